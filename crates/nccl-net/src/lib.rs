@@ -1,0 +1,1 @@
+//! The ncclNet plugin ABI: tables, device-unpack layouts, loading and exporting.

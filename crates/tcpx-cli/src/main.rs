@@ -1,0 +1,2 @@
+//! The tcpx program: demo, transfer, connection, perf, devices.
+fn main() {}

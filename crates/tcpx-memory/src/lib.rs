@@ -1,0 +1,1 @@
+//! Host, pinned and CUDA memory for tcpx: regions, copy workers, unpackers.

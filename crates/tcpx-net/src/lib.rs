@@ -1,0 +1,1 @@
+//! Networks of tcpx: the embedded TCP network and the ncclNet plugin host.

@@ -1,0 +1,1 @@
+//! The tcpx protocol without I/O: handshake, frames, scatter lists, matching, windows.

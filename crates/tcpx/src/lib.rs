@@ -1,0 +1,1 @@
+//! Move GPU memory between hosts over plain TCP.

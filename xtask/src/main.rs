@@ -1,0 +1,2 @@
+//! Tasks of the tcpx repository.
+fn main() {}
