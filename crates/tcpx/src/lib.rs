@@ -1,1 +1,59 @@
 //! Move GPU memory between hosts over plain TCP.
+//!
+//! An [`Endpoint`] listens or connects; a [`Connection`] starts sends and receives of [`Region`]s;
+//! a [`Transfer`] ends exactly once, with a [`Report`] or an [`Error`] that names the peer, the
+//! chunk and who owes the next step. Completion has three levels: *sent* (the source may be
+//! reused), *placed* (every byte is at its destination and the sender knows) and *verified*
+//! (checksums of both ends were compared).
+//!
+//! ```
+//! use std::time::Duration;
+//! use tcpx::{Auth, Endpoint, Key, Options, Region};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("the system has randomness"));
+//! let server = Endpoint::listen("127.0.0.1:0".parse()?, Options::tcp(Auth::Key(key.clone())))?;
+//! let address = server.local_addr();
+//! let client = std::thread::spawn(move || -> Result<(), tcpx::Error> {
+//!     let connection = Endpoint::connect(address, &Options::tcp(Auth::Key(key)))?;
+//!     let source = Region::host(5)?;
+//!     source.write_from(0, b"hello")?;
+//!     connection.send(source.all(), 42).start()?.wait()?;
+//!     connection.close(Duration::from_secs(5))
+//! });
+//! let connection = server.accept(Duration::from_secs(10))?;
+//! let destination = Region::host(4096)?;
+//! let report = connection.receive(destination.all(), 42).start()?.wait()?;
+//! assert_eq!(report.bytes, 5);
+//! connection.close(Duration::from_secs(5))?;
+//! client.join().expect("the client does not panic")?;
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+mod connection;
+mod control;
+mod core;
+mod driver;
+mod endpoint;
+mod error;
+mod establish;
+mod event;
+mod options;
+mod report;
+mod sink;
+mod transfer;
+
+pub use connection::{Connection, PeerInfo, Receive, Send};
+pub use endpoint::Endpoint;
+pub use error::Error;
+pub use event::{ChunkEvent, Event, Observer};
+pub use options::{Deadlines, Options};
+pub use report::{Progress, Report};
+pub use tcpx_memory::{
+    After, CudaError, Gpu, MemoryError, MemoryKind, Region, RegionSlice, UnpackMethod,
+};
+pub use tcpx_net::{Auth, Network, NetworkError, TcpNetwork};
+pub use tcpx_wire::{Key, Level, Role};
+pub use transfer::Transfer;

@@ -1,0 +1,470 @@
+//! A connection to one peer: where sends and receives start.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tcpx_memory::{Access, After, Fence, Gpu, Lease, MemoryKind, RegionSlice};
+use tcpx_net::ChannelStats;
+use tcpx_wire::{Level, OperationId, ReceiveRequest, Role, SendRequest, Tag};
+
+use crate::core::{Core, NewOperation, Operation};
+use crate::driver::{Driven, Driver, DrivenId, Turn};
+use crate::error::Error;
+use crate::event::Event;
+use crate::options::Deadlines;
+use crate::transfer::{Transfer, TransferState};
+
+/// An authenticated connection with its data channels. Clones are the same connection.
+///
+/// When the last clone and the last [`Transfer`] are dropped, the connection closes in the
+/// background as [`Connection::close`] does, but nobody learns how that went.
+#[derive(Clone)]
+pub struct Connection {
+    handle: Arc<Handle>,
+}
+
+/// What the program holds of a connection, in [`Connection`]s and [`Transfer`]s. The engine keeps
+/// the rest alive until nothing points at anybody's memory.
+pub(crate) struct Handle(pub(crate) Arc<Shared>);
+
+/// Who is at the other end, and what both sides agreed on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PeerInfo {
+    /// Address of the control connection.
+    pub address: SocketAddr,
+    /// Name of the network.
+    pub network: String,
+    /// Data channels.
+    pub channels: u16,
+    /// Bytes of a chunk.
+    pub chunk_bytes: u32,
+    /// The memory that the peer moves, in its words.
+    pub memory: String,
+    /// The peer's software.
+    pub software: String,
+}
+
+/// What the driver is told to look for on the control socket.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Watching {
+    Read,
+    ReadWrite,
+    Nothing,
+}
+
+/// What the engine and all handles share.
+pub(crate) struct Shared {
+    core: Mutex<Core>,
+    ended: Condvar,
+    driver: Arc<Driver>,
+    id: DrivenId,
+    peer: PeerInfo,
+    path: String,
+    gpu: Option<Gpu>,
+    origin: Instant,
+    /// Microseconds from `origin` to when the driver last began to work, and 0 when it is idle.
+    working_since: AtomicU64,
+    /// How the control socket is watched.
+    watching: Mutex<Watching>,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        core: Core,
+        driver: Arc<Driver>,
+        id: DrivenId,
+        peer: PeerInfo,
+        path: String,
+    ) -> Arc<Self> {
+        let origin = core.origin;
+        let gpu = core.gpu.clone();
+        Arc::new(Self {
+            core: Mutex::new(core),
+            ended: Condvar::new(),
+            driver,
+            id,
+            peer,
+            path,
+            gpu,
+            origin,
+            working_since: AtomicU64::new(0),
+            watching: Mutex::new(Watching::Read),
+        })
+    }
+
+    /// Takes the engine's lock. A thread that panicked inside left the connection unusable, but
+    /// never memory in use by others: it is still closed in order.
+    fn lock(&self) -> MutexGuard<'_, Core> {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs `work` on the engine and then whatever follows from it.
+    fn with<R>(&self, work: impl FnOnce(&mut Core) -> R) -> R {
+        let mut core = self.lock();
+        let before = core.session.next_timeout();
+        let result = work(&mut core);
+        let turn = self.turn(&mut core);
+        let sooner = core.session.next_timeout() != before || turn.poll || turn.finished;
+        drop(core);
+        if sooner {
+            self.driver.wake(self.id);
+        }
+        result
+    }
+
+    fn turn(&self, core: &mut Core) -> Turn {
+        let since = u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.working_since.store(since.max(1), Ordering::Relaxed);
+        let turn = core.progress();
+        self.working_since.store(0, Ordering::Relaxed);
+        self.watch_control(core);
+        if turn.finished {
+            self.ended.notify_all();
+        }
+        turn
+    }
+
+    /// Watches the control socket for what is wanted of it.
+    fn watch_control(&self, core: &Core) {
+        use std::os::fd::AsFd;
+        let wanted = if core.control_done() {
+            Watching::Nothing
+        } else if core.control.wants_write() {
+            Watching::ReadWrite
+        } else {
+            Watching::Read
+        };
+        let mut watching = self.watching.lock().unwrap_or_else(PoisonError::into_inner);
+        if *watching == wanted || *watching == Watching::Nothing {
+            return;
+        }
+        let fd = core.control.as_fd();
+        let write = wanted == Watching::ReadWrite;
+        let done = match wanted {
+            Watching::Nothing => {
+                self.driver.unwatch(fd);
+                true
+            }
+            _ => self.driver.rewatch(self.id, fd, write).is_ok(),
+        };
+        if done {
+            *watching = wanted;
+        }
+    }
+
+    pub(crate) fn cancel(&self, operation: OperationId) {
+        self.with(|core| {
+            let now = core.now();
+            core.session.cancel(now, operation);
+        });
+    }
+
+    /// How long the driver has been inside one call, if that is longer than `limit`.
+    pub(crate) fn stuck(&self, limit: Duration) -> Option<Error> {
+        let since = self.working_since.load(Ordering::Relaxed);
+        if since == 0 {
+            return None;
+        }
+        let stuck = self
+            .origin
+            .elapsed()
+            .saturating_sub(Duration::from_micros(since));
+        (stuck > limit).then_some(Error::EngineStuck {
+            peer: self.peer.address,
+            stuck,
+        })
+    }
+
+}
+
+impl Driven for Shared {
+    fn progress(&self) -> Turn {
+        let mut core = self.lock();
+        self.turn(&mut core)
+    }
+}
+
+impl Connection {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            handle: Arc::new(Handle(shared)),
+        }
+    }
+
+    /// Starts a send of `slice`; it runs from [`Send::start`] on.
+    pub fn send(&self, slice: RegionSlice, tag: u64) -> Send<'_> {
+        Send(Request::new(self, slice, tag))
+    }
+
+    /// Starts a receive into `slice`, which must be at least as long as the matching send; it runs
+    /// from [`Receive::start`] on.
+    pub fn receive(&self, slice: RegionSlice, tag: u64) -> Receive<'_> {
+        Receive(Request::new(self, slice, tag))
+    }
+
+    /// Who is at the other end, and what both sides agreed on.
+    pub fn peer(&self) -> &PeerInfo {
+        &self.handle.0.peer
+    }
+
+    /// Which path the bytes take, and why, in one line for a person.
+    pub fn path(&self) -> &str {
+        &self.handle.0.path
+    }
+
+    /// Counters of all data channels, summed.
+    pub fn statistics(&self) -> ChannelStats {
+        self.handle.0.lock().statistics()
+    }
+
+    /// Every live operation, where it stands and who owes its next step: one line each.
+    pub fn status(&self) -> Vec<String> {
+        let core = self.handle.0.lock();
+        let now = core.now();
+        core.session
+            .snapshot(now)
+            .into_iter()
+            .map(|state| state.standing.to_string())
+            .collect()
+    }
+
+    /// Says goodbye: running transfers are finished and acknowledged first. Returns when both
+    /// sides are done, at the latest after `timeout`.
+    ///
+    /// # Errors
+    /// The connection was lost before, or the goodbye did not end in time; it is closed all the
+    /// same.
+    pub fn close(self, timeout: Duration) -> Result<(), Error> {
+        let until = Instant::now() + timeout;
+        self.handle.0.with(|core| {
+            let now = core.now();
+            core.session.close(now);
+        });
+        let shared = &self.handle.0;
+        let mut core = shared.lock();
+        loop {
+            if let Some(outcome) = core.outcome() {
+                return outcome;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Error::TimedOut {
+                    peer: shared.peer.address,
+                    what: "the goodbye",
+                    limit: timeout,
+                });
+            }
+            core = shared
+                .ended
+                .wait_timeout(core, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.0.with(|core| {
+            let now = core.now();
+            core.session.close(now);
+        });
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection")
+            .field("peer", &self.handle.0.peer)
+            .field("path", &self.handle.0.path)
+            .field("handles", &Arc::strong_count(&self.handle))
+            .finish_non_exhaustive()
+    }
+}
+
+/// A send that has not started yet.
+#[derive(Debug)]
+#[must_use = "nothing is sent before start()"]
+pub struct Send<'a>(Request<'a>);
+
+/// A receive that has not started yet.
+#[derive(Debug)]
+#[must_use = "nothing is received before start()"]
+pub struct Receive<'a>(Request<'a>);
+
+#[derive(Debug)]
+struct Request<'a> {
+    connection: &'a Connection,
+    slice: RegionSlice,
+    tag: u64,
+    after: After,
+    level: Level,
+    deadlines: Option<Deadlines>,
+}
+
+macro_rules! request_options {
+    ($name:ident) => {
+        impl $name<'_> {
+            /// What of the program's GPU work must come first. Without this, everything on the
+            /// context's default streams comes first; work on other non-blocking streams is the
+            /// caller's duty.
+            pub fn after(mut self, after: After) -> Self {
+                self.0.after = after;
+                self
+            }
+
+            /// When the operation counts as complete; [`Level::Placed`] by default.
+            pub fn level(mut self, level: Level) -> Self {
+                self.0.level = level;
+                self
+            }
+
+            /// Limits for this operation alone.
+            pub fn deadlines(mut self, deadlines: Deadlines) -> Self {
+                self.0.deadlines = Some(deadlines);
+                self
+            }
+        }
+    };
+}
+request_options!(Send);
+request_options!(Receive);
+
+impl Send<'_> {
+    /// Starts the send.
+    ///
+    /// # Errors
+    /// The memory is in use by a receive or cannot be reached, the connection is gone, or too many
+    /// operations run. Nothing was started then.
+    pub fn start(self) -> Result<Transfer, Error> {
+        self.0.start(Role::Sender, |core, request, lease| {
+            let bytes = request.slice.len() as u64;
+            let readable = !matches!(request.slice.kind(), MemoryKind::Cuda { .. });
+            let eager = (readable && core.session.eager_allowed(bytes))
+                .then(|| {
+                    let mut payload = vec![0; request.slice.len()];
+                    lease.all().read_to(&mut payload).map(|()| payload)
+                })
+                .transpose()?;
+            let request = SendRequest {
+                tag: Tag(request.tag),
+                bytes,
+                level: request.level,
+                deadlines: request.deadlines.map(wire_deadlines),
+                eager,
+            };
+            let now = core.now();
+            let started = core.session.send(now, request);
+            started.map_err(|error| core.request_error(error))
+        })
+    }
+}
+
+impl Receive<'_> {
+    /// Starts the receive.
+    ///
+    /// # Errors
+    /// The memory is in use or cannot be reached, the connection is gone, or too many operations
+    /// run. Nothing was started then.
+    pub fn start(self) -> Result<Transfer, Error> {
+        self.0.start(Role::Receiver, |core, request, _| {
+            let request = ReceiveRequest {
+                tag: Tag(request.tag),
+                capacity: request.slice.len() as u64,
+                level: request.level,
+                deadlines: request.deadlines.map(wire_deadlines),
+            };
+            let now = core.now();
+            let started = core.session.receive(now, request);
+            started.map_err(|error| core.request_error(error))
+        })
+    }
+}
+
+impl<'a> Request<'a> {
+    fn new(connection: &'a Connection, slice: RegionSlice, tag: u64) -> Self {
+        Self {
+            connection,
+            slice,
+            tag,
+            after: After::DefaultStreams,
+            level: Level::Placed,
+            deadlines: None,
+        }
+    }
+
+    fn start(
+        self,
+        role: Role,
+        submit: impl FnOnce(&mut Core, &Self, &Lease) -> Result<OperationId, Error>,
+    ) -> Result<Transfer, Error> {
+        let shared = &self.connection.handle.0;
+        let fence = self.fence(shared)?;
+        let access = match role {
+            Role::Sender => Access::Read,
+            Role::Receiver => Access::Write,
+        };
+        let start = self.slice.offset();
+        let range = start..start + self.slice.len();
+        let lease = self.slice.region().lease(range, access, "a transfer")?;
+        let total = match role {
+            Role::Sender => self.slice.len() as u64,
+            Role::Receiver => 0,
+        };
+        let state = TransferState::new(total);
+        let operation = shared.with(|core| {
+            if let Some(error) = core.refusal() {
+                return Err(error);
+            }
+            let id = submit(core, &self, &lease)?;
+            let operation = NewOperation {
+                role,
+                tag: self.tag,
+                lease,
+                fence,
+                state: Arc::clone(&state),
+            };
+            core.emit(&Event::Started {
+                role,
+                tag: self.tag,
+                bytes: self.slice.len() as u64,
+            });
+            core.operations.insert(id, Operation::new(operation));
+            Ok(id)
+        })?;
+        Ok(Transfer {
+            state,
+            operation,
+            connection: Arc::clone(&self.connection.handle),
+        })
+    }
+
+    /// Captures, on the caller's thread, what the copy worker has to wait for.
+    fn fence(&self, shared: &Shared) -> Result<Option<Fence>, Error> {
+        let MemoryKind::Cuda { device } = self.slice.kind() else {
+            return Ok(None);
+        };
+        match &shared.gpu {
+            Some(gpu) if gpu.ordinal() == device => Ok(Some(Fence::take(gpu, self.after)?)),
+            other => Err(Error::Setting {
+                what: "memory of a transfer",
+                expected: other.as_ref().map_or_else(
+                    || "host memory, as the connection was opened without a GPU".to_owned(),
+                    |gpu| format!("memory of GPU {}", gpu.ordinal()),
+                ),
+                arrived: self.slice.kind().to_string(),
+            }),
+        }
+    }
+}
+
+fn wire_deadlines(deadlines: Deadlines) -> tcpx_wire::Deadlines {
+    tcpx_wire::Deadlines {
+        stall: deadlines.stall,
+        total: deadlines.total,
+    }
+}

@@ -1,0 +1,288 @@
+//! One connection's engine: the protocol session, the control stream, the data channels and the
+//! operations in progress. Everything happens under one lock, in [`Core::progress`].
+
+mod actions;
+mod data;
+mod operation;
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tcpx_memory::{CopyWorker, Gpu, UnpackMethod};
+use tcpx_net::{Channel, ChannelStats, Completion};
+use tcpx_wire::{Action, OperationId, RequestError, Session, Time};
+
+use crate::control::{Control, ControlEnd};
+use crate::driver::Turn;
+use crate::error::Error;
+use crate::event::{Event, Observer};
+use crate::sink::{Finished, Sink};
+
+pub(crate) use operation::{NewOperation, Operation};
+use data::{ChannelState, Token};
+
+/// Frames read and completions taken in one turn before the lock is given to others.
+const TURN_BUDGET: usize = 256;
+
+/// Time for the last frames to reach the socket once the session has ended.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// How unpacking is done on this connection.
+#[derive(Debug)]
+pub(crate) struct Unpacker {
+    pub(crate) worker: Arc<CopyWorker>,
+    pub(crate) method: Option<UnpackMethod>,
+}
+
+/// See the module's documentation.
+pub(crate) struct Core {
+    pub(crate) session: Session,
+    pub(crate) control: Control,
+    pub(crate) channels: Vec<ChannelState>,
+    pub(crate) operations: HashMap<OperationId, Operation>,
+    pub(crate) unpacker: Unpacker,
+    pub(crate) gpu: Option<Gpu>,
+    pub(crate) sink: Arc<Sink>,
+    pub(crate) observer: Option<Arc<dyn Observer>>,
+    pub(crate) peer: SocketAddr,
+    pub(crate) origin: Instant,
+    /// Requests on channels and jobs on the worker, by token.
+    tokens: HashMap<u64, Token>,
+    next_token: u64,
+    completions: Vec<Completion>,
+    finished_jobs: Vec<Finished>,
+    /// Why the connection ended; `Ok` after an orderly goodbye.
+    ended: Option<Result<(), Error>>,
+    ended_at: Option<Instant>,
+    /// Closed, quiet, and every operation ended.
+    finished: bool,
+}
+
+/// What [`Core::new`] needs.
+pub(crate) struct Parts {
+    pub(crate) session: Session,
+    pub(crate) control: Control,
+    pub(crate) channels: Vec<Box<dyn Channel>>,
+    pub(crate) unpacker: Unpacker,
+    pub(crate) gpu: Option<Gpu>,
+    pub(crate) sink: Arc<Sink>,
+    pub(crate) observer: Option<Arc<dyn Observer>>,
+    pub(crate) peer: SocketAddr,
+    pub(crate) origin: Instant,
+    /// Actions of the session that came during the set-up.
+    pub(crate) early: VecDeque<Action>,
+}
+
+impl Core {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let mut core = Self {
+            session: parts.session,
+            control: parts.control,
+            channels: parts.channels.into_iter().map(ChannelState::new).collect(),
+            operations: HashMap::new(),
+            unpacker: parts.unpacker,
+            gpu: parts.gpu,
+            sink: parts.sink,
+            observer: parts.observer,
+            peer: parts.peer,
+            origin: parts.origin,
+            tokens: HashMap::new(),
+            next_token: 0,
+            completions: Vec::new(),
+            finished_jobs: Vec::new(),
+            ended: None,
+            ended_at: None,
+            finished: false,
+        };
+        for action in parts.early {
+            core.perform(action);
+        }
+        core
+    }
+
+    /// Session time: microseconds since the connection's start.
+    pub(crate) fn now(&self) -> Time {
+        Time(u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX))
+    }
+
+    /// Does everything that can be done now; returns when to come again.
+    pub(crate) fn progress(&mut self) -> Turn {
+        let mut busy = false;
+        for _ in 0..TURN_BUDGET {
+            let mut again = self.read_control();
+            again |= self.poll_channels();
+            again |= self.drain_worker();
+            let now = self.now();
+            if self.session.next_timeout().is_some_and(|due| due <= now) {
+                self.session.handle_timeout(now);
+            }
+            again |= self.perform_actions();
+            again |= self.post_pending();
+            self.write_control();
+            busy |= again;
+            if !again {
+                break;
+            }
+        }
+        self.settle();
+        let next = self.session.next_timeout().map(|due| {
+            self.origin + Duration::from_micros(due.0)
+        });
+        Turn {
+            next: match (self.finished, self.ended_at) {
+                (true, _) => None,
+                (false, Some(at)) => Some(at + LAST_WORDS),
+                (false, None) => next,
+            },
+            poll: self.channels.iter().any(ChannelState::must_poll),
+            busy,
+            finished: self.finished,
+        }
+    }
+
+    /// Reads frames; `true` if there were any.
+    fn read_control(&mut self) -> bool {
+        if self.ended.is_some() {
+            return false;
+        }
+        let mut any = false;
+        for _ in 0..TURN_BUDGET {
+            match self.control.receive() {
+                Ok(Some(frame)) => {
+                    any = true;
+                    let now = self.now();
+                    if let Err(error) = self.session.frame(now, frame) {
+                        self.fail(Error::protocol(self.peer, error));
+                        break;
+                    }
+                }
+                Ok(None) => break,
+                Err(end) => {
+                    self.control_ended(end);
+                    any = true;
+                    break;
+                }
+            }
+        }
+        any
+    }
+
+    fn write_control(&mut self) {
+        if self.control_is_down() {
+            return;
+        }
+        let now = self.now();
+        while self.control.has_room() {
+            let Some(frame) = self.session.poll_transmit(now) else {
+                break;
+            };
+            if let Err(end) = self.control.queue(&frame) {
+                self.control_ended(end);
+                return;
+            }
+        }
+        let overdue = self
+            .ended_at
+            .is_some_and(|at| at.elapsed() >= LAST_WORDS);
+        match self.control.flush() {
+            Ok(_) if overdue => self.control.forget(),
+            Ok(_) => {}
+            Err(end) if self.ended.is_none() => self.control_ended(end),
+            Err(_) => self.control.forget(),
+        }
+    }
+
+    fn control_is_down(&self) -> bool {
+        matches!(self.ended, Some(Err(_)))
+    }
+
+    fn control_ended(&mut self, end: ControlEnd) {
+        if self.ended.is_none() {
+            self.fail(Error::control(self.peer, end));
+        }
+    }
+
+    /// Ends the connection with `error`; every operation ends with it too.
+    pub(crate) fn fail(&mut self, error: Error) {
+        if self.ended.is_some() {
+            return;
+        }
+        tracing::warn!(peer = %self.peer, %error, "connection lost");
+        let now = self.now();
+        self.session.fail(now, error.failure());
+        self.end(Err(error));
+    }
+
+    /// Records how the connection ended and quiets the data plane.
+    fn end(&mut self, how: Result<(), Error>) {
+        if self.ended.is_some() {
+            return;
+        }
+        self.emit(&Event::Closed {
+            error: how.as_ref().err().map(ToString::to_string),
+        });
+        if how.is_err() {
+            self.control.shutdown();
+        }
+        for channel in &mut self.channels {
+            channel.close();
+        }
+        self.ended = Some(how);
+        self.ended_at = Some(Instant::now());
+    }
+
+    /// After the end: finished once nothing points at anybody's memory.
+    fn settle(&mut self) {
+        if self.ended.is_none() || self.finished {
+            return;
+        }
+        let quiet = self.tokens.is_empty() && self.channels.iter().all(ChannelState::closed);
+        if quiet && self.operations.is_empty() && !self.control.wants_write() {
+            self.control.shutdown();
+            self.finished = true;
+        }
+    }
+
+    /// How the connection ended, once nothing of it is left.
+    pub(crate) fn outcome(&self) -> Option<Result<(), Error>> {
+        if self.finished { self.ended.clone() } else { None }
+    }
+
+    /// Why no new operation can start.
+    pub(crate) fn refusal(&self) -> Option<Error> {
+        match &self.ended {
+            None => None,
+            Some(Ok(())) => Some(Error::Closed { peer: self.peer }),
+            Some(Err(error)) => Some(error.clone()),
+        }
+    }
+
+    pub(crate) fn request_error(&self, error: RequestError) -> Error {
+        Error::Request {
+            peer: self.peer,
+            error,
+        }
+    }
+
+    /// Nothing is expected of the control connection any more.
+    pub(crate) fn control_done(&self) -> bool {
+        self.ended.is_some() && !self.control.wants_write()
+    }
+
+    /// Counters of all channels, summed.
+    pub(crate) fn statistics(&self) -> ChannelStats {
+        let mut sum = ChannelStats::default();
+        for state in &self.channels {
+            sum += state.channel.stats();
+        }
+        sum
+    }
+
+    pub(crate) fn emit(&self, event: &Event) {
+        if let Some(observer) = &self.observer {
+            observer.event(event);
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! What the session asks for.
+
+use tcpx_wire::{Action, Chunk, Completed, Memory, OperationError, OperationId, Role};
+
+use super::Core;
+use crate::error::Error;
+use crate::event::{ChunkEvent, Event};
+
+/// How an operation ended, kept until nothing points at its memory.
+pub(super) type Outcome = Result<Completed, OperationError>;
+
+impl Core {
+    /// Does what the session wants; `true` if it wanted anything.
+    pub(super) fn perform_actions(&mut self) -> bool {
+        let mut any = false;
+        while let Some(action) = self.session.poll_action() {
+            any = true;
+            self.perform(action);
+        }
+        any
+    }
+
+    fn perform(&mut self, action: Action) {
+        match action {
+            Action::Matched {
+                operation,
+                bytes,
+                first_sequence,
+                chunks,
+                ..
+            } => {
+                if let Some(operation) = self.operations.get_mut(&operation) {
+                    operation.state.set_total(bytes);
+                    operation.sequences = first_sequence..first_sequence + u64::from(chunks);
+                }
+            }
+            Action::PostSend {
+                operation,
+                chunk,
+                transfer,
+                tag,
+            } => {
+                let event = chunk_event(Role::Sender, chunk, transfer.0, tag.0);
+                self.queue_chunk(operation, event, chunk.sequence);
+            }
+            Action::PostReceive {
+                operation,
+                chunk,
+                transfer,
+                tag,
+            } => {
+                let event = chunk_event(Role::Receiver, chunk, transfer.0, tag.0);
+                self.queue_chunk(operation, event, chunk.sequence);
+            }
+            Action::ChunkAcknowledged { operation, chunk } => {
+                if let Some(operation) = self.operations.get(&operation) {
+                    operation.state.add_done(u64::from(chunk.length));
+                }
+            }
+            Action::DeliverEager { operation, payload } => self.deliver_eager(operation, &payload),
+            Action::ComputeDigest { operation, bytes } => self.start_digest(operation, bytes),
+            Action::StopData { operation } => self.stop_data(operation),
+            Action::Complete {
+                operation,
+                outcome,
+                memory,
+            } => self.complete(operation, outcome, memory),
+            Action::Closed { failure } => {
+                let how = failure.map_or(Ok(()), |failure| Err(Error::lost(self.peer, failure)));
+                self.end(how);
+            }
+            // Set-up is over when a connection has a core.
+            Action::PeerSettings(_) | Action::Setup { .. } | Action::PeerReady => {}
+        }
+    }
+
+    /// The session is done with an operation; the program hears of it once nothing points at its
+    /// memory, or at once if that cannot be had before the channels are closed.
+    fn complete(&mut self, id: OperationId, outcome: Outcome, memory: Memory) {
+        let Some(operation) = self.operations.get_mut(&id) else {
+            return;
+        };
+        operation.outcome = Some(outcome);
+        if memory == Memory::Held {
+            self.report_outcome(id, true);
+        }
+        self.settle_operation(id);
+    }
+
+    /// Called whenever an operation's requests and jobs became fewer or its end was decided.
+    pub(super) fn settle_operation(&mut self, id: OperationId) {
+        let now = self.now();
+        let Some(operation) = self.operations.get_mut(&id) else {
+            return;
+        };
+        if operation.outstanding > 0 {
+            return;
+        }
+        if std::mem::take(&mut operation.quiet_owed) {
+            self.session.data_quiet(now, id);
+        }
+        self.report_outcome(id, false);
+    }
+
+    /// Tells the program how the operation ended. With `held` the operation, and with it its
+    /// memory, is kept until nothing points at it any more.
+    fn report_outcome(&mut self, id: OperationId, held: bool) {
+        let Some(operation) = self.operations.get_mut(&id) else {
+            return;
+        };
+        let Some(outcome) = operation.outcome.clone() else {
+            return;
+        };
+        let role = operation.role;
+        let tag = operation.tag;
+        let result = match outcome {
+            Ok(completed) => Ok(operation.report(&completed)),
+            Err(error) => Err(error),
+        };
+        let state = std::sync::Arc::clone(&operation.state);
+        let reported = std::mem::replace(&mut operation.reported, true);
+        if !held {
+            // The lease ends here: from now on the memory is the program's again.
+            self.operations.remove(&id);
+        }
+        if reported {
+            return;
+        }
+        let channels = self.describe_channels();
+        let result = result.map_err(|error| Error::operation(self.peer, channels, tag, error, held));
+        self.emit(&match &result {
+            Ok(report) => Event::Completed {
+                role,
+                tag,
+                bytes: report.bytes,
+                level: report.level,
+            },
+            Err(error) => Event::Failed {
+                role,
+                tag,
+                error: error.to_string(),
+            },
+        });
+        state.end(result);
+    }
+
+    /// Short name of the data path, for errors.
+    pub(super) fn describe_channels(&self) -> String {
+        match self.channels.as_slice() {
+            [] => "no data channel".to_owned(),
+            [only] => only.channel.describe(),
+            [first, ..] => format!("{} channels, {}", self.channels.len(), first.channel.describe()),
+        }
+    }
+}
+
+fn chunk_event(role: Role, chunk: Chunk, transfer: u64, tag: u64) -> ChunkEvent {
+    ChunkEvent {
+        role,
+        transfer,
+        tag,
+        index: chunk.index,
+        channel: chunk.channel,
+        offset: chunk.offset,
+        length: chunk.length,
+    }
+}

@@ -1,0 +1,124 @@
+//! One send or receive in progress.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tcpx_memory::{Fence, Lease, UnpackMethod};
+use tcpx_wire::{Completed, Role};
+
+use super::actions::Outcome;
+use crate::event::ChunkEvent;
+use crate::report::{Phases, Report};
+use crate::transfer::TransferState;
+
+/// What the connection hands over when an operation starts.
+pub(crate) struct NewOperation {
+    pub(crate) role: Role,
+    pub(crate) tag: u64,
+    /// Keeps every conflicting operation away while sockets and copies use the memory.
+    pub(crate) lease: Lease,
+    pub(crate) fence: Option<Fence>,
+    pub(crate) state: Arc<TransferState>,
+}
+
+/// An operation that the session knows.
+pub(crate) struct Operation {
+    pub(crate) role: Role,
+    pub(crate) tag: u64,
+    /// The memory; every request and job gets slices that ride on this lease.
+    pub(crate) lease: Lease,
+    pub(crate) fence: Option<Fence>,
+    pub(crate) state: Arc<TransferState>,
+    /// Requests and jobs that point at the memory.
+    pub(crate) outstanding: u32,
+    /// The session wants to hear nothing more of it, except that it is quiet.
+    pub(crate) stopped: bool,
+    /// The session waits to be told that it is quiet.
+    pub(crate) quiet_owed: bool,
+    /// How it ended, once that is decided.
+    pub(crate) outcome: Option<Outcome>,
+    /// The program was told.
+    pub(crate) reported: bool,
+    /// Sequence numbers of its transfer's chunks that no channel has taken yet; known once it is
+    /// matched.
+    pub(crate) sequences: Range<u64>,
+    pub(crate) fragments: u64,
+    pub(crate) method: Option<UnpackMethod>,
+    pub(crate) digest: Option<u32>,
+    chunks: u32,
+    started: Instant,
+    phases: Phases,
+}
+
+impl Operation {
+    pub(crate) fn new(new: NewOperation) -> Self {
+        Self {
+            role: new.role,
+            tag: new.tag,
+            lease: new.lease,
+            fence: new.fence,
+            state: new.state,
+            outstanding: 0,
+            stopped: false,
+            quiet_owed: false,
+            outcome: None,
+            reported: false,
+            sequences: 0..0,
+            fragments: 0,
+            method: None,
+            digest: None,
+            chunks: 0,
+            started: Instant::now(),
+            phases: Phases::new(),
+        }
+    }
+
+    /// A chunk went to a channel.
+    pub(crate) fn posted(&mut self, sequence: u64) {
+        self.sequences.start = self.sequences.start.max(sequence + 1);
+        self.outstanding += 1;
+        self.chunks += 1;
+        self.phases.change(self.started.elapsed(), 1, 0);
+    }
+
+    /// A chunk left the wire, for the unpacker or for good.
+    pub(crate) fn off_wire(&mut self, to_unpacker: bool) {
+        let unpacking = i32::from(to_unpacker);
+        self.phases.change(self.started.elapsed(), -1, unpacking);
+        if !to_unpacker {
+            self.outstanding -= 1;
+        }
+    }
+
+    /// A chunk left the unpacker.
+    pub(crate) fn unpacked(&mut self) {
+        self.phases.change(self.started.elapsed(), 0, -1);
+        self.outstanding -= 1;
+    }
+
+    pub(crate) fn report(&self, completed: &Completed) -> Report {
+        let elapsed = self.started.elapsed();
+        let (wire, unpack, wait) = self.phases.split(elapsed);
+        Report {
+            bytes: completed.bytes,
+            level: completed.level,
+            chunks: self.chunks,
+            fragments: self.fragments,
+            elapsed,
+            wire,
+            unpack,
+            wait,
+            unpack_method: self.method,
+            digest: self.digest,
+        }
+    }
+
+}
+
+/// A chunk given to a channel, or about to be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InFlight {
+    pub(crate) event: ChunkEvent,
+    pub(crate) posted: Instant,
+}

@@ -1,0 +1,76 @@
+//! Where connections begin: listening and connecting.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use tcpx_net::{DialOptions, ListenOptions, Listener, Side, dial};
+
+use crate::connection::Connection;
+use crate::error::Error;
+use crate::establish::{Authenticated, establish};
+use crate::options::Options;
+
+/// A listening port: control connections and all lanes of the embedded network use it.
+#[derive(Debug)]
+pub struct Endpoint {
+    listener: Listener,
+    options: Options,
+}
+
+impl Endpoint {
+    /// Listens on `address`; port 0 takes a free one.
+    ///
+    /// # Errors
+    /// The address cannot be used, or a setting cannot work.
+    pub fn listen(address: SocketAddr, options: Options) -> Result<Self, Error> {
+        let listener = Listener::bind(ListenOptions {
+            address,
+            auth: options.auth.clone(),
+            one_time: options.one_time,
+        })?;
+        Ok(Self { listener, options })
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.listener.local_addr()
+    }
+
+    /// Waits at most `timeout` for a peer and sets the connection up. Peers that fail to prove
+    /// themselves are logged and cost nobody anything.
+    ///
+    /// # Errors
+    /// Nobody came in time, or the set-up with an authenticated peer failed.
+    pub fn accept(&self, timeout: Duration) -> Result<Connection, Error> {
+        let accepted = self.listener.accept(Instant::now() + timeout)?;
+        let authenticated = Authenticated {
+            stream: accepted.stream,
+            leftover: accepted.leftover,
+            session: accepted.session,
+            side: Side::Server,
+            peer: accepted.peer,
+            lanes: Some(accepted.lanes),
+        };
+        let deadline = Instant::now() + self.options.connect_timeout;
+        establish(authenticated, &self.options, deadline)
+    }
+
+    /// Connects to a listening endpoint.
+    ///
+    /// # Errors
+    /// The peer cannot be reached, is not tcpx, has another key or other settings, or did not
+    /// finish the set-up in time.
+    pub fn connect(address: SocketAddr, options: &Options) -> Result<Connection, Error> {
+        let deadline = Instant::now() + options.connect_timeout;
+        let dialled = dial(address, &options.auth, &DialOptions::new(deadline))?;
+        let authenticated = Authenticated {
+            stream: dialled.stream,
+            leftover: dialled.leftover,
+            session: dialled.session,
+            side: Side::Client,
+            peer: address,
+            lanes: None,
+        };
+        establish(authenticated, options, deadline)
+    }
+}

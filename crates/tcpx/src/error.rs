@@ -1,0 +1,268 @@
+//! Errors of the engine: one line that names the peer, the operation and who owes the next step,
+//! and ends with what to do.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tcpx_memory::MemoryError;
+use tcpx_net::{Channel, ChannelError, IoError, NetworkError};
+use tcpx_wire::{
+    ConnectionFailure, Delivered, EndCause, OperationError, RequestError, SessionError, StallReport,
+};
+
+use crate::control::ControlEnd;
+
+/// Why something did not succeed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Connecting, accepting or setting up data channels failed.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
+    /// Memory could not be had, reached or lent.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// An operation made no progress for too long, or took too long in all.
+    #[error("peer {peer} ({path}): {report}; {}", delivered_words(delivered))]
+    Stalled {
+        /// The peer.
+        peer: SocketAddr,
+        /// The data path.
+        path: String,
+        /// Where it stands and who owes the next step.
+        report: Box<StallReport>,
+        /// What the destination holds.
+        delivered: Delivered,
+    },
+    /// The receive is smaller than the send; nothing was written. Both sides end with this.
+    #[error(
+        "peer {peer}: tag {tag}: the send has {bytes} bytes and the receive room for {capacity}; nothing was written; post a receive that is large enough"
+    )]
+    TooLarge {
+        /// The peer.
+        peer: SocketAddr,
+        /// What both matched on.
+        tag: u64,
+        /// Bytes of the send.
+        bytes: u64,
+        /// Room of the receive.
+        capacity: u64,
+    },
+    /// Source and destination differ.
+    #[error("peer {peer} ({path}): tag {tag}: {error}")]
+    Corrupt {
+        /// The peer.
+        peer: SocketAddr,
+        /// The data path.
+        path: String,
+        /// What it matched on.
+        tag: u64,
+        /// Both checksums and what to do.
+        error: OperationError,
+    },
+    /// This program cancelled the operation.
+    #[error("peer {peer}: tag {tag}: cancelled by this program; {}", delivered_words(delivered))]
+    Cancelled {
+        /// The peer.
+        peer: SocketAddr,
+        /// What it matched on.
+        tag: u64,
+        /// What the destination holds.
+        delivered: Delivered,
+    },
+    /// The operation failed for another reason.
+    #[error("peer {peer} ({path}): tag {tag}: {error}")]
+    Operation {
+        /// The peer.
+        peer: SocketAddr,
+        /// The data path.
+        path: String,
+        /// What it matched on.
+        tag: u64,
+        /// What happened.
+        error: OperationError,
+    },
+    /// An operation ended, but the network may still touch its memory, which stays allocated until
+    /// its channels are closed.
+    #[error("{error} (its memory is still held until the connection's channels are closed)")]
+    MemoryHeld {
+        /// How the operation ended.
+        error: Box<Error>,
+    },
+    /// The connection was lost.
+    #[error("connection to {peer} lost: {failure}")]
+    ConnectionLost {
+        /// The peer.
+        peer: SocketAddr,
+        /// Why.
+        failure: ConnectionFailure,
+    },
+    /// A data channel broke.
+    #[error("connection to {peer} lost: channel {channel}: {error}")]
+    ChannelLost {
+        /// The peer.
+        peer: SocketAddr,
+        /// Which channel.
+        channel: usize,
+        /// Why.
+        error: ChannelError,
+    },
+    /// The connection was closed; open a new one.
+    #[error("the connection to {peer} is closed; open a new one")]
+    Closed {
+        /// The peer.
+        peer: SocketAddr,
+    },
+    /// The session refused a request; nothing was started.
+    #[error("peer {peer}: {error}")]
+    Request {
+        /// The peer.
+        peer: SocketAddr,
+        /// Why.
+        error: RequestError,
+    },
+    /// Something did not end in time.
+    #[error("{what} with {peer} did not end within {limit:?}; look at the peer's side or allow more time")]
+    TimedOut {
+        /// The peer.
+        peer: SocketAddr,
+        /// What was waited for.
+        what: &'static str,
+        /// How long.
+        limit: Duration,
+    },
+    /// A call into the network has not come back, so no deadline of the engine can fire.
+    #[error(
+        "peer {peer}: the engine has been inside one call of the network for {stuck:?}; the network's library hangs: end the process, and report this to the library's maker"
+    )]
+    EngineStuck {
+        /// The peer.
+        peer: SocketAddr,
+        /// For how long.
+        stuck: Duration,
+    },
+    /// A setting cannot work.
+    #[error("{what}: expected {expected}, {arrived} was given")]
+    Setting {
+        /// Which one.
+        what: &'static str,
+        /// What would work.
+        expected: String,
+        /// What was given.
+        arrived: String,
+    },
+    /// The operating system refused something the engine needs.
+    #[error("{what}: {cause}; check the limits on open files and threads")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// The system's reason.
+        cause: IoError,
+    },
+}
+
+impl Error {
+    pub(crate) fn system(what: &'static str, cause: io::Error) -> Self {
+        Self::System {
+            what,
+            cause: cause.into(),
+        }
+    }
+
+    pub(crate) fn lost(peer: SocketAddr, failure: ConnectionFailure) -> Self {
+        Self::ConnectionLost { peer, failure }
+    }
+
+    pub(crate) fn protocol(peer: SocketAddr, error: SessionError) -> Self {
+        Self::lost(peer, ConnectionFailure::Protocol(error))
+    }
+
+    pub(crate) fn control(peer: SocketAddr, end: ControlEnd) -> Self {
+        let failure = match end {
+            ControlEnd::Eof => ConnectionFailure::Control {
+                cause: "the peer closed it without a goodbye (its process ended?)".to_owned(),
+            },
+            ControlEnd::Io(error) => ConnectionFailure::Control {
+                cause: error.to_string(),
+            },
+            ControlEnd::Frame(error) => ConnectionFailure::Frame {
+                cause: error.to_string(),
+            },
+            ControlEnd::Encode(error) => ConnectionFailure::Frame {
+                cause: error.to_string(),
+            },
+        };
+        Self::lost(peer, failure)
+    }
+
+    pub(crate) fn channel(peer: SocketAddr, channel: usize, error: ChannelError) -> Self {
+        Self::ChannelLost {
+            peer,
+            channel,
+            error,
+        }
+    }
+
+    pub(crate) fn operation(
+        peer: SocketAddr,
+        path: String,
+        tag: u64,
+        error: OperationError,
+        held: bool,
+    ) -> Self {
+        let delivered = error.delivered;
+        let error = match error.cause {
+            EndCause::Stalled(report) | EndCause::DeadlinePassed(report) => Self::Stalled {
+                peer,
+                path,
+                report,
+                delivered,
+            },
+            EndCause::TooLarge { bytes, capacity } => Self::TooLarge {
+                peer,
+                tag,
+                bytes,
+                capacity,
+            },
+            EndCause::Corrupt { .. } => Self::Corrupt {
+                peer,
+                path,
+                tag,
+                error,
+            },
+            EndCause::Cancelled => Self::Cancelled {
+                peer,
+                tag,
+                delivered,
+            },
+            _ => Self::Operation {
+                peer,
+                path,
+                tag,
+                error,
+            },
+        };
+        if held {
+            Self::MemoryHeld {
+                error: Box::new(error),
+            }
+        } else {
+            error
+        }
+    }
+
+    /// The same for the session, so that operations end with the connection's reason.
+    pub(crate) fn failure(&self) -> ConnectionFailure {
+        match self {
+            Self::ConnectionLost { failure, .. } => failure.clone(),
+            other => ConnectionFailure::Channels {
+                cause: other.to_string(),
+            },
+        }
+    }
+}
+
+fn delivered_words(delivered: &Delivered) -> String {
+    delivered.to_string()
+}

@@ -1,0 +1,369 @@
+//! From an authenticated control stream to a running connection: settings, the network's set-up
+//! rounds, data channels.
+
+use std::collections::VecDeque;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tcpx_memory::{CopyWorker, MemoryKind};
+use tcpx_net::{Channel, Exchange, LaneInbox, NetworkError, Readiness, Setup, Side};
+use tcpx_wire::handshake;
+use tcpx_wire::{Action, Config, Session, Settings, Time};
+
+use crate::connection::{Connection, PeerInfo, Shared};
+use crate::control::Control;
+use crate::core::{Core, Parts, Unpacker};
+use crate::driver::Driver;
+use crate::error::Error;
+use crate::event::Event;
+use crate::options::Options;
+use crate::sink::Sink;
+
+/// What the handshake left.
+pub(crate) struct Authenticated {
+    pub(crate) stream: TcpStream,
+    pub(crate) leftover: Vec<u8>,
+    pub(crate) session: handshake::Session,
+    pub(crate) side: Side,
+    /// Client: the address it dialled. Server: the client's address.
+    pub(crate) peer: SocketAddr,
+    pub(crate) lanes: Option<LaneInbox>,
+}
+
+/// Sets the connection up and gives it to a driver.
+pub(crate) fn establish(
+    authenticated: Authenticated,
+    options: &Options,
+    deadline: Instant,
+) -> Result<Connection, Error> {
+    let Authenticated {
+        stream,
+        leftover,
+        session: secrets,
+        side,
+        peer,
+        lanes,
+    } = authenticated;
+    let local = stream
+        .local_addr()
+        .map_err(|error| Error::system("reading the control socket's address", error))?;
+    let mut set_up = SetUp::new(Control::new(stream, &leftover), options, peer, deadline)?;
+    let settings = set_up.wait("the peer's settings", |action| match action {
+        Action::PeerSettings(settings) => Ok(settings),
+        other => Err(other),
+    })?;
+    let setup = Setup {
+        side,
+        session: &secrets,
+        local,
+        peer,
+        channels: options.channels,
+        deadline,
+        lanes,
+    };
+    let channels = options.network.establish(&setup, &mut set_up)?;
+    let now = set_up.now();
+    set_up.session.ready(now);
+    set_up.wait("the peer's data channels", |action| match action {
+        Action::PeerReady => Ok(()),
+        other => Err(other),
+    })?;
+    run(set_up, channels, settings, options)
+}
+
+/// Gives an established connection to its driver.
+fn run(
+    set_up: SetUp,
+    channels: Vec<Box<dyn Channel>>,
+    settings: Settings,
+    options: &Options,
+) -> Result<Connection, Error> {
+    let system = |error| Error::system("starting the engine's thread", error);
+    let poll_only = channels
+        .iter()
+        .any(|channel| matches!(channel.readiness(), Readiness::PollOnly));
+    let driver = if poll_only {
+        Driver::new("tcpx-plugin")
+    } else {
+        Driver::shared()
+    };
+    let driver = driver.map_err(system)?;
+    let id = driver.reserve();
+    driver
+        .watch(id, set_up.control.as_fd(), false)
+        .map_err(system)?;
+    for channel in &channels {
+        if let Readiness::Fd(fd) = channel.readiness() {
+            driver.watch(id, fd, false).map_err(system)?;
+        }
+    }
+    let worker = match &options.gpu {
+        Some(gpu) => CopyWorker::for_gpu(gpu)?,
+        None => CopyWorker::host(),
+    };
+    let agreed = set_up.session.agreed().ok_or(Error::TimedOut {
+        peer: set_up.peer,
+        what: "the exchange of settings",
+        limit: Duration::ZERO,
+    })?;
+    let peer = PeerInfo {
+        address: set_up.peer,
+        network: settings.network,
+        channels: agreed.channels,
+        chunk_bytes: agreed.chunk_bytes,
+        memory: settings.memory,
+        software: settings.software,
+    };
+    let path = describe_path(&channels, &peer, options);
+    tracing::info!(peer = %peer.address, %path, "connected");
+    let core = Core::new(Parts {
+        session: set_up.session,
+        control: set_up.control,
+        channels,
+        unpacker: Unpacker {
+            worker,
+            method: options.unpack,
+        },
+        gpu: options.gpu.clone(),
+        sink: Sink::new(std::sync::Arc::clone(&driver), id),
+        observer: options.observer.clone(),
+        peer: set_up.peer,
+        origin: set_up.origin,
+        early: set_up.pending,
+    });
+    core.emit(&Event::Connected {
+        peer: peer.address,
+        network: peer.network.clone(),
+        channels: peer.channels,
+    });
+    let shared = Shared::new(core, std::sync::Arc::clone(&driver), id, peer, path);
+    driver.add(id, shared.clone()).map_err(system)?;
+    Ok(Connection::new(shared))
+}
+
+fn describe_path(channels: &[Box<dyn Channel>], peer: &PeerInfo, options: &Options) -> String {
+    let first = channels.first().map(|channel| channel.describe());
+    let channels = match (first, peer.channels) {
+        (None, _) => "no data channel".to_owned(),
+        (Some(first), 1) => first,
+        (Some(first), count) => format!("{count} channels, {first}"),
+    };
+    let memory = memory_name(options);
+    let chunk = peer.chunk_bytes / 1024;
+    format!(
+        "{channels}; chunks of {chunk} KiB; {memory} here, {} there",
+        peer.memory
+    )
+}
+
+fn memory_name(options: &Options) -> String {
+    match &options.gpu {
+        Some(gpu) => MemoryKind::Cuda {
+            device: gpu.ordinal(),
+        }
+        .to_string(),
+        None => MemoryKind::Host.to_string(),
+    }
+}
+
+/// A control connection before it has a driver: the caller's thread pumps it.
+struct SetUp {
+    session: Session,
+    control: Control,
+    peer: SocketAddr,
+    origin: Instant,
+    deadline: Instant,
+    round: u16,
+    /// Actions that came before their time.
+    pending: VecDeque<Action>,
+}
+
+impl SetUp {
+    fn new(
+        control: Control,
+        options: &Options,
+        peer: SocketAddr,
+        deadline: Instant,
+    ) -> Result<Self, Error> {
+        let config = session_config(options)?;
+        let session = Session::new(config, Time(0)).map_err(|error| Error::protocol(peer, error))?;
+        Ok(Self {
+            session,
+            control,
+            peer,
+            origin: Instant::now(),
+            deadline,
+            round: 0,
+            pending: VecDeque::new(),
+        })
+    }
+
+    fn now(&self) -> Time {
+        Time(u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX))
+    }
+
+    /// Pumps until `pick` takes an action; it gives back those that it does not want yet.
+    fn wait<T>(
+        &mut self,
+        what: &'static str,
+        pick: impl Fn(Action) -> Result<T, Action>,
+    ) -> Result<T, Error> {
+        let mut looked_at = 0;
+        loop {
+            self.transmit()?;
+            while let Some(action) = self.session.poll_action() {
+                if let Action::Closed { failure } = action {
+                    return Err(match failure {
+                        Some(failure) => Error::lost(self.peer, failure),
+                        None => Error::Closed { peer: self.peer },
+                    });
+                }
+                self.pending.push_back(action);
+            }
+            while looked_at < self.pending.len() {
+                if let Some(action) = self.pending.remove(looked_at) {
+                    match pick(action) {
+                        Ok(found) => return Ok(found),
+                        Err(other) => self.pending.insert(looked_at, other),
+                    }
+                }
+                looked_at += 1;
+            }
+            self.read(what)?;
+        }
+    }
+
+    fn transmit(&mut self) -> Result<(), Error> {
+        let now = self.now();
+        while let Some(frame) = self.session.poll_transmit(now) {
+            self.control
+                .queue(&frame)
+                .map_err(|end| Error::control(self.peer, end))?;
+        }
+        self.control
+            .flush()
+            .map_err(|end| Error::control(self.peer, end))?;
+        Ok(())
+    }
+
+    /// Waits for bytes or time, then feeds them to the session.
+    fn read(&mut self, what: &'static str) -> Result<(), Error> {
+        let now = Instant::now();
+        if now >= self.deadline {
+            return Err(NetworkError::TimedOut {
+                peer: self.peer,
+                operation: what,
+            }
+            .into());
+        }
+        let due = self
+            .session
+            .next_timeout()
+            .map_or(self.deadline, |due| self.origin + Duration::from_micros(due.0));
+        let sleep = self.deadline.min(due).saturating_duration_since(now);
+        let mut flags = PollFlags::IN;
+        flags.set(PollFlags::OUT, self.control.wants_write());
+        let timeout = Timespec {
+            tv_sec: sleep.as_secs().cast_signed(),
+            tv_nsec: sleep.subsec_nanos().into(),
+        };
+        // Interrupted or timed out: the loop looks at everything again.
+        let _ = poll(&mut [PollFd::new(&self.control.as_fd(), flags)], Some(&timeout));
+        while let Some(frame) = self
+            .control
+            .receive()
+            .map_err(|end| Error::control(self.peer, end))?
+        {
+            let now = self.now();
+            self.session
+                .frame(now, frame)
+                .map_err(|error| Error::protocol(self.peer, error))?;
+        }
+        let now = self.now();
+        if self.session.next_timeout().is_some_and(|due| due <= now) {
+            self.session.handle_timeout(now);
+        }
+        Ok(())
+    }
+}
+
+impl Exchange for SetUp {
+    fn exchange(&mut self, payload: &[u8]) -> Result<Vec<u8>, NetworkError> {
+        let control = |error: Error| match error {
+            Error::Network(error) => error,
+            other => NetworkError::Control {
+                reason: other.to_string(),
+            },
+        };
+        let expected = self.round;
+        self.round += 1;
+        self.session
+            .setup(expected, false, payload.to_vec())
+            .map_err(|error| NetworkError::Control {
+                reason: error.to_string(),
+            })?;
+        let (round, payload) = self
+            .wait("the peer's part of the network set-up", |action| match action {
+                Action::Setup { round, payload, .. } => Ok((round, payload)),
+                other => Err(other),
+            })
+            .map_err(control)?;
+        if round != expected {
+            return Err(NetworkError::Control {
+                reason: format!("expected set-up round {expected}, round {round} arrived"),
+            });
+        }
+        Ok(payload)
+    }
+}
+
+/// Our part of the settings, from the options and the network's defaults.
+fn session_config(options: &Options) -> Result<Config, Error> {
+    let network = &options.network;
+    let (send_window, receive_window) = network.windows();
+    let chunk_bytes = options.chunk_bytes.unwrap_or_else(|| network.chunk_bytes());
+    let millis = |duration: Duration| u32::try_from(duration.as_millis()).unwrap_or(u32::MAX);
+    let settings = Settings {
+        network: network.name(),
+        channels: network.channel_count(options.channels),
+        chunk_bytes,
+        send_window: options.send_window.unwrap_or(send_window),
+        receive_window: options.receive_window.unwrap_or(receive_window),
+        eager_limit: options.eager_limit,
+        eager_credit: EAGER_CREDIT.max(options.eager_limit),
+        heartbeat_ms: millis(options.heartbeat),
+        dead_after_ms: millis(options.dead_after),
+        memory: memory_name(options),
+        software: concat!("tcpx ", env!("CARGO_PKG_VERSION")).to_owned(),
+    };
+    if chunk_bytes == 0 || chunk_bytes % CHUNK_GRAIN != 0 {
+        return Err(Error::Setting {
+            what: "chunk size",
+            expected: format!("a multiple of {CHUNK_GRAIN} bytes"),
+            arrived: format!("{chunk_bytes} bytes"),
+        });
+    }
+    settings.validate().map_err(|error| Error::Setting {
+        what: "settings of the connection",
+        expected: "values in their bounds".to_owned(),
+        arrived: error.to_string(),
+    })?;
+    let mut config = Config::new(settings);
+    config.deadlines = tcpx_wire::Deadlines {
+        stall: options.deadlines.stall,
+        total: options.deadlines.total,
+    };
+    config.cancellable = network.can_cancel();
+    config.report_acknowledged = true;
+    config.close_timeout = CLOSE_TIMEOUT;
+    Ok(config)
+}
+
+/// Eager bytes that a side holds for messages without a receive.
+const EAGER_CREDIT: u32 = 256 * 1024;
+/// Chunk sizes are multiples of this.
+const CHUNK_GRAIN: u32 = 4096;
+/// Longest orderly goodbye.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,0 +1,106 @@
+//! What a user may choose for an endpoint or a connection.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tcpx_memory::{Gpu, UnpackMethod};
+use tcpx_net::{Auth, Network};
+
+use crate::event::Observer;
+
+/// Time limits of an operation. Every wait has an end: the defaults apply where none is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadlines {
+    /// Longest time without any progress of the operation; 30 s by default.
+    pub stall: Duration,
+    /// Longest time for the whole operation; unlimited by default.
+    pub total: Option<Duration>,
+}
+
+impl Default for Deadlines {
+    fn default() -> Self {
+        Self {
+            stall: Duration::from_secs(30),
+            total: None,
+        }
+    }
+}
+
+/// Settings of an endpoint or a connection.
+///
+/// [`Options::new`] gives defaults that need no tuning: the given network, automatic sizes.
+#[derive(Clone)]
+pub struct Options {
+    /// The network that carries the payload. Both sides must choose the same kind.
+    pub network: Arc<dyn Network>,
+    /// How the two sides prove themselves to each other.
+    pub auth: Auth,
+    /// Data channels; 0 lets the network choose. For the embedded network: its lanes.
+    pub channels: u16,
+    /// Bytes that one request of the network carries; `None` lets the network choose. The smaller
+    /// of both sides' values is used.
+    pub chunk_bytes: Option<u32>,
+    /// Chunks in flight per channel when sending; `None` lets the network choose.
+    pub send_window: Option<u16>,
+    /// Chunks in flight per channel when receiving; `None` lets the network choose.
+    pub receive_window: Option<u16>,
+    /// How scattered payload is put in place; `None` takes the fastest way that works here.
+    pub unpack: Option<UnpackMethod>,
+    /// Limits of every operation that sets none of its own.
+    pub deadlines: Deadlines,
+    /// Limit for the whole set-up of a connection; 10 s by default.
+    pub connect_timeout: Duration,
+    /// Control connection idle time after which a heartbeat is sent; 1 s by default.
+    pub heartbeat: Duration,
+    /// Silence of the peer after which it counts as dead; 10 s by default.
+    pub dead_after: Duration,
+    /// Largest message that travels with its announcement; 16 KiB by default and at most.
+    pub eager_limit: u32,
+    /// The GPU whose memory this side moves; `None` for host memory only.
+    pub gpu: Option<Gpu>,
+    /// Told about every step, for progress bars, logs and tests.
+    pub observer: Option<Arc<dyn Observer>>,
+    /// A listening endpoint accepts one authenticated session only, then its key is spent.
+    pub one_time: bool,
+}
+
+impl Options {
+    /// Defaults for `network` with `auth`.
+    pub fn new(network: Arc<dyn Network>, auth: Auth) -> Self {
+        Self {
+            network,
+            auth,
+            channels: 0,
+            chunk_bytes: None,
+            send_window: None,
+            receive_window: None,
+            unpack: None,
+            deadlines: Deadlines::default(),
+            connect_timeout: Duration::from_secs(10),
+            heartbeat: Duration::from_secs(1),
+            dead_after: Duration::from_secs(10),
+            eager_limit: 16 * 1024,
+            gpu: None,
+            observer: None,
+            one_time: false,
+        }
+    }
+
+    /// Defaults for the embedded TCP network.
+    pub fn tcp(auth: Auth) -> Self {
+        Self::new(Arc::new(tcpx_net::TcpNetwork::default()), auth)
+    }
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Options")
+            .field("network", &self.network.name())
+            .field("channels", &self.channels)
+            .field("chunk_bytes", &self.chunk_bytes)
+            .field("unpack", &self.unpack)
+            .field("deadlines", &self.deadlines)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,150 @@
+//! The handle of an operation.
+
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tcpx_wire::OperationId;
+
+use crate::connection::Handle;
+use crate::error::Error;
+use crate::report::{Progress, Report};
+
+/// How often a waiting thread makes sure that the engine lives.
+const LIVENESS_CHECK: Duration = Duration::from_secs(1);
+/// Longest time the engine may spend in one turn; networks promise not to block.
+const STUCK_AFTER: Duration = Duration::from_secs(20);
+
+/// A running send or receive.
+///
+/// Dropping it cancels the operation; the memory stays in use until nothing points at it.
+pub struct Transfer {
+    pub(crate) state: Arc<TransferState>,
+    pub(crate) operation: OperationId,
+    pub(crate) connection: Arc<Handle>,
+}
+
+/// What the engine and the handle share.
+#[derive(Debug)]
+pub(crate) struct TransferState {
+    inner: Mutex<Inner>,
+    ended: Condvar,
+}
+
+#[derive(Debug)]
+struct Inner {
+    outcome: Option<Result<Report, Error>>,
+    progress: Progress,
+}
+
+impl TransferState {
+    pub(crate) fn new(total: u64) -> Arc<Self> {
+        Arc::new(Self {
+            inner: Mutex::new(Inner {
+                outcome: None,
+                progress: Progress {
+                    bytes_done: 0,
+                    bytes_total: total,
+                },
+            }),
+            ended: Condvar::new(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the operation; only the first outcome counts.
+    pub(crate) fn end(&self, outcome: Result<Report, Error>) {
+        let mut inner = self.lock();
+        if inner.outcome.is_none() {
+            inner.outcome = Some(outcome);
+        }
+        self.ended.notify_all();
+    }
+
+    pub(crate) fn set_total(&self, total: u64) {
+        self.lock().progress.bytes_total = total;
+    }
+
+    pub(crate) fn add_done(&self, bytes: u64) {
+        self.lock().progress.bytes_done += bytes;
+    }
+
+    fn outcome(&self) -> Option<Result<Report, Error>> {
+        self.lock().outcome.clone()
+    }
+}
+
+impl Transfer {
+    /// The outcome, or `None` while the operation runs. Never blocks.
+    pub fn test(&self) -> Option<Result<Report, Error>> {
+        self.state.outcome()
+    }
+
+    /// Waits for the end, which the operation's deadlines bound.
+    ///
+    /// # Errors
+    /// How the operation failed. [`Error::EngineStuck`] if the engine hangs inside the network's
+    /// library, so that no deadline can fire.
+    pub fn wait(self) -> Result<Report, Error> {
+        loop {
+            if let Some(outcome) = self.wait_timeout(LIVENESS_CHECK) {
+                return outcome;
+            }
+            if let Some(stuck) = self.connection.0.stuck(STUCK_AFTER) {
+                return Err(stuck);
+            }
+        }
+    }
+
+    /// Waits at most `timeout`; `None` if the operation still runs.
+    pub fn wait_timeout(&self, timeout: Duration) -> Option<Result<Report, Error>> {
+        let until = Instant::now() + timeout;
+        let mut inner = self.state.lock();
+        loop {
+            if let Some(outcome) = &inner.outcome {
+                return Some(outcome.clone());
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            inner = self
+                .state
+                .ended
+                .wait_timeout(inner, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    /// Asks for an early end. The operation still ends exactly once: with
+    /// [`Error::Cancelled`], or with its result if that came first.
+    pub fn cancel(&self) {
+        self.connection.0.cancel(self.operation);
+    }
+
+    /// How far it is.
+    pub fn progress(&self) -> Progress {
+        self.state.lock().progress
+    }
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        if self.test().is_none() {
+            self.cancel();
+        }
+    }
+}
+
+impl fmt::Debug for Transfer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Transfer")
+            .field("operation", &self.operation)
+            .field("progress", &self.progress())
+            .finish_non_exhaustive()
+    }
+}
