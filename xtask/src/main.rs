@@ -1,2 +1,46 @@
-//! Tasks of the tcpx repository.
-fn main() {}
+//! Tasks of the tcpx repository, run as `cargo xtask COMMAND`.
+
+mod bench_collect;
+mod bench_docs;
+mod benchmark;
+mod dependencies;
+mod dist;
+mod links;
+mod workspace;
+
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+usage: cargo xtask COMMAND
+
+  bench-collect ...      one benchmarks/*.json out of the JSON of repeated `tcpx perf` runs
+  bench-docs [--check]   write docs/benchmarks.md from benchmarks/*.json, or say that it is stale
+  dependencies           check that docs/dependencies.md gives a reason for every dependency
+  dist [--out DIR]       build, strip and lay out what a user installs (default target/dist)
+  links                  check that every link in the documents leads to a file";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let (command, rest) = match arguments.split_first() {
+        Some((command, rest)) => (command.as_str(), rest),
+        None => ("", [].as_slice()),
+    };
+    let outcome = match command {
+        "bench-collect" => bench_collect::run(rest),
+        "bench-docs" => bench_docs::run(rest),
+        "dependencies" => dependencies::run(rest),
+        "dist" => dist::run(rest),
+        "links" => links::run(rest),
+        _ => {
+            eprintln!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
