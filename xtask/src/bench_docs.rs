@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::benchmark::{Row, Subject};
-use crate::workspace::{read, root};
+use crate::workspace::{files, publish, read, root};
 
 const DOCUMENT: &str = "docs/benchmarks.md";
 const FOLDER: &str = "benchmarks";
@@ -23,41 +23,13 @@ however often they were copied. *CPU* is processor seconds for one GB, both side
 
 /// Writes the document, or with `--check` fails if it is not what would be written.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
-    let check = match arguments {
-        [] => false,
-        [flag] if flag == "--check" => true,
-        other => bail!("bench-docs takes nothing or --check, not {other:?}"),
-    };
-    let root = root()?;
-    let wanted = document(&root.join(FOLDER))?;
-    let path = root.join(DOCUMENT);
-    if !check {
-        std::fs::write(&path, wanted).with_context(|| format!("cannot write {DOCUMENT}"))?;
-        println!("wrote {DOCUMENT}");
-        return Ok(());
-    }
-    if read(&path)? != wanted {
-        bail!("{DOCUMENT} is not what {FOLDER}/*.json say: run `cargo xtask bench-docs`");
-    }
-    println!("{DOCUMENT} agrees with {FOLDER}/*.json");
-    Ok(())
+    let wanted = document(&root()?.join(FOLDER))?;
+    publish(DOCUMENT, &wanted, "bench-docs", arguments)
 }
 
 /// The whole document for a folder of JSON files, in the order of their names.
 fn document(folder: &Path) -> Result<String> {
-    let mut paths = Vec::new();
-    for entry in
-        std::fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?
-    {
-        let path = entry?.path();
-        if path
-            .extension()
-            .is_some_and(|extension| extension == "json")
-        {
-            paths.push(path);
-        }
-    }
-    paths.sort();
+    let paths = files(folder, "json", false)?;
     let mut text = HEAD.to_owned();
     if paths.is_empty() {
         text.push_str("\nNothing has been measured yet.\n");
@@ -110,7 +82,7 @@ fn line(row: &Row) -> String {
 /// Three significant digits up to 1,000, whole numbers above: no digit that the spread would hide.
 fn figure(value: f64) -> String {
     match value {
-        value if value == 0.0 => "0".to_owned(),
+        0.0 => "0".to_owned(),
         value if value < 1.0 => format!("{value:.3}"),
         value if value < 10.0 => format!("{value:.2}"),
         value if value < 100.0 => format!("{value:.1}"),

@@ -1,10 +1,10 @@
 //! `cargo xtask links`: links between the documents lead somewhere, and the index is complete.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
-use crate::workspace::{read, root};
+use crate::workspace::{files, read, root};
 
 /// Folders that hold documents, and whether their subfolders do too.
 const FOLDERS: [(&str, bool); 5] = [
@@ -25,10 +25,9 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     for (folder, deep) in FOLDERS {
         let folder = root.join(folder);
         if folder.is_dir() {
-            collect(&folder, deep, &mut documents)?;
+            documents.extend(files(&folder, "md", deep)?);
         }
     }
-    documents.sort();
     let mut faults = Vec::new();
     for path in &documents {
         for target in broken(path, &read(path)?) {
@@ -56,20 +55,6 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-fn collect(folder: &Path, deep: bool, documents: &mut Vec<PathBuf>) -> Result<()> {
-    for entry in
-        std::fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?
-    {
-        let path = entry?.path();
-        if path.is_dir() && deep {
-            collect(&path, deep, documents)?;
-        } else if path.extension().is_some_and(|extension| extension == "md") {
-            documents.push(path);
-        }
-    }
-    Ok(())
-}
-
 /// What stands in the parentheses of `[text](target)`, without an anchor; not for other hosts.
 fn targets(text: &str) -> impl Iterator<Item = &str> {
     text.split("](").skip(1).filter_map(|rest| {
@@ -81,7 +66,7 @@ fn targets(text: &str) -> impl Iterator<Item = &str> {
 
 /// The relative links of one document that lead to no file or folder.
 fn broken(document: &Path, text: &str) -> Vec<String> {
-    let folder = document.parent().unwrap_or(Path::new(""));
+    let folder = document.parent().unwrap_or(document);
     targets(text)
         .filter(|target| !folder.join(target).exists())
         .map(str::to_owned)

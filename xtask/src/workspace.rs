@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 /// The workspace's root folder.
@@ -60,4 +60,48 @@ pub(crate) fn metadata(root: &Path) -> Result<Value> {
 /// Text of a file, with its name in the error.
 pub(crate) fn read(path: &Path) -> Result<String> {
     std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// Writes a generated document, or with `--check` fails if it is not what would be written.
+pub(crate) fn publish(
+    document: &str,
+    wanted: &str,
+    command: &str,
+    arguments: &[String],
+) -> Result<()> {
+    let path = root()?.join(document);
+    match arguments {
+        [] => {
+            std::fs::write(&path, wanted).with_context(|| format!("cannot write {document}"))?;
+            println!("wrote {document}");
+        }
+        [flag] if flag == "--check" => {
+            ensure!(
+                read(&path)? == wanted,
+                "{document} is out of date: run `cargo xtask {command}`"
+            );
+            println!("{document} is up to date");
+        }
+        other => bail!("{command} takes nothing or --check, not {other:?}"),
+    }
+    Ok(())
+}
+
+/// Files with the ending `extension` in a folder and, if `deep`, below it; sorted.
+pub(crate) fn files(folder: &Path, extension: &str, deep: bool) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    let entries =
+        std::fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
+    for entry in entries {
+        let path = entry?.path();
+        if path.is_dir() {
+            if deep {
+                found.extend(files(&path, extension, deep)?);
+            }
+        } else if path.extension().is_some_and(|ending| ending == extension) {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
 }
