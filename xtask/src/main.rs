@@ -1,2 +1,52 @@
-//! Tasks of the tcpx repository.
-fn main() {}
+//! Tasks of the tcpx repository, run as `cargo xtask COMMAND`.
+
+mod bench_collect;
+mod bench_docs;
+mod benchmark;
+mod command_line;
+mod dependencies;
+mod dist;
+mod links;
+mod variables;
+mod workspace;
+
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+usage: cargo xtask COMMAND
+
+  bench-collect ...      one benchmarks/*.json out of the JSON of repeated `tcpx perf` runs
+  bench-docs [--check]   write docs/benchmarks.md from benchmarks/*.json, or say that it is stale
+  command-line [--check] write docs/command-line.md from what `tcpx --help` prints
+  dependencies           check that docs/dependencies.md gives a reason for every dependency
+  dist [--out DIR]       build, strip and lay out what a user installs (default target/dist)
+  links                  check that every link in the documents leads to a file
+  variables              check that docs/variables.md has every variable that the sources read";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let (command, rest) = match arguments.split_first() {
+        Some((command, rest)) => (command.as_str(), rest),
+        None => ("", [].as_slice()),
+    };
+    let outcome = match command {
+        "bench-collect" => bench_collect::run(rest),
+        "bench-docs" => bench_docs::run(rest),
+        "command-line" => command_line::run(rest),
+        "dependencies" => dependencies::run(rest),
+        "dist" => dist::run(rest),
+        "links" => links::run(rest),
+        "variables" => variables::run(rest),
+        _ => {
+            eprintln!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Builds what a GPU host needs and puts it into .carry/: programs, checks, plugin file. The GPU host
+# needs no Cargo, no compiler and no network; it then runs scripts/gpu-transfer.sh OUT_DIR.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=.carry
+target=${CARGO_TARGET_DIR:-target}
+
+# find_target NAME: how Cargo names the target that is one of the GPU checks.
+find_target() {
+  local file
+  for file in crates/*/examples/"$1".rs tests/examples/"$1".rs; do
+    [ -e "$file" ] && { echo "--example $1 $target/release/examples/$1"; return; }
+  done
+  for file in crates/*/src/bin/"$1".rs tests/src/bin/"$1".rs; do
+    [ -e "$file" ] && { echo "--bin $1 $target/release/$1"; return; }
+  done
+  echo "no source file of $1 among the examples and programs of the workspace" >&2
+  return 1
+}
+
+rm -rf "$out"
+mkdir -p "$out"
+cargo xtask dist --out "$out"
+cargo build --release --locked --package xtask
+cp "$target/release/xtask" "$out/xtask"
+for check in gpu_check engine_gpu_check; do
+  read -r kind name file < <(find_target "$check") || exit 1
+  cargo build --release --locked --workspace "$kind" "$name"
+  cp "$file" "$out/$check"
+done
+cp scripts/gpu-transfer.sh "$out/"
+strip "$out/xtask" "$out/gpu_check" "$out/engine_gpu_check" || echo 'not stripped: the files are larger, nothing else'
+du -sh "$out"

@@ -1,0 +1,146 @@
+//! `cargo xtask bench-docs`: `docs/benchmarks.md` out of `benchmarks/*.json`.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::benchmark::{Row, Subject};
+use crate::workspace::{files, publish, read, root};
+
+const DOCUMENT: &str = "docs/benchmarks.md";
+const FOLDER: &str = "benchmarks";
+
+const HEAD: &str = "\
+# Benchmarks
+
+<!-- Made by `cargo xtask bench-docs` from benchmarks/*.json. Edit those, not this. -->
+
+Every figure here was measured by the command above its table, on the machine named there; what the
+columns mean is in [benchmarks/README.md](../benchmarks/README.md). GB is 10^9 bytes, counted once
+however often they were copied. *CPU* is processor seconds for one GB, both sides together.
+";
+
+/// Writes the document, or with `--check` fails if it is not what would be written.
+pub(crate) fn run(arguments: &[String]) -> Result<()> {
+    let wanted = document(&root()?.join(FOLDER))?;
+    publish(DOCUMENT, &wanted, "bench-docs", arguments)
+}
+
+/// The whole document for a folder of JSON files, in the order of their names.
+fn document(folder: &Path) -> Result<String> {
+    let paths = files(folder, "json", false)?;
+    let mut text = HEAD.to_owned();
+    if paths.is_empty() {
+        text.push_str("\nNothing has been measured yet.\n");
+    }
+    for path in paths {
+        let subject = Subject::parse(&read(&path)?)
+            .with_context(|| format!("cannot use {}", path.display()))?;
+        section(&mut text, &subject);
+    }
+    Ok(text)
+}
+
+fn section(text: &mut String, subject: &Subject) {
+    // Writing to a String cannot fail.
+    let _ = write!(
+        text,
+        "\n## {}\n\n{}, {}\n\n```sh\n{}\n```\n\n| what | unit | median | min | max | runs | CPU | notes |\n|---|---|---:|---:|---:|---:|---:|---|\n",
+        subject.subject,
+        subject.machine.trim_end_matches('.'),
+        subject.date,
+        subject.command,
+    );
+    for row in &subject.rows {
+        text.push_str(&line(row));
+    }
+    if !subject.notes.is_empty() {
+        text.push('\n');
+    }
+    for note in &subject.notes {
+        let _ = writeln!(text, "- {note}");
+    }
+}
+
+fn line(row: &Row) -> String {
+    let cpu = row
+        .cpu_seconds_per_gb
+        .map_or_else(|| "-".to_owned(), |seconds| format!("{seconds:.2}"));
+    format!(
+        "| {} | {} | {} | {} | {} | {} | {cpu} | {} |\n",
+        cell(&row.name),
+        cell(&row.unit),
+        figure(row.median),
+        figure(row.min),
+        figure(row.max),
+        row.runs,
+        cell(&row.notes),
+    )
+}
+
+/// Three significant digits up to 1,000, whole numbers above: no digit that the spread would hide.
+fn figure(value: f64) -> String {
+    match value {
+        0.0 => "0".to_owned(),
+        value if value < 1.0 => format!("{value:.3}"),
+        value if value < 10.0 => format!("{value:.2}"),
+        value if value < 100.0 => format!("{value:.1}"),
+        value => format!("{value:.0}"),
+    }
+}
+
+/// Text that cannot end its table cell.
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|").replace('\n', " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(subject: &str, median: f64) -> String {
+        serde_json::json!({
+            "schema": 1, "subject": subject, "date": "2026-01-31", "machine": "two cores",
+            "command": "tcpx perf client 127.0.0.1 host",
+            "rows": [{"name": "a|b", "unit": "GB/s", "median": median, "min": 0.5, "max": 1234.5,
+                      "runs": 5, "cpu_seconds_per_gb": 0.256}],
+            "notes": ["both ends on one host"],
+        })
+        .to_string()
+    }
+
+    #[test]
+    fn subjects_appear_in_file_order_with_their_command_and_rows() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("20-second.json"), file("Second", 2.0)).unwrap();
+        std::fs::write(folder.path().join("10-first.json"), file("First", 12.34)).unwrap();
+        std::fs::write(folder.path().join("README.md"), "not a benchmark").unwrap();
+        let text = document(folder.path()).unwrap();
+        assert!(text.find("## First").unwrap() < text.find("## Second").unwrap());
+        assert!(text.contains("```sh\ntcpx perf client 127.0.0.1 host\n```"));
+        assert!(
+            text.contains("| a\\|b | GB/s | 12.3 | 0.500 | 1234 | 5 | 0.26 |  |"),
+            "{text}"
+        );
+        assert!(text.ends_with("\n- both ends on one host\n"), "{text}");
+    }
+
+    #[test]
+    fn a_bad_file_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("bad.json"), "{}").unwrap();
+        let error = format!("{:#}", document(folder.path()).unwrap_err());
+        assert!(error.contains("bad.json"), "{error}");
+    }
+
+    #[test]
+    fn without_measurements_the_document_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(
+            document(folder.path())
+                .unwrap()
+                .contains("Nothing has been measured yet.")
+        );
+    }
+}

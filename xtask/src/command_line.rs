@@ -1,0 +1,116 @@
+//! `cargo xtask command-line`: `docs/command-line.md` is what the program itself says.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::workspace::{cargo, metadata, publish, root, run as run_command};
+
+const DOCUMENT: &str = "docs/command-line.md";
+
+const HEAD: &str = "\
+# Command line
+
+<!-- Made by `cargo xtask command-line` from what `tcpx --help` prints. Edit the program, not this. -->
+
+The variables beside the flags, and those that have no flag, are explained in [variables.md](variables.md).
+";
+
+/// Builds the program and writes its help, or with `--check` fails if the document differs.
+pub(crate) fn run(arguments: &[String]) -> Result<()> {
+    let root = root()?;
+    run_command(cargo().current_dir(&root).args([
+        "build",
+        "--quiet",
+        "--locked",
+        "--package",
+        "tcpx-cli",
+    ]))?;
+    let target = metadata(&root)?;
+    let target = target["target_directory"]
+        .as_str()
+        .context("cargo metadata names no target directory")?;
+    let program = PathBuf::from(target).join("debug/tcpx");
+    let mut text = HEAD.to_owned();
+    describe(&program, &mut Vec::new(), &mut text)?;
+    publish(DOCUMENT, &text, "command-line", arguments)
+}
+
+/// The help of one command, then of its subcommands.
+fn describe(program: &Path, command: &mut Vec<String>, text: &mut String) -> Result<()> {
+    let help = help(program, command)?;
+    let words = std::iter::once("tcpx").chain(command.iter().map(String::as_str));
+    let name = words.collect::<Vec<_>>().join(" ");
+    // Writing to a String cannot fail.
+    let _ = write!(text, "\n## {name}\n\n```text\n{}\n```\n", tidy(&help));
+    for subcommand in subcommands(&help) {
+        command.push(subcommand);
+        describe(program, command, text)?;
+        command.pop();
+    }
+    Ok(())
+}
+
+/// What `tcpx COMMAND --help` prints, whatever terminal and variables this process has.
+fn help(program: &Path, command: &[String]) -> Result<String> {
+    let output = Command::new(program)
+        .args(command)
+        .arg("--help")
+        .env_clear()
+        .env("COLUMNS", "110")
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot start {}", program.display()))?;
+    let help = String::from_utf8(output.stdout).context("the help is not UTF-8")?;
+    ensure!(
+        output.status.success() && help.contains("Usage:"),
+        "`tcpx {} --help` printed no usage and ended with {}",
+        command.join(" "),
+        output.status
+    );
+    Ok(help)
+}
+
+/// Without spaces at line ends, and without blank lines around.
+fn tidy(help: &str) -> String {
+    let lines: Vec<&str> = help.trim_end().lines().map(str::trim_end).collect();
+    lines.join("\n")
+}
+
+/// First words under `Commands:`, but for `help`, which only repeats.
+fn subcommands(help: &str) -> Vec<String> {
+    help.lines()
+        .skip_while(|line| line.trim() != "Commands:")
+        .skip(1)
+        .take_while(|line| !line.trim().is_empty())
+        .filter(|line| line.starts_with("  ") && !line.starts_with("   "))
+        .filter_map(|line| line.split_whitespace().next())
+        .filter(|word| *word != "help")
+        .map(str::to_owned)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HELP: &str = "Move memory\n\nUsage: tcpx <COMMAND>\n\nCommands:\n  demo   Show it\n         \
+                        and more\n  perf   Measure\n  help   Print this\n\nOptions:\n  -h, --help  Print help\n";
+
+    #[test]
+    fn subcommands_are_the_first_words_under_commands() {
+        assert_eq!(subcommands(HELP), ["demo", "perf"]);
+        assert!(subcommands("Usage: tcpx devices\n\nOptions:\n  -h\n").is_empty());
+    }
+
+    #[test]
+    fn a_program_without_help_is_an_error() {
+        let error = help(Path::new("/bin/false"), &[]).unwrap_err();
+        assert!(
+            format!("{error:#}").contains("printed no usage"),
+            "{error:#}"
+        );
+    }
+}
