@@ -1,0 +1,417 @@
+//! One channel of a plugin: a send comm and a receive comm.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use nccl_net::{Done, HostError, LoadMeta, MemoryType, PostOutcome, RecvComm, SendComm};
+use tcpx_memory::{BouncePool, MemoryKind, RegionSlice};
+use tcpx_wire::scatter::{Fragment, ScatterList};
+
+use super::offload::Offload;
+use super::registrations::Registrations;
+use super::PluginMemory;
+use crate::channel::{
+    Cancel, Capabilities, Channel, ChannelStats, Completion, MemoryKinds, Payload, Posted,
+    Readiness, ReceiveChunk, SendChunk, Ticket,
+};
+use crate::error::ChannelError;
+
+/// Requests that a plugin holds per comm.
+const MAX_IN_FLIGHT: u16 = 16;
+/// Largest receive that a device queue slot can describe: 2,048 fragments of 4 KiB at most, half
+/// of them possibly cut by segment boundaries.
+const LARGEST_UNPACKED: u64 = 4 << 20;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct PluginChannel {
+    name: String,
+    /// `None` once closed.
+    send: Option<SendComm>,
+    receive: Option<RecvComm>,
+    send_registrations: Registrations,
+    receive_registrations: Registrations,
+    memory: PluginMemory,
+    /// The plugin takes device pointers.
+    cuda: bool,
+    offload: Option<Offload>,
+    sends: VecDeque<(u64, RegionSlice)>,
+    receives: VecDeque<Receiving>,
+    /// Received and not yet consumed, in the plugin's order.
+    unconsumed: VecDeque<Unconsumed>,
+    entries: Vec<LoadMeta>,
+    failed: Vec<Completion>,
+    stats: ChannelStats,
+}
+
+#[derive(Debug)]
+struct Receiving {
+    token: u64,
+    destination: RegionSlice,
+    kind: MemoryType,
+}
+
+#[derive(Debug)]
+struct Unconsumed {
+    ticket: nccl_net::Ticket,
+    /// Nothing reads its pool space any more.
+    ready: bool,
+}
+
+impl PluginChannel {
+    pub(super) fn new(
+        name: String,
+        send: SendComm,
+        receive: RecvComm,
+        memory: PluginMemory,
+        cuda: bool,
+        offload: Option<Offload>,
+    ) -> Self {
+        Self {
+            name,
+            send: Some(send),
+            receive: Some(receive),
+            send_registrations: Registrations::default(),
+            receive_registrations: Registrations::default(),
+            memory,
+            cuda,
+            offload,
+            sends: VecDeque::new(),
+            receives: VecDeque::new(),
+            unconsumed: VecDeque::new(),
+            entries: Vec::new(),
+            failed: Vec::new(),
+            stats: ChannelStats::default(),
+        }
+    }
+
+    fn error(&self, call: &'static str, error: &HostError) -> ChannelError {
+        ChannelError::Plugin {
+            channel: self.name.clone(),
+            call,
+            cause: error.to_string(),
+        }
+    }
+
+    /// How the plugin is told of this memory.
+    fn memory_type(&self, slice: &RegionSlice) -> Result<MemoryType, ChannelError> {
+        match (&self.memory, slice.kind()) {
+            (PluginMemory::StandIn, MemoryKind::Host) => Ok(MemoryType::Cuda),
+            (_, MemoryKind::Host | MemoryKind::Pinned) => Ok(MemoryType::Host),
+            (PluginMemory::Gpu(gpu), MemoryKind::Cuda { device })
+                if self.cuda && gpu.ordinal() == device =>
+            {
+                Ok(MemoryType::Cuda)
+            }
+            (_, kind) => Err(ChannelError::BadRequest {
+                channel: self.name.clone(),
+                reason: format!(
+                    "the plugin was set up without {kind}; use host memory or a plugin and device that take it"
+                ),
+            }),
+        }
+    }
+
+    fn check_length(&self, slice: &RegionSlice, kind: MemoryType) -> Result<(), ChannelError> {
+        let largest = self.largest(kind);
+        if slice.len() as u64 <= largest {
+            return Ok(());
+        }
+        Err(ChannelError::BadRequest {
+            channel: self.name.clone(),
+            reason: format!(
+                "one request carries at most {largest} bytes, {} were given; use smaller chunks",
+                slice.len()
+            ),
+        })
+    }
+
+    fn largest(&self, kind: MemoryType) -> u64 {
+        if self.offload.is_some() && kind == MemoryType::Cuda {
+            LARGEST_UNPACKED
+        } else {
+            nccl_net::MAX_REQUEST_BYTES as u64
+        }
+    }
+
+    fn closed_error(&self) -> ChannelError {
+        ChannelError::Closed {
+            channel: self.name.clone(),
+        }
+    }
+
+    fn poll_sends(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
+        while !self.sends.is_empty() {
+            let Some(comm) = &mut self.send else { break };
+            let done = comm.test_head();
+            self.stats.wire_calls += 1;
+            match done {
+                Ok(Some(_)) => {
+                    if let Some((token, slice)) = self.sends.pop_front() {
+                        self.stats.chunks_sent += 1;
+                        self.stats.bytes_sent += slice.len() as u64;
+                        out.push(Completion::Sent { token });
+                    }
+                }
+                Ok(None) => break,
+                Err(error) => return Err(self.error("test (send)", &error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn poll_receives(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
+        while !self.receives.is_empty() {
+            let Some(comm) = &mut self.receive else { break };
+            let done = comm.test_head();
+            self.stats.wire_calls += 1;
+            match done {
+                Ok(Some(done)) => {
+                    let Some(receiving) = self.receives.pop_front() else {
+                        break;
+                    };
+                    let completion = self.received(receiving, &done)?;
+                    out.push(completion);
+                    self.consume_ready()?;
+                }
+                Ok(None) => break,
+                Err(error) => return Err(self.error("test (receive)", &error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Turns a finished receive into what the engine understands.
+    fn received(&mut self, from: Receiving, done: &Done) -> Result<Completion, ChannelError> {
+        // A plugin need not write the size. The engine compares this with what was announced; for
+        // fragments, their sum must give it too.
+        let bytes = done.bytes.unwrap_or(from.destination.len()) as u64;
+        self.stats.chunks_received += 1;
+        self.stats.bytes_received += bytes;
+        let scattered = from.kind == MemoryType::Cuda;
+        let payload = match (done.slot, &self.offload) {
+            (Some(slot), Some(offload)) => {
+                let ready = !scattered;
+                let ticket = done.ticket;
+                self.unconsumed.push_back(Unconsumed { ticket, ready });
+                if scattered {
+                    offload
+                        .read(slot, &mut self.entries)
+                        .map_err(|error| ChannelError::Plugin {
+                            channel: self.name.clone(),
+                            call: "test (device queue)",
+                            cause: error.to_string(),
+                        })?;
+                    self.stats.fragments += self.entries.len() as u64;
+                    Payload::Scattered {
+                        pool: Arc::clone(offload.pool()),
+                        list: scatter_list(&self.entries),
+                        bytes,
+                        ticket: Ticket(ticket.0),
+                    }
+                } else {
+                    Payload::InPlace { bytes }
+                }
+            }
+            _ => Payload::InPlace { bytes },
+        };
+        Ok(Completion::Received {
+            token: from.token,
+            payload,
+        })
+    }
+
+    /// Gives slots back to the plugin, in its order.
+    fn consume_ready(&mut self) -> Result<(), ChannelError> {
+        while self.unconsumed.front().is_some_and(|first| first.ready) {
+            let (Some(first), Some(comm)) = (self.unconsumed.pop_front(), &mut self.receive) else {
+                break;
+            };
+            if let Err(error) = comm.consume_next(first.ticket) {
+                return Err(self.error("irecvConsumed", &error));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn scatter_list(entries: &[LoadMeta]) -> ScatterList {
+    let mut list = ScatterList::with_capacity(entries.len());
+    for entry in entries {
+        list.push(Fragment {
+            source_offset: u64::from(entry.src_off),
+            length: entry.len,
+            destination_offset: entry.dst_off,
+        });
+    }
+    list
+}
+
+impl Channel for PluginChannel {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            max_in_flight: MAX_IN_FLIGHT,
+            ordered: true,
+            can_cancel: false,
+            can_resend: false,
+            largest_request: self.largest(MemoryType::Cuda),
+            kinds: MemoryKinds {
+                host: true,
+                pinned: true,
+                cuda: self.cuda && matches!(self.memory, PluginMemory::Gpu(_)),
+            },
+        }
+    }
+
+    fn post_send(&mut self, chunk: SendChunk) -> Result<Posted<SendChunk>, ChannelError> {
+        let kind = self.memory_type(&chunk.source)?;
+        self.check_length(&chunk.source, kind)?;
+        let Some(comm) = &mut self.send else {
+            return Err(self.closed_error());
+        };
+        if let Some(fence) = &chunk.fence {
+            // The plugin reads the memory on its own; nothing it does can wait for an event.
+            match fence.is_complete() {
+                Ok(true) => {}
+                Ok(false) => return Ok(Posted::Full(chunk)),
+                Err(error) => {
+                    return Err(ChannelError::Memory {
+                        channel: self.name.clone(),
+                        operation: "waiting for the program's GPU work",
+                        cause: error.to_string(),
+                    });
+                }
+            }
+        }
+        let length = chunk.source.len();
+        let posted = self
+            .send_registrations
+            .of_send(comm, &chunk.source, kind)
+            .and_then(|memory| comm.isend(&memory, chunk.source.offset(), length, tag(chunk.tag)));
+        match posted {
+            Ok(PostOutcome::Posted(_)) => {
+                self.sends.push_back((chunk.token, chunk.source));
+                Ok(Posted::Accepted)
+            }
+            Ok(PostOutcome::Full) => Ok(Posted::Full(chunk)),
+            Err(error) => Err(self.error("isend", &error)),
+        }
+    }
+
+    fn post_receive(&mut self, chunk: ReceiveChunk) -> Result<Posted<ReceiveChunk>, ChannelError> {
+        let kind = self.memory_type(&chunk.destination)?;
+        self.check_length(&chunk.destination, kind)?;
+        let Some(comm) = &mut self.receive else {
+            return Err(self.closed_error());
+        };
+        let length = chunk.destination.len();
+        let posted = self
+            .receive_registrations
+            .of_receive(comm, &chunk.destination, kind)
+            .and_then(|memory| {
+                comm.irecv(&memory, chunk.destination.offset(), length, tag(chunk.tag))
+            });
+        match posted {
+            Ok(PostOutcome::Posted(_)) => {
+                self.receives.push_back(Receiving {
+                    token: chunk.token,
+                    destination: chunk.destination,
+                    kind,
+                });
+                Ok(Posted::Accepted)
+            }
+            Ok(PostOutcome::Full) => Ok(Posted::Full(chunk)),
+            Err(error) => Err(self.error("irecv", &error)),
+        }
+    }
+
+    fn poll(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
+        out.append(&mut self.failed);
+        self.poll_sends(out)?;
+        self.poll_receives(out)?;
+        if self.in_flight() == 0 {
+            self.send_registrations.forget_unused();
+            self.receive_registrations.forget_unused();
+        }
+        Ok(())
+    }
+
+    fn consume(&mut self, ticket: Ticket) -> Result<Posted<Ticket>, ChannelError> {
+        let entry = self
+            .unconsumed
+            .iter_mut()
+            .find(|entry| entry.ticket.0 == ticket.0 && !entry.ready);
+        let Some(entry) = entry else {
+            return Err(ChannelError::BadRequest {
+                channel: self.name.clone(),
+                reason: format!("receive {} waits for no consumption", ticket.0),
+            });
+        };
+        entry.ready = true;
+        self.consume_ready()?;
+        Ok(Posted::Accepted)
+    }
+
+    fn cancel(&mut self, token: u64) -> Cancel {
+        let in_flight = self.sends.iter().any(|(of, _)| *of == token)
+            || self.receives.iter().any(|receiving| receiving.token == token);
+        if in_flight {
+            Cancel::Unsupported
+        } else {
+            Cancel::Done
+        }
+    }
+
+    fn readiness(&self) -> Readiness<'_> {
+        Readiness::PollOnly
+    }
+
+    fn in_flight(&self) -> usize {
+        self.sends.len() + self.receives.len() + self.failed.len()
+    }
+
+    fn close(&mut self) {
+        // Closing a comm is the only way to get memory back from a plugin; registrations go after.
+        for result in [
+            self.send.take().map(SendComm::close),
+            self.receive.take().map(RecvComm::close),
+        ]
+        .into_iter()
+        .flatten()
+        {
+            if let Err(error) = result {
+                tracing::warn!(channel = %self.name, %error, "closing a comm of the plugin");
+            }
+        }
+        self.send_registrations.clear();
+        self.receive_registrations.clear();
+        self.unconsumed.clear();
+        let error = self.closed_error();
+        let tokens = self
+            .sends
+            .drain(..)
+            .map(|(token, _)| token)
+            .chain(self.receives.drain(..).map(|receiving| receiving.token));
+        self.failed.extend(tokens.map(|token| Completion::Failed {
+            token,
+            error: error.clone(),
+        }));
+    }
+
+    fn closed(&self) -> bool {
+        self.send.is_none() && self.failed.is_empty()
+    }
+
+    fn describe(&self) -> String {
+        self.name.clone()
+    }
+
+    fn stats(&self) -> ChannelStats {
+        self.stats
+    }
+}
+
+/// Plugins take 32-bit tags and ignore them; the low half is enough for their logs.
+fn tag(tag: u64) -> i32 {
+    (tag & 0x7fff_ffff) as i32
+}
