@@ -1,1 +1,13 @@
-//! The tcpx protocol without I/O: handshake, frames, scatter lists, matching, windows.
+//! The tcpx protocol without I/O.
+//!
+//! Everything here is a function of bytes and values: no socket, no clock, no thread, no unsafe
+//! code. Callers move the bytes and pass the time. Whatever arrives from a peer, a plugin or the
+//! kernel becomes a checked value or a typed error, never a panic.
+//!
+//! The bytes are specified in `docs/wire-protocol.md`.
+
+#![forbid(unsafe_code)]
+
+pub mod frame;
+
+pub use frame::{Frame, Level, Role, Settings, Tag, TransferId};
