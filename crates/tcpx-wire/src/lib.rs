@@ -8,6 +8,8 @@
 
 #![forbid(unsafe_code)]
 
+mod crc;
+
 pub mod frame;
 
 pub use frame::{Frame, Level, Role, Settings, Tag, TransferId};
