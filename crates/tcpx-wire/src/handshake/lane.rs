@@ -1,7 +1,7 @@
 //! Both sides of a lane that joins a session.
 
 use super::error::Status;
-use super::mac::{self, MAC_BYTES};
+use super::mac::{self, MAC_BYTES, Proof};
 use super::message::{
     Collector, HEAD_BYTES, Head, LANE_CHALLENGE_BYTES, LANE_HELLO_BYTES, PURPOSE_LANE, array,
 };
@@ -71,14 +71,14 @@ impl LaneClient {
                 };
                 let proofs = Proofs::new(&self.key, &self.hello, &challenge);
                 self.state = State::Accept(proofs.server);
-                Ok(Step::Send(Message::from(&proofs.client)))
+                Ok(Step::Send(Message::from(&proofs.client.0)))
             }
             State::Accept(proof) => match self.collector.message(input) {
                 None => {
                     self.state = State::Accept(proof);
                     Ok(Step::NeedMore)
                 }
-                Some(arrived) if mac::equal(&arrived, &proof) => Ok(Step::Done(())),
+                Some(arrived) if proof.is(&arrived) => Ok(Step::Done(())),
                 Some(_) => Err(HandshakeError::LaneProof { lane: self.lane }),
             },
             State::Ended => Err(HandshakeError::Ended),
@@ -228,8 +228,8 @@ impl LaneServer {
         let Some(arrived) = self.collector.message(input) else {
             return Ok(Step::NeedMore);
         };
-        let genuine = mac::equal(&arrived, &proofs.client);
-        let send = Message::from(&proofs.server);
+        let genuine = proofs.client.is(&arrived);
+        let send = Message::from(&proofs.server.0);
         self.proofs = None;
         if !genuine {
             return Err(HandshakeError::LaneProof { lane: self.lane });
@@ -294,8 +294,8 @@ pub(super) fn request(
 /// The proofs of both sides of a lane.
 #[derive(Debug)]
 struct Proofs {
-    client: [u8; MAC_BYTES],
-    server: [u8; MAC_BYTES],
+    client: Proof,
+    server: Proof,
 }
 
 impl Proofs {
@@ -305,8 +305,8 @@ impl Proofs {
         challenge: &[u8; LANE_CHALLENGE_BYTES],
     ) -> Self {
         Self {
-            client: mac::mac(&key.0, &[b"tcpx lane client", hello, challenge]),
-            server: mac::mac(&key.0, &[b"tcpx lane server", hello, challenge]),
+            client: Proof(mac::mac(&key.0, &[b"tcpx lane client", hello, challenge])),
+            server: Proof(mac::mac(&key.0, &[b"tcpx lane server", hello, challenge])),
         }
     }
 }
@@ -315,7 +315,7 @@ impl Proofs {
 enum State {
     Challenge,
     /// Holds the server's proof, which must arrive.
-    Accept([u8; MAC_BYTES]),
+    Accept(Proof),
     Ended,
 }
 

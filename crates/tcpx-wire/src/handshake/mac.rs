@@ -1,5 +1,7 @@
 //! The proofs: HMAC-SHA256 over labelled transcripts, and the keys for them.
 
+use std::fmt;
+
 use hkdf::Hkdf;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -67,6 +69,21 @@ pub(super) fn mac(key: &[u8; 32], parts: &[&[u8]]) -> [u8; MAC_BYTES] {
 /// Compares proofs, or messages that hold one, in constant time.
 pub(super) fn equal<const BYTES: usize>(left: &[u8; BYTES], right: &[u8; BYTES]) -> bool {
     left.as_slice().ct_eq(right.as_slice()).into()
+}
+
+/// A proof that is waited for; `Debug` hides it, because it is secret until it arrives.
+pub(super) struct Proof(pub(super) [u8; MAC_BYTES]);
+
+impl Proof {
+    pub(super) fn is(&self, arrived: &[u8; MAC_BYTES]) -> bool {
+        equal(&self.0, arrived)
+    }
+}
+
+impl fmt::Debug for Proof {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Proof(hidden)")
+    }
 }
 
 /// The shared key as HMAC key; all zero when neither side has one.

@@ -1,7 +1,7 @@
 //! The server's side: every accepted connection begins here.
 
 use super::error::Status;
-use super::mac::{self, Hellos, MAC_BYTES};
+use super::mac::{self, Hellos, MAC_BYTES, Proof};
 use super::message::{
     CAPABILITIES_AT, CLIENT_HELLO_BYTES, Collector, Head, LANE_HELLO_BYTES, NONCE_AT,
     PURPOSE_CONTROL, PURPOSE_LANE, SERVER_HELLO_BYTES, WELCOME_BYTES, array,
@@ -177,7 +177,7 @@ impl ServerHandshake {
         let (id, session_key) = hellos.session(key);
         let theirs = u64::from_le_bytes(array(client, CAPABILITIES_AT));
         self.state = State::Proof(Pending {
-            proof: hellos.client_proof(key),
+            proof: Proof(hellos.client_proof(key)),
             session: Session {
                 id,
                 key: session_key,
@@ -198,7 +198,7 @@ impl ServerHandshake {
             return Ok(ServerStep::NeedMore);
         };
         let Pending { proof, session } = pending;
-        if !mac::equal(&arrived, &proof) {
+        if !proof.is(&arrived) {
             return Err(HandshakeError::WrongKey);
         }
         let send = Message::from(&welcome(session.id, &session.key, session.capabilities));
@@ -229,7 +229,7 @@ enum State {
 /// What becomes valid once the client proved itself.
 #[derive(Debug)]
 struct Pending {
-    proof: [u8; MAC_BYTES],
+    proof: Proof,
     session: Session,
 }
 
