@@ -1,1 +1,26 @@
-//! The tcpx protocol without I/O: handshake, frames, scatter lists, matching, windows.
+//! The tcpx protocol without I/O.
+//!
+//! Everything here is a function of bytes and values: no socket, no clock, no thread, no unsafe
+//! code. Callers move the bytes and pass the time. Whatever arrives from a peer, a plugin or the
+//! kernel becomes a checked value or a typed error, never a panic.
+//!
+//! The bytes are specified in `docs/wire-protocol.md`.
+
+#![forbid(unsafe_code)]
+
+mod crc;
+
+pub mod chunk_header;
+pub mod descriptor;
+pub mod frame;
+pub mod handshake;
+pub mod key;
+pub mod plan;
+pub mod scatter;
+
+pub use chunk_header::{ChunkHeader, ChunkHeaderError};
+pub use descriptor::{Descriptor, Descriptors, Limits, ScatterError};
+pub use frame::{Frame, FrameDecoder, FrameError, Level, Role, Settings, Tag, TransferId};
+pub use key::{Key, KeyError};
+pub use plan::{Chunk, ChunkPlan, PlanError};
+pub use scatter::{Fragment, ScatterList};

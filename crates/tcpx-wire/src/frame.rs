@@ -1,0 +1,287 @@
+//! Control frames: everything two sessions tell each other besides payload.
+//!
+//! All integers are little endian. A frame is a 16-byte header (magic, kind, flags, body length,
+//! sequence, CRC32C) and a body of at most [`MAX_BODY_BYTES`].
+
+mod body;
+mod decoder;
+mod detail;
+mod encode;
+mod error;
+mod placed;
+mod settings;
+
+pub use decoder::FrameDecoder;
+pub use detail::Detail;
+pub use encode::encode;
+pub use error::{EncodeError, FrameError};
+pub use placed::{InvalidPlaced, PlacedChunks};
+pub use settings::{InvalidSettings, Settings};
+
+/// Bytes of a frame's header.
+pub const HEADER_BYTES: usize = 16;
+/// Most bytes of a frame's body.
+pub const MAX_BODY_BYTES: usize = 65_536 + 64;
+/// Most bytes of the payload of [`Frame::Setup`].
+pub const MAX_SETUP_BYTES: usize = 32 * 1024;
+/// Most bytes of the payload of [`Frame::Eager`].
+pub const MAX_EAGER_BYTES: usize = 16 * 1024;
+
+/// First two bytes of a frame, as an integer ("XT" on the wire).
+const MAGIC: u16 = 0x5458;
+
+/// One control frame.
+///
+/// The enum is complete: a kind that is not listed is an error at the receiver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// First frame of each side after the handshake.
+    Settings(Settings),
+    /// Set-up advertisement of the network in use; opaque to the protocol.
+    Setup {
+        /// Round of the exchange, counted from 0.
+        round: u16,
+        /// No further round follows from this side.
+        last: bool,
+        /// At most [`MAX_SETUP_BYTES`].
+        payload: Vec<u8>,
+    },
+    /// The data channels of this side are up.
+    Ready,
+    /// Sender to receiver, in send order: a transfer waits to be granted.
+    Announce {
+        /// The sender's name for the transfer.
+        transfer: TransferId,
+        /// What the receive must match.
+        tag: Tag,
+        /// Length of the transfer in bytes.
+        bytes: u64,
+        /// The completion level the sender asks for.
+        level: Level,
+    },
+    /// Receiver to sender: the transfer has a destination, send it.
+    Grant {
+        /// The transfer.
+        transfer: TransferId,
+        /// Length in bytes of every chunk but the last; at least 1.
+        chunk_bytes: u32,
+        /// Chunk sequence number (per direction) of the transfer's chunk 0.
+        first_sequence: u64,
+        /// The agreed completion level.
+        level: Level,
+    },
+    /// Receiver to sender: the transfer will not be received.
+    Refuse {
+        /// The transfer.
+        transfer: TransferId,
+        /// Why.
+        reason: RefuseReason,
+    },
+    /// Announcement and payload of a small transfer in one frame.
+    Eager {
+        /// The sender's name for the transfer.
+        transfer: TransferId,
+        /// What the receive must match.
+        tag: Tag,
+        /// The completion level the sender asks for.
+        level: Level,
+        /// At most [`MAX_EAGER_BYTES`].
+        payload: Vec<u8>,
+    },
+    /// Receiver to sender: the eager payload is at its destination.
+    EagerDone {
+        /// The transfer.
+        transfer: TransferId,
+    },
+    /// Receiver to sender: eager payload left the receiver's buffer.
+    EagerCredit {
+        /// Bytes given back.
+        bytes: u32,
+    },
+    /// Receiver to sender: chunks were unpacked at their destination.
+    Placed {
+        /// The transfer.
+        transfer: TransferId,
+        /// Which chunks.
+        chunks: PlacedChunks,
+    },
+    /// Sender to receiver, level verified: checksum of the source.
+    Digest {
+        /// The transfer.
+        transfer: TransferId,
+        /// CRC32C of all its bytes.
+        crc32c: u32,
+    },
+    /// Receiver to sender, level verified: the comparison's outcome.
+    Verdict {
+        /// The transfer.
+        transfer: TransferId,
+        /// CRC32C of the destination.
+        crc32c: u32,
+        /// Source and destination agree.
+        matches: bool,
+    },
+    /// The transfer ends early.
+    Cancel {
+        /// The transfer.
+        transfer: TransferId,
+        /// The part that the side which sends this frame plays in the transfer.
+        from: Role,
+        /// Why.
+        reason: CancelReason,
+        /// The same for a person, with who owed the next step.
+        detail: Detail,
+    },
+    /// Answer to [`Frame::Cancel`]: this side's data plane is quiet for the transfer.
+    Cancelled {
+        /// The transfer.
+        transfer: TransferId,
+        /// The part that the side which sends this frame plays in the transfer.
+        from: Role,
+    },
+    /// Proof of life.
+    Heartbeat {
+        /// Counts this side's heartbeats from 0.
+        counter: u64,
+    },
+    /// This side sends no new transfer and will close.
+    Goodbye {
+        /// Why.
+        reason: GoodbyeReason,
+        /// The same for a person.
+        detail: Detail,
+    },
+    /// Answer to [`Frame::Goodbye`]: nothing further follows from this side.
+    GoodbyeAck,
+}
+
+impl Frame {
+    /// Number of the kind on the wire, from 1.
+    fn kind(&self) -> u8 {
+        match self {
+            Self::Settings(_) => 1,
+            Self::Setup { .. } => 2,
+            Self::Ready => 3,
+            Self::Announce { .. } => 4,
+            Self::Grant { .. } => 5,
+            Self::Refuse { .. } => 6,
+            Self::Eager { .. } => 7,
+            Self::EagerDone { .. } => 8,
+            Self::EagerCredit { .. } => 9,
+            Self::Placed { .. } => 10,
+            Self::Digest { .. } => 11,
+            Self::Verdict { .. } => 12,
+            Self::Cancel { .. } => 13,
+            Self::Cancelled { .. } => 14,
+            Self::Heartbeat { .. } => 15,
+            Self::Goodbye { .. } => 16,
+            Self::GoodbyeAck => 17,
+        }
+    }
+
+    /// Name of the kind, for logs and errors.
+    pub fn name(&self) -> &'static str {
+        kind_name(self.kind()).unwrap_or("unknown")
+    }
+}
+
+/// Name of a kind's number; `None` when no such kind exists.
+fn kind_name(kind: u8) -> Option<&'static str> {
+    const NAMES: [&str; 17] = [
+        "settings",
+        "setup",
+        "ready",
+        "announce",
+        "grant",
+        "refuse",
+        "eager",
+        "eager-done",
+        "eager-credit",
+        "placed",
+        "digest",
+        "verdict",
+        "cancel",
+        "cancelled",
+        "heartbeat",
+        "goodbye",
+        "goodbye-ack",
+    ];
+    NAMES.get(usize::from(kind).checked_sub(1)?).copied()
+}
+
+/// Names a transfer; chosen by its sender, unique per direction, increasing by one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TransferId(pub u64);
+
+/// What a receive matches on; first in, first out among equal tags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tag(pub u64);
+
+/// When a transfer counts as complete.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Level {
+    /// The source may be reused.
+    Sent = 0,
+    /// Every byte is at its destination, and the sender knows.
+    #[default]
+    Placed = 1,
+    /// Checksums of source and destination were compared.
+    Verified = 2,
+}
+
+/// A side's part in one transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Role {
+    /// Owns the source.
+    Sender = 0,
+    /// Owns the destination.
+    Receiver = 1,
+}
+
+/// Why a receiver refuses an announced transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RefuseReason {
+    /// The matching receive is smaller than the transfer.
+    TooLarge {
+        /// Bytes the receive could hold.
+        capacity: u64,
+    },
+    /// The matching receive was cancelled.
+    Cancelled,
+    /// The receiver shuts down.
+    Shutdown,
+    /// The matching receive's deadline passed.
+    DeadlineExpired,
+}
+
+/// Why a transfer is cancelled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum CancelReason {
+    /// The program asked for it.
+    Requested = 0,
+    /// Its deadline passed.
+    DeadlineExpired = 1,
+    /// A data channel failed.
+    ChannelFailed = 2,
+    /// A copy to or from memory failed.
+    MemoryFailed = 3,
+    /// The side shuts down.
+    Shutdown = 4,
+    /// The other side broke the protocol in this transfer.
+    Protocol = 5,
+}
+
+/// Why a session ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum GoodbyeReason {
+    /// The program closed the connection.
+    Normal = 0,
+    /// The process shuts down.
+    Shutdown = 1,
+    /// The session failed; the detail says how.
+    Error = 2,
+}
