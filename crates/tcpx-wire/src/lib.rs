@@ -9,5 +9,9 @@
 #![forbid(unsafe_code)]
 
 pub mod frame;
+pub mod session;
+pub mod time;
 
 pub use frame::{Frame, Level, Role, Settings, Tag, TransferId};
+pub use session::Session;
+pub use time::Time;
