@@ -14,10 +14,24 @@
 //! Every operation ends with exactly one [`Action::Complete`], and not before the data plane lets
 //! go of its memory, except where [`Memory::Held`] says otherwise.
 
+mod acks;
 mod action;
+mod cancel;
+mod chunk_set;
+mod clock;
 mod config;
+mod ending;
 mod error;
+mod frames;
+mod incoming;
+mod liveness;
+mod matching;
+mod outgoing;
 mod stall;
+mod standing;
+mod stream;
+#[cfg(test)]
+mod tests;
 
 pub use action::{Action, Chunk, Completed, Memory, OperationId, ReceiveRequest, SendRequest};
 pub use config::{Agreed, CHUNK_GRAIN_BYTES, Config, Deadlines, MAX_TRANSFER_BYTES};
@@ -27,13 +41,52 @@ pub use error::{
 };
 pub use stall::{OperationState, Owes, StallReport};
 
-use crate::frame::Frame;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use acks::Acks;
+use clock::Timers;
+use ending::Ending;
+use incoming::Incoming;
+use liveness::Liveness;
+use matching::Matching;
+use outgoing::Outgoing;
+use stream::ChunkStream;
+
+use crate::frame::{Frame, MAX_SETUP_BYTES, TransferId};
 use crate::time::Time;
 
 /// One side of a connection after the handshake.
 #[derive(Debug)]
 pub struct Session {
     config: Config,
+    agreed: Option<Agreed>,
+    local_ready: bool,
+    peer_ready: bool,
+    ending: Ending,
+    liveness: Liveness,
+    timers: Timers,
+    transmit: VecDeque<Frame>,
+    actions: VecDeque<Action>,
+
+    sends: BTreeMap<TransferId, Outgoing>,
+    next_send: u64,
+    send_stream: ChunkStream,
+    /// Bytes of the peer's eager credit in use.
+    eager_used: u64,
+
+    receives: BTreeMap<OperationId, Incoming>,
+    /// Receives by the transfer they matched.
+    by_transfer: BTreeMap<TransferId, OperationId>,
+    next_receive: u64,
+    next_arrival: u64,
+    receive_stream: ChunkStream,
+    matching: Matching,
+    acks: Acks,
+    /// Eager bytes of the peer that this side holds.
+    eager_held: u64,
+    /// Eager bytes that left this side's buffer and were not yet given back.
+    credit_owed: u64,
 }
 
 impl Session {
@@ -42,13 +95,38 @@ impl Session {
     /// # Errors
     /// When a setting is out of bounds.
     pub fn new(config: Config, now: Time) -> Result<Self, SessionError> {
-        let _ = (now, Agreed::new(&config.ours, &config.ours)?);
-        Ok(Self { config })
+        Agreed::new(&config.ours, &config.ours)?;
+        let interval = Duration::from_millis(config.ours.heartbeat_ms.into());
+        let dead_after = Duration::from_millis(config.ours.dead_after_ms.into());
+        Ok(Self {
+            agreed: None,
+            local_ready: false,
+            peer_ready: false,
+            ending: Ending::Open,
+            liveness: Liveness::new(now, interval, dead_after),
+            timers: Timers::default(),
+            transmit: VecDeque::from([Frame::Settings(config.ours.clone())]),
+            actions: VecDeque::new(),
+            sends: BTreeMap::new(),
+            next_send: 0,
+            send_stream: ChunkStream::default(),
+            eager_used: 0,
+            receives: BTreeMap::new(),
+            by_transfer: BTreeMap::new(),
+            next_receive: 0,
+            next_arrival: 0,
+            receive_stream: ChunkStream::default(),
+            matching: Matching::default(),
+            acks: Acks::default(),
+            eager_held: 0,
+            credit_owed: 0,
+            config,
+        })
     }
 
     /// What both sides agreed on; `None` before [`Action::PeerSettings`].
     pub fn agreed(&self) -> Option<&Agreed> {
-        todo!()
+        self.agreed.as_ref()
     }
 
     /// Sends a set-up advertisement of the network.
@@ -57,14 +135,30 @@ impl Session {
     /// When the payload is longer than [`MAX_SETUP_BYTES`](crate::frame::MAX_SETUP_BYTES), or the
     /// session ended.
     pub fn setup(&mut self, round: u16, last: bool, payload: Vec<u8>) -> Result<(), RequestError> {
-        let _ = (round, last, payload);
-        todo!()
+        if self.closing() {
+            return Err(RequestError::Closed);
+        }
+        if payload.len() > MAX_SETUP_BYTES {
+            return Err(RequestError::SetupLength {
+                bytes: payload.len(),
+                most: MAX_SETUP_BYTES,
+            });
+        }
+        self.transmit.push_back(Frame::Setup {
+            round,
+            last,
+            payload,
+        });
+        Ok(())
     }
 
     /// The data channels of this side are up. Chunks are posted once both sides said so.
-    pub fn ready(&mut self, now: Time) {
-        let _ = now;
-        todo!()
+    pub fn ready(&mut self) {
+        if !self.ended() && !std::mem::replace(&mut self.local_ready, true) {
+            self.transmit.push_back(Frame::Ready);
+            self.pump_sends();
+            self.pump_receives();
+        }
     }
 
     /// Starts a send. An eager payload for which there is no room any more is dropped, and the send
@@ -73,14 +167,15 @@ impl Session {
     /// # Errors
     /// When the bounds of the session do not allow it, or it closes. Nothing was started then.
     pub fn send(&mut self, now: Time, request: SendRequest) -> Result<OperationId, RequestError> {
-        let _ = (now, request);
-        todo!()
+        self.start_send(now, request)
     }
 
     /// Whether a payload of this length may travel eagerly now.
     pub fn eager_allowed(&self, bytes: u64) -> bool {
-        let _ = bytes;
-        todo!()
+        self.agreed.is_some_and(|agreed| {
+            let free = u64::from(agreed.eager_credit).saturating_sub(self.eager_used);
+            agreed.eager_limit > 0 && bytes <= free.min(agreed.eager_limit.into())
+        })
     }
 
     /// Starts a receive.
@@ -92,41 +187,37 @@ impl Session {
         now: Time,
         request: ReceiveRequest,
     ) -> Result<OperationId, RequestError> {
-        let _ = (now, request);
-        todo!()
+        self.start_receive(now, request)
     }
 
     /// Ends an operation early. It still ends with one [`Action::Complete`], successfully when the
     /// peer had already placed everything. An ended operation is left alone.
     pub fn cancel(&mut self, now: Time, operation: OperationId) {
-        let _ = (now, operation);
-        todo!()
+        self.cancel_operation(now, operation, EndCause::Cancelled);
     }
 
     /// Closes in order: receives that match nothing end, transfers under way are finished and
     /// acknowledged, then the peer is told. [`Action::Closed`] follows, after
     /// [`Config::close_timeout`] at the latest.
     pub fn close(&mut self, now: Time) {
-        let _ = now;
-        todo!()
+        self.begin_close(now);
     }
 
     /// The source of a posted chunk may be reused.
     pub fn chunk_sent(&mut self, now: Time, operation: OperationId, index: u32) {
-        let _ = (now, operation, index);
-        todo!()
+        if let Some(transfer) = operation.sent_transfer() {
+            self.send_chunk_sent(now, transfer, index);
+        }
     }
 
     /// A posted chunk arrived with this many bytes, in place or in the bounce pool.
     pub fn chunk_arrived(&mut self, now: Time, operation: OperationId, index: u32, bytes: u64) {
-        let _ = (now, operation, index, bytes);
-        todo!()
+        self.receive_chunk_arrived(now, operation, index, bytes);
     }
 
     /// An arrived chunk is at its destination, and its place in the bounce pool was given back.
     pub fn chunk_placed(&mut self, now: Time, operation: OperationId, index: u32) {
-        let _ = (now, operation, index);
-        todo!()
+        self.receive_chunk_placed(now, operation, index);
     }
 
     /// The data plane cannot finish an operation.
@@ -137,26 +228,25 @@ impl Session {
         index: Option<u32>,
         failure: DataFailure,
     ) {
-        let _ = (now, operation, index, failure);
-        todo!()
+        self.fail_operation(now, operation, index, failure);
     }
 
     /// Answer to [`Action::StopData`]: nothing points at the operation's memory any more.
     pub fn data_quiet(&mut self, now: Time, operation: OperationId) {
-        let _ = (now, operation);
-        todo!()
+        self.quiet(now, operation);
     }
 
     /// Answer to [`Action::DeliverEager`].
     pub fn eager_copied(&mut self, now: Time, operation: OperationId) {
-        let _ = (now, operation);
-        todo!()
+        self.receive_eager_copied(now, operation);
     }
 
     /// Answer to [`Action::ComputeDigest`].
     pub fn digest(&mut self, now: Time, operation: OperationId, crc32c: u32) {
-        let _ = (now, operation, crc32c);
-        todo!()
+        match operation.sent_transfer() {
+            Some(transfer) => self.send_digest(now, transfer, crc32c),
+            None => self.receive_digest(now, operation, crc32c),
+        }
     }
 
     /// Takes a frame of the peer.
@@ -164,30 +254,54 @@ impl Session {
     /// # Errors
     /// When the peer broke the protocol; the caller then calls [`Session::fail`].
     pub fn frame(&mut self, now: Time, frame: Frame) -> Result<(), SessionError> {
-        let _ = (now, frame);
-        todo!()
+        self.take_frame(now, frame)
     }
 
     /// The next frame for the peer.
     pub fn poll_transmit(&mut self, now: Time) -> Option<Frame> {
-        let _ = now;
-        todo!()
+        self.next_frame(now)
     }
 
     /// The next thing to do.
     pub fn poll_action(&mut self) -> Option<Action> {
-        todo!()
+        if self.actions.is_empty() {
+            self.report_closed();
+        }
+        self.actions.pop_front()
     }
 
     /// When [`Session::handle_timeout`] is due, at the latest. May come earlier than needed.
     pub fn next_timeout(&self) -> Option<Time> {
-        todo!()
+        let mut due = self.timers.first();
+        if !self.ended() {
+            let others = [
+                self.acks.due,
+                self.close_due(),
+                Some(self.liveness.next_due()),
+            ];
+            due = due.into_iter().chain(others.into_iter().flatten()).min();
+        }
+        due
     }
 
     /// Does what time brings: deadlines, delayed acknowledgements, heartbeats.
     pub fn handle_timeout(&mut self, now: Time) {
-        let _ = now;
-        todo!()
+        if !self.ended() {
+            self.check_liveness(now);
+        }
+        while let Some(operation) = self.timers.take_due(now) {
+            self.expire(now, operation);
+        }
+        if self.ended() {
+            return;
+        }
+        if self.close_due().is_some_and(|until| until <= now) {
+            let limit = self.config.close_timeout;
+            return self.fail_with(now, ConnectionFailure::CloseTimedOut { limit });
+        }
+        if self.acks.ready(now) {
+            self.flush_acks();
+        }
     }
 
     /// The connection is lost. Operations whose memory the data plane may still touch get
@@ -195,13 +309,44 @@ impl Session {
     /// at the latest, then with [`Memory::Held`]); all others end at once. [`Action::Closed`] is
     /// the last action.
     pub fn fail(&mut self, now: Time, failure: ConnectionFailure) {
-        let _ = (now, failure);
-        todo!()
+        self.fail_with(now, failure);
     }
 
     /// Every live operation and where it stands.
     pub fn snapshot(&self, now: Time) -> Vec<OperationState> {
-        let _ = now;
-        todo!()
+        self.every_state(now)
     }
+
+    /// Whether chunks may go to the data channels.
+    fn may_post(&self) -> bool {
+        self.local_ready && self.peer_ready && !self.ended()
+    }
+
+    fn check_room(&self, outstanding: usize) -> Result<(), RequestError> {
+        if self.closing() {
+            return Err(RequestError::Closed);
+        }
+        let limit = self.config.max_operations;
+        if outstanding >= limit {
+            return Err(RequestError::Full { limit });
+        }
+        Ok(())
+    }
+}
+
+fn unexpected(
+    frame: &'static str,
+    expected: &'static str,
+    found: impl Into<String>,
+) -> SessionError {
+    SessionError::Unexpected {
+        frame,
+        expected,
+        found: found.into(),
+    }
+}
+
+fn crc32c(bytes: &[u8]) -> u32 {
+    // The algorithm's results are 32 bits wide.
+    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }

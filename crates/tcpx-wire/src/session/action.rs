@@ -9,6 +9,8 @@ use crate::frame::{Level, Settings, Tag, TransferId};
 pub struct OperationId(u64);
 
 impl OperationId {
+    pub(super) const FIRST: Self = Self(0);
+
     pub(super) fn send(transfer: TransferId) -> Self {
         Self(transfer.0 << 1)
     }
