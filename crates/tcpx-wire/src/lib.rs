@@ -17,10 +17,14 @@ pub mod handshake;
 pub mod key;
 pub mod plan;
 pub mod scatter;
+pub mod session;
+pub mod time;
 
 pub use chunk_header::{ChunkHeader, ChunkHeaderError};
 pub use descriptor::{Descriptor, Descriptors, Limits, ScatterError};
 pub use frame::{Frame, FrameDecoder, FrameError, Level, Role, Settings, Tag, TransferId};
 pub use key::{Key, KeyError};
-pub use plan::{Chunk, ChunkPlan, PlanError};
+pub use plan::{ChunkPlan, PlanError};
 pub use scatter::{Fragment, ScatterList};
+pub use session::Session;
+pub use time::Time;

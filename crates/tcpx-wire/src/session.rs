@@ -1,0 +1,352 @@
+//! The state machine of one connection: matching, grants, windows, acknowledgements, deadlines.
+//!
+//! A [`Session`] sees no socket and no clock. Its caller feeds it requests, the peer's frames, the
+//! data plane's reports and the time, then takes out frames ([`Session::poll_transmit`]) and
+//! actions ([`Session::poll_action`]) until both are empty, and calls again at
+//! [`Session::next_timeout`]. Any call may produce both, `poll_transmit` included.
+//!
+//! Each side sends and receives. A send is announced; the peer matches it to a receive of the same
+//! tag, first in, first out, and grants it. The chunks of granted transfers form one stream per
+//! direction in grant order; both sides post them to the data channels in that order. Chunks that
+//! are placed at their destination are acknowledged. Small transfers may travel in the announcement
+//! (eager) within the receiver's credit.
+//!
+//! Every operation ends with exactly one [`Action::Complete`], and not before the data plane lets
+//! go of its memory, except where [`Memory::Held`] says otherwise.
+
+mod acks;
+mod action;
+mod cancel;
+mod chunk_set;
+mod clock;
+mod config;
+mod ending;
+mod error;
+mod frames;
+mod incoming;
+mod liveness;
+mod matching;
+mod outgoing;
+mod stall;
+mod standing;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+pub use action::{Action, Chunk, Completed, Memory, OperationId, ReceiveRequest, SendRequest};
+pub use config::{Agreed, CHUNK_GRAIN_BYTES, Config, Deadlines, MAX_TRANSFER_BYTES};
+pub use error::{
+    AckProblem, ConnectionFailure, DataFailure, Delivered, EndCause, OperationError, RequestError,
+    SessionError,
+};
+pub use stall::{OperationState, Owes, StallReport};
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use acks::Acks;
+use clock::Timers;
+use ending::Ending;
+use incoming::Incoming;
+use liveness::Liveness;
+use matching::Matching;
+use outgoing::Outgoing;
+use stream::ChunkStream;
+
+use crate::frame::{Frame, MAX_SETUP_BYTES, TransferId};
+use crate::time::Time;
+
+/// One side of a connection after the handshake.
+#[derive(Debug)]
+pub struct Session {
+    config: Config,
+    agreed: Option<Agreed>,
+    local_ready: bool,
+    peer_ready: bool,
+    ending: Ending,
+    liveness: Liveness,
+    timers: Timers,
+    transmit: VecDeque<Frame>,
+    actions: VecDeque<Action>,
+
+    sends: BTreeMap<TransferId, Outgoing>,
+    next_send: u64,
+    send_stream: ChunkStream,
+    /// Bytes of the peer's eager credit in use.
+    eager_used: u64,
+
+    receives: BTreeMap<OperationId, Incoming>,
+    /// Receives by the transfer they matched.
+    by_transfer: BTreeMap<TransferId, OperationId>,
+    next_receive: u64,
+    next_arrival: u64,
+    receive_stream: ChunkStream,
+    matching: Matching,
+    acks: Acks,
+    /// Eager bytes of the peer that this side holds.
+    eager_held: u64,
+    /// Eager bytes that left this side's buffer and were not yet given back.
+    credit_owed: u64,
+}
+
+impl Session {
+    /// A session whose first frame, the settings, waits for transmission.
+    ///
+    /// # Errors
+    /// When a setting is out of bounds.
+    pub fn new(config: Config, now: Time) -> Result<Self, SessionError> {
+        Agreed::new(&config.ours, &config.ours)?;
+        let interval = Duration::from_millis(config.ours.heartbeat_ms.into());
+        let dead_after = Duration::from_millis(config.ours.dead_after_ms.into());
+        Ok(Self {
+            agreed: None,
+            local_ready: false,
+            peer_ready: false,
+            ending: Ending::Open,
+            liveness: Liveness::new(now, interval, dead_after),
+            timers: Timers::default(),
+            transmit: VecDeque::from([Frame::Settings(config.ours.clone())]),
+            actions: VecDeque::new(),
+            sends: BTreeMap::new(),
+            next_send: 0,
+            send_stream: ChunkStream::default(),
+            eager_used: 0,
+            receives: BTreeMap::new(),
+            by_transfer: BTreeMap::new(),
+            next_receive: 0,
+            next_arrival: 0,
+            receive_stream: ChunkStream::default(),
+            matching: Matching::default(),
+            acks: Acks::default(),
+            eager_held: 0,
+            credit_owed: 0,
+            config,
+        })
+    }
+
+    /// What both sides agreed on; `None` before [`Action::PeerSettings`].
+    pub fn agreed(&self) -> Option<&Agreed> {
+        self.agreed.as_ref()
+    }
+
+    /// Sends a set-up advertisement of the network.
+    ///
+    /// # Errors
+    /// When the payload is longer than [`MAX_SETUP_BYTES`](crate::frame::MAX_SETUP_BYTES), or the
+    /// session ended.
+    pub fn setup(&mut self, round: u16, last: bool, payload: Vec<u8>) -> Result<(), RequestError> {
+        if self.closing() {
+            return Err(RequestError::Closed);
+        }
+        if payload.len() > MAX_SETUP_BYTES {
+            return Err(RequestError::SetupLength {
+                bytes: payload.len(),
+                most: MAX_SETUP_BYTES,
+            });
+        }
+        self.transmit.push_back(Frame::Setup {
+            round,
+            last,
+            payload,
+        });
+        Ok(())
+    }
+
+    /// The data channels of this side are up. Chunks are posted once both sides said so.
+    pub fn ready(&mut self) {
+        if !self.ended() && !std::mem::replace(&mut self.local_ready, true) {
+            self.transmit.push_back(Frame::Ready);
+            self.pump_sends();
+            self.pump_receives();
+        }
+    }
+
+    /// Starts a send. An eager payload for which there is no room any more is dropped, and the send
+    /// is announced instead.
+    ///
+    /// # Errors
+    /// When the bounds of the session do not allow it, or it closes. Nothing was started then.
+    pub fn send(&mut self, now: Time, request: SendRequest) -> Result<OperationId, RequestError> {
+        self.start_send(now, request)
+    }
+
+    /// Whether a payload of this length may travel eagerly now.
+    pub fn eager_allowed(&self, bytes: u64) -> bool {
+        self.agreed.is_some_and(|agreed| {
+            let free = u64::from(agreed.eager_credit).saturating_sub(self.eager_used);
+            agreed.eager_limit > 0 && bytes <= free.min(agreed.eager_limit.into())
+        })
+    }
+
+    /// Starts a receive.
+    ///
+    /// # Errors
+    /// When the bounds of the session do not allow it, or it closes. Nothing was started then.
+    pub fn receive(
+        &mut self,
+        now: Time,
+        request: ReceiveRequest,
+    ) -> Result<OperationId, RequestError> {
+        self.start_receive(now, request)
+    }
+
+    /// Ends an operation early. It still ends with one [`Action::Complete`], successfully when the
+    /// peer had already placed everything. An ended operation is left alone.
+    pub fn cancel(&mut self, now: Time, operation: OperationId) {
+        self.cancel_operation(now, operation, EndCause::Cancelled);
+    }
+
+    /// Closes in order: receives that match nothing end, transfers under way are finished and
+    /// acknowledged, then the peer is told. [`Action::Closed`] follows, after
+    /// [`Config::close_timeout`] at the latest.
+    pub fn close(&mut self, now: Time) {
+        self.begin_close(now);
+    }
+
+    /// The source of a posted chunk may be reused.
+    pub fn chunk_sent(&mut self, now: Time, operation: OperationId, index: u32) {
+        if let Some(transfer) = operation.sent_transfer() {
+            self.send_chunk_sent(now, transfer, index);
+        }
+    }
+
+    /// A posted chunk arrived with this many bytes, in place or in the bounce pool.
+    pub fn chunk_arrived(&mut self, now: Time, operation: OperationId, index: u32, bytes: u64) {
+        self.receive_chunk_arrived(now, operation, index, bytes);
+    }
+
+    /// An arrived chunk is at its destination, and its place in the bounce pool was given back.
+    pub fn chunk_placed(&mut self, now: Time, operation: OperationId, index: u32) {
+        self.receive_chunk_placed(now, operation, index);
+    }
+
+    /// The data plane cannot finish an operation.
+    pub fn data_failed(
+        &mut self,
+        now: Time,
+        operation: OperationId,
+        index: Option<u32>,
+        failure: DataFailure,
+    ) {
+        self.fail_operation(now, operation, index, failure);
+    }
+
+    /// Answer to [`Action::StopData`]: nothing points at the operation's memory any more.
+    pub fn data_quiet(&mut self, now: Time, operation: OperationId) {
+        self.quiet(now, operation);
+    }
+
+    /// Answer to [`Action::DeliverEager`].
+    pub fn eager_copied(&mut self, now: Time, operation: OperationId) {
+        self.receive_eager_copied(now, operation);
+    }
+
+    /// Answer to [`Action::ComputeDigest`].
+    pub fn digest(&mut self, now: Time, operation: OperationId, crc32c: u32) {
+        match operation.sent_transfer() {
+            Some(transfer) => self.send_digest(now, transfer, crc32c),
+            None => self.receive_digest(now, operation, crc32c),
+        }
+    }
+
+    /// Takes a frame of the peer.
+    ///
+    /// # Errors
+    /// When the peer broke the protocol; the caller then calls [`Session::fail`].
+    pub fn frame(&mut self, now: Time, frame: Frame) -> Result<(), SessionError> {
+        self.take_frame(now, frame)
+    }
+
+    /// The next frame for the peer.
+    pub fn poll_transmit(&mut self, now: Time) -> Option<Frame> {
+        self.next_frame(now)
+    }
+
+    /// The next thing to do.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        if self.actions.is_empty() {
+            self.report_closed();
+        }
+        self.actions.pop_front()
+    }
+
+    /// When [`Session::handle_timeout`] is due, at the latest. May come earlier than needed.
+    pub fn next_timeout(&self) -> Option<Time> {
+        let mut due = self.timers.first();
+        if !self.ended() {
+            let others = [
+                self.acks.due,
+                self.close_due(),
+                Some(self.liveness.next_due()),
+            ];
+            due = due.into_iter().chain(others.into_iter().flatten()).min();
+        }
+        due
+    }
+
+    /// Does what time brings: deadlines, delayed acknowledgements, heartbeats.
+    pub fn handle_timeout(&mut self, now: Time) {
+        if !self.ended() {
+            self.check_liveness(now);
+        }
+        while let Some(operation) = self.timers.take_due(now) {
+            self.expire(now, operation);
+        }
+        if self.ended() {
+            return;
+        }
+        if self.close_due().is_some_and(|until| until <= now) {
+            let limit = self.config.close_timeout;
+            return self.fail_with(now, ConnectionFailure::CloseTimedOut { limit });
+        }
+        if self.acks.ready(now) {
+            self.flush_acks();
+        }
+    }
+
+    /// The connection is lost. Operations whose memory the data plane may still touch get
+    /// [`Action::StopData`] and end with [`Session::data_quiet`] (after [`Config::cancel_timeout`]
+    /// at the latest, then with [`Memory::Held`]); all others end at once. [`Action::Closed`] is
+    /// the last action.
+    pub fn fail(&mut self, now: Time, failure: ConnectionFailure) {
+        self.fail_with(now, failure);
+    }
+
+    /// Every live operation and where it stands.
+    pub fn snapshot(&self, now: Time) -> Vec<OperationState> {
+        self.every_state(now)
+    }
+
+    /// Whether chunks may go to the data channels.
+    fn may_post(&self) -> bool {
+        self.local_ready && self.peer_ready && !self.ended()
+    }
+
+    fn check_room(&self, outstanding: usize) -> Result<(), RequestError> {
+        if self.closing() {
+            return Err(RequestError::Closed);
+        }
+        let limit = self.config.max_operations;
+        if outstanding >= limit {
+            return Err(RequestError::Full { limit });
+        }
+        Ok(())
+    }
+}
+
+fn unexpected(
+    frame: &'static str,
+    expected: &'static str,
+    found: impl Into<String>,
+) -> SessionError {
+    SessionError::Unexpected {
+        frame,
+        expected,
+        found: found.into(),
+    }
+}
+
+fn crc32c(bytes: &[u8]) -> u32 {
+    // The algorithm's results are 32 bits wide.
+    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
+}

@@ -1,0 +1,136 @@
+//! Coalesced acknowledgements of placed chunks.
+
+use std::collections::BTreeSet;
+
+use super::Session;
+use super::action::OperationId;
+use super::config::Config;
+use super::incoming::ReceiveStage;
+use crate::frame::{Frame, PlacedChunks, TransferId};
+use crate::time::Time;
+
+/// Which receives owe acknowledgements, and by when.
+#[derive(Debug, Default)]
+pub(super) struct Acks {
+    dirty: BTreeSet<OperationId>,
+    pending: u32,
+    pub(super) due: Option<Time>,
+    ready: bool,
+}
+
+impl Acks {
+    /// A chunk was placed; `first` when the operation owed no acknowledgement before.
+    pub(super) fn placed(
+        &mut self,
+        now: Time,
+        operation: OperationId,
+        first: bool,
+        config: &Config,
+    ) {
+        if first {
+            self.dirty.insert(operation);
+        }
+        self.pending += 1;
+        self.due.get_or_insert(now + config.ack_delay);
+        self.ready |= self.pending >= config.ack_batch;
+    }
+
+    pub(super) fn ready(&self, now: Time) -> bool {
+        self.ready || self.due.is_some_and(|due| due <= now)
+    }
+
+    fn paid(&mut self, operation: OperationId, chunks: usize) {
+        self.dirty.remove(&operation);
+        self.pending = self
+            .pending
+            .saturating_sub(u32::try_from(chunks).unwrap_or(u32::MAX));
+        if self.dirty.is_empty() {
+            *self = Self::default();
+        }
+    }
+}
+
+impl Session {
+    /// Turns every pending acknowledgement into frames.
+    pub(super) fn flush_acks(&mut self) {
+        while let Some(operation) = self.acks.dirty.first().copied() {
+            self.flush_acks_of(operation);
+        }
+    }
+
+    pub(super) fn flush_acks_of(&mut self, operation: OperationId) {
+        let mut chunks = Vec::new();
+        if let Some(receive) = self.receives.get_mut(&operation)
+            && let Some(matched) = &mut receive.matched
+            && let ReceiveStage::Granted(granted) = &mut matched.stage
+        {
+            std::mem::swap(&mut chunks, &mut granted.unacked);
+            chunks.sort_unstable();
+            for run in runs(&chunks) {
+                if let Some(frame) = placed_frame(matched.transfer, run) {
+                    self.transmit.push_back(frame);
+                }
+            }
+            let paid = chunks.len();
+            // The buffer is used again.
+            chunks.clear();
+            std::mem::swap(&mut chunks, &mut granted.unacked);
+            self.acks.paid(operation, paid);
+        } else {
+            self.acks.paid(operation, 0);
+        }
+    }
+
+    pub(super) fn forget_acks(&mut self) {
+        self.acks = Acks::default();
+    }
+}
+
+/// Cuts ascending chunks into pieces that one frame can report.
+fn runs(chunks: &[u32]) -> impl Iterator<Item = &[u32]> {
+    let mut rest = chunks;
+    std::iter::from_fn(move || {
+        let first = *rest.first()?;
+        let span = u32::from(PlacedChunks::MAX_COUNT);
+        let end = rest.partition_point(|chunk| chunk - first < span);
+        let (run, tail) = rest.split_at(end);
+        rest = tail;
+        Some(run)
+    })
+}
+
+fn placed_frame(transfer: TransferId, run: &[u32]) -> Option<Frame> {
+    let (first, last) = (*run.first()?, *run.last()?);
+    let count = u16::try_from(last - first + 1).ok()?;
+    let mut chunks = PlacedChunks::new(first, count).ok()?;
+    for chunk in run {
+        chunks.insert(*chunk);
+    }
+    Some(Frame::Placed { transfer, chunks })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_span_at_most_one_frame() {
+        let chunks = [0, 5, 1023, 1024, 2047, 2048, u32::MAX - 1, u32::MAX];
+        let runs: Vec<&[u32]> = runs(&chunks).collect();
+        assert_eq!(
+            runs,
+            [
+                &[0, 5, 1023][..],
+                &[1024, 2047],
+                &[2048],
+                &[u32::MAX - 1, u32::MAX]
+            ]
+        );
+        for run in runs {
+            let Some(Frame::Placed { chunks, .. }) = placed_frame(TransferId(1), run) else {
+                panic!("no frame for {run:?}");
+            };
+            assert_eq!(chunks.iter().collect::<Vec<_>>(), run);
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! What the application asks for and what the session asks its caller to do.
+
+use super::config::Deadlines;
+use super::error::{ConnectionFailure, OperationError};
+use crate::frame::{Level, Settings, Tag, TransferId};
+
+/// Names one send or receive of this side; never reused within a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OperationId(u64);
+
+impl OperationId {
+    pub(super) const FIRST: Self = Self(0);
+
+    pub(super) fn send(transfer: TransferId) -> Self {
+        Self(transfer.0 << 1)
+    }
+
+    pub(super) fn receive(number: u64) -> Self {
+        Self(number << 1 | 1)
+    }
+
+    /// The transfer of a send; `None` for a receive, whose transfer is known once it is matched.
+    pub fn sent_transfer(self) -> Option<TransferId> {
+        (self.0 & 1 == 0).then_some(TransferId(self.0 >> 1))
+    }
+
+    /// As a number, for logs and tables.
+    pub fn as_u64(self) -> u64 {
+        self.0
+    }
+}
+
+/// A send.
+#[derive(Clone, Debug)]
+pub struct SendRequest {
+    /// What the receive must match.
+    pub tag: Tag,
+    /// Length in bytes, at most [`MAX_TRANSFER_BYTES`](super::MAX_TRANSFER_BYTES).
+    pub bytes: u64,
+    /// When it counts as complete. Where the receiver asks for [`Level::Verified`] the send takes
+    /// part and ends verified too, whatever is asked here.
+    pub level: Level,
+    /// Its own deadlines; `None` takes those of the [`Config`](super::Config).
+    pub deadlines: Option<Deadlines>,
+    /// The payload, where the caller can read it and
+    /// [`Session::eager_allowed`](super::Session::eager_allowed) says yes.
+    pub eager: Option<Vec<u8>>,
+}
+
+/// A receive.
+#[derive(Clone, Copy, Debug)]
+pub struct ReceiveRequest {
+    /// Matches the oldest arrival of this tag.
+    pub tag: Tag,
+    /// Bytes the destination can hold.
+    pub capacity: u64,
+    /// [`Level::Verified`] compares checksums; the others complete when every byte is placed.
+    pub level: Level,
+    /// Its own deadlines; `None` takes those of the [`Config`](super::Config).
+    pub deadlines: Option<Deadlines>,
+}
+
+/// One piece of a transfer on one data channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// Counts the chunks of its transfer from 0.
+    pub index: u32,
+    /// Where it starts in the transfer, in bytes.
+    pub offset: u64,
+    /// Its length in bytes; at least 1.
+    pub length: u32,
+    /// Its place in the direction's stream of chunks.
+    pub sequence: u64,
+    /// The data channel that carries it, counted from 0.
+    pub channel: u16,
+}
+
+/// How a successful operation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completed {
+    /// Bytes transferred; a receive may hold more.
+    pub bytes: u64,
+    /// The level that was reached.
+    pub level: Level,
+}
+
+/// Whether an ended operation's memory is free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// Nothing of the data plane points at it any more.
+    Released,
+    /// The data plane did not confirm in time that it stopped; the memory must stay alive until
+    /// its channels are closed. The connection fails as well.
+    Held,
+}
+
+/// What the caller has to do. Taken from [`Session::poll_action`](super::Session::poll_action) in
+/// order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// The peer's settings; [`Session::agreed`](super::Session::agreed) answers from now on.
+    PeerSettings(Settings),
+    /// A set-up advertisement of the peer's network.
+    Setup {
+        /// Round of the exchange.
+        round: u16,
+        /// The peer sends no further round.
+        last: bool,
+        /// Opaque.
+        payload: Vec<u8>,
+    },
+    /// The peer's data channels are up.
+    PeerReady,
+    /// Give the chunk to its channel; answer
+    /// [`chunk_sent`](super::Session::chunk_sent) when the source may be reused.
+    ///
+    /// Per channel these come in sequence order. Chunks of transfers that were cancelled first
+    /// are left out.
+    PostSend {
+        /// The send.
+        operation: OperationId,
+        /// What to send.
+        chunk: Chunk,
+        /// Its transfer.
+        transfer: TransferId,
+        /// Its tag, for the log.
+        tag: Tag,
+    },
+    /// Post the chunk's destination on its channel; answer
+    /// [`chunk_arrived`](super::Session::chunk_arrived), then
+    /// [`chunk_placed`](super::Session::chunk_placed). Ordered like `PostSend`.
+    PostReceive {
+        /// The receive.
+        operation: OperationId,
+        /// What will arrive.
+        chunk: Chunk,
+        /// Its transfer.
+        transfer: TransferId,
+        /// Its tag, for the log.
+        tag: Tag,
+    },
+    /// The peer placed a chunk of a send, see
+    /// [`Config::report_acknowledged`](super::Config::report_acknowledged).
+    ChunkAcknowledged {
+        /// The send.
+        operation: OperationId,
+        /// The chunk.
+        chunk: Chunk,
+    },
+    /// Copy the payload to the start of the receive's destination; answer
+    /// [`eager_copied`](super::Session::eager_copied).
+    DeliverEager {
+        /// The receive.
+        operation: OperationId,
+        /// At most the receive's capacity.
+        payload: Vec<u8>,
+    },
+    /// Compute CRC32C over the first `bytes` bytes of the operation's memory; answer
+    /// [`digest`](super::Session::digest). For a send it may be asked while chunks are in flight.
+    ComputeDigest {
+        /// The operation.
+        operation: OperationId,
+        /// Length in bytes; may be 0.
+        bytes: u64,
+    },
+    /// Stop every access to the operation's memory; answer
+    /// [`data_quiet`](super::Session::data_quiet) when none is left.
+    StopData {
+        /// The operation.
+        operation: OperationId,
+    },
+    /// The operation ended; exactly one per operation.
+    Complete {
+        /// The operation.
+        operation: OperationId,
+        /// How.
+        outcome: Result<Completed, OperationError>,
+        /// Whether its memory is free.
+        memory: Memory,
+    },
+    /// The session ended, every operation before it. Transmit what
+    /// [`poll_transmit`](super::Session::poll_transmit) still has as far as possible, then close.
+    Closed {
+        /// Why, unless one of the sides closed it in order.
+        failure: Option<ConnectionFailure>,
+    },
+}

@@ -1,0 +1,92 @@
+//! Deadlines of operations.
+
+use std::collections::BTreeSet;
+
+use super::action::OperationId;
+use super::config::Deadlines;
+use crate::time::Time;
+
+/// The times of one operation.
+#[derive(Clone, Debug)]
+pub(super) struct OperationClock {
+    deadlines: Deadlines,
+    created: Time,
+    progress: Time,
+    armed: Option<Time>,
+}
+
+/// Which deadline passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Expired {
+    Stall,
+    Total,
+}
+
+impl OperationClock {
+    pub(super) fn new(deadlines: Deadlines, now: Time) -> Self {
+        Self {
+            deadlines,
+            created: now,
+            progress: now,
+            armed: None,
+        }
+    }
+
+    pub(super) fn progressed(&mut self, now: Time) {
+        self.progress = self.progress.max(now);
+    }
+
+    pub(super) fn waited(&self, now: Time) -> std::time::Duration {
+        now.saturating_since(self.progress)
+    }
+
+    /// When the first deadline passes if nothing happens.
+    pub(super) fn due(&self) -> Time {
+        let stall = self.progress + self.deadlines.stall;
+        match self.deadlines.total {
+            Some(total) => stall.min(self.created + total),
+            None => stall,
+        }
+    }
+
+    pub(super) fn expired(&self, now: Time) -> Option<Expired> {
+        let total = self.deadlines.total.map(|total| self.created + total);
+        if total.is_some_and(|total| total <= now) {
+            Some(Expired::Total)
+        } else if self.progress + self.deadlines.stall <= now {
+            Some(Expired::Stall)
+        } else {
+            None
+        }
+    }
+}
+
+/// One wake-up per operation, never later than its deadline. Progress moves deadlines without
+/// touching this; a wake-up that turns out early is set again.
+#[derive(Debug, Default)]
+pub(super) struct Timers(BTreeSet<(Time, OperationId)>);
+
+impl Timers {
+    pub(super) fn arm(&mut self, clock: &mut OperationClock, operation: OperationId, at: Time) {
+        self.disarm(clock, operation);
+        clock.armed = Some(at);
+        self.0.insert((at, operation));
+    }
+
+    pub(super) fn disarm(&mut self, clock: &mut OperationClock, operation: OperationId) {
+        if let Some(at) = clock.armed.take() {
+            self.0.remove(&(at, operation));
+        }
+    }
+
+    pub(super) fn first(&self) -> Option<Time> {
+        self.0.first().map(|(at, _)| *at)
+    }
+
+    /// Takes an operation whose wake-up is due out of the list.
+    pub(super) fn take_due(&mut self, now: Time) -> Option<OperationId> {
+        let first = self.0.first().copied().filter(|(at, _)| *at <= now)?;
+        self.0.remove(&first);
+        Some(first.1)
+    }
+}

@@ -1,0 +1,139 @@
+//! What one side is configured with, and what both sides agree on.
+
+use std::time::Duration;
+
+use super::error::SessionError;
+use crate::frame::Settings;
+
+/// Smallest chunk both sides may agree on, and what every chunk size is a multiple of.
+pub const CHUNK_GRAIN_BYTES: u32 = 4096;
+/// Longest transfer: [`u32::MAX`] chunks of the smallest size.
+pub const MAX_TRANSFER_BYTES: u64 = CHUNK_GRAIN_BYTES as u64 * u32::MAX as u64;
+
+/// How long an operation may take. Both clocks are the caller's [`Time`](crate::time::Time).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadlines {
+    /// Longest time without any progress of this very operation; 30 s by default.
+    pub stall: Duration,
+    /// Longest time from the request to its end; none by default.
+    pub total: Option<Duration>,
+}
+
+impl Default for Deadlines {
+    fn default() -> Self {
+        Self {
+            stall: Duration::from_secs(30),
+            total: None,
+        }
+    }
+}
+
+/// Parameters of one side of a session.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// What the peer is told.
+    pub ours: Settings,
+    /// For operations that bring none of their own.
+    pub deadlines: Deadlines,
+    /// Placed chunks that are acknowledged without waiting for more; 64 by default.
+    pub ack_batch: u32,
+    /// Longest time a placed chunk waits for its acknowledgement; 50 us by default.
+    pub ack_delay: Duration,
+    /// Most operations at a time per direction, those included that ended here but that the peer
+    /// still owes an answer for; also the most unmatched arrivals. 4096 by default.
+    pub max_operations: usize,
+    /// Whether the network can drop one transfer and keep its channels. Where it cannot, the end
+    /// of a granted operation by cancel, deadline or failure ends the connection too.
+    pub cancellable: bool,
+    /// Whether a chunk keeps its place in the send window until the peer acknowledged it, instead
+    /// of until [`Session::chunk_sent`](super::Session::chunk_sent). Off by default.
+    pub hold_until_placed: bool,
+    /// Whether [`Action::ChunkAcknowledged`](super::Action::ChunkAcknowledged) is wanted. Off by
+    /// default.
+    pub report_acknowledged: bool,
+    /// Longest time [`Session::close`](super::Session::close) takes; 2 s by default.
+    pub close_timeout: Duration,
+    /// Longest wait for the data plane and the peer to stop a cancelled operation; 5 s by default.
+    pub cancel_timeout: Duration,
+}
+
+impl Config {
+    /// The defaults with these settings, for a network that can cancel.
+    pub fn new(ours: Settings) -> Self {
+        Self {
+            ours,
+            deadlines: Deadlines::default(),
+            ack_batch: 64,
+            ack_delay: Duration::from_micros(50),
+            max_operations: 4096,
+            cancellable: true,
+            hold_until_placed: false,
+            report_acknowledged: false,
+            close_timeout: Duration::from_secs(2),
+            cancel_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+/// What both sides' settings make together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Agreed {
+    /// Data channels in use: the lesser of both sides.
+    pub channels: u16,
+    /// Bytes of every chunk but the last of a transfer: the lesser of both sides.
+    pub chunk_bytes: u32,
+    /// Chunks in flight per channel from here: our send window, at most the peer's receive window.
+    pub send_window: u16,
+    /// Chunks posted per channel to here.
+    pub receive_window: u16,
+    /// Longest eager payload from here in bytes.
+    pub eager_limit: u32,
+    /// Eager bytes the peer holds for us.
+    pub eager_credit: u32,
+    /// Time between heartbeats from here: ours, at most a third of the peer's patience.
+    pub heartbeat: Duration,
+    /// Silence after which the peer is given up.
+    pub dead_after: Duration,
+}
+
+impl Agreed {
+    /// # Errors
+    /// When the peer's settings are out of bounds, or do not fit ours.
+    pub(super) fn new(ours: &Settings, theirs: &Settings) -> Result<Self, SessionError> {
+        theirs.validate()?;
+        if theirs.network != ours.network {
+            return Err(SessionError::NetworkMismatch {
+                ours: ours.network.clone(),
+                theirs: theirs.network.clone(),
+            });
+        }
+        for chunk_bytes in [ours.chunk_bytes, theirs.chunk_bytes] {
+            if chunk_bytes < CHUNK_GRAIN_BYTES || chunk_bytes % CHUNK_GRAIN_BYTES != 0 {
+                return Err(SessionError::ChunkBytes {
+                    arrived: chunk_bytes,
+                });
+            }
+        }
+        // Below this even a busy but healthy side would look dead or do nothing but prove its life.
+        const LEAST_PATIENCE_MS: u32 = 30;
+        for dead_after_ms in [ours.dead_after_ms, theirs.dead_after_ms] {
+            if dead_after_ms < LEAST_PATIENCE_MS {
+                return Err(SessionError::Patience {
+                    arrived_ms: dead_after_ms,
+                    least_ms: LEAST_PATIENCE_MS,
+                });
+            }
+        }
+        let heartbeat_ms = ours.heartbeat_ms.min(theirs.dead_after_ms / 3);
+        Ok(Self {
+            channels: ours.channels.min(theirs.channels),
+            chunk_bytes: ours.chunk_bytes.min(theirs.chunk_bytes),
+            send_window: ours.send_window.min(theirs.receive_window),
+            receive_window: ours.receive_window,
+            eager_limit: ours.eager_limit.min(theirs.eager_limit),
+            eager_credit: theirs.eager_credit,
+            heartbeat: Duration::from_millis(heartbeat_ms.into()),
+            dead_after: Duration::from_millis(ours.dead_after_ms.into()),
+        })
+    }
+}

@@ -1,0 +1,160 @@
+//! How a session ends: closed in order, failed, or closed by the peer.
+
+use super::Session;
+use super::action::{Action, OperationId};
+use super::error::{ConnectionFailure, Delivered, EndCause};
+use crate::frame::{Frame, GoodbyeReason, RefuseReason};
+use crate::time::Time;
+
+#[derive(Debug)]
+pub(super) enum Ending {
+    Open,
+    /// Finishes what is under way.
+    Closing {
+        until: Time,
+        goodbye_sent: bool,
+    },
+    /// Nothing is sent or taken any more; operations may still wait for the data plane.
+    Ended {
+        failure: Option<ConnectionFailure>,
+        reported: bool,
+    },
+}
+
+impl Session {
+    pub(super) fn closing(&self) -> bool {
+        !matches!(self.ending, Ending::Open)
+    }
+
+    pub(super) fn ended(&self) -> bool {
+        matches!(self.ending, Ending::Ended { .. })
+    }
+
+    pub(super) fn begin_close(&mut self, now: Time) {
+        if self.closing() {
+            return;
+        }
+        self.ending = Ending::Closing {
+            until: now + self.config.close_timeout,
+            goodbye_sent: false,
+        };
+        while let Some(transfer) = self.matching.first_arrival() {
+            if let Some(arrival) = self.matching.remove_arrival(transfer) {
+                self.refuse(arrival, RefuseReason::Shutdown);
+            }
+        }
+        while let Some((_, operation)) = self.matching.first_receive() {
+            self.begin_cancel_receive(now, operation, EndCause::Closed);
+        }
+    }
+
+    /// Says goodbye once nothing is under way.
+    pub(super) fn advance_close(&mut self) {
+        if let Ending::Closing { goodbye_sent, .. } = &mut self.ending
+            && !*goodbye_sent
+            && self.sends.is_empty()
+            && self.receives.is_empty()
+        {
+            *goodbye_sent = true;
+            self.transmit.push_back(Frame::Goodbye {
+                reason: GoodbyeReason::Normal,
+                detail: "every operation ended".into(),
+            });
+        }
+    }
+
+    pub(super) fn goodbye_sent(&self) -> bool {
+        matches!(
+            self.ending,
+            Ending::Closing {
+                goodbye_sent: true,
+                ..
+            }
+        )
+    }
+
+    pub(super) fn close_due(&self) -> Option<Time> {
+        match self.ending {
+            Ending::Closing { until, .. } => Some(until),
+            Ending::Open | Ending::Ended { .. } => None,
+        }
+    }
+
+    pub(super) fn fail_with(&mut self, now: Time, failure: ConnectionFailure) {
+        if self.ended() {
+            return;
+        }
+        match &failure {
+            ConnectionFailure::Control { .. } => self.transmit.clear(),
+            _ if self.goodbye_sent() => {}
+            failure => {
+                let reason = match failure {
+                    ConnectionFailure::CloseTimedOut { .. } => GoodbyeReason::Shutdown,
+                    _ => GoodbyeReason::Error,
+                };
+                let detail = failure.to_string().into();
+                self.transmit.push_back(Frame::Goodbye { reason, detail });
+            }
+        }
+        let cause = EndCause::ConnectionLost(failure.clone());
+        self.end_all(now, &cause, Some(failure));
+    }
+
+    pub(super) fn end_all(
+        &mut self,
+        now: Time,
+        cause: &EndCause,
+        failure: Option<ConnectionFailure>,
+    ) {
+        self.ending = Ending::Ended {
+            failure,
+            reported: false,
+        };
+        self.matching.clear();
+        self.forget_acks();
+        let sends: Vec<_> = self.sends.keys().copied().collect();
+        for transfer in sends {
+            let Some(send) = self.sends.get_mut(&transfer) else {
+                continue;
+            };
+            if send.completed {
+                let operation = OperationId::send(transfer);
+                self.timers.disarm(&mut send.clock, operation);
+                self.sends.remove(&transfer);
+            } else if send.cancel.is_some() {
+                self.settle_send(now, transfer);
+            } else {
+                self.begin_cancel_send(now, transfer, cause.clone());
+            }
+        }
+        let receives: Vec<_> = self.receives.keys().copied().collect();
+        for operation in receives {
+            let Some(receive) = self.receives.get_mut(&operation) else {
+                continue;
+            };
+            if receive.completed {
+                self.timers.disarm(&mut receive.clock, operation);
+                self.forget_receive(operation);
+            } else if receive.cancel.is_some() {
+                self.settle_receive(now, operation);
+            } else if receive.matched.is_none() {
+                self.end_receive(operation, Err((cause.clone(), Delivered::None)));
+            } else {
+                self.begin_cancel_receive(now, operation, cause.clone());
+            }
+        }
+    }
+
+    /// Reports the end once every operation ended.
+    pub(super) fn report_closed(&mut self) {
+        if let Ending::Ended { failure, reported } = &mut self.ending
+            && !*reported
+            && self.sends.is_empty()
+            && self.receives.is_empty()
+        {
+            *reported = true;
+            let failure = failure.take();
+            self.actions.push_back(Action::Closed { failure });
+        }
+    }
+}

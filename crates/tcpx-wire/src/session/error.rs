@@ -1,0 +1,423 @@
+//! Every way a request, an operation or a session goes wrong.
+
+use std::fmt;
+use std::time::Duration;
+
+use thiserror::Error;
+
+use super::config::MAX_TRANSFER_BYTES;
+use super::stall::StallReport;
+use crate::frame::{CancelReason, GoodbyeReason, InvalidSettings, RefuseReason, Role, TransferId};
+
+/// A request that the session did not take.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum RequestError {
+    /// Too many operations.
+    #[error(
+        "{limit} operations are outstanding in this direction, the most allowed; wait for one to end"
+    )]
+    Full {
+        /// The bound.
+        limit: usize,
+    },
+    /// The transfer is longer than any plan.
+    #[error(
+        "a transfer is at most {MAX_TRANSFER_BYTES} bytes, {bytes} were asked for; send it in parts"
+    )]
+    TooLong {
+        /// Bytes asked for.
+        bytes: u64,
+    },
+    /// The eager payload is not as long as the transfer.
+    #[error(
+        "the transfer is {bytes} bytes, its eager payload {payload}; pass the whole payload or none"
+    )]
+    EagerLength {
+        /// Length of the transfer.
+        bytes: u64,
+        /// Length of the payload.
+        payload: usize,
+    },
+    /// A set-up advertisement is too long.
+    #[error("a set-up advertisement is at most {most} bytes, not {bytes}; split it into rounds")]
+    SetupLength {
+        /// Its length.
+        bytes: usize,
+        /// The bound.
+        most: usize,
+    },
+    /// The session closes or has ended.
+    #[error("the connection is closing or closed; connect again")]
+    Closed,
+}
+
+/// What the peer (or the configuration) did wrong. The session is unusable then: pass it on to
+/// [`Session::fail`](super::Session::fail).
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum SessionError {
+    /// A setting is out of bounds.
+    #[error(transparent)]
+    Settings(#[from] InvalidSettings),
+    /// The sides use different networks.
+    #[error(
+        "this side uses the network {ours:?}, the peer {theirs:?}; start both with the same one"
+    )]
+    NetworkMismatch {
+        /// Ours.
+        ours: String,
+        /// The peer's.
+        theirs: String,
+    },
+    /// A chunk size that no plan can use.
+    #[error(
+        "chunk size: expected a multiple of 4096 bytes, at least 4096, {arrived} arrived; correct the setting"
+    )]
+    ChunkBytes {
+        /// What arrived.
+        arrived: u32,
+    },
+    /// A side gives up too early.
+    #[error("dead_after_ms: expected at least {least_ms}, {arrived_ms} arrived; raise the setting")]
+    Patience {
+        /// What arrived.
+        arrived_ms: u32,
+        /// The bound.
+        least_ms: u32,
+    },
+    /// A frame at a point where it means nothing.
+    #[error("{frame}: expected {expected}, but {found}; {REPORT}")]
+    Unexpected {
+        /// The frame that arrived.
+        frame: &'static str,
+        /// When it is legal.
+        expected: &'static str,
+        /// What is the case.
+        found: String,
+    },
+    /// The peer's transfers must count up by one.
+    #[error("{frame}: expected transfer {expected}, {arrived} arrived; {REPORT}", expected = expected.0, arrived = arrived.0)]
+    TransferOrder {
+        /// The frame that arrived.
+        frame: &'static str,
+        /// The next transfer.
+        expected: TransferId,
+        /// The one that arrived.
+        arrived: TransferId,
+    },
+    /// A frame for a transfer that does not exist.
+    #[error("{frame}: expected a live transfer, but {transfer} is not; {REPORT}", transfer = transfer.0)]
+    UnknownTransfer {
+        /// The frame that arrived.
+        frame: &'static str,
+        /// The transfer it names.
+        transfer: TransferId,
+    },
+    /// A field has the wrong value.
+    #[error("{frame} of transfer {transfer}: expected {field} {expected}, {arrived} arrived; {REPORT}", transfer = transfer.0)]
+    Field {
+        /// The frame that arrived.
+        frame: &'static str,
+        /// Its transfer.
+        transfer: TransferId,
+        /// The field.
+        field: &'static str,
+        /// The legal value, or the greatest one.
+        expected: u64,
+        /// The value that arrived.
+        arrived: u64,
+    },
+    /// An acknowledgement names a chunk that cannot be placed now.
+    #[error("placed, transfer {transfer}: chunk {chunk} of {chunks} {problem}; {REPORT}", transfer = transfer.0)]
+    Acknowledgement {
+        /// The transfer.
+        transfer: TransferId,
+        /// The chunk.
+        chunk: u32,
+        /// Chunks of the transfer.
+        chunks: u32,
+        /// What is wrong with it.
+        problem: AckProblem,
+    },
+    /// More eager bytes than this side holds for the peer.
+    #[error("eager, transfer {transfer}: expected at most {credit} bytes of credit used, {used} are; {REPORT}", transfer = transfer.0)]
+    EagerOverCredit {
+        /// The transfer.
+        transfer: TransferId,
+        /// Bytes granted.
+        credit: u64,
+        /// Bytes used with this frame.
+        used: u64,
+    },
+    /// More eager credit came back than was used.
+    #[error("eager credit: expected at most {used} bytes back, {arrived} arrived; {REPORT}")]
+    CreditReturned {
+        /// Bytes in use.
+        used: u64,
+        /// Bytes returned.
+        arrived: u64,
+    },
+    /// Too many transfers without a receive.
+    #[error(
+        "{limit} transfers of the peer wait for a receive, the most allowed; post receives earlier or have the peer send less ahead"
+    )]
+    TooManyUnmatched {
+        /// The bound.
+        limit: usize,
+    },
+    /// The heartbeats of a peer count up by one.
+    #[error("heartbeat: expected {expected}, {arrived} arrived; {REPORT}")]
+    Heartbeat {
+        /// The next number.
+        expected: u64,
+        /// The one that arrived.
+        arrived: u64,
+    },
+    /// The peer asks and asks but reads no answer.
+    #[error("{frames} frames wait because the peer does not read; close the connection")]
+    Backlog {
+        /// Frames waiting.
+        frames: usize,
+    },
+}
+
+const REPORT: &str = "both sides must run compatible, unmodified software; report this";
+
+/// What is wrong with an acknowledged chunk.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum AckProblem {
+    /// Beyond the end of the transfer.
+    #[error("does not exist")]
+    OutOfRange,
+    /// Not given to any channel yet.
+    #[error("was never sent")]
+    NotSent,
+    /// Acknowledged before.
+    #[error("was acknowledged before")]
+    Repeated,
+}
+
+/// How much of a failed operation's data reached the destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivered {
+    /// Not one byte of the destination was written.
+    None,
+    /// These many bytes are known to be placed; others may be written in part.
+    Partial {
+        /// Bytes placed.
+        bytes: u64,
+    },
+    /// Every byte is placed; what failed came after.
+    All,
+    /// It cannot be known.
+    Unknown,
+}
+
+impl fmt::Display for Delivered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("nothing was delivered"),
+            Self::Partial { bytes } => {
+                write!(f, "{bytes} bytes were delivered, others perhaps in part")
+            }
+            Self::All => f.write_str("everything was delivered"),
+            Self::Unknown => f.write_str("it is unknown how much was delivered"),
+        }
+    }
+}
+
+/// An operation that did not succeed.
+#[derive(Clone, Debug, Error, PartialEq)]
+#[error("{delivered}: {cause}")]
+pub struct OperationError {
+    /// Why.
+    #[source]
+    pub cause: EndCause,
+    /// What the destination holds.
+    pub delivered: Delivered,
+}
+
+/// Why an operation ended without success.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum EndCause {
+    /// The receive is smaller than the transfer; both sides end with this.
+    #[error(
+        "the transfer is {bytes} bytes, the matching receive holds {capacity}; post a receive that is large enough"
+    )]
+    TooLarge {
+        /// Length of the transfer.
+        bytes: u64,
+        /// Bytes the receive holds.
+        capacity: u64,
+    },
+    /// The receiver does not take the transfer.
+    #[error("the receiver refused the transfer: {}; send again when it is ready", refusal(*reason))]
+    Refused {
+        /// Its reason.
+        reason: RefuseReason,
+    },
+    /// [`Session::cancel`](super::Session::cancel).
+    #[error("cancelled by this program; start it again if the data is still wanted")]
+    Cancelled,
+    /// The peer ended it.
+    #[error("the peer's {} ended it, {}: {detail}; look at the peer's side", role(*from), cancellation(*reason))]
+    PeerCancelled {
+        /// The peer's part.
+        from: Role,
+        /// Its reason.
+        reason: CancelReason,
+        /// What it said.
+        detail: String,
+    },
+    /// No progress within [`Deadlines::stall`](super::Deadlines::stall).
+    #[error("stalled: {0}; look at that side or allow more time")]
+    Stalled(Box<StallReport>),
+    /// Not done within [`Deadlines::total`](super::Deadlines::total).
+    #[error("deadline passed: {0}; look at that side or allow more time")]
+    DeadlinePassed(Box<StallReport>),
+    /// The data plane failed.
+    #[error("{}: {failure}; correct it and send again", chunk_name(*chunk))]
+    Data {
+        /// The chunk, where one is concerned.
+        chunk: Option<u32>,
+        /// What happened.
+        failure: DataFailure,
+    },
+    /// Source and destination differ.
+    #[error(
+        "checksum of the source {expected:#010x}, of the destination {got:#010x}; do not use the destination, send again, and check memory and network cards when it repeats"
+    )]
+    Corrupt {
+        /// CRC32C of the source.
+        expected: u32,
+        /// CRC32C of the destination.
+        got: u32,
+    },
+    /// This side closed before the operation could start.
+    #[error("the connection was closed by this program; keep it open until its operations ended")]
+    Closed,
+    /// The peer closed the connection.
+    #[error("the peer closed the connection ({}): {detail}; connect again", goodbye(*reason))]
+    PeerClosed {
+        /// Its reason.
+        reason: GoodbyeReason,
+        /// What it said.
+        detail: String,
+    },
+    /// The connection failed.
+    #[error("the connection failed: {0}")]
+    ConnectionLost(ConnectionFailure),
+}
+
+/// What failed below an operation.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum DataFailure {
+    /// A data channel.
+    #[error("data channel failed: {0}")]
+    Channel(String),
+    /// A copy to, from or within memory.
+    #[error("memory failed: {0}")]
+    Memory(String),
+    /// The data plane reported what cannot be, so nothing it says about the operation holds.
+    #[error("data plane misreported: {0}")]
+    Misreport(String),
+}
+
+/// Why a session ended without being closed.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum ConnectionFailure {
+    /// The control connection broke.
+    #[error("control connection: {cause}; check the network and the peer, then connect again")]
+    Control {
+        /// The socket's error, or that the peer ended the stream.
+        cause: String,
+    },
+    /// The data channels broke.
+    #[error("data channels: {cause}; check the network and the peer, then connect again")]
+    Channels {
+        /// What failed.
+        cause: String,
+    },
+    /// The peer broke the protocol.
+    #[error("protocol: {0}")]
+    Protocol(#[from] SessionError),
+    /// The bytes of the peer are no frames.
+    #[error("control stream: {cause}")]
+    Frame {
+        /// The decoder's error.
+        cause: String,
+    },
+    /// The peer is silent.
+    #[error("nothing arrived from the peer for {:.3} s, expected within {:.3} s; check that it runs and that the network reaches it", silent.as_secs_f64(), limit.as_secs_f64())]
+    PeerDead {
+        /// How long.
+        silent: Duration,
+        /// How long at most.
+        limit: Duration,
+    },
+    /// An operation ended early on a network that cannot drop one transfer.
+    #[error("transfer {} ended early on a network that cannot cancel, its channels are lost; connect again", transfer.0)]
+    ChannelStateLost {
+        /// The transfer.
+        transfer: TransferId,
+    },
+    /// The data plane did not stop an operation.
+    #[error("the data plane did not let go of an operation's memory within {:.3} s; close its channels before the memory is freed", waited.as_secs_f64())]
+    DataPlaneStuck {
+        /// How long it had.
+        waited: Duration,
+    },
+    /// Closing in order took too long.
+    #[error("closing took longer than {:.3} s; wait for operations to end before closing", limit.as_secs_f64())]
+    CloseTimedOut {
+        /// How long it may take.
+        limit: Duration,
+    },
+    /// The peer ended the session because of a failure.
+    #[error("the peer gave up: {detail}; look at the peer's side")]
+    PeerFailed {
+        /// What it said.
+        detail: String,
+    },
+}
+
+fn refusal(reason: RefuseReason) -> &'static str {
+    match reason {
+        RefuseReason::TooLarge { .. } => "it is too large",
+        RefuseReason::Cancelled => "its receive was cancelled",
+        RefuseReason::Shutdown => "it shuts down",
+        RefuseReason::DeadlineExpired => "its receive's deadline passed",
+    }
+}
+
+fn role(role: Role) -> &'static str {
+    match role {
+        Role::Sender => "send",
+        Role::Receiver => "receive",
+    }
+}
+
+fn cancellation(reason: CancelReason) -> &'static str {
+    match reason {
+        CancelReason::Requested => "cancelled by its program",
+        CancelReason::DeadlineExpired => "its deadline passed",
+        CancelReason::ChannelFailed => "a data channel failed",
+        CancelReason::MemoryFailed => "its memory failed",
+        CancelReason::Shutdown => "it shuts down",
+        CancelReason::Protocol => "this side broke the protocol",
+    }
+}
+
+fn goodbye(reason: GoodbyeReason) -> &'static str {
+    match reason {
+        GoodbyeReason::Normal => "closed by its program",
+        GoodbyeReason::Shutdown => "shutting down",
+        GoodbyeReason::Error => "failed",
+    }
+}
+
+fn chunk_name(chunk: Option<u32>) -> String {
+    match chunk {
+        Some(chunk) => format!("chunk {chunk}"),
+        None => "operation".to_owned(),
+    }
+}

@@ -1,0 +1,237 @@
+//! Frames in and out.
+
+use super::Session;
+use super::action::Action;
+use super::config::Agreed;
+use super::error::{ConnectionFailure, EndCause, SessionError};
+use super::matching::Arrival;
+use super::unexpected;
+use crate::frame::{Frame, GoodbyeReason, Role, Settings, TransferId};
+use crate::time::Time;
+
+/// Most frames that wait while the peer still sends: answers to a peer that reads none.
+const MAX_BACKLOG: usize = 1 << 16;
+
+impl Session {
+    pub(super) fn take_frame(&mut self, now: Time, frame: Frame) -> Result<(), SessionError> {
+        if self.ended() {
+            return Ok(());
+        }
+        self.liveness.heard(now);
+        if self.transmit.len() > MAX_BACKLOG {
+            let frames = self.transmit.len();
+            return Err(SessionError::Backlog { frames });
+        }
+        if self.agreed.is_none() && !matches!(frame, Frame::Settings(_) | Frame::Goodbye { .. }) {
+            return Err(unexpected("first frame", "settings", "another one arrived"));
+        }
+        match frame {
+            Frame::Settings(theirs) => return self.take_settings(now, theirs),
+            Frame::Setup {
+                round,
+                last,
+                payload,
+            } => self.actions.push_back(Action::Setup {
+                round,
+                last,
+                payload,
+            }),
+            Frame::Ready => {
+                if std::mem::replace(&mut self.peer_ready, true) {
+                    return Err(unexpected("ready", "it once", "it arrived again"));
+                }
+                self.actions.push_back(Action::PeerReady);
+                self.pump_sends();
+                self.pump_receives();
+            }
+            Frame::Announce {
+                transfer,
+                tag,
+                bytes,
+                level,
+            } => {
+                let eager = None;
+                let arrival = Arrival {
+                    transfer,
+                    tag,
+                    bytes,
+                    level,
+                    eager,
+                };
+                return self.arrived(now, "announce", arrival);
+            }
+            Frame::Eager {
+                transfer,
+                tag,
+                level,
+                payload,
+            } => {
+                let arrival = Arrival {
+                    transfer,
+                    tag,
+                    bytes: payload.len() as u64,
+                    level,
+                    eager: Some(payload),
+                };
+                return self.arrived(now, "eager", arrival);
+            }
+            Frame::Grant {
+                transfer,
+                chunk_bytes,
+                first_sequence,
+                level,
+            } => return self.granted(now, transfer, chunk_bytes, first_sequence, level),
+            Frame::Refuse { transfer, reason } => return self.refused(now, transfer, reason),
+            Frame::EagerDone { transfer } => return self.eager_done(now, transfer),
+            Frame::EagerCredit { bytes } => {
+                let (used, arrived) = (self.eager_used, u64::from(bytes));
+                self.eager_used = used
+                    .checked_sub(arrived)
+                    .ok_or(SessionError::CreditReturned { used, arrived })?;
+            }
+            Frame::Placed { transfer, chunks } => return self.acknowledged(now, transfer, &chunks),
+            Frame::Digest { transfer, crc32c } => return self.peer_digest(now, transfer, crc32c),
+            Frame::Verdict {
+                transfer,
+                crc32c,
+                matches,
+            } => return self.verdict(now, transfer, crc32c, matches),
+            Frame::Cancel {
+                transfer,
+                from,
+                reason,
+                detail,
+            } => {
+                self.check_known("cancel", transfer, from)?;
+                match from {
+                    Role::Sender => self.cancelled_by_sender(now, transfer, reason, &detail),
+                    Role::Receiver => self.cancelled_by_receiver(now, transfer, reason, &detail),
+                }
+            }
+            Frame::Cancelled { transfer, from } => return self.peer_quiet(now, transfer, from),
+            Frame::Heartbeat { counter } => {
+                let expected = self.liveness.expected_beat;
+                if counter != expected {
+                    return Err(SessionError::Heartbeat {
+                        expected,
+                        arrived: counter,
+                    });
+                }
+                self.liveness.expected_beat += 1;
+            }
+            Frame::Goodbye { reason, detail } => {
+                self.transmit.push_back(Frame::GoodbyeAck);
+                let detail = detail.to_string();
+                let failure = (reason == GoodbyeReason::Error).then(|| {
+                    let detail = detail.clone();
+                    ConnectionFailure::PeerFailed { detail }
+                });
+                self.end_all(now, &EndCause::PeerClosed { reason, detail }, failure);
+            }
+            Frame::GoodbyeAck => {
+                if !self.goodbye_sent() {
+                    return Err(unexpected(
+                        "goodbye ack",
+                        "a goodbye before it",
+                        "none was sent",
+                    ));
+                }
+                self.end_all(now, &EndCause::Closed, None);
+            }
+        }
+        Ok(())
+    }
+
+    fn take_settings(&mut self, now: Time, theirs: Settings) -> Result<(), SessionError> {
+        if self.agreed.is_some() {
+            return Err(unexpected("settings", "them once", "they arrived again"));
+        }
+        let agreed = Agreed::new(&self.config.ours, &theirs)?;
+        self.send_stream
+            .configure(agreed.channels, agreed.send_window);
+        self.receive_stream
+            .configure(agreed.channels, agreed.receive_window);
+        self.liveness.configure(now, agreed.heartbeat);
+        self.agreed = Some(agreed);
+        self.actions.push_back(Action::PeerSettings(theirs));
+        Ok(())
+    }
+
+    /// `from` is the peer's part in the transfer.
+    fn check_known(
+        &self,
+        frame: &'static str,
+        transfer: TransferId,
+        from: Role,
+    ) -> Result<(), SessionError> {
+        let next = match from {
+            Role::Sender => self.next_arrival,
+            Role::Receiver => self.next_send,
+        };
+        if transfer.0 < next {
+            return Ok(());
+        }
+        Err(SessionError::UnknownTransfer { frame, transfer })
+    }
+
+    fn peer_quiet(
+        &mut self,
+        now: Time,
+        transfer: TransferId,
+        from: Role,
+    ) -> Result<(), SessionError> {
+        const FRAME: &str = "cancelled";
+        self.check_known(FRAME, transfer, from)?;
+        let cancel = match from {
+            Role::Receiver => match self.sends.get_mut(&transfer) {
+                Some(send) => send.cancel.as_mut(),
+                None => return Ok(()),
+            },
+            Role::Sender => {
+                let operation = self.by_transfer.get(&transfer);
+                match operation.and_then(|operation| self.receives.get_mut(operation)) {
+                    Some(receive) => receive.cancel.as_mut(),
+                    // It ended here before the cancel came.
+                    None => return Ok(()),
+                }
+            }
+        };
+        let Some(cancel) = cancel.filter(|cancel| !cancel.peer_quiet) else {
+            return Err(unexpected(
+                FRAME,
+                "a transfer that is being cancelled, once",
+                format!("transfer {} is not", transfer.0),
+            ));
+        };
+        cancel.peer_quiet = true;
+        match from {
+            Role::Receiver => self.settle_send(now, transfer),
+            Role::Sender => {
+                if let Some(operation) = self.by_transfer.get(&transfer).copied() {
+                    self.settle_receive(now, operation);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn next_frame(&mut self, now: Time) -> Option<Frame> {
+        if !self.ended() {
+            if self.acks.ready(now) {
+                self.flush_acks();
+            }
+            self.advance_close();
+            if self.transmit.is_empty() && self.credit_owed > 0 {
+                let bytes = u32::try_from(self.credit_owed).unwrap_or(u32::MAX);
+                self.credit_owed -= u64::from(bytes);
+                self.transmit.push_back(Frame::EagerCredit { bytes });
+            }
+        }
+        let frame = self.transmit.pop_front()?;
+        self.liveness.transmitted(now);
+        if let Frame::Announce { transfer, .. } | Frame::Eager { transfer, .. } = &frame {
+            self.send_transmitted(now, *transfer);
+        }
+        Some(frame)
+    }
+}

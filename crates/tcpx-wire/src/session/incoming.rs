@@ -1,0 +1,478 @@
+//! Receives: matched, granted or copied, posted, placed, compared.
+
+use super::action::{Action, OperationId, ReceiveRequest};
+use super::cancel::Cancelling;
+use super::chunk_set::ChunkSet;
+use super::clock::OperationClock;
+use super::config::MAX_TRANSFER_BYTES;
+use super::error::{DataFailure, EndCause, RequestError, SessionError};
+use super::matching::Arrival;
+use super::stream::Plan;
+use super::{Session, unexpected};
+use crate::frame::{Frame, Level, RefuseReason, Tag, TransferId};
+use crate::time::Time;
+
+#[derive(Debug)]
+pub(super) struct Incoming {
+    pub(super) tag: Tag,
+    pub(super) capacity: u64,
+    pub(super) asked: Level,
+    pub(super) clock: OperationClock,
+    /// It was reported complete; what is left is the peer's part.
+    pub(super) completed: bool,
+    pub(super) matched: Option<Matched>,
+    pub(super) cancel: Option<Cancelling>,
+}
+
+#[derive(Debug)]
+pub(super) struct Matched {
+    pub(super) transfer: TransferId,
+    pub(super) bytes: u64,
+    /// The level both sides reach.
+    pub(super) level: Level,
+    pub(super) stage: ReceiveStage,
+    /// The data plane computes a digest.
+    pub(super) digesting: bool,
+    /// CRC32C of the destination.
+    pub(super) digest: Option<u32>,
+    /// CRC32C of the source.
+    pub(super) expected: Option<u32>,
+}
+
+#[derive(Debug)]
+pub(super) enum ReceiveStage {
+    Eager {
+        /// The sender waits for a verdict.
+        verdict_wanted: bool,
+        copied: bool,
+        /// Bytes of the sender's credit that its payload occupies.
+        credit: u64,
+    },
+    Granted(GrantedReceive),
+}
+
+#[derive(Debug)]
+pub(super) struct GrantedReceive {
+    pub(super) plan: Plan,
+    pub(super) posted: ChunkSet,
+    pub(super) arrived: ChunkSet,
+    pub(super) placed: ChunkSet,
+    pub(super) placed_bytes: u64,
+    /// Placed and not acknowledged.
+    pub(super) unacked: Vec<u32>,
+}
+
+impl Matched {
+    pub(super) fn all_placed(&self) -> bool {
+        match &self.stage {
+            ReceiveStage::Eager { copied, .. } => *copied,
+            ReceiveStage::Granted(granted) => granted.placed.len() == granted.plan.chunks,
+        }
+    }
+
+    /// The data plane may touch the destination.
+    pub(super) fn busy(&self) -> bool {
+        self.digesting
+            || match &self.stage {
+                ReceiveStage::Eager { copied, .. } => !copied,
+                ReceiveStage::Granted(granted) => granted.posted.len() != granted.placed.len(),
+            }
+    }
+}
+
+impl Session {
+    pub(super) fn start_receive(
+        &mut self,
+        now: Time,
+        request: ReceiveRequest,
+    ) -> Result<OperationId, RequestError> {
+        self.check_room(self.receives.len())?;
+        let ReceiveRequest {
+            tag,
+            capacity,
+            level,
+            deadlines,
+        } = request;
+        let operation = OperationId::receive(self.next_receive);
+        self.next_receive += 1;
+        let mut clock = OperationClock::new(deadlines.unwrap_or(self.config.deadlines), now);
+        let due = clock.due();
+        self.timers.arm(&mut clock, operation, due);
+        self.receives.insert(
+            operation,
+            Incoming {
+                tag,
+                capacity,
+                asked: level.max(Level::Placed),
+                clock,
+                completed: false,
+                matched: None,
+                cancel: None,
+            },
+        );
+        match self.matching.take_arrival(tag) {
+            Some(arrival) => self.match_up(now, operation, arrival),
+            None => self.matching.add_receive(tag, operation),
+        }
+        Ok(operation)
+    }
+
+    pub(super) fn arrived(
+        &mut self,
+        now: Time,
+        frame: &'static str,
+        arrival: Arrival,
+    ) -> Result<(), SessionError> {
+        let transfer = arrival.transfer;
+        let expected = TransferId(self.next_arrival);
+        if transfer != expected {
+            return Err(SessionError::TransferOrder {
+                frame,
+                expected,
+                arrived: transfer,
+            });
+        }
+        self.next_arrival = self.next_arrival.saturating_add(1);
+        let limit = match &arrival.eager {
+            Some(_) => self.config.ours.eager_limit.into(),
+            None => MAX_TRANSFER_BYTES,
+        };
+        if arrival.bytes > limit {
+            return Err(SessionError::Field {
+                frame,
+                transfer,
+                field: "at most bytes",
+                expected: limit,
+                arrived: arrival.bytes,
+            });
+        }
+        if arrival.eager.is_some() {
+            let credit = self.config.ours.eager_credit.into();
+            let used = self.eager_held + arrival.bytes;
+            if used > credit {
+                return Err(SessionError::EagerOverCredit {
+                    transfer,
+                    credit,
+                    used,
+                });
+            }
+            self.eager_held = used;
+        }
+        if self.closing() {
+            self.refuse(arrival, RefuseReason::Shutdown);
+            return Ok(());
+        }
+        match self.matching.take_receive(arrival.tag) {
+            Some(operation) => self.match_up(now, operation, arrival),
+            None if self.matching.arrivals() >= self.config.max_operations => {
+                return Err(SessionError::TooManyUnmatched {
+                    limit: self.config.max_operations,
+                });
+            }
+            None => self.matching.add_arrival(arrival),
+        }
+        Ok(())
+    }
+
+    pub(super) fn refuse(&mut self, arrival: Arrival, reason: RefuseReason) {
+        if arrival.eager.is_some() {
+            self.return_credit(arrival.bytes);
+        }
+        self.transmit.push_back(Frame::Refuse {
+            transfer: arrival.transfer,
+            reason,
+        });
+    }
+
+    /// Eager payload left this side's buffer.
+    pub(super) fn return_credit(&mut self, bytes: u64) {
+        self.eager_held = self.eager_held.saturating_sub(bytes);
+        self.credit_owed += bytes;
+    }
+
+    fn match_up(&mut self, now: Time, operation: OperationId, arrival: Arrival) {
+        let (Some(receive), Some(agreed)) = (self.receives.get_mut(&operation), self.agreed) else {
+            return;
+        };
+        let Arrival {
+            transfer,
+            bytes,
+            level: sender_asked,
+            ..
+        } = arrival;
+        if bytes > receive.capacity {
+            let capacity = receive.capacity;
+            self.refuse(arrival, RefuseReason::TooLarge { capacity });
+            let cause = EndCause::TooLarge { bytes, capacity };
+            self.end_receive(operation, Err((cause, super::Delivered::None)));
+            return;
+        }
+        receive.clock.progressed(now);
+        let level = receive.asked.max(sender_asked);
+        self.by_transfer.insert(transfer, operation);
+        let mut expected = None;
+        let stage = match arrival.eager {
+            Some(payload) => {
+                expected = Some(super::crc32c(&payload));
+                self.actions
+                    .push_back(Action::DeliverEager { operation, payload });
+                ReceiveStage::Eager {
+                    verdict_wanted: sender_asked == Level::Verified,
+                    copied: false,
+                    credit: bytes,
+                }
+            }
+            None => {
+                let first_sequence = self.receive_stream.end();
+                let chunk_bytes = agreed.chunk_bytes;
+                let plan = Plan::new(bytes, chunk_bytes, first_sequence, agreed.channels);
+                self.receive_stream.append(operation, plan.chunks);
+                self.transmit.push_back(Frame::Grant {
+                    transfer,
+                    chunk_bytes,
+                    first_sequence,
+                    level,
+                });
+                ReceiveStage::Granted(GrantedReceive {
+                    plan,
+                    posted: ChunkSet::default(),
+                    arrived: ChunkSet::default(),
+                    placed: ChunkSet::default(),
+                    placed_bytes: 0,
+                    unacked: Vec::new(),
+                })
+            }
+        };
+        receive.matched = Some(Matched {
+            transfer,
+            bytes,
+            level,
+            stage,
+            digesting: false,
+            digest: None,
+            expected,
+        });
+        self.pump_receives();
+        self.settle_receive(now, operation);
+    }
+
+    pub(super) fn receive_chunk_arrived(
+        &mut self,
+        now: Time,
+        operation: OperationId,
+        index: u32,
+        bytes: u64,
+    ) {
+        let Some((receive, granted)) = self.granted_receive(operation) else {
+            return;
+        };
+        let problem = if !granted.posted.contains(index) {
+            format!("chunk {index} arrived, but was never posted")
+        } else {
+            let length = u64::from(granted.plan.chunk(index).length);
+            if bytes != length {
+                format!("chunk {index}: expected {length} bytes, {bytes} arrived")
+            } else if !granted.arrived.insert(index) {
+                format!("chunk {index} arrived twice")
+            } else {
+                receive.progressed(now);
+                return;
+            }
+        };
+        self.fail_operation(now, operation, Some(index), DataFailure::Misreport(problem));
+    }
+
+    pub(super) fn receive_chunk_placed(&mut self, now: Time, operation: OperationId, index: u32) {
+        let Some((clock, granted)) = self.granted_receive(operation) else {
+            return;
+        };
+        let problem = if !granted.arrived.contains(index) {
+            "was placed, but never arrived"
+        } else if !granted.placed.insert(index) {
+            "was placed twice"
+        } else {
+            clock.progressed(now);
+            let chunk = granted.plan.chunk(index);
+            granted.placed_bytes += u64::from(chunk.length);
+            granted.unacked.push(index);
+            let first = granted.unacked.len() == 1;
+            self.acks.placed(now, operation, first, &self.config);
+            self.receive_stream.release(chunk.channel);
+            self.pump_receive_channel(chunk.channel);
+            self.settle_receive(now, operation);
+            return;
+        };
+        let failure = DataFailure::Misreport(format!("chunk {index} {problem}"));
+        self.fail_operation(now, operation, Some(index), failure);
+    }
+
+    /// A receive whose chunks the data plane may report on.
+    fn granted_receive(
+        &mut self,
+        operation: OperationId,
+    ) -> Option<(&mut OperationClock, &mut GrantedReceive)> {
+        let receive = self.receives.get_mut(&operation)?;
+        if receive.cancel.as_ref().is_some_and(|cancel| cancel.quiet) {
+            return None;
+        }
+        match &mut receive.matched.as_mut()?.stage {
+            ReceiveStage::Granted(granted) => Some((&mut receive.clock, granted)),
+            ReceiveStage::Eager { .. } => None,
+        }
+    }
+
+    pub(super) fn receive_eager_copied(&mut self, now: Time, operation: OperationId) {
+        let Some(receive) = self.receives.get_mut(&operation) else {
+            return;
+        };
+        let Some(matched) = &mut receive.matched else {
+            return;
+        };
+        let ReceiveStage::Eager { copied, credit, .. } = &mut matched.stage else {
+            return;
+        };
+        if std::mem::replace(copied, true) {
+            return;
+        }
+        receive.clock.progressed(now);
+        let credit = std::mem::take(credit);
+        self.return_credit(credit);
+        self.settle_receive(now, operation);
+    }
+
+    pub(super) fn receive_digest(&mut self, now: Time, operation: OperationId, crc32c: u32) {
+        let Some(receive) = self.receives.get_mut(&operation) else {
+            return;
+        };
+        let Some(matched) = &mut receive.matched else {
+            return;
+        };
+        if std::mem::take(&mut matched.digesting) {
+            matched.digest = Some(crc32c);
+            receive.clock.progressed(now);
+            self.settle_receive(now, operation);
+        }
+    }
+
+    pub(super) fn peer_digest(
+        &mut self,
+        now: Time,
+        transfer: TransferId,
+        crc32c: u32,
+    ) -> Result<(), SessionError> {
+        const FRAME: &str = "digest";
+        let unknown = SessionError::UnknownTransfer {
+            frame: FRAME,
+            transfer,
+        };
+        let operation = *self.by_transfer.get(&transfer).ok_or(unknown.clone())?;
+        let receive = self.receives.get_mut(&operation).ok_or(unknown.clone())?;
+        let matched = receive.matched.as_mut().ok_or(unknown)?;
+        let wanted = matched.level == Level::Verified
+            && matched.expected.is_none()
+            && matches!(matched.stage, ReceiveStage::Granted(_));
+        if !wanted {
+            return Err(unexpected(
+                FRAME,
+                "a granted transfer to be verified, once",
+                format!("transfer {} is not", transfer.0),
+            ));
+        }
+        matched.expected = Some(crc32c);
+        receive.clock.progressed(now);
+        self.settle_receive(now, operation);
+        Ok(())
+    }
+
+    /// Does what follows once everything is placed.
+    pub(super) fn settle_receive(&mut self, now: Time, operation: OperationId) {
+        let Some(receive) = self.receives.get_mut(&operation) else {
+            return;
+        };
+        if receive.cancel.is_some() {
+            return self.settle_cancelled_receive(now, operation);
+        }
+        let Some(matched) = &mut receive.matched else {
+            return;
+        };
+        if !matched.all_placed() {
+            return;
+        }
+        let (transfer, bytes, level) = (matched.transfer, matched.bytes, matched.level);
+        let eager = match matched.stage {
+            ReceiveStage::Eager { verdict_wanted, .. } => Some(verdict_wanted),
+            ReceiveStage::Granted(_) => None,
+        };
+        if level < Level::Verified {
+            if eager.is_some() {
+                self.transmit.push_back(Frame::EagerDone { transfer });
+            }
+            return self.end_receive(operation, Ok(Level::Placed));
+        }
+        match (matched.digest, matched.expected) {
+            (None, _) if !matched.digesting => {
+                matched.digesting = true;
+                self.actions
+                    .push_back(Action::ComputeDigest { operation, bytes });
+                self.flush_acks_of(operation);
+            }
+            (Some(got), Some(expected)) => {
+                let matches = got == expected;
+                self.flush_acks_of(operation);
+                if eager.is_some() && matches {
+                    self.transmit.push_back(Frame::EagerDone { transfer });
+                }
+                if eager.is_none_or(|wanted| wanted || !matches) {
+                    self.transmit.push_back(Frame::Verdict {
+                        transfer,
+                        crc32c: got,
+                        matches,
+                    });
+                }
+                let outcome = if matches {
+                    Ok(Level::Verified)
+                } else {
+                    Err((EndCause::Corrupt { expected, got }, super::Delivered::All))
+                };
+                self.end_receive(operation, outcome);
+            }
+            _ => {}
+        }
+    }
+
+    /// Posts what the windows allow.
+    pub(super) fn pump_receives(&mut self) {
+        while self.may_post()
+            && let Some(slot) = self.receive_stream.next()
+        {
+            self.post_receive(slot.owner, slot.index);
+        }
+    }
+
+    fn pump_receive_channel(&mut self, channel: u16) {
+        while self.may_post()
+            && let Some(slot) = self.receive_stream.next_on(channel)
+        {
+            self.post_receive(slot.owner, slot.index);
+        }
+    }
+
+    fn post_receive(&mut self, operation: OperationId, index: u32) {
+        let Some(receive) = self.receives.get_mut(&operation) else {
+            return;
+        };
+        let Some(matched) = &mut receive.matched else {
+            return;
+        };
+        let ReceiveStage::Granted(granted) = &mut matched.stage else {
+            return;
+        };
+        granted.posted.insert(index);
+        self.actions.push_back(Action::PostReceive {
+            operation,
+            chunk: granted.plan.chunk(index),
+            transfer: matched.transfer,
+            tag: receive.tag,
+        });
+    }
+}

@@ -1,0 +1,72 @@
+//! Heartbeats: proof of life of the control connection, both ways.
+
+use std::time::Duration;
+
+use super::Session;
+use super::error::ConnectionFailure;
+use crate::frame::Frame;
+use crate::time::Time;
+
+#[derive(Debug)]
+pub(super) struct Liveness {
+    interval: Duration,
+    dead_after: Duration,
+    heard: Time,
+    /// When silence from here has lasted long enough.
+    beat_due: Time,
+    next_beat: u64,
+    pub(super) expected_beat: u64,
+}
+
+impl Liveness {
+    pub(super) fn new(now: Time, interval: Duration, dead_after: Duration) -> Self {
+        Self {
+            interval,
+            dead_after,
+            heard: now,
+            beat_due: now + interval,
+            next_beat: 0,
+            expected_beat: 0,
+        }
+    }
+
+    pub(super) fn configure(&mut self, now: Time, interval: Duration) {
+        self.interval = interval;
+        self.beat_due = self.beat_due.min(now + interval);
+    }
+
+    pub(super) fn heard(&mut self, now: Time) {
+        self.heard = self.heard.max(now);
+    }
+
+    pub(super) fn transmitted(&mut self, now: Time) {
+        self.beat_due = now + self.interval;
+    }
+
+    pub(super) fn next_due(&self) -> Time {
+        self.beat_due.min(self.heard + self.dead_after)
+    }
+}
+
+impl Session {
+    pub(super) fn check_liveness(&mut self, now: Time) {
+        let Liveness {
+            heard,
+            dead_after: limit,
+            ..
+        } = self.liveness;
+        if heard + limit <= now {
+            let silent = now.saturating_since(heard);
+            return self.fail_with(now, ConnectionFailure::PeerDead { silent, limit });
+        }
+        if self.liveness.beat_due <= now {
+            // A frame that waits is proof enough once it leaves.
+            if self.transmit.is_empty() {
+                let counter = self.liveness.next_beat;
+                self.liveness.next_beat += 1;
+                self.transmit.push_back(Frame::Heartbeat { counter });
+            }
+            self.liveness.transmitted(now);
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Where an operation stands and who owes its next step.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::action::OperationId;
+use crate::frame::{Role, Tag, TransferId};
+
+/// Whose turn it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Owes {
+    /// The peer has not told its settings, or not brought up its data channels.
+    PeerSetup,
+    /// This side has not brought up its data channels.
+    LocalSetup,
+    /// The control connection of this side does not take the announcement.
+    LocalControl,
+    /// The peer has not posted a matching receive, or not taken an eager payload to it.
+    PeerPostReceive,
+    /// The peer has not sent anything that this receive matches.
+    PeerSendMatching,
+    /// The peer has not sent the chunk.
+    PeerSend,
+    /// This side's network has not sent the chunk.
+    LocalNetworkSend,
+    /// The chunk was sent; the peer has not acknowledged that it is placed.
+    PeerAcknowledge,
+    /// The chunk arrived and was neither unpacked nor consumed by this side.
+    LocalUnpack,
+    /// The chunk waits for a place in its channel, which earlier transfers occupy.
+    EarlierTransfer,
+    /// This side has not computed the checksum of its memory.
+    LocalDigest,
+    /// The peer has not told the checksum of the source.
+    PeerDigest,
+    /// The peer has not told whether the checksums match.
+    PeerVerdict,
+    /// This side's data plane has not stopped a cancelled operation.
+    LocalStop,
+    /// The peer has not confirmed that a cancelled operation stopped.
+    PeerStop,
+    /// Nobody: the operation is complete.
+    Nobody,
+}
+
+impl fmt::Display for Owes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::PeerSetup => "the peer owes its set-up",
+            Self::LocalSetup => "this side owes its data channels",
+            Self::LocalControl => "this side's control connection owes the announcement",
+            Self::PeerPostReceive => "the peer owes a matching receive",
+            Self::PeerSendMatching => "the peer owes a matching send",
+            Self::PeerSend => "the peer owes the chunk's data",
+            Self::LocalNetworkSend => "this side's network owes the sending of the chunk",
+            Self::PeerAcknowledge => "the peer owes the acknowledgement of the sent chunk",
+            Self::LocalUnpack => "this side owes the unpacking of the arrived chunk",
+            Self::EarlierTransfer => "an earlier transfer on the channel owes its chunks",
+            Self::LocalDigest => "this side owes the checksum of its memory",
+            Self::PeerDigest => "the peer owes the checksum of the source",
+            Self::PeerVerdict => "the peer owes the comparison of the checksums",
+            Self::LocalStop => "this side's data plane owes the end of its access to the memory",
+            Self::PeerStop => "the peer owes the confirmation that it stopped",
+            Self::Nobody => "nobody owes anything",
+        })
+    }
+}
+
+/// Where an operation stands. Its display is one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StallReport {
+    /// This side's part.
+    pub role: Role,
+    /// The tag.
+    pub tag: Tag,
+    /// The transfer, once it is known.
+    pub transfer: Option<TransferId>,
+    /// The chunk that is waited for.
+    pub chunk: Option<u32>,
+    /// The data channel of that chunk.
+    pub channel: Option<u16>,
+    /// Where that chunk starts in the transfer, in bytes.
+    pub offset: u64,
+    /// Bytes that need nothing more: placed, at a sender placed and acknowledged.
+    pub bytes_done: u64,
+    /// Length of the transfer; the capacity of a receive that is not matched.
+    pub bytes_total: u64,
+    /// Time since the last progress.
+    pub waited: Duration,
+    /// Whose turn it is.
+    pub owes: Owes,
+    /// What the peer said about its own side, when it cancelled too.
+    pub peer: Option<String>,
+}
+
+impl fmt::Display for StallReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.role {
+            Role::Sender => "send",
+            Role::Receiver => "receive",
+        })?;
+        write!(f, " tag {}", self.tag.0)?;
+        match self.transfer {
+            Some(transfer) => write!(f, " transfer {}", transfer.0)?,
+            None => f.write_str(" (not matched)")?,
+        }
+        if let Some(chunk) = self.chunk {
+            write!(f, " chunk {chunk}")?;
+        }
+        if let Some(channel) = self.channel {
+            write!(f, " channel {channel}")?;
+        }
+        write!(
+            f,
+            " offset {}: {} of {} bytes done, no progress for {:.3} s; {}",
+            self.offset,
+            self.bytes_done,
+            self.bytes_total,
+            self.waited.as_secs_f64(),
+            self.owes
+        )?;
+        match &self.peer {
+            Some(peer) => write!(f, " (the peer says: {peer})"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// One operation in [`Session::snapshot`](super::Session::snapshot).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OperationState {
+    /// The operation.
+    pub operation: OperationId,
+    /// It was reported complete; only the peer's part is outstanding.
+    pub completed: bool,
+    /// It is being cancelled.
+    pub cancelling: bool,
+    /// Where it stands.
+    pub standing: StallReport,
+}

@@ -1,0 +1,207 @@
+//! One direction's stream of chunks: which chunk is posted next on which channel.
+
+use std::collections::VecDeque;
+
+use super::action::{Chunk, OperationId};
+
+/// How one granted transfer is cut and where it lies in the stream.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    pub(super) bytes: u64,
+    pub(super) chunk_bytes: u32,
+    pub(super) chunks: u32,
+    pub(super) first_sequence: u64,
+    channels: u16,
+}
+
+impl Plan {
+    /// Number of chunks; callers bound `bytes` by `MAX_TRANSFER_BYTES`.
+    pub(super) fn count(bytes: u64, chunk_bytes: u32) -> u32 {
+        u32::try_from(bytes.div_ceil(chunk_bytes.into())).unwrap_or(u32::MAX)
+    }
+
+    pub(super) fn new(bytes: u64, chunk_bytes: u32, first_sequence: u64, channels: u16) -> Self {
+        Self {
+            bytes,
+            chunk_bytes,
+            chunks: Self::count(bytes, chunk_bytes),
+            first_sequence,
+            channels,
+        }
+    }
+
+    /// `index` is below `chunks`.
+    pub(super) fn chunk(&self, index: u32) -> Chunk {
+        let offset = u64::from(index) * u64::from(self.chunk_bytes);
+        let rest = self.bytes.saturating_sub(offset);
+        let sequence = self.first_sequence + u64::from(index);
+        Chunk {
+            index,
+            offset,
+            length: u32::try_from(rest).map_or(self.chunk_bytes, |rest| rest.min(self.chunk_bytes)),
+            sequence,
+            channel: channel_of(sequence, self.channels),
+        }
+    }
+}
+
+fn channel_of(sequence: u64, channels: u16) -> u16 {
+    // The remainder is below a u16.
+    (sequence % u64::from(channels.max(1))) as u16
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    first: u64,
+    end: u64,
+    /// `None` once its transfer was dropped.
+    owner: Option<OperationId>,
+}
+
+#[derive(Clone, Debug)]
+struct Lane {
+    /// Next sequence number of this channel.
+    next: u64,
+    in_flight: u32,
+}
+
+/// The chunk to post next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Slot {
+    pub(super) owner: OperationId,
+    pub(super) index: u32,
+}
+
+/// Chunks of granted transfers in grant order. A channel carries every `channels`-th one in
+/// sequence order and at most `window` at a time.
+#[derive(Debug, Default)]
+pub(super) struct ChunkStream {
+    window: u32,
+    end: u64,
+    spans: VecDeque<Span>,
+    lanes: Vec<Lane>,
+}
+
+impl ChunkStream {
+    pub(super) fn configure(&mut self, channels: u16, window: u16) {
+        self.window = window.into();
+        self.lanes = (0..u64::from(channels))
+            .map(|next| Lane { next, in_flight: 0 })
+            .collect();
+    }
+
+    /// Sequence number of the next chunk to be granted.
+    pub(super) fn end(&self) -> u64 {
+        self.end
+    }
+
+    pub(super) fn append(&mut self, owner: OperationId, chunks: u32) {
+        if chunks == 0 {
+            return;
+        }
+        let first = self.end;
+        self.end += u64::from(chunks);
+        self.spans.push_back(Span {
+            first,
+            end: self.end,
+            owner: Some(owner),
+        });
+    }
+
+    /// Leaves out what was not yet posted of the transfer whose chunks start at `first`.
+    pub(super) fn drop_from(&mut self, first: u64) {
+        let at = self.spans.partition_point(|span| span.end <= first);
+        let Some(span) = self.spans.get_mut(at).filter(|span| span.first == first) else {
+            return;
+        };
+        span.owner = None;
+        // Neighbours that were dropped too become one, which bounds the list by the live transfers.
+        let dropped = |spans: &VecDeque<Span>, at: usize| {
+            spans.get(at).is_some_and(|span| span.owner.is_none())
+        };
+        if dropped(&self.spans, at + 1) {
+            self.spans[at].end = self.spans[at + 1].end;
+            self.spans.remove(at + 1);
+        }
+        if at > 0 && dropped(&self.spans, at - 1) {
+            self.spans[at - 1].end = self.spans[at].end;
+            self.spans.remove(at);
+        }
+        for channel in 0..self.lanes.len() {
+            self.peek(channel);
+        }
+        self.trim();
+    }
+
+    /// Takes the next chunk in sequence order among the channels with room.
+    pub(super) fn next(&mut self) -> Option<Slot> {
+        loop {
+            let channel = (0..self.lanes.len())
+                .filter(|&channel| self.lanes[channel].in_flight < self.window)
+                .min_by_key(|&channel| self.lanes[channel].next)?;
+            let before = self.lanes[channel].next;
+            let slot = self.peek(channel);
+            if self.lanes[channel].next == before {
+                return slot.map(|slot| self.take(channel, slot));
+            }
+            // Dropped chunks were skipped: another channel may come first now.
+        }
+    }
+
+    /// Takes the next chunk of one channel, if it has room.
+    pub(super) fn next_on(&mut self, channel: u16) -> Option<Slot> {
+        let channel = usize::from(channel);
+        if self.lanes.get(channel)?.in_flight >= self.window {
+            return None;
+        }
+        let slot = self.peek(channel)?;
+        Some(self.take(channel, slot))
+    }
+
+    /// A posted chunk's place is free again.
+    pub(super) fn release(&mut self, channel: u16) {
+        if let Some(lane) = self.lanes.get_mut(usize::from(channel)) {
+            lane.in_flight = lane.in_flight.saturating_sub(1);
+        }
+    }
+
+    fn take(&mut self, channel: usize, slot: Slot) -> Slot {
+        let channels = self.lanes.len() as u64;
+        let lane = &mut self.lanes[channel];
+        lane.next += channels;
+        lane.in_flight += 1;
+        let next = lane.next;
+        if self.spans.front().is_some_and(|front| next >= front.end) {
+            self.trim();
+        }
+        slot
+    }
+
+    /// Moves the channel past dropped transfers; its next chunk, if granted.
+    fn peek(&mut self, channel: usize) -> Option<Slot> {
+        let channels = self.lanes.len() as u64;
+        let lane = &mut self.lanes[channel];
+        loop {
+            let at = self.spans.partition_point(|span| span.end <= lane.next);
+            let span = self.spans.get(at)?;
+            if let Some(owner) = span.owner {
+                // A span is at most u32::MAX long.
+                let index = (lane.next - span.first) as u32;
+                return Some(Slot { owner, index });
+            }
+            lane.next += (span.end - lane.next).div_ceil(channels) * channels;
+        }
+    }
+
+    fn trim(&mut self) {
+        let passed = self.lanes.iter().map(|lane| lane.next).min().unwrap_or(0);
+        while self.spans.front().is_some_and(|span| span.end <= passed) {
+            self.spans.pop_front();
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn idle(&self) -> bool {
+        self.lanes.iter().all(|lane| lane.in_flight == 0)
+    }
+}

@@ -1,0 +1,64 @@
+//! A clock reading that the caller brings along.
+
+use std::fmt;
+use std::ops::Add;
+use std::time::Duration;
+
+/// Microseconds since an origin of the caller's choice. The protocol never reads a clock: every
+/// call that depends on time takes one of these, from one monotonic clock per session.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Time(pub u64);
+
+impl Time {
+    /// Further away than any deadline.
+    pub const MAX: Self = Self(u64::MAX);
+
+    /// The time that lies `span` later, or [`Time::MAX`]. Parts of a microsecond count as a whole
+    /// one, so that a deadline never lies before what was asked for.
+    pub fn saturating_add(self, span: Duration) -> Self {
+        let micros = span.as_nanos().div_ceil(1000);
+        Self(
+            self.0
+                .saturating_add(u64::try_from(micros).unwrap_or(u64::MAX)),
+        )
+    }
+
+    /// The time that lies `span` later, unless that is out of range.
+    pub fn checked_add(self, span: Duration) -> Option<Self> {
+        let micros = u64::try_from(span.as_nanos().div_ceil(1000)).ok()?;
+        self.0.checked_add(micros).map(Self)
+    }
+
+    /// The span from `earlier` to here; zero when `earlier` is later.
+    pub fn saturating_since(self, earlier: Self) -> Duration {
+        Duration::from_micros(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl Add<Duration> for Time {
+    type Output = Self;
+
+    fn add(self, span: Duration) -> Self {
+        self.saturating_add(span)
+    }
+}
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:06} s", self.0 / 1_000_000, self.0 % 1_000_000)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arithmetic_stops_at_the_ends() {
+        assert_eq!(Time(1) + Duration::MAX, Time::MAX);
+        assert_eq!(Time(1).checked_add(Duration::MAX), None);
+        assert_eq!(Time(1).saturating_since(Time(5)), Duration::ZERO);
+        assert_eq!(Time(7).saturating_since(Time(5)), Duration::from_micros(2));
+        assert_eq!(Time(0) + Duration::from_nanos(1), Time(1));
+    }
+}
