@@ -287,7 +287,7 @@ macro_rules! writer {
     ($function:ident -> $raw:ident { $($extra:ident: $value:expr,)* }) => {
         pub(crate) fn $function(&self, dev: c_int, strings: StaticStrings) -> $raw {
             let (net_device_type, net_device_version) = self.offload.to_raw();
-            let writer = Writer { properties: self, dev, net_device_type, net_device_version };
+            let _writer = Writer { properties: self, dev, net_device_type, net_device_version };
             $raw {
                 name: strings.name.as_ptr(),
                 pci_path: strings.pci_path_ptr(),
@@ -298,7 +298,7 @@ macro_rules! writer {
                 latency: self.latency_us,
                 max_comms: self.max_comms,
                 max_recvs: self.max_recvs,
-                $($extra: $value(&writer),)*
+                $($extra: $value(&_writer),)*
             }
         }
     };
