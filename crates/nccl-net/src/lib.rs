@@ -1,1 +1,44 @@
-//! The ncclNet plugin ABI: tables, device-unpack layouts, loading and exporting.
+//! The ncclNet plugin ABI, from both sides.
+//!
+//! - *Layouts*: tables ([`tables`]) and properties ([`raw_properties`]) of ncclNet v5 to v12,
+//!   the device handle and the unpack queue ([`device`]), numbers ([`constants`]). Sizes and
+//!   offsets are checked when the crate is compiled.
+//! - *Loading*: [`Plugin`] finds the newest table of a shared library and drives it through one
+//!   API. The rules of the contract (one accept, same handle buffer, 16 requests, head-only test,
+//!   consumption in order, pointers that outlive the call) are kept by its types.
+//! - *The device queue*: [`UnpackQueue`] reads what a plugin received, [`UnpackQueueWriter`] is
+//!   its other end.
+//! - *Exporting*: [`export`] turns a safe trait into the C table that a host loads.
+
+mod adapt;
+mod comm;
+pub mod constants;
+pub mod device;
+mod error;
+pub mod export;
+mod library;
+mod limiter;
+mod logger;
+mod memory;
+mod plugin;
+mod properties;
+mod queue;
+pub mod raw_properties;
+mod request;
+mod result;
+mod setup;
+pub mod tables;
+
+pub use comm::{MAX_REQUEST_BYTES, RecvComm, SendComm};
+pub use device::LoadMeta;
+pub use error::{CallError, HostError, LoadError};
+pub use library::{AbiVersion, CallObserver, CallReport, LoadOptions};
+pub use limiter::{RateLimiter, Verdict};
+pub use logger::{LogLevel, LogRecord, LogSink, clear_log_sink, set_log_sink};
+pub use memory::{MemoryHandle, MemoryOwner, MemoryType};
+pub use plugin::Plugin;
+pub use properties::{DeviceOffload, PointerSupport, Properties};
+pub use queue::{QueueError, QueueSlot, UnpackQueue, UnpackQueueWriter};
+pub use request::{Done, PostOutcome, Ticket};
+pub use result::{RawResult, ResultCode};
+pub use setup::{Accepting, Connecting, DeviceHandle, Handle128, ListenComm};

@@ -1,0 +1,448 @@
+//! One set of calls over the tables of every version.
+//!
+//! What differs (int or `size_t` sizes, profiler handles, contexts, configs, device handles) ends
+//! in this file. The calls are as unsafe as the table itself.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::constants::TRAFFIC_CLASS_UNDEFINED;
+use crate::device::RawDeviceHandle;
+use crate::logger::plugin_logger;
+use crate::properties::Properties;
+use crate::raw_properties::{
+    RawPropertiesV6, RawPropertiesV7, RawPropertiesV8, RawPropertiesV9, RawPropertiesV11,
+    RawPropertiesV12, Zeroed,
+};
+use crate::result::{RawResult, ResultCode};
+use crate::tables::*;
+
+type Void = *mut c_void;
+
+#[derive(Clone, Copy)]
+enum Init {
+    V5(InitV5),
+    V10(InitV10),
+    V11(InitV11),
+}
+
+#[derive(Clone, Copy)]
+enum GetProperties {
+    V6(GetPropertiesFn<RawPropertiesV6>),
+    V7(GetPropertiesFn<RawPropertiesV7>),
+    V8(GetPropertiesFn<RawPropertiesV8>),
+    V9(GetPropertiesFn<RawPropertiesV9>),
+    V11(GetPropertiesFn<RawPropertiesV11>),
+    V12(GetPropertiesFn<RawPropertiesV12>),
+}
+
+#[derive(Clone, Copy)]
+enum Listen {
+    V5(ListenV5),
+    V11(ListenV11),
+}
+
+#[derive(Clone, Copy)]
+enum Connect {
+    V5(ConnectV5),
+    V7(ConnectV7),
+    V10(ConnectV10),
+    V11(ConnectV11),
+}
+
+#[derive(Clone, Copy)]
+enum Accept {
+    V5(AcceptV5),
+    V7(AcceptV7),
+}
+
+#[derive(Clone, Copy)]
+enum RegMr {
+    V5(RegMrV5),
+    V8(RegMrV8),
+}
+
+#[derive(Clone, Copy)]
+enum Isend {
+    V5(IsendV5),
+    V9(IsendV9),
+    V10(IsendV10),
+}
+
+#[derive(Clone, Copy)]
+enum Irecv {
+    V5(IrecvV5),
+    V9(IrecvV9),
+    V10(IrecvV10),
+}
+
+/// The calls of one loaded table.
+pub(crate) struct Calls {
+    name: *const c_char,
+    init: Init,
+    devices: DevicesFn,
+    get_properties: GetProperties,
+    listen: Listen,
+    connect: Connect,
+    accept: Accept,
+    reg_mr: RegMr,
+    dereg_mr: DeregMrFn,
+    isend: Isend,
+    irecv: Irecv,
+    test: TestFn,
+    close_send: CloseFn,
+    close_recv: CloseFn,
+    close_listen: CloseFn,
+    irecv_consumed: Option<IrecvConsumedFn>,
+    finalize: Option<FinalizeFn>,
+    /// Context of v11 and later.
+    context: AtomicPtr<c_void>,
+    /// Kept for ever: a plugin may keep the pointer.
+    config: AtomicPtr<CommConfig>,
+}
+
+/// Reads one table into [`Calls`]; the error is the name of a missing function.
+macro_rules! adapter {
+    ($function:ident($table:ident) {
+        init: $init:ident, properties: $properties:ident, listen: $listen:ident,
+        connect: $connect:ident, accept: $accept:ident, reg_mr: $reg_mr:ident,
+        isend: $isend:ident, irecv: $irecv:ident,
+        optional: [$($optional:ident),*], absent: [$($absent:ident),*]
+    }) => {
+        pub(crate) fn $function(table: &$table) -> Result<Self, &'static str> {
+            Ok(Self {
+                name: table.name,
+                init: Init::$init(table.init.ok_or("init")?),
+                devices: table.devices.ok_or("devices")?,
+                get_properties: GetProperties::$properties(
+                    table.get_properties.ok_or("getProperties")?,
+                ),
+                listen: Listen::$listen(table.listen.ok_or("listen")?),
+                connect: Connect::$connect(table.connect.ok_or("connect")?),
+                accept: Accept::$accept(table.accept.ok_or("accept")?),
+                reg_mr: RegMr::$reg_mr(table.reg_mr.ok_or("regMr")?),
+                dereg_mr: table.dereg_mr.ok_or("deregMr")?,
+                isend: Isend::$isend(table.isend.ok_or("isend")?),
+                irecv: Irecv::$irecv(table.irecv.ok_or("irecv")?),
+                test: table.test.ok_or("test")?,
+                close_send: table.close_send.ok_or("closeSend")?,
+                close_recv: table.close_recv.ok_or("closeRecv")?,
+                close_listen: table.close_listen.ok_or("closeListen")?,
+                $($optional: table.$optional,)*
+                $($absent: None,)*
+                context: AtomicPtr::new(ptr::null_mut()),
+                config: AtomicPtr::new(Box::into_raw(Box::new(CommConfig {
+                    traffic_class: TRAFFIC_CLASS_UNDEFINED,
+                }))),
+            })
+        }
+    };
+}
+
+impl Calls {
+    adapter!(from_v5(NetV5) {
+        init: V5, properties: V6, listen: V5, connect: V5, accept: V5, reg_mr: V5,
+        isend: V5, irecv: V5, optional: [], absent: [irecv_consumed, finalize]
+    });
+    adapter!(from_v6(NetV6) {
+        init: V5, properties: V6, listen: V5, connect: V5, accept: V5, reg_mr: V5,
+        isend: V5, irecv: V5, optional: [], absent: [irecv_consumed, finalize]
+    });
+    adapter!(from_v7(NetV7) {
+        init: V5, properties: V7, listen: V5, connect: V7, accept: V7, reg_mr: V5,
+        isend: V5, irecv: V5, optional: [irecv_consumed], absent: [finalize]
+    });
+    adapter!(from_v8(NetV8) {
+        init: V5, properties: V8, listen: V5, connect: V7, accept: V7, reg_mr: V8,
+        isend: V5, irecv: V5, optional: [irecv_consumed], absent: [finalize]
+    });
+    adapter!(from_v9(NetV9) {
+        init: V5, properties: V9, listen: V5, connect: V7, accept: V7, reg_mr: V8,
+        isend: V9, irecv: V9, optional: [irecv_consumed], absent: [finalize]
+    });
+    adapter!(from_v10(NetV10) {
+        init: V10, properties: V9, listen: V5, connect: V10, accept: V7, reg_mr: V8,
+        isend: V10, irecv: V10, optional: [irecv_consumed], absent: [finalize]
+    });
+    adapter!(from_v11(NetV11) {
+        init: V11, properties: V11, listen: V11, connect: V11, accept: V7, reg_mr: V8,
+        isend: V10, irecv: V10, optional: [irecv_consumed, finalize], absent: []
+    });
+    adapter!(from_v12(NetV12) {
+        init: V11, properties: V12, listen: V11, connect: V11, accept: V7, reg_mr: V8,
+        isend: V10, irecv: V10, optional: [irecv_consumed, finalize], absent: []
+    });
+}
+
+/// Plugins of v10 and later may call the profiler without looking; this one keeps nothing.
+unsafe extern "C" fn no_profiler(
+    _event: *mut Void,
+    _kind: c_int,
+    _parent: Void,
+    _plugin: i64,
+    _data: Void,
+) -> RawResult {
+    0
+}
+
+/// Sizes beyond an `int` cannot reach these versions.
+fn int(bytes: usize) -> Result<c_int, RawResult> {
+    c_int::try_from(bytes).map_err(|_| ResultCode::InvalidArgument.to_raw())
+}
+
+/// # Safety
+/// For every method: the pointers are what the ncclNet ABI demands of that call, and the plugin's
+/// calling order is kept.
+impl Calls {
+    pub(crate) unsafe fn name(&self) -> String {
+        if self.name.is_null() {
+            return String::from("(unnamed)");
+        }
+        // SAFETY: a static string of the plugin.
+        unsafe { CStr::from_ptr(self.name) }
+            .to_string_lossy()
+            .into_owned()
+    }
+
+    /// Whether one process may hold several initialised contexts.
+    pub(crate) fn has_context(&self) -> bool {
+        matches!(self.init, Init::V11(_))
+    }
+
+    pub(crate) fn has_consume(&self) -> bool {
+        self.irecv_consumed.is_some()
+    }
+
+    pub(crate) unsafe fn init(&self, communicator: u64) -> RawResult {
+        let logger = Some(plugin_logger());
+        // SAFETY: forwarded; config and context outlive the plugin's use.
+        unsafe {
+            match self.init {
+                Init::V5(init) => init(logger),
+                Init::V10(init) => init(logger, Some(no_profiler)),
+                Init::V11(init) => {
+                    let mut context = ptr::null_mut();
+                    let config = self.config.load(Ordering::Relaxed);
+                    let rc = init(
+                        &raw mut context,
+                        communicator,
+                        config,
+                        logger,
+                        Some(no_profiler),
+                    );
+                    self.context.store(context, Ordering::Release);
+                    rc
+                }
+            }
+        }
+    }
+
+    pub(crate) unsafe fn finalize(&self) -> Option<RawResult> {
+        // SAFETY: forwarded.
+        self.finalize
+            .map(|finalize| unsafe { finalize(self.context()) })
+    }
+
+    fn context(&self) -> Void {
+        self.context.load(Ordering::Acquire)
+    }
+
+    pub(crate) unsafe fn devices(&self, count: &mut c_int) -> RawResult {
+        // SAFETY: forwarded.
+        unsafe { (self.devices)(count) }
+    }
+
+    pub(crate) unsafe fn properties(&self, dev: c_int) -> (RawResult, Properties) {
+        macro_rules! read {
+            ($call:expr, $raw:ty, $convert:ident) => {{
+                let mut raw = <$raw>::zeroed();
+                // SAFETY: forwarded; the strings stay good for as long as the plugin is loaded.
+                unsafe {
+                    let rc = $call(dev, &raw mut raw);
+                    let properties = if rc == 0 {
+                        Properties::$convert(&raw)
+                    } else {
+                        Properties::default()
+                    };
+                    (rc, properties)
+                }
+            }};
+        }
+        match self.get_properties {
+            GetProperties::V6(call) => read!(call, RawPropertiesV6, from_v6),
+            GetProperties::V7(call) => read!(call, RawPropertiesV7, from_v7),
+            GetProperties::V8(call) => read!(call, RawPropertiesV8, from_v8),
+            GetProperties::V9(call) => read!(call, RawPropertiesV9, from_v9),
+            GetProperties::V11(call) => read!(call, RawPropertiesV11, from_v11),
+            GetProperties::V12(call) => read!(call, RawPropertiesV12, from_v12),
+        }
+    }
+
+    pub(crate) unsafe fn listen(&self, dev: c_int, handle: Void, comm: &mut Void) -> RawResult {
+        // SAFETY: forwarded.
+        unsafe {
+            match self.listen {
+                Listen::V5(listen) => listen(dev, handle, comm),
+                Listen::V11(listen) => listen(self.context(), dev, handle, comm),
+            }
+        }
+    }
+
+    pub(crate) unsafe fn connect(&self, dev: c_int, handle: Void, comm: &mut Void) -> RawResult {
+        // A sender asks for no offload: the inner pointer is NULL, the outer one real.
+        let mut device: *mut RawDeviceHandle = ptr::null_mut();
+        // SAFETY: forwarded.
+        unsafe {
+            match self.connect {
+                Connect::V5(connect) => connect(dev, handle, comm),
+                Connect::V7(connect) => connect(dev, handle, comm, &raw mut device),
+                Connect::V10(connect) => {
+                    let config = self.config.load(Ordering::Relaxed);
+                    connect(dev, config, handle, comm, &raw mut device)
+                }
+                Connect::V11(connect) => {
+                    connect(self.context(), dev, handle, comm, &raw mut device)
+                }
+            }
+        }
+    }
+
+    pub(crate) unsafe fn accept(
+        &self,
+        listen_comm: Void,
+        comm: &mut Void,
+        device: &mut *mut RawDeviceHandle,
+    ) -> RawResult {
+        // SAFETY: forwarded.
+        unsafe {
+            match self.accept {
+                Accept::V5(accept) => accept(listen_comm, comm),
+                Accept::V7(accept) => accept(listen_comm, comm, device),
+            }
+        }
+    }
+
+    pub(crate) unsafe fn reg_mr(
+        &self,
+        comm: Void,
+        data: Void,
+        bytes: usize,
+        kind: c_int,
+        handle: &mut Void,
+    ) -> RawResult {
+        match self.reg_mr {
+            RegMr::V5(reg_mr) => match int(bytes) {
+                // SAFETY: forwarded.
+                Ok(bytes) => unsafe { reg_mr(comm, data, bytes, kind, handle) },
+                Err(rc) => rc,
+            },
+            // SAFETY: forwarded.
+            RegMr::V8(reg_mr) => unsafe { reg_mr(comm, data, bytes, kind, handle) },
+        }
+    }
+
+    pub(crate) unsafe fn dereg_mr(&self, comm: Void, handle: Void) -> RawResult {
+        // SAFETY: forwarded.
+        unsafe { (self.dereg_mr)(comm, handle) }
+    }
+
+    pub(crate) unsafe fn isend(
+        &self,
+        comm: Void,
+        data: Void,
+        bytes: usize,
+        tag: c_int,
+        handle: Void,
+        request: &mut Void,
+    ) -> RawResult {
+        // SAFETY: forwarded.
+        unsafe {
+            match self.isend {
+                Isend::V5(isend) => match int(bytes) {
+                    Ok(bytes) => isend(comm, data, bytes, tag, handle, request),
+                    Err(rc) => rc,
+                },
+                Isend::V9(isend) => isend(comm, data, bytes, tag, handle, request),
+                Isend::V10(isend) => {
+                    isend(comm, data, bytes, tag, handle, ptr::null_mut(), request)
+                }
+            }
+        }
+    }
+
+    pub(crate) unsafe fn irecv(
+        &self,
+        comm: Void,
+        mut data: Void,
+        mut bytes: usize,
+        mut tag: c_int,
+        mut handle: Void,
+        request: &mut Void,
+    ) -> RawResult {
+        let (data, tags, handles) = (&raw mut data, &raw mut tag, &raw mut handle);
+        // SAFETY: forwarded; arrays of one element, read during the call only.
+        unsafe {
+            match self.irecv {
+                Irecv::V5(irecv) => match int(bytes) {
+                    Ok(mut bytes) => irecv(comm, 1, data, &raw mut bytes, tags, handles, request),
+                    Err(rc) => rc,
+                },
+                Irecv::V9(irecv) => irecv(comm, 1, data, &raw mut bytes, tags, handles, request),
+                Irecv::V10(irecv) => {
+                    let mut profiler: Void = ptr::null_mut();
+                    let profilers = &raw mut profiler;
+                    irecv(
+                        comm,
+                        1,
+                        data,
+                        &raw mut bytes,
+                        tags,
+                        handles,
+                        profilers,
+                        request,
+                    )
+                }
+            }
+        }
+    }
+
+    /// `sizes` has room for more than one entry, for plugins that write a group's worth.
+    pub(crate) unsafe fn test(
+        &self,
+        request: Void,
+        done: &mut c_int,
+        sizes: &mut [c_int; 8],
+    ) -> RawResult {
+        // SAFETY: forwarded.
+        unsafe { (self.test)(request, done, sizes.as_mut_ptr()) }
+    }
+
+    pub(crate) unsafe fn irecv_consumed(&self, comm: Void, request: Void) -> RawResult {
+        match self.irecv_consumed {
+            // SAFETY: forwarded.
+            Some(consumed) => unsafe { consumed(comm, 1, request) },
+            None => 0,
+        }
+    }
+
+    pub(crate) unsafe fn close_send(&self, comm: Void) -> RawResult {
+        // SAFETY: forwarded.
+        unsafe { (self.close_send)(comm) }
+    }
+
+    pub(crate) unsafe fn close_recv(&self, comm: Void) -> RawResult {
+        // SAFETY: forwarded.
+        unsafe { (self.close_recv)(comm) }
+    }
+
+    pub(crate) unsafe fn close_listen(&self, comm: Void) -> RawResult {
+        // SAFETY: forwarded.
+        unsafe { (self.close_listen)(comm) }
+    }
+}
+
+// SAFETY: function pointers, a static string, and atomics; threads are the caller's business.
+unsafe impl Send for Calls {}
+// SAFETY: as above.
+unsafe impl Sync for Calls {}

@@ -1,0 +1,171 @@
+//! Process-wide state of an exported plugin: the instance, its strings, the connects under way.
+
+use std::collections::hash_map::RandomState;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{CStr, CString};
+use std::hash::BuildHasher;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
+
+use super::error::NetError;
+use super::host_logger::HostLogger;
+use super::traits::NetPlugin;
+use crate::constants::{level, subsystem};
+use crate::limiter::{RateLimiter, Verdict};
+use crate::result::{RawResult, ResultCode};
+
+/// Connects that may be under way at once; a host that abandons more than this leaks them.
+const MAX_PENDING_CONNECTS: usize = 16_384;
+/// Different property strings that may be handed out; each lives for ever.
+const MAX_STRINGS: usize = 4096;
+/// Error lines a second that reach the host's log.
+const ERROR_LINES_PER_SECOND: u32 = 20;
+
+/// The state that an exported plugin keeps for the process. Made by [`crate::export_plugin!`].
+#[derive(Debug)]
+pub struct PluginCell<P: NetPlugin> {
+    plugin: OnceLock<(P, HostLogger)>,
+    starting: Mutex<()>,
+    strings: Mutex<BTreeSet<&'static CStr>>,
+    connects: Mutex<BTreeMap<u64, P::Connect>>,
+    error_lines: RateLimiter,
+    clock: OnceLock<Instant>,
+}
+
+/// A panic inside a plugin is reported, and the next call must still work.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<P: NetPlugin> PluginCell<P> {
+    /// An empty cell, for a `static`.
+    pub const fn new() -> Self {
+        Self {
+            plugin: OnceLock::new(),
+            starting: Mutex::new(()),
+            strings: Mutex::new(BTreeSet::new()),
+            connects: Mutex::new(BTreeMap::new()),
+            error_lines: RateLimiter::new(ERROR_LINES_PER_SECOND),
+            clock: OnceLock::new(),
+        }
+    }
+
+    /// Starts the plugin unless it runs already.
+    pub(super) fn start(&self, logger: HostLogger) -> Result<(), NetError> {
+        let _starting = lock(&self.starting);
+        if self.plugin.get().is_some() {
+            return Ok(());
+        }
+        // The logger is not stored yet, so a failure has to be logged here.
+        let plugin = P::init(logger).inspect_err(|error| {
+            logger.log(
+                level::WARN,
+                subsystem::INIT | subsystem::NET,
+                P::NAME,
+                0,
+                &error.to_string(),
+            );
+        })?;
+        // The lock makes this thread the only one that sets it.
+        let _ = self.plugin.set((plugin, logger));
+        Ok(())
+    }
+
+    pub(super) fn plugin(&self) -> Result<&P, NetError> {
+        self.plugin.get().map(|(plugin, _)| plugin).ok_or_else(|| {
+            NetError::invalid_usage("the plugin was not initialised: call init first")
+        })
+    }
+
+    /// A copy of `text` at an address that stays good; the same text gives the same address.
+    pub(super) fn intern(&self, text: &str) -> Result<&'static CStr, NetError> {
+        let text = CString::new(text)
+            .map_err(|_| NetError::internal("a property string holds a NUL byte"))?;
+        let mut strings = lock(&self.strings);
+        if let Some(known) = strings.get(text.as_c_str()) {
+            return Ok(known);
+        }
+        if strings.len() >= MAX_STRINGS {
+            return Err(NetError::internal("property strings change without end"));
+        }
+        let kept: &'static CStr = Box::leak(text.into_boxed_c_str());
+        strings.insert(kept);
+        Ok(kept)
+    }
+
+    /// Takes the connect that `token` names out of the table.
+    pub(super) fn take_connect(&self, token: u64) -> Option<P::Connect> {
+        lock(&self.connects).remove(&token)
+    }
+
+    /// Keeps a connect for its next poll and names it, by `token` again or by a new one.
+    ///
+    /// Tokens are random: handle bytes come from a peer, and must not reach another connect.
+    pub(super) fn keep_connect(
+        &self,
+        token: Option<u64>,
+        connect: P::Connect,
+    ) -> Result<u64, NetError> {
+        let mut connects = lock(&self.connects);
+        if connects.len() >= MAX_PENDING_CONNECTS {
+            return Err(NetError::internal("too many connects under way"));
+        }
+        let mut token = token.unwrap_or(0);
+        while token == 0 || connects.contains_key(&token) {
+            token = RandomState::new().hash_one(connects.len());
+        }
+        connects.insert(token, connect);
+        Ok(token)
+    }
+
+    /// Runs one exported call: errors and panics are logged and become result codes.
+    pub(super) fn guard(
+        &self,
+        call: &'static str,
+        body: impl FnOnce() -> Result<(), NetError>,
+    ) -> RawResult {
+        // State reachable after a panic is behind locks that recover, or belongs to the plugin,
+        // whose duty it is to answer errors after one.
+        match catch_unwind(AssertUnwindSafe(body)) {
+            Ok(Ok(())) => ResultCode::Success.to_raw(),
+            Ok(Err(error)) => {
+                self.log_error(call, &error);
+                error.code().to_raw()
+            }
+            Err(payload) => {
+                let what = payload
+                    .downcast_ref::<&str>()
+                    .copied()
+                    .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+                    .unwrap_or("no message");
+                self.log_error(call, &NetError::internal(format!("panicked: {what}")));
+                // A payload may panic when dropped, outside of any catch; leak it.
+                std::mem::forget(payload);
+                ResultCode::InternalError.to_raw()
+            }
+        }
+    }
+
+    fn log_error(&self, call: &str, error: &NetError) {
+        let Some((_, logger)) = self.plugin.get() else {
+            return;
+        };
+        let now = self.clock.get_or_init(Instant::now).elapsed().as_secs();
+        if let Verdict::Pass { suppressed } = self.error_lines.check(now) {
+            let dropped = if suppressed > 0 {
+                format!(" ({suppressed} lines before this one were dropped)")
+            } else {
+                String::new()
+            };
+            let text = format!("{call}: {error}{dropped}");
+            logger.log(level::WARN, subsystem::NET, P::NAME, 0, &text);
+        }
+    }
+}
+
+impl<P: NetPlugin> Default for PluginCell<P> {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,212 @@
+//! The safe traits that an exported plugin implements.
+
+use std::ffi::{CStr, c_void};
+use std::os::fd::BorrowedFd;
+
+use super::cell::PluginCell;
+use super::error::NetError;
+use super::host_logger::HostLogger;
+use crate::constants::{HANDLE_BYTES, NCCL_MAX_REQUESTS};
+use crate::properties::Properties;
+
+/// What a listening plugin tells a connecting one: the first 112 of the 128 handle bytes.
+///
+/// The last 16 belong to this module, which keeps the state of a pending connect there. The bytes
+/// come from a peer: treat them as hostile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerHandle(pub [u8; Self::BYTES]);
+
+impl PeerHandle {
+    /// Bytes that a plugin may use.
+    pub const BYTES: usize = HANDLE_BYTES - 16;
+}
+
+/// Names a request within its comm: an index below [`RequestId::LIMIT`], chosen by the plugin,
+/// taken from the moment of posting until `test` reports done (receives of a plugin with a device
+/// queue: until consumed).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u32);
+
+impl RequestId {
+    /// Most requests that one comm can hold at once.
+    pub const LIMIT: usize = NCCL_MAX_REQUESTS;
+}
+
+/// Memory handed over for one send or receive. The host promises that it stays valid until the
+/// request is done; reading or writing through the pointer is the plugin's unsafe business.
+#[derive(Clone, Copy, Debug)]
+pub struct Buffer {
+    /// Start; may be NULL when `len` is 0.
+    pub data: *mut u8,
+    /// Bytes.
+    pub len: usize,
+}
+
+// SAFETY: an address and a length; whoever dereferences it vouches for the access.
+unsafe impl Send for Buffer {}
+
+/// Memory to register on a comm.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryRegion {
+    /// Start.
+    pub data: *mut u8,
+    /// Bytes.
+    pub len: usize,
+    /// CUDA memory rather than host memory.
+    pub cuda: bool,
+}
+
+/// A device queue made by `accept`, in memory that the receive comm owns.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceQueue {
+    /// Device address of the structure that the host's device code reads.
+    pub handle: *mut c_void,
+    /// Its bytes.
+    pub len: usize,
+    /// Whether `test` must go on being called for the queue to advance.
+    pub needs_proxy_progress: bool,
+}
+
+/// A receive comm that is ready.
+#[derive(Debug)]
+pub struct Accepted<R> {
+    /// The comm.
+    pub comm: R,
+    /// Its device queue, when the host asked for one.
+    pub device_queue: Option<DeviceQueue>,
+}
+
+/// A network plugin. Every method may be called from any thread, none may block.
+pub trait NetPlugin: Sized + Send + Sync + 'static {
+    /// Name in the table; `NCCL_NET` selects by it.
+    const NAME: &'static CStr;
+    /// Whether receives go through a device queue: exports `getDeviceMr` and `irecvConsumed`.
+    const DEVICE_QUEUE: bool = false;
+
+    /// A registration.
+    type Memory: Send + 'static;
+    /// A listening comm.
+    type Listen: NetListen<Recv = Self::Recv>;
+    /// A connect under way.
+    type Connect: NetConnect<Send = Self::Send>;
+    /// A sending comm.
+    type Send: NetSend<Memory = Self::Memory>;
+    /// A receiving comm.
+    type Recv: NetRecv<Memory = Self::Memory>;
+
+    /// Starts the plugin. Runs once in a process, however often the host calls `init`, unless it
+    /// fails: then the next call tries again.
+    fn init(logger: HostLogger) -> Result<Self, NetError>;
+
+    /// Number of devices.
+    fn devices(&self) -> Result<usize, NetError>;
+
+    /// Properties of device `dev`, below the number of devices. `max_recvs` must be 1.
+    fn properties(&self, dev: usize) -> Result<Properties, NetError>;
+
+    /// Starts listening on a device.
+    fn listen(&self, dev: usize) -> Result<(PeerHandle, Self::Listen), NetError>;
+
+    /// Starts to connect; the result is polled until it gives a comm.
+    fn connect(&self, dev: usize, handle: &PeerHandle) -> Result<Self::Connect, NetError>;
+}
+
+/// A listening comm. It is asked until it accepted one peer, then closed.
+pub trait NetListen: Send + Sync + 'static {
+    /// The comm it gives.
+    type Recv;
+
+    /// `None`: no peer yet, ask again. `device_queue`: the host asks for a device queue of
+    /// version 7; without that, none may be returned.
+    fn accept(&self, device_queue: bool) -> Result<Option<Accepted<Self::Recv>>, NetError>;
+}
+
+/// A connect under way.
+pub trait NetConnect: Send + 'static {
+    /// The comm it gives.
+    type Send;
+
+    /// `None`: not yet, ask again.
+    fn poll(&mut self) -> Result<Option<Self::Send>, NetError>;
+}
+
+/// What send and receive comms share. A host registers memory on one thread while it posts and
+/// tests on another, hence `&self`.
+pub trait NetComm: Send + Sync + 'static {
+    /// A registration.
+    type Memory;
+
+    /// Registers memory.
+    fn register(&self, region: MemoryRegion) -> Result<Self::Memory, NetError>;
+
+    /// Registers memory named by a dma-buf. The host closes `fd` after the call.
+    fn register_dma_buf(
+        &self,
+        _region: MemoryRegion,
+        _offset: u64,
+        _fd: BorrowedFd<'_>,
+    ) -> Result<Self::Memory, NetError> {
+        Err(NetError::invalid_usage(
+            "dma-buf registration is not offered: register the memory by address",
+        ))
+    }
+
+    /// Gives a registration back. The default drops it.
+    fn deregister(&self, memory: Self::Memory) -> Result<(), NetError> {
+        drop(memory);
+        Ok(())
+    }
+
+    /// Drives the comm and answers for one request: `None` while it runs, its bytes once done.
+    /// After that the id is free again (receives of a device queue: once consumed).
+    fn test(&self, request: RequestId) -> Result<Option<usize>, NetError>;
+}
+
+/// A sending comm. Dropping it closes it.
+pub trait NetSend: NetComm {
+    /// Posts a send; `None` when there is no room now.
+    fn isend(
+        &self,
+        buffer: Buffer,
+        tag: i32,
+        memory: &Self::Memory,
+    ) -> Result<Option<RequestId>, NetError>;
+}
+
+/// A receiving comm. Dropping it closes it.
+pub trait NetRecv: NetComm {
+    /// Posts a receive; `None` when there is no room now. A message larger than the buffer is an
+    /// error of the receive's `test`, a smaller one is not.
+    fn irecv(
+        &self,
+        buffer: Buffer,
+        tag: i32,
+        memory: &Self::Memory,
+    ) -> Result<Option<RequestId>, NetError>;
+
+    /// Makes received CUDA data visible to the device; `None` when there is nothing to wait for.
+    fn flush(
+        &self,
+        _buffer: Buffer,
+        _memory: &Self::Memory,
+    ) -> Result<Option<RequestId>, NetError> {
+        Ok(None)
+    }
+
+    /// The device has taken a finished receive out of its queue slot. Called in order; only for a
+    /// plugin with [`NetPlugin::DEVICE_QUEUE`].
+    fn consumed(&self, _request: RequestId) -> Result<(), NetError> {
+        Ok(())
+    }
+
+    /// The form of a registration that device code uses; `None` leaves the host's pointer alone.
+    fn device_memory(&self, _memory: &Self::Memory) -> Result<Option<*mut c_void>, NetError> {
+        Ok(None)
+    }
+}
+
+/// A plugin with its process-wide state; implemented by [`crate::export_plugin!`].
+pub trait Exported: NetPlugin {
+    /// The state.
+    fn cell() -> &'static PluginCell<Self>;
+}

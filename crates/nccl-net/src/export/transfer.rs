@@ -1,0 +1,271 @@
+//! C entries for sends, receives and their completion.
+
+use std::ffi::{c_int, c_void};
+
+use super::comm::{CommBox, RequestSlot, checked_ptr};
+use super::entries::write_out;
+use super::error::NetError;
+use super::register::memory;
+use super::traits::{Buffer, Exported, NetRecv, NetSend};
+use crate::result::{RawResult, ResultCode};
+
+fn buffer(data: *mut c_void, len: usize) -> Result<Buffer, NetError> {
+    if data.is_null() && len > 0 {
+        return Err(NetError::invalid_argument("the data pointer is NULL"));
+    }
+    Ok(Buffer {
+        data: data.cast(),
+        len,
+    })
+}
+
+fn int_bytes(size: c_int) -> Result<usize, NetError> {
+    usize::try_from(size)
+        .map_err(|_| NetError::invalid_argument(format!("size {size} is negative")))
+}
+
+unsafe fn isend<P: Exported>(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: Result<usize, NetError>,
+    tag: c_int,
+    handle: *mut c_void,
+    request: *mut *mut c_void,
+) -> RawResult {
+    P::cell().guard("isend", || {
+        // SAFETY: pointers of the host: an out pointer, a comm of ours, a registration of ours.
+        let (comm, memory) = unsafe {
+            write_out(request, std::ptr::null_mut(), "request")?;
+            (CommBox::<P>::from_ptr(comm)?, memory::<P>(handle)?)
+        };
+        let posted = comm.sender()?.isend(buffer(data, size?)?, tag, memory)?;
+        let Some(id) = posted else { return Ok(()) };
+        let pointer = comm.post(id)?;
+        // SAFETY: as above.
+        unsafe { write_out(request, pointer, "request") }
+    })
+}
+
+pub(super) unsafe extern "C" fn isend_v5<P: Exported>(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: c_int,
+    tag: c_int,
+    handle: *mut c_void,
+    request: *mut *mut c_void,
+) -> RawResult {
+    // SAFETY: forwarded.
+    unsafe { isend::<P>(comm, data, int_bytes(size), tag, handle, request) }
+}
+
+pub(super) unsafe extern "C" fn isend_v9<P: Exported>(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    tag: c_int,
+    handle: *mut c_void,
+    request: *mut *mut c_void,
+) -> RawResult {
+    // SAFETY: forwarded.
+    unsafe { isend::<P>(comm, data, Ok(size), tag, handle, request) }
+}
+
+pub(super) unsafe extern "C" fn isend_v10<P: Exported>(
+    comm: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    tag: c_int,
+    handle: *mut c_void,
+    _profiler: *mut c_void,
+    request: *mut *mut c_void,
+) -> RawResult {
+    // SAFETY: forwarded.
+    unsafe { isend::<P>(comm, data, Ok(size), tag, handle, request) }
+}
+
+/// The pointers of a grouped call, of which only groups of one are taken.
+struct Group {
+    n: c_int,
+    data: *mut *mut c_void,
+    handles: *mut *mut c_void,
+}
+
+impl Group {
+    /// # Safety
+    /// The arrays are NULL or hold `n` elements.
+    unsafe fn single(&self) -> Result<(*mut c_void, *mut c_void), NetError> {
+        if self.n != 1 {
+            return Err(NetError::invalid_argument(format!(
+                "a group of {} receives: this plugin takes groups of 1 (maxRecvs)",
+                self.n
+            )));
+        }
+        // SAFETY: non-NULL, aligned, and one element by the caller's promise.
+        unsafe {
+            Ok((
+                checked_ptr::<*mut c_void>(self.data.cast(), "data array")?.read(),
+                checked_ptr::<*mut c_void>(self.handles.cast(), "memory handle array")?.read(),
+            ))
+        }
+    }
+}
+
+unsafe fn irecv<P: Exported>(
+    comm: *mut c_void,
+    group: &Group,
+    size: impl FnOnce() -> Result<usize, NetError>,
+    tags: *mut c_int,
+    request: *mut *mut c_void,
+) -> RawResult {
+    P::cell().guard("irecv", || {
+        // SAFETY: pointers of the host: an out pointer, a comm and registrations of ours, arrays
+        // of `n` elements.
+        let (comm, data, memory, tag) = unsafe {
+            // NCCL may leave a sentinel in `*request`; it never survives this call.
+            write_out(request, std::ptr::null_mut(), "request")?;
+            let (data, handle) = group.single()?;
+            let tag = tags.as_ref().copied().unwrap_or(0);
+            (
+                CommBox::<P>::from_ptr(comm)?,
+                data,
+                memory::<P>(handle)?,
+                tag,
+            )
+        };
+        let posted = comm
+            .receiver()?
+            .irecv(buffer(data, size()?)?, tag, memory)?;
+        let Some(id) = posted else { return Ok(()) };
+        let pointer = comm.post(id)?;
+        // SAFETY: as above.
+        unsafe { write_out(request, pointer, "request") }
+    })
+}
+
+unsafe fn first_int(sizes: *mut c_int) -> Result<usize, NetError> {
+    // SAFETY: NULL or at least one element by the caller's promise.
+    int_bytes(unsafe { checked_ptr::<c_int>(sizes.cast(), "size array")?.read() })
+}
+
+unsafe fn first_size(sizes: *mut usize) -> Result<usize, NetError> {
+    // SAFETY: NULL or at least one element by the caller's promise.
+    Ok(unsafe { checked_ptr::<usize>(sizes.cast(), "size array")?.read() })
+}
+
+pub(super) unsafe extern "C" fn irecv_v5<P: Exported>(
+    comm: *mut c_void,
+    n: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut c_int,
+    tags: *mut c_int,
+    handles: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> RawResult {
+    let group = Group { n, data, handles };
+    // SAFETY: forwarded; sizes are read only after the group was found to be one receive.
+    unsafe { irecv::<P>(comm, &group, || first_int(sizes), tags, request) }
+}
+
+pub(super) unsafe extern "C" fn irecv_v9<P: Exported>(
+    comm: *mut c_void,
+    n: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut usize,
+    tags: *mut c_int,
+    handles: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> RawResult {
+    let group = Group { n, data, handles };
+    // SAFETY: forwarded; sizes are read only after the group was found to be one receive.
+    unsafe { irecv::<P>(comm, &group, || first_size(sizes), tags, request) }
+}
+
+pub(super) unsafe extern "C" fn irecv_v10<P: Exported>(
+    comm: *mut c_void,
+    n: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut usize,
+    tags: *mut c_int,
+    handles: *mut *mut c_void,
+    _profiler: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> RawResult {
+    // SAFETY: forwarded.
+    unsafe { irecv_v9::<P>(comm, n, data, sizes, tags, handles, request) }
+}
+
+pub(super) unsafe extern "C" fn iflush<P: Exported>(
+    comm: *mut c_void,
+    n: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut c_int,
+    handles: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> RawResult {
+    let group = Group { n, data, handles };
+    P::cell().guard("iflush", || {
+        // SAFETY: as in `irecv`.
+        let (comm, data, memory, len) = unsafe {
+            write_out(request, std::ptr::null_mut(), "request")?;
+            let (data, handle) = group.single()?;
+            (
+                CommBox::<P>::from_ptr(comm)?,
+                data,
+                memory::<P>(handle)?,
+                first_int(sizes)?,
+            )
+        };
+        let Some(id) = comm.receiver()?.flush(buffer(data, len)?, memory)? else {
+            return Ok(());
+        };
+        let pointer = comm.post(id)?;
+        // SAFETY: an out pointer of the host.
+        unsafe { write_out(request, pointer, "request") }
+    })
+}
+
+pub(super) unsafe extern "C" fn test<P: Exported>(
+    request: *mut c_void,
+    done: *mut c_int,
+    sizes: *mut c_int,
+) -> RawResult {
+    P::cell().guard("test", || {
+        // SAFETY: pointers of the host: an out pointer and a request of ours.
+        let slot = unsafe {
+            write_out(done, 0, "done")?;
+            RequestSlot::<P>::from_ptr(request)?
+        };
+        let Some(bytes) = slot.test()? else {
+            return Ok(());
+        };
+        // SAFETY: out pointers of the host; `sizes` may be NULL.
+        unsafe {
+            if !sizes.is_null() {
+                let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
+                write_out(sizes, bytes, "size array")?;
+            }
+            write_out(done, 1, "done")
+        }
+    })
+}
+
+pub(super) unsafe extern "C" fn irecv_consumed<P: Exported>(
+    comm: *mut c_void,
+    n: c_int,
+    request: *mut c_void,
+) -> RawResult {
+    if n != 1 {
+        return ResultCode::InvalidArgument.to_raw();
+    }
+    P::cell().guard("irecvConsumed", || {
+        // SAFETY: the host passes a comm of ours and one of its requests.
+        let (comm, slot) = unsafe {
+            (
+                CommBox::<P>::from_ptr(comm)?,
+                RequestSlot::<P>::from_ptr(request)?,
+            )
+        };
+        slot.consume()?;
+        comm.receiver()?.consumed(slot.id())
+    })
+}

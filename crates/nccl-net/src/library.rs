@@ -1,0 +1,263 @@
+//! Finding a plugin's tables in a shared library.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
+use crate::adapt::Calls;
+use crate::error::LoadError;
+use crate::result::ResultCode;
+use crate::tables::{NetV5, NetV6, NetV7, NetV8, NetV9, NetV10, NetV11, NetV12};
+
+/// A version of the ncclNet ABI that this crate speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum AbiVersion {
+    V5,
+    V6,
+    V7,
+    V8,
+    V9,
+    V10,
+    V11,
+    V12,
+}
+
+impl AbiVersion {
+    /// All of them, newest first: the order of search.
+    pub const ALL: [Self; 8] = [
+        Self::V12,
+        Self::V11,
+        Self::V10,
+        Self::V9,
+        Self::V8,
+        Self::V7,
+        Self::V6,
+        Self::V5,
+    ];
+
+    /// The data symbol of the table.
+    pub const fn symbol(self) -> &'static str {
+        match self {
+            Self::V5 => "ncclNetPlugin_v5",
+            Self::V6 => "ncclNetPlugin_v6",
+            Self::V7 => "ncclNetPlugin_v7",
+            Self::V8 => "ncclNetPlugin_v8",
+            Self::V9 => "ncclNetPlugin_v9",
+            Self::V10 => "ncclNetPlugin_v10",
+            Self::V11 => "ncclNetPlugin_v11",
+            Self::V12 => "ncclNetPlugin_v12",
+        }
+    }
+
+    /// The number.
+    pub const fn number(self) -> u32 {
+        match self {
+            Self::V5 => 5,
+            Self::V6 => 6,
+            Self::V7 => 7,
+            Self::V8 => 8,
+            Self::V9 => 9,
+            Self::V10 => 10,
+            Self::V11 => 11,
+            Self::V12 => 12,
+        }
+    }
+}
+
+impl fmt::Display for AbiVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "v{}", self.number())
+    }
+}
+
+/// One plugin call and what it returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallReport {
+    /// Name of the call in the table.
+    pub call: &'static str,
+    /// What it returned.
+    pub rc: ResultCode,
+}
+
+/// Told of every plugin call, except of tests that found nothing done. Must be quick.
+pub type CallObserver = Arc<dyn Fn(&CallReport) + Send + Sync>;
+
+/// What to load.
+#[derive(Clone)]
+pub struct LoadOptions {
+    /// Path of the shared object, or a bare name for the dynamic linker's search.
+    pub path: PathBuf,
+    /// Exactly this version; `None` takes the newest there is.
+    pub abi: Option<AbiVersion>,
+    /// Told of every call.
+    pub observer: Option<CallObserver>,
+}
+
+impl LoadOptions {
+    /// The newest table of the plugin at `path`, unobserved.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            abi: None,
+            observer: None,
+        }
+    }
+
+    /// Asks for one version.
+    #[must_use]
+    pub fn with_abi(mut self, abi: AbiVersion) -> Self {
+        self.abi = Some(abi);
+        self
+    }
+
+    /// Asks to be told of every call.
+    #[must_use]
+    pub fn with_observer(mut self, observer: impl Fn(&CallReport) + Send + Sync + 'static) -> Self {
+        self.observer = Some(Arc::new(observer));
+        self
+    }
+}
+
+impl fmt::Debug for LoadOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LoadOptions")
+            .field("path", &self.path)
+            .field("abi", &self.abi)
+            .field("observer", &self.observer.is_some())
+            .finish()
+    }
+}
+
+/// A table that was found.
+pub(crate) struct Found {
+    pub(crate) version: AbiVersion,
+    pub(crate) calls: Calls,
+    /// Where the table lies: names the plugin within the process.
+    pub(crate) address: usize,
+}
+
+/// Loads the library and reads its table.
+pub(crate) fn find(options: &LoadOptions) -> Result<Found, LoadError> {
+    let path = &options.path;
+    // Without a slash the dynamic linker searches; with one, a missing file deserves its own words.
+    if path.components().count() > 1 && !path.exists() {
+        return Err(LoadError::NoFile { path: path.clone() });
+    }
+    // SAFETY: loading runs the library's constructors; the user named this file as a plugin.
+    let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
+        LoadError::NotALibrary {
+            path: path.clone(),
+            reason: dynamic_linker_words(&error),
+        }
+    })?;
+    let present: Vec<(AbiVersion, usize)> = AbiVersion::ALL
+        .into_iter()
+        .filter_map(|version| Some((version, address_of(&library, version)?)))
+        .collect();
+    // Plugins start threads, some from their constructors: the code is never unmapped.
+    std::mem::forget(library);
+
+    let chosen = match options.abi {
+        Some(asked) => present.iter().find(|(version, _)| *version == asked),
+        None => present.first(),
+    };
+    let Some(&(version, address)) = chosen else {
+        return Err(match options.abi {
+            Some(asked) if !present.is_empty() => LoadError::VersionMissing {
+                path: path.clone(),
+                asked,
+                present: present.iter().map(|(version, _)| *version).collect(),
+            },
+            _ => LoadError::NoTable {
+                path: path.clone(),
+                looked_for: AbiVersion::ALL.map(AbiVersion::symbol).to_vec(),
+            },
+        });
+    };
+    // SAFETY: the symbol of a version is a table of that version, in memory that stays mapped.
+    let calls =
+        unsafe { read_table(version, address) }.map_err(|function| LoadError::MissingFunction {
+            path: path.clone(),
+            version,
+            function,
+        })?;
+    Ok(Found {
+        version,
+        calls,
+        address,
+    })
+}
+
+fn address_of(library: &Library, version: AbiVersion) -> Option<usize> {
+    // SAFETY: only the address is taken; it is read as the table that the name promises.
+    let symbol = unsafe { library.get::<*const u8>(version.symbol().as_bytes()) }.ok()?;
+    let address = symbol.as_raw_ptr().expose_provenance();
+    (address != 0).then_some(address)
+}
+
+/// # Safety
+/// A table of that version lies at `address`.
+unsafe fn read_table(version: AbiVersion, address: usize) -> Result<Calls, &'static str> {
+    macro_rules! read {
+        ($table:ty, $from:ident) => {{
+            let table = std::ptr::with_exposed_provenance::<$table>(address);
+            // SAFETY: forwarded. Volatile, because a plugin may export it as a volatile object.
+            Calls::$from(&unsafe { table.read_volatile() })
+        }};
+    }
+    match version {
+        AbiVersion::V5 => read!(NetV5, from_v5),
+        AbiVersion::V6 => read!(NetV6, from_v6),
+        AbiVersion::V7 => read!(NetV7, from_v7),
+        AbiVersion::V8 => read!(NetV8, from_v8),
+        AbiVersion::V9 => read!(NetV9, from_v9),
+        AbiVersion::V10 => read!(NetV10, from_v10),
+        AbiVersion::V11 => read!(NetV11, from_v11),
+        AbiVersion::V12 => read!(NetV12, from_v12),
+    }
+}
+
+/// The text of `dlerror`, which the error of the loader keeps as its source.
+fn dynamic_linker_words(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let path = Path::new("/nonexistent/libnccl-net-tcpx.so");
+        let error = find(&LoadOptions::new(path)).err().unwrap();
+        assert!(matches!(&error, LoadError::NoFile { path: p } if p == path));
+        assert!(error.to_string().contains("UCCL_TCPX_PLUGIN_PATH"));
+    }
+
+    #[test]
+    fn a_file_that_is_no_library_is_reported_in_the_linkers_words() {
+        let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
+        let error = find(&LoadOptions::new(manifest)).err().unwrap();
+        let LoadError::NotALibrary { reason, .. } = &error else {
+            panic!("{error}");
+        };
+        assert!(
+            reason.contains("ELF") || reason.contains("header"),
+            "{reason}"
+        );
+    }
+
+    #[test]
+    fn a_library_without_a_table_lists_the_symbols_that_were_sought() {
+        let error = find(&LoadOptions::new("libc.so.6")).err().unwrap();
+        let LoadError::NoTable { looked_for, .. } = &error else {
+            panic!("{error}");
+        };
+        assert_eq!(looked_for.len(), 8);
+        assert!(error.to_string().contains("ncclNetPlugin_v12"));
+    }
+}

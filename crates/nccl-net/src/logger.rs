@@ -1,0 +1,255 @@
+//! The logger handed to plugins: bounded, rate-limited, callable from any thread, silent by
+//! default.
+
+use std::ffi::{CStr, c_char, c_int, c_ulong, c_ulonglong};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Once, OnceLock, PoisonError, RwLock};
+use std::time::Instant;
+
+use crate::constants::level;
+use crate::limiter::{RateLimiter, Verdict};
+use crate::tables::LoggerFn;
+
+/// Lines a second that reach the sink, for each level.
+const LINES_PER_SECOND: u32 = 100;
+
+/// Severity of a plugin's log line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LogLevel {
+    /// Version banner.
+    Version,
+    /// Warnings and errors.
+    Warn,
+    /// Information.
+    Info,
+    /// Last words before an abort.
+    Abort,
+    /// Traces.
+    Trace,
+    /// A number outside the ABI.
+    Other(c_int),
+}
+
+impl LogLevel {
+    const fn from_raw(raw: c_int) -> Self {
+        match raw {
+            level::VERSION => Self::Version,
+            level::WARN => Self::Warn,
+            level::INFO => Self::Info,
+            level::ABORT => Self::Abort,
+            level::TRACE => Self::Trace,
+            other => Self::Other(other),
+        }
+    }
+
+    /// Sort key: 0 is always worth a line, 3 is chatter.
+    const fn verbosity(self) -> c_int {
+        match self {
+            Self::Abort => 0,
+            Self::Warn => 1,
+            Self::Version | Self::Info => 2,
+            Self::Trace | Self::Other(_) => 3,
+        }
+    }
+}
+
+/// One line of a plugin.
+#[derive(Clone, Copy, Debug)]
+pub struct LogRecord<'a> {
+    /// Severity.
+    pub level: LogLevel,
+    /// Subsystem bits, see [`crate::constants::subsystem`].
+    pub subsystems: u64,
+    /// Source file or function, as the plugin gave it.
+    pub file: &'a str,
+    /// Line.
+    pub line: i32,
+    /// Text, cut at 1023 bytes.
+    pub message: &'a str,
+    /// Lines of this level that the rate limit dropped just before this one.
+    pub suppressed: u64,
+}
+
+/// Where lines go. Called on the plugin's threads: must be quick and must not call the plugin.
+pub type LogSink = fn(&LogRecord<'_>);
+
+static SINK: RwLock<Option<LogSink>> = RwLock::new(None);
+/// Highest verbosity that passes; -1 while there is no sink.
+static VERBOSITY: AtomicI32 = AtomicI32::new(-1);
+static LIMITERS: [RateLimiter; 4] = [const { RateLimiter::new(LINES_PER_SECOND) }; 4];
+
+/// Sends the log lines of every plugin in the process to `sink`, up to the verbosity of
+/// `most_verbose`.
+pub fn set_log_sink(sink: LogSink, most_verbose: LogLevel) {
+    *SINK.write().unwrap_or_else(PoisonError::into_inner) = Some(sink);
+    VERBOSITY.store(most_verbose.verbosity(), Ordering::Release);
+}
+
+/// Drops log lines again.
+pub fn clear_log_sink() {
+    VERBOSITY.store(-1, Ordering::Release);
+    *SINK.write().unwrap_or_else(PoisonError::into_inner) = None;
+}
+
+fn seconds() -> u64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_secs()
+}
+
+extern "C" fn admit(raw: c_int, _flags: c_ulong, suppressed: *mut c_ulonglong) -> c_int {
+    let verbosity = LogLevel::from_raw(raw).verbosity();
+    if verbosity > VERBOSITY.load(Ordering::Acquire) {
+        return 0;
+    }
+    let limiter = usize::try_from(verbosity)
+        .ok()
+        .and_then(|v| LIMITERS.get(v));
+    match limiter.map(|limiter| limiter.check(seconds())) {
+        Some(Verdict::Pass { suppressed: count }) => {
+            // SAFETY: the shim passes the address of a local variable.
+            unsafe { suppressed.write(count) };
+            1
+        }
+        Some(Verdict::Drop) | None => 0,
+    }
+}
+
+extern "C" fn emit(
+    raw: c_int,
+    flags: c_ulong,
+    file: *const c_char,
+    line: c_int,
+    text: *const c_char,
+    len: usize,
+    suppressed: c_ulonglong,
+) {
+    let Some(sink) = *SINK.read().unwrap_or_else(PoisonError::into_inner) else {
+        return;
+    };
+    // SAFETY: the shim passes its own buffer, of which `len` bytes are written.
+    let text = unsafe { std::slice::from_raw_parts(text.cast::<u8>(), len) };
+    let file = if file.is_null() {
+        String::new()
+    } else {
+        // SAFETY: a C string literal of the plugin.
+        unsafe { CStr::from_ptr(file) }
+            .to_string_lossy()
+            .into_owned()
+    };
+    let record = LogRecord {
+        level: LogLevel::from_raw(raw),
+        subsystems: flags,
+        file: &file,
+        line,
+        message: &String::from_utf8_lossy(text),
+        suppressed,
+    };
+    // A panic must not unwind into the plugin. The sink's own state is its own business.
+    let _ = catch_unwind(AssertUnwindSafe(|| sink(&record)));
+}
+
+unsafe extern "C" {
+    fn nccl_net_logger_hooks(
+        admit: extern "C" fn(c_int, c_ulong, *mut c_ulonglong) -> c_int,
+        emit: extern "C" fn(
+            c_int,
+            c_ulong,
+            *const c_char,
+            c_int,
+            *const c_char,
+            usize,
+            c_ulonglong,
+        ),
+    );
+    fn nccl_net_logger(
+        level: c_int,
+        flags: c_ulong,
+        file: *const c_char,
+        line: c_int,
+        format: *const c_char,
+        ...
+    );
+}
+
+/// The logger to pass to a plugin's `init`.
+pub(crate) fn plugin_logger() -> LoggerFn {
+    static HOOKS: Once = Once::new();
+    // SAFETY: the hooks are functions of this crate and stay for the life of the process.
+    HOOKS.call_once(|| unsafe { nccl_net_logger_hooks(admit, emit) });
+    nccl_net_logger
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    static LINES: Mutex<Vec<(LogLevel, String, String, u64)>> = Mutex::new(Vec::new());
+
+    fn collect(record: &LogRecord<'_>) {
+        LINES.lock().unwrap().push((
+            record.level,
+            record.file.to_owned(),
+            record.message.to_owned(),
+            record.suppressed,
+        ));
+    }
+
+    /// One test, because the sink is the process's.
+    #[test]
+    fn lines_are_formatted_bounded_filtered_and_limited_on_foreign_threads() {
+        let logger = plugin_logger();
+        set_log_sink(collect, LogLevel::Info);
+        let long = std::ffi::CString::new(vec![b'x'; 5000]).unwrap();
+        // SAFETY: formats and arguments match; strings are NUL-terminated.
+        unsafe {
+            logger(
+                3,
+                16,
+                c"a.cc".as_ptr(),
+                7,
+                c"%d of %s".as_ptr(),
+                5 as c_int,
+                c"six".as_ptr(),
+            );
+            logger(3, 16, std::ptr::null(), 7, c"%s".as_ptr(), long.as_ptr());
+            logger(5, 16, c"a.cc".as_ptr(), 7, c"a trace".as_ptr());
+            logger(3, 16, c"a.cc".as_ptr(), 7, std::ptr::null());
+        }
+        let lines = std::mem::take(&mut *LINES.lock().unwrap());
+        assert_eq!(lines.len(), 2, "{lines:?}");
+        assert_eq!(
+            lines[0],
+            (LogLevel::Info, "a.cc".into(), "5 of six".into(), 0)
+        );
+        assert_eq!(lines[1].1, "");
+        assert_eq!(lines[1].2.len(), 1023);
+
+        let total: u64 = 200_000;
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for _ in 0..total / 2 {
+                        // SAFETY: as above.
+                        unsafe { logger(2, 16, c"b.cc".as_ptr(), 1, c"flood".as_ptr()) };
+                    }
+                });
+            }
+        });
+        let lines = std::mem::take(&mut *LINES.lock().unwrap());
+        assert!(!lines.is_empty());
+        let accounted = lines.len() as u64 + lines.iter().map(|line| line.3).sum::<u64>();
+        assert!(accounted <= total);
+        assert!(
+            (lines.len() as u64) < total / 10,
+            "{} lines passed",
+            lines.len()
+        );
+
+        clear_log_sink();
+        // SAFETY: as above.
+        unsafe { logger(4, 16, c"b.cc".as_ptr(), 1, c"nobody listens".as_ptr()) };
+        assert!(LINES.lock().unwrap().is_empty());
+    }
+}

@@ -1,0 +1,190 @@
+//! A loaded plugin: started once, then asked for devices and connections.
+
+use std::collections::BTreeSet;
+use std::ffi::c_int;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use crate::adapt::Calls;
+use crate::error::{CallError, HostError, LoadError};
+use crate::library::{AbiVersion, CallObserver, CallReport, LoadOptions, find};
+use crate::properties::Properties;
+use crate::result::{RawResult, ResultCode};
+
+/// Devices that a plugin may plausibly report.
+const MAX_DEVICES: c_int = 4096;
+
+/// A loaded plugin. Clones share it.
+///
+/// The library stays loaded for the life of the process: plugins start threads of their own.
+#[derive(Clone)]
+pub struct Plugin {
+    pub(crate) inner: Arc<PluginInner>,
+}
+
+pub(crate) struct PluginInner {
+    path: PathBuf,
+    name: String,
+    version: AbiVersion,
+    address: usize,
+    pub(crate) calls: Calls,
+    observer: Option<CallObserver>,
+    phase: Mutex<Phase>,
+    device_count: OnceLock<usize>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Loaded,
+    Ready,
+    Failed,
+}
+
+/// Tables that were initialised, by address. Before v11 a second `init` in a process is an error
+/// of some plugins and undefined for others.
+static INITIALISED: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
+
+impl Plugin {
+    /// Loads a plugin. Nothing of it runs yet, except the constructors of the library.
+    pub fn load(options: LoadOptions) -> Result<Self, LoadError> {
+        let found = find(&options)?;
+        // SAFETY: the name in a table is a static string.
+        let name = unsafe { found.calls.name() };
+        Ok(Self {
+            inner: Arc::new(PluginInner {
+                path: options.path,
+                name,
+                version: found.version,
+                address: found.address,
+                calls: found.calls,
+                observer: options.observer,
+                phase: Mutex::new(Phase::Loaded),
+                device_count: OnceLock::new(),
+            }),
+        })
+    }
+
+    /// Starts the plugin. Once only; after a failure it stays unusable.
+    pub fn init(&self) -> Result<(), HostError> {
+        static COMMUNICATORS: AtomicU64 = AtomicU64::new(1);
+        let inner = &*self.inner;
+        let mut phase = inner.phase.lock().unwrap_or_else(PoisonError::into_inner);
+        if *phase != Phase::Loaded {
+            return Err(HostError::AlreadyInitialised);
+        }
+        if !inner.calls.has_context()
+            && !INITIALISED
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .insert(inner.address)
+        {
+            return Err(HostError::AlreadyInitialised);
+        }
+        let communicator = COMMUNICATORS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the first init of this table, or of a version that allows several.
+        let result = inner.report("init", unsafe { inner.calls.init(communicator) });
+        *phase = if result.is_ok() {
+            Phase::Ready
+        } else {
+            Phase::Failed
+        };
+        Ok(result?)
+    }
+
+    /// Number of devices.
+    pub fn devices(&self) -> Result<usize, HostError> {
+        let inner = &*self.inner;
+        inner.ready()?;
+        if let Some(count) = inner.device_count.get() {
+            return Ok(*count);
+        }
+        let mut count = 0;
+        // SAFETY: the plugin is initialised.
+        inner.report("devices", unsafe { inner.calls.devices(&mut count) })?;
+        if count > MAX_DEVICES {
+            return Err(HostError::DeviceCount { count });
+        }
+        let devices = usize::try_from(count).map_err(|_| HostError::DeviceCount { count })?;
+        Ok(*inner.device_count.get_or_init(|| devices))
+    }
+
+    /// Properties of one device.
+    pub fn properties(&self, dev: usize) -> Result<Properties, HostError> {
+        let dev = self.device(dev)?;
+        // SAFETY: initialised, and the device exists.
+        let (rc, properties) = unsafe { self.inner.calls.properties(dev) };
+        self.inner.report("getProperties", rc)?;
+        Ok(properties)
+    }
+
+    /// Name in the table.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// Version of the table in use.
+    pub fn version(&self) -> AbiVersion {
+        self.inner.version
+    }
+
+    /// The file it was loaded from.
+    pub fn path(&self) -> &Path {
+        &self.inner.path
+    }
+
+    /// Checks a device number.
+    pub(crate) fn device(&self, dev: usize) -> Result<c_int, HostError> {
+        let count = self.devices()?;
+        if dev >= count {
+            return Err(HostError::NoSuchDevice { dev, count });
+        }
+        c_int::try_from(dev).map_err(|_| HostError::NoSuchDevice { dev, count })
+    }
+}
+
+impl PluginInner {
+    fn ready(&self) -> Result<(), HostError> {
+        match *self.phase.lock().unwrap_or_else(PoisonError::into_inner) {
+            Phase::Ready => Ok(()),
+            Phase::Loaded => Err(HostError::NotInitialised),
+            Phase::Failed => Err(HostError::InitFailed),
+        }
+    }
+
+    /// Tells the observer, and turns a result code into a result.
+    pub(crate) fn report(&self, call: &'static str, rc: RawResult) -> Result<(), CallError> {
+        let rc = ResultCode::from_raw(rc);
+        if let Some(observer) = &self.observer {
+            observer(&CallReport { call, rc });
+        }
+        match rc {
+            ResultCode::Success => Ok(()),
+            rc => Err(CallError::new(call, rc)),
+        }
+    }
+}
+
+impl Drop for PluginInner {
+    fn drop(&mut self) {
+        let phase = *self.phase.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if phase == Phase::Ready {
+            // SAFETY: every comm holds a share of this value, so none is left.
+            if let Some(rc) = unsafe { self.calls.finalize() } {
+                // Nobody is left to take an error; the observer has seen it.
+                let _ = self.report("finalize", rc);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Plugin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Plugin")
+            .field("name", &self.inner.name)
+            .field("version", &self.inner.version)
+            .field("path", &self.inner.path)
+            .finish_non_exhaustive()
+    }
+}

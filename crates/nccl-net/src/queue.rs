@@ -1,0 +1,280 @@
+//! The device-unpack queue in host-visible memory, read and written with the ordering it needs.
+
+use std::ptr::{NonNull, addr_of_mut};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use crate::constants::{UNPACK_QUEUE_DEPTH, UNPACK_SLOT_ENTRIES};
+use crate::device::{LoadMeta, NetUnpackMeta};
+
+/// Index of a queue slot, always below 16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct QueueSlot(usize);
+
+impl QueueSlot {
+    /// The slot of the receive number `ordinal` of a comm, counted from 0: receives take slots in
+    /// turn, whatever memory they go to.
+    pub const fn of_receive(ordinal: u64) -> Self {
+        Self((ordinal % UNPACK_QUEUE_DEPTH as u64) as usize)
+    }
+
+    /// The index.
+    pub const fn index(self) -> usize {
+        self.0
+    }
+}
+
+/// What is wrong with a queue slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum QueueError {
+    /// The plugin's count is impossible.
+    #[error(
+        "queue slot {slot} claims {count} fragments, at most 2048 fit: the queue is corrupt or has \
+         another layout; use a plugin with device-unpack version 7"
+    )]
+    CountTooLarge {
+        /// Slot index.
+        slot: usize,
+        /// What it says.
+        count: u64,
+    },
+    /// More fragments to publish than fit.
+    #[error(
+        "{count} fragments do not fit a queue slot (2048): merge adjacent ones or receive less at \
+         a time"
+    )]
+    TooManyEntries {
+        /// How many were given.
+        count: usize,
+    },
+}
+
+/// Reads a queue that a plugin fills.
+#[derive(Debug)]
+pub struct UnpackQueue {
+    meta: NonNull<NetUnpackMeta>,
+}
+
+// SAFETY: reads are volatile or atomic; `new` demands that the memory can be read from anywhere.
+unsafe impl Send for UnpackQueue {}
+// SAFETY: as above.
+unsafe impl Sync for UnpackQueue {}
+
+/// # Safety
+/// `meta` points to a live queue.
+unsafe fn count_of<'a>(meta: NonNull<NetUnpackMeta>, slot: QueueSlot) -> &'a AtomicU64 {
+    // SAFETY: the index is in bounds; no reference to the queue itself is formed.
+    unsafe {
+        let count = addr_of_mut!((*meta.as_ptr()).cnt).cast::<u64>().add(slot.0);
+        AtomicU64::from_ptr(count)
+    }
+}
+
+/// # Safety
+/// `meta` points to a live queue.
+unsafe fn entries_of(meta: NonNull<NetUnpackMeta>, slot: QueueSlot) -> *mut LoadMeta {
+    // SAFETY: the index is in bounds; no reference to the queue itself is formed.
+    unsafe {
+        addr_of_mut!((*meta.as_ptr()).mem)
+            .cast::<[LoadMeta; UNPACK_SLOT_ENTRIES]>()
+            .add(slot.0)
+            .cast()
+    }
+}
+
+impl UnpackQueue {
+    /// # Safety
+    /// `meta` is 16-byte aligned, readable by the CPU, and stays so for the life of the value.
+    /// The other side may write at any time.
+    pub const unsafe fn new(meta: NonNull<NetUnpackMeta>) -> Self {
+        Self { meta }
+    }
+
+    /// The fragments of a slot. Right once the receive that owns the slot tested as done, and until
+    /// it is consumed. Offsets and lengths are the plugin's word: check them against the pool and
+    /// the destination.
+    pub fn read(&self, slot: QueueSlot) -> Result<Vec<LoadMeta>, QueueError> {
+        let mut list = Vec::new();
+        self.read_into(slot, &mut list)?;
+        Ok(list)
+    }
+
+    /// As [`Self::read`], into a list whose memory is reused; it is cleared first. Returns the
+    /// number of fragments.
+    pub fn read_into(
+        &self,
+        slot: QueueSlot,
+        list: &mut Vec<LoadMeta>,
+    ) -> Result<usize, QueueError> {
+        list.clear();
+        // SAFETY: `new` vouches for the memory. Acquire: entries are read after the count.
+        let count = unsafe { count_of(self.meta, slot) }.load(Ordering::Acquire);
+        let entries = usize::try_from(count)
+            .ok()
+            .filter(|count| *count <= UNPACK_SLOT_ENTRIES)
+            .ok_or(QueueError::CountTooLarge {
+                slot: slot.0,
+                count,
+            })?;
+        list.reserve(entries);
+        // SAFETY: as above.
+        let first = unsafe { entries_of(self.meta, slot) };
+        for index in 0..entries {
+            // SAFETY: `index` is below 2048. Volatile, because a faulty plugin may still write.
+            list.push(unsafe { first.add(index).read_volatile() });
+        }
+        Ok(entries)
+    }
+}
+
+/// Fills a queue that a device, or [`UnpackQueue`], reads.
+#[derive(Debug)]
+pub struct UnpackQueueWriter {
+    meta: NonNull<NetUnpackMeta>,
+}
+
+// SAFETY: the writer is the only one by the promise of `new`, and writes take `&mut self`.
+unsafe impl Send for UnpackQueueWriter {}
+
+impl UnpackQueueWriter {
+    /// # Safety
+    /// `meta` is 16-byte aligned, writable by the CPU, stays so for the life of the value, and has
+    /// no other writer.
+    pub const unsafe fn new(meta: NonNull<NetUnpackMeta>) -> Self {
+        Self { meta }
+    }
+
+    /// Empties a slot, before a receive that may leave it empty.
+    pub fn clear(&mut self, slot: QueueSlot) {
+        // SAFETY: `new` vouches for the memory.
+        unsafe { count_of(self.meta, slot) }.store(0, Ordering::Release);
+    }
+
+    /// Writes the fragments of a slot, then its count. What the reader sees after the receive was
+    /// reported as done is complete, on the CPU and on a device that reads over the bus.
+    pub fn publish(&mut self, slot: QueueSlot, list: &[LoadMeta]) -> Result<(), QueueError> {
+        if list.len() > UNPACK_SLOT_ENTRIES {
+            return Err(QueueError::TooManyEntries { count: list.len() });
+        }
+        // SAFETY: `new` vouches for the memory.
+        let first = unsafe { entries_of(self.meta, slot) };
+        for (index, entry) in list.iter().enumerate() {
+            // SAFETY: `index` is below 2048.
+            unsafe { first.add(index).write_volatile(*entry) };
+        }
+        fence(Ordering::Release);
+        // SAFETY: as above.
+        unsafe { count_of(self.meta, slot) }.store(list.len() as u64, Ordering::Release);
+        // The device learns of the receive through other memory; all stores must be out by then.
+        fence(Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Half a megabyte is too much for a test's stack.
+    fn zeroed_queue() -> Box<NetUnpackMeta> {
+        // SAFETY: all-zero integers are a value.
+        unsafe { Box::<NetUnpackMeta>::new_zeroed().assume_init() }
+    }
+
+    fn fragment(n: u32) -> LoadMeta {
+        LoadMeta {
+            src_off: n,
+            len: n + 1,
+            dst_off: u64::from(n) << 33,
+        }
+    }
+
+    #[test]
+    fn what_was_published_is_read_and_slots_do_not_touch() {
+        let mut meta = zeroed_queue();
+        let pointer = NonNull::from(&mut *meta);
+        // SAFETY: the box outlives both.
+        let (reader, mut writer) =
+            unsafe { (UnpackQueue::new(pointer), UnpackQueueWriter::new(pointer)) };
+        for slot in 0..16 {
+            let list: Vec<_> = (0..2048).map(|n| fragment(n * 16 + slot)).collect();
+            writer
+                .publish(QueueSlot::of_receive(u64::from(slot)), &list)
+                .unwrap();
+        }
+        for slot in 0..16 {
+            let list = reader
+                .read(QueueSlot::of_receive(u64::from(slot) + 160))
+                .unwrap();
+            assert_eq!(list.len(), 2048);
+            assert!((0..2048).all(|n| list[n as usize] == fragment(n * 16 + slot)));
+        }
+        writer.clear(QueueSlot::of_receive(3));
+        assert!(reader.read(QueueSlot::of_receive(3)).unwrap().is_empty());
+        assert_eq!(reader.read(QueueSlot::of_receive(4)).unwrap().len(), 2048);
+    }
+
+    #[test]
+    fn more_than_a_slot_holds_is_refused_on_both_sides() {
+        let mut meta = zeroed_queue();
+        meta.cnt[15] = 2049;
+        let pointer = NonNull::from(&mut *meta);
+        // SAFETY: the box outlives both.
+        let (reader, mut writer) =
+            unsafe { (UnpackQueue::new(pointer), UnpackQueueWriter::new(pointer)) };
+        assert_eq!(
+            reader.read(QueueSlot::of_receive(15)),
+            Err(QueueError::CountTooLarge {
+                slot: 15,
+                count: 2049
+            })
+        );
+        let list = vec![LoadMeta::default(); 2049];
+        assert_eq!(
+            writer.publish(QueueSlot::of_receive(0), &list),
+            Err(QueueError::TooManyEntries { count: 2049 })
+        );
+        assert!(reader.read(QueueSlot::of_receive(0)).unwrap().is_empty());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn any_bytes_in_the_queue_give_a_list_or_a_typed_error(
+            counts in prop::array::uniform16(prop_oneof![
+                0_u64..=2050,
+                any::<u64>(),
+                Just(1 << 32),
+            ]),
+            seed in any::<u64>(),
+        ) {
+            let mut meta = zeroed_queue();
+            meta.cnt = counts;
+            let mut state = seed | 1;
+            for entry in meta.mem.iter_mut().flatten() {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                *entry = LoadMeta { src_off: state as u32, len: (state >> 32) as u32, dst_off: !state };
+            }
+            let copy: Vec<Vec<LoadMeta>> = meta.mem.iter().map(|slot| slot.to_vec()).collect();
+            // SAFETY: the box outlives the reader.
+            let reader = unsafe { UnpackQueue::new(NonNull::from(&mut *meta)) };
+            for slot in 0..16_u64 {
+                let count = counts[slot as usize];
+                match reader.read(QueueSlot::of_receive(slot)) {
+                    Ok(list) => {
+                        prop_assert!(count <= 2048);
+                        prop_assert_eq!(&list[..], &copy[slot as usize][..count as usize]);
+                    }
+                    Err(error) => {
+                        prop_assert!(count > 2048);
+                        prop_assert_eq!(
+                            error,
+                            QueueError::CountTooLarge { slot: slot as usize, count }
+                        );
+                    }
+                }
+            }
+        }
+    }
+}

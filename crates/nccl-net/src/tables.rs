@@ -1,0 +1,387 @@
+//! The function tables ncclNet v5 to v12.
+//!
+//! Every member but `name` is a nullable function pointer, in the order of the ABI. Types that
+//! changed over time carry the version that introduced them.
+
+use std::ffi::{c_char, c_int, c_ulong, c_void};
+use std::mem::{offset_of, size_of};
+
+use crate::device::RawDeviceHandle;
+use crate::raw_properties::{
+    RawPropertiesV6, RawPropertiesV7, RawPropertiesV8, RawPropertiesV9, RawPropertiesV11,
+    RawPropertiesV12, RawVDeviceProps4, RawVDeviceProps8,
+};
+use crate::result::RawResult;
+
+/// The host's logger: level, subsystem bits, file, line, printf format, arguments.
+pub type LoggerFn = unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, ...);
+/// The host's profiler callback: event handle, type, parent handle, plugin id, extra data.
+pub type ProfilerFn =
+    unsafe extern "C" fn(*mut *mut c_void, c_int, *mut c_void, i64, *mut c_void) -> RawResult;
+
+/// `ncclNetCommConfig` of v10 to v12.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CommConfig {
+    /// Traffic class for the plugin, or -1.
+    pub traffic_class: c_int,
+}
+
+/// Peers and flows of one direction, in [`NetAttr`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CommAttr {
+    /// Most peers at once.
+    pub max_concurrent_peers: i32,
+    /// Fewest peers at once.
+    pub min_concurrent_peers: i32,
+    /// Most flows to one peer.
+    pub max_flows_per_peer: i32,
+    /// Fewest flows to one peer.
+    pub min_flows_per_peer: i32,
+}
+
+/// `ncclNetAttr` of v11 and v12: what the host is about to do with the network.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct NetAttr {
+    /// Sending.
+    pub send: CommAttr,
+    /// Receiving.
+    pub recv: CommAttr,
+    /// Operation, `u32::MAX` when undefined.
+    pub op: u32,
+    /// Algorithm, `u32::MAX` when undefined.
+    pub algo: u32,
+    /// Protocol, `u32::MAX` when undefined.
+    pub proto: u32,
+}
+
+const _: () = assert!(size_of::<CommConfig>() == 4);
+const _: () = assert!(size_of::<CommAttr>() == 16);
+const _: () = assert!(size_of::<NetAttr>() == 44 && offset_of!(NetAttr, op) == 32);
+
+type Void = *mut c_void;
+type VoidOut = *mut *mut c_void;
+type DeviceOut = *mut *mut RawDeviceHandle;
+
+/// `init` of v5 to v9: logger.
+pub type InitV5 = unsafe extern "C" fn(Option<LoggerFn>) -> RawResult;
+/// `init` of v10: logger, profiler.
+pub type InitV10 = unsafe extern "C" fn(Option<LoggerFn>, Option<ProfilerFn>) -> RawResult;
+/// `init` of v11 and v12: out context, communicator id, config, logger, profiler.
+pub type InitV11 = unsafe extern "C" fn(
+    VoidOut,
+    u64,
+    *mut CommConfig,
+    Option<LoggerFn>,
+    Option<ProfilerFn>,
+) -> RawResult;
+/// `devices`: out count.
+pub type DevicesFn = unsafe extern "C" fn(*mut c_int) -> RawResult;
+/// `getProperties`: device, out properties of that version.
+pub type GetPropertiesFn<P> = unsafe extern "C" fn(c_int, *mut P) -> RawResult;
+/// `listen` of v5 to v10: device, out handle, out listen comm.
+pub type ListenV5 = unsafe extern "C" fn(c_int, Void, VoidOut) -> RawResult;
+/// `listen` of v11 and v12: with the context first.
+pub type ListenV11 = unsafe extern "C" fn(Void, c_int, Void, VoidOut) -> RawResult;
+/// `connect` of v5 and v6: device, handle, out send comm.
+pub type ConnectV5 = unsafe extern "C" fn(c_int, Void, VoidOut) -> RawResult;
+/// `connect` of v7 to v9: and the device handle.
+pub type ConnectV7 = unsafe extern "C" fn(c_int, Void, VoidOut, DeviceOut) -> RawResult;
+/// `connect` of v10: and the config.
+pub type ConnectV10 =
+    unsafe extern "C" fn(c_int, *mut CommConfig, Void, VoidOut, DeviceOut) -> RawResult;
+/// `connect` of v11 and v12: context, device, handle, out send comm, device handle.
+pub type ConnectV11 = unsafe extern "C" fn(Void, c_int, Void, VoidOut, DeviceOut) -> RawResult;
+/// `accept` of v5 and v6: listen comm, out receive comm.
+pub type AcceptV5 = unsafe extern "C" fn(Void, VoidOut) -> RawResult;
+/// `accept` of v7 to v12: and the device handle.
+pub type AcceptV7 = unsafe extern "C" fn(Void, VoidOut, DeviceOut) -> RawResult;
+/// `regMr` of v5 to v7: comm, data, bytes, memory type, out memory handle.
+pub type RegMrV5 = unsafe extern "C" fn(Void, Void, c_int, c_int, VoidOut) -> RawResult;
+/// `regMr` of v8 to v12.
+pub type RegMrV8 = unsafe extern "C" fn(Void, Void, usize, c_int, VoidOut) -> RawResult;
+/// `regMrDmaBuf`: comm, data, bytes, memory type, offset, fd, out memory handle.
+pub type RegMrDmaBufFn =
+    unsafe extern "C" fn(Void, Void, usize, c_int, u64, c_int, VoidOut) -> RawResult;
+/// `deregMr`: comm, memory handle.
+pub type DeregMrFn = unsafe extern "C" fn(Void, Void) -> RawResult;
+/// `isend` of v5 to v8: comm, data, bytes, tag, memory handle, out request.
+pub type IsendV5 = unsafe extern "C" fn(Void, Void, c_int, c_int, Void, VoidOut) -> RawResult;
+/// `isend` of v9.
+pub type IsendV9 = unsafe extern "C" fn(Void, Void, usize, c_int, Void, VoidOut) -> RawResult;
+/// `isend` of v10 to v12: with a profiler handle before the request.
+pub type IsendV10 =
+    unsafe extern "C" fn(Void, Void, usize, c_int, Void, Void, VoidOut) -> RawResult;
+/// `irecv` of v5 to v8: comm, n, buffers, sizes, tags, memory handles, out request.
+pub type IrecvV5 = unsafe extern "C" fn(
+    Void,
+    c_int,
+    VoidOut,
+    *mut c_int,
+    *mut c_int,
+    VoidOut,
+    VoidOut,
+) -> RawResult;
+/// `irecv` of v9.
+pub type IrecvV9 = unsafe extern "C" fn(
+    Void,
+    c_int,
+    VoidOut,
+    *mut usize,
+    *mut c_int,
+    VoidOut,
+    VoidOut,
+) -> RawResult;
+/// `irecv` of v10 to v12: with profiler handles before the request.
+pub type IrecvV10 = unsafe extern "C" fn(
+    Void,
+    c_int,
+    VoidOut,
+    *mut usize,
+    *mut c_int,
+    VoidOut,
+    VoidOut,
+    VoidOut,
+) -> RawResult;
+/// `iflush`: comm, n, buffers, sizes, memory handles, out request.
+pub type IflushFn =
+    unsafe extern "C" fn(Void, c_int, VoidOut, *mut c_int, VoidOut, VoidOut) -> RawResult;
+/// `test`: request, out done, out sizes.
+pub type TestFn = unsafe extern "C" fn(Void, *mut c_int, *mut c_int) -> RawResult;
+/// `closeSend`, `closeRecv`, `closeListen`: comm.
+pub type CloseFn = unsafe extern "C" fn(Void) -> RawResult;
+/// `getDeviceMr`: comm, memory handle, out device pointer.
+pub type GetDeviceMrFn = unsafe extern "C" fn(Void, Void, VoidOut) -> RawResult;
+/// `irecvConsumed`: comm, n, request.
+pub type IrecvConsumedFn = unsafe extern "C" fn(Void, c_int, Void) -> RawResult;
+/// `makeVDevice`: out device, properties.
+pub type MakeVDeviceFn<P> = unsafe extern "C" fn(*mut c_int, *mut P) -> RawResult;
+/// `finalize`: context.
+pub type FinalizeFn = unsafe extern "C" fn(Void) -> RawResult;
+/// `setNetAttr`: context, attributes.
+pub type SetNetAttrFn = unsafe extern "C" fn(Void, *mut NetAttr) -> RawResult;
+
+/// Defines one table and checks its size and the slot of every member.
+macro_rules! net_table {
+    ($(#[$meta:meta])* $table:ident, $bytes:literal bytes {
+        $($slot:literal $member:ident: $signature:ty,)*
+    }) => {
+        $(#[$meta])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug)]
+        pub struct $table {
+            /// Name of the network.
+            pub name: *const c_char,
+            $(
+                #[doc = concat!("Slot ", stringify!($slot), " of the table.")]
+                pub $member: Option<$signature>,
+            )*
+        }
+
+        const _: () = assert!(size_of::<$table>() == $bytes);
+        $(const _: () = assert!(offset_of!($table, $member) == 8 * $slot);)*
+
+        // SAFETY: a table is immutable once built; its name points to a string that lives as long
+        // as the library it stands in.
+        unsafe impl Sync for $table {}
+        // SAFETY: as above; nothing in it belongs to a thread.
+        unsafe impl Send for $table {}
+    };
+}
+
+net_table! {
+    /// ncclNet v5: no dma-buf registration.
+    NetV5, 128 bytes {
+        1 init: InitV5,
+        2 devices: DevicesFn,
+        3 get_properties: GetPropertiesFn<RawPropertiesV6>,
+        4 listen: ListenV5,
+        5 connect: ConnectV5,
+        6 accept: AcceptV5,
+        7 reg_mr: RegMrV5,
+        8 dereg_mr: DeregMrFn,
+        9 isend: IsendV5,
+        10 irecv: IrecvV5,
+        11 iflush: IflushFn,
+        12 test: TestFn,
+        13 close_send: CloseFn,
+        14 close_recv: CloseFn,
+        15 close_listen: CloseFn,
+    }
+}
+
+net_table! {
+    /// ncclNet v6: adds `regMrDmaBuf`.
+    NetV6, 136 bytes {
+        1 init: InitV5,
+        2 devices: DevicesFn,
+        3 get_properties: GetPropertiesFn<RawPropertiesV6>,
+        4 listen: ListenV5,
+        5 connect: ConnectV5,
+        6 accept: AcceptV5,
+        7 reg_mr: RegMrV5,
+        8 reg_mr_dma_buf: RegMrDmaBufFn,
+        9 dereg_mr: DeregMrFn,
+        10 isend: IsendV5,
+        11 irecv: IrecvV5,
+        12 iflush: IflushFn,
+        13 test: TestFn,
+        14 close_send: CloseFn,
+        15 close_recv: CloseFn,
+        16 close_listen: CloseFn,
+    }
+}
+
+net_table! {
+    /// ncclNet v7: adds device handles, `getDeviceMr` and `irecvConsumed`.
+    NetV7, 152 bytes {
+        1 init: InitV5,
+        2 devices: DevicesFn,
+        3 get_properties: GetPropertiesFn<RawPropertiesV7>,
+        4 listen: ListenV5,
+        5 connect: ConnectV7,
+        6 accept: AcceptV7,
+        7 reg_mr: RegMrV5,
+        8 reg_mr_dma_buf: RegMrDmaBufFn,
+        9 dereg_mr: DeregMrFn,
+        10 isend: IsendV5,
+        11 irecv: IrecvV5,
+        12 iflush: IflushFn,
+        13 test: TestFn,
+        14 close_send: CloseFn,
+        15 close_recv: CloseFn,
+        16 close_listen: CloseFn,
+        17 get_device_mr: GetDeviceMrFn,
+        18 irecv_consumed: IrecvConsumedFn,
+    }
+}
+
+net_table! {
+    /// ncclNet v8: registers `size_t` bytes.
+    NetV8, 152 bytes {
+        1 init: InitV5,
+        2 devices: DevicesFn,
+        3 get_properties: GetPropertiesFn<RawPropertiesV8>,
+        4 listen: ListenV5,
+        5 connect: ConnectV7,
+        6 accept: AcceptV7,
+        7 reg_mr: RegMrV8,
+        8 reg_mr_dma_buf: RegMrDmaBufFn,
+        9 dereg_mr: DeregMrFn,
+        10 isend: IsendV5,
+        11 irecv: IrecvV5,
+        12 iflush: IflushFn,
+        13 test: TestFn,
+        14 close_send: CloseFn,
+        15 close_recv: CloseFn,
+        16 close_listen: CloseFn,
+        17 get_device_mr: GetDeviceMrFn,
+        18 irecv_consumed: IrecvConsumedFn,
+    }
+}
+
+net_table! {
+    /// ncclNet v9: sends and receives `size_t` bytes, adds `makeVDevice`.
+    NetV9, 160 bytes {
+        1 init: InitV5,
+        2 devices: DevicesFn,
+        3 get_properties: GetPropertiesFn<RawPropertiesV9>,
+        4 listen: ListenV5,
+        5 connect: ConnectV7,
+        6 accept: AcceptV7,
+        7 reg_mr: RegMrV8,
+        8 reg_mr_dma_buf: RegMrDmaBufFn,
+        9 dereg_mr: DeregMrFn,
+        10 isend: IsendV9,
+        11 irecv: IrecvV9,
+        12 iflush: IflushFn,
+        13 test: TestFn,
+        14 close_send: CloseFn,
+        15 close_recv: CloseFn,
+        16 close_listen: CloseFn,
+        17 get_device_mr: GetDeviceMrFn,
+        18 irecv_consumed: IrecvConsumedFn,
+        19 make_v_device: MakeVDeviceFn<RawVDeviceProps4>,
+    }
+}
+
+net_table! {
+    /// ncclNet v10: adds profiler handles and a config for `connect`.
+    NetV10, 160 bytes {
+        1 init: InitV10,
+        2 devices: DevicesFn,
+        3 get_properties: GetPropertiesFn<RawPropertiesV9>,
+        4 listen: ListenV5,
+        5 connect: ConnectV10,
+        6 accept: AcceptV7,
+        7 reg_mr: RegMrV8,
+        8 reg_mr_dma_buf: RegMrDmaBufFn,
+        9 dereg_mr: DeregMrFn,
+        10 isend: IsendV10,
+        11 irecv: IrecvV10,
+        12 iflush: IflushFn,
+        13 test: TestFn,
+        14 close_send: CloseFn,
+        15 close_recv: CloseFn,
+        16 close_listen: CloseFn,
+        17 get_device_mr: GetDeviceMrFn,
+        18 irecv_consumed: IrecvConsumedFn,
+        19 make_v_device: MakeVDeviceFn<RawVDeviceProps4>,
+    }
+}
+
+net_table! {
+    /// ncclNet v11: adds a context per communicator, `finalize` and `setNetAttr`.
+    NetV11, 176 bytes {
+        1 init: InitV11,
+        2 devices: DevicesFn,
+        3 get_properties: GetPropertiesFn<RawPropertiesV11>,
+        4 listen: ListenV11,
+        5 connect: ConnectV11,
+        6 accept: AcceptV7,
+        7 reg_mr: RegMrV8,
+        8 reg_mr_dma_buf: RegMrDmaBufFn,
+        9 dereg_mr: DeregMrFn,
+        10 isend: IsendV10,
+        11 irecv: IrecvV10,
+        12 iflush: IflushFn,
+        13 test: TestFn,
+        14 close_send: CloseFn,
+        15 close_recv: CloseFn,
+        16 close_listen: CloseFn,
+        17 get_device_mr: GetDeviceMrFn,
+        18 irecv_consumed: IrecvConsumedFn,
+        19 make_v_device: MakeVDeviceFn<RawVDeviceProps4>,
+        20 finalize: FinalizeFn,
+        21 set_net_attr: SetNetAttrFn,
+    }
+}
+
+net_table! {
+    /// ncclNet v12: up to 8 devices behind one, rails and planes.
+    NetV12, 176 bytes {
+        1 init: InitV11,
+        2 devices: DevicesFn,
+        3 get_properties: GetPropertiesFn<RawPropertiesV12>,
+        4 listen: ListenV11,
+        5 connect: ConnectV11,
+        6 accept: AcceptV7,
+        7 reg_mr: RegMrV8,
+        8 reg_mr_dma_buf: RegMrDmaBufFn,
+        9 dereg_mr: DeregMrFn,
+        10 isend: IsendV10,
+        11 irecv: IrecvV10,
+        12 iflush: IflushFn,
+        13 test: TestFn,
+        14 close_send: CloseFn,
+        15 close_recv: CloseFn,
+        16 close_listen: CloseFn,
+        17 get_device_mr: GetDeviceMrFn,
+        18 irecv_consumed: IrecvConsumedFn,
+        19 make_v_device: MakeVDeviceFn<RawVDeviceProps8>,
+        20 finalize: FinalizeFn,
+        21 set_net_attr: SetNetAttrFn,
+    }
+}
