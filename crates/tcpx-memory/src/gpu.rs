@@ -1,11 +1,14 @@
 //! A CUDA device and the context that memory and work on it live in.
 
 mod context;
+mod pointer;
 mod sync;
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+
+pub use pointer::PointerInfo;
 
 pub(crate) use context::{Current, MappedHost, device_alloc, device_free, host_free};
 
