@@ -2,9 +2,10 @@
 //! back to the network.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
-use tcpx_memory::{Job, MemoryError, Region, UnpackMethod, Work};
+use tcpx_memory::{BouncePool, Job, MemoryError, UnpackMethod, Work};
 use tcpx_net::{
     Cancel, Channel, ChannelError, Completion, Payload, Posted, Readiness, ReceiveChunk, SendChunk,
     Ticket,
@@ -30,6 +31,9 @@ pub(super) struct ChannelState {
     receives: VecDeque<(ReceiveChunk, OperationId, InFlight)>,
     /// Scattered receives in the order in which their pool space must go back.
     unconsumed: VecDeque<Unconsumed>,
+    /// To be closed once nothing reads its pool any more.
+    closing: bool,
+    closed: bool,
 }
 
 struct Unconsumed {
@@ -48,7 +52,6 @@ pub(super) enum Token {
     Receive(OperationId, InFlight),
     Unpack(OperationId, InFlight, Ticket),
     Digest(OperationId),
-    Eager(OperationId),
 }
 
 impl ChannelState {
@@ -58,6 +61,8 @@ impl ChannelState {
             sends: VecDeque::new(),
             receives: VecDeque::new(),
             unconsumed: VecDeque::new(),
+            closing: false,
+            closed: false,
         }
     }
 
@@ -65,15 +70,24 @@ impl ChannelState {
     pub(super) fn must_poll(&self) -> bool {
         let poll_only = matches!(self.channel.readiness(), Readiness::PollOnly);
         let refused = self.unconsumed.front().is_some_and(|first| first.done);
-        refused || (poll_only && self.channel.in_flight() > 0)
+        refused || (poll_only && (self.channel.in_flight() > 0 || !self.sends.is_empty()))
     }
 
+    /// Closes the channel, which takes its pool with it, as soon as no unpack reads that.
     pub(super) fn close(&mut self) {
-        self.channel.close();
+        self.closing = true;
+        self.close_when_unread();
     }
 
     pub(super) fn closed(&self) -> bool {
-        self.channel.closed()
+        self.closed && self.channel.closed()
+    }
+
+    fn close_when_unread(&mut self) {
+        if self.closing && !self.closed && self.unconsumed.iter().all(|entry| entry.done) {
+            self.closed = true;
+            self.channel.close();
+        }
     }
 }
 
@@ -294,7 +308,7 @@ impl Core {
         &mut self,
         id: OperationId,
         flight: InFlight,
-        pool: std::sync::Arc<tcpx_memory::BouncePool>,
+        pool: Arc<BouncePool>,
         list: &ScatterList,
         bytes: u64,
         ticket: Ticket,
@@ -331,7 +345,7 @@ impl Core {
         &mut self,
         id: OperationId,
         flight: InFlight,
-        pool: std::sync::Arc<tcpx_memory::BouncePool>,
+        pool: Arc<BouncePool>,
         list: &ScatterList,
         bytes: u64,
     ) -> Result<Work, DataFailure> {
@@ -358,8 +372,8 @@ impl Core {
             .unwrap_or_else(|| UnpackMethod::automatic(pool.kind(), to.kind()));
         operation.method = Some(with);
         Ok(Work::Unpack {
-            pool,
-            descriptors,
+            pool: (*pool).clone(),
+            descriptors: Arc::new(descriptors),
             to,
             with,
         })
@@ -368,15 +382,15 @@ impl Core {
     /// Gives a job to the copy worker; a refusal is its result.
     pub(super) fn submit(&mut self, work: Work, token: u64, id: OperationId) {
         let fence = self.operations.get(&id).and_then(|op| op.fence.clone());
-        let sink = std::sync::Arc::clone(&self.sink);
+        let sink = Arc::clone(&self.sink);
         let job = Job {
             work,
             fence,
             sink,
             token,
         };
-        if let Err(error) = self.unpacker.worker.submit(job) {
-            self.job_finished(token, Err(error));
+        if let Err(refused) = self.unpacker.worker.submit(job) {
+            self.job_finished(token, Err(refused.error));
         }
     }
 
@@ -426,27 +440,20 @@ impl Core {
                     }
                 }
             }
-            Some(Token::Eager(id)) => {
-                if self.job_off(id) {
-                    match result {
-                        Ok(_) => self.session.eager_copied(now, id),
-                        Err(error) => self.memory_failed(id, &error),
-                    }
-                }
-            }
             _ => {}
         }
     }
 
     /// Gives pool space back in order, as far as unpacking has come.
     fn consume_ready(&mut self, index: usize) {
+        self.channels[index].close_when_unread();
         while let Some(first) = self.channels[index].unconsumed.front() {
             if !first.done {
                 return;
             }
             let (ticket, id, flight, placed) =
                 (first.ticket, first.operation, first.flight, first.placed);
-            if self.ended.is_none() {
+            if !self.channels[index].closing {
                 match self.channels[index].channel.consume(ticket) {
                     Ok(Posted::Accepted) => {}
                     Ok(Posted::Full(_)) => return,
@@ -463,6 +470,7 @@ impl Core {
                 self.placed(id, flight);
             }
         }
+        self.channels[index].close_when_unread();
     }
 
     fn placed(&mut self, id: OperationId, flight: InFlight) {
@@ -499,7 +507,7 @@ impl Core {
         stopped
     }
 
-    /// Accounts a finished digest or eager copy; `true` if the session still wants to hear of it.
+    /// Accounts a finished digest; `true` if the session still wants to hear of it.
     fn job_off(&mut self, id: OperationId) -> bool {
         let Some(operation) = self.operations.get_mut(&id) else {
             return false;
@@ -585,17 +593,13 @@ impl Core {
             self.session.eager_copied(now, id);
             return;
         }
-        let staged = Region::host(payload.len()).and_then(|staging| {
-            staging.write_from(0, payload)?;
-            let to = operation.lease.slice(..payload.len())?;
-            Ok((staging.all(), to))
-        });
-        match staged {
-            Ok((from, to)) => {
-                operation.outstanding += 1;
-                let token = self.new_token(Token::Eager(id));
-                self.submit(Work::Copy { from, to }, token, id);
-            }
+        // The slice rides on the operation's lease, so this is the only writer.
+        let written = operation
+            .lease
+            .slice(..payload.len())
+            .and_then(|to| to.write_from(payload));
+        match written {
+            Ok(()) => self.session.eager_copied(now, id),
             Err(error) => self.memory_failed(id, &error),
         }
     }
@@ -610,7 +614,7 @@ impl Core {
         &self,
         chunk: ChunkEvent,
         list: &ScatterList,
-        pool: &tcpx_memory::BouncePool,
+        pool: &BouncePool,
     ) {
         if self.observer.is_none() {
             return;
