@@ -3,11 +3,18 @@
 //! All integers are little endian. A frame is a 16-byte header (magic, kind, flags, body length,
 //! sequence, CRC32C) and a body of at most [`MAX_BODY_BYTES`].
 
+mod body;
+mod decoder;
 mod detail;
+mod encode;
+mod error;
 mod placed;
 mod settings;
 
+pub use decoder::FrameDecoder;
 pub use detail::Detail;
+pub use encode::encode;
+pub use error::{EncodeError, FrameError};
 pub use placed::{InvalidPlaced, PlacedChunks};
 pub use settings::{InvalidSettings, Settings};
 
@@ -19,6 +26,9 @@ pub const MAX_BODY_BYTES: usize = 65_536 + 64;
 pub const MAX_SETUP_BYTES: usize = 32 * 1024;
 /// Most bytes of the payload of [`Frame::Eager`].
 pub const MAX_EAGER_BYTES: usize = 16 * 1024;
+
+/// First two bytes of a frame, as an integer ("XT" on the wire).
+const MAGIC: u16 = 0x5458;
 
 /// One control frame.
 ///
@@ -143,6 +153,60 @@ pub enum Frame {
     },
     /// Answer to [`Frame::Goodbye`]: nothing further follows from this side.
     GoodbyeAck,
+}
+
+impl Frame {
+    /// Number of the kind on the wire, from 1.
+    fn kind(&self) -> u8 {
+        match self {
+            Self::Settings(_) => 1,
+            Self::Setup { .. } => 2,
+            Self::Ready => 3,
+            Self::Announce { .. } => 4,
+            Self::Grant { .. } => 5,
+            Self::Refuse { .. } => 6,
+            Self::Eager { .. } => 7,
+            Self::EagerDone { .. } => 8,
+            Self::EagerCredit { .. } => 9,
+            Self::Placed { .. } => 10,
+            Self::Digest { .. } => 11,
+            Self::Verdict { .. } => 12,
+            Self::Cancel { .. } => 13,
+            Self::Cancelled { .. } => 14,
+            Self::Heartbeat { .. } => 15,
+            Self::Goodbye { .. } => 16,
+            Self::GoodbyeAck => 17,
+        }
+    }
+
+    /// Name of the kind, for logs and errors.
+    pub fn name(&self) -> &'static str {
+        kind_name(self.kind()).unwrap_or("unknown")
+    }
+}
+
+/// Name of a kind's number; `None` when no such kind exists.
+fn kind_name(kind: u8) -> Option<&'static str> {
+    const NAMES: [&str; 17] = [
+        "settings",
+        "setup",
+        "ready",
+        "announce",
+        "grant",
+        "refuse",
+        "eager",
+        "eager-done",
+        "eager-credit",
+        "placed",
+        "digest",
+        "verdict",
+        "cancel",
+        "cancelled",
+        "heartbeat",
+        "goodbye",
+        "goodbye-ack",
+    ];
+    NAMES.get(usize::from(kind).checked_sub(1)?).copied()
 }
 
 /// Names a transfer; chosen by its sender, unique per direction, increasing by one.

@@ -8,6 +8,16 @@
 
 #![forbid(unsafe_code)]
 
-pub mod frame;
+mod crc;
 
-pub use frame::{Frame, Level, Role, Settings, Tag, TransferId};
+pub mod chunk_header;
+pub mod descriptor;
+pub mod frame;
+pub mod plan;
+pub mod scatter;
+
+pub use chunk_header::{ChunkHeader, ChunkHeaderError};
+pub use descriptor::{Descriptor, Descriptors, Limits, ScatterError};
+pub use frame::{Frame, FrameDecoder, FrameError, Level, Role, Settings, Tag, TransferId};
+pub use plan::{Chunk, ChunkPlan, PlanError};
+pub use scatter::{Fragment, ScatterList};

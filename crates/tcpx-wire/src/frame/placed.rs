@@ -100,6 +100,42 @@ impl PlacedChunks {
         })
     }
 
+    /// Reads the set from its bitmap, least significant bit of the first byte first.
+    pub(super) fn from_bitmap(
+        first: u32,
+        count: u16,
+        bitmap: &[u8],
+    ) -> Result<Self, InvalidPlaced> {
+        let mut set = Self::new(first, count)?;
+        for (index, byte) in bitmap.iter().enumerate() {
+            if let Some(word) = set.bits.get_mut(index / 8) {
+                *word |= u64::from(*byte) << (index % 8 * 8);
+            }
+        }
+        // Bits at and above `count` would name chunks outside the range.
+        let stray = set.bits.iter().enumerate().any(|(word, bits)| {
+            let kept = usize::from(count).saturating_sub(word * 64);
+            kept < 64 && bits >> kept != 0
+        });
+        if stray {
+            return Err(InvalidPlaced::StrayBits { count });
+        }
+        Ok(set)
+    }
+
+    /// Bytes of the bitmap of a range of `count` chunks.
+    pub(super) fn bitmap_bytes(count: u16) -> usize {
+        usize::from(count).div_ceil(8)
+    }
+
+    /// The bitmap, least significant bit of the first byte first.
+    pub(super) fn bitmap(&self) -> impl Iterator<Item = u8> + '_ {
+        self.bits
+            .iter()
+            .flat_map(|word| word.to_le_bytes())
+            .take(Self::bitmap_bytes(self.count))
+    }
+
     fn index(&self, chunk: u32) -> Option<usize> {
         let index = chunk.checked_sub(self.first)?;
         (index < u32::from(self.count)).then_some(index as usize)
@@ -165,6 +201,25 @@ mod tests {
                 count: 2
             })
         );
+    }
+
+    #[test]
+    fn the_bitmap_reads_back_and_stray_bits_are_refused() {
+        for count in [1, 7, 8, 9, 64, 65, 1000, 1024] {
+            let mut set = PlacedChunks::new(7, count).unwrap();
+            set.insert(7);
+            set.insert(7 + u32::from(count) / 2);
+            set.insert(6 + u32::from(count));
+            let mut bitmap: Vec<u8> = set.bitmap().collect();
+            assert_eq!(PlacedChunks::from_bitmap(7, count, &bitmap), Ok(set));
+            if count % 8 != 0 {
+                *bitmap.last_mut().unwrap() |= 0x80;
+                assert_eq!(
+                    PlacedChunks::from_bitmap(7, count, &bitmap),
+                    Err(InvalidPlaced::StrayBits { count })
+                );
+            }
+        }
     }
 
     #[test]

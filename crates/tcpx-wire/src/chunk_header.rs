@@ -1,0 +1,258 @@
+//! The header in front of every chunk on a lane of the embedded network.
+
+use thiserror::Error;
+
+use crate::crc::crc32c;
+use crate::frame::{Settings, TransferId};
+
+/// Names the chunk whose payload follows on the lane.
+///
+/// On the wire, little endian: magic u32, version u8, flags u8, reserved u16, sequence u64,
+/// transfer u64, offset u64, length u32, CRC32C of the 36 bytes before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkHeader {
+    /// Number of the chunk in its direction, in grant order, from 0.
+    pub sequence: u64,
+    /// The transfer it belongs to.
+    pub transfer: TransferId,
+    /// Bytes of the transfer before this chunk.
+    pub offset: u64,
+    /// Bytes of payload that follow; 1 to [`Settings::MAX_CHUNK_BYTES`].
+    pub length: u32,
+}
+
+impl ChunkHeader {
+    /// Bytes of a header on the wire.
+    pub const BYTES: usize = 40;
+    /// First four bytes of a header, as an integer ("TCPC" on the wire).
+    pub const MAGIC: u32 = u32::from_le_bytes(*b"TCPC");
+    /// Version of the layout.
+    pub const VERSION: u8 = 1;
+
+    /// Reads a header.
+    ///
+    /// # Errors
+    /// When the bytes are not a header, are damaged, or name an impossible chunk. The lane has
+    /// then lost its place and must be closed.
+    pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, ChunkHeaderError> {
+        let magic = u32::from_le_bytes(field(bytes, 0));
+        if magic != Self::MAGIC {
+            return Err(ChunkHeaderError::Magic { arrived: magic });
+        }
+        let [version, flags] = field(bytes, 4);
+        if version != Self::VERSION {
+            return Err(ChunkHeaderError::Version { arrived: version });
+        }
+        let expected = crc32c(&bytes[..CRC_AT]);
+        let arrived = u32::from_le_bytes(field(bytes, CRC_AT));
+        if arrived != expected {
+            return Err(ChunkHeaderError::Checksum { expected, arrived });
+        }
+        let reserved = u16::from_le_bytes(field(bytes, 6));
+        if flags != 0 || reserved != 0 {
+            return Err(ChunkHeaderError::Reserved { flags, reserved });
+        }
+        let header = Self {
+            sequence: u64::from_le_bytes(field(bytes, 8)),
+            transfer: TransferId(u64::from_le_bytes(field(bytes, 16))),
+            offset: u64::from_le_bytes(field(bytes, 24)),
+            length: u32::from_le_bytes(field(bytes, 32)),
+        };
+        if !(1..=Settings::MAX_CHUNK_BYTES).contains(&header.length) {
+            return Err(ChunkHeaderError::Length {
+                arrived: header.length,
+            });
+        }
+        if header.offset.checked_add(header.length.into()).is_none() {
+            return Err(ChunkHeaderError::Range {
+                offset: header.offset,
+                length: header.length,
+            });
+        }
+        Ok(header)
+    }
+
+    /// The header's bytes; a receiver refuses a chunk outside the bounds of the fields.
+    pub fn encode(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..4].copy_from_slice(&Self::MAGIC.to_le_bytes());
+        bytes[4] = Self::VERSION;
+        bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.transfer.0.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.offset.to_le_bytes());
+        bytes[32..36].copy_from_slice(&self.length.to_le_bytes());
+        let crc = crc32c(&bytes[..CRC_AT]);
+        bytes[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+}
+
+const CRC_AT: usize = 36;
+
+/// `LENGTH` bytes at a constant place inside the header.
+fn field<const LENGTH: usize>(bytes: &[u8; ChunkHeader::BYTES], at: usize) -> [u8; LENGTH] {
+    std::array::from_fn(|index| bytes[at + index])
+}
+
+/// Bytes on a lane that are not the header of a possible chunk.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ChunkHeaderError {
+    /// The bytes do not begin like a header.
+    #[error(
+        "chunk: expected magic 0x{expected:08x}, 0x{arrived:08x} arrived; the lane lost its place, close it",
+        expected = ChunkHeader::MAGIC
+    )]
+    Magic {
+        /// What arrived.
+        arrived: u32,
+    },
+    /// The layout is another version's.
+    #[error(
+        "chunk: expected header version {expected}, {arrived} arrived; run the same version on both sides",
+        expected = ChunkHeader::VERSION
+    )]
+    Version {
+        /// What arrived.
+        arrived: u8,
+    },
+    /// The checksum does not match the bytes.
+    #[error(
+        "chunk: checksum of the header is 0x{expected:08x}, 0x{arrived:08x} arrived; the bytes were damaged on the way, close the lane"
+    )]
+    Checksum {
+        /// CRC32C of the bytes that arrived.
+        expected: u32,
+        /// The value in the header.
+        arrived: u32,
+    },
+    /// A bit without a meaning is set.
+    #[error(
+        "chunk: expected flags and reserved bytes 0, 0x{flags:02x} and 0x{reserved:04x} arrived; run the same version on both sides"
+    )]
+    Reserved {
+        /// The flags.
+        flags: u8,
+        /// The reserved bytes.
+        reserved: u16,
+    },
+    /// No chunk has this length.
+    #[error(
+        "chunk: expected a length of 1 to {most} bytes, {arrived} arrived; close the lane",
+        most = Settings::MAX_CHUNK_BYTES
+    )]
+    Length {
+        /// What arrived.
+        arrived: u32,
+    },
+    /// The chunk ends beyond any transfer.
+    #[error("chunk: {length} bytes at offset {offset} pass 2^64; close the lane")]
+    Range {
+        /// Offset in the transfer.
+        offset: u64,
+        /// Length in bytes.
+        length: u32,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn header() -> ChunkHeader {
+        ChunkHeader {
+            sequence: 7,
+            transfer: TransferId(3),
+            offset: 5 << 32,
+            length: 524_288,
+        }
+    }
+
+    /// Changes a header's bytes and makes its checksum fit again.
+    fn tampered(change: impl FnOnce(&mut [u8; 40])) -> Result<ChunkHeader, ChunkHeaderError> {
+        let mut bytes = header().encode();
+        change(&mut bytes);
+        let crc = crc32c(&bytes[..CRC_AT]);
+        bytes[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
+        ChunkHeader::decode(&bytes)
+    }
+
+    proptest! {
+        #[test]
+        fn a_possible_chunk_reads_back(
+            sequence: u64,
+            transfer: u64,
+            offset in 0..u64::MAX - (1 << 30),
+            length in 1..=Settings::MAX_CHUNK_BYTES,
+        ) {
+            let header = ChunkHeader { sequence, transfer: TransferId(transfer), offset, length };
+            prop_assert_eq!(ChunkHeader::decode(&header.encode()), Ok(header));
+        }
+
+        #[test]
+        fn any_damaged_byte_is_noticed(at in 0usize..40, by in 1u8..) {
+            let mut bytes = header().encode();
+            bytes[at] ^= by;
+            prop_assert!(ChunkHeader::decode(&bytes).is_err());
+        }
+    }
+
+    #[test]
+    fn the_layout_is_the_documented_one() {
+        let bytes = header().encode();
+        assert_eq!(&bytes[..8], b"TCPC\x01\0\0\0");
+        assert_eq!(bytes[8], 7);
+        assert_eq!(bytes[16], 3);
+        assert_eq!(bytes[24..32], [0, 0, 0, 0, 5, 0, 0, 0]);
+        assert_eq!(bytes[32..36], [0, 0, 8, 0]);
+    }
+
+    #[test]
+    fn each_error_names_what_arrived() {
+        use ChunkHeaderError as E;
+
+        assert_eq!(
+            tampered(|bytes| bytes[0] = 0),
+            Err(E::Magic {
+                arrived: 0x4350_4300
+            })
+        );
+        assert_eq!(
+            tampered(|bytes| bytes[4] = 2),
+            Err(E::Version { arrived: 2 })
+        );
+        assert_eq!(
+            tampered(|bytes| bytes[5] = 1),
+            Err(E::Reserved {
+                flags: 1,
+                reserved: 0
+            })
+        );
+        assert_eq!(
+            tampered(|bytes| bytes[7] = 1),
+            Err(E::Reserved {
+                flags: 0,
+                reserved: 256
+            })
+        );
+        assert_eq!(
+            tampered(|bytes| bytes[32..36].fill(0)),
+            Err(E::Length { arrived: 0 })
+        );
+        assert_eq!(
+            tampered(|bytes| bytes[35] = 0x40),
+            Err(E::Length {
+                arrived: 0x4008_0000
+            })
+        );
+        assert_eq!(
+            tampered(|bytes| bytes[24..32].fill(0xFF)),
+            Err(E::Range {
+                offset: u64::MAX,
+                length: 524_288
+            })
+        );
+    }
+}

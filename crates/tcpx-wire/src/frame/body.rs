@@ -1,0 +1,274 @@
+//! Body bytes to frame.
+
+use super::{
+    CancelReason, Detail, Frame, FrameError, GoodbyeReason, Level, MAX_EAGER_BYTES,
+    MAX_SETUP_BYTES, PlacedChunks, RefuseReason, Role, Settings, Tag, TransferId, kind_name,
+};
+
+/// Reads the body of a frame of the given kind.
+pub(super) fn parse(kind: u8, bytes: &[u8]) -> Result<Frame, FrameError> {
+    let frame = kind_name(kind).ok_or(FrameError::Kind { arrived: kind })?;
+    let mut body = Body { frame, rest: bytes };
+    let parsed = match kind {
+        1 => Frame::Settings(body.settings()?),
+        2 => Frame::Setup {
+            round: body.u16("round")?,
+            last: body.bool("last")?,
+            payload: body.payload(MAX_SETUP_BYTES)?,
+        },
+        3 => Frame::Ready,
+        4 => Frame::Announce {
+            transfer: body.transfer()?,
+            tag: Tag(body.u64("tag")?),
+            bytes: body.u64("bytes")?,
+            level: body.level()?,
+        },
+        5 => Frame::Grant {
+            transfer: body.transfer()?,
+            chunk_bytes: match body.u32("chunk_bytes")? {
+                0 => return Err(body.value("chunk_bytes", "at least 1", 0)),
+                bytes => bytes,
+            },
+            first_sequence: body.u64("first_sequence")?,
+            level: body.level()?,
+        },
+        6 => Frame::Refuse {
+            transfer: body.transfer()?,
+            reason: body.refuse_reason()?,
+        },
+        7 => Frame::Eager {
+            transfer: body.transfer()?,
+            tag: Tag(body.u64("tag")?),
+            level: body.level()?,
+            payload: body.payload(MAX_EAGER_BYTES)?,
+        },
+        8 => Frame::EagerDone {
+            transfer: body.transfer()?,
+        },
+        9 => Frame::EagerCredit {
+            bytes: body.u32("bytes")?,
+        },
+        10 => Frame::Placed {
+            transfer: body.transfer()?,
+            chunks: body.placed()?,
+        },
+        11 => Frame::Digest {
+            transfer: body.transfer()?,
+            crc32c: body.u32("crc32c")?,
+        },
+        12 => Frame::Verdict {
+            transfer: body.transfer()?,
+            crc32c: body.u32("crc32c")?,
+            matches: body.bool("matches")?,
+        },
+        13 => Frame::Cancel {
+            transfer: body.transfer()?,
+            from: body.role()?,
+            reason: body.cancel_reason()?,
+            detail: body.detail()?,
+        },
+        14 => Frame::Cancelled {
+            transfer: body.transfer()?,
+            from: body.role()?,
+        },
+        15 => Frame::Heartbeat {
+            counter: body.u64("counter")?,
+        },
+        16 => Frame::Goodbye {
+            reason: body.goodbye_reason()?,
+            detail: body.detail()?,
+        },
+        17 => Frame::GoodbyeAck,
+        _ => return Err(FrameError::Kind { arrived: kind }),
+    };
+    match body.rest.len() {
+        0 => Ok(parsed),
+        left => Err(FrameError::TrailingBytes { frame, left }),
+    }
+}
+
+/// What is left of a body.
+struct Body<'a> {
+    frame: &'static str,
+    rest: &'a [u8],
+}
+
+impl<'a> Body<'a> {
+    fn settings(&mut self) -> Result<Settings, FrameError> {
+        let settings = Settings {
+            network: self.text("network", Settings::MAX_TEXT_BYTES)?.to_owned(),
+            channels: self.u16("channels")?,
+            chunk_bytes: self.u32("chunk_bytes")?,
+            send_window: self.u16("send_window")?,
+            receive_window: self.u16("receive_window")?,
+            eager_limit: self.u32("eager_limit")?,
+            eager_credit: self.u32("eager_credit")?,
+            heartbeat_ms: self.u32("heartbeat_ms")?,
+            dead_after_ms: self.u32("dead_after_ms")?,
+            memory: self.text("memory", Settings::MAX_TEXT_BYTES)?.to_owned(),
+            software: self.text("software", Settings::MAX_TEXT_BYTES)?.to_owned(),
+        };
+        settings.validate()?;
+        Ok(settings)
+    }
+
+    fn placed(&mut self) -> Result<PlacedChunks, FrameError> {
+        let first = self.u32("first")?;
+        let count = self.u16("count")?;
+        // Checked before the bitmap's length is derived from it.
+        PlacedChunks::new(first, count)?;
+        let bitmap = self.take("bitmap", PlacedChunks::bitmap_bytes(count))?;
+        Ok(PlacedChunks::from_bitmap(first, count, bitmap)?)
+    }
+
+    fn refuse_reason(&mut self) -> Result<RefuseReason, FrameError> {
+        let reason = self.u8("reason")?;
+        let capacity = self.u64("capacity")?;
+        match (reason, capacity) {
+            (0, capacity) => Ok(RefuseReason::TooLarge { capacity }),
+            (1, 0) => Ok(RefuseReason::Cancelled),
+            (2, 0) => Ok(RefuseReason::Shutdown),
+            (3, 0) => Ok(RefuseReason::DeadlineExpired),
+            (1..=3, arrived) => Err(self.value("capacity", "0 for this reason", arrived)),
+            (arrived, _) => Err(self.value("reason", "0 to 3", arrived.into())),
+        }
+    }
+
+    fn cancel_reason(&mut self) -> Result<CancelReason, FrameError> {
+        match self.u8("reason")? {
+            0 => Ok(CancelReason::Requested),
+            1 => Ok(CancelReason::DeadlineExpired),
+            2 => Ok(CancelReason::ChannelFailed),
+            3 => Ok(CancelReason::MemoryFailed),
+            4 => Ok(CancelReason::Shutdown),
+            5 => Ok(CancelReason::Protocol),
+            arrived => Err(self.value("reason", "0 to 5", arrived.into())),
+        }
+    }
+
+    fn goodbye_reason(&mut self) -> Result<GoodbyeReason, FrameError> {
+        match self.u8("reason")? {
+            0 => Ok(GoodbyeReason::Normal),
+            1 => Ok(GoodbyeReason::Shutdown),
+            2 => Ok(GoodbyeReason::Error),
+            arrived => Err(self.value("reason", "0 to 2", arrived.into())),
+        }
+    }
+
+    fn level(&mut self) -> Result<Level, FrameError> {
+        match self.u8("level")? {
+            0 => Ok(Level::Sent),
+            1 => Ok(Level::Placed),
+            2 => Ok(Level::Verified),
+            arrived => Err(self.value("level", "0 to 2", arrived.into())),
+        }
+    }
+
+    fn role(&mut self) -> Result<Role, FrameError> {
+        match self.u8("from")? {
+            0 => Ok(Role::Sender),
+            1 => Ok(Role::Receiver),
+            arrived => Err(self.value("from", "0 or 1", arrived.into())),
+        }
+    }
+
+    fn transfer(&mut self) -> Result<TransferId, FrameError> {
+        Ok(TransferId(self.u64("transfer")?))
+    }
+
+    fn detail(&mut self) -> Result<Detail, FrameError> {
+        Ok(Detail::from(self.text("detail", Detail::MAX_BYTES)?))
+    }
+
+    fn text(&mut self, field: &'static str, limit: usize) -> Result<&'a str, FrameError> {
+        let length = usize::from(self.u16(field)?);
+        if length > limit {
+            return Err(self.too_long(field, limit, length));
+        }
+        let bytes = self.take(field, length)?;
+        std::str::from_utf8(bytes).map_err(|error| FrameError::Text {
+            frame: self.frame,
+            field,
+            at: error.valid_up_to(),
+        })
+    }
+
+    /// The rest of the body.
+    fn payload(&mut self, limit: usize) -> Result<Vec<u8>, FrameError> {
+        let bytes = std::mem::take(&mut self.rest);
+        if bytes.len() > limit {
+            return Err(self.too_long("payload", limit, bytes.len()));
+        }
+        Ok(bytes.to_vec())
+    }
+
+    fn bool(&mut self, field: &'static str) -> Result<bool, FrameError> {
+        match self.u8(field)? {
+            0 => Ok(false),
+            1 => Ok(true),
+            arrived => Err(self.value(field, "0 or 1", arrived.into())),
+        }
+    }
+
+    fn u8(&mut self, field: &'static str) -> Result<u8, FrameError> {
+        self.array(field).map(u8::from_le_bytes)
+    }
+
+    fn u16(&mut self, field: &'static str) -> Result<u16, FrameError> {
+        self.array(field).map(u16::from_le_bytes)
+    }
+
+    fn u32(&mut self, field: &'static str) -> Result<u32, FrameError> {
+        self.array(field).map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self, field: &'static str) -> Result<u64, FrameError> {
+        self.array(field).map(u64::from_le_bytes)
+    }
+
+    fn array<const BYTES: usize>(
+        &mut self,
+        field: &'static str,
+    ) -> Result<[u8; BYTES], FrameError> {
+        let Some((value, rest)) = self.rest.split_first_chunk() else {
+            return Err(self.truncated(field, BYTES));
+        };
+        self.rest = rest;
+        Ok(*value)
+    }
+
+    fn take(&mut self, field: &'static str, bytes: usize) -> Result<&'a [u8], FrameError> {
+        let Some((value, rest)) = self.rest.split_at_checked(bytes) else {
+            return Err(self.truncated(field, bytes));
+        };
+        self.rest = rest;
+        Ok(value)
+    }
+
+    fn truncated(&self, field: &'static str, needed: usize) -> FrameError {
+        FrameError::Truncated {
+            frame: self.frame,
+            field,
+            needed,
+            left: self.rest.len(),
+        }
+    }
+
+    fn too_long(&self, field: &'static str, limit: usize, arrived: usize) -> FrameError {
+        FrameError::TooLong {
+            frame: self.frame,
+            field,
+            limit,
+            arrived,
+        }
+    }
+
+    fn value(&self, field: &'static str, expected: &'static str, arrived: u64) -> FrameError {
+        FrameError::Value {
+            frame: self.frame,
+            field,
+            expected,
+            arrived,
+        }
+    }
+}

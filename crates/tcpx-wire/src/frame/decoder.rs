@@ -1,0 +1,181 @@
+//! A stream of bytes, in any slicing, to frames.
+
+use super::body;
+use super::{Frame, FrameError, HEADER_BYTES, MAGIC, MAX_BODY_BYTES, kind_name};
+use crate::crc::crc32c_of_parts;
+
+/// Turns the bytes of one direction into frames.
+///
+/// Holds at most one frame's bytes; a frame that arrives whole is read in place. After an error
+/// the stream has no place to go on from, so the same error repeats.
+///
+/// ```
+/// use tcpx_wire::frame::{self, Frame, FrameDecoder};
+///
+/// let mut bytes = Vec::new();
+/// frame::encode(&Frame::Ready, 0, &mut bytes)?;
+/// let mut decoder = FrameDecoder::new();
+/// let mut input = bytes.as_slice();
+/// while let Some(frame) = decoder.next(&mut input)? {
+///     assert_eq!(frame, Frame::Ready);
+/// }
+/// assert!(input.is_empty());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct FrameDecoder {
+    /// Beginning of a frame whose end has not arrived.
+    partial: Vec<u8>,
+    sequence: u32,
+    failed: Option<FrameError>,
+}
+
+impl FrameDecoder {
+    /// A decoder at the beginning of a direction.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes bytes from the front of `input` up to the end of one frame.
+    ///
+    /// `None` means that `input` is used up and the next frame not complete.
+    ///
+    /// # Errors
+    /// When the bytes are not the next frame; final.
+    pub fn next(&mut self, input: &mut &[u8]) -> Result<Option<Frame>, FrameError> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        let result = self.advance(input);
+        if let Err(error) = &result {
+            self.failed = Some(error.clone());
+            self.partial = Vec::new();
+        }
+        result
+    }
+
+    /// Bytes of an incomplete frame that are held; not 0 at the end of a stream means that the
+    /// stream was cut.
+    pub fn buffered(&self) -> usize {
+        self.partial.len()
+    }
+
+    fn advance(&mut self, input: &mut &[u8]) -> Result<Option<Frame>, FrameError> {
+        if self.partial.is_empty()
+            && let Some((bytes, rest)) = input.split_first_chunk()
+        {
+            let header = Header::parse(bytes)?;
+            if let Some((body, rest)) = rest.split_at_checked(header.body_bytes) {
+                *input = rest;
+                return self.complete(&header, bytes, body).map(Some);
+            }
+        }
+        self.fill(input, HEADER_BYTES);
+        let Some(bytes) = self.partial.first_chunk() else {
+            return Ok(None);
+        };
+        let header = Header::parse(bytes)?;
+        self.fill(input, HEADER_BYTES + header.body_bytes);
+
+        let partial = std::mem::take(&mut self.partial);
+        let result = match partial.split_first_chunk() {
+            Some((bytes, body)) if body.len() == header.body_bytes => {
+                self.complete(&header, bytes, body).map(Some)
+            }
+            _ => {
+                self.partial = partial;
+                return Ok(None);
+            }
+        };
+        // The allocation serves the next partial frame.
+        self.partial = partial;
+        self.partial.clear();
+        result
+    }
+
+    /// Moves input until `length` bytes are held or the input ends.
+    fn fill(&mut self, input: &mut &[u8], length: usize) {
+        let missing = length.saturating_sub(self.partial.len());
+        let (taken, rest) = input.split_at(missing.min(input.len()));
+        self.partial.extend_from_slice(taken);
+        *input = rest;
+    }
+
+    fn complete(
+        &mut self,
+        header: &Header,
+        bytes: &[u8; HEADER_BYTES],
+        body: &[u8],
+    ) -> Result<Frame, FrameError> {
+        let expected = crc32c_of_parts(&[&bytes[..12], &[0; 4], body]);
+        if header.crc != expected {
+            return Err(FrameError::Checksum {
+                expected,
+                arrived: header.crc,
+            });
+        }
+        if header.sequence != self.sequence {
+            return Err(FrameError::Sequence {
+                expected: self.sequence,
+                arrived: header.sequence,
+            });
+        }
+        self.sequence = self.sequence.wrapping_add(1);
+        body::parse(header.kind, body)
+    }
+}
+
+/// A header whose kind is known and whose body fits.
+struct Header {
+    kind: u8,
+    body_bytes: usize,
+    sequence: u32,
+    crc: u32,
+}
+
+impl Header {
+    fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
+        let [
+            m0,
+            m1,
+            kind,
+            flags,
+            l0,
+            l1,
+            l2,
+            l3,
+            s0,
+            s1,
+            s2,
+            s3,
+            c0,
+            c1,
+            c2,
+            c3,
+        ] = *bytes;
+        let magic = u16::from_le_bytes([m0, m1]);
+        if magic != MAGIC {
+            return Err(FrameError::Magic { arrived: magic });
+        }
+        if kind_name(kind).is_none() {
+            return Err(FrameError::Kind { arrived: kind });
+        }
+        if flags != 0 {
+            return Err(FrameError::Flags { arrived: flags });
+        }
+        let arrived = u32::from_le_bytes([l0, l1, l2, l3]);
+        let body_bytes = arrived as usize;
+        if body_bytes > MAX_BODY_BYTES {
+            return Err(FrameError::BodyTooLong { arrived });
+        }
+        Ok(Self {
+            kind,
+            body_bytes,
+            sequence: u32::from_le_bytes([s0, s1, s2, s3]),
+            crc: u32::from_le_bytes([c0, c1, c2, c3]),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,200 @@
+//! Frame to bytes.
+
+use super::{
+    Detail, EncodeError, Frame, HEADER_BYTES, MAGIC, MAX_BODY_BYTES, MAX_EAGER_BYTES,
+    MAX_SETUP_BYTES, RefuseReason, Settings,
+};
+use crate::crc::crc32c_of_parts;
+
+/// Appends the frame's bytes to `out`.
+///
+/// `sequence` counts the frames of this direction from 0 and wraps after `u32::MAX`.
+///
+/// # Errors
+/// When a field is out of bounds; `out` is then unchanged.
+pub fn encode(frame: &Frame, sequence: u32, out: &mut Vec<u8>) -> Result<(), EncodeError> {
+    check(frame)?;
+    let start = out.len();
+    out.extend_from_slice(&[0; HEADER_BYTES]);
+    body(frame, out);
+
+    let (header, body) = out[start..].split_at_mut(HEADER_BYTES);
+    // `check` bounds every field, so the length fits; see `the_longest_frames_fit`.
+    let body_bytes = body.len() as u32;
+    header[0..2].copy_from_slice(&MAGIC.to_le_bytes());
+    header[2] = frame.kind();
+    header[4..8].copy_from_slice(&body_bytes.to_le_bytes());
+    header[8..12].copy_from_slice(&sequence.to_le_bytes());
+    let crc = crc32c_of_parts(&[header, body]);
+    header[12..16].copy_from_slice(&crc.to_le_bytes());
+    Ok(())
+}
+
+fn check(frame: &Frame) -> Result<(), EncodeError> {
+    let at_most = |payload: &[u8], limit| {
+        if payload.len() <= limit {
+            return Ok(());
+        }
+        Err(EncodeError::TooLong {
+            frame: frame.name(),
+            field: "payload",
+            limit,
+            actual: payload.len(),
+        })
+    };
+    match frame {
+        Frame::Settings(settings) => Ok(settings.validate()?),
+        Frame::Setup { payload, .. } => at_most(payload, MAX_SETUP_BYTES),
+        Frame::Eager { payload, .. } => at_most(payload, MAX_EAGER_BYTES),
+        Frame::Grant { chunk_bytes: 0, .. } => Err(EncodeError::ZeroChunk),
+        _ => Ok(()),
+    }
+}
+
+fn body(frame: &Frame, out: &mut Vec<u8>) {
+    let mut body = Body(out);
+    match frame {
+        Frame::Settings(settings) => body.settings(settings),
+        Frame::Setup {
+            round,
+            last,
+            payload,
+        } => {
+            body.put(round.to_le_bytes());
+            body.put([u8::from(*last)]);
+            body.0.extend_from_slice(payload);
+        }
+        Frame::Ready | Frame::GoodbyeAck => {}
+        Frame::Announce {
+            transfer,
+            tag,
+            bytes,
+            level,
+        } => {
+            body.put(transfer.0.to_le_bytes());
+            body.put(tag.0.to_le_bytes());
+            body.put(bytes.to_le_bytes());
+            body.put([*level as u8]);
+        }
+        Frame::Grant {
+            transfer,
+            chunk_bytes,
+            first_sequence,
+            level,
+        } => {
+            body.put(transfer.0.to_le_bytes());
+            body.put(chunk_bytes.to_le_bytes());
+            body.put(first_sequence.to_le_bytes());
+            body.put([*level as u8]);
+        }
+        Frame::Refuse { transfer, reason } => {
+            let (reason, capacity) = match reason {
+                RefuseReason::TooLarge { capacity } => (0, *capacity),
+                RefuseReason::Cancelled => (1, 0),
+                RefuseReason::Shutdown => (2, 0),
+                RefuseReason::DeadlineExpired => (3, 0),
+            };
+            body.put(transfer.0.to_le_bytes());
+            body.put([reason]);
+            body.put(u64::to_le_bytes(capacity));
+        }
+        Frame::Eager {
+            transfer,
+            tag,
+            level,
+            payload,
+        } => {
+            body.put(transfer.0.to_le_bytes());
+            body.put(tag.0.to_le_bytes());
+            body.put([*level as u8]);
+            body.0.extend_from_slice(payload);
+        }
+        Frame::EagerDone { transfer } => body.put(transfer.0.to_le_bytes()),
+        Frame::EagerCredit { bytes } => body.put(bytes.to_le_bytes()),
+        Frame::Placed { transfer, chunks } => {
+            body.put(transfer.0.to_le_bytes());
+            body.put(chunks.first().to_le_bytes());
+            body.put(chunks.count().to_le_bytes());
+            body.0.extend(chunks.bitmap());
+        }
+        Frame::Digest { transfer, crc32c } => {
+            body.put(transfer.0.to_le_bytes());
+            body.put(crc32c.to_le_bytes());
+        }
+        Frame::Verdict {
+            transfer,
+            crc32c,
+            matches,
+        } => {
+            body.put(transfer.0.to_le_bytes());
+            body.put(crc32c.to_le_bytes());
+            body.put([u8::from(*matches)]);
+        }
+        Frame::Cancel {
+            transfer,
+            from,
+            reason,
+            detail,
+        } => {
+            body.put(transfer.0.to_le_bytes());
+            body.put([*from as u8, *reason as u8]);
+            body.text(detail);
+        }
+        Frame::Cancelled { transfer, from } => {
+            body.put(transfer.0.to_le_bytes());
+            body.put([*from as u8]);
+        }
+        Frame::Heartbeat { counter } => body.put(counter.to_le_bytes()),
+        Frame::Goodbye { reason, detail } => {
+            body.put([*reason as u8]);
+            body.text(detail);
+        }
+    }
+}
+
+/// Appends fields; every text in it is already bounded.
+struct Body<'a>(&'a mut Vec<u8>);
+
+impl Body<'_> {
+    fn put<const BYTES: usize>(&mut self, bytes: [u8; BYTES]) {
+        self.0.extend_from_slice(&bytes);
+    }
+
+    /// Length as u16, then the bytes.
+    fn text(&mut self, text: &str) {
+        const { assert!(Detail::MAX_BYTES <= u16::MAX as usize) };
+        self.put((text.len() as u16).to_le_bytes());
+        self.0.extend_from_slice(text.as_bytes());
+    }
+
+    fn settings(&mut self, settings: &Settings) {
+        let Settings {
+            network,
+            channels,
+            chunk_bytes,
+            send_window,
+            receive_window,
+            eager_limit,
+            eager_credit,
+            heartbeat_ms,
+            dead_after_ms,
+            memory,
+            software,
+        } = settings;
+        self.text(network);
+        self.put(channels.to_le_bytes());
+        self.put(chunk_bytes.to_le_bytes());
+        self.put(send_window.to_le_bytes());
+        self.put(receive_window.to_le_bytes());
+        self.put(eager_limit.to_le_bytes());
+        self.put(eager_credit.to_le_bytes());
+        self.put(heartbeat_ms.to_le_bytes());
+        self.put(dead_after_ms.to_le_bytes());
+        self.text(memory);
+        self.text(software);
+    }
+}
+
+// The payload and the fixed fields beside it.
+const _: () = assert!(MAX_SETUP_BYTES + 64 <= MAX_BODY_BYTES);
+const _: () = assert!(MAX_EAGER_BYTES + 64 <= MAX_BODY_BYTES);
