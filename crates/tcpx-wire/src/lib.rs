@@ -13,11 +13,14 @@ mod crc;
 pub mod chunk_header;
 pub mod descriptor;
 pub mod frame;
+pub mod handshake;
+pub mod key;
 pub mod plan;
 pub mod scatter;
 
 pub use chunk_header::{ChunkHeader, ChunkHeaderError};
 pub use descriptor::{Descriptor, Descriptors, Limits, ScatterError};
 pub use frame::{Frame, FrameDecoder, FrameError, Level, Role, Settings, Tag, TransferId};
+pub use key::{Key, KeyError};
 pub use plan::{Chunk, ChunkPlan, PlanError};
 pub use scatter::{Fragment, ScatterList};

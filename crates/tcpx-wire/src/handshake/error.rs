@@ -1,0 +1,166 @@
+//! Why a handshake failed.
+
+use std::fmt;
+
+use thiserror::Error;
+
+use super::Version;
+
+/// A handshake that did not come about; close the connection.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HandshakeError {
+    /// The peer speaks another protocol.
+    #[error(
+        "the peer is not tcpx: expected its greeting, {first_bytes} arrived; check address and port"
+    )]
+    NotTcpx {
+        /// The first bytes, up to 8.
+        first_bytes: FirstBytes,
+    },
+    /// The peer's version cannot talk to ours.
+    #[error(
+        "this side speaks version {ours}, the peer {theirs}; install the same release on both sides"
+    )]
+    Version {
+        /// Ours.
+        ours: Version,
+        /// The peer's.
+        theirs: Version,
+    },
+    /// The server has a key, the client has none.
+    #[error(
+        "the server has a key, the client has none; give the client the key (TCPX_KEY or a key file), or start the server with --insecure"
+    )]
+    KeyRequired,
+    /// The client has a key, the server has none.
+    #[error(
+        "the client has a key, the server has none; start the server with a key, or the client without one and with --insecure"
+    )]
+    KeyNotExpected,
+    /// Both sides have a key, but the peer did not prove that it has ours.
+    #[error(
+        "the peer's key is another one; copy the key that the server printed to this client again"
+    )]
+    WrongKey,
+    /// The server takes no new session.
+    #[error("the server is busy with as many sessions as it takes; try again later")]
+    Busy,
+    /// The server does not know the session of a lane.
+    #[error("the server does not know this lane's session; it ended or restarted, connect again")]
+    UnknownSession,
+    /// The lane is not one of its session's.
+    #[error("expected a lane below {lanes} of at most 1024, lane {lane} arrived; connect again")]
+    LaneOutOfRange {
+        /// The lane.
+        lane: u16,
+        /// Lanes of the session.
+        lanes: u16,
+    },
+    /// The peer's proof for a lane does not fit the session.
+    #[error("the peer's proof for lane {lane} does not fit the session; connect again")]
+    LaneProof {
+        /// The lane.
+        lane: u16,
+    },
+    /// A field holds a value that it cannot have.
+    #[error(
+        "{message}: expected {field} {expected}, {arrived} arrived; install the same release on both sides"
+    )]
+    Value {
+        /// Name of the message.
+        message: &'static str,
+        /// Name of the field.
+        field: &'static str,
+        /// The legal values.
+        expected: &'static str,
+        /// What arrived.
+        arrived: u64,
+    },
+    /// The connection ended inside the handshake.
+    #[error(
+        "the peer closed the connection where its {message} was due ({arrived} of {expected} bytes arrived); the reason is in its log"
+    )]
+    Truncated {
+        /// Name of the message.
+        message: &'static str,
+        /// Its bytes.
+        expected: usize,
+        /// Bytes that arrived.
+        arrived: usize,
+    },
+    /// The handshake had already ended.
+    #[error("the handshake of this connection has already ended; open a new connection")]
+    Ended,
+}
+
+/// The beginning of what a stranger sent, at most 8 bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct FirstBytes {
+    bytes: [u8; 8],
+    length: usize,
+}
+
+impl FirstBytes {
+    pub(super) fn new(bytes: &[u8]) -> Self {
+        let mut held = [0; 8];
+        let length = bytes.len().min(held.len());
+        held[..length].copy_from_slice(&bytes[..length]);
+        Self {
+            bytes: held,
+            length,
+        }
+    }
+
+    /// The bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+impl fmt::Display for FirstBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{}\"", self.as_bytes().escape_ascii())
+    }
+}
+
+impl fmt::Debug for FirstBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A server's answer to a hello.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Status {
+    Ok = 0,
+    Version = 1,
+    KeyRequired = 2,
+    KeyNotExpected = 3,
+    Busy = 4,
+    UnknownSession = 5,
+    LaneOutOfRange = 6,
+}
+
+impl Status {
+    pub(super) fn parse(message: &'static str, arrived: u8) -> Result<Self, HandshakeError> {
+        Ok(match arrived {
+            0 => Self::Ok,
+            1 => Self::Version,
+            2 => Self::KeyRequired,
+            3 => Self::KeyNotExpected,
+            4 => Self::Busy,
+            5 => Self::UnknownSession,
+            6 => Self::LaneOutOfRange,
+            _ => {
+                return Err(HandshakeError::Value {
+                    message,
+                    field: "status",
+                    expected: "0 to 6",
+                    arrived: arrived.into(),
+                });
+            }
+        })
+    }
+}

@@ -1,0 +1,170 @@
+//! Bytes of the handshake: fixed sizes, fixed places.
+
+use std::fmt;
+use std::ops::Deref;
+
+use super::error::FirstBytes;
+use super::{HandshakeError, NONCE_BYTES, Version};
+
+/// First bytes of every connection, both ways. The line ends and the control character make a
+/// text protocol differ, and a transport that translates line ends damage it visibly.
+pub(super) const MAGIC: [u8; 8] = *b"TCPX\r\n\x1a\n";
+
+/// Magic, version, purpose or status, authentication, two bytes more: the same in all versions.
+pub(super) const HEAD_BYTES: usize = 16;
+pub(super) const CLIENT_HELLO_BYTES: usize = 64;
+pub(super) const SERVER_HELLO_BYTES: usize = 88;
+pub(super) const WELCOME_BYTES: usize = 56;
+pub(super) const LANE_HELLO_BYTES: usize = 72;
+pub(super) const LANE_CHALLENGE_BYTES: usize = 48;
+const LONGEST: usize = SERVER_HELLO_BYTES;
+
+/// Place of the capabilities in both hellos.
+pub(super) const CAPABILITIES_AT: usize = 16;
+/// Place of the nonce in both hellos.
+pub(super) const NONCE_AT: usize = 24;
+
+pub(super) const PURPOSE_CONTROL: u8 = 0;
+pub(super) const PURPOSE_LANE: u8 = 1;
+
+/// Bytes to send, at most a hello long; dereferences to a slice.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Message {
+    bytes: [u8; LONGEST],
+    length: usize,
+}
+
+impl Deref for Message {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+impl<const BYTES: usize> From<&[u8; BYTES]> for Message {
+    fn from(bytes: &[u8; BYTES]) -> Self {
+        const { assert!(BYTES <= LONGEST) };
+        let mut message = Self {
+            bytes: [0; LONGEST],
+            length: BYTES,
+        };
+        message.bytes[..BYTES].copy_from_slice(bytes);
+        message
+    }
+}
+
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Message({} bytes)", self.length)
+    }
+}
+
+/// The beginning of a hello or challenge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Head {
+    pub(super) version: Version,
+    /// Purpose from a client, status from a server.
+    pub(super) kind: u8,
+    pub(super) auth: u8,
+    /// Lane number in a lane hello, else zero.
+    pub(super) extra: u16,
+}
+
+impl Head {
+    pub(super) fn ours(kind: u8, auth: u8, extra: u16) -> Self {
+        Self {
+            version: Version::OURS,
+            kind,
+            auth,
+            extra,
+        }
+    }
+
+    /// A message with this beginning and zeros after it.
+    pub(super) fn start<const BYTES: usize>(self) -> [u8; BYTES] {
+        const { assert!(BYTES >= HEAD_BYTES) };
+        let mut bytes = [0; BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..10].copy_from_slice(&self.version.major.to_le_bytes());
+        bytes[10..12].copy_from_slice(&self.version.minor.to_le_bytes());
+        bytes[12] = self.kind;
+        bytes[13] = self.auth;
+        bytes[14..16].copy_from_slice(&self.extra.to_le_bytes());
+        bytes
+    }
+
+    fn parse(bytes: &[u8; HEAD_BYTES]) -> Self {
+        Self {
+            version: Version {
+                major: u16::from_le_bytes(array(bytes, 8)),
+                minor: u16::from_le_bytes(array(bytes, 10)),
+            },
+            kind: bytes[12],
+            auth: bytes[13],
+            extra: u16::from_le_bytes(array(bytes, 14)),
+        }
+    }
+}
+
+/// Collects one message at a time out of slices of any length.
+#[derive(Clone, Debug)]
+pub(super) struct Collector {
+    bytes: [u8; LONGEST],
+    held: usize,
+}
+
+impl Collector {
+    pub(super) fn new() -> Self {
+        Self {
+            bytes: [0; LONGEST],
+            held: 0,
+        }
+    }
+
+    /// The beginning of the message, which stays held; `None` when more input is needed.
+    ///
+    /// A peer that speaks something else is noticed at its first wrong byte.
+    pub(super) fn head(&mut self, input: &mut &[u8]) -> Result<Option<Head>, HandshakeError> {
+        self.fill(input, HEAD_BYTES);
+        let compared = self.held.min(MAGIC.len());
+        if self.bytes[..compared] != MAGIC[..compared] {
+            return Err(HandshakeError::NotTcpx {
+                first_bytes: FirstBytes::new(&self.bytes[..compared]),
+            });
+        }
+        Ok((self.held >= HEAD_BYTES).then(|| Head::parse(&array(&self.bytes, 0))))
+    }
+
+    /// The whole message; `None` when more input is needed.
+    pub(super) fn message<const BYTES: usize>(&mut self, input: &mut &[u8]) -> Option<[u8; BYTES]> {
+        const { assert!(BYTES <= LONGEST) };
+        self.fill(input, BYTES);
+        if self.held < BYTES {
+            return None;
+        }
+        self.held = 0;
+        Some(array(&self.bytes, 0))
+    }
+
+    /// Bytes of the message that have arrived.
+    pub(super) fn held(&self) -> usize {
+        self.held
+    }
+
+    fn fill(&mut self, input: &mut &[u8], length: usize) {
+        let missing = length.saturating_sub(self.held).min(input.len());
+        let (taken, rest) = input.split_at(missing);
+        self.bytes[self.held..self.held + missing].copy_from_slice(taken);
+        self.held += missing;
+        *input = rest;
+    }
+}
+
+/// `LENGTH` bytes at a constant place that the message has.
+pub(super) fn array<const LENGTH: usize>(bytes: &[u8], at: usize) -> [u8; LENGTH] {
+    std::array::from_fn(|index| bytes[at + index])
+}
+
+// The nonce of both hellos ends inside them.
+const _: () = assert!(NONCE_AT + NONCE_BYTES <= CLIENT_HELLO_BYTES);

@@ -1,0 +1,43 @@
+//! Replays the inputs kept for the fuzz targets through the same assertions.
+
+use std::fs;
+use std::path::Path;
+
+#[path = "../../../fuzz/src/lib.rs"]
+mod targets;
+
+fn replay(target: &str, run: impl Fn(&[u8])) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../fuzz/corpus")
+        .join(target);
+    let mut inputs = 0;
+    for entry in fs::read_dir(&folder).expect("the corpus is checked in") {
+        let path = entry.expect("a readable folder").path();
+        let input = fs::read(&path).expect("a readable input");
+        // Shown only when an assertion fails.
+        println!("{}", path.display());
+        run(&input);
+        inputs += 1;
+    }
+    assert!(inputs > 0, "{} is empty", folder.display());
+}
+
+#[test]
+fn handshake_inputs_hold() {
+    replay("handshake", targets::handshake::run);
+}
+
+#[test]
+fn frame_inputs_hold() {
+    replay("frames", targets::frames::run);
+}
+
+#[test]
+fn descriptor_inputs_hold() {
+    replay("descriptors", targets::descriptors::run);
+}
+
+#[test]
+fn chunk_header_inputs_hold() {
+    replay("chunk_header", targets::chunk_header::run);
+}
