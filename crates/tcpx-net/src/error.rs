@@ -278,6 +278,14 @@ pub enum NetworkError {
         /// What to do: empty, or starting with `; `.
         hint: &'static str,
     },
+    /// Nobody connected.
+    #[error("no client connected to {address} within {waited:?}; start one with this address and key, and check that a firewall lets the port through")]
+    AcceptTimedOut {
+        /// Where we listen.
+        address: SocketAddr,
+        /// How long we waited.
+        waited: Duration,
+    },
     /// The listener was closed on this side.
     #[error("the listener on {address} is closed")]
     ListenerClosed {

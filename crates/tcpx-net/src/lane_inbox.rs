@@ -11,7 +11,7 @@ pub const INBOX_CAPACITY: usize = 128;
 /// An authenticated data stream of a session.
 #[derive(Debug)]
 pub struct AcceptedLane {
-    /// The stream: non-blocking, `TCP_NODELAY`.
+    /// The stream: non-blocking, `TCP_NODELAY`. What the peer sends next is still in it.
     pub stream: TcpStream,
     /// Its number, `0..lanes`.
     pub lane: u16,
@@ -19,8 +19,6 @@ pub struct AcceptedLane {
     pub lanes: u16,
     /// Where it came from.
     pub peer: SocketAddr,
-    /// Bytes that arrived behind the handshake; the first bytes of data.
-    pub leftover: Vec<u8>,
 }
 
 #[derive(Debug, Default)]
