@@ -1,1 +1,41 @@
-//! Host, pinned and CUDA memory for tcpx: regions, copy workers, unpackers.
+//! Host, pinned and CUDA memory for tcpx.
+//!
+//! Three ideas carry this crate:
+//!
+//! - A [`Region`] is owned, reference-counted memory of one [`MemoryKind`]. Asynchronous work takes
+//!   [`RegionSlice`]s, which keep their region alive, and never borrowed slices.
+//! - A [`Lease`] says that an operation may touch a range of bytes. Safe CPU access and every copy job
+//!   take one, so a program cannot read bytes that a transfer is still writing.
+//! - A [`CopyWorker`] is the one thread per GPU that calls the CUDA driver after set-up: it copies,
+//!   unpacks scattered fragments and checksums. A process without a GPU has a host worker with the
+//!   same interface.
+//!
+//! The CUDA driver is found at run time and never needed to build or to start; see [`driver::probe`].
+
+mod bounce;
+mod checksum;
+mod cpu;
+pub mod driver;
+mod error;
+mod fence;
+mod gpu;
+mod job;
+mod kind;
+mod lease;
+mod pinned;
+mod region;
+mod slice;
+mod worker;
+
+pub use bounce::{BouncePool, ParseMethodError, UnpackMethod};
+pub use error::{CudaError, MemoryError};
+pub use fence::{After, Fence};
+pub use gpu::Gpu;
+pub use job::{CompletionSink, Job, SubmitError, Work};
+pub use kind::MemoryKind;
+pub use lease::{Access, Lease};
+pub use pinned::{FreeWatch, PinnedPool, PinnedSlot};
+pub use region::{Region, RegionId};
+pub use slice::RegionSlice;
+pub use tcpx_wire::{Descriptor, Descriptors};
+pub use worker::CopyWorker;

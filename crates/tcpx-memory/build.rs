@@ -1,0 +1,15 @@
+//! Compiles the unpack kernel's lane function for the CPU.
+
+fn main() {
+    let kernels = "../../kernels";
+    for file in ["unpack_lane.h", "unpack_host.c"] {
+        println!("cargo::rerun-if-changed={kernels}/{file}");
+    }
+    cc::Build::new()
+        .file(format!("{kernels}/unpack_host.c"))
+        .std("c11")
+        .opt_level(2)
+        .warnings(true)
+        .warnings_into_errors(false)
+        .compile("tcpx_unpack_host");
+}

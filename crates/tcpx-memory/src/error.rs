@@ -1,0 +1,245 @@
+//! What can go wrong with memory and with the CUDA driver.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use crate::bounce::UnpackMethod;
+use crate::kind::MemoryKind;
+use crate::lease::Access;
+
+/// Why an operation on memory was refused or failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// A range reaches past the end, or its start lies behind its end.
+    #[error("range {start}..{end} does not fit in {len} bytes; give a range inside 0..{len}")]
+    OutOfBounds {
+        /// First byte asked for.
+        start: usize,
+        /// One past the last byte asked for.
+        end: usize,
+        /// Bytes there are.
+        len: usize,
+    },
+    /// Another operation holds an overlapping lease.
+    #[error(
+        "bytes {}..{} are held for {held} by {by} ({}..{}); wait until it has ended, or use other bytes",
+        wanted.start, wanted.end, range.start, range.end
+    )]
+    Busy {
+        /// The range asked for, relative to the region.
+        wanted: Range<usize>,
+        /// The range that is held, relative to the region.
+        range: Range<usize>,
+        /// What the holder may do with it.
+        held: Access,
+        /// Who holds it.
+        by: &'static str,
+    },
+    /// A slice that rides on a read lease was given as a destination.
+    #[error("bytes {}..{} are leased for reading only; lease them for writing to use them as a destination",
+        range.start, range.end)]
+    LeasedForReading {
+        /// The slice's range, relative to the region.
+        range: Range<usize>,
+    },
+    /// The operating system gave no memory.
+    #[error("cannot allocate {len} bytes of {kind}: {why}; ask for less or free some")]
+    Allocation {
+        /// What was to be allocated.
+        kind: MemoryKind,
+        /// How many bytes.
+        len: usize,
+        /// The system's reason.
+        why: String,
+    },
+    /// Both ends of a copy must have the same length.
+    #[error("a copy from {from} bytes to {to} bytes; make both slices equally long")]
+    LengthMismatch {
+        /// Bytes in the source.
+        from: usize,
+        /// Bytes in the destination.
+        to: usize,
+    },
+    /// The CPU cannot address these bytes.
+    #[error(
+        "{kind} cannot be accessed through a CPU pointer; use read_to, write_from or a copy job"
+    )]
+    NotCpuAccessible {
+        /// Where the bytes are.
+        kind: MemoryKind,
+    },
+    /// A job names memory that this worker cannot reach.
+    #[error(
+        "the copy worker of {worker} cannot reach {kind}; submit the job to the worker of that GPU"
+    )]
+    WrongWorker {
+        /// Whose worker it is.
+        worker: MemoryKind,
+        /// What it was asked to touch.
+        kind: MemoryKind,
+    },
+    /// The fence was taken on another GPU than the worker's.
+    #[error(
+        "the fence belongs to {fence}, the copy worker to {worker}; take the fence on the worker's GPU"
+    )]
+    WrongFence {
+        /// Whose worker it is.
+        worker: MemoryKind,
+        /// Whose fence it is.
+        fence: MemoryKind,
+    },
+    /// An unpack method that cannot work on this pair of memories.
+    #[error(
+        "the unpack method \"{method}\" cannot move bytes from a pool in {pool} to {destination}; use \"{instead}\""
+    )]
+    MethodNotPossible {
+        /// The method asked for.
+        method: UnpackMethod,
+        /// Where the pool is.
+        pool: MemoryKind,
+        /// Where the destination is.
+        destination: MemoryKind,
+        /// A method that works.
+        instead: UnpackMethod,
+    },
+    /// A descriptor points outside the pool.
+    #[error(
+        "descriptor {index} reads bytes {start}..{end} of a bounce pool of {len}; the list or the pool is wrong"
+    )]
+    SourceOutOfBounds {
+        /// Which descriptor, from 0.
+        index: usize,
+        /// First byte read.
+        start: u64,
+        /// One past the last byte read.
+        end: u64,
+        /// Bytes in the pool.
+        len: usize,
+    },
+    /// A descriptor points outside the destination.
+    #[error(
+        "descriptor {index} writes {length} bytes at {start} of a destination of {len}; the list or the destination is wrong"
+    )]
+    DestinationOutOfBounds {
+        /// Which descriptor, from 0.
+        index: usize,
+        /// First byte written.
+        start: u64,
+        /// Bytes written.
+        length: u32,
+        /// Bytes in the destination.
+        len: usize,
+    },
+    /// The worker's queue is full.
+    #[error(
+        "the copy worker of {worker} has {capacity} jobs queued; submit again when some have completed"
+    )]
+    QueueFull {
+        /// Whose worker it is.
+        worker: MemoryKind,
+        /// Jobs the queue holds.
+        capacity: usize,
+    },
+    /// The worker was dropped while the job waited for its fence.
+    #[error(
+        "the copy worker was dropped while this job waited for earlier GPU work; keep the worker until its jobs have ended"
+    )]
+    WorkerStopped,
+    /// The copy worker's thread could not be started.
+    #[error("cannot start the copy worker's thread: {why}; raise the process's thread limit")]
+    Thread {
+        /// The system's reason.
+        why: String,
+    },
+    /// The CUDA driver refused.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+}
+
+/// Why the CUDA driver could not do what was asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CudaError {
+    /// No usable CUDA driver on this host.
+    #[error("no CUDA driver: {why}; install NVIDIA's driver, or use host memory")]
+    NoDriver {
+        /// What was tried and what happened.
+        why: String,
+    },
+    /// The driver lacks a function.
+    #[error("the CUDA driver lacks {name}; it needs CUDA {needs} or later: update NVIDIA's driver")]
+    MissingSymbol {
+        /// The function.
+        name: &'static str,
+        /// The CUDA version that brought it.
+        needs: &'static str,
+    },
+    /// There is no such device.
+    #[error(
+        "no GPU {ordinal}: this process sees {count}; name one of 0..{count} (CUDA_VISIBLE_DEVICES decides which)"
+    )]
+    NoSuchDevice {
+        /// The ordinal asked for.
+        ordinal: u32,
+        /// Devices there are.
+        count: u32,
+    },
+    /// The calling thread has no current CUDA context.
+    #[error(
+        "this thread has no current CUDA context; make one current, or open the GPU by its ordinal"
+    )]
+    NoCurrentContext,
+    /// No device memory left.
+    #[error("GPU {device} has no {bytes} bytes of {what} left; free some or ask for less")]
+    OutOfMemory {
+        /// The device's ordinal.
+        device: u32,
+        /// Bytes asked for.
+        bytes: usize,
+        /// Which memory.
+        what: MemoryKind,
+    },
+    /// More fences in use at a time than the pool can hold.
+    #[error("{limit} fences are in use on GPU {device}; let operations end before starting more")]
+    FencesExhausted {
+        /// The device's ordinal.
+        device: u32,
+        /// The most at a time.
+        limit: usize,
+    },
+    /// The GPU did not finish in time.
+    #[error(
+        "GPU {device} did not finish {what} within {after:?}; look for a kernel that never ends"
+    )]
+    TimedOut {
+        /// The device's ordinal.
+        device: u32,
+        /// What was waited for.
+        what: &'static str,
+        /// How long.
+        after: Duration,
+    },
+    /// The driver cannot load the unpack kernel.
+    #[error(
+        "GPU {device} cannot load the unpack kernel ({name}); it needs compute capability 7.0 and a driver of CUDA 12.1 or later. Use the unpack method \"d2d\" or \"host\""
+    )]
+    KernelUnavailable {
+        /// The device's ordinal.
+        device: u32,
+        /// The driver's name for the error.
+        name: String,
+    },
+    /// A driver call failed.
+    #[error("{call} failed with {code} ({name}): {hint}")]
+    Call {
+        /// The driver function.
+        call: &'static str,
+        /// Its `CUresult`.
+        code: i32,
+        /// The driver's name for the code.
+        name: String,
+        /// What it usually means and what to do.
+        hint: &'static str,
+    },
+}

@@ -1,0 +1,248 @@
+//! What a CUDA operation must wait for, captured when the operation is submitted.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::driver::{Api, sys};
+use crate::error::CudaError;
+use crate::gpu::{Current, Gpu};
+use crate::kind::MemoryKind;
+
+/// Which of the caller's GPU work an operation must wait for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum After {
+    /// Nothing: the caller knows that the bytes are ready.
+    Nothing,
+    /// All work submitted so far to the context's default streams: the legacy one, and with it every
+    /// stream that synchronises with it, and the calling thread's own. Work on other non-blocking
+    /// streams is the caller's to name.
+    #[default]
+    DefaultStreams,
+    /// All work submitted so far to this `CUstream`.
+    Stream(u64),
+    /// This `CUevent`. It must have been recorded, and must be neither destroyed nor recorded again
+    /// before the operation has ended.
+    Event(u64),
+}
+
+/// Fences start with this many events and grow when more operations wait at a time.
+const PREPARED: usize = 256;
+/// The most events a GPU's fences may use at a time.
+const LIMIT: usize = 16_384;
+
+const NOT_READY: i32 = 600;
+
+/// `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`, the driver's names for the two default streams.
+const LEGACY: usize = 1;
+const PER_THREAD: usize = 2;
+
+/// A point in the caller's GPU work. Taken on the caller's thread when an operation is submitted;
+/// cheap to clone. The copy worker starts a job once its fence is reached, and until then goes on
+/// with other jobs.
+#[derive(Clone)]
+pub struct Fence(Option<Arc<Inner>>);
+
+struct Inner {
+    gpu: Gpu,
+    /// Events from the pool, returned on drop.
+    recorded: [Option<Event>; 2],
+    /// The caller's own event.
+    foreign: Option<Event>,
+}
+
+/// An event handle.
+#[derive(Clone, Copy)]
+pub(crate) struct Event(sys::CUevent);
+
+// SAFETY: events may be used from any thread; the handle is only a number to us.
+unsafe impl Send for Event {}
+// SAFETY: as above; every driver call is itself thread-safe.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// Creates an event for ordering only. The GPU's context must be current.
+    pub(crate) fn create(api: &Api) -> Result<Self, CudaError> {
+        let mut event = std::ptr::null_mut();
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: the pointer is valid for one handle.
+        api.check("cuEventCreate", unsafe {
+            (api.cuEventCreate)(&raw mut event, flags)
+        })?;
+        Ok(Self(event))
+    }
+
+    /// Marks the end of the work submitted so far to a stream.
+    pub(crate) fn record(self, api: &Api, stream: sys::CUstream) -> Result<(), CudaError> {
+        // SAFETY: the event is alive; a stream of the wrong context is refused by the driver.
+        api.check("cuEventRecord", unsafe {
+            (api.cuEventRecord)(self.0, stream)
+        })
+    }
+
+    /// Whether the work before the event has ended.
+    pub(crate) fn is_ready(self, api: &Api) -> Result<bool, CudaError> {
+        // SAFETY: the event is alive, by ownership or by the promise of `After::Event`.
+        match unsafe { (api.cuEventQuery)(self.0) } {
+            NOT_READY => Ok(false),
+            code => api.check("cuEventQuery", code).map(|()| true),
+        }
+    }
+
+    /// Ends the event. The GPU's context must be current.
+    pub(crate) fn destroy(self, api: &Api) {
+        // SAFETY: ours, and not used again: the handle's owner gives it up here.
+        api.check_teardown("cuEventDestroy", unsafe { (api.cuEventDestroy)(self.0) });
+    }
+}
+
+impl Fence {
+    /// A fence that is always reached.
+    pub const fn none() -> Self {
+        Self(None)
+    }
+
+    /// Captures what `after` names, on the calling thread.
+    ///
+    /// # Errors
+    /// [`CudaError::FencesExhausted`], or the driver's refusal, for example of a stream that belongs
+    /// to another context or is being captured.
+    pub fn take(gpu: &Gpu, after: After) -> Result<Self, CudaError> {
+        let streams = match after {
+            After::Nothing => return Ok(Self::none()),
+            After::DefaultStreams => [Some(LEGACY), Some(PER_THREAD)],
+            After::Stream(stream) => [Some(stream as usize), None],
+            After::Event(_) => [None, None],
+        };
+        let mut inner = Inner {
+            gpu: gpu.clone(),
+            recorded: [None; 2],
+            foreign: None,
+        };
+        if let After::Event(event) = after {
+            inner.foreign = Some(Event(std::ptr::with_exposed_provenance_mut(event as usize)));
+            return Ok(Self(Some(Arc::new(inner))));
+        }
+        let _current = Current::enter(gpu)?;
+        for (slot, stream) in inner.recorded.iter_mut().zip(streams) {
+            let Some(stream) = stream else { continue };
+            let event = gpu.events().take(gpu)?;
+            *slot = Some(event);
+            event.record(gpu.api(), std::ptr::with_exposed_provenance_mut(stream))?;
+        }
+        Ok(Self(Some(Arc::new(inner))))
+    }
+
+    /// Whether the work has ended.
+    ///
+    /// # Errors
+    /// The driver's, for example when a kernel has broken the context.
+    pub fn is_reached(&self) -> Result<bool, CudaError> {
+        let Some(inner) = &self.0 else {
+            return Ok(true);
+        };
+        let _current = Current::enter(&inner.gpu)?;
+        self.is_reached_in_context()
+    }
+
+    /// As [`Self::is_reached`], with the GPU's context already current.
+    pub(crate) fn is_reached_in_context(&self) -> Result<bool, CudaError> {
+        let Some(inner) = &self.0 else {
+            return Ok(true);
+        };
+        for event in inner.recorded.iter().chain([&inner.foreign]).flatten() {
+            if !event.is_ready(inner.gpu.api())? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The GPU the fence was taken on; `None` if it waits for nothing.
+    pub fn gpu(&self) -> Option<&Gpu> {
+        self.0.as_ref().map(|inner| &inner.gpu)
+    }
+
+    /// Where the fence belongs, for messages.
+    pub(crate) fn kind(&self) -> MemoryKind {
+        self.gpu().map_or(MemoryKind::Host, Gpu::kind)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        for event in self.recorded.iter().flatten() {
+            self.gpu.events().give_back(*event);
+        }
+    }
+}
+
+impl fmt::Debug for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            None => f.write_str("Fence(nothing)"),
+            Some(inner) => write!(f, "Fence({:?})", inner.gpu),
+        }
+    }
+}
+
+/// The events of a GPU's fences.
+#[derive(Default)]
+pub(crate) struct EventPool(Mutex<(usize, Vec<Event>)>);
+
+impl EventPool {
+    /// Creates the first events.
+    pub(crate) fn fill(&self, gpu: &Gpu) -> Result<(), CudaError> {
+        let _current = Current::enter(gpu)?;
+        let mut pool = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while pool.0 < PREPARED {
+            let event = Event::create(gpu.api())?;
+            pool.0 += 1;
+            pool.1.push(event);
+        }
+        Ok(())
+    }
+
+    fn take(&self, gpu: &Gpu) -> Result<Event, CudaError> {
+        let mut pool = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(event) = pool.1.pop() {
+            return Ok(event);
+        }
+        if pool.0 == LIMIT {
+            return Err(CudaError::FencesExhausted {
+                device: gpu.ordinal(),
+                limit: LIMIT,
+            });
+        }
+        let event = Event::create(gpu.api())?;
+        pool.0 += 1;
+        Ok(event)
+    }
+
+    fn give_back(&self, event: Event) {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .1
+            .push(event);
+    }
+
+    /// Ends all events; the GPU's context must be current and no fence left.
+    pub(crate) fn destroy(&mut self, api: &Api) {
+        let pool = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for event in pool.1.drain(..) {
+            event.destroy(api);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fence_on_nothing_is_reached() {
+        assert_eq!(Fence::none().is_reached(), Ok(true));
+        assert!(Fence::none().gpu().is_none());
+        assert_eq!(After::default(), After::DefaultStreams);
+    }
+}

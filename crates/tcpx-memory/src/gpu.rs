@@ -1,0 +1,274 @@
+//! A CUDA device and the context that memory and work on it live in.
+
+mod context;
+mod sync;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+
+pub(crate) use context::{Current, MappedHost, device_alloc, device_free, host_free};
+
+use crate::driver::{self, Api, DeviceInfo, sys};
+use crate::error::CudaError;
+use crate::fence::EventPool;
+use crate::kind::MemoryKind;
+
+/// A CUDA device that the caller named. Clones share one context; contexts on other devices are never
+/// created.
+#[derive(Clone)]
+pub struct Gpu(Arc<Inner>);
+
+struct Inner {
+    api: &'static Api,
+    info: DeviceInfo,
+    device: sys::CUdevice,
+    context: ContextHandle,
+    multiprocessors: u32,
+    events: EventPool,
+    sync: Mutex<Option<sync::SyncPath>>,
+}
+
+/// A context, and whether we retained it.
+struct ContextHandle {
+    context: sys::CUcontext,
+    retained: bool,
+}
+
+// SAFETY: CUDA contexts may be used from any thread; the handle is only a number to us.
+unsafe impl Send for ContextHandle {}
+// SAFETY: as above; every driver call is itself thread-safe.
+unsafe impl Sync for ContextHandle {}
+
+impl Gpu {
+    /// Opens a device by its ordinal and retains its primary context, which is the one that the CUDA
+    /// runtime and PyTorch use.
+    ///
+    /// # Errors
+    /// [`CudaError::NoDriver`], [`CudaError::MissingSymbol`], [`CudaError::NoSuchDevice`], or the
+    /// driver's refusal.
+    pub fn open(ordinal: u32) -> Result<Self, CudaError> {
+        let api = driver::load()?;
+        let device = driver::device(api, ordinal)?;
+        let context = retain_primary(api, device)?;
+        Self::shared(api, ordinal, device, context)
+    }
+
+    /// The GPU whose context is current on the calling thread. Creates no context, so a plugin can
+    /// call it inside its host application.
+    ///
+    /// # Errors
+    /// [`CudaError::NoCurrentContext`], [`CudaError::NoDriver`], or the driver's refusal.
+    pub fn current() -> Result<Self, CudaError> {
+        let api = driver::load()?;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the pointer is valid for one handle.
+        api.check("cuCtxGetCurrent", unsafe {
+            (api.cuCtxGetCurrent)(&raw mut context)
+        })?;
+        if context.is_null() {
+            return Err(CudaError::NoCurrentContext);
+        }
+        let mut device = 0;
+        // SAFETY: the pointer is valid for one handle.
+        api.check("cuCtxGetDevice", unsafe {
+            (api.cuCtxGetDevice)(&raw mut device)
+        })?;
+        let count = driver::device_count(api)?;
+        let ordinal = (0..count).find(|&ordinal| driver::device(api, ordinal) == Ok(device));
+        let ordinal = ordinal.ok_or_else(|| CudaError::NoSuchDevice {
+            ordinal: device.unsigned_abs(),
+            count,
+        })?;
+        let handle = match primary_if_active(api, device)? {
+            Some(primary) if primary.context == context => primary,
+            other => {
+                if let Some(primary) = other {
+                    release_primary(api, device, &primary);
+                }
+                ContextHandle {
+                    context,
+                    retained: false,
+                }
+            }
+        };
+        Self::shared(api, ordinal, device, handle)
+    }
+
+    /// The one [`Gpu`] of a context, so that its workers and pools are shared in the process.
+    fn shared(
+        api: &'static Api,
+        ordinal: u32,
+        device: sys::CUdevice,
+        context: ContextHandle,
+    ) -> Result<Self, CudaError> {
+        static OPEN: OnceLock<Mutex<HashMap<usize, Weak<Inner>>>> = OnceLock::new();
+        let mut open = OPEN
+            .get_or_init(Mutex::default)
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let key = context.context.addr();
+        if let Some(inner) = open.get(&key).and_then(Weak::upgrade) {
+            release_primary(api, device, &context);
+            return Ok(Self(inner));
+        }
+        let described = driver::describe(api, ordinal).and_then(|info| {
+            let multiprocessors = driver::attribute(
+                api,
+                device,
+                sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+            )?;
+            Ok((info, u32::try_from(multiprocessors).unwrap_or(1).max(1)))
+        });
+        let (info, multiprocessors) =
+            described.inspect_err(|_| release_primary(api, device, &context))?;
+        let inner = Arc::new(Inner {
+            api,
+            info,
+            device,
+            context,
+            multiprocessors,
+            events: EventPool::default(),
+            sync: Mutex::default(),
+        });
+        let gpu = Self(inner);
+        gpu.0.events.fill(&gpu)?;
+        open.retain(|_, weak| weak.strong_count() > 0);
+        open.insert(key, Arc::downgrade(&gpu.0));
+        Ok(gpu)
+    }
+
+    /// The device's number in this process.
+    pub fn ordinal(&self) -> u32 {
+        self.0.info.ordinal
+    }
+
+    /// The device's memory as a kind.
+    pub fn kind(&self) -> MemoryKind {
+        MemoryKind::Cuda {
+            device: self.ordinal(),
+        }
+    }
+
+    /// Name, PCI address, memory and NUMA node.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.0.info
+    }
+
+    /// Whether both are the same context of the same device.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// The `CUcontext` as a number, for callers that speak to the driver themselves.
+    pub fn context(&self) -> u64 {
+        self.0.context.context.addr() as u64
+    }
+
+    pub(crate) fn api(&self) -> &'static Api {
+        self.0.api
+    }
+
+    pub(crate) fn raw_context(&self) -> sys::CUcontext {
+        self.0.context.context
+    }
+
+    pub(crate) fn multiprocessors(&self) -> u32 {
+        self.0.multiprocessors
+    }
+
+    pub(crate) fn events(&self) -> &EventPool {
+        &self.0.events
+    }
+
+    pub(crate) fn downgrade(&self) -> WeakGpu {
+        WeakGpu(Arc::downgrade(&self.0))
+    }
+}
+
+/// A GPU that may be gone.
+pub(crate) struct WeakGpu(Weak<Inner>);
+
+impl WeakGpu {
+    pub(crate) fn upgrade(&self) -> Option<Gpu> {
+        self.0.upgrade().map(Gpu)
+    }
+}
+
+fn retain_primary(api: &Api, device: sys::CUdevice) -> Result<ContextHandle, CudaError> {
+    let mut context = std::ptr::null_mut();
+    // SAFETY: the pointer is valid for one handle.
+    let code = unsafe { (api.cuDevicePrimaryCtxRetain)(&raw mut context, device) };
+    api.check("cuDevicePrimaryCtxRetain", code)?;
+    Ok(ContextHandle {
+        context,
+        retained: true,
+    })
+}
+
+fn primary_if_active(api: &Api, device: sys::CUdevice) -> Result<Option<ContextHandle>, CudaError> {
+    let (mut flags, mut active) = (0, 0);
+    // SAFETY: both pointers are valid for one integer.
+    let code = unsafe { (api.cuDevicePrimaryCtxGetState)(device, &raw mut flags, &raw mut active) };
+    api.check("cuDevicePrimaryCtxGetState", code)?;
+    if active == 0 {
+        Ok(None)
+    } else {
+        retain_primary(api, device).map(Some)
+    }
+}
+
+fn release_primary(api: &Api, device: sys::CUdevice, context: &ContextHandle) {
+    if context.retained {
+        // SAFETY: pairs with the retain that made this handle.
+        let code = unsafe { (api.cuDevicePrimaryCtxRelease)(device) };
+        api.check_teardown("cuDevicePrimaryCtxRelease", code);
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Events and the synchronous path's stream go before the context they live in.
+        if let Ok(_current) = Current::enter_raw(self.api, self.context.context) {
+            self.events.destroy(self.api);
+            if let Some(path) = self
+                .sync
+                .get_mut()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take()
+            {
+                path.destroy(self.api);
+            }
+        }
+        release_primary(self.api, self.device, &self.context);
+    }
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gpu({}, {})", self.ordinal(), self.0.info.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_driver_opening_a_gpu_says_so() {
+        match Gpu::open(0) {
+            Err(CudaError::NoDriver { why }) => assert!(!why.is_empty()),
+            Err(CudaError::NoSuchDevice { count, .. }) => assert_eq!(count, 0),
+            Err(other) => panic!("{other}"),
+            Ok(gpu) => assert_eq!(gpu.ordinal(), 0),
+        }
+    }
+
+    #[test]
+    fn without_a_context_there_is_no_current_gpu() {
+        match Gpu::current() {
+            Err(CudaError::NoDriver { .. } | CudaError::NoCurrentContext) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Calls that need a current context, and memory in it.
+
+use std::ptr::NonNull;
+
+use super::Gpu;
+use crate::driver::{Api, sys};
+use crate::error::CudaError;
+use crate::kind::MemoryKind;
+
+const OUT_OF_MEMORY: i32 = 2;
+
+/// Makes a context current on this thread until dropped; what was current before comes back.
+pub(crate) struct Current {
+    api: &'static Api,
+}
+
+impl Current {
+    pub(crate) fn enter(gpu: &Gpu) -> Result<Self, CudaError> {
+        Self::enter_raw(gpu.api(), gpu.raw_context())
+    }
+
+    pub(crate) fn enter_raw(api: &'static Api, context: sys::CUcontext) -> Result<Self, CudaError> {
+        // SAFETY: the context is alive: the `Gpu` retains it, or its owner keeps it for us.
+        api.check("cuCtxPushCurrent", unsafe {
+            (api.cuCtxPushCurrent)(context)
+        })?;
+        Ok(Self { api })
+    }
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        let mut popped = std::ptr::null_mut();
+        // SAFETY: the pointer is valid for one handle; the guard pushed exactly one context.
+        let code = unsafe { (self.api.cuCtxPopCurrent)(&raw mut popped) };
+        self.api.check_teardown("cuCtxPopCurrent", code);
+    }
+}
+
+/// Pinned host memory with both its addresses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MappedHost {
+    pub(crate) host: NonNull<u8>,
+    pub(crate) device: u64,
+}
+
+impl MappedHost {
+    /// Pins `len` zeroed bytes that every context can address.
+    pub(crate) fn alloc(gpu: &Gpu, len: usize) -> Result<Self, CudaError> {
+        let _current = Current::enter(gpu)?;
+        let api = gpu.api();
+        let mut host = std::ptr::null_mut();
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+        // SAFETY: the pointer is valid for one address.
+        let code = unsafe { (api.cuMemHostAlloc)(&raw mut host, len.max(1), flags) };
+        out_of_memory(gpu, code, len, MemoryKind::Pinned)?;
+        api.check("cuMemHostAlloc", code)?;
+        let Some(host) = NonNull::new(host.cast::<u8>()) else {
+            return Err(CudaError::OutOfMemory {
+                device: gpu.ordinal(),
+                bytes: len,
+                what: MemoryKind::Pinned,
+            });
+        };
+        let mut device = 0;
+        // SAFETY: the pointers are valid; the host address is the mapped allocation made above.
+        let code =
+            unsafe { (api.cuMemHostGetDevicePointer)(&raw mut device, host.as_ptr().cast(), 0) };
+        if let Err(error) = api.check("cuMemHostGetDevicePointer", code) {
+            // SAFETY: allocated above and known to nobody else.
+            api.check_teardown("cuMemFreeHost", unsafe {
+                (api.cuMemFreeHost)(host.as_ptr().cast())
+            });
+            return Err(error);
+        }
+        // SAFETY: the allocation is at least `len` bytes long. Safe code may read it at once.
+        unsafe { host.write_bytes(0, len) };
+        Ok(Self { host, device })
+    }
+}
+
+/// Frees what [`MappedHost::alloc`] gave.
+///
+/// # Safety
+/// Nothing may use the memory any more.
+pub(crate) unsafe fn host_free(gpu: &Gpu, memory: MappedHost) {
+    match Current::enter(gpu) {
+        Ok(_current) => {
+            // SAFETY: the caller's promise.
+            let code = unsafe { (gpu.api().cuMemFreeHost)(memory.host.as_ptr().cast()) };
+            gpu.api().check_teardown("cuMemFreeHost", code);
+        }
+        Err(error) => tracing::debug!(%error, "pinned memory stays until the process ends"),
+    }
+}
+
+/// Allocates device memory; its content is whatever was there.
+pub(crate) fn device_alloc(gpu: &Gpu, len: usize) -> Result<u64, CudaError> {
+    let _current = Current::enter(gpu)?;
+    let mut address = 0;
+    // SAFETY: the pointer is valid for one address.
+    let code = unsafe { (gpu.api().cuMemAlloc)(&raw mut address, len.max(1)) };
+    out_of_memory(gpu, code, len, gpu.kind())?;
+    gpu.api().check("cuMemAlloc", code)?;
+    Ok(address)
+}
+
+/// Frees what [`device_alloc`] gave.
+///
+/// # Safety
+/// Nothing may use the memory any more.
+pub(crate) unsafe fn device_free(gpu: &Gpu, address: u64) {
+    match Current::enter(gpu) {
+        Ok(_current) => {
+            // SAFETY: the caller's promise.
+            let code = unsafe { (gpu.api().cuMemFree)(address) };
+            gpu.api().check_teardown("cuMemFree", code);
+        }
+        Err(error) => tracing::debug!(%error, "device memory stays until the process ends"),
+    }
+}
+
+fn out_of_memory(gpu: &Gpu, code: i32, bytes: usize, what: MemoryKind) -> Result<(), CudaError> {
+    if code == OUT_OF_MEMORY {
+        return Err(CudaError::OutOfMemory {
+            device: gpu.ordinal(),
+            bytes,
+            what,
+        });
+    }
+    Ok(())
+}

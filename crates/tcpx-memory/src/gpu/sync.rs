@@ -1,0 +1,193 @@
+//! Blocking access to device memory from any thread, through a small pinned buffer.
+//!
+//! It has a stream of its own, so it waits for nothing but the default streams and itself.
+
+use std::sync::{MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{Current, Gpu, MappedHost, host_free};
+use crate::driver::{Api, sys};
+use crate::error::CudaError;
+use crate::fence::{After, Event, Fence};
+
+/// Bytes moved at a time.
+const PIECE: usize = 4 << 20;
+/// Longest wait for the default streams, and for one piece.
+const LIMIT: Duration = Duration::from_secs(60);
+/// After this long a wait gives up its core between looks.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// What blocking access needs.
+pub(super) struct SyncPath {
+    stream: sys::CUstream,
+    event: Event,
+    buffer: MappedHost,
+}
+
+// SAFETY: handles may be used from any thread, and the buffer belongs to this value.
+unsafe impl Send for SyncPath {}
+
+impl SyncPath {
+    fn create(gpu: &Gpu) -> Result<Self, CudaError> {
+        let buffer = MappedHost::alloc(gpu, PIECE)?;
+        let made = Current::enter(gpu).and_then(|_current| {
+            let stream = create_stream(gpu.api())?;
+            match Event::create(gpu.api()) {
+                Ok(event) => Ok((stream, event)),
+                Err(error) => {
+                    destroy_stream(gpu.api(), stream);
+                    Err(error)
+                }
+            }
+        });
+        match made {
+            Ok((stream, event)) => Ok(Self {
+                stream,
+                event,
+                buffer,
+            }),
+            Err(error) => {
+                // SAFETY: allocated above and known to nobody else.
+                unsafe { host_free(gpu, buffer) };
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends the path; its context must be current.
+    pub(super) fn destroy(self, api: &Api) {
+        self.event.destroy(api);
+        destroy_stream(api, self.stream);
+        // SAFETY: every piece was waited for, or the context is broken and nothing runs.
+        let code = unsafe { (api.cuMemFreeHost)(self.buffer.host.as_ptr().cast()) };
+        api.check_teardown("cuMemFreeHost", code);
+    }
+
+    /// Copies between two device addresses, one of them the buffer's, and waits.
+    fn copy(&self, gpu: &Gpu, to: u64, from: u64, len: usize) -> Result<(), CudaError> {
+        // SAFETY: the caller's region keeps the device bytes alive and `len` is at most the buffer's.
+        let code = unsafe { (gpu.api().cuMemcpyAsync)(to, from, len, self.stream) };
+        gpu.api().check("cuMemcpyAsync", code)?;
+        self.event.record(gpu.api(), self.stream)?;
+        wait(gpu, "a copy", || self.event.is_ready(gpu.api()))
+    }
+}
+
+/// Creates a stream that does not synchronise with the default one; the context must be current.
+pub(crate) fn create_stream(api: &Api) -> Result<sys::CUstream, CudaError> {
+    let mut stream = std::ptr::null_mut();
+    let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+    // SAFETY: the pointer is valid for one handle.
+    api.check("cuStreamCreate", unsafe {
+        (api.cuStreamCreate)(&raw mut stream, flags)
+    })?;
+    Ok(stream)
+}
+
+/// Ends a stream once its work is done, without waiting; the context must be current.
+pub(crate) fn destroy_stream(api: &Api, stream: sys::CUstream) {
+    // SAFETY: ours, and given up here.
+    api.check_teardown("cuStreamDestroy", unsafe { (api.cuStreamDestroy)(stream) });
+}
+
+/// Looks until `ready` or the limit: first without pause, then with short ones.
+fn wait(
+    gpu: &Gpu,
+    what: &'static str,
+    ready: impl Fn() -> Result<bool, CudaError>,
+) -> Result<(), CudaError> {
+    let start = Instant::now();
+    while !ready()? {
+        let waited = start.elapsed();
+        if waited > LIMIT {
+            return Err(CudaError::TimedOut {
+                device: gpu.ordinal(),
+                what,
+                after: LIMIT,
+            });
+        }
+        if waited > SPIN {
+            thread::sleep(SPIN);
+        }
+    }
+    Ok(())
+}
+
+impl Gpu {
+    /// Makes the buffer and stream of blocking access, so that no later call has to.
+    pub(crate) fn prepare_sync(&self) -> Result<(), CudaError> {
+        self.sync_path().map(drop)
+    }
+
+    fn sync_path(&self) -> Result<MutexGuard<'_, Option<SyncPath>>, CudaError> {
+        let mut path = self.0.sync.lock().unwrap_or_else(PoisonError::into_inner);
+        if path.is_none() {
+            *path = Some(SyncPath::create(self)?);
+        }
+        Ok(path)
+    }
+
+    fn wait_for_default_streams(&self) -> Result<(), CudaError> {
+        let fence = Fence::take(self, After::DefaultStreams)?;
+        wait(self, "the work on the default streams", || {
+            fence.is_reached_in_context()
+        })
+    }
+
+    /// Reads `len` bytes of device memory at `from`, in order, in pieces.
+    pub(crate) fn read_pieces(
+        &self,
+        from: u64,
+        len: usize,
+        mut piece: impl FnMut(&[u8]),
+    ) -> Result<(), CudaError> {
+        self.blocking(|path| {
+            for at in (0..len).step_by(PIECE) {
+                let now = PIECE.min(len - at);
+                path.copy(self, path.buffer.device, from + at as u64, now)?;
+                // SAFETY: the buffer has `now` initialised bytes, and the copy has ended.
+                piece(unsafe { std::slice::from_raw_parts(path.buffer.host.as_ptr(), now) });
+            }
+            Ok(())
+        })
+    }
+
+    /// Writes bytes to device memory at `to`.
+    pub(crate) fn write_bytes(&self, to: u64, bytes: &[u8]) -> Result<(), CudaError> {
+        self.blocking(|path| {
+            let buffer = path.buffer.host.as_ptr();
+            for (index, piece) in bytes.chunks(PIECE).enumerate() {
+                // SAFETY: the buffer has room for a piece and no copy is under way.
+                unsafe { buffer.copy_from_nonoverlapping(piece.as_ptr(), piece.len()) };
+                path.copy(
+                    self,
+                    to + (index * PIECE) as u64,
+                    path.buffer.device,
+                    piece.len(),
+                )?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Runs copies in order after the default streams' work.
+    fn blocking(
+        &self,
+        copies: impl FnOnce(&SyncPath) -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        let mut guard = self.sync_path()?;
+        let Some(path) = guard.as_ref() else {
+            return Ok(());
+        };
+        let _current = Current::enter(self)?;
+        self.wait_for_default_streams()?;
+        let result = copies(path);
+        if result.is_err() {
+            // A copy may still be under way: neither its buffer nor its stream may be used again, so
+            // both stay allocated without an owner.
+            *guard = None;
+        }
+        result
+    }
+}

@@ -1,0 +1,140 @@
+//! What a copy worker is asked to do.
+
+use std::fmt;
+use std::sync::Arc;
+
+use tcpx_wire::Descriptors;
+
+use crate::bounce::{BouncePool, UnpackMethod, check_bounds};
+use crate::error::MemoryError;
+use crate::fence::Fence;
+use crate::lease::{Access, Hold};
+use crate::slice::RegionSlice;
+
+/// One piece of work.
+#[derive(Clone, Debug)]
+pub enum Work {
+    /// Copies bytes between any two kinds of memory; the result is their number. Both slices are
+    /// equally long.
+    Copy {
+        /// The source.
+        from: RegionSlice,
+        /// The destination.
+        to: RegionSlice,
+    },
+    /// Moves fragments from a bounce pool to their places; the result is the number of bytes.
+    Unpack {
+        /// What the descriptors' source offsets count from.
+        pool: BouncePool,
+        /// Which bytes go where.
+        descriptors: Arc<Descriptors>,
+        /// What the descriptors' destination offsets count from.
+        to: RegionSlice,
+        /// How.
+        with: UnpackMethod,
+    },
+    /// CRC32C (Castagnoli) of the bytes; the result is the checksum.
+    Checksum {
+        /// The bytes.
+        of: RegionSlice,
+    },
+}
+
+/// Work, what it must wait for, and whom to tell.
+///
+/// Jobs are not ordered among each other: one that needs another's result is submitted after that one
+/// has completed.
+pub struct Job {
+    /// What to do.
+    pub work: Work,
+    /// The caller's GPU work that must end first.
+    pub fence: Option<Fence>,
+    /// Who is told.
+    pub sink: Arc<dyn CompletionSink>,
+    /// Passed to the sink; the worker does not read it.
+    pub token: u64,
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Job")
+            .field("work", &self.work)
+            .field("fence", &self.fence)
+            .field("token", &self.token)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Told when jobs end. Every job that was accepted ends exactly once.
+pub trait CompletionSink: Send + Sync {
+    /// The job has ended with bytes, a checksum, or an error; nothing of it touches memory any more,
+    /// and its slices, leases and descriptors have been dropped.
+    ///
+    /// Called on the worker's thread, which stands still meanwhile: must not block.
+    fn complete(&self, token: u64, result: Result<u64, MemoryError>);
+}
+
+/// A job that was not accepted.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct SubmitError {
+    /// The job, as it was.
+    pub job: Box<Job>,
+    /// Why.
+    #[source]
+    pub error: MemoryError,
+}
+
+impl From<SubmitError> for MemoryError {
+    fn from(refused: SubmitError) -> Self {
+        refused.error
+    }
+}
+
+const HOLDER: &str = "a copy job";
+
+impl Work {
+    /// Checks lengths, bounds and methods.
+    pub(crate) fn check(&self) -> Result<(), MemoryError> {
+        match self {
+            Self::Copy { from, to } if from.len() != to.len() => Err(MemoryError::LengthMismatch {
+                from: from.len(),
+                to: to.len(),
+            }),
+            Self::Copy { .. } | Self::Checksum { .. } => Ok(()),
+            Self::Unpack {
+                pool,
+                descriptors,
+                to,
+                with,
+            } => {
+                if !with.is_possible(pool.kind(), to.kind()) {
+                    return Err(MemoryError::MethodNotPossible {
+                        method: *with,
+                        pool: pool.kind(),
+                        destination: to.kind(),
+                        instead: UnpackMethod::automatic(pool.kind(), to.kind()),
+                    });
+                }
+                check_bounds(descriptors, pool.len(), to.len())
+            }
+        }
+    }
+
+    /// Keeps others away from the bytes for as long as the holds live.
+    pub(crate) fn hold(&self) -> Result<[Option<Hold>; 2], MemoryError> {
+        let (from, to) = self.ends();
+        let reading = from.hold(Access::Read, HOLDER)?;
+        let writing = to.map(|to| to.hold(Access::Write, HOLDER)).transpose()?;
+        Ok([Some(reading), writing])
+    }
+
+    /// The source and, if there is one, the destination.
+    pub(crate) fn ends(&self) -> (&RegionSlice, Option<&RegionSlice>) {
+        match self {
+            Self::Copy { from, to } => (from, Some(to)),
+            Self::Unpack { pool, to, .. } => (pool.slice(), Some(to)),
+            Self::Checksum { of } => (of, None),
+        }
+    }
+}

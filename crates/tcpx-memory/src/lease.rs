@@ -1,0 +1,248 @@
+//! Leases: who may touch which bytes of a region, and for how long.
+
+use std::fmt;
+use std::ops::{Range, RangeBounds};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::error::MemoryError;
+use crate::pinned::SlotHold;
+use crate::region::Region;
+use crate::slice::{RegionSlice, resolve};
+
+/// What the holder of a lease may do with the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// Only read: other readers are welcome.
+    Read,
+    /// Read and write: nobody else may touch the bytes.
+    Write,
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Read => "reading",
+            Self::Write => "writing",
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    id: u64,
+    range: Range<usize>,
+    access: Access,
+    holder: &'static str,
+}
+
+/// The leases of one region.
+#[derive(Debug, Default)]
+pub(crate) struct LeaseTable {
+    entries: Mutex<(u64, Vec<Entry>)>,
+}
+
+impl LeaseTable {
+    fn lock(&self) -> MutexGuard<'_, (u64, Vec<Entry>)> {
+        // Every critical section leaves the table consistent, so a panic elsewhere does not spoil it.
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enter(
+        &self,
+        range: Range<usize>,
+        access: Access,
+        holder: &'static str,
+    ) -> Result<u64, MemoryError> {
+        let mut guard = self.lock();
+        let (next, entries) = &mut *guard;
+        let conflict = entries.iter().find(|held| {
+            let overlaps = held.range.start.max(range.start) < held.range.end.min(range.end);
+            overlaps && (held.access == Access::Write || access == Access::Write)
+        });
+        if let Some(held) = conflict {
+            return Err(MemoryError::Busy {
+                wanted: range,
+                range: held.range.clone(),
+                held: held.access,
+                by: held.holder,
+            });
+        }
+        *next += 1;
+        let id = *next;
+        entries.push(Entry {
+            id,
+            range,
+            access,
+            holder,
+        });
+        Ok(id)
+    }
+
+    fn leave(&self, id: u64) {
+        let mut guard = self.lock();
+        if let Some(at) = guard.1.iter().position(|entry| entry.id == id) {
+            guard.1.swap_remove(at);
+        }
+    }
+}
+
+struct Inner {
+    region: Region,
+    id: u64,
+    range: Range<usize>,
+    access: Access,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.region.leases().leave(self.id);
+    }
+}
+
+/// The right to touch a range of a region. A clone is the same lease; it ends with the last clone
+/// and the last slice made from it.
+#[derive(Clone)]
+pub struct Lease(Arc<Inner>);
+
+impl Lease {
+    pub(crate) fn take(
+        region: &Region,
+        range: Range<usize>,
+        access: Access,
+        holder: &'static str,
+    ) -> Result<Self, MemoryError> {
+        let id = region.leases().enter(range.clone(), access, holder)?;
+        Ok(Self(Arc::new(Inner {
+            region: region.clone(),
+            id,
+            range,
+            access,
+        })))
+    }
+
+    /// The region the lease is on.
+    pub fn region(&self) -> &Region {
+        &self.0.region
+    }
+
+    /// The leased bytes, relative to the region.
+    pub fn range(&self) -> Range<usize> {
+        self.0.range.clone()
+    }
+
+    /// What the lease allows.
+    pub fn access(&self) -> Access {
+        self.0.access
+    }
+
+    /// A part of the leased bytes, relative to the start of the lease. The slice rides on this lease:
+    /// jobs that get it take no lease of their own, and the lease lasts until the slice is gone.
+    /// Several such jobs at a time are the holder's to keep apart.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`].
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<RegionSlice, MemoryError> {
+        let range = resolve(range, self.0.range.len())?;
+        let start = self.0.range.start + range.start;
+        Ok(RegionSlice::held(
+            self.0.region.clone(),
+            start..start + range.len(),
+            Hold::Lease(self.clone()),
+        ))
+    }
+
+    /// All leased bytes as a slice that rides on this lease.
+    pub fn all(&self) -> RegionSlice {
+        RegionSlice::held(
+            self.0.region.clone(),
+            self.range(),
+            Hold::Lease(self.clone()),
+        )
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease")
+            .field("region", &self.0.region.id())
+            .field("range", &self.0.range)
+            .field("access", &self.0.access)
+            .finish()
+    }
+}
+
+/// What keeps a slice's bytes from being used by others.
+#[derive(Clone, Debug)]
+pub(crate) enum Hold {
+    Lease(Lease),
+    Slot(#[expect(dead_code, reason = "held for its drop")] SlotHold),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn region() -> Region {
+        Region::host(4096).unwrap()
+    }
+
+    #[test]
+    fn readers_share_and_writers_do_not() {
+        let region = region();
+        let first = region.lease(0..100, Access::Read).unwrap();
+        let second = region.lease(50..150, Access::Read).unwrap();
+        let refused = region.lease(99..100, Access::Write).unwrap_err();
+        assert!(
+            matches!(
+                refused,
+                MemoryError::Busy {
+                    held: Access::Read,
+                    ..
+                }
+            ),
+            "{refused}"
+        );
+        drop(first);
+        drop(second);
+        let _writer = region.lease(99..100, Access::Write).unwrap();
+        assert!(region.lease(0..100, Access::Read).is_err());
+        assert!(region.lease(0..99, Access::Write).is_ok());
+        assert!(region.lease(100..4096, Access::Write).is_ok());
+    }
+
+    #[test]
+    fn a_lease_lasts_as_long_as_its_slices() {
+        let region = region();
+        let slice = region
+            .lease(0..10, Access::Write)
+            .unwrap()
+            .slice(2..5)
+            .unwrap();
+        assert_eq!((slice.offset(), slice.len()), (2, 3));
+        let part = slice.slice(1..).unwrap();
+        drop(slice);
+        assert!(region.lease(9..10, Access::Read).is_err());
+        drop(part);
+        assert!(region.lease(9..10, Access::Read).is_ok());
+    }
+
+    #[test]
+    fn a_lease_of_nothing_is_never_in_the_way() {
+        let region = region();
+        let _all = region.lease(.., Access::Write).unwrap();
+        assert!(region.lease(10..10, Access::Write).is_ok());
+    }
+
+    #[test]
+    fn safe_access_is_refused_while_a_transfer_holds_the_bytes() {
+        let region = region();
+        let lease = region.lease(0..64, Access::Write).unwrap();
+        assert!(matches!(
+            region.read_to(0, &mut [0; 8]),
+            Err(MemoryError::Busy { .. })
+        ));
+        assert!(region.read_to(64, &mut [0; 8]).is_ok());
+        drop(lease);
+        assert!(region.read_to(0, &mut [0; 8]).is_ok());
+    }
+}

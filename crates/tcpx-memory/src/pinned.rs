@@ -1,0 +1,335 @@
+//! Pinned slots that networks stage bytes in: pinned once, handed out and taken back without the driver.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+
+use crossbeam_queue::ArrayQueue;
+
+use crate::error::MemoryError;
+use crate::gpu::{Gpu, WeakGpu};
+use crate::lease::{Access, Hold, Lease};
+use crate::region::Region;
+use crate::slice::RegionSlice;
+
+/// Slots pinned at a time.
+const BLOCK_SLOTS: usize = 16;
+/// Slots pinned when the pool is made.
+const FIRST_SLOTS: usize = 64;
+
+/// Fixed-size slots of pinned memory, shared by the connections of one GPU; ordinary memory in a
+/// process without one. Cheap to clone.
+#[derive(Clone)]
+pub struct PinnedPool(Arc<Inner>);
+
+type Callback = Arc<dyn Fn() + Send + Sync>;
+
+struct Inner {
+    /// Grows by blocks up to the cap; `None` after the GPU is gone, or on the host.
+    gpu: Option<WeakGpu>,
+    /// One per block; the pool's own lease keeps everybody else away from the bytes.
+    blocks: Box<[OnceLock<(Region, Lease)>]>,
+    /// How many references each slot has.
+    users: Box<[AtomicU32]>,
+    free: ArrayQueue<u32>,
+    pinned: AtomicUsize,
+    growing: Mutex<()>,
+    /// Whether somebody found no free slot since the last one came back.
+    starved: AtomicBool,
+    watchers: RwLock<(u64, Vec<(u64, Callback)>)>,
+}
+
+impl PinnedPool {
+    /// Bytes of a slot.
+    pub const SLOT_BYTES: usize = 1 << 20;
+    /// Most bytes a pool pins.
+    pub const CAP_BYTES: usize = 256 << 20;
+
+    const CAP_SLOTS: usize = Self::CAP_BYTES / Self::SLOT_BYTES;
+
+    pub(crate) fn new(gpu: Option<&Gpu>) -> Result<Self, MemoryError> {
+        let pool = Self(Arc::new(Inner {
+            gpu: gpu.map(Gpu::downgrade),
+            blocks: (0..Self::CAP_SLOTS / BLOCK_SLOTS)
+                .map(|_| OnceLock::new())
+                .collect(),
+            users: (0..Self::CAP_SLOTS).map(|_| AtomicU32::new(0)).collect(),
+            free: ArrayQueue::new(Self::CAP_SLOTS),
+            pinned: AtomicUsize::new(0),
+            growing: Mutex::new(()),
+            starved: AtomicBool::new(false),
+            watchers: RwLock::default(),
+        }));
+        // Host memory costs nothing before it is used, so all of it can be there at once.
+        pool.reserve(if gpu.is_some() {
+            FIRST_SLOTS
+        } else {
+            Self::CAP_SLOTS
+        })?;
+        Ok(pool)
+    }
+
+    /// Pins more memory until the pool has `slots`, or its cap. Pinning takes about 20 ms per 64 MiB and
+    /// calls the driver: for set-up, never while transfers are under way.
+    ///
+    /// # Errors
+    /// The driver's or the system's refusal; what was pinned before stays usable.
+    pub fn reserve(&self, slots: usize) -> Result<(), MemoryError> {
+        let _growing = self
+            .0
+            .growing
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let slots = slots.min(Self::CAP_SLOTS);
+        while self.slots() < slots {
+            let first = self.slots();
+            let region = self.block()?;
+            let lease = region.lease_as(.., Access::Write, "a pool of pinned slots")?;
+            if self.0.blocks[first / BLOCK_SLOTS]
+                .set((region, lease))
+                .is_err()
+            {
+                // Only this function sets blocks, one after the other, under the lock.
+                return Ok(());
+            }
+            self.0.pinned.store(first + BLOCK_SLOTS, Ordering::Release);
+            for slot in first..first + BLOCK_SLOTS {
+                self.0.put_back(slot as u32);
+            }
+        }
+        Ok(())
+    }
+
+    fn block(&self) -> Result<Region, MemoryError> {
+        let bytes = BLOCK_SLOTS * Self::SLOT_BYTES;
+        match &self.0.gpu {
+            None => Region::host(bytes),
+            Some(gpu) => match gpu.upgrade() {
+                Some(gpu) => Region::pinned(&gpu, bytes),
+                None => Err(MemoryError::WorkerStopped),
+            },
+        }
+    }
+
+    /// Slots there are, free or taken.
+    pub fn slots(&self) -> usize {
+        self.0.pinned.load(Ordering::Acquire)
+    }
+
+    /// Slots nobody has.
+    pub fn free_slots(&self) -> usize {
+        self.0.free.len()
+    }
+
+    /// Takes a free slot, if there is one. Never calls the driver, never blocks. Its bytes are whatever
+    /// the last user left.
+    pub fn try_take(&self) -> Option<PinnedSlot> {
+        let index = self.0.free.pop().or_else(|| {
+            // Looking again after saying so makes sure that a slot given back in between is seen.
+            self.0.starved.store(true, Ordering::SeqCst);
+            self.0.free.pop()
+        })?;
+        let slot = index as usize;
+        let (region, _) = self.0.blocks.get(slot / BLOCK_SLOTS)?.get()?;
+        self.0.users[slot].store(1, Ordering::Relaxed);
+        let start = slot % BLOCK_SLOTS * Self::SLOT_BYTES;
+        let hold = Hold::Slot(SlotHold {
+            pool: Arc::clone(&self.0),
+            index,
+        });
+        let range = start..start + Self::SLOT_BYTES;
+        Some(PinnedSlot(RegionSlice::held(region.clone(), range, hold)))
+    }
+
+    /// Has `wake` called whenever a slot comes back after [`Self::try_take`] found none, until the
+    /// watch is dropped. It is called on the thread that gives the slot back, which may be the copy
+    /// worker's, and must not block.
+    pub fn on_free(&self, wake: Callback) -> FreeWatch {
+        let mut watchers = self
+            .0
+            .watchers
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        watchers.0 += 1;
+        let id = watchers.0;
+        watchers.1.push((id, wake));
+        FreeWatch {
+            pool: Arc::clone(&self.0),
+            id,
+        }
+    }
+}
+
+impl Inner {
+    fn put_back(&self, slot: u32) {
+        // The queue has room for every slot there is, so it is never full.
+        let returned = self.free.push(slot);
+        debug_assert!(returned.is_ok(), "slot {slot} came back twice");
+        if self.starved.swap(false, Ordering::SeqCst) {
+            let watchers = self.watchers.read().unwrap_or_else(PoisonError::into_inner);
+            watchers.1.iter().for_each(|(_, wake)| wake());
+        }
+    }
+}
+
+impl fmt::Debug for PinnedPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "PinnedPool({} of {} slots free)",
+            self.free_slots(),
+            self.slots()
+        )
+    }
+}
+
+/// A slot of a [`PinnedPool`]. It goes back once it and all slices made from it are dropped, so no copy
+/// under way can meet the slot's next user.
+#[derive(Debug)]
+pub struct PinnedSlot(RegionSlice);
+
+impl PinnedSlot {
+    /// The slot's bytes, as a slice that rides on the slot.
+    pub fn slice(&self) -> &RegionSlice {
+        &self.0
+    }
+
+    /// Bytes in the slot.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Never.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The first byte, for the slot's one user; `None` never happens for a slot.
+    pub fn host_ptr(&self) -> Option<*mut u8> {
+        self.0.host_ptr()
+    }
+}
+
+/// One reference to a taken slot.
+pub(crate) struct SlotHold {
+    pool: Arc<Inner>,
+    index: u32,
+}
+
+impl Clone for SlotHold {
+    fn clone(&self) -> Self {
+        // As for `Arc`: a new reference made from an old one needs no ordering.
+        self.pool.users[self.index as usize].fetch_add(1, Ordering::Relaxed);
+        Self {
+            pool: Arc::clone(&self.pool),
+            index: self.index,
+        }
+    }
+}
+
+impl Drop for SlotHold {
+    fn drop(&mut self) {
+        // Release what this user did, acquire what the others did, before the next user comes.
+        if self.pool.users[self.index as usize].fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.pool.put_back(self.index);
+        }
+    }
+}
+
+impl fmt::Debug for SlotHold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "slot {}", self.index)
+    }
+}
+
+/// Keeps a callback of [`PinnedPool::on_free`] registered.
+#[must_use = "the callback is unregistered when this is dropped"]
+pub struct FreeWatch {
+    pool: Arc<Inner>,
+    id: u64,
+}
+
+impl Drop for FreeWatch {
+    fn drop(&mut self) {
+        let mut watchers = self
+            .pool
+            .watchers
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        watchers.1.retain(|(id, _)| *id != self.id);
+    }
+}
+
+impl fmt::Debug for FreeWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FreeWatch({})", self.id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool() -> PinnedPool {
+        PinnedPool::new(None).unwrap()
+    }
+
+    #[test]
+    fn slots_are_disjoint_and_come_back() {
+        let pool = pool();
+        let slots: Vec<_> = std::iter::from_fn(|| pool.try_take()).collect();
+        assert_eq!((slots.len(), pool.free_slots()), (256, 0));
+        let mut starts: Vec<_> = slots.iter().map(|slot| slot.slice().address()).collect();
+        starts.sort_unstable();
+        assert!(
+            starts
+                .windows(2)
+                .all(|pair| pair[1] - pair[0] >= PinnedPool::SLOT_BYTES as u64)
+        );
+        drop(slots);
+        assert_eq!(pool.free_slots(), 256);
+    }
+
+    #[test]
+    fn a_slot_is_taken_until_its_last_slice_is_gone() {
+        let pool = pool();
+        let slot = pool.try_take().unwrap();
+        let part = slot.slice().slice(10..20).unwrap();
+        let other = part.clone();
+        drop(slot);
+        drop(part);
+        assert_eq!(pool.free_slots(), 255);
+        other.write_from(b"abc").unwrap();
+        drop(other);
+        assert_eq!(pool.free_slots(), 256);
+    }
+
+    #[test]
+    fn nobody_reaches_a_slot_through_its_region() {
+        let pool = pool();
+        let slot = pool.try_take().unwrap();
+        let region = slot.slice().region();
+        assert!(matches!(
+            region.read_to(0, &mut [0]),
+            Err(MemoryError::Busy { .. })
+        ));
+        slot.slice().write_from(&[1]).unwrap();
+    }
+
+    #[test]
+    fn who_found_no_slot_is_woken_when_one_comes_back() {
+        let pool = pool();
+        let woken = Arc::new(AtomicU32::new(0));
+        let count = Arc::clone(&woken);
+        let watch = pool.on_free(Arc::new(move || {
+            count.fetch_add(1, Ordering::SeqCst);
+        }));
+        let mut slots: Vec<_> = std::iter::from_fn(|| pool.try_take()).collect();
+        slots.pop();
+        assert_eq!(woken.load(Ordering::SeqCst), 1);
+        slots.pop();
+        assert_eq!(woken.load(Ordering::SeqCst), 1, "nobody was waiting");
+        drop(watch);
+        assert!(pool.try_take().is_some() && pool.try_take().is_some());
+    }
+}

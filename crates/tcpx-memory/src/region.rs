@@ -1,0 +1,265 @@
+//! Owned, reference-counted memory.
+
+mod access;
+mod backing;
+
+use std::any::Any;
+use std::fmt;
+use std::ops::RangeBounds;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use backing::Backing;
+
+use crate::error::MemoryError;
+use crate::gpu::Gpu;
+use crate::kind::MemoryKind;
+use crate::lease::{Access, Lease, LeaseTable};
+use crate::slice::{RegionSlice, resolve};
+
+/// Names a region within this process; never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RegionId(u64);
+
+impl RegionId {
+    fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+impl fmt::Display for RegionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "region {}", self.0)
+    }
+}
+
+/// Owned memory of one kind. A clone is another reference to the same bytes; they are freed with the
+/// last reference, slice and lease.
+///
+/// GPU and pinned memory is freed on a thread of its own, because the driver may wait for the GPU to
+/// free it, and the last reference may end on a thread that must not wait.
+#[derive(Clone)]
+pub struct Region(Arc<Inner>);
+
+struct Inner {
+    id: RegionId,
+    kind: MemoryKind,
+    len: usize,
+    leases: LeaseTable,
+    backing: Backing,
+}
+
+impl Region {
+    /// Page-aligned memory of this process, all zero. `len` is in bytes and may be 0.
+    ///
+    /// # Errors
+    /// [`MemoryError::Allocation`].
+    pub fn host(len: usize) -> Result<Self, MemoryError> {
+        Ok(Self::new(MemoryKind::Host, len, Backing::mapped(len)?))
+    }
+
+    /// Page-locked memory of this process that every CUDA device can address, all zero.
+    ///
+    /// # Errors
+    /// [`crate::CudaError::OutOfMemory`] or the driver's refusal.
+    pub fn pinned(gpu: &Gpu, len: usize) -> Result<Self, MemoryError> {
+        Ok(Self::new(
+            MemoryKind::Pinned,
+            len,
+            Backing::pinned(gpu, len)?,
+        ))
+    }
+
+    /// Memory of a CUDA device. Its bytes are whatever was there.
+    ///
+    /// # Errors
+    /// [`crate::CudaError::OutOfMemory`] or the driver's refusal.
+    pub fn cuda(gpu: &Gpu, len: usize) -> Result<Self, MemoryError> {
+        Ok(Self::new(gpu.kind(), len, Backing::cuda(gpu, len)?))
+    }
+
+    /// Host memory that somebody else allocated; `owner` is dropped with the last reference.
+    ///
+    /// # Safety
+    /// `ptr` must be valid for reads and writes of `len` initialised bytes for as long as `owner`
+    /// lives, and from now on nobody may touch the bytes except through the region, or while holding
+    /// a fitting [`Lease`] on them.
+    pub unsafe fn from_host_raw(
+        ptr: *mut u8,
+        len: usize,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self::new(MemoryKind::Host, len, Backing::foreign_host(ptr, owner))
+    }
+
+    /// Device memory that somebody else allocated; `owner` is dropped with the last reference, on a
+    /// thread of its own.
+    ///
+    /// # Safety
+    /// `ptr` must be the device address of `len` bytes that `gpu`'s context can read and write for as
+    /// long as `owner` lives. Nobody may touch the bytes while an operation of this crate uses them.
+    pub unsafe fn from_cuda_raw(
+        gpu: &Gpu,
+        ptr: u64,
+        len: usize,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self::new(gpu.kind(), len, Backing::foreign_cuda(gpu, ptr, owner))
+    }
+
+    fn new(kind: MemoryKind, len: usize, backing: Backing) -> Self {
+        Self(Arc::new(Inner {
+            id: RegionId::next(),
+            kind,
+            len,
+            leases: LeaseTable::default(),
+            backing,
+        }))
+    }
+
+    /// This region's name in the process.
+    pub fn id(&self) -> RegionId {
+        self.0.id
+    }
+
+    /// Where the bytes live.
+    pub fn kind(&self) -> MemoryKind {
+        self.0.kind
+    }
+
+    /// Bytes in the region.
+    pub fn len(&self) -> usize {
+        self.0.len
+    }
+
+    /// Whether the region has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.0.len == 0
+    }
+
+    /// The GPU whose context the memory belongs to; `None` for pageable host memory.
+    pub fn gpu(&self) -> Option<&Gpu> {
+        self.0.backing.gpu()
+    }
+
+    /// A part of the region.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`].
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<RegionSlice, MemoryError> {
+        Ok(RegionSlice::plain(
+            self.clone(),
+            resolve(range, self.len())?,
+        ))
+    }
+
+    /// The whole region as a slice.
+    pub fn all(&self) -> RegionSlice {
+        RegionSlice::plain(self.clone(), 0..self.len())
+    }
+
+    /// Takes the right to touch a range, until the lease and all slices made from it are dropped.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`]; [`MemoryError::Busy`] when another lease overlaps and either of
+    /// the two is for writing.
+    pub fn lease(
+        &self,
+        range: impl RangeBounds<usize>,
+        access: Access,
+    ) -> Result<Lease, MemoryError> {
+        self.lease_as(range, access, "a transfer")
+    }
+
+    /// As [`Self::lease`], with the words that another party's [`MemoryError::Busy`] names the holder by.
+    ///
+    /// # Errors
+    /// As [`Self::lease`].
+    pub fn lease_as(
+        &self,
+        range: impl RangeBounds<usize>,
+        access: Access,
+        holder: &'static str,
+    ) -> Result<Lease, MemoryError> {
+        Lease::take(self, resolve(range, self.len())?, access, holder)
+    }
+
+    pub(crate) fn leases(&self) -> &LeaseTable {
+        &self.0.leases
+    }
+
+    pub(crate) fn host_base(&self) -> Option<*mut u8> {
+        self.0.backing.host_base()
+    }
+
+    pub(crate) fn device_base(&self) -> Option<u64> {
+        self.0.backing.device_base()
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Region({}, {} bytes of {})",
+            self.id(),
+            self.len(),
+            self.kind()
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_memory_is_zero_and_page_aligned() {
+        let region = Region::host(10_000).unwrap();
+        assert_eq!(region.all().address() % 4096, 0);
+        region
+            .with_bytes(.., |bytes| assert!(bytes.iter().all(|&byte| byte == 0)))
+            .unwrap();
+        assert_eq!((region.len(), region.kind()), (10_000, MemoryKind::Host));
+    }
+
+    #[test]
+    fn no_bytes_are_legal() {
+        let region = Region::host(0).unwrap();
+        assert!(region.is_empty() && region.all().is_empty());
+        region.write_from(0, &[]).unwrap();
+        assert_eq!(region.checksum(..), Ok(0));
+        assert!(region.slice(0..1).is_err());
+    }
+
+    #[test]
+    fn more_memory_than_there_is_is_an_error() {
+        let refused = Region::host(usize::MAX / 2);
+        assert!(
+            matches!(refused, Err(MemoryError::Allocation { .. })),
+            "{refused:?}"
+        );
+        assert!(Region::host(usize::MAX).is_err());
+    }
+
+    #[test]
+    fn regions_have_names_of_their_own() {
+        assert_ne!(Region::host(1).unwrap().id(), Region::host(1).unwrap().id());
+    }
+
+    #[test]
+    fn foreign_memory_is_given_back_with_the_last_reference() {
+        let owner: Arc<dyn Any + Send + Sync> = Arc::new(());
+        let mut bytes = vec![7_u8; 64].into_boxed_slice();
+        // SAFETY: the box outlives the region in this test and is not touched meanwhile.
+        let region = unsafe { Region::from_host_raw(bytes.as_mut_ptr(), 64, Arc::clone(&owner)) };
+        let slice = region.slice(8..).unwrap();
+        drop(region);
+        let mut back = [0; 4];
+        slice.read_to(&mut back).unwrap();
+        assert_eq!((back, Arc::strong_count(&owner)), ([7; 4], 2));
+        drop(slice);
+        assert_eq!(Arc::strong_count(&owner), 1);
+    }
+}

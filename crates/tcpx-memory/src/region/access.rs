@@ -1,0 +1,195 @@
+//! Safe access to a region's bytes. Every call leases what it touches, so it cannot race with a transfer.
+
+use std::ops::RangeBounds;
+
+use super::Region;
+use crate::checksum::Crc32c;
+use crate::error::MemoryError;
+use crate::lease::{Access, Lease};
+use crate::slice::resolve;
+
+const READER: &str = "a read by the program";
+const WRITER: &str = "a write by the program";
+
+impl Region {
+    /// Copies `bytes` into the region at `offset`. Blocks; for GPU memory it first waits for the work
+    /// on the default streams.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`], [`MemoryError::Busy`], or the driver's refusal.
+    pub fn write_from(&self, offset: usize, bytes: &[u8]) -> Result<(), MemoryError> {
+        let _lease = self.lease_as(span(offset, bytes.len()), Access::Write, WRITER)?;
+        self.write_held(offset, bytes)
+    }
+
+    /// Copies from the region at `offset` into `bytes`. Blocks; for GPU memory it first waits for the
+    /// work on the default streams.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`], [`MemoryError::Busy`], or the driver's refusal.
+    pub fn read_to(&self, offset: usize, bytes: &mut [u8]) -> Result<(), MemoryError> {
+        let _lease = self.lease_as(span(offset, bytes.len()), Access::Read, READER)?;
+        self.read_held(offset, bytes)
+    }
+
+    /// Calls `read` with the bytes of a range.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`], [`MemoryError::Busy`], [`MemoryError::NotCpuAccessible`].
+    pub fn with_bytes<R>(
+        &self,
+        range: impl RangeBounds<usize>,
+        read: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R, MemoryError> {
+        let lease = self.lease_as(range, Access::Read, READER)?;
+        let pointer = cpu_pointer(&lease)?;
+        // SAFETY: the bytes are initialised and alive while the lease is, and nobody writes them
+        // while it is held.
+        Ok(read(unsafe {
+            std::slice::from_raw_parts(pointer, lease.range().len())
+        }))
+    }
+
+    /// Calls `change` with the bytes of a range.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`], [`MemoryError::Busy`], [`MemoryError::NotCpuAccessible`].
+    pub fn with_bytes_mut<R>(
+        &self,
+        range: impl RangeBounds<usize>,
+        change: impl FnOnce(&mut [u8]) -> R,
+    ) -> Result<R, MemoryError> {
+        let lease = self.lease_as(range, Access::Write, WRITER)?;
+        let pointer = cpu_pointer(&lease)?;
+        // SAFETY: the bytes are initialised and alive while the lease is, and nobody else touches
+        // them while it is held.
+        Ok(change(unsafe {
+            std::slice::from_raw_parts_mut(pointer, lease.range().len())
+        }))
+    }
+
+    /// CRC32C (Castagnoli) of a range. Blocks; GPU memory is read back in pieces, after the work on the
+    /// default streams.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`], [`MemoryError::Busy`], or the driver's refusal.
+    pub fn checksum(&self, range: impl RangeBounds<usize>) -> Result<u32, MemoryError> {
+        let range = resolve(range, self.len())?;
+        let mut crc = Crc32c::new();
+        if self.kind().is_cpu_accessible() {
+            self.with_bytes(range, |bytes| crc.update(bytes))?;
+        } else if let (Some(gpu), Some(base)) = (self.gpu(), self.device_base()) {
+            let _lease = self.lease_as(range.clone(), Access::Read, READER)?;
+            gpu.read_pieces(base + range.start as u64, range.len(), |piece| {
+                crc.update(piece)
+            })?;
+        }
+        Ok(crc.finish())
+    }
+
+    /// Writes bytes that the caller holds a lease on; the range must have been checked.
+    pub(crate) fn write_held(&self, offset: usize, bytes: &[u8]) -> Result<(), MemoryError> {
+        if let Some(base) = self.host_base() {
+            // SAFETY: the range was checked, and a lease keeps others away from it. The program's
+            // slice may be part of foreign memory, hence a copy that allows overlap.
+            unsafe {
+                base.wrapping_add(offset)
+                    .copy_from(bytes.as_ptr(), bytes.len())
+            };
+        } else if let (Some(gpu), Some(base)) = (self.gpu(), self.device_base()) {
+            gpu.write_bytes(base + offset as u64, bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Reads bytes that the caller holds a lease on; the range must have been checked.
+    pub(crate) fn read_held(&self, offset: usize, bytes: &mut [u8]) -> Result<(), MemoryError> {
+        if let Some(base) = self.host_base() {
+            // SAFETY: as in `write_held`.
+            unsafe {
+                base.wrapping_add(offset)
+                    .copy_to(bytes.as_mut_ptr(), bytes.len())
+            };
+        } else if let (Some(gpu), Some(base)) = (self.gpu(), self.device_base()) {
+            let mut rest = bytes;
+            gpu.read_pieces(base + offset as u64, rest.len(), |piece| {
+                let (now, later) = std::mem::take(&mut rest).split_at_mut(piece.len());
+                now.copy_from_slice(piece);
+                rest = later;
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// A range whose end cannot wrap; one that would is out of bounds of any region.
+fn span(offset: usize, len: usize) -> std::ops::Range<usize> {
+    offset..offset.saturating_add(len)
+}
+
+fn cpu_pointer(lease: &Lease) -> Result<*mut u8, MemoryError> {
+    lease
+        .all()
+        .host_ptr()
+        .ok_or_else(|| MemoryError::NotCpuAccessible {
+            kind: lease.region().kind(),
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let region = Region::host(100).unwrap();
+        region.write_from(90, b"0123456789").unwrap();
+        let mut back = [0; 4];
+        region.read_to(93, &mut back).unwrap();
+        assert_eq!(&back, b"3456");
+        region
+            .with_bytes_mut(93..95, |bytes| bytes.fill(b'x'))
+            .unwrap();
+        region
+            .with_bytes(90.., |bytes| assert_eq!(bytes, b"012xx56789"))
+            .unwrap();
+    }
+
+    #[test]
+    fn nothing_is_touched_outside() {
+        let region = Region::host(100).unwrap();
+        assert!(matches!(
+            region.write_from(91, &[1; 10]),
+            Err(MemoryError::OutOfBounds { .. })
+        ));
+        assert!(region.write_from(usize::MAX, &[1; 10]).is_err());
+        assert!(region.read_to(101, &mut []).is_err());
+        assert!(region.with_bytes_mut(..101, |_| ()).is_err());
+    }
+
+    #[test]
+    fn checksums_are_crc32c() {
+        let region = Region::host(20).unwrap();
+        region.write_from(3, b"123456789").unwrap();
+        assert_eq!(region.checksum(3..12), Ok(0xE306_9283));
+        assert!(region.checksum(..21).is_err());
+    }
+
+    #[test]
+    fn a_closure_that_reads_twice_may_and_one_that_writes_may_not() {
+        let region = Region::host(20).unwrap();
+        let inner = region.clone();
+        let nested = region.with_bytes(.., |_| {
+            inner
+                .with_bytes(.., |_| ())
+                .and_then(|()| inner.write_from(0, &[1]))
+        });
+        assert!(matches!(
+            nested,
+            Ok(Err(MemoryError::Busy {
+                held: Access::Read,
+                ..
+            }))
+        ));
+    }
+}

@@ -1,0 +1,173 @@
+//! What a region's bytes are made of, and how they are given back.
+
+use std::any::Any;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
+use crate::error::{CudaError, MemoryError};
+use crate::gpu::{Gpu, MappedHost, device_alloc, device_free, host_free};
+use crate::kind::MemoryKind;
+use crate::worker::reaper;
+
+/// A region's bytes.
+pub(super) enum Backing {
+    /// Nothing, at an aligned address.
+    Empty,
+    /// An anonymous mapping.
+    Mapped { base: NonNull<u8>, len: usize },
+    /// Page-locked memory.
+    Pinned(Option<PinnedMemory>),
+    /// Device memory.
+    Cuda(Option<CudaMemory>),
+    /// Somebody else's host memory.
+    ForeignHost {
+        base: *mut u8,
+        _owner: Arc<dyn Any + Send + Sync>,
+    },
+}
+
+pub(super) struct PinnedMemory {
+    gpu: Gpu,
+    memory: MappedHost,
+}
+
+pub(super) struct CudaMemory {
+    gpu: Gpu,
+    base: u64,
+    /// `None` for memory that we allocated.
+    owner: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+// SAFETY: the pointers are to memory that this value owns, or that its owner keeps. Reads and writes
+// through them are kept apart by leases.
+unsafe impl Send for Backing {}
+// SAFETY: as above.
+unsafe impl Sync for Backing {}
+// SAFETY: the pointer is to memory that this value owns.
+unsafe impl Send for PinnedMemory {}
+
+impl Backing {
+    pub(super) fn mapped(len: usize) -> Result<Self, MemoryError> {
+        if len == 0 {
+            return Ok(Self::Empty);
+        }
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), len, protection, flags) };
+        let base = mapped.map_err(|error| error.to_string());
+        match base.map(|base| NonNull::new(base.cast::<u8>())) {
+            Ok(Some(base)) => Ok(Self::Mapped { base, len }),
+            Ok(None) => Err(MemoryError::Allocation {
+                kind: MemoryKind::Host,
+                len,
+                why: "the mapping lies at address 0".to_owned(),
+            }),
+            Err(why) => Err(MemoryError::Allocation {
+                kind: MemoryKind::Host,
+                len,
+                why,
+            }),
+        }
+    }
+
+    pub(super) fn pinned(gpu: &Gpu, len: usize) -> Result<Self, CudaError> {
+        let memory = reaper::retry(|| MappedHost::alloc(gpu, len))?;
+        Ok(Self::Pinned(Some(PinnedMemory {
+            gpu: gpu.clone(),
+            memory,
+        })))
+    }
+
+    pub(super) fn cuda(gpu: &Gpu, len: usize) -> Result<Self, CudaError> {
+        gpu.prepare_sync()?;
+        let base = reaper::retry(|| device_alloc(gpu, len))?;
+        Ok(Self::Cuda(Some(CudaMemory {
+            gpu: gpu.clone(),
+            base,
+            owner: None,
+        })))
+    }
+
+    pub(super) fn foreign_host(base: *mut u8, owner: Arc<dyn Any + Send + Sync>) -> Self {
+        Self::ForeignHost {
+            base,
+            _owner: owner,
+        }
+    }
+
+    pub(super) fn foreign_cuda(gpu: &Gpu, base: u64, owner: Arc<dyn Any + Send + Sync>) -> Self {
+        Self::Cuda(Some(CudaMemory {
+            gpu: gpu.clone(),
+            base,
+            owner: Some(owner),
+        }))
+    }
+
+    pub(super) fn gpu(&self) -> Option<&Gpu> {
+        match self {
+            Self::Pinned(memory) => memory.as_ref().map(|memory| &memory.gpu),
+            Self::Cuda(memory) => memory.as_ref().map(|memory| &memory.gpu),
+            Self::Empty | Self::Mapped { .. } | Self::ForeignHost { .. } => None,
+        }
+    }
+
+    pub(super) fn host_base(&self) -> Option<*mut u8> {
+        match self {
+            Self::Empty => Some(std::ptr::without_provenance_mut(4096)),
+            Self::Mapped { base, .. } => Some(base.as_ptr()),
+            Self::Pinned(memory) => memory.as_ref().map(|memory| memory.memory.host.as_ptr()),
+            Self::ForeignHost { base, .. } => Some(*base),
+            Self::Cuda(_) => None,
+        }
+    }
+
+    pub(super) fn device_base(&self) -> Option<u64> {
+        match self {
+            Self::Pinned(memory) => memory.as_ref().map(|memory| memory.memory.device),
+            Self::Cuda(memory) => memory.as_ref().map(|memory| memory.base),
+            Self::Empty | Self::Mapped { .. } | Self::ForeignHost { .. } => None,
+        }
+    }
+}
+
+impl Drop for Backing {
+    fn drop(&mut self) {
+        match self {
+            Self::Mapped { base, len } => {
+                // SAFETY: the last reference is gone, and the mapping is ours and whole.
+                if let Err(error) = unsafe { munmap(base.as_ptr().cast(), *len) } {
+                    tracing::warn!(%error, "cannot unmap host memory");
+                }
+            }
+            Self::Pinned(memory) => {
+                if let Some(memory) = memory.take() {
+                    reaper::run(move || memory.free());
+                }
+            }
+            Self::Cuda(memory) => {
+                if let Some(memory) = memory.take() {
+                    reaper::run(move || memory.free());
+                }
+            }
+            Self::Empty | Self::ForeignHost { .. } => {}
+        }
+    }
+}
+
+impl CudaMemory {
+    fn free(self) {
+        if self.owner.is_none() {
+            // SAFETY: allocated by `device_alloc`; the last reference is gone.
+            unsafe { device_free(&self.gpu, self.base) };
+        }
+    }
+}
+
+impl PinnedMemory {
+    fn free(self) {
+        // SAFETY: allocated by `MappedHost::alloc`; the last reference is gone.
+        unsafe { host_free(&self.gpu, self.memory) };
+    }
+}

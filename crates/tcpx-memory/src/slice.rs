@@ -1,0 +1,240 @@
+//! A part of a region.
+
+use std::ops::{Bound, Range, RangeBounds};
+
+use crate::error::MemoryError;
+use crate::kind::MemoryKind;
+use crate::lease::{Access, Hold, Lease};
+use crate::region::Region;
+
+/// Turns any range into `start..end` within `len`.
+pub(crate) fn resolve(
+    range: impl RangeBounds<usize>,
+    len: usize,
+) -> Result<Range<usize>, MemoryError> {
+    let start = match range.start_bound() {
+        Bound::Included(&at) => at,
+        Bound::Excluded(&at) => at.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&at) => at.saturating_add(1),
+        Bound::Excluded(&at) => at,
+        Bound::Unbounded => len,
+    };
+    if start > end || end > len {
+        return Err(MemoryError::OutOfBounds { start, end, len });
+    }
+    Ok(start..end)
+}
+
+/// A part of a region that keeps the region alive. Cheap to clone.
+///
+/// A slice from [`Region::slice`] is plain: a job that gets it leases the bytes for its duration. A
+/// slice from [`Lease::slice`] or [`crate::PinnedSlot::slice`] rides on what it came from.
+#[derive(Clone, Debug)]
+pub struct RegionSlice {
+    region: Region,
+    range: Range<usize>,
+    hold: Option<Hold>,
+}
+
+impl RegionSlice {
+    pub(crate) fn plain(region: Region, range: Range<usize>) -> Self {
+        Self {
+            region,
+            range,
+            hold: None,
+        }
+    }
+
+    pub(crate) fn held(region: Region, range: Range<usize>, hold: Hold) -> Self {
+        Self {
+            region,
+            range,
+            hold: Some(hold),
+        }
+    }
+
+    /// The region this is a part of.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Where the part starts in its region, in bytes.
+    pub fn offset(&self) -> usize {
+        self.range.start
+    }
+
+    /// Bytes in this part.
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Whether there are no bytes in it.
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
+
+    /// Where the bytes live.
+    pub fn kind(&self) -> MemoryKind {
+        self.region.kind()
+    }
+
+    /// A part of this part, relative to its start.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`].
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self, MemoryError> {
+        let range = resolve(range, self.len())?;
+        let start = self.range.start + range.start;
+        Ok(Self {
+            region: self.region.clone(),
+            range: start..start + range.len(),
+            hold: self.hold.clone(),
+        })
+    }
+
+    /// The bytes before and from `at`, relative to the start of this part.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`] when `at` lies behind the end.
+    pub fn split_at(&self, at: usize) -> Result<(Self, Self), MemoryError> {
+        Ok((self.slice(..at)?, self.slice(at..)?))
+    }
+
+    /// This part in pieces of `piece` bytes, the last one shorter; `piece` 0 counts as 1.
+    pub fn pieces(&self, piece: usize) -> impl Iterator<Item = Self> + '_ {
+        let piece = piece.max(1);
+        self.range.clone().step_by(piece).map(move |start| Self {
+            region: self.region.clone(),
+            range: start..self.range.end.min(start.saturating_add(piece)),
+            hold: self.hold.clone(),
+        })
+    }
+
+    /// The first byte's address for the CPU; `None` for memory the CPU cannot address. Whoever reads
+    /// or writes through it must hold a lease on the bytes.
+    pub fn host_ptr(&self) -> Option<*mut u8> {
+        // `wrapping_add` because an empty slice may stand at the end of a region of no bytes.
+        self.region
+            .host_base()
+            .map(|base| base.wrapping_add(self.range.start))
+    }
+
+    /// The first byte's address for CUDA devices; `None` for pageable host memory.
+    pub fn device_address(&self) -> Option<u64> {
+        self.region
+            .device_base()
+            .map(|base| base + self.range.start as u64)
+    }
+
+    /// The first byte's address in its own space: a CPU address for host and pinned memory, a device
+    /// address for GPU memory.
+    pub fn address(&self) -> u64 {
+        match self.host_ptr() {
+            Some(pointer) => pointer.addr() as u64,
+            None => self.device_address().unwrap_or_default(),
+        }
+    }
+
+    /// Whether the slice rides on a lease or a pinned slot.
+    pub fn is_held(&self) -> bool {
+        self.hold.is_some()
+    }
+
+    /// Copies `bytes` to the start of this part; blocks for GPU memory.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`], [`MemoryError::Busy`] for a plain slice, or the driver's refusal.
+    pub fn write_from(&self, bytes: &[u8]) -> Result<(), MemoryError> {
+        let part = self.slice(..bytes.len())?;
+        let _hold = part.hold(Access::Write, "a write by the program")?;
+        part.region.write_held(part.range.start, bytes)
+    }
+
+    /// Copies the start of this part to `bytes`; blocks for GPU memory.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`], [`MemoryError::Busy`] for a plain slice, or the driver's refusal.
+    pub fn read_to(&self, bytes: &mut [u8]) -> Result<(), MemoryError> {
+        let part = self.slice(..bytes.len())?;
+        let _hold = part.hold(Access::Read, "a read by the program")?;
+        part.region.read_held(part.range.start, bytes)
+    }
+
+    /// What a user of these bytes must keep until it has finished: the hold the slice rides on, or a
+    /// new lease.
+    pub(crate) fn hold(&self, access: Access, holder: &'static str) -> Result<Hold, MemoryError> {
+        match &self.hold {
+            Some(Hold::Lease(lease))
+                if access == Access::Write && lease.access() == Access::Read =>
+            {
+                Err(MemoryError::LeasedForReading {
+                    range: self.range.clone(),
+                })
+            }
+            Some(hold) => Ok(hold.clone()),
+            None => Lease::take(&self.region, self.range.clone(), access, holder).map(Hold::Lease),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_checked_without_overflow() {
+        assert_eq!(resolve(.., 7), Ok(0..7));
+        assert_eq!(resolve(2..=6, 7), Ok(2..7));
+        assert!(resolve(0..=usize::MAX, 7).is_err());
+        assert!(resolve(8.., 7).is_err());
+        #[expect(clippy::reversed_empty_ranges, reason = "the case under test")]
+        let backwards = resolve(5..3, 7);
+        assert!(backwards.is_err());
+    }
+
+    #[test]
+    fn slices_of_slices_keep_their_place() {
+        let region = Region::host(100).unwrap();
+        let slice = region.slice(10..90).unwrap().slice(5..15).unwrap();
+        assert_eq!((slice.offset(), slice.len()), (15, 10));
+        let (left, right) = slice.split_at(4).unwrap();
+        assert_eq!(
+            (left.offset(), left.len(), right.offset(), right.len()),
+            (15, 4, 19, 6)
+        );
+        assert!(slice.split_at(11).is_err());
+        let lengths: Vec<_> = slice
+            .pieces(4)
+            .map(|piece| (piece.offset(), piece.len()))
+            .collect();
+        assert_eq!(lengths, [(15, 4), (19, 4), (23, 2)]);
+        assert_eq!(region.slice(7..7).unwrap().pieces(4).count(), 0);
+    }
+
+    #[test]
+    fn addresses_follow_the_offset() {
+        let region = Region::host(100).unwrap();
+        let all = region.all();
+        let part = region.slice(33..).unwrap();
+        assert_eq!(part.address() - all.address(), 33);
+        assert_eq!(part.device_address(), None);
+    }
+
+    #[test]
+    fn a_read_lease_is_no_destination() {
+        let region = Region::host(100).unwrap();
+        let slice = region.lease(0..50, Access::Read).unwrap().all();
+        assert_eq!(
+            slice.write_from(&[1]),
+            Err(MemoryError::LeasedForReading { range: 0..1 })
+        );
+        let slice = region.lease(50.., Access::Write).unwrap().all();
+        slice.write_from(&[1, 2, 3]).unwrap();
+        let mut back = [0; 3];
+        slice.read_to(&mut back).unwrap();
+        assert_eq!(back, [1, 2, 3]);
+    }
+}

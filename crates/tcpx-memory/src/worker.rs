@@ -1,0 +1,163 @@
+//! Copy workers: the threads that move bytes.
+
+mod cuda;
+mod host;
+mod queue;
+pub(crate) mod reaper;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread;
+
+use queue::{JobQueue, Ticket};
+
+use crate::error::MemoryError;
+use crate::gpu::Gpu;
+use crate::job::{Job, SubmitError, Work};
+use crate::kind::MemoryKind;
+use crate::pinned::PinnedPool;
+use crate::slice::RegionSlice;
+
+/// The thread that moves bytes for one GPU, or for the host.
+///
+/// After set-up only this thread calls the CUDA driver for transfers. It never waits for a stream, so a
+/// kernel that spins until a transfer completes does not stop it. Dropping the last reference ends the
+/// thread once its jobs have ended; those that still wait for their fence end with
+/// [`MemoryError::WorkerStopped`].
+pub struct CopyWorker {
+    queue: Arc<JobQueue>,
+    pool: PinnedPool,
+    gpu: Option<Gpu>,
+}
+
+impl CopyWorker {
+    /// The worker for host memory. The process has one at a time, shared by all who ask.
+    ///
+    /// Its pinned pool is ordinary memory.
+    ///
+    /// # Errors
+    /// [`MemoryError::Thread`], [`MemoryError::Allocation`].
+    pub fn host() -> Result<Arc<Self>, MemoryError> {
+        static SHARED: Mutex<Weak<CopyWorker>> = Mutex::new(Weak::new());
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(worker) = shared.upgrade() {
+            return Ok(worker);
+        }
+        let worker = Arc::new(Self::start_host()?);
+        *shared = Arc::downgrade(&worker);
+        Ok(worker)
+    }
+
+    fn start_host() -> Result<Self, MemoryError> {
+        let queue = Arc::new(JobQueue::new(MemoryKind::Host));
+        let pool = PinnedPool::new(None)?;
+        let thread_queue = Arc::clone(&queue);
+        spawn("tcpx-copy", move || host::run(&thread_queue))?;
+        Ok(Self {
+            queue,
+            pool,
+            gpu: None,
+        })
+    }
+
+    /// The worker of a GPU. The process has one per context at a time, shared by all who ask.
+    ///
+    /// # Errors
+    /// The driver's refusal of streams, events or pinned memory.
+    pub fn for_gpu(gpu: &Gpu) -> Result<Arc<Self>, MemoryError> {
+        cuda::worker(gpu)
+    }
+
+    /// Hands over a job. The worker's queue takes 4,096.
+    ///
+    /// The job's memory is leased until the job has ended, except where a slice rides on a lease or a
+    /// pinned slot already.
+    ///
+    /// # Errors
+    /// The job comes back with the reason: a full queue, memory in use, lengths, bounds, a method or a
+    /// GPU that does not fit.
+    pub fn submit(&self, job: Job) -> Result<(), SubmitError> {
+        if let Err(error) = self.check_reach(&job) {
+            return Err(SubmitError {
+                job: Box::new(job),
+                error,
+            });
+        }
+        self.queue.push(Ticket::admit(job)?)
+    }
+
+    /// The slots that networks stage bytes in.
+    pub fn pinned(&self) -> &PinnedPool {
+        &self.pool
+    }
+
+    /// The GPU this worker serves; `None` for the host's.
+    pub fn gpu(&self) -> Option<&Gpu> {
+        self.gpu.as_ref()
+    }
+
+    fn kind(&self) -> MemoryKind {
+        self.gpu.as_ref().map_or(MemoryKind::Host, Gpu::kind)
+    }
+
+    /// Every GPU end of a job must be in reach: of this worker's GPU, or of another one for the far
+    /// end of a copy.
+    fn check_reach(&self, job: &Job) -> Result<(), MemoryError> {
+        let worker = self.kind();
+        if let Some(fence) = &job.fence
+            && let Some(gpu) = fence.gpu()
+            && !self.gpu.as_ref().is_some_and(|own| own.is_same(gpu))
+        {
+            return Err(MemoryError::WrongFence {
+                worker,
+                fence: fence.kind(),
+            });
+        }
+        let (from, to) = job.work.ends();
+        let mut out_of_reach = [Some(from), to]
+            .into_iter()
+            .flatten()
+            .filter(|slice| !self.reaches(slice));
+        let Some(first) = out_of_reach.next() else {
+            return Ok(());
+        };
+        let one_is_near = out_of_reach.next().is_none() && self.gpu.is_some();
+        let far_copy = matches!(&job.work, Work::Copy { from, to }
+            if [from, to].iter().all(|end| matches!(end.kind(), MemoryKind::Cuda { .. })));
+        if far_copy && one_is_near {
+            return Ok(());
+        }
+        let kind = first.kind();
+        Err(MemoryError::WrongWorker { worker, kind })
+    }
+
+    /// Whether this worker may touch the bytes: host memory, and its own GPU's.
+    fn reaches(&self, slice: &RegionSlice) -> bool {
+        match (slice.kind(), &self.gpu, slice.region().gpu()) {
+            (MemoryKind::Host | MemoryKind::Pinned, _, _) => true,
+            (MemoryKind::Cuda { .. }, Some(own), Some(gpu)) => own.is_same(gpu),
+            (MemoryKind::Cuda { .. }, _, _) => false,
+        }
+    }
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), MemoryError> {
+    let started = thread::Builder::new().name(name.to_owned()).spawn(run);
+    started.map(drop).map_err(|error| MemoryError::Thread {
+        why: error.to_string(),
+    })
+}
+
+impl Drop for CopyWorker {
+    fn drop(&mut self) {
+        self.queue.stop();
+    }
+}
+
+impl fmt::Debug for CopyWorker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CopyWorker({})", self.kind())
+    }
+}

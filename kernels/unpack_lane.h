@@ -1,0 +1,170 @@
+/*
+ * The unpack kernel's work for one lane: copy one fragment together with the other lanes.
+ *
+ * Plain C, so that the same source is tested on the CPU, lane after lane. A lane never reads another
+ * lane's values and never waits, and every byte of the destination is written by exactly one lane.
+ *
+ * Either end may have any alignment. The destination's bulk is written in aligned words of 16 bytes;
+ * where the source is misaligned against it, each word is put together from two aligned words. Only
+ * bytes of the fragment are read, never their neighbours.
+ */
+#ifndef TCPX_UNPACK_LANE_H
+#define TCPX_UNPACK_LANE_H
+
+#if defined(__CUDACC__)
+#define TCPX_INLINE static __device__ __forceinline__
+typedef unsigned char tcpx_u8;
+typedef unsigned int tcpx_u32;
+typedef unsigned long long tcpx_u64;
+typedef unsigned long long tcpx_address;
+#else
+#include <stdint.h>
+#include <string.h>
+#define TCPX_INLINE static inline
+typedef uint8_t tcpx_u8;
+typedef uint32_t tcpx_u32;
+typedef uint64_t tcpx_u64;
+typedef uintptr_t tcpx_address;
+#endif
+
+/* One copy from the pool to the destination; the layout of an entry of NCCL's device queue. */
+typedef struct {
+    tcpx_u32 source;
+    tcpx_u32 length;
+    tcpx_u64 destination;
+} tcpx_descriptor;
+
+/* 16 bytes in memory order on a little-endian machine, as every CUDA host and device is. */
+typedef struct {
+    tcpx_u64 low;
+    tcpx_u64 high;
+} tcpx_word;
+
+#define TCPX_WORD 16u
+
+#if defined(__CUDACC__)
+TCPX_INLINE tcpx_word tcpx_load(const tcpx_u8 *from) {
+    ulonglong2 value = *(const ulonglong2 *)from;
+    tcpx_word word;
+    word.low = value.x;
+    word.high = value.y;
+    return word;
+}
+TCPX_INLINE void tcpx_store(tcpx_u8 *to, tcpx_word word) {
+    *(ulonglong2 *)to = make_ulonglong2(word.low, word.high);
+}
+#else
+TCPX_INLINE tcpx_word tcpx_load(const tcpx_u8 *from) {
+    tcpx_word word;
+    memcpy(&word, from, TCPX_WORD);
+    return word;
+}
+TCPX_INLINE void tcpx_store(tcpx_u8 *to, tcpx_word word) {
+    memcpy(to, &word, TCPX_WORD);
+}
+#endif
+
+/* The upper bytes of `first` from byte `bits / 8` on, and as many lower ones of `second`. */
+TCPX_INLINE tcpx_u64 tcpx_funnel(tcpx_u64 first, tcpx_u64 second, tcpx_u32 bits) {
+    /* Two shifts, because one by 64 is not defined. */
+    return (first >> bits) | ((second << 1) << (63u - bits));
+}
+
+/* The 16 bytes that start `shift` bytes into `first` and go on in `second`; `shift` is 1 to 15. */
+TCPX_INLINE tcpx_word tcpx_join(tcpx_word first, tcpx_word second, tcpx_u32 shift) {
+    tcpx_u64 a = shift < 8u ? first.low : first.high;
+    tcpx_u64 b = shift < 8u ? first.high : second.low;
+    tcpx_u64 c = shift < 8u ? second.low : second.high;
+    tcpx_u32 bits = (shift & 7u) * 8u;
+    tcpx_word word;
+    word.low = tcpx_funnel(a, b, bits);
+    word.high = tcpx_funnel(b, c, bits);
+    return word;
+}
+
+/* Copies this lane's share of single bytes. */
+TCPX_INLINE void tcpx_copy_bytes(tcpx_u32 lane, tcpx_u32 lanes, const tcpx_u8 *source,
+                                 tcpx_u8 *destination, tcpx_u32 length) {
+    tcpx_u32 at;
+    for (at = lane; at < length; at += lanes) {
+        destination[at] = source[at];
+    }
+}
+
+/* Copies this lane's share of words whose two ends are aligned. */
+TCPX_INLINE void tcpx_copy_words(tcpx_u32 lane, tcpx_u32 lanes, const tcpx_u8 *source,
+                                 tcpx_u8 *destination, tcpx_u32 words) {
+    tcpx_u32 at = lane;
+    /* Four loads under way before the first store. */
+    for (; at + 3u * lanes < words; at += 4u * lanes) {
+        tcpx_u64 offset = (tcpx_u64)at * TCPX_WORD;
+        tcpx_u64 step = (tcpx_u64)lanes * TCPX_WORD;
+        tcpx_word a = tcpx_load(source + offset);
+        tcpx_word b = tcpx_load(source + offset + step);
+        tcpx_word c = tcpx_load(source + offset + 2u * step);
+        tcpx_word d = tcpx_load(source + offset + 3u * step);
+        tcpx_store(destination + offset, a);
+        tcpx_store(destination + offset + step, b);
+        tcpx_store(destination + offset + 2u * step, c);
+        tcpx_store(destination + offset + 3u * step, d);
+    }
+    for (; at < words; at += lanes) {
+        tcpx_u64 offset = (tcpx_u64)at * TCPX_WORD;
+        tcpx_store(destination + offset, tcpx_load(source + offset));
+    }
+}
+
+/* As above, with a source `shift` bytes behind the aligned address `source`. */
+TCPX_INLINE void tcpx_copy_shifted(tcpx_u32 lane, tcpx_u32 lanes, const tcpx_u8 *source,
+                                   tcpx_u8 *destination, tcpx_u32 words, tcpx_u32 shift) {
+    tcpx_u32 at = lane;
+    for (; at + lanes < words; at += 2u * lanes) {
+        tcpx_u64 offset = (tcpx_u64)at * TCPX_WORD;
+        tcpx_u64 step = (tcpx_u64)lanes * TCPX_WORD;
+        tcpx_word a = tcpx_load(source + offset);
+        tcpx_word b = tcpx_load(source + offset + TCPX_WORD);
+        tcpx_word c = tcpx_load(source + offset + step);
+        tcpx_word d = tcpx_load(source + offset + step + TCPX_WORD);
+        tcpx_store(destination + offset, tcpx_join(a, b, shift));
+        tcpx_store(destination + offset + step, tcpx_join(c, d, shift));
+    }
+    for (; at < words; at += lanes) {
+        tcpx_u64 offset = (tcpx_u64)at * TCPX_WORD;
+        tcpx_word a = tcpx_load(source + offset);
+        tcpx_word b = tcpx_load(source + offset + TCPX_WORD);
+        tcpx_store(destination + offset, tcpx_join(a, b, shift));
+    }
+}
+
+/*
+ * Copies this lane's share of `length` bytes, `lane` of `lanes`. Source and destination must not
+ * overlap.
+ */
+TCPX_INLINE void tcpx_unpack_lane(tcpx_u32 lane, tcpx_u32 lanes, const tcpx_u8 *source,
+                                  tcpx_u8 *destination, tcpx_u32 length) {
+    /* Bytes up to the first aligned word of the destination, and how far the source is off there. */
+    tcpx_u32 head = (tcpx_u32)(0u - (tcpx_address)destination) & (TCPX_WORD - 1u);
+    tcpx_u32 shift = (tcpx_u32)((tcpx_address)source + head) & (TCPX_WORD - 1u);
+    tcpx_u32 words, done;
+    /* The aligned word that holds the first byte must not begin before the fragment. */
+    if (shift > head) {
+        head += TCPX_WORD;
+    }
+    /* Shifted words need one whole word more on the source's side. */
+    if (length < head + 2u * TCPX_WORD) {
+        tcpx_copy_bytes(lane, lanes, source, destination, length);
+        return;
+    }
+    if (shift == 0u) {
+        words = (length - head) / TCPX_WORD;
+        tcpx_copy_words(lane, lanes, source + head, destination + head, words);
+    } else {
+        words = (length - head + shift) / TCPX_WORD - 1u;
+        tcpx_copy_shifted(lane, lanes, source + head - shift, destination + head, words, shift);
+    }
+    done = head + words * TCPX_WORD;
+    tcpx_copy_bytes(lane, lanes, source, destination, head);
+    tcpx_copy_bytes(lane, lanes, source + done, destination + done, length - done);
+}
+
+#endif
