@@ -46,7 +46,11 @@ pub(crate) fn nonce() -> Result<[u8; NONCE_BYTES], io::Error> {
 /// Sends a whole handshake message; a fresh socket has room for it.
 pub(crate) fn send_message(stream: &TcpStream, message: &[u8]) -> io::Result<()> {
     let sent = send(stream, message, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
-    if sent == message.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+    if sent == message.len() {
+        Ok(())
+    } else {
+        Err(io::ErrorKind::WriteZero.into())
+    }
 }
 
 /// Shows what has arrived to `read`, and takes from the socket what `read` used. What follows the
@@ -122,7 +126,10 @@ pub(crate) fn run_client<S: ClientSide>(
     send_message(stream, &first).map_err(io)?;
     loop {
         if !socket::wait(stream, PollFlags::IN, deadline).map_err(io)? {
-            return Err(NetworkError::TimedOut { peer, operation: "the handshake" });
+            return Err(NetworkError::TimedOut {
+                peer,
+                operation: "the handshake",
+            });
         }
         let step = match receive_message(stream, |input| side.receive(input)) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
@@ -140,16 +147,22 @@ pub(crate) fn run_client<S: ClientSide>(
 
 fn handshake_error(peer: SocketAddr, error: &HandshakeError) -> NetworkError {
     match error {
-        HandshakeError::NotTcpx { first_bytes } => {
-            NetworkError::NotTcpx { peer, arrived: first_bytes.to_string() }
-        }
-        HandshakeError::Version { ours, theirs } => {
-            NetworkError::Version { peer, ours: ours.to_string(), theirs: theirs.to_string() }
-        }
+        HandshakeError::NotTcpx { first_bytes } => NetworkError::NotTcpx {
+            peer,
+            arrived: first_bytes.to_string(),
+        },
+        HandshakeError::Version { ours, theirs } => NetworkError::Version {
+            peer,
+            ours: ours.to_string(),
+            theirs: theirs.to_string(),
+        },
         HandshakeError::WrongKey => NetworkError::WrongKey { peer },
         HandshakeError::KeyRequired => NetworkError::KeyRequired { peer },
         HandshakeError::KeyNotExpected => NetworkError::KeyNotExpected { peer },
         HandshakeError::Busy => NetworkError::Busy { peer },
-        other => NetworkError::Handshake { peer, reason: other.to_string() },
+        other => NetworkError::Handshake {
+            peer,
+            reason: other.to_string(),
+        },
     }
 }

@@ -23,7 +23,11 @@ pub struct DialOptions {
 impl DialOptions {
     /// Through any interface, without capabilities.
     pub fn until(deadline: Instant) -> Self {
-        Self { deadline, interface: None, capabilities: 0 }
+        Self {
+            deadline,
+            interface: None,
+            capabilities: 0,
+        }
     }
 }
 

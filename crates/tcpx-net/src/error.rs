@@ -98,7 +98,7 @@ pub enum ChannelError {
         /// `sending` or `receiving`.
         operation: &'static str,
         /// The chunk in the lane's hands.
-        position: Option<ChunkPosition>,
+        position: Option<Box<ChunkPosition>>,
         /// The system's reason.
         cause: IoError,
     },
@@ -114,7 +114,7 @@ pub enum ChannelError {
         /// What came.
         arrived: String,
         /// The chunk concerned.
-        position: Option<ChunkPosition>,
+        position: Option<Box<ChunkPosition>>,
     },
     /// A request that this channel cannot carry.
     #[error("{channel} cannot take this request: {reason}")]
@@ -146,8 +146,9 @@ pub enum ChannelError {
     },
 }
 
-fn at(position: &Option<ChunkPosition>) -> String {
+fn at(position: &Option<Box<ChunkPosition>>) -> String {
     position
+        .as_ref()
         .map(|position| format!(" {position}"))
         .unwrap_or_default()
 }
@@ -279,7 +280,9 @@ pub enum NetworkError {
         hint: &'static str,
     },
     /// Nobody connected.
-    #[error("no client connected to {address} within {waited:?}; start one with this address and key, and check that a firewall lets the port through")]
+    #[error(
+        "no client connected to {address} within {waited:?}; start one with this address and key, and check that a firewall lets the port through"
+    )]
     AcceptTimedOut {
         /// Where we listen.
         address: SocketAddr,

@@ -7,8 +7,6 @@
 mod acceptor;
 mod greeting;
 mod reports;
-#[cfg(test)]
-mod tests;
 
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpStream};
@@ -115,7 +113,10 @@ impl Listener {
             .name("tcpx-accept".to_owned())
             .spawn(move || acceptor.run())
             .map_err(fail("starting the acceptor thread"))?;
-        Ok(Self { inner, thread: Some(thread) })
+        Ok(Self {
+            inner,
+            thread: Some(thread),
+        })
     }
 
     /// The address with the port that was bound.
@@ -141,7 +142,10 @@ impl Listener {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(NetworkError::AcceptTimedOut { address, waited: started.elapsed() });
+                return Err(NetworkError::AcceptTimedOut {
+                    address,
+                    waited: started.elapsed(),
+                });
             }
             waiting = self
                 .inner

@@ -24,9 +24,15 @@ const BACKLOG: i32 = 1024;
 pub(crate) fn listen(address: SocketAddr) -> Result<TcpListener, NetworkError> {
     let fail = |operation, cause: io::Error| io_error(operation, address, cause);
     let socket = new_socket(address).map_err(|cause| fail("making the listening socket", cause))?;
-    socket.set_reuse_address(true).map_err(|cause| fail("SO_REUSEADDR", cause))?;
-    socket.bind(&address.into()).map_err(|cause| fail("binding", cause))?;
-    socket.listen(BACKLOG).map_err(|cause| fail("listening", cause))?;
+    socket
+        .set_reuse_address(true)
+        .map_err(|cause| fail("SO_REUSEADDR", cause))?;
+    socket
+        .bind(&address.into())
+        .map_err(|cause| fail("binding", cause))?;
+    socket
+        .listen(BACKLOG)
+        .map_err(|cause| fail("listening", cause))?;
     Ok(socket.into())
 }
 
@@ -48,9 +54,15 @@ pub(crate) fn connect(
         Ok(()) => {}
         Err(cause) if cause.raw_os_error() == Some(libc::EINPROGRESS) => {
             if !wait(&socket, PollFlags::OUT, deadline).map_err(|cause| fail("poll", cause))? {
-                return Err(NetworkError::ConnectTimedOut { peer, waited: started.elapsed() });
+                return Err(NetworkError::ConnectTimedOut {
+                    peer,
+                    waited: started.elapsed(),
+                });
             }
-            if let Some(cause) = socket.take_error().map_err(|cause| fail("SO_ERROR", cause))? {
+            if let Some(cause) = socket
+                .take_error()
+                .map_err(|cause| fail("SO_ERROR", cause))?
+            {
                 return Err(connect_error(peer, started.elapsed(), cause));
             }
         }
@@ -87,8 +99,11 @@ pub(crate) fn timespec(duration: Duration) -> Timespec {
 }
 
 fn new_socket(address: SocketAddr) -> io::Result<Socket> {
-    let socket =
-        Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM.nonblocking(),
+        Some(Protocol::TCP),
+    )?;
     socket.set_tcp_nodelay(true)?;
     socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
     // Before connect or listen: set later, a pacing default stays in effect.
@@ -118,9 +133,10 @@ fn connect_error(peer: SocketAddr, waited: Duration, cause: io::Error) -> Networ
         io::ErrorKind::HostUnreachable
         | io::ErrorKind::NetworkUnreachable
         | io::ErrorKind::NetworkDown
-        | io::ErrorKind::AddrNotAvailable => {
-            NetworkError::Unreachable { peer, cause: cause.into() }
-        }
+        | io::ErrorKind::AddrNotAvailable => NetworkError::Unreachable {
+            peer,
+            cause: cause.into(),
+        },
         _ => io_error("connecting", peer, cause),
     }
 }
@@ -141,5 +157,10 @@ fn io_error(operation: &'static str, address: SocketAddr, cause: io::Error) -> N
         }
         _ => "",
     };
-    NetworkError::Io { operation, address: address.to_string(), cause: cause.into(), hint }
+    NetworkError::Io {
+        operation,
+        address: address.to_string(),
+        cause: cause.into(),
+        hint,
+    }
 }

@@ -16,16 +16,16 @@ mod event_loop;
 mod idle;
 mod io;
 mod lanes;
+mod permits;
 mod receive_lane;
 mod receive_table;
 mod shared;
 mod signal;
 mod staging;
 mod tcp_channel;
-#[cfg(test)]
-mod tests;
 mod transmit_lane;
 mod transmit_table;
+mod wakers;
 
 use std::sync::Arc;
 
@@ -66,7 +66,13 @@ pub struct TcpOptions {
 
 impl Default for TcpOptions {
     fn default() -> Self {
-        Self { lanes: 0, window: WINDOW, interface: None, workers: Vec::new(), stage_host: false }
+        Self {
+            lanes: 0,
+            window: WINDOW,
+            interface: None,
+            workers: Vec::new(),
+            stage_host: false,
+        }
     }
 }
 
@@ -85,7 +91,9 @@ impl TcpNetwork {
     /// How many lanes this side wants when the user asked for `asked` (0: automatic).
     fn lanes(&self, asked: u16) -> u16 {
         let automatic = || u16::try_from(event_loop::loops_per_direction()).unwrap_or(1);
-        let wanted = [asked, self.options.lanes].into_iter().find(|lanes| *lanes > 0);
+        let wanted = [asked, self.options.lanes]
+            .into_iter()
+            .find(|lanes| *lanes > 0);
         wanted.unwrap_or_else(automatic).min(MAX_LANES)
     }
 }
@@ -114,7 +122,7 @@ impl Network for TcpNetwork {
     ) -> Result<Vec<Box<dyn Channel>>, NetworkError> {
         let lanes = lanes::agree(self.lanes(setup.channels), setup, exchange)?;
         let streams = lanes::open(lanes, setup, self.options.interface.as_deref())?;
-        let staging = Staging::new(&self.options)?;
+        let staging = Staging::new(&self.options, self.windows().0)?;
         let channel = lanes::start(streams, setup.peer, self.windows().0, staging)?;
         Ok(vec![Box::new(channel)])
     }

@@ -100,11 +100,19 @@ impl Acceptor {
             .chain(self.paused_until.filter(|_| paused))
             .min()
             .map(|deadline| socket::timespec(deadline.saturating_duration_since(now)));
-        let listening = if paused { PollFlags::empty() } else { PollFlags::IN };
+        let listening = if paused {
+            PollFlags::empty()
+        } else {
+            PollFlags::IN
+        };
         let mut watched = Vec::with_capacity(2 + self.greetings.len());
         watched.push(PollFd::new(&self.inner.wake, PollFlags::IN));
         watched.push(PollFd::new(&self.socket, listening));
-        watched.extend(self.greetings.iter().map(|one| PollFd::new(&one.stream, PollFlags::IN)));
+        watched.extend(
+            self.greetings
+                .iter()
+                .map(|one| PollFd::new(&one.stream, PollFlags::IN)),
+        );
         match poll(&mut watched, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
@@ -117,7 +125,11 @@ impl Acceptor {
     fn advance_greetings(&mut self, ready: &[PollFlags]) {
         let greetings = std::mem::take(&mut self.greetings);
         let now = Instant::now();
-        let events = ready.iter().skip(1).copied().chain(std::iter::repeat(PollFlags::empty()));
+        let events = ready
+            .iter()
+            .skip(1)
+            .copied()
+            .chain(std::iter::repeat(PollFlags::empty()));
         for (mut greeting, events) in greetings.into_iter().zip(events) {
             if events.is_empty() && now < greeting.deadline {
                 self.greetings.push(greeting);
@@ -125,7 +137,8 @@ impl Acceptor {
             }
             if events.is_empty() {
                 if !greeting.is_farewell() {
-                    self.reports.refused(now, greeting.peer, &greeting.overdue());
+                    self.reports
+                        .refused(now, greeting.peer, &greeting.overdue());
                 }
                 continue;
             }
@@ -167,13 +180,18 @@ impl Acceptor {
         let peer = greeting.peer;
         // Another client may have been faster since this one said hello.
         if self.is_busy() {
-            self.reports.refused(now, peer, &"no further session is taken");
+            self.reports
+                .refused(now, peer, &"no further session is taken");
             return;
         }
-        self.sessions.retain(|_, session| !session.lanes.abandoned());
+        self.sessions
+            .retain(|_, session| !session.lanes.abandoned());
         let lanes = LaneInbox::new();
         // Before the client can know the session, so that its lanes never come too early.
-        let registered = Registered { key: session.key.clone(), lanes: lanes.clone() };
+        let registered = Registered {
+            key: session.key.clone(),
+            lanes: lanes.clone(),
+        };
         self.sessions.insert(session.id, registered);
         if let Err(error) = auth::send_message(&greeting.stream, send) {
             self.sessions.remove(&session.id);
@@ -187,7 +205,12 @@ impl Acceptor {
             congestion_control = socket::congestion_control(&greeting.stream),
             "client authenticated"
         );
-        let accepted = Accepted { stream: greeting.stream, session, peer, lanes };
+        let accepted = Accepted {
+            stream: greeting.stream,
+            session,
+            peer,
+            lanes,
+        };
         self.inner.lock().push_back(accepted);
         self.inner.arrived.notify_one();
     }
@@ -218,15 +241,23 @@ impl Acceptor {
     fn admit_lane(&mut self, now: Instant, greeting: Greeting, accepted: &LaneAccepted) {
         let Greeting { stream, peer, .. } = greeting;
         let Some(session) = self.sessions.get(&accepted.session) else {
-            return self.reports.refused(now, peer, &"the lane's session has ended");
+            return self
+                .reports
+                .refused(now, peer, &"the lane's session has ended");
         };
         // The answer first: behind it the stream belongs to the lane's owner.
         if let Err(error) = auth::send_message(&stream, &accepted.send) {
             return self.reports.refused(now, peer, &error);
         }
-        let lane = AcceptedLane { stream, lane: accepted.lane, lanes: accepted.lanes, peer };
+        let lane = AcceptedLane {
+            stream,
+            lane: accepted.lane,
+            lanes: accepted.lanes,
+            peer,
+        };
         if session.lanes.deliver(lane).is_some() {
-            self.reports.refused(now, peer, &"the session has more lanes than fit");
+            self.reports
+                .refused(now, peer, &"the session has more lanes than fit");
         }
     }
 
@@ -258,13 +289,18 @@ impl Acceptor {
         if self.is_busy() {
             handshake = handshake.busy();
         }
-        self.greetings.push(Greeting::new(stream, peer, now, handshake));
+        self.greetings
+            .push(Greeting::new(stream, peer, now, handshake));
     }
 
     /// The oldest give way, first those from the same address.
     fn make_room(&mut self, now: Instant, peer: SocketAddr) {
         let same = |greeting: &Greeting| greeting.peer.ip() == peer.ip();
-        let from_same = self.greetings.iter().filter(|greeting| same(greeting)).count();
+        let from_same = self
+            .greetings
+            .iter()
+            .filter(|greeting| same(greeting))
+            .count();
         let oldest = if from_same >= MOST_PER_SOURCE {
             self.greetings.iter().position(same)
         } else if self.greetings.len() >= MOST_GREETINGS {
@@ -274,7 +310,8 @@ impl Acceptor {
         };
         if let Some(index) = oldest {
             let gone = self.greetings.remove(index);
-            self.reports.refused(now, gone.peer, &"too many connections that say nothing");
+            self.reports
+                .refused(now, gone.peer, &"too many connections that say nothing");
         }
     }
 }

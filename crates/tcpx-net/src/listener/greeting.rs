@@ -30,7 +30,9 @@ enum State {
     Hello(Box<ServerHandshake>),
     Lane(Box<LaneServer>),
     /// Refused: waits for the peer to close, so that our answer is not lost to a reset.
-    Farewell { left: usize },
+    Farewell {
+        left: usize,
+    },
 }
 
 /// What a connection came to when it became readable.
@@ -39,7 +41,10 @@ pub(super) enum Progress {
     /// Wait for more.
     Waiting,
     /// A client proved itself; send the message once its session is registered.
-    Control { session: Box<Session>, send: Message },
+    Control {
+        session: Box<Session>,
+        send: Message,
+    },
     /// It wants to be a lane: look its session up and call [`Greeting::challenge`] or
     /// [`Greeting::refuse`].
     LaneRequest(Box<LaneRequest>),
@@ -61,7 +66,12 @@ impl Greeting {
         handshake: ServerHandshake,
     ) -> Self {
         let state = State::Hello(Box::new(handshake));
-        Self { stream, peer, deadline: now + DEADLINE, state }
+        Self {
+            stream,
+            peer,
+            deadline: now + DEADLINE,
+            state,
+        }
     }
 
     pub(super) fn is_farewell(&self) -> bool {
@@ -102,9 +112,10 @@ impl Greeting {
                         auth::send_message(stream, &message)?;
                         Ok(Progress::Waiting)
                     }
-                    Ok(ServerStep::Done { session, send }) => {
-                        Ok(Progress::Control { session: Box::new(session), send })
-                    }
+                    Ok(ServerStep::Done { session, send }) => Ok(Progress::Control {
+                        session: Box::new(session),
+                        send,
+                    }),
                     Ok(ServerStep::Lane(request)) => Ok(Progress::LaneRequest(Box::new(request))),
                     Ok(ServerStep::Refuse { send, error }) => {
                         self.refuse(&send)?;
@@ -129,7 +140,11 @@ impl Greeting {
                 let mut bytes = [0; PEEK_BYTES];
                 let (_, arrived) = recv(stream, &mut bytes, RecvFlags::DONTWAIT)?;
                 *left = left.saturating_sub(arrived);
-                Ok(if arrived == 0 || *left == 0 { Progress::Gone } else { Progress::Waiting })
+                Ok(if arrived == 0 || *left == 0 {
+                    Progress::Gone
+                } else {
+                    Progress::Waiting
+                })
             }
         }
     }
@@ -142,7 +157,9 @@ impl Greeting {
 
     /// Answers and waits for the peer to go.
     pub(super) fn refuse(&mut self, message: &Message) -> io::Result<()> {
-        self.state = State::Farewell { left: FAREWELL_BYTES };
+        self.state = State::Farewell {
+            left: FAREWELL_BYTES,
+        };
         auth::send_message(&self.stream, message)?;
         self.stream.shutdown(Shutdown::Write)
     }

@@ -16,14 +16,26 @@ pub(super) struct Reports {
 
 impl Reports {
     pub(super) fn new(now: Instant) -> Self {
-        Self { period: now, lines: 0, suppressed: 0 }
+        Self {
+            period: now,
+            lines: 0,
+            suppressed: 0,
+        }
     }
 
     /// One line about a connection that was turned away.
-    pub(super) fn refused(&mut self, now: Instant, peer: SocketAddr, reason: &dyn std::fmt::Display) {
+    pub(super) fn refused(
+        &mut self,
+        now: Instant,
+        peer: SocketAddr,
+        reason: &dyn std::fmt::Display,
+    ) {
         if now.saturating_duration_since(self.period) >= PERIOD {
             if self.suppressed > 0 {
-                tracing::warn!(connections = self.suppressed, "more connections were refused");
+                tracing::warn!(
+                    connections = self.suppressed,
+                    "more connections were refused"
+                );
             }
             *self = Self::new(now);
         }

@@ -31,7 +31,9 @@ impl Discards {
 
     pub(super) fn contains(&self, sequence: u64) -> bool {
         let behind = self.0.partition_point(|held| held.end <= sequence);
-        self.0.get(behind).is_some_and(|held| held.contains(&sequence))
+        self.0
+            .get(behind)
+            .is_some_and(|held| held.contains(&sequence))
     }
 }
 

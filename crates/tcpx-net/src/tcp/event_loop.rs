@@ -103,20 +103,37 @@ impl EventLoop {
         )?;
         let inner = Arc::clone(&mailbox);
         std::thread::Builder::new().name(name).spawn(move || {
-            Runner { poller, mailbox: inner, entries: Vec::new(), turns: VecDeque::new() }.run();
+            Runner {
+                poller,
+                mailbox: inner,
+                entries: Vec::new(),
+                turns: VecDeque::new(),
+            }
+            .run();
         })?;
         Ok(Self { mailbox })
     }
 
     /// A remote for a source that must be given to [`add`](Self::add).
     pub(super) fn remote(&self) -> Remote {
-        Remote { flags: Arc::new(AtomicU8::new(0)), mailbox: Arc::clone(&self.mailbox) }
+        Remote {
+            flags: Arc::new(AtomicU8::new(0)),
+            mailbox: Arc::clone(&self.mailbox),
+        }
     }
 
     /// Hands a source over. Its first turn comes at once.
     pub(super) fn add(&self, source: Box<dyn Source>, remote: &Remote) {
-        let entry = Entry { source, flags: Arc::clone(&remote.flags), queued: false };
-        self.mailbox.arrivals.lock().unwrap_or_else(PoisonError::into_inner).push(entry);
+        let entry = Entry {
+            source,
+            flags: Arc::clone(&remote.flags),
+            queued: false,
+        };
+        self.mailbox
+            .arrivals
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(entry);
         remote.resume();
     }
 }
@@ -135,8 +152,15 @@ impl Runner {
     fn run(&mut self) {
         let mut events = Vec::with_capacity(EVENTS);
         loop {
-            let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-            let timeout = if self.turns.is_empty() { None } else { Some(&now) };
+            let now = rustix::event::Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            };
+            let timeout = if self.turns.is_empty() {
+                None
+            } else {
+                Some(&now)
+            };
             events.clear();
             match epoll::wait(&self.poller, spare_capacity(&mut events), timeout) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -166,13 +190,19 @@ impl Runner {
     fn read_mail(&mut self) {
         self.mailbox.signal.clear();
         let arrivals = std::mem::take(
-            &mut *self.mailbox.arrivals.lock().unwrap_or_else(PoisonError::into_inner),
+            &mut *self
+                .mailbox
+                .arrivals
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
         );
         for entry in arrivals {
             self.insert(entry);
         }
         for index in 0..self.entries.len() {
-            let Some(entry) = &self.entries[index] else { continue };
+            let Some(entry) = &self.entries[index] else {
+                continue;
+            };
             let flags = entry.flags.swap(0, Ordering::Acquire);
             if flags & REMOVE != 0 {
                 self.remove(index);
@@ -183,7 +213,11 @@ impl Runner {
     }
 
     fn insert(&mut self, entry: Entry) {
-        let index = self.entries.iter().position(Option::is_none).unwrap_or(self.entries.len());
+        let index = self
+            .entries
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or(self.entries.len());
         if index == self.entries.len() {
             self.entries.push(None);
         }
@@ -210,7 +244,9 @@ impl Runner {
     }
 
     fn turn(&mut self, index: usize) {
-        let Some(Some(entry)) = self.entries.get_mut(index) else { return };
+        let Some(Some(entry)) = self.entries.get_mut(index) else {
+            return;
+        };
         entry.queued = false;
         match entry.source.turn() {
             Turn::Rest => {}
@@ -220,7 +256,9 @@ impl Runner {
     }
 
     fn remove(&mut self, index: usize) {
-        let Some(mut entry) = self.entries.get_mut(index).and_then(Option::take) else { return };
+        let Some(mut entry) = self.entries.get_mut(index).and_then(Option::take) else {
+            return;
+        };
         // Fails only for a source that was never added.
         let _ = epoll::delete(&self.poller, entry.source.socket());
         self.mailbox.sources.fetch_sub(1, Ordering::Relaxed);
@@ -247,9 +285,14 @@ impl Loops {
 
     fn start(count: usize) -> std::io::Result<Self> {
         let start = |kind: &str| -> std::io::Result<Vec<EventLoop>> {
-            (0..count).map(|index| EventLoop::start(format!("tcpx-{kind}-{index}"))).collect()
+            (0..count)
+                .map(|index| EventLoop::start(format!("tcpx-{kind}-{index}")))
+                .collect()
         };
-        Ok(Self { transmit: start("tx")?, receive: start("rx")? })
+        Ok(Self {
+            transmit: start("tx")?,
+            receive: start("rx")?,
+        })
     }
 
     /// The loop that takes the next lane's sending half; counts it as given.
@@ -276,5 +319,9 @@ fn least_loaded(loops: &[EventLoop]) -> &EventLoop {
 /// most 8.
 pub(super) fn loops_per_direction() -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    if cores <= 4 { 1 } else { (cores / 4).clamp(1, 8) }
+    if cores <= 4 {
+        1
+    } else {
+        (cores / 4).clamp(1, 8)
+    }
 }

@@ -31,10 +31,16 @@ pub(super) struct Part<'a> {
 fn address(part: &Part<'_>) -> io::Result<*mut u8> {
     let end = part.from.checked_add(part.len);
     if end.is_none_or(|end| end > part.slice.len()) {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "part outside its slice"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "part outside its slice",
+        ));
     }
     let base = part.slice.host_ptr().ok_or_else(|| {
-        io::Error::new(io::ErrorKind::InvalidInput, "memory that the CPU cannot reach")
+        io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "memory that the CPU cannot reach",
+        )
     })?;
     // SAFETY: `from <= len` was checked above and `base` points at `len` bytes of one allocation
     // that `part.slice` keeps alive.
@@ -76,8 +82,14 @@ fn message(parts: &mut [libc::iovec]) -> libc::msghdr {
 pub(super) fn send(socket: BorrowedFd<'_>, head: &[u8], part: Part<'_>) -> io::Result<Moved> {
     let payload = address(&part)?;
     let mut parts = [
-        libc::iovec { iov_base: head.as_ptr().cast_mut().cast(), iov_len: head.len() },
-        libc::iovec { iov_base: payload.cast(), iov_len: part.len.min(WIRE_CALL) },
+        libc::iovec {
+            iov_base: head.as_ptr().cast_mut().cast(),
+            iov_len: head.len(),
+        },
+        libc::iovec {
+            iov_base: payload.cast(),
+            iov_len: part.len.min(WIRE_CALL),
+        },
     ];
     let message = message(&mut parts);
     // SAFETY: the message points at two live ranges that the kernel only reads: `head` is borrowed,
@@ -99,8 +111,14 @@ pub(super) fn receive(
 ) -> io::Result<Moved> {
     let payload = address(&part)?;
     let mut parts = [
-        libc::iovec { iov_base: payload.cast(), iov_len: part.len.min(WIRE_CALL) },
-        libc::iovec { iov_base: behind.as_mut_ptr().cast(), iov_len: behind.len() },
+        libc::iovec {
+            iov_base: payload.cast(),
+            iov_len: part.len.min(WIRE_CALL),
+        },
+        libc::iovec {
+            iov_base: behind.as_mut_ptr().cast(),
+            iov_len: behind.len(),
+        },
     ];
     // With more payload to come, bytes behind this call's part are payload too.
     let used = if part.len > WIRE_CALL { 1 } else { 2 };

@@ -7,10 +7,11 @@ use std::sync::atomic::Ordering;
 use super::NAME;
 use super::event_loop::{Loops, Source};
 use super::receive_lane::ReceiveLane;
-use super::shared::{LaneRemotes, LaneSocket, MAX_LANES, Shared};
+use super::shared::{LaneSocket, MAX_LANES, Shared};
 use super::staging::Staging;
 use super::tcp_channel::TcpChannel;
 use super::transmit_lane::TransmitLane;
+use super::wakers::LaneRemotes;
 use crate::dial::{DialOptions, dial_lane};
 use crate::error::{IoError, NetworkError};
 use crate::network::{Exchange, Setup, Side};
@@ -42,12 +43,20 @@ pub(super) fn agree(
             return Err(mismatch(
                 setup,
                 format!("a set-up message of version {VERSION} and {MESSAGE_BYTES} bytes"),
-                format!("{} bytes that begin \"{}\"", theirs.len(), start.escape_ascii()),
+                format!(
+                    "{} bytes that begin \"{}\"",
+                    theirs.len(),
+                    start.escape_ascii()
+                ),
             ));
         }
     };
     if !(1..=MAX_LANES).contains(&lanes) {
-        return Err(mismatch(setup, format!("1 to {MAX_LANES} lanes"), format!("{lanes}")));
+        return Err(mismatch(
+            setup,
+            format!("1 to {MAX_LANES} lanes"),
+            format!("{lanes}"),
+        ));
     }
     Ok(lanes.min(wanted))
 }
@@ -124,18 +133,24 @@ pub(super) fn start(
     let shared = Shared::new(name, window, staging)
         .map_err(|error| fail("eventfd", std::io::Error::from(error).into()))?;
     let shared = Arc::new(shared);
-    Staging::watch(&shared);
 
     let mut halves: Vec<[Box<dyn Source>; 2]> = Vec::with_capacity(count);
     for (lane, stream) in (0u16..).zip(streams) {
         let peer = stream.peer_addr().unwrap_or(peer);
-        let socket = Arc::new(LaneSocket { descriptor: stream.into(), peer, lane });
+        let socket = Arc::new(LaneSocket {
+            descriptor: stream.into(),
+            peer,
+            lane,
+        });
         let transmit = TransmitLane::new(Arc::clone(&shared), Arc::clone(&socket));
         let receive = ReceiveLane::new(Arc::clone(&shared), socket);
         halves.push([Box::new(transmit), Box::new(receive)]);
     }
     // Everything that can fail is done; the lanes find the remotes set.
-    let places: Vec<_> = halves.iter().map(|_| (loops.transmit(), loops.receive())).collect();
+    let places: Vec<_> = halves
+        .iter()
+        .map(|_| (loops.transmit(), loops.receive()))
+        .collect();
     let remotes: Box<[LaneRemotes]> = places
         .iter()
         .map(|(transmit, receive)| LaneRemotes {
@@ -144,7 +159,7 @@ pub(super) fn start(
         })
         .collect();
     shared.halves.store(2 * count, Ordering::Release);
-    let remotes = shared.lanes.get_or_init(|| remotes);
+    let remotes = shared.wakers.lanes.get_or_init(|| remotes);
     for (([transmit, receive], place), remote) in halves.into_iter().zip(&places).zip(remotes) {
         place.0.add(transmit, &remote.transmit);
         place.1.add(receive, &remote.receive);
@@ -153,5 +168,10 @@ pub(super) fn start(
 }
 
 fn mismatch(setup: &Setup<'_>, expected: String, arrived: String) -> NetworkError {
-    NetworkError::Mismatch { network: NAME.to_owned(), peer: setup.peer, expected, arrived }
+    NetworkError::Mismatch {
+        network: NAME.to_owned(),
+        peer: setup.peer,
+        expected,
+        arrived,
+    }
 }

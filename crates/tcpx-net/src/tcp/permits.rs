@@ -30,9 +30,12 @@ impl Permits {
     pub(super) fn of(worker: &Arc<CopyWorker>) -> Arc<Self> {
         static REGISTRY: Mutex<Registry> = Mutex::new(Vec::new());
         let mut registry = REGISTRY.lock().unwrap_or_else(PoisonError::into_inner);
-        registry.retain(|(worker, permits)| worker.strong_count() > 0 && permits.strong_count() > 0);
+        registry
+            .retain(|(worker, permits)| worker.strong_count() > 0 && permits.strong_count() > 0);
         let address = Arc::as_ptr(worker);
-        let known = registry.iter().find(|(held, _)| std::ptr::eq(held.as_ptr(), address));
+        let known = registry
+            .iter()
+            .find(|(held, _)| std::ptr::eq(held.as_ptr(), address));
         if let Some(permits) = known.and_then(|(_, permits)| permits.upgrade()) {
             return permits;
         }
@@ -51,7 +54,9 @@ impl Permits {
         let most = (slots - slots / 4).max(1);
         self.try_take(most).or_else(|| {
             let mut waiting = lock(&self.waiting);
-            let known = waiting.iter().any(|held| std::ptr::eq(held.as_ptr(), Arc::as_ptr(wakers)));
+            let known = waiting
+                .iter()
+                .any(|held| std::ptr::eq(held.as_ptr(), Arc::as_ptr(wakers)));
             if !known {
                 waiting.push(Arc::downgrade(wakers));
             }

@@ -38,7 +38,12 @@ enum State {
     /// No pinned slot is free.
     Unplaced(ChunkHeader, Claim),
     /// Reads payload.
-    Payload { header: ChunkHeader, claim: Claim, into: RegionSlice, done: usize },
+    Payload {
+        header: ChunkHeader,
+        claim: Claim,
+        into: RegionSlice,
+        done: usize,
+    },
     /// Reads payload that nobody wants.
     Unwanted { header: ChunkHeader, left: usize },
 }
@@ -53,7 +58,13 @@ enum Step {
 impl ReceiveLane {
     pub(super) fn new(shared: Arc<Shared>, socket: Arc<LaneSocket>) -> Self {
         let header = [0; ChunkHeader::BYTES];
-        Self { shared, socket, header, have: 0, state: State::Header }
+        Self {
+            shared,
+            socket,
+            header,
+            have: 0,
+            state: State::Header,
+        }
     }
 
     fn step(&mut self) -> Step {
@@ -61,9 +72,12 @@ impl ReceiveLane {
             State::Header => self.read_header(),
             State::Early(header) => self.arrive(header),
             State::Unplaced(header, claim) => self.place(header, claim),
-            State::Payload { header, claim, into, done } => {
-                self.read_payload(header, claim, into, done)
-            }
+            State::Payload {
+                header,
+                claim,
+                into,
+                done,
+            } => self.read_payload(header, claim, into, done),
             State::Unwanted { header, left } => self.drop_payload(header, left),
         }
     }
@@ -100,11 +114,17 @@ impl ReceiveLane {
         match self.shared.receive.claim(self.socket.lane, &header) {
             Ok(Arrival::Claimed(claim)) => self.place(header, claim),
             Ok(Arrival::Unwanted) => {
-                self.state = State::Unwanted { header, left: header.length as usize };
+                self.state = State::Unwanted {
+                    header,
+                    left: header.length as usize,
+                };
                 Step::Moved(0)
             }
             Ok(Arrival::Early) => {
-                self.shared.counters.early_arrivals.fetch_add(1, Ordering::Relaxed);
+                self.shared
+                    .counters
+                    .early_arrivals
+                    .fetch_add(1, Ordering::Relaxed);
                 self.state = State::Early(header);
                 Step::Rest
             }
@@ -117,9 +137,18 @@ impl ReceiveLane {
         if self.shared.receive.is_cancelled(claim.slot) {
             return self.let_go(header, claim, 0);
         }
-        match self.shared.staging.landing(&claim.destination, self.socket.lane) {
+        match self
+            .shared
+            .staging
+            .landing(&claim.destination, self.socket.lane, &self.shared.wakers)
+        {
             Landing::At(into) => {
-                self.state = State::Payload { header, claim, into, done: 0 };
+                self.state = State::Payload {
+                    header,
+                    claim,
+                    into,
+                    done: 0,
+                };
                 Step::Moved(0)
             }
             Landing::Later => {
@@ -141,12 +170,21 @@ impl ReceiveLane {
             return self.let_go(header, claim, done);
         }
         let left = into.len() - done;
-        let part = Part { slice: &into, from: done, len: left };
+        let part = Part {
+            slice: &into,
+            from: done,
+            len: left,
+        };
         let moved = io::receive(self.socket.as_fd(), part, &mut self.header);
         let bytes = match moved {
             Ok(Moved::Bytes(bytes)) => bytes,
             other => {
-                self.state = State::Payload { header, claim, into, done };
+                self.state = State::Payload {
+                    header,
+                    claim,
+                    into,
+                    done,
+                };
                 return match other {
                     Ok(Moved::WouldBlock | Moved::Bytes(_)) => Step::Rest,
                     Ok(Moved::End) => self.lost(Some(at(&header, done)), ended_early()),
@@ -156,9 +194,16 @@ impl ReceiveLane {
         };
         let counters = &self.shared.counters;
         counters.wire_calls.fetch_add(1, Ordering::Relaxed);
-        counters.bytes_received.fetch_add(bytes.min(left) as u64, Ordering::Relaxed);
+        counters
+            .bytes_received
+            .fetch_add(bytes.min(left) as u64, Ordering::Relaxed);
         if bytes < left {
-            self.state = State::Payload { header, claim, into, done: done + bytes };
+            self.state = State::Payload {
+                header,
+                claim,
+                into,
+                done: done + bytes,
+            };
         } else {
             self.have = bytes - left;
             counters.chunks_received.fetch_add(1, Ordering::Relaxed);
@@ -179,9 +224,15 @@ impl ReceiveLane {
             Ok(Moved::End) => return self.lost(Some(at(&header, done)), ended_early()),
             Err(error) => return self.lost(Some(at(&header, done)), error),
         };
-        self.shared.counters.bytes_discarded.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.shared
+            .counters
+            .bytes_discarded
+            .fetch_add(bytes as u64, Ordering::Relaxed);
         if bytes < left {
-            self.state = State::Unwanted { header, left: left - bytes };
+            self.state = State::Unwanted {
+                header,
+                left: left - bytes,
+            };
         }
         Step::Moved(bytes)
     }
@@ -195,7 +246,11 @@ impl ReceiveLane {
     }
 
     fn fail(&self, claim: Claim, error: ChannelError) {
-        let Claim { slot, destination, fence } = claim;
+        let Claim {
+            slot,
+            destination,
+            fence,
+        } = claim;
         drop((destination, fence));
         self.shared.receive.set(slot, ReceiveState::Finished);
         self.shared.report(Event::ReceiveFailed { slot, error });
@@ -207,7 +262,8 @@ impl ReceiveLane {
     }
 
     fn lost(&self, position: Option<ChunkPosition>, cause: std::io::Error) -> Step {
-        self.shared.lane_lost(&self.socket, "receiving", position, cause);
+        self.shared
+            .lane_lost(&self.socket, "receiving", position, cause);
         Step::End
     }
 }
@@ -250,7 +306,10 @@ impl Source for ReceiveLane {
 }
 
 fn at(header: &ChunkHeader, done: usize) -> ChunkPosition {
-    ChunkPosition { done: done as u64, ..position(header) }
+    ChunkPosition {
+        done: done as u64,
+        ..position(header)
+    }
 }
 
 fn ended_early() -> std::io::Error {

@@ -22,9 +22,13 @@ pub(super) enum ReceiveState {
     Empty,
     Posted(ReceiveChunk),
     /// In a lane's hands.
-    Claimed { lane: u16 },
+    Claimed {
+        lane: u16,
+    },
     /// The copy worker moves it from a pinned slot to its destination.
-    Copying { bytes: u64 },
+    Copying {
+        bytes: u64,
+    },
     /// Its end is being reported.
     Finished,
 }
@@ -101,7 +105,8 @@ impl ReceiveTable {
         let mut state = lock(&slot.state);
         slot.cancelled.store(false, Ordering::Relaxed);
         *state = ReceiveState::Posted(chunk);
-        self.next.fetch_max(sequence.saturating_add(1), Ordering::AcqRel);
+        self.next
+            .fetch_max(sequence.saturating_add(1), Ordering::AcqRel);
     }
 
     /// Sequences that will not be posted. Wake the early lanes afterwards.
@@ -137,7 +142,9 @@ impl ReceiveTable {
         {
             check(posted, header)?;
             let claimed = std::mem::replace(&mut *state, ReceiveState::Claimed { lane });
-            let ReceiveState::Posted(posted) = claimed else { return Ok(Arrival::Early) };
+            let ReceiveState::Posted(posted) = claimed else {
+                return Ok(Arrival::Early);
+            };
             return Ok(Arrival::Claimed(Claim {
                 slot: index,
                 destination: posted.destination,
@@ -157,7 +164,10 @@ impl ReceiveTable {
         }
         if sequence - next > FARTHEST_AHEAD {
             return Err(Violation {
-                expected: format!("chunks from {next} to {}", next.saturating_add(FARTHEST_AHEAD)),
+                expected: format!(
+                    "chunks from {next} to {}",
+                    next.saturating_add(FARTHEST_AHEAD)
+                ),
                 arrived: format!("chunk {sequence}"),
                 position: Some(position(header)),
             });
@@ -188,7 +198,9 @@ impl ReceiveTable {
 
     /// Whether the lane that claimed this slot should let go of it.
     pub(super) fn is_cancelled(&self, slot: u16) -> bool {
-        self.slots[usize::from(slot)].cancelled.load(Ordering::Acquire)
+        self.slots[usize::from(slot)]
+            .cancelled
+            .load(Ordering::Acquire)
     }
 
     pub(super) fn set(&self, slot: u16, state: ReceiveState) {

@@ -3,15 +3,14 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crossbeam_queue::ArrayQueue;
 
-use super::event_loop::Remote;
 use super::receive_table::ReceiveTable;
-use super::signal::Signal;
 use super::staging::Staging;
 use super::transmit_table::TransmitTable;
+use super::wakers::Wakers;
 use crate::channel::ChannelStats;
 use crate::error::{ChannelError, ChunkPosition, IoError};
 
@@ -21,12 +20,25 @@ pub(super) const MAX_LANES: u16 = 64;
 /// The end of a request on its way to the channel's owner. A slot has at most one under way.
 #[derive(Debug)]
 pub(super) enum Event {
-    Sent { slot: u16 },
-    SendFailed { slot: u16, error: ChannelError },
+    Sent {
+        slot: u16,
+    },
+    SendFailed {
+        slot: u16,
+        error: ChannelError,
+    },
     /// A send that was taken back; its slot may be used again.
-    SendWithdrawn { slot: u16 },
-    Received { slot: u16, bytes: u64 },
-    ReceiveFailed { slot: u16, error: ChannelError },
+    SendWithdrawn {
+        slot: u16,
+    },
+    Received {
+        slot: u16,
+        bytes: u64,
+    },
+    ReceiveFailed {
+        slot: u16,
+        error: ChannelError,
+    },
 }
 
 /// One TCP stream. Both halves hold it; it closes when both have let go.
@@ -41,13 +53,6 @@ impl AsFd for LaneSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
-}
-
-/// How to reach the halves of a lane.
-#[derive(Debug)]
-pub(super) struct LaneRemotes {
-    pub(super) transmit: Remote,
-    pub(super) receive: Remote,
 }
 
 /// How the channel ended, when it has.
@@ -93,11 +98,9 @@ pub(super) struct Shared {
     pub(super) transmit: TransmitTable,
     pub(super) receive: ReceiveTable,
     pub(super) staging: Staging,
-    pub(super) signal: Signal,
+    pub(super) wakers: Arc<Wakers>,
     pub(super) counters: Counters,
     pub(super) closing: AtomicBool,
-    /// Set once, before any lane starts.
-    pub(super) lanes: OnceLock<Box<[LaneRemotes]>>,
     /// Lane halves that a loop still holds.
     pub(super) halves: AtomicUsize,
     events: ArrayQueue<Event>,
@@ -116,10 +119,9 @@ impl Shared {
             transmit: TransmitTable::new(window),
             receive: ReceiveTable::new(window),
             staging,
-            signal: Signal::new()?,
+            wakers: Arc::new(Wakers::new()?),
             counters: Counters::default(),
             closing: AtomicBool::new(false),
-            lanes: OnceLock::new(),
             halves: AtomicUsize::new(0),
             events: ArrayQueue::new(2 * usize::from(window)),
             has_ended: AtomicBool::new(false),
@@ -132,7 +134,7 @@ impl Shared {
         // Each slot has at most one event under way, so the queue cannot be full.
         let pushed = self.events.push(event);
         debug_assert!(pushed.is_ok(), "more events than slots");
-        self.signal.raise();
+        self.wakers.signal.raise();
     }
 
     pub(super) fn next_event(&self) -> Option<Event> {
@@ -147,11 +149,15 @@ impl Shared {
         }
         drop(ended);
         self.has_ended.store(true, Ordering::Release);
-        self.signal.raise();
+        self.wakers.signal.raise();
     }
 
     pub(super) fn ended(&self) -> Option<Ended> {
-        if self.has_ended.load(Ordering::Acquire) { self.lock_ended().clone() } else { None }
+        if self.has_ended.load(Ordering::Acquire) {
+            self.lock_ended().clone()
+        } else {
+            None
+        }
     }
 
     fn lock_ended(&self) -> MutexGuard<'_, Option<Ended>> {
@@ -162,10 +168,13 @@ impl Shared {
     pub(super) fn failure(&self, outstanding: usize) -> ChannelError {
         match self.ended() {
             Some(Ended::Broken(error)) => error,
-            Some(Ended::ByPeer) => {
-                ChannelError::PeerClosed { channel: self.name.clone(), outstanding }
-            }
-            None => ChannelError::Closed { channel: self.name.clone() },
+            Some(Ended::ByPeer) => ChannelError::PeerClosed {
+                channel: self.name.clone(),
+                outstanding,
+            },
+            None => ChannelError::Closed {
+                channel: self.name.clone(),
+            },
         }
     }
 
@@ -182,51 +191,43 @@ impl Shared {
             lane: socket.lane,
             peer: socket.peer,
             operation,
-            position,
+            position: position.map(Box::new),
             cause: cause.into(),
         }));
     }
 
     /// The peer broke the protocol: the channel is broken.
     pub(super) fn protocol_error(&self, lane: u16, violation: Violation) {
-        let Violation { expected, arrived, position } = violation;
+        let Violation {
+            expected,
+            arrived,
+            position,
+        } = violation;
         self.end(Ended::Broken(ChannelError::Protocol {
             channel: self.name.clone(),
             lane,
             expected,
             arrived,
-            position,
+            position: position.map(Box::new),
         }));
     }
 
     /// Gives a turn to a lane that can send.
     pub(super) fn wake_sender(&self) {
-        if let Some(lane) = self.transmit.idle.take()
-            && let Some(remotes) = self.remotes(lane)
-        {
-            remotes.transmit.resume();
+        if let Some(lane) = self.transmit.idle.take() {
+            self.wakers.wake_sender(lane);
         }
     }
 
-    /// Gives a turn to the receiving half of each lane in the mask.
-    pub(super) fn wake_receivers(&self, mut mask: u64) {
-        while mask != 0 {
-            let lane = mask.trailing_zeros();
-            mask &= mask - 1;
-            if let Some(remotes) = u16::try_from(lane).ok().and_then(|lane| self.remotes(lane)) {
-                remotes.receive.resume();
-            }
-        }
-    }
-
-    pub(super) fn remotes(&self, lane: u16) -> Option<&LaneRemotes> {
-        self.lanes.get()?.get(usize::from(lane))
+    /// Has the lanes that paused in front of an unposted chunk look again.
+    pub(super) fn wake_early(&self) {
+        self.wakers.wake_receivers(self.receive.early.take_all());
     }
 
     /// A loop has let go of a half.
     pub(super) fn half_gone(&self) {
         self.halves.fetch_sub(1, Ordering::AcqRel);
-        self.signal.raise();
+        self.wakers.signal.raise();
     }
 }
 

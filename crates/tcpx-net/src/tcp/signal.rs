@@ -43,7 +43,10 @@ pub(super) struct Signal {
 impl Signal {
     pub(super) fn new() -> rustix::io::Result<Self> {
         let descriptor = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { descriptor, raised: Raised::new() })
+        Ok(Self {
+            descriptor,
+            raised: Raised::new(),
+        })
     }
 
     /// Makes the descriptor readable.

@@ -77,7 +77,10 @@ impl Staging {
     pub(super) fn watch(&self, wakers: &Arc<Wakers>) -> Vec<FreeWatch> {
         let watch = |worker: &Worker| {
             let wakers = Arc::clone(wakers);
-            worker.worker.pinned().on_free(Arc::new(move || wakers.slot_free()))
+            worker
+                .worker
+                .pinned()
+                .on_free(Arc::new(move || wakers.slot_free()))
         };
         self.host.iter().chain(&self.gpus).map(watch).collect()
     }
@@ -91,7 +94,11 @@ impl Staging {
     }
 
     pub(super) fn kinds(&self) -> MemoryKinds {
-        MemoryKinds { host: true, pinned: true, cuda: !self.gpus.is_empty() }
+        MemoryKinds {
+            host: true,
+            pinned: true,
+            cuda: !self.gpus.is_empty(),
+        }
     }
 
     /// Refuses memory that neither a lane nor a worker of ours can reach.
@@ -157,7 +164,9 @@ const RECEIVE: u64 = 1 << 32;
 impl Shared {
     /// Queues a send that needs a slot, and starts its copy if one is free.
     pub(super) fn stage(shared: &Arc<Self>, slot: u16, unstaged: Unstaged) {
-        shared.transmit.with(slot, |state| *state = SendState::Waiting(unstaged));
+        shared
+            .transmit
+            .with(slot, |state| *state = SendState::Waiting(unstaged));
         lock(&shared.staging.waiting).push_back(slot);
         Self::stage_waiting(shared);
     }
@@ -186,17 +195,30 @@ impl Shared {
                 shared.report(Event::SendWithdrawn { slot });
                 continue;
             };
-            let Some(worker) = staging.worker(source.kind()) else { return };
+            let Some(worker) = staging.worker(source.kind()) else {
+                return;
+            };
             let pool = worker.worker.pinned();
-            let Some(permit) = worker.permits.take(pool.slots(), &shared.wakers) else { return };
-            let Some(pinned) = pool.try_take() else { return };
+            let Some(permit) = worker.permits.take(pool.slots(), &shared.wakers) else {
+                return;
+            };
+            let Some(pinned) = pool.try_take() else {
+                return;
+            };
             waiting.pop_front();
             drop(waiting);
-            let Ok(payload) = pinned.slice().slice(..source.len()) else { return };
+            let Ok(payload) = pinned.slice().slice(..source.len()) else {
+                return;
+            };
             drop(pinned);
             let fence = shared.transmit.with(slot, |state| {
                 match std::mem::replace(state, SendState::Taken) {
-                    SendState::Waiting(Unstaged { header, position, fence, .. }) => {
+                    SendState::Waiting(Unstaged {
+                        header,
+                        position,
+                        fence,
+                        ..
+                    }) => {
                         let outgoing = Outgoing {
                             slot,
                             header,
@@ -204,7 +226,10 @@ impl Shared {
                             payload: payload.clone(),
                             permit: Some(permit),
                         };
-                        *state = SendState::Copying { outgoing, cancelled: false };
+                        *state = SendState::Copying {
+                            outgoing,
+                            cancelled: false,
+                        };
                         Some(fence)
                     }
                     other => {
@@ -220,7 +245,10 @@ impl Shared {
                 continue;
             };
             let job = Job {
-                work: Work::Copy { from: source, to: payload },
+                work: Work::Copy {
+                    from: source,
+                    to: payload,
+                },
                 fence,
                 sink: Arc::<Self>::clone(shared),
                 token: slot.into(),
@@ -250,14 +278,19 @@ impl Shared {
     fn send_copied(&self, slot: u16, result: Result<u64, MemoryError>) {
         let copied = self.transmit.with(slot, |state| {
             match std::mem::replace(state, SendState::Taken) {
-                SendState::Copying { outgoing, cancelled } => Some((outgoing, cancelled)),
+                SendState::Copying {
+                    outgoing,
+                    cancelled,
+                } => Some((outgoing, cancelled)),
                 other => {
                     *state = other;
                     None
                 }
             }
         });
-        let Some((outgoing, cancelled)) = copied else { return };
+        let Some((outgoing, cancelled)) = copied else {
+            return;
+        };
         let error = match result {
             Ok(_) if cancelled => ChannelError::Cancelled,
             Ok(_) => {
@@ -277,7 +310,11 @@ impl Shared {
 
     /// All of a receive's payload is in `into`: the destination itself, or a slot to be copied.
     pub(super) fn deliver(shared: &Arc<Self>, claim: Claim, into: RegionSlice) {
-        let Claim { slot, destination, fence } = claim;
+        let Claim {
+            slot,
+            destination,
+            fence,
+        } = claim;
         let bytes = destination.len() as u64;
         let Some(worker) = shared.staging.worker(destination.kind()) else {
             drop((into, destination));
@@ -287,7 +324,10 @@ impl Shared {
         };
         shared.receive.set(slot, ReceiveState::Copying { bytes });
         let job = Job {
-            work: Work::Copy { from: into, to: destination },
+            work: Work::Copy {
+                from: into,
+                to: destination,
+            },
             fence,
             sink: Arc::<Self>::clone(shared),
             token: RECEIVE | u64::from(slot),
@@ -326,7 +366,9 @@ impl Shared {
 
 impl CompletionSink for Shared {
     fn complete(&self, token: u64, result: Result<u64, MemoryError>) {
-        let Ok(slot) = u16::try_from(token & u64::from(u16::MAX)) else { return };
+        let Ok(slot) = u16::try_from(token & u64::from(u16::MAX)) else {
+            return;
+        };
         if token & RECEIVE == 0 {
             self.send_copied(slot, result);
         } else {

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tcpx_memory::{Fence, RegionSlice};
+use tcpx_memory::{Fence, FreeWatch, RegionSlice};
 use tcpx_wire::TransferId;
 use tcpx_wire::chunk_header::ChunkHeader;
 
@@ -28,10 +28,13 @@ pub(super) struct TcpChannel {
     receives: Box<[Option<u64>]>,
     in_flight: usize,
     capabilities: Capabilities,
+    /// Wakes the channel when pinned slots come back.
+    _watches: Vec<FreeWatch>,
 }
 
 impl TcpChannel {
     pub(super) fn new(shared: Arc<Shared>, window: u16) -> Self {
+        let watches = shared.staging.watch(&shared.wakers);
         let capabilities = Capabilities {
             max_in_flight: window,
             ordered: false,
@@ -47,6 +50,7 @@ impl TcpChannel {
             receives: (0..window).map(|_| None).collect(),
             in_flight: 0,
             capabilities,
+            _watches: watches,
         }
     }
 
@@ -66,21 +70,29 @@ impl TcpChannel {
                 "chunk {sequence} has {bytes} bytes, expected 1 to {most}; use another chunk size"
             )));
         }
-        self.shared.staging.admit(memory).map_err(|reason| self.bad_request(reason))
+        self.shared
+            .staging
+            .admit(memory)
+            .map_err(|reason| self.bad_request(reason))
     }
 
     fn bad_request(&self, reason: String) -> ChannelError {
-        ChannelError::BadRequest { channel: self.shared.name.clone(), reason }
+        ChannelError::BadRequest {
+            channel: self.shared.name.clone(),
+            reason,
+        }
     }
 
     fn send_done(&mut self, slot: u16) -> Option<u64> {
         self.free_sends.push(slot);
-        self.taken(self.sends[usize::from(slot)].take())
+        let token = self.sends[usize::from(slot)].take();
+        self.taken(token)
     }
 
     fn receive_done(&mut self, slot: u16) -> Option<u64> {
         self.shared.receive.set(slot, ReceiveState::Empty);
-        self.taken(self.receives[usize::from(slot)].take())
+        let token = self.receives[usize::from(slot)].take();
+        self.taken(token)
     }
 
     fn taken(&mut self, token: Option<u64>) -> Option<u64> {
@@ -94,19 +106,22 @@ impl TcpChannel {
                 Event::Sent { slot } => {
                     self.send_done(slot).map(|token| Completion::Sent { token })
                 }
-                Event::SendFailed { slot, error } => {
-                    self.send_done(slot).map(|token| Completion::Failed { token, error })
-                }
+                Event::SendFailed { slot, error } => self
+                    .send_done(slot)
+                    .map(|token| Completion::Failed { token, error }),
                 Event::SendWithdrawn { slot } => {
                     self.free_sends.push(slot);
                     None
                 }
-                Event::Received { slot, bytes } => self.receive_done(slot).map(|token| {
-                    Completion::Received { token, payload: Payload::InPlace { bytes } }
-                }),
-                Event::ReceiveFailed { slot, error } => {
-                    self.receive_done(slot).map(|token| Completion::Failed { token, error })
+                Event::Received { slot, bytes } => {
+                    self.receive_done(slot).map(|token| Completion::Received {
+                        token,
+                        payload: Payload::InPlace { bytes },
+                    })
                 }
+                Event::ReceiveFailed { slot, error } => self
+                    .receive_done(slot)
+                    .map(|token| Completion::Failed { token, error }),
             };
             out.extend(completion);
         }
@@ -131,7 +146,10 @@ impl TcpChannel {
             });
             if ended && let Some(token) = token.take() {
                 self.in_flight -= 1;
-                out.push(Completion::Failed { token, error: error.clone() });
+                out.push(Completion::Failed {
+                    token,
+                    error: error.clone(),
+                });
             }
         }
         for (slot, token) in (0u16..).zip(self.receives.iter_mut()) {
@@ -144,7 +162,10 @@ impl TcpChannel {
             });
             if ended && let Some(token) = token.take() {
                 self.in_flight -= 1;
-                out.push(Completion::Failed { token, error: error.clone() });
+                out.push(Completion::Failed {
+                    token,
+                    error: error.clone(),
+                });
             }
         }
     }
@@ -161,17 +182,37 @@ impl Channel for TcpChannel {
 
     fn post_send(&mut self, chunk: SendChunk) -> Result<Posted<SendChunk>, ChannelError> {
         self.admit(&chunk.source, chunk.sequence)?;
-        let Some(slot) = self.free_sends.pop() else { return Ok(Posted::Full(chunk)) };
+        let Some(slot) = self.free_sends.pop() else {
+            return Ok(Posted::Full(chunk));
+        };
         self.sends[usize::from(slot)] = Some(chunk.token);
         self.in_flight += 1;
-        let SendChunk { sequence, transfer, offset, source, fence, .. } = chunk;
+        let SendChunk {
+            sequence,
+            transfer,
+            offset,
+            source,
+            fence,
+            ..
+        } = chunk;
         let (header, position) = describe(sequence, transfer, offset, source.len());
         if self.shared.staging.is_needed(&source) {
-            let unstaged = Unstaged { header, position, source, fence };
+            let unstaged = Unstaged {
+                header,
+                position,
+                source,
+                fence,
+            };
             Shared::stage(&self.shared, slot, unstaged);
         } else {
             drop::<Option<Fence>>(fence);
-            self.shared.transmit.enqueue(Outgoing { slot, header, position, payload: source });
+            self.shared.transmit.enqueue(Outgoing {
+                slot,
+                header,
+                position,
+                payload: source,
+                permit: None,
+            });
             self.shared.wake_sender();
         }
         Ok(Posted::Accepted)
@@ -195,12 +236,12 @@ impl Channel for TcpChannel {
         *token = Some(chunk.token);
         self.in_flight += 1;
         self.shared.receive.post(chunk);
-        self.shared.wake_receivers(self.shared.receive.early.take_all());
+        self.shared.wake_early();
         Ok(Posted::Accepted)
     }
 
     fn poll(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
-        self.shared.signal.clear();
+        self.shared.wakers.signal.clear();
         // First the question and then the events: those that came before the end are seen.
         let lanes_gone = self.lanes_gone();
         let ended = self.shared.ended();
@@ -227,14 +268,16 @@ impl Channel for TcpChannel {
 
     fn cancel(&mut self, token: u64) -> Cancel {
         if let Some(slot) = slot_with(&self.sends, token) {
-            if Shared::withdraw_send(&self.shared, slot) == Cancel::Pending {
+            if self.shared.withdraw_send(slot) == Cancel::Pending {
                 return Cancel::Pending;
             }
             self.sends[usize::from(slot)] = None;
             self.in_flight -= 1;
             return Cancel::Done;
         }
-        let Some(slot) = slot_with(&self.receives, token) else { return Cancel::Done };
+        let Some(slot) = slot_with(&self.receives, token) else {
+            return Cancel::Done;
+        };
         match self.shared.receive.cancel(slot) {
             Withdrawal::Done => {
                 self.receives[usize::from(slot)] = None;
@@ -242,7 +285,7 @@ impl Channel for TcpChannel {
                 Cancel::Done
             }
             Withdrawal::AskLane(lane) => {
-                self.shared.wake_receivers(1 << lane);
+                self.shared.wakers.wake_receivers(1 << lane);
                 Cancel::Pending
             }
             Withdrawal::Ending => Cancel::Pending,
@@ -251,11 +294,11 @@ impl Channel for TcpChannel {
 
     fn discard(&mut self, first: u64, end: u64) {
         self.shared.receive.insert_discards(first..end);
-        self.shared.wake_receivers(self.shared.receive.early.take_all());
+        self.shared.wake_early();
     }
 
     fn readiness(&self) -> Readiness<'_> {
-        Readiness::Fd(self.shared.signal.as_fd())
+        Readiness::Fd(self.shared.wakers.signal.as_fd())
     }
 
     fn in_flight(&self) -> usize {
@@ -266,11 +309,11 @@ impl Channel for TcpChannel {
         if self.shared.closing.swap(true, Ordering::AcqRel) {
             return;
         }
-        for lane in self.shared.lanes.get().into_iter().flatten() {
+        for lane in self.shared.wakers.lanes.get().into_iter().flatten() {
             lane.transmit.remove();
             lane.receive.remove();
         }
-        self.shared.signal.raise();
+        self.shared.wakers.signal.raise();
     }
 
     fn closed(&self) -> bool {
@@ -305,9 +348,19 @@ fn describe(
     offset: u64,
     length: usize,
 ) -> ([u8; ChunkHeader::BYTES], ChunkPosition) {
-    let position =
-        ChunkPosition { sequence, transfer, offset, length: length as u64, done: 0 };
+    let position = ChunkPosition {
+        sequence,
+        transfer,
+        offset,
+        length: length as u64,
+        done: 0,
+    };
     let length = u32::try_from(length).unwrap_or(u32::MAX);
-    let header = ChunkHeader { sequence, transfer: TransferId(transfer), offset, length };
+    let header = ChunkHeader {
+        sequence,
+        transfer: TransferId(transfer),
+        offset,
+        length,
+    };
     (header.encode(), position)
 }

@@ -33,13 +33,20 @@ struct Writing {
 impl Writing {
     fn position(&self) -> ChunkPosition {
         let done = self.written.saturating_sub(ChunkHeader::BYTES) as u64;
-        ChunkPosition { done, ..self.chunk.position }
+        ChunkPosition {
+            done,
+            ..self.chunk.position
+        }
     }
 }
 
 impl TransmitLane {
     pub(super) fn new(shared: Arc<Shared>, socket: Arc<LaneSocket>) -> Self {
-        Self { shared, socket, current: None }
+        Self {
+            shared,
+            socket,
+            current: None,
+        }
     }
 
     /// Makes sure that there is a chunk to write.
@@ -56,17 +63,28 @@ impl TransmitLane {
 
     fn lost(&mut self, cause: std::io::Error) -> Turn {
         let position = self.current.as_ref().map(Writing::position);
-        self.shared.lane_lost(&self.socket, "sending", position, cause);
+        self.shared
+            .lane_lost(&self.socket, "sending", position, cause);
         Turn::End
     }
 
     fn complete(&mut self) {
-        let Some(Writing { chunk, .. }) = self.current.take() else { return };
-        let Outgoing { slot, payload, .. } = chunk;
+        let Some(Writing { chunk, .. }) = self.current.take() else {
+            return;
+        };
+        let Outgoing {
+            slot,
+            payload,
+            permit,
+            ..
+        } = chunk;
         let counters = &self.shared.counters;
         counters.chunks_sent.fetch_add(1, Ordering::Relaxed);
-        counters.bytes_sent.fetch_add(payload.len() as u64, Ordering::Relaxed);
+        counters
+            .bytes_sent
+            .fetch_add(payload.len() as u64, Ordering::Relaxed);
         drop(payload);
+        drop(permit);
         self.shared.transmit.free(slot);
         self.shared.report(Event::Sent { slot });
     }
@@ -82,21 +100,33 @@ impl Source for TransmitLane {
     }
 
     fn turn(&mut self) -> Turn {
+        if self.shared.staging.has_waiting() {
+            Shared::stage_waiting(&self.shared);
+        }
         let mut share = TURN_BYTES;
         while share > 0 {
             if !self.take() {
                 return Turn::Rest;
             }
-            let Some(Writing { chunk, written }) = &mut self.current else { return Turn::Rest };
+            let Some(Writing { chunk, written }) = &mut self.current else {
+                return Turn::Rest;
+            };
             let payload = &chunk.payload;
             let head = chunk.header.get(*written..).unwrap_or_default();
             let from = written.saturating_sub(ChunkHeader::BYTES);
-            let part = Part { slice: payload, from, len: payload.len() - from };
+            let part = Part {
+                slice: payload,
+                from,
+                len: payload.len() - from,
+            };
             match io::send(self.socket.as_fd(), head, part) {
                 Ok(Moved::Bytes(bytes)) => {
                     *written += bytes;
                     share = share.saturating_sub(bytes);
-                    self.shared.counters.wire_calls.fetch_add(1, Ordering::Relaxed);
+                    self.shared
+                        .counters
+                        .wire_calls
+                        .fetch_add(1, Ordering::Relaxed);
                     if *written == ChunkHeader::BYTES + payload.len() {
                         self.complete();
                     }
@@ -110,8 +140,9 @@ impl Source for TransmitLane {
     }
 
     fn finish(&mut self) {
-        if let Some(Writing { chunk: Outgoing { slot, payload, .. }, .. }) = self.current.take() {
-            drop(payload);
+        if let Some(Writing { chunk, .. }) = self.current.take() {
+            let slot = chunk.slot;
+            drop(chunk);
             let error = self.shared.failure(1);
             self.shared.transmit.free(slot);
             self.shared.report(Event::SendFailed { slot, error });

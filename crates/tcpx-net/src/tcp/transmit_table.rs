@@ -7,6 +7,7 @@ use tcpx_memory::{Fence, RegionSlice};
 use tcpx_wire::chunk_header::ChunkHeader;
 
 use super::idle::LaneSet;
+use super::permits::Permit;
 use super::shared::lock;
 use crate::error::ChunkPosition;
 
@@ -18,6 +19,8 @@ pub(super) struct Outgoing {
     pub(super) position: ChunkPosition,
     /// The source itself, or a pinned slot with a copy of it.
     pub(super) payload: RegionSlice,
+    /// Held along with a pinned slot.
+    pub(super) permit: Option<Permit>,
 }
 
 /// A chunk whose bytes must be copied to a pinned slot first.
@@ -35,7 +38,10 @@ pub(super) enum SendState {
     /// Waits in order for a pinned slot.
     Waiting(Unstaged),
     /// The copy worker fills the pinned slot in `Outgoing::payload`.
-    Copying { outgoing: Outgoing, cancelled: bool },
+    Copying {
+        outgoing: Outgoing,
+        cancelled: bool,
+    },
     /// In the queue.
     Queued(Outgoing),
     /// In a lane's hands, or its end is being reported.
@@ -94,15 +100,17 @@ impl TransmitTable {
                     slot
                 }
             };
-            let taken = self.with(slot, |state| match std::mem::replace(state, SendState::Taken) {
-                SendState::Queued(outgoing) => Some(Taken::Chunk(outgoing)),
-                SendState::Withdrawn => {
-                    *state = SendState::Free;
-                    Some(Taken::Withdrawn(slot))
-                }
-                other => {
-                    *state = other;
-                    None
+            let taken = self.with(slot, |state| {
+                match std::mem::replace(state, SendState::Taken) {
+                    SendState::Queued(outgoing) => Some(Taken::Chunk(outgoing)),
+                    SendState::Withdrawn => {
+                        *state = SendState::Free;
+                        Some(Taken::Withdrawn(slot))
+                    }
+                    other => {
+                        *state = other;
+                        None
+                    }
                 }
             });
             if taken.is_some() {

@@ -26,7 +26,11 @@ pub(super) struct Wakers {
 
 impl Wakers {
     pub(super) fn new() -> rustix::io::Result<Self> {
-        Ok(Self { signal: Signal::new()?, lanes: OnceLock::new(), unplaced: LaneSet::new() })
+        Ok(Self {
+            signal: Signal::new()?,
+            lanes: OnceLock::new(),
+            unplaced: LaneSet::new(),
+        })
     }
 
     pub(super) fn remotes(&self, lane: u16) -> Option<&LaneRemotes> {
