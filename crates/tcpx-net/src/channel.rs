@@ -208,11 +208,12 @@ pub trait Channel: Send + Debug {
     fn poll(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError>;
 
     /// Gives the pool space of a scattered receive back. Where [`Capabilities::ordered`] is set,
-    /// tickets must come back in the order in which they were handed out.
+    /// tickets must come back in the order in which they were handed out. A ticket that comes back
+    /// as [`Posted::Full`] cannot be taken now and is offered again.
     ///
     /// # Errors
     /// The ticket is unknown or out of order, or the network refused it.
-    fn consume(&mut self, ticket: Ticket) -> Result<(), ChannelError>;
+    fn consume(&mut self, ticket: Ticket) -> Result<Posted<Ticket>, ChannelError>;
 
     /// Takes a request back.
     fn cancel(&mut self, token: u64) -> Cancel;
@@ -242,4 +243,17 @@ pub trait Channel: Send + Debug {
 
     /// Counters.
     fn stats(&self) -> ChannelStats;
+}
+
+impl std::ops::AddAssign for ChannelStats {
+    fn add_assign(&mut self, other: Self) {
+        self.bytes_sent += other.bytes_sent;
+        self.bytes_received += other.bytes_received;
+        self.chunks_sent += other.chunks_sent;
+        self.chunks_received += other.chunks_received;
+        self.fragments += other.fragments;
+        self.wire_calls += other.wire_calls;
+        self.early_arrivals += other.early_arrivals;
+        self.bytes_discarded += other.bytes_discarded;
+    }
 }

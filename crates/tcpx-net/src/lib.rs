@@ -12,6 +12,7 @@ pub mod error;
 pub mod lane_inbox;
 pub mod listener;
 pub mod network;
+pub mod plugin;
 mod socket;
 pub mod tcp;
 
@@ -25,4 +26,5 @@ pub use error::{ChannelError, ChunkPosition, IoError, NetworkError};
 pub use lane_inbox::{AcceptedLane, LaneInbox};
 pub use listener::{Accepted, DEFAULT_PORT, ListenOptions, Listener};
 pub use network::{Exchange, Network, Setup, Side};
+pub use plugin::{PluginMemory, PluginNetwork, PluginOptions};
 pub use tcp::{TcpNetwork, TcpOptions};

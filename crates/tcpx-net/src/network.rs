@@ -62,6 +62,11 @@ pub trait Network: Send + Sync + Debug {
     /// Default windows per channel in chunks: (send, receive).
     fn windows(&self) -> (u16, u16);
 
+    /// Whether one transfer can be dropped without losing the channel.
+    fn can_cancel(&self) -> bool {
+        true
+    }
+
     /// Sets up the channels. Blocks, at most until [`Setup::deadline`].
     ///
     /// # Errors

@@ -86,7 +86,7 @@ impl PluginNetwork {
         let plugin = Plugin::load(LoadOptions {
             path: options.path,
             abi: options.abi,
-            observer: Some(log_call),
+            observer: Some(std::sync::Arc::new(log_call)),
         })
         .map_err(|error| failed("loading")(error.to_string()))?;
         plugin

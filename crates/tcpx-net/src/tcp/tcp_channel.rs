@@ -259,7 +259,7 @@ impl Channel for TcpChannel {
         }
     }
 
-    fn consume(&mut self, ticket: Ticket) -> Result<(), ChannelError> {
+    fn consume(&mut self, ticket: Ticket) -> Result<Posted<Ticket>, ChannelError> {
         Err(self.bad_request(format!(
             "this network hands out no tickets, ticket {} arrived; only scattered receives are consumed",
             ticket.0

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tcpx_memory::{BouncePool, Job, MemoryError, UnpackMethod, Work};
+use tcpx_memory::{BouncePool, Job, MemoryError, MemoryKind, Region, UnpackMethod, Work};
 use tcpx_net::{
     Cancel, Channel, ChannelError, Completion, Payload, Posted, Readiness, ReceiveChunk, SendChunk,
     Ticket,
@@ -52,6 +52,7 @@ pub(super) enum Token {
     Receive(OperationId, InFlight),
     Unpack(OperationId, InFlight, Ticket),
     Digest(OperationId),
+    Eager(OperationId),
 }
 
 impl ChannelState {
@@ -440,7 +441,15 @@ impl Core {
                     }
                 }
             }
-            _ => {}
+            Some(Token::Eager(id)) => {
+                if self.job_off(id) {
+                    match result {
+                        Ok(_) => self.session.eager_copied(now, id),
+                        Err(error) => self.memory_failed(id, &error),
+                    }
+                }
+            }
+            Some(Token::Send(..) | Token::Receive(..)) | None => {}
         }
     }
 
@@ -507,7 +516,7 @@ impl Core {
         stopped
     }
 
-    /// Accounts a finished digest; `true` if the session still wants to hear of it.
+    /// Accounts a finished digest or eager copy; `true` if the session still wants to hear of it.
     fn job_off(&mut self, id: OperationId) -> bool {
         let Some(operation) = self.operations.get_mut(&id) else {
             return false;
@@ -593,13 +602,23 @@ impl Core {
             self.session.eager_copied(now, id);
             return;
         }
-        // The slice rides on the operation's lease, so this is the only writer.
-        let written = operation
-            .lease
-            .slice(..payload.len())
-            .and_then(|to| to.write_from(payload));
-        match written {
-            Ok(()) => self.session.eager_copied(now, id),
+        let copied = operation.lease.slice(..payload.len()).and_then(|to| {
+            if !matches!(to.kind(), MemoryKind::Cuda { .. }) {
+                // The slice rides on the operation's lease, so this is the only writer.
+                return to.write_from(payload).map(|()| None);
+            }
+            let staging = Region::host(payload.len())?;
+            staging.write_from(0, payload)?;
+            let from = staging.all();
+            Ok(Some(Work::Copy { from, to }))
+        });
+        match copied {
+            Ok(None) => self.session.eager_copied(now, id),
+            Ok(Some(work)) => {
+                operation.outstanding += 1;
+                let token = self.new_token(Token::Eager(id));
+                self.submit(work, token, id);
+            }
             Err(error) => self.memory_failed(id, &error),
         }
     }
