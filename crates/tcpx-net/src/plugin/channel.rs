@@ -7,9 +7,9 @@ use nccl_net::{Done, HostError, LoadMeta, MemoryType, PostOutcome, RecvComm, Sen
 use tcpx_memory::{Fence, MemoryKind, RegionSlice};
 use tcpx_wire::scatter::{Fragment, ScatterList};
 
+use super::PluginMemory;
 use super::offload::Offload;
 use super::registrations::Registrations;
-use super::PluginMemory;
 use crate::channel::{
     Cancel, Capabilities, Channel, ChannelStats, Completion, MemoryKinds, Payload, Posted,
     Readiness, ReceiveChunk, SendChunk, Ticket,
@@ -195,13 +195,13 @@ impl PluginChannel {
                 let ticket = done.ticket;
                 self.unconsumed.push_back(Unconsumed { ticket, ready });
                 if scattered {
-                    offload
-                        .read(slot, &mut self.entries)
-                        .map_err(|error| ChannelError::Plugin {
+                    offload.read(slot, &mut self.entries).map_err(|error| {
+                        ChannelError::Plugin {
                             channel: self.name.clone(),
                             call: "test (device queue)",
                             cause: error.to_string(),
-                        })?;
+                        }
+                    })?;
                     self.stats.fragments += self.entries.len() as u64;
                     Payload::Scattered {
                         pool: Arc::clone(offload.pool()),
@@ -347,7 +347,10 @@ impl Channel for PluginChannel {
 
     fn cancel(&mut self, token: u64) -> Cancel {
         let in_flight = self.sends.iter().any(|(of, _)| *of == token)
-            || self.receives.iter().any(|receiving| receiving.token == token);
+            || self
+                .receives
+                .iter()
+                .any(|receiving| receiving.token == token);
         if in_flight {
             Cancel::Unsupported
         } else {

@@ -10,9 +10,10 @@ use tcpx_net::{
     Cancel, Channel, ChannelError, Completion, Payload, Posted, Readiness, ReceiveChunk, SendChunk,
     Ticket,
 };
-use tcpx_wire::scatter::ScatterList;
+use tcpx_wire::Role;
 use tcpx_wire::descriptor::{Descriptors, Limits};
-use tcpx_wire::{DataFailure, OperationId, Role};
+use tcpx_wire::scatter::ScatterList;
+use tcpx_wire::session::{DataFailure, OperationId};
 
 use super::Core;
 use super::operation::InFlight;
@@ -106,17 +107,21 @@ impl Core {
             return;
         };
         let start = usize::try_from(event.offset).unwrap_or(usize::MAX);
-        let slice = operation.lease.slice(start..start.saturating_add(event.length as usize));
+        let slice = operation
+            .lease
+            .slice(start..start.saturating_add(event.length as usize));
         let Some(state) = self.channels.get_mut(usize::from(event.channel)) else {
             let failure = DataFailure::Misreport(format!("there is no channel {}", event.channel));
-            self.session.data_failed(now, id, Some(event.index), failure);
+            self.session
+                .data_failed(now, id, Some(event.index), failure);
             return;
         };
         let slice = match slice {
             Ok(slice) => slice,
             Err(error) => {
                 let failure = DataFailure::Memory(error.to_string());
-                self.session.data_failed(now, id, Some(event.index), failure);
+                self.session
+                    .data_failed(now, id, Some(event.index), failure);
                 return;
             }
         };
@@ -176,7 +181,9 @@ impl Core {
                 Ok(Posted::Accepted) => self.chunk_posted(id, flight, sequence),
                 Ok(Posted::Full(chunk)) => {
                     self.tokens.remove(&token);
-                    self.channels[index].receives.push_front((chunk, id, flight));
+                    self.channels[index]
+                        .receives
+                        .push_front((chunk, id, flight));
                     return any;
                 }
                 Err(error) => self.post_failed(index, token, error),
@@ -216,7 +223,7 @@ impl Core {
     /// A channel that refuses a well-formed chunk can carry nothing any more.
     fn post_failed(&mut self, index: usize, token: u64, error: ChannelError) {
         self.tokens.remove(&token);
-        let error = Error::channel(self.peer, index, &self.channels[index].channel, error);
+        let error = Error::channel(self.peer, index, error);
         self.fail(error);
     }
 
@@ -232,7 +239,7 @@ impl Core {
             }
             self.completions = completions;
             if let Err(error) = polled {
-                let error = Error::channel(self.peer, index, &self.channels[index].channel, error);
+                let error = Error::channel(self.peer, index, error);
                 self.fail(error);
             }
             self.consume_ready(index);
@@ -467,8 +474,7 @@ impl Core {
                     Ok(Posted::Accepted) => {}
                     Ok(Posted::Full(_)) => return,
                     Err(error) => {
-                        let channel = &self.channels[index].channel;
-                        let error = Error::channel(self.peer, index, channel, error);
+                        let error = Error::channel(self.peer, index, error);
                         self.fail(error);
                     }
                 }
@@ -577,7 +583,6 @@ impl Core {
 
     /// Digest of the whole operation, for level *verified*.
     pub(super) fn start_digest(&mut self, id: OperationId, bytes: u64) {
-        let now = self.now();
         let Some(operation) = self.operations.get_mut(&id) else {
             return;
         };
@@ -629,12 +634,7 @@ impl Core {
         self.session.data_failed(now, id, None, failure);
     }
 
-    fn emit_arrival(
-        &self,
-        chunk: ChunkEvent,
-        list: &ScatterList,
-        pool: &BouncePool,
-    ) {
+    fn emit_arrival(&self, chunk: ChunkEvent, list: &ScatterList, pool: &BouncePool) {
         if self.observer.is_none() {
             return;
         }
@@ -647,7 +647,10 @@ impl Core {
         let probe = fragments.first().and_then(|first| {
             let start = usize::try_from(first.source_offset).ok()?;
             let length = usize::try_from(first.length).ok()?.min(PROBE);
-            pool.peek(start, length)
+            let mut bytes = vec![0; length];
+            let part = pool.slice().slice(start..start.checked_add(length)?).ok()?;
+            part.read_to(&mut bytes).ok()?;
+            Some(bytes)
         });
         self.emit(&Event::ChunkArrived {
             chunk,
