@@ -227,12 +227,16 @@ fn withheld_consumption_stalls_reception_and_consuming_resumes_it() {
     });
     assert_eq!(double::stats().pool_low_water, 0);
     assert_eq!(asked, 16, "unconsumed receives keep their places");
-    // However often it is tested, an empty pool receives nothing.
+    // Messages that were whole when the pool ran dry are still reported, at least 16 pages each.
+    for _ in 0..4 {
+        held.extend(receiver.test_head().unwrap());
+    }
+    assert!((1..=4).contains(&held.len()), "{} messages", held.len());
+    // After that, an empty pool receives nothing, however often it is tested.
     for _ in 0..100 {
         let _ = sender.test_head().unwrap();
         assert_eq!(receiver.test_head().unwrap(), None);
     }
-    assert!(!held.is_empty(), "no message fitted the pool");
 
     // Only the oldest can be consumed.
     if let [first, second, ..] = held[..] {
