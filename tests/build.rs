@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 
 fn main() {
-    let source = "double/google_double.c";
-    println!("cargo::rerun-if-changed={source}");
+    println!("cargo::rerun-if-changed=double");
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let library = out.join("libtcpx_double.so");
     let status = cc::Build::new()
@@ -12,11 +11,14 @@ fn main() {
         .to_command()
         .args(["-std=gnu11", "-O2", "-g", "-fPIC", "-shared", "-pthread"])
         .args(["-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"])
-        .arg(source)
+        .args(
+            ["google_double.c", "connect.c", "pool.c", "transfer.c"]
+                .map(|file| format!("double/{file}")),
+        )
         .arg("-o")
         .arg(&library)
         .status()
         .expect("the C compiler runs");
-    assert!(status.success(), "{source} does not compile: {status}");
+    assert!(status.success(), "the double does not compile: {status}");
     println!("cargo::rustc-env=TCPX_DOUBLE_SO={}", library.display());
 }

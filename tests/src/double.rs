@@ -2,14 +2,36 @@
 
 use std::ffi::{CStr, CString, c_void};
 use std::path::Path;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use nccl_net::tables::NetV7;
+use nccl_net::{LoadOptions, Plugin};
 
 /// Path of the shared object.
 pub fn path() -> &'static Path {
     Path::new(env!("TCPX_DOUBLE_SO"))
+}
+
+/// Bytes of a bounce pool unless a test sets others.
+pub const DEFAULT_POOL_BYTES: usize = 2 << 20;
+
+/// One test at a time: the counters and the pool size are the process's. Resets the pool size.
+pub fn serial() -> MutexGuard<'static, ()> {
+    static SERIAL: Mutex<()> = Mutex::new(());
+    let guard = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
+    set_pool_bytes(DEFAULT_POOL_BYTES);
+    guard
+}
+
+/// The double, started: it starts once in a process.
+pub fn plugin() -> &'static Plugin {
+    static PLUGIN: OnceLock<Plugin> = OnceLock::new();
+    PLUGIN.get_or_init(|| {
+        let plugin = Plugin::load(LoadOptions::new(path())).expect("the double loads");
+        plugin.init().expect("the double starts");
+        plugin
+    })
 }
 
 /// What the double counted, over all comms of the process.
