@@ -1,6 +1,7 @@
 //! What can go wrong inside the plugin, and the `ncclResult_t` each failure becomes.
 
 use nccl_net::ResultCode;
+use nccl_net::export::NetError;
 use thiserror::Error;
 
 /// A failure of one call; its text goes to the host's logger, its code to the caller.
@@ -110,16 +111,17 @@ pub enum PluginError {
     },
     /// The peer could not take a message.
     #[error(
-        "{comm}: the receiver refused message {sequence} of {message} bytes, it had posted \
-         {capacity}; post receives at least as large as the sends"
+        "{comm}: the receiver refused message {sequence}{}, it had posted {capacity} bytes; post \
+         receives at least as large as the sends",
+        message.map_or_else(String::new, |bytes| format!(" of {bytes} bytes"))
     )]
     RefusedByPeer {
         /// Comm description.
         comm: String,
         /// Message number.
         sequence: u64,
-        /// Bytes sent.
-        message: u64,
+        /// Bytes sent, while the sender still knows.
+        message: Option<u64>,
         /// Bytes the receiver had posted.
         capacity: u64,
     },
@@ -205,5 +207,11 @@ impl PluginError {
             error: error.to_string(),
             hint,
         }
+    }
+}
+
+impl From<PluginError> for NetError {
+    fn from(error: PluginError) -> Self {
+        Self::new(error.code(), error.to_string())
     }
 }

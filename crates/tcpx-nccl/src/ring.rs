@@ -45,8 +45,7 @@ impl<T> Ring<T> {
         self.slots[at] = Some(request);
         self.posted += 1;
         self.outstanding += 1;
-        // Below 32.
-        Some(RequestId(at as u32))
+        Some(id(self.posted - 1))
     }
 
     pub(crate) fn by_sequence(&mut self, sequence: u64) -> Option<&mut T> {
@@ -65,6 +64,12 @@ impl<T> Ring<T> {
         self.outstanding -= 1;
         Some(request)
     }
+}
+
+/// The id of the request with a sequence number.
+pub(crate) fn id(sequence: u64) -> RequestId {
+    // Below 32.
+    RequestId(index(sequence) as u32)
 }
 
 /// Slot of a sequence number.

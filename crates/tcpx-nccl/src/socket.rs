@@ -18,11 +18,24 @@ pub(crate) struct Span(libc::iovec);
 unsafe impl Send for Span {}
 
 impl Span {
+    pub(crate) const EMPTY: Self = Self::new(std::ptr::null_mut(), 0);
+
     pub(crate) const fn new(start: *mut u8, len: usize) -> Self {
         Self(libc::iovec {
             iov_base: start.cast(),
             iov_len: len,
         })
+    }
+
+    /// What is left of it after `bytes`.
+    pub(crate) fn from(self, bytes: usize) -> Self {
+        let bytes = bytes.min(self.0.iov_len);
+        let start = self.0.iov_base.cast::<u8>().wrapping_add(bytes);
+        Self::new(start, self.0.iov_len - bytes)
+    }
+
+    pub(crate) const fn len(self) -> usize {
+        self.0.iov_len
     }
 
     pub(crate) fn of(bytes: &[u8]) -> Self {
@@ -132,10 +145,10 @@ pub(crate) fn prepare(stream: &TcpStream) -> Result<(), PluginError> {
         .with_time(std::time::Duration::from_secs(10))
         .with_interval(std::time::Duration::from_secs(5))
         .with_retries(4);
-    let socket = socket2::SockRef::from(stream);
-    set(socket.set_tcp_keepalive(&keepalive), "setting keepalive")?;
+    // No TCP_USER_TIMEOUT: it would also end a connection whose receiver merely posts nothing for
+    // a while, which is a program at work.
     set(
-        socket.set_tcp_user_timeout(Some(std::time::Duration::from_secs(30))),
-        "setting TCP_USER_TIMEOUT",
+        socket2::SockRef::from(stream).set_tcp_keepalive(&keepalive),
+        "setting keepalive",
     )
 }
