@@ -123,22 +123,26 @@ impl NetConnect for Connector {
 
     fn poll(&mut self) -> Result<Option<SendComm>, NetError> {
         let now = Instant::now();
-        let error = |why: String| PluginError::Connect {
-            peer: self.peer.to_string(),
-            why,
-        };
         let late = now.saturating_duration_since(self.started) > CONNECT_TIME;
-        let too_late = error(format!(
-            "not accepted within {} s; see whether the peer still runs and calls accept",
-            CONNECT_TIME.as_secs()
-        ));
-        let failed = error(String::new());
+        let failed = |connector: &Self, why: String| {
+            Err(PluginError::Connect {
+                peer: connector.peer.to_string(),
+                why,
+            }
+            .into())
+        };
         match self.step(now) {
             Ok(Some(stream)) => {
                 let name = format!("send comm {} to {}", self.shared.number(), self.peer);
                 Ok(Some(SendComm::new(self.shared.clone(), stream, name)))
             }
-            Ok(None) if late => Err(too_late.into()),
+            Ok(None) if late => failed(
+                self,
+                format!(
+                    "not accepted within {} s; see whether the peer still runs and calls accept",
+                    CONNECT_TIME.as_secs()
+                ),
+            ),
             Ok(None) => {
                 self.report_stall(now);
                 Ok(None)
@@ -147,12 +151,7 @@ impl NetConnect for Connector {
                 self.phase = Phase::Idle(now + RETRY_PAUSE);
                 Ok(None)
             }
-            Err(Failure::Retry(why) | Failure::Final(why)) => {
-                let PluginError::Connect { peer, .. } = failed else {
-                    return Err(failed.into());
-                };
-                Err(PluginError::Connect { peer, why }.into())
-            }
+            Err(Failure::Retry(why) | Failure::Final(why)) => failed(self, why),
         }
     }
 }
@@ -212,8 +211,8 @@ fn answer(stream: &TcpStream, handshake: &mut ClientHandshake) -> Result<bool, F
 
 fn send(stream: &TcpStream, message: &Message) -> Result<(), Failure> {
     // A few hundred bytes on a fresh connection always fit its buffer.
-    match socket::send_bytes(stream, message.as_bytes()) {
-        Moved::Bytes(sent) if sent == message.as_bytes().len() => Ok(()),
+    match socket::send_bytes(stream, message) {
+        Moved::Bytes(sent) if sent == message.len() => Ok(()),
         Moved::Broken(error) => Err(Failure::Retry(error.to_string())),
         _ => Err(Failure::Final("the fresh connection takes no bytes".to_owned())),
     }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use nccl_net::constants::UNPACK_QUEUE_DEPTH;
 use nccl_net::device::LoadMeta;
 use tcpx_memory::{
-    Access, BouncePool, Descriptors, Job, Lease, MemoryError, Region, UnpackMethod, Work,
+    Access, BouncePool, Job, Lease, Region, UnpackMethod, Work,
 };
-use tcpx_wire::{Fragment, Limits, ScatterList};
+use tcpx_wire::{Descriptors, Fragment, Limits, ScatterList};
 
 use crate::copies::Copies;
 use crate::device::Device;
@@ -20,6 +20,7 @@ pub(crate) struct GpuPool {
     pub(crate) memory: Region,
     /// Jobs of several slots write disjoint pages at once, all under this one lease.
     lease: Lease,
+    /// Rides on a lease of ours: the socket fills other pages while some are moved.
     landing: BouncePool,
     copies: Arc<Copies<UNPACK_QUEUE_DEPTH>>,
 }
@@ -32,11 +33,14 @@ impl GpuPool {
         let lease = memory
             .lease(.., Access::Write)
             .map_err(|error| failed("receive comm", &error.to_string()))?;
+        let source = landing
+            .lease(.., Access::Write)
+            .map_err(|error| failed("receive comm", &error.to_string()))?;
         Ok(Self {
             device: device.clone(),
             memory,
             lease,
-            landing: BouncePool::new(landing.clone()),
+            landing: BouncePool::new(source.all()),
             copies: Arc::new(Copies::new()),
         })
     }

@@ -191,8 +191,8 @@ impl Pending {
                     Err(error) => return Outcome::Refused(error.to_string()),
                 };
                 // A few hundred bytes on a fresh connection always fit its buffer.
-                match socket::send_bytes(&self.stream, answer.as_bytes()) {
-                    Moved::Bytes(sent) if sent == answer.as_bytes().len() => {}
+                match socket::send_bytes(&self.stream, &answer) {
+                    Moved::Bytes(sent) if sent == answer.len() => {}
                     Moved::Broken(error) => return Outcome::Refused(error.to_string()),
                     _ => return Outcome::Refused("it takes no answer".to_owned()),
                 }

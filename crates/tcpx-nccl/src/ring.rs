@@ -49,7 +49,8 @@ impl<T> Ring<T> {
     }
 
     pub(crate) fn by_sequence(&mut self, sequence: u64) -> Option<&mut T> {
-        if sequence >= self.posted {
+        let live = self.posted.saturating_sub(RequestId::LIMIT as u64)..self.posted;
+        if !live.contains(&sequence) {
             return None;
         }
         self.slots[index(sequence)].as_mut()

@@ -90,16 +90,13 @@ impl Staging {
                 // Below 8.
                 token: slot as u64,
             };
-            match self.device.worker().submit(job) {
-                Ok(()) => {}
-                Err(MemoryError::QueueFull { .. }) => {
-                    self.copies.reset(slot);
-                    return Ok(());
-                }
-                Err(error) => {
-                    self.copies.reset(slot);
-                    return Err(failed(comm, "copying from device memory", &error));
-                }
+            if let Err(refused) = self.device.worker().submit(job) {
+                self.copies.reset(slot);
+                return match refused.error {
+                    // The next call tries again.
+                    MemoryError::QueueFull { .. } => Ok(()),
+                    error => Err(failed(comm, "copying from device memory", &error)),
+                };
             }
             self.pieces.push_back(Piece {
                 sequence: self.sequence,
