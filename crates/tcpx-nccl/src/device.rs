@@ -30,10 +30,12 @@ impl Device {
     /// current context, which is the one NCCL works on.
     pub(crate) fn current(shared: &Shared) -> Result<Self, PluginError> {
         if shared.config.standin {
-            return Ok(Self {
-                gpu: None,
-                worker: CopyWorker::host(),
-            });
+            let worker = CopyWorker::host().map_err(|error| PluginError::Copy {
+                comm: "plugin".to_owned(),
+                operation: "starting the copy worker for host memory".to_owned(),
+                error: error.to_string(),
+            })?;
+            return Ok(Self { gpu: None, worker });
         }
         let no_device = |error: String| {
             PluginError::InvalidArgument(format!(

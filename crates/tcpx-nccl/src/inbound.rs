@@ -147,10 +147,12 @@ impl Inbound {
             let Some(request) = self.ring.by_sequence(self.next) else {
                 return Err(self.protocol("a posted receive", "none"));
             };
-            let bytes = match request.phase {
+            let phase = request.phase;
+            if phase == Phase::Announced && !self.make_room() {
+                break;
+            }
+            let bytes = match phase {
                 Phase::Posted => self.read_header()?,
-                Phase::Announced if !self.make_room() => break,
-                Phase::Announced => continue,
                 _ => self.read_payload()?,
             };
             let Some(bytes) = bytes else { break };
@@ -165,10 +167,11 @@ impl Inbound {
         let mut bytes = 0;
         if self.header_bytes < HEADER_BYTES {
             let rest = &mut self.header[self.header_bytes..];
-            bytes = match self.moved(socket::receive_bytes(&self.stream, rest))? {
-                Some(bytes) => bytes,
-                None => return Ok(None),
+            let moved = socket::receive_bytes(&self.stream, rest);
+            let Some(arrived) = self.moved(moved)? else {
+                return Ok(None);
             };
+            bytes = arrived;
             self.header_bytes += bytes;
             if self.header_bytes < HEADER_BYTES {
                 return Ok(Some(bytes));
@@ -287,11 +290,14 @@ impl Inbound {
         if request.received < request.size || request.phase == Phase::Announced {
             return Ok(());
         }
-        request.phase = match (request.target, &mut self.scatter) {
-            (Target::Device, Some(scatter)) if !scatter.complete(&self.name, number)? => {
-                Phase::Moving
-            }
-            _ => Phase::Done { reported: false },
+        let complete = match (request.target, &mut self.scatter) {
+            (Target::Device, Some(scatter)) => scatter.complete(&self.name, number)?,
+            _ => true,
+        };
+        request.phase = if complete {
+            Phase::Done { reported: false }
+        } else {
+            Phase::Moving
         };
         self.next += 1;
         Ok(())

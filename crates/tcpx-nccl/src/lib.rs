@@ -73,7 +73,6 @@ unsafe impl Sync for BuildId {}
 
 /// Version and source hash of this file, as a C string: `const char *tcpx_build_id`.
 #[unsafe(no_mangle)]
-#[expect(non_upper_case_globals, reason = "it is a C symbol")]
 pub static tcpx_build_id: BuildId = BuildId(BUILD_ID.as_ptr());
 
 /// Version and source hash of this plugin: `tcpx-nccl VERSION sources HASH`.

@@ -74,7 +74,7 @@ impl Scatter {
             .host_ptr()
             .and_then(|start| NonNull::new(start.cast::<NetUnpackMeta>()))
             .filter(|meta| meta.is_aligned())
-            .ok_or(PluginError::Copy {
+            .ok_or_else(|| PluginError::Copy {
                 comm: "receive comm".to_owned(),
                 operation: "placing the unpack queue".to_owned(),
                 error: "the memory is not aligned to 16 bytes".to_owned(),
