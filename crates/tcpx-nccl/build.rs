@@ -8,6 +8,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     for path in tcpx_build_id::inputs(&root) {
         println!("cargo::rerun-if-changed={}", path.display());
     }
-    println!("cargo::rustc-env=TCPX_BUILD_ID={}", tcpx_build_id::of_sources(&root)?);
+    println!(
+        "cargo::rustc-env=TCPX_BUILD_ID={}",
+        tcpx_build_id::of_sources(&root)?
+    );
     Ok(())
 }

@@ -106,7 +106,9 @@ fn find(bytes: &[u8]) -> Option<String> {
         // The words must be there; the text may run on into its neighbour in the file.
         if let Some((head, tail)) = text.split_once(" sources ")
             && tail.len() >= HASH_CHARACTERS
-            && tail[..HASH_CHARACTERS].bytes().all(|b| b.is_ascii_hexdigit())
+            && tail[..HASH_CHARACTERS]
+                .bytes()
+                .all(|b| b.is_ascii_hexdigit())
         {
             return Some(format!("{head} sources {}", &tail[..HASH_CHARACTERS]));
         }

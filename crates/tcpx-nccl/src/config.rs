@@ -77,7 +77,14 @@ impl Config {
             config.mode = match text.as_str() {
                 "host" => Mode::Host,
                 "unpack" => Mode::Unpack,
-                _ => return Err(bad("TCPX_NET_DEVICE", text, "unknown kind", "host or unpack")),
+                _ => {
+                    return Err(bad(
+                        "TCPX_NET_DEVICE",
+                        text,
+                        "unknown kind",
+                        "host or unpack",
+                    ));
+                }
             };
         }
         if let Some(text) = value("TCPX_NET_POOL") {

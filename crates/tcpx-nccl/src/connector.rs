@@ -214,7 +214,9 @@ fn send(stream: &TcpStream, message: &Message) -> Result<(), Failure> {
     match socket::send_bytes(stream, message) {
         Moved::Bytes(sent) if sent == message.len() => Ok(()),
         Moved::Broken(error) => Err(Failure::Retry(error.to_string())),
-        _ => Err(Failure::Final("the fresh connection takes no bytes".to_owned())),
+        _ => Err(Failure::Final(
+            "the fresh connection takes no bytes".to_owned(),
+        )),
     }
 }
 

@@ -85,7 +85,9 @@ pub enum PluginError {
         total: u64,
     },
     /// The bytes on the connection are not what the protocol says.
-    #[error("{comm}: expected {expected}, got {arrived}; the connection is unusable, both sides must run the same plugin version")]
+    #[error(
+        "{comm}: expected {expected}, got {arrived}; the connection is unusable, both sides must run the same plugin version"
+    )]
     Protocol {
         /// Comm description.
         comm: String,
@@ -143,7 +145,9 @@ pub enum PluginError {
         why: &'static str,
     },
     /// `irecvConsumed` out of order, or before the receive was done.
-    #[error("{comm}: irecvConsumed {why}; consume receives strictly in the order of irecv, after test said done")]
+    #[error(
+        "{comm}: irecvConsumed {why}; consume receives strictly in the order of irecv, after test said done"
+    )]
     ConsumeOrder {
         /// Comm description.
         comm: String,

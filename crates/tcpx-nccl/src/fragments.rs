@@ -132,7 +132,13 @@ mod tests {
         let mut pieces = Vec::new();
         let mut shuffle = Shuffle::new(3);
         assert_eq!(plan(4097, 1, &mut shuffle, &mut pieces), None);
-        assert_eq!(plan(8 << 20, 100_000, &mut shuffle, &mut pieces), Some(2048));
-        assert_eq!(plan((8 << 20) + 1, 100_000, &mut shuffle, &mut pieces), None);
+        assert_eq!(
+            plan(8 << 20, 100_000, &mut shuffle, &mut pieces),
+            Some(2048)
+        );
+        assert_eq!(
+            plan((8 << 20) + 1, 100_000, &mut shuffle, &mut pieces),
+            None
+        );
     }
 }

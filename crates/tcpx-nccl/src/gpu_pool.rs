@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use nccl_net::constants::UNPACK_QUEUE_DEPTH;
 use nccl_net::device::LoadMeta;
-use tcpx_memory::{
-    Access, BouncePool, Job, Lease, Region, UnpackMethod, Work,
-};
+use tcpx_memory::{Access, BouncePool, Job, Lease, Region, UnpackMethod, Work};
 use tcpx_wire::{Descriptors, Fragment, Limits, ScatterList};
 
 use crate::copies::Copies;

@@ -62,7 +62,24 @@ impl Header {
         if flags != 0 {
             return Err(("flags 0".to_owned(), format!("{flags:#x}")));
         }
-        let [s0, s1, s2, s3, s4, s5, s6, s7, z0, z1, z2, z3, z4, z5, z6, z7] = rest;
+        let [
+            s0,
+            s1,
+            s2,
+            s3,
+            s4,
+            s5,
+            s6,
+            s7,
+            z0,
+            z1,
+            z2,
+            z3,
+            z4,
+            z5,
+            z6,
+            z7,
+        ] = rest;
         Ok(Self {
             sequence: u64::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7]),
             size: u64::from_le_bytes([z0, z1, z2, z3, z4, z5, z6, z7]),

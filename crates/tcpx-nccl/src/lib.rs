@@ -57,11 +57,11 @@ pub use send::SendComm;
 nccl_net::export_plugin!(TcpxPlugin: v7);
 
 /// `build_id` with the terminating zero of a C string.
-const BUILD_ID: &CStr = match CStr::from_bytes_with_nul(concat!(env!("TCPX_BUILD_ID"), "\0").as_bytes())
-{
-    Ok(text) => text,
-    Err(_) => panic!("the build id holds a zero byte"),
-};
+const BUILD_ID: &CStr =
+    match CStr::from_bytes_with_nul(concat!(env!("TCPX_BUILD_ID"), "\0").as_bytes()) {
+        Ok(text) => text,
+        Err(_) => panic!("the build id holds a zero byte"),
+    };
 
 /// A pointer to a constant string.
 #[derive(Debug)]

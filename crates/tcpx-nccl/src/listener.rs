@@ -62,9 +62,9 @@ impl ListenComm {
         interface: &Interface,
     ) -> Result<(PeerHandle, Self), PluginError> {
         let socket = bind(shared, interface)?;
-        let address = socket
-            .local_addr()
-            .map_err(|error| PluginError::system("reading the listening address", &error, "retry"))?;
+        let address = socket.local_addr().map_err(|error| {
+            PluginError::system("reading the listening address", &error, "retry")
+        })?;
         let secret = random::<{ Key::BYTES }>()?;
         let listen_id = shared.number();
         let handle = Handle {
@@ -95,7 +95,9 @@ impl ListenComm {
                     _ => {
                         // Mostly too many open files: our peer may wait in the backlog, so this is
                         // no end, but it must be seen.
-                        self.shared.log.warn(&format!("{}: accept: {error}", self.name));
+                        self.shared
+                            .log
+                            .warn(&format!("{}: accept: {error}", self.name));
                         break;
                     }
                 },
@@ -211,7 +213,11 @@ pub(crate) fn key(secret: [u8; Key::BYTES]) -> Key {
 
 /// A TCP socket with the congestion control that bulk transfers need.
 pub(crate) fn tcp_socket(address: SocketAddr) -> io::Result<Socket> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM,
+        Some(Protocol::TCP),
+    )?;
     socket.set_nonblocking(true)?;
     // Hosts may default to a control made for the open internet, at a fraction of the speed.
     if socket.set_tcp_congestion(b"cubic").is_err() {

@@ -45,9 +45,7 @@ impl Memory {
         let start = buffer.data.addr();
         let offset = start.wrapping_sub(self.start);
         let inside = buffer.len == 0
-            || (start >= self.start
-                && offset <= self.len
-                && buffer.len <= self.len - offset);
+            || (start >= self.start && offset <= self.len && buffer.len <= self.len - offset);
         if !inside {
             return Err(PluginError::InvalidArgument(format!(
                 "{} bytes at {start:#x} are outside the registered {} bytes at {:#x}; register the \

@@ -136,7 +136,8 @@ impl NetRecv for RecvComm {
             return Ok(None);
         }
         let number = inbound.ring.posted();
-        if let (Target::Device, Some(scatter)) = (&target, &mut inbound.scatter) {
+        // Also for host memory: an empty slot says that nothing is to be gathered.
+        if let Some(scatter) = &mut inbound.scatter {
             scatter.post(number);
         }
         let id = inbound.ring.post(Request::new(target, buffer.len));

@@ -171,7 +171,10 @@ impl Scatter {
         for piece in self.pieces[self.piece..].iter().take(MAX_SPANS - 1) {
             let start = source_offset(held, piece) as usize + inside;
             // Within the pool: pages are below its end, pieces within their page.
-            spans.push(Span::new(base.wrapping_add(start), piece.len as usize - inside));
+            spans.push(Span::new(
+                base.wrapping_add(start),
+                piece.len as usize - inside,
+            ));
             inside = 0;
         }
     }
@@ -196,11 +199,12 @@ impl Scatter {
         self.shuffle.shuffle(&mut self.pieces);
         let held = &self.held[slot(number)];
         self.entries.clear();
-        self.entries.extend(self.pieces.iter().map(|piece| LoadMeta {
-            src_off: source_offset(held, piece),
-            len: piece.len,
-            dst_off: piece.offset,
-        }));
+        self.entries
+            .extend(self.pieces.iter().map(|piece| LoadMeta {
+                src_off: source_offset(held, piece),
+                len: piece.len,
+                dst_off: piece.offset,
+            }));
         // With a pool on the GPU the entries are there before the bytes; nobody may look before
         // the receive is done, and it is done when both are there.
         self.queue

@@ -294,13 +294,10 @@ impl State {
     }
 
     fn closed(&mut self, why: String) -> PluginError {
-        let (done, total) = self
-            .ring
-            .by_sequence(self.next)
-            .map_or((0, 0), |request| {
-                let done = request.written.saturating_sub(HEADER_BYTES);
-                (done as u64, request.size as u64)
-            });
+        let (done, total) = self.ring.by_sequence(self.next).map_or((0, 0), |request| {
+            let done = request.written.saturating_sub(HEADER_BYTES);
+            (done as u64, request.size as u64)
+        });
         PluginError::PeerClosed {
             comm: self.name.clone(),
             why,

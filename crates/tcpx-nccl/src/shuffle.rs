@@ -7,7 +7,11 @@ pub(crate) struct Shuffle(u64);
 impl Shuffle {
     pub(crate) const fn new(seed: u64) -> Self {
         // The generator has one fixed point, zero.
-        Self(if seed == 0 { 0x9e37_79b9_7f4a_7c15 } else { seed })
+        Self(if seed == 0 {
+            0x9e37_79b9_7f4a_7c15
+        } else {
+            seed
+        })
     }
 
     /// A number below `bound`; 0 when `bound` is 0.

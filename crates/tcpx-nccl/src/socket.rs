@@ -135,10 +135,17 @@ fn outcome(receiving: bool, mut call: impl FnMut() -> isize) -> Moved {
 pub(crate) fn prepare(stream: &TcpStream) -> Result<(), PluginError> {
     let set = |result: io::Result<()>, what: &str| {
         result.map_err(|error| {
-            PluginError::system(what, &error, "the connection was probably reset, see the peer")
+            PluginError::system(
+                what,
+                &error,
+                "the connection was probably reset, see the peer",
+            )
         })
     };
-    set(stream.set_nonblocking(true), "making a connection non-blocking")?;
+    set(
+        stream.set_nonblocking(true),
+        "making a connection non-blocking",
+    )?;
     set(stream.set_nodelay(true), "setting TCP_NODELAY")?;
     // A host that vanished without a word is noticed by probes, not by a wait without end.
     let keepalive = socket2::TcpKeepalive::new()
