@@ -10,7 +10,7 @@ mod offload;
 mod registrations;
 
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nccl_net::{AbiVersion, Accepting, Connecting, Handle128, LoadOptions, Plugin, Properties};
@@ -126,6 +126,11 @@ impl PluginNetwork {
         self.plugin.name()
     }
 
+    /// One set-up call at a time, whichever connection it is for.
+    fn calls(&self) -> MutexGuard<'_, ()> {
+        self.setup.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn failed(&self, call: &'static str, cause: impl ToString) -> NetworkError {
         NetworkError::Plugin {
             network: self.name(),
@@ -144,6 +149,7 @@ impl PluginNetwork {
         let mut sends: Vec<_> = connecting.into_iter().map(|comm| (comm, None)).collect();
         let mut receives: Vec<_> = accepting.into_iter().map(|comm| (comm, None)).collect();
         loop {
+            let calls = self.calls();
             // Every connect is polled before any accept: there are plugins whose accept blocks
             // until the peer has connected.
             for (comm, up) in sends.iter_mut().filter(|(_, up)| up.is_none()) {
@@ -152,6 +158,7 @@ impl PluginNetwork {
             for (comm, up) in receives.iter_mut().filter(|(_, up)| up.is_none()) {
                 *up = comm.poll().map_err(|error| self.failed("accept", error))?;
             }
+            drop(calls);
             let up = sends.iter().filter(|(_, up)| up.is_some()).count()
                 + receives.iter().filter(|(_, up)| up.is_some()).count();
             if up == sends.len() + receives.len() {
@@ -210,12 +217,7 @@ impl Network for PluginNetwork {
         let count = usize::from(self.channel_count(setup.channels));
         let mut handles = Vec::with_capacity(count * HANDLE_BYTES);
         let mut accepting = Vec::with_capacity(count);
-        let guard = || {
-            self.setup
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner)
-        };
-        let calls = guard();
+        let calls = self.calls();
         for _ in 0..count {
             let (handle, listen) = self
                 .plugin
@@ -238,7 +240,6 @@ impl Network for PluginNetwork {
         // Both sides use the lesser number of channels; handles beyond it are closed unused.
         let count = count.min(theirs.len());
         accepting.truncate(count);
-        let _calls = guard();
         let connecting = theirs[..count]
             .iter()
             .map(|handle| self.plugin.connect(self.device, Handle128(*handle)))

@@ -9,7 +9,7 @@ use tcpx_wire::scatter::{Fragment, ScatterList};
 
 use super::PluginMemory;
 use super::offload::Offload;
-use super::registrations::Registrations;
+use super::registrations::{LARGEST_REQUEST, Registrations};
 use crate::channel::{
     Cancel, Capabilities, Channel, ChannelStats, Completion, MemoryKinds, Payload, Posted,
     Readiness, ReceiveChunk, SendChunk, Ticket,
@@ -130,7 +130,7 @@ impl PluginChannel {
         if self.offload.is_some() && kind == MemoryType::Cuda {
             LARGEST_UNPACKED
         } else {
-            nccl_net::MAX_REQUEST_BYTES as u64
+            LARGEST_REQUEST as u64
         }
     }
 
@@ -276,7 +276,7 @@ impl Channel for PluginChannel {
         let posted = self
             .send_registrations
             .of_send(comm, &chunk.source, kind)
-            .and_then(|memory| comm.isend(&memory, chunk.source.offset(), length, tag(chunk.tag)));
+            .and_then(|at| comm.isend(&at.memory, at.offset, length, tag(chunk.tag)));
         match posted {
             Ok(PostOutcome::Posted(_)) => {
                 self.sends.push_back((chunk.token, chunk.source));
@@ -301,9 +301,7 @@ impl Channel for PluginChannel {
         let posted = self
             .receive_registrations
             .of_receive(comm, &chunk.destination, kind)
-            .and_then(|memory| {
-                comm.irecv(&memory, chunk.destination.offset(), length, tag(chunk.tag))
-            });
+            .and_then(|at| comm.irecv(&at.memory, at.offset, length, tag(chunk.tag)));
         match posted {
             Ok(PostOutcome::Posted(_)) => {
                 self.receives.push_back(Receiving {

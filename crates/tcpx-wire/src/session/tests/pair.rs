@@ -364,7 +364,7 @@ impl Pair {
         assert!(side.closed.is_none(), "after Closed: {action:?}");
         match action {
             Action::PeerSettings(_) | Action::PeerReady | Action::Setup { .. } => {}
-            Action::ChunkAcknowledged { .. } => {}
+            Action::ChunkAcknowledged { .. } | Action::Matched { .. } => {}
             Action::PostSend { operation, chunk, transfer, .. } => {
                 let agreed = *side.session.agreed().unwrap();
                 assert!(side.granted.contains(&transfer), "posted before the grant");
