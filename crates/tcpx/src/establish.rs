@@ -344,7 +344,7 @@ fn session_config(options: &Options) -> Result<Config, Error> {
         memory: memory_name(options),
         software: concat!("tcpx ", env!("CARGO_PKG_VERSION")).to_owned(),
     };
-    if chunk_bytes == 0 || chunk_bytes % CHUNK_GRAIN != 0 {
+    if chunk_bytes == 0 || !chunk_bytes.is_multiple_of(CHUNK_GRAIN) {
         return Err(Error::Setting {
             what: "chunk size",
             expected: format!("a multiple of {CHUNK_GRAIN} bytes"),
