@@ -61,7 +61,12 @@ fn main() -> Result<(), Failure> {
             chunk,
         },
     ];
+    // No two chunks in flight share memory.
+    let window = u16::try_from(WORKING_SET / chunk)
+        .unwrap_or(u16::MAX)
+        .min(tcpx_net::tcp::WINDOW);
     let options = TcpOptions {
+        window,
         stage_host,
         ..TcpOptions::default()
     };

@@ -63,7 +63,8 @@ fn each_way_in_which_keys_differ_has_its_own_error() {
 
 #[test]
 fn a_peer_that_is_not_tcpx_or_of_another_version_is_named() {
-    let answers: [(Vec<u8>, fn(&NetworkError) -> bool); 2] = [
+    type IsExpected = fn(&NetworkError) -> bool;
+    let answers: [(Vec<u8>, IsExpected); 2] = [
         (
             b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n".to_vec(),
             |error| matches!(error, NetworkError::NotTcpx { arrived, .. } if arrived.contains("SSH-2.0")),
