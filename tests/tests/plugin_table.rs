@@ -44,7 +44,8 @@ impl Bare {
         let mut bytes = Box::new([0; 4096]);
         let mut handle = [0u8; 128];
         let mut listen = ptr::null_mut();
-        let (mut send, mut receive) = (ptr::null_mut(), ptr::null_mut());
+        let mut send: *mut c_void = ptr::null_mut();
+        let mut receive: *mut c_void = ptr::null_mut();
         let (mut send_memory, mut receive_memory) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the calls of a host program, in order, with out pointers that live long enough.
         unsafe {
