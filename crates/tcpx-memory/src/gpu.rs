@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-pub use pointer::{Entered, PointerInfo};
+pub use pointer::PointerInfo;
 
 pub(crate) use context::{Current, MappedHost, device_alloc, device_free, host_free};
 pub(crate) use sync::{create_stream, destroy_stream};

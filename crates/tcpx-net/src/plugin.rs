@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nccl_net::{AbiVersion, Accepting, Connecting, Handle128, LoadOptions, Plugin, Properties};
-use tcpx_memory::{CudaError, Entered, Gpu};
+use tcpx_memory::{ContextGuard, CudaError, Gpu};
 
 use crate::channel::Channel;
 use crate::error::NetworkError;
@@ -46,7 +46,7 @@ pub enum PluginMemory {
 
 impl PluginMemory {
     /// Makes the GPU's context current for a call into the plugin, which may go by that.
-    fn enter(&self) -> Result<Option<Entered>, CudaError> {
+    fn enter(&self) -> Result<Option<ContextGuard>, CudaError> {
         match self {
             Self::Gpu(gpu) => gpu.enter().map(Some),
             Self::Host | Self::StandIn => Ok(None),

@@ -1,7 +1,4 @@
-//! Working beside somebody else's CUDA code: its addresses, and the current context it goes by.
-
-use std::fmt;
-use std::marker::PhantomData;
+//! What the driver knows about an address that somebody else allocated.
 
 use super::{Current, Gpu};
 use crate::driver::sys;
@@ -26,31 +23,7 @@ impl PointerInfo {
     }
 }
 
-/// Keeps a GPU's context current on the calling thread; what was current before comes back when it
-/// is dropped. It belongs to the thread that made it.
-pub struct Entered {
-    _current: Current,
-    _this_thread: PhantomData<*mut ()>,
-}
-
-impl fmt::Debug for Entered {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Entered").finish_non_exhaustive()
-    }
-}
-
 impl Gpu {
-    /// Makes this GPU's context current on the calling thread, for libraries that go by that.
-    ///
-    /// # Errors
-    /// The driver's refusal.
-    pub fn enter(&self) -> Result<Entered, CudaError> {
-        Ok(Entered {
-            _current: Current::enter(self)?,
-            _this_thread: PhantomData,
-        })
-    }
-
     /// Describes the allocation that contains a device address.
     ///
     /// # Errors
