@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nccl_net::{AbiVersion, Accepting, Connecting, Handle128, LoadOptions, Plugin, Properties};
-use tcpx_memory::Gpu;
+use tcpx_memory::{ContextGuard, CudaError, Gpu};
 
 use crate::channel::Channel;
 use crate::error::NetworkError;
@@ -42,6 +42,17 @@ pub enum PluginMemory {
     StandIn,
     /// Memory of this GPU; host memory is received in place.
     Gpu(Gpu),
+}
+
+impl PluginMemory {
+    /// Makes the GPU's context current for calls in which a plugin looks for it: NCCL does so, and
+    /// plugins count on it.
+    fn enter(&self) -> Result<Option<ContextGuard>, CudaError> {
+        match self {
+            Self::Gpu(gpu) => gpu.enter().map(Some),
+            Self::Host | Self::StandIn => Ok(None),
+        }
+    }
 }
 
 /// Which plugin to load and how to use it.
@@ -148,6 +159,10 @@ impl PluginNetwork {
     ) -> Result<Vec<Box<dyn Channel>>, NetworkError> {
         let mut sends: Vec<_> = connecting.into_iter().map(|comm| (comm, None)).collect();
         let mut receives: Vec<_> = accepting.into_iter().map(|comm| (comm, None)).collect();
+        let _context = self
+            .memory
+            .enter()
+            .map_err(|error| self.failed("accept", error))?;
         loop {
             let calls = self.calls();
             // Every connect is polled before any accept: there are plugins whose accept blocks

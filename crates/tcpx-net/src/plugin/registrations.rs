@@ -78,6 +78,9 @@ impl Registrations {
         let len = (region.len() - start).min(WINDOW + LARGEST_REQUEST);
         let data = std::ptr::with_exposed_provenance_mut::<u8>(address(&region.all()));
         let owner = Arc::new(region.clone());
+        // Plugins find the GPU by the current context. Should it not become current, the plugin says
+        // what it misses.
+        let _context = region.gpu().and_then(|gpu| gpu.enter().ok());
         let memory = register(data.wrapping_add(start), len, owner)?;
         self.windows.insert(key, (memory.clone(), region.clone()));
         Ok(Registered { memory, offset })
