@@ -45,7 +45,8 @@ pub enum PluginMemory {
 }
 
 impl PluginMemory {
-    /// Makes the GPU's context current for a call into the plugin, which may go by that.
+    /// Makes the GPU's context current for calls in which a plugin looks for it: NCCL does so, and
+    /// plugins count on it.
     fn enter(&self) -> Result<Option<ContextGuard>, CudaError> {
         match self {
             Self::Gpu(gpu) => gpu.enter().map(Some),
