@@ -34,6 +34,7 @@ pub(super) struct Watched {
     pub(super) bytes: u64,
     pub(super) outcome: Option<Result<Completed, OperationError>>,
     pub(super) memory: Option<Memory>,
+    pub(super) matched: Option<(TransferId, u32)>,
     pub(super) transfer: Option<TransferId>,
     /// Chunks given to the data plane and not yet returned.
     pub(super) held: BTreeSet<u32>,

@@ -428,7 +428,17 @@ impl Pair {
         assert!(side.closed.is_none(), "after Closed: {action:?}");
         match action {
             Action::PeerSettings(_) | Action::PeerReady | Action::Setup { .. } => {}
-            Action::ChunkAcknowledged { .. } | Action::Matched { .. } => {}
+            Action::ChunkAcknowledged { .. } => {}
+            Action::Matched {
+                operation,
+                transfer,
+                chunks,
+                ..
+            } => {
+                let watched = side.operations.get_mut(&operation).unwrap();
+                assert!(watched.outcome.is_none() && watched.held.is_empty());
+                assert_eq!(watched.matched.replace((transfer, chunks)), None);
+            }
             Action::PostSend {
                 operation,
                 chunk,
@@ -440,6 +450,7 @@ impl Pair {
                 side.sends.post(chunk, agreed.channels, agreed.send_window);
                 let watched = side.operations.get_mut(&operation).unwrap();
                 assert!(watched.outcome.is_none() && !watched.stopped);
+                assert_eq!(watched.matched.map(|(matched, _)| matched), Some(transfer));
                 watched.transfer = Some(transfer);
                 assert!(watched.held.insert(chunk.index));
                 let Chunk { index, channel, .. } = chunk;
@@ -470,6 +481,7 @@ impl Pair {
                 let watched = side.operations.get_mut(&operation).unwrap();
                 assert!(watched.outcome.is_none() && !watched.stopped);
                 assert!(chunk.offset + u64::from(chunk.length) <= watched.bytes);
+                assert_eq!(watched.matched.map(|(matched, _)| matched), Some(transfer));
                 watched.transfer = Some(transfer);
                 assert!(watched.held.insert(chunk.index));
                 let posted = side.receives.posted.entry(chunk.channel).or_default();
@@ -479,6 +491,7 @@ impl Pair {
             Action::DeliverEager { operation, payload } => {
                 let watched = side.operations.get_mut(&operation).unwrap();
                 assert!(payload.len() as u64 <= watched.bytes && watched.copied.is_none());
+                assert!(watched.matched.is_some());
                 watched.copying = true;
                 watched.copied = Some(payload);
                 if !self.weather.no_unpack {
