@@ -117,6 +117,18 @@ impl Gpu {
             release_primary(api, device, &context);
             return Ok(Self(inner));
         }
+        let gpu = Self::new(api, ordinal, device, context)?;
+        open.retain(|_, weak| weak.strong_count() > 0);
+        open.insert(key, Arc::downgrade(&gpu.0));
+        Ok(gpu)
+    }
+
+    fn new(
+        api: &'static Api,
+        ordinal: u32,
+        device: sys::CUdevice,
+        context: ContextHandle,
+    ) -> Result<Self, CudaError> {
         let described = driver::describe(api, ordinal).and_then(|info| {
             let multiprocessors = driver::attribute(
                 api,
@@ -138,9 +150,15 @@ impl Gpu {
         });
         let gpu = Self(inner);
         gpu.0.events.fill(&gpu)?;
-        open.retain(|_, weak| weak.strong_count() > 0);
-        open.insert(key, Arc::downgrade(&gpu.0));
         Ok(gpu)
+    }
+
+    /// A GPU in memory.
+    #[cfg(test)]
+    pub(crate) fn fake() -> Self {
+        let api = &driver::fake::API;
+        let context = retain_primary(api, 0).unwrap();
+        Self::new(api, 0, 0, context).unwrap()
     }
 
     /// The device's number in this process.

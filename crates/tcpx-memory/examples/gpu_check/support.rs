@@ -42,7 +42,7 @@ pub(crate) struct Jobs<'bench> {
 }
 
 impl Jobs<'_> {
-    /// Submits; while the queue is full, waits for one job to end and hands its token to `early`.
+    /// Submits a job.
     pub(crate) fn submit(
         &self,
         token: u64,
@@ -68,11 +68,6 @@ impl Jobs<'_> {
             RecvTimeoutError::Timeout => format!("no job ended within {LIMIT:?}"),
             RecvTimeoutError::Disconnected => "the worker dropped the job".to_owned(),
         })
-    }
-
-    /// Whether no job has ended that was not looked at.
-    pub(crate) fn none_ended(&self) -> bool {
-        self.ended.try_recv().is_err()
     }
 }
 

@@ -131,20 +131,18 @@ impl User {
     }
 
     pub(crate) fn wait(&self, stream: CUstream) -> Result<(), String> {
-        // SAFETY: a stream of this context.
         self.inside(|| {
-            check("cuStreamSynchronize", unsafe {
-                sys::cuStreamSynchronize(stream)
-            })
+            // SAFETY: a stream of this context.
+            let result = unsafe { sys::cuStreamSynchronize(stream) };
+            check("cuStreamSynchronize", result)
         })
     }
 
     pub(crate) fn record(&self, stream: CUstream) -> Result<(), String> {
-        // SAFETY: both are of this context.
         self.inside(|| {
-            check("cuEventRecord", unsafe {
-                sys::cuEventRecord(self.event, stream)
-            })
+            // SAFETY: both are of this context.
+            let result = unsafe { sys::cuEventRecord(self.event, stream) };
+            check("cuEventRecord", result)
         })
     }
 
