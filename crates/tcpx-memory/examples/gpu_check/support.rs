@@ -10,6 +10,8 @@ use tcpx_memory::{
 };
 use tcpx_wire::{Fragment, Limits, ScatterList};
 
+use crate::user::User;
+
 /// What a check found: a summary, or what differs.
 pub(crate) type Outcome = Result<String, String>;
 
@@ -22,7 +24,7 @@ pub(crate) const POISON: u8 = 0xA5;
 pub(crate) struct Bench {
     pub(crate) gpu: Gpu,
     pub(crate) worker: Arc<CopyWorker>,
-    pub(crate) user: OnceLock<crate::user::User>,
+    pub(crate) user: OnceLock<User>,
 }
 
 struct Channel(Sender<(u64, Result<u64, MemoryError>)>);
@@ -72,6 +74,14 @@ impl Jobs<'_> {
 }
 
 impl Bench {
+    /// A program of its own on the same GPU.
+    pub(crate) fn user(&self) -> Result<&User, String> {
+        if self.user.get().is_none() {
+            self.user.set(User::create(&self.gpu)?).ok();
+        }
+        self.user.get().ok_or_else(|| "no user".to_owned())
+    }
+
     pub(crate) fn open() -> Result<Self, String> {
         let gpu = Gpu::open(0).map_err(text)?;
         let worker = CopyWorker::for_gpu(&gpu).map_err(text)?;

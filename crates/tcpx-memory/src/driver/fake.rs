@@ -192,6 +192,24 @@ fn release(world: &mut World, address: usize) -> i32 {
     OK
 }
 
+/// All memory of the fake is mapped host memory.
+fn describe(world: &World, value: *mut c_void, attribute: i32, address: usize) -> i32 {
+    use super::sys::CUpointer_attribute as Attribute;
+    const START: i32 = Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR as i32;
+    const SIZE: i32 = Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE as i32;
+    const HOST: i32 = Attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER as i32;
+    let around = world
+        .memory
+        .iter()
+        .find(|(start, layout)| (**start..**start + layout.size()).contains(&address));
+    match (around, attribute) {
+        (Some((start, _)), START) => answer(value.cast::<u64>(), *start as u64),
+        (Some((_, layout)), SIZE) => answer(value.cast::<usize>(), layout.size()),
+        (Some(_), HOST) => answer(value.cast::<usize>(), address),
+        _ => INVALID_VALUE,
+    }
+}
+
 macro_rules! call {
     (|$($name:ident: $type:ty),*| $body:expr) => {{
         unsafe extern "C" fn call($($name: $type),*) -> i32 { $body }
@@ -283,6 +301,9 @@ pub(crate) static API: Api = Api {
                                       host: *mut c_void,
                                       _flags: c_uint| {
         answer(device, host.addr() as u64)
+    }),
+    cuPointerGetAttribute: call!(|value: *mut c_void, attribute: i32, address: CUdeviceptr| {
+        inside(|world| describe(world, value, attribute, address as usize))
     }),
     cuMemcpyAsync: call!(
         |to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream| {
