@@ -6,6 +6,9 @@ pub(crate) mod link;
 pub(crate) mod perf;
 pub(crate) mod transfer;
 
+use std::ffi::OsStr;
+
+use clap::builder::Resettable;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
@@ -50,7 +53,7 @@ pub(crate) enum Command {
 impl Cli {
     /// Reads this process's arguments and variables; ends the process with help, or with 2 when they are wrong.
     pub(crate) fn read() -> Self {
-        let matches = Self::command().get_matches();
+        let matches = without_empty_variables(Self::command()).get_matches();
         let mut cli = Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
         cli.note_origins(&matches);
         cli
@@ -95,6 +98,17 @@ impl Cli {
             Command::Demo(_) | Command::Devices | Command::DemoPeer => None,
         }
     }
+}
+
+/// An empty variable counts as unset: that is how scripts switch one off.
+fn without_empty_variables(command: clap::Command) -> clap::Command {
+    let is_empty = |name: &OsStr| std::env::var_os(name).is_some_and(|value| value.is_empty());
+    command
+        .mut_args(|argument| match argument.get_env() {
+            Some(name) if is_empty(name) => argument.env(Resettable::Reset),
+            _ => argument,
+        })
+        .mut_subcommands(without_empty_variables)
 }
 
 #[cfg(test)]

@@ -45,6 +45,11 @@ pub(crate) fn prepare(cli: &Cli) -> Result<(), Error> {
     })
 }
 
+/// Whether our own plugin takes host memory for device memory.
+pub(crate) fn host_stands_in() -> bool {
+    std::env::var_os(STANDIN).is_some_and(|value| value == "host")
+}
+
 fn wanted(cli: &Cli) -> Vec<Wanted> {
     let (memory, is_demo) = match &cli.command {
         Tcpx::Demo(args) => (&args.memory, true),

@@ -4,10 +4,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use nccl_net::AbiVersion;
 use tcpx::{Auth, Connection, Deadlines, Endpoint, Network, Options, TcpNetwork};
+use tcpx_net::{PluginMemory, PluginNetwork, PluginOptions};
 
 use crate::addresses;
 use crate::args::link::{DEFAULT_PORT, LinkArgs, NetworkArgs, NetworkName};
+use crate::environment;
 use crate::error::Error;
 use crate::key::{self, KEY_VARIABLE, KeyOrigin, KeySources};
 use crate::memory_choice::MemoryChoice;
@@ -41,7 +44,7 @@ impl Link {
         } else {
             sources.for_client()
         }?;
-        let (network, network_line) = choose_network(&args.network)?;
+        let (network, network_line) = choose_network(&args.network, memory)?;
         let mut options = Options::new(network, auth);
         options.channels = args.network.channels.unwrap_or(0);
         options.chunk_bytes = match args.network.chunk_bytes() {
@@ -183,7 +186,10 @@ pub(crate) fn is_plugin(args: &NetworkArgs) -> bool {
     }
 }
 
-fn choose_network(args: &NetworkArgs) -> Result<(Arc<dyn Network>, String), Error> {
+fn choose_network(
+    args: &NetworkArgs,
+    memory: &MemoryChoice,
+) -> Result<(Arc<dyn Network>, String), Error> {
     if !is_plugin(args) {
         let why = if args.network.is_some() {
             "asked for"
@@ -196,17 +202,44 @@ fn choose_network(args: &NetworkArgs) -> Result<(Arc<dyn Network>, String), Erro
         ));
     }
     let file = Places::of_process().find(args.plugin.as_deref())?;
-    let line = format!("plugin {} ({})", file.path.display(), file.why);
-    Ok((plugin_network(&file, args.abi, args.plugin_device)?, line))
+    let network = plugin_network(&file, args.abi, args.plugin_device, memory)?;
+    let line = format!(
+        "plugin {} {}, device {} ({}), {} ({})",
+        network.plugin_name(),
+        network.version(),
+        args.plugin_device,
+        network.properties().name,
+        file.path.display(),
+        file.why
+    );
+    Ok((Arc::new(network), line))
 }
 
-/// Loads the plugin file.
+/// Loads the plugin file and starts the plugin.
 pub(crate) fn plugin_network(
     file: &PluginFile,
     abi: Option<u8>,
     device: usize,
-) -> Result<Arc<dyn Network>, Error> {
-    todo!("{file:?} {abi:?} {device}")
+    memory: &MemoryChoice,
+) -> Result<PluginNetwork, Error> {
+    let memory = match &memory.gpu {
+        Some(gpu) => PluginMemory::Gpu(gpu.clone()),
+        // Only our own file knows that a host pointer can mean device memory.
+        None if file.build_id.is_some() && environment::host_stands_in() => PluginMemory::StandIn,
+        None => PluginMemory::Host,
+    };
+    let abi = abi.and_then(|number| {
+        AbiVersion::ALL
+            .into_iter()
+            .find(|version| version.number() == number.into())
+    });
+    let options = PluginOptions {
+        path: file.path.clone(),
+        abi,
+        device,
+        memory,
+    };
+    Ok(PluginNetwork::load(options).map_err(tcpx::Error::from)?)
 }
 
 fn say_plugin_limits() {

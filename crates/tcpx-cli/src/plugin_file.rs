@@ -27,6 +27,12 @@ pub(crate) enum PluginFileError {
     NotFound(Vec<PathBuf>),
     #[error("building the plugin file failed: {0}")]
     Build(String),
+    #[error("the plugin file {} is stale: it holds the build id {found}, expected {expected}", .path.display())]
+    Stale {
+        path: PathBuf,
+        found: String,
+        expected: String,
+    },
 }
 
 impl PluginFileError {
@@ -38,6 +44,9 @@ impl PluginFileError {
                 "give its path with --plugin PATH, or put {} beside the tcpx program (`cargo xtask dist` makes both)",
                 OWN_NAMES[0]
             ),
+            Self::Stale { .. } => {
+                format!("build it anew: `cargo build -p {PACKAGE}`, or `cargo xtask dist`")
+            }
             Self::Build(_) => {
                 format!("run `cargo build -p {PACKAGE}` in the source tree and read its messages")
             }
@@ -51,6 +60,28 @@ pub(crate) struct PluginFile {
     pub(crate) path: PathBuf,
     /// How it was found, for a person.
     pub(crate) why: String,
+    /// The build id in our own file; a foreign one has none.
+    pub(crate) build_id: Option<String>,
+}
+
+impl PluginFile {
+    /// The file at `path`.
+    pub(crate) fn given(path: &Path) -> Result<Self, PluginFileError> {
+        existing(path, "given")
+    }
+
+    /// The file, if it was made from the sources that `expected` was computed from.
+    fn of_build(self, expected: &str) -> Result<Self, PluginFileError> {
+        if self.build_id.as_deref() == Some(expected) {
+            return Ok(self);
+        }
+        let found = self.build_id.unwrap_or_else(|| "none".into());
+        Err(PluginFileError::Stale {
+            path: self.path,
+            found,
+            expected: expected.to_owned(),
+        })
+    }
 }
 
 /// Where to look, so that tests can look elsewhere.
@@ -92,7 +123,7 @@ impl Places {
     /// The file for `--network plugin`: the one given, else the vendor's, else our own.
     pub(crate) fn find(&self, given: Option<&Path>) -> Result<PluginFile, PluginFileError> {
         if let Some(path) = given {
-            return existing(path, "given");
+            return PluginFile::given(path);
         }
         if self.vendor.is_file() {
             return existing(&self.vendor, "the vendor's");
@@ -109,7 +140,12 @@ impl Places {
     /// Our own file: fresh from the source tree if we were built there, else the one beside the program.
     pub(crate) fn own(&self) -> Result<PluginFile, PluginFileError> {
         match &self.source {
-            Some(root) => build(root),
+            Some(root) => {
+                let expected = tcpx_build_id::of_sources(root).map_err(|error| {
+                    PluginFileError::Build(format!("its sources cannot be read: {error}"))
+                })?;
+                build(root)?.of_build(&expected)
+            }
             None => self.beside(),
         }
     }
@@ -300,6 +336,28 @@ mod tests {
         ] {
             assert!(error.contains(place), "{error}");
         }
+    }
+
+    #[test]
+    fn a_file_of_other_sources_is_stale() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("p.so");
+        let id = format!("tcpx-nccl 0.1.0 sources {}", "a".repeat(32));
+        std::fs::write(&path, format!("\x7fELF{id}\0")).expect("written");
+        let file = existing(&path, "made here").expect("found");
+        assert_eq!(file.build_id.as_deref(), Some(id.as_str()));
+        assert!(file.clone().of_build(&id).is_ok());
+        let error = file
+            .of_build(&id.replace("aa", "bb"))
+            .expect_err("other sources")
+            .to_string();
+        assert!(error.contains("stale") && error.contains(&id), "{error}");
+        touch(&path);
+        let foreign = existing(&path, "made here").expect("found");
+        assert!(matches!(
+            foreign.of_build(&id),
+            Err(PluginFileError::Stale { .. })
+        ));
     }
 
     #[test]

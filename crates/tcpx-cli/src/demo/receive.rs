@@ -186,11 +186,9 @@ impl Receiver {
                 if let Some(network) = self.plugins.get(path) {
                     return Ok(network.clone());
                 }
-                let file = PluginFile {
-                    path: path.clone(),
-                    why: String::new(),
-                };
-                let network = link::plugin_network(&file, None, 0)?;
+                let file = PluginFile::given(path)?;
+                let network: Arc<dyn Network> =
+                    Arc::new(link::plugin_network(&file, Some(7), 0, &self.memory)?);
                 self.plugins.insert(path.clone(), network.clone());
                 Ok(network)
             }
