@@ -87,6 +87,23 @@ impl Cli {
         }
     }
 
+    /// The name that stands before PASSED or FAILED; `None` where nothing is checked, or the output is for a program.
+    pub(crate) fn verdict_name(&self) -> Option<&'static str> {
+        match &self.command {
+            Command::Demo(_) => Some("demo"),
+            Command::Transfer(_) => Some("transfer"),
+            Command::Connection(_) => Some("connection"),
+            Command::Perf(args) => {
+                let json = match &args.side {
+                    PerfSide::Server(args) => args.json,
+                    PerfSide::Client(args) => args.json,
+                };
+                (!json).then_some("perf")
+            }
+            Command::Devices | Command::DemoPeer => None,
+        }
+    }
+
     fn link_mut(&mut self) -> Option<&mut LinkArgs> {
         match &mut self.command {
             Command::Transfer(args) => Some(&mut args.link),
@@ -106,13 +123,16 @@ fn without_empty_variables(command: clap::Command) -> clap::Command {
     command
         .mut_args(|argument| match argument.get_env() {
             Some(name) if is_empty(name) => argument.env(Resettable::Reset),
-            _ => argument,
+            // What a variable holds is nobody's business in `--help`.
+            _ => argument.hide_env_values(true),
         })
         .mut_subcommands(without_empty_variables)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn read(arguments: &[&str]) -> Result<Cli, clap::Error> {
@@ -130,6 +150,41 @@ mod tests {
     #[test]
     fn the_definition_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    /// Every `(variable, flag)` of the command line.
+    fn declared(command: &clap::Command) -> BTreeSet<(String, String)> {
+        let own = command.get_arguments().filter_map(|argument| {
+            let variable = argument.get_env()?.to_str()?.to_owned();
+            Some((variable, format!("--{}", argument.get_long()?)))
+        });
+        own.chain(command.get_subcommands().flat_map(declared))
+            .collect()
+    }
+
+    /// Every `(variable, flag)` of the document's table for this program.
+    fn documented() -> BTreeSet<(String, String)> {
+        let text = include_str!("../../../docs/variables.md");
+        let cell = |text: &str| text.trim().trim_matches('`').to_owned();
+        let rows = text.lines().filter_map(|line| {
+            let mut cells = line.strip_prefix('|')?.split('|');
+            Some((cell(cells.next()?), cell(cells.next()?)))
+        });
+        rows.filter(|(_, flag)| flag.starts_with("--")).collect()
+    }
+
+    #[test]
+    fn the_document_lists_each_variable_with_its_flag() {
+        assert_eq!(declared(&Cli::command()), documented());
+    }
+
+    #[test]
+    fn variables_without_a_flag_are_in_the_help_and_in_the_document() {
+        let document = include_str!("../../../docs/variables.md");
+        for name in [crate::key::KEY_VARIABLE, "RUST_LOG"] {
+            assert!(OTHER_VARIABLES.contains(name));
+            assert!(document.contains(&format!("`{name}`")), "{name}");
+        }
     }
 
     #[test]

@@ -34,6 +34,5 @@ pub(crate) fn run(args: &ConnectionArgs) -> Result<(), Error> {
         say!("  set up   in {}", time(took));
     }
     link::part(connection)?;
-    say!("connection: PASSED");
     Ok(())
 }

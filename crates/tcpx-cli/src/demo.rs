@@ -73,7 +73,6 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Error> {
             hint: "read the errors above; --debug shows the log lines of both processes",
         });
     }
-    say!("\ndemo: PASSED");
     Ok(())
 }
 

@@ -168,7 +168,7 @@ mod tests {
 
     fn text(auth: &Auth) -> String {
         match auth {
-            Auth::Key(key) => key.to_string(),
+            Auth::Key(key) => key.to_text(),
             Auth::Insecure => "none".to_owned(),
         }
     }
@@ -182,11 +182,11 @@ mod tests {
     #[test]
     fn insecure_wins_over_the_file_and_the_file_over_the_variable() {
         let (in_file, in_variable) = (fresh().expect("a key"), fresh().expect("a key"));
-        let file = file_with(&format!("{in_file}\n"));
+        let file = file_with(&format!("{}\n", in_file.to_text()));
         let mut sources = KeySources {
             insecure: true,
             file: Some(file.path().to_owned()),
-            variable: Some(in_variable.to_string()),
+            variable: Some(in_variable.to_text()),
         };
         assert_eq!(
             sources
@@ -199,13 +199,13 @@ mod tests {
         let (auth, origin) = sources.for_client().expect("the file's");
         assert_eq!(
             (text(&auth), origin),
-            (in_file.to_string(), KeyOrigin::File(file.path().to_owned()))
+            (in_file.to_text(), KeyOrigin::File(file.path().to_owned()))
         );
         sources.file = None;
         let (auth, origin) = sources.for_client().expect("the variable's");
         assert_eq!(
             (text(&auth), origin),
-            (in_variable.to_string(), KeyOrigin::Variable)
+            (in_variable.to_text(), KeyOrigin::Variable)
         );
     }
 

@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::key::{self, KEY_VARIABLE, KeyOrigin, KeySources};
 use crate::memory_choice::MemoryChoice;
 use crate::output::chunk_lines::ChunkLines;
-use crate::output::say::{aside, say};
+use crate::output::say::aside;
 use crate::plugin_file::{Places, PluginFile};
 
 /// How long the goodbye may take.
@@ -135,7 +135,9 @@ impl Link {
         let mut line = String::new();
         let mut more = String::new();
         match (&self.origin, &self.options.auth) {
-            (KeyOrigin::Fresh, Auth::Key(key)) => line = format!("{KEY_VARIABLE}={key} "),
+            (KeyOrigin::Fresh, Auth::Key(key)) => {
+                line = format!("{KEY_VARIABLE}={} ", key.to_text())
+            }
             (KeyOrigin::None, _) => more.push_str(" --insecure"),
             (KeyOrigin::File(_), _) => more.push_str(" --key-file FILE"),
             _ => line = format!("{KEY_VARIABLE}=... "),
@@ -231,7 +233,7 @@ pub(crate) fn plugin_network(
     let abi = abi.and_then(|number| {
         AbiVersion::ALL
             .into_iter()
-            .find(|version| version.number() == number.into())
+            .find(|version| version.number() == u32::from(number))
     });
     let options = PluginOptions {
         path: file.path.clone(),

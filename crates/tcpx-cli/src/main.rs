@@ -9,6 +9,7 @@ mod environment;
 mod error;
 mod key;
 mod link;
+mod log;
 mod memory_choice;
 mod messages;
 mod output;
@@ -18,25 +19,31 @@ mod plugin_file;
 mod sizes;
 mod transfer;
 
-use std::io;
 use std::process::ExitCode;
-
-use tracing_subscriber::EnvFilter;
 
 use crate::args::{Cli, Command};
 use crate::error::Error;
-use crate::output::say;
+use crate::output::say::{self, say};
 
 fn main() -> ExitCode {
     let cli = Cli::read();
     let result = environment::prepare(&cli).and_then(|()| {
-        log(cli.debug());
+        log::start(cli.debug());
         run(&cli)
     });
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
+    match (result, cli.verdict_name()) {
+        (Ok(()), None) => ExitCode::SUCCESS,
+        (Ok(()), Some(name)) => {
+            say!("{name}: PASSED");
+            ExitCode::SUCCESS
+        }
+        (Err(error), name) => {
             say::failure(&error);
+            if let Some(name) = name
+                && !matches!(error, Error::Usage { .. })
+            {
+                say!("{name}: FAILED");
+            }
             error.exit_code()
         }
     }
@@ -54,16 +61,4 @@ fn run(cli: &Cli) -> Result<(), Error> {
             Ok(())
         }
     }
-}
-
-/// Log lines go to standard error; `RUST_LOG` chooses them.
-fn log(debug: bool) {
-    let filter = EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| EnvFilter::new(if debug { "debug" } else { "warn" }));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .without_time()
-        .compact()
-        .init();
 }

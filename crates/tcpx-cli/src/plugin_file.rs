@@ -172,10 +172,15 @@ impl Places {
 
 fn existing(path: &Path, why: &str) -> Result<PluginFile, PluginFileError> {
     match path.canonicalize() {
-        Ok(path) if path.is_file() => Ok(PluginFile {
-            path,
-            why: why.to_owned(),
-        }),
+        Ok(path) if path.is_file() => {
+            // A file that cannot be read is told so by the loader, with the loader's reason.
+            let build_id = tcpx_build_id::of_file(&path).ok().flatten();
+            Ok(PluginFile {
+                path,
+                why: why.to_owned(),
+                build_id,
+            })
+        }
         _ => Err(PluginFileError::Missing(path.to_owned())),
     }
 }

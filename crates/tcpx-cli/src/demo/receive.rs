@@ -143,7 +143,7 @@ impl Receiver {
         peer.prepare(SendOrder {
             network: step.network.clone(),
             port: endpoint.local_addr().port(),
-            key: key.to_string(),
+            key: key.to_text(),
             bytes: payload.bytes,
             seed: payload.seed,
         })?;

@@ -38,7 +38,6 @@ pub(crate) fn run(args: &PerfClientArgs) -> Result<(), Error> {
         say!("{}", serde_json::json!(summary));
     } else {
         say!("{}", text(&summary).trim_end());
-        say!("perf: PASSED");
     }
     Ok(())
 }

@@ -49,10 +49,6 @@ impl FileName {
         }
         Ok(Self(name.to_owned()))
     }
-
-    pub(crate) fn as_str(&self) -> &str {
-        &self.0
-    }
 }
 
 impl AsRef<Path> for FileName {
