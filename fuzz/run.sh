@@ -22,7 +22,7 @@ export RUSTFLAGS="-Zsanitizer=address -Ccodegen-units=1 --cfg fuzzing \
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
 -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares"
 # With a target named, the flags do not reach build scripts.
-cargo build --release --locked --target "$host" --target-dir target
+cargo build --release --target "$host" --target-dir target
 
 for target in "$@"; do
     echo "== $target: $seconds s"

@@ -42,6 +42,9 @@ typedef struct {
 
 #define TCPX_WORD 16u
 
+/* The loops say how many loads are under way at a time: `unroll 1` keeps the compiler from multiplying
+ * them. Compilers for the CPU ignore it. */
+
 #if defined(__CUDACC__)
 TCPX_INLINE tcpx_word tcpx_load(const tcpx_u8 *from) {
     ulonglong2 value = *(const ulonglong2 *)from;
@@ -86,6 +89,7 @@ TCPX_INLINE tcpx_word tcpx_join(tcpx_word first, tcpx_word second, tcpx_u32 shif
 TCPX_INLINE void tcpx_copy_bytes(tcpx_u32 lane, tcpx_u32 lanes, const tcpx_u8 *source,
                                  tcpx_u8 *destination, tcpx_u32 length) {
     tcpx_u32 at;
+#pragma unroll 1
     for (at = lane; at < length; at += lanes) {
         destination[at] = source[at];
     }
@@ -96,6 +100,7 @@ TCPX_INLINE void tcpx_copy_words(tcpx_u32 lane, tcpx_u32 lanes, const tcpx_u8 *s
                                  tcpx_u8 *destination, tcpx_u32 words) {
     tcpx_u32 at = lane;
     /* Four loads under way before the first store. */
+#pragma unroll 1
     for (; at + 3u * lanes < words; at += 4u * lanes) {
         tcpx_u64 offset = (tcpx_u64)at * TCPX_WORD;
         tcpx_u64 step = (tcpx_u64)lanes * TCPX_WORD;
@@ -108,6 +113,7 @@ TCPX_INLINE void tcpx_copy_words(tcpx_u32 lane, tcpx_u32 lanes, const tcpx_u8 *s
         tcpx_store(destination + offset + 2u * step, c);
         tcpx_store(destination + offset + 3u * step, d);
     }
+#pragma unroll 1
     for (; at < words; at += lanes) {
         tcpx_u64 offset = (tcpx_u64)at * TCPX_WORD;
         tcpx_store(destination + offset, tcpx_load(source + offset));
@@ -118,6 +124,7 @@ TCPX_INLINE void tcpx_copy_words(tcpx_u32 lane, tcpx_u32 lanes, const tcpx_u8 *s
 TCPX_INLINE void tcpx_copy_shifted(tcpx_u32 lane, tcpx_u32 lanes, const tcpx_u8 *source,
                                    tcpx_u8 *destination, tcpx_u32 words, tcpx_u32 shift) {
     tcpx_u32 at = lane;
+#pragma unroll 1
     for (; at + lanes < words; at += 2u * lanes) {
         tcpx_u64 offset = (tcpx_u64)at * TCPX_WORD;
         tcpx_u64 step = (tcpx_u64)lanes * TCPX_WORD;
@@ -128,6 +135,7 @@ TCPX_INLINE void tcpx_copy_shifted(tcpx_u32 lane, tcpx_u32 lanes, const tcpx_u8 
         tcpx_store(destination + offset, tcpx_join(a, b, shift));
         tcpx_store(destination + offset + step, tcpx_join(c, d, shift));
     }
+#pragma unroll 1
     for (; at < words; at += lanes) {
         tcpx_u64 offset = (tcpx_u64)at * TCPX_WORD;
         tcpx_word a = tcpx_load(source + offset);

@@ -1,1 +1,4 @@
 //! Support for the tests across crates.
+
+pub mod double;
+pub mod support;

@@ -9,6 +9,7 @@ mod dist;
 mod links;
 mod variables;
 mod workspace;
+mod kernels;
 
 use std::process::ExitCode;
 
@@ -21,6 +22,7 @@ usage: cargo xtask COMMAND
   dependencies           check that docs/dependencies.md gives a reason for every dependency
   dist [--out DIR]       build, strip and lay out what a user installs (default target/dist)
   links                  check that every link in the documents leads to a file
+  kernels [--check]      make the PTX of kernels/*.cu with NVRTC, or say that it is stale
   variables              check that docs/variables.md has every variable that the sources read";
 
 fn main() -> ExitCode {
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
         "dist" => dist::run(rest),
         "links" => links::run(rest),
         "variables" => variables::run(rest),
+        "kernels" => kernels::run(rest),
         _ => {
             eprintln!("{USAGE}");
             return ExitCode::from(2);

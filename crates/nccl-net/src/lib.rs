@@ -19,6 +19,8 @@ pub mod export;
 mod library;
 mod limiter;
 mod logger;
+#[cfg(test)]
+mod loopback_tests;
 mod memory;
 mod plugin;
 mod properties;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::adapt::Calls;
 use crate::error::{CallError, HostError, LoadError};
-use crate::library::{AbiVersion, CallObserver, CallReport, LoadOptions, find};
+use crate::library::{AbiVersion, CallObserver, CallReport, Found, LoadOptions, find};
 use crate::properties::Properties;
 use crate::result::{RawResult, ResultCode};
 
@@ -50,9 +50,13 @@ impl Plugin {
     /// Loads a plugin. Nothing of it runs yet, except the constructors of the library.
     pub fn load(options: LoadOptions) -> Result<Self, LoadError> {
         let found = find(&options)?;
+        Ok(Self::from_found(found, options))
+    }
+
+    pub(crate) fn from_found(found: Found, options: LoadOptions) -> Self {
         // SAFETY: the name in a table is a static string.
         let name = unsafe { found.calls.name() };
-        Ok(Self {
+        Self {
             inner: Arc::new(PluginInner {
                 path: options.path,
                 name,
@@ -63,7 +67,7 @@ impl Plugin {
                 phase: Mutex::new(Phase::Loaded),
                 device_count: OnceLock::new(),
             }),
-        })
+        }
     }
 
     /// Starts the plugin. Once only; after a failure it stays unusable.

@@ -41,6 +41,64 @@ pub(crate) fn run(work: &Work) -> Result<u64, MemoryError> {
     }
 }
 
+/// Does the next `piece` bytes of such work, or the next descriptors of about as many. `done` counts bytes
+/// or descriptors and starts at 0; `Some` is the result at the end.
+pub(crate) fn step(
+    work: &Work,
+    done: &mut usize,
+    piece: usize,
+    crc: &mut Crc32c,
+) -> Result<Option<u64>, MemoryError> {
+    match work {
+        Work::Copy { from, to } => {
+            let next = *done..from.len().min(*done + piece);
+            let (from_all, to_all) = (pointer(from)?, pointer(to)?);
+            if overlap(from_all, to_all, from.len()) {
+                return run(work).map(Some);
+            }
+            // SAFETY: both are valid for the range, and holds keep others away.
+            unsafe {
+                to_all
+                    .add(next.start)
+                    .copy_from_nonoverlapping(from_all.add(next.start), next.len())
+            };
+            *done = next.end;
+            Ok((*done == from.len()).then_some(from.len() as u64))
+        }
+        Work::Checksum { of } => {
+            let next = *done..of.len().min(*done + piece);
+            let start = pointer(of)?.wrapping_add(next.start);
+            // SAFETY: the bytes are initialised, and the job's hold keeps writers away.
+            crc.update(unsafe { std::slice::from_raw_parts(start, next.len()) });
+            *done = next.end;
+            Ok((*done == of.len()).then(|| u64::from(crc.finish())))
+        }
+        Work::Unpack {
+            pool,
+            descriptors,
+            to,
+            with,
+        } => {
+            let rest = &descriptors.as_slice()[*done..];
+            let mut bytes = 0;
+            let count = rest.iter().take_while(|next| {
+                let more = bytes < piece;
+                bytes += next.length as usize;
+                more
+            });
+            let now = &rest[..count.count()];
+            // SAFETY: as in `run`.
+            unsafe { unpack(*with, pointer(pool.slice())?, pointer(to)?, now) };
+            *done += now.len();
+            Ok((*done == descriptors.len()).then_some(descriptors.bytes()))
+        }
+    }
+}
+
+fn overlap(one: *const u8, other: *const u8, len: usize) -> bool {
+    one.addr().abs_diff(other.addr()) < len
+}
+
 fn pointer(slice: &RegionSlice) -> Result<*mut u8, MemoryError> {
     slice
         .host_ptr()

@@ -1,13 +1,17 @@
 //! A CUDA device and the context that memory and work on it live in.
 
 mod context;
+mod pointer;
 mod sync;
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
+pub use pointer::PointerInfo;
+
 pub(crate) use context::{Current, MappedHost, device_alloc, device_free, host_free};
+pub(crate) use sync::{create_stream, destroy_stream};
 
 use crate::driver::{self, Api, DeviceInfo, sys};
 use crate::error::CudaError;

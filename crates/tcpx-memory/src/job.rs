@@ -129,6 +129,15 @@ impl Work {
         Ok([Some(reading), writing])
     }
 
+    /// Bytes it is about.
+    pub(crate) fn bytes(&self) -> u64 {
+        match self {
+            Self::Copy { from, .. } => from.len() as u64,
+            Self::Unpack { descriptors, .. } => descriptors.bytes(),
+            Self::Checksum { of } => of.len() as u64,
+        }
+    }
+
     /// The source and, if there is one, the destination.
     pub(crate) fn ends(&self) -> (&RegionSlice, Option<&RegionSlice>) {
         match self {

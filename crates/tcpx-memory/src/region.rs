@@ -185,6 +185,11 @@ impl Region {
         Lease::take(self, resolve(range, self.len())?, access, holder)
     }
 
+    /// References to these bytes: clones, slices, leases, and copies in progress.
+    pub fn shares(&self) -> usize {
+        Arc::strong_count(&self.0)
+    }
+
     pub(crate) fn leases(&self) -> &LeaseTable {
         &self.0.leases
     }

@@ -13,7 +13,8 @@ use std::thread;
 
 use queue::{JobQueue, Ticket};
 
-use crate::error::MemoryError;
+use crate::bounce::UnpackMethod;
+use crate::error::{CudaError, MemoryError};
 use crate::gpu::Gpu;
 use crate::job::{Job, SubmitError, Work};
 use crate::kind::MemoryKind;
@@ -30,6 +31,8 @@ pub struct CopyWorker {
     queue: Arc<JobQueue>,
     pool: PinnedPool,
     gpu: Option<Gpu>,
+    /// Why the GPU cannot run the unpack kernel, if it cannot.
+    no_kernel: Option<CudaError>,
 }
 
 impl CopyWorker {
@@ -59,6 +62,7 @@ impl CopyWorker {
             queue,
             pool,
             gpu: None,
+            no_kernel: None,
         })
     }
 
@@ -98,6 +102,19 @@ impl CopyWorker {
         self.gpu.as_ref()
     }
 
+    /// Why this worker cannot unpack with its kernel; `None` when it can. Other methods work.
+    pub fn kernel_error(&self) -> Option<&CudaError> {
+        self.no_kernel.as_ref()
+    }
+
+    /// The fastest unpack method that this worker has for a pair of memories.
+    pub fn unpack_method(&self, pool: MemoryKind, destination: MemoryKind) -> UnpackMethod {
+        match UnpackMethod::automatic(pool, destination) {
+            UnpackMethod::Kernel if self.no_kernel.is_some() => UnpackMethod::D2d,
+            method => method,
+        }
+    }
+
     fn kind(&self) -> MemoryKind {
         self.gpu.as_ref().map_or(MemoryKind::Host, Gpu::kind)
     }
@@ -116,6 +133,18 @@ impl CopyWorker {
             });
         }
         let (from, to) = job.work.ends();
+        if let (
+            Work::Unpack {
+                with: UnpackMethod::Kernel,
+                ..
+            },
+            Some(error),
+        ) = (&job.work, &self.no_kernel)
+            && !(from.kind().is_cpu_accessible()
+                && to.is_none_or(|to| to.kind().is_cpu_accessible()))
+        {
+            return Err(error.clone().into());
+        }
         let mut out_of_reach = [Some(from), to]
             .into_iter()
             .flatten()

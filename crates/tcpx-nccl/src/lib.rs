@@ -1,1 +1,81 @@
 //! libnccl-net-tcpx.so: tcpx as a network plugin for NCCL, and the historic device-unpack plugin.
+//!
+//! One TCP connection for each comm, driven in the caller's thread inside `isend`, `irecv` and
+//! `test`. By default the plugin serves host memory. With `TCPX_NET_DEVICE=unpack` it serves
+//! device memory the way GPUDirect-TCPX does: payload lands in pages of a pool, a queue says
+//! which fragment belongs where, and the consumer gathers.
+//!
+//! The ABI ends in `nccl-net`; everything here implements its safe traits, whatever the version
+//! of the table.
+//!
+//! | variable | meaning | default |
+//! |---|---|---|
+//! | `TCPX_NET_DEVICE` | `host` or `unpack` | `host` |
+//! | `TCPX_NET_POOL` | pool of device receives: `pinned` or `gpu` | `pinned` |
+//! | `TCPX_NET_POOL_BYTES` | pool of each receive comm, bytes | 16777216 |
+//! | `TCPX_NET_STANDIN` | `host`: host memory stands in for device memory | unset |
+//! | `NCCL_SOCKET_IFNAME` | interfaces: prefixes, `=` exact names, `^` all but these | first that is not loopback |
+//! | `TCPX_PORT_RANGE` | `lo-hi` for listening ports | any free port |
+
+mod config;
+mod connector;
+mod copies;
+mod device;
+mod error;
+mod fragments;
+mod gpu_pool;
+mod handle;
+mod header;
+mod inbound;
+mod interfaces;
+mod listener;
+mod log;
+mod memory;
+mod pages;
+mod plugin;
+mod receive;
+mod ring;
+mod scatter;
+mod send;
+mod shuffle;
+mod socket;
+mod staging;
+mod stall;
+
+use std::ffi::{CStr, c_char};
+
+pub use config::{Config, Mode, PAGE_BYTES, PoolKind};
+pub use connector::Connector;
+pub use error::PluginError;
+pub use handle::Handle;
+pub use listener::ListenComm;
+pub use memory::Memory;
+pub use plugin::TcpxPlugin;
+pub use receive::RecvComm;
+pub use send::SendComm;
+
+nccl_net::export_plugin!(TcpxPlugin: v7);
+
+/// `build_id` with the terminating zero of a C string.
+const BUILD_ID: &CStr =
+    match CStr::from_bytes_with_nul(concat!(env!("TCPX_BUILD_ID"), "\0").as_bytes()) {
+        Ok(text) => text,
+        Err(_) => panic!("the build id holds a zero byte"),
+    };
+
+/// A pointer to a constant string.
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct BuildId(*const c_char);
+
+// SAFETY: it points to a constant.
+unsafe impl Sync for BuildId {}
+
+/// Version and source hash of this file, as a C string: `const char *tcpx_build_id`.
+#[unsafe(no_mangle)]
+pub static tcpx_build_id: BuildId = BuildId(BUILD_ID.as_ptr());
+
+/// Version and source hash of this plugin: `tcpx-nccl VERSION sources HASH`.
+pub fn build_id() -> &'static str {
+    env!("TCPX_BUILD_ID")
+}

@@ -1,1 +1,30 @@
 //! Networks of tcpx: the embedded TCP network and the ncclNet plugin host.
+//!
+//! The engine sees two traits. A [`Network`] turns an authenticated control connection into data
+//! channels; a [`Channel`] moves chunks. What a receive yields is either bytes in place or a
+//! scatter list over a bounce pool ([`Payload`]), so that networks which place bytes themselves and
+//! networks which fill a pool look alike.
+
+pub mod auth;
+pub mod channel;
+pub mod dial;
+pub mod error;
+pub mod lane_inbox;
+pub mod listener;
+pub mod network;
+pub mod plugin;
+mod socket;
+pub mod tcp;
+
+pub use auth::Auth;
+pub use channel::{
+    Cancel, Capabilities, Channel, ChannelStats, Completion, MemoryKinds, Payload, Posted,
+    Readiness, ReceiveChunk, SendChunk, Ticket,
+};
+pub use dial::{DialOptions, Dialled, dial};
+pub use error::{ChannelError, ChunkPosition, IoError, NetworkError};
+pub use lane_inbox::{AcceptedLane, LaneInbox};
+pub use listener::{Accepted, DEFAULT_PORT, ListenOptions, Listener};
+pub use network::{Exchange, Network, Setup, Side};
+pub use plugin::{PluginMemory, PluginNetwork, PluginOptions};
+pub use tcp::{TcpNetwork, TcpOptions};

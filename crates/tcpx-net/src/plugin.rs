@@ -86,7 +86,7 @@ impl PluginNetwork {
         let plugin = Plugin::load(LoadOptions {
             path: options.path,
             abi: options.abi,
-            observer: Some(log_call),
+            observer: Some(std::sync::Arc::new(log_call)),
         })
         .map_err(|error| failed("loading")(error.to_string()))?;
         plugin
@@ -210,7 +210,11 @@ impl Network for PluginNetwork {
         let count = usize::from(self.channel_count(setup.channels));
         let mut handles = Vec::with_capacity(count * HANDLE_BYTES);
         let mut accepting = Vec::with_capacity(count);
-        let guard = || self.setup.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let guard = || {
+            self.setup
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner)
+        };
         let calls = guard();
         for _ in 0..count {
             let (handle, listen) = self

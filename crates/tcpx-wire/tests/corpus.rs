@@ -4,6 +4,10 @@ use std::fs;
 use std::path::Path;
 
 #[path = "../../../fuzz/src/lib.rs"]
+#[expect(
+    unreachable_pub,
+    reason = "the same sources are the library of the fuzz crate"
+)]
 mod targets;
 
 fn replay(target: &str, run: impl Fn(&[u8])) {

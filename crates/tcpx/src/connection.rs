@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use tcpx_memory::{Access, After, Fence, Gpu, Lease, MemoryKind, RegionSlice};
 use tcpx_net::ChannelStats;
-use tcpx_wire::{Level, OperationId, ReceiveRequest, Role, SendRequest, Tag};
+use tcpx_wire::session::{OperationId, ReceiveRequest, SendRequest};
+use tcpx_wire::{Level, Role, Tag};
 
 use crate::core::{Core, NewOperation, Operation};
-use crate::driver::{Driven, Driver, DrivenId, Turn};
+use crate::driver::{Driven, DrivenId, Driver, Turn};
 use crate::error::Error;
 use crate::event::Event;
 use crate::options::Deadlines;
@@ -178,7 +179,6 @@ impl Shared {
             stuck,
         })
     }
-
 }
 
 impl Driven for Shared {
@@ -410,7 +410,7 @@ impl<'a> Request<'a> {
         };
         let start = self.slice.offset();
         let range = start..start + self.slice.len();
-        let lease = self.slice.region().lease(range, access, "a transfer")?;
+        let lease = self.slice.region().lease(range, access)?;
         let total = match role {
             Role::Sender => self.slice.len() as u64,
             Role::Receiver => 0,
@@ -462,8 +462,8 @@ impl<'a> Request<'a> {
     }
 }
 
-fn wire_deadlines(deadlines: Deadlines) -> tcpx_wire::Deadlines {
-    tcpx_wire::Deadlines {
+fn wire_deadlines(deadlines: Deadlines) -> tcpx_wire::session::Deadlines {
+    tcpx_wire::session::Deadlines {
         stall: deadlines.stall,
         total: deadlines.total,
     }

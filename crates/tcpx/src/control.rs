@@ -38,6 +38,7 @@ pub(crate) struct Control {
     /// Bytes of `out` that the socket has taken.
     written: usize,
     sequence: u32,
+    finished_writing: bool,
 }
 
 impl Control {
@@ -53,6 +54,7 @@ impl Control {
             out: Vec::with_capacity(64 * 1024),
             written: 0,
             sequence: 0,
+            finished_writing: false,
         }
     }
 
@@ -117,6 +119,31 @@ impl Control {
     pub(crate) fn forget(&mut self) {
         self.out.clear();
         self.written = 0;
+    }
+
+    /// Reads and drops what still comes; `true` once the peer has closed its end.
+    pub(crate) fn drain(&mut self) -> bool {
+        self.input.resize(READ_BYTES, 0);
+        self.consumed = 0;
+        let ended = loop {
+            match self.stream.read(&mut self.input) {
+                Ok(0) => break true,
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break false,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => break true,
+            }
+        };
+        self.input.clear();
+        ended
+    }
+
+    /// Tells the peer that nothing more comes.
+    pub(crate) fn finish_writing(&mut self) {
+        if !std::mem::replace(&mut self.finished_writing, true) {
+            // A peer that is gone needs no telling.
+            drop(self.stream.shutdown(std::net::Shutdown::Write));
+        }
     }
 
     pub(crate) fn shutdown(&self) {

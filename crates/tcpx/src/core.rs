@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use tcpx_memory::{CopyWorker, Gpu, UnpackMethod};
 use tcpx_net::{Channel, ChannelStats, Completion};
-use tcpx_wire::{Action, OperationId, RequestError, Session, Time};
+use tcpx_wire::session::{Action, OperationId, RequestError};
+use tcpx_wire::{Session, Time};
 
 use crate::control::{Control, ControlEnd};
 use crate::driver::Turn;
@@ -20,8 +21,8 @@ use crate::error::Error;
 use crate::event::{Event, Observer};
 use crate::sink::{Finished, Sink};
 
-pub(crate) use operation::{NewOperation, Operation};
 use data::{ChannelState, Token};
+pub(crate) use operation::{NewOperation, Operation};
 
 /// Frames read and completions taken in one turn before the lock is given to others.
 const TURN_BUDGET: usize = 256;
@@ -40,7 +41,7 @@ pub(crate) struct Unpacker {
 pub(crate) struct Core {
     pub(crate) session: Session,
     pub(crate) control: Control,
-    pub(crate) channels: Vec<ChannelState>,
+    channels: Vec<ChannelState>,
     pub(crate) operations: HashMap<OperationId, Operation>,
     pub(crate) unpacker: Unpacker,
     pub(crate) gpu: Option<Gpu>,
@@ -56,6 +57,8 @@ pub(crate) struct Core {
     /// Why the connection ended; `Ok` after an orderly goodbye.
     ended: Option<Result<(), Error>>,
     ended_at: Option<Instant>,
+    /// The peer closed its end of the control stream.
+    peer_closed: bool,
     /// Closed, quiet, and every operation ended.
     finished: bool,
 }
@@ -94,6 +97,7 @@ impl Core {
             finished_jobs: Vec::new(),
             ended: None,
             ended_at: None,
+            peer_closed: false,
             finished: false,
         };
         for action in parts.early {
@@ -120,16 +124,17 @@ impl Core {
             }
             again |= self.perform_actions();
             again |= self.post_pending();
-            self.write_control();
+            again |= self.write_control();
             busy |= again;
             if !again {
                 break;
             }
         }
         self.settle();
-        let next = self.session.next_timeout().map(|due| {
-            self.origin + Duration::from_micros(due.0)
-        });
+        let next = self
+            .session
+            .next_timeout()
+            .map(|due| self.origin + Duration::from_micros(due.0));
         Turn {
             next: match (self.finished, self.ended_at) {
                 (true, _) => None,
@@ -144,8 +149,13 @@ impl Core {
 
     /// Reads frames; `true` if there were any.
     fn read_control(&mut self) -> bool {
-        if self.ended.is_some() {
-            return false;
+        match &self.ended {
+            None => {}
+            Some(Ok(())) => {
+                self.peer_closed = self.peer_closed || self.control.drain();
+                return false;
+            }
+            Some(Err(_)) => return false,
         }
         let mut any = false;
         for _ in 0..TURN_BUDGET {
@@ -160,6 +170,9 @@ impl Core {
                 }
                 Ok(None) => break,
                 Err(end) => {
+                    // What came before the end of the stream counts: a goodbye, above all.
+                    self.perform_actions();
+                    self.peer_closed = true;
                     self.control_ended(end);
                     any = true;
                     break;
@@ -169,29 +182,31 @@ impl Core {
         any
     }
 
-    fn write_control(&mut self) {
+    /// Sends what the session has to say; `true` if that was anything.
+    fn write_control(&mut self) -> bool {
         if self.control_is_down() {
-            return;
+            return false;
         }
         let now = self.now();
+        let mut any = false;
         while self.control.has_room() {
             let Some(frame) = self.session.poll_transmit(now) else {
                 break;
             };
+            any = true;
             if let Err(end) = self.control.queue(&frame) {
                 self.control_ended(end);
-                return;
+                return any;
             }
         }
-        let overdue = self
-            .ended_at
-            .is_some_and(|at| at.elapsed() >= LAST_WORDS);
+        let overdue = self.ended_at.is_some_and(|at| at.elapsed() >= LAST_WORDS);
         match self.control.flush() {
             Ok(_) if overdue => self.control.forget(),
             Ok(_) => {}
             Err(end) if self.ended.is_none() => self.control_ended(end),
             Err(_) => self.control.forget(),
         }
+        any
     }
 
     fn control_is_down(&self) -> bool {
@@ -233,13 +248,20 @@ impl Core {
         self.ended_at = Some(Instant::now());
     }
 
-    /// After the end: finished once nothing points at anybody's memory.
+    /// After the end: finished once nothing points at anybody's memory and, after a goodbye, the
+    /// peer has closed its end too. Closing earlier could destroy what the peer has not read yet.
     fn settle(&mut self) {
-        if self.ended.is_none() || self.finished {
+        let (Some(ended), Some(at)) = (&self.ended, self.ended_at) else {
             return;
+        };
+        let orderly = ended.is_ok();
+        if orderly && !self.control.wants_write() {
+            self.control.finish_writing();
         }
+        let waited = at.elapsed() >= LAST_WORDS;
+        let parted = !orderly || self.peer_closed || waited;
         let quiet = self.tokens.is_empty() && self.channels.iter().all(ChannelState::closed);
-        if quiet && self.operations.is_empty() && !self.control.wants_write() {
+        if quiet && self.operations.is_empty() && parted && !self.control.wants_write() {
             self.control.shutdown();
             self.finished = true;
         }
@@ -247,7 +269,11 @@ impl Core {
 
     /// How the connection ended, once nothing of it is left.
     pub(crate) fn outcome(&self) -> Option<Result<(), Error>> {
-        if self.finished { self.ended.clone() } else { None }
+        if self.finished {
+            self.ended.clone()
+        } else {
+            None
+        }
     }
 
     /// Why no new operation can start.
@@ -268,7 +294,7 @@ impl Core {
 
     /// Nothing is expected of the control connection any more.
     pub(crate) fn control_done(&self) -> bool {
-        self.ended.is_some() && !self.control.wants_write()
+        self.finished || self.control_is_down() || self.peer_closed
     }
 
     /// Counters of all channels, summed.

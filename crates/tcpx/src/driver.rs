@@ -135,7 +135,7 @@ impl Driver {
     /// Stops watching a descriptor.
     pub(crate) fn unwatch(&self, fd: BorrowedFd<'_>) {
         // A descriptor that was never watched is no longer watched either.
-        drop(epoll::delete(&self.epoll, fd));
+        let _ = epoll::delete(&self.epoll, fd);
     }
 
     /// Has `progress` of `id` called soon.
@@ -157,7 +157,7 @@ impl Driver {
 
     fn signal(&self) {
         // A full counter means that a wake-up is already pending.
-        drop(rustix::io::write(&self.wake, &1u64.to_ne_bytes()));
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
     fn run(&self) {
@@ -172,7 +172,7 @@ impl Driver {
                 match event.data.u64() {
                     WAKE => {
                         // Draining an empty counter is no error worth knowing.
-                        drop(rustix::io::read(&self.wake, &mut [0u8; 8]));
+                        let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
                     }
                     id => due.push(id),
                 }
@@ -220,11 +220,7 @@ impl Driver {
             tv_nsec: sleep.subsec_nanos().into(),
         };
         // Interrupted or not, the caller looks at the events there are.
-        drop(epoll::wait(
-            &self.epoll,
-            spare_capacity(events),
-            Some(&timeout),
-        ));
+        let _ = epoll::wait(&self.epoll, spare_capacity(events), Some(&timeout));
     }
 }
 

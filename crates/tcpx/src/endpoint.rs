@@ -27,6 +27,7 @@ impl Endpoint {
             address,
             auth: options.auth.clone(),
             one_time: options.one_time,
+            capabilities: 0,
         })?;
         Ok(Self { listener, options })
     }
@@ -45,7 +46,7 @@ impl Endpoint {
         let accepted = self.listener.accept(Instant::now() + timeout)?;
         let authenticated = Authenticated {
             stream: accepted.stream,
-            leftover: accepted.leftover,
+            leftover: Vec::new(),
             session: accepted.session,
             side: Side::Server,
             peer: accepted.peer,
@@ -62,10 +63,10 @@ impl Endpoint {
     /// finish the set-up in time.
     pub fn connect(address: SocketAddr, options: &Options) -> Result<Connection, Error> {
         let deadline = Instant::now() + options.connect_timeout;
-        let dialled = dial(address, &options.auth, &DialOptions::new(deadline))?;
+        let dialled = dial(address, &options.auth, &DialOptions::until(deadline))?;
         let authenticated = Authenticated {
             stream: dialled.stream,
-            leftover: dialled.leftover,
+            leftover: Vec::new(),
             session: dialled.session,
             side: Side::Client,
             peer: address,

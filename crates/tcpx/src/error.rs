@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use tcpx_memory::MemoryError;
-use tcpx_net::{Channel, ChannelError, IoError, NetworkError};
-use tcpx_wire::{
+use tcpx_net::{ChannelError, IoError, NetworkError};
+use tcpx_wire::session::{
     ConnectionFailure, Delivered, EndCause, OperationError, RequestError, SessionError, StallReport,
 };
 
@@ -62,7 +62,10 @@ pub enum Error {
         error: OperationError,
     },
     /// This program cancelled the operation.
-    #[error("peer {peer}: tag {tag}: cancelled by this program; {}", delivered_words(delivered))]
+    #[error(
+        "peer {peer}: tag {tag}: cancelled by this program; {}",
+        delivered_words(delivered)
+    )]
     Cancelled {
         /// The peer.
         peer: SocketAddr,
@@ -123,7 +126,9 @@ pub enum Error {
         error: RequestError,
     },
     /// Something did not end in time.
-    #[error("{what} with {peer} did not end within {limit:?}; look at the peer's side or allow more time")]
+    #[error(
+        "{what} with {peer} did not end within {limit:?}; look at the peer's side or allow more time"
+    )]
     TimedOut {
         /// The peer.
         peer: SocketAddr,
@@ -160,6 +165,12 @@ pub enum Error {
         /// The system's reason.
         cause: IoError,
     },
+}
+
+impl From<tcpx_memory::CudaError> for Error {
+    fn from(error: tcpx_memory::CudaError) -> Self {
+        Self::Memory(error.into())
+    }
 }
 
 impl Error {

@@ -10,7 +10,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tcpx_memory::{CopyWorker, MemoryKind};
 use tcpx_net::{Channel, Exchange, LaneInbox, NetworkError, Readiness, Setup, Side};
 use tcpx_wire::handshake;
-use tcpx_wire::{Action, Config, Session, Settings, Time};
+use tcpx_wire::session::{Action, Config};
+use tcpx_wire::{Session, Settings, Time};
 
 use crate::connection::{Connection, PeerInfo, Shared};
 use crate::control::Control;
@@ -64,8 +65,7 @@ pub(crate) fn establish(
         lanes,
     };
     let channels = options.network.establish(&setup, &mut set_up)?;
-    let now = set_up.now();
-    set_up.session.ready(now);
+    set_up.session.ready();
     set_up.wait("the peer's data channels", |action| match action {
         Action::PeerReady => Ok(()),
         other => Err(other),
@@ -101,7 +101,7 @@ fn run(
     }
     let worker = match &options.gpu {
         Some(gpu) => CopyWorker::for_gpu(gpu)?,
-        None => CopyWorker::host(),
+        None => CopyWorker::host()?,
     };
     let agreed = set_up.session.agreed().ok_or(Error::TimedOut {
         peer: set_up.peer,
@@ -188,7 +188,8 @@ impl SetUp {
         deadline: Instant,
     ) -> Result<Self, Error> {
         let config = session_config(options)?;
-        let session = Session::new(config, Time(0)).map_err(|error| Error::protocol(peer, error))?;
+        let session =
+            Session::new(config, Time(0)).map_err(|error| Error::protocol(peer, error))?;
         Ok(Self {
             session,
             control,
@@ -258,10 +259,9 @@ impl SetUp {
             }
             .into());
         }
-        let due = self
-            .session
-            .next_timeout()
-            .map_or(self.deadline, |due| self.origin + Duration::from_micros(due.0));
+        let due = self.session.next_timeout().map_or(self.deadline, |due| {
+            self.origin + Duration::from_micros(due.0)
+        });
         let sleep = self.deadline.min(due).saturating_duration_since(now);
         let mut flags = PollFlags::IN;
         flags.set(PollFlags::OUT, self.control.wants_write());
@@ -270,7 +270,10 @@ impl SetUp {
             tv_nsec: sleep.subsec_nanos().into(),
         };
         // Interrupted or timed out: the loop looks at everything again.
-        let _ = poll(&mut [PollFd::new(&self.control.as_fd(), flags)], Some(&timeout));
+        let _ = poll(
+            &mut [PollFd::new(&self.control.as_fd(), flags)],
+            Some(&timeout),
+        );
         while let Some(frame) = self
             .control
             .receive()
@@ -305,10 +308,13 @@ impl Exchange for SetUp {
                 reason: error.to_string(),
             })?;
         let (round, payload) = self
-            .wait("the peer's part of the network set-up", |action| match action {
-                Action::Setup { round, payload, .. } => Ok((round, payload)),
-                other => Err(other),
-            })
+            .wait(
+                "the peer's part of the network set-up",
+                |action| match action {
+                    Action::Setup { round, payload, .. } => Ok((round, payload)),
+                    other => Err(other),
+                },
+            )
             .map_err(control)?;
         if round != expected {
             return Err(NetworkError::Control {
@@ -351,7 +357,7 @@ fn session_config(options: &Options) -> Result<Config, Error> {
         arrived: error.to_string(),
     })?;
     let mut config = Config::new(settings);
-    config.deadlines = tcpx_wire::Deadlines {
+    config.deadlines = tcpx_wire::session::Deadlines {
         stall: options.deadlines.stall,
         total: options.deadlines.total,
     };

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tcpx_memory::{CompletionSink, MemoryError};
 
-use crate::driver::{Driver, DrivenId};
+use crate::driver::{DrivenId, Driver};
 
 /// Result of one job of the copy worker.
 pub(crate) type Finished = (u64, Result<u64, MemoryError>);

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tcpx_wire::OperationId;
+use tcpx_wire::session::OperationId;
 
 use crate::connection::Handle;
 use crate::error::Error;

@@ -2,7 +2,7 @@
 //!
 //! Implement [`NetPlugin`] and the traits of its comms, then name the versions to export:
 //!
-//! ```ignore
+//! ```text
 //! nccl_net::export_plugin!(MyPlugin: v7, v8, v9, v10, v11, v12);
 //! ```
 //!

@@ -44,6 +44,8 @@ pub struct Buffer {
 
 // SAFETY: an address and a length; whoever dereferences it vouches for the access.
 unsafe impl Send for Buffer {}
+// SAFETY: as above.
+unsafe impl Sync for Buffer {}
 
 /// Memory to register on a comm.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +57,11 @@ pub struct MemoryRegion {
     /// CUDA memory rather than host memory.
     pub cuda: bool,
 }
+
+// SAFETY: an address and a length; whoever dereferences it vouches for the access.
+unsafe impl Send for MemoryRegion {}
+// SAFETY: as above.
+unsafe impl Sync for MemoryRegion {}
 
 /// A device queue made by `accept`, in memory that the receive comm owns.
 #[derive(Clone, Copy, Debug)]
@@ -83,8 +90,9 @@ pub trait NetPlugin: Sized + Send + Sync + 'static {
     /// Whether receives go through a device queue: exports `getDeviceMr` and `irecvConsumed`.
     const DEVICE_QUEUE: bool = false;
 
-    /// A registration.
-    type Memory: Send + 'static;
+    /// A registration. Shared, because a host may use it on one thread while it registers more on
+    /// another.
+    type Memory: Send + Sync + 'static;
     /// A listening comm.
     type Listen: NetListen<Recv = Self::Recv>;
     /// A connect under way.

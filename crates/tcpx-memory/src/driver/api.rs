@@ -66,6 +66,7 @@ functions! {
     cuMemFreeHost = "cuMemFreeHost", "2.0", (*mut c_void);
     cuMemHostGetDevicePointer =
         "cuMemHostGetDevicePointer_v2", "3.2", (*mut CUdeviceptr, *mut c_void, c_uint);
+    cuPointerGetAttribute = "cuPointerGetAttribute", "4.0", (*mut c_void, i32, CUdeviceptr);
     cuMemcpyAsync = "cuMemcpyAsync", "4.0", (CUdeviceptr, CUdeviceptr, usize, CUstream);
     cuMemcpyPeerAsync = "cuMemcpyPeerAsync", "4.0",
         (CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, usize, CUstream);

@@ -1,14 +1,89 @@
 //! The worker of a GPU.
 
-use std::sync::Arc;
+mod cut;
+mod device;
+mod engine;
+mod gather;
+mod kernel;
+mod pipe;
+mod staging;
+mod unpack;
 
-use super::CopyWorker;
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use device::Device;
+use engine::Engine;
+use staging::Staging;
+
+use super::queue::JobQueue;
+use super::{CopyWorker, spawn};
 use crate::error::{CudaError, MemoryError};
 use crate::gpu::Gpu;
+use crate::pinned::PinnedPool;
 
-pub(super) fn worker(_gpu: &Gpu) -> Result<Arc<CopyWorker>, MemoryError> {
-    Err(CudaError::NoDriver {
-        why: "no driver answers on this host".to_owned(),
+/// The process's worker of this context, started if there is none.
+pub(super) fn worker(gpu: &Gpu) -> Result<Arc<CopyWorker>, MemoryError> {
+    static SHARED: Mutex<Vec<Weak<CopyWorker>>> = Mutex::new(Vec::new());
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    shared.retain(|worker| worker.strong_count() > 0);
+    let is_its = |worker: &Arc<CopyWorker>| worker.gpu().is_some_and(|own| own.is_same(gpu));
+    if let Some(worker) = shared.iter().filter_map(Weak::upgrade).find(is_its) {
+        return Ok(worker);
     }
-    .into())
+    let worker = Arc::new(start(gpu)?);
+    shared.push(Arc::downgrade(&worker));
+    Ok(worker)
+}
+
+/// What the thread tells its starter: why there is no kernel, if there is none.
+type Started = Result<Option<CudaError>, CudaError>;
+
+fn start(gpu: &Gpu) -> Result<CopyWorker, MemoryError> {
+    let pool = PinnedPool::new(Some(gpu))?;
+    let queue = Arc::new(JobQueue::new(gpu.kind()));
+    let (sender, started) = mpsc::sync_channel::<Started>(1);
+    let (thread_gpu, thread_queue) = (gpu.clone(), Arc::clone(&queue));
+    spawn(&format!("tcpx-copy-{}", gpu.ordinal()), move || {
+        run(&thread_gpu, &thread_queue, &sender);
+    })?;
+    // The thread answers or drops its sender; every wait of its own is bounded.
+    let no_kernel = started.recv().unwrap_or_else(|_| {
+        Err(CudaError::NoDriver {
+            why: "the copy worker's thread ended while it started".to_owned(),
+        })
+    })?;
+    Ok(CopyWorker {
+        queue,
+        pool,
+        gpu: Some(gpu.clone()),
+        no_kernel,
+    })
+}
+
+fn run(gpu: &Gpu, queue: &JobQueue, started: &mpsc::SyncSender<Started>) {
+    queue.attach();
+    let made = Device::create(gpu).and_then(|device| match Staging::create(&device) {
+        Ok(staging) => Ok((device, staging)),
+        Err(error) => {
+            device.destroy();
+            Err(error)
+        }
+    });
+    let (device, staging) = match made {
+        Ok(made) => made,
+        Err(error) => {
+            started.send(Err(error)).ok();
+            return;
+        }
+    };
+    if let Err(error) = device.warm_up(&staging) {
+        staging.destroy(&device);
+        device.destroy();
+        started.send(Err(error)).ok();
+        return;
+    }
+    // If the starter is gone, the queue is stopped or will be.
+    started.send(Ok(device.no_kernel())).ok();
+    Engine::new(device, staging, queue).run();
 }

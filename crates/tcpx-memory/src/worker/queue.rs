@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
 
-use crate::error::MemoryError;
-use crate::job::{Job, SubmitError, Work};
+use crate::error::{CudaError, MemoryError};
+use crate::fence::Fence;
+use crate::job::{CompletionSink, Job, SubmitError, Work};
 use crate::kind::MemoryKind;
 use crate::lease::Hold;
 
@@ -38,6 +39,30 @@ impl Ticket {
         &self.job.work
     }
 
+    /// Whether the caller's earlier GPU work has ended; the GPU's context must be current.
+    pub(super) fn is_fence_reached(&self) -> Result<bool, CudaError> {
+        self.job
+            .fence
+            .as_ref()
+            .map_or(Ok(true), Fence::is_reached_in_context)
+    }
+
+    /// Tells the sink of an error and keeps the memory for ever, because something may still touch it.
+    pub(super) fn abandon(self, error: MemoryError) {
+        let Self {
+            job:
+                Job {
+                    work,
+                    fence,
+                    sink,
+                    token,
+                },
+            holds,
+        } = self;
+        std::mem::forget((holds, work, fence));
+        tell(&*sink, token, Err(error));
+    }
+
     /// Lets go of the memory, then tells the sink.
     pub(super) fn finish(self, result: Result<u64, MemoryError>) {
         let Self {
@@ -51,10 +76,14 @@ impl Ticket {
             holds,
         } = self;
         drop((holds, work, fence));
-        // A sink that panics has lost its own job; the worker must not lose those of the others.
-        if catch_unwind(AssertUnwindSafe(|| sink.complete(token, result))).is_err() {
-            tracing::error!(token, "a completion sink panicked");
-        }
+        tell(&*sink, token, result);
+    }
+}
+
+fn tell(sink: &dyn CompletionSink, token: u64, result: Result<u64, MemoryError>) {
+    // A sink that panics has lost its own job; the worker must not lose those of the others.
+    if catch_unwind(AssertUnwindSafe(|| sink.complete(token, result))).is_err() {
+        tracing::error!(token, "a completion sink panicked");
     }
 }
 

@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use nccl_net::{Done, HostError, LoadMeta, MemoryType, PostOutcome, RecvComm, SendComm};
-use tcpx_memory::{BouncePool, MemoryKind, RegionSlice};
+use tcpx_memory::{Fence, MemoryKind, RegionSlice};
 use tcpx_wire::scatter::{Fragment, ScatterList};
 
+use super::PluginMemory;
 use super::offload::Offload;
 use super::registrations::Registrations;
-use super::PluginMemory;
 use crate::channel::{
     Cancel, Capabilities, Channel, ChannelStats, Completion, MemoryKinds, Payload, Posted,
     Readiness, ReceiveChunk, SendChunk, Ticket,
@@ -195,13 +195,13 @@ impl PluginChannel {
                 let ticket = done.ticket;
                 self.unconsumed.push_back(Unconsumed { ticket, ready });
                 if scattered {
-                    offload
-                        .read(slot, &mut self.entries)
-                        .map_err(|error| ChannelError::Plugin {
+                    offload.read(slot, &mut self.entries).map_err(|error| {
+                        ChannelError::Plugin {
                             channel: self.name.clone(),
                             call: "test (device queue)",
                             cause: error.to_string(),
-                        })?;
+                        }
+                    })?;
                     self.stats.fragments += self.entries.len() as u64;
                     Payload::Scattered {
                         pool: Arc::clone(offload.pool()),
@@ -269,19 +269,8 @@ impl Channel for PluginChannel {
         let Some(comm) = &mut self.send else {
             return Err(self.closed_error());
         };
-        if let Some(fence) = &chunk.fence {
-            // The plugin reads the memory on its own; nothing it does can wait for an event.
-            match fence.is_complete() {
-                Ok(true) => {}
-                Ok(false) => return Ok(Posted::Full(chunk)),
-                Err(error) => {
-                    return Err(ChannelError::Memory {
-                        channel: self.name.clone(),
-                        operation: "waiting for the program's GPU work",
-                        cause: error.to_string(),
-                    });
-                }
-            }
+        if !reached(&self.name, chunk.fence.as_ref())? {
+            return Ok(Posted::Full(chunk));
         }
         let length = chunk.source.len();
         let posted = self
@@ -304,6 +293,10 @@ impl Channel for PluginChannel {
         let Some(comm) = &mut self.receive else {
             return Err(self.closed_error());
         };
+        // Where fragments are unpacked, the copy worker waits for the program's GPU work.
+        if self.offload.is_none() && !reached(&self.name, chunk.fence.as_ref())? {
+            return Ok(Posted::Full(chunk));
+        }
         let length = chunk.destination.len();
         let posted = self
             .receive_registrations
@@ -354,7 +347,10 @@ impl Channel for PluginChannel {
 
     fn cancel(&mut self, token: u64) -> Cancel {
         let in_flight = self.sends.iter().any(|(of, _)| *of == token)
-            || self.receives.iter().any(|receiving| receiving.token == token);
+            || self
+                .receives
+                .iter()
+                .any(|receiving| receiving.token == token);
         if in_flight {
             Cancel::Unsupported
         } else {
@@ -409,6 +405,18 @@ impl Channel for PluginChannel {
     fn stats(&self) -> ChannelStats {
         self.stats
     }
+}
+
+/// Whether the program's GPU work has come to where the plugin may touch the memory. A plugin reads
+/// and writes on its own: nothing that it does can be made to wait for an event.
+fn reached(channel: &str, fence: Option<&Fence>) -> Result<bool, ChannelError> {
+    fence.map_or(Ok(true), |fence| {
+        fence.is_reached().map_err(|error| ChannelError::Memory {
+            channel: channel.to_owned(),
+            operation: "waiting for the program's GPU work",
+            cause: error.to_string(),
+        })
+    })
 }
 
 /// Plugins take 32-bit tags and ignore them; the low half is enough for their logs.

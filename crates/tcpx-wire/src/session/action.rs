@@ -111,6 +111,20 @@ pub enum Action {
     },
     /// The peer's data channels are up.
     PeerReady,
+    /// Both sides know what will be moved: the receive was matched, or the send granted. It comes
+    /// before anything else about the transfer's data.
+    Matched {
+        /// The operation.
+        operation: OperationId,
+        /// Its transfer.
+        transfer: TransferId,
+        /// Length of the transfer in bytes.
+        bytes: u64,
+        /// Place of its first chunk in the direction's stream; 0 for an eager transfer.
+        first_sequence: u64,
+        /// Number of its chunks; 0 for an eager transfer.
+        chunks: u32,
+    },
     /// Give the chunk to its channel; answer
     /// [`chunk_sent`](super::Session::chunk_sent) when the source may be reused.
     ///

@@ -215,6 +215,8 @@ impl Session {
             Some(payload) => {
                 expected = Some(super::crc32c(&payload));
                 self.actions
+                    .push_back(matched(operation, transfer, bytes, 0, 0));
+                self.actions
                     .push_back(Action::DeliverEager { operation, payload });
                 ReceiveStage::Eager {
                     verdict_wanted: sender_asked == Level::Verified,
@@ -227,6 +229,13 @@ impl Session {
                 let chunk_bytes = agreed.chunk_bytes;
                 let plan = Plan::new(bytes, chunk_bytes, first_sequence, agreed.channels);
                 self.receive_stream.append(operation, plan.chunks);
+                self.actions.push_back(matched(
+                    operation,
+                    transfer,
+                    bytes,
+                    first_sequence,
+                    plan.chunks,
+                ));
                 self.transmit.push_back(Frame::Grant {
                     transfer,
                     chunk_bytes,
@@ -474,5 +483,21 @@ impl Session {
             transfer: matched.transfer,
             tag: receive.tag,
         });
+    }
+}
+
+pub(super) fn matched(
+    operation: OperationId,
+    transfer: TransferId,
+    bytes: u64,
+    first_sequence: u64,
+    chunks: u32,
+) -> Action {
+    Action::Matched {
+        operation,
+        transfer,
+        bytes,
+        first_sequence,
+        chunks,
     }
 }

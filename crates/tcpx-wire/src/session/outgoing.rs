@@ -278,6 +278,15 @@ impl Session {
             verdict: None,
         });
         send.clock.progressed(now);
+        if !cancelled {
+            self.actions.push_back(super::incoming::matched(
+                operation,
+                transfer,
+                plan.bytes,
+                first_sequence,
+                plan.chunks,
+            ));
+        }
         if cancelled {
             self.send_stream.drop_from(first_sequence);
         } else if level == Level::Verified {

@@ -1,1 +1,76 @@
-//! x
+//! Two sessions in virtual time.
+
+mod cancels;
+mod closing;
+mod deadlines;
+mod hostile;
+mod model;
+mod pair;
+mod random;
+mod transfers;
+
+use std::time::Duration;
+
+use super::*;
+use crate::frame::{Level, Settings, Tag};
+
+/// Chunks of 512 KiB over 4 channels.
+fn settings() -> Settings {
+    Settings {
+        network: "tcp".into(),
+        channels: 4,
+        chunk_bytes: 512 * 1024,
+        send_window: 12,
+        receive_window: 16,
+        eager_limit: 16 * 1024,
+        eager_credit: 256 * 1024,
+        heartbeat_ms: 1000,
+        dead_after_ms: 10_000,
+        memory: "host".into(),
+        software: "test".into(),
+    }
+}
+
+fn config() -> Config {
+    Config::new(settings())
+}
+
+fn small_chunks(channels: u16) -> Config {
+    let mut config = config();
+    config.ours.chunk_bytes = 4096;
+    config.ours.channels = channels;
+    config
+}
+
+fn send(tag: u64, bytes: u64, level: Level) -> SendRequest {
+    SendRequest {
+        tag: Tag(tag),
+        bytes,
+        level,
+        deadlines: None,
+        eager: None,
+    }
+}
+
+fn eager(tag: u64, bytes: usize, level: Level) -> SendRequest {
+    SendRequest {
+        eager: Some((0..bytes).map(|at| at as u8 ^ tag as u8).collect()),
+        ..send(tag, bytes as u64, level)
+    }
+}
+
+fn receive(tag: u64, capacity: u64, level: Level) -> ReceiveRequest {
+    ReceiveRequest {
+        tag: Tag(tag),
+        capacity,
+        level,
+        deadlines: None,
+    }
+}
+
+fn stall(seconds: u64) -> Option<Deadlines> {
+    Some(Deadlines {
+        stall: Duration::from_secs(seconds),
+        total: None,
+    })
+}

@@ -1,6 +1,7 @@
 //! What the session asks for.
 
-use tcpx_wire::{Action, Chunk, Completed, Memory, OperationError, OperationId, Role};
+use tcpx_wire::Role;
+use tcpx_wire::session::{Action, Chunk, Completed, Memory, OperationError, OperationId};
 
 use super::Core;
 use crate::error::Error;
@@ -20,7 +21,7 @@ impl Core {
         any
     }
 
-    fn perform(&mut self, action: Action) {
+    pub(super) fn perform(&mut self, action: Action) {
         match action {
             Action::Matched {
                 operation,
@@ -127,7 +128,8 @@ impl Core {
             return;
         }
         let channels = self.describe_channels();
-        let result = result.map_err(|error| Error::operation(self.peer, channels, tag, error, held));
+        let result =
+            result.map_err(|error| Error::operation(self.peer, channels, tag, error, held));
         self.emit(&match &result {
             Ok(report) => Event::Completed {
                 role,
@@ -149,7 +151,11 @@ impl Core {
         match self.channels.as_slice() {
             [] => "no data channel".to_owned(),
             [only] => only.channel.describe(),
-            [first, ..] => format!("{} channels, {}", self.channels.len(), first.channel.describe()),
+            [first, ..] => format!(
+                "{} channels, {}",
+                self.channels.len(),
+                first.channel.describe()
+            ),
         }
     }
 }

@@ -2,16 +2,18 @@
 //! back to the network.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
-use tcpx_memory::{Job, MemoryError, Region, UnpackMethod, Work};
+use tcpx_memory::{BouncePool, Job, MemoryError, MemoryKind, Region, UnpackMethod, Work};
 use tcpx_net::{
     Cancel, Channel, ChannelError, Completion, Payload, Posted, Readiness, ReceiveChunk, SendChunk,
     Ticket,
 };
-use tcpx_wire::scatter::ScatterList;
+use tcpx_wire::Role;
 use tcpx_wire::descriptor::{Descriptors, Limits};
-use tcpx_wire::{DataFailure, OperationId, Role};
+use tcpx_wire::scatter::ScatterList;
+use tcpx_wire::session::{DataFailure, OperationId};
 
 use super::Core;
 use super::operation::InFlight;
@@ -30,6 +32,9 @@ pub(super) struct ChannelState {
     receives: VecDeque<(ReceiveChunk, OperationId, InFlight)>,
     /// Scattered receives in the order in which their pool space must go back.
     unconsumed: VecDeque<Unconsumed>,
+    /// To be closed once nothing reads its pool any more.
+    closing: bool,
+    closed: bool,
 }
 
 struct Unconsumed {
@@ -58,6 +63,8 @@ impl ChannelState {
             sends: VecDeque::new(),
             receives: VecDeque::new(),
             unconsumed: VecDeque::new(),
+            closing: false,
+            closed: false,
         }
     }
 
@@ -65,15 +72,24 @@ impl ChannelState {
     pub(super) fn must_poll(&self) -> bool {
         let poll_only = matches!(self.channel.readiness(), Readiness::PollOnly);
         let refused = self.unconsumed.front().is_some_and(|first| first.done);
-        refused || (poll_only && self.channel.in_flight() > 0)
+        refused || (poll_only && (self.channel.in_flight() > 0 || !self.sends.is_empty()))
     }
 
+    /// Closes the channel, which takes its pool with it, as soon as no unpack reads that.
     pub(super) fn close(&mut self) {
-        self.channel.close();
+        self.closing = true;
+        self.close_when_unread();
     }
 
     pub(super) fn closed(&self) -> bool {
-        self.channel.closed()
+        self.closed && self.channel.closed()
+    }
+
+    fn close_when_unread(&mut self) {
+        if self.closing && !self.closed && self.unconsumed.iter().all(|entry| entry.done) {
+            self.closed = true;
+            self.channel.close();
+        }
     }
 }
 
@@ -91,17 +107,21 @@ impl Core {
             return;
         };
         let start = usize::try_from(event.offset).unwrap_or(usize::MAX);
-        let slice = operation.lease.slice(start..start.saturating_add(event.length as usize));
+        let slice = operation
+            .lease
+            .slice(start..start.saturating_add(event.length as usize));
         let Some(state) = self.channels.get_mut(usize::from(event.channel)) else {
             let failure = DataFailure::Misreport(format!("there is no channel {}", event.channel));
-            self.session.data_failed(now, id, Some(event.index), failure);
+            self.session
+                .data_failed(now, id, Some(event.index), failure);
             return;
         };
         let slice = match slice {
             Ok(slice) => slice,
             Err(error) => {
                 let failure = DataFailure::Memory(error.to_string());
-                self.session.data_failed(now, id, Some(event.index), failure);
+                self.session
+                    .data_failed(now, id, Some(event.index), failure);
                 return;
             }
         };
@@ -161,7 +181,9 @@ impl Core {
                 Ok(Posted::Accepted) => self.chunk_posted(id, flight, sequence),
                 Ok(Posted::Full(chunk)) => {
                     self.tokens.remove(&token);
-                    self.channels[index].receives.push_front((chunk, id, flight));
+                    self.channels[index]
+                        .receives
+                        .push_front((chunk, id, flight));
                     return any;
                 }
                 Err(error) => self.post_failed(index, token, error),
@@ -201,7 +223,7 @@ impl Core {
     /// A channel that refuses a well-formed chunk can carry nothing any more.
     fn post_failed(&mut self, index: usize, token: u64, error: ChannelError) {
         self.tokens.remove(&token);
-        let error = Error::channel(self.peer, index, &self.channels[index].channel, error);
+        let error = Error::channel(self.peer, index, error);
         self.fail(error);
     }
 
@@ -217,7 +239,7 @@ impl Core {
             }
             self.completions = completions;
             if let Err(error) = polled {
-                let error = Error::channel(self.peer, index, &self.channels[index].channel, error);
+                let error = Error::channel(self.peer, index, error);
                 self.fail(error);
             }
             self.consume_ready(index);
@@ -294,7 +316,7 @@ impl Core {
         &mut self,
         id: OperationId,
         flight: InFlight,
-        pool: std::sync::Arc<tcpx_memory::BouncePool>,
+        pool: Arc<BouncePool>,
         list: &ScatterList,
         bytes: u64,
         ticket: Ticket,
@@ -331,7 +353,7 @@ impl Core {
         &mut self,
         id: OperationId,
         flight: InFlight,
-        pool: std::sync::Arc<tcpx_memory::BouncePool>,
+        pool: Arc<BouncePool>,
         list: &ScatterList,
         bytes: u64,
     ) -> Result<Work, DataFailure> {
@@ -358,8 +380,8 @@ impl Core {
             .unwrap_or_else(|| UnpackMethod::automatic(pool.kind(), to.kind()));
         operation.method = Some(with);
         Ok(Work::Unpack {
-            pool,
-            descriptors,
+            pool: (*pool).clone(),
+            descriptors: Arc::new(descriptors),
             to,
             with,
         })
@@ -368,15 +390,15 @@ impl Core {
     /// Gives a job to the copy worker; a refusal is its result.
     pub(super) fn submit(&mut self, work: Work, token: u64, id: OperationId) {
         let fence = self.operations.get(&id).and_then(|op| op.fence.clone());
-        let sink = std::sync::Arc::clone(&self.sink);
+        let sink = Arc::clone(&self.sink);
         let job = Job {
             work,
             fence,
             sink,
             token,
         };
-        if let Err(error) = self.unpacker.worker.submit(job) {
-            self.job_finished(token, Err(error));
+        if let Err(refused) = self.unpacker.worker.submit(job) {
+            self.job_finished(token, Err(refused.error));
         }
     }
 
@@ -434,25 +456,25 @@ impl Core {
                     }
                 }
             }
-            _ => {}
+            Some(Token::Send(..) | Token::Receive(..)) | None => {}
         }
     }
 
     /// Gives pool space back in order, as far as unpacking has come.
     fn consume_ready(&mut self, index: usize) {
+        self.channels[index].close_when_unread();
         while let Some(first) = self.channels[index].unconsumed.front() {
             if !first.done {
                 return;
             }
             let (ticket, id, flight, placed) =
                 (first.ticket, first.operation, first.flight, first.placed);
-            if self.ended.is_none() {
+            if !self.channels[index].closing {
                 match self.channels[index].channel.consume(ticket) {
                     Ok(Posted::Accepted) => {}
                     Ok(Posted::Full(_)) => return,
                     Err(error) => {
-                        let channel = &self.channels[index].channel;
-                        let error = Error::channel(self.peer, index, channel, error);
+                        let error = Error::channel(self.peer, index, error);
                         self.fail(error);
                     }
                 }
@@ -463,6 +485,7 @@ impl Core {
                 self.placed(id, flight);
             }
         }
+        self.channels[index].close_when_unread();
     }
 
     fn placed(&mut self, id: OperationId, flight: InFlight) {
@@ -560,7 +583,6 @@ impl Core {
 
     /// Digest of the whole operation, for level *verified*.
     pub(super) fn start_digest(&mut self, id: OperationId, bytes: u64) {
-        let now = self.now();
         let Some(operation) = self.operations.get_mut(&id) else {
             return;
         };
@@ -585,16 +607,22 @@ impl Core {
             self.session.eager_copied(now, id);
             return;
         }
-        let staged = Region::host(payload.len()).and_then(|staging| {
+        let copied = operation.lease.slice(..payload.len()).and_then(|to| {
+            if !matches!(to.kind(), MemoryKind::Cuda { .. }) {
+                // The slice rides on the operation's lease, so this is the only writer.
+                return to.write_from(payload).map(|()| None);
+            }
+            let staging = Region::host(payload.len())?;
             staging.write_from(0, payload)?;
-            let to = operation.lease.slice(..payload.len())?;
-            Ok((staging.all(), to))
+            let from = staging.all();
+            Ok(Some(Work::Copy { from, to }))
         });
-        match staged {
-            Ok((from, to)) => {
+        match copied {
+            Ok(None) => self.session.eager_copied(now, id),
+            Ok(Some(work)) => {
                 operation.outstanding += 1;
                 let token = self.new_token(Token::Eager(id));
-                self.submit(Work::Copy { from, to }, token, id);
+                self.submit(work, token, id);
             }
             Err(error) => self.memory_failed(id, &error),
         }
@@ -606,12 +634,7 @@ impl Core {
         self.session.data_failed(now, id, None, failure);
     }
 
-    fn emit_arrival(
-        &self,
-        chunk: ChunkEvent,
-        list: &ScatterList,
-        pool: &tcpx_memory::BouncePool,
-    ) {
+    fn emit_arrival(&self, chunk: ChunkEvent, list: &ScatterList, pool: &BouncePool) {
         if self.observer.is_none() {
             return;
         }
@@ -624,7 +647,10 @@ impl Core {
         let probe = fragments.first().and_then(|first| {
             let start = usize::try_from(first.source_offset).ok()?;
             let length = usize::try_from(first.length).ok()?.min(PROBE);
-            pool.peek(start, length)
+            let mut bytes = vec![0; length];
+            let part = pool.slice().slice(start..start.checked_add(length)?).ok()?;
+            part.read_to(&mut bytes).ok()?;
+            Some(bytes)
         });
         self.emit(&Event::ChunkArrived {
             chunk,

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tcpx_memory::{Fence, Lease, UnpackMethod};
-use tcpx_wire::{Completed, Role};
+use tcpx_wire::Role;
+use tcpx_wire::session::Completed;
 
 use super::actions::Outcome;
 use crate::event::ChunkEvent;
@@ -113,7 +114,6 @@ impl Operation {
             digest: self.digest,
         }
     }
-
 }
 
 /// A chunk given to a channel, or about to be.

@@ -1,0 +1,152 @@
+//! Descriptors cut into pieces of bounded length.
+
+use tcpx_wire::Descriptor;
+
+/// A descriptor, or a part of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    /// From the start of the pool.
+    pub(super) source: u64,
+    pub(super) length: u32,
+    /// From the start of the destination.
+    pub(super) destination: u64,
+}
+
+/// Walks over descriptors in pieces.
+#[derive(Debug)]
+pub(super) struct Cut {
+    index: usize,
+    done: u32,
+    longest: u64,
+    /// Whether a piece must be a descriptor again, which names its source in 32 bits.
+    for_kernel: bool,
+}
+
+impl Cut {
+    /// Pieces of at most `longest` bytes.
+    pub(super) fn new(longest: u64) -> Self {
+        Self {
+            index: 0,
+            done: 0,
+            longest,
+            for_kernel: false,
+        }
+    }
+
+    /// Pieces that are descriptors, of at most `longest` bytes. A descriptor whose end passes 4 GiB stays
+    /// whole, because its later pieces could not be named.
+    pub(super) fn for_kernel(longest: u64) -> Self {
+        Self {
+            for_kernel: true,
+            ..Self::new(longest)
+        }
+    }
+
+    /// Into how many pieces the descriptors are cut.
+    pub(super) fn count(&self, descriptors: &[Descriptor]) -> usize {
+        descriptors
+            .iter()
+            .map(|one| u64::from(one.length).div_ceil(self.limit(one)) as usize)
+            .sum()
+    }
+
+    fn limit(&self, descriptor: &Descriptor) -> u64 {
+        let passes = descriptor
+            .source_offset
+            .checked_add(descriptor.length)
+            .is_none();
+        if self.for_kernel && passes {
+            u64::MAX
+        } else {
+            self.longest
+        }
+    }
+
+    /// The next piece, which stays the next.
+    pub(super) fn peek(&self, descriptors: &[Descriptor]) -> Option<Piece> {
+        let whole = descriptors.get(self.index)?;
+        let rest = u64::from(whole.length - self.done);
+        Some(Piece {
+            source: u64::from(whole.source_offset) + u64::from(self.done),
+            length: rest.min(self.limit(whole)) as u32,
+            destination: whole.destination_offset + u64::from(self.done),
+        })
+    }
+
+    /// The next piece.
+    pub(super) fn next(&mut self, descriptors: &[Descriptor]) -> Option<Piece> {
+        let piece = self.peek(descriptors)?;
+        self.done += piece.length;
+        if descriptors
+            .get(self.index)
+            .is_some_and(|whole| whole.length == self.done)
+        {
+            self.index += 1;
+            self.done = 0;
+        }
+        Some(piece)
+    }
+
+    /// The next pieces as descriptors; only of a cut for the kernel.
+    pub(super) fn descriptors<'a>(
+        &'a mut self,
+        descriptors: &'a [Descriptor],
+    ) -> impl Iterator<Item = Descriptor> + 'a {
+        std::iter::from_fn(move || self.next(descriptors)).map(|piece| Descriptor {
+            // A descriptor that was cut ends below 4 GiB, see `limit`.
+            source_offset: piece.source as u32,
+            length: piece.length,
+            destination_offset: piece.destination,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn descriptor(source_offset: u32, length: u32, destination_offset: u64) -> Descriptor {
+        Descriptor {
+            source_offset,
+            length,
+            destination_offset,
+        }
+    }
+
+    #[test]
+    fn pieces_cover_their_descriptor_and_are_as_many_as_counted() {
+        let list = [
+            descriptor(3, 10_000, 5),
+            descriptor(20_000, 1, 70_000),
+            descriptor(1, 4096, 9),
+        ];
+        let mut cut = Cut::for_kernel(4096);
+        let count = cut.count(&list);
+        let pieces: Vec<_> = cut.descriptors(&list).collect();
+        let expected = [
+            descriptor(3, 4096, 5),
+            descriptor(4099, 4096, 4101),
+            descriptor(8195, 1808, 8197),
+            list[1],
+            list[2],
+        ];
+        assert_eq!((count, &pieces[..]), (5, &expected[..]));
+    }
+
+    #[test]
+    fn for_the_kernel_a_source_that_passes_4_gib_stays_whole() {
+        let list = [descriptor(u32::MAX - 10, 100_000, 1 << 40)];
+        let mut cut = Cut::for_kernel(4096);
+        assert_eq!(cut.count(&list), 1);
+        assert_eq!(cut.descriptors(&list).collect::<Vec<_>>(), list);
+        let mut cut = Cut::new(65_536);
+        assert_eq!(cut.count(&list), 2);
+        cut.next(&list);
+        let last = Piece {
+            source: (1 << 32) + 65_525,
+            length: 34_464,
+            destination: (1 << 40) + 65_536,
+        };
+        assert_eq!((cut.next(&list), cut.next(&list)), (Some(last), None));
+    }
+}

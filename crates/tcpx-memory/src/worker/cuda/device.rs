@@ -1,0 +1,215 @@
+//! The driver as the worker uses it: streams, events and asynchronous copies.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::kernel::Kernels;
+use super::staging::Staging;
+use crate::driver::{Api, sys};
+use crate::error::CudaError;
+use crate::fence::Event;
+use crate::gpu::{Gpu, create_stream, destroy_stream, device_alloc, device_free};
+
+/// Events for work under way on the streams.
+pub(super) const FLIGHTS: usize = 512;
+
+/// Longest wait for the first, empty work at start.
+const WARM_UP: Duration = Duration::from_secs(60);
+
+/// One of the worker's streams. None of them synchronises with the default streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lane {
+    /// Host to device.
+    In,
+    /// Device to host.
+    Out,
+    /// Device to device.
+    Across,
+    /// Unpack kernels.
+    Unpack,
+}
+
+impl Lane {
+    pub(super) const ALL: [Self; 4] = [Self::In, Self::Out, Self::Across, Self::Unpack];
+}
+
+/// The GPU from the worker's thread, on which its context stays current.
+pub(super) struct Device {
+    pub(super) gpu: Gpu,
+    streams: [sys::CUstream; 4],
+    events: Vec<Event>,
+    pub(super) kernels: Result<Kernels, CudaError>,
+}
+
+impl Device {
+    /// Makes the context current on this thread for good, and everything the worker needs in it.
+    pub(super) fn create(gpu: &Gpu) -> Result<Self, CudaError> {
+        let api = gpu.api();
+        // SAFETY: the context is alive: the `Gpu` keeps it.
+        api.check("cuCtxSetCurrent", unsafe {
+            (api.cuCtxSetCurrent)(gpu.raw_context())
+        })?;
+        let mut device = Self {
+            gpu: gpu.clone(),
+            streams: [std::ptr::null_mut(); 4],
+            events: Vec::with_capacity(FLIGHTS),
+            kernels: Kernels::load(gpu),
+        };
+        let filled = device.fill();
+        match filled {
+            Ok(()) => Ok(device),
+            Err(error) => {
+                device.destroy();
+                Err(error)
+            }
+        }
+    }
+
+    fn fill(&mut self) -> Result<(), CudaError> {
+        let api = self.api();
+        for stream in &mut self.streams {
+            *stream = create_stream(api)?;
+        }
+        while self.events.len() < FLIGHTS {
+            self.events.push(Event::create(api)?);
+        }
+        Ok(())
+    }
+
+    /// Ends everything; nothing may be under way. Every event must have been given back.
+    pub(super) fn destroy(self) {
+        let api = self.api();
+        for event in &self.events {
+            event.destroy(api);
+        }
+        for stream in self.streams.into_iter().filter(|stream| !stream.is_null()) {
+            destroy_stream(api, stream);
+        }
+        if let Ok(kernels) = &self.kernels {
+            kernels.unload(api);
+        }
+        // SAFETY: no context is a legal argument.
+        let code = unsafe { (api.cuCtxSetCurrent)(std::ptr::null_mut()) };
+        api.check_teardown("cuCtxSetCurrent", code);
+    }
+
+    /// Runs one empty launch of each kernel and one small copy on each stream, so that the driver has
+    /// nothing left to set up on the transfer path.
+    pub(super) fn warm_up(&self, staging: &Staging) -> Result<(), CudaError> {
+        let scratch = device_alloc(&self.gpu, 4096)?;
+        let result = self.warm_up_with(staging, scratch);
+        if result.is_ok() {
+            // SAFETY: all work on it has ended. After an error it may not have, so it stays.
+            unsafe { device_free(&self.gpu, scratch) };
+        }
+        result
+    }
+
+    fn warm_up_with(&self, staging: &Staging, scratch: u64) -> Result<(), CudaError> {
+        let host = staging.device_address(0);
+        // SAFETY: the scratch memory is 4 KiB, the staging memory more, and both stay.
+        unsafe {
+            self.copy(Lane::In, scratch, host, 256)?;
+            self.copy(Lane::Out, host + 1024, scratch, 256)?;
+            self.copy(Lane::Across, scratch + 1024, scratch, 256)?;
+        }
+        if let Ok(kernels) = &self.kernels {
+            kernels.warm_up(self, scratch)?;
+        }
+        let api = self.api();
+        for (lane, event) in Lane::ALL.into_iter().zip(&self.events) {
+            event.record(api, self.stream(lane))?;
+            let start = Instant::now();
+            while !event.is_ready(api)? {
+                if start.elapsed() > WARM_UP {
+                    let (device, what) = (self.gpu.ordinal(), "its first work");
+                    return Err(CudaError::TimedOut {
+                        device,
+                        what,
+                        after: WARM_UP,
+                    });
+                }
+                thread::yield_now();
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn api(&self) -> &'static Api {
+        self.gpu.api()
+    }
+
+    pub(super) fn stream(&self, lane: Lane) -> sys::CUstream {
+        self.streams[lane as usize]
+    }
+
+    /// Why there is no unpack kernel, if there is none.
+    pub(super) fn no_kernel(&self) -> Option<CudaError> {
+        self.kernels.as_ref().err().cloned()
+    }
+
+    /// Events that are free.
+    pub(super) fn free_events(&self) -> usize {
+        self.events.len()
+    }
+
+    /// Takes an event and records it at the end of a stream. `None` when all are under way.
+    pub(super) fn mark(&mut self, lane: Lane) -> Result<Option<Event>, CudaError> {
+        let Some(event) = self.events.pop() else {
+            return Ok(None);
+        };
+        match event.record(self.api(), self.stream(lane)) {
+            Ok(()) => Ok(Some(event)),
+            Err(error) => {
+                self.events.push(event);
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) fn give_back(&mut self, event: Event) {
+        self.events.push(event);
+    }
+
+    /// Copies between any two addresses that the device can reach.
+    ///
+    /// # Safety
+    /// Both ranges must stay valid, and the destination untouched by others, until the stream has
+    /// passed this copy.
+    pub(super) unsafe fn copy(
+        &self,
+        lane: Lane,
+        to: u64,
+        from: u64,
+        len: usize,
+    ) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.api().cuMemcpyAsync)(to, from, len, self.stream(lane)) };
+        self.api().check("cuMemcpyAsync", code)
+    }
+
+    /// Copies between two GPUs, of which this is one.
+    ///
+    /// # Safety
+    /// As [`Self::copy`].
+    pub(super) unsafe fn copy_peer(
+        &self,
+        (to_gpu, to): (&Gpu, u64),
+        (from_gpu, from): (&Gpu, u64),
+        len: usize,
+    ) -> Result<(), CudaError> {
+        let (to_context, from_context) = (to_gpu.raw_context(), from_gpu.raw_context());
+        // SAFETY: the caller's promise; both contexts are kept by their `Gpu`.
+        let code = unsafe {
+            (self.api().cuMemcpyPeerAsync)(
+                to,
+                to_context,
+                from,
+                from_context,
+                len,
+                self.stream(Lane::Across),
+            )
+        };
+        self.api().check("cuMemcpyPeerAsync", code)
+    }
+}

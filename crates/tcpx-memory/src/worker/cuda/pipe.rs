@@ -1,0 +1,200 @@
+//! Copies and checksums that the CPU takes part in, through the worker's pinned memory.
+
+use std::collections::VecDeque;
+
+use super::device::{Device, Lane};
+use super::engine::Step;
+use super::staging::{STAGING, Staging};
+use crate::checksum::Crc32c;
+use crate::cpu;
+use crate::error::{CudaError, MemoryError};
+use crate::fence::Event;
+use crate::job::Work;
+use crate::slice::RegionSlice;
+
+/// Bytes of one piece: what the CPU does in one step.
+const PIECE: usize = 1 << 20;
+/// Pieces under way at a time.
+const SLOTS: usize = STAGING / PIECE / 2;
+
+/// What happens with the bytes on the CPU's side.
+enum Side {
+    /// Read from here on the way in.
+    Source(*const u8),
+    /// Written here on the way out.
+    Destination(*mut u8),
+    /// Only looked at on the way out.
+    Checksum(Box<Crc32c>),
+}
+
+/// Bytes on their way between pageable memory, or a checksum, and the device.
+pub(super) struct Pipe {
+    side: Side,
+    device_address: u64,
+    len: usize,
+    issued: usize,
+    landed: usize,
+    under_way: VecDeque<(Event, usize)>,
+    error: Option<CudaError>,
+}
+
+impl Pipe {
+    /// A copy of which one end is in pageable memory.
+    pub(super) fn copy(from: &RegionSlice, to: &RegionSlice) -> Result<Self, MemoryError> {
+        match (
+            from.host_ptr(),
+            to.host_ptr(),
+            from.device_address(),
+            to.device_address(),
+        ) {
+            (Some(source), None, _, Some(address)) => {
+                Ok(Self::new(Side::Source(source), address, to.len()))
+            }
+            (None, Some(destination), Some(address), _) => Ok(Self::new(
+                Side::Destination(destination),
+                address,
+                from.len(),
+            )),
+            _ => Err(MemoryError::NotCpuAccessible { kind: from.kind() }),
+        }
+    }
+
+    /// The checksum of device memory.
+    pub(super) fn checksum(of: &RegionSlice) -> Result<Self, MemoryError> {
+        match of.device_address() {
+            Some(address) => Ok(Self::new(
+                Side::Checksum(Box::new(Crc32c::new())),
+                address,
+                of.len(),
+            )),
+            None => Err(MemoryError::NotCpuAccessible { kind: of.kind() }),
+        }
+    }
+
+    fn new(side: Side, device_address: u64, len: usize) -> Self {
+        let under_way = VecDeque::with_capacity(SLOTS);
+        Self {
+            side,
+            device_address,
+            len,
+            issued: 0,
+            landed: 0,
+            under_way,
+            error: None,
+        }
+    }
+
+    pub(super) fn step(&mut self, device: &mut Device, staging: &Staging) -> Step {
+        if let Some(&(event, len)) = self.under_way.front() {
+            match event.is_ready(device.api()) {
+                Ok(false) => {}
+                ready => {
+                    self.under_way.pop_front();
+                    device.give_back(event);
+                    match ready {
+                        Ok(_) => self.take_out(staging, len),
+                        Err(error) => self.error = Some(error),
+                    }
+                    return Step::Progress;
+                }
+            }
+        }
+        let ended = self.error.is_some() || self.landed == self.len;
+        if ended && self.under_way.is_empty() {
+            return Step::Done(self.result());
+        }
+        if ended
+            || self.issued == self.len
+            || self.under_way.len() == SLOTS
+            || device.free_events() == 0
+        {
+            return Step::Waiting;
+        }
+        if let Err(error) = self.issue(device, staging) {
+            self.error = Some(error);
+        }
+        Step::Progress
+    }
+
+    fn result(&mut self) -> Result<u64, MemoryError> {
+        match (self.error.take(), &self.side) {
+            (Some(error), _) => Err(error.into()),
+            (None, Side::Checksum(crc)) => Ok(u64::from(crc.finish())),
+            (None, Side::Source(_) | Side::Destination(_)) => Ok(self.len as u64),
+        }
+    }
+
+    /// Sends the next piece on its way.
+    fn issue(&mut self, device: &mut Device, staging: &Staging) -> Result<(), CudaError> {
+        let len = PIECE.min(self.len - self.issued);
+        let slot = slot_of(self.issued);
+        let (host, mapped) = (staging.host(slot), staging.device_address(slot));
+        let address = self.device_address + self.issued as u64;
+        let lane = match &self.side {
+            Side::Source(source) => {
+                // SAFETY: the job's hold keeps the source, the slot has room, and no copy uses it.
+                unsafe { host.copy_from_nonoverlapping(source.add(self.issued), len) };
+                // SAFETY: the job keeps the destination until its last event, and so does the slot.
+                unsafe { device.copy(Lane::In, address, mapped, len)? };
+                Lane::In
+            }
+            Side::Destination(_) | Side::Checksum(_) => {
+                // SAFETY: as above, with the ends exchanged.
+                unsafe { device.copy(Lane::Out, mapped, address, len)? };
+                Lane::Out
+            }
+        };
+        if let Some(event) = device.mark(lane)? {
+            self.under_way.push_back((event, len));
+        }
+        self.issued += len;
+        Ok(())
+    }
+
+    /// Uses a piece that has arrived; pieces arrive in order.
+    fn take_out(&mut self, staging: &Staging, len: usize) {
+        let slot = staging.host(slot_of(self.landed));
+        match &mut self.side {
+            Side::Source(_) => {}
+            Side::Destination(destination) => {
+                // SAFETY: the job's hold keeps the destination, and the copy to the slot has ended.
+                unsafe {
+                    destination
+                        .add(self.landed)
+                        .copy_from_nonoverlapping(slot, len)
+                };
+            }
+            // SAFETY: the slot has that many initialised bytes, and the copy to it has ended.
+            Side::Checksum(crc) => crc.update(unsafe { std::slice::from_raw_parts(slot, len) }),
+        }
+        self.landed += len;
+    }
+}
+
+/// Where in the staging memory the piece at `at` goes.
+fn slot_of(at: usize) -> usize {
+    at / PIECE % SLOTS * PIECE
+}
+
+/// Large work on memory that the CPU can address, in steps.
+pub(super) struct CpuSteps {
+    done: usize,
+    crc: Crc32c,
+}
+
+impl CpuSteps {
+    pub(super) fn new() -> Self {
+        Self {
+            done: 0,
+            crc: Crc32c::new(),
+        }
+    }
+
+    pub(super) fn step(&mut self, work: &Work) -> Step {
+        match cpu::step(work, &mut self.done, PIECE, &mut self.crc) {
+            Ok(None) => Step::Progress,
+            Ok(Some(value)) => Step::Done(Ok(value)),
+            Err(error) => Step::Done(Err(error)),
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Settings, read once at `init` from the environment.
+
+use std::ffi::OsString;
+use std::ops::RangeInclusive;
+
+use crate::error::PluginError;
+
+/// Bytes of one page of the receive pool.
+pub const PAGE_BYTES: usize = 4096;
+const DEFAULT_POOL_BYTES: usize = 16 << 20;
+/// Fragments name their source by a 32-bit offset.
+const MAX_POOL_BYTES: usize = 2 << 30;
+
+/// How received data reaches the host program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Flat, in host memory.
+    Host,
+    /// Device receives leave fragments in a pool and a queue that says where they go.
+    Unpack,
+}
+
+/// Where the fragments of the pool live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolKind {
+    /// Pinned host memory that the GPU can read.
+    Pinned,
+    /// GPU memory, filled through pinned memory.
+    Gpu,
+}
+
+/// Settings of the plugin.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// `TCPX_NET_DEVICE`: `host` (default) or `unpack`.
+    pub mode: Mode,
+    /// `TCPX_NET_POOL`: `pinned` (default) or `gpu`.
+    pub pool: PoolKind,
+    /// `TCPX_NET_POOL_BYTES` for each receive comm, rounded up to pages; default 16 MiB.
+    pub pool_bytes: usize,
+    /// `TCPX_NET_STANDIN=host`: host memory stands in for device memory.
+    pub standin: bool,
+    /// `NCCL_SOCKET_IFNAME`, as it stands; empty when unset.
+    pub interfaces: String,
+    /// `TCPX_PORT_RANGE=lo-hi` for listening ports; any free port when unset.
+    pub ports: Option<RangeInclusive<u16>>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            mode: Mode::Host,
+            pool: PoolKind::Pinned,
+            pool_bytes: DEFAULT_POOL_BYTES,
+            standin: false,
+            interfaces: String::new(),
+            ports: None,
+        }
+    }
+}
+
+impl Config {
+    /// Reads the process's environment.
+    pub fn from_environment() -> Result<Self, PluginError> {
+        Self::from_lookup(|name| std::env::var_os(name))
+    }
+
+    /// Reads variables through `lookup`; an empty value counts as unset.
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, PluginError> {
+        let value = |name: &'static str| {
+            lookup(name)
+                .map(|v| v.to_string_lossy().trim().to_owned())
+                .filter(|v| !v.is_empty())
+        };
+        let mut config = Self::default();
+        if let Some(text) = value("TCPX_NET_DEVICE") {
+            config.mode = match text.as_str() {
+                "host" => Mode::Host,
+                "unpack" => Mode::Unpack,
+                _ => {
+                    return Err(bad(
+                        "TCPX_NET_DEVICE",
+                        text,
+                        "unknown kind",
+                        "host or unpack",
+                    ));
+                }
+            };
+        }
+        if let Some(text) = value("TCPX_NET_POOL") {
+            config.pool = match text.as_str() {
+                "pinned" => PoolKind::Pinned,
+                "gpu" => PoolKind::Gpu,
+                _ => return Err(bad("TCPX_NET_POOL", text, "unknown kind", "pinned or gpu")),
+            };
+        }
+        if let Some(text) = value("TCPX_NET_POOL_BYTES") {
+            config.pool_bytes = match text.parse::<usize>() {
+                Ok(bytes) if (PAGE_BYTES..=MAX_POOL_BYTES).contains(&bytes) => {
+                    bytes.next_multiple_of(PAGE_BYTES)
+                }
+                _ => {
+                    return Err(bad(
+                        "TCPX_NET_POOL_BYTES",
+                        text,
+                        "not a usable number",
+                        "bytes, from 4096 to 2147483648",
+                    ));
+                }
+            };
+        }
+        if let Some(text) = value("TCPX_NET_STANDIN") {
+            if text != "host" {
+                return Err(bad("TCPX_NET_STANDIN", text, "unknown kind", "host"));
+            }
+            config.standin = true;
+        }
+        config.interfaces = value("NCCL_SOCKET_IFNAME").unwrap_or_default();
+        if let Some(text) = value("TCPX_PORT_RANGE") {
+            config.ports = Some(port_range(&text)?);
+        }
+        Ok(config)
+    }
+}
+
+fn port_range(text: &str) -> Result<RangeInclusive<u16>, PluginError> {
+    let parsed = text.split_once('-').and_then(|(low, high)| {
+        let low: u16 = low.trim().parse().ok()?;
+        let high: u16 = high.trim().parse().ok()?;
+        (low > 0 && low <= high).then_some(low..=high)
+    });
+    parsed.ok_or_else(|| {
+        bad(
+            "TCPX_PORT_RANGE",
+            text.to_owned(),
+            "not a range",
+            "two ports, the lower first, as in 20000-20999",
+        )
+    })
+}
+
+fn bad(
+    name: &'static str,
+    value: String,
+    why: impl Into<String>,
+    expected: &'static str,
+) -> PluginError {
+    PluginError::Environment {
+        name,
+        value,
+        why: why.into(),
+        expected,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(pairs: &[(&str, &str)]) -> Result<Config, PluginError> {
+        Config::from_lookup(|name| {
+            pairs
+                .iter()
+                .find(|(key, _)| *key == name)
+                .map(|(_, value)| OsString::from(*value))
+        })
+    }
+
+    #[test]
+    fn defaults_are_a_host_plugin_with_16_mib_pools() {
+        let config = read(&[]).unwrap();
+        assert_eq!(config.mode, Mode::Host);
+        assert_eq!(config.pool, PoolKind::Pinned);
+        assert_eq!(config.pool_bytes, 16 << 20);
+        assert!(!config.standin);
+        assert_eq!(config.ports, None);
+    }
+
+    #[test]
+    fn every_variable_is_read_and_pool_sizes_become_whole_pages() {
+        let config = read(&[
+            ("TCPX_NET_DEVICE", "unpack"),
+            ("TCPX_NET_POOL", "gpu"),
+            ("TCPX_NET_POOL_BYTES", "10000"),
+            ("TCPX_NET_STANDIN", "host"),
+            ("NCCL_SOCKET_IFNAME", "^lo"),
+            ("TCPX_PORT_RANGE", "20000-20010"),
+        ])
+        .unwrap();
+        assert_eq!(config.mode, Mode::Unpack);
+        assert_eq!(config.pool, PoolKind::Gpu);
+        assert_eq!(config.pool_bytes, 12288);
+        assert!(config.standin);
+        assert_eq!(config.interfaces, "^lo");
+        assert_eq!(config.ports, Some(20000..=20010));
+    }
+
+    #[test]
+    fn a_value_that_cannot_be_used_is_refused_by_name() {
+        for (name, value) in [
+            ("TCPX_NET_DEVICE", "gpu"),
+            ("TCPX_NET_POOL", "host"),
+            ("TCPX_NET_POOL_BYTES", "4 GiB"),
+            ("TCPX_NET_POOL_BYTES", "0"),
+            ("TCPX_NET_POOL_BYTES", "4294967296"),
+            ("TCPX_NET_STANDIN", "cuda"),
+            ("TCPX_PORT_RANGE", "20000"),
+            ("TCPX_PORT_RANGE", "300-200"),
+            ("TCPX_PORT_RANGE", "0-10"),
+            ("TCPX_PORT_RANGE", "1-70000"),
+        ] {
+            let error = read(&[(name, value)]).unwrap_err();
+            let text = error.to_string();
+            assert!(text.contains(name) && text.contains(value), "{text}");
+        }
+    }
+}

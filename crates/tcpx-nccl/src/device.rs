@@ -1,0 +1,105 @@
+//! The device whose memory a comm sends from or receives for: a GPU, or host memory standing in.
+
+use std::sync::Arc;
+
+use nccl_net::export::MemoryRegion;
+use tcpx_memory::{CopyWorker, Gpu, MemoryError, Region};
+
+use crate::config::Mode;
+use crate::error::PluginError;
+use crate::plugin::Shared;
+
+/// A device and the copy worker that moves its memory.
+#[derive(Clone)]
+pub(crate) struct Device {
+    gpu: Option<Gpu>,
+    worker: Arc<CopyWorker>,
+}
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self.gpu {
+            Some(_) => "Device(GPU)",
+            None => "Device(host memory standing in)",
+        })
+    }
+}
+
+impl Device {
+    /// The device of the calling thread: the stand-in when it was asked for, else the GPU of the
+    /// current context, which is the one NCCL works on.
+    pub(crate) fn current(shared: &Shared) -> Result<Self, PluginError> {
+        if shared.config.standin {
+            let worker = CopyWorker::host().map_err(|error| PluginError::Copy {
+                comm: "plugin".to_owned(),
+                operation: "starting the copy worker for host memory".to_owned(),
+                error: error.to_string(),
+            })?;
+            return Ok(Self { gpu: None, worker });
+        }
+        let no_device = |error: String| {
+            PluginError::InvalidArgument(format!(
+                "no GPU to work with: {error}; make a CUDA context current in the calling thread, or \
+                 set TCPX_NET_STANDIN=host to let host memory stand in for device memory"
+            ))
+        };
+        let gpu = Gpu::current().map_err(|error| no_device(error.to_string()))?;
+        let worker = CopyWorker::for_gpu(&gpu).map_err(|error| no_device(error.to_string()))?;
+        Ok(Self {
+            gpu: Some(gpu),
+            worker,
+        })
+    }
+
+    /// The device for a registration; `None` for host memory.
+    pub(crate) fn for_registration(
+        shared: &Shared,
+        region: MemoryRegion,
+    ) -> Result<Option<Self>, PluginError> {
+        if !region.cuda {
+            return Ok(None);
+        }
+        if shared.config.mode == Mode::Host {
+            return Err(PluginError::InvalidArgument(
+                "CUDA memory cannot be registered: this plugin runs with host memory only; set \
+                 TCPX_NET_DEVICE=unpack for device memory"
+                    .to_owned(),
+            ));
+        }
+        Self::current(shared).map(Some)
+    }
+
+    /// The host program's memory as a region of this device.
+    pub(crate) fn region(&self, region: MemoryRegion) -> Region {
+        let owner = Arc::new(());
+        match &self.gpu {
+            // SAFETY: the host program keeps registered memory valid until it deregisters it, and
+            // posts nothing on it afterwards; that is the contract of regMr.
+            Some(gpu) => unsafe {
+                Region::from_cuda_raw(gpu, region.data.addr() as u64, region.len, owner)
+            },
+            // SAFETY: as above.
+            None => unsafe { Region::from_host_raw(region.data, region.len, owner) },
+        }
+    }
+
+    /// Memory that both the CPU and the device read and write.
+    pub(crate) fn shared_memory(&self, bytes: usize) -> Result<Region, MemoryError> {
+        match &self.gpu {
+            Some(gpu) => Region::pinned(gpu, bytes),
+            None => Region::host(bytes),
+        }
+    }
+
+    /// The device's own memory.
+    pub(crate) fn memory(&self, bytes: usize) -> Result<Region, MemoryError> {
+        match &self.gpu {
+            Some(gpu) => Region::cuda(gpu, bytes),
+            None => Region::host(bytes),
+        }
+    }
+
+    pub(crate) fn worker(&self) -> &CopyWorker {
+        &self.worker
+    }
+}

@@ -1,0 +1,121 @@
+//! A receive pool in GPU memory, filled from pinned memory page for page.
+
+use std::sync::Arc;
+
+use nccl_net::constants::UNPACK_QUEUE_DEPTH;
+use nccl_net::device::LoadMeta;
+use tcpx_memory::{Access, BouncePool, Job, Lease, Region, UnpackMethod, Work};
+use tcpx_wire::{Descriptors, Fragment, Limits, ScatterList};
+
+use crate::copies::Copies;
+use crate::device::Device;
+use crate::error::PluginError;
+
+/// The pool and the moves into it, one for each queue slot.
+#[derive(Debug)]
+pub(crate) struct GpuPool {
+    device: Device,
+    pub(crate) memory: Region,
+    /// Jobs of several slots write disjoint pages at once, all under this one lease.
+    lease: Lease,
+    /// Rides on a lease of ours: the socket fills other pages while some are moved.
+    landing: BouncePool,
+    copies: Arc<Copies<UNPACK_QUEUE_DEPTH>>,
+}
+
+impl GpuPool {
+    pub(crate) fn new(device: &Device, landing: &Region) -> Result<Self, PluginError> {
+        let memory = device
+            .memory(landing.len())
+            .map_err(|error| failed("receive comm", &error.to_string()))?;
+        let lease = memory
+            .lease(.., Access::Write)
+            .map_err(|error| failed("receive comm", &error.to_string()))?;
+        let source = landing
+            .lease(.., Access::Write)
+            .map_err(|error| failed("receive comm", &error.to_string()))?;
+        Ok(Self {
+            device: device.clone(),
+            memory,
+            lease,
+            landing: BouncePool::new(source.all()),
+            copies: Arc::new(Copies::new()),
+        })
+    }
+
+    /// Starts to move the fragments to the same offsets in GPU memory.
+    pub(crate) fn fetch(
+        &self,
+        comm: &str,
+        slot: usize,
+        entries: &[LoadMeta],
+    ) -> Result<(), PluginError> {
+        let mut list = ScatterList::default();
+        let mut bytes = 0;
+        for entry in entries {
+            list.push(Fragment {
+                source_offset: entry.src_off.into(),
+                length: entry.len,
+                destination_offset: entry.src_off.into(),
+            });
+            bytes += u64::from(entry.len);
+        }
+        let pool_bytes = self.memory.len() as u64;
+        let mut descriptors = Descriptors::new();
+        descriptors
+            .build(
+                &list,
+                Limits {
+                    pool_bytes,
+                    destination_bytes: pool_bytes,
+                    received_bytes: bytes,
+                },
+            )
+            .map_err(|error| failed(comm, &error.to_string()))?;
+        self.copies.start(slot);
+        let job = Job {
+            work: Work::Unpack {
+                pool: self.landing.clone(),
+                descriptors: Arc::new(descriptors),
+                to: self.lease.all(),
+                with: UnpackMethod::Kernel,
+            },
+            // Only our own memory is touched.
+            fence: None,
+            sink: self.copies.clone(),
+            // Below 16.
+            token: slot as u64,
+        };
+        self.device.worker().submit(job).map_err(|error| {
+            self.copies.reset(slot);
+            failed(comm, &error.to_string())
+        })
+    }
+
+    /// Whether the move of a slot has ended.
+    pub(crate) fn fetched(&self, comm: &str, slot: usize) -> Result<bool, PluginError> {
+        self.copies
+            .finished(slot)
+            .map_err(|error| failed(comm, &error))
+    }
+
+    /// The slot is free for another receive.
+    pub(crate) fn reset(&self, slot: usize) {
+        self.copies.reset(slot);
+    }
+}
+
+impl Drop for GpuPool {
+    fn drop(&mut self) {
+        // The pinned memory goes back into use by others once the comm is closed.
+        self.copies.wait_quiet();
+    }
+}
+
+fn failed(comm: &str, error: &str) -> PluginError {
+    PluginError::Copy {
+        comm: comm.to_owned(),
+        operation: "moving a received message to the GPU pool".to_owned(),
+        error: error.to_owned(),
+    }
+}

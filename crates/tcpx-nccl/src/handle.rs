@@ -1,0 +1,143 @@
+//! What `listen` hands out and `connect` reads.
+//!
+//! Little endian: magic 8, version u16, address family u16 (4 or 6), port u16, reserved u16,
+//! address 16, secret 16, listen id u64, the rest zero.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use nccl_net::export::PeerHandle;
+
+use crate::error::PluginError;
+
+const MAGIC: [u8; 8] = *b"tcpxnet\x01";
+const VERSION: u16 = 1;
+const FAMILY_V4: u16 = 4;
+const FAMILY_V6: u16 = 6;
+
+/// A decoded handle. `Debug` leaves the secret out.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Handle {
+    /// Where to connect.
+    pub address: SocketAddr,
+    /// Key of the handshake: who holds the handle may connect.
+    pub secret: [u8; 16],
+    /// Number of the listen comm in its process, for the logs of both sides.
+    pub listen_id: u64,
+}
+
+impl std::fmt::Debug for Handle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Handle")
+            .field("address", &self.address)
+            .field("listen_id", &self.listen_id)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Handle {
+    /// Writes the handle.
+    pub fn encode(&self) -> PeerHandle {
+        let mut bytes = [0; PeerHandle::BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
+        let family = match self.address.ip() {
+            IpAddr::V4(ip) => {
+                bytes[16..20].copy_from_slice(&ip.octets());
+                FAMILY_V4
+            }
+            IpAddr::V6(ip) => {
+                bytes[16..32].copy_from_slice(&ip.octets());
+                FAMILY_V6
+            }
+        };
+        bytes[10..12].copy_from_slice(&family.to_le_bytes());
+        bytes[12..14].copy_from_slice(&self.address.port().to_le_bytes());
+        bytes[32..48].copy_from_slice(&self.secret);
+        bytes[48..56].copy_from_slice(&self.listen_id.to_le_bytes());
+        PeerHandle(bytes)
+    }
+
+    /// Reads a handle.
+    pub fn decode(PeerHandle(bytes): &PeerHandle) -> Result<Self, PluginError> {
+        let bad = |why: String| PluginError::BadHandle { why };
+        let u16_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        if bytes[..8] != MAGIC {
+            return Err(bad(format!(
+                "expected it to start with {MAGIC:02x?}, got {:02x?}",
+                &bytes[..8]
+            )));
+        }
+        if u16_at(8) != VERSION {
+            return Err(bad(format!(
+                "expected handle version {VERSION}, got {}",
+                u16_at(8)
+            )));
+        }
+        let ip = match u16_at(10) {
+            FAMILY_V4 => IpAddr::V4(Ipv4Addr::from(array::<4>(&bytes[16..20]))),
+            FAMILY_V6 => IpAddr::V6(Ipv6Addr::from(array::<16>(&bytes[16..32]))),
+            other => {
+                return Err(bad(format!("expected address family 4 or 6, got {other}")));
+            }
+        };
+        let port = u16_at(12);
+        if port == 0 {
+            return Err(bad("expected a port above 0, got 0".to_owned()));
+        }
+        Ok(Self {
+            address: SocketAddr::new(ip, port),
+            secret: array(&bytes[32..48]),
+            listen_id: u64::from_le_bytes(array(&bytes[48..56])),
+        })
+    }
+}
+
+/// The first `N` bytes; missing ones are zero, which callers exclude by their ranges.
+fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    let mut out = [0; N];
+    for (to, from) in out.iter_mut().zip(bytes) {
+        *to = *from;
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn handle(address: &str) -> Handle {
+        Handle {
+            address: address.parse().unwrap(),
+            secret: *b"0123456789abcdef",
+            listen_id: 77,
+        }
+    }
+
+    #[test]
+    fn both_families_survive_the_round_trip() {
+        for address in ["127.0.0.1:4000", "[fd00::12:34]:65535"] {
+            let handle = handle(address);
+            assert_eq!(Handle::decode(&handle.encode()).unwrap(), handle);
+        }
+    }
+
+    #[test]
+    fn foreign_and_damaged_handles_are_refused() {
+        let good = handle("127.0.0.1:4000").encode();
+        for (at, value) in [(0, 0), (8, 9), (10, 5), (12, 0)] {
+            let mut bytes = good;
+            bytes.0[at] = value;
+            if at == 12 {
+                bytes.0[13] = 0;
+            }
+            assert!(Handle::decode(&bytes).is_err(), "byte {at}");
+        }
+        assert!(Handle::decode(&PeerHandle([0; PeerHandle::BYTES])).is_err());
+    }
+
+    #[test]
+    fn the_secret_stays_out_of_debug_output() {
+        let text = format!("{:?}", handle("127.0.0.1:4000"));
+        assert!(!text.contains("48") && !text.contains("secret"), "{text}");
+    }
+}

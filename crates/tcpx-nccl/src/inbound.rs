@@ -1,0 +1,384 @@
+//! What arrives on a connection, and where it goes.
+
+use std::net::TcpStream;
+use std::time::Instant;
+
+use nccl_net::export::Buffer;
+
+use crate::error::PluginError;
+use crate::header::{HEADER_BYTES, Header, Record};
+use crate::log::Log;
+use crate::ring::Ring;
+use crate::scatter::{Room, Scatter};
+use crate::socket::{self, MAX_SPANS, Moved, Span};
+use crate::stall::Stall;
+
+/// Bytes that one call may read before it returns to its caller.
+const CALL_BUDGET: usize = 8 << 20;
+
+/// Where a receive puts its bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Target {
+    /// Straight into the posted buffer.
+    Host(Buffer),
+    /// Into pages of the pool.
+    Device,
+}
+
+/// How far a receive is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Posted; its header has not arrived.
+    Posted,
+    /// The message is announced and waits for pages of the pool.
+    Announced,
+    /// The payload is arriving.
+    Payload,
+    /// The payload is on its way to the GPU.
+    Moving,
+    /// Complete.
+    Done {
+        /// `test` has said so.
+        reported: bool,
+    },
+}
+
+/// One receive.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) target: Target,
+    capacity: usize,
+    pub(crate) phase: Phase,
+    /// Message bytes, once announced.
+    pub(crate) size: usize,
+    received: usize,
+}
+
+impl Request {
+    pub(crate) const fn new(target: Target, capacity: usize) -> Self {
+        Self {
+            target,
+            capacity,
+            phase: Phase::Posted,
+            size: 0,
+            received: 0,
+        }
+    }
+}
+
+/// The connection of a receive comm.
+#[derive(Debug)]
+pub(crate) struct Inbound {
+    pub(crate) name: String,
+    stream: TcpStream,
+    pub(crate) ring: Ring<Request>,
+    pub(crate) scatter: Option<Scatter>,
+    /// Sequence of the message that is arriving.
+    next: u64,
+    /// Receives before this one are complete, as far as they move to the GPU.
+    settled: u64,
+    header: [u8; HEADER_BYTES],
+    header_bytes: usize,
+    spans: Vec<Span>,
+    failure: Option<PluginError>,
+    stall: Stall,
+}
+
+impl Inbound {
+    pub(crate) fn new(stream: TcpStream, name: String, scatter: Option<Scatter>) -> Self {
+        Self {
+            name,
+            stream,
+            ring: Ring::new(),
+            scatter,
+            next: 0,
+            settled: 0,
+            header: [0; HEADER_BYTES],
+            header_bytes: 0,
+            spans: Vec::with_capacity(MAX_SPANS),
+            failure: None,
+            stall: Stall::new(),
+        }
+    }
+
+    /// The error that ended the connection, if one did.
+    pub(crate) fn alive(&self) -> Result<(), PluginError> {
+        self.failure.clone().map_or(Ok(()), Err)
+    }
+
+    /// Reads what has arrived for the posted receives, and nothing beyond them.
+    pub(crate) fn progress(&mut self, log: &Log) -> Result<(), PluginError> {
+        self.alive()?;
+        match self.settle().and_then(|()| self.read()) {
+            Ok(true) => self.stall.moved(),
+            Ok(false) if self.settled == self.ring.posted() => self.stall.moved(),
+            Ok(false) => self.report_stall(log),
+            Err(error) => {
+                // Receives that ended before stay good; the rest gets this answer for ever.
+                self.failure = Some(error.clone());
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Finishes receives whose move to the GPU has ended, in order.
+    fn settle(&mut self) -> Result<(), PluginError> {
+        while self.settled < self.next {
+            if let Some(request) = self.ring.by_sequence(self.settled)
+                && request.phase == Phase::Moving
+            {
+                if let Some(scatter) = &self.scatter
+                    && !scatter.moved(&self.name, self.settled)?
+                {
+                    return Ok(());
+                }
+                request.phase = Phase::Done { reported: false };
+            }
+            self.settled += 1;
+        }
+        Ok(())
+    }
+
+    /// `true` when bytes arrived.
+    fn read(&mut self) -> Result<bool, PluginError> {
+        let mut budget = CALL_BUDGET;
+        while self.next < self.ring.posted() && budget > 0 {
+            let Some(request) = self.ring.by_sequence(self.next) else {
+                return Err(self.protocol("a posted receive", "none"));
+            };
+            let phase = request.phase;
+            if phase == Phase::Announced && !self.make_room() {
+                break;
+            }
+            let bytes = match phase {
+                Phase::Posted => self.read_header()?,
+                _ => self.read_payload()?,
+            };
+            let Some(bytes) = bytes else { break };
+            budget = budget.saturating_sub(bytes);
+            self.settle()?;
+        }
+        Ok(budget < CALL_BUDGET)
+    }
+
+    /// Reads the rest of a header; `None` when it has not arrived.
+    fn read_header(&mut self) -> Result<Option<usize>, PluginError> {
+        let mut bytes = 0;
+        if self.header_bytes < HEADER_BYTES {
+            let rest = &mut self.header[self.header_bytes..];
+            let moved = socket::receive_bytes(&self.stream, rest);
+            let Some(arrived) = self.moved(moved)? else {
+                return Ok(None);
+            };
+            bytes = arrived;
+            self.header_bytes += bytes;
+            if self.header_bytes < HEADER_BYTES {
+                return Ok(Some(bytes));
+            }
+        }
+        self.header_bytes = 0;
+        self.announced()?;
+        Ok(Some(bytes))
+    }
+
+    /// A whole header is there: checks it against the receive whose turn it is.
+    fn announced(&mut self) -> Result<(), PluginError> {
+        let header = Header::decode(Record::Message, &self.header)
+            .map_err(|(expected, arrived)| self.protocol(expected, arrived))?;
+        let sequence = self.next;
+        if header.sequence != sequence {
+            return Err(self.protocol(
+                format!("message {sequence}"),
+                format!("message {}", header.sequence),
+            ));
+        }
+        let Some(request) = self.ring.by_sequence(sequence) else {
+            return Err(self.protocol("a posted receive", "none"));
+        };
+        let capacity = request.capacity as u64;
+        let size = match usize::try_from(header.size) {
+            Ok(size) if size <= request.capacity => size,
+            _ => return Err(self.refuse(sequence, header.size, capacity)),
+        };
+        request.size = size;
+        match (request.target, &mut self.scatter) {
+            (Target::Device, Some(scatter)) => {
+                if !scatter.announce(size) {
+                    let limit = scatter.pool_bytes() as u64;
+                    // The sender must not wait for a receiver that gave up.
+                    let _ = self.refuse(sequence, header.size, limit);
+                    return Err(PluginError::TooLarge {
+                        comm: self.name.clone(),
+                        sequence,
+                        bytes: header.size,
+                        limit,
+                        why: "the whole pool is smaller; raise TCPX_NET_POOL_BYTES",
+                    });
+                }
+                request.phase = Phase::Announced;
+            }
+            _ => request.phase = Phase::Payload,
+        }
+        self.finish_if_whole()
+    }
+
+    /// Gets pages for the announced message, when there are enough.
+    fn make_room(&mut self) -> bool {
+        let number = self.next;
+        let (Some(scatter), Some(request)) = (&mut self.scatter, self.ring.by_sequence(number))
+        else {
+            return false;
+        };
+        let ready = scatter.make_room(number) == Room::Ready;
+        if ready {
+            request.phase = Phase::Payload;
+        }
+        ready
+    }
+
+    /// Reads payload, and the next header behind it when a receive for that is posted.
+    fn read_payload(&mut self) -> Result<Option<usize>, PluginError> {
+        let number = self.next;
+        let another = number + 1 < self.ring.posted();
+        let Some(request) = self.ring.by_sequence(number) else {
+            return Ok(None);
+        };
+        let left = request.size - request.received;
+        if left == 0 {
+            self.finish_if_whole()?;
+            return Ok(Some(0));
+        }
+        self.spans.clear();
+        match (request.target, &self.scatter) {
+            (Target::Host(buffer), _) => {
+                let start = buffer.data.wrapping_add(request.received);
+                self.spans.push(Span::new(start, left));
+            }
+            (Target::Device, Some(scatter)) => scatter.spans(number, &mut self.spans),
+            (Target::Device, None) => return Err(self.protocol("a device queue", "none")),
+        }
+        let offered: usize = self.spans.iter().map(|span| span.len()).sum();
+        if another && offered == left {
+            self.spans.push(Span::of_mut(&mut self.header));
+        }
+        // SAFETY: the spans are the rest of a buffer that the host posted and leaves to us until
+        // the receive is done, cut to the announced size which fits it; or pages of our pool that
+        // this receive holds; and our header, which is empty between messages.
+        let moved = unsafe { socket::receive(&self.stream, &self.spans) };
+        let Some(bytes) = self.moved(moved)? else {
+            return Ok(None);
+        };
+        let payload = bytes.min(left);
+        self.header_bytes = bytes - payload;
+        if let Some(request) = self.ring.by_sequence(number) {
+            request.received += payload;
+            if let (Target::Device, Some(scatter)) = (request.target, &mut self.scatter) {
+                scatter.arrived(payload);
+            }
+        }
+        self.finish_if_whole()?;
+        Ok(Some(bytes))
+    }
+
+    /// Ends the receive whose message is complete.
+    fn finish_if_whole(&mut self) -> Result<(), PluginError> {
+        let number = self.next;
+        let Some(request) = self.ring.by_sequence(number) else {
+            return Ok(());
+        };
+        if request.received < request.size || request.phase == Phase::Announced {
+            return Ok(());
+        }
+        let complete = match (request.target, &mut self.scatter) {
+            (Target::Device, Some(scatter)) => scatter.complete(&self.name, number)?,
+            _ => true,
+        };
+        request.phase = if complete {
+            Phase::Done { reported: false }
+        } else {
+            Phase::Moving
+        };
+        self.next += 1;
+        Ok(())
+    }
+
+    /// Tells the sender that its message does not fit; gives the error for our own side.
+    fn refuse(&mut self, sequence: u64, message: u64, capacity: u64) -> PluginError {
+        let notice = Header {
+            sequence,
+            size: capacity,
+        };
+        // 24 bytes on a direction that carried nothing since the handshake: they fit, or the
+        // connection is gone and the sender knows.
+        let _ = socket::send_bytes(&self.stream, &notice.encode(Record::Refusal));
+        PluginError::ReceiveTooSmall {
+            comm: self.name.clone(),
+            sequence,
+            message,
+            capacity,
+        }
+    }
+
+    /// Bytes that moved; `None` for none now; an error when the connection ended.
+    fn moved(&mut self, moved: Moved) -> Result<Option<usize>, PluginError> {
+        let why = match moved {
+            Moved::Bytes(bytes) => return Ok(Some(bytes)),
+            Moved::Later => return Ok(None),
+            Moved::End => "end of stream".to_owned(),
+            Moved::Broken(error) => error.to_string(),
+        };
+        let sequence = self.next;
+        let (done, total) = self
+            .ring
+            .by_sequence(sequence)
+            .map_or((0, 0), |r| (r.received as u64, r.size as u64));
+        Err(PluginError::PeerClosed {
+            comm: self.name.clone(),
+            why,
+            sequence,
+            done,
+            total,
+        })
+    }
+
+    fn protocol(&self, expected: impl Into<String>, arrived: impl Into<String>) -> PluginError {
+        PluginError::Protocol {
+            comm: self.name.clone(),
+            expected: expected.into(),
+            arrived: arrived.into(),
+        }
+    }
+
+    fn report_stall(&mut self, log: &Log) {
+        let Some(stalled) = self.stall.waiting(Instant::now()) else {
+            return;
+        };
+        let sequence = self.next;
+        let seconds = stalled.as_secs();
+        let name = &self.name;
+        let Some(request) = self.ring.by_sequence(sequence) else {
+            let settled = self.settled;
+            log.warn(&format!(
+                "{name}: receive {settled} waits {seconds} s for its copy to the GPU; the GPU may be \
+                 blocked by a kernel that does not end"
+            ));
+            return;
+        };
+        let (received, size) = (request.received, request.size);
+        match request.phase {
+            // A receive may be posted long before its message: worth a line, not a warning.
+            Phase::Posted => log.info(&format!(
+                "{name}: waiting {seconds} s for message {sequence}; the peer has sent nothing"
+            )),
+            Phase::Announced => log.warn(&format!(
+                "{name}: message {sequence} of {size} bytes waits {seconds} s for pages of the pool; \
+                 consume finished receives or raise TCPX_NET_POOL_BYTES"
+            )),
+            _ => log.warn(&format!(
+                "{name}: no byte arrived for {seconds} s; message {sequence} has {received} of {size} \
+                 bytes; see whether the sender still runs"
+            )),
+        }
+    }
+}

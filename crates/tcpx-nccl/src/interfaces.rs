@@ -1,0 +1,239 @@
+//! The network interfaces that become devices.
+
+use std::ffi::CStr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::Path;
+
+use crate::error::PluginError;
+
+/// Speed of an interface that does not tell, in Mb/s.
+const UNKNOWN_SPEED_MBPS: i32 = 10_000;
+
+/// One interface with an address to listen on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Interface {
+    pub(crate) name: String,
+    pub(crate) address: IpAddr,
+    pub(crate) loopback: bool,
+}
+
+impl Interface {
+    /// Path of the PCI device in sysfs; virtual interfaces have none.
+    pub(crate) fn pci_path(&self) -> Option<String> {
+        let link = Path::new("/sys/class/net").join(&self.name).join("device");
+        let path = std::fs::canonicalize(link).ok()?;
+        Some(path.to_str()?.to_owned())
+    }
+
+    /// Link speed in Mb/s.
+    pub(crate) fn speed_mbps(&self) -> i32 {
+        let file = Path::new("/sys/class/net").join(&self.name).join("speed");
+        std::fs::read_to_string(file)
+            .ok()
+            .and_then(|text| text.trim().parse().ok())
+            .filter(|speed| *speed > 0)
+            .unwrap_or(UNKNOWN_SPEED_MBPS)
+    }
+}
+
+/// `NCCL_SOCKET_IFNAME`: names or prefixes between commas; `=` in front asks for whole names, `^`
+/// turns the list around, and both may stand together as `^=`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Filter {
+    names: Vec<String>,
+    exclude: bool,
+    exact: bool,
+}
+
+impl Filter {
+    /// Reads a filter; `None` when it names nothing.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let (exclude, text) = strip(text.trim(), '^');
+        let (exact, text) = strip(text, '=');
+        let names: Vec<String> = text
+            .split(',')
+            .map(str::trim)
+            .filter(|name| !name.is_empty())
+            .map(str::to_owned)
+            .collect();
+        (!names.is_empty()).then_some(Self {
+            names,
+            exclude,
+            exact,
+        })
+    }
+
+    fn admits(&self, interface: &str) -> bool {
+        let named = self.names.iter().any(|name| {
+            if self.exact {
+                interface == name
+            } else {
+                interface.starts_with(name.as_str())
+            }
+        });
+        named != self.exclude
+    }
+}
+
+fn strip(text: &str, mark: char) -> (bool, &str) {
+    text.strip_prefix(mark)
+        .map_or((false, text), |rest| (true, rest))
+}
+
+/// Chooses the devices: what the filter admits, or without one the first interface that is not
+/// loopback, or loopback when there is nothing else.
+pub(crate) fn choose(filter: &str, all: Vec<Interface>) -> Result<Vec<Interface>, PluginError> {
+    let chosen: Vec<Interface> = match Filter::parse(filter) {
+        Some(parsed) => all
+            .iter()
+            .filter(|interface| parsed.admits(&interface.name))
+            // Leaving out names is no wish for loopback.
+            .filter(|interface| !(parsed.exclude && interface.loopback && has_other(&all, &parsed)))
+            .cloned()
+            .collect(),
+        None => all
+            .iter()
+            .find(|interface| !interface.loopback)
+            .or_else(|| all.first())
+            .cloned()
+            .into_iter()
+            .collect(),
+    };
+    if chosen.is_empty() {
+        let found: Vec<&str> = all.iter().map(|i| i.name.as_str()).collect();
+        return Err(PluginError::NoInterface {
+            filter: filter.to_owned(),
+            found: found.join(", "),
+        });
+    }
+    Ok(chosen)
+}
+
+fn has_other(all: &[Interface], filter: &Filter) -> bool {
+    all.iter()
+        .any(|interface| !interface.loopback && filter.admits(&interface.name))
+}
+
+/// Interfaces that are up and have an address: IPv4 if there is one, else a routable IPv6.
+pub(crate) fn list() -> Result<Vec<Interface>, PluginError> {
+    let mut head: *mut libc::ifaddrs = std::ptr::null_mut();
+    // SAFETY: the out pointer is valid; the list is freed below.
+    if unsafe { libc::getifaddrs(&raw mut head) } != 0 {
+        return Err(PluginError::system(
+            "listing network interfaces",
+            &std::io::Error::last_os_error(),
+            "check the limits of this process",
+        ));
+    }
+    let mut found: Vec<Interface> = Vec::new();
+    let mut at = head;
+    // SAFETY: `at` walks the list that getifaddrs made, until its NULL.
+    while let Some(entry) = unsafe { at.as_ref() } {
+        at = entry.ifa_next;
+        // SAFETY: the name of an entry is a C string.
+        let name = unsafe { CStr::from_ptr(entry.ifa_name) }
+            .to_string_lossy()
+            .into_owned();
+        // The flags are small positive bits in both types.
+        let flag = |bit: libc::c_int| entry.ifa_flags & bit as libc::c_uint != 0;
+        // SAFETY: the address belongs to the entry.
+        let Some(address) = (unsafe { address(entry.ifa_addr) }) else {
+            continue;
+        };
+        if !flag(libc::IFF_UP) {
+            continue;
+        }
+        match found.iter_mut().find(|known| known.name == name) {
+            Some(known) if known.address.is_ipv6() && address.is_ipv4() => known.address = address,
+            Some(_) => {}
+            None => found.push(Interface {
+                name,
+                address,
+                loopback: flag(libc::IFF_LOOPBACK),
+            }),
+        }
+    }
+    // SAFETY: the list came from getifaddrs and is not used again.
+    unsafe { libc::freeifaddrs(head) };
+    Ok(found)
+}
+
+/// An IP address that can be used without naming an interface.
+///
+/// # Safety
+/// `address` is NULL or points to a socket address as long as its family says.
+unsafe fn address(address: *const libc::sockaddr) -> Option<IpAddr> {
+    // SAFETY: by the caller's promise.
+    let family = i32::from(unsafe { address.as_ref() }?.sa_family);
+    match family {
+        libc::AF_INET => {
+            // SAFETY: the family says that it is this structure.
+            let v4 = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
+            Some(IpAddr::V4(Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr))))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let v6 = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
+            let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+            (!ip.is_unicast_link_local()).then_some(IpAddr::V6(ip))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interface(name: &str) -> Interface {
+        Interface {
+            name: name.to_owned(),
+            address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            loopback: name == "lo",
+        }
+    }
+
+    #[track_caller]
+    fn check(filter: &str, expected: &[&str]) {
+        let all = ["lo", "eth0", "eth1", "eth10", "docker0"].map(interface);
+        let names: Vec<String> = match choose(filter, all.to_vec()) {
+            Ok(chosen) => chosen.into_iter().map(|i| i.name).collect(),
+            Err(error) => {
+                assert!(error.to_string().contains("docker0"), "{error}");
+                Vec::new()
+            }
+        };
+        assert_eq!(names, expected, "{filter:?}");
+    }
+
+    #[test]
+    fn filters_work_as_nccl_documents_them() {
+        check("", &["eth0"]);
+        check("eth", &["eth0", "eth1", "eth10"]);
+        check("eth1,docker", &["eth1", "eth10", "docker0"]);
+        check("=eth1", &["eth1"]);
+        check("=eth1,lo", &["lo", "eth1"]);
+        check("^docker", &["eth0", "eth1", "eth10"]);
+        check("^=eth1,docker0", &["eth0", "eth10"]);
+        check("^eth,docker", &["lo"]);
+        check("lo", &["lo"]);
+        check("ib", &[]);
+        check("^", &["eth0"]);
+    }
+
+    #[test]
+    fn loopback_serves_when_there_is_nothing_else() {
+        let chosen = choose("", vec![interface("lo")]).unwrap();
+        assert_eq!(chosen, [interface("lo")]);
+        assert!(choose("", Vec::new()).is_err());
+    }
+
+    #[test]
+    fn this_machine_has_a_loopback_interface_with_an_address() {
+        let all = list().unwrap();
+        let lo = all.iter().find(|i| i.loopback).unwrap();
+        assert!(lo.address.is_loopback(), "{lo:?}");
+        assert_eq!(lo.pci_path(), None);
+        assert_eq!(lo.speed_mbps(), UNKNOWN_SPEED_MBPS);
+    }
+}

@@ -1,0 +1,100 @@
+//! Registered memory.
+
+use nccl_net::export::{Buffer, MemoryRegion};
+use tcpx_memory::{Region, RegionSlice};
+
+use crate::device::Device;
+use crate::error::PluginError;
+
+/// One registration: a range of the host program's memory.
+#[derive(Debug)]
+pub struct Memory {
+    start: usize,
+    len: usize,
+    device: Option<Region>,
+}
+
+/// Where a buffer of a send or receive lies.
+#[derive(Debug)]
+pub(crate) enum Place {
+    /// Memory that the CPU reads and writes directly.
+    Host,
+    /// Device memory, or host memory that stands in for it.
+    Device(RegionSlice),
+}
+
+impl Memory {
+    /// Registers `region`; with `device`, as memory of that device.
+    pub(crate) fn new(region: MemoryRegion, device: Option<&Device>) -> Result<Self, PluginError> {
+        let start = region.data.addr();
+        if start.checked_add(region.len).is_none() {
+            return Err(PluginError::InvalidArgument(format!(
+                "memory of {} bytes at {start:#x} ends behind the last address",
+                region.len
+            )));
+        }
+        Ok(Self {
+            start,
+            len: region.len,
+            device: device.map(|device| device.region(region)),
+        })
+    }
+
+    /// Finds `buffer` in the registration.
+    pub(crate) fn place(&self, buffer: Buffer) -> Result<Place, PluginError> {
+        let start = buffer.data.addr();
+        let offset = start.wrapping_sub(self.start);
+        let inside = buffer.len == 0
+            || (start >= self.start && offset <= self.len && buffer.len <= self.len - offset);
+        if !inside {
+            return Err(PluginError::InvalidArgument(format!(
+                "{} bytes at {start:#x} are outside the registered {} bytes at {:#x}; register the \
+                 whole buffer",
+                buffer.len, self.len, self.start
+            )));
+        }
+        let Some(region) = &self.device else {
+            return Ok(Place::Host);
+        };
+        // An empty buffer may point anywhere.
+        let offset = if buffer.len == 0 { 0 } else { offset };
+        region
+            .slice(offset..offset + buffer.len)
+            .map(Place::Device)
+            .map_err(|error| PluginError::InvalidArgument(error.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(bytes: &mut [u8]) -> Memory {
+        let region = MemoryRegion {
+            data: bytes.as_mut_ptr(),
+            len: bytes.len(),
+            cuda: false,
+        };
+        Memory::new(region, None).unwrap()
+    }
+
+    #[test]
+    fn a_buffer_must_lie_inside_its_registration() {
+        let mut bytes = [0u8; 100];
+        let memory = memory(&mut bytes);
+        let start = bytes.as_mut_ptr();
+        let place = |offset: isize, len| {
+            memory.place(Buffer {
+                data: start.wrapping_offset(offset),
+                len,
+            })
+        };
+        assert!(matches!(place(0, 100), Ok(Place::Host)));
+        assert!(matches!(place(99, 1), Ok(Place::Host)));
+        assert!(matches!(place(5000, 0), Ok(Place::Host)));
+        for (offset, len) in [(0, 101), (99, 2), (-1, 1), (100, 1), (50, usize::MAX)] {
+            let error = place(offset, len).unwrap_err();
+            assert!(error.to_string().contains("outside"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! The plugin as a host program sees it: devices, listening, connecting.
+
+use std::ffi::CStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use nccl_net::export::{HostLogger, NetError, NetPlugin, PeerHandle};
+use nccl_net::{DeviceOffload, PointerSupport, Properties};
+
+use crate::config::{Config, Mode};
+use crate::connector::Connector;
+use crate::error::PluginError;
+use crate::handle::Handle;
+use crate::interfaces::{self, Interface};
+use crate::listener::ListenComm;
+use crate::log::Log;
+use crate::memory::Memory;
+use crate::receive::RecvComm;
+use crate::send::SendComm;
+
+/// Comms that a device may have; connections are all that limits them.
+const MAX_COMMS: i32 = 65_536;
+
+/// The plugin. NCCL chooses it by the name `TCPX`.
+#[derive(Debug)]
+pub struct TcpxPlugin {
+    shared: Arc<Shared>,
+}
+
+/// What every comm of the process refers to.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: Config,
+    pub(crate) log: Log,
+    interfaces: Vec<Interface>,
+    numbers: AtomicU64,
+}
+
+impl Shared {
+    /// A number that names a comm or listener in this process's log lines.
+    pub(crate) fn number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A seed for the order of pages; need not be secret.
+    pub(crate) fn seed(&self) -> u64 {
+        let mut bytes = [0; 8];
+        match getrandom::fill(&mut bytes) {
+            Ok(()) => u64::from_ne_bytes(bytes),
+            Err(_) => self.number(),
+        }
+    }
+
+    pub(crate) fn interface(&self, device: usize) -> Result<&Interface, PluginError> {
+        self.interfaces
+            .get(device)
+            .ok_or(PluginError::NoSuchDevice {
+                device: device as i64,
+                count: self.interfaces.len(),
+            })
+    }
+}
+
+/// Fills a buffer from the system's cryptographic random source.
+pub(crate) fn random<const N: usize>() -> Result<[u8; N], PluginError> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(|error| PluginError::System {
+        operation: "getting random bytes".to_owned(),
+        error: error.to_string(),
+        hint: "the system's random source must work",
+    })?;
+    Ok(bytes)
+}
+
+impl TcpxPlugin {
+    /// Starts the plugin with given settings.
+    pub fn with_config(config: Config, logger: HostLogger) -> Result<Self, PluginError> {
+        let interfaces = interfaces::choose(&config.interfaces, interfaces::list()?)?;
+        let log = Log::new(logger);
+        let names: Vec<&str> = interfaces.iter().map(|i| i.name.as_str()).collect();
+        log.info(&format!(
+            "{}, interfaces {}, {}",
+            crate::build_id(),
+            names.join(", "),
+            match config.mode {
+                Mode::Host => "host memory".to_owned(),
+                Mode::Unpack => format!(
+                    "device unpack: {:?} pool of {} bytes a receive comm{}",
+                    config.pool,
+                    config.pool_bytes,
+                    if config.standin {
+                        ", host memory standing in for device memory"
+                    } else {
+                        ""
+                    }
+                ),
+            }
+        ));
+        Ok(Self {
+            shared: Arc::new(Shared {
+                config,
+                log,
+                interfaces,
+                numbers: AtomicU64::new(0),
+            }),
+        })
+    }
+}
+
+impl NetPlugin for TcpxPlugin {
+    const NAME: &'static CStr = c"TCPX";
+    // Receives of a host-memory plugin may be reported consumed too; NCCL does so.
+    const DEVICE_QUEUE: bool = true;
+
+    type Memory = Memory;
+    type Listen = ListenComm;
+    type Connect = Connector;
+    type Send = SendComm;
+    type Recv = RecvComm;
+
+    fn init(logger: HostLogger) -> Result<Self, NetError> {
+        Ok(Self::with_config(Config::from_environment()?, logger)?)
+    }
+
+    fn devices(&self) -> Result<usize, NetError> {
+        Ok(self.shared.interfaces.len())
+    }
+
+    fn properties(&self, device: usize) -> Result<Properties, NetError> {
+        let interface = self.shared.interface(device)?;
+        let (pointer_support, offload) = match self.shared.config.mode {
+            Mode::Host => (PointerSupport::HOST, DeviceOffload::None),
+            Mode::Unpack => (PointerSupport::HOST_AND_CUDA, DeviceOffload::UNPACK_V7),
+        };
+        Ok(Properties {
+            name: interface.name.clone(),
+            pci_path: interface.pci_path(),
+            guid: device as u64,
+            pointer_support,
+            speed_mbps: interface.speed_mbps(),
+            max_comms: MAX_COMMS,
+            max_recvs: 1,
+            offload,
+            ..Properties::default()
+        })
+    }
+
+    fn listen(&self, device: usize) -> Result<(PeerHandle, ListenComm), NetError> {
+        let interface = self.shared.interface(device)?;
+        Ok(ListenComm::bind(&self.shared, interface)?)
+    }
+
+    fn connect(&self, device: usize, handle: &PeerHandle) -> Result<Connector, NetError> {
+        let interface = self.shared.interface(device)?;
+        let handle = Handle::decode(handle)?;
+        Ok(Connector::new(&self.shared, interface, handle))
+    }
+}

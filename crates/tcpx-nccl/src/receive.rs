@@ -1,0 +1,195 @@
+//! The receiving side of a connection: the calls of the host program.
+
+use std::net::TcpStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nccl_net::constants::UNPACK_MAX_RECEIVE_BYTES;
+use nccl_net::export::{Buffer, DeviceQueue, MemoryRegion, NetComm, NetError, NetRecv, RequestId};
+
+use crate::config::Mode;
+use crate::device::Device;
+use crate::error::PluginError;
+use crate::inbound::{Inbound, Phase, Request, Target};
+use crate::memory::{Memory, Place};
+use crate::plugin::Shared;
+use crate::scatter::Scatter;
+
+/// A receiving comm.
+#[derive(Debug)]
+pub struct RecvComm {
+    shared: Arc<Shared>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    inbound: Inbound,
+    /// Receives consumed so far: the next one to be consumed.
+    consumed: u64,
+}
+
+impl RecvComm {
+    /// A comm on an authenticated connection; with `device_queue`, one that can receive into
+    /// device memory.
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        stream: TcpStream,
+        name: String,
+        device_queue: bool,
+    ) -> Result<(Self, Option<DeviceQueue>), PluginError> {
+        let scatter = if device_queue && shared.config.mode == Mode::Unpack {
+            // Without a GPU the plugin still serves host memory; device memory is then refused
+            // when it is registered.
+            let device = Device::current(&shared).ok();
+            Some(Scatter::new(&shared.config, device, shared.seed())?)
+        } else {
+            None
+        };
+        let queue = scatter.as_ref().map(Scatter::device_queue);
+        let comm = Self {
+            shared,
+            state: Mutex::new(State {
+                inbound: Inbound::new(stream, name, scatter),
+                consumed: 0,
+            }),
+        };
+        Ok((comm, queue))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether receives keep their request until they are consumed.
+    fn consumes(&self) -> bool {
+        self.shared.config.mode == Mode::Unpack
+    }
+}
+
+impl NetComm for RecvComm {
+    type Memory = Memory;
+
+    fn register(&self, region: MemoryRegion) -> Result<Memory, NetError> {
+        let device = Device::for_registration(&self.shared, region)?;
+        Ok(Memory::new(region, device.as_ref())?)
+    }
+
+    fn test(&self, id: RequestId) -> Result<Option<usize>, NetError> {
+        let mut state = self.lock();
+        let progress = state.inbound.progress(&self.shared.log);
+        let Some(request) = state.inbound.ring.by_id(id) else {
+            return Err(state.unknown(id, "is not in flight"));
+        };
+        match request.phase {
+            Phase::Done { reported: false } => {
+                request.phase = Phase::Done { reported: true };
+                let size = request.size;
+                if !self.consumes() {
+                    state.inbound.ring.remove(id);
+                }
+                Ok(Some(size))
+            }
+            Phase::Done { reported: true } => Err(state.unknown(id, "was reported done before")),
+            _ => {
+                progress?;
+                Ok(None)
+            }
+        }
+    }
+}
+
+impl NetRecv for RecvComm {
+    fn irecv(
+        &self,
+        buffer: Buffer,
+        _tag: i32,
+        memory: &Memory,
+    ) -> Result<Option<RequestId>, NetError> {
+        let place = memory.place(buffer)?;
+        let mut state = self.lock();
+        let inbound = &mut state.inbound;
+        let target = match place {
+            Place::Host => Target::Host(buffer),
+            Place::Device(_) if inbound.scatter.is_none() => {
+                return Err(PluginError::InvalidArgument(format!(
+                    "{}: a receive into device memory needs a device queue, and accept was not asked \
+                     for one; pass a device handle of type 1, version 7 to accept",
+                    inbound.name
+                ))
+                .into());
+            }
+            Place::Device(_) if buffer.len > UNPACK_MAX_RECEIVE_BYTES => {
+                let error = PluginError::TooLarge {
+                    comm: inbound.name.clone(),
+                    sequence: inbound.ring.posted(),
+                    bytes: buffer.len as u64,
+                    limit: UNPACK_MAX_RECEIVE_BYTES as u64,
+                    why: "a queue slot holds 2048 fragments",
+                };
+                return Err(error.into());
+            }
+            Place::Device(_) => Target::Device,
+        };
+        inbound.alive()?;
+        if inbound.ring.is_full() {
+            inbound.progress(&self.shared.log)?;
+            return Ok(None);
+        }
+        let number = inbound.ring.posted();
+        // Also for host memory: an empty slot says that nothing is to be gathered.
+        if let Some(scatter) = &mut inbound.scatter {
+            scatter.post(number);
+        }
+        let id = inbound.ring.post(Request::new(target, buffer.len));
+        // What fails now is told again by test, which is where the host looks for it.
+        let _ = inbound.progress(&self.shared.log);
+        Ok(id)
+    }
+
+    fn consumed(&self, id: RequestId) -> Result<(), NetError> {
+        if !self.consumes() {
+            return Ok(());
+        }
+        let mut state = self.lock();
+        let number = state.consumed;
+        let name = state.inbound.name.clone();
+        let disorder = |why: String| PluginError::ConsumeOrder {
+            comm: name.clone(),
+            why,
+        };
+        let Some(oldest) = state.inbound.ring.by_sequence(number) else {
+            return Err(disorder("was called with no receive outstanding".to_owned()).into());
+        };
+        let reported = matches!(oldest.phase, Phase::Done { reported: true });
+        let is_device = matches!(oldest.target, Target::Device);
+        if crate::ring::id(number) != id {
+            return Err(disorder(format!(
+                "named request {}, the oldest is request {} (receive {number})",
+                id.0,
+                crate::ring::id(number).0
+            ))
+            .into());
+        }
+        if !reported {
+            return Err(disorder(format!("came before receive {number} was done")).into());
+        }
+        state.inbound.ring.remove(id);
+        state.consumed += 1;
+        if let (true, Some(scatter)) = (is_device, &mut state.inbound.scatter) {
+            scatter.consume(number);
+        }
+        // Pages came back: a message that waited for them goes on without waiting for a test.
+        let _ = state.inbound.progress(&self.shared.log);
+        Ok(())
+    }
+}
+
+impl State {
+    fn unknown(&self, id: RequestId, why: &str) -> NetError {
+        PluginError::UnknownRequest {
+            comm: self.inbound.name.clone(),
+            why: format!("request {} {why}", id.0),
+        }
+        .into()
+    }
+}

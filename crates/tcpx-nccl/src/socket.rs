@@ -1,0 +1,161 @@
+//! Non-blocking socket calls over raw memory: the one place that hands addresses to the kernel.
+
+use std::io;
+use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+
+use crate::error::PluginError;
+
+/// Most pieces in one call; the kernel takes 1024.
+pub(crate) const MAX_SPANS: usize = 512;
+
+/// A span of memory for the kernel to read or write.
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub(crate) struct Span(libc::iovec);
+
+// SAFETY: an address and a length; who passes it to `send` or `receive` vouches for the access.
+unsafe impl Send for Span {}
+
+impl Span {
+    pub(crate) const EMPTY: Self = Self::new(std::ptr::null_mut(), 0);
+
+    pub(crate) const fn new(start: *mut u8, len: usize) -> Self {
+        Self(libc::iovec {
+            iov_base: start.cast(),
+            iov_len: len,
+        })
+    }
+
+    /// What is left of it after `bytes`.
+    pub(crate) fn from(self, bytes: usize) -> Self {
+        let bytes = bytes.min(self.0.iov_len);
+        let start = self.0.iov_base.cast::<u8>().wrapping_add(bytes);
+        Self::new(start, self.0.iov_len - bytes)
+    }
+
+    pub(crate) const fn len(self) -> usize {
+        self.0.iov_len
+    }
+
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        Self::new(bytes.as_ptr().cast_mut(), bytes.len())
+    }
+
+    pub(crate) const fn of_mut(bytes: &mut [u8]) -> Self {
+        Self::new(bytes.as_mut_ptr(), bytes.len())
+    }
+}
+
+/// What one call did.
+#[derive(Debug)]
+pub(crate) enum Moved {
+    /// So many bytes, at least one.
+    Bytes(usize),
+    /// Nothing now.
+    Later,
+    /// The peer's end of file (receiving only).
+    End,
+    /// The connection is broken.
+    Broken(io::Error),
+}
+
+/// Offers the spans to the kernel in one call.
+///
+/// # Safety
+/// Every span is readable memory of its length for the call.
+pub(crate) unsafe fn send(stream: &TcpStream, spans: &[Span]) -> Moved {
+    let message = message(spans);
+    outcome(false, || {
+        // SAFETY: the descriptor is open, the message points to spans that the caller vouches for.
+        unsafe {
+            libc::sendmsg(
+                stream.as_raw_fd(),
+                &raw const message,
+                libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+            )
+        }
+    })
+}
+
+/// Fills the spans, in order, with what has arrived.
+///
+/// # Safety
+/// Every span is writable memory of its length for the call, and nobody else refers to it.
+pub(crate) unsafe fn receive(stream: &TcpStream, spans: &[Span]) -> Moved {
+    let mut message = message(spans);
+    outcome(true, || {
+        // SAFETY: as for `send`; the kernel writes into the message only what it owns there.
+        unsafe { libc::recvmsg(stream.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) }
+    })
+}
+
+/// Sends plain bytes.
+pub(crate) fn send_bytes(stream: &TcpStream, bytes: &[u8]) -> Moved {
+    // SAFETY: the span is the slice.
+    unsafe { send(stream, &[Span::of(bytes)]) }
+}
+
+/// Receives plain bytes.
+pub(crate) fn receive_bytes(stream: &TcpStream, bytes: &mut [u8]) -> Moved {
+    // SAFETY: the span is the slice, which is borrowed for us alone.
+    unsafe { receive(stream, &[Span::of_mut(bytes)]) }
+}
+
+fn message(spans: &[Span]) -> libc::msghdr {
+    // SAFETY: a message header of zeros is a valid, empty one.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = spans.as_ptr().cast::<libc::iovec>().cast_mut();
+    message.msg_iovlen = spans.len().min(MAX_SPANS);
+    message
+}
+
+fn outcome(receiving: bool, mut call: impl FnMut() -> isize) -> Moved {
+    loop {
+        let moved = call();
+        if let Ok(bytes) = usize::try_from(moved) {
+            return match bytes {
+                0 if receiving => Moved::End,
+                0 => Moved::Later,
+                bytes => Moved::Bytes(bytes),
+            };
+        }
+        let error = io::Error::last_os_error();
+        match error.kind() {
+            io::ErrorKind::Interrupted => {}
+            io::ErrorKind::WouldBlock => return Moved::Later,
+            // Memory for socket buffers comes back.
+            _ if error.raw_os_error() == Some(libc::ENOBUFS) => return Moved::Later,
+            _ => return Moved::Broken(error),
+        }
+    }
+}
+
+/// Prepares an established connection for messages.
+pub(crate) fn prepare(stream: &TcpStream) -> Result<(), PluginError> {
+    let set = |result: io::Result<()>, what: &str| {
+        result.map_err(|error| {
+            PluginError::system(
+                what,
+                &error,
+                "the connection was probably reset, see the peer",
+            )
+        })
+    };
+    set(
+        stream.set_nonblocking(true),
+        "making a connection non-blocking",
+    )?;
+    set(stream.set_nodelay(true), "setting TCP_NODELAY")?;
+    // A host that vanished without a word is noticed by probes, not by a wait without end.
+    let keepalive = socket2::TcpKeepalive::new()
+        .with_time(std::time::Duration::from_secs(10))
+        .with_interval(std::time::Duration::from_secs(5))
+        .with_retries(4);
+    // No TCP_USER_TIMEOUT: it would also end a connection whose receiver merely posts nothing for
+    // a while, which is a program at work.
+    set(
+        socket2::SockRef::from(stream).set_tcp_keepalive(&keepalive),
+        "setting keepalive",
+    )
+}

@@ -1,0 +1,172 @@
+//! Pinned staging for sends from device memory: copies run ahead of the socket, in pieces.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use tcpx_memory::{Job, MemoryError, Region, Work};
+
+use crate::copies::Copies;
+use crate::device::Device;
+use crate::error::PluginError;
+use crate::ring::Ring;
+use crate::send::{Request, Source};
+use crate::socket::Span;
+
+/// Bytes of one piece: large enough for the copy engine and for a socket call.
+const PIECE_BYTES: usize = 512 << 10;
+/// Pieces copied or waiting for the socket.
+const PIECES: usize = 8;
+
+/// A piece of a send, in slot `number % PIECES`.
+#[derive(Debug)]
+struct Piece {
+    sequence: u64,
+    slot: usize,
+    len: usize,
+    sent: usize,
+}
+
+/// The staging memory of one send comm: 4 MiB, allocated once.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    device: Device,
+    memory: Region,
+    copies: Arc<Copies<PIECES>>,
+    pieces: VecDeque<Piece>,
+    pieces_made: usize,
+    /// The first byte that no piece covers.
+    sequence: u64,
+    offset: usize,
+}
+
+impl Staging {
+    pub(crate) fn new(device: &Device) -> Result<Self, PluginError> {
+        let memory = device
+            .shared_memory(PIECES * PIECE_BYTES)
+            .map_err(|error| failed("send comm", "allocating pinned staging", &error))?;
+        Ok(Self {
+            device: device.clone(),
+            memory,
+            copies: Arc::new(Copies::new()),
+            pieces: VecDeque::with_capacity(PIECES),
+            pieces_made: 0,
+            sequence: 0,
+            offset: 0,
+        })
+    }
+
+    /// Starts copies for posted sends while slots are free.
+    pub(crate) fn fill(&mut self, comm: &str, ring: &mut Ring<Request>) -> Result<(), PluginError> {
+        while self.pieces.len() < PIECES {
+            let Some(request) = ring.by_sequence(self.sequence) else {
+                // Finished and gone, or not posted yet.
+                if self.sequence >= ring.posted() {
+                    return Ok(());
+                }
+                self.next_request();
+                continue;
+            };
+            let source = match &request.source {
+                Source::Device(source) if self.offset < request.size => source,
+                _ => {
+                    self.next_request();
+                    continue;
+                }
+            };
+            let len = PIECE_BYTES.min(request.size - self.offset);
+            let slot = self.pieces_made % PIECES;
+            let from = source.slice(self.offset..self.offset + len);
+            let to = self.slot(slot, len);
+            let (from, to) = from
+                .and_then(|from| Ok((from, to?)))
+                .map_err(|error| failed(comm, "cutting a send into pieces", &error))?;
+            self.copies.start(slot);
+            let job = Job {
+                work: Work::Copy { from, to },
+                // NCCL posts a send when its kernel has written the bytes; that kernel may still
+                // run, so waiting for a stream would be waiting for ourselves.
+                fence: None,
+                sink: self.copies.clone(),
+                // Below 8.
+                token: slot as u64,
+            };
+            if let Err(refused) = self.device.worker().submit(job) {
+                self.copies.reset(slot);
+                return match refused.error {
+                    // The next call tries again.
+                    MemoryError::QueueFull { .. } => Ok(()),
+                    error => Err(failed(comm, "copying from device memory", &error)),
+                };
+            }
+            self.pieces.push_back(Piece {
+                sequence: self.sequence,
+                slot,
+                len,
+                sent: 0,
+            });
+            self.pieces_made += 1;
+            self.offset += len;
+        }
+        Ok(())
+    }
+
+    /// The next bytes of request `sequence`, when their copy has ended.
+    pub(crate) fn ready(&self, comm: &str, sequence: u64) -> Result<Option<Span>, PluginError> {
+        let Some(piece) = self.pieces.front().filter(|p| p.sequence == sequence) else {
+            return Ok(None);
+        };
+        let ended = self
+            .copies
+            .finished(piece.slot)
+            .map_err(|error| PluginError::Copy {
+                comm: comm.to_owned(),
+                operation: "copying from device memory".to_owned(),
+                error,
+            })?;
+        if !ended {
+            return Ok(None);
+        }
+        let start = self
+            .slot(piece.slot, piece.len)
+            .map_err(|error| failed(comm, "finding a staged piece", &error))?
+            .host_ptr();
+        Ok(start.map(|start| Span::new(start, piece.len).from(piece.sent)))
+    }
+
+    /// The socket took so many bytes of the front piece.
+    pub(crate) fn sent(&mut self, bytes: usize) {
+        let Some(piece) = self.pieces.front_mut().filter(|_| bytes > 0) else {
+            return;
+        };
+        piece.sent += bytes;
+        if piece.sent >= piece.len {
+            self.copies.reset(piece.slot);
+            self.pieces.pop_front();
+        }
+    }
+
+    fn slot(&self, slot: usize, len: usize) -> Result<tcpx_memory::RegionSlice, MemoryError> {
+        let start = slot * PIECE_BYTES;
+        self.memory.slice(start..start + len)
+    }
+
+    fn next_request(&mut self) {
+        self.sequence += 1;
+        self.offset = 0;
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // The host program may free its memory after the comm is closed.
+        self.copies.wait_quiet();
+    }
+}
+
+fn failed(comm: &str, operation: &str, error: &MemoryError) -> PluginError {
+    PluginError::Copy {
+        comm: comm.to_owned(),
+        operation: operation.to_owned(),
+        error: error.to_string(),
+    }
+}

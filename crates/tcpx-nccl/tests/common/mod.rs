@@ -1,0 +1,167 @@
+//! A host program in miniature: connected comms, random data, bounded waits.
+
+use std::time::{Duration, Instant};
+
+use nccl_net::export::{
+    Accepted, Buffer, DeviceQueue, HostLogger, MemoryRegion, NetComm, NetConnect, NetError,
+    NetListen, NetPlugin, NetRecv, NetSend, RequestId,
+};
+use nccl_net_tcpx::{Config, Memory, RecvComm, SendComm, TcpxPlugin};
+
+/// The sizes that matter: nothing, one byte, around a page, around a chunk, the largest.
+pub(crate) const SIZES: [usize; 11] = [
+    0,
+    1,
+    23,
+    4095,
+    4096,
+    4097,
+    (512 << 10) - 1,
+    512 << 10,
+    (512 << 10) + 1,
+    (4 << 20) - 1,
+    4 << 20,
+];
+
+/// Everything here runs on loopback within this time, or something hangs.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) fn host_config() -> Config {
+    Config {
+        interfaces: "lo".to_owned(),
+        ..Config::default()
+    }
+}
+
+pub(crate) fn plugin(config: Config) -> TcpxPlugin {
+    TcpxPlugin::with_config(config, HostLogger::default()).unwrap()
+}
+
+/// Calls `attempt` until it gives something.
+#[track_caller]
+pub(crate) fn until<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(result) = attempt() {
+            return result;
+        }
+        assert!(
+            Instant::now() < deadline,
+            "{what}: nothing after {PATIENCE:?}"
+        );
+        std::thread::yield_now();
+    }
+}
+
+/// A connected pair.
+pub(crate) struct Pair {
+    pub(crate) send: SendComm,
+    pub(crate) receive: RecvComm,
+    pub(crate) queue: Option<DeviceQueue>,
+}
+
+pub(crate) fn pair(plugin: &TcpxPlugin) -> Pair {
+    let (handle, listener) = plugin.listen(0).unwrap();
+    let mut connect = plugin.connect(0, &handle).unwrap();
+    let (mut send, mut receive) = (None, None);
+    until("connecting", || {
+        if send.is_none() {
+            send = connect.poll().unwrap();
+        }
+        if receive.is_none() {
+            receive = listener.accept(true).unwrap();
+        }
+        (send.is_some() && receive.is_some()).then_some(())
+    });
+    let Accepted {
+        comm,
+        device_queue: queue,
+    } = receive.unwrap();
+    Pair {
+        send: send.unwrap(),
+        receive: comm,
+        queue,
+    }
+}
+
+/// Memory of a test, registered on a comm.
+pub(crate) struct Registered {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) memory: Memory,
+}
+
+impl Registered {
+    pub(crate) fn new(
+        comm: &impl NetComm<Memory = Memory>,
+        mut bytes: Vec<u8>,
+        cuda: bool,
+    ) -> Self {
+        let memory = comm
+            .register(MemoryRegion {
+                data: bytes.as_mut_ptr(),
+                len: bytes.len(),
+                cuda,
+            })
+            .unwrap();
+        Self { bytes, memory }
+    }
+
+    pub(crate) fn buffer(&mut self, offset: usize, len: usize) -> Buffer {
+        assert!(offset + len <= self.bytes.len());
+        Buffer {
+            data: self.bytes.as_mut_ptr().wrapping_add(offset),
+            len,
+        }
+    }
+}
+
+pub(crate) fn random(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed | 1;
+    (0..len)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 24) as u8
+        })
+        .collect()
+}
+
+#[track_caller]
+pub(crate) fn posted<T>(outcome: Result<Option<T>, NetError>) -> T {
+    outcome.unwrap().expect("there was room")
+}
+
+/// Drives both ends until both requests are done; gives the received bytes.
+#[track_caller]
+pub(crate) fn finish(pair: &Pair, send: RequestId, receive: RequestId) -> usize {
+    let (mut sent, mut received) = (None, None);
+    until("a transfer", || {
+        if sent.is_none() {
+            sent = pair.send.test(send).unwrap();
+        }
+        if received.is_none() {
+            received = pair.receive.test(receive).unwrap();
+        }
+        (sent.is_some() && received.is_some()).then_some(())
+    });
+    assert_eq!(sent, received);
+    received.unwrap()
+}
+
+/// Posts and finishes one transfer of `len` bytes.
+#[track_caller]
+pub(crate) fn transfer(
+    pair: &Pair,
+    from: &mut Registered,
+    to: &mut Registered,
+    len: usize,
+    capacity: usize,
+) -> RequestId {
+    let buffer = to.buffer(0, capacity);
+    let receive = posted(pair.receive.irecv(buffer, 0, &to.memory));
+    let buffer = from.buffer(0, len);
+    let send = posted(pair.send.isend(buffer, 0, &from.memory));
+    assert_eq!(finish(pair, send, receive), len);
+    receive
+}

@@ -1,0 +1,168 @@
+//! Who may connect, and the client's half of a handshake on a socket.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::ops::Deref;
+use std::time::Instant;
+
+use rustix::event::PollFlags;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use tcpx_wire::handshake::{
+    ClientHandshake, HandshakeError, LaneClient, NONCE_BYTES, Session, Step,
+};
+use tcpx_wire::key::Key;
+
+use crate::error::NetworkError;
+use crate::socket;
+
+/// Most bytes of a handshake that are looked at in one call.
+pub(crate) const PEEK_BYTES: usize = 512;
+
+/// How peers prove that they may talk to each other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Auth {
+    /// Both sides hold this key.
+    Key(Key),
+    /// Nobody proves anything; both sides must say so.
+    Insecure,
+}
+
+impl Auth {
+    pub(crate) fn key(&self) -> Option<&Key> {
+        match self {
+            Self::Key(key) => Some(key),
+            Self::Insecure => None,
+        }
+    }
+}
+
+/// A fresh nonce.
+pub(crate) fn nonce() -> Result<[u8; NONCE_BYTES], io::Error> {
+    let mut nonce = [0; NONCE_BYTES];
+    getrandom::fill(&mut nonce).map_err(io::Error::other)?;
+    Ok(nonce)
+}
+
+/// Sends a whole handshake message; a fresh socket has room for it.
+pub(crate) fn send_message(stream: &TcpStream, message: &[u8]) -> io::Result<()> {
+    let sent = send(stream, message, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
+    if sent == message.len() {
+        Ok(())
+    } else {
+        Err(io::ErrorKind::WriteZero.into())
+    }
+}
+
+/// Shows what has arrived to `read`, and takes from the socket what `read` used. What follows the
+/// handshake stays in the socket. `None`: the peer has closed.
+pub(crate) fn receive_message<T>(
+    stream: &TcpStream,
+    read: impl FnOnce(&mut &[u8]) -> T,
+) -> io::Result<Option<T>> {
+    let mut bytes = [0; PEEK_BYTES];
+    let (_, arrived) = recv(stream, &mut bytes, RecvFlags::PEEK | RecvFlags::DONTWAIT)?;
+    if arrived == 0 {
+        return Ok(None);
+    }
+    let mut input = bytes.get(..arrived).unwrap_or_default();
+    let outcome = read(&mut input);
+    let used = arrived - input.len();
+    if used > 0 {
+        let mut used_bytes = [0; PEEK_BYTES];
+        // These bytes were seen a moment ago and nobody else reads this socket.
+        let (_, taken) = recv(stream, &mut used_bytes[..used], RecvFlags::DONTWAIT)?;
+        if taken != used {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+    Ok(Some(outcome))
+}
+
+/// The client's side of either handshake.
+pub(crate) trait ClientSide {
+    type Outcome;
+    fn receive(&mut self, input: &mut &[u8]) -> Result<Step<Self::Outcome>, HandshakeError>;
+    fn closed(&self) -> HandshakeError;
+}
+
+impl ClientSide for ClientHandshake {
+    type Outcome = Session;
+
+    fn receive(&mut self, input: &mut &[u8]) -> Result<Step<Session>, HandshakeError> {
+        Self::receive(self, input)
+    }
+
+    fn closed(&self) -> HandshakeError {
+        Self::closed(self)
+    }
+}
+
+impl ClientSide for LaneClient {
+    type Outcome = ();
+
+    fn receive(&mut self, input: &mut &[u8]) -> Result<Step<()>, HandshakeError> {
+        Self::receive(self, input)
+    }
+
+    fn closed(&self) -> HandshakeError {
+        Self::closed(self)
+    }
+}
+
+/// Runs a client's handshake on a connected stream.
+pub(crate) fn run_client<S: ClientSide>(
+    stream: &TcpStream,
+    peer: SocketAddr,
+    mut side: S,
+    first: impl Deref<Target = [u8]>,
+    deadline: Instant,
+) -> Result<S::Outcome, NetworkError> {
+    let io = |cause: io::Error| NetworkError::Io {
+        operation: "handshake",
+        address: peer.to_string(),
+        cause: cause.into(),
+        hint: "; the peer may have been overloaded or stopped: look at its log and try again",
+    };
+    send_message(stream, &first).map_err(io)?;
+    loop {
+        if !socket::wait(stream, PollFlags::IN, deadline).map_err(io)? {
+            return Err(NetworkError::TimedOut {
+                peer,
+                operation: "the handshake",
+            });
+        }
+        let step = match receive_message(stream, |input| side.receive(input)) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+            Err(error) => return Err(io(error)),
+            Ok(None) => Err(side.closed()),
+            Ok(Some(step)) => step,
+        };
+        match step.map_err(|error| handshake_error(peer, &error))? {
+            Step::NeedMore => {}
+            Step::Send(message) => send_message(stream, &message).map_err(io)?,
+            Step::Done(outcome) => return Ok(outcome),
+        }
+    }
+}
+
+fn handshake_error(peer: SocketAddr, error: &HandshakeError) -> NetworkError {
+    match error {
+        HandshakeError::NotTcpx { first_bytes } => NetworkError::NotTcpx {
+            peer,
+            arrived: first_bytes.to_string(),
+        },
+        HandshakeError::Version { ours, theirs } => NetworkError::Version {
+            peer,
+            ours: ours.to_string(),
+            theirs: theirs.to_string(),
+        },
+        HandshakeError::WrongKey => NetworkError::WrongKey { peer },
+        HandshakeError::KeyRequired => NetworkError::KeyRequired { peer },
+        HandshakeError::KeyNotExpected => NetworkError::KeyNotExpected { peer },
+        HandshakeError::Busy => NetworkError::Busy { peer },
+        other => NetworkError::Handshake {
+            peer,
+            reason: other.to_string(),
+        },
+    }
+}

@@ -1,0 +1,259 @@
+//! The channel: what every network offers the engine for moving chunks.
+
+use std::fmt::Debug;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use tcpx_memory::{BouncePool, Fence, RegionSlice};
+use tcpx_wire::scatter::ScatterList;
+
+use crate::error::ChannelError;
+
+/// One chunk to send.
+#[derive(Debug)]
+pub struct SendChunk {
+    /// The engine's name for this request; comes back in its [`Completion`].
+    pub token: u64,
+    /// Place in the direction's stream of chunks; both sides count the same way.
+    pub sequence: u64,
+    /// The transfer that this chunk belongs to.
+    pub transfer: u64,
+    /// Offset of the chunk in its transfer, in bytes.
+    pub offset: u64,
+    /// The transfer's tag; networks that carry tags pass it on, others log it.
+    pub tag: u64,
+    /// The bytes. The channel keeps this reference until it reports the request's end.
+    pub source: RegionSlice,
+    /// What the read of `source` must wait for on the GPU.
+    pub fence: Option<Fence>,
+}
+
+/// One chunk to receive.
+#[derive(Debug)]
+pub struct ReceiveChunk {
+    /// The engine's name for this request; comes back in its [`Completion`].
+    pub token: u64,
+    /// Place in the direction's stream of chunks; both sides count the same way.
+    pub sequence: u64,
+    /// The transfer that this chunk belongs to.
+    pub transfer: u64,
+    /// Offset of the chunk in its transfer, in bytes.
+    pub offset: u64,
+    /// The transfer's tag; networks that carry tags pass it on, others log it.
+    pub tag: u64,
+    /// Where the bytes go; exactly as long as the announced chunk.
+    pub destination: RegionSlice,
+    /// What the write to `destination` must wait for on the GPU.
+    pub fence: Option<Fence>,
+}
+
+/// Names the pool space of one scattered receive until [`Channel::consume`] gives it back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u64);
+
+/// Where the bytes of a finished receive are.
+#[derive(Debug)]
+pub enum Payload {
+    /// All bytes are at the destination; GPU copies have completed.
+    InPlace {
+        /// Bytes received.
+        bytes: u64,
+    },
+    /// The bytes lie in a bounce pool and must be unpacked, then consumed.
+    Scattered {
+        /// The pool that the list's source offsets count in.
+        pool: Arc<BouncePool>,
+        /// The fragments; their total equals `bytes`, and the list is empty only for 0 bytes.
+        list: ScatterList,
+        /// Bytes received.
+        bytes: u64,
+        /// Give this to [`Channel::consume`] once the bytes have been unpacked.
+        ticket: Ticket,
+    },
+}
+
+/// The end of one request. Each accepted request ends exactly once, except one whose
+/// [`Channel::cancel`] answered [`Cancel::Done`].
+#[derive(Debug)]
+pub enum Completion {
+    /// The source may be reused. It says nothing about the peer.
+    Sent {
+        /// The request.
+        token: u64,
+    },
+    /// The announced bytes have arrived.
+    Received {
+        /// The request.
+        token: u64,
+        /// Where they are.
+        payload: Payload,
+    },
+    /// The request will not finish. Nothing points at its memory any more.
+    Failed {
+        /// The request.
+        token: u64,
+        /// Why.
+        error: ChannelError,
+    },
+}
+
+/// The answer to a post.
+#[derive(Debug)]
+#[must_use = "a chunk that came back was not posted"]
+pub enum Posted<T> {
+    /// The channel took the chunk.
+    Accepted,
+    /// The window is full; here is the chunk. Post it again after the next completion.
+    Full(T),
+}
+
+/// The memory kinds that a channel can read from and write to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryKinds {
+    /// Ordinary host memory.
+    pub host: bool,
+    /// Page-locked host memory.
+    pub pinned: bool,
+    /// GPU memory.
+    pub cuda: bool,
+}
+
+/// What a channel can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Most requests in flight, per direction.
+    pub max_in_flight: u16,
+    /// Requests match in posting order, so both sides must post in sequence order without gaps.
+    pub ordered: bool,
+    /// [`Channel::cancel`] can take requests back.
+    pub can_cancel: bool,
+    /// A chunk may be posted again after its send failed.
+    pub can_resend: bool,
+    /// Most bytes of one request.
+    pub largest_request: u64,
+    /// Memory that requests may name.
+    pub kinds: MemoryKinds,
+}
+
+/// How to learn that [`Channel::poll`] has something to say.
+#[derive(Debug)]
+pub enum Readiness<'a> {
+    /// Readable while completions wait; `poll` clears it.
+    Fd(BorrowedFd<'a>),
+    /// There is no descriptor; poll while requests are in flight.
+    PollOnly,
+}
+
+/// The answer to [`Channel::cancel`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cancel {
+    /// The request is gone, nothing points at its memory, and no completion follows.
+    /// Also the answer for a token that is not in flight.
+    Done,
+    /// A completion follows: [`ChannelError::Cancelled`], or the normal one if that was faster.
+    Pending,
+    /// This network cannot take the request back; close the channel to get its memory back.
+    Unsupported,
+}
+
+/// Counters since the channel was made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ChannelStats {
+    /// Payload bytes handed to the network.
+    pub bytes_sent: u64,
+    /// Payload bytes taken from the network.
+    pub bytes_received: u64,
+    /// Chunks sent to their last byte.
+    pub chunks_sent: u64,
+    /// Chunks received to their last byte.
+    pub chunks_received: u64,
+    /// Fragments of all scattered receives; 0 for networks that place bytes themselves.
+    pub fragments: u64,
+    /// Calls into the kernel or the plugin that moved payload, both directions.
+    pub wire_calls: u64,
+    /// Times that a chunk arrived before its receive was posted and its lane had to pause.
+    pub early_arrivals: u64,
+    /// Bytes of cancelled chunks that were read and dropped.
+    pub bytes_discarded: u64,
+}
+
+/// A path for chunks between two processes.
+///
+/// One thread owns a channel. No method blocks, except that [`poll`](Self::poll) of a poll-only
+/// network may spend the time of one call into its plugin.
+pub trait Channel: Send + Debug {
+    /// What this channel can do; constant for its life.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Queues a chunk for sending. Post in sequence order.
+    ///
+    /// # Errors
+    /// The channel is broken or closed, or the chunk does not fit its [`Capabilities`]. The chunk
+    /// is not in flight then.
+    fn post_send(&mut self, chunk: SendChunk) -> Result<Posted<SendChunk>, ChannelError>;
+
+    /// Queues a destination for the chunk of this sequence. Post in sequence order.
+    ///
+    /// # Errors
+    /// The channel is broken or closed, or the chunk does not fit its [`Capabilities`]. The chunk
+    /// is not in flight then.
+    fn post_receive(&mut self, chunk: ReceiveChunk) -> Result<Posted<ReceiveChunk>, ChannelError>;
+
+    /// Appends the requests that have ended since the last call.
+    ///
+    /// # Errors
+    /// The channel is broken. Completions found before are in `out` all the same; the rest of the
+    /// requests stay in flight until [`close`](Self::close), after which `poll` returns `Ok` again
+    /// and reports them failed.
+    fn poll(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError>;
+
+    /// Gives the pool space of a scattered receive back. Where [`Capabilities::ordered`] is set,
+    /// tickets must come back in the order in which they were handed out. A ticket that comes back
+    /// as [`Posted::Full`] cannot be taken now and is offered again.
+    ///
+    /// # Errors
+    /// The ticket is unknown or out of order, or the network refused it.
+    fn consume(&mut self, ticket: Ticket) -> Result<Posted<Ticket>, ChannelError>;
+
+    /// Takes a request back.
+    fn cancel(&mut self, token: u64) -> Cancel;
+
+    /// Says that no receive will be posted for these sequences (`first..end`): the peer may still
+    /// send some of them, and they are to be dropped. Cancelled receives are included by
+    /// themselves; this is for chunks that were granted and never posted. Networks that match by
+    /// order ignore it.
+    fn discard(&mut self, first: u64, end: u64) {
+        let _ = (first, end);
+    }
+
+    /// How to wait for completions.
+    fn readiness(&self) -> Readiness<'_>;
+
+    /// Requests accepted whose end has not been reported yet.
+    fn in_flight(&self) -> usize;
+
+    /// Starts closing. [`poll`](Self::poll) then reports every outstanding request failed.
+    fn close(&mut self);
+
+    /// True after [`close`](Self::close) once nothing is in flight and nothing touches memory.
+    fn closed(&self) -> bool;
+
+    /// A short name for error messages: `tcp, 4 lanes to 10.0.0.2:12345`.
+    fn describe(&self) -> String;
+
+    /// Counters.
+    fn stats(&self) -> ChannelStats;
+}
+
+impl std::ops::AddAssign for ChannelStats {
+    fn add_assign(&mut self, other: Self) {
+        self.bytes_sent += other.bytes_sent;
+        self.bytes_received += other.bytes_received;
+        self.chunks_sent += other.chunks_sent;
+        self.chunks_received += other.chunks_received;
+        self.fragments += other.fragments;
+        self.wire_calls += other.wire_calls;
+        self.early_arrivals += other.early_arrivals;
+        self.bytes_discarded += other.bytes_discarded;
+    }
+}

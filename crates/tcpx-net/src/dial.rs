@@ -1,0 +1,95 @@
+//! Connecting to a listener: the control connection and its lanes.
+
+use std::net::{SocketAddr, TcpStream};
+use std::time::Instant;
+
+use tcpx_wire::handshake::{ClientHandshake, LaneClient, Session};
+
+use crate::auth::{self, Auth};
+use crate::error::NetworkError;
+use crate::socket;
+
+/// How to dial.
+#[derive(Debug, Clone)]
+pub struct DialOptions {
+    /// When connecting and authenticating must have ended.
+    pub deadline: Instant,
+    /// Name of the network interface to leave through; `None`: as the routes say.
+    pub interface: Option<String>,
+    /// Capability bits to offer.
+    pub capabilities: u64,
+}
+
+impl DialOptions {
+    /// Through any interface, without capabilities.
+    pub fn until(deadline: Instant) -> Self {
+        Self {
+            deadline,
+            interface: None,
+            capabilities: 0,
+        }
+    }
+}
+
+/// An authenticated control connection. What the peer sends next is still in the stream.
+#[derive(Debug)]
+pub struct Dialled {
+    /// The stream: non-blocking, `TCP_NODELAY`.
+    pub stream: TcpStream,
+    /// The session that both sides now hold.
+    pub session: Session,
+}
+
+/// Opens a control connection.
+///
+/// # Errors
+/// Refused, unreachable and unanswered connections, peers that are not tcpx, and each way in which
+/// keys or versions do not fit, have their own [`NetworkError`].
+pub fn dial(
+    address: SocketAddr,
+    auth: &Auth,
+    options: &DialOptions,
+) -> Result<Dialled, NetworkError> {
+    let stream = socket::connect(address, options.interface.as_deref(), options.deadline)?;
+    tracing::info!(
+        peer = %address,
+        congestion_control = socket::congestion_control(&stream),
+        "connected"
+    );
+    let nonce = auth::nonce().map_err(|cause| no_random(address, cause))?;
+    let (handshake, first) = ClientHandshake::new(auth.key(), nonce, options.capabilities);
+    let session = auth::run_client(&stream, address, handshake, first, options.deadline)?;
+    Ok(Dialled { stream, session })
+}
+
+/// Opens lane `lane` of `lanes` of a session.
+///
+/// # Errors
+/// As [`dial`]; a listener that no longer knows the session refuses with
+/// [`NetworkError::Handshake`].
+pub fn dial_lane(
+    address: SocketAddr,
+    session: &Session,
+    lane: u16,
+    lanes: u16,
+    options: &DialOptions,
+) -> Result<TcpStream, NetworkError> {
+    let stream = socket::connect(address, options.interface.as_deref(), options.deadline)?;
+    let nonce = auth::nonce().map_err(|cause| no_random(address, cause))?;
+    let (handshake, first) =
+        LaneClient::new(session, lane, lanes, nonce).map_err(|error| NetworkError::Handshake {
+            peer: address,
+            reason: error.to_string(),
+        })?;
+    auth::run_client(&stream, address, handshake, first, options.deadline)?;
+    Ok(stream)
+}
+
+fn no_random(address: SocketAddr, cause: std::io::Error) -> NetworkError {
+    NetworkError::Io {
+        operation: "reading random numbers",
+        address: address.to_string(),
+        cause: cause.into(),
+        hint: "; the system must offer getrandom",
+    }
+}

@@ -1,0 +1,316 @@
+//! Errors of networks and channels. They name what was expected and what arrived, and end with
+//! what to do.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// An I/O error that can be cloned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IoError {
+    /// Its class.
+    pub kind: io::ErrorKind,
+    /// The system's words.
+    pub text: String,
+}
+
+impl fmt::Display for IoError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for IoError {}
+
+impl From<io::Error> for IoError {
+    fn from(error: io::Error) -> Self {
+        Self {
+            kind: error.kind(),
+            text: error.to_string(),
+        }
+    }
+}
+
+/// Where in the stream of chunks something happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChunkPosition {
+    /// The chunk's sequence number.
+    pub sequence: u64,
+    /// Its transfer.
+    pub transfer: u64,
+    /// Its offset in the transfer, in bytes.
+    pub offset: u64,
+    /// Its length in bytes.
+    pub length: u64,
+    /// Bytes of it that were moved.
+    pub done: u64,
+}
+
+impl fmt::Display for ChunkPosition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            sequence,
+            transfer,
+            offset,
+            length,
+            done,
+        } = self;
+        write!(
+            f,
+            "chunk {sequence} of transfer {transfer} at offset {offset} ({done} of {length} bytes done)"
+        )
+    }
+}
+
+/// Why a channel or one of its requests failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChannelError {
+    /// The request was cancelled.
+    #[error("the request was cancelled before it finished")]
+    Cancelled,
+    /// The channel was closed on this side.
+    #[error("{channel} was closed on this side; open a new connection to go on")]
+    Closed {
+        /// Which channel.
+        channel: String,
+    },
+    /// The peer closed its end.
+    #[error(
+        "{channel}: the peer closed its end while {outstanding} requests were outstanding; look at the peer's log for why"
+    )]
+    PeerClosed {
+        /// Which channel.
+        channel: String,
+        /// Requests in flight here.
+        outstanding: usize,
+    },
+    /// A lane failed in the middle of its work.
+    #[error("{channel}: lane {lane} to {peer} was lost while {operation}{}: {cause}; check the link and the peer's log, then connect again", at(.position))]
+    LaneLost {
+        /// Which channel.
+        channel: String,
+        /// Which lane.
+        lane: u16,
+        /// The lane's remote address.
+        peer: SocketAddr,
+        /// `sending` or `receiving`.
+        operation: &'static str,
+        /// The chunk in the lane's hands.
+        position: Option<Box<ChunkPosition>>,
+        /// The system's reason.
+        cause: IoError,
+    },
+    /// The peer broke the protocol.
+    #[error("{channel}: lane {lane}: expected {expected}, {arrived} arrived{}; both ends must run the same version of tcpx, so update the older one", at(.position))]
+    Protocol {
+        /// Which channel.
+        channel: String,
+        /// Which lane or request slot.
+        lane: u16,
+        /// What the protocol wants here.
+        expected: String,
+        /// What came.
+        arrived: String,
+        /// The chunk concerned.
+        position: Option<Box<ChunkPosition>>,
+    },
+    /// A request that this channel cannot carry.
+    #[error("{channel} cannot take this request: {reason}")]
+    BadRequest {
+        /// Which channel.
+        channel: String,
+        /// Expected and arrived, and what to do.
+        reason: String,
+    },
+    /// A copy between host and GPU memory failed.
+    #[error("{channel}: {operation} failed: {cause}")]
+    Memory {
+        /// Which channel.
+        channel: String,
+        /// What was being copied.
+        operation: &'static str,
+        /// The memory layer's words.
+        cause: String,
+    },
+    /// A network plugin failed.
+    #[error("{channel}: plugin call {call} failed: {cause}")]
+    Plugin {
+        /// Which channel.
+        channel: String,
+        /// The plugin's function.
+        call: &'static str,
+        /// What it returned, what that means, and what to do.
+        cause: String,
+    },
+}
+
+fn at(position: &Option<Box<ChunkPosition>>) -> String {
+    position
+        .as_ref()
+        .map(|position| format!(" {position}"))
+        .unwrap_or_default()
+}
+
+/// Why a connection or its channels could not be set up.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NetworkError {
+    /// Nothing listens there.
+    #[error(
+        "{peer} refused the connection: nothing listens on that port; start the server first or check the port"
+    )]
+    Refused {
+        /// The address dialled.
+        peer: SocketAddr,
+    },
+    /// No route to the peer.
+    #[error("{peer} is unreachable: {cause}; check the address, the route and the interface")]
+    Unreachable {
+        /// The address dialled.
+        peer: SocketAddr,
+        /// The system's reason.
+        cause: IoError,
+    },
+    /// The peer did not answer the connection request.
+    #[error(
+        "{peer} did not answer within {waited:?}: the host is down, or a firewall drops packets to this port; allow the port on the peer"
+    )]
+    ConnectTimedOut {
+        /// The address dialled.
+        peer: SocketAddr,
+        /// How long we waited.
+        waited: Duration,
+    },
+    /// A step of the set-up did not end in time.
+    #[error(
+        "{operation} with {peer} did not finish in time; check that the peer is alive and not overloaded, or raise the connect timeout"
+    )]
+    TimedOut {
+        /// Whom we waited for.
+        peer: SocketAddr,
+        /// What we waited for.
+        operation: &'static str,
+    },
+    /// What answered is not tcpx.
+    #[error("{peer} does not speak tcpx: expected its greeting, {arrived} arrived; check the port")]
+    NotTcpx {
+        /// The address dialled.
+        peer: SocketAddr,
+        /// What came.
+        arrived: String,
+    },
+    /// The peer's software speaks another version of the protocol.
+    #[error("{peer} speaks tcpx protocol {theirs}, this side {ours}; update the older side")]
+    Version {
+        /// The other end.
+        peer: SocketAddr,
+        /// Our version.
+        ours: String,
+        /// Theirs.
+        theirs: String,
+    },
+    /// The two keys differ.
+    #[error("{peer} has another key than this side; copy the key that the server printed")]
+    WrongKey {
+        /// The other end.
+        peer: SocketAddr,
+    },
+    /// The server wants a key and we have none.
+    #[error("{peer} requires a key and this side has none; pass the key that the server printed")]
+    KeyRequired {
+        /// The other end.
+        peer: SocketAddr,
+    },
+    /// We have a key and the peer has none.
+    #[error(
+        "{peer} runs without a key and this side has one; start the server with a key, or run this side insecure too"
+    )]
+    KeyNotExpected {
+        /// The other end.
+        peer: SocketAddr,
+    },
+    /// The server's one-time key has been used.
+    #[error(
+        "{peer} is busy or its one-time key has been used already; start the server again for a new key"
+    )]
+    Busy {
+        /// The other end.
+        peer: SocketAddr,
+    },
+    /// Any other failure of the handshake.
+    #[error("handshake with {peer} failed: {reason}")]
+    Handshake {
+        /// The other end.
+        peer: SocketAddr,
+        /// What was expected, what arrived.
+        reason: String,
+    },
+    /// The peers' set-up messages do not fit together.
+    #[error(
+        "setting up {network} with {peer}: expected {expected}, {arrived} arrived; both ends must use the same network and version"
+    )]
+    Mismatch {
+        /// The network.
+        network: String,
+        /// The other end.
+        peer: SocketAddr,
+        /// What we can work with.
+        expected: String,
+        /// What the peer sent.
+        arrived: String,
+    },
+    /// The control connection failed during the set-up.
+    #[error("the control connection failed during the set-up: {reason}")]
+    Control {
+        /// What happened.
+        reason: String,
+    },
+    /// A system call failed.
+    #[error("{operation} ({address}) failed: {cause}{hint}")]
+    Io {
+        /// What we tried.
+        operation: &'static str,
+        /// On what.
+        address: String,
+        /// The system's reason.
+        cause: IoError,
+        /// What to do: empty, or starting with `; `.
+        hint: &'static str,
+    },
+    /// Nobody connected.
+    #[error(
+        "no client connected to {address} within {waited:?}; start one with this address and key, and check that a firewall lets the port through"
+    )]
+    AcceptTimedOut {
+        /// Where we listen.
+        address: SocketAddr,
+        /// How long we waited.
+        waited: Duration,
+    },
+    /// The listener was closed on this side.
+    #[error("the listener on {address} is closed")]
+    ListenerClosed {
+        /// Its address.
+        address: SocketAddr,
+    },
+    /// A network plugin could not be used.
+    #[error("{network}: {call} failed: {cause}")]
+    Plugin {
+        /// The network.
+        network: String,
+        /// The plugin's function.
+        call: &'static str,
+        /// What it returned, what that means, and what to do.
+        cause: String,
+    },
+    /// Memory for the network could not be had.
+    #[error("{network}: {cause}")]
+    Memory {
+        /// The network.
+        network: String,
+        /// The memory layer's words.
+        cause: String,
+    },
+}

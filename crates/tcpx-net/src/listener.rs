@@ -1,0 +1,170 @@
+//! The listener: one port for control connections and lanes.
+//!
+//! One thread accepts, authenticates and sorts. Strangers cost a small, bounded amount and never
+//! delay a good connection: handshakes are advanced as bytes arrive, each has an absolute deadline,
+//! and the oldest gives way when there are too many.
+
+mod acceptor;
+mod greeting;
+mod reports;
+
+use std::collections::VecDeque;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use rustix::event::{EventfdFlags, eventfd};
+use tcpx_wire::handshake::Session;
+
+use crate::auth::Auth;
+use crate::error::NetworkError;
+use crate::lane_inbox::LaneInbox;
+use crate::socket;
+use acceptor::Acceptor;
+
+/// The port that tcpx listens on when none is named.
+pub const DEFAULT_PORT: u16 = 12345;
+
+/// Authenticated sessions that may wait for [`Listener::accept`]; further clients are told that the
+/// server is busy.
+pub const MOST_WAITING: usize = 16;
+
+/// How to listen.
+#[derive(Debug, Clone)]
+pub struct ListenOptions {
+    /// Where; port 0 lets the system choose.
+    pub address: SocketAddr,
+    /// Who may connect.
+    pub auth: Auth,
+    /// The first authenticated session spends the key; later ones are refused as busy. Failed
+    /// attempts spend nothing.
+    pub one_time: bool,
+    /// Capability bits to offer.
+    pub capabilities: u64,
+}
+
+/// An authenticated control connection. What the peer sends next is still in the stream.
+#[derive(Debug)]
+pub struct Accepted {
+    /// The stream: non-blocking, `TCP_NODELAY`.
+    pub stream: TcpStream,
+    /// The session that both sides now hold.
+    pub session: Session,
+    /// The client's address.
+    pub peer: SocketAddr,
+    /// Where lanes of this session arrive. Once all clones of it are dropped, further lanes are
+    /// refused.
+    pub lanes: LaneInbox,
+}
+
+#[derive(Debug)]
+struct Inner {
+    address: SocketAddr,
+    accepted: Mutex<VecDeque<Accepted>>,
+    arrived: Condvar,
+    stop: AtomicBool,
+    /// Readable once `stop` is set.
+    wake: std::os::fd::OwnedFd,
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Accepted>> {
+        self.accepted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A listening port with its acceptor thread; dropping it closes both.
+#[derive(Debug)]
+pub struct Listener {
+    inner: Arc<Inner>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Listener {
+    /// Listens.
+    ///
+    /// # Errors
+    /// [`NetworkError::Io`] when the address cannot be bound or the thread cannot be started.
+    pub fn bind(options: ListenOptions) -> Result<Self, NetworkError> {
+        let asked = options.address;
+        let fail = |operation| {
+            move |cause: std::io::Error| NetworkError::Io {
+                operation,
+                address: asked.to_string(),
+                cause: cause.into(),
+                hint: "",
+            }
+        };
+        let socket = socket::listen(asked)?;
+        let address = socket.local_addr().map_err(fail("getsockname"))?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| fail("eventfd")(error.into()))?;
+        let inner = Arc::new(Inner {
+            address,
+            accepted: Mutex::new(VecDeque::new()),
+            arrived: Condvar::new(),
+            stop: AtomicBool::new(false),
+            wake,
+        });
+        let mut acceptor = Acceptor::new(socket, Arc::clone(&inner), options);
+        let thread = std::thread::Builder::new()
+            .name("tcpx-accept".to_owned())
+            .spawn(move || acceptor.run())
+            .map_err(fail("starting the acceptor thread"))?;
+        Ok(Self {
+            inner,
+            thread: Some(thread),
+        })
+    }
+
+    /// The address with the port that was bound.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.inner.address
+    }
+
+    /// The next authenticated control connection.
+    ///
+    /// # Errors
+    /// [`NetworkError::AcceptTimedOut`] when none came before the deadline,
+    /// [`NetworkError::ListenerClosed`] when the acceptor has ended.
+    pub fn accept(&self, deadline: Instant) -> Result<Accepted, NetworkError> {
+        let address = self.inner.address;
+        let started = Instant::now();
+        let mut waiting = self.inner.lock();
+        loop {
+            if let Some(accepted) = waiting.pop_front() {
+                return Ok(accepted);
+            }
+            if self.inner.stop.load(Ordering::Acquire) {
+                return Err(NetworkError::ListenerClosed { address });
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(NetworkError::AcceptTimedOut {
+                    address,
+                    waited: started.elapsed(),
+                });
+            }
+            waiting = self
+                .inner
+                .arrived
+                .wait_timeout(waiting, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.inner.stop.store(true, Ordering::Release);
+        // Cannot fail: the counter is far from full.
+        let _ = rustix::io::write(&self.inner.wake, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            // A panic there was reported by the panic hook; there is nothing left to undo.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! The acceptor thread's loop.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use tcpx_wire::handshake::{
+    LaneAccepted, LaneRefusal, LaneRequest, Message, ServerHandshake, Session, SessionId,
+    SessionKey,
+};
+
+use super::greeting::{Greeting, Progress};
+use super::reports::Reports;
+use super::{Accepted, Inner, ListenOptions, MOST_WAITING};
+use crate::auth;
+use crate::lane_inbox::{AcceptedLane, LaneInbox};
+use crate::socket;
+
+/// Most connections that have not proved themselves yet.
+pub(super) const MOST_GREETINGS: usize = 256;
+/// Most of them from one address.
+pub(super) const MOST_PER_SOURCE: usize = 64;
+/// Connections taken from the backlog before those at hand get their turn.
+const ACCEPT_BATCH: usize = 64;
+/// How long the listening socket is left alone after the system had no descriptor for it.
+const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
+
+#[derive(Debug)]
+struct Registered {
+    key: SessionKey,
+    lanes: LaneInbox,
+}
+
+#[derive(Debug)]
+pub(super) struct Acceptor {
+    socket: TcpListener,
+    inner: Arc<Inner>,
+    options: ListenOptions,
+    /// Oldest first.
+    greetings: Vec<Greeting>,
+    sessions: HashMap<SessionId, Registered>,
+    spent: bool,
+    /// The listening socket is not watched before this.
+    paused_until: Option<Instant>,
+    reports: Reports,
+}
+
+/// What becomes of a greeting after its turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Keep {
+    Yes,
+    No,
+}
+
+impl Acceptor {
+    pub(super) fn new(socket: TcpListener, inner: Arc<Inner>, options: ListenOptions) -> Self {
+        Self {
+            socket,
+            inner,
+            options,
+            greetings: Vec::new(),
+            sessions: HashMap::new(),
+            spent: false,
+            paused_until: None,
+            reports: Reports::new(Instant::now()),
+        }
+    }
+
+    pub(super) fn run(&mut self) {
+        let mut ready = Vec::new();
+        while !self.inner.stop.load(Ordering::Acquire) {
+            if let Err(error) = self.wait(&mut ready) {
+                tracing::error!(%error, "poll failed; the listener ends");
+                break;
+            }
+            self.advance_greetings(&ready);
+            let listening = ready.first().is_some_and(|events| !events.is_empty());
+            if listening && !self.is_paused(Instant::now()) {
+                self.accept_batch();
+            }
+        }
+        self.inner.stop.store(true, Ordering::Release);
+        self.inner.arrived.notify_all();
+    }
+
+    fn is_paused(&self, now: Instant) -> bool {
+        self.paused_until.is_some_and(|until| now < until)
+    }
+
+    /// Waits for something to do. `ready`: the listening socket's events, then each greeting's.
+    fn wait(&mut self, ready: &mut Vec<PollFlags>) -> io::Result<()> {
+        let now = Instant::now();
+        let paused = self.is_paused(now);
+        let deadlines = self.greetings.iter().map(|greeting| greeting.deadline);
+        let timeout = deadlines
+            .chain(self.paused_until.filter(|_| paused))
+            .min()
+            .map(|deadline| socket::timespec(deadline.saturating_duration_since(now)));
+        let listening = if paused {
+            PollFlags::empty()
+        } else {
+            PollFlags::IN
+        };
+        let mut watched = Vec::with_capacity(2 + self.greetings.len());
+        watched.push(PollFd::new(&self.inner.wake, PollFlags::IN));
+        watched.push(PollFd::new(&self.socket, listening));
+        watched.extend(
+            self.greetings
+                .iter()
+                .map(|one| PollFd::new(&one.stream, PollFlags::IN)),
+        );
+        match poll(&mut watched, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        ready.clear();
+        ready.extend(watched.iter().skip(1).map(PollFd::revents));
+        Ok(())
+    }
+
+    fn advance_greetings(&mut self, ready: &[PollFlags]) {
+        let greetings = std::mem::take(&mut self.greetings);
+        let now = Instant::now();
+        let events = ready
+            .iter()
+            .skip(1)
+            .copied()
+            .chain(std::iter::repeat(PollFlags::empty()));
+        for (mut greeting, events) in greetings.into_iter().zip(events) {
+            if events.is_empty() && now < greeting.deadline {
+                self.greetings.push(greeting);
+                continue;
+            }
+            if events.is_empty() {
+                if !greeting.is_farewell() {
+                    self.reports
+                        .refused(now, greeting.peer, &greeting.overdue());
+                }
+                continue;
+            }
+            let progress = greeting.advance();
+            self.apply(now, greeting, progress);
+        }
+    }
+
+    fn apply(&mut self, now: Instant, mut greeting: Greeting, progress: Progress) {
+        let peer = greeting.peer;
+        let keep = match progress {
+            Progress::Waiting => Keep::Yes,
+            Progress::Control { session, send } => {
+                return self.admit(now, greeting, *session, &send);
+            }
+            Progress::LaneRequest(request) => self.answer_lane(now, &mut greeting, *request),
+            Progress::Lane(accepted) => return self.admit_lane(now, greeting, &accepted),
+            Progress::Refused(reason) => {
+                self.reports.refused(now, peer, &reason);
+                Keep::Yes
+            }
+            Progress::Failed(reason) => {
+                self.reports.refused(now, peer, &reason);
+                Keep::No
+            }
+            Progress::Gone => Keep::No,
+        };
+        if keep == Keep::Yes {
+            self.greetings.push(greeting);
+        }
+    }
+
+    fn is_busy(&self) -> bool {
+        self.spent || self.inner.lock().len() >= MOST_WAITING
+    }
+
+    /// A client has proved itself.
+    fn admit(&mut self, now: Instant, greeting: Greeting, session: Session, send: &Message) {
+        let peer = greeting.peer;
+        // Another client may have been faster since this one said hello.
+        if self.is_busy() {
+            self.reports
+                .refused(now, peer, &"no further session is taken");
+            return;
+        }
+        self.sessions
+            .retain(|_, session| !session.lanes.abandoned());
+        let lanes = LaneInbox::new();
+        // Before the client can know the session, so that its lanes never come too early.
+        let registered = Registered {
+            key: session.key.clone(),
+            lanes: lanes.clone(),
+        };
+        self.sessions.insert(session.id, registered);
+        if let Err(error) = auth::send_message(&greeting.stream, send) {
+            self.sessions.remove(&session.id);
+            self.reports.refused(now, peer, &error);
+            return;
+        }
+        self.spent = self.options.one_time;
+        tracing::info!(
+            %peer,
+            session = %session.id,
+            congestion_control = socket::congestion_control(&greeting.stream),
+            "client authenticated"
+        );
+        let accepted = Accepted {
+            stream: greeting.stream,
+            session,
+            peer,
+            lanes,
+        };
+        self.inner.lock().push_back(accepted);
+        self.inner.arrived.notify_one();
+    }
+
+    fn answer_lane(&mut self, now: Instant, greeting: &mut Greeting, request: LaneRequest) -> Keep {
+        let session = self.sessions.get(&request.session());
+        let answered = match session.filter(|session| !session.lanes.abandoned()) {
+            Some(session) => {
+                let (server, challenge) = request.accept(&session.key);
+                greeting.challenge(server, &challenge)
+            }
+            None => {
+                let (answer, error) = request.refuse(LaneRefusal::UnknownSession);
+                self.reports.refused(now, greeting.peer, &error);
+                greeting.refuse(&answer)
+            }
+        };
+        match answered {
+            Ok(()) => Keep::Yes,
+            Err(error) => {
+                self.reports.refused(now, greeting.peer, &error);
+                Keep::No
+            }
+        }
+    }
+
+    /// A lane has proved itself.
+    fn admit_lane(&mut self, now: Instant, greeting: Greeting, accepted: &LaneAccepted) {
+        let Greeting { stream, peer, .. } = greeting;
+        let Some(session) = self.sessions.get(&accepted.session) else {
+            return self
+                .reports
+                .refused(now, peer, &"the lane's session has ended");
+        };
+        // The answer first: behind it the stream belongs to the lane's owner.
+        if let Err(error) = auth::send_message(&stream, &accepted.send) {
+            return self.reports.refused(now, peer, &error);
+        }
+        let lane = AcceptedLane {
+            stream,
+            lane: accepted.lane,
+            lanes: accepted.lanes,
+            peer,
+        };
+        if session.lanes.deliver(lane).is_some() {
+            self.reports
+                .refused(now, peer, &"the session has more lanes than fit");
+        }
+    }
+
+    fn accept_batch(&mut self) {
+        for _ in 0..ACCEPT_BATCH {
+            match self.socket.accept() {
+                Ok((stream, peer)) => self.greet(stream, peer),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if is_exhausted(&error) => {
+                    tracing::warn!(%error, "cannot accept connections now; raise the limit (ulimit -n)");
+                    self.paused_until = Some(Instant::now() + EXHAUSTED_PAUSE);
+                    return;
+                }
+                // The connection died in the backlog: accept(2) says to go on with the next.
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn greet(&mut self, stream: std::net::TcpStream, peer: SocketAddr) {
+        let now = Instant::now();
+        let nonce = match socket::prepare_accepted(&stream).and_then(|()| auth::nonce()) {
+            Ok(nonce) => nonce,
+            Err(error) => return self.reports.refused(now, peer, &error),
+        };
+        self.make_room(now, peer);
+        let mut handshake =
+            ServerHandshake::new(self.options.auth.key(), nonce, self.options.capabilities);
+        if self.is_busy() {
+            handshake = handshake.busy();
+        }
+        self.greetings
+            .push(Greeting::new(stream, peer, now, handshake));
+    }
+
+    /// The oldest give way, first those from the same address.
+    fn make_room(&mut self, now: Instant, peer: SocketAddr) {
+        let same = |greeting: &Greeting| greeting.peer.ip() == peer.ip();
+        let from_same = self
+            .greetings
+            .iter()
+            .filter(|greeting| same(greeting))
+            .count();
+        let oldest = if from_same >= MOST_PER_SOURCE {
+            self.greetings.iter().position(same)
+        } else if self.greetings.len() >= MOST_GREETINGS {
+            Some(0)
+        } else {
+            None
+        };
+        if let Some(index) = oldest {
+            let gone = self.greetings.remove(index);
+            self.reports
+                .refused(now, gone.peer, &"too many connections that say nothing");
+        }
+    }
+}
+
+fn is_exhausted(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
+    )
+}

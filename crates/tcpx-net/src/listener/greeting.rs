@@ -1,0 +1,166 @@
+//! One connection that has not proved itself yet.
+
+use std::io;
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use rustix::net::{RecvFlags, recv};
+use tcpx_wire::handshake::{
+    LaneAccepted, LaneRequest, LaneServer, Message, ServerHandshake, ServerStep, Session, Step,
+};
+
+use crate::auth::{self, PEEK_BYTES};
+
+/// A connection must have proved itself this long after it was accepted.
+pub(super) const DEADLINE: Duration = Duration::from_secs(3);
+
+/// Bytes that a refused peer may still send before we close without waiting for it.
+const FAREWELL_BYTES: usize = 64 * 1024;
+
+#[derive(Debug)]
+pub(super) struct Greeting {
+    pub(super) stream: TcpStream,
+    pub(super) peer: SocketAddr,
+    pub(super) deadline: Instant,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    Hello(Box<ServerHandshake>),
+    Lane(Box<LaneServer>),
+    /// Refused: waits for the peer to close, so that our answer is not lost to a reset.
+    Farewell {
+        left: usize,
+    },
+}
+
+/// What a connection came to when it became readable.
+#[derive(Debug)]
+pub(super) enum Progress {
+    /// Wait for more.
+    Waiting,
+    /// A client proved itself; send the message once its session is registered.
+    Control {
+        session: Box<Session>,
+        send: Message,
+    },
+    /// It wants to be a lane: look its session up and call [`Greeting::challenge`] or
+    /// [`Greeting::refuse`].
+    LaneRequest(Box<LaneRequest>),
+    /// A lane proved itself; send its message once there is room for it.
+    Lane(LaneAccepted),
+    /// It got an answer and must go, for this reason.
+    Refused(String),
+    /// It must go without an answer, for this reason.
+    Failed(String),
+    /// It had been refused before and has gone now.
+    Gone,
+}
+
+impl Greeting {
+    pub(super) fn new(
+        stream: TcpStream,
+        peer: SocketAddr,
+        now: Instant,
+        handshake: ServerHandshake,
+    ) -> Self {
+        let state = State::Hello(Box::new(handshake));
+        Self {
+            stream,
+            peer,
+            deadline: now + DEADLINE,
+            state,
+        }
+    }
+
+    pub(super) fn is_farewell(&self) -> bool {
+        matches!(self.state, State::Farewell { .. })
+    }
+
+    /// Why the connection goes when its time is over.
+    pub(super) fn overdue(&self) -> String {
+        let missing = match &self.state {
+            State::Hello(handshake) => handshake.closed().to_string(),
+            State::Lane(lane) => lane.closed().to_string(),
+            State::Farewell { .. } => return "refused before".to_owned(),
+        };
+        format!("silent for {} s: {missing}", DEADLINE.as_secs())
+    }
+
+    /// Takes what has arrived.
+    pub(super) fn advance(&mut self) -> Progress {
+        match self.try_advance() {
+            Ok(progress) => progress,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Progress::Waiting,
+            Err(_) if self.is_farewell() => Progress::Gone,
+            Err(error) => Progress::Failed(error.to_string()),
+        }
+    }
+
+    fn try_advance(&mut self) -> io::Result<Progress> {
+        let stream = &self.stream;
+        match &mut self.state {
+            State::Hello(handshake) => {
+                let step = auth::receive_message(stream, |input| handshake.receive(input))?;
+                let Some(step) = step else {
+                    return Ok(Progress::Failed(handshake.closed().to_string()));
+                };
+                match step {
+                    Ok(ServerStep::NeedMore) => Ok(Progress::Waiting),
+                    Ok(ServerStep::Send(message)) => {
+                        auth::send_message(stream, &message)?;
+                        Ok(Progress::Waiting)
+                    }
+                    Ok(ServerStep::Done { session, send }) => Ok(Progress::Control {
+                        session: Box::new(session),
+                        send,
+                    }),
+                    Ok(ServerStep::Lane(request)) => Ok(Progress::LaneRequest(Box::new(request))),
+                    Ok(ServerStep::Refuse { send, error }) => {
+                        self.refuse(&send)?;
+                        Ok(Progress::Refused(error.to_string()))
+                    }
+                    Err(error) => Ok(Progress::Failed(error.to_string())),
+                }
+            }
+            State::Lane(lane) => {
+                let step = auth::receive_message(stream, |input| lane.receive(input))?;
+                let Some(step) = step else {
+                    return Ok(Progress::Failed(lane.closed().to_string()));
+                };
+                match step {
+                    // This side's last step carries its own message, so it never sends in between.
+                    Ok(Step::NeedMore | Step::Send(_)) => Ok(Progress::Waiting),
+                    Ok(Step::Done(accepted)) => Ok(Progress::Lane(accepted)),
+                    Err(error) => Ok(Progress::Failed(error.to_string())),
+                }
+            }
+            State::Farewell { left } => {
+                let mut bytes = [0; PEEK_BYTES];
+                let (_, arrived) = recv(stream, &mut bytes, RecvFlags::DONTWAIT)?;
+                *left = left.saturating_sub(arrived);
+                Ok(if arrived == 0 || *left == 0 {
+                    Progress::Gone
+                } else {
+                    Progress::Waiting
+                })
+            }
+        }
+    }
+
+    /// Goes on as a lane of a known session.
+    pub(super) fn challenge(&mut self, lane: LaneServer, message: &Message) -> io::Result<()> {
+        self.state = State::Lane(Box::new(lane));
+        auth::send_message(&self.stream, message)
+    }
+
+    /// Answers and waits for the peer to go.
+    pub(super) fn refuse(&mut self, message: &Message) -> io::Result<()> {
+        self.state = State::Farewell {
+            left: FAREWELL_BYTES,
+        };
+        auth::send_message(&self.stream, message)?;
+        self.stream.shutdown(Shutdown::Write)
+    }
+}

@@ -1,0 +1,79 @@
+//! The network: turns an authenticated control connection into data channels.
+
+use std::fmt::Debug;
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use tcpx_wire::handshake::Session;
+
+use crate::channel::Channel;
+use crate::error::NetworkError;
+use crate::lane_inbox::LaneInbox;
+
+/// Which end of the control connection this process is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Side {
+    /// The end that dialled.
+    Client,
+    /// The end that listens.
+    Server,
+}
+
+/// What a network gets to know about the connection that it sets up channels for.
+#[derive(Debug)]
+pub struct Setup<'a> {
+    /// Our end.
+    pub side: Side,
+    /// The authenticated session of the control connection.
+    pub session: &'a Session,
+    /// Our address on the control connection.
+    pub local: SocketAddr,
+    /// Client: the listening address that it dialled. Server: the client's address.
+    pub peer: SocketAddr,
+    /// Channels that the user asked for; 0 means automatic.
+    pub channels: u16,
+    /// When establishing must have ended.
+    pub deadline: Instant,
+    /// Server only: where the listener puts lanes that joined this session.
+    pub lanes: Option<LaneInbox>,
+}
+
+/// Rounds of opaque set-up messages over the control connection.
+pub trait Exchange {
+    /// One round: sends our payload and returns the peer's. Both sides must call it equally often.
+    ///
+    /// # Errors
+    /// The control connection failed, the peer sent something else, or the set-up deadline passed.
+    fn exchange(&mut self, payload: &[u8]) -> Result<Vec<u8>, NetworkError>;
+}
+
+/// A way of moving chunks between processes.
+pub trait Network: Send + Sync + Debug {
+    /// `tcp`, or `plugin:` and the plugin's own name. Both sides must agree.
+    fn name(&self) -> String;
+
+    /// How many channels [`establish`](Self::establish) will make when the user asked for `asked`
+    /// (0: automatic). The embedded network makes one, with its lanes inside.
+    fn channel_count(&self, asked: u16) -> u16;
+
+    /// Default chunk size in bytes.
+    fn chunk_bytes(&self) -> u32;
+
+    /// Default windows per channel in chunks: (send, receive).
+    fn windows(&self) -> (u16, u16);
+
+    /// Whether one transfer can be dropped without losing the channel.
+    fn can_cancel(&self) -> bool {
+        true
+    }
+
+    /// Sets up the channels. Blocks, at most until [`Setup::deadline`].
+    ///
+    /// # Errors
+    /// The peers could not agree, a lane or a plugin call failed, or the deadline passed.
+    fn establish(
+        &self,
+        setup: &Setup<'_>,
+        exchange: &mut dyn Exchange,
+    ) -> Result<Vec<Box<dyn Channel>>, NetworkError>;
+}

@@ -1,0 +1,166 @@
+//! Options that every TCP socket of ours gets, and connecting with a deadline.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::error::NetworkError;
+
+/// Unacknowledged data makes the kernel give the connection up after this long.
+const USER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Congestion controls that we ask for, best first. A host's own default may pace a local link to
+/// a quarter of its speed.
+const CONGESTION_CONTROLS: [&str; 2] = ["cubic", "reno"];
+
+/// Connections that may wait for the acceptor.
+const BACKLOG: i32 = 1024;
+
+/// A listening socket, non-blocking.
+pub(crate) fn listen(address: SocketAddr) -> Result<TcpListener, NetworkError> {
+    let fail = |operation, cause: io::Error| io_error(operation, address, cause);
+    let socket = new_socket(address).map_err(|cause| fail("making the listening socket", cause))?;
+    socket
+        .set_reuse_address(true)
+        .map_err(|cause| fail("SO_REUSEADDR", cause))?;
+    socket
+        .bind(&address.into())
+        .map_err(|cause| fail("binding", cause))?;
+    socket
+        .listen(BACKLOG)
+        .map_err(|cause| fail("listening", cause))?;
+    Ok(socket.into())
+}
+
+/// Connects within the deadline; the stream is non-blocking.
+pub(crate) fn connect(
+    peer: SocketAddr,
+    interface: Option<&str>,
+    deadline: Instant,
+) -> Result<TcpStream, NetworkError> {
+    let started = Instant::now();
+    let fail = |operation, cause: io::Error| io_error(operation, peer, cause);
+    let socket = new_socket(peer).map_err(|cause| fail("making a socket", cause))?;
+    if let Some(interface) = interface {
+        socket
+            .bind_device(Some(interface.as_bytes()))
+            .map_err(|cause| fail("binding the socket to its interface", cause))?;
+    }
+    match socket.connect(&peer.into()) {
+        Ok(()) => {}
+        Err(cause) if cause.raw_os_error() == Some(libc::EINPROGRESS) => {
+            if !wait(&socket, PollFlags::OUT, deadline).map_err(|cause| fail("poll", cause))? {
+                return Err(NetworkError::ConnectTimedOut {
+                    peer,
+                    waited: started.elapsed(),
+                });
+            }
+            if let Some(cause) = socket
+                .take_error()
+                .map_err(|cause| fail("SO_ERROR", cause))?
+            {
+                return Err(connect_error(peer, started.elapsed(), cause));
+            }
+        }
+        Err(cause) => return Err(connect_error(peer, started.elapsed(), cause)),
+    }
+    Ok(socket.into())
+}
+
+/// Options for a stream that was accepted; the listener's congestion control came with it.
+pub(crate) fn prepare_accepted(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nonblocking(true)?;
+    stream.set_nodelay(true)
+}
+
+/// Waits for the socket; false when the deadline came first.
+pub(crate) fn wait(socket: &impl AsFd, what: PollFlags, deadline: Instant) -> io::Result<bool> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut watched = [PollFd::new(socket, what)];
+        match poll(&mut watched, Some(&timespec(left))) {
+            Ok(0) if left.is_zero() => return Ok(false),
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => return Ok(true),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+pub(crate) fn timespec(duration: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: duration.subsec_nanos().into(),
+    }
+}
+
+fn new_socket(address: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM.nonblocking(),
+        Some(Protocol::TCP),
+    )?;
+    socket.set_tcp_nodelay(true)?;
+    socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
+    // Before connect or listen: set later, a pacing default stays in effect.
+    for name in CONGESTION_CONTROLS {
+        if socket.set_tcp_congestion(name.as_bytes()).is_ok() {
+            break;
+        }
+    }
+    if let Ok(name) = socket.tcp_congestion() {
+        let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+        tracing::debug!(%address, congestion_control = %name.escape_ascii(), "socket made");
+    }
+    Ok(socket)
+}
+
+/// The congestion control that a stream uses, as the kernel names it.
+pub(crate) fn congestion_control(stream: &TcpStream) -> Option<String> {
+    let name = socket2::SockRef::from(stream).tcp_congestion().ok()?;
+    let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+    Some(name.escape_ascii().to_string())
+}
+
+fn connect_error(peer: SocketAddr, waited: Duration, cause: io::Error) -> NetworkError {
+    match cause.kind() {
+        io::ErrorKind::ConnectionRefused => NetworkError::Refused { peer },
+        io::ErrorKind::TimedOut => NetworkError::ConnectTimedOut { peer, waited },
+        io::ErrorKind::HostUnreachable
+        | io::ErrorKind::NetworkUnreachable
+        | io::ErrorKind::NetworkDown
+        | io::ErrorKind::AddrNotAvailable => NetworkError::Unreachable {
+            peer,
+            cause: cause.into(),
+        },
+        _ => io_error("connecting", peer, cause),
+    }
+}
+
+fn io_error(operation: &'static str, address: SocketAddr, cause: io::Error) -> NetworkError {
+    let hint = match (cause.kind(), cause.raw_os_error()) {
+        (io::ErrorKind::AddrInUse, _) => {
+            "; another program listens there: stop it or choose another port"
+        }
+        (io::ErrorKind::AddrNotAvailable, _) => {
+            "; this host has no such address: use one of its own, or 0.0.0.0"
+        }
+        (io::ErrorKind::PermissionDenied, _) => {
+            "; the system forbids it: use a port above 1023, or give the program the right"
+        }
+        (_, Some(libc::EMFILE | libc::ENFILE)) => {
+            "; no file descriptor is left: raise the limit (ulimit -n)"
+        }
+        _ => "",
+    };
+    NetworkError::Io {
+        operation,
+        address: address.to_string(),
+        cause: cause.into(),
+        hint,
+    }
+}

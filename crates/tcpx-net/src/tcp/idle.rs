@@ -1,0 +1,82 @@
+//! Which lanes have nothing to do: a set that posters and lanes share without a lock.
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU64, Ordering};
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A set of lane numbers below 64.
+///
+/// A lane that found the queue empty calls [`insert`](Self::insert) and looks at the queue **once
+/// more** before it rests. A poster queues its work and then calls [`take`](Self::take). All
+/// operations are sequentially consistent, so one of the two sees the other: work is never left
+/// behind with every lane at rest.
+#[derive(Debug)]
+pub(super) struct LaneSet(AtomicU64);
+
+impl LaneSet {
+    pub(super) fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    pub(super) fn insert(&self, lane: u16) {
+        self.0.fetch_or(1 << lane, Ordering::SeqCst);
+    }
+
+    pub(super) fn remove(&self, lane: u16) {
+        self.0.fetch_and(!(1 << lane), Ordering::SeqCst);
+    }
+
+    /// Removes and returns one lane.
+    pub(super) fn take(&self) -> Option<u16> {
+        // A read-modify-write, for a plain load could miss an `insert` that came before our
+        // queueing in the total order.
+        let mut set = self.0.fetch_or(0, Ordering::SeqCst);
+        while set != 0 {
+            let lane = set.trailing_zeros();
+            let bit = 1u64 << lane;
+            let before = self.0.fetch_and(!bit, Ordering::SeqCst);
+            if before & bit != 0 {
+                return u16::try_from(lane).ok();
+            }
+            set = before & !bit;
+        }
+        None
+    }
+
+    /// Removes all lanes and returns them as a bit mask.
+    pub(super) fn take_all(&self) -> u64 {
+        self.0.swap(0, Ordering::SeqCst)
+    }
+}
+
+#[cfg(all(test, loom))]
+mod model {
+    use super::LaneSet;
+    use loom::sync::Arc;
+    use loom::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn work_is_never_left_with_every_lane_at_rest() {
+        loom::model(|| {
+            // The queue is modelled by a flag with the weakest ordering a queue may have.
+            let shared = Arc::new((LaneSet::new(), AtomicBool::new(false)));
+            let lane = {
+                let shared = Arc::clone(&shared);
+                loom::thread::spawn(move || {
+                    let (idle, queued) = &*shared;
+                    if queued.swap(false, Ordering::AcqRel) {
+                        return true;
+                    }
+                    idle.insert(3);
+                    queued.swap(false, Ordering::AcqRel)
+                })
+            };
+            let (idle, queued) = &*shared;
+            queued.store(true, Ordering::Release);
+            let woken = idle.take();
+            let found = lane.join().expect("the lane ends");
+            assert!(found || woken == Some(3), "the work was left behind");
+        });
+    }
+}

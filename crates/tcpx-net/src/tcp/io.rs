@@ -1,0 +1,159 @@
+//! The socket calls that read and write regions in place.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use tcpx_memory::RegionSlice;
+
+/// Most payload bytes that one call offers.
+pub(super) const WIRE_CALL: usize = 1 << 20;
+
+/// What a call into the socket did.
+#[derive(Debug)]
+pub(super) enum Moved {
+    /// This many bytes.
+    Bytes(usize),
+    /// The socket has no room or no data now.
+    WouldBlock,
+    /// The peer has ended its direction (receive only).
+    End,
+}
+
+/// The part of a slice that a call may touch.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Part<'a> {
+    pub(super) slice: &'a RegionSlice,
+    pub(super) from: usize,
+    pub(super) len: usize,
+}
+
+/// The address of a part, after checking that it lies in its slice and that the CPU reaches it.
+fn address(part: &Part<'_>) -> io::Result<*mut u8> {
+    let end = part.from.checked_add(part.len);
+    if end.is_none_or(|end| end > part.slice.len()) {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "part outside its slice",
+        ));
+    }
+    let base = part.slice.host_ptr().ok_or_else(|| {
+        io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "memory that the CPU cannot reach",
+        )
+    })?;
+    // SAFETY: `from <= len` was checked above and `base` points at `len` bytes of one allocation
+    // that `part.slice` keeps alive.
+    Ok(unsafe { base.add(part.from) })
+}
+
+/// Runs a system call that returns a byte count.
+fn call(mut system_call: impl FnMut() -> libc::ssize_t) -> io::Result<Moved> {
+    loop {
+        if let Ok(bytes) = usize::try_from(system_call()) {
+            return Ok(Moved::Bytes(bytes));
+        }
+        let error = io::Error::last_os_error();
+        match error.kind() {
+            io::ErrorKind::WouldBlock => return Ok(Moved::WouldBlock),
+            io::ErrorKind::Interrupted => {}
+            _ => return Err(error),
+        }
+    }
+}
+
+/// As [`call`], for receives into a buffer that is not empty: no bytes mean the end of the stream.
+fn call_receive(system_call: impl FnMut() -> libc::ssize_t) -> io::Result<Moved> {
+    Ok(match call(system_call)? {
+        Moved::Bytes(0) => Moved::End,
+        moved => moved,
+    })
+}
+
+fn message(parts: &mut [libc::iovec]) -> libc::msghdr {
+    // SAFETY: msghdr is plain data for which all zeroes is the empty message.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = parts.as_mut_ptr();
+    message.msg_iovlen = parts.len() as _;
+    message
+}
+
+/// Sends `head` and then `part` in one call.
+pub(super) fn send(socket: BorrowedFd<'_>, head: &[u8], part: Part<'_>) -> io::Result<Moved> {
+    let payload = address(&part)?;
+    let mut parts = [
+        libc::iovec {
+            iov_base: head.as_ptr().cast_mut().cast(),
+            iov_len: head.len(),
+        },
+        libc::iovec {
+            iov_base: payload.cast(),
+            iov_len: part.len.min(WIRE_CALL),
+        },
+    ];
+    let message = message(&mut parts);
+    // SAFETY: the message points at two live ranges that the kernel only reads: `head` is borrowed,
+    // and `part.slice` keeps the payload alive for the call.
+    call(|| unsafe {
+        libc::sendmsg(
+            socket.as_raw_fd(),
+            &raw const message,
+            libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+        )
+    })
+}
+
+/// Receives into `part` and, once that is full, into `behind`, in one call.
+pub(super) fn receive(
+    socket: BorrowedFd<'_>,
+    part: Part<'_>,
+    behind: &mut [u8],
+) -> io::Result<Moved> {
+    let payload = address(&part)?;
+    let mut parts = [
+        libc::iovec {
+            iov_base: payload.cast(),
+            iov_len: part.len.min(WIRE_CALL),
+        },
+        libc::iovec {
+            iov_base: behind.as_mut_ptr().cast(),
+            iov_len: behind.len(),
+        },
+    ];
+    // With more payload to come, bytes behind this call's part are payload too.
+    let used = if part.len > WIRE_CALL { 1 } else { 2 };
+    let mut message = message(&mut parts[..used]);
+    // SAFETY: the message points at two live ranges: `behind` is borrowed exclusively, and the
+    // region behind `part` is kept alive by its slice. Writing to it is what the receive was posted
+    // for; the request's owner holds the write lease until its end is reported.
+    call_receive(|| unsafe {
+        libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT)
+    })
+}
+
+/// Receives into ordinary memory.
+pub(super) fn receive_bytes(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<Moved> {
+    // SAFETY: `into` is a live exclusive range of that length.
+    call_receive(|| unsafe {
+        libc::recv(
+            socket.as_raw_fd(),
+            into.as_mut_ptr().cast(),
+            into.len(),
+            libc::MSG_DONTWAIT,
+        )
+    })
+}
+
+/// Drops up to `len` bytes without copying them anywhere: tcp(7), `MSG_TRUNC`.
+pub(super) fn discard(socket: BorrowedFd<'_>, len: usize) -> io::Result<Moved> {
+    // SAFETY: with MSG_TRUNC a TCP socket counts the bytes and writes nothing, so the null buffer
+    // is never touched.
+    call_receive(|| unsafe {
+        libc::recv(
+            socket.as_raw_fd(),
+            std::ptr::null_mut(),
+            len.min(WIRE_CALL),
+            libc::MSG_DONTWAIT | libc::MSG_TRUNC,
+        )
+    })
+}

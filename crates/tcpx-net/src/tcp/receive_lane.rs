@@ -1,0 +1,320 @@
+//! The receiving half of a lane: reads a header, finds the posted receive, and reads the payload
+//! to where it belongs.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::event::epoll::EventFlags;
+use tcpx_memory::RegionSlice;
+use tcpx_wire::chunk_header::ChunkHeader;
+
+use super::event_loop::{Source, Turn};
+use super::io::{self, Moved, Part};
+use super::receive_table::{Arrival, Claim, ReceiveState, position};
+use super::shared::{Ended, Event, LaneSocket, Shared, Violation};
+use super::staging::Landing;
+use crate::error::{ChannelError, ChunkPosition};
+
+/// Bytes that a lane may read before the others of its loop get their turn.
+const TURN_BYTES: usize = 4 << 20;
+
+#[derive(Debug)]
+pub(super) struct ReceiveLane {
+    shared: Arc<Shared>,
+    socket: Arc<LaneSocket>,
+    header: [u8; ChunkHeader::BYTES],
+    /// Bytes of `header` that have arrived.
+    have: usize,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Reads a header.
+    Header,
+    /// The header's receive is not posted yet.
+    Early(ChunkHeader),
+    /// No pinned slot is free.
+    Unplaced(ChunkHeader, Claim),
+    /// Reads payload.
+    Payload {
+        header: ChunkHeader,
+        claim: Claim,
+        into: RegionSlice,
+        done: usize,
+    },
+    /// Reads payload that nobody wants.
+    Unwanted { header: ChunkHeader, left: usize },
+}
+
+/// What one step of the lane came to.
+enum Step {
+    Moved(usize),
+    Rest,
+    End,
+}
+
+impl ReceiveLane {
+    pub(super) fn new(shared: Arc<Shared>, socket: Arc<LaneSocket>) -> Self {
+        let header = [0; ChunkHeader::BYTES];
+        Self {
+            shared,
+            socket,
+            header,
+            have: 0,
+            state: State::Header,
+        }
+    }
+
+    fn step(&mut self) -> Step {
+        match std::mem::replace(&mut self.state, State::Header) {
+            State::Header => self.read_header(),
+            State::Early(header) => self.arrive(header),
+            State::Unplaced(header, claim) => self.place(header, claim),
+            State::Payload {
+                header,
+                claim,
+                into,
+                done,
+            } => self.read_payload(header, claim, into, done),
+            State::Unwanted { header, left } => self.drop_payload(header, left),
+        }
+    }
+
+    fn read_header(&mut self) -> Step {
+        if self.have < ChunkHeader::BYTES {
+            match io::receive_bytes(self.socket.as_fd(), &mut self.header[self.have..]) {
+                Ok(Moved::Bytes(bytes)) => self.have += bytes,
+                Ok(Moved::WouldBlock) => return Step::Rest,
+                Ok(Moved::End) if self.have == 0 => {
+                    self.shared.end(Ended::ByPeer);
+                    return Step::End;
+                }
+                Ok(Moved::End) => return self.lost(None, ended_early()),
+                Err(error) => return self.lost(None, error),
+            }
+        }
+        if self.have < ChunkHeader::BYTES {
+            return Step::Moved(0);
+        }
+        self.have = 0;
+        match ChunkHeader::decode(&self.header) {
+            Ok(header) => self.arrive(header),
+            Err(error) => self.violation(Violation {
+                expected: "a chunk header".to_owned(),
+                arrived: format!("something else ({error})"),
+                position: None,
+            }),
+        }
+    }
+
+    /// A header is complete: finds its receive.
+    fn arrive(&mut self, header: ChunkHeader) -> Step {
+        match self.shared.receive.claim(self.socket.lane, &header) {
+            Ok(Arrival::Claimed(claim)) => self.place(header, claim),
+            Ok(Arrival::Unwanted) => {
+                self.state = State::Unwanted {
+                    header,
+                    left: header.length as usize,
+                };
+                Step::Moved(0)
+            }
+            Ok(Arrival::Early) => {
+                self.shared
+                    .counters
+                    .early_arrivals
+                    .fetch_add(1, Ordering::Relaxed);
+                self.state = State::Early(header);
+                Step::Rest
+            }
+            Err(violation) => self.violation(violation),
+        }
+    }
+
+    /// Finds the memory that the payload is read into.
+    fn place(&mut self, header: ChunkHeader, claim: Claim) -> Step {
+        if self.shared.receive.is_cancelled(claim.slot) {
+            return self.let_go(header, claim, 0);
+        }
+        match self
+            .shared
+            .staging
+            .landing(&claim.destination, self.socket.lane, &self.shared.wakers)
+        {
+            Landing::At(into) => {
+                self.state = State::Payload {
+                    header,
+                    claim,
+                    into,
+                    done: 0,
+                };
+                Step::Moved(0)
+            }
+            Landing::Later => {
+                self.state = State::Unplaced(header, claim);
+                Step::Rest
+            }
+        }
+    }
+
+    fn read_payload(
+        &mut self,
+        header: ChunkHeader,
+        claim: Claim,
+        into: RegionSlice,
+        done: usize,
+    ) -> Step {
+        if self.shared.receive.is_cancelled(claim.slot) {
+            drop(into);
+            return self.let_go(header, claim, done);
+        }
+        let left = into.len() - done;
+        let part = Part {
+            slice: &into,
+            from: done,
+            len: left,
+        };
+        let moved = io::receive(self.socket.as_fd(), part, &mut self.header);
+        let bytes = match moved {
+            Ok(Moved::Bytes(bytes)) => bytes,
+            other => {
+                self.state = State::Payload {
+                    header,
+                    claim,
+                    into,
+                    done,
+                };
+                return match other {
+                    Ok(Moved::WouldBlock | Moved::Bytes(_)) => Step::Rest,
+                    Ok(Moved::End) => self.lost(Some(at(&header, done)), ended_early()),
+                    Err(error) => self.lost(Some(at(&header, done)), error),
+                };
+            }
+        };
+        let counters = &self.shared.counters;
+        counters.wire_calls.fetch_add(1, Ordering::Relaxed);
+        counters
+            .bytes_received
+            .fetch_add(bytes.min(left) as u64, Ordering::Relaxed);
+        if bytes < left {
+            self.state = State::Payload {
+                header,
+                claim,
+                into,
+                done: done + bytes,
+            };
+        } else {
+            self.have = bytes - left;
+            counters.chunks_received.fetch_add(1, Ordering::Relaxed);
+            Shared::deliver(&self.shared, claim, into);
+        }
+        Step::Moved(bytes)
+    }
+
+    fn drop_payload(&mut self, header: ChunkHeader, left: usize) -> Step {
+        let moved = io::discard(self.socket.as_fd(), left);
+        let done = header.length as usize - left;
+        let bytes = match moved {
+            Ok(Moved::Bytes(bytes)) => bytes,
+            Ok(Moved::WouldBlock) => {
+                self.state = State::Unwanted { header, left };
+                return Step::Rest;
+            }
+            Ok(Moved::End) => return self.lost(Some(at(&header, done)), ended_early()),
+            Err(error) => return self.lost(Some(at(&header, done)), error),
+        };
+        self.shared
+            .counters
+            .bytes_discarded
+            .fetch_add(bytes as u64, Ordering::Relaxed);
+        if bytes < left {
+            self.state = State::Unwanted {
+                header,
+                left: left - bytes,
+            };
+        }
+        Step::Moved(bytes)
+    }
+
+    /// Gives up a cancelled receive; the rest of its chunk is read and dropped.
+    fn let_go(&mut self, header: ChunkHeader, claim: Claim, done: usize) -> Step {
+        self.fail(claim, ChannelError::Cancelled);
+        let left = header.length as usize - done;
+        self.state = State::Unwanted { header, left };
+        Step::Moved(0)
+    }
+
+    fn fail(&self, claim: Claim, error: ChannelError) {
+        let Claim {
+            slot,
+            destination,
+            fence,
+        } = claim;
+        drop((destination, fence));
+        self.shared.receive.set(slot, ReceiveState::Finished);
+        self.shared.report(Event::ReceiveFailed { slot, error });
+    }
+
+    fn violation(&self, violation: Violation) -> Step {
+        self.shared.protocol_error(self.socket.lane, violation);
+        Step::End
+    }
+
+    fn lost(&self, position: Option<ChunkPosition>, cause: std::io::Error) -> Step {
+        self.shared
+            .lane_lost(&self.socket, "receiving", position, cause);
+        Step::End
+    }
+}
+
+impl Source for ReceiveLane {
+    fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    fn interest(&self) -> EventFlags {
+        EventFlags::IN | EventFlags::RDHUP
+    }
+
+    fn turn(&mut self) -> Turn {
+        let mut share = TURN_BYTES;
+        while share > 0 {
+            match self.step() {
+                Step::Moved(bytes) => share = share.saturating_sub(bytes),
+                Step::Rest => return Turn::Rest,
+                Step::End => return Turn::End,
+            }
+        }
+        Turn::Again
+    }
+
+    fn finish(&mut self) {
+        let claim = match std::mem::replace(&mut self.state, State::Header) {
+            State::Unplaced(_, claim) => Some(claim),
+            State::Payload { claim, into, .. } => {
+                drop(into);
+                Some(claim)
+            }
+            State::Header | State::Early(_) | State::Unwanted { .. } => None,
+        };
+        if let Some(claim) = claim {
+            self.fail(claim, self.shared.failure(1));
+        }
+        self.shared.half_gone();
+    }
+}
+
+fn at(header: &ChunkHeader, done: usize) -> ChunkPosition {
+    ChunkPosition {
+        done: done as u64,
+        ..position(header)
+    }
+}
+
+fn ended_early() -> std::io::Error {
+    std::io::Error::new(
+        std::io::ErrorKind::UnexpectedEof,
+        "the peer closed the lane in the middle of a chunk",
+    )
+}

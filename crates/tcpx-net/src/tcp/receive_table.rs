@@ -1,0 +1,249 @@
+//! Receives in flight: a slot for each, found by sequence number.
+
+use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use tcpx_memory::{Fence, RegionSlice};
+use tcpx_wire::chunk_header::ChunkHeader;
+
+use super::discards::Discards;
+use super::idle::LaneSet;
+use super::shared::{Violation, lock};
+use crate::channel::ReceiveChunk;
+use crate::error::ChunkPosition;
+
+/// How far ahead of the last posted receive a chunk may be. Senders keep within the receiver's
+/// window, and windows are 16 bits wide.
+const FARTHEST_AHEAD: u64 = 1 << 16;
+
+#[derive(Debug)]
+pub(super) enum ReceiveState {
+    Empty,
+    Posted(ReceiveChunk),
+    /// In a lane's hands.
+    Claimed {
+        lane: u16,
+    },
+    /// The copy worker moves it from a pinned slot to its destination.
+    Copying {
+        bytes: u64,
+    },
+    /// Its end is being reported.
+    Finished,
+}
+
+#[derive(Debug)]
+struct ReceiveSlot {
+    state: Mutex<ReceiveState>,
+    /// Asks the lane that claimed the slot to let go of the memory.
+    cancelled: AtomicBool,
+}
+
+/// A receive in a lane's hands.
+#[derive(Debug)]
+pub(super) struct Claim {
+    pub(super) slot: u16,
+    pub(super) destination: RegionSlice,
+    pub(super) fence: Option<Fence>,
+}
+
+/// What a chunk's header leads to.
+#[derive(Debug)]
+pub(super) enum Arrival {
+    Claimed(Claim),
+    /// The chunk was cancelled here; drop its bytes.
+    Unwanted,
+    /// Not posted yet; the lane is on the list of those to wake.
+    Early,
+}
+
+#[derive(Debug)]
+pub(super) struct ReceiveTable {
+    slots: Box<[ReceiveSlot]>,
+    discards: Mutex<Discards>,
+    /// One behind the highest sequence posted.
+    next: AtomicU64,
+    /// Lanes paused in front of a chunk that is not posted yet.
+    pub(super) early: LaneSet,
+}
+
+impl ReceiveTable {
+    pub(super) fn new(window: u16) -> Self {
+        let slot = || ReceiveSlot {
+            state: Mutex::new(ReceiveState::Empty),
+            cancelled: AtomicBool::new(false),
+        };
+        Self {
+            slots: (0..window).map(|_| slot()).collect(),
+            discards: Mutex::new(Discards::default()),
+            next: AtomicU64::new(0),
+            early: LaneSet::new(),
+        }
+    }
+
+    /// The slot of a sequence number.
+    pub(super) fn slot_of(&self, sequence: u64) -> u16 {
+        // The remainder is below the number of slots, which is a u16.
+        (sequence % self.slots.len() as u64) as u16
+    }
+
+    pub(super) fn next(&self) -> u64 {
+        self.next.load(Ordering::Acquire)
+    }
+
+    pub(super) fn with<R>(&self, slot: u16, act: impl FnOnce(&mut ReceiveState) -> R) -> R {
+        act(&mut lock(&self.slots[usize::from(slot)].state))
+    }
+
+    /// Posts a receive; its slot must be empty. Wake the early lanes afterwards.
+    pub(super) fn post(&self, chunk: ReceiveChunk) {
+        let sequence = chunk.sequence;
+        let skipped = self.next()..sequence;
+        self.insert_discards(skipped);
+        let slot = &self.slots[usize::from(self.slot_of(sequence))];
+        let mut state = lock(&slot.state);
+        slot.cancelled.store(false, Ordering::Relaxed);
+        *state = ReceiveState::Posted(chunk);
+        self.next
+            .fetch_max(sequence.saturating_add(1), Ordering::AcqRel);
+    }
+
+    /// Sequences that will not be posted. Wake the early lanes afterwards.
+    pub(super) fn insert_discards(&self, range: Range<u64>) {
+        if !range.is_empty() {
+            lock(&self.discards).insert(range);
+        }
+    }
+
+    /// Finds the receive for a header that has arrived.
+    pub(super) fn claim(&self, lane: u16, header: &ChunkHeader) -> Result<Arrival, Violation> {
+        match self.try_claim(lane, header)? {
+            Arrival::Early => {
+                // Onto the list first and then a second look: whoever posts in between either is
+                // seen here or sees the list.
+                self.early.insert(lane);
+                let arrival = self.try_claim(lane, header)?;
+                if !matches!(arrival, Arrival::Early) {
+                    self.early.remove(lane);
+                }
+                Ok(arrival)
+            }
+            arrival => Ok(arrival),
+        }
+    }
+
+    fn try_claim(&self, lane: u16, header: &ChunkHeader) -> Result<Arrival, Violation> {
+        let sequence = header.sequence;
+        let index = self.slot_of(sequence);
+        let mut state = lock(&self.slots[usize::from(index)].state);
+        if let ReceiveState::Posted(posted) = &*state
+            && posted.sequence == sequence
+        {
+            check(posted, header)?;
+            let claimed = std::mem::replace(&mut *state, ReceiveState::Claimed { lane });
+            let ReceiveState::Posted(posted) = claimed else {
+                return Ok(Arrival::Early);
+            };
+            return Ok(Arrival::Claimed(Claim {
+                slot: index,
+                destination: posted.destination,
+                fence: posted.fence,
+            }));
+        }
+        if lock(&self.discards).contains(sequence) {
+            return Ok(Arrival::Unwanted);
+        }
+        let next = self.next();
+        if sequence < next {
+            return Err(Violation {
+                expected: format!("each chunk once, the next new one being {next}"),
+                arrived: format!("a second chunk {sequence}"),
+                position: Some(position(header)),
+            });
+        }
+        if sequence - next > FARTHEST_AHEAD {
+            return Err(Violation {
+                expected: format!(
+                    "chunks from {next} to {}",
+                    next.saturating_add(FARTHEST_AHEAD)
+                ),
+                arrived: format!("chunk {sequence}"),
+                position: Some(position(header)),
+            });
+        }
+        Ok(Arrival::Early)
+    }
+
+    /// Takes back a receive that no lane has claimed, or asks its lane to let go.
+    pub(super) fn cancel(&self, slot: u16) -> Withdrawal {
+        let slot = &self.slots[usize::from(slot)];
+        let mut state = lock(&slot.state);
+        match &*state {
+            ReceiveState::Posted(chunk) => {
+                let sequence = chunk.sequence;
+                // Before the slot is empty, so that no lane finds the sequence unknown.
+                self.insert_discards(sequence..sequence.saturating_add(1));
+                *state = ReceiveState::Empty;
+                Withdrawal::Done
+            }
+            ReceiveState::Claimed { lane } => {
+                slot.cancelled.store(true, Ordering::Release);
+                Withdrawal::AskLane(*lane)
+            }
+            ReceiveState::Copying { .. } | ReceiveState::Finished => Withdrawal::Ending,
+            ReceiveState::Empty => Withdrawal::Done,
+        }
+    }
+
+    /// Whether the lane that claimed this slot should let go of it.
+    pub(super) fn is_cancelled(&self, slot: u16) -> bool {
+        self.slots[usize::from(slot)]
+            .cancelled
+            .load(Ordering::Acquire)
+    }
+
+    pub(super) fn set(&self, slot: u16, state: ReceiveState) {
+        self.with(slot, |held| *held = state);
+    }
+}
+
+/// What [`ReceiveTable::cancel`] came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Withdrawal {
+    Done,
+    AskLane(u16),
+    Ending,
+}
+
+/// The chunk that a header names, nothing of it done.
+pub(super) fn position(header: &ChunkHeader) -> ChunkPosition {
+    ChunkPosition {
+        sequence: header.sequence,
+        transfer: header.transfer.0,
+        offset: header.offset,
+        length: header.length.into(),
+        done: 0,
+    }
+}
+
+/// The header must name exactly what was posted.
+fn check(posted: &ReceiveChunk, header: &ChunkHeader) -> Result<(), Violation> {
+    let length = posted.destination.len() as u64;
+    if (posted.transfer, posted.offset, length)
+        == (header.transfer.0, header.offset, u64::from(header.length))
+    {
+        return Ok(());
+    }
+    Err(Violation {
+        expected: format!(
+            "chunk {} as {length} bytes at offset {} of transfer {}",
+            posted.sequence, posted.offset, posted.transfer
+        ),
+        arrived: format!(
+            "{} bytes at offset {} of transfer {}",
+            header.length, header.offset, header.transfer.0
+        ),
+        position: Some(position(header)),
+    })
+}

@@ -1,0 +1,366 @@
+//! The channel of the embedded network: the owner's side of [`Shared`].
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tcpx_memory::{Fence, FreeWatch, RegionSlice};
+use tcpx_wire::TransferId;
+use tcpx_wire::chunk_header::ChunkHeader;
+
+use super::receive_table::{ReceiveState, Withdrawal};
+use super::shared::{Ended, Event, Shared};
+use super::transmit_table::{Outgoing, SendState, Unstaged};
+use crate::channel::{
+    Cancel, Capabilities, Channel, ChannelStats, Completion, Payload, Posted, Readiness,
+    ReceiveChunk, SendChunk, Ticket,
+};
+use crate::error::{ChannelError, ChunkPosition};
+
+/// Several TCP streams that carry one stream of chunks.
+#[derive(Debug)]
+pub(super) struct TcpChannel {
+    shared: Arc<Shared>,
+    /// By slot: the token of the send in flight.
+    sends: Box<[Option<u64>]>,
+    free_sends: Vec<u16>,
+    /// By slot: the token of the receive in flight.
+    receives: Box<[Option<u64>]>,
+    in_flight: usize,
+    capabilities: Capabilities,
+    /// Wakes the channel when pinned slots come back.
+    _watches: Vec<FreeWatch>,
+}
+
+impl TcpChannel {
+    pub(super) fn new(shared: Arc<Shared>, window: u16) -> Self {
+        let watches = shared.staging.watch(&shared.wakers);
+        let capabilities = Capabilities {
+            max_in_flight: window,
+            ordered: false,
+            can_cancel: true,
+            can_resend: false,
+            largest_request: shared.staging.largest_request(),
+            kinds: shared.staging.kinds(),
+        };
+        Self {
+            shared,
+            sends: (0..window).map(|_| None).collect(),
+            free_sends: (0..window).rev().collect(),
+            receives: (0..window).map(|_| None).collect(),
+            in_flight: 0,
+            capabilities,
+            _watches: watches,
+        }
+    }
+
+    fn is_closing(&self) -> bool {
+        self.shared.closing.load(Ordering::Acquire)
+    }
+
+    /// What every post checks.
+    fn admit(&self, memory: &RegionSlice, sequence: u64) -> Result<(), ChannelError> {
+        if self.is_closing() || self.shared.ended().is_some() {
+            return Err(self.shared.failure(self.in_flight));
+        }
+        let bytes = memory.len() as u64;
+        let most = self.capabilities.largest_request;
+        if !(1..=most).contains(&bytes) {
+            return Err(self.bad_request(format!(
+                "chunk {sequence} has {bytes} bytes, expected 1 to {most}; use another chunk size"
+            )));
+        }
+        self.shared
+            .staging
+            .admit(memory)
+            .map_err(|reason| self.bad_request(reason))
+    }
+
+    fn bad_request(&self, reason: String) -> ChannelError {
+        ChannelError::BadRequest {
+            channel: self.shared.name.clone(),
+            reason,
+        }
+    }
+
+    fn send_done(&mut self, slot: u16) -> Option<u64> {
+        self.free_sends.push(slot);
+        let token = self.sends[usize::from(slot)].take();
+        self.taken(token)
+    }
+
+    fn receive_done(&mut self, slot: u16) -> Option<u64> {
+        self.shared.receive.set(slot, ReceiveState::Empty);
+        let token = self.receives[usize::from(slot)].take();
+        self.taken(token)
+    }
+
+    fn taken(&mut self, token: Option<u64>) -> Option<u64> {
+        self.in_flight -= usize::from(token.is_some());
+        token
+    }
+
+    fn drain_events(&mut self, out: &mut Vec<Completion>) {
+        while let Some(event) = self.shared.next_event() {
+            let completion = match event {
+                Event::Sent { slot } => {
+                    self.send_done(slot).map(|token| Completion::Sent { token })
+                }
+                Event::SendFailed { slot, error } => self
+                    .send_done(slot)
+                    .map(|token| Completion::Failed { token, error }),
+                Event::SendWithdrawn { slot } => {
+                    self.free_sends.push(slot);
+                    None
+                }
+                Event::Received { slot, bytes } => {
+                    self.receive_done(slot).map(|token| Completion::Received {
+                        token,
+                        payload: Payload::InPlace { bytes },
+                    })
+                }
+                Event::ReceiveFailed { slot, error } => self
+                    .receive_done(slot)
+                    .map(|token| Completion::Failed { token, error }),
+            };
+            out.extend(completion);
+        }
+    }
+
+    /// No lane runs any more: ends what none of them had in its hands.
+    fn fail_remaining(&mut self, out: &mut Vec<Completion>) {
+        let error = self.shared.failure(self.in_flight);
+        let shared = Arc::clone(&self.shared);
+        for (slot, token) in (0u16..).zip(self.sends.iter_mut()) {
+            let ended = shared.transmit.with(slot, |state| match state {
+                SendState::Queued(_) | SendState::Waiting(_) => {
+                    *state = SendState::Free;
+                    true
+                }
+                // The copy worker still reads or writes; its end brings an event.
+                SendState::Copying { cancelled, .. } => {
+                    *cancelled = true;
+                    false
+                }
+                SendState::Free | SendState::Taken | SendState::Withdrawn => false,
+            });
+            if ended && let Some(token) = token.take() {
+                self.in_flight -= 1;
+                out.push(Completion::Failed {
+                    token,
+                    error: error.clone(),
+                });
+            }
+        }
+        for (slot, token) in (0u16..).zip(self.receives.iter_mut()) {
+            let ended = shared.receive.with(slot, |state| {
+                let posted = matches!(state, ReceiveState::Posted(_));
+                if posted {
+                    *state = ReceiveState::Empty;
+                }
+                posted
+            });
+            if ended && let Some(token) = token.take() {
+                self.in_flight -= 1;
+                out.push(Completion::Failed {
+                    token,
+                    error: error.clone(),
+                });
+            }
+        }
+    }
+
+    fn lanes_gone(&self) -> bool {
+        self.shared.halves.load(Ordering::Acquire) == 0
+    }
+}
+
+impl Channel for TcpChannel {
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    fn post_send(&mut self, chunk: SendChunk) -> Result<Posted<SendChunk>, ChannelError> {
+        self.admit(&chunk.source, chunk.sequence)?;
+        let Some(slot) = self.free_sends.pop() else {
+            return Ok(Posted::Full(chunk));
+        };
+        self.sends[usize::from(slot)] = Some(chunk.token);
+        self.in_flight += 1;
+        let SendChunk {
+            sequence,
+            transfer,
+            offset,
+            source,
+            fence,
+            ..
+        } = chunk;
+        let (header, position) = describe(sequence, transfer, offset, source.len());
+        if self.shared.staging.is_needed(&source) {
+            let unstaged = Unstaged {
+                header,
+                position,
+                source,
+                fence,
+            };
+            Shared::stage(&self.shared, slot, unstaged);
+        } else {
+            drop::<Option<Fence>>(fence);
+            self.shared.transmit.enqueue(Outgoing {
+                slot,
+                header,
+                position,
+                payload: source,
+                permit: None,
+            });
+            self.shared.wake_sender();
+        }
+        Ok(Posted::Accepted)
+    }
+
+    fn post_receive(&mut self, chunk: ReceiveChunk) -> Result<Posted<ReceiveChunk>, ChannelError> {
+        self.admit(&chunk.destination, chunk.sequence)?;
+        let slot = self.shared.receive.slot_of(chunk.sequence);
+        let token = &mut self.receives[usize::from(slot)];
+        if token.is_some() {
+            return Ok(Posted::Full(chunk));
+        }
+        let next = self.shared.receive.next();
+        if chunk.sequence < next {
+            return Err(self.bad_request(format!(
+                "chunk {} was posted after chunk {}; post in sequence order",
+                chunk.sequence,
+                next - 1
+            )));
+        }
+        *token = Some(chunk.token);
+        self.in_flight += 1;
+        self.shared.receive.post(chunk);
+        self.shared.wake_early();
+        Ok(Posted::Accepted)
+    }
+
+    fn poll(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
+        self.shared.wakers.signal.clear();
+        // First the question and then the events: those that came before the end are seen.
+        let lanes_gone = self.lanes_gone();
+        let ended = self.shared.ended();
+        self.drain_events(out);
+        if self.is_closing() {
+            if lanes_gone {
+                self.fail_remaining(out);
+            }
+            return Ok(());
+        }
+        match ended {
+            Some(Ended::Broken(error)) => Err(error),
+            Some(Ended::ByPeer) if self.in_flight > 0 => Err(self.shared.failure(self.in_flight)),
+            Some(Ended::ByPeer) | None => Ok(()),
+        }
+    }
+
+    fn consume(&mut self, ticket: Ticket) -> Result<Posted<Ticket>, ChannelError> {
+        Err(self.bad_request(format!(
+            "this network hands out no tickets, ticket {} arrived; only scattered receives are consumed",
+            ticket.0
+        )))
+    }
+
+    fn cancel(&mut self, token: u64) -> Cancel {
+        if let Some(slot) = slot_with(&self.sends, token) {
+            if self.shared.withdraw_send(slot) == Cancel::Pending {
+                return Cancel::Pending;
+            }
+            self.sends[usize::from(slot)] = None;
+            self.in_flight -= 1;
+            return Cancel::Done;
+        }
+        let Some(slot) = slot_with(&self.receives, token) else {
+            return Cancel::Done;
+        };
+        match self.shared.receive.cancel(slot) {
+            Withdrawal::Done => {
+                self.receives[usize::from(slot)] = None;
+                self.in_flight -= 1;
+                Cancel::Done
+            }
+            Withdrawal::AskLane(lane) => {
+                self.shared.wakers.wake_receivers(1 << lane);
+                Cancel::Pending
+            }
+            Withdrawal::Ending => Cancel::Pending,
+        }
+    }
+
+    fn discard(&mut self, first: u64, end: u64) {
+        self.shared.receive.insert_discards(first..end);
+        self.shared.wake_early();
+    }
+
+    fn readiness(&self) -> Readiness<'_> {
+        Readiness::Fd(self.shared.wakers.signal.as_fd())
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn close(&mut self) {
+        if self.shared.closing.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        for lane in self.shared.wakers.lanes.get().into_iter().flatten() {
+            lane.transmit.remove();
+            lane.receive.remove();
+        }
+        self.shared.wakers.signal.raise();
+    }
+
+    fn closed(&self) -> bool {
+        self.is_closing() && self.in_flight == 0 && self.lanes_gone()
+    }
+
+    fn describe(&self) -> String {
+        self.shared.name.clone()
+    }
+
+    fn stats(&self) -> ChannelStats {
+        self.shared.counters.read()
+    }
+}
+
+impl Drop for TcpChannel {
+    fn drop(&mut self) {
+        // The loops drop the lanes; each keeps the memory in its hands alive until then.
+        self.close();
+    }
+}
+
+fn slot_with(tokens: &[Option<u64>], token: u64) -> Option<u16> {
+    let index = tokens.iter().position(|held| *held == Some(token))?;
+    u16::try_from(index).ok()
+}
+
+/// The header of a chunk whose length was checked, and its position with nothing done.
+fn describe(
+    sequence: u64,
+    transfer: u64,
+    offset: u64,
+    length: usize,
+) -> ([u8; ChunkHeader::BYTES], ChunkPosition) {
+    let position = ChunkPosition {
+        sequence,
+        transfer,
+        offset,
+        length: length as u64,
+        done: 0,
+    };
+    let length = u32::try_from(length).unwrap_or(u32::MAX);
+    let header = ChunkHeader {
+        sequence,
+        transfer: TransferId(transfer),
+        offset,
+        length,
+    };
+    (header.encode(), position)
+}

@@ -1,0 +1,152 @@
+//! The sending half of a lane: takes chunks from the channel's queue and writes them.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::event::epoll::EventFlags;
+use tcpx_wire::chunk_header::ChunkHeader;
+
+use super::event_loop::{Source, Turn};
+use super::io::{self, Moved, Part};
+use super::shared::{Event, LaneSocket, Shared};
+use super::transmit_table::{Outgoing, Taken};
+use crate::error::ChunkPosition;
+
+/// Bytes that a lane may write before the others of its loop get their turn.
+const TURN_BYTES: usize = 4 << 20;
+
+#[derive(Debug)]
+pub(super) struct TransmitLane {
+    shared: Arc<Shared>,
+    socket: Arc<LaneSocket>,
+    current: Option<Writing>,
+}
+
+#[derive(Debug)]
+struct Writing {
+    chunk: Outgoing,
+    /// Bytes written, header included.
+    written: usize,
+}
+
+impl Writing {
+    fn position(&self) -> ChunkPosition {
+        let done = self.written.saturating_sub(ChunkHeader::BYTES) as u64;
+        ChunkPosition {
+            done,
+            ..self.chunk.position
+        }
+    }
+}
+
+impl TransmitLane {
+    pub(super) fn new(shared: Arc<Shared>, socket: Arc<LaneSocket>) -> Self {
+        Self {
+            shared,
+            socket,
+            current: None,
+        }
+    }
+
+    /// Makes sure that there is a chunk to write.
+    fn take(&mut self) -> bool {
+        while self.current.is_none() {
+            match self.shared.transmit.take(self.socket.lane) {
+                Some(Taken::Chunk(chunk)) => self.current = Some(Writing { chunk, written: 0 }),
+                Some(Taken::Withdrawn(slot)) => self.shared.report(Event::SendWithdrawn { slot }),
+                None => return false,
+            }
+        }
+        true
+    }
+
+    fn lost(&mut self, cause: std::io::Error) -> Turn {
+        let position = self.current.as_ref().map(Writing::position);
+        self.shared
+            .lane_lost(&self.socket, "sending", position, cause);
+        Turn::End
+    }
+
+    fn complete(&mut self) {
+        let Some(Writing { chunk, .. }) = self.current.take() else {
+            return;
+        };
+        let Outgoing {
+            slot,
+            payload,
+            permit,
+            ..
+        } = chunk;
+        let counters = &self.shared.counters;
+        counters.chunks_sent.fetch_add(1, Ordering::Relaxed);
+        counters
+            .bytes_sent
+            .fetch_add(payload.len() as u64, Ordering::Relaxed);
+        drop(payload);
+        drop(permit);
+        self.shared.transmit.free(slot);
+        self.shared.report(Event::Sent { slot });
+    }
+}
+
+impl Source for TransmitLane {
+    fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    fn interest(&self) -> EventFlags {
+        EventFlags::OUT
+    }
+
+    fn turn(&mut self) -> Turn {
+        if self.shared.staging.has_waiting() {
+            Shared::stage_waiting(&self.shared);
+        }
+        let mut share = TURN_BYTES;
+        while share > 0 {
+            if !self.take() {
+                return Turn::Rest;
+            }
+            let Some(Writing { chunk, written }) = &mut self.current else {
+                return Turn::Rest;
+            };
+            let payload = &chunk.payload;
+            let head = chunk.header.get(*written..).unwrap_or_default();
+            let from = written.saturating_sub(ChunkHeader::BYTES);
+            let part = Part {
+                slice: payload,
+                from,
+                len: payload.len() - from,
+            };
+            match io::send(self.socket.as_fd(), head, part) {
+                Ok(Moved::Bytes(bytes)) => {
+                    *written += bytes;
+                    share = share.saturating_sub(bytes);
+                    self.shared
+                        .counters
+                        .wire_calls
+                        .fetch_add(1, Ordering::Relaxed);
+                    if *written == ChunkHeader::BYTES + payload.len() {
+                        self.complete();
+                    }
+                }
+                Ok(Moved::WouldBlock) => return Turn::Rest,
+                Ok(Moved::End) => return self.lost(std::io::ErrorKind::UnexpectedEof.into()),
+                Err(error) => return self.lost(error),
+            }
+        }
+        Turn::Again
+    }
+
+    fn finish(&mut self) {
+        if let Some(Writing { chunk, .. }) = self.current.take() {
+            let slot = chunk.slot;
+            drop(chunk);
+            let error = self.shared.failure(1);
+            self.shared.transmit.free(slot);
+            self.shared.report(Event::SendFailed { slot, error });
+        }
+        self.shared.half_gone();
+    }
+}

@@ -1,0 +1,196 @@
+//! Transfers between two endpoints of this process over the embedded network.
+
+use std::thread;
+use std::time::Duration;
+
+use tcpx::{Auth, Connection, Deadlines, Endpoint, Error, Key, Level, Options, Region};
+
+const LONG: Duration = Duration::from_secs(20);
+
+fn key() -> Key {
+    Key::generate(&mut |bytes| getrandom::fill(bytes).expect("the system has randomness"))
+}
+
+fn pair(configure: impl Fn(&mut Options)) -> (Connection, Connection) {
+    let key = key();
+    let mut options = Options::tcp(Auth::Key(key));
+    configure(&mut options);
+    let address = "127.0.0.1:0".parse().expect("an address");
+    let server = Endpoint::listen(address, options.clone()).expect("a free port");
+    let address = server.local_addr();
+    let client = thread::spawn(move || Endpoint::connect(address, &options).expect("it listens"));
+    let accepted = server.accept(LONG).expect("the client connects");
+    (accepted, client.join().expect("no panic"))
+}
+
+fn random(len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    getrandom::fill(&mut bytes).expect("the system has randomness");
+    bytes
+}
+
+fn region(bytes: &[u8]) -> Region {
+    let region = Region::host(bytes.len()).expect("memory");
+    region.write_from(0, bytes).expect("nobody else holds it");
+    region
+}
+
+fn contents(region: &Region, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    region.read_to(0, &mut bytes).expect("nobody else holds it");
+    bytes
+}
+
+#[test]
+fn every_size_arrives_at_every_level() {
+    let (server, client) = pair(|_| {});
+    for len in [
+        0,
+        1,
+        23,
+        4095,
+        4096,
+        4097,
+        16 << 10,
+        (16 << 10) + 1,
+        (512 << 10) - 1,
+        512 << 10,
+        (512 << 10) + 1,
+        7 << 20,
+    ] {
+        for level in [Level::Sent, Level::Placed, Level::Verified] {
+            let bytes = random(len);
+            let source = region(&bytes);
+            let destination = region(&vec![0xA5; len + 64]);
+            let receive = server.receive(destination.all(), 7).start().expect("room");
+            let send = client
+                .send(source.all(), 7)
+                .level(level)
+                .start()
+                .expect("room");
+            let sent = send
+                .wait()
+                .unwrap_or_else(|error| panic!("{len} {level:?}: {error}"));
+            let received = receive
+                .wait()
+                .unwrap_or_else(|error| panic!("{len} {level:?}: {error}"));
+            assert_eq!((sent.bytes, received.bytes), (len as u64, len as u64));
+            assert!(sent.level >= level);
+            let got = contents(&destination, len + 64);
+            assert!(got[..len] == bytes, "{len} bytes differ");
+            assert!(
+                got[len..].iter().all(|byte| *byte == 0xA5),
+                "wrote past the end"
+            );
+        }
+    }
+    client.close(LONG).expect("an orderly goodbye");
+    server.close(LONG).expect("an orderly goodbye");
+}
+
+#[test]
+fn both_directions_at_once() {
+    let (server, client) = pair(|options| options.channels = 2);
+    let run = |connection: Connection, tag: u64, other: u64, seed: u8| {
+        thread::spawn(move || {
+            let mut transfers = Vec::new();
+            let mut regions = Vec::new();
+            for index in 0..20usize {
+                let len = index * 100_003;
+                let source = region(&vec![seed.wrapping_add(index as u8); len]);
+                let destination = region(&vec![0; len]);
+                transfers.push(
+                    connection
+                        .receive(destination.all(), other)
+                        .start()
+                        .expect("room"),
+                );
+                transfers.push(connection.send(source.all(), tag).start().expect("room"));
+                regions.push((destination, len, index));
+            }
+            for transfer in transfers {
+                transfer.wait().expect("it arrives");
+            }
+            for (destination, len, index) in regions {
+                let expected = (seed ^ 0x40).wrapping_add(index as u8);
+                assert!(
+                    contents(&destination, len)
+                        .iter()
+                        .all(|byte| *byte == expected)
+                );
+            }
+            connection.close(LONG).expect("an orderly goodbye");
+        })
+    };
+    let here = run(server, 1, 2, 0x00);
+    let there = run(client, 2, 1, 0x40);
+    here.join().expect("no panic");
+    there.join().expect("no panic");
+}
+
+#[test]
+fn too_small_a_receive_is_an_error_on_both_sides_and_writes_nothing() {
+    let (server, client) = pair(|_| {});
+    for len in [100, 1 << 20] {
+        let source = region(&random(len));
+        let destination = region(&vec![0xA5; len]);
+        let receive = server
+            .receive(destination.slice(..len - 1).expect("in range"), 9)
+            .start()
+            .expect("room");
+        let send = client.send(source.all(), 9).start().expect("room");
+        let error = send.wait().expect_err("it does not fit");
+        assert!(matches!(error, Error::TooLarge { .. }), "{error}");
+        let error = receive.wait().expect_err("it does not fit");
+        assert!(matches!(error, Error::TooLarge { .. }), "{error}");
+        assert!(contents(&destination, len).iter().all(|byte| *byte == 0xA5));
+    }
+}
+
+#[test]
+fn a_receive_without_a_send_ends_with_who_owes_what() {
+    let (server, _client) = pair(|_| {});
+    let destination = region(&[0; 64]);
+    let deadlines = Deadlines {
+        stall: Duration::from_millis(100),
+        total: None,
+    };
+    let receive = server
+        .receive(destination.all(), 5)
+        .deadlines(deadlines)
+        .start()
+        .expect("room");
+    let error = receive.wait().expect_err("nobody sends");
+    assert!(matches!(error, Error::Stalled { .. }), "{error}");
+    assert!(
+        error.to_string().contains("the peer owes a matching send"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_peer_that_vanishes_ends_every_operation() {
+    let (server, client) = pair(|_| {});
+    let destination = region(&vec![0; 64 << 20]);
+    let receive = server.receive(destination.all(), 5).start().expect("room");
+    let source = region(&vec![1; 64 << 20]);
+    let send = client.send(source.all(), 6).start().expect("room");
+    drop(client);
+    drop(send);
+    let error = receive.wait().expect_err("the peer is gone");
+    assert!(error.to_string().contains("peer"), "{error}");
+    drop(region(&[]));
+    server.close(LONG).ok();
+}
+
+#[test]
+fn memory_under_transfer_is_not_readable() {
+    let (server, _client) = pair(|_| {});
+    let destination = region(&[0; 64]);
+    let receive = server.receive(destination.all(), 5).start().expect("room");
+    assert!(destination.read_to(0, &mut [0; 1]).is_err());
+    receive.cancel();
+    let error = receive.wait().expect_err("it was cancelled");
+    assert!(matches!(error, Error::Cancelled { .. }), "{error}");
+    assert!(destination.read_to(0, &mut [0; 1]).is_ok());
+}

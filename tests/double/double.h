@@ -1,0 +1,105 @@
+/* Types and calls that the parts of the double share. Symbols are hidden but for EXPORT. */
+#ifndef TCPX_DOUBLE_H
+#define TCPX_DOUBLE_H
+
+#include <stdatomic.h>
+
+#include "layouts.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* ---- what a test may look at ---- */
+
+struct double_stats {
+    _Atomic uint64_t consumes;
+    _Atomic uint64_t max_in_flight;    /* posted and not freed, any comm */
+    _Atomic uint64_t pool_low_water;   /* fewest free pages seen, any comm */
+    _Atomic uint64_t pool_waits;       /* times that reception stood still for want of a page */
+    _Atomic uint64_t second_accepts;   /* the real plugin aborts the process there */
+    _Atomic uint64_t open_comms;       /* of any kind, listen comms included */
+    _Atomic uint64_t registrations;    /* alive */
+};
+EXPORT extern struct double_stats tcpx_double_stats;
+
+/* Bytes of the pools of receive comms that are accepted from now on. */
+EXPORT void tcpx_double_set_pool_bytes(size_t bytes);
+
+/* ---- own state ---- */
+
+/* Wire format: this record, then `size` raw bytes. */
+struct record {
+    uint32_t magic;
+    uint32_t size;
+};
+#define RECORD_MAGIC 0x74637864u
+
+struct memory {
+    char *data;
+    size_t size;
+    int type;
+};
+
+struct pool {
+    char *base;
+    uint32_t free_count;
+    uint32_t page_count;
+    uint32_t *free_pages;
+    uint64_t random;
+};
+
+struct comm {
+    int fd;
+    bool receives;
+    int error; /* sticky result code */
+    /* oldest <= head <= tail. [oldest, head) is done and not consumed, [head, tail) in flight. */
+    uint64_t oldest, head, tail;
+    /* first request whose bytes are not all moved; head <= moving <= tail */
+    uint64_t moving;
+    struct request requests[SLOTS];
+    struct record record;
+    size_t record_done; /* bytes of the record that were moved */
+    /* receive comms only */
+    struct unpack_device_handle *device;
+    struct pool pool;
+    uint32_t pages[SLOTS][ENTRIES]; /* pages that each queue slot holds */
+    uint32_t page_counts[SLOTS];
+    /* the fragment that is being filled; len 0 when there is none */
+    struct load_meta fragment;
+    uint32_t filled;
+};
+
+typedef void (*logger_fn)(int, unsigned long, const char *, int, const char *, ...);
+
+extern logger_fn tcpx_double_logger;
+extern _Atomic size_t tcpx_double_pool_bytes;
+
+#define LOG(level, ...)                                                                           \
+    do {                                                                                          \
+        logger_fn log_line = tcpx_double_logger;                                                  \
+        if (log_line)                                                                             \
+            log_line(level, SUBSYSTEM_NET, __FILE__, __LINE__, __VA_ARGS__);                      \
+    } while (0)
+
+/* pool.c */
+int pool_open(struct pool *pool);
+void pool_close(struct pool *pool);
+void pool_give(struct pool *pool, uint32_t page);
+bool fragment_open(struct comm *comm, struct request *request);
+void fragment_finish(struct comm *comm, struct request *request);
+void queue_publish(struct comm *comm, struct request *request);
+
+/* connect.c */
+int double_listen(int dev, void *handle, void **listen_comm);
+int double_connect(int dev, void *handle, void **send_comm, struct device_handle **device);
+int double_accept(void *listen_comm, void **recv_comm, struct device_handle **device);
+int double_close(void *comm);
+int double_close_listen(void *listen_comm);
+
+/* transfer.c */
+int double_isend(void *comm, void *data, int size, int tag, void *handle, void **request);
+int double_irecv(void *comm, int n, void **data, int *sizes, int *tags, void **handles,
+                 void **request);
+int double_test(void *request, int *done, int *size);
+int double_consumed(void *comm, int n, void *request);
+
+#endif

@@ -1,0 +1,148 @@
+/* A test double of Google's GPUDirectTCPX network plugin (ncclNet v7).
+ *
+ * It answers each call the way the real plugin was seen to answer, over real TCP sockets on the
+ * loopback interface, without a GPU: memory registered as CUDA is host memory that stands in for
+ * device memory and is received through a bounce pool and the device-unpack queue. Everything
+ * runs in the caller's thread, inside `test`.
+ *
+ * Where the real plugin would crash, end the process or write past a buffer, the double answers
+ * ncclInternalError instead and says so below: a test must be able to see the misuse.
+ *
+ * Environment (read by init):
+ *   TCPX_DOUBLE_POOL_BYTES   bounce pool of each receive comm, default 2 MiB
+ *   TCPX_DOUBLE_NO_CUDA      when set, registering CUDA memory fails
+ */
+#include <stdlib.h>
+
+#include "double.h"
+
+struct double_stats tcpx_double_stats = {.pool_low_water = UINT64_MAX};
+logger_fn tcpx_double_logger;
+_Atomic size_t tcpx_double_pool_bytes = DEFAULT_POOL;
+static bool initialised;
+static bool no_cuda;
+
+void tcpx_double_set_pool_bytes(size_t bytes)
+{
+    tcpx_double_pool_bytes = bytes < PAGE ? PAGE : bytes;
+}
+
+static int double_init(logger_fn log)
+{
+    if (initialised)
+        return INTERNAL_ERROR;
+    const char *bytes = getenv("TCPX_DOUBLE_POOL_BYTES");
+    if (bytes)
+        tcpx_double_set_pool_bytes(strtoull(bytes, NULL, 0));
+    no_cuda = getenv("TCPX_DOUBLE_NO_CUDA") != NULL;
+    tcpx_double_logger = log;
+    initialised = true;
+    LOG(LEVEL_INFO, "double of GPUDirectTCPX: %zu bytes of bounce pool a comm",
+        (size_t)tcpx_double_pool_bytes);
+    return OK;
+}
+
+static int double_devices(int *count)
+{
+    *count = 1;
+    return OK;
+}
+
+static int double_properties(int dev, struct properties *out)
+{
+    if (dev != 0)
+        return INTERNAL_ERROR;
+    *out = (struct properties){.name = "lo",
+                               .pci_path = NULL,
+                               .ptr_support = PTR_HOST | PTR_CUDA,
+                               .speed = 10000,
+                               .max_comms = 65536,
+                               .max_recvs = 1,
+                               .device_type = DEVICE_UNPACK,
+                               .device_version = UNPACK_VERSION};
+    return OK;
+}
+
+static int double_reg_mr(void *comm, void *data, int size, int type, void **handle)
+{
+    (void)comm;
+    if (size < 0 || (type != PTR_HOST && type != PTR_CUDA))
+        return INTERNAL_ERROR;
+    if (type == PTR_CUDA && (no_cuda || (uintptr_t)data % PAGE != 0))
+        return INTERNAL_ERROR;
+    struct memory *memory = malloc(sizeof *memory);
+    if (!memory)
+        return SYSTEM_ERROR;
+    *memory = (struct memory){data, (size_t)size, type};
+    *handle = memory;
+    tcpx_double_stats.registrations++;
+    return OK;
+}
+
+static int double_dereg_mr(void *comm, void *handle)
+{
+    (void)comm;
+    if (!handle)
+        return INTERNAL_ERROR;
+    free(handle);
+    tcpx_double_stats.registrations--;
+    return OK;
+}
+
+static int double_get_device_mr(void *comm, void *handle, void **device)
+{
+    (void)comm, (void)handle, (void)device;
+    return OK; /* and writes nothing */
+}
+
+static int double_iflush(void *comm, int n, void **data, int *sizes, void **handles,
+                         void **request)
+{
+    (void)comm, (void)n, (void)data, (void)sizes, (void)handles, (void)request;
+    return INTERNAL_ERROR; /* the real plugin follows the NULL that hosts pass here */
+}
+
+struct table {
+    const char *name;
+    int (*init)(logger_fn);
+    int (*devices)(int *);
+    int (*properties)(int, struct properties *);
+    int (*listen)(int, void *, void **);
+    int (*connect)(int, void *, void **, struct device_handle **);
+    int (*accept)(void *, void **, struct device_handle **);
+    int (*reg_mr)(void *, void *, int, int, void **);
+    int (*reg_mr_dma_buf)(void *, void *, size_t, int, uint64_t, int, void **);
+    int (*dereg_mr)(void *, void *);
+    int (*isend)(void *, void *, int, int, void *, void **);
+    int (*irecv)(void *, int, void **, int *, int *, void **, void **);
+    int (*iflush)(void *, int, void **, int *, void **, void **);
+    int (*test)(void *, int *, int *);
+    int (*close_send)(void *);
+    int (*close_recv)(void *);
+    int (*close_listen)(void *);
+    int (*get_device_mr)(void *, void *, void **);
+    int (*consumed)(void *, int, void *);
+};
+_Static_assert(sizeof(struct table) == 152, "table v7");
+
+EXPORT volatile struct table ncclNetPlugin_v7 = {
+    .name = "GPUDirectTCPX_v7",
+    .init = double_init,
+    .devices = double_devices,
+    .properties = double_properties,
+    .listen = double_listen,
+    .connect = double_connect,
+    .accept = double_accept,
+    .reg_mr = double_reg_mr,
+    .reg_mr_dma_buf = NULL,
+    .dereg_mr = double_dereg_mr,
+    .isend = double_isend,
+    .irecv = double_irecv,
+    .iflush = double_iflush,
+    .test = double_test,
+    .close_send = double_close,
+    .close_recv = double_close,
+    .close_listen = double_close_listen,
+    .get_device_mr = double_get_device_mr,
+    .consumed = double_consumed,
+};

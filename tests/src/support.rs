@@ -1,0 +1,70 @@
+//! Small things that many tests need.
+
+use std::time::{Duration, Instant};
+
+/// Bytes of a page, as the plugins mean it.
+pub const PAGE: usize = 4096;
+
+/// Polls until there is an answer.
+///
+/// # Panics
+/// After a deadline far beyond what any answer takes; `what` is in the message.
+pub fn until<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        if let Some(answer) = poll() {
+            return answer;
+        }
+        assert!(Instant::now() < deadline, "no end to: {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Page-aligned host memory, as registration of CUDA memory demands of its stand-in.
+#[derive(Debug)]
+pub struct Pages {
+    bytes: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Pages {
+    /// Zeroes.
+    pub fn new(len: usize) -> Self {
+        let bytes = vec![0_u8; len + PAGE];
+        let start = bytes.as_ptr().align_offset(PAGE);
+        Self { bytes, start, len }
+    }
+
+    /// Random bytes.
+    pub fn random(len: usize) -> Self {
+        let mut pages = Self::new(len);
+        getrandom::fill(pages.slice_mut()).expect("the system has random bytes");
+        pages
+    }
+
+    /// Bytes in use.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The bytes.
+    pub fn slice(&self) -> &[u8] {
+        &self.bytes[self.start..self.start + self.len]
+    }
+
+    /// The bytes.
+    pub fn slice_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..self.start + self.len]
+    }
+
+    /// Their address.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.slice_mut().as_mut_ptr()
+    }
+}

@@ -1,0 +1,437 @@
+//! The double of Google's plugin driven through the safe host API, call by call.
+#![expect(clippy::unwrap_used, reason = "helpers fail the test that calls them")]
+
+use std::collections::VecDeque;
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Mutex};
+
+use nccl_net::device::UnpackNetDeviceHandle;
+use nccl_net::{
+    AbiVersion, DeviceOffload, Done, HostError, LoadError, LoadOptions, MemoryType, Plugin,
+    PostOutcome, RecvComm, ResultCode, SendComm, Ticket, UnpackQueue,
+};
+use tcpx_tests::double::{self, plugin, serial};
+use tcpx_tests::support::{PAGE, Pages, until};
+
+const INTERNAL: i32 = 3;
+
+fn pair() -> (SendComm, RecvComm) {
+    let (handle, listener) = plugin().listen(0).unwrap();
+    let mut connecting = plugin().connect(0, handle).unwrap();
+    let mut accepting = listener.accept();
+    assert!(
+        connecting.poll().unwrap().is_none(),
+        "the first is never ready"
+    );
+    assert!(
+        accepting.poll().unwrap().is_none(),
+        "the first is never ready"
+    );
+    let sender = until("connect", || connecting.poll().unwrap());
+    let receiver = until("accept", || accepting.poll().unwrap());
+    (sender, receiver)
+}
+
+/// The queue and the bounce pool behind a device handle. Here both lie in host memory.
+fn queue_and_pool(receiver: &RecvComm) -> (UnpackQueue, *const u8) {
+    let device = receiver.device_handle().expect("the double makes a queue");
+    assert_eq!(device.size, size_of::<UnpackNetDeviceHandle>());
+    assert!(device.needs_proxy_progress);
+    let device: *const UnpackNetDeviceHandle = ptr::with_exposed_provenance(device.address.get());
+    // SAFETY: the double's handle lives as long as its comm.
+    let device = unsafe { device.read() };
+    assert_eq!(device.head, u64::MAX);
+    let meta = NonNull::new(device.meta).expect("a queue");
+    // SAFETY: the queue lives as long as the comm.
+    (unsafe { UnpackQueue::new(meta) }, device.bounce_buf.cast())
+}
+
+/// Copies the fragments of a finished receive to where they belong; returns their lengths.
+fn gather(receiver: &RecvComm, done: Done, into: &mut [u8]) -> Vec<u32> {
+    let (queue, pool) = queue_and_pool(receiver);
+    let list = queue.read(done.slot.expect("a queue slot")).unwrap();
+    let mut covered = vec![false; into.len()];
+    for fragment in &list {
+        let start = usize::try_from(fragment.dst_off).unwrap();
+        let range = start..start + fragment.len as usize;
+        assert!((1..=PAGE as u32).contains(&fragment.len));
+        let in_page = fragment.src_off as usize % PAGE;
+        assert!(in_page + fragment.len as usize <= PAGE, "crosses a page");
+        for byte in &mut covered[range.clone()] {
+            assert!(!std::mem::replace(byte, true), "two fragments overlap");
+        }
+        // SAFETY: the double's pool holds the fragment until it is consumed.
+        let bytes =
+            unsafe { std::slice::from_raw_parts(pool.add(fragment.src_off as usize), range.len()) };
+        into[range].copy_from_slice(bytes);
+    }
+    assert!(covered.into_iter().all(|byte| byte), "a byte is missing");
+    list.iter().map(|fragment| fragment.len).collect()
+}
+
+fn posted(outcome: PostOutcome) -> Ticket {
+    match outcome {
+        PostOutcome::Posted(ticket) => ticket,
+        PostOutcome::Full => panic!("no room"),
+    }
+}
+
+/// Drives both ends until the head receive is done.
+fn receive(sender: &mut SendComm, receiver: &mut RecvComm) -> Done {
+    until("a receive", || {
+        let _ = sender.test_head().unwrap();
+        receiver.test_head().unwrap()
+    })
+}
+
+/// Sends `len` random bytes, into a buffer with a guard behind it, and compares.
+fn transfer(len: usize, kind: MemoryType) -> Vec<u32> {
+    let (mut sender, mut receiver) = pair();
+    let mut source = Pages::random(len.max(1));
+    let mut target = Pages::new(len + PAGE);
+    target.slice_mut().fill(0xEE);
+    // SAFETY: both outlive the comms, which are closed before this function ends.
+    let (from, to) = unsafe {
+        (
+            sender
+                .register(source.as_mut_ptr(), source.len(), kind)
+                .unwrap(),
+            receiver.register(target.as_mut_ptr(), len, kind).unwrap(),
+        )
+    };
+    let ticket = posted(receiver.irecv(&to, 0, len, 42).unwrap());
+    posted(sender.isend(&from, 0, len, 42).unwrap());
+    let done = receive(&mut sender, &mut receiver);
+    assert_eq!(
+        (done.ticket, done.bytes),
+        (ticket, None),
+        "no size is ever written"
+    );
+    let mut gathered = vec![0_u8; len];
+    let lengths = match kind {
+        MemoryType::Cuda => gather(&receiver, done, &mut gathered),
+        MemoryType::Host => {
+            let (queue, _) = queue_and_pool(&receiver);
+            assert!(queue.read(done.slot.unwrap()).unwrap().is_empty());
+            gathered.copy_from_slice(&target.slice()[..len]);
+            Vec::new()
+        }
+    };
+    receiver.consume_next(ticket).unwrap();
+    assert!(gathered == source.slice()[..len], "{len} bytes differ");
+    until("the send", || {
+        (sender.in_flight() == 0 || sender.test_head().unwrap().is_some()).then_some(())
+    });
+    sender.close().unwrap();
+    receiver.close().unwrap();
+    let untouched = if kind == MemoryType::Host { len } else { 0 };
+    assert!(target.slice()[untouched..].iter().all(|byte| *byte == 0xEE));
+    lengths
+}
+
+const SIZES: [usize; 8] = [0, 1, 23, 4095, 4096, 4097, 512 << 10, 4 << 20];
+
+#[test]
+fn every_size_arrives_whole_in_host_memory() {
+    let _serial = serial();
+    for len in SIZES {
+        transfer(len, MemoryType::Host);
+    }
+}
+
+#[test]
+fn every_size_arrives_whole_through_the_queue_in_fragments_of_all_kinds() {
+    let _serial = serial();
+    // A page a fragment, up to 2048 fragments.
+    double::set_pool_bytes(2048 * PAGE);
+    let mut seen = Vec::new();
+    for len in SIZES {
+        let lengths = transfer(len, MemoryType::Cuda);
+        assert_eq!(lengths.is_empty(), len == 0);
+        seen.extend(lengths);
+    }
+    assert!(seen.contains(&4096) && seen.contains(&1448));
+    assert!(seen.iter().any(|len| len % 2 == 1 && *len > 64));
+}
+
+#[test]
+fn identity_and_properties_are_those_of_the_real_plugin() {
+    let _serial = serial();
+    assert_eq!(plugin().name(), "GPUDirectTCPX_v7");
+    assert_eq!(plugin().version(), AbiVersion::V7);
+    assert_eq!(plugin().devices().unwrap(), 1);
+    let properties = plugin().properties(0).unwrap();
+    assert_eq!(properties.offload, DeviceOffload::UNPACK_V7);
+    assert!(properties.pointer_support.host() && properties.pointer_support.cuda());
+    assert!(!properties.pointer_support.dma_buf());
+    assert_eq!(properties.pci_path, None);
+    assert_eq!((properties.speed_mbps, properties.max_recvs), (10_000, 1));
+    assert_eq!(plugin().init().unwrap_err(), HostError::AlreadyInitialised);
+    // Another handle to the same library is the same plugin, in the API and below it.
+    let again = Plugin::load(LoadOptions::new(double::path())).unwrap();
+    assert_eq!(again.init().unwrap_err(), HostError::AlreadyInitialised);
+    // SAFETY: a second init is what is tested; the double answers it.
+    assert_eq!(unsafe { double::raw_table().init.unwrap()(None) }, INTERNAL);
+}
+
+#[test]
+fn a_missing_version_names_those_that_are_there() {
+    let options = LoadOptions::new(double::path()).with_abi(AbiVersion::V12);
+    let error = Plugin::load(options).unwrap_err();
+    assert!(matches!(
+        &error,
+        LoadError::VersionMissing { asked: AbiVersion::V12, present, .. }
+            if present == &[AbiVersion::V7]
+    ));
+}
+
+#[test]
+fn withheld_consumption_stalls_reception_and_consuming_resumes_it() {
+    let _serial = serial();
+    const LEN: usize = 64 << 10;
+    const MESSAGES: usize = 24;
+    // Less than 16 messages of at least 16 pages each.
+    double::set_pool_bytes(64 * PAGE);
+    let before = double::stats();
+    let (mut sender, mut receiver) = pair();
+    let mut source = Pages::random(LEN * MESSAGES);
+    let mut target = Pages::new(LEN * MESSAGES);
+    // SAFETY: both outlive the comms.
+    let (from, to) = unsafe {
+        (
+            sender
+                .register(source.as_mut_ptr(), source.len(), MemoryType::Cuda)
+                .unwrap(),
+            receiver
+                .register(target.as_mut_ptr(), target.len(), MemoryType::Cuda)
+                .unwrap(),
+        )
+    };
+    // One whole message fits; then nothing is consumed until the pool is empty.
+    let (mut sent, mut asked) = (0, 0);
+    let mut held: Vec<Done> = Vec::new();
+    until("an empty pool", || {
+        while sent < MESSAGES
+            && sender.isend(&from, sent * LEN, LEN, 0).unwrap() != PostOutcome::Full
+        {
+            sent += 1;
+        }
+        while asked < MESSAGES
+            && receiver.irecv(&to, asked * LEN, LEN, 0).unwrap() != PostOutcome::Full
+        {
+            asked += 1;
+        }
+        let _ = sender.test_head().unwrap();
+        held.extend(receiver.test_head().unwrap());
+        (double::stats().pool_waits > before.pool_waits).then_some(())
+    });
+    assert_eq!(double::stats().pool_low_water, 0);
+    assert_eq!(asked, 16, "unconsumed receives keep their places");
+    // Messages that were whole when the pool ran dry are still reported, at least 16 pages each.
+    for _ in 0..4 {
+        held.extend(receiver.test_head().unwrap());
+    }
+    assert!((1..=4).contains(&held.len()), "{} messages", held.len());
+    // After that, an empty pool receives nothing, however often it is tested.
+    for _ in 0..100 {
+        let _ = sender.test_head().unwrap();
+        assert_eq!(receiver.test_head().unwrap(), None);
+    }
+
+    // Only the oldest can be consumed.
+    if let [first, second, ..] = held[..] {
+        assert_eq!(
+            receiver.consume_next(second.ticket).unwrap_err(),
+            HostError::ConsumeOrder {
+                asked: second.ticket.0,
+                next: Some(first.ticket.0)
+            }
+        );
+    }
+    let mut arrived = 0;
+    let mut waiting: VecDeque<Done> = held.into();
+    until("every message", || {
+        if let Some(done) = waiting.pop_front() {
+            let at = arrived * LEN;
+            assert_eq!(done.ticket.0 as usize, arrived);
+            gather(&receiver, done, &mut target.slice_mut()[at..at + LEN]);
+            receiver.consume_next(done.ticket).unwrap();
+            arrived += 1;
+        }
+        while sent < MESSAGES
+            && sender.isend(&from, sent * LEN, LEN, 0).unwrap() != PostOutcome::Full
+        {
+            sent += 1;
+        }
+        while asked < MESSAGES
+            && receiver.irecv(&to, asked * LEN, LEN, 0).unwrap() != PostOutcome::Full
+        {
+            asked += 1;
+        }
+        if sender.in_flight() > 0 {
+            let _ = sender.test_head().unwrap();
+        }
+        waiting.extend(receiver.test_head().unwrap());
+        (arrived == MESSAGES).then_some(())
+    });
+    assert!(target.slice() == source.slice());
+    assert_eq!(double::stats().consumes - before.consumes, MESSAGES as u64);
+    assert_eq!(double::stats().max_in_flight, 16);
+    assert_eq!(
+        receiver.consume_next(Ticket(0)).unwrap_err(),
+        HostError::ConsumeOrder {
+            asked: 0,
+            next: None
+        }
+    );
+}
+
+#[test]
+fn a_closed_peer_is_a_system_error_again_and_again_and_receives_are_still_taken() {
+    let _serial = serial();
+    let (sender, mut receiver) = pair();
+    let mut target = Pages::new(PAGE);
+    // SAFETY: the pages outlive the comm.
+    let to = unsafe { receiver.register(target.as_mut_ptr(), PAGE, MemoryType::Host) }.unwrap();
+    posted(receiver.irecv(&to, 0, PAGE, 0).unwrap());
+    assert_eq!(receiver.test_head().unwrap(), None);
+    drop(sender);
+    let closed = until("the end of the connection", || receiver.test_head().err());
+    for _ in 0..3 {
+        assert_eq!(receiver.test_head().unwrap_err(), closed);
+        let HostError::Call(error) = &closed else {
+            panic!("{closed}");
+        };
+        assert_eq!((error.call, error.rc), ("test", ResultCode::SystemError));
+        assert!(error.hint.contains("peer closed"));
+    }
+    posted(receiver.irecv(&to, 0, PAGE, 0).unwrap());
+    assert_eq!(receiver.in_flight(), 2);
+}
+
+#[test]
+fn a_sender_to_a_closed_peer_gets_an_error_and_no_signal() {
+    let _serial = serial();
+    let (mut sender, receiver) = pair();
+    let mut source = Pages::random(1 << 20);
+    // SAFETY: the pages outlive the comm.
+    let from =
+        unsafe { sender.register(source.as_mut_ptr(), source.len(), MemoryType::Host) }.unwrap();
+    drop(receiver);
+    let error = until("an error", || {
+        let _ = sender.isend(&from, 0, 1 << 20, 0).unwrap();
+        sender.test_head().err()
+    });
+    assert!(matches!(error, HostError::Call(call) if call.rc == ResultCode::SystemError));
+}
+
+#[test]
+fn a_message_larger_than_its_receive_is_refused_without_an_overrun() {
+    let _serial = serial();
+    for kind in [MemoryType::Host, MemoryType::Cuda] {
+        let (mut sender, mut receiver) = pair();
+        let mut source = Pages::random(2 * PAGE);
+        let mut target = Pages::new(2 * PAGE);
+        // SAFETY: both outlive the comms.
+        let (from, to) = unsafe {
+            (
+                sender
+                    .register(source.as_mut_ptr(), source.len(), kind)
+                    .unwrap(),
+                receiver
+                    .register(target.as_mut_ptr(), target.len(), kind)
+                    .unwrap(),
+            )
+        };
+        posted(sender.isend(&from, 0, 1001, 0).unwrap());
+        posted(receiver.irecv(&to, 0, 1000, 0).unwrap());
+        let error = until("the refusal", || {
+            if sender.in_flight() > 0 {
+                let _ = sender.test_head().unwrap();
+            }
+            receiver.test_head().err()
+        });
+        assert!(matches!(error, HostError::Call(call) if call.rc == ResultCode::InternalError));
+        assert!(target.slice().iter().all(|byte| *byte == 0));
+    }
+}
+
+#[test]
+fn nothing_is_on_the_wire_before_the_sender_is_tested() {
+    let _serial = serial();
+    let (mut sender, mut receiver) = pair();
+    let mut source = Pages::random(PAGE);
+    let mut target = Pages::new(PAGE);
+    // SAFETY: both outlive the comms.
+    let (from, to) = unsafe {
+        (
+            sender
+                .register(source.as_mut_ptr(), PAGE, MemoryType::Host)
+                .unwrap(),
+            receiver
+                .register(target.as_mut_ptr(), PAGE, MemoryType::Host)
+                .unwrap(),
+        )
+    };
+    posted(sender.isend(&from, 0, PAGE, 0).unwrap());
+    posted(receiver.irecv(&to, 0, PAGE, 0).unwrap());
+    for _ in 0..1000 {
+        assert_eq!(receiver.test_head().unwrap(), None);
+    }
+    receive(&mut sender, &mut receiver);
+    assert_eq!(target.slice(), source.slice());
+}
+
+#[test]
+fn comms_and_registrations_end_exactly_once_in_whatever_order_they_are_dropped() {
+    let _serial = serial();
+    let before = double::stats();
+    let mut memory = Pages::new(PAGE);
+    let data = memory.as_mut_ptr();
+    for order in 0..3 {
+        let (sender, receiver) = pair();
+        // SAFETY: the pages outlive the comms.
+        let (from, to) = unsafe {
+            (
+                sender.register(data, PAGE, MemoryType::Cuda).unwrap(),
+                receiver.register(data, PAGE, MemoryType::Host).unwrap(),
+            )
+        };
+        assert_eq!(double::stats().registrations, before.registrations + 2);
+        assert_eq!(
+            double::stats().open_comms,
+            before.open_comms + 2,
+            "the listener is closed"
+        );
+        match order {
+            0 => {
+                drop((from, to));
+                drop((sender, receiver));
+            }
+            1 => {
+                drop((sender, receiver));
+                drop((from, to));
+            }
+            _ => {
+                sender.close().unwrap();
+                receiver.close().unwrap();
+            }
+        }
+        let after = double::stats();
+        assert_eq!(after.open_comms, before.open_comms);
+        assert_eq!(after.registrations, before.registrations);
+    }
+    // With a request in flight the comm is closed first, and its owner is let go after that.
+    let (_sender, mut receiver) = pair();
+    let owner: Arc<Mutex<Pages>> = Arc::new(Mutex::new(Pages::new(PAGE)));
+    let data = owner.lock().unwrap().as_mut_ptr();
+    // SAFETY: the owner keeps the pages.
+    let to =
+        unsafe { receiver.register_owned(data, PAGE, MemoryType::Host, owner.clone()) }.unwrap();
+    posted(receiver.irecv(&to, 0, PAGE, 0).unwrap());
+    drop(to);
+    assert_eq!(Arc::strong_count(&owner), 2, "the request holds its memory");
+    drop(receiver);
+    assert_eq!(Arc::strong_count(&owner), 1);
+    assert_eq!(double::stats().open_comms, before.open_comms + 1);
+}
