@@ -6,6 +6,7 @@ use crate::args::connection::ConnectionArgs;
 use crate::error::Error;
 use crate::link::{self, Link};
 use crate::memory_choice::Devices;
+use crate::messages::{self, ANSWER, Answer, REQUEST, Request, refuse};
 use crate::output::say::say;
 use crate::sizes::{Size, time};
 
@@ -21,6 +22,25 @@ pub(crate) fn run(args: &ConnectionArgs) -> Result<(), Error> {
         link.connect(&args.link, &args.peer)?
     };
     let took = started.elapsed();
+    // One word each way: each side knows that the other one is set up before either says goodbye.
+    let limit = args.link.timeout.0;
+    if is_server {
+        let request =
+            messages::expect(&connection, REQUEST, limit)?.wait("a request to connect")?;
+        if request != Request::Nothing {
+            return Err(refuse(
+                &connection,
+                "a request to connect",
+                &request,
+                "tcpx transfer server",
+            ));
+        }
+        messages::tell(&connection, ANSWER, &Answer::Ready)?;
+    } else {
+        let answer = messages::expect(&connection, ANSWER, limit)?;
+        messages::tell(&connection, REQUEST, &Request::Nothing)?;
+        messages::ready(answer)?;
+    }
     say!("{}", link.describe(&connection, &memory));
     let peer = connection.peer().clone();
     say!(
@@ -33,6 +53,5 @@ pub(crate) fn run(args: &ConnectionArgs) -> Result<(), Error> {
     if !is_server {
         say!("  set up   in {}", time(took));
     }
-    link::part(connection)?;
-    Ok(())
+    link::part(connection)
 }

@@ -27,22 +27,28 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Error> {
     let memory = devices.choose(&args.memory, 0)?;
     say!("tcpx demo: two processes on this host, connected over 127.0.0.1");
     let plugin = find_plugin(args)?;
-    let mut peer = PeerProcess::start(&args.memory, args.timeout.0)?;
+    let mut peer = PeerProcess::start(&args.memory, args.timeout.0, args.debug)?;
     let sender = peer.memory()?;
     say!(
-        "  sender   process {}, {}",
+        "  sender    process {}: {}",
         peer.id(),
         say::one_line(&sender)
     );
     say!(
-        "  receiver process {}, {}",
+        "  receiver  process {}: {}",
         std::process::id(),
-        memory.describe()
+        memory.name()
     );
+    say!("  memory    {}", memory.describe());
     if devices.count() == 1 && memory.gpu.is_some() {
-        say!("  both processes share the one GPU of this host");
+        say!("            both processes share the one GPU of this host");
     }
-    say!("  plugin   {} ({})", plugin.path.display(), plugin.why);
+    say!("  networks  tcp: embedded, plain TCP, the default");
+    say!(
+        "            plugin: {} ({})",
+        plugin.path.display(),
+        plugin.why
+    );
 
     let mut receiver = Receiver::new(memory, args.timeout.0);
     greet(&mut receiver, &mut peer)?;
@@ -64,7 +70,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Error> {
     }
     say!("{}", summary(&rows, receiver.memory().short()).trim_end());
     if let Some(line) = receiver.first_fragments() {
-        say!("  {line}");
+        say!("  {line}\n");
     }
     peer.end()?;
     if failures > 0 {

@@ -18,7 +18,7 @@ pub(crate) enum Error {
     #[error("{what}")]
     Usage { what: String, hint: String },
     #[error(transparent)]
-    Engine(#[from] tcpx::Error),
+    Engine(Box<tcpx::Error>),
     #[error("{doing}: {source}")]
     Memory {
         doing: &'static str,
@@ -64,6 +64,12 @@ pub(crate) enum Error {
     },
     #[error("{what}")]
     Failed { what: String, hint: &'static str },
+}
+
+impl From<tcpx::Error> for Error {
+    fn from(error: tcpx::Error) -> Self {
+        Self::Engine(Box::new(error))
+    }
 }
 
 impl Error {
@@ -116,7 +122,7 @@ impl Error {
 }
 
 /// Splits an error of the libraries, which ends with what to do after its last semicolon.
-fn advice(text: &str) -> (&str, &str) {
+pub(crate) fn advice(text: &str) -> (&str, &str) {
     text.rsplit_once("; ").unwrap_or((
         text,
         "run it again with --debug on both sides, which shows each step",

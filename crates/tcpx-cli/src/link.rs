@@ -113,7 +113,7 @@ impl Link {
                 address: server.to_owned(),
                 why: "the name has no address".into(),
             },
-            Error::Engine,
+            Error::from,
         ))
     }
 

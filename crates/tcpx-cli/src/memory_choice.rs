@@ -4,7 +4,7 @@ use tcpx::{Gpu, Region};
 use tcpx_memory::driver::{self, DriverStatus};
 
 use crate::args::link::MemoryArgs;
-use crate::error::Error;
+use crate::error::{Error, advice};
 use crate::pattern::Pattern;
 
 /// Granularity of the historic buffers, in bytes.
@@ -46,12 +46,12 @@ impl Devices {
     /// Opens what `args` ask for; without a wish GPU `preferred`, if the host has it, else GPU 0, else host memory.
     pub(crate) fn choose(&self, args: &MemoryArgs, preferred: u32) -> Result<MemoryChoice, Error> {
         if args.host {
-            return Ok(MemoryChoice::host("asked for"));
+            return Ok(MemoryChoice::host("as asked for"));
         }
         let devices = match &self.0 {
             DriverStatus::Missing { why } => {
                 return match args.gpu {
-                    None => Ok(MemoryChoice::host(&format!("it stands in for GPU memory: {why}"))),
+                    None => Ok(MemoryChoice::host(&format!("in place of GPU memory ({})", advice(&why.to_string()).0))),
                     Some(number) => Err(Error::Gpu {
                         what: format!("GPU {number} cannot be used: {why}"),
                         hint: "install the NVIDIA driver, or say --host (`perf`: host) to use host memory".into(),
@@ -62,7 +62,7 @@ impl Devices {
         };
         if devices.is_empty() && args.gpu.is_none() {
             return Ok(MemoryChoice::host(
-                "it stands in for GPU memory: the driver is there but shows no GPU",
+                "in place of GPU memory (the driver is there but shows no GPU)",
             ));
         }
         let fallback = if devices.iter().any(|device| device.ordinal == preferred) {
@@ -89,9 +89,9 @@ impl Devices {
             gpu: Some(gpu),
             name: format!("GPU {number} ({}, PCI {})", found.name, found.pci),
             why: if args.gpu.is_some() {
-                "asked for"
+                "as asked for"
             } else {
-                "a CUDA driver is present"
+                "because a CUDA driver is present"
             }
             .into(),
         })
@@ -116,9 +116,14 @@ impl MemoryChoice {
         }
     }
 
+    /// For a person: which memory.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// For a person: which memory, and why.
     pub(crate) fn describe(&self) -> String {
-        format!("{} ({})", self.name, self.why)
+        format!("{} {}", self.name, self.why)
     }
 
     /// A zeroed region of `bytes`.

@@ -29,6 +29,8 @@ const LONGEST: usize = 4096;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "want", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Request {
+    /// Nothing but the connection itself.
+    Nothing,
     /// One payload with tag 42: the greeting, then the pattern of `seed`.
     Greeting { bytes: u64, seed: u64 },
     /// A file in pieces of `piece_bytes`, the last one shorter.
@@ -189,6 +191,35 @@ fn parse<T: DeserializeOwned>(text: &[u8], what: &'static str) -> Result<T, Erro
             text[..text.len().min(80)].escape_ascii()
         ),
     })
+}
+
+/// Waits until the server is ready.
+pub(crate) fn ready(answer: Expected) -> Result<(), Error> {
+    match answer.wait("an answer to the request")? {
+        Answer::Ready => Ok(()),
+        Answer::Refused { why, hint } => Err(Error::Peer { what: why, hint }),
+    }
+}
+
+/// Tells a client that this server does something else; returns the server's own error.
+pub(crate) fn refuse(
+    connection: &Connection,
+    expected: &'static str,
+    arrived: &Request,
+    instead: &str,
+) -> Error {
+    let error = Error::Unexpected {
+        expected,
+        arrived: format!("{arrived:?}"),
+    };
+    let refusal = Answer::Refused {
+        why: brief(&format!("the server waits for {expected}")),
+        hint: format!("start `{instead}` there, or run the line that the server printed"),
+    };
+    match tell(connection, ANSWER, &refusal) {
+        Ok(()) => error,
+        Err(untold) => untold,
+    }
 }
 
 /// Limits of one of `count` transfers that go one after the other: each waits for those before it.

@@ -10,7 +10,7 @@ use crate::args::transfer::TransferArgs;
 use crate::error::Error;
 use crate::link::{self, Link};
 use crate::memory_choice::Devices;
-use crate::messages::{self, ANSWER, Answer, REQUEST, Request};
+use crate::messages::{self, REQUEST, Request};
 use crate::output::say::say;
 
 /// Runs one side; the word `server` instead of an address means the server's.
@@ -83,16 +83,17 @@ fn serve(args: &TransferArgs) -> Result<(), Error> {
             };
             file_server::receive(&connection, &memory, &offer, out, limit)
         }
-        other @ Request::Perf { .. } => {
-            let error = Error::Unexpected {
-                expected: "a request to transfer",
-                arrived: format!("{other:?}"),
+        other @ (Request::Perf { .. } | Request::Nothing) => {
+            let instead = match other {
+                Request::Perf { .. } => "tcpx perf server",
+                _ => "tcpx connection server",
             };
-            let refusal = Answer::Refused {
-                why: error.what(),
-                hint: "start `tcpx perf server` there".into(),
-            };
-            messages::tell(&connection, ANSWER, &refusal).and(Err(error))
+            Err(messages::refuse(
+                &connection,
+                "a request to transfer",
+                &other,
+                instead,
+            ))
         }
     };
     // The verdict is with the peer already; a goodbye that fails after it changes nothing about the bytes.

@@ -1,6 +1,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use clap::builder::FalseyValueParser;
 
 use super::link::MemoryArgs;
 use crate::sizes::{Limit, Size};
@@ -17,7 +18,7 @@ pub(crate) struct DemoArgs {
     #[arg(long, value_name = "TIME", default_value = "30s")]
     pub(crate) timeout: Limit,
     /// Show log lines of both processes.
-    #[arg(long, env = "UCCL_TCPX_DEBUG")]
+    #[arg(long, env = "UCCL_TCPX_DEBUG", value_parser = FalseyValueParser::new())]
     pub(crate) debug: bool,
     #[command(flatten)]
     pub(crate) memory: MemoryArgs,

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
 use tcpx::UnpackMethod;
 
@@ -45,7 +46,7 @@ pub(crate) struct LinkArgs {
     #[arg(long, value_name = "TIME", default_value = "1h")]
     pub(crate) wait: Limit,
     /// Show each chunk, each log line and what else helps to find a fault.
-    #[arg(long, env = "UCCL_TCPX_DEBUG")]
+    #[arg(long, env = "UCCL_TCPX_DEBUG", value_parser = FalseyValueParser::new())]
     pub(crate) debug: bool,
     #[command(flatten)]
     pub(crate) network: NetworkArgs,

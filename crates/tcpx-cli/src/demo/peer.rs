@@ -14,7 +14,7 @@ use crate::args::link::MemoryArgs;
 use crate::error::Error;
 use crate::link;
 use crate::memory_choice::{self, Devices, MemoryChoice};
-use crate::messages::{self, ANSWER, Answer, PAYLOAD};
+use crate::messages::{self, ANSWER, PAYLOAD};
 use crate::plugin_file::PluginFile;
 use crate::transfer::greeting::Payload;
 
@@ -69,7 +69,7 @@ fn obey(line: &str, sender: &mut Option<Sender>) -> Result<Reply, Error> {
         ) => {
             // With two GPUs the second one sends: bytes really go from one to the other.
             let memory = Devices::probe().choose(&MemoryArgs { gpu, host }, 1)?;
-            let text = memory.describe();
+            let text = memory.name().to_owned();
             let limit = Duration::from_millis(timeout_ms);
             *sender = Some(Sender {
                 memory,
@@ -121,10 +121,7 @@ impl Sender {
         let connection = Endpoint::connect(address, &options)?;
         // The receive is posted when this comes, so that the time measures the transfer alone.
         let ready = messages::expect(&connection, ANSWER, self.limit)?;
-        match ready.wait("an answer")? {
-            Answer::Ready => {}
-            Answer::Refused { why, hint } => return Err(Error::Peer { what: why, hint }),
-        }
+        messages::ready(ready)?;
         let report = connection.send(slice, PAYLOAD).start()?.wait()?;
         link::part(connection)?;
         Ok(Reply::Sent {

@@ -26,12 +26,16 @@ pub(crate) struct PeerProcess {
 
 impl PeerProcess {
     /// Starts it and has it choose its memory.
-    pub(crate) fn start(memory: &MemoryArgs, limit: Duration) -> Result<Self, Error> {
+    pub(crate) fn start(memory: &MemoryArgs, limit: Duration, debug: bool) -> Result<Self, Error> {
         let failed = |source| Error::Process {
             doing: "start the second process",
             source,
         };
-        let mut child = Command::new("/proc/self/exe")
+        let mut command = Command::new("/proc/self/exe");
+        if debug && std::env::var_os("RUST_LOG").is_none() {
+            command.env("RUST_LOG", "debug");
+        }
+        let mut child = command
             .arg("demo-peer")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -104,12 +104,13 @@ impl Receiver {
         if kept.is_empty() {
             return None;
         }
-        let mut text =
-            String::from("first fragments of a chunk (pool offset + bytes > destination):");
+        let mut text = String::from(
+            "a chunk's first fragments as they came (pool offset, bytes, destination):",
+        );
         for (source, length, destination) in kept.iter() {
             let _ = write!(
                 text,
-                " {source:#x}+{}>{destination:#x}",
+                "\n    {source:#010x}  {:>6}  {destination:#010x}",
                 grouped(u64::from(*length))
             );
         }

@@ -10,7 +10,7 @@ use crate::args::perf::PerfClientArgs;
 use crate::error::Error;
 use crate::link::{self, Link};
 use crate::memory_choice::{self, Devices, MemoryChoice};
-use crate::messages::{self, ANSWER, Answer, PAYLOAD, REQUEST, Request, Spent, VERDICT, Verdict};
+use crate::messages::{self, ANSWER, PAYLOAD, REQUEST, Request, Spent, VERDICT, Verdict};
 use crate::output::progress::Progress;
 use crate::output::say::{aside, say};
 use crate::pattern::Pattern;
@@ -111,11 +111,11 @@ fn measure(
     let comparing = limit + Duration::from_secs(bytes / 100_000_000);
     for index in 0..REGIONS {
         memory_choice::fill(&source, bytes, Pattern::new(seed.wrapping_add(index)))?;
-        ready(answer)?;
+        messages::ready(answer)?;
         answer = messages::expect(connection, ANSWER, comparing)?;
         send()?;
     }
-    ready(answer)?;
+    messages::ready(answer)?;
     let mut progress = Progress::new("sending", bytes.saturating_mul(args.iterations.into()));
     let mut times = Vec::with_capacity(usize::try_from(args.iterations).unwrap_or(0));
     let mut ours = Spent::default();
@@ -147,13 +147,5 @@ fn measure(
             arrived: "a verdict without them".into(),
         }),
         Verdict::Failed { why, hint } => Err(Error::Peer { what: why, hint }),
-    }
-}
-
-/// Waits until the server is ready for the next transfer.
-fn ready(answer: messages::Expected) -> Result<(), Error> {
-    match answer.wait("an answer to the request")? {
-        Answer::Ready => Ok(()),
-        Answer::Refused { why, hint } => Err(Error::Peer { what: why, hint }),
     }
 }

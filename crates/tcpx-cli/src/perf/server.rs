@@ -30,15 +30,12 @@ pub(crate) fn run(args: &PerfServerArgs) -> Result<(), Error> {
         seed,
     } = request
     else {
-        let error = Error::Unexpected {
-            expected: "a request to measure",
-            arrived: format!("{request:?}"),
-        };
-        let refusal = Answer::Refused {
-            why: error.what(),
-            hint: "start `tcpx transfer server` there".into(),
-        };
-        return messages::tell(&connection, ANSWER, &refusal).and(Err(error));
+        return Err(messages::refuse(
+            &connection,
+            "a request to measure",
+            &request,
+            "tcpx transfer server",
+        ));
     };
     let regions = match prove(&connection, &memory, bytes, seed) {
         Ok(regions) => regions,

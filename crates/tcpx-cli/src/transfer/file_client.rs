@@ -12,9 +12,7 @@ use tcpx::{Connection, Region, Transfer};
 use super::file_server::{PIECES_IN_FLIGHT, hexadecimal};
 use crate::error::Error;
 use crate::memory_choice::MemoryChoice;
-use crate::messages::{
-    self, ANSWER, Answer, END, End, PAYLOAD, REQUEST, Request, VERDICT, Verdict,
-};
+use crate::messages::{self, ANSWER, END, End, PAYLOAD, REQUEST, Request, VERDICT, Verdict};
 use crate::output::progress::Progress;
 use crate::output::say::say;
 use crate::sizes::{Size, rate, time};
@@ -113,10 +111,7 @@ pub(crate) fn send(
         piece_bytes: PIECE,
     };
     messages::tell(connection, REQUEST, &request)?;
-    match answer.wait("an answer to the file")? {
-        Answer::Ready => {}
-        Answer::Refused { why, hint } => return Err(Error::Peer { what: why, hint }),
-    }
+    messages::ready(answer)?;
     say!("sending {} ({})", source.path.display(), Size(bytes));
     let started = Instant::now();
     // Posted before the payload: the server may give up at any piece, and this is where it says why.

@@ -158,10 +158,7 @@ pub(crate) fn send(
         .map_err(Error::memory("start the send"))?;
     let answer = messages::expect(connection, ANSWER, limit)?;
     messages::tell(connection, REQUEST, &Request::Greeting { bytes, seed })?;
-    match answer.wait("an answer to the greeting")? {
-        Answer::Ready => {}
-        Answer::Refused { why, hint } => return Err(Error::Peer { what: why, hint }),
-    }
+    messages::ready(answer)?;
     say!("sending {} with tag {PAYLOAD}:", Size(bytes));
     say!(
         "{}",

@@ -1,5 +1,8 @@
 use crate::support::{Running, Server, tcpx};
 
+/// A right key that no server of these tests has made.
+const OTHER_KEY: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYA";
+
 fn run(arguments: &[&str]) -> crate::support::Ended {
     Running::start(tcpx(arguments)).end()
 }
@@ -102,7 +105,7 @@ fn nobody_at_the_port_is_one_line_and_a_hint() {
     let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
     let port = socket.local_addr().expect("bound").port().to_string();
     let mut command = tcpx(&["connection", "127.0.0.1", "--host", "--port", &port]);
-    command.env("TCPX_KEY", "A".repeat(26));
+    command.env("TCPX_KEY", OTHER_KEY);
     let ended = Running::start(command).end();
     ended
         .assert_code(1)
@@ -134,7 +137,7 @@ fn nobody_at_the_port_is_one_line_and_a_hint() {
 fn a_wrong_key_is_named_and_spends_nothing() {
     let server = Server::start(tcpx(&["connection", "server", "--host"]));
     let mut stranger = server.client(&["connection"], &["--host"]);
-    stranger.env("TCPX_KEY", "A".repeat(26));
+    stranger.env("TCPX_KEY", OTHER_KEY);
     Running::start(stranger)
         .end()
         .assert_code(1)
@@ -166,7 +169,7 @@ fn without_a_key_both_sides_say_so() {
 fn a_key_file_serves_both_sides_and_is_not_printed() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("key");
-    let key = "ABCDEFGHIJKLMNOPQRSTUVWXYA";
+    let key = OTHER_KEY;
     std::fs::write(&path, key).expect("written");
     let path = path.to_str().expect("text");
     let server = Server::start(tcpx(&[

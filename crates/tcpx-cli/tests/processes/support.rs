@@ -120,12 +120,17 @@ impl Running {
     }
 
     /// Waits for the end.
-    pub(crate) fn end(mut self) -> Ended {
+    pub(crate) fn end(self) -> Ended {
+        self.end_after(&"nothing else")
+    }
+
+    /// Waits for the end; if there is none, shows `before`.
+    fn end_after(mut self, before: &impl std::fmt::Debug) -> Ended {
         let until = Instant::now() + LIMIT;
         let mut stdout = std::mem::take(&mut self.seen);
         // The pipes end with the process, so the wait for it below is short.
-        stdout.push_str(&drain(&self.stdout, until));
-        let stderr = drain(&self.stderr, until);
+        stdout.push_str(&drain(&self.stdout, until, before));
+        let stderr = drain(&self.stderr, until, before);
         let code = self.child.wait().expect("it ends").code();
         Ended {
             code,
@@ -142,7 +147,7 @@ impl Drop for Running {
     }
 }
 
-fn drain(lines: &Receiver<String>, until: Instant) -> String {
+fn drain(lines: &Receiver<String>, until: Instant, before: &impl std::fmt::Debug) -> String {
     let mut text = String::new();
     loop {
         match lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
@@ -151,7 +156,9 @@ fn drain(lines: &Receiver<String>, until: Instant) -> String {
                 text.push('\n');
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => return text,
-            Err(mpsc::RecvTimeoutError::Timeout) => panic!("it does not end; so far:\n{text}"),
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                panic!("it does not end; so far:\n{text}\nbefore it: {before:?}")
+            }
         }
     }
 }
@@ -222,6 +229,6 @@ impl Server {
     /// Runs a client to its end, then waits for the server's.
     pub(crate) fn finish(self, client: Command) -> (Ended, Ended) {
         let client = Running::start(client).end();
-        (self.running.end(), client)
+        (self.running.end_after(&client), client)
     }
 }
