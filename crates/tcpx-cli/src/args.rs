@@ -170,7 +170,8 @@ mod tests {
             let mut cells = line.strip_prefix('|')?.split('|');
             Some((cell(cells.next()?), cell(cells.next()?)))
         });
-        rows.filter(|(_, flag)| flag.starts_with("--")).collect()
+        rows.filter(|(name, flag)| !name.starts_with("-") && flag.starts_with("--"))
+            .collect()
     }
 
     #[test]

@@ -156,11 +156,10 @@ impl Receiver {
         let transfer = connection.receive(slice, PAYLOAD).start()?;
         messages::tell(&connection, ANSWER, &Answer::Ready)?;
         let report = if step.show {
-            transfer.wait()
+            transfer.wait()?
         } else {
-            Progress::new(&step.label, step.bytes).follow(&transfer, 0)
+            Progress::new(&step.label, step.bytes).follow(&transfer, 0)?
         };
-        let report = report?;
         let path = connection.path().to_owned();
         link::part(connection)?;
         let (elapsed, theirs, head) = peer.sent(step.bytes)?;

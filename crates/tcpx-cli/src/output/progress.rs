@@ -7,6 +7,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tcpx::{Report, Transfer};
 
 use super::say::aside;
+use crate::error::Error;
 use crate::sizes::Size;
 
 /// How often a waiting command looks at the transfer. Nothing depends on it but the bar.
@@ -57,17 +58,13 @@ impl Progress {
     }
 
     /// Waits for `transfer` and shows its progress, counted from `before` bytes.
-    pub(crate) fn follow(
-        &mut self,
-        transfer: &Transfer,
-        before: u64,
-    ) -> Result<Report, tcpx::Error> {
+    pub(crate) fn follow(&mut self, transfer: &Transfer, before: u64) -> Result<Report, Error> {
         loop {
             if let Some(end) = transfer.wait_timeout(REFRESH) {
                 if let Ok(report) = &end {
                     self.at(before + report.bytes);
                 }
-                return end;
+                return Ok(end?);
             }
             self.at(before + transfer.progress().bytes_done);
         }
