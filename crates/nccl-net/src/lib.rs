@@ -20,6 +20,8 @@ mod library;
 mod limiter;
 mod logger;
 #[cfg(test)]
+mod loopback;
+#[cfg(test)]
 mod loopback_tests;
 mod memory;
 mod plugin;

@@ -1,234 +1,16 @@
-//! Export and host side against each other: one plugin in memory, driven through the table of
-//! every version.
+//! Export and host side against each other, in every version.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::ffi::{CStr, c_void};
-use std::ptr;
-use std::sync::{Arc, Mutex};
+use std::ffi::c_void;
+use std::ptr::{self, NonNull};
+use std::sync::Mutex;
 
-use crate::adapt::Calls;
-use crate::export::{
-    Accepted, Buffer, Exported, HostLogger, MemoryRegion, NetComm, NetConnect, NetError, NetListen,
-    NetPlugin, NetRecv, NetSend, PeerHandle, PluginCell, RequestId, table_v5, table_v6, table_v7,
-    table_v8, table_v9, table_v10, table_v11, table_v12,
-};
-use crate::library::Found;
+use crate::device::UnpackNetDeviceHandle;
+use crate::export::table_v7;
+use crate::loopback::{Loopback, TAG_THAT_PANICS, load, plugin};
 use crate::{
-    AbiVersion, CallError, DeviceOffload, Handle128, HostError, LoadOptions, MemoryType, Plugin,
-    PointerSupport, PostOutcome, Properties, RecvComm, ResultCode, SendComm,
+    AbiVersion, CallError, CallReport, DeviceOffload, Handle128, HostError, LoadOptions,
+    MemoryType, Plugin, PostOutcome, QueueSlot, RecvComm, ResultCode, SendComm, UnpackQueue,
 };
-
-/// Messages of one connection.
-type Pipe = Arc<Mutex<VecDeque<Vec<u8>>>>;
-
-static LISTENERS: Mutex<BTreeMap<u64, Option<Pipe>>> = Mutex::new(BTreeMap::new());
-static CELL: PluginCell<Loopback> = PluginCell::new();
-const REQUESTS: u32 = 4;
-const TAG_THAT_PANICS: i32 = 666;
-
-struct Loopback;
-struct Listener(u64);
-struct Connect {
-    id: u64,
-    polls: u32,
-}
-struct Sender {
-    pipe: Pipe,
-    posted: Mutex<(u32, u32)>,
-}
-struct Receiver {
-    pipe: Pipe,
-    /// Next id, and the receives in flight: where each goes.
-    posted: Mutex<(u32, VecDeque<Buffer>)>,
-}
-
-impl Exported for Loopback {
-    fn cell() -> &'static PluginCell<Self> {
-        &CELL
-    }
-}
-
-impl NetPlugin for Loopback {
-    const NAME: &'static CStr = c"loopback";
-    type Memory = MemoryRegion;
-    type Listen = Listener;
-    type Connect = Connect;
-    type Send = Sender;
-    type Recv = Receiver;
-
-    fn init(_logger: HostLogger) -> Result<Self, NetError> {
-        Ok(Self)
-    }
-    fn devices(&self) -> Result<usize, NetError> {
-        Ok(2)
-    }
-    fn properties(&self, dev: usize) -> Result<Properties, NetError> {
-        Ok(Properties {
-            name: format!("mem{dev}"),
-            pci_path: (dev == 1).then(|| "/sys/devices/x".to_owned()),
-            guid: 77,
-            pointer_support: PointerSupport::HOST,
-            speed_mbps: 12_345,
-            latency_us: 1.5,
-            max_comms: 9,
-            max_recvs: 1,
-            rail_id: Some(3),
-            max_p2p_bytes: Some(1 << 40),
-            ..Properties::default()
-        })
-    }
-    fn listen(&self, _dev: usize) -> Result<(PeerHandle, Listener), NetError> {
-        let mut listeners = LISTENERS.lock().unwrap();
-        let id = listeners.len() as u64 + 1;
-        listeners.insert(id, None);
-        let mut bytes = [0xA5; PeerHandle::BYTES];
-        bytes[..8].copy_from_slice(&id.to_ne_bytes());
-        Ok((PeerHandle(bytes), Listener(id)))
-    }
-    fn connect(&self, _dev: usize, handle: &PeerHandle) -> Result<Connect, NetError> {
-        assert_eq!(handle.0[8..], [0xA5; PeerHandle::BYTES - 8]);
-        let id = u64::from_ne_bytes(handle.0[..8].try_into().unwrap());
-        Ok(Connect { id, polls: 0 })
-    }
-}
-
-impl NetListen for Listener {
-    type Recv = Receiver;
-    fn accept(&self, device_queue: bool) -> Result<Option<Accepted<Receiver>>, NetError> {
-        assert!(!device_queue, "properties offer none");
-        let pipe = LISTENERS.lock().unwrap().get(&self.0).cloned().flatten();
-        Ok(pipe.map(|pipe| Accepted {
-            comm: Receiver {
-                pipe,
-                posted: Mutex::default(),
-            },
-            device_queue: None,
-        }))
-    }
-}
-
-impl NetConnect for Connect {
-    type Send = Sender;
-    fn poll(&mut self) -> Result<Option<Sender>, NetError> {
-        self.polls += 1;
-        if self.polls < 3 {
-            return Ok(None);
-        }
-        let mut listeners = LISTENERS.lock().unwrap();
-        let slot = listeners
-            .get_mut(&self.id)
-            .ok_or_else(|| NetError::remote("nobody listens there"))?;
-        let pipe = Pipe::default();
-        *slot = Some(pipe.clone());
-        Ok(Some(Sender {
-            pipe,
-            posted: Mutex::default(),
-        }))
-    }
-}
-
-fn register(region: MemoryRegion) -> Result<MemoryRegion, NetError> {
-    if region.cuda {
-        return Err(NetError::internal("host memory only"));
-    }
-    Ok(region)
-}
-
-impl NetComm for Sender {
-    type Memory = MemoryRegion;
-    fn register(&self, region: MemoryRegion) -> Result<MemoryRegion, NetError> {
-        register(region)
-    }
-    fn test(&self, request: RequestId) -> Result<Option<usize>, NetError> {
-        let mut posted = self.posted.lock().unwrap();
-        assert!(posted.1 > 0 && request.0 < REQUESTS);
-        posted.1 -= 1;
-        Ok(Some(0))
-    }
-}
-
-impl NetSend for Sender {
-    fn isend(
-        &self,
-        buffer: Buffer,
-        tag: i32,
-        memory: &MemoryRegion,
-    ) -> Result<Option<RequestId>, NetError> {
-        assert_ne!(tag, TAG_THAT_PANICS, "asked to");
-        assert!(buffer.data >= memory.data);
-        let mut posted = self.posted.lock().unwrap();
-        if posted.1 == REQUESTS {
-            return Ok(None);
-        }
-        // SAFETY: the host vouches for the buffer.
-        let bytes = unsafe { std::slice::from_raw_parts(buffer.data, buffer.len) };
-        self.pipe.lock().unwrap().push_back(bytes.to_vec());
-        let id = posted.0 % REQUESTS;
-        posted.0 += 1;
-        posted.1 += 1;
-        Ok(Some(RequestId(id)))
-    }
-}
-
-impl NetComm for Receiver {
-    type Memory = MemoryRegion;
-    fn register(&self, region: MemoryRegion) -> Result<MemoryRegion, NetError> {
-        register(region)
-    }
-    fn test(&self, _request: RequestId) -> Result<Option<usize>, NetError> {
-        let mut posted = self.posted.lock().unwrap();
-        let Some(message) = self.pipe.lock().unwrap().pop_front() else {
-            return Ok(None);
-        };
-        let buffer = posted.1.pop_front().unwrap();
-        if message.len() > buffer.len {
-            return Err(NetError::invalid_usage("the message is larger"));
-        }
-        // SAFETY: the host vouches for the buffer; the length was checked.
-        unsafe { ptr::copy_nonoverlapping(message.as_ptr(), buffer.data, message.len()) };
-        Ok(Some(message.len()))
-    }
-}
-
-impl NetRecv for Receiver {
-    fn irecv(
-        &self,
-        buffer: Buffer,
-        _tag: i32,
-        _memory: &MemoryRegion,
-    ) -> Result<Option<RequestId>, NetError> {
-        let mut posted = self.posted.lock().unwrap();
-        if posted.1.len() as u32 == REQUESTS {
-            return Ok(None);
-        }
-        let id = posted.0 % REQUESTS;
-        posted.0 += 1;
-        posted.1.push_back(buffer);
-        Ok(Some(RequestId(id)))
-    }
-}
-
-/// The plugin behind the table of one version, as if it had been loaded from a file.
-fn plugin(version: AbiVersion) -> Plugin {
-    let calls = match version {
-        AbiVersion::V5 => Calls::from_v5(&table_v5::<Loopback>()),
-        AbiVersion::V6 => Calls::from_v6(&table_v6::<Loopback>()),
-        AbiVersion::V7 => Calls::from_v7(&table_v7::<Loopback>()),
-        AbiVersion::V8 => Calls::from_v8(&table_v8::<Loopback>()),
-        AbiVersion::V9 => Calls::from_v9(&table_v9::<Loopback>()),
-        AbiVersion::V10 => Calls::from_v10(&table_v10::<Loopback>()),
-        AbiVersion::V11 => Calls::from_v11(&table_v11::<Loopback>()),
-        AbiVersion::V12 => Calls::from_v12(&table_v12::<Loopback>()),
-    };
-    // Made-up addresses: each stands for a table of its own.
-    static NEXT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(1);
-    let found = Found {
-        version,
-        calls: calls.unwrap(),
-        address: NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
-    };
-    Plugin::from_found(found, LoadOptions::new("in memory"))
-}
 
 fn pair(plugin: &Plugin) -> (SendComm, RecvComm) {
     let (handle, listener) = plugin.listen(0).unwrap();
@@ -318,6 +100,114 @@ fn every_version_carries_properties_connections_and_data() {
 }
 
 #[test]
+fn a_device_queue_is_handed_over_read_and_consumed_in_order() {
+    for version in [AbiVersion::V7, AbiVersion::V8, AbiVersion::V12] {
+        let plugin = load::<Loopback<true>>(version, LoadOptions::new("in memory"));
+        plugin.init().unwrap();
+        let (mut sender, mut receiver) = pair(&plugin);
+        let device = receiver.device_handle().unwrap();
+        assert_eq!((device.size, device.needs_proxy_progress), (24, true));
+        let device: *const UnpackNetDeviceHandle =
+            ptr::with_exposed_provenance(device.address.get());
+        // SAFETY: the plugin's receive comm owns it.
+        let device = unsafe { device.read() };
+        // SAFETY: the queue was leaked by the plugin.
+        let queue = unsafe { UnpackQueue::new(NonNull::new(device.meta).unwrap()) };
+        let mut source: Vec<u8> = (0..200).collect();
+        // SAFETY: the vector outlives the comms; receives do not touch it.
+        let (from, to) = unsafe {
+            let data = source.as_mut_ptr();
+            (
+                sender.register(data, 200, MemoryType::Host).unwrap(),
+                receiver.register(data, 200, MemoryType::Host).unwrap(),
+            )
+        };
+        let mut waiting = Vec::new();
+        for n in 0..40_usize {
+            let _ = sender.isend(&from, n, 100, 0).unwrap();
+            let _ = receiver.irecv(&to, 0, 200, 0).unwrap();
+            sender.test_head().unwrap().unwrap();
+            let done = receiver.test_head().unwrap().unwrap();
+            assert_eq!(done.slot, Some(QueueSlot::of_receive(n as u64)));
+            let list = queue.read(done.slot.unwrap()).unwrap();
+            let mut bytes = [0; 100];
+            for piece in list {
+                let (at, len) = (piece.dst_off as usize, piece.len as usize);
+                // SAFETY: the pool holds the fragment until it is consumed.
+                let fragment = unsafe {
+                    let start: *const u8 = device.bounce_buf.cast();
+                    std::slice::from_raw_parts(start.add(piece.src_off as usize), len)
+                };
+                bytes[at..at + len].copy_from_slice(fragment);
+            }
+            assert_eq!(bytes, source[n..n + 100]);
+            waiting.push(done.ticket);
+            if let [first, second, _] = waiting[..] {
+                assert!(matches!(
+                    receiver.consume_next(second).unwrap_err(),
+                    HostError::ConsumeOrder { next: Some(next), .. } if next == first.0
+                ));
+                receiver.consume_next(first).unwrap();
+                waiting.remove(0);
+            }
+        }
+        assert_eq!(receiver.unconsumed(), 2);
+    }
+}
+
+#[test]
+fn an_observer_hears_of_every_call_but_not_of_empty_tests() {
+    static HEARD: Mutex<Vec<CallReport>> = Mutex::new(Vec::new());
+    let options = LoadOptions::new("in memory")
+        .with_observer(|report: &CallReport| HEARD.lock().unwrap().push(*report));
+    let plugin = load::<Loopback<false>>(AbiVersion::V6, options);
+    plugin.init().unwrap();
+    let (sender, mut receiver) = pair(&plugin);
+    let mut bytes = [0_u8; 8];
+    // SAFETY: the array outlives the comm.
+    let memory = unsafe { receiver.register(bytes.as_mut_ptr(), 8, MemoryType::Host) }.unwrap();
+    let _ = receiver.irecv(&memory, 0, 8, 0).unwrap();
+    for _ in 0..100 {
+        assert_eq!(receiver.test_head().unwrap(), None);
+    }
+    // SAFETY: never accessed: the plugin refuses the kind.
+    let refused = unsafe { receiver.register(bytes.as_mut_ptr(), 8, MemoryType::Cuda) };
+    assert!(refused.is_err());
+    drop((receiver, sender));
+    let heard = HEARD.lock().unwrap();
+    let names: Vec<&str> = heard.iter().map(|report| report.call).collect();
+    assert_eq!(
+        names,
+        [
+            "init",
+            "devices",
+            "getProperties",
+            "listen",
+            "accept",
+            "connect",
+            "connect",
+            "connect",
+            "accept",
+            "closeListen",
+            "regMr",
+            "irecv",
+            "regMr",
+            "closeRecv",
+            "closeSend",
+        ]
+    );
+    let failed: Vec<_> = heard
+        .iter()
+        .filter(|report| report.rc != ResultCode::Success)
+        .collect();
+    assert_eq!(failed.len(), 1);
+    assert_eq!(
+        (failed[0].call, failed[0].rc),
+        ("regMr", ResultCode::InternalError)
+    );
+}
+
+#[test]
 fn misuse_is_refused_before_it_reaches_the_plugin() {
     let plugin = plugin(AbiVersion::V7);
     plugin.init().unwrap();
@@ -394,7 +284,7 @@ fn a_panic_in_the_plugin_becomes_an_internal_error_and_the_comm_goes_on() {
 
 #[test]
 fn null_and_foreign_pointers_of_a_host_are_answered_not_followed() {
-    let table = table_v7::<Loopback>();
+    let table = table_v7::<Loopback<false>>();
     let invalid = ResultCode::InvalidArgument.to_raw();
     let mut foreign = [0_u64; 64];
     let foreign: *mut c_void = foreign.as_mut_ptr().cast();

@@ -133,9 +133,9 @@ impl Connecting {
                 .connect(self.dev, buffer.as_ptr().cast(), &mut comm)
         };
         if let Err(error) = self.plugin.inner.report("connect", rc) {
-            // A comm beside an error is still ours to close.
+            // A comm beside an error is still ours to close; the first error is the one to tell.
             if let Some(comm) = NonNull::new(comm) {
-                CommCore::new(self.plugin.clone(), Side::Send, comm).close(false)?;
+                let _ = CommCore::new(self.plugin.clone(), Side::Send, comm).close(false);
             }
             buffer.abandon();
             return Err(error.into());
@@ -234,7 +234,7 @@ impl Accepting {
         };
         if let Err(error) = listen.plugin.inner.report("accept", rc) {
             if let Some(comm) = NonNull::new(comm) {
-                CommCore::new(listen.plugin.clone(), Side::Recv, comm).close(false)?;
+                let _ = CommCore::new(listen.plugin.clone(), Side::Recv, comm).close(false);
             }
             storage.abandon();
             return Err(error.into());

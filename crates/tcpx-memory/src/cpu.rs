@@ -151,3 +151,6 @@ unsafe extern "C" {
         destination: *mut u8,
     );
 }
+
+#[cfg(test)]
+mod tests;

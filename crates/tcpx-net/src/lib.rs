@@ -9,6 +9,7 @@ pub mod auth;
 pub mod channel;
 pub mod dial;
 pub mod error;
+pub mod interfaces;
 pub mod lane_inbox;
 pub mod listener;
 pub mod network;

@@ -10,11 +10,11 @@ mod offload;
 mod registrations;
 
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nccl_net::{AbiVersion, Accepting, Connecting, Handle128, LoadOptions, Plugin, Properties};
-use tcpx_memory::Gpu;
+use tcpx_memory::{ContextGuard, CudaError, Gpu};
 
 use crate::channel::Channel;
 use crate::error::NetworkError;
@@ -42,6 +42,17 @@ pub enum PluginMemory {
     StandIn,
     /// Memory of this GPU; host memory is received in place.
     Gpu(Gpu),
+}
+
+impl PluginMemory {
+    /// Makes the GPU's context current for calls in which a plugin looks for it: NCCL does so, and
+    /// plugins count on it.
+    fn enter(&self) -> Result<Option<ContextGuard>, CudaError> {
+        match self {
+            Self::Gpu(gpu) => gpu.enter().map(Some),
+            Self::Host | Self::StandIn => Ok(None),
+        }
+    }
 }
 
 /// Which plugin to load and how to use it.
@@ -89,6 +100,10 @@ impl PluginNetwork {
             observer: Some(std::sync::Arc::new(log_call)),
         })
         .map_err(|error| failed("loading")(error.to_string()))?;
+        let _entered = options
+            .memory
+            .enter()
+            .map_err(|error| failed("init")(error.to_string()))?;
         plugin
             .init()
             .map_err(|error| failed("init")(error.to_string()))?;
@@ -126,6 +141,11 @@ impl PluginNetwork {
         self.plugin.name()
     }
 
+    /// One set-up call at a time, whichever connection it is for.
+    fn calls(&self) -> MutexGuard<'_, ()> {
+        self.setup.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn failed(&self, call: &'static str, cause: impl ToString) -> NetworkError {
         NetworkError::Plugin {
             network: self.name(),
@@ -144,6 +164,7 @@ impl PluginNetwork {
         let mut sends: Vec<_> = connecting.into_iter().map(|comm| (comm, None)).collect();
         let mut receives: Vec<_> = accepting.into_iter().map(|comm| (comm, None)).collect();
         loop {
+            let calls = self.calls();
             // Every connect is polled before any accept: there are plugins whose accept blocks
             // until the peer has connected.
             for (comm, up) in sends.iter_mut().filter(|(_, up)| up.is_none()) {
@@ -152,6 +173,7 @@ impl PluginNetwork {
             for (comm, up) in receives.iter_mut().filter(|(_, up)| up.is_none()) {
                 *up = comm.poll().map_err(|error| self.failed("accept", error))?;
             }
+            drop(calls);
             let up = sends.iter().filter(|(_, up)| up.is_some()).count()
                 + receives.iter().filter(|(_, up)| up.is_some()).count();
             if up == sends.len() + receives.len() {
@@ -207,15 +229,14 @@ impl Network for PluginNetwork {
         setup: &Setup<'_>,
         exchange: &mut dyn Exchange,
     ) -> Result<Vec<Box<dyn Channel>>, NetworkError> {
+        let _entered = self
+            .memory
+            .enter()
+            .map_err(|error| self.failed("connect", error))?;
         let count = usize::from(self.channel_count(setup.channels));
         let mut handles = Vec::with_capacity(count * HANDLE_BYTES);
         let mut accepting = Vec::with_capacity(count);
-        let guard = || {
-            self.setup
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner)
-        };
-        let calls = guard();
+        let calls = self.calls();
         for _ in 0..count {
             let (handle, listen) = self
                 .plugin
@@ -238,7 +259,6 @@ impl Network for PluginNetwork {
         // Both sides use the lesser number of channels; handles beyond it are closed unused.
         let count = count.min(theirs.len());
         accepting.truncate(count);
-        let _calls = guard();
         let connecting = theirs[..count]
             .iter()
             .map(|handle| self.plugin.connect(self.device, Handle128(*handle)))

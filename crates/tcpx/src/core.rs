@@ -2,8 +2,13 @@
 //! operations in progress. Everything happens under one lock, in [`Core::progress`].
 
 mod actions;
-mod data;
+mod channels;
+mod completions;
+mod jobs;
 mod operation;
+mod posting;
+mod stopping;
+mod tokens;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -21,8 +26,9 @@ use crate::error::Error;
 use crate::event::{Event, Observer};
 use crate::sink::{Finished, Sink};
 
-use data::{ChannelState, Token};
+use channels::ChannelState;
 pub(crate) use operation::{NewOperation, Operation};
+use tokens::Token;
 
 /// Frames read and completions taken in one turn before the lock is given to others.
 const TURN_BUDGET: usize = 256;

@@ -59,7 +59,7 @@ pub enum Error {
         /// What it matched on.
         tag: u64,
         /// Both checksums and what to do.
-        error: OperationError,
+        error: Box<OperationError>,
     },
     /// This program cancelled the operation.
     #[error(
@@ -84,14 +84,14 @@ pub enum Error {
         /// What it matched on.
         tag: u64,
         /// What happened.
-        error: OperationError,
+        error: Box<OperationError>,
     },
     /// An operation ended, but the network may still touch its memory, which stays allocated until
     /// its channels are closed.
     #[error("{error} (its memory is still held until the connection's channels are closed)")]
     MemoryHeld {
         /// How the operation ended.
-        error: Box<Error>,
+        error: Box<Self>,
     },
     /// The connection was lost.
     #[error("connection to {peer} lost: {failure}")]
@@ -99,7 +99,7 @@ pub enum Error {
         /// The peer.
         peer: SocketAddr,
         /// Why.
-        failure: ConnectionFailure,
+        failure: Box<ConnectionFailure>,
     },
     /// A data channel broke.
     #[error("connection to {peer} lost: channel {channel}: {error}")]
@@ -109,7 +109,7 @@ pub enum Error {
         /// Which channel.
         channel: usize,
         /// Why.
-        error: ChannelError,
+        error: Box<ChannelError>,
     },
     /// The connection was closed; open a new one.
     #[error("the connection to {peer} is closed; open a new one")]
@@ -182,7 +182,10 @@ impl Error {
     }
 
     pub(crate) fn lost(peer: SocketAddr, failure: ConnectionFailure) -> Self {
-        Self::ConnectionLost { peer, failure }
+        Self::ConnectionLost {
+            peer,
+            failure: Box::new(failure),
+        }
     }
 
     pub(crate) fn protocol(peer: SocketAddr, error: SessionError) -> Self {
@@ -211,7 +214,7 @@ impl Error {
         Self::ChannelLost {
             peer,
             channel,
-            error,
+            error: Box::new(error),
         }
     }
 
@@ -240,7 +243,7 @@ impl Error {
                 peer,
                 path,
                 tag,
-                error,
+                error: Box::new(error),
             },
             EndCause::Cancelled => Self::Cancelled {
                 peer,
@@ -251,7 +254,7 @@ impl Error {
                 peer,
                 path,
                 tag,
-                error,
+                error: Box::new(error),
             },
         };
         if held {
@@ -266,7 +269,7 @@ impl Error {
     /// The same for the session, so that operations end with the connection's reason.
     pub(crate) fn failure(&self) -> ConnectionFailure {
         match self {
-            Self::ConnectionLost { failure, .. } => failure.clone(),
+            Self::ConnectionLost { failure, .. } => (**failure).clone(),
             other => ConnectionFailure::Channels {
                 cause: other.to_string(),
             },

@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use nccl_net::{Done, HostError, LoadMeta, MemoryType, PostOutcome, RecvComm, SendComm};
-use tcpx_memory::{Fence, MemoryKind, RegionSlice};
+use tcpx_memory::{CudaError, Fence, MemoryKind, RegionSlice};
 use tcpx_wire::scatter::{Fragment, ScatterList};
 
 use super::PluginMemory;
 use super::offload::Offload;
-use super::registrations::Registrations;
+use super::registrations::{LARGEST_REQUEST, Registrations};
 use crate::channel::{
     Cancel, Capabilities, Channel, ChannelStats, Completion, MemoryKinds, Payload, Posted,
     Readiness, ReceiveChunk, SendChunk, Ticket,
@@ -130,7 +130,7 @@ impl PluginChannel {
         if self.offload.is_some() && kind == MemoryType::Cuda {
             LARGEST_UNPACKED
         } else {
-            nccl_net::MAX_REQUEST_BYTES as u64
+            LARGEST_REQUEST as u64
         }
     }
 
@@ -272,11 +272,15 @@ impl Channel for PluginChannel {
         if !reached(&self.name, chunk.fence.as_ref())? {
             return Ok(Posted::Full(chunk));
         }
+        let _entered = self
+            .memory
+            .enter()
+            .map_err(|error| entering(&self.name, &error))?;
         let length = chunk.source.len();
         let posted = self
             .send_registrations
             .of_send(comm, &chunk.source, kind)
-            .and_then(|memory| comm.isend(&memory, chunk.source.offset(), length, tag(chunk.tag)));
+            .and_then(|at| comm.isend(&at.memory, at.offset, length, tag(chunk.tag)));
         match posted {
             Ok(PostOutcome::Posted(_)) => {
                 self.sends.push_back((chunk.token, chunk.source));
@@ -297,13 +301,15 @@ impl Channel for PluginChannel {
         if self.offload.is_none() && !reached(&self.name, chunk.fence.as_ref())? {
             return Ok(Posted::Full(chunk));
         }
+        let _entered = self
+            .memory
+            .enter()
+            .map_err(|error| entering(&self.name, &error))?;
         let length = chunk.destination.len();
         let posted = self
             .receive_registrations
             .of_receive(comm, &chunk.destination, kind)
-            .and_then(|memory| {
-                comm.irecv(&memory, chunk.destination.offset(), length, tag(chunk.tag))
-            });
+            .and_then(|at| comm.irecv(&at.memory, at.offset, length, tag(chunk.tag)));
         match posted {
             Ok(PostOutcome::Posted(_)) => {
                 self.receives.push_back(Receiving {
@@ -320,6 +326,13 @@ impl Channel for PluginChannel {
 
     fn poll(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
         out.append(&mut self.failed);
+        if self.in_flight() == 0 {
+            return Ok(());
+        }
+        let _entered = self
+            .memory
+            .enter()
+            .map_err(|error| entering(&self.name, &error))?;
         self.poll_sends(out)?;
         self.poll_receives(out)?;
         if self.in_flight() == 0 {
@@ -341,6 +354,10 @@ impl Channel for PluginChannel {
             });
         };
         entry.ready = true;
+        let _entered = self
+            .memory
+            .enter()
+            .map_err(|error| entering(&self.name, &error))?;
         self.consume_ready()?;
         Ok(Posted::Accepted)
     }
@@ -367,6 +384,10 @@ impl Channel for PluginChannel {
     }
 
     fn close(&mut self) {
+        let entered = self.memory.enter();
+        if let Err(error) = &entered {
+            tracing::warn!(channel = %self.name, %error, "entering the GPU's context to close");
+        }
         // Closing a comm is the only way to get memory back from a plugin; registrations go after.
         for result in [
             self.send.take().map(SendComm::close),
@@ -417,6 +438,14 @@ fn reached(channel: &str, fence: Option<&Fence>) -> Result<bool, ChannelError> {
             cause: error.to_string(),
         })
     })
+}
+
+fn entering(channel: &str, error: &CudaError) -> ChannelError {
+    ChannelError::Memory {
+        channel: channel.to_owned(),
+        operation: "entering the GPU's context",
+        cause: error.to_string(),
+    }
 }
 
 /// Plugins take 32-bit tags and ignore them; the low half is enough for their logs.

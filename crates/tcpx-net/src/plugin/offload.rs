@@ -41,7 +41,7 @@ impl Offload {
     fn in_host_memory(address: usize) -> Result<Self, String> {
         let size = size_of::<UnpackNetDeviceHandle>();
         let mapped = mapped_from(address)?;
-        if mapped < size || address % align_of::<UnpackNetDeviceHandle>() != 0 {
+        if mapped < size || !address.is_multiple_of(align_of::<UnpackNetDeviceHandle>()) {
             return Err("the device handle is not in this process's memory".to_owned());
         }
         let handle: *const UnpackNetDeviceHandle = std::ptr::with_exposed_provenance(address);
@@ -119,7 +119,7 @@ impl Offload {
 
 fn queue_at(address: usize, mapped: usize) -> Result<UnpackQueue, String> {
     let needed = size_of::<nccl_net::device::NetUnpackMeta>();
-    if mapped < needed || address % 16 != 0 {
+    if mapped < needed || !address.is_multiple_of(16) {
         return Err(format!(
             "the device queue needs {needed} readable bytes at a multiple of 16, there are {mapped} at {address:#x}"
         ));

@@ -1,4 +1,4 @@
-//! Memory registered with a comm: each region once, as long as somebody uses it.
+//! Memory registered with a comm: each part of a region once, as long as somebody uses it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,21 +8,35 @@ use tcpx_memory::{Region, RegionId, RegionSlice};
 
 /// Registrations that one comm keeps for reuse.
 const KEPT: usize = 64;
+/// Sizes are an `int` in older tables, so a large region is registered in windows that start at
+/// multiples of this.
+const WINDOW: usize = 1 << 30;
+/// Windows overlap by this, so that every request lies in the window in which it starts.
+pub(super) const LARGEST_REQUEST: usize = 64 << 20;
+
+/// A registration that contains a request, and where the request starts in it.
+pub(super) struct Registered {
+    pub(super) memory: MemoryHandle,
+    pub(super) offset: usize,
+}
+
+/// Which window of which region, and how the plugin is told of it.
+type Key = (RegionId, usize, MemoryType);
 
 /// The registrations of one comm.
 #[derive(Debug, Default)]
 pub(super) struct Registrations {
-    by_region: HashMap<(RegionId, MemoryType), (MemoryHandle, Region)>,
+    windows: HashMap<Key, (MemoryHandle, Region)>,
 }
 
 impl Registrations {
-    /// The registration of a slice's region on a send comm.
+    /// The registration of a slice on a send comm.
     pub(super) fn of_send(
         &mut self,
         comm: &SendComm,
         slice: &RegionSlice,
         kind: MemoryType,
-    ) -> Result<MemoryHandle, HostError> {
+    ) -> Result<Registered, HostError> {
         self.of(slice, kind, |data, len, owner| {
             // SAFETY: the region is memory of that kind, the registration owns a share of it, and
             // the engine's leases keep writers away while a request is in flight.
@@ -30,13 +44,13 @@ impl Registrations {
         })
     }
 
-    /// The registration of a slice's region on a receive comm.
+    /// The registration of a slice on a receive comm.
     pub(super) fn of_receive(
         &mut self,
         comm: &RecvComm,
         slice: &RegionSlice,
         kind: MemoryType,
-    ) -> Result<MemoryHandle, HostError> {
+    ) -> Result<Registered, HostError> {
         self.of(slice, kind, |data, len, owner| {
             // SAFETY: as for sends; leases keep everybody away from the destination.
             unsafe { comm.register_owned(data, len, kind, owner) }
@@ -48,30 +62,41 @@ impl Registrations {
         slice: &RegionSlice,
         kind: MemoryType,
         register: impl FnOnce(*mut u8, usize, nccl_net::MemoryOwner) -> Result<MemoryHandle, HostError>,
-    ) -> Result<MemoryHandle, HostError> {
+    ) -> Result<Registered, HostError> {
         let region = slice.region();
-        let key = (region.id(), kind);
-        if let Some((handle, _)) = self.by_region.get(&key) {
-            return Ok(handle.clone());
+        let window = slice.offset() / WINDOW;
+        let start = window * WINDOW;
+        let offset = slice.offset() - start;
+        let key = (region.id(), window, kind);
+        if let Some((memory, _)) = self.windows.get(&key) {
+            let memory = memory.clone();
+            return Ok(Registered { memory, offset });
         }
-        if self.by_region.len() >= KEPT {
+        if self.windows.len() >= KEPT {
             self.forget_unused();
         }
-        let all = region.all();
-        let data = std::ptr::with_exposed_provenance_mut(address(&all));
-        let handle = register(data, all.len(), Arc::new(region.clone()))?;
-        self.by_region.insert(key, (handle.clone(), region.clone()));
-        Ok(handle)
+        let len = (region.len() - start).min(WINDOW + LARGEST_REQUEST);
+        let data = std::ptr::with_exposed_provenance_mut::<u8>(address(&region.all()));
+        let owner = Arc::new(region.clone());
+        let memory = register(data.wrapping_add(start), len, owner)?;
+        self.windows.insert(key, (memory.clone(), region.clone()));
+        Ok(Registered { memory, offset })
     }
 
     /// Gives registrations back whose regions nobody else holds any more.
     pub(super) fn forget_unused(&mut self) {
-        // Two shares are ours: the entry's and the registration's owner.
-        self.by_region.retain(|_, (_, region)| region.shares() > 2);
+        // Two shares a window are ours: the entry's and the registration's owner.
+        let mut ours = HashMap::new();
+        for (id, ..) in self.windows.keys() {
+            *ours.entry(*id).or_insert(0) += 2;
+        }
+        self.windows.retain(|(id, ..), (_, region)| {
+            ours.get(id).is_none_or(|ours| region.shares() > *ours)
+        });
     }
 
     pub(super) fn clear(&mut self) {
-        self.by_region.clear();
+        self.windows.clear();
     }
 }
 

@@ -64,9 +64,15 @@ pub(super) struct Lanes {
 
 impl Lanes {
     pub(super) fn post(&mut self, chunk: Chunk, channels: u16, window: u16) {
-        assert_eq!(u64::from(chunk.channel), chunk.sequence % u64::from(channels));
+        assert_eq!(
+            u64::from(chunk.channel),
+            chunk.sequence % u64::from(channels)
+        );
         let last = self.last.insert(chunk.channel, chunk.sequence);
-        assert!(last < Some(chunk.sequence), "channel out of order: {chunk:?}");
+        assert!(
+            last < Some(chunk.sequence),
+            "channel out of order: {chunk:?}"
+        );
         assert!(self.sequences.insert(chunk.sequence));
         let in_flight = self.in_flight.entry(chunk.channel).or_default();
         *in_flight += 1;

@@ -1,0 +1,322 @@
+//! A plugin in memory, for tests: exported, then driven through the table of any version.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::CStr;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::adapt::Calls;
+use crate::device::{NetUnpackMeta, UnpackNetDeviceHandle};
+use crate::export::{
+    Accepted, Buffer, DeviceQueue, Exported, HostLogger, MemoryRegion, NetComm, NetConnect,
+    NetError, NetListen, NetPlugin, NetRecv, NetSend, PeerHandle, PluginCell, RequestId, table_v5,
+    table_v6, table_v7, table_v8, table_v9, table_v10, table_v11, table_v12,
+};
+use crate::library::Found;
+use crate::{
+    AbiVersion, DeviceOffload, LoadMeta, LoadOptions, Plugin, PointerSupport, Properties,
+    QueueSlot, UnpackQueueWriter,
+};
+
+/// Messages of one connection.
+type Pipe = Arc<Mutex<VecDeque<Vec<u8>>>>;
+
+static LISTENERS: Mutex<BTreeMap<u64, Option<Pipe>>> = Mutex::new(BTreeMap::new());
+static FLAT: PluginCell<Loopback<false>> = PluginCell::new();
+static QUEUED: PluginCell<Loopback<true>> = PluginCell::new();
+const REQUESTS: u32 = 4;
+/// Bytes of the bounce pool for each queue slot.
+const SLOT_BYTES: usize = 4096;
+pub(crate) const TAG_THAT_PANICS: i32 = 666;
+
+/// With or without a device queue.
+pub(crate) struct Loopback<const QUEUE: bool>;
+pub(crate) struct Listener(u64);
+pub(crate) struct Connect {
+    id: u64,
+    polls: u32,
+}
+pub(crate) struct Sender {
+    pipe: Pipe,
+    posted: Mutex<(u32, u32)>,
+}
+pub(crate) struct Receiver {
+    pipe: Pipe,
+    /// Next id, and the receives in flight: where each goes.
+    posted: Mutex<(u32, VecDeque<Buffer>)>,
+    queue: Option<Mutex<Queue>>,
+}
+/// A device queue in host memory.
+struct Queue {
+    handle: Box<UnpackNetDeviceHandle>,
+    writer: UnpackQueueWriter,
+    received: u64,
+    consumed: Vec<RequestId>,
+}
+
+// SAFETY: the pointers in the handle lead to leaked memory.
+unsafe impl Send for Queue {}
+
+impl Queue {
+    fn new() -> Self {
+        let meta: *mut NetUnpackMeta = {
+            // SAFETY: all-zero integers are a value.
+            Box::leak(unsafe { Box::<NetUnpackMeta>::new_zeroed().assume_init() })
+        };
+        let pool = Box::leak(vec![0_u8; 16 * SLOT_BYTES].into_boxed_slice());
+        let handle = Box::new(UnpackNetDeviceHandle {
+            meta,
+            bounce_buf: pool.as_mut_ptr().cast(),
+            head: u64::MAX,
+        });
+        // SAFETY: leaked above, and written here only.
+        let writer = unsafe { UnpackQueueWriter::new(NonNull::new(meta).unwrap()) };
+        Self {
+            handle,
+            writer,
+            received: 0,
+            consumed: Vec::new(),
+        }
+    }
+
+    /// Puts a message into the pool, last half first.
+    fn receive(&mut self, message: &[u8]) {
+        let slot = QueueSlot::of_receive(self.received);
+        self.received += 1;
+        let start = slot.index() * SLOT_BYTES;
+        assert!(message.len() <= SLOT_BYTES);
+        let pool: *mut u8 = self.handle.bounce_buf.cast();
+        // SAFETY: the pool was leaked; the piece lies within it, and nobody reads it now.
+        unsafe { ptr::copy_nonoverlapping(message.as_ptr(), pool.add(start), message.len()) };
+        let half = message.len() / 2;
+        let piece = |from: usize, to: usize| LoadMeta {
+            src_off: (start + from) as u32,
+            len: (to - from) as u32,
+            dst_off: from as u64,
+        };
+        self.writer
+            .publish(slot, &[piece(half, message.len()), piece(0, half)])
+            .unwrap();
+    }
+}
+
+impl Exported for Loopback<false> {
+    fn cell() -> &'static PluginCell<Self> {
+        &FLAT
+    }
+}
+
+impl Exported for Loopback<true> {
+    fn cell() -> &'static PluginCell<Self> {
+        &QUEUED
+    }
+}
+
+impl<const QUEUE: bool> NetPlugin for Loopback<QUEUE> {
+    const NAME: &'static CStr = c"loopback";
+    const DEVICE_QUEUE: bool = QUEUE;
+    type Memory = MemoryRegion;
+    type Listen = Listener;
+    type Connect = Connect;
+    type Send = Sender;
+    type Recv = Receiver;
+
+    fn init(_logger: HostLogger) -> Result<Self, NetError> {
+        Ok(Self)
+    }
+    fn devices(&self) -> Result<usize, NetError> {
+        Ok(2)
+    }
+    fn properties(&self, dev: usize) -> Result<Properties, NetError> {
+        Ok(Properties {
+            name: format!("mem{dev}"),
+            pci_path: (dev == 1).then(|| "/sys/devices/x".to_owned()),
+            guid: 77,
+            pointer_support: PointerSupport::HOST,
+            speed_mbps: 12_345,
+            latency_us: 1.5,
+            max_comms: 9,
+            max_recvs: 1,
+            rail_id: Some(3),
+            max_p2p_bytes: Some(1 << 40),
+            offload: if QUEUE {
+                DeviceOffload::UNPACK_V7
+            } else {
+                DeviceOffload::None
+            },
+            ..Properties::default()
+        })
+    }
+    fn listen(&self, _dev: usize) -> Result<(PeerHandle, Listener), NetError> {
+        let mut listeners = LISTENERS.lock().unwrap();
+        let id = listeners.len() as u64 + 1;
+        listeners.insert(id, None);
+        let mut bytes = [0xA5; PeerHandle::BYTES];
+        bytes[..8].copy_from_slice(&id.to_ne_bytes());
+        Ok((PeerHandle(bytes), Listener(id)))
+    }
+    fn connect(&self, _dev: usize, handle: &PeerHandle) -> Result<Connect, NetError> {
+        assert_eq!(handle.0[8..], [0xA5; PeerHandle::BYTES - 8]);
+        let id = u64::from_ne_bytes(handle.0[..8].try_into().unwrap());
+        Ok(Connect { id, polls: 0 })
+    }
+}
+
+impl NetListen for Listener {
+    type Recv = Receiver;
+    fn accept(&self, device_queue: bool) -> Result<Option<Accepted<Receiver>>, NetError> {
+        let pipe = LISTENERS.lock().unwrap().get(&self.0).cloned().flatten();
+        let Some(pipe) = pipe else { return Ok(None) };
+        let queue = device_queue.then(Queue::new);
+        let device_queue = queue.as_ref().map(|queue| DeviceQueue {
+            handle: ptr::from_ref(&*queue.handle).cast_mut().cast(),
+            len: size_of::<UnpackNetDeviceHandle>(),
+            needs_proxy_progress: true,
+        });
+        Ok(Some(Accepted {
+            comm: Receiver {
+                pipe,
+                posted: Mutex::default(),
+                queue: queue.map(Mutex::new),
+            },
+            device_queue,
+        }))
+    }
+}
+
+impl NetConnect for Connect {
+    type Send = Sender;
+    fn poll(&mut self) -> Result<Option<Sender>, NetError> {
+        self.polls += 1;
+        if self.polls < 3 {
+            return Ok(None);
+        }
+        let mut listeners = LISTENERS.lock().unwrap();
+        let slot = listeners
+            .get_mut(&self.id)
+            .ok_or_else(|| NetError::remote("nobody listens there"))?;
+        let pipe = Pipe::default();
+        *slot = Some(pipe.clone());
+        Ok(Some(Sender {
+            pipe,
+            posted: Mutex::default(),
+        }))
+    }
+}
+
+fn register(region: MemoryRegion) -> Result<MemoryRegion, NetError> {
+    if region.cuda {
+        return Err(NetError::internal("host memory only"));
+    }
+    Ok(region)
+}
+
+impl NetComm for Sender {
+    type Memory = MemoryRegion;
+    fn register(&self, region: MemoryRegion) -> Result<MemoryRegion, NetError> {
+        register(region)
+    }
+    fn test(&self, request: RequestId) -> Result<Option<usize>, NetError> {
+        let mut posted = self.posted.lock().unwrap();
+        assert!(posted.1 > 0 && request.0 < REQUESTS);
+        posted.1 -= 1;
+        Ok(Some(0))
+    }
+}
+
+impl NetSend for Sender {
+    fn isend(
+        &self,
+        buffer: Buffer,
+        tag: i32,
+        memory: &MemoryRegion,
+    ) -> Result<Option<RequestId>, NetError> {
+        assert_ne!(tag, TAG_THAT_PANICS, "asked to");
+        assert!(buffer.data >= memory.data);
+        let mut posted = self.posted.lock().unwrap();
+        if posted.1 == REQUESTS {
+            return Ok(None);
+        }
+        // SAFETY: the host vouches for the buffer.
+        let bytes = unsafe { std::slice::from_raw_parts(buffer.data, buffer.len) };
+        self.pipe.lock().unwrap().push_back(bytes.to_vec());
+        let id = posted.0 % REQUESTS;
+        posted.0 += 1;
+        posted.1 += 1;
+        Ok(Some(RequestId(id)))
+    }
+}
+
+impl NetComm for Receiver {
+    type Memory = MemoryRegion;
+    fn register(&self, region: MemoryRegion) -> Result<MemoryRegion, NetError> {
+        register(region)
+    }
+    fn test(&self, _request: RequestId) -> Result<Option<usize>, NetError> {
+        let mut posted = self.posted.lock().unwrap();
+        let Some(message) = self.pipe.lock().unwrap().pop_front() else {
+            return Ok(None);
+        };
+        let buffer = posted.1.pop_front().unwrap();
+        if message.len() > buffer.len {
+            return Err(NetError::invalid_usage("the message is larger"));
+        }
+        if let Some(queue) = &self.queue {
+            queue.lock().unwrap().receive(&message);
+            return Ok(Some(message.len()));
+        }
+        // SAFETY: the host vouches for the buffer; the length was checked.
+        unsafe { ptr::copy_nonoverlapping(message.as_ptr(), buffer.data, message.len()) };
+        Ok(Some(message.len()))
+    }
+}
+
+impl NetRecv for Receiver {
+    fn irecv(
+        &self,
+        buffer: Buffer,
+        _tag: i32,
+        _memory: &MemoryRegion,
+    ) -> Result<Option<RequestId>, NetError> {
+        let mut posted = self.posted.lock().unwrap();
+        if posted.1.len() as u32 == REQUESTS {
+            return Ok(None);
+        }
+        let id = posted.0 % REQUESTS;
+        posted.0 += 1;
+        posted.1.push_back(buffer);
+        Ok(Some(RequestId(id)))
+    }
+    fn consumed(&self, request: RequestId) -> Result<(), NetError> {
+        let queue = self.queue.as_ref().expect("only with a queue");
+        queue.lock().unwrap().consumed.push(request);
+        Ok(())
+    }
+}
+
+/// The plugin behind the table of one version, as if it had been loaded from a file.
+pub(crate) fn plugin(version: AbiVersion) -> Plugin {
+    load::<Loopback<false>>(version, LoadOptions::new("in memory"))
+}
+
+pub(crate) fn load<P: Exported>(version: AbiVersion, options: LoadOptions) -> Plugin {
+    let calls = match version {
+        AbiVersion::V5 => Calls::from_v5(&table_v5::<P>()),
+        AbiVersion::V6 => Calls::from_v6(&table_v6::<P>()),
+        AbiVersion::V7 => Calls::from_v7(&table_v7::<P>()),
+        AbiVersion::V8 => Calls::from_v8(&table_v8::<P>()),
+        AbiVersion::V9 => Calls::from_v9(&table_v9::<P>()),
+        AbiVersion::V10 => Calls::from_v10(&table_v10::<P>()),
+        AbiVersion::V11 => Calls::from_v11(&table_v11::<P>()),
+        AbiVersion::V12 => Calls::from_v12(&table_v12::<P>()),
+    };
+    // Made-up addresses: each stands for a table of its own.
+    static NEXT: AtomicUsize = AtomicUsize::new(1);
+    let found = Found {
+        version,
+        calls: calls.unwrap(),
+        address: NEXT.fetch_add(1, Ordering::Relaxed),
+    };
+    Plugin::from_found(found, options)
+}

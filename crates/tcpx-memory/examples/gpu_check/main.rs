@@ -1,0 +1,115 @@
+//! Checks this crate on a real GPU against plain oracles, and prints what it found as JSON.
+//!
+//! `cargo run --release -p tcpx-memory --example gpu_check`. Ends with 0 only if everything matched; a
+//! host without a GPU is a failure here. Takes less than a minute and about 11 GiB of GPU memory.
+
+mod copies;
+mod far;
+mod order;
+mod support;
+mod timing;
+mod unpack;
+mod user;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+use support::{Bench, Outcome};
+use tcpx_memory::driver::{DriverStatus, probe};
+
+/// A check by its name.
+type Check = (&'static str, fn(&Bench) -> Outcome);
+
+const CHECKS: [Check; 16] = [
+    ("contexts", user::contexts),
+    ("typed_errors", copies::typed_errors),
+    ("blocking_access", copies::blocking_access),
+    ("copies_of_all_kinds", copies::all_kinds),
+    ("foreign_memory", copies::foreign_memory),
+    ("checksums", copies::checksums),
+    ("pinned_slots", copies::pinned_slots),
+    ("peer_gpus", copies::peers),
+    ("unpack_alignments", unpack::alignments),
+    ("unpack_random_lists", unpack::random_lists),
+    ("fence_stream", order::after_stream),
+    ("fence_event", order::after_event),
+    ("fence_default_streams", order::after_default_streams),
+    ("fence_does_not_hold_up_others", order::others_go_on),
+    ("spinning_kernel", order::spinning_kernel),
+    ("beyond_4_gib", far::destinations_and_sources),
+];
+
+fn main() -> ExitCode {
+    let start = Instant::now();
+    let status = probe();
+    println!("driver: {status:?}");
+    if let DriverStatus::Missing { why } = status {
+        println!("{}", json!({ "ok": false, "error": why.to_string() }));
+        return ExitCode::FAILURE;
+    }
+    let bench = match Bench::open() {
+        Ok(bench) => bench,
+        Err(error) => {
+            println!("{}", json!({ "ok": false, "error": error }));
+            return ExitCode::FAILURE;
+        }
+    };
+    let wanted: Vec<String> = std::env::args().skip(1).collect();
+    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|one| name.contains(one));
+    let mut checks = Vec::new();
+    let mut failed = 0;
+    for (name, check) in CHECKS.into_iter().filter(|(name, _)| is_wanted(name)) {
+        let (ok, result) = run(name, || check(&bench));
+        failed += usize::from(!ok);
+        checks.push(result);
+    }
+    let mut timings = Value::Null;
+    if is_wanted("timing") {
+        let (ok, result) = run("timing", || timing::table(&bench, &mut timings));
+        failed += usize::from(!ok);
+        checks.push(result);
+    }
+    let gpu = bench.gpu.info().name.clone();
+    let kernel_error = bench.worker.kernel_error().map(ToString::to_string);
+    if is_wanted("worker_restarts") {
+        let (ok, result) = run("worker_restarts", || copies::worker_restarts(bench));
+        failed += usize::from(!ok);
+        checks.push(result);
+    }
+    let summary = json!({
+        "ok": failed == 0,
+        "failed": failed,
+        "gpu": gpu,
+        "kernel_error": kernel_error,
+        "seconds": start.elapsed().as_secs_f64(),
+        "checks": checks,
+        "timings": timings,
+    });
+    println!("{summary}");
+    if failed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+fn run(name: &str, check: impl FnOnce() -> Outcome) -> (bool, Value) {
+    let start = Instant::now();
+    let outcome =
+        catch_unwind(AssertUnwindSafe(check)).unwrap_or_else(|_| Err("panicked".to_owned()));
+    let seconds = start.elapsed().as_secs_f64();
+    let (ok, detail) = match outcome {
+        Ok(detail) => (true, detail),
+        Err(detail) => (false, detail),
+    };
+    println!(
+        "{} {name} ({seconds:.2} s): {detail}",
+        if ok { "ok    " } else { "FAILED" }
+    );
+    (
+        ok,
+        json!({ "name": name, "ok": ok, "seconds": seconds, "detail": detail }),
+    )
+}

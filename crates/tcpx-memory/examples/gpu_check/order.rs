@@ -1,0 +1,192 @@
+//! Order with the program's own GPU work, and independence from it.
+
+use std::time::{Duration, Instant};
+
+use cudarc::driver::sys::CUstream;
+use tcpx_memory::{After, BouncePool, Fence, MemoryKind, UnpackMethod, Work};
+use tcpx_wire::Fragment;
+
+use crate::support::{Bench, Outcome, POISON, Random, same, text, unpack_work};
+use crate::user::{LEGACY, User};
+
+const LEN: usize = 1 << 20;
+const DELAY: Duration = Duration::from_millis(60);
+
+/// Fills memory slowly on a stream; a copy of it that waits for what `after` names must carry the new
+/// bytes, whatever its destination.
+fn ordered(
+    bench: &Bench,
+    stream: CUstream,
+    after: impl Fn(&User) -> Result<After, String>,
+) -> Outcome {
+    let user = User::get(bench)?;
+    for (value, kind) in (0x11..).zip(bench.kinds()) {
+        let source = bench.region_of(bench.gpu.kind(), &vec![POISON; LEN])?;
+        let target = bench.region(kind, LEN)?;
+        user.slow_fill(
+            stream,
+            source.all().address(),
+            LEN,
+            value,
+            DELAY.as_nanos() as u64,
+        )?;
+        let fence = Fence::take(&bench.gpu, after(user)?).map_err(text)?;
+        if fence.is_reached().map_err(text)? {
+            return Err("the fence was reached before the kernel had ended".to_owned());
+        }
+        bench.run(
+            Work::Copy {
+                from: source.all(),
+                to: target.all(),
+            },
+            Some(fence),
+        )?;
+        same(&target, &vec![value; LEN])?;
+    }
+    Ok("behind a kernel of 60 ms, to 3 kinds of memory".to_owned())
+}
+
+pub(crate) fn after_stream(bench: &Bench) -> Outcome {
+    let stream = User::get(bench)?.stream;
+    ordered(bench, stream, |_| Ok(After::Stream(stream.addr() as u64)))
+}
+
+pub(crate) fn after_event(bench: &Bench) -> Outcome {
+    let stream = User::get(bench)?.stream;
+    ordered(bench, stream, |user| {
+        user.record(stream)?;
+        Ok(After::Event(user.event.addr() as u64))
+    })
+}
+
+pub(crate) fn after_default_streams(bench: &Bench) -> Outcome {
+    ordered(bench, LEGACY, |_| Ok(After::DefaultStreams))
+}
+
+/// A job behind a slow kernel does not hold up one that waits for nothing.
+pub(crate) fn others_go_on(bench: &Bench) -> Outcome {
+    let user = User::get(bench)?;
+    let source = bench.region_of(bench.gpu.kind(), &[1; 4096])?;
+    let (slow, quick) = (
+        bench.region(bench.gpu.kind(), 4096)?,
+        bench.region(bench.gpu.kind(), 4096)?,
+    );
+    let scratch = user.alloc(16)?;
+    user.slow_fill(user.stream, scratch, 16, 1, 200_000_000)?;
+    let fence = Fence::take(&bench.gpu, After::Stream(user.stream.addr() as u64)).map_err(text)?;
+    let jobs = bench.jobs();
+    let start = Instant::now();
+    let copy = |to: &tcpx_memory::Region| Work::Copy {
+        from: source.all(),
+        to: to.all(),
+    };
+    jobs.submit(1, copy(&slow), Some(fence.clone()))?;
+    jobs.submit(2, copy(&quick), None)?;
+    let (first, result) = jobs.next()?;
+    let (took, reached) = (start.elapsed(), fence.is_reached().map_err(text)?);
+    result.map_err(text)?;
+    if first != 2 || reached {
+        return Err(format!(
+            "job {first} ended first, after {took:?}; the fence was reached: {reached}"
+        ));
+    }
+    let (second, result) = jobs.next()?;
+    result.map_err(text)?;
+    user.free(scratch)?;
+    Ok(format!(
+        "job 2 after {took:?}, job {second} after {:?}",
+        start.elapsed()
+    ))
+}
+
+/// A kernel that spins until our transfers have completed must not stop them, on any stream.
+pub(crate) fn spinning_kernel(bench: &Bench) -> Outcome {
+    let user = User::get(bench)?;
+    let mut random = Random::new();
+    let bytes = random.bytes(6 << 20);
+    let regions = bench.kinds().map(|kind| bench.region_of(kind, &bytes));
+    let mut targets = Vec::new();
+    for from in &regions {
+        for kind in bench.kinds() {
+            targets.push((
+                from.as_ref().map_err(text)?,
+                bench.region(kind, bytes.len())?,
+            ));
+        }
+    }
+    let list: Vec<Fragment> = (0..4000)
+        .map(|index| Fragment {
+            source_offset: index * 1448 + 3,
+            length: 1448,
+            destination_offset: (3999 - index) * 1448 + 5,
+        })
+        .collect();
+    let mut report = Vec::new();
+    for (name, stream) in [
+        ("own stream", user.stream),
+        ("legacy default stream", LEGACY),
+    ] {
+        let flag = user.flag()?;
+        user.spin(stream, &flag, 20_000_000_000)?;
+        let start = Instant::now();
+        let outcome = all_jobs(bench, &targets, &list);
+        let took = start.elapsed();
+        flag.raise();
+        user.wait(stream)?;
+        outcome.map_err(|error| format!("{name}: {error}"))?;
+        if flag.answer() != 1 {
+            return Err(format!(
+                "{name}: the kernel gave up before the jobs had ended"
+            ));
+        }
+        report.push(format!("{name} {took:.0?}"));
+    }
+    for (source, target) in &targets {
+        let mut expected = bytes.clone();
+        for fragment in &list {
+            let (from, to) = (
+                fragment.source_offset as usize,
+                fragment.destination_offset as usize,
+            );
+            expected[to..to + 1448].copy_from_slice(&bytes[from..from + 1448]);
+        }
+        same(target, &expected).map_err(|error| format!("from {}: {error}", source.kind()))?;
+    }
+    Ok(report.join(", "))
+}
+
+/// A copy, an unpack by every method, and a checksum for every pair of memories.
+fn all_jobs(
+    bench: &Bench,
+    targets: &[(&tcpx_memory::Region, tcpx_memory::Region)],
+    list: &[Fragment],
+) -> Result<(), String> {
+    for (source, target) in targets {
+        let context = |error| format!("{} to {}: {error}", source.kind(), target.kind());
+        bench
+            .run(
+                Work::Copy {
+                    from: source.all(),
+                    to: target.all(),
+                },
+                None,
+            )
+            .map_err(context)?;
+        for with in UnpackMethod::ALL {
+            if with.is_possible(source.kind(), target.kind()) {
+                let pool = BouncePool::from((*source).clone());
+                let work = unpack_work(&pool, target.all(), with, list)?;
+                bench
+                    .run(work, None)
+                    .map_err(|error| context(format!("{with}: {error}")))?;
+            }
+        }
+        bench
+            .run(Work::Checksum { of: target.all() }, None)
+            .map_err(context)?;
+    }
+    let slot = bench.worker.pinned().try_take();
+    let slot = slot.ok_or_else(|| "no free slot".to_owned())?;
+    debug_assert_eq!(slot.slice().kind(), MemoryKind::Pinned);
+    Ok(())
+}

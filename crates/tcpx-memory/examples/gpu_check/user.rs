@@ -1,0 +1,265 @@
+//! The program's own use of the GPU, apart from the crate: streams, events, kernels and memory through
+//! `cudarc`'s bindings.
+
+use std::ffi::{CStr, c_void};
+use std::ptr;
+use std::thread;
+
+use cudarc::driver::sys::{self, CUcontext, CUevent, CUfunction, CUresult, CUstream};
+use tcpx_memory::{CudaError, Gpu};
+
+use crate::support::{Bench, Outcome, text};
+
+const PTX: &str = concat!(include_str!("gpu_check.ptx"), "\0");
+
+/// Names of the default streams.
+pub(crate) const LEGACY: CUstream = ptr::without_provenance_mut(1);
+
+/// A program that uses the same GPU.
+pub(crate) struct User {
+    context: CUcontext,
+    slow_fill: CUfunction,
+    spin_until: CUfunction,
+    pub(crate) stream: CUstream,
+    pub(crate) event: CUevent,
+}
+
+// SAFETY: the driver's handles may be used from any thread.
+unsafe impl Send for User {}
+// SAFETY: as above.
+unsafe impl Sync for User {}
+
+/// A flag in memory that both the CPU and the GPU see, and a place for the kernel's answer.
+pub(crate) struct Flag(*mut u32);
+
+fn check(call: &str, result: CUresult) -> Result<(), String> {
+    match result {
+        CUresult::CUDA_SUCCESS => Ok(()),
+        error => Err(format!("{call}: {error:?}")),
+    }
+}
+
+impl User {
+    pub(crate) fn get(bench: &Bench) -> Result<&Self, String> {
+        if bench.user.get().is_none() {
+            let user = Self::create(&bench.gpu)?;
+            bench.user.set(user).ok();
+        }
+        bench.user.get().ok_or_else(|| "no user".to_owned())
+    }
+
+    fn create(gpu: &Gpu) -> Result<Self, String> {
+        let context: CUcontext = ptr::with_exposed_provenance_mut(gpu.context() as usize);
+        let mut user = Self {
+            context,
+            slow_fill: ptr::null_mut(),
+            spin_until: ptr::null_mut(),
+            stream: ptr::null_mut(),
+            event: ptr::null_mut(),
+        };
+        let (mut module, mut stream, mut event) =
+            (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+        let functions = user.inside(|| {
+            // SAFETY: the pointers are valid for one handle each, the text ends in a zero.
+            unsafe {
+                check(
+                    "cuModuleLoadData",
+                    sys::cuModuleLoadData(&raw mut module, PTX.as_ptr().cast()),
+                )?;
+                check("cuStreamCreate", sys::cuStreamCreate(&raw mut stream, 1))?;
+                check("cuEventCreate", sys::cuEventCreate(&raw mut event, 2))?;
+            }
+            let function = |name: &CStr| {
+                let mut function = ptr::null_mut();
+                // SAFETY: the module was loaded just now.
+                let result =
+                    unsafe { sys::cuModuleGetFunction(&raw mut function, module, name.as_ptr()) };
+                check("cuModuleGetFunction", result).map(|()| function)
+            };
+            Ok((function(c"slow_fill")?, function(c"spin_until")?))
+        })?;
+        (user.slow_fill, user.spin_until) = functions;
+        (user.stream, user.event) = (stream, event);
+        // Both kernels once, so that nothing is loaded lazily behind a spinning one.
+        let flag = user.flag()?;
+        flag.raise();
+        user.spin(user.stream, &flag, 1)?;
+        let scratch = user.alloc(16)?;
+        user.slow_fill(user.stream, scratch, 16, 1, 0)?;
+        user.wait(user.stream)?;
+        user.free(scratch)?;
+        Ok(user)
+    }
+
+    /// Calls with the context current.
+    pub(crate) fn inside<R>(&self, call: impl FnOnce() -> Result<R, String>) -> Result<R, String> {
+        // SAFETY: the bench's `Gpu` keeps the context.
+        check("cuCtxPushCurrent", unsafe {
+            sys::cuCtxPushCurrent_v2(self.context)
+        })?;
+        let result = call();
+        let mut popped = ptr::null_mut();
+        // SAFETY: the pointer is valid for one handle.
+        check("cuCtxPopCurrent", unsafe {
+            sys::cuCtxPopCurrent_v2(&raw mut popped)
+        })?;
+        result
+    }
+
+    pub(crate) fn alloc(&self, len: usize) -> Result<u64, String> {
+        self.inside(|| {
+            let mut address = 0;
+            // SAFETY: the pointer is valid for one address.
+            check("cuMemAlloc", unsafe {
+                sys::cuMemAlloc_v2(&raw mut address, len)
+            })?;
+            Ok(address)
+        })
+    }
+
+    pub(crate) fn free(&self, address: u64) -> Result<(), String> {
+        // SAFETY: the caller's allocation, not used any more.
+        self.inside(|| check("cuMemFree", unsafe { sys::cuMemFree_v2(address) }))
+    }
+
+    pub(crate) fn read(&self, address: u64, len: usize) -> Result<Vec<u8>, String> {
+        let mut bytes = vec![0; len];
+        // SAFETY: the buffer has that length, and so has the allocation.
+        let mut copy = || unsafe { sys::cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), address, len) };
+        self.inside(|| check("cuMemcpyDtoH", copy()))?;
+        Ok(bytes)
+    }
+
+    pub(crate) fn wait(&self, stream: CUstream) -> Result<(), String> {
+        // SAFETY: a stream of this context.
+        self.inside(|| {
+            check("cuStreamSynchronize", unsafe {
+                sys::cuStreamSynchronize(stream)
+            })
+        })
+    }
+
+    pub(crate) fn record(&self, stream: CUstream) -> Result<(), String> {
+        // SAFETY: both are of this context.
+        self.inside(|| {
+            check("cuEventRecord", unsafe {
+                sys::cuEventRecord(self.event, stream)
+            })
+        })
+    }
+
+    /// Queues a kernel that fills the bytes after a delay.
+    pub(crate) fn slow_fill(
+        &self,
+        stream: CUstream,
+        mut address: u64,
+        len: usize,
+        mut value: u8,
+        mut delay_ns: u64,
+    ) -> Result<(), String> {
+        let mut count = len as u64;
+        let mut parameters: [*mut c_void; 4] = [
+            (&raw mut address).cast(),
+            (&raw mut count).cast(),
+            (&raw mut value).cast(),
+            (&raw mut delay_ns).cast(),
+        ];
+        self.launch(self.slow_fill, 8, 256, stream, &mut parameters)
+    }
+
+    /// Queues a kernel of one thread that spins until the flag is raised or the time is over.
+    pub(crate) fn spin(
+        &self,
+        stream: CUstream,
+        flag: &Flag,
+        mut limit_ns: u64,
+    ) -> Result<(), String> {
+        let (mut raised, mut answer) = (flag.0, flag.0.wrapping_add(1));
+        let mut parameters: [*mut c_void; 3] = [
+            (&raw mut raised).cast(),
+            (&raw mut answer).cast(),
+            (&raw mut limit_ns).cast(),
+        ];
+        self.launch(self.spin_until, 1, 1, stream, &mut parameters)
+    }
+
+    fn launch(
+        &self,
+        function: CUfunction,
+        blocks: u32,
+        threads: u32,
+        stream: CUstream,
+        parameters: &mut [*mut c_void],
+    ) -> Result<(), String> {
+        // SAFETY: the parameters are of the kernel's types and are copied by the call.
+        self.inside(|| unsafe {
+            let (parameters, extra) = (parameters.as_mut_ptr(), ptr::null_mut());
+            let result = sys::cuLaunchKernel(
+                function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, extra,
+            );
+            check("cuLaunchKernel", result)
+        })
+    }
+
+    /// A flag that is down. Its memory stays until the process ends.
+    pub(crate) fn flag(&self) -> Result<Flag, String> {
+        self.inside(|| {
+            let mut address = ptr::null_mut();
+            // SAFETY: the pointer is valid for one address; portable and mapped, so it is the same
+            // address for the GPU.
+            let result = unsafe { sys::cuMemHostAlloc(&raw mut address, 4096, 3) };
+            check("cuMemHostAlloc", result)?;
+            let flag = Flag(address.cast());
+            // SAFETY: allocated just now.
+            unsafe { flag.0.write_bytes(0, 1024) };
+            Ok(flag)
+        })
+    }
+}
+
+impl Flag {
+    pub(crate) fn raise(&self) {
+        // SAFETY: the memory stays until the process ends; the GPU only reads it.
+        unsafe { self.0.write_volatile(1) };
+    }
+
+    /// What the kernel said: 1 for raised, 2 for given up.
+    pub(crate) fn answer(&self) -> u32 {
+        // SAFETY: as above; the kernel has ended.
+        unsafe { self.0.add(1).read_volatile() }
+    }
+}
+
+/// Opening twice gives one GPU, and no call leaves a context on the program's thread.
+pub(crate) fn contexts(bench: &Bench) -> Outcome {
+    let again = Gpu::open(bench.gpu.ordinal()).map_err(text)?;
+    if !again.is_same(&bench.gpu) {
+        return Err("opening twice gave two GPUs".to_owned());
+    }
+    let fresh = thread::spawn(Gpu::current)
+        .join()
+        .map_err(|_| "panicked".to_owned())?;
+    if !matches!(fresh, Err(CudaError::NoCurrentContext)) {
+        return Err(format!("on a thread without a context: {fresh:?}"));
+    }
+    let user = User::get(bench)?;
+    let current = user.inside(|| Gpu::current().map_err(text))?;
+    if !current.is_same(&bench.gpu) {
+        return Err("the current GPU is another one".to_owned());
+    }
+    let region = bench.region_of(bench.gpu.kind(), &[1, 2, 3])?;
+    let checksum = region.checksum(..).map_err(text)?;
+    drop(region);
+    let mut left: CUcontext = ptr::null_mut();
+    // SAFETY: the pointer is valid for one handle.
+    check("cuCtxGetCurrent", unsafe {
+        sys::cuCtxGetCurrent(&raw mut left)
+    })?;
+    if !left.is_null() {
+        return Err("a context was left on this thread".to_owned());
+    }
+    Ok(format!(
+        "one context, {}; a checksum is {checksum:08x}",
+        bench.gpu.info().pci
+    ))
+}

@@ -1,0 +1,185 @@
+//! The lane function of the unpack kernel, on the CPU, against a plain copy.
+
+use std::ptr;
+
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
+
+use super::*;
+
+/// Memory that ends, on both sides, at pages that nobody may touch.
+struct Fenced {
+    base: *mut u8,
+    len: usize,
+}
+
+const PAGE: usize = 4096;
+
+impl Fenced {
+    fn new(pages: usize) -> Self {
+        let len = pages * PAGE;
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: new mappings touch nothing that exists; the outer pages are this mapping's own.
+        unsafe {
+            let base = mmap_anonymous(ptr::null_mut(), len + 2 * PAGE, protection, flags).unwrap();
+            mprotect(base, PAGE, MprotectFlags::empty()).unwrap();
+            mprotect(base.byte_add(PAGE + len), PAGE, MprotectFlags::empty()).unwrap();
+            Self {
+                base: base.cast::<u8>().add(PAGE),
+                len,
+            }
+        }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: readable, writable and zeroed by the kernel.
+        unsafe { std::slice::from_raw_parts_mut(self.base, self.len) }
+    }
+}
+
+impl Drop for Fenced {
+    fn drop(&mut self) {
+        // SAFETY: the whole mapping, and nobody uses it any more.
+        unsafe { munmap(self.base.sub(PAGE).cast(), self.len + 2 * PAGE).unwrap() };
+    }
+}
+
+const POISON: u8 = 0xA5;
+
+/// Copies one fragment between two places and compares everything around it, too.
+fn check(source: &[u8], destination: &mut [u8], from: usize, to: usize, length: usize) {
+    let around = to.saturating_sub(48)..destination.len().min(to + length + 48);
+    destination[around.clone()].fill(POISON);
+    let list = [Descriptor {
+        source_offset: from as u32,
+        length: length as u32,
+        destination_offset: to as u64,
+    }];
+    assert!(from + length <= source.len() && to + length <= destination.len());
+    // SAFETY: both ranges lie in the slices, as just asserted.
+    unsafe {
+        unpack(
+            UnpackMethod::Kernel,
+            source.as_ptr(),
+            destination.as_mut_ptr(),
+            &list,
+        )
+    };
+    let case = || {
+        format!(
+            "source at {}, destination at {}, {length} bytes",
+            from % 16,
+            to % 16
+        )
+    };
+    assert!(
+        destination[to..to + length] == source[from..from + length],
+        "wrong bytes: {}",
+        case()
+    );
+    let guards = destination[around.start..to]
+        .iter()
+        .chain(&destination[to + length..around.end]);
+    assert!(
+        guards.copied().all(|byte| byte == POISON),
+        "bytes beside it written: {}",
+        case()
+    );
+}
+
+fn fill(bytes: &mut [u8]) {
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    for byte in bytes {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        // Never the poison, so that a byte left out shows.
+        *byte = match (state >> 56) as u8 {
+            POISON => 0,
+            other => other,
+        };
+    }
+}
+
+fn memory() -> (Fenced, Fenced) {
+    let (mut source, destination) = (Fenced::new(4), Fenced::new(4));
+    fill(source.bytes());
+    (source, destination)
+}
+
+#[test]
+fn every_alignment_of_both_ends_at_every_small_length() {
+    let (mut source, mut destination) = memory();
+    for from in 0..16 {
+        for to in 0..16 {
+            for length in 1..=320 {
+                check(
+                    source.bytes(),
+                    destination.bytes(),
+                    64 + from,
+                    64 + to,
+                    length,
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn every_alignment_of_both_ends_at_large_lengths() {
+    let (mut source, mut destination) = memory();
+    let around = [512, 1024, 1448, 2048, 2896, 4096, 8192];
+    let lengths = around
+        .into_iter()
+        .flat_map(|length| length - 17..=length + 17);
+    for length in lengths.chain((321..8192).step_by(613)) {
+        for from in 0..16 {
+            for to in 0..16 {
+                check(source.bytes(), destination.bytes(), from, 48 + to, length);
+            }
+        }
+    }
+}
+
+#[test]
+fn no_byte_before_or_behind_a_fragment_is_read_or_written() {
+    // A fragment that begins or ends where its memory does: one byte further is a fault.
+    let (mut source, mut destination) = memory();
+    let len = source.len;
+    for length in (1..=200).chain([1448, 4096, 8191]) {
+        for other in 0..16 {
+            check(source.bytes(), destination.bytes(), 0, other, length);
+            check(source.bytes(), destination.bytes(), other, 0, length);
+            check(
+                source.bytes(),
+                destination.bytes(),
+                len - length,
+                other,
+                length,
+            );
+            check(
+                source.bytes(),
+                destination.bytes(),
+                other,
+                len - length,
+                length,
+            );
+        }
+    }
+}
+
+#[test]
+fn the_guard_pages_are_there() {
+    // The test above rests on them: a read through the kernel, which answers instead of faulting.
+    let fenced = Fenced::new(1);
+    let (reader, writer) = std::io::pipe().unwrap();
+    for outside in [
+        fenced.base.wrapping_sub(1),
+        fenced.base.wrapping_add(fenced.len),
+    ] {
+        // SAFETY: the kernel checks the byte and answers EFAULT.
+        let answer =
+            unsafe { libc::write(std::os::fd::AsRawFd::as_raw_fd(&writer), outside.cast(), 1) };
+        assert_eq!(answer, -1);
+    }
+    drop(reader);
+}

@@ -1,0 +1,80 @@
+//! The addresses of the interfaces, through getifaddrs(3).
+
+use std::ffi::CStr;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// One address of one interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InterfaceAddress {
+    /// The interface's name.
+    pub interface: String,
+    /// The address.
+    pub address: IpAddr,
+}
+
+/// A list from getifaddrs, freed on drop.
+struct List(*mut libc::ifaddrs);
+
+impl Drop for List {
+    fn drop(&mut self) {
+        // SAFETY: the pointer came from getifaddrs and is freed once.
+        unsafe { libc::freeifaddrs(self.0) };
+    }
+}
+
+/// The IPv4 and IPv6 addresses of this host.
+///
+/// # Errors
+/// What getifaddrs(3) says.
+pub fn addresses() -> io::Result<Vec<InterfaceAddress>> {
+    let mut head = std::ptr::null_mut();
+    // SAFETY: `head` is a valid place for the result.
+    if unsafe { libc::getifaddrs(&raw mut head) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let list = List(head);
+    let mut found = Vec::new();
+    let mut next = list.0;
+    // SAFETY: `next` is null or an element of the list, which lives until `list` is dropped.
+    while let Some(element) = unsafe { next.as_ref() } {
+        next = element.ifa_next;
+        // SAFETY: the name is a C string of the list; the address is null or valid for its family.
+        let entry = unsafe {
+            (!element.ifa_name.is_null())
+                .then(|| CStr::from_ptr(element.ifa_name))
+                .zip(address(element.ifa_addr))
+        };
+        if let Some((name, address)) = entry
+            && let Ok(name) = name.to_str()
+        {
+            found.push(InterfaceAddress {
+                interface: name.to_owned(),
+                address,
+            });
+        }
+    }
+    Ok(found)
+}
+
+/// The IP address in a socket address.
+///
+/// # Safety
+/// `pointer` is null or points at a socket address as long as its family demands.
+unsafe fn address(pointer: *const libc::sockaddr) -> Option<IpAddr> {
+    // SAFETY: as the caller promises.
+    let family = unsafe { pointer.as_ref() }?.sa_family;
+    match i32::from(family) {
+        libc::AF_INET => {
+            // SAFETY: the family says that it is a sockaddr_in; it may be unaligned for one.
+            let address = unsafe { pointer.cast::<libc::sockaddr_in>().read_unaligned() };
+            Some(Ipv4Addr::from(address.sin_addr.s_addr.to_ne_bytes()).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: the family says that it is a sockaddr_in6; it may be unaligned for one.
+            let address = unsafe { pointer.cast::<libc::sockaddr_in6>().read_unaligned() };
+            Some(Ipv6Addr::from(address.sin6_addr.s6_addr).into())
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,187 @@
+//! Taking requests back, in each state that they can be in.
+
+use std::io::Read;
+
+use tcpx_memory::Region;
+use tcpx_net::{Cancel, Channel, ChannelError, Completion, Posted, TcpOptions};
+
+use crate::support::*;
+
+#[test]
+fn a_receive_that_nothing_arrived_for_is_gone_at_once_and_its_chunk_is_dropped() {
+    for stage_host in [false, true] {
+        let mut raw = raw_peer(1, options(stage_host));
+        let cancelled = guarded(50_000);
+        post_receive(&mut *raw.channel, 0, cancelled.clone());
+        assert_eq!(raw.channel.cancel(1000), Cancel::Done);
+        assert_eq!(raw.channel.in_flight(), 0);
+        let wanted = guarded(50_000);
+        post_receive(&mut *raw.channel, 1, wanted.clone());
+        write_chunk(&raw.lanes[0], 0, 50_000, 50_000);
+        write_chunk(&raw.lanes[0], 1, 50_000, 50_000);
+        assert_eq!(received_token(&completions(&mut *raw.channel, 1)[0]), 1001);
+        check(&wanted, 1);
+        untouched(&cancelled);
+        assert_eq!(raw.channel.stats().bytes_discarded, 50_000);
+    }
+}
+
+#[test]
+fn a_receive_in_mid_chunk_lets_go_of_its_memory_while_the_peer_is_silent() {
+    for stage_host in [false, true] {
+        let mut raw = raw_peer(1, options(stage_host));
+        let destination = guarded(300_000);
+        post_receive(&mut *raw.channel, 0, destination.clone());
+        write_chunk(&raw.lanes[0], 0, 300_000, 100_000);
+        wait_until_received(&*raw.channel, 100_000);
+        assert_eq!(raw.channel.cancel(1000), Cancel::Pending);
+        let (token, error) = failed(&completions(&mut *raw.channel, 1)[0]);
+        assert_eq!((token, error), (1000, ChannelError::Cancelled));
+        // Ours again: nothing may write to it, whatever comes.
+        destination
+            .region()
+            .write_from(0, &vec![0xEE; 300_000 + 2 * GUARD])
+            .unwrap();
+        write_payload(&raw.lanes[0], 0, 100_000..300_000);
+        let next = guarded(300_000);
+        post_receive(&mut *raw.channel, 1, next.clone());
+        write_chunk(&raw.lanes[0], 1, 300_000, 300_000);
+        assert_eq!(received_token(&completions(&mut *raw.channel, 1)[0]), 1001);
+        check(&next, 1);
+        untouched(&destination);
+    }
+}
+
+#[test]
+fn a_lane_that_waits_for_a_receive_goes_on_when_the_chunk_is_discarded() {
+    let mut raw = raw_peer(1, options(false));
+    write_chunk(&raw.lanes[0], 0, 1000, 1000);
+    write_chunk(&raw.lanes[0], 1, 1000, 1000);
+    write_chunk(&raw.lanes[0], 2, 1000, 1000);
+    wait_until(|| raw.channel.stats().early_arrivals > 0);
+    raw.channel.discard(0, 1);
+    // Skipping a sequence says the same of it.
+    let destination = guarded(1000);
+    post_receive(&mut *raw.channel, 2, destination.clone());
+    assert_eq!(received_token(&completions(&mut *raw.channel, 1)[0]), 1002);
+    check(&destination, 2);
+    assert_eq!(raw.channel.stats().bytes_discarded, 2000);
+}
+
+#[test]
+fn a_send_in_the_queue_is_gone_at_once_and_one_under_way_finishes() {
+    // Far larger than socket buffers grow: the lane cannot finish it while the peer is silent.
+    let length = 128 << 20;
+    let mut raw = raw_peer(1, options(false));
+    post_send(&mut *raw.channel, 0, Region::host(length).unwrap().all());
+    post_send(&mut *raw.channel, 1, filled(1, 1000));
+    post_send(&mut *raw.channel, 2, filled(2, 1000));
+    wait_until(|| raw.channel.stats().wire_calls > 0);
+    assert_eq!(raw.channel.cancel(1), Cancel::Done);
+    assert_eq!(raw.channel.in_flight(), 2);
+    assert_eq!(
+        raw.channel.cancel(1),
+        Cancel::Done,
+        "it is no longer in flight"
+    );
+    assert_eq!(raw.channel.cancel(0), Cancel::Pending);
+    let lane = &mut raw.lanes[0];
+    expect_header(lane, header(0, 1, 0, length as u32));
+    let read = std::io::copy(&mut lane.take(length as u64), &mut std::io::sink()).unwrap();
+    assert_eq!(read, length as u64);
+    expect_header(lane, header(2, 1, 2000, 1000));
+    let ended = completions(&mut *raw.channel, 2);
+    assert_eq!(ended.iter().map(sent_token).collect::<Vec<_>>(), [0, 2]);
+}
+
+#[test]
+fn a_staged_send_can_be_taken_back_while_the_peer_is_silent() {
+    let (length, window) = (1 << 20, 60);
+    let options = TcpOptions {
+        window,
+        stage_host: true,
+        ..TcpOptions::default()
+    };
+    let mut raw = raw_peer(1, options);
+    // 60 MiB are more than the socket buffers take, so the last chunk is not under way.
+    let last = u64::from(window) - 1;
+    for sequence in 0..=last {
+        post_send(&mut *raw.channel, sequence, filled(sequence, length));
+    }
+    let mut ended = Vec::new();
+    let mut lane = raw.lanes.remove(0);
+    match raw.channel.cancel(last) {
+        Cancel::Done => {}
+        Cancel::Pending => {
+            // Its copy was under way.
+            let is_failure = |one: &Completion| matches!(one, Completion::Failed { .. });
+            while !ended.iter().any(is_failure) {
+                wait_any(&[&*raw.channel]);
+                raw.channel.poll(&mut ended).unwrap();
+            }
+            let index = ended.iter().position(is_failure).unwrap();
+            assert_eq!(
+                failed(&ended.remove(index)),
+                (last, ChannelError::Cancelled)
+            );
+        }
+        Cancel::Unsupported => panic!("this network can cancel"),
+    }
+    let reader = std::thread::spawn(move || {
+        let mut payload = vec![0; length];
+        for sequence in 0..last {
+            expect_header(
+                &mut lane,
+                header(sequence, 1, sequence << 20, length as u32),
+            );
+            lane.read_exact(&mut payload).unwrap();
+            let wrong = (0..length).find(|&at| payload[at] != pattern(sequence, at));
+            assert_eq!(wrong, None);
+        }
+        lane
+    });
+    while ended.len() < last as usize {
+        wait_any(&[&*raw.channel]);
+        raw.channel.poll(&mut ended).unwrap();
+    }
+    let mut tokens: Vec<_> = ended.iter().map(sent_token).collect();
+    tokens.sort_unstable();
+    assert_eq!(tokens, (0..last).collect::<Vec<_>>());
+    let _lane = reader.join().unwrap();
+    // Every slot of the window is free again, that of the cancelled chunk too.
+    for sequence in 100..100 + u64::from(window) {
+        let mut chunk = Some(send_chunk(sequence, filled(sequence, 1)));
+        while let Some(posted) = chunk.take() {
+            if let Posted::Full(back) = raw.channel.post_send(posted).unwrap() {
+                chunk = Some(back);
+                wait_any(&[&*raw.channel]);
+                raw.channel.poll(&mut ended).unwrap();
+            }
+        }
+    }
+}
+
+fn expect_header(lane: &mut std::net::TcpStream, expected: [u8; 40]) {
+    let mut arrived = [0; 40];
+    lane.read_exact(&mut arrived).unwrap();
+    assert_eq!(arrived, expected);
+}
+
+fn wait_until_received(channel: &dyn Channel, bytes: u64) {
+    wait_until(|| channel.stats().bytes_received >= bytes);
+}
+
+fn wait_until(mut condition: impl FnMut() -> bool) {
+    let deadline = deadline();
+    while !condition() {
+        assert!(std::time::Instant::now() < deadline, "it never came true");
+        std::thread::yield_now();
+    }
+}
+
+fn untouched(destination: &tcpx_memory::RegionSlice) {
+    let region = destination.region();
+    region
+        .with_bytes(.., |bytes| assert!(bytes.iter().all(|byte| *byte == 0xEE)))
+        .unwrap();
+}

@@ -1,0 +1,255 @@
+//! The port under good clients, strangers, and bad luck.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use tcpx_net::dial::dial_lane;
+use tcpx_net::{Auth, DialOptions, ListenOptions, Listener, NetworkError, dial};
+use tcpx_wire::handshake::{ClientHandshake, Session};
+
+use crate::support::*;
+
+fn until() -> DialOptions {
+    DialOptions::until(deadline())
+}
+
+fn local() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], 0))
+}
+
+#[test]
+fn both_ends_hold_the_same_session_and_the_stream_carries_what_follows() {
+    for auth in [Auth::Key(key(1)), Auth::Insecure] {
+        let listener = listener(auth.clone());
+        let mut dialled = dial(listener.local_addr(), &auth, &until()).unwrap();
+        // At once, so that it sits right behind the handshake.
+        dialled.stream.write_all(b"the first frame").unwrap();
+        let mut accepted = listener.accept(deadline()).unwrap();
+        assert_eq!(dialled.session, accepted.session);
+        assert!(accepted.stream.nodelay().unwrap() && dialled.stream.nodelay().unwrap());
+        accepted.stream.set_nonblocking(false).unwrap();
+        let mut bytes = [0; 15];
+        accepted.stream.read_exact(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"the first frame");
+    }
+}
+
+#[test]
+fn each_way_in_which_keys_differ_has_its_own_error() {
+    let address = SocketAddr::from(([127, 0, 0, 1], 1));
+    let with_key = listener(Auth::Key(key(1)));
+    let without = listener(Auth::Insecure);
+    let wrong = dial(with_key.local_addr(), &Auth::Key(key(2)), &until()).unwrap_err();
+    assert!(matches!(wrong, NetworkError::WrongKey { .. }), "{wrong:?}");
+    let required = dial(with_key.local_addr(), &Auth::Insecure, &until()).unwrap_err();
+    assert!(
+        matches!(required, NetworkError::KeyRequired { .. }),
+        "{required:?}"
+    );
+    let unexpected = dial(without.local_addr(), &Auth::Key(key(1)), &until()).unwrap_err();
+    assert!(
+        matches!(unexpected, NetworkError::KeyNotExpected { .. }),
+        "{unexpected:?}"
+    );
+    let refused = dial(address, &Auth::Insecure, &until()).unwrap_err();
+    assert_eq!(refused, NetworkError::Refused { peer: address });
+    let nobody = with_key.accept(Instant::now()).unwrap_err();
+    assert!(
+        matches!(nobody, NetworkError::AcceptTimedOut { .. }),
+        "{nobody:?}"
+    );
+}
+
+#[test]
+fn a_peer_that_is_not_tcpx_or_of_another_version_is_named() {
+    type IsExpected = fn(&NetworkError) -> bool;
+    let answers: [(Vec<u8>, IsExpected); 2] = [
+        (
+            b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n".to_vec(),
+            |error| matches!(error, NetworkError::NotTcpx { arrived, .. } if arrived.contains("SSH-2.0")),
+        ),
+        (
+            [b"TCPX\r\n\x1a\n\x63\x00\x07\x00".as_slice(), &[0; 80]].concat(),
+            |error| matches!(error, NetworkError::Version { theirs, .. } if theirs == "99.7"),
+        ),
+    ];
+    for (answer, is_expected) in answers {
+        let stranger = TcpListener::bind(local()).unwrap();
+        let address = stranger.local_addr().unwrap();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = stranger.accept().unwrap();
+            stream.write_all(&answer).unwrap();
+            // Until the client gives up.
+            while stream.read(&mut [0; 64]).is_ok_and(|bytes| bytes > 0) {}
+        });
+        let error = dial(address, &Auth::Key(key(1)), &until()).unwrap_err();
+        assert!(is_expected(&error), "{error:?}");
+        server.join().unwrap();
+    }
+}
+
+#[test]
+fn a_silent_server_ends_the_dial_at_its_deadline() {
+    let silent = TcpListener::bind(local()).unwrap();
+    let options = DialOptions::until(Instant::now() + Duration::from_millis(50));
+    let error = dial(silent.local_addr().unwrap(), &Auth::Insecure, &options).unwrap_err();
+    assert!(matches!(error, NetworkError::TimedOut { .. }), "{error:?}");
+}
+
+#[test]
+fn a_one_time_key_is_spent_by_the_first_session_and_not_by_failures() {
+    let auth = Auth::Key(key(1));
+    let options = ListenOptions {
+        address: local(),
+        auth: auth.clone(),
+        one_time: true,
+        capabilities: 0,
+    };
+    let listener = Listener::bind(options).unwrap();
+    let address = listener.local_addr();
+    for _ in 0..3 {
+        dial(address, &Auth::Key(key(2)), &until()).unwrap_err();
+    }
+    let dialled = dial(address, &auth, &until()).unwrap();
+    let accepted = listener.accept(deadline()).unwrap();
+    let late = dial(address, &auth, &until()).unwrap_err();
+    assert!(matches!(late, NetworkError::Busy { .. }), "{late:?}");
+    // Lanes of the one session still come.
+    dial_lane(address, &dialled.session, 0, 1, &until()).unwrap();
+    assert_eq!(accepted.lanes.take(deadline()).unwrap().lane, 0);
+}
+
+#[test]
+fn sessions_that_nobody_accepts_are_bounded() {
+    let listener = listener(Auth::Insecure);
+    let address = listener.local_addr();
+    let waiting: Vec<_> = (0..16)
+        .map(|_| dial(address, &Auth::Insecure, &until()).unwrap())
+        .collect();
+    let error = dial(address, &Auth::Insecure, &until()).unwrap_err();
+    assert!(matches!(error, NetworkError::Busy { .. }), "{error:?}");
+    let first = listener.accept(deadline()).unwrap();
+    assert_eq!(first.session, waiting[0].session);
+    dial(address, &Auth::Insecure, &until()).unwrap();
+}
+
+#[test]
+fn a_lane_needs_a_living_session_and_its_key() {
+    let auth = Auth::Key(key(1));
+    let listener = listener(auth.clone());
+    let address = listener.local_addr();
+    let dialled = dial(address, &auth, &until()).unwrap();
+    let accepted = listener.accept(deadline()).unwrap();
+    let stranger = dial(address, &auth, &until()).unwrap();
+    let forged = Session {
+        id: dialled.session.id,
+        ..stranger.session
+    };
+    let error = dial_lane(address, &forged, 0, 1, &until()).unwrap_err();
+    assert!(matches!(error, NetworkError::Handshake { .. }), "{error:?}");
+    dial_lane(address, &dialled.session, 3, 4, &until()).unwrap();
+    let lane = accepted.lanes.take(deadline()).unwrap();
+    assert_eq!((lane.lane, lane.lanes), (3, 4));
+    drop(accepted);
+    let error = dial_lane(address, &dialled.session, 0, 4, &until()).unwrap_err();
+    assert!(error.to_string().contains("does not know"), "{error}");
+}
+
+/// Time that a good client needs.
+fn good_client(address: SocketAddr, listener: &Listener, auth: &Auth) -> Duration {
+    let started = Instant::now();
+    let dialled = dial(address, auth, &until()).unwrap();
+    assert_eq!(
+        listener.accept(deadline()).unwrap().session,
+        dialled.session
+    );
+    started.elapsed()
+}
+
+#[test]
+fn strangers_neither_delay_a_good_client_nor_stay() {
+    let auth = Auth::Key(key(1));
+    let listener = listener(auth.clone());
+    let address = listener.local_addr();
+    let hello = ClientHandshake::new(Some(&key(1)), [9; 32], 0).1;
+    let mut strangers: Vec<_> = (0..200)
+        .map(|index| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            match index % 4 {
+                0 => {}
+                1 => stream
+                    .write_all(b"GET / HTTP/1.1\r\nHost: tcpx\r\n\r\n")
+                    .unwrap(),
+                2 => stream.write_all(&hello[..20]).unwrap(),
+                _ => stream.write_all(&hello).unwrap(),
+            }
+            stream
+        })
+        .collect();
+    for _ in 0..5 {
+        // Far below the strangers' three seconds: the good client did not wait for any of them.
+        let needed = good_client(address, &listener, &auth);
+        assert!(
+            needed < Duration::from_millis(1500),
+            "a good client took {needed:?}"
+        );
+    }
+    // All are turned away: the oldest at once, the others by their deadline.
+    for stream in &mut strangers {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut bytes = [0; 128];
+        while stream.read(&mut bytes).is_ok_and(|bytes| bytes > 0) {}
+    }
+}
+
+#[test]
+fn a_handshake_that_comes_byte_by_byte_is_good() {
+    let auth = Auth::Key(key(1));
+    let listener = listener(auth.clone());
+    let (mut handshake, first) = ClientHandshake::new(Some(&key(1)), [9; 32], 0);
+    let mut stream = TcpStream::connect(listener.local_addr()).unwrap();
+    stream.set_nodelay(true).unwrap();
+    let slowly = |mut stream: &TcpStream, bytes: &[u8]| {
+        for byte in bytes {
+            stream.write_all(&[*byte]).unwrap();
+            std::thread::yield_now();
+        }
+    };
+    slowly(&stream, &first);
+    let mut buffer = [0; 1];
+    loop {
+        stream.read_exact(&mut buffer).unwrap();
+        match handshake.receive(&mut buffer.as_slice()).unwrap() {
+            tcpx_wire::handshake::Step::NeedMore => {}
+            tcpx_wire::handshake::Step::Send(message) => slowly(&stream, &message),
+            tcpx_wire::handshake::Step::Done(session) => {
+                assert_eq!(listener.accept(deadline()).unwrap().session, session);
+                return;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_closed_listener_frees_its_port() {
+    let listener = listener(Auth::Insecure);
+    let address = listener.local_addr();
+    let idle = TcpStream::connect(address).unwrap();
+    drop(listener);
+    assert_eq!(
+        dial(address, &Auth::Insecure, &until()).unwrap_err(),
+        NetworkError::Refused { peer: address }
+    );
+    drop(idle);
+    let options = ListenOptions {
+        address,
+        auth: Auth::Insecure,
+        one_time: false,
+        capabilities: 0,
+    };
+    drop(Listener::bind(options.clone()).unwrap());
+    let _taken = TcpListener::bind(address).unwrap();
+    let error = Listener::bind(options).unwrap_err();
+    assert!(error.to_string().contains("choose another port"), "{error}");
+}

@@ -1,0 +1,376 @@
+//! Pairs of channels on loopback, and a raw peer that can misbehave.
+
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tcpx_memory::{Region, RegionSlice};
+use tcpx_net::dial::dial_lane;
+use tcpx_net::{
+    Accepted, Auth, Channel, ChannelError, Completion, DialOptions, Exchange, ListenOptions,
+    Listener, Network, NetworkError, Payload, Posted, Readiness, ReceiveChunk, SendChunk, Setup,
+    Side, TcpNetwork, TcpOptions, dial,
+};
+use tcpx_wire::TransferId;
+use tcpx_wire::chunk_header::ChunkHeader;
+use tcpx_wire::key::Key;
+
+/// Nothing that a test waits for takes longer on a busy machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) fn deadline() -> Instant {
+    Instant::now() + PATIENCE
+}
+
+pub(crate) fn key(seed: u8) -> Key {
+    Key::generate(&mut |bytes| bytes.fill(seed))
+}
+
+pub(crate) fn listener(auth: Auth) -> Listener {
+    let address = SocketAddr::from(([127, 0, 0, 1], 0));
+    Listener::bind(ListenOptions {
+        address,
+        auth,
+        one_time: false,
+        capabilities: 0,
+    })
+    .unwrap()
+}
+
+/// Rounds of set-up messages within this process.
+pub(crate) struct Wire {
+    to: Sender<Vec<u8>>,
+    from: Receiver<Vec<u8>>,
+}
+
+impl Wire {
+    pub(crate) fn pair() -> (Self, Self) {
+        let (to_right, at_right) = channel();
+        let (to_left, at_left) = channel();
+        (
+            Self {
+                to: to_right,
+                from: at_left,
+            },
+            Self {
+                to: to_left,
+                from: at_right,
+            },
+        )
+    }
+}
+
+impl Exchange for Wire {
+    fn exchange(&mut self, payload: &[u8]) -> Result<Vec<u8>, NetworkError> {
+        let gone = |_| NetworkError::Control {
+            reason: "the other end has gone".to_owned(),
+        };
+        self.to
+            .send(payload.to_vec())
+            .map_err(|error| gone(error.to_string()))?;
+        self.from
+            .recv_timeout(PATIENCE)
+            .map_err(|error| gone(error.to_string()))
+    }
+}
+
+pub(crate) fn server_side(
+    accepted: &Accepted,
+    options: TcpOptions,
+    channels: u16,
+    exchange: &mut dyn Exchange,
+) -> Result<Box<dyn Channel>, NetworkError> {
+    let setup = Setup {
+        side: Side::Server,
+        session: &accepted.session,
+        local: accepted.stream.local_addr().unwrap(),
+        peer: accepted.peer,
+        channels,
+        deadline: deadline(),
+        workers: &[],
+        lanes: Some(accepted.lanes.clone()),
+    };
+    let mut channels = TcpNetwork::new(options).establish(&setup, exchange)?;
+    Ok(channels.remove(0))
+}
+
+pub(crate) struct Pair {
+    pub(crate) client: Box<dyn Channel>,
+    pub(crate) server: Box<dyn Channel>,
+    _listener: Listener,
+}
+
+/// Two channels that face each other.
+pub(crate) fn pair(lanes: u16, client: TcpOptions, server: TcpOptions) -> Pair {
+    let auth = Auth::Key(key(7));
+    let listener = listener(auth.clone());
+    let address = listener.local_addr();
+    let (mut ours, mut theirs) = Wire::pair();
+    let client = std::thread::spawn(move || {
+        let dialled = dial(address, &auth, &DialOptions::until(deadline())).unwrap();
+        let setup = Setup {
+            side: Side::Client,
+            session: &dialled.session,
+            local: dialled.stream.local_addr().unwrap(),
+            peer: address,
+            channels: lanes,
+            deadline: deadline(),
+            workers: &[],
+            lanes: None,
+        };
+        TcpNetwork::new(client)
+            .establish(&setup, &mut ours)
+            .unwrap()
+            .remove(0)
+    });
+    let accepted = listener.accept(deadline()).unwrap();
+    let server = server_side(&accepted, server, lanes, &mut theirs).unwrap();
+    Pair {
+        client: client.join().unwrap(),
+        server,
+        _listener: listener,
+    }
+}
+
+/// A channel whose peer is this test, byte by byte.
+pub(crate) struct Raw {
+    pub(crate) channel: Box<dyn Channel>,
+    pub(crate) lanes: Vec<TcpStream>,
+    _listener: Listener,
+}
+
+pub(crate) fn raw_peer(lanes: u16, options: TcpOptions) -> Raw {
+    let auth = Auth::Key(key(7));
+    let listener = listener(auth.clone());
+    let address = listener.local_addr();
+    let (mut ours, mut theirs) = Wire::pair();
+    let dialler = std::thread::spawn(move || {
+        let until = DialOptions::until(deadline());
+        let dialled = dial(address, &auth, &until).unwrap();
+        let [low, high] = lanes.to_le_bytes();
+        ours.exchange(&[b'T', b'C', b'P', b'L', 1, 0, low, high])
+            .unwrap();
+        (0..lanes)
+            .map(|lane| {
+                let stream = dial_lane(address, &dialled.session, lane, lanes, &until).unwrap();
+                stream.set_nonblocking(false).unwrap();
+                stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                stream.set_write_timeout(Some(PATIENCE)).unwrap();
+                stream
+            })
+            .collect()
+    });
+    let accepted = listener.accept(deadline()).unwrap();
+    let channel = server_side(&accepted, options, lanes, &mut theirs).unwrap();
+    Raw {
+        channel,
+        lanes: dialler.join().unwrap(),
+        _listener: listener,
+    }
+}
+
+pub(crate) fn header(
+    sequence: u64,
+    transfer: u64,
+    offset: u64,
+    length: u32,
+) -> [u8; ChunkHeader::BYTES] {
+    ChunkHeader {
+        sequence,
+        transfer: TransferId(transfer),
+        offset,
+        length,
+    }
+    .encode()
+}
+
+/// Sends a chunk of transfer 1, whose chunks all have this length, up to `bytes` of its payload.
+pub(crate) fn write_chunk(mut lane: &TcpStream, sequence: u64, length: u32, bytes: usize) {
+    let header = header(sequence, 1, sequence * u64::from(length), length);
+    lane.write_all(&header).unwrap();
+    write_payload(lane, sequence, 0..bytes);
+}
+
+pub(crate) fn write_payload(mut lane: &TcpStream, sequence: u64, range: std::ops::Range<usize>) {
+    let payload: Vec<u8> = range.map(|at| pattern(sequence, at)).collect();
+    lane.write_all(&payload).unwrap();
+}
+
+/// The byte at a place of a chunk.
+pub(crate) fn pattern(sequence: u64, at: usize) -> u8 {
+    let mixed = (sequence << 32 ^ at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed >> 56) as u8
+}
+
+pub(crate) fn filled(sequence: u64, length: usize) -> RegionSlice {
+    let region = Region::host(length).unwrap();
+    let bytes: Vec<u8> = (0..length).map(|at| pattern(sequence, at)).collect();
+    region.write_from(0, &bytes).unwrap();
+    region.all()
+}
+
+/// Bytes around each destination that must stay as they are.
+pub(crate) const GUARD: usize = 61;
+
+pub(crate) fn guarded(length: usize) -> RegionSlice {
+    let region = Region::host(length + 2 * GUARD).unwrap();
+    region
+        .write_from(0, &vec![0xEE; length + 2 * GUARD])
+        .unwrap();
+    region.slice(GUARD..GUARD + length).unwrap()
+}
+
+/// Checks that a destination from [`guarded`] holds a chunk and that nothing around it changed.
+pub(crate) fn check(destination: &RegionSlice, sequence: u64) {
+    let length = destination.len();
+    destination
+        .region()
+        .with_bytes(.., |bytes| {
+            assert!(
+                bytes[..GUARD].iter().all(|byte| *byte == 0xEE),
+                "written in front of it"
+            );
+            assert!(
+                bytes[GUARD + length..].iter().all(|byte| *byte == 0xEE),
+                "written behind it"
+            );
+            let payload = &bytes[GUARD..GUARD + length];
+            let wrong = (0..length).find(|&at| payload[at] != pattern(sequence, at));
+            assert_eq!(
+                wrong, None,
+                "chunk {sequence} of {length} bytes differs there"
+            );
+        })
+        .unwrap();
+}
+
+/// Chunks of transfer 1, all of the same length.
+pub(crate) fn send_chunk(sequence: u64, source: RegionSlice) -> SendChunk {
+    let offset = sequence * source.len() as u64;
+    SendChunk {
+        token: sequence,
+        sequence,
+        transfer: 1,
+        offset,
+        tag: 0,
+        source,
+        fence: None,
+    }
+}
+
+pub(crate) fn receive_chunk(sequence: u64, destination: RegionSlice) -> ReceiveChunk {
+    let offset = sequence * destination.len() as u64;
+    let token = 1000 + sequence;
+    ReceiveChunk {
+        token,
+        sequence,
+        transfer: 1,
+        offset,
+        tag: 0,
+        destination,
+        fence: None,
+    }
+}
+
+pub(crate) fn post_send(channel: &mut dyn Channel, sequence: u64, source: RegionSlice) {
+    let posted = channel.post_send(send_chunk(sequence, source)).unwrap();
+    assert!(matches!(posted, Posted::Accepted));
+}
+
+pub(crate) fn post_receive(channel: &mut dyn Channel, sequence: u64, destination: RegionSlice) {
+    let posted = channel
+        .post_receive(receive_chunk(sequence, destination))
+        .unwrap();
+    assert!(matches!(posted, Posted::Accepted));
+}
+
+/// Blocks until one of the channels has something to poll.
+pub(crate) fn wait_any(channels: &[&dyn Channel]) {
+    let mut watched: Vec<PollFd<'_>> = channels
+        .iter()
+        .map(|channel| match channel.readiness() {
+            Readiness::Fd(descriptor) => PollFd::from_borrowed_fd(descriptor, PollFlags::IN),
+            Readiness::PollOnly => panic!("the embedded network has a descriptor"),
+        })
+        .collect();
+    let limit = Timespec {
+        tv_sec: PATIENCE.as_secs() as i64,
+        tv_nsec: 0,
+    };
+    let ready = poll(&mut watched, Some(&limit)).unwrap();
+    assert!(
+        ready > 0,
+        "nothing happened for {PATIENCE:?}: {:?}",
+        channels[0].describe()
+    );
+}
+
+/// Polls until `count` completions have come.
+pub(crate) fn completions(channel: &mut dyn Channel, count: usize) -> Vec<Completion> {
+    let mut out = Vec::new();
+    loop {
+        channel.poll(&mut out).unwrap();
+        if out.len() >= count {
+            assert_eq!(out.len(), count, "{out:?}");
+            return out;
+        }
+        wait_any(&[channel]);
+    }
+}
+
+/// Polls until the channel says that it is broken.
+pub(crate) fn breakage(channel: &mut dyn Channel) -> (ChannelError, Vec<Completion>) {
+    let mut out = Vec::new();
+    loop {
+        if let Err(error) = channel.poll(&mut out) {
+            return (error, out);
+        }
+        wait_any(&[channel]);
+    }
+}
+
+/// Closes the channel and returns what it still reported.
+pub(crate) fn close(channel: &mut dyn Channel) -> Vec<Completion> {
+    let mut out = Vec::new();
+    channel.close();
+    loop {
+        channel.poll(&mut out).unwrap();
+        if channel.closed() {
+            return out;
+        }
+        wait_any(&[channel]);
+    }
+}
+
+pub(crate) fn received_token(completion: &Completion) -> u64 {
+    match completion {
+        Completion::Received {
+            token,
+            payload: Payload::InPlace { .. },
+        } => *token,
+        other => panic!("not a receive in place: {other:?}"),
+    }
+}
+
+pub(crate) fn failed(completion: &Completion) -> (u64, ChannelError) {
+    match completion {
+        Completion::Failed { token, error } => (*token, error.clone()),
+        other => panic!("not a failure: {other:?}"),
+    }
+}
+
+pub(crate) fn sent_token(completion: &Completion) -> u64 {
+    match completion {
+        Completion::Sent { token } => *token,
+        other => panic!("not a send: {other:?}"),
+    }
+}
+
+pub(crate) fn options(stage_host: bool) -> TcpOptions {
+    TcpOptions {
+        stage_host,
+        ..TcpOptions::default()
+    }
+}

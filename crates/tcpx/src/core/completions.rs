@@ -1,0 +1,182 @@
+//! What channels have finished, and pool space back to them.
+
+use tcpx_net::{Completion, Payload, Posted, Ticket};
+use tcpx_wire::session::{DataFailure, OperationId};
+
+use super::Core;
+use super::channels::Unconsumed;
+use super::operation::InFlight;
+use super::tokens::Token;
+use crate::error::Error;
+use crate::event::Event;
+
+impl Core {
+    /// Takes what the channels have finished; `true` if anything was.
+    pub(super) fn poll_channels(&mut self) -> bool {
+        let mut any = false;
+        for index in 0..self.channels.len() {
+            let mut completions = std::mem::take(&mut self.completions);
+            let polled = self.channels[index].channel.poll(&mut completions);
+            any |= !completions.is_empty();
+            for completion in completions.drain(..) {
+                self.completed(index, completion);
+            }
+            self.completions = completions;
+            if let Err(error) = polled {
+                let error = Error::channel(self.peer, index, error);
+                self.fail(error);
+            }
+            self.consume_ready(index);
+        }
+        any
+    }
+
+    fn completed(&mut self, index: usize, completion: Completion) {
+        let now = self.now();
+        match completion {
+            Completion::Sent { token } => {
+                let Some(Token::Send(id, flight)) = self.tokens.remove(&token) else {
+                    return;
+                };
+                if self.off_wire(id) {
+                    self.session.chunk_sent(now, id, flight.event.index);
+                    self.emit(&Event::ChunkSent(flight.event));
+                }
+            }
+            Completion::Received { token, payload } => {
+                let Some(Token::Receive(id, flight)) = self.tokens.remove(&token) else {
+                    return;
+                };
+                match payload {
+                    Payload::InPlace { bytes } => self.received_in_place(id, flight, bytes),
+                    Payload::Scattered {
+                        pool,
+                        list,
+                        bytes,
+                        ticket,
+                    } => {
+                        self.emit_arrival(flight.event, &list, &pool);
+                        self.channels[index].unconsumed.push_back(Unconsumed {
+                            ticket,
+                            operation: id,
+                            flight,
+                            done: false,
+                            placed: false,
+                        });
+                        if !self.unpack(id, flight, pool, &list, bytes, ticket) {
+                            self.pool_read(index, ticket, false);
+                        }
+                    }
+                }
+            }
+            Completion::Failed { token, error } => {
+                let (Some(Token::Send(id, flight)) | Some(Token::Receive(id, flight))) =
+                    self.tokens.remove(&token)
+                else {
+                    return;
+                };
+                if self.off_wire(id) {
+                    let failure = DataFailure::Channel(error.to_string());
+                    let index = Some(flight.event.index);
+                    self.session.data_failed(now, id, index, failure);
+                }
+            }
+        }
+    }
+
+    fn received_in_place(&mut self, id: OperationId, flight: InFlight, bytes: u64) {
+        if !self.off_wire(id) {
+            return;
+        }
+        let now = self.now();
+        // The session compares the length with the plan and fails the operation if it is wrong.
+        self.session
+            .chunk_arrived(now, id, flight.event.index, bytes);
+        if bytes == u64::from(flight.event.length) {
+            self.placed(id, flight);
+        }
+    }
+
+    /// Gives pool space back in order, as far as unpacking has come.
+    pub(super) fn consume_ready(&mut self, index: usize) {
+        self.channels[index].close_when_unread();
+        while let Some(first) = self.channels[index].unconsumed.front() {
+            if !first.done {
+                return;
+            }
+            let (ticket, id, flight, placed) =
+                (first.ticket, first.operation, first.flight, first.placed);
+            if !self.channels[index].closing {
+                match self.channels[index].channel.consume(ticket) {
+                    Ok(Posted::Accepted) => {}
+                    Ok(Posted::Full(_)) => return,
+                    Err(error) => {
+                        let error = Error::channel(self.peer, index, error);
+                        self.fail(error);
+                    }
+                }
+            }
+            self.channels[index].unconsumed.pop_front();
+            let stopped = self.operations.get(&id).is_none_or(|op| op.stopped);
+            if placed && !stopped {
+                self.placed(id, flight);
+            }
+        }
+        self.channels[index].close_when_unread();
+    }
+
+    fn placed(&mut self, id: OperationId, flight: InFlight) {
+        let now = self.now();
+        if let Some(operation) = self.operations.get(&id) {
+            operation.state.add_done(u64::from(flight.event.length));
+        }
+        self.session.chunk_placed(now, id, flight.event.index);
+        self.emit(&Event::ChunkPlaced {
+            chunk: flight.event,
+            elapsed: flight.posted.elapsed(),
+        });
+    }
+
+    /// Accounts a request that has ended; `true` if the session still wants to hear of it.
+    pub(super) fn off_wire(&mut self, id: OperationId) -> bool {
+        let Some(operation) = self.operations.get_mut(&id) else {
+            return false;
+        };
+        operation.off_wire(false);
+        let wanted = !operation.stopped;
+        self.settle_operation(id);
+        wanted
+    }
+
+    /// Accounts a finished unpack; `true` if the operation was stopped meanwhile.
+    pub(super) fn unpacked(&mut self, id: OperationId) -> bool {
+        let Some(operation) = self.operations.get_mut(&id) else {
+            return true;
+        };
+        operation.unpacked();
+        let stopped = operation.stopped;
+        self.settle_operation(id);
+        stopped
+    }
+
+    /// Accounts a finished digest or eager copy; `true` if the session still wants to hear of it.
+    pub(super) fn job_off(&mut self, id: OperationId) -> bool {
+        let Some(operation) = self.operations.get_mut(&id) else {
+            return false;
+        };
+        operation.outstanding -= 1;
+        let wanted = !operation.stopped;
+        self.settle_operation(id);
+        wanted
+    }
+
+    /// Nothing reads the pool space of `ticket` any more; `placed` if its bytes are in place.
+    pub(super) fn pool_read(&mut self, index: usize, ticket: Ticket, placed: bool) {
+        let queue = &mut self.channels[index].unconsumed;
+        if let Some(entry) = queue.iter_mut().find(|entry| entry.ticket == ticket) {
+            entry.done = true;
+            entry.placed = placed;
+        }
+        self.consume_ready(index);
+    }
+}

@@ -1,0 +1,244 @@
+//! Work for the copy worker: unpacking, digests, eager payloads.
+
+use std::sync::Arc;
+
+use tcpx_memory::{BouncePool, Job, MemoryError, MemoryKind, Region, UnpackMethod, Work};
+use tcpx_net::Ticket;
+use tcpx_wire::descriptor::{Descriptors, Limits};
+use tcpx_wire::scatter::ScatterList;
+use tcpx_wire::session::{DataFailure, OperationId};
+
+use super::Core;
+use super::operation::InFlight;
+use super::tokens::Token;
+use crate::event::{ChunkEvent, Event};
+
+/// Fragments shown in an event.
+const SAMPLE: usize = 8;
+/// Bytes of the first fragment shown in an event.
+const PROBE: usize = 64;
+
+impl Core {
+    /// Hands fragments to the copy worker; `false` if that was not possible or not wanted.
+    pub(super) fn unpack(
+        &mut self,
+        id: OperationId,
+        flight: InFlight,
+        pool: Arc<BouncePool>,
+        list: &ScatterList,
+        bytes: u64,
+        ticket: Ticket,
+    ) -> bool {
+        let now = self.now();
+        let index = flight.event.index;
+        let Some(operation) = self.operations.get_mut(&id) else {
+            return false;
+        };
+        if operation.stopped {
+            self.off_wire(id);
+            return false;
+        }
+        self.session.chunk_arrived(now, id, index, bytes);
+        match self.unpack_job(id, flight, pool, list, bytes) {
+            Ok(work) => {
+                if let Some(operation) = self.operations.get_mut(&id) {
+                    operation.off_wire(true);
+                    operation.fragments += list.len() as u64;
+                }
+                let token = self.new_token(Token::Unpack(id, flight, ticket));
+                self.submit(work, token, id);
+                true
+            }
+            Err(failure) => {
+                self.off_wire(id);
+                self.session.data_failed(now, id, Some(index), failure);
+                false
+            }
+        }
+    }
+
+    fn unpack_job(
+        &mut self,
+        id: OperationId,
+        flight: InFlight,
+        pool: Arc<BouncePool>,
+        list: &ScatterList,
+        bytes: u64,
+    ) -> Result<Work, DataFailure> {
+        let length = u64::from(flight.event.length);
+        let limits = Limits {
+            pool_bytes: pool.len() as u64,
+            destination_bytes: length,
+            received_bytes: bytes,
+        };
+        let mut descriptors = Descriptors::with_capacity(list.len());
+        descriptors
+            .build(list, limits)
+            .map_err(|error| DataFailure::Misreport(error.to_string()))?;
+        let gone = || DataFailure::Misreport("its operation has ended".to_owned());
+        let operation = self.operations.get_mut(&id).ok_or_else(gone)?;
+        let start = usize::try_from(flight.event.offset).unwrap_or(usize::MAX);
+        let to = operation
+            .lease
+            .slice(start..start.saturating_add(flight.event.length as usize))
+            .map_err(|error| DataFailure::Memory(error.to_string()))?;
+        let with = self
+            .unpacker
+            .method
+            .unwrap_or_else(|| UnpackMethod::automatic(pool.kind(), to.kind()));
+        operation.method = Some(with);
+        Ok(Work::Unpack {
+            pool: (*pool).clone(),
+            descriptors: Arc::new(descriptors),
+            to,
+            with,
+        })
+    }
+
+    /// Gives a job to the copy worker; a refusal is its result.
+    pub(super) fn submit(&mut self, work: Work, token: u64, id: OperationId) {
+        let fence = self.operations.get(&id).and_then(|op| op.fence.clone());
+        let sink = Arc::clone(&self.sink);
+        let job = Job {
+            work,
+            fence,
+            sink,
+            token,
+        };
+        if let Err(refused) = self.unpacker.worker.submit(job) {
+            self.job_finished(token, Err(refused.error));
+        }
+    }
+
+    /// Takes what the copy worker has finished; `true` if anything was.
+    pub(super) fn drain_worker(&mut self) -> bool {
+        let mut finished = std::mem::take(&mut self.finished_jobs);
+        self.sink.take(&mut finished);
+        let any = !finished.is_empty();
+        for (token, result) in finished.drain(..) {
+            self.job_finished(token, result);
+        }
+        self.finished_jobs = finished;
+        any
+    }
+
+    fn job_finished(&mut self, token: u64, result: Result<u64, MemoryError>) {
+        let now = self.now();
+        match self.tokens.remove(&token) {
+            Some(Token::Unpack(id, flight, ticket)) => {
+                let stopped = self.unpacked(id);
+                let placed = result.is_ok() && !stopped;
+                let channel = usize::from(flight.event.channel);
+                if let (Err(error), false) = (&result, stopped) {
+                    let index = Some(flight.event.index);
+                    let failure = DataFailure::Memory(error.to_string());
+                    self.session.data_failed(now, id, index, failure);
+                }
+                self.pool_read(channel, ticket, placed);
+            }
+            Some(Token::Digest(id)) => {
+                if self.job_off(id) {
+                    match result {
+                        Ok(crc) => {
+                            // The worker answers a CRC32C: 32 bits.
+                            let crc = u32::try_from(crc).unwrap_or_default();
+                            if let Some(operation) = self.operations.get_mut(&id) {
+                                operation.digest = Some(crc);
+                            }
+                            self.session.digest(now, id, crc);
+                        }
+                        Err(error) => self.memory_failed(id, &error),
+                    }
+                }
+            }
+            Some(Token::Eager(id)) => {
+                if self.job_off(id) {
+                    match result {
+                        Ok(_) => self.session.eager_copied(now, id),
+                        Err(error) => self.memory_failed(id, &error),
+                    }
+                }
+            }
+            Some(Token::Send(..) | Token::Receive(..)) | None => {}
+        }
+    }
+
+    /// Digest of the whole operation, for level *verified*.
+    pub(super) fn start_digest(&mut self, id: OperationId, bytes: u64) {
+        let Some(operation) = self.operations.get_mut(&id) else {
+            return;
+        };
+        let length = usize::try_from(bytes).unwrap_or(usize::MAX);
+        match operation.lease.slice(..length) {
+            Ok(of) => {
+                operation.outstanding += 1;
+                let token = self.new_token(Token::Digest(id));
+                self.submit(Work::Checksum { of }, token, id);
+            }
+            Err(error) => self.memory_failed(id, &error),
+        }
+    }
+
+    /// Copies an eager payload to its destination.
+    pub(super) fn deliver_eager(&mut self, id: OperationId, payload: &[u8]) {
+        let now = self.now();
+        let Some(operation) = self.operations.get_mut(&id) else {
+            return;
+        };
+        if payload.is_empty() {
+            self.session.eager_copied(now, id);
+            return;
+        }
+        let copied = operation.lease.slice(..payload.len()).and_then(|to| {
+            if !matches!(to.kind(), MemoryKind::Cuda { .. }) {
+                // The slice rides on the operation's lease, so this is the only writer.
+                return to.write_from(payload).map(|()| None);
+            }
+            let staging = Region::host(payload.len())?;
+            staging.write_from(0, payload)?;
+            let from = staging.all();
+            Ok(Some(Work::Copy { from, to }))
+        });
+        match copied {
+            Ok(None) => self.session.eager_copied(now, id),
+            Ok(Some(work)) => {
+                operation.outstanding += 1;
+                let token = self.new_token(Token::Eager(id));
+                self.submit(work, token, id);
+            }
+            Err(error) => self.memory_failed(id, &error),
+        }
+    }
+
+    fn memory_failed(&mut self, id: OperationId, error: &MemoryError) {
+        let now = self.now();
+        let failure = DataFailure::Memory(error.to_string());
+        self.session.data_failed(now, id, None, failure);
+    }
+
+    pub(super) fn emit_arrival(&self, chunk: ChunkEvent, list: &ScatterList, pool: &BouncePool) {
+        if self.observer.is_none() {
+            return;
+        }
+        let fragments = list.fragments();
+        let sample = fragments
+            .iter()
+            .take(SAMPLE)
+            .map(|f| (f.source_offset, f.length, f.destination_offset))
+            .collect();
+        let probe = fragments.first().and_then(|first| {
+            let start = usize::try_from(first.source_offset).ok()?;
+            let length = usize::try_from(first.length).ok()?.min(PROBE);
+            let mut bytes = vec![0; length];
+            let part = pool.slice().slice(start..start.checked_add(length)?).ok()?;
+            part.read_to(&mut bytes).ok()?;
+            Some(bytes)
+        });
+        self.emit(&Event::ChunkArrived {
+            chunk,
+            fragments: fragments.len(),
+            sample,
+            probe,
+        });
+    }
+}

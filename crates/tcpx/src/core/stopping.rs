@@ -1,0 +1,58 @@
+//! The early end of an operation: everything that points at its memory goes.
+
+use tcpx_net::Cancel;
+use tcpx_wire::Role;
+use tcpx_wire::session::OperationId;
+
+use super::Core;
+use super::tokens::Token;
+
+impl Core {
+    /// Stops everything that points at the memory of `id`; the session hears `data_quiet` once
+    /// nothing does.
+    pub(super) fn stop_data(&mut self, id: OperationId) {
+        let Some(operation) = self.operations.get_mut(&id) else {
+            return;
+        };
+        operation.stopped = true;
+        operation.quiet_owed = true;
+        let role = operation.role;
+        let unposted = operation.sequences.clone();
+        let in_flight: Vec<(u64, u16)> = self
+            .tokens
+            .iter()
+            .filter_map(|(token, what)| match what {
+                Token::Send(of, flight) | Token::Receive(of, flight) if *of == id => {
+                    Some((*token, flight.event.channel))
+                }
+                _ => None,
+            })
+            .collect();
+        let mut must_close = false;
+        for (token, channel) in in_flight {
+            match self.channels[usize::from(channel)].channel.cancel(token) {
+                Cancel::Done => {
+                    self.tokens.remove(&token);
+                    self.off_wire(id);
+                }
+                Cancel::Pending => {}
+                Cancel::Unsupported => must_close = true,
+            }
+        }
+        for state in &mut self.channels {
+            state.sends.retain(|(_, of, _)| *of != id);
+            state.receives.retain(|(_, of, _)| *of != id);
+            if role == Role::Receiver {
+                // The peer may still send what was granted and will now never be posted.
+                state.channel.discard(unposted.start, unposted.end);
+            }
+        }
+        if must_close {
+            // Only closing gets the memory back from a network that cannot cancel.
+            for state in &mut self.channels {
+                state.close();
+            }
+        }
+        self.settle_operation(id);
+    }
+}

@@ -1,0 +1,25 @@
+//! What the engine waits for: requests on channels and jobs on the copy worker, by token.
+
+use tcpx_net::Ticket;
+use tcpx_wire::session::OperationId;
+
+use super::Core;
+use super::operation::InFlight;
+
+/// What a request or job was about.
+pub(super) enum Token {
+    Send(OperationId, InFlight),
+    Receive(OperationId, InFlight),
+    Unpack(OperationId, InFlight, Ticket),
+    Digest(OperationId),
+    Eager(OperationId),
+}
+
+impl Core {
+    /// Names a request or job.
+    pub(super) fn new_token(&mut self, token: Token) -> u64 {
+        self.next_token += 1;
+        self.tokens.insert(self.next_token, token);
+        self.next_token
+    }
+}

@@ -1,0 +1,157 @@
+//! The engine over the double of Google's plugin: fragments, small pools, consumption in order.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread;
+use std::time::Duration;
+
+use tcpx::{
+    Auth, Connection, Endpoint, Event, Key, Level, Observer, Options, Region, UnpackMethod,
+};
+use tcpx_net::{Network, PluginMemory, PluginNetwork, PluginOptions};
+use tcpx_tests::double;
+
+const LONG: Duration = Duration::from_secs(30);
+
+fn network() -> Arc<dyn Network> {
+    static NETWORK: OnceLock<Arc<PluginNetwork>> = OnceLock::new();
+    NETWORK
+        .get_or_init(|| {
+            let options = PluginOptions {
+                path: Path::new(double::path()).to_owned(),
+                abi: None,
+                device: 0,
+                memory: PluginMemory::StandIn,
+            };
+            Arc::new(PluginNetwork::load(options).expect("the double starts"))
+        })
+        .clone()
+}
+
+#[derive(Default)]
+struct Fragments(Mutex<Vec<usize>>);
+
+impl Observer for Fragments {
+    fn event(&self, event: &Event) {
+        if let Event::ChunkArrived { fragments, .. } = event {
+            self.0.lock().expect("no panic").push(*fragments);
+        }
+    }
+}
+
+fn pair(configure: impl Fn(&mut Options)) -> (Connection, Connection) {
+    let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("randomness"));
+    let mut options = Options::new(network(), Auth::Key(key));
+    configure(&mut options);
+    let address = "127.0.0.1:0".parse().expect("an address");
+    let server = Endpoint::listen(address, options.clone()).expect("a free port");
+    let address = server.local_addr();
+    let client = thread::spawn(move || Endpoint::connect(address, &options).expect("it listens"));
+    let accepted = server.accept(LONG).expect("the client connects");
+    (accepted, client.join().expect("no panic"))
+}
+
+fn random_region(len: usize) -> (Region, Vec<u8>) {
+    let mut bytes = vec![0; len];
+    getrandom::fill(&mut bytes).expect("randomness");
+    let region = Region::host(len).expect("memory");
+    region.write_from(0, &bytes).expect("it is free");
+    (region, bytes)
+}
+
+fn check(region: &Region, expected: &[u8]) {
+    region
+        .with_bytes(.., |bytes| {
+            assert!(bytes[..expected.len()] == *expected, "contents differ");
+            assert!(
+                bytes[expected.len()..].iter().all(|byte| *byte == 0xA5),
+                "wrote past the end"
+            );
+        })
+        .expect("it is free");
+}
+
+fn poisoned(len: usize) -> Region {
+    let region = Region::host(len + 4096).expect("memory");
+    region
+        .write_from(0, &vec![0xA5; len + 4096])
+        .expect("it is free");
+    region
+}
+
+#[test]
+fn every_size_through_the_double() {
+    let _serial = double::serial();
+    for (channels, method) in [
+        (1, UnpackMethod::Host),
+        (2, UnpackMethod::D2d),
+        (4, UnpackMethod::Kernel),
+    ] {
+        let fragments = Arc::new(Fragments::default());
+        let observer = fragments.clone();
+        let (server, client) = pair(|options| {
+            options.channels = channels;
+            options.unpack = Some(method);
+            options.observer = Some(observer.clone());
+            options.eager_limit = 0;
+        });
+        for len in [
+            0,
+            1,
+            23,
+            4095,
+            4096,
+            4097,
+            (512 << 10) - 1,
+            512 << 10,
+            (512 << 10) + 1,
+            9 << 20,
+        ] {
+            let (source, bytes) = random_region(len);
+            let destination = poisoned(len);
+            let receive = server.receive(destination.all(), 7).start().expect("room");
+            let send = client
+                .send(source.all(), 7)
+                .level(Level::Verified)
+                .start()
+                .expect("room");
+            send.wait().unwrap_or_else(|error| panic!("{len}: {error}"));
+            let report = receive
+                .wait()
+                .unwrap_or_else(|error| panic!("{len}: {error}"));
+            assert_eq!(report.bytes, len as u64);
+            if len > 0 {
+                assert!(report.fragments > 0, "the queue was not used");
+                assert_eq!(report.unpack_method, Some(method));
+            }
+            check(&destination, &bytes);
+        }
+        let seen = fragments.0.lock().expect("no panic").clone();
+        assert!(seen.iter().any(|count| *count > 100), "{seen:?}");
+        client.close(LONG).expect("an orderly goodbye");
+        server.close(LONG).expect("an orderly goodbye");
+    }
+}
+
+/// A transfer larger than the plugin's pool goes on only because every chunk is consumed.
+#[test]
+fn transfers_larger_than_the_pool_complete() {
+    let _serial = double::serial();
+    double::set_pool_bytes(2 << 20);
+    let (server, client) = pair(|_| {});
+    for len in [4 << 20, 64 << 20] {
+        let before = double::stats();
+        let (source, bytes) = random_region(len);
+        let destination = poisoned(len);
+        let receive = server.receive(destination.all(), 1).start().expect("room");
+        let send = client.send(source.all(), 1).start().expect("room");
+        send.wait().expect("it arrives");
+        let report = receive.wait().expect("it arrives");
+        assert_eq!(u64::from(report.chunks), (len as u64).div_ceil(512 << 10));
+        check(&destination, &bytes);
+        let consumed = double::stats().consumes - before.consumes;
+        assert_eq!(consumed, u64::from(report.chunks));
+    }
+    client.close(LONG).expect("an orderly goodbye");
+    server.close(LONG).expect("an orderly goodbye");
+}
