@@ -110,7 +110,9 @@ impl Error {
     pub(crate) fn what(&self) -> String {
         let text = self.to_string();
         match self {
-            Self::Engine(_) | Self::Memory { .. } => advice(&text).0.to_owned(),
+            Self::Engine(_) | Self::Memory { .. } | Self::Plugin(PluginFileError::BuildId(_)) => {
+                advice(&text).0.to_owned()
+            }
             _ => text,
         }
     }

@@ -6,7 +6,10 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use tcpx_build_id::BuildIdError;
+
 use crate::args::link::VENDOR_PLUGIN;
+use crate::error::advice;
 use crate::output::say::aside;
 
 /// The plugin's file name once installed, and as cargo writes it.
@@ -27,12 +30,8 @@ pub(crate) enum PluginFileError {
     NotFound(Vec<PathBuf>),
     #[error("building the plugin file failed: {0}")]
     Build(String),
-    #[error("the plugin file {} is stale: it holds the build id {found}, expected {expected}", .path.display())]
-    Stale {
-        path: PathBuf,
-        found: String,
-        expected: String,
-    },
+    #[error(transparent)]
+    BuildId(#[from] BuildIdError),
 }
 
 impl PluginFileError {
@@ -44,9 +43,7 @@ impl PluginFileError {
                 "give its path with --plugin PATH, or put {} beside the tcpx program (`cargo xtask dist` makes both)",
                 OWN_NAMES[0]
             ),
-            Self::Stale { .. } => {
-                format!("build it anew: `cargo build -p {PACKAGE}`, or `cargo xtask dist`")
-            }
+            Self::BuildId(error) => advice(&error.to_string()).1.to_owned(),
             Self::Build(_) => {
                 format!("run `cargo build -p {PACKAGE}` in the source tree and read its messages")
             }
@@ -72,15 +69,8 @@ impl PluginFile {
 
     /// The file, if it was made from the sources that `expected` was computed from.
     fn of_build(self, expected: &str) -> Result<Self, PluginFileError> {
-        if self.build_id.as_deref() == Some(expected) {
-            return Ok(self);
-        }
-        let found = self.build_id.unwrap_or_else(|| "none".into());
-        Err(PluginFileError::Stale {
-            path: self.path,
-            found,
-            expected: expected.to_owned(),
-        })
+        tcpx_build_id::verify(&self.path, expected)?;
+        Ok(self)
     }
 }
 
@@ -90,6 +80,8 @@ pub(crate) struct Places {
     pub(crate) vendor: PathBuf,
     pub(crate) executable: Option<PathBuf>,
     pub(crate) source: Option<PathBuf>,
+    /// Build id of the file that belongs to this program, where there are no sources to ask.
+    pub(crate) build_id: &'static str,
 }
 
 impl Places {
@@ -117,6 +109,7 @@ impl Places {
             vendor: VENDOR_PLUGIN.into(),
             executable,
             source,
+            build_id: env!("TCPX_BUILD_ID"),
         }
     }
 
@@ -161,7 +154,7 @@ impl Places {
             for name in OWN_NAMES {
                 let path = directory.join(name);
                 if path.is_file() {
-                    return existing(&path, "our own, beside the program");
+                    return existing(&path, "our own, beside the program")?.of_build(self.build_id);
                 }
                 looked.push(path);
             }
@@ -277,17 +270,21 @@ fn list(paths: &[PathBuf]) -> String {
 mod tests {
     use super::*;
 
+    const ID: &str = "tcpx-nccl 0.1.0 sources aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+
     fn places(directory: &Path) -> Places {
         Places {
             vendor: directory.join("vendor.so"),
             executable: Some(directory.join("bin").join("tcpx")),
             source: None,
+            build_id: ID,
         }
     }
 
+    /// A file that holds our id and nothing else of a plugin.
     fn touch(path: &Path) {
         std::fs::create_dir_all(path.parent().expect("a parent")).expect("created");
-        std::fs::write(path, b"").expect("written");
+        std::fs::write(path, format!("\x7fELF{ID}\0")).expect("written");
     }
 
     #[test]
@@ -344,25 +341,24 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_other_sources_is_stale() {
+    fn a_file_of_other_sources_beside_the_program_is_refused_and_a_given_one_is_not() {
         let directory = tempfile::tempdir().expect("a directory");
-        let path = directory.path().join("p.so");
-        let id = format!("tcpx-nccl 0.1.0 sources {}", "a".repeat(32));
-        std::fs::write(&path, format!("\x7fELF{id}\0")).expect("written");
-        let file = existing(&path, "made here").expect("found");
-        assert_eq!(file.build_id.as_deref(), Some(id.as_str()));
-        assert!(file.clone().of_build(&id).is_ok());
-        let error = file
-            .of_build(&id.replace("aa", "bb"))
-            .expect_err("other sources")
-            .to_string();
-        assert!(error.contains("stale") && error.contains(&id), "{error}");
-        touch(&path);
-        let foreign = existing(&path, "made here").expect("found");
-        assert!(matches!(
-            foreign.of_build(&id),
-            Err(PluginFileError::Stale { .. })
-        ));
+        let root = directory.path().canonicalize().expect("a path");
+        let mut places = places(&root);
+        let beside = root.join("bin/libnccl-net-tcpx.so");
+        touch(&beside);
+        assert_eq!(places.own().expect("ours").build_id.as_deref(), Some(ID));
+        places.build_id = "tcpx-nccl 0.1.0 sources bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
+        let error = places.own().expect_err("other sources");
+        assert!(matches!(error, PluginFileError::BuildId(_)), "{error}");
+        assert!(
+            error.to_string().contains(ID) && error.to_string().contains(places.build_id),
+            "{error}"
+        );
+        assert!(places.find(Some(&beside)).is_ok());
+        std::fs::write(&beside, b"foreign").expect("written");
+        assert!(matches!(places.own(), Err(PluginFileError::BuildId(_))));
+        assert_eq!(places.find(Some(&beside)).expect("given").build_id, None);
     }
 
     #[test]
