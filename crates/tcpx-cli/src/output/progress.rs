@@ -71,6 +71,32 @@ impl Progress {
     }
 }
 
+/// Says on a terminal what takes its time, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Busy(Option<ProgressBar>);
+
+impl Busy {
+    pub(crate) fn new(what: &str) -> Self {
+        Self(io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10));
+            if let Ok(style) = ProgressStyle::with_template("  {msg} ... {elapsed}") {
+                bar.set_style(style);
+            }
+            bar.set_message(what.to_owned());
+            bar.enable_steady_tick(Duration::from_millis(200));
+            bar
+        }))
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}
+
 impl Drop for Progress {
     fn drop(&mut self) {
         if let Some(bar) = &self.bar {
