@@ -1,3 +1,5 @@
+//! Flags of `tcpx perf`.
+
 use std::fmt;
 use std::str::FromStr;
 

@@ -162,7 +162,7 @@ impl Receiver {
         let report = if step.show {
             transfer.wait()?
         } else {
-            Progress::new(&step.label, step.bytes).follow(&transfer, 0)?
+            Progress::new(&step.label, step.bytes).follow(transfer, 0)?
         };
         let path = connection.path().to_owned();
         link::part(connection)?;

@@ -13,6 +13,9 @@ use crate::sizes::Size;
 /// How often a waiting command looks at the transfer. Nothing depends on it but the bar.
 const REFRESH: Duration = Duration::from_millis(50);
 
+/// A transfer that stands still this long is only waited for.
+const STANDING: Duration = Duration::from_secs(10);
+
 /// Without a terminal: a line at most this often.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
@@ -58,7 +61,10 @@ impl Progress {
     }
 
     /// Waits for `transfer` and shows its progress, counted from `before` bytes.
-    pub(crate) fn follow(&mut self, transfer: &Transfer, before: u64) -> Result<Report, Error> {
+    ///
+    /// The transfer's own limits bound the wait.
+    pub(crate) fn follow(&mut self, transfer: Transfer, before: u64) -> Result<Report, Error> {
+        let (mut done, mut moved) = (0, Instant::now());
         loop {
             if let Some(end) = transfer.wait_timeout(REFRESH) {
                 if let Ok(report) = &end {
@@ -66,7 +72,14 @@ impl Progress {
                 }
                 return Ok(end?);
             }
-            self.at(before + transfer.progress().bytes_done);
+            let now_done = transfer.progress().bytes_done;
+            self.at(before + now_done);
+            if now_done != done {
+                (done, moved) = (now_done, Instant::now());
+            } else if moved.elapsed() >= STANDING {
+                // Nothing to show, and this wait also notices an engine that hangs in a plugin.
+                return Ok(transfer.wait()?);
+            }
         }
     }
 }

@@ -116,7 +116,7 @@ fn place(connection: &Connection, memory: &MemoryChoice, payload: Payload) -> Re
         .level(Level::Verified)
         .start()?;
     messages::tell(connection, ANSWER, &Answer::Ready)?;
-    let report = Progress::new("receiving", payload.bytes).follow(&transfer, 0)?;
+    let report = Progress::new("receiving", payload.bytes).follow(transfer, 0)?;
     say!(
         "received {} with tag {PAYLOAD}, {}:",
         Size(report.bytes),
@@ -169,7 +169,7 @@ pub(crate) fn send(
         .send(slice, PAYLOAD)
         .level(Level::Verified)
         .start()?;
-    let report = Progress::new("sending", bytes).follow(&transfer, 0)?;
+    let report = Progress::new("sending", bytes).follow(transfer, 0)?;
     // The server checks every byte before it answers, which may take longer than one step of the network.
     let verdict =
         messages::expect(connection, VERDICT, limit + checking(bytes))?.wait("a verdict")?;
