@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::Command;
 
 use crate::args::{Cli, Command as Tcpx, perf::PerfSide};
@@ -33,8 +34,7 @@ pub(crate) fn prepare(cli: &Cli) -> Result<(), Error> {
     }
     let mut arguments = std::env::args_os();
     let name = arguments.next().unwrap_or_else(|| OsString::from("tcpx"));
-    // The link of the running program, which stays right when the file is replaced.
-    let failed = Command::new("/proc/self/exe")
+    let failed = Command::new(own_program())
         .arg0(name)
         .args(arguments)
         .envs(missing.into_iter().map(|(name, value, _)| (name, value)))
@@ -48,6 +48,14 @@ pub(crate) fn prepare(cli: &Cli) -> Result<(), Error> {
 /// Whether our own plugin takes host memory for device memory.
 pub(crate) fn host_stands_in() -> bool {
     std::env::var_os(STANDIN).is_some_and(|value| value == "host")
+}
+
+/// This program's file; if it was replaced, the link that still leads to what is running.
+pub(crate) fn own_program() -> PathBuf {
+    match std::env::current_exe() {
+        Ok(path) if path.is_file() => path,
+        _ => PathBuf::from("/proc/self/exe"),
+    }
 }
 
 fn wanted(cli: &Cli) -> Vec<Wanted> {

@@ -61,6 +61,10 @@ impl Link {
         };
         options.connect_timeout = args.timeout.0;
         options.gpu = memory.gpu.clone();
+        if is_plugin(&args.network) {
+            // A small message must not travel around the plugin that was asked for.
+            options.eager_limit = 0;
+        }
         options.one_time = is_server && !args.insecure;
         let chunk_lines = args.debug.then(ChunkLines::start);
         options.observer = chunk_lines.as_ref().map(ChunkLines::observer);
@@ -70,6 +74,12 @@ impl Link {
             network_line,
             _chunk_lines: chunk_lines,
         })
+    }
+
+    /// Has even the smallest payload take the data path, for a command that checks it.
+    pub(crate) fn through_data_channels(mut self) -> Self {
+        self.options.eager_limit = 0;
+        self
     }
 
     /// Listens, prints the line to run at the other side, and waits for it.
@@ -146,7 +156,12 @@ impl Link {
             more.push_str(&format!(" --port {}", bound.port()));
         }
         if is_plugin(&args.network) {
-            more.push_str(" --network plugin");
+            match &args.network.plugin {
+                Some(path) if args.network.plugin_by_flag => {
+                    more.push_str(&format!(" --plugin {}", path.display()));
+                }
+                _ => more.push_str(" --network plugin"),
+            }
         }
         let ip = addresses::reachable(bound).ip();
         format!(

@@ -1,6 +1,6 @@
 //! Log lines, the plugin's among them, go to standard error; `RUST_LOG` chooses them.
 
-use std::io;
+use std::io::{self, IsTerminal};
 
 use nccl_net::{LogLevel, LogRecord};
 use tracing_subscriber::EnvFilter;
@@ -12,6 +12,7 @@ pub(crate) fn start(debug: bool) {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
         .without_time()
         .compact()
         .init();

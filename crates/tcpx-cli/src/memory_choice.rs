@@ -6,6 +6,7 @@ use tcpx_memory::driver::{self, DriverStatus};
 use crate::args::link::MemoryArgs;
 use crate::error::{Error, advice};
 use crate::pattern::Pattern;
+use crate::sizes::Size;
 
 /// Granularity of the historic buffers, in bytes.
 const PAGE: u64 = 4096;
@@ -132,6 +133,9 @@ impl MemoryChoice {
             what: format!("{bytes} bytes do not fit in this host's addresses"),
             hint: "give a smaller size".into(),
         })?;
+        if self.gpu.is_none() {
+            fits_in_host_memory(bytes)?;
+        }
         match &self.gpu {
             Some(gpu) => Region::cuda(gpu, length),
             None => Region::host(length),
@@ -148,6 +152,41 @@ impl MemoryChoice {
                 .max(PAGE),
         )
     }
+}
+
+/// The kernel promises more than it has, and ends a process that takes it at its word; a peer may ask for any size.
+fn fits_in_host_memory(bytes: u64) -> Result<(), Error> {
+    let Some(available) = std::fs::read_to_string("/proc/meminfo")
+        .ok()
+        .as_deref()
+        .and_then(available)
+    else {
+        return Ok(());
+    };
+    if bytes <= available {
+        return Ok(());
+    }
+    Err(Error::Failed {
+        what: format!(
+            "{} of host memory were asked for, and {} are available",
+            Size(bytes),
+            Size(available)
+        ),
+        hint: "give a smaller size, or free memory on this host",
+    })
+}
+
+/// Bytes that `/proc/meminfo` calls available.
+fn available(text: &str) -> Option<u64> {
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim()
+        .strip_suffix("kB")?
+        .trim()
+        .parse::<u64>()
+        .ok()?
+        .checked_mul(1024)
 }
 
 /// Writes the pattern into the first `bytes` of `region`.
@@ -221,4 +260,48 @@ fn each_piece(
         offset += count;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn available_memory_is_read_from_the_kernels_text() {
+        let text = "MemTotal:       24000000 kB\nMemFree: 1 kB\nMemAvailable:   20000000 kB\n";
+        assert_eq!(available(text), Some(20_000_000 * 1024));
+        assert_eq!(available("MemTotal: 5 kB\n"), None);
+        assert_eq!(available("MemAvailable: lots\n"), None);
+    }
+
+    #[test]
+    fn more_than_the_host_has_is_an_error_before_it_is_touched() {
+        let memory = MemoryChoice::host("as asked for");
+        let error = memory.allocate_pages(1 << 60).expect_err("an exbibyte");
+        assert!(error.to_string().contains("are available"), "{error}");
+        assert!(memory.allocate_pages(u64::MAX).is_err());
+    }
+
+    #[test]
+    fn every_byte_counts_in_a_comparison() {
+        let memory = MemoryChoice::host("as asked for");
+        let bytes = PIECE as u64 + 3;
+        let region = memory.allocate_pages(bytes).expect("memory");
+        let pattern = Pattern::new(5);
+        fill(&region, bytes, pattern).expect("filled");
+        compare(&region, bytes, pattern).expect("equal");
+        for at in [0, PIECE - 1, PIECE, PIECE + 2] {
+            let mut byte = [0];
+            region.read_to(at, &mut byte).expect("read");
+            region.write_from(at, &[byte[0] ^ 1]).expect("written");
+            assert!(
+                matches!(compare(&region, bytes, pattern), Err(Error::Contents(_))),
+                "{at}"
+            );
+            region.write_from(at, &byte).expect("written");
+        }
+        compare(&region, bytes, pattern).expect("equal again");
+        poison(&region).expect("poisoned");
+        assert!(compare(&region, bytes, pattern).is_err());
+    }
 }

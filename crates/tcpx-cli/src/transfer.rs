@@ -55,7 +55,7 @@ fn serve(args: &TransferArgs) -> Result<(), Error> {
         });
     }
     let memory = Devices::probe().choose(&args.memory, 0)?;
-    let link = Link::new(&args.link, &memory, true)?;
+    let link = Link::new(&args.link, &memory, true)?.through_data_channels();
     let command = if args.out.is_some() {
         "transfer SERVER_IP --file FILE"
     } else {
@@ -109,7 +109,7 @@ fn connect(args: &TransferArgs) -> Result<(), Error> {
         .as_deref()
         .map(file_client::Source::open)
         .transpose()?;
-    let link = Link::new(&args.link, &memory, false)?;
+    let link = Link::new(&args.link, &memory, false)?.through_data_channels();
     let connection = link.connect(&args.link, &args.peer)?;
     say!("{}", link.describe(&connection, &memory));
     let limit = args.link.timeout.0;

@@ -1,3 +1,5 @@
+//! Flags of `tcpx connection`.
+
 use clap::Args;
 
 use super::link::{LinkArgs, MemoryArgs};

@@ -1,3 +1,5 @@
+//! Flags of `tcpx demo`.
+
 use std::path::PathBuf;
 
 use clap::Args;

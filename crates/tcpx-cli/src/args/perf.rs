@@ -1,3 +1,6 @@
+//! Flags of `tcpx perf`.
+
+use std::fmt;
 use std::str::FromStr;
 
 use clap::{Args, Subcommand};
@@ -76,6 +79,15 @@ impl Place {
                 gpu: None,
                 host: true,
             },
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gpu(number) => write!(f, "{number}"),
+            Self::Host => f.write_str("host"),
         }
     }
 }

@@ -1,3 +1,5 @@
+//! Flags of `tcpx transfer`.
+
 use std::path::PathBuf;
 
 use clap::Args;

@@ -104,6 +104,8 @@ impl Sender {
             total: None,
         };
         options.connect_timeout = self.limit;
+        // The smallest payload takes the data path too: that is what is shown here.
+        options.eager_limit = 0;
         options.gpu = self.memory.gpu.clone();
         let source = self.memory.allocate_pages(order.bytes)?;
         Payload {

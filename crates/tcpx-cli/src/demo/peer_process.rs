@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::orders::{Order, Reply, SendOrder};
 use crate::args::link::MemoryArgs;
+use crate::environment;
 use crate::error::Error;
 
 /// How long the process may take to end once its input has ended.
@@ -31,7 +32,7 @@ impl PeerProcess {
             doing: "start the second process",
             source,
         };
-        let mut command = Command::new("/proc/self/exe");
+        let mut command = Command::new(environment::own_program());
         if debug && std::env::var_os("RUST_LOG").is_none() {
             command.env("RUST_LOG", "debug");
         }

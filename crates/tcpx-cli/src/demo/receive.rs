@@ -19,7 +19,7 @@ use crate::link;
 use crate::memory_choice::{self, MemoryChoice};
 use crate::messages::{self, ANSWER, Answer, PAYLOAD};
 use crate::output::hexdump::hex_dump;
-use crate::output::progress::Progress;
+use crate::output::progress::{Busy, Progress};
 use crate::plugin_file::PluginFile;
 use crate::sizes::grouped;
 use crate::transfer::greeting::Payload;
@@ -134,6 +134,8 @@ impl Receiver {
             total: None,
         };
         options.connect_timeout = self.limit;
+        // The smallest payload takes the data path too: that is what is shown here.
+        options.eager_limit = 0;
         options.gpu = self.memory.gpu.clone();
         options.unpack = step.unpack;
         options.one_time = true;
@@ -141,6 +143,7 @@ impl Receiver {
         let destination = self.memory.allocate_pages(step.bytes)?;
         memory_choice::poison(&destination)?;
         let endpoint = Endpoint::listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), options)?;
+        let filling = Busy::new(&format!("{}: the sender fills its source", step.label));
         peer.prepare(SendOrder {
             network: step.network.clone(),
             port: endpoint.local_addr().port(),
@@ -148,6 +151,7 @@ impl Receiver {
             bytes: payload.bytes,
             seed: payload.seed,
         })?;
+        drop(filling);
         let connection = endpoint.accept(self.limit)?;
         let length = usize::try_from(step.bytes).unwrap_or(usize::MAX);
         let slice = destination
@@ -158,11 +162,12 @@ impl Receiver {
         let report = if step.show {
             transfer.wait()?
         } else {
-            Progress::new(&step.label, step.bytes).follow(&transfer, 0)?
+            Progress::new(&step.label, step.bytes).follow(transfer, 0)?
         };
         let path = connection.path().to_owned();
         link::part(connection)?;
         let (elapsed, theirs, head) = peer.sent(step.bytes)?;
+        let _comparing = Busy::new(&format!("{}: comparing every byte", step.label));
         payload.check(&destination)?;
         let ours = destination
             .checksum(..length)

@@ -95,7 +95,11 @@ fn describe(event: &Event) -> Option<String> {
             sample,
             probe,
         } => {
-            let mut text = format!("debug: {} arrived as {fragments} fragments", name(chunk));
+            let plural = if *fragments == 1 { "" } else { "s" };
+            let mut text = format!(
+                "debug: {} arrived as {fragments} fragment{plural}",
+                name(chunk)
+            );
             for (index, (source, length, destination)) in sample.iter().enumerate() {
                 let _ = write!(
                     text,

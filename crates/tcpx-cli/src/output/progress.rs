@@ -13,6 +13,9 @@ use crate::sizes::Size;
 /// How often a waiting command looks at the transfer. Nothing depends on it but the bar.
 const REFRESH: Duration = Duration::from_millis(50);
 
+/// A transfer that stands still this long is only waited for.
+const STANDING: Duration = Duration::from_secs(10);
+
 /// Without a terminal: a line at most this often.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
@@ -58,7 +61,10 @@ impl Progress {
     }
 
     /// Waits for `transfer` and shows its progress, counted from `before` bytes.
-    pub(crate) fn follow(&mut self, transfer: &Transfer, before: u64) -> Result<Report, Error> {
+    ///
+    /// The transfer's own limits bound the wait.
+    pub(crate) fn follow(&mut self, transfer: Transfer, before: u64) -> Result<Report, Error> {
+        let (mut done, mut moved) = (0, Instant::now());
         loop {
             if let Some(end) = transfer.wait_timeout(REFRESH) {
                 if let Ok(report) = &end {
@@ -66,7 +72,40 @@ impl Progress {
                 }
                 return Ok(end?);
             }
-            self.at(before + transfer.progress().bytes_done);
+            let now_done = transfer.progress().bytes_done;
+            self.at(before + now_done);
+            if now_done != done {
+                (done, moved) = (now_done, Instant::now());
+            } else if moved.elapsed() >= STANDING {
+                // Nothing to show, and this wait also notices an engine that hangs in a plugin.
+                return Ok(transfer.wait()?);
+            }
+        }
+    }
+}
+
+/// Says on a terminal what takes its time, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Busy(Option<ProgressBar>);
+
+impl Busy {
+    pub(crate) fn new(what: &str) -> Self {
+        Self(io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10));
+            if let Ok(style) = ProgressStyle::with_template("  {msg} ... {elapsed}") {
+                bar.set_style(style);
+            }
+            bar.set_message(what.to_owned());
+            bar.enable_steady_tick(Duration::from_millis(200));
+            bar
+        }))
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
         }
     }
 }

@@ -18,7 +18,11 @@ use crate::sizes::{Size, grouped};
 pub(crate) fn run(args: &PerfServerArgs) -> Result<(), Error> {
     let memory = Devices::probe().choose(&args.place.memory(), 0)?;
     let link = Link::new(&args.link, &memory, true)?;
-    let connection = link.serve(&args.link, "perf client SERVER_IP GPU", args.json)?;
+    let connection = link.serve(
+        &args.link,
+        &format!("perf client SERVER_IP {}", args.place),
+        args.json,
+    )?;
     if !args.json {
         say!("{}", link.describe(&connection, &memory));
     }

@@ -184,7 +184,7 @@ fn pieces(
             let Some((region, transfer)) = flying.pop_front() else {
                 break;
             };
-            arrived += progress.follow(&transfer, arrived)?.bytes;
+            arrived += progress.follow(transfer, arrived)?.bytes;
             region
         } else {
             memory.allocate_pages(PIECE.min(source.bytes))?

@@ -163,7 +163,7 @@ fn pieces(
     let mut progress = Progress::new("receiving", offer.bytes);
     let mut piece = Vec::new();
     for index in 0..count {
-        let Some((_, transfer)) = posted.front() else {
+        let Some((region, transfer)) = posted.pop_front() else {
             break;
         };
         let report = progress.follow(transfer, index * offer.piece_bytes)?;
@@ -173,9 +173,6 @@ fn pieces(
                 arrived: format!("{} bytes instead of {}", report.bytes, size(index)),
             });
         }
-        let Some((region, _)) = posted.pop_front() else {
-            break;
-        };
         piece.resize(usize::try_from(report.bytes).unwrap_or(usize::MAX), 0);
         region
             .read_to(0, &mut piece)

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tcpx::{Connection, Level};
+use tcpx::{Connection, Level, Report};
 
 use crate::error::Error;
 use crate::memory_choice::{self, MemoryChoice};
@@ -116,11 +116,11 @@ fn place(connection: &Connection, memory: &MemoryChoice, payload: Payload) -> Re
         .level(Level::Verified)
         .start()?;
     messages::tell(connection, ANSWER, &Answer::Ready)?;
-    let report = Progress::new("receiving", payload.bytes).follow(&transfer, 0)?;
+    let report = Progress::new("receiving", payload.bytes).follow(transfer, 0)?;
     say!(
-        "received {} with tag {PAYLOAD}{}:",
+        "received {} with tag {PAYLOAD}, {}:",
         Size(report.bytes),
-        fragments(report.fragments)
+        placing(&report)
     );
     say!(
         "{}",
@@ -169,7 +169,7 @@ pub(crate) fn send(
         .send(slice, PAYLOAD)
         .level(Level::Verified)
         .start()?;
-    let report = Progress::new("sending", bytes).follow(&transfer, 0)?;
+    let report = Progress::new("sending", bytes).follow(transfer, 0)?;
     // The server checks every byte before it answers, which may take longer than one step of the network.
     let verdict =
         messages::expect(connection, VERDICT, limit + checking(bytes))?.wait("a verdict")?;
@@ -198,11 +198,15 @@ fn checking(bytes: u64) -> Duration {
     Duration::from_secs(bytes / 100_000_000)
 }
 
-fn fragments(count: u64) -> String {
-    match count {
-        0 => ", placed by the network itself".to_owned(),
-        1 => ", unpacked from 1 fragment".to_owned(),
-        _ => format!(", unpacked from {count} fragments"),
+/// How the bytes reached their place.
+fn placing(report: &Report) -> String {
+    let plural = if report.fragments == 1 { "" } else { "s" };
+    match report.unpack_method {
+        Some(method) => format!(
+            "unpacked from {} fragment{plural} with `{method}`",
+            report.fragments
+        ),
+        None => "placed by the network itself".to_owned(),
     }
 }
 

@@ -38,25 +38,25 @@ fn payloads_of_other_sizes_pass() {
 #[test]
 fn through_our_plugin_the_fragments_and_the_bounce_buffer_are_shown() {
     let plugin = ["--host", "--network", "plugin", "--abi", "v7"];
-    let server = Server::start(tcpx(
-        &[&["transfer", "server", "--debug"][..], &plugin].concat(),
-    ));
-    assert!(
-        server.invitation.contains("--network plugin"),
-        "{}",
-        server.invitation
-    );
-    let mut client = server.client(&["transfer"], &plugin);
-    client.env("UCCL_TCPX_PAYLOAD_BYTES", "300000");
-    let (server, client) = server.finish(client);
-    client.assert_code(0).assert_says("transfer: PASSED");
-    server
-        .assert_code(0)
-        .assert_says("transfer: PASSED")
-        .assert_says("unpacked from");
-    server
-        .assert_complains("descriptor 0: pool")
-        .assert_complains("bounce buffer before it is unpacked");
+    for size in ["23", "300000"] {
+        let server = [&["transfer", "server", "--debug"][..], &plugin].concat();
+        let server = Server::start(tcpx(&server));
+        assert!(
+            server.invitation.contains("--network plugin"),
+            "{}",
+            server.invitation
+        );
+        let mut client = server.client(&["transfer"], &plugin);
+        client.env("UCCL_TCPX_PAYLOAD_BYTES", size);
+        let (server, client) = server.finish(client);
+        client.assert_code(0).assert_says("transfer: PASSED");
+        server
+            .assert_code(0)
+            .assert_says("transfer: PASSED")
+            .assert_says("unpacked from");
+        server.assert_complains("descriptor 0: pool");
+        server.assert_complains("bounce buffer before it is unpacked");
+    }
 }
 
 #[test]
