@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tcpx_memory::{CopyWorker, Gpu, UnpackMethod};
-use tcpx_net::{Channel, ChannelStats, Completion};
+use tcpx_net::{Channel, ChannelError, ChannelStats, Completion};
 use tcpx_wire::session::{Action, OperationId, RequestError};
 use tcpx_wire::{Session, Time};
 
@@ -156,6 +156,7 @@ impl Core {
     /// Reads frames; `true` if there were any.
     fn read_control(&mut self) -> bool {
         match &self.ended {
+            None if self.peer_closed => return false,
             None => {}
             Some(Ok(())) => {
                 self.peer_closed = self.peer_closed || self.control.drain();
@@ -176,12 +177,6 @@ impl Core {
                 }
                 Ok(None) => break,
                 Err(end) => {
-                    // What came before the end of the stream counts: a goodbye, above all. The
-                    // session may end only once its own last words were taken from it.
-                    self.perform_actions();
-                    self.queue_frames();
-                    self.perform_actions();
-                    self.peer_closed = true;
                     self.control_ended(end);
                     any = true;
                     break;
@@ -218,11 +213,9 @@ impl Core {
             return any;
         }
         let overdue = self.ended_at.is_some_and(|at| at.elapsed() >= LAST_WORDS);
-        match self.control.flush() {
-            Ok(_) if overdue => self.control.forget(),
-            Ok(_) => {}
-            Err(end) if self.ended.is_none() => self.control_ended(end),
-            Err(_) => self.control.forget(),
+        self.control.flush();
+        if overdue {
+            self.control.forget();
         }
         any
     }
@@ -231,9 +224,23 @@ impl Core {
         matches!(self.ended, Some(Err(_)))
     }
 
+    /// The control stream is over. After a goodbye that is how it should be: operations that have
+    /// all their bytes may still let go of their memory.
     fn control_ended(&mut self, end: ControlEnd) {
-        if self.ended.is_none() {
+        if self.session.ended() {
+            self.peer_closed = true;
+            self.control.forget();
+        } else {
             self.fail(Error::control(self.peer, end));
+        }
+    }
+
+    /// A data channel is broken. After a goodbye the peer closes its end, and that breaks it.
+    fn channel_failed(&mut self, index: usize, error: ChannelError) {
+        if self.session.ended() {
+            self.channels[index].close();
+        } else {
+            self.fail(Error::channel(self.peer, index, error));
         }
     }
 

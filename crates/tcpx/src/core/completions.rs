@@ -7,7 +7,6 @@ use super::Core;
 use super::channels::Unconsumed;
 use super::operation::InFlight;
 use super::tokens::Token;
-use crate::error::Error;
 use crate::event::Event;
 
 impl Core {
@@ -23,8 +22,7 @@ impl Core {
             }
             self.completions = completions;
             if let Err(error) = polled {
-                let error = Error::channel(self.peer, index, error);
-                self.fail(error);
+                self.channel_failed(index, error);
             }
             self.consume_ready(index);
         }
@@ -111,8 +109,7 @@ impl Core {
                     Ok(Posted::Accepted) => {}
                     Ok(Posted::Full(_)) => return,
                     Err(error) => {
-                        let error = Error::channel(self.peer, index, error);
-                        self.fail(error);
+                        self.channel_failed(index, error);
                     }
                 }
             }
