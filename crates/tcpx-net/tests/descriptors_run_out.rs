@@ -1,8 +1,6 @@
 //! The listener when the process has no file descriptor left. In a binary of its own, because the
 //! limit is the whole process's.
 
-#![expect(clippy::unwrap_used, reason = "what fails here fails its test")]
-
 use std::fs::File;
 use std::io::Read;
 use std::net::{SocketAddr, TcpStream};

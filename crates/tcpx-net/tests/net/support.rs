@@ -392,7 +392,7 @@ pub(crate) fn options(stage_host: bool) -> TcpOptions {
 pub(crate) fn wait_until(mut condition: impl FnMut() -> bool) {
     let deadline = deadline();
     while !condition() {
-        assert!(std::time::Instant::now() < deadline, "it never came true");
+        assert!(Instant::now() < deadline, "it never came true");
         std::thread::yield_now();
     }
 }
