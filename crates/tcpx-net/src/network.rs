@@ -71,6 +71,12 @@ pub trait Network: Send + Sync + Debug {
         true
     }
 
+    /// Whether small messages may travel with their announcement, past the channels. A network that
+    /// a user chose for its own sake (a plugin) carries all payload.
+    fn allows_eager(&self) -> bool {
+        true
+    }
+
     /// Sets up the channels. Blocks, at most until [`Setup::deadline`].
     ///
     /// # Errors

@@ -224,6 +224,10 @@ impl Network for PluginNetwork {
         false
     }
 
+    fn allows_eager(&self) -> bool {
+        false
+    }
+
     fn establish(
         &self,
         setup: &Setup<'_>,

@@ -237,6 +237,8 @@ impl Core {
 
     /// A data channel is broken. After a goodbye the peer closes its end, and that breaks it.
     fn channel_failed(&mut self, index: usize, error: ChannelError) {
+        // The goodbye may wait to be read.
+        self.read_control();
         if self.session.ended() {
             self.channels[index].close();
         } else {

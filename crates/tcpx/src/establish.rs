@@ -333,14 +333,19 @@ fn session_config(options: &Options) -> Result<Config, Error> {
     let (send_window, receive_window) = network.windows();
     let chunk_bytes = options.chunk_bytes.unwrap_or_else(|| network.chunk_bytes());
     let millis = |duration: Duration| u32::try_from(duration.as_millis()).unwrap_or(u32::MAX);
+    let eager_limit = if network.allows_eager() {
+        options.eager_limit
+    } else {
+        0
+    };
     let settings = Settings {
         network: network.name(),
         channels: network.channel_count(options.channels),
         chunk_bytes,
         send_window: options.send_window.unwrap_or(send_window),
         receive_window: options.receive_window.unwrap_or(receive_window),
-        eager_limit: options.eager_limit,
-        eager_credit: EAGER_CREDIT.max(options.eager_limit),
+        eager_limit,
+        eager_credit: EAGER_CREDIT.max(eager_limit),
         heartbeat_ms: millis(options.heartbeat),
         dead_after_ms: millis(options.dead_after),
         memory: memory_name(options),

@@ -93,13 +93,13 @@ impl Transfer {
             if let Some(outcome) = self.wait_timeout(LIVENESS_CHECK) {
                 return outcome;
             }
-            if let Some(stuck) = self.connection.0.stuck(STUCK_AFTER) {
-                return Err(stuck);
-            }
         }
     }
 
     /// Waits at most `timeout`; `None` if the operation still runs.
+    ///
+    /// # Errors
+    /// As [`Transfer::wait`].
     pub fn wait_timeout(&self, timeout: Duration) -> Option<Result<Report, Error>> {
         let until = Instant::now() + timeout;
         let mut inner = self.state.lock();
@@ -109,7 +109,7 @@ impl Transfer {
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return None;
+                return self.connection.0.stuck(STUCK_AFTER).map(Err);
             }
             inner = self
                 .state
