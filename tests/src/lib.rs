@@ -1,4 +1,12 @@
 //! Support for the tests across crates.
 
+pub mod accident;
+pub mod buffers;
+pub mod content;
 pub mod double;
+pub mod instructions;
+pub mod part;
+pub mod plugin_file;
+pub mod process;
+pub mod scenario;
 pub mod support;
