@@ -1,16 +1,8 @@
 //! Gives the plugin its build id.
 
-use std::error::Error;
+use std::io;
 use std::path::Path;
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    for path in tcpx_build_id::inputs(&root) {
-        println!("cargo::rerun-if-changed={}", path.display());
-    }
-    println!(
-        "cargo::rustc-env=TCPX_BUILD_ID={}",
-        tcpx_build_id::of_sources(&root)?
-    );
-    Ok(())
+fn main() -> io::Result<()> {
+    tcpx_build_id::for_build_script(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."))
 }

@@ -2,6 +2,7 @@
 
 pub mod accident;
 pub mod buffers;
+pub mod child;
 pub mod content;
 pub mod double;
 pub mod instructions;

@@ -6,10 +6,10 @@ mod benchmark;
 mod command_line;
 mod dependencies;
 mod dist;
+mod kernels;
 mod links;
 mod variables;
 mod workspace;
-mod kernels;
 
 use std::process::ExitCode;
 

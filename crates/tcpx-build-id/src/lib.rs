@@ -4,15 +4,22 @@
 //! that is about to load the file computes the same text from the sources it was built with, and
 //! so notices a file that was left over from other sources. The hash is over contents, never over
 //! times. Nothing here needs the plugin to be built.
+//!
+//! - A build script calls [`for_build_script`]; its crate then has `env!("TCPX_BUILD_ID")`, and is
+//!   built again when a source of the plugin changes. The plugin does so, and so does a program
+//!   that will run where there are no sources.
+//! - A test computes [`of_sources`] when it runs.
+//! - Either calls [`verify`] on the file that it is about to load.
 
 #![forbid(unsafe_code)]
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use data_encoding::HEXLOWER;
 use sha2::{Digest, Sha256};
+use thiserror::Error;
 
 /// The crates that end up in the plugin file, and what decides their dependencies.
 const INPUTS: [&str; 7] = [
@@ -35,8 +42,69 @@ const HASH_CHARACTERS: usize = 32;
 /// Longest id that is looked for in a file.
 const MAX_ID: usize = 128;
 
-/// The files and folders that the id depends on, for a build script to watch.
-pub fn inputs(root: &Path) -> Vec<PathBuf> {
+/// A plugin file that is not what was expected.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum BuildIdError {
+    /// The file cannot be read.
+    #[error(
+        "the plugin file {path} cannot be read: {error}; build it with `cargo build -p tcpx-nccl`"
+    )]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        error: io::Error,
+    },
+    /// The file was built from other sources, or is another plugin.
+    #[error(
+        "the plugin file {path} has build id {}, expected {expected:?}; build it again with \
+         `cargo build -p tcpx-nccl`",
+        found.as_ref().map_or_else(|| "none".to_owned(), |id| format!("{id:?}"))
+    )]
+    Other {
+        /// The file.
+        path: PathBuf,
+        /// The id that the sources have.
+        expected: String,
+        /// The id in the file, if it has one.
+        found: Option<String>,
+    },
+}
+
+/// Checks that a plugin file has the id `expected`.
+///
+/// # Errors
+/// When it has another or none, or cannot be read.
+pub fn verify(path: &Path, expected: &str) -> Result<(), BuildIdError> {
+    let found = of_file(path).map_err(|error| BuildIdError::Unreadable {
+        path: path.to_owned(),
+        error,
+    })?;
+    if found.as_deref() == Some(expected) {
+        return Ok(());
+    }
+    Err(BuildIdError::Other {
+        path: path.to_owned(),
+        expected: expected.to_owned(),
+        found,
+    })
+}
+
+/// Gives the crate of the calling build script `env!("TCPX_BUILD_ID")`; `root` is the workspace.
+///
+/// # Errors
+/// As for [`of_sources`].
+pub fn for_build_script(root: &Path) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    for path in inputs(root) {
+        writeln!(out, "cargo::rerun-if-changed={}", path.display())?;
+    }
+    writeln!(out, "cargo::rustc-env=TCPX_BUILD_ID={}", of_sources(root)?)
+}
+
+/// The files and folders that the id depends on.
+fn inputs(root: &Path) -> Vec<PathBuf> {
     INPUTS
         .iter()
         .map(|input| root.join(input))
@@ -179,6 +247,26 @@ mod tests {
         file.extend_from_slice(b"neighbouring text\0");
         assert_eq!(find(&file).as_deref(), Some(id.as_str()));
         assert_eq!(find(b""), None);
+    }
+
+    #[test]
+    fn a_file_with_another_id_or_none_is_told_from_the_right_one() {
+        let root = workspace();
+        let id = of_sources(root.path()).unwrap();
+        let file = root.path().join("plugin.so");
+        assert!(matches!(
+            verify(&file, &id),
+            Err(BuildIdError::Unreadable { .. })
+        ));
+        fs::write(&file, "no id").unwrap();
+        let error = verify(&file, &id).unwrap_err().to_string();
+        assert!(error.contains("none") && error.contains(&id), "{error}");
+        fs::write(&file, &id).unwrap();
+        verify(&file, &id).unwrap();
+        fs::write(root.path().join("crates/tcpx-nccl/src/new.rs"), "new").unwrap();
+        let newer = of_sources(root.path()).unwrap();
+        let error = verify(&file, &newer).unwrap_err().to_string();
+        assert!(error.contains(&id) && error.contains(&newer), "{error}");
     }
 
     #[test]

@@ -4,6 +4,8 @@
 //! driver, or with an old one, costs nothing but an answer.
 
 mod api;
+#[cfg(test)]
+pub(crate) mod fake;
 
 use std::ffi::{CStr, c_char};
 use std::fmt;

@@ -6,6 +6,7 @@ mod sync;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 pub use pointer::PointerInfo;
@@ -116,6 +117,18 @@ impl Gpu {
             release_primary(api, device, &context);
             return Ok(Self(inner));
         }
+        let gpu = Self::new(api, ordinal, device, context)?;
+        open.retain(|_, weak| weak.strong_count() > 0);
+        open.insert(key, Arc::downgrade(&gpu.0));
+        Ok(gpu)
+    }
+
+    fn new(
+        api: &'static Api,
+        ordinal: u32,
+        device: sys::CUdevice,
+        context: ContextHandle,
+    ) -> Result<Self, CudaError> {
         let described = driver::describe(api, ordinal).and_then(|info| {
             let multiprocessors = driver::attribute(
                 api,
@@ -137,9 +150,15 @@ impl Gpu {
         });
         let gpu = Self(inner);
         gpu.0.events.fill(&gpu)?;
-        open.retain(|_, weak| weak.strong_count() > 0);
-        open.insert(key, Arc::downgrade(&gpu.0));
         Ok(gpu)
+    }
+
+    /// A GPU in memory.
+    #[cfg(test)]
+    pub(crate) fn fake() -> Self {
+        let api = &driver::fake::API;
+        let context = retain_primary(api, 0).unwrap();
+        Self::new(api, 0, 0, context).unwrap()
     }
 
     /// The device's number in this process.
@@ -245,6 +264,37 @@ impl Drop for Inner {
             }
         }
         release_primary(self.api, self.device, &self.context);
+    }
+}
+
+impl Gpu {
+    /// Makes this GPU's context current on the calling thread until the guard is dropped, for code
+    /// that works on the current context, such as a network plugin.
+    ///
+    /// # Errors
+    /// The driver's refusal.
+    pub fn enter(&self) -> Result<ContextGuard, CudaError> {
+        Ok(ContextGuard {
+            _current: Current::enter(self)?,
+            gpu: self.clone(),
+            _of_this_thread: PhantomData,
+        })
+    }
+}
+
+/// A context that is current on this thread; what was current before comes back with the drop.
+#[must_use]
+pub struct ContextGuard {
+    // Left before the GPU may go.
+    _current: Current,
+    gpu: Gpu,
+    // Contexts are current on threads: the guard must be dropped where it was made.
+    _of_this_thread: PhantomData<*const ()>,
+}
+
+impl fmt::Debug for ContextGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ContextGuard({:?})", self.gpu)
     }
 }
 

@@ -30,7 +30,7 @@ mod worker;
 pub use bounce::{BouncePool, ParseMethodError, UnpackMethod};
 pub use error::{CudaError, MemoryError};
 pub use fence::{After, Fence};
-pub use gpu::{Gpu, PointerInfo};
+pub use gpu::{ContextGuard, Gpu, PointerInfo};
 pub use job::{CompletionSink, Job, SubmitError, Work};
 pub use kind::MemoryKind;
 pub use lease::{Access, Lease};

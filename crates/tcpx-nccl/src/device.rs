@@ -18,10 +18,10 @@ pub(crate) struct Device {
 
 impl std::fmt::Debug for Device {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self.gpu {
-            Some(_) => "Device(GPU)",
-            None => "Device(host memory standing in)",
-        })
+        match &self.gpu {
+            Some(gpu) => write!(f, "GPU {}", gpu.ordinal()),
+            None => f.write_str("host memory standing in for a GPU"),
+        }
     }
 }
 
@@ -97,6 +97,11 @@ impl Device {
             Some(gpu) => Region::cuda(gpu, bytes),
             None => Region::host(bytes),
         }
+    }
+
+    /// Whether both are the same GPU, or both the stand-in.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        self.gpu.as_ref().map(Gpu::ordinal) == other.gpu.as_ref().map(Gpu::ordinal)
     }
 
     pub(crate) fn worker(&self) -> &CopyWorker {

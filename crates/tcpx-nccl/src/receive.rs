@@ -40,7 +40,9 @@ impl RecvComm {
         let scatter = if device_queue && shared.config.mode == Mode::Unpack {
             // Without a GPU the plugin still serves host memory; device memory is then refused
             // when it is registered.
-            let device = Device::current(&shared).ok();
+            let device = Device::current(&shared)
+                .inspect_err(|error| shared.log.info(&format!("{name}: {error}")))
+                .ok();
             Some(Scatter::new(&shared.config, device, shared.seed())?)
         } else {
             None
@@ -71,6 +73,22 @@ impl NetComm for RecvComm {
 
     fn register(&self, region: MemoryRegion) -> Result<Memory, NetError> {
         let device = Device::for_registration(&self.shared, region)?;
+        if let Some(device) = &device {
+            // The pool was made in accept: the device that gathers from it must be the same.
+            let state = self.lock();
+            let scatter = state.inbound.scatter.as_ref();
+            if !scatter
+                .and_then(Scatter::device)
+                .is_some_and(|own| own.is(device))
+            {
+                return Err(PluginError::InvalidArgument(format!(
+                    "{}: device memory of {device:?} cannot be received: accept was called without a \
+                     device handle, or with another GPU's context or none; call it as regMr is called",
+                    state.inbound.name
+                ))
+                .into());
+            }
+        }
         Ok(Memory::new(region, device.as_ref())?)
     }
 

@@ -20,6 +20,8 @@ use crate::socket::{MAX_SPANS, Span};
 /// The pool, the queue and the handle of one receive comm.
 #[derive(Debug)]
 pub(crate) struct Scatter {
+    /// Whose memory it receives for; without one it only says that host memory lies in place.
+    device: Option<Device>,
     /// Where the socket writes.
     landing: Region,
     /// Where the device reads, when that is another place.
@@ -102,6 +104,7 @@ impl Scatter {
         // At most 2 GiB of pages.
         let total = (landing.len() / PAGE_BYTES) as u32;
         Ok(Self {
+            device,
             landing,
             gpu_pool,
             queue,
@@ -116,6 +119,11 @@ impl Scatter {
             piece: 0,
             inside: 0,
         })
+    }
+
+    /// Whose memory it receives for.
+    pub(crate) const fn device(&self) -> Option<&Device> {
+        self.device.as_ref()
     }
 
     /// What the host program hands to its device code.

@@ -94,6 +94,7 @@ fn main() -> Result<(), Failure> {
             peer: address,
             channels: lanes,
             deadline,
+            workers: &[],
             lanes: None,
         };
         let mut channels = client_network.establish(&setup, &mut Wire(to_server, at_client))?;
@@ -113,6 +114,7 @@ fn main() -> Result<(), Failure> {
         peer: accepted.peer,
         channels: lanes,
         deadline,
+        workers: &[],
         lanes: Some(accepted.lanes.clone()),
     };
     let mut channels = network.establish(&setup, &mut Wire(to_client, at_server))?;

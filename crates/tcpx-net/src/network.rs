@@ -2,8 +2,10 @@
 
 use std::fmt::Debug;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
+use tcpx_memory::CopyWorker;
 use tcpx_wire::handshake::Session;
 
 use crate::channel::Channel;
@@ -34,6 +36,8 @@ pub struct Setup<'a> {
     pub channels: u16,
     /// When establishing must have ended.
     pub deadline: Instant,
+    /// The copy workers of the GPUs whose memory will be moved; none for host memory alone.
+    pub workers: &'a [Arc<CopyWorker>],
     /// Server only: where the listener puts lanes that joined this session.
     pub lanes: Option<LaneInbox>,
 }

@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nccl_net::{AbiVersion, Accepting, Connecting, Handle128, LoadOptions, Plugin, Properties};
-use tcpx_memory::Gpu;
+use tcpx_memory::{ContextGuard, CudaError, Gpu};
 
 use crate::channel::Channel;
 use crate::error::NetworkError;
@@ -42,6 +42,17 @@ pub enum PluginMemory {
     StandIn,
     /// Memory of this GPU; host memory is received in place.
     Gpu(Gpu),
+}
+
+impl PluginMemory {
+    /// Makes the GPU's context current for calls in which a plugin looks for it: NCCL does so, and
+    /// plugins count on it.
+    fn enter(&self) -> Result<Option<ContextGuard>, CudaError> {
+        match self {
+            Self::Gpu(gpu) => gpu.enter().map(Some),
+            Self::Host | Self::StandIn => Ok(None),
+        }
+    }
 }
 
 /// Which plugin to load and how to use it.
@@ -89,6 +100,10 @@ impl PluginNetwork {
             observer: Some(std::sync::Arc::new(log_call)),
         })
         .map_err(|error| failed("loading")(error.to_string()))?;
+        let _entered = options
+            .memory
+            .enter()
+            .map_err(|error| failed("init")(error.to_string()))?;
         plugin
             .init()
             .map_err(|error| failed("init")(error.to_string()))?;
@@ -214,6 +229,10 @@ impl Network for PluginNetwork {
         setup: &Setup<'_>,
         exchange: &mut dyn Exchange,
     ) -> Result<Vec<Box<dyn Channel>>, NetworkError> {
+        let _entered = self
+            .memory
+            .enter()
+            .map_err(|error| self.failed("connect", error))?;
         let count = usize::from(self.channel_count(setup.channels));
         let mut handles = Vec::with_capacity(count * HANDLE_BYTES);
         let mut accepting = Vec::with_capacity(count);

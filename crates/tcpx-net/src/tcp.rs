@@ -27,10 +27,6 @@ mod transmit_lane;
 mod transmit_table;
 mod wakers;
 
-use std::sync::Arc;
-
-use tcpx_memory::CopyWorker;
-
 use crate::channel::Channel;
 use crate::error::NetworkError;
 use crate::network::{Exchange, Network, Setup};
@@ -56,9 +52,6 @@ pub struct TcpOptions {
     pub window: u16,
     /// Name of the network interface that lanes leave through; `None`: as the routes say.
     pub interface: Option<String>,
-    /// The copy workers of the GPUs whose memory will be sent or received. Requests that name the
-    /// memory of another GPU are refused.
-    pub workers: Vec<Arc<CopyWorker>>,
     /// Stages host memory through slots too, as if it were a GPU's. Slower; it runs the staged
     /// path where there is no GPU.
     pub stage_host: bool,
@@ -70,7 +63,6 @@ impl Default for TcpOptions {
             lanes: 0,
             window: WINDOW,
             interface: None,
-            workers: Vec::new(),
             stage_host: false,
         }
     }
@@ -122,7 +114,7 @@ impl Network for TcpNetwork {
     ) -> Result<Vec<Box<dyn Channel>>, NetworkError> {
         let lanes = lanes::agree(self.lanes(setup.channels), setup, exchange)?;
         let streams = lanes::open(lanes, setup, self.options.interface.as_deref())?;
-        let staging = Staging::new(&self.options, self.windows().0)?;
+        let staging = Staging::new(setup.workers, self.options.stage_host, self.windows().0)?;
         let channel = lanes::start(streams, setup.peer, self.windows().0, staging)?;
         Ok(vec![Box::new(channel)])
     }

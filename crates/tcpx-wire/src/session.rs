@@ -132,7 +132,7 @@ impl Session {
     /// Sends a set-up advertisement of the network.
     ///
     /// # Errors
-    /// When the payload is longer than [`MAX_SETUP_BYTES`](crate::frame::MAX_SETUP_BYTES), or the
+    /// When the payload is longer than [`MAX_SETUP_BYTES`], or the
     /// session ended.
     pub fn setup(&mut self, round: u16, last: bool, payload: Vec<u8>) -> Result<(), RequestError> {
         if self.closing() {

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -55,6 +56,11 @@ pub(crate) fn establish(
         Action::PeerSettings(settings) => Ok(settings),
         other => Err(other),
     })?;
+    let worker = match &options.gpu {
+        Some(gpu) => CopyWorker::for_gpu(gpu)?,
+        None => CopyWorker::host()?,
+    };
+    let gpu_worker = std::slice::from_ref(&worker);
     let setup = Setup {
         side,
         session: &secrets,
@@ -62,6 +68,7 @@ pub(crate) fn establish(
         peer,
         channels: options.channels,
         deadline,
+        workers: options.gpu.as_ref().map_or(&[], |_| gpu_worker),
         lanes,
     };
     let channels = options.network.establish(&setup, &mut set_up)?;
@@ -70,7 +77,7 @@ pub(crate) fn establish(
         Action::PeerReady => Ok(()),
         other => Err(other),
     })?;
-    run(set_up, channels, settings, options)
+    run(set_up, channels, settings, worker, options)
 }
 
 /// Gives an established connection to its driver.
@@ -78,6 +85,7 @@ fn run(
     set_up: SetUp,
     channels: Vec<Box<dyn Channel>>,
     settings: Settings,
+    worker: Arc<CopyWorker>,
     options: &Options,
 ) -> Result<Connection, Error> {
     let system = |error| Error::system("starting the engine's thread", error);
@@ -99,10 +107,6 @@ fn run(
             driver.watch(id, fd, false).map_err(system)?;
         }
     }
-    let worker = match &options.gpu {
-        Some(gpu) => CopyWorker::for_gpu(gpu)?,
-        None => CopyWorker::host()?,
-    };
     let agreed = set_up.session.agreed().ok_or(Error::TimedOut {
         peer: set_up.peer,
         what: "the exchange of settings",
@@ -127,7 +131,7 @@ fn run(
             method: options.unpack,
         },
         gpu: options.gpu.clone(),
-        sink: Sink::new(std::sync::Arc::clone(&driver), id),
+        sink: Sink::new(Arc::clone(&driver), id),
         observer: options.observer.clone(),
         peer: set_up.peer,
         origin: set_up.origin,
@@ -138,7 +142,7 @@ fn run(
         network: peer.network.clone(),
         channels: peer.channels,
     });
-    let shared = Shared::new(core, std::sync::Arc::clone(&driver), id, peer, path);
+    let shared = Shared::new(core, Arc::clone(&driver), id, peer, path);
     driver.add(id, shared.clone()).map_err(system)?;
     Ok(Connection::new(shared))
 }

@@ -179,6 +179,16 @@ impl<P: NetPlugin> RequestSlot<P> {
         Ok(done)
     }
 
+    /// Whether the request is a receive that is done and not consumed.
+    pub(super) fn check_received(&self) -> Result<(), NetError> {
+        if self.state.load(Ordering::Acquire) == RECEIVED {
+            return Ok(());
+        }
+        Err(NetError::invalid_usage(
+            "consumed a request that is no finished receive",
+        ))
+    }
+
     /// Marks a finished receive as consumed.
     pub(super) fn consume(&self) -> Result<(), NetError> {
         self.state

@@ -265,7 +265,9 @@ pub(super) unsafe extern "C" fn irecv_consumed<P: Exported>(
                 RequestSlot::<P>::from_ptr(request)?,
             )
         };
-        slot.consume()?;
-        comm.receiver()?.consumed(slot.id())
+        // The plugin may refuse a wrong order: then the receive stays, to be consumed in its turn.
+        slot.check_received()?;
+        comm.receiver()?.consumed(slot.id())?;
+        slot.consume()
     })
 }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use tcpx_memory::{CopyWorker, CudaError, Gpu, MemoryError, MemoryKind, PinnedSlot, Region, Work};
 
 use crate::support::{Bench, Outcome, POISON, Random, same, same_bytes, text};
-use crate::user::User;
 
 const SIZES: [usize; 7] = [0, 1, 4095, 4096, (1 << 20) + 3, (9 << 20) + 5, 40 << 20];
 
@@ -76,7 +75,7 @@ pub(crate) fn all_kinds(bench: &Bench) -> Outcome {
 
 /// Memory that the program allocated itself, and given back in the end.
 pub(crate) fn foreign_memory(bench: &Bench) -> Outcome {
-    let user = User::get(bench)?;
+    let user = bench.user()?;
     let owner: Arc<dyn Any + Send + Sync> = Arc::new(());
     let len = 3_000_001;
     let address = user.alloc(len)?;

@@ -3,6 +3,7 @@
 //! `cargo run --release -p tcpx-memory --example gpu_check`. Ends with 0 only if everything matched; a
 //! host without a GPU is a failure here. Takes less than a minute and about 11 GiB of GPU memory.
 
+mod contexts;
 mod copies;
 mod far;
 mod order;
@@ -23,7 +24,7 @@ use tcpx_memory::driver::{DriverStatus, probe};
 type Check = (&'static str, fn(&Bench) -> Outcome);
 
 const CHECKS: [Check; 16] = [
-    ("contexts", user::contexts),
+    ("contexts", contexts::contexts),
     ("typed_errors", copies::typed_errors),
     ("blocking_access", copies::blocking_access),
     ("copies_of_all_kinds", copies::all_kinds),

@@ -19,7 +19,7 @@ fn ordered(
     stream: CUstream,
     after: impl Fn(&User) -> Result<After, String>,
 ) -> Outcome {
-    let user = User::get(bench)?;
+    let user = bench.user()?;
     for (value, kind) in (0x11..).zip(bench.kinds()) {
         let source = bench.region_of(bench.gpu.kind(), &vec![POISON; LEN])?;
         let target = bench.region(kind, LEN)?;
@@ -47,12 +47,12 @@ fn ordered(
 }
 
 pub(crate) fn after_stream(bench: &Bench) -> Outcome {
-    let stream = User::get(bench)?.stream;
+    let stream = bench.user()?.stream;
     ordered(bench, stream, |_| Ok(After::Stream(stream.addr() as u64)))
 }
 
 pub(crate) fn after_event(bench: &Bench) -> Outcome {
-    let stream = User::get(bench)?.stream;
+    let stream = bench.user()?.stream;
     ordered(bench, stream, |user| {
         user.record(stream)?;
         Ok(After::Event(user.event.addr() as u64))
@@ -65,7 +65,7 @@ pub(crate) fn after_default_streams(bench: &Bench) -> Outcome {
 
 /// A job behind a slow kernel does not hold up one that waits for nothing.
 pub(crate) fn others_go_on(bench: &Bench) -> Outcome {
-    let user = User::get(bench)?;
+    let user = bench.user()?;
     let source = bench.region_of(bench.gpu.kind(), &[1; 4096])?;
     let (slow, quick) = (
         bench.region(bench.gpu.kind(), 4096)?,
@@ -101,7 +101,7 @@ pub(crate) fn others_go_on(bench: &Bench) -> Outcome {
 
 /// A kernel that spins until our transfers have completed must not stop them, on any stream.
 pub(crate) fn spinning_kernel(bench: &Bench) -> Outcome {
-    let user = User::get(bench)?;
+    let user = bench.user()?;
     let mut random = Random::new();
     let bytes = random.bytes(6 << 20);
     let regions = bench.kinds().map(|kind| bench.region_of(kind, &bytes));

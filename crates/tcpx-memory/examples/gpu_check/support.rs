@@ -10,6 +10,8 @@ use tcpx_memory::{
 };
 use tcpx_wire::{Fragment, Limits, ScatterList};
 
+use crate::user::User;
+
 /// What a check found: a summary, or what differs.
 pub(crate) type Outcome = Result<String, String>;
 
@@ -22,7 +24,7 @@ pub(crate) const POISON: u8 = 0xA5;
 pub(crate) struct Bench {
     pub(crate) gpu: Gpu,
     pub(crate) worker: Arc<CopyWorker>,
-    pub(crate) user: OnceLock<crate::user::User>,
+    pub(crate) user: OnceLock<User>,
 }
 
 struct Channel(Sender<(u64, Result<u64, MemoryError>)>);
@@ -42,7 +44,7 @@ pub(crate) struct Jobs<'bench> {
 }
 
 impl Jobs<'_> {
-    /// Submits; while the queue is full, waits for one job to end and hands its token to `early`.
+    /// Submits a job.
     pub(crate) fn submit(
         &self,
         token: u64,
@@ -69,14 +71,17 @@ impl Jobs<'_> {
             RecvTimeoutError::Disconnected => "the worker dropped the job".to_owned(),
         })
     }
-
-    /// Whether no job has ended that was not looked at.
-    pub(crate) fn none_ended(&self) -> bool {
-        self.ended.try_recv().is_err()
-    }
 }
 
 impl Bench {
+    /// A program of its own on the same GPU.
+    pub(crate) fn user(&self) -> Result<&User, String> {
+        if self.user.get().is_none() {
+            self.user.set(User::create(&self.gpu)?).ok();
+        }
+        self.user.get().ok_or_else(|| "no user".to_owned())
+    }
+
     pub(crate) fn open() -> Result<Self, String> {
         let gpu = Gpu::open(0).map_err(text)?;
         let worker = CopyWorker::for_gpu(&gpu).map_err(text)?;

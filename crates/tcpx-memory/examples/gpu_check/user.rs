@@ -3,12 +3,9 @@
 
 use std::ffi::{CStr, c_void};
 use std::ptr;
-use std::thread;
 
 use cudarc::driver::sys::{self, CUcontext, CUevent, CUfunction, CUresult, CUstream};
-use tcpx_memory::{CudaError, Gpu};
-
-use crate::support::{Bench, Outcome, text};
+use tcpx_memory::Gpu;
 
 const PTX: &str = concat!(include_str!("gpu_check.ptx"), "\0");
 
@@ -32,7 +29,7 @@ unsafe impl Sync for User {}
 /// A flag in memory that both the CPU and the GPU see, and a place for the kernel's answer.
 pub(crate) struct Flag(*mut u32);
 
-fn check(call: &str, result: CUresult) -> Result<(), String> {
+pub(crate) fn check(call: &str, result: CUresult) -> Result<(), String> {
     match result {
         CUresult::CUDA_SUCCESS => Ok(()),
         error => Err(format!("{call}: {error:?}")),
@@ -40,15 +37,8 @@ fn check(call: &str, result: CUresult) -> Result<(), String> {
 }
 
 impl User {
-    pub(crate) fn get(bench: &Bench) -> Result<&Self, String> {
-        if bench.user.get().is_none() {
-            let user = Self::create(&bench.gpu)?;
-            bench.user.set(user).ok();
-        }
-        bench.user.get().ok_or_else(|| "no user".to_owned())
-    }
-
-    fn create(gpu: &Gpu) -> Result<Self, String> {
+    /// On the GPU's context.
+    pub(crate) fn create(gpu: &Gpu) -> Result<Self, String> {
         let context: CUcontext = ptr::with_exposed_provenance_mut(gpu.context() as usize);
         let mut user = Self {
             context,
@@ -131,20 +121,18 @@ impl User {
     }
 
     pub(crate) fn wait(&self, stream: CUstream) -> Result<(), String> {
-        // SAFETY: a stream of this context.
         self.inside(|| {
-            check("cuStreamSynchronize", unsafe {
-                sys::cuStreamSynchronize(stream)
-            })
+            // SAFETY: a stream of this context.
+            let result = unsafe { sys::cuStreamSynchronize(stream) };
+            check("cuStreamSynchronize", result)
         })
     }
 
     pub(crate) fn record(&self, stream: CUstream) -> Result<(), String> {
-        // SAFETY: both are of this context.
         self.inside(|| {
-            check("cuEventRecord", unsafe {
-                sys::cuEventRecord(self.event, stream)
-            })
+            // SAFETY: both are of this context.
+            let result = unsafe { sys::cuEventRecord(self.event, stream) };
+            check("cuEventRecord", result)
         })
     }
 
@@ -228,38 +216,4 @@ impl Flag {
         // SAFETY: as above; the kernel has ended.
         unsafe { self.0.add(1).read_volatile() }
     }
-}
-
-/// Opening twice gives one GPU, and no call leaves a context on the program's thread.
-pub(crate) fn contexts(bench: &Bench) -> Outcome {
-    let again = Gpu::open(bench.gpu.ordinal()).map_err(text)?;
-    if !again.is_same(&bench.gpu) {
-        return Err("opening twice gave two GPUs".to_owned());
-    }
-    let fresh = thread::spawn(Gpu::current)
-        .join()
-        .map_err(|_| "panicked".to_owned())?;
-    if !matches!(fresh, Err(CudaError::NoCurrentContext)) {
-        return Err(format!("on a thread without a context: {fresh:?}"));
-    }
-    let user = User::get(bench)?;
-    let current = user.inside(|| Gpu::current().map_err(text))?;
-    if !current.is_same(&bench.gpu) {
-        return Err("the current GPU is another one".to_owned());
-    }
-    let region = bench.region_of(bench.gpu.kind(), &[1, 2, 3])?;
-    let checksum = region.checksum(..).map_err(text)?;
-    drop(region);
-    let mut left: CUcontext = ptr::null_mut();
-    // SAFETY: the pointer is valid for one handle.
-    check("cuCtxGetCurrent", unsafe {
-        sys::cuCtxGetCurrent(&raw mut left)
-    })?;
-    if !left.is_null() {
-        return Err("a context was left on this thread".to_owned());
-    }
-    Ok(format!(
-        "one context, {}; a checksum is {checksum:08x}",
-        bench.gpu.info().pci
-    ))
 }

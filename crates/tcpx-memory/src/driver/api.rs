@@ -162,7 +162,11 @@ fn open() -> Result<Api, CudaError> {
                 std::mem::forget(library);
                 return api;
             }
-            Err(error) if why.is_empty() => why = error.to_string(),
+            Err(error) if why.is_empty() => {
+                // The loader's own words are in the cause.
+                why = std::error::Error::source(&error)
+                    .map_or_else(|| error.to_string(), ToString::to_string);
+            }
             Err(_) => {}
         }
     }

@@ -70,3 +70,25 @@ impl Gpu {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Region;
+
+    #[test]
+    fn an_address_inside_an_allocation_is_described() {
+        let gpu = Gpu::fake();
+        let region = Region::cuda(&gpu, 4096).expect("memory");
+        let address = region.all().address() + 100;
+        let known = gpu.pointer(address).expect("it is allocated");
+        assert_eq!(known.len_from(address), Some(known.len - 100));
+        assert_eq!(known.host, Some(address as usize));
+        assert_eq!(known.len_from(known.start - 1), None);
+    }
+
+    #[test]
+    fn a_strange_address_is_an_error() {
+        assert!(Gpu::fake().pointer(64).is_err());
+    }
+}

@@ -7,6 +7,8 @@ mod gather;
 mod kernel;
 mod pipe;
 mod staging;
+#[cfg(test)]
+mod tests;
 mod unpack;
 
 use std::sync::mpsc;

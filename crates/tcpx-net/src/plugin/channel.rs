@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use nccl_net::{Done, HostError, LoadMeta, MemoryType, PostOutcome, RecvComm, SendComm};
-use tcpx_memory::{Fence, MemoryKind, RegionSlice};
+use tcpx_memory::{CudaError, Fence, MemoryKind, RegionSlice};
 use tcpx_wire::scatter::{Fragment, ScatterList};
 
 use super::PluginMemory;
@@ -272,6 +272,10 @@ impl Channel for PluginChannel {
         if !reached(&self.name, chunk.fence.as_ref())? {
             return Ok(Posted::Full(chunk));
         }
+        let _entered = self
+            .memory
+            .enter()
+            .map_err(|error| entering(&self.name, &error))?;
         let length = chunk.source.len();
         let posted = self
             .send_registrations
@@ -297,6 +301,10 @@ impl Channel for PluginChannel {
         if self.offload.is_none() && !reached(&self.name, chunk.fence.as_ref())? {
             return Ok(Posted::Full(chunk));
         }
+        let _entered = self
+            .memory
+            .enter()
+            .map_err(|error| entering(&self.name, &error))?;
         let length = chunk.destination.len();
         let posted = self
             .receive_registrations
@@ -318,6 +326,13 @@ impl Channel for PluginChannel {
 
     fn poll(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
         out.append(&mut self.failed);
+        if self.in_flight() == 0 {
+            return Ok(());
+        }
+        let _entered = self
+            .memory
+            .enter()
+            .map_err(|error| entering(&self.name, &error))?;
         self.poll_sends(out)?;
         self.poll_receives(out)?;
         if self.in_flight() == 0 {
@@ -339,6 +354,10 @@ impl Channel for PluginChannel {
             });
         };
         entry.ready = true;
+        let _entered = self
+            .memory
+            .enter()
+            .map_err(|error| entering(&self.name, &error))?;
         self.consume_ready()?;
         Ok(Posted::Accepted)
     }
@@ -365,6 +384,10 @@ impl Channel for PluginChannel {
     }
 
     fn close(&mut self) {
+        let entered = self.memory.enter();
+        if let Err(error) = &entered {
+            tracing::warn!(channel = %self.name, %error, "entering the GPU's context to close");
+        }
         // Closing a comm is the only way to get memory back from a plugin; registrations go after.
         for result in [
             self.send.take().map(SendComm::close),
@@ -415,6 +438,14 @@ fn reached(channel: &str, fence: Option<&Fence>) -> Result<bool, ChannelError> {
             cause: error.to_string(),
         })
     })
+}
+
+fn entering(channel: &str, error: &CudaError) -> ChannelError {
+    ChannelError::Memory {
+        channel: channel.to_owned(),
+        operation: "entering the GPU's context",
+        cause: error.to_string(),
+    }
 }
 
 /// Plugins take 32-bit tags and ignore them; the low half is enough for their logs.

@@ -14,7 +14,6 @@ use tcpx_memory::{
 };
 use tcpx_wire::frame::Settings;
 
-use super::TcpOptions;
 use super::permits::Permits;
 use super::receive_table::{Claim, ReceiveState};
 use super::shared::{Event, Shared, lock};
@@ -49,12 +48,16 @@ pub(super) enum Landing {
 }
 
 impl Staging {
-    pub(super) fn new(options: &TcpOptions, window: u16) -> Result<Self, NetworkError> {
+    pub(super) fn new(
+        workers: &[Arc<CopyWorker>],
+        stage_host: bool,
+        window: u16,
+    ) -> Result<Self, NetworkError> {
         let with_permits = |worker: Arc<CopyWorker>| {
             let permits = Permits::of(&worker);
             Worker { worker, permits }
         };
-        let host = if options.stage_host {
+        let host = if stage_host {
             let worker = CopyWorker::host().map_err(|error| NetworkError::Memory {
                 network: super::NAME.to_owned(),
                 cause: error.to_string(),
@@ -63,7 +66,7 @@ impl Staging {
         } else {
             None
         };
-        let gpus = options.workers.iter().cloned().map(with_permits).collect();
+        let gpus = workers.iter().cloned().map(with_permits).collect();
         Ok(Self {
             host,
             gpus,

@@ -89,6 +89,7 @@ pub(crate) fn server_side(
         peer: accepted.peer,
         channels,
         deadline: deadline(),
+        workers: &[],
         lanes: Some(accepted.lanes.clone()),
     };
     let mut channels = TcpNetwork::new(options).establish(&setup, exchange)?;
@@ -116,6 +117,7 @@ pub(crate) fn pair(lanes: u16, client: TcpOptions, server: TcpOptions) -> Pair {
             peer: address,
             channels: lanes,
             deadline: deadline(),
+            workers: &[],
             lanes: None,
         };
         TcpNetwork::new(client)

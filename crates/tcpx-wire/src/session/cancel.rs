@@ -115,8 +115,10 @@ impl Session {
             .arm(&mut send.clock, operation, now + self.config.cancel_timeout);
         if busy {
             self.actions.push_back(Action::StopData { operation });
+            self.pump_sends();
+        } else {
+            self.release_send(transfer);
         }
-        self.pump_sends();
         self.settle_send(now, transfer);
     }
 
@@ -154,8 +156,10 @@ impl Session {
         );
         if busy {
             self.actions.push_back(Action::StopData { operation });
+            self.pump_receives();
+        } else {
+            self.release_receive(operation);
         }
-        self.pump_receives();
         self.settle_receive(now, operation);
     }
 
@@ -228,48 +232,59 @@ impl Session {
             let Some(send) = self.sends.get_mut(&transfer) else {
                 return;
             };
-            let Some(cancel) = send.cancel.as_mut().filter(|cancel| !cancel.quiet) else {
-                return;
-            };
+            let waited_for = send.cancel.as_mut().filter(|cancel| !cancel.quiet);
+            let Some(cancel) = waited_for else { return };
             cancel.quiet = true;
-            if let SendStage::Granted(granted) = &mut send.stage {
-                granted.digesting = false;
-                let hold = self.config.hold_until_placed;
-                for index in granted.posted.difference(&granted.sent) {
-                    self.send_stream.release(granted.plan.chunk(index).channel);
-                }
-                for index in granted.sent.difference(&granted.acked).filter(|_| hold) {
-                    self.send_stream.release(granted.plan.chunk(index).channel);
-                }
-            }
-            self.pump_sends();
+            self.release_send(transfer);
             self.settle_send(now, transfer);
         } else {
             let Some(receive) = self.receives.get_mut(&operation) else {
                 return;
             };
-            let Some(cancel) = receive.cancel.as_mut().filter(|cancel| !cancel.quiet) else {
-                return;
-            };
+            let waited_for = receive.cancel.as_mut().filter(|cancel| !cancel.quiet);
+            let Some(cancel) = waited_for else { return };
             cancel.quiet = true;
-            if let Some(matched) = &mut receive.matched {
-                matched.digesting = false;
-                match &mut matched.stage {
-                    ReceiveStage::Granted(granted) => {
-                        for index in granted.posted.difference(&granted.placed) {
-                            self.receive_stream
-                                .release(granted.plan.chunk(index).channel);
-                        }
-                    }
-                    ReceiveStage::Eager { credit, .. } => {
-                        let credit = std::mem::take(credit);
-                        self.return_credit(credit);
-                    }
-                }
-            }
-            self.pump_receives();
+            self.release_receive(operation);
             self.settle_receive(now, operation);
         }
+    }
+
+    /// Gives back what a quiet send holds.
+    fn release_send(&mut self, transfer: TransferId) {
+        if let Some(send) = self.sends.get_mut(&transfer)
+            && let SendStage::Granted(granted) = &mut send.stage
+        {
+            granted.digesting = false;
+            let held = self.config.hold_until_placed;
+            let unsent = granted.posted.difference(&granted.sent);
+            let unacked = granted.sent.difference(&granted.acked).filter(|_| held);
+            for index in unsent.chain(unacked) {
+                self.send_stream.release(granted.plan.chunk(index).channel);
+            }
+        }
+        self.pump_sends();
+    }
+
+    /// Gives back what a quiet receive holds.
+    fn release_receive(&mut self, operation: OperationId) {
+        if let Some(receive) = self.receives.get_mut(&operation)
+            && let Some(matched) = &mut receive.matched
+        {
+            matched.digesting = false;
+            match &mut matched.stage {
+                ReceiveStage::Granted(granted) => {
+                    for index in granted.posted.difference(&granted.placed) {
+                        let channel = granted.plan.chunk(index).channel;
+                        self.receive_stream.release(channel);
+                    }
+                }
+                ReceiveStage::Eager { credit, .. } => {
+                    let credit = std::mem::take(credit);
+                    self.return_credit(credit);
+                }
+            }
+        }
+        self.pump_receives();
     }
 
     pub(super) fn settle_send(&mut self, now: Time, transfer: TransferId) {
@@ -318,7 +333,9 @@ impl Session {
         }
         let granted = matches!(send.stage, SendStage::Granted(_));
         let told = cancel.peer_quiet || cancel.refused || cancel.gave_up || ended;
-        let settled = told || matches!(send.stage, SendStage::Announced);
+        // Without a grant nothing was sent; yet an empty transfer may be complete at the peer.
+        let ungranted = matches!(send.stage, SendStage::Announced) && send.bytes > 0;
+        let settled = told || ungranted;
         let over = (cancel.confirmed && cancel.peer_quiet) || ended;
         let cause = cancel.cause.clone();
         let (bytes, completed) = (send.bytes, send.completed);

@@ -374,8 +374,14 @@ impl Session {
             frame: FRAME,
             transfer,
         };
-        let operation = *self.by_transfer.get(&transfer).ok_or_else(|| unknown.clone())?;
-        let receive = self.receives.get_mut(&operation).ok_or_else(|| unknown.clone())?;
+        let operation = *self
+            .by_transfer
+            .get(&transfer)
+            .ok_or_else(|| unknown.clone())?;
+        let receive = self
+            .receives
+            .get_mut(&operation)
+            .ok_or_else(|| unknown.clone())?;
         let matched = receive.matched.as_mut().ok_or(unknown)?;
         let wanted = matched.level == Level::Verified
             && matched.expected.is_none()

@@ -40,7 +40,7 @@ impl Liveness {
     }
 
     pub(super) fn transmitted(&mut self, now: Time) {
-        self.beat_due = now + self.interval;
+        self.beat_due = self.beat_due.max(now + self.interval);
     }
 
     pub(super) fn next_due(&self) -> Time {

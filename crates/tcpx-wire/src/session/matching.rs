@@ -74,6 +74,11 @@ impl Matching {
         self.receives_by_tag.first().copied()
     }
 
+    #[cfg(test)]
+    pub(super) fn waits(&self, tag: Tag) -> bool {
+        self.arrivals_by_tag.iter().any(|(of, _)| *of == tag)
+    }
+
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }

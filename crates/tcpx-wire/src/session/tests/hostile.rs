@@ -1,1 +1,609 @@
-//! x
+//! Frames that no honest peer sends, and frames that cross.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::frame::{
+    CancelReason, Frame, GoodbyeReason, PlacedChunks, RefuseReason, Role, TransferId,
+};
+
+const T0: TransferId = TransferId(0);
+
+/// A session whose peer is the test: set up, its first frames taken.
+fn session(config: Config) -> Session {
+    let mut session = Session::new(config, Time(0)).unwrap();
+    session.ready();
+    session.frame(Time(0), Frame::Settings(settings())).unwrap();
+    session.frame(Time(0), Frame::Ready).unwrap();
+    drain(&mut session);
+    session
+}
+
+fn drain(session: &mut Session) -> (Vec<Frame>, Vec<Action>) {
+    drain_at(session, Time(0))
+}
+
+fn drain_at(session: &mut Session, now: Time) -> (Vec<Frame>, Vec<Action>) {
+    let (mut frames, mut actions) = (Vec::new(), Vec::new());
+    loop {
+        let before = frames.len() + actions.len();
+        frames.extend(std::iter::from_fn(|| session.poll_transmit(now)));
+        actions.extend(std::iter::from_fn(|| session.poll_action()));
+        if frames.len() + actions.len() == before {
+            return (frames, actions);
+        }
+    }
+}
+
+fn announce(transfer: u64, bytes: u64) -> Frame {
+    Frame::Announce {
+        transfer: TransferId(transfer),
+        tag: Tag(1),
+        bytes,
+        level: Level::Placed,
+    }
+}
+
+fn payload(transfer: u64, bytes: usize) -> Frame {
+    let (transfer, payload) = (TransferId(transfer), vec![1; bytes]);
+    Frame::Eager {
+        transfer,
+        tag: Tag(1),
+        level: Level::Placed,
+        payload,
+    }
+}
+
+fn grant(chunk_bytes: u32, first_sequence: u64) -> Frame {
+    Frame::Grant {
+        transfer: T0,
+        chunk_bytes,
+        first_sequence,
+        level: Level::Placed,
+    }
+}
+
+fn placed(first: u32, chunks: &[u32]) -> Frame {
+    let mut set = PlacedChunks::new(first, 1024).unwrap();
+    for chunk in chunks {
+        assert!(set.insert(*chunk));
+    }
+    Frame::Placed {
+        transfer: T0,
+        chunks: set,
+    }
+}
+
+/// The error that the last of these frames causes.
+fn error(session: &mut Session, frames: impl IntoIterator<Item = Frame>) -> SessionError {
+    let mut frames = frames.into_iter().peekable();
+    while let Some(frame) = frames.next() {
+        drain(session);
+        let result = session.frame(Time(0), frame.clone());
+        if frames.peek().is_none() {
+            return result.expect_err(&format!("{frame:?} is illegal"));
+        }
+        result.unwrap();
+    }
+    panic!("no frames");
+}
+
+fn sending(bytes: u64) -> Session {
+    let mut session = session(config());
+    session
+        .send(Time(0), send(1, bytes, Level::Placed))
+        .unwrap();
+    drain(&mut session);
+    session
+}
+
+#[test]
+fn settings_come_first_once_and_within_bounds() {
+    let fresh = || Session::new(config(), Time(0)).unwrap();
+    let unexpected = |error| matches!(error, SessionError::Unexpected { .. });
+    assert!(unexpected(error(&mut fresh(), [announce(0, 1)])));
+    assert!(unexpected(error(&mut fresh(), [Frame::Ready])));
+    let twice = [Frame::Settings(settings()), Frame::Settings(settings())];
+    assert!(unexpected(error(&mut fresh(), twice)));
+    let with = |change: fn(&mut Settings)| {
+        let mut theirs = settings();
+        change(&mut theirs);
+        error(&mut fresh(), [Frame::Settings(theirs)])
+    };
+    assert!(matches!(
+        with(|s| s.channels = 0),
+        SessionError::Settings(_)
+    ));
+    assert!(matches!(
+        with(|s| s.receive_window = 0),
+        SessionError::Settings(_)
+    ));
+    assert_eq!(
+        with(|s| s.chunk_bytes = 4095),
+        SessionError::ChunkBytes { arrived: 4095 }
+    );
+    assert_eq!(
+        with(|s| s.chunk_bytes = 4097),
+        SessionError::ChunkBytes { arrived: 4097 }
+    );
+    assert!(matches!(
+        with(|s| s.network = "plugin:x".into()),
+        SessionError::NetworkMismatch { .. }
+    ));
+    let patience = with(|s| (s.heartbeat_ms, s.dead_after_ms) = (1, 2));
+    assert!(matches!(
+        patience,
+        SessionError::Patience { arrived_ms: 2, .. }
+    ));
+    assert!(unexpected(error(&mut session(config()), [Frame::Ready])));
+}
+
+#[test]
+fn transfers_count_up_by_one() {
+    for wrong in [announce(1, 5), announce(u64::MAX, 5), payload(7, 5)] {
+        let found = error(&mut session(config()), [wrong]);
+        assert!(
+            matches!(found, SessionError::TransferOrder { expected: T0, .. }),
+            "{found}"
+        );
+    }
+    let found = error(&mut session(config()), [announce(0, 5), announce(0, 5)]);
+    assert!(matches!(
+        found,
+        SessionError::TransferOrder { arrived: T0, .. }
+    ));
+}
+
+#[test]
+fn an_absurd_length_is_refused() {
+    let found = error(&mut session(config()), [announce(0, u64::MAX)]);
+    assert!(matches!(
+        found,
+        SessionError::Field {
+            arrived: u64::MAX,
+            ..
+        }
+    ));
+    let found = error(&mut session(config()), [payload(0, 16 * 1024 + 1)]);
+    assert!(matches!(
+        found,
+        SessionError::Field {
+            expected: 16_384,
+            arrived: 16_385,
+            ..
+        }
+    ));
+}
+
+#[test]
+fn eager_payload_beyond_the_credit_is_refused() {
+    let frames = (0..17).map(|at| payload(at, 16 * 1024));
+    let found = error(&mut session(config()), frames);
+    let (credit, used) = (256 * 1024, 272 * 1024);
+    assert_eq!(
+        found,
+        SessionError::EagerOverCredit {
+            transfer: TransferId(16),
+            credit,
+            used
+        }
+    );
+}
+
+#[test]
+fn empty_eager_payloads_are_bounded_too() {
+    let mut config = config();
+    config.max_operations = 10;
+    let found = error(&mut session(config), (0..11).map(|at| payload(at, 0)));
+    assert_eq!(found, SessionError::TooManyUnmatched { limit: 10 });
+}
+
+#[test]
+fn credit_that_was_never_used_does_not_come_back() {
+    let mut session = session(config());
+    session.send(Time(0), eager(1, 100, Level::Placed)).unwrap();
+    let found = error(
+        &mut session,
+        [
+            Frame::EagerCredit { bytes: 60 },
+            Frame::EagerCredit { bytes: 41 },
+        ],
+    );
+    assert_eq!(
+        found,
+        SessionError::CreditReturned {
+            used: 40,
+            arrived: 41
+        }
+    );
+}
+
+#[test]
+fn a_grant_must_continue_the_stream_with_the_agreed_chunks() {
+    let chunk = 512 * 1024;
+    for (wrong, field) in [
+        (grant(chunk, 1), "first_sequence"),
+        (grant(chunk, u64::MAX), "first_sequence"),
+        (grant(4096, 0), "chunk_bytes"),
+        (grant(0, 0), "chunk_bytes"),
+    ] {
+        let found = error(&mut sending(1 << 20), [wrong]);
+        assert!(
+            matches!(&found, SessionError::Field { field: of, .. } if *of == field),
+            "{found}"
+        );
+    }
+    let found = error(&mut sending(1 << 20), [grant(chunk, 0), grant(chunk, 2)]);
+    assert!(matches!(found, SessionError::Unexpected { .. }));
+    let mut session = session(config());
+    session.send(Time(0), send(1, 1, Level::Verified)).unwrap();
+    let found = error(&mut session, [grant(chunk, 0)]);
+    assert!(matches!(found, SessionError::Field { field: "level", .. }));
+}
+
+#[test]
+fn acknowledgements_of_what_was_not_sent_or_twice_are_refused() {
+    let problem = |frames: Vec<Frame>| match error(&mut sending(100 << 20), frames) {
+        SessionError::Acknowledgement {
+            problem,
+            chunks: 200,
+            ..
+        } => problem,
+        other => panic!("{other}"),
+    };
+    let granted = || grant(512 * 1024, 0);
+    assert_eq!(
+        problem(vec![granted(), placed(0, &[200])]),
+        AckProblem::OutOfRange
+    );
+    assert_eq!(
+        problem(vec![granted(), placed(u32::MAX - 1023, &[u32::MAX])]),
+        AckProblem::OutOfRange
+    );
+    // 4 channels with a window of 12: chunk 48 is not posted.
+    assert_eq!(
+        problem(vec![granted(), placed(0, &[47, 48])]),
+        AckProblem::NotSent
+    );
+    assert_eq!(
+        problem(vec![granted(), placed(0, &[1]), placed(1, &[1])]),
+        AckProblem::Repeated
+    );
+    let overlapping = vec![granted(), placed(0, &[0, 1, 2]), placed(2, &[2, 3])];
+    assert_eq!(problem(overlapping), AckProblem::Repeated);
+}
+
+#[test]
+fn frames_for_transfers_that_do_not_exist_are_refused() {
+    let transfer = TransferId(3);
+    let chunks = PlacedChunks::single(0);
+    let frames = [
+        Frame::Grant {
+            transfer,
+            chunk_bytes: 4096,
+            first_sequence: 0,
+            level: Level::Placed,
+        },
+        Frame::Refuse {
+            transfer,
+            reason: RefuseReason::Cancelled,
+        },
+        Frame::EagerDone { transfer },
+        Frame::Placed { transfer, chunks },
+        Frame::Digest {
+            transfer,
+            crc32c: 0,
+        },
+        Frame::Verdict {
+            transfer,
+            crc32c: 0,
+            matches: true,
+        },
+        Frame::Cancel {
+            transfer,
+            from: Role::Sender,
+            reason: CancelReason::Requested,
+            detail: "".into(),
+        },
+        Frame::Cancel {
+            transfer,
+            from: Role::Receiver,
+            reason: CancelReason::Requested,
+            detail: "".into(),
+        },
+        Frame::Cancelled {
+            transfer,
+            from: Role::Sender,
+        },
+        Frame::Cancelled {
+            transfer,
+            from: Role::Receiver,
+        },
+    ];
+    for frame in frames {
+        let found = error(&mut session(config()), [frame.clone()]);
+        assert!(
+            matches!(found, SessionError::UnknownTransfer { .. }),
+            "{frame:?}: {found}"
+        );
+    }
+}
+
+#[test]
+fn frames_in_the_wrong_state_are_refused() {
+    let verdict = |matches| Frame::Verdict {
+        transfer: T0,
+        crc32c: 0,
+        matches,
+    };
+    let granted = || grant(512 * 1024, 0);
+    let refuse = |capacity| Frame::Refuse {
+        transfer: T0,
+        reason: RefuseReason::TooLarge { capacity },
+    };
+    for frames in [
+        vec![Frame::EagerDone { transfer: T0 }],
+        vec![placed(0, &[0])],
+        vec![verdict(true)],
+        vec![granted(), verdict(true)],
+        vec![granted(), verdict(false)],
+        vec![granted(), refuse(1)],
+        vec![refuse(1000)],
+        vec![Frame::Cancelled {
+            transfer: T0,
+            from: Role::Receiver,
+        }],
+        vec![Frame::GoodbyeAck],
+        vec![
+            Frame::Heartbeat { counter: 0 },
+            Frame::Heartbeat { counter: 2 },
+        ],
+        vec![Frame::Heartbeat { counter: 1 }],
+    ] {
+        let last = frames.last().cloned();
+        let found = error(&mut sending(1000), frames);
+        assert!(
+            !matches!(found, SessionError::UnknownTransfer { .. }),
+            "{last:?}: {found}"
+        );
+    }
+    for extra in [Frame::EagerDone { transfer: T0 }, verdict(true)] {
+        let mut session = session(config());
+        session.send(Time(0), eager(1, 4, Level::Verified)).unwrap();
+        let found = error(&mut session, [Frame::EagerDone { transfer: T0 }, extra]);
+        assert!(
+            matches!(
+                found,
+                SessionError::Unexpected { .. } | SessionError::Field { .. }
+            ),
+            "{found}"
+        );
+    }
+    let digest = Frame::Digest {
+        transfer: T0,
+        crc32c: 1,
+    };
+    let mut session = session(config());
+    session
+        .receive(Time(0), receive(1, 100, Level::Verified))
+        .unwrap();
+    let found = error(&mut session, [announce(0, 100), digest.clone(), digest]);
+    assert!(matches!(
+        found,
+        SessionError::Unexpected {
+            frame: "digest",
+            ..
+        }
+    ));
+}
+
+#[test]
+fn a_peer_that_asks_but_never_reads_is_cut_off() {
+    let mut session = session(config());
+    let mut result = Ok(());
+    for transfer in 0..200_000 {
+        let cancel = Frame::Cancel {
+            transfer: TransferId(transfer),
+            from: Role::Sender,
+            reason: CancelReason::Requested,
+            detail: "".into(),
+        };
+        result = session
+            .frame(Time(0), announce(transfer, 5))
+            .and_then(|()| session.frame(Time(0), cancel));
+        if result.is_err() {
+            break;
+        }
+    }
+    assert!(matches!(result, Err(SessionError::Backlog { .. })));
+}
+
+#[test]
+fn after_a_protocol_error_the_peer_is_told_and_everything_ends() {
+    let mut session = sending(1000);
+    let found = error(&mut session, [Frame::EagerDone { transfer: T0 }]);
+    session.fail(Time(0), found.clone().into());
+    let (frames, actions) = drain(&mut session);
+    let [
+        Frame::Goodbye {
+            reason: GoodbyeReason::Error,
+            detail,
+        },
+    ] = &frames[..]
+    else {
+        panic!("{frames:?}");
+    };
+    assert!(detail.contains("eager done"));
+    let failure = ConnectionFailure::Protocol(found);
+    let [
+        Action::Complete {
+            outcome: Err(error),
+            ..
+        },
+        Action::Closed {
+            failure: Some(last),
+        },
+    ] = &actions[..]
+    else {
+        panic!("{actions:?}");
+    };
+    assert_eq!(error.cause, EndCause::ConnectionLost(failure.clone()));
+    assert_eq!(*last, failure);
+    assert!(
+        session.frame(Time(0), announce(9, 9)).is_ok(),
+        "what follows is ignored"
+    );
+    assert_eq!(drain(&mut session), (vec![], vec![]));
+}
+
+fn any_level() -> impl Strategy<Value = Level> {
+    prop_oneof![
+        Just(Level::Sent),
+        Just(Level::Placed),
+        Just(Level::Verified)
+    ]
+}
+
+/// Frames with small numbers, so that many of them mean something.
+fn any_frame() -> impl Strategy<Value = Frame> {
+    let id = || (0u64..6).prop_map(TransferId);
+    let role = || prop_oneof![Just(Role::Sender), Just(Role::Receiver)];
+    let number = || prop_oneof![0u64..4, Just(100_000), any::<u64>()];
+    prop_oneof![
+        4 => (id(), 0u64..3, number(), any_level()).prop_map(|(transfer, tag, bytes, level)| {
+            Frame::Announce { transfer, tag: Tag(tag), bytes, level }
+        }),
+        2 => (id(), 0u64..3, any_level(), 0usize..40).prop_map(|(transfer, tag, level, bytes)| {
+            Frame::Eager { transfer, tag: Tag(tag), level, payload: vec![0; bytes] }
+        }),
+        4 => (id(), number(), any_level()).prop_map(|(transfer, first_sequence, level)| {
+            Frame::Grant { transfer, chunk_bytes: 4096, first_sequence, level }
+        }),
+        1 => (id(), number()).prop_map(|(transfer, capacity)| {
+            Frame::Refuse { transfer, reason: RefuseReason::TooLarge { capacity } }
+        }),
+        1 => id().prop_map(|transfer| Frame::EagerDone { transfer }),
+        1 => (0u32..50).prop_map(|bytes| Frame::EagerCredit { bytes }),
+        4 => (id(), 0u32..30).prop_map(|(transfer, chunk)| {
+            Frame::Placed { transfer, chunks: PlacedChunks::single(chunk) }
+        }),
+        1 => (id(), 0u32..3).prop_map(|(transfer, crc32c)| Frame::Digest { transfer, crc32c }),
+        1 => (id(), 0u32..3, any::<bool>()).prop_map(|(transfer, crc32c, matches)| {
+            Frame::Verdict { transfer, crc32c, matches }
+        }),
+        2 => (id(), role()).prop_map(|(transfer, from)| {
+            Frame::Cancel { transfer, from, reason: CancelReason::Requested, detail: "no".into() }
+        }),
+        2 => (id(), role()).prop_map(|(transfer, from)| Frame::Cancelled { transfer, from }),
+        1 => (0u64..2).prop_map(|counter| Frame::Heartbeat { counter }),
+    ]
+}
+
+#[derive(Clone, Debug)]
+enum Input {
+    Frame(Frame),
+    Send(u64, Level),
+    Eager(usize, Level),
+    Receive(u64, Level),
+    Sent(usize, u32),
+    Arrived(usize, u32, u64),
+    Placed(usize, u32),
+    Copied(usize),
+    Digest(usize, u32),
+    Quiet(usize),
+    Cancel(usize),
+    Wait(u64),
+}
+
+fn any_input() -> impl Strategy<Value = Input> {
+    let which = || 0usize..8;
+    prop_oneof![
+        12 => any_frame().prop_map(Input::Frame),
+        3 => (0u64..200_000, any_level()).prop_map(|(bytes, level)| Input::Send(bytes, level)),
+        1 => (0usize..100, any_level()).prop_map(|(bytes, level)| Input::Eager(bytes, level)),
+        3 => (0u64..200_000, any_level()).prop_map(|(bytes, level)| Input::Receive(bytes, level)),
+        3 => (which(), 0u32..30).prop_map(|(at, chunk)| Input::Sent(at, chunk)),
+        3 => (which(), 0u32..30, prop_oneof![Just(4096u64), any::<u64>()])
+            .prop_map(|(at, chunk, bytes)| Input::Arrived(at, chunk, bytes)),
+        3 => (which(), 0u32..30).prop_map(|(at, chunk)| Input::Placed(at, chunk)),
+        1 => which().prop_map(Input::Copied),
+        2 => (which(), 0u32..3).prop_map(|(at, crc32c)| Input::Digest(at, crc32c)),
+        2 => which().prop_map(Input::Quiet),
+        2 => which().prop_map(Input::Cancel),
+        1 => (0u64..3_000_000).prop_map(Input::Wait),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// A peer and a data plane that say anything at any time: no panic, exactly one end each.
+    #[test]
+    fn any_input_ends_every_operation_exactly_once(inputs in prop::collection::vec(any_input(), 1..120)) {
+        let mut config = small_chunks(3);
+        config.deadlines.stall = Duration::from_secs(4);
+        let mut session = session(config);
+        let mut now = Time(0);
+        let mut operations = Vec::new();
+        let mut ended = std::collections::BTreeMap::new();
+        let mut failed = false;
+        let mut closed = 0;
+        for input in inputs {
+            let at = |at: usize, operations: &Vec<OperationId>| {
+                operations.get(at).copied().unwrap_or(OperationId::receive(at as u64))
+            };
+            match input {
+                Input::Frame(frame) => {
+                    if let Err(error) = session.frame(now, frame) {
+                        let text = error.to_string();
+                        prop_assert!(!text.is_empty());
+                        session.fail(now, error.into());
+                        failed = true;
+                    }
+                }
+                Input::Send(bytes, level) => operations.extend(session.send(now, send(1, bytes, level))),
+                Input::Eager(bytes, level) => operations.extend(session.send(now, eager(1, bytes, level))),
+                Input::Receive(bytes, level) => operations.extend(session.receive(now, receive(1, bytes, level))),
+                Input::Sent(of, chunk) => session.chunk_sent(now, at(of, &operations), chunk),
+                Input::Arrived(of, chunk, bytes) => session.chunk_arrived(now, at(of, &operations), chunk, bytes),
+                Input::Placed(of, chunk) => session.chunk_placed(now, at(of, &operations), chunk),
+                Input::Copied(of) => session.eager_copied(now, at(of, &operations)),
+                Input::Digest(of, crc32c) => session.digest(now, at(of, &operations), crc32c),
+                Input::Quiet(of) => session.data_quiet(now, at(of, &operations)),
+                Input::Cancel(of) => session.cancel(now, at(of, &operations)),
+                Input::Wait(micros) => {
+                    now = now + Duration::from_micros(micros);
+                    session.handle_timeout(now);
+                }
+            }
+            let _ = session.snapshot(now);
+            for action in drain_at(&mut session, now).1 {
+                match action {
+                    Action::Complete { operation, .. } => *ended.entry(operation).or_insert(0) += 1,
+                    Action::Closed { .. } => closed += 1,
+                    _ => {}
+                }
+            }
+        }
+        // Whatever happened, time ends it.
+        let mut wakes = 0;
+        while let Some(due) = session.next_timeout() {
+            wakes += 1;
+            prop_assert!(wakes < 1000, "time does not advance: {due} {session:#?}");
+            now = now.max(due);
+            session.handle_timeout(now);
+            for action in drain_at(&mut session, now).1 {
+                match action {
+                    Action::Complete { operation, .. } => *ended.entry(operation).or_insert(0) += 1,
+                    Action::Closed { .. } => closed += 1,
+                    _ => {}
+                }
+            }
+        }
+        prop_assert_eq!(closed, 1, "failed: {}", failed);
+        for operation in operations {
+            prop_assert_eq!(ended.remove(&operation), Some(1));
+        }
+        prop_assert!(ended.is_empty());
+    }
+}

@@ -34,6 +34,7 @@ pub(super) struct Watched {
     pub(super) bytes: u64,
     pub(super) outcome: Option<Result<Completed, OperationError>>,
     pub(super) memory: Option<Memory>,
+    pub(super) matched: Option<(TransferId, u32)>,
     pub(super) transfer: Option<TransferId>,
     /// Chunks given to the data plane and not yet returned.
     pub(super) held: BTreeSet<u32>,
@@ -64,9 +65,15 @@ pub(super) struct Lanes {
 
 impl Lanes {
     pub(super) fn post(&mut self, chunk: Chunk, channels: u16, window: u16) {
-        assert_eq!(u64::from(chunk.channel), chunk.sequence % u64::from(channels));
+        assert_eq!(
+            u64::from(chunk.channel),
+            chunk.sequence % u64::from(channels)
+        );
         let last = self.last.insert(chunk.channel, chunk.sequence);
-        assert!(last < Some(chunk.sequence), "channel out of order: {chunk:?}");
+        assert!(
+            last < Some(chunk.sequence),
+            "channel out of order: {chunk:?}"
+        );
         assert!(self.sequences.insert(chunk.sequence));
         let in_flight = self.in_flight.entry(chunk.channel).or_default();
         *in_flight += 1;

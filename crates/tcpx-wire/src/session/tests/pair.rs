@@ -30,12 +30,29 @@ pub(super) struct Weather {
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Frame,
-    Data { channel: u16 },
-    Sent { operation: OperationId, index: u32, channel: u16 },
-    Placed { operation: OperationId, index: u32, channel: u16 },
-    Copied { operation: OperationId },
-    Digest { operation: OperationId, crc32c: u32 },
-    Quiet { operation: OperationId },
+    Data {
+        channel: u16,
+    },
+    Sent {
+        operation: OperationId,
+        index: u32,
+        channel: u16,
+    },
+    Placed {
+        operation: OperationId,
+        index: u32,
+        channel: u16,
+    },
+    Copied {
+        operation: OperationId,
+    },
+    Digest {
+        operation: OperationId,
+        crc32c: u32,
+    },
+    Quiet {
+        operation: OperationId,
+    },
 }
 
 pub(super) struct Side {
@@ -131,8 +148,16 @@ impl Pair {
     }
 
     fn watch(&mut self, side: usize, operation: OperationId, bytes: u64) {
-        let watched = Watched { bytes, ..Watched::default() };
-        assert!(self.sides[side].operations.insert(operation, watched).is_none());
+        let watched = Watched {
+            bytes,
+            ..Watched::default()
+        };
+        assert!(
+            self.sides[side]
+                .operations
+                .insert(operation, watched)
+                .is_none()
+        );
     }
 
     pub(super) fn with<T>(&mut self, side: usize, f: impl FnOnce(&mut Session, Time) -> T) -> T {
@@ -165,7 +190,11 @@ impl Pair {
 
     /// Every operation of both sides ended.
     pub(super) fn settled(&self) -> bool {
-        let ended = |side: &Side| side.operations.values().all(|watched| watched.outcome.is_some());
+        let ended = |side: &Side| {
+            side.operations
+                .values()
+                .all(|watched| watched.outcome.is_some())
+        };
         self.sides.iter().all(ended)
     }
 
@@ -185,7 +214,9 @@ impl Pair {
 
     fn unfinished(&self) -> Vec<OperationState> {
         let states = self.sides.iter();
-        states.flat_map(|side| side.session.snapshot(self.now)).collect()
+        states
+            .flat_map(|side| side.session.snapshot(self.now))
+            .collect()
     }
 
     /// The next thing that happens, if before `end`.
@@ -208,14 +239,19 @@ impl Pair {
                 self.now = self.now.max(at);
                 self.sides[side].session.handle_timeout(self.now);
                 let again = self.sides[side].session.next_timeout();
-                assert!(again.is_none_or(|again| again > self.now), "timer does not advance");
+                assert!(
+                    again.is_none_or(|again| again > self.now),
+                    "timer does not advance"
+                );
                 self.drain(side);
             }
             (Some(at), _) => {
                 if at > end {
                     return false;
                 }
-                let Some(Reverse((at, _, side, event))) = self.events.pop() else { return false };
+                let Some(Reverse((at, _, side, event))) = self.events.pop() else {
+                    return false;
+                };
                 self.now = self.now.max(at);
                 self.happen(side, event);
                 self.drain(side);
@@ -240,7 +276,9 @@ impl Pair {
         let side = &mut self.sides[at];
         match event {
             Event::Frame => {
-                let Some(frame) = side.inbox.pop_front() else { return };
+                let Some(frame) = side.inbox.pop_front() else {
+                    return;
+                };
                 if self.weather.cut {
                     return;
                 }
@@ -255,14 +293,22 @@ impl Pair {
                 side.heads.entry(channel).or_default().extend(arrived);
                 self.accept(at, channel);
             }
-            Event::Sent { operation, index, channel } => {
+            Event::Sent {
+                operation,
+                index,
+                channel,
+            } => {
                 let watched = side.operations.get_mut(&operation).unwrap();
                 if !watched.quiet && watched.held.remove(&index) {
                     side.sends.release(channel);
                     side.session.chunk_sent(now, operation, index);
                 }
             }
-            Event::Placed { operation, index, channel } => {
+            Event::Placed {
+                operation,
+                index,
+                channel,
+            } => {
                 let watched = side.operations.get_mut(&operation).unwrap();
                 if !watched.quiet && watched.held.remove(&index) {
                     watched.placed.insert(index);
@@ -293,7 +339,11 @@ impl Pair {
         let watched = side.operations.get_mut(&operation).unwrap();
         watched.quiet = true;
         let sends = operation.sent_transfer().is_some();
-        let lanes = if sends { &mut side.sends } else { &mut side.receives };
+        let lanes = if sends {
+            &mut side.sends
+        } else {
+            &mut side.receives
+        };
         let agreed = *side.session.agreed().unwrap();
         // The sequence number of a chunk follows from any posted one.
         for index in std::mem::take(&mut watched.held) {
@@ -311,8 +361,12 @@ impl Pair {
     fn accept(&mut self, at: usize, channel: u16) {
         loop {
             let side = &mut self.sides[at];
-            let Some(head) = side.heads.get_mut(&channel) else { return };
-            let Some((sequence, length)) = head.front().copied() else { return };
+            let Some(head) = side.heads.get_mut(&channel) else {
+                return;
+            };
+            let Some((sequence, length)) = head.front().copied() else {
+                return;
+            };
             let posted = side.receives.posted.entry(channel).or_default();
             let Some(found) = posted.iter().position(|(posted, ..)| *posted >= sequence) else {
                 return;
@@ -321,17 +375,27 @@ impl Pair {
             if posted[found].0 > sequence {
                 continue;
             }
-            let Some((_, operation, chunk)) = posted.remove(found) else { return };
+            let Some((_, operation, chunk)) = posted.remove(found) else {
+                return;
+            };
             assert_eq!(chunk.length, length, "both sides cut alike");
             let watched = side.operations.get_mut(&operation).unwrap();
             if watched.quiet {
                 continue;
             }
             watched.placed_bytes += u64::from(length);
-            side.session.chunk_arrived(self.now, operation, chunk.index, length.into());
+            side.session
+                .chunk_arrived(self.now, operation, chunk.index, length.into());
             if !self.weather.no_unpack {
                 let index = chunk.index;
-                self.schedule(at, Event::Placed { operation, index, channel });
+                self.schedule(
+                    at,
+                    Event::Placed {
+                        operation,
+                        index,
+                        channel,
+                    },
+                );
             }
         }
     }
@@ -364,30 +428,60 @@ impl Pair {
         assert!(side.closed.is_none(), "after Closed: {action:?}");
         match action {
             Action::PeerSettings(_) | Action::PeerReady | Action::Setup { .. } => {}
-            Action::ChunkAcknowledged { .. } | Action::Matched { .. } => {}
-            Action::PostSend { operation, chunk, transfer, .. } => {
+            Action::ChunkAcknowledged { .. } => {}
+            Action::Matched {
+                operation,
+                transfer,
+                chunks,
+                ..
+            } => {
+                let watched = side.operations.get_mut(&operation).unwrap();
+                assert!(watched.outcome.is_none() && watched.held.is_empty());
+                assert_eq!(watched.matched.replace((transfer, chunks)), None);
+            }
+            Action::PostSend {
+                operation,
+                chunk,
+                transfer,
+                ..
+            } => {
                 let agreed = *side.session.agreed().unwrap();
                 assert!(side.granted.contains(&transfer), "posted before the grant");
                 side.sends.post(chunk, agreed.channels, agreed.send_window);
                 let watched = side.operations.get_mut(&operation).unwrap();
                 assert!(watched.outcome.is_none() && !watched.stopped);
+                assert_eq!(watched.matched.map(|(matched, _)| matched), Some(transfer));
                 watched.transfer = Some(transfer);
                 assert!(watched.held.insert(chunk.index));
                 let Chunk { index, channel, .. } = chunk;
                 if self.weather.no_send {
                     return;
                 }
-                self.schedule(at, Event::Sent { operation, index, channel });
+                self.schedule(
+                    at,
+                    Event::Sent {
+                        operation,
+                        index,
+                        channel,
+                    },
+                );
                 if !self.weather.lose_data {
                     self.transport(1 - at, chunk);
                 }
             }
-            Action::PostReceive { operation, chunk, transfer, .. } => {
+            Action::PostReceive {
+                operation,
+                chunk,
+                transfer,
+                ..
+            } => {
                 let agreed = *side.session.agreed().unwrap();
-                side.receives.post(chunk, agreed.channels, agreed.receive_window);
+                side.receives
+                    .post(chunk, agreed.channels, agreed.receive_window);
                 let watched = side.operations.get_mut(&operation).unwrap();
                 assert!(watched.outcome.is_none() && !watched.stopped);
                 assert!(chunk.offset + u64::from(chunk.length) <= watched.bytes);
+                assert_eq!(watched.matched.map(|(matched, _)| matched), Some(transfer));
                 watched.transfer = Some(transfer);
                 assert!(watched.held.insert(chunk.index));
                 let posted = side.receives.posted.entry(chunk.channel).or_default();
@@ -397,6 +491,7 @@ impl Pair {
             Action::DeliverEager { operation, payload } => {
                 let watched = side.operations.get_mut(&operation).unwrap();
                 assert!(payload.len() as u64 <= watched.bytes && watched.copied.is_none());
+                assert!(watched.matched.is_some());
                 watched.copying = true;
                 watched.copied = Some(payload);
                 if !self.weather.no_unpack {
@@ -418,18 +513,28 @@ impl Pair {
             }
             Action::StopData { operation } => {
                 let watched = side.operations.get_mut(&operation).unwrap();
-                assert!(watched.touches_memory() && !watched.stopped, "needless or repeated stop");
+                assert!(
+                    watched.touches_memory() && !watched.stopped,
+                    "needless or repeated stop"
+                );
                 watched.stopped = true;
                 if !self.weather.no_quiet {
                     self.schedule(at, Event::Quiet { operation });
                 }
             }
-            Action::Complete { operation, outcome, memory } => {
+            Action::Complete {
+                operation,
+                outcome,
+                memory,
+            } => {
                 self.completed(at, operation, outcome, memory);
             }
             Action::Closed { failure } => {
                 let ended = |watched: &Watched| watched.outcome.is_some();
-                assert!(side.operations.values().all(ended), "closed before the operations");
+                assert!(
+                    side.operations.values().all(ended),
+                    "closed before the operations"
+                );
                 side.closed = Some(failure);
             }
         }
@@ -444,10 +549,16 @@ impl Pair {
     ) {
         let watched = self.sides[at].operations.get_mut(&operation).unwrap();
         assert!(watched.outcome.is_none(), "{operation:?} completed twice");
-        assert_eq!(watched.touches_memory(), memory == Memory::Held, "{operation:?} {outcome:?}");
+        assert_eq!(
+            watched.touches_memory(),
+            memory == Memory::Held,
+            "{operation:?} {outcome:?}"
+        );
         if let Ok(Completed { bytes, level }) = outcome {
             match operation.sent_transfer() {
-                Some(transfer) if level >= Level::Placed => self.check_placed(1 - at, transfer, bytes),
+                Some(transfer) if level >= Level::Placed => {
+                    self.check_placed(1 - at, transfer, bytes)
+                }
                 Some(_) => {}
                 None if watched.copied.is_some() => {}
                 None => assert_eq!(watched.placed_bytes, bytes, "no wrong success"),
@@ -462,8 +573,11 @@ impl Pair {
     fn check_placed(&self, receiver: usize, transfer: TransferId, bytes: u64) {
         let side = &self.sides[receiver];
         let found = side.operations.values().find(|watched| {
-            watched.held.is_empty() && watched.transfer == Some(transfer) && watched.bytes >= bytes
-                && watched.copied.is_none() && watched.placed_bytes > 0
+            watched.held.is_empty()
+                && watched.transfer == Some(transfer)
+                && watched.bytes >= bytes
+                && watched.copied.is_none()
+                && watched.placed_bytes > 0
         });
         match found {
             Some(watched) => assert_eq!(watched.placed_bytes, bytes, "no wrong success"),
@@ -479,7 +593,10 @@ impl Pair {
         let at = side.data_at.entry(channel).or_insert(self.now);
         *at = (*at).max(self.now + delay);
         let at = *at;
-        side.data.entry(channel).or_default().push_back((chunk.sequence, chunk.length));
+        side.data
+            .entry(channel)
+            .or_default()
+            .push_back((chunk.sequence, chunk.length));
         self.schedule_at(to, at, Event::Data { channel });
     }
 

@@ -23,21 +23,37 @@ fn both_ways(config: &Config, bytes: u64, level: Level, seed: u64) {
     let mut operations = Vec::new();
     for side in 0..2 {
         operations.push((side, pair.send(side, send(7, bytes, level))));
-        operations.push((1 - side, pair.receive(1 - side, receive(7, bytes + 5, level))));
+        operations.push((
+            1 - side,
+            pair.receive(1 - side, receive(7, bytes + 5, level)),
+        ));
     }
     pair.settle(Duration::from_secs(20));
     for (side, operation) in operations {
         let completed = pair.success(side, operation);
         assert_eq!(completed.bytes, bytes);
         let receives = operation.sent_transfer().is_none();
-        assert_eq!(completed.level, if receives { level.max(Level::Placed) } else { level });
+        assert_eq!(
+            completed.level,
+            if receives {
+                level.max(Level::Placed)
+            } else {
+                level
+            }
+        );
     }
     pair.run(Duration::from_millis(100));
     pair.assert_clean();
     for side in &pair.sides {
         let chunks = bytes.div_ceil(config.ours.chunk_bytes.into());
-        assert!(side.sends.sequences.iter().copied().eq(0..chunks), "consecutive");
-        assert!(side.receives.sequences.iter().copied().eq(0..chunks), "consecutive");
+        assert!(
+            side.sends.sequences.iter().copied().eq(0..chunks),
+            "consecutive"
+        );
+        assert!(
+            side.receives.sequences.iter().copied().eq(0..chunks),
+            "consecutive"
+        );
     }
 }
 
@@ -58,7 +74,12 @@ fn chunk_counts_beyond_4_gib_are_right() {
 #[test]
 fn many_small_chunks_on_one_channel_and_on_many() {
     for channels in [1, 3, 64] {
-        both_ways(&small_chunks(channels), 1_000_003, Level::Placed, channels.into());
+        both_ways(
+            &small_chunks(channels),
+            1_000_003,
+            Level::Placed,
+            channels.into(),
+        );
     }
 }
 
@@ -85,7 +106,10 @@ fn sides_with_different_settings_use_the_lesser() {
     b.ours.receive_window = 2;
     let mut pair = Pair::of(a, b, 1);
     let agreed = *pair.sides[0].session.agreed().unwrap();
-    assert_eq!((agreed.channels, agreed.chunk_bytes, agreed.send_window), (3, 4096, 2));
+    assert_eq!(
+        (agreed.channels, agreed.chunk_bytes, agreed.send_window),
+        (3, 4096, 2)
+    );
     let sent = pair.send(0, send(1, 300_000, Level::Placed));
     pair.receive(1, receive(1, 300_000, Level::Placed));
     pair.settle(Duration::from_secs(5));
@@ -126,21 +150,34 @@ fn eager_transfers_reach_every_level() {
 #[test]
 fn a_sender_out_of_eager_credit_announces_and_order_is_kept() {
     let mut pair = Pair::new(config(), 2);
-    let sends: Vec<_> = (0..40).map(|_| pair.send(0, eager(1, 16_000, Level::Placed))).collect();
+    let sends: Vec<_> = (0..40)
+        .map(|_| pair.send(0, eager(1, 16_000, Level::Placed)))
+        .collect();
     pair.run(Duration::from_millis(5));
     let frames = &pair.sides[1].frames_in;
-    let eagers = frames.iter().filter(|frame| matches!(frame, Frame::Eager { .. })).count();
-    let announced = frames.iter().filter(|frame| matches!(frame, Frame::Announce { .. })).count();
+    let eagers = frames
+        .iter()
+        .filter(|frame| matches!(frame, Frame::Eager { .. }))
+        .count();
+    let announced = frames
+        .iter()
+        .filter(|frame| matches!(frame, Frame::Announce { .. }))
+        .count();
     assert_eq!((eagers, announced), (16, 24));
     assert!(!pair.sides[0].session.eager_allowed(16_000));
-    let receives: Vec<_> = (0..40).map(|_| pair.receive(1, receive(1, 16_000, Level::Placed))).collect();
+    let receives: Vec<_> = (0..40)
+        .map(|_| pair.receive(1, receive(1, 16_000, Level::Placed)))
+        .collect();
     pair.settle(Duration::from_secs(5));
     for (sent, received) in sends.iter().zip(&receives) {
         pair.success(0, *sent);
         pair.success(1, *received);
     }
     pair.run(Duration::from_millis(5));
-    assert!(pair.sides[0].session.eager_allowed(16_000), "the credit came back");
+    assert!(
+        pair.sides[0].session.eager_allowed(16_000),
+        "the credit came back"
+    );
     pair.assert_clean();
 }
 
@@ -170,7 +207,10 @@ fn a_thousand_transfers_match_first_in_first_out_per_tag() {
     }
     pair.settle(Duration::from_secs(60));
     for tag in 0..10 {
-        let sent = expected.iter().filter(|(of, ..)| *of == tag).map(|(_, bytes, _)| *bytes);
+        let sent = expected
+            .iter()
+            .filter(|(of, ..)| *of == tag)
+            .map(|(_, bytes, _)| *bytes);
         let got = received
             .iter()
             .filter(|(of, _)| *of == tag)
@@ -184,13 +224,19 @@ fn a_thousand_transfers_match_first_in_first_out_per_tag() {
 #[test]
 fn a_receive_that_is_too_small_ends_both_sides_and_nothing_is_written() {
     let mut pair = Pair::new(config(), 1);
-    for request in [send(1, 100_000, Level::Placed), eager(1, 1000, Level::Placed)] {
+    for request in [
+        send(1, 100_000, Level::Placed),
+        eager(1, 1000, Level::Placed),
+    ] {
         let bytes = request.bytes;
         let sent = pair.send(0, request);
         let got = pair.receive(1, receive(1, 999, Level::Placed));
         pair.settle(Duration::from_secs(1));
         let error = OperationError {
-            cause: EndCause::TooLarge { bytes, capacity: 999 },
+            cause: EndCause::TooLarge {
+                bytes,
+                capacity: 999,
+            },
             delivered: Delivered::None,
         };
         assert_eq!(pair.error(0, sent), error);
@@ -204,7 +250,10 @@ fn a_receive_that_is_too_small_ends_both_sides_and_nothing_is_written() {
 
 #[test]
 fn either_side_can_ask_for_verification() {
-    for (ours, theirs) in [(Level::Sent, Level::Verified), (Level::Verified, Level::Placed)] {
+    for (ours, theirs) in [
+        (Level::Sent, Level::Verified),
+        (Level::Verified, Level::Placed),
+    ] {
         let mut pair = Pair::new(config(), 1);
         let sent = pair.send(0, send(1, 3 << 20, ours));
         let got = pair.receive(1, receive(1, 3 << 20, theirs));
@@ -241,7 +290,10 @@ fn acknowledgements_are_coalesced() {
     pair.send(0, send(1, 4096 * 10_000, Level::Placed));
     pair.receive(1, receive(1, 4096 * 10_000, Level::Placed));
     pair.settle(Duration::from_secs(30));
-    let acks = pair.sides[0].frames_in.iter().filter(|frame| matches!(frame, Frame::Placed { .. }));
+    let acks = pair.sides[0]
+        .frames_in
+        .iter()
+        .filter(|frame| matches!(frame, Frame::Placed { .. }));
     let acks = acks.count();
     assert!(acks < 5000, "{acks} frames for 10000 chunks");
 }
@@ -253,17 +305,30 @@ fn more_operations_than_allowed_are_refused() {
     let mut session = Session::new(config, Time(0)).unwrap();
     for _ in 0..3 {
         session.send(Time(0), send(1, 1, Level::Placed)).unwrap();
-        session.receive(Time(0), receive(1, 1, Level::Placed)).unwrap();
+        session
+            .receive(Time(0), receive(1, 1, Level::Placed))
+            .unwrap();
     }
     let full = RequestError::Full { limit: 3 };
-    assert_eq!(session.send(Time(0), send(1, 1, Level::Placed)), Err(full.clone()));
-    assert_eq!(session.receive(Time(0), receive(1, 1, Level::Placed)), Err(full));
+    assert_eq!(
+        session.send(Time(0), send(1, 1, Level::Placed)),
+        Err(full.clone())
+    );
+    assert_eq!(
+        session.receive(Time(0), receive(1, 1, Level::Placed)),
+        Err(full)
+    );
     let mut request = send(1, MAX_TRANSFER_BYTES + 1, Level::Placed);
     let mut session = Session::new(super::config(), Time(0)).unwrap();
-    let too_long = Err(RequestError::TooLong { bytes: request.bytes });
+    let too_long = Err(RequestError::TooLong {
+        bytes: request.bytes,
+    });
     assert_eq!(session.send(Time(0), request.clone()), too_long);
     request.bytes = 3;
     request.eager = Some(vec![0; 2]);
-    let length = Err(RequestError::EagerLength { bytes: 3, payload: 2 });
+    let length = Err(RequestError::EagerLength {
+        bytes: 3,
+        payload: 2,
+    });
     assert_eq!(session.send(Time(0), request), length);
 }

@@ -1,0 +1,453 @@
+//! A driver in this process's memory, for hosts without a GPU: device addresses are CPU addresses, and a
+//! stream does its next few pieces of work only when somebody looks at an event on it. Whatever is reused
+//! too early therefore shows as wrong bytes.
+
+use std::alloc::{Layout, alloc, dealloc};
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::ffi::{CStr, c_char, c_uint, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use tcpx_wire::Descriptor;
+
+use super::api::Api;
+use super::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmodule, CUstream};
+use crate::bounce::UnpackMethod;
+use crate::cpu;
+
+const OK: i32 = 0;
+const INVALID_VALUE: i32 = 1;
+const OUT_OF_MEMORY: i32 = 2;
+const INVALID_CONTEXT: i32 = 201;
+const NOT_READY: i32 = 600;
+
+/// Copies from or to here are refused.
+pub(crate) const BAD_ADDRESS: u64 = 0xBAD_0000;
+/// What freed memory is filled with.
+const FREED: u8 = 0xDD;
+/// Most bytes of freed memory that are kept.
+const KEPT: usize = 64 << 20;
+
+/// Pieces of work that a stream does each time somebody looks.
+const AT_A_LOOK: usize = 16;
+
+/// The fake's one context.
+pub(crate) const CONTEXT: usize = 0x1000;
+
+enum Operation {
+    Copy {
+        to: usize,
+        from: usize,
+        len: usize,
+    },
+    Unpack {
+        pool: usize,
+        to: usize,
+        list: List,
+    },
+    /// An event, and which of its recordings.
+    Mark(usize, u64),
+    Gate(Arc<AtomicBool>),
+}
+
+enum List {
+    Carried(Vec<Descriptor>),
+    Mapped { address: usize, count: usize },
+}
+
+#[derive(Default)]
+struct World {
+    streams: HashMap<usize, VecDeque<Operation>>,
+    /// An event's last recording, and the stream it waits for.
+    events: HashMap<usize, (u64, Option<usize>)>,
+    memory: HashMap<usize, Layout>,
+    freed: VecDeque<(usize, Layout)>,
+    next: usize,
+}
+
+static WORLD: Mutex<Option<World>> = Mutex::new(None);
+
+thread_local! {
+    static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+fn world<R>(call: impl FnOnce(&mut World) -> R) -> R {
+    call(WORLD.lock().unwrap().get_or_insert_with(World::default))
+}
+
+/// As `world`, for calls that need a current context.
+fn inside(call: impl FnOnce(&mut World) -> i32) -> i32 {
+    let current = CURRENT.with_borrow(|stack| stack.last().copied().unwrap_or(0));
+    if current == CONTEXT {
+        world(call)
+    } else {
+        INVALID_CONTEXT
+    }
+}
+
+/// Puts a gate into a stream of the caller's: nothing behind it runs before it is opened.
+pub(crate) fn gated_stream() -> (u64, Arc<AtomicBool>) {
+    let gate = Arc::new(AtomicBool::new(false));
+    let stream = world(|world| {
+        let stream = world.handle();
+        world
+            .streams
+            .insert(stream, VecDeque::from([Operation::Gate(Arc::clone(&gate))]));
+        stream
+    });
+    (stream as u64, gate)
+}
+
+/// How many contexts are stacked on the calling thread.
+pub(crate) fn contexts_on_this_thread() -> usize {
+    CURRENT.with_borrow(Vec::len)
+}
+
+impl World {
+    fn handle(&mut self) -> usize {
+        self.next += 0x10;
+        0x10_0000 + self.next
+    }
+
+    /// Does the stream's next piece of work.
+    fn advance(&mut self, stream: usize) {
+        let Some(queue) = self.streams.get_mut(&stream) else {
+            return;
+        };
+        if let Some(Operation::Gate(gate)) = queue.front()
+            && !gate.load(Ordering::SeqCst)
+        {
+            return;
+        }
+        match queue.pop_front() {
+            Some(Operation::Copy { to, from, len }) => {
+                // SAFETY: the code under test promises that the memory is there when the stream gets
+                // here; freed memory is poisoned and never unmapped.
+                unsafe { pointer(to).copy_from(pointer(from), len) };
+            }
+            Some(Operation::Unpack { pool, to, list }) => {
+                let list = match list {
+                    List::Carried(list) => list,
+                    List::Mapped { address, count } => {
+                        // SAFETY: as above; read only now, as a GPU would.
+                        unsafe { std::slice::from_raw_parts(pointer(address).cast(), count) }
+                            .to_vec()
+                    }
+                };
+                // SAFETY: as above.
+                unsafe { cpu::unpack(UnpackMethod::Kernel, pointer(pool), pointer(to), &list) };
+            }
+            Some(Operation::Mark(event, recording)) => {
+                if let Some(state) = self.events.get_mut(&event)
+                    && state.0 == recording
+                {
+                    state.1 = None;
+                }
+            }
+            Some(Operation::Gate(_)) | None => {}
+        }
+    }
+}
+
+fn pointer(address: usize) -> *mut u8 {
+    ptr::with_exposed_provenance_mut(address)
+}
+
+fn allocate(world: &mut World, len: usize) -> Option<usize> {
+    if len > 1 << 40 {
+        return None;
+    }
+    let layout = Layout::from_size_align(len, 256).unwrap();
+    // SAFETY: the crate never asks the driver for no bytes.
+    let memory = unsafe { alloc(layout) };
+    // SAFETY: allocated with that length.
+    unsafe { memory.write_bytes(0x77, len) };
+    let address = memory.expose_provenance();
+    world.memory.insert(address, layout);
+    Some(address)
+}
+
+fn release(world: &mut World, address: usize) -> i32 {
+    let Some(layout) = world.memory.remove(&address) else {
+        return INVALID_VALUE;
+    };
+    // SAFETY: allocated with that layout.
+    unsafe { pointer(address).write_bytes(FREED, layout.size()) };
+    // Kept for a while, so that late users read the poison.
+    world.freed.push_back((address, layout));
+    while world
+        .freed
+        .iter()
+        .map(|(_, layout)| layout.size())
+        .sum::<usize>()
+        > KEPT
+    {
+        if let Some((address, layout)) = world.freed.pop_front() {
+            // SAFETY: allocated with that layout and forgotten here.
+            unsafe { dealloc(pointer(address), layout) };
+        }
+    }
+    OK
+}
+
+/// All memory of the fake is mapped host memory.
+fn describe(world: &World, value: *mut c_void, attribute: i32, address: usize) -> i32 {
+    use super::sys::CUpointer_attribute as Attribute;
+    const START: i32 = Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR as i32;
+    const SIZE: i32 = Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE as i32;
+    const HOST: i32 = Attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER as i32;
+    let around = world
+        .memory
+        .iter()
+        .find(|(start, layout)| (**start..**start + layout.size()).contains(&address));
+    match (around, attribute) {
+        (Some((start, _)), START) => answer(value.cast::<u64>(), *start as u64),
+        (Some((_, layout)), SIZE) => answer(value.cast::<usize>(), layout.size()),
+        (Some(_), HOST) => answer(value.cast::<usize>(), address),
+        _ => INVALID_VALUE,
+    }
+}
+
+macro_rules! call {
+    (|$($name:ident: $type:ty),*| $body:expr) => {{
+        unsafe extern "C" fn call($($name: $type),*) -> i32 { $body }
+        call
+    }};
+}
+
+/// Writes an answer where the caller wants it.
+fn answer<T>(place: *mut T, value: T) -> i32 {
+    // SAFETY: every caller passes a valid place.
+    unsafe { place.write(value) };
+    OK
+}
+
+fn handle<T>(place: *mut *mut T, value: usize) -> i32 {
+    answer(place, ptr::with_exposed_provenance_mut(value))
+}
+
+fn name(buffer: *mut c_char, text: &CStr) -> i32 {
+    // SAFETY: every caller passes at least 255 bytes.
+    unsafe { buffer.copy_from(text.as_ptr(), text.count_bytes() + 1) };
+    OK
+}
+
+pub(crate) static API: Api = Api {
+    cuInit: call!(|_flags: c_uint| OK),
+    cuDriverGetVersion: call!(|version: *mut i32| answer(version, 13_000)),
+    cuGetErrorName: call!(|_code: i32, text: *mut *const c_char| answer(text, c"FAKE".as_ptr())),
+    cuDeviceGetCount: call!(|count: *mut i32| answer(count, 1)),
+    cuDeviceGet: call!(|device: *mut CUdevice, ordinal: i32| answer(device, ordinal)),
+    cuDeviceGetName: call!(|buffer: *mut c_char, _len: i32, _device: CUdevice| name(
+        buffer, c"Fake"
+    )),
+    cuDeviceGetPCIBusId: call!(|buffer: *mut c_char, _len: i32, _device: CUdevice| {
+        name(buffer, c"ffff:ff:1f.7")
+    }),
+    cuDeviceTotalMem: call!(|bytes: *mut usize, _device: CUdevice| answer(bytes, 1 << 30)),
+    cuDeviceGetAttribute: call!(
+        |value: *mut i32, _attribute: i32, _device: CUdevice| answer(value, 4)
+    ),
+    cuDevicePrimaryCtxRetain: call!(|context: *mut CUcontext, _device: CUdevice| handle(
+        context, CONTEXT
+    )),
+    cuDevicePrimaryCtxRelease: call!(|_device: CUdevice| OK),
+    cuDevicePrimaryCtxGetState: call!(|_device: CUdevice,
+                                       _flags: *mut c_uint,
+                                       active: *mut i32| {
+        answer(active, 1)
+    }),
+    cuCtxGetCurrent: call!(|context: *mut CUcontext| {
+        handle(
+            context,
+            CURRENT.with_borrow(|stack| stack.last().copied().unwrap_or(0)),
+        )
+    }),
+    cuCtxSetCurrent: call!(|context: CUcontext| {
+        CURRENT.with_borrow_mut(|stack| {
+            stack.pop();
+            stack.push(context.addr());
+        });
+        OK
+    }),
+    cuCtxPushCurrent: call!(|context: CUcontext| {
+        CURRENT.with_borrow_mut(|stack| stack.push(context.addr()));
+        OK
+    }),
+    cuCtxPopCurrent: call!(|context: *mut CUcontext| {
+        match CURRENT.with_borrow_mut(Vec::pop) {
+            Some(popped) => handle(context, popped),
+            None => INVALID_CONTEXT,
+        }
+    }),
+    cuCtxGetDevice: call!(|device: *mut CUdevice| answer(device, 0)),
+    cuMemAlloc: call!(|address: *mut CUdeviceptr, len: usize| {
+        inside(|world| match allocate(world, len) {
+            Some(memory) => answer(address, memory as u64),
+            None => OUT_OF_MEMORY,
+        })
+    }),
+    cuMemFree: call!(|address: CUdeviceptr| inside(|world| release(world, address as usize))),
+    cuMemHostAlloc: call!(|address: *mut *mut c_void, len: usize, _flags: c_uint| {
+        inside(|world| match allocate(world, len) {
+            Some(memory) => handle(address, memory),
+            None => OUT_OF_MEMORY,
+        })
+    }),
+    cuMemFreeHost: call!(|address: *mut c_void| inside(|world| release(world, address.addr()))),
+    cuMemHostGetDevicePointer: call!(|device: *mut CUdeviceptr,
+                                      host: *mut c_void,
+                                      _flags: c_uint| {
+        answer(device, host.addr() as u64)
+    }),
+    cuPointerGetAttribute: call!(|value: *mut c_void, attribute: i32, address: CUdeviceptr| {
+        inside(|world| describe(world, value, attribute, address as usize))
+    }),
+    cuMemcpyAsync: call!(
+        |to: CUdeviceptr, from: CUdeviceptr, len: usize, stream: CUstream| {
+            inside(|world| {
+                if to == BAD_ADDRESS || from == BAD_ADDRESS {
+                    return INVALID_VALUE;
+                }
+                let copy = Operation::Copy {
+                    to: to as usize,
+                    from: from as usize,
+                    len,
+                };
+                world
+                    .streams
+                    .get_mut(&stream.addr())
+                    .map_or(INVALID_VALUE, |queue| {
+                        queue.push_back(copy);
+                        OK
+                    })
+            })
+        }
+    ),
+    cuMemcpyPeerAsync: call!(|_to: CUdeviceptr,
+                              _to_context: CUcontext,
+                              _from: CUdeviceptr,
+                              _from_context: CUcontext,
+                              _len: usize,
+                              _stream: CUstream| INVALID_VALUE),
+    cuStreamCreate: call!(|stream: *mut CUstream, _flags: c_uint| {
+        inside(|world| {
+            let new = world.handle();
+            world.streams.insert(new, VecDeque::new());
+            handle(stream, new)
+        })
+    }),
+    cuStreamDestroy: call!(|stream: CUstream| {
+        inside(|world| {
+            world
+                .streams
+                .remove(&stream.addr())
+                .map_or(INVALID_VALUE, |_| OK)
+        })
+    }),
+    cuEventCreate: call!(|event: *mut CUevent, _flags: c_uint| {
+        inside(|world| {
+            let new = world.handle();
+            world.events.insert(new, (0, None));
+            handle(event, new)
+        })
+    }),
+    cuEventDestroy: call!(|event: CUevent| {
+        inside(|world| {
+            world
+                .events
+                .remove(&event.addr())
+                .map_or(INVALID_VALUE, |_| OK)
+        })
+    }),
+    cuEventRecord: call!(|event: CUevent, stream: CUstream| {
+        inside(|world| {
+            // The default streams have nothing to do.
+            let waits_for = (stream.addr() > 2).then_some(stream.addr());
+            let Some(state) = world.events.get_mut(&event.addr()) else {
+                return INVALID_VALUE;
+            };
+            *state = (state.0 + 1, waits_for);
+            let mark = Operation::Mark(event.addr(), state.0);
+            let Some(stream) = waits_for else { return OK };
+            world
+                .streams
+                .get_mut(&stream)
+                .map_or(INVALID_VALUE, |queue| {
+                    queue.push_back(mark);
+                    OK
+                })
+        })
+    }),
+    cuEventQuery: call!(|event: CUevent| {
+        inside(|world| match world.events.get(&event.addr()) {
+            None => INVALID_VALUE,
+            Some((_, None)) => OK,
+            Some(&(_, Some(stream))) => {
+                (0..AT_A_LOOK).for_each(|_| world.advance(stream));
+                NOT_READY
+            }
+        })
+    }),
+    cuModuleLoadData: call!(|module: *mut CUmodule, _image: *const c_void| handle(module, 0x50)),
+    cuModuleUnload: call!(|_module: CUmodule| OK),
+    cuModuleGetFunction: call!(|function: *mut CUfunction,
+                                _module: CUmodule,
+                                name: *const c_char| {
+        // SAFETY: the caller's name ends in a zero.
+        let name = unsafe { CStr::from_ptr(name) }.to_bytes();
+        handle(
+            function,
+            if name.ends_with(b"mapped") {
+                0x62
+            } else {
+                0x61
+            },
+        )
+    }),
+    cuLaunchKernel: call!(|function: CUfunction,
+                           _x: c_uint,
+                           _y: c_uint,
+                           _z: c_uint,
+                           _bx: c_uint,
+                           _by: c_uint,
+                           _bz: c_uint,
+                           _shared: c_uint,
+                           stream: CUstream,
+                           parameters: *mut *mut c_void,
+                           _extra: *mut *mut c_void| {
+        // SAFETY: the parameters are those of `kernels/unpack.cu`.
+        let operation = unsafe {
+            let parameter = |index| *parameters.add(index);
+            let count = parameter(2).cast::<u32>().read() as usize;
+            let list = if function.addr() == 0x62 {
+                List::Mapped {
+                    address: parameter(3).cast::<u64>().read() as usize,
+                    count,
+                }
+            } else {
+                List::Carried(std::slice::from_raw_parts(parameter(3).cast(), count).to_vec())
+            };
+            let (pool, to) = (
+                parameter(0).cast::<u64>().read(),
+                parameter(1).cast::<u64>().read(),
+            );
+            Operation::Unpack {
+                pool: pool as usize,
+                to: to as usize,
+                list,
+            }
+        };
+        inside(|world| {
+            world
+                .streams
+                .get_mut(&stream.addr())
+                .map_or(INVALID_VALUE, |queue| {
+                    queue.push_back(operation);
+                    OK
+                })
+        })
+    }),
+};

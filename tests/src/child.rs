@@ -1,0 +1,59 @@
+//! Tests whose body runs in a process of its own, with variables of its own.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Names the test that a process was started for.
+const MARK: &str = "TCPX_TEST_CHILD";
+/// Longest life of a child.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Runs `body` in a new process with the variables `environment`, and fails when it fails.
+///
+/// `test` is the full name of the calling test. The variables of the surrounding process that
+/// choose the plugin's behaviour are removed first.
+pub fn run(test: &str, environment: &[(&str, &str)], body: impl FnOnce()) {
+    if is_child(test) {
+        body();
+        return;
+    }
+    let mut child = start(test, test, environment);
+    let deadline = Instant::now() + PATIENCE;
+    let status = loop {
+        if let Some(status) = child.try_wait().expect("the child is ours") {
+            break status;
+        }
+        if Instant::now() >= deadline {
+            // Only the child that was started here.
+            let _ = child.kill();
+            let _ = child.wait();
+            panic!("{test}: its process did not end within {PATIENCE:?}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    assert!(status.success(), "{test}: its process ended with {status}");
+}
+
+/// Whether this process was started for `role`.
+pub fn is_child(role: &str) -> bool {
+    std::env::var(MARK).is_ok_and(|value| value == role)
+}
+
+/// Starts this test program again, for the test `test` in the part `role`.
+pub fn start(test: &str, role: &str, environment: &[(&str, &str)]) -> Child {
+    let mut command = Command::new(std::env::current_exe().expect("the test has a path"));
+    command
+        .args([test, "--exact", "--nocapture", "--test-threads=1"])
+        .env(MARK, role)
+        .stdin(Stdio::null())
+        // Its panics go to standard error; its test report must not be counted with ours.
+        .stdout(Stdio::null());
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("TCPX_NET_") || text.starts_with("NCCL_") || text == "TCPX_PORT_RANGE" {
+            command.env_remove(&name);
+        }
+    }
+    command.envs(environment.iter().copied());
+    command.spawn().expect("the test program starts again")
+}
