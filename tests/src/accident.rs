@@ -1,6 +1,7 @@
 //! What happens to a peer program at a named point of the protocol.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
@@ -46,6 +47,15 @@ pub struct Accident {
 }
 
 impl Accident {
+    /// Whether an error of the other side says that this happened.
+    pub fn explains(self, error: &str) -> bool {
+        let words = match self.how {
+            How::Kill => ["the peer closed ", "reset by peer", "Broken pipe"].as_slice(),
+            How::Stop => &["nothing arrived from the peer for "],
+        };
+        words.iter().any(|words| error.contains(words))
+    }
+
     /// Ends or stops this process if this is the point.
     pub fn happen(self, at: Point) {
         if self.at != at {
@@ -55,10 +65,16 @@ impl Accident {
             How::Kill => Signal::KILL,
             How::Stop => Signal::STOP,
         };
-        // A process may always signal itself.
+        // A process may always signal itself. Another thread may take the signal, so this one goes
+        // no further meanwhile.
         let _ = kill_process(getpid(), signal);
+        std::thread::sleep(ENOUGH);
+        std::process::abort();
     }
 }
+
+/// Time for a signal to arrive, and for a test to end a stopped program.
+const ENOUGH: Duration = Duration::from_secs(120);
 
 /// Counts what arrives, and has accidents.
 #[derive(Debug)]

@@ -129,6 +129,7 @@ impl Core {
                 self.session.handle_timeout(now);
             }
             again |= self.perform_actions();
+            self.close_useless_channels();
             again |= self.post_pending();
             again |= self.write_control();
             busy |= again;
@@ -150,6 +151,16 @@ impl Core {
             poll: self.channels.iter().any(ChannelState::must_poll),
             busy,
             finished: self.finished,
+        }
+    }
+
+    /// Once the session is over nobody needs the channels; closing them ends the requests that the
+    /// last operations still wait for, which a silent peer would hold up.
+    fn close_useless_channels(&mut self) {
+        if self.session.is_over() && self.ended.is_none() {
+            for channel in &mut self.channels {
+                channel.close();
+            }
         }
     }
 
