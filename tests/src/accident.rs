@@ -50,7 +50,13 @@ impl Accident {
     /// Whether an error of the other side says that this happened.
     pub fn explains(self, error: &str) -> bool {
         let words = match self.how {
-            How::Kill => ["the peer closed ", "reset by peer", "Broken pipe"].as_slice(),
+            How::Kill => [
+                "the peer closed ",
+                "reset by peer",
+                "Broken pipe",
+                "the peer is gone",
+            ]
+            .as_slice(),
             How::Stop => &["nothing arrived from the peer for "],
         };
         words.iter().any(|words| error.contains(words))

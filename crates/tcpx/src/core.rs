@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tcpx_memory::{CopyWorker, Gpu, UnpackMethod};
-use tcpx_net::{Channel, ChannelStats, Completion};
+use tcpx_net::{Channel, ChannelError, ChannelStats, Completion};
 use tcpx_wire::session::{Action, OperationId, RequestError};
 use tcpx_wire::{Session, Time};
 
@@ -158,15 +158,33 @@ impl Core {
     /// last operations still wait for, which a silent peer would hold up.
     fn close_useless_channels(&mut self) {
         if self.session.is_over() && self.ended.is_none() {
+            self.say_last_words();
             for channel in &mut self.channels {
                 channel.close();
             }
         }
     }
 
+    /// Gives the socket what the session still has to say: the peer should hear why the connection
+    /// ends before it sees its channels closed. What the socket does not take now is lost.
+    fn say_last_words(&mut self) {
+        let now = self.now();
+        while self.control.has_room()
+            && let Some(frame) = self.session.poll_transmit(now)
+        {
+            if self.control.queue(&frame).is_err() {
+                return;
+            }
+        }
+        // The peer may be gone; that is no news any more.
+        let _ = self.control.flush();
+    }
+
     /// Reads frames; `true` if there were any.
     fn read_control(&mut self) -> bool {
         match &self.ended {
+            // The session is over and waits for its operations to let go of their memory.
+            None if self.peer_closed => return false,
             None => {}
             Some(Ok(())) => {
                 self.peer_closed = self.peer_closed || self.control.drain();
@@ -231,20 +249,33 @@ impl Core {
     }
 
     fn control_ended(&mut self, end: ControlEnd) {
-        if self.ended.is_none() {
-            self.fail(Error::control(self.peer, end));
-        }
+        self.control.forget();
+        self.fail(Error::control(self.peer, end));
     }
 
     /// Ends the connection with `error`; every operation ends with it too.
     pub(crate) fn fail(&mut self, error: Error) {
-        if self.ended.is_some() {
+        // Where the session ended before, that reason stands; its last action follows.
+        if self.ended.is_some() || self.session.is_over() {
             return;
         }
         tracing::warn!(peer = %self.peer, %error, "connection lost");
         let now = self.now();
         self.session.fail(now, error.failure());
         self.end(Err(error));
+    }
+
+    /// Ends the connection because a channel broke. A peer that ends it says why before it closes
+    /// its channels, so that is heard first.
+    fn channel_failed(&mut self, index: usize, error: ChannelError) {
+        if self.ended.is_none() {
+            self.read_control();
+            self.perform_actions();
+        }
+        // By now this side may have reason to close its channels too; that one counts then.
+        if !self.channels[index].is_closing() {
+            self.fail(Error::channel(self.peer, index, error));
+        }
     }
 
     /// Records how the connection ended and quiets the data plane.
@@ -256,6 +287,7 @@ impl Core {
             error: how.as_ref().err().map(ToString::to_string),
         });
         if how.is_err() {
+            self.say_last_words();
             self.control.shutdown();
         }
         for channel in &mut self.channels {

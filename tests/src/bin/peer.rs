@@ -43,13 +43,14 @@ fn follow(instructions: &Instructions) -> anyhow::Result<Summary> {
     let witness = Arc::new(Witness::new(instructions.accident, bytes));
     let mut options = instructions.options()?;
     options.observer = Some(witness.clone());
-    // The endpoint is closed once the client is there: nobody else is expected.
+    // The endpoint goes on listening meanwhile: what others do to it must disturb nobody.
+    let mut listening = None;
     let connected: Result<Connection, Error> = match instructions.connect {
         Some(address) => Endpoint::connect(address, &options),
         None => {
             let endpoint = Endpoint::listen(([127, 0, 0, 1], 0).into(), options)?;
             answer(&Answer::Listening(endpoint.local_addr()))?;
-            endpoint.accept(ACCEPT)
+            listening.insert(endpoint).accept(ACCEPT)
         }
     };
     let connection = match connected {
@@ -68,6 +69,7 @@ fn follow(instructions: &Instructions) -> anyhow::Result<Summary> {
         .err()
         .map(|error| error.to_string());
     summary.arrivals = witness.arrivals();
+    drop(listening);
     Ok(summary)
 }
 

@@ -9,7 +9,6 @@ use tcpx_wire::session::{DataFailure, OperationId};
 use super::Core;
 use super::operation::InFlight;
 use super::tokens::Token;
-use crate::error::Error;
 use crate::event::{ChunkEvent, Event};
 
 impl Core {
@@ -136,7 +135,6 @@ impl Core {
     /// A channel that refuses a well-formed chunk can carry nothing any more.
     fn post_failed(&mut self, index: usize, token: u64, error: ChannelError) {
         self.tokens.remove(&token);
-        let error = Error::channel(self.peer, index, error);
-        self.fail(error);
+        self.channel_failed(index, error);
     }
 }
