@@ -9,7 +9,7 @@ target=${CARGO_TARGET_DIR:-target}
 # find_target NAME: how Cargo names the target that is one of the GPU checks.
 find_target() {
   local file
-  for file in crates/*/examples/"$1".rs tests/examples/"$1".rs; do
+  for file in {crates/*,tests}/examples/"$1"{.rs,/main.rs}; do
     [ -e "$file" ] && { echo "--example $1 $target/release/examples/$1"; return; }
   done
   for file in crates/*/src/bin/"$1".rs tests/src/bin/"$1".rs; do

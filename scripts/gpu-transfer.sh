@@ -178,7 +178,13 @@ echo
 step 'devices' 30 "$bin/tcpx" devices
 if [ "$gpus" -gt 0 ]; then
   step 'memory, copies and unpackers (gpu_check)' 60 "$bin/gpu_check"
-  step "order with the caller's kernels (engine_gpu_check)" 60 "$bin/engine_gpu_check"
+  step 'engine over tcp (engine_gpu_check)' 60 "$bin/engine_gpu_check" --gpus "$from,$to" --large
+  export TCPX_NET_DEVICE=unpack
+  for pool in pinned gpu; do
+    export TCPX_NET_POOL=$pool
+    step "engine over the plugin, $pool pool (engine_gpu_check)" 60 "$bin/engine_gpu_check" --plugin "$plugin"
+  done
+  unset TCPX_NET_DEVICE TCPX_NET_POOL
 fi
 step 'demo' 90 "$bin/tcpx" demo --size "$huge" --plugin "$plugin"
 transfer 'tcp' '--network tcp'

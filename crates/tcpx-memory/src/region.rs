@@ -8,6 +8,7 @@ use std::fmt;
 use std::ops::RangeBounds;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use backing::Backing;
 
@@ -16,6 +17,7 @@ use crate::gpu::Gpu;
 use crate::kind::MemoryKind;
 use crate::lease::{Access, Lease, LeaseTable};
 use crate::slice::{RegionSlice, resolve};
+use crate::worker::reaper;
 
 /// Names a region within this process; never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -38,7 +40,8 @@ impl fmt::Display for RegionId {
 /// last reference, slice and lease.
 ///
 /// GPU and pinned memory is freed on a thread of its own, because the driver may wait for the GPU to
-/// free it, and the last reference may end on a thread that must not wait.
+/// free it, and the last reference may end on a thread that must not wait. As with every free of GPU
+/// memory, do not let go of the last reference while a kernel of yours waits for a transfer.
 #[derive(Clone)]
 pub struct Region(Arc<Inner>);
 
@@ -116,6 +119,12 @@ impl Region {
             leases: LeaseTable::default(),
             backing,
         }))
+    }
+
+    /// Waits until GPU and pinned memory whose last reference is gone has been given back to the driver;
+    /// `false` when `limit` passed before. Allocations do this by themselves when memory is short.
+    pub fn wait_for_frees(limit: Duration) -> bool {
+        reaper::flush(limit)
     }
 
     /// This region's name in the process.

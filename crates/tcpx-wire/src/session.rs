@@ -26,7 +26,11 @@ mod frames;
 mod incoming;
 mod liveness;
 mod matching;
+mod offers;
 mod outgoing;
+mod posting;
+mod replies;
+mod settle;
 mod stall;
 mod standing;
 mod stream;
@@ -349,9 +353,4 @@ fn unexpected(
         expected,
         found: found.into(),
     }
-}
-
-fn crc32c(bytes: &[u8]) -> u32 {
-    // The algorithm's results are 32 bits wide.
-    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }

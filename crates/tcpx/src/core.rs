@@ -205,7 +205,10 @@ impl Core {
                 }
                 Ok(None) => break,
                 Err(end) => {
-                    // What came before the end of the stream counts: a goodbye, above all.
+                    // What came before the end of the stream counts: a goodbye, above all. The
+                    // session may end only once its own last words were taken from it.
+                    self.perform_actions();
+                    self.queue_frames();
                     self.perform_actions();
                     self.peer_closed = true;
                     self.control_ended(end);
@@ -217,8 +220,8 @@ impl Core {
         any
     }
 
-    /// Sends what the session has to say; `true` if that was anything.
-    fn write_control(&mut self) -> bool {
+    /// Takes frames from the session as long as there is room; `true` if there were any.
+    fn queue_frames(&mut self) -> bool {
         if self.control_is_down() {
             return false;
         }
@@ -231,8 +234,17 @@ impl Core {
             any = true;
             if let Err(end) = self.control.queue(&frame) {
                 self.control_ended(end);
-                return any;
+                break;
             }
+        }
+        any
+    }
+
+    /// Sends what the session has to say; `true` if that was anything.
+    fn write_control(&mut self) -> bool {
+        let any = self.queue_frames();
+        if self.control_is_down() {
+            return any;
         }
         let overdue = self.ended_at.is_some_and(|at| at.elapsed() >= LAST_WORDS);
         match self.control.flush() {

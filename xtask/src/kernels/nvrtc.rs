@@ -4,6 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
@@ -24,6 +25,8 @@ pub(crate) struct Nvrtc {
 impl Nvrtc {
     /// Loads the compiler from `cache`, where it is downloaded to and unpacked the first time.
     pub(crate) fn obtain(cache: &Path) -> Result<Self> {
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let unpacked = cache.join("nvidia/cuda_nvrtc/lib");
         if !unpacked.join("libnvrtc.so.12").exists() {
             download(cache)?;

@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUstream;
-use tcpx_memory::{After, BouncePool, Fence, MemoryKind, UnpackMethod, Work};
+use tcpx_memory::{After, BouncePool, Fence, MemoryKind, Region, UnpackMethod, Work};
 use tcpx_wire::Fragment;
 
-use crate::support::{Bench, Outcome, POISON, Random, same, text, unpack_work};
+use crate::support::{Bench, LIMIT, Outcome, POISON, Random, same, text, unpack_work};
 use crate::user::{LEGACY, User};
 
 const LEN: usize = 1 << 20;
@@ -23,6 +23,7 @@ fn ordered(
     for (value, kind) in (0x11..).zip(bench.kinds()) {
         let source = bench.region_of(bench.gpu.kind(), &vec![POISON; LEN])?;
         let target = bench.region(kind, LEN)?;
+        settle()?;
         user.slow_fill(
             stream,
             source.all().address(),
@@ -44,6 +45,16 @@ fn ordered(
         same(&target, &vec![value; LEN])?;
     }
     Ok("behind a kernel of 60 ms, to 3 kinds of memory".to_owned())
+}
+
+/// Memory of earlier checks must be freed before a kernel runs: the driver may hold up everything while
+/// it frees.
+fn settle() -> Result<(), String> {
+    if Region::wait_for_frees(LIMIT) {
+        Ok(())
+    } else {
+        Err("earlier memory was not freed in time".to_owned())
+    }
 }
 
 pub(crate) fn after_stream(bench: &Bench) -> Outcome {
@@ -72,11 +83,12 @@ pub(crate) fn others_go_on(bench: &Bench) -> Outcome {
         bench.region(bench.gpu.kind(), 4096)?,
     );
     let scratch = user.alloc(16)?;
+    settle()?;
     user.slow_fill(user.stream, scratch, 16, 1, 200_000_000)?;
     let fence = Fence::take(&bench.gpu, After::Stream(user.stream.addr() as u64)).map_err(text)?;
     let jobs = bench.jobs();
     let start = Instant::now();
-    let copy = |to: &tcpx_memory::Region| Work::Copy {
+    let copy = |to: &Region| Work::Copy {
         from: source.all(),
         to: to.all(),
     };
@@ -127,6 +139,7 @@ pub(crate) fn spinning_kernel(bench: &Bench) -> Outcome {
         ("legacy default stream", LEGACY),
     ] {
         let flag = user.flag()?;
+        settle()?;
         user.spin(stream, &flag, 20_000_000_000)?;
         let start = Instant::now();
         let outcome = all_jobs(bench, &targets, &list);
@@ -156,11 +169,7 @@ pub(crate) fn spinning_kernel(bench: &Bench) -> Outcome {
 }
 
 /// A copy, an unpack by every method, and a checksum for every pair of memories.
-fn all_jobs(
-    bench: &Bench,
-    targets: &[(&tcpx_memory::Region, tcpx_memory::Region)],
-    list: &[Fragment],
-) -> Result<(), String> {
+fn all_jobs(bench: &Bench, targets: &[(&Region, Region)], list: &[Fragment]) -> Result<(), String> {
     for (source, target) in targets {
         let context = |error| format!("{} to {}: {error}", source.kind(), target.kind());
         bench

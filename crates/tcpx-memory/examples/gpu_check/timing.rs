@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tcpx_memory::{BouncePool, MemoryKind, UnpackMethod, Work};
+use tcpx_memory::{BouncePool, MemoryKind, Region, UnpackMethod, Work};
 use tcpx_wire::Fragment;
 
 use crate::support::{Bench, Outcome, Random, unpack_work};
@@ -27,7 +27,7 @@ pub(crate) fn table(bench: &Bench, timings: &mut Value) -> Outcome {
             (gpu, gpu),
             (MemoryKind::Host, gpu),
         ] {
-            let (from, to) = (bench.region(from, size)?, bench.region(to, size)?);
+            let (from, to) = (filled(bench, from, size)?, filled(bench, to, size)?);
             let work = Work::Copy {
                 from: from.all(),
                 to: to.all(),
@@ -47,7 +47,7 @@ pub(crate) fn table(bench: &Bench, timings: &mut Value) -> Outcome {
         for (shape, length, skew) in [("4096 aligned", 4096, 0), ("1448 misaligned", 1448, 3)] {
             let list = shuffled(size, length, skew);
             for kind in [MemoryKind::Pinned, gpu] {
-                let pool = BouncePool::from(bench.region(kind, size + 4096)?);
+                let pool = BouncePool::from(filled(bench, kind, size + 4096)?);
                 let to = bench.region(gpu, size)?;
                 for with in UnpackMethod::ALL {
                     let work = unpack_work(&pool, to.all(), with, &list)?;
@@ -60,6 +60,11 @@ pub(crate) fn table(bench: &Bench, timings: &mut Value) -> Outcome {
     let count = rows.len();
     *timings = Value::Array(rows);
     Ok(format!("{count} rows"))
+}
+
+/// Memory whose pages are all there.
+fn filled(bench: &Bench, kind: MemoryKind, size: usize) -> Result<Region, String> {
+    bench.region_of(kind, &vec![1; size])
 }
 
 /// The destination in order, its sources shuffled.

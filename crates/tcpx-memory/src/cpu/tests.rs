@@ -141,8 +141,8 @@ fn every_alignment_of_both_ends_at_large_lengths() {
 }
 
 #[test]
-fn no_byte_before_or_behind_a_fragment_is_read_or_written() {
-    // A fragment that begins or ends where its memory does: one byte further is a fault.
+fn no_word_beside_a_fragment_is_read_or_written() {
+    // A fragment that begins or ends where its memory does: the next aligned word is a fault.
     let (mut source, mut destination) = memory();
     let len = source.len;
     for length in (1..=200).chain([1448, 4096, 8191]) {

@@ -61,7 +61,7 @@ pub(crate) fn retry<T>(allocate: impl Fn() -> Result<T, CudaError>) -> Result<T,
 }
 
 /// Waits until everything handed over so far has run, or `limit` has passed.
-fn flush(limit: Duration) -> bool {
+pub(crate) fn flush(limit: Duration) -> bool {
     let (done, wait): (SyncSender<()>, _) = mpsc::sync_channel(1);
     run(move || {
         // Nobody is left to tell when the wait has run out.

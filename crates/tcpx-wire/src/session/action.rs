@@ -69,7 +69,9 @@ pub struct Chunk {
     pub offset: u64,
     /// Its length in bytes; at least 1.
     pub length: u32,
-    /// Its place in the direction's stream of chunks.
+    /// Its place in the direction's stream of chunks. Cancelled transfers leave gaps, and not the
+    /// same ones on both sides: on a channel, data that comes before the next posted receive in
+    /// sequence belongs to a dropped transfer.
     pub sequence: u64,
     /// The data channel that carries it, counted from 0.
     pub channel: u16,

@@ -1,12 +1,15 @@
 //! Two sessions in virtual time.
 
+mod arbitrary;
 mod cancels;
 mod closing;
+mod data_plane;
 mod deadlines;
 mod hostile;
 mod model;
 mod pair;
 mod random;
+mod stopping;
 mod transfers;
 
 use std::time::Duration;

@@ -314,3 +314,25 @@ fn a_lost_connection_ends_everything_and_waits_for_the_data_plane() {
         }
     }
 }
+
+#[test]
+fn a_cancelled_send_gives_its_held_windows_back_although_nothing_was_left_to_stop() {
+    let mut config = small_chunks(1);
+    config.hold_until_placed = true;
+    (config.ours.send_window, config.ours.receive_window) = (2, 2);
+    let mut pair = Pair::new(config, 1);
+    pair.weather.lose_data = true;
+    let sent = pair.send(0, send(1, 100_000, Level::Placed));
+    pair.receive(1, receive(1, 100_000, Level::Placed));
+    pair.run(Duration::from_millis(5));
+    assert!(!pair.sides[0].operations[&sent].touches_memory());
+    pair.with(0, |session, now| session.cancel(now, sent));
+    pair.settle(Duration::from_secs(1));
+    pair.run(Duration::from_millis(5));
+    pair.assert_clean();
+    pair.weather.lose_data = false;
+    let next = pair.send(0, send(1, 100_000, Level::Placed));
+    pair.receive(1, receive(1, 100_000, Level::Placed));
+    pair.settle(Duration::from_secs(1));
+    pair.success(0, next);
+}

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::*;
+use crate::crc::crc32c;
 use crate::frame::TransferId;
 
 /// A small seeded generator; the same seed is the same run.

@@ -1,0 +1,105 @@
+//! Addresses that a person types, and the one to print for the other side.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+
+use crate::error::Error;
+
+/// Every address that `text` means: an IP address or a host name, with `:port` or without.
+pub(crate) fn resolve(text: &str, port: u16) -> Result<Vec<SocketAddr>, Error> {
+    let bare = text
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'))
+        .unwrap_or(text);
+    if let Ok(ip) = bare.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(ip, port)]);
+    }
+    if let Ok(address) = text.parse::<SocketAddr>() {
+        return Ok(vec![address]);
+    }
+    let found = match text.rsplit_once(':') {
+        // A bare IPv6 address with a zone also has colons, and no host name has them.
+        Some((name, last)) if !name.contains(':') => match last.parse::<u16>() {
+            Ok(port) => (name, port).to_socket_addrs(),
+            Err(_) => return Err(wrong(text, format!("`{last}` is no port"))),
+        },
+        _ => (bare, port).to_socket_addrs(),
+    };
+    let found: Vec<_> = found
+        .map_err(|error| wrong(text, error.to_string()))?
+        .collect();
+    if found.is_empty() {
+        Err(wrong(text, "the name has no address".into()))
+    } else {
+        Ok(found)
+    }
+}
+
+/// The address that another host most likely reaches `bound` at.
+pub(crate) fn reachable(bound: SocketAddr) -> SocketAddr {
+    if !bound.ip().is_unspecified() {
+        return bound;
+    }
+    SocketAddr::new(
+        outward().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+        bound.port(),
+    )
+}
+
+/// Our address on the default route. Connecting a UDP socket chooses a route and sends nothing; the address is
+/// one that is reserved for documentation.
+fn outward() -> Option<IpAddr> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
+    socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
+    let ip = socket.local_addr().ok()?.ip();
+    (!ip.is_unspecified()).then_some(ip)
+}
+
+fn wrong(text: &str, why: String) -> Error {
+    Error::Address {
+        address: text.escape_debug().to_string(),
+        why,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(text: &str) -> String {
+        let found = resolve(text, 12345).expect(text);
+        assert_eq!(found.len(), 1, "{text}");
+        found[0].to_string()
+    }
+
+    #[test]
+    fn addresses_are_read_with_and_without_a_port() {
+        assert_eq!(one("10.0.0.2"), "10.0.0.2:12345");
+        assert_eq!(one("10.0.0.2:7"), "10.0.0.2:7");
+        assert_eq!(one("::1"), "[::1]:12345");
+        assert_eq!(one("[::1]"), "[::1]:12345");
+        assert_eq!(one("[::1]:7"), "[::1]:7");
+        assert!(
+            resolve("localhost:7", 1)
+                .expect("localhost")
+                .iter()
+                .all(|address| address.port() == 7)
+        );
+    }
+
+    #[test]
+    fn what_is_no_address_is_named() {
+        for text in ["", "10.0.0.2:99999", "no such host", "a:b"] {
+            let error = resolve(text, 12345).expect_err(text);
+            assert!(error.to_string().contains(&format!("`{text}`")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_bound_address_is_reachable_as_it_is() {
+        let bound = SocketAddr::from(([127, 0, 0, 1], 5));
+        assert_eq!(reachable(bound), bound);
+        let open = reachable(SocketAddr::from(([0, 0, 0, 0], 5)));
+        assert!(!open.ip().is_unspecified());
+        assert_eq!(open.port(), 5);
+    }
+}

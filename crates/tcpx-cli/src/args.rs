@@ -1,0 +1,266 @@
+//! The command line: commands, flags, and the variable behind each flag.
+
+pub(crate) mod connection;
+pub(crate) mod demo;
+pub(crate) mod link;
+pub(crate) mod perf;
+pub(crate) mod transfer;
+
+use std::ffi::OsStr;
+
+use clap::builder::Resettable;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use self::link::LinkArgs;
+use self::perf::PerfSide;
+
+/// Variables that no flag repeats, for the end of `--help`.
+const OTHER_VARIABLES: &str = "\
+Variables without a flag:
+  TCPX_KEY   the key of the session, printed by the server (also: --key-file, or type it at the prompt)
+  RUST_LOG   which log lines to show, for example `tcpx_net=debug` (default: warn)
+
+Each flag with `[env: NAME]` can be given by that variable; the flag wins.
+Sizes are written 4096, 512KiB, 4MiB or 1GB; times 30s, 500ms or 10m.
+Exit codes: 0 ok, 1 a transfer or a check failed, 2 the command line is wrong.";
+
+/// Move GPU memory between hosts over plain TCP.
+#[derive(Debug, Parser)]
+#[command(name = "tcpx", version, after_help = OTHER_VARIABLES, max_term_width = 110)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Show everything on this host: two processes, both networks, every unpacker, each byte compared.
+    Demo(demo::DemoArgs),
+    /// Move a greeting, or a file, from one host's memory to another's and check it.
+    Transfer(transfer::TransferArgs),
+    /// Set up a connection and its data channels, say what was negotiated, and part.
+    Connection(connection::ConnectionArgs),
+    /// Measure bandwidth and latency between two hosts.
+    Perf(perf::PerfArgs),
+    /// List GPUs, network interfaces and the plugin file, and say what is missing.
+    Devices,
+    /// The second process of `demo`; reads its steps from standard input.
+    #[command(hide = true)]
+    DemoPeer,
+}
+
+impl Cli {
+    /// Reads this process's arguments and variables; ends the process with help, or with 2 when they are wrong.
+    pub(crate) fn read() -> Self {
+        let matches = without_empty_variables(Self::command()).get_matches();
+        let mut cli = Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+        cli.note_origins(&matches);
+        cli
+    }
+
+    /// Fills in what only the matches know: whether a plugin was named on the command line.
+    fn note_origins(&mut self, matches: &ArgMatches) {
+        let mut innermost = matches;
+        while let Some((_, inner)) = innermost.subcommand() {
+            innermost = inner;
+        }
+        let by_flag = innermost
+            .try_contains_id("plugin")
+            .is_ok_and(|_| innermost.value_source("plugin") == Some(ValueSource::CommandLine));
+        if let Some(link) = self.link_mut() {
+            link.network.plugin_by_flag = by_flag;
+        }
+    }
+
+    /// Whether to show what helps to find a fault.
+    pub(crate) fn debug(&self) -> bool {
+        match &self.command {
+            Command::Demo(args) => args.debug,
+            Command::Transfer(args) => args.link.debug,
+            Command::Connection(args) => args.link.debug,
+            Command::Perf(args) => match &args.side {
+                PerfSide::Server(args) => args.link.debug,
+                PerfSide::Client(args) => args.link.debug,
+            },
+            Command::Devices | Command::DemoPeer => false,
+        }
+    }
+
+    /// The name that stands before PASSED or FAILED; `None` where nothing is checked, or the output is for a program.
+    pub(crate) fn verdict_name(&self) -> Option<&'static str> {
+        match &self.command {
+            Command::Demo(_) => Some("demo"),
+            Command::Transfer(_) => Some("transfer"),
+            Command::Connection(_) => Some("connection"),
+            Command::Perf(args) => {
+                let json = match &args.side {
+                    PerfSide::Server(args) => args.json,
+                    PerfSide::Client(args) => args.json,
+                };
+                (!json).then_some("perf")
+            }
+            Command::Devices | Command::DemoPeer => None,
+        }
+    }
+
+    fn link_mut(&mut self) -> Option<&mut LinkArgs> {
+        match &mut self.command {
+            Command::Transfer(args) => Some(&mut args.link),
+            Command::Connection(args) => Some(&mut args.link),
+            Command::Perf(args) => Some(match &mut args.side {
+                PerfSide::Server(args) => &mut args.link,
+                PerfSide::Client(args) => &mut args.link,
+            }),
+            Command::Demo(_) | Command::Devices | Command::DemoPeer => None,
+        }
+    }
+}
+
+/// An empty variable counts as unset: that is how scripts switch one off.
+fn without_empty_variables(command: clap::Command) -> clap::Command {
+    let is_empty = |name: &OsStr| std::env::var_os(name).is_some_and(|value| value.is_empty());
+    command
+        .mut_args(|argument| match argument.get_env() {
+            Some(name) if is_empty(name) => argument.env(Resettable::Reset),
+            // What a variable holds is nobody's business in `--help`.
+            _ => argument.hide_env_values(true),
+        })
+        .mut_subcommands(without_empty_variables)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn read(arguments: &[&str]) -> Result<Cli, clap::Error> {
+        let matches = Cli::command().try_get_matches_from(arguments)?;
+        let mut cli = Cli::from_arg_matches(&matches)?;
+        cli.note_origins(&matches);
+        Ok(cli)
+    }
+
+    fn link(arguments: &[&str]) -> LinkArgs {
+        let mut cli = read(arguments).expect("a right command line");
+        cli.link_mut().expect("a command with a connection").clone()
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    /// Every `(variable, flag)` of the command line.
+    fn declared(command: &clap::Command) -> BTreeSet<(String, String)> {
+        let own = command.get_arguments().filter_map(|argument| {
+            let variable = argument.get_env()?.to_str()?.to_owned();
+            Some((variable, format!("--{}", argument.get_long()?)))
+        });
+        own.chain(command.get_subcommands().flat_map(declared))
+            .collect()
+    }
+
+    /// Every `(variable, flag)` of the document's table for this program.
+    fn documented() -> BTreeSet<(String, String)> {
+        let text = include_str!("../../../docs/variables.md");
+        let cell = |text: &str| text.trim().trim_matches('`').to_owned();
+        let rows = text.lines().filter_map(|line| {
+            let mut cells = line.strip_prefix('|')?.split('|');
+            Some((cell(cells.next()?), cell(cells.next()?)))
+        });
+        rows.filter(|(name, flag)| !name.starts_with("-") && flag.starts_with("--"))
+            .collect()
+    }
+
+    #[test]
+    fn the_document_lists_each_variable_with_its_flag() {
+        assert_eq!(declared(&Cli::command()), documented());
+    }
+
+    #[test]
+    fn variables_without_a_flag_are_in_the_help_and_in_the_document() {
+        let document = include_str!("../../../docs/variables.md");
+        for name in [crate::key::KEY_VARIABLE, "RUST_LOG"] {
+            assert!(OTHER_VARIABLES.contains(name));
+            assert!(document.contains(&format!("`{name}`")), "{name}");
+        }
+    }
+
+    #[test]
+    fn flags_come_in_any_order_around_the_server() {
+        for arguments in [
+            ["tcpx", "transfer", "server", "--port", "7"],
+            ["tcpx", "transfer", "--port", "7", "server"],
+        ] {
+            assert_eq!(link(&arguments).port, 7);
+        }
+    }
+
+    #[test]
+    fn naming_a_plugin_on_the_command_line_asks_for_it() {
+        use crate::link::is_plugin;
+        assert!(!is_plugin(&link(&["tcpx", "connection", "server"]).network));
+        assert!(is_plugin(
+            &link(&["tcpx", "connection", "server", "--plugin", "/x.so"]).network
+        ));
+        assert!(is_plugin(
+            &link(&[
+                "tcpx", "perf", "client", "10.0.0.2", "0", "--plugin", "/x.so"
+            ])
+            .network
+        ));
+        let both = [
+            "tcpx",
+            "connection",
+            "server",
+            "--plugin",
+            "/x.so",
+            "--network",
+            "tcp",
+        ];
+        assert!(!is_plugin(&link(&both).network));
+    }
+
+    #[test]
+    fn the_chunk_size_for_nccl_is_only_a_fallback() {
+        let start = ["tcpx", "connection", "server", "--nccl-chunk-bytes", "1MiB"];
+        assert_eq!(
+            link(&start).network.chunk_bytes().map(|size| size.0),
+            Some(1 << 20)
+        );
+        let both = [&start[..], &["--chunk-bytes", "64KiB"]].concat();
+        assert_eq!(
+            link(&both).network.chunk_bytes().map(|size| size.0),
+            Some(64 << 10)
+        );
+    }
+
+    #[test]
+    fn contradictions_and_unknown_values_are_refused() {
+        for arguments in [
+            &["tcpx", "transfer"][..],
+            &["tcpx", "transfer", "server", "--gpu", "0", "--host"],
+            &[
+                "tcpx",
+                "transfer",
+                "server",
+                "--insecure",
+                "--key-file",
+                "k",
+            ],
+            &["tcpx", "transfer", "server", "--overwrite"],
+            &["tcpx", "transfer", "server", "--abi", "v4"],
+            &["tcpx", "transfer", "server", "--unpack", "magic"],
+            &["tcpx", "transfer", "server", "--channels", "0"],
+            &["tcpx", "transfer", "server", "--timeout", "0"],
+            &["tcpx", "perf", "client", "10.0.0.2"],
+            &["tcpx", "perf", "server", "gpu0"],
+            &["tcpx", "demo", "--size", "1.5GiB"],
+        ] {
+            let error = read(arguments).expect_err(&arguments.join(" "));
+            assert_eq!(error.exit_code(), 2, "{arguments:?}");
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! Flags of `tcpx demo`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use clap::builder::FalseyValueParser;
+
+use super::link::MemoryArgs;
+use crate::sizes::{Limit, Size};
+
+#[derive(Args, Debug)]
+pub(crate) struct DemoArgs {
+    /// Bytes of each large transfer.
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    pub(crate) size: Size,
+    /// Plugin file for the historic path [default: our own, built when run from the source tree].
+    #[arg(long, value_name = "PATH")]
+    pub(crate) plugin: Option<PathBuf>,
+    /// Longest time that a step may stand still.
+    #[arg(long, value_name = "TIME", default_value = "30s")]
+    pub(crate) timeout: Limit,
+    /// Show log lines of both processes.
+    #[arg(long, env = "UCCL_TCPX_DEBUG", value_parser = FalseyValueParser::new())]
+    pub(crate) debug: bool,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+}

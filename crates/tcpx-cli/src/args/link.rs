@@ -1,0 +1,118 @@
+//! Flags that several commands share: how the sides are linked, over which network, from which memory.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::builder::FalseyValueParser;
+use clap::{Args, ValueEnum};
+use tcpx::UnpackMethod;
+
+use crate::sizes::{Limit, Size};
+
+/// The port that servers listen on unless told otherwise.
+pub(crate) const DEFAULT_PORT: u16 = 12345;
+
+/// Where Google's hosts keep the vendor's plugin file.
+pub(crate) const VENDOR_PLUGIN: &str = "/usr/local/tcpx/lib64/libnccl-net-tcpx.so";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum NetworkName {
+    /// The embedded network: plain TCP, nothing else needed.
+    Tcp,
+    /// An NCCL network plugin in device-unpack mode.
+    Plugin,
+}
+
+/// How the two sides are linked.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Connection")]
+pub(crate) struct LinkArgs {
+    /// Port of the server.
+    #[arg(long, default_value_t = DEFAULT_PORT)]
+    pub(crate) port: u16,
+    /// Address the server listens on [default: every IPv4 address of the host].
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) bind: Option<IpAddr>,
+    /// File that holds the key (otherwise: TCPX_KEY; a server makes a fresh key, a client asks at the terminal).
+    #[arg(long, value_name = "FILE", conflicts_with = "insecure")]
+    pub(crate) key_file: Option<PathBuf>,
+    /// Use no key: anybody who reaches the port can connect.
+    #[arg(long)]
+    pub(crate) insecure: bool,
+    /// Longest time that a step may stand still.
+    #[arg(long, value_name = "TIME", default_value = "30s")]
+    pub(crate) timeout: Limit,
+    /// Longest time that a server waits for its client.
+    #[arg(long, value_name = "TIME", default_value = "1h")]
+    pub(crate) wait: Limit,
+    /// Show each chunk, each log line and what else helps to find a fault.
+    #[arg(long, env = "UCCL_TCPX_DEBUG", value_parser = FalseyValueParser::new())]
+    pub(crate) debug: bool,
+    #[command(flatten)]
+    pub(crate) network: NetworkArgs,
+}
+
+/// Which network carries the bytes.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Network")]
+pub(crate) struct NetworkArgs {
+    /// Network to use [default: tcp; plugin if --plugin is given].
+    #[arg(long, value_enum)]
+    pub(crate) network: Option<NetworkName>,
+    /// Plugin file [default: the vendor's at /usr/local/tcpx/lib64, else our own].
+    #[arg(long, value_name = "PATH", env = "UCCL_TCPX_PLUGIN_PATH")]
+    pub(crate) plugin: Option<PathBuf>,
+    /// Whether the file was named on the command line rather than by its variable, which alone asks for no plugin.
+    #[arg(skip)]
+    pub(crate) plugin_by_flag: bool,
+    /// Version of the plugin's table, v5 to v12 [default: the newest it has].
+    #[arg(long, value_name = "vN", value_parser = abi)]
+    pub(crate) abi: Option<u8>,
+    /// Device of the plugin, counted from 0.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) plugin_device: usize,
+    /// Data channels (plugin) or TCP lanes (tcp) [default: 1 channel; lanes to suit the host].
+    #[arg(long, value_name = "N", env = "UCCL_TCPX_NUM_CHANNELS", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) channels: Option<u16>,
+    /// Bytes of one request [default: NCCL_P2P_NET_CHUNKSIZE, else 512KiB on a plugin and automatic on tcp].
+    #[arg(long, value_name = "SIZE", env = "UCCL_TCPX_CHUNK_BYTES")]
+    pub(crate) chunk_bytes: Option<Size>,
+    /// Used for --chunk-bytes when that is not given.
+    #[arg(long, value_name = "SIZE", env = "NCCL_P2P_NET_CHUNKSIZE")]
+    pub(crate) nccl_chunk_bytes: Option<Size>,
+    /// How scattered fragments reach their destination: host, d2d or kernel [default: the fastest that works here].
+    #[arg(long, value_name = "METHOD", env = "UCCL_TCPX_UNPACK_IMPL", value_parser = unpack)]
+    pub(crate) unpack: Option<UnpackMethod>,
+}
+
+/// Which memory the bytes leave or reach.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Memory")]
+pub(crate) struct MemoryArgs {
+    /// Use this GPU's memory [default: GPU 0 if there is one, else host memory].
+    #[arg(long, value_name = "N", conflicts_with = "host")]
+    pub(crate) gpu: Option<u32>,
+    /// Use host memory.
+    #[arg(long)]
+    pub(crate) host: bool,
+}
+
+fn unpack(text: &str) -> Result<UnpackMethod, String> {
+    text.parse()
+        .map_err(|_| format!("expected host, d2d or kernel, got `{text}`"))
+}
+
+/// `v7` (or `7`) as 7.
+fn abi(text: &str) -> Result<u8, String> {
+    match text.strip_prefix('v').unwrap_or(text).parse() {
+        Ok(version @ 5..=12) => Ok(version),
+        _ => Err(format!("expected one of v5 to v12, got `{text}`")),
+    }
+}
+
+impl NetworkArgs {
+    /// The chunk size given for this program, else the one given for NCCL.
+    pub(crate) fn chunk_bytes(&self) -> Option<Size> {
+        self.chunk_bytes.or(self.nccl_chunk_bytes)
+    }
+}

@@ -1,0 +1,106 @@
+//! Flags of `tcpx perf`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use clap::{Args, Subcommand};
+
+use super::link::{LinkArgs, MemoryArgs};
+use crate::sizes::Size;
+
+#[derive(Args, Debug)]
+pub(crate) struct PerfArgs {
+    #[command(subcommand)]
+    pub(crate) side: PerfSide,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum PerfSide {
+    /// Receive, and check what arrives.
+    Server(PerfServerArgs),
+    /// Send, measure and report.
+    Client(PerfClientArgs),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct PerfServerArgs {
+    /// GPU whose memory receives, or `host`.
+    #[arg(value_name = "GPU")]
+    pub(crate) place: Place,
+    /// Print the summary as JSON and nothing else on standard output.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) link: LinkArgs,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct PerfClientArgs {
+    /// Address of the server.
+    #[arg(value_name = "SERVER_IP")]
+    pub(crate) server: String,
+    /// GPU whose memory is sent, or `host`.
+    #[arg(value_name = "GPU")]
+    pub(crate) place: Place,
+    /// Bytes of one transfer.
+    #[arg(
+        long,
+        value_name = "SIZE",
+        env = "UCCL_TCPX_PERF_SIZE",
+        default_value = "4MiB"
+    )]
+    pub(crate) size: Size,
+    /// Transfers that are timed.
+    #[arg(long, value_name = "N", env = "UCCL_TCPX_PERF_ITERS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) iterations: u32,
+    /// Print the summary as JSON and nothing else on standard output.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) link: LinkArgs,
+}
+
+/// `0`, `1`, ... or `host`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Gpu(u32),
+    Host,
+}
+
+impl Place {
+    /// The same said with the flags of the other commands.
+    pub(crate) fn memory(self) -> MemoryArgs {
+        match self {
+            Self::Gpu(number) => MemoryArgs {
+                gpu: Some(number),
+                host: false,
+            },
+            Self::Host => MemoryArgs {
+                gpu: None,
+                host: true,
+            },
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gpu(number) => write!(f, "{number}"),
+            Self::Host => f.write_str("host"),
+        }
+    }
+}
+
+impl FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "host" {
+            return Ok(Self::Host);
+        }
+        text.parse()
+            .map(Self::Gpu)
+            .map_err(|_| format!("expected the number of a GPU or `host`, got `{text}`"))
+    }
+}

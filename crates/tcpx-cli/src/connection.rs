@@ -1,0 +1,57 @@
+//! `tcpx connection`: the handshake and the data channels alone.
+
+use std::time::Instant;
+
+use crate::args::connection::ConnectionArgs;
+use crate::error::Error;
+use crate::link::{self, Link};
+use crate::memory_choice::Devices;
+use crate::messages::{self, ANSWER, Answer, REQUEST, Request, refuse};
+use crate::output::say::say;
+use crate::sizes::{Size, time};
+
+/// Runs one side; the word `server` instead of an address means the server's.
+pub(crate) fn run(args: &ConnectionArgs) -> Result<(), Error> {
+    let memory = Devices::probe().choose(&args.memory, 0)?;
+    let is_server = args.peer == "server";
+    let link = Link::new(&args.link, &memory, is_server)?;
+    let started = Instant::now();
+    let connection = if is_server {
+        link.serve(&args.link, "connection SERVER_IP", false)?
+    } else {
+        link.connect(&args.link, &args.peer)?
+    };
+    let took = started.elapsed();
+    // One word each way: each side knows that the other one is set up before either says goodbye.
+    let limit = args.link.timeout.0;
+    if is_server {
+        let request =
+            messages::expect(&connection, REQUEST, limit)?.wait("a request to connect")?;
+        if request != Request::Nothing {
+            return Err(refuse(
+                &connection,
+                "a request to connect",
+                &request,
+                "tcpx transfer server",
+            ));
+        }
+        messages::tell(&connection, ANSWER, &Answer::Ready)?;
+    } else {
+        let answer = messages::expect(&connection, ANSWER, limit)?;
+        messages::tell(&connection, REQUEST, &Request::Nothing)?;
+        messages::ready(answer)?;
+    }
+    say!("{}", link.describe(&connection, &memory));
+    let peer = connection.peer().clone();
+    say!(
+        "  agreed   {} data channel{}, chunks of {}, peer runs {}",
+        peer.channels,
+        if peer.channels == 1 { "" } else { "s" },
+        Size(peer.chunk_bytes.into()),
+        crate::output::say::one_line(&peer.software),
+    );
+    if !is_server {
+        say!("  set up   in {}", time(took));
+    }
+    link::part(connection)
+}

@@ -1,0 +1,180 @@
+//! `tcpx demo`: the whole flow on one host, between this process, which receives, and a second one, which sends.
+
+mod orders;
+pub(crate) mod peer;
+mod peer_process;
+mod receive;
+
+use std::time::Duration;
+
+use tcpx::UnpackMethod;
+
+use self::orders::NetworkOrder;
+use self::peer_process::PeerProcess;
+use self::receive::{Received, Receiver, Step};
+use crate::args::demo::DemoArgs;
+use crate::error::Error;
+use crate::memory_choice::Devices;
+use crate::output::say::{self, say};
+use crate::output::table::{indented, table};
+use crate::plugin_file::{Places, PluginFile};
+use crate::sizes::{Size, grouped, rate};
+use crate::transfer::greeting::GREETING;
+
+/// Shows everything; an error unless every byte of every transfer was right.
+pub(crate) fn run(args: &DemoArgs) -> Result<(), Error> {
+    let devices = Devices::probe();
+    let memory = devices.choose(&args.memory, 0)?;
+    say!("tcpx demo: two processes on this host, connected over 127.0.0.1");
+    let plugin = find_plugin(args)?;
+    let mut peer = PeerProcess::start(&args.memory, args.timeout.0, args.debug)?;
+    let sender = peer.memory()?;
+    say!(
+        "  sender    process {}: {}",
+        peer.id(),
+        say::one_line(&sender)
+    );
+    say!(
+        "  receiver  process {}: {}",
+        std::process::id(),
+        memory.name()
+    );
+    say!("  memory    {}", memory.describe());
+    if devices.count() == 1 && memory.gpu.is_some() {
+        say!("            both processes share the one GPU of this host");
+    }
+    say!("  networks  tcp: embedded, plain TCP, the default");
+    say!(
+        "            plugin: {} ({})",
+        plugin.path.display(),
+        plugin.why
+    );
+
+    let mut receiver = Receiver::new(memory, args.timeout.0);
+    greet(&mut receiver, &mut peer)?;
+
+    say!(
+        "\n{} over each path, fresh contents each time, every byte compared with the source:",
+        Size(args.size.0)
+    );
+    let mut failures = 0;
+    let mut rows = Vec::new();
+    for step in steps(args.size.0, &plugin) {
+        let result = receiver.receive(&step, &mut peer);
+        if let Err(error) = &result {
+            failures += 1;
+            say!("  {} {}: failed", step.network.short(), step.unpack_name());
+            say::failure(error);
+        }
+        rows.push((step, result));
+    }
+    say!("{}", summary(&rows, receiver.memory().short()).trim_end());
+    if let Some(line) = receiver.first_fragments() {
+        say!("  {line}\n");
+    }
+    peer.end()?;
+    if failures > 0 {
+        return Err(Error::Failed {
+            what: format!("{failures} of {} transfers failed", rows.len()),
+            hint: "read the errors above; --debug shows the log lines of both processes",
+        });
+    }
+    Ok(())
+}
+
+fn find_plugin(args: &DemoArgs) -> Result<PluginFile, Error> {
+    let places = Places::of_process();
+    Ok(match &args.plugin {
+        Some(path) => places.find(Some(path))?,
+        None => places.own()?,
+    })
+}
+
+/// The 23 bytes, shown at both ends.
+fn greet(receiver: &mut Receiver, peer: &mut PeerProcess) -> Result<(), Error> {
+    let step = Step {
+        network: NetworkOrder::Tcp,
+        unpack: None,
+        bytes: GREETING.len() as u64,
+        label: "greeting".into(),
+        show: true,
+    };
+    let greeting = receiver.receive(&step, peer)?;
+    say!("\ngreeting over {}, tag 42", greeting.path);
+    say!(
+        "  sent by process {}:\n{}",
+        peer.id(),
+        greeting.sent_dump.trim_end()
+    );
+    say!(
+        "  received by process {}:\n{}",
+        std::process::id(),
+        greeting.received_dump.trim_end()
+    );
+    Ok(())
+}
+
+/// The large transfers: the embedded network, then the plugin with each unpacker.
+fn steps(bytes: u64, plugin: &PluginFile) -> Vec<Step> {
+    let mut steps = vec![Step {
+        network: NetworkOrder::Tcp,
+        unpack: None,
+        bytes,
+        label: "tcp".into(),
+        show: false,
+    }];
+    for unpack in [UnpackMethod::Host, UnpackMethod::D2d, UnpackMethod::Kernel] {
+        steps.push(Step {
+            network: NetworkOrder::Plugin {
+                path: plugin.path.clone(),
+            },
+            unpack: Some(unpack),
+            bytes,
+            label: format!("plugin, {unpack}"),
+            show: false,
+        });
+    }
+    steps
+}
+
+fn summary(rows: &[(Step, Result<Received, Error>)], memory: &str) -> String {
+    let mut list = table(
+        &[
+            "network",
+            "unpack",
+            "memory",
+            "GB/s",
+            "fragments",
+            "verified",
+        ],
+        &[3, 4],
+    );
+    for (step, result) in rows {
+        let (speed, fragments, verified) = match result {
+            Ok(received) => (
+                speed(received.bytes, received.elapsed),
+                if received.fragments == 0 {
+                    "in place".to_owned()
+                } else {
+                    grouped(received.fragments)
+                },
+                "every byte",
+            ),
+            Err(Error::Contents(_)) => ("-".into(), "-".into(), "WRONG"),
+            Err(_) => ("-".into(), "-".into(), "FAILED"),
+        };
+        list.add_row([
+            step.network.short().to_owned(),
+            step.unpack_name(),
+            memory.to_owned(),
+            speed,
+            fragments,
+            verified.to_owned(),
+        ]);
+    }
+    indented(&list, "  ")
+}
+
+fn speed(bytes: u64, elapsed: Duration) -> String {
+    rate(bytes, elapsed).map_or_else(|| "-".to_owned(), |rate| format!("{rate:.2}"))
+}

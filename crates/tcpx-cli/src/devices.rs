@@ -1,0 +1,126 @@
+//! `tcpx devices`: what this host has, and what is missing.
+
+mod interfaces;
+
+use tcpx_memory::driver::{self, DriverStatus};
+
+use crate::output::say::say;
+use crate::output::table::{indented, table};
+use crate::plugin_file::Places;
+use crate::sizes::Size;
+
+/// Lists everything; a missing thing is an answer, not a failure.
+pub(crate) fn run() {
+    gpus();
+    say!("");
+    networks();
+    say!("");
+    plugin();
+}
+
+fn gpus() {
+    let (version, devices) = match driver::probe() {
+        DriverStatus::Missing { why } => {
+            say!("GPUs: none can be used");
+            say!("  missing: {why}");
+            say!("  host memory takes their place");
+            return;
+        }
+        DriverStatus::Present { version, devices } => (version, devices),
+    };
+    say!("GPUs: {} (driver for CUDA {version})", devices.len());
+    if devices.is_empty() {
+        say!("  missing: the driver shows no GPU; look at CUDA_VISIBLE_DEVICES and `nvidia-smi`");
+        return;
+    }
+    let mut list = table(
+        &["GPU", "name", "PCI", "memory", "NUMA", "compute", "dma-buf"],
+        &[0, 3, 4],
+    );
+    for device in &devices {
+        list.add_row([
+            device.ordinal.to_string(),
+            device.name.clone(),
+            device.pci.clone(),
+            Size(device.memory).to_string(),
+            device
+                .numa
+                .map_or_else(|| "-".to_owned(), |node| node.to_string()),
+            format!("{}.{}", device.capability.0, device.capability.1),
+            if device.dma_buf { "yes" } else { "no" }.to_owned(),
+        ]);
+    }
+    say!("{}", indented(&list, "  ").trim_end());
+}
+
+fn networks() {
+    let found = match interfaces::list() {
+        Ok(found) => found,
+        Err(error) => {
+            say!("network interfaces: unknown");
+            say!("  missing: {error}");
+            return;
+        }
+    };
+    say!("network interfaces: {}", found.len());
+    let mut list = table(
+        &["name", "state", "speed", "MTU", "NUMA", "addresses"],
+        &[2, 3, 4],
+    );
+    for interface in &found {
+        let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
+        list.add_row([
+            interface.name.clone(),
+            or_dash(interface.state.clone()),
+            or_dash(interface.megabits.map(speed)),
+            or_dash(interface.mtu.map(|mtu| mtu.to_string())),
+            or_dash(interface.numa.map(|node| node.to_string())),
+            interface
+                .addresses
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join("\n"),
+        ]);
+    }
+    say!("{}", indented(&list, "  ").trim_end());
+    if !found.iter().any(|interface| {
+        interface
+            .addresses
+            .iter()
+            .any(|address| !address.is_loopback())
+    }) {
+        say!("  missing: an interface with an address that other hosts can reach");
+    }
+}
+
+fn plugin() {
+    let places = Places::of_process();
+    let vendor = places.vendor.is_file();
+    say!("plugin file:");
+    say!(
+        "  vendor's: {} {}",
+        places.vendor.display(),
+        if vendor {
+            "is there"
+        } else {
+            "is not there (only Google's A3 hosts have it)"
+        }
+    );
+    match places.beside() {
+        Ok(file) => say!("  our own:  {} is there", file.path.display()),
+        Err(error) if places.source.is_some() => {
+            let _ = error;
+            say!("  our own:  built from this source tree when it is needed");
+        }
+        Err(error) => say!("  our own:  missing: {error}; {}", error.hint()),
+    }
+}
+
+fn speed(megabits: u64) -> String {
+    if megabits.is_multiple_of(1000) {
+        format!("{} Gb/s", megabits / 1000)
+    } else {
+        format!("{megabits} Mb/s")
+    }
+}

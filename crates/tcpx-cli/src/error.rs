@@ -1,0 +1,172 @@
+//! What a command can end with: one line that says what, one that says what to do, and an exit code.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use tcpx::MemoryError;
+
+use crate::key::KeyError;
+use crate::pattern::Difference;
+use crate::plugin_file::PluginFileError;
+use crate::transfer::file_name::FileNameError;
+use crate::transfer::partial_file::PartialFileError;
+
+/// Why a command did not succeed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("{what}")]
+    Usage { what: String, hint: String },
+    #[error(transparent)]
+    Engine(Box<tcpx::Error>),
+    #[error("{doing}: {source}")]
+    Memory {
+        doing: &'static str,
+        source: MemoryError,
+    },
+    #[error("{what}")]
+    Gpu { what: String, hint: String },
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    #[error(transparent)]
+    Plugin(#[from] PluginFileError),
+    #[error(transparent)]
+    FileName(#[from] FileNameError),
+    #[error(transparent)]
+    PartialFile(#[from] PartialFileError),
+    #[error("could not {doing} {}: {source}", .path.display())]
+    Io {
+        doing: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+    #[error("could not {doing}: {source}")]
+    Process {
+        doing: &'static str,
+        source: io::Error,
+    },
+    #[error("the address `{address}` cannot be used: {why}")]
+    Address { address: String, why: String },
+    #[error("the contents are wrong: {0}")]
+    Contents(#[from] Difference),
+    #[error("{what} are not equal: {ours} here, {theirs} at the peer")]
+    Digest {
+        what: &'static str,
+        ours: String,
+        theirs: String,
+    },
+    #[error("the peer reports: {what}")]
+    Peer { what: String, hint: String },
+    #[error("the peer sent {arrived}, expected {expected}")]
+    Unexpected {
+        expected: &'static str,
+        arrived: String,
+    },
+    #[error("{what}")]
+    Failed { what: String, hint: &'static str },
+}
+
+impl From<tcpx::Error> for Error {
+    fn from(error: tcpx::Error) -> Self {
+        Self::Engine(Box::new(error))
+    }
+}
+
+impl Error {
+    /// What a person can do about it.
+    pub(crate) fn hint(&self) -> String {
+        match self {
+            Self::Usage { hint, .. } | Self::Gpu { hint, .. } | Self::Peer { hint, .. } => hint.clone(),
+            Self::Engine(error) => advice(&error.to_string()).1.into(),
+            Self::Memory { source, .. } => advice(&source.to_string()).1.into(),
+            Self::Key(KeyError::Missing) => {
+                "run the line that the server printed, or give --key-file FILE (or --insecure on both sides)".into()
+            }
+            Self::Key(_) => "take the key from the line that the server printed: 26 letters and digits".into(),
+            Self::Plugin(error) => error.hint(),
+            Self::FileName(_) => "rename the file at the sender, then send it again".into(),
+            Self::PartialFile(error) => error.hint().into(),
+            Self::Io { .. } => "look at the path and its permissions, then try again".into(),
+            Self::Process { .. } => "look at the limits of this user (processes, open files), then try again".into(),
+            Self::Address { .. } => "give an IP address or a host name, with `--port` or `:port` if it is not 12345".into(),
+            Self::Contents(_) | Self::Digest { .. } => {
+                "do not use what arrived; run `tcpx demo` on both hosts to see whether one of them is at fault".into()
+            }
+            Self::Unexpected { .. } => "run the same version and the same command on both sides".into(),
+            Self::Failed { hint, .. } => (*hint).into(),
+        }
+    }
+
+    /// 2 when the command line is wrong, else 1.
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        ExitCode::from(if matches!(self, Self::Usage { .. }) {
+            2
+        } else {
+            1
+        })
+    }
+
+    /// What happened, without the advice that [`Self::hint`] gives.
+    pub(crate) fn what(&self) -> String {
+        let text = self.to_string();
+        match self {
+            Self::Engine(_) | Self::Memory { .. } | Self::Plugin(PluginFileError::BuildId(_)) => {
+                advice(&text).0.to_owned()
+            }
+            _ => text,
+        }
+    }
+
+    /// For memory errors in a `map_err`.
+    pub(crate) fn memory(doing: &'static str) -> impl FnOnce(MemoryError) -> Self {
+        move |source| Self::Memory { doing, source }
+    }
+}
+
+/// Splits an error of the libraries, which ends with what to do after its last semicolon.
+pub(crate) fn advice(text: &str) -> (&str, &str) {
+    text.rsplit_once("; ").unwrap_or((
+        text,
+        "run it again with --debug on both sides, which shows each step",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_advice_of_a_library_error_becomes_the_hint() {
+        let source = MemoryError::OutOfBounds {
+            start: 1,
+            end: 9,
+            len: 4,
+        };
+        let error = Error::memory("read it back")(source);
+        assert_eq!(
+            error.what(),
+            "read it back: range 1..9 does not fit in 4 bytes"
+        );
+        assert_eq!(error.hint(), "give a range inside 0..4");
+    }
+
+    #[test]
+    fn only_a_wrong_command_line_ends_with_two() {
+        let usage = Error::Usage {
+            what: String::new(),
+            hint: String::new(),
+        };
+        assert_eq!(
+            format!("{:?}", usage.exit_code()),
+            format!("{:?}", ExitCode::from(2))
+        );
+        let failed = Error::Failed {
+            what: String::new(),
+            hint: "",
+        };
+        assert_eq!(
+            format!("{:?}", failed.exit_code()),
+            format!("{:?}", ExitCode::from(1))
+        );
+    }
+}

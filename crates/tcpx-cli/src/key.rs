@@ -1,0 +1,266 @@
+//! The key of a session: from a file, a variable or a prompt; never from the arguments, which every user of the host can read.
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use tcpx::{Auth, Key};
+
+/// The variable that holds the key.
+pub(crate) const KEY_VARIABLE: &str = "TCPX_KEY";
+
+/// A key file longer than this is not one, in bytes.
+const LONGEST_FILE: u64 = 4096;
+
+/// Why there is no key.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum KeyError {
+    #[error(
+        "this connection needs a key, and there is none in {KEY_VARIABLE}, no --key-file, and no terminal to ask at"
+    )]
+    Missing,
+    #[error("the key file {} cannot be read: {source}", .path.display())]
+    File { path: PathBuf, source: io::Error },
+    #[error("the key file {} is longer than {LONGEST_FILE} bytes", .0.display())]
+    LongFile(PathBuf),
+    #[error("{from} holds no key: {why}")]
+    Wrong { from: String, why: String },
+    #[error("the key could not be read from the terminal: {0}")]
+    Prompt(io::Error),
+    #[error("the system gave no random bytes: {0}")]
+    Random(String),
+}
+
+impl KeyError {
+    /// For `map_err`.
+    pub(crate) fn random(error: getrandom::Error) -> Self {
+        Self::Random(error.to_string())
+    }
+}
+
+/// Where a key came from: whether it may be printed again depends on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum KeyOrigin {
+    /// Made for this run; the server prints it.
+    Fresh,
+    /// The variable.
+    Variable,
+    /// The file of `--key-file`.
+    File(PathBuf),
+    /// Typed at the prompt.
+    Typed,
+    /// `--insecure`: there is none.
+    None,
+}
+
+/// What a person said about the key.
+#[derive(Debug, Default)]
+pub(crate) struct KeySources {
+    pub(crate) insecure: bool,
+    pub(crate) file: Option<PathBuf>,
+    pub(crate) variable: Option<String>,
+}
+
+impl KeySources {
+    /// The sources of this process.
+    pub(crate) fn of_process(insecure: bool, file: Option<PathBuf>) -> Self {
+        Self {
+            insecure,
+            file,
+            variable: std::env::var(KEY_VARIABLE).ok(),
+        }
+    }
+
+    /// The key of a server: given, or a fresh one.
+    pub(crate) fn for_server(&self) -> Result<(Auth, KeyOrigin), KeyError> {
+        match self.given()? {
+            Some(found) => Ok(found),
+            None => Ok((Auth::Key(fresh()?), KeyOrigin::Fresh)),
+        }
+    }
+
+    /// The key of a client: given, or asked for when there is a terminal.
+    pub(crate) fn for_client(&self) -> Result<(Auth, KeyOrigin), KeyError> {
+        if let Some(found) = self.given()? {
+            return Ok(found);
+        }
+        if !io::stdin().is_terminal() {
+            return Err(KeyError::Missing);
+        }
+        let typed = rpassword::prompt_password("key (printed by the server): ")
+            .map_err(KeyError::Prompt)?;
+        Ok((
+            Auth::Key(parse(&typed, "what was typed")?),
+            KeyOrigin::Typed,
+        ))
+    }
+
+    /// A flag is nearer to the person than a variable, so it wins.
+    fn given(&self) -> Result<Option<(Auth, KeyOrigin)>, KeyError> {
+        if self.insecure {
+            return Ok(Some((Auth::Insecure, KeyOrigin::None)));
+        }
+        if let Some(path) = &self.file {
+            let key = parse(&read(path)?, &path.display().to_string())?;
+            return Ok(Some((Auth::Key(key), KeyOrigin::File(path.clone()))));
+        }
+        match self.variable.as_deref().map(str::trim) {
+            None | Some("") => Ok(None),
+            Some(text) => Ok(Some((
+                Auth::Key(parse(text, KEY_VARIABLE)?),
+                KeyOrigin::Variable,
+            ))),
+        }
+    }
+}
+
+/// Whether other users of the host can read the file.
+pub(crate) fn is_readable_by_others(path: &Path) -> bool {
+    path.metadata()
+        .is_ok_and(|metadata| metadata.is_file() && metadata.mode() & 0o044 != 0)
+}
+
+/// A key nobody has seen.
+pub(crate) fn fresh() -> Result<Key, KeyError> {
+    let mut failed = None;
+    let key = Key::generate(&mut |bytes: &mut [u8]| {
+        if let Err(error) = getrandom::fill(bytes) {
+            failed = Some(error.to_string());
+        }
+    });
+    match failed {
+        None => Ok(key),
+        Some(why) => Err(KeyError::Random(why)),
+    }
+}
+
+fn read(path: &Path) -> Result<String, KeyError> {
+    let failed = |source| KeyError::File {
+        path: path.to_owned(),
+        source,
+    };
+    let mut text = String::new();
+    let file = File::open(path).map_err(failed)?;
+    file.take(LONGEST_FILE + 1)
+        .read_to_string(&mut text)
+        .map_err(failed)?;
+    if text.len() as u64 > LONGEST_FILE {
+        return Err(KeyError::LongFile(path.to_owned()));
+    }
+    Ok(text)
+}
+
+fn parse(text: &str, from: &str) -> Result<Key, KeyError> {
+    text.trim()
+        .parse()
+        .map_err(|why: <Key as std::str::FromStr>::Err| KeyError::Wrong {
+            from: from.to_owned(),
+            why: why.to_string(),
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    fn text(auth: &Auth) -> String {
+        match auth {
+            Auth::Key(key) => key.to_text(),
+            Auth::Insecure => "none".to_owned(),
+        }
+    }
+
+    fn file_with(contents: &str) -> tempfile::NamedTempFile {
+        let mut file = tempfile::NamedTempFile::new().expect("a file");
+        file.write_all(contents.as_bytes()).expect("written");
+        file
+    }
+
+    #[test]
+    fn insecure_wins_over_the_file_and_the_file_over_the_variable() {
+        let (in_file, in_variable) = (fresh().expect("a key"), fresh().expect("a key"));
+        let file = file_with(&format!("{}\n", in_file.to_text()));
+        let mut sources = KeySources {
+            insecure: true,
+            file: Some(file.path().to_owned()),
+            variable: Some(in_variable.to_text()),
+        };
+        assert_eq!(
+            sources
+                .for_client()
+                .map(|(auth, _)| text(&auth))
+                .expect("none"),
+            "none"
+        );
+        sources.insecure = false;
+        let (auth, origin) = sources.for_client().expect("the file's");
+        assert_eq!(
+            (text(&auth), origin),
+            (in_file.to_text(), KeyOrigin::File(file.path().to_owned()))
+        );
+        sources.file = None;
+        let (auth, origin) = sources.for_client().expect("the variable's");
+        assert_eq!(
+            (text(&auth), origin),
+            (in_variable.to_text(), KeyOrigin::Variable)
+        );
+    }
+
+    #[test]
+    fn a_server_without_a_key_makes_a_fresh_one_each_time() {
+        let keys = [(); 2].map(|()| KeySources::default().for_server().expect("a key"));
+        assert_eq!(keys[0].1, KeyOrigin::Fresh);
+        assert_ne!(text(&keys[0].0), text(&keys[1].0));
+    }
+
+    #[test]
+    fn an_empty_variable_is_no_key() {
+        let sources = KeySources {
+            variable: Some("  ".into()),
+            ..KeySources::default()
+        };
+        assert_eq!(sources.for_server().expect("a key").1, KeyOrigin::Fresh);
+    }
+
+    #[test]
+    fn a_wrong_key_says_where_it_stood_and_does_not_repeat_it() {
+        let file = file_with("not a key");
+        let sources = KeySources {
+            file: Some(file.path().to_owned()),
+            ..KeySources::default()
+        };
+        let error = sources.for_client().expect_err("no key").to_string();
+        assert!(
+            error.contains(&file.path().display().to_string()),
+            "{error}"
+        );
+        assert!(!error.contains("not a key"), "{error}");
+    }
+
+    #[test]
+    fn a_missing_or_endless_key_file_is_an_error() {
+        let missing = KeySources {
+            file: Some("/nonexistent/key".into()),
+            ..KeySources::default()
+        };
+        assert!(matches!(missing.for_server(), Err(KeyError::File { .. })));
+        let endless = KeySources {
+            file: Some("/dev/zero".into()),
+            ..KeySources::default()
+        };
+        assert!(matches!(endless.for_server(), Err(KeyError::LongFile(_))));
+    }
+
+    #[test]
+    fn a_key_file_that_others_can_read_is_noticed() {
+        use std::os::unix::fs::PermissionsExt;
+        let file = file_with("");
+        assert!(!is_readable_by_others(file.path()));
+        std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(0o644))
+            .expect("changed");
+        assert!(is_readable_by_others(file.path()));
+    }
+}

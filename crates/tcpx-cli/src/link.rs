@@ -1,0 +1,266 @@
+//! From flags to a connection: which network, which key, listening, connecting, and saying so.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nccl_net::AbiVersion;
+use tcpx::{Auth, Connection, Deadlines, Endpoint, Network, Options, TcpNetwork};
+use tcpx_net::{PluginMemory, PluginNetwork, PluginOptions};
+
+use crate::addresses;
+use crate::args::link::{DEFAULT_PORT, LinkArgs, NetworkArgs, NetworkName};
+use crate::environment;
+use crate::error::Error;
+use crate::key::{self, KEY_VARIABLE, KeyOrigin, KeySources};
+use crate::memory_choice::MemoryChoice;
+use crate::output::chunk_lines::ChunkLines;
+use crate::output::say::aside;
+use crate::plugin_file::{Places, PluginFile};
+
+/// How long the goodbye may take.
+const GOODBYE: Duration = Duration::from_secs(10);
+
+/// Everything that is decided before the other side is there.
+#[derive(Debug)]
+pub(crate) struct Link {
+    options: Options,
+    origin: KeyOrigin,
+    network_line: String,
+    /// Kept until the end: its drop prints what still waits.
+    _chunk_lines: Option<ChunkLines>,
+}
+
+impl Link {
+    /// Decides for a server or a client.
+    pub(crate) fn new(
+        args: &LinkArgs,
+        memory: &MemoryChoice,
+        is_server: bool,
+    ) -> Result<Self, Error> {
+        let sources = KeySources::of_process(args.insecure, args.key_file.clone());
+        let (auth, origin) = if is_server {
+            sources.for_server()
+        } else {
+            sources.for_client()
+        }?;
+        let (network, network_line) = choose_network(&args.network, memory)?;
+        let mut options = Options::new(network, auth);
+        options.channels = args.network.channels.unwrap_or(0);
+        options.chunk_bytes = match args.network.chunk_bytes() {
+            None => None,
+            Some(size) => Some(u32::try_from(size.0).map_err(|_| Error::Usage {
+                what: format!("a chunk of {size} is too large"),
+                hint: "give --chunk-bytes less than 4GiB".into(),
+            })?),
+        };
+        options.unpack = args.network.unpack;
+        options.deadlines = Deadlines {
+            stall: args.timeout.0,
+            total: None,
+        };
+        options.connect_timeout = args.timeout.0;
+        options.gpu = memory.gpu.clone();
+        if is_plugin(&args.network) {
+            // A small message must not travel around the plugin that was asked for.
+            options.eager_limit = 0;
+        }
+        options.one_time = is_server && !args.insecure;
+        let chunk_lines = args.debug.then(ChunkLines::start);
+        options.observer = chunk_lines.as_ref().map(ChunkLines::observer);
+        Ok(Self {
+            options,
+            origin,
+            network_line,
+            _chunk_lines: chunk_lines,
+        })
+    }
+
+    /// Has even the smallest payload take the data path, for a command that checks it.
+    pub(crate) fn through_data_channels(mut self) -> Self {
+        self.options.eager_limit = 0;
+        self
+    }
+
+    /// Listens, prints the line to run at the other side, and waits for it.
+    pub(crate) fn serve(
+        &self,
+        args: &LinkArgs,
+        command: &str,
+        quiet: bool,
+    ) -> Result<Connection, Error> {
+        let ip = args.bind.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        let endpoint = Endpoint::listen(SocketAddr::new(ip, args.port), self.options.clone())?;
+        let bound = endpoint.local_addr();
+        let show = |text: std::fmt::Arguments<'_>| {
+            if quiet {
+                crate::output::say::aside_line(text)
+            } else {
+                crate::output::say::line(text)
+            }
+        };
+        show(format_args!("listening on {bound}; at the other side run:"));
+        show(format_args!(
+            "\n  {}\n",
+            self.invitation(args, command, bound)
+        ));
+        self.warn(args);
+        Ok(endpoint.accept(args.wait.0)?)
+    }
+
+    /// Connects to the first of the server's addresses that answers.
+    pub(crate) fn connect(&self, args: &LinkArgs, server: &str) -> Result<Connection, Error> {
+        self.warn(args);
+        let mut last = None;
+        for address in addresses::resolve(server, args.port)? {
+            match Endpoint::connect(address, &self.options) {
+                Ok(connection) => return Ok(connection),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.map_or_else(
+            || Error::Address {
+                address: server.to_owned(),
+                why: "the name has no address".into(),
+            },
+            Error::from,
+        ))
+    }
+
+    /// The path that `connection` got, for a person.
+    pub(crate) fn describe(&self, connection: &Connection, memory: &MemoryChoice) -> String {
+        let peer = connection.peer();
+        format!(
+            "connected to {}\n  network  {}\n  path     {}\n  memory   {}; at the peer: {}",
+            peer.address,
+            self.network_line,
+            connection.path(),
+            memory.describe(),
+            crate::output::say::one_line(&peer.memory),
+        )
+    }
+
+    /// The line that a person runs at the other side.
+    fn invitation(&self, args: &LinkArgs, command: &str, bound: SocketAddr) -> String {
+        let mut line = String::new();
+        let mut more = String::new();
+        match (&self.origin, &self.options.auth) {
+            (KeyOrigin::Fresh, Auth::Key(key)) => {
+                line = format!("{KEY_VARIABLE}={} ", key.to_text())
+            }
+            (KeyOrigin::None, _) => more.push_str(" --insecure"),
+            (KeyOrigin::File(_), _) => more.push_str(" --key-file FILE"),
+            _ => line = format!("{KEY_VARIABLE}=... "),
+        }
+        if bound.port() != DEFAULT_PORT {
+            more.push_str(&format!(" --port {}", bound.port()));
+        }
+        if is_plugin(&args.network) {
+            match &args.network.plugin {
+                Some(path) if args.network.plugin_by_flag => {
+                    more.push_str(&format!(" --plugin {}", path.display()));
+                }
+                _ => more.push_str(" --network plugin"),
+            }
+        }
+        let ip = addresses::reachable(bound).ip();
+        format!(
+            "{line}tcpx {}{more}",
+            command.replace("SERVER_IP", &ip.to_string())
+        )
+    }
+
+    fn warn(&self, args: &LinkArgs) {
+        if args.insecure {
+            aside!(
+                "warning: --insecure: there is no key, anybody who reaches the port can take the place of the peer"
+            );
+        }
+        if let KeyOrigin::File(path) = &self.origin
+            && key::is_readable_by_others(path)
+        {
+            aside!(
+                "warning: {} can be read by other users of this host; chmod 600 it",
+                path.display()
+            );
+        }
+        if is_plugin(&args.network) && !args.insecure {
+            say_plugin_limits();
+        }
+    }
+}
+
+/// Says goodbye: returns when the peer has everything.
+pub(crate) fn part(connection: Connection) -> Result<(), Error> {
+    Ok(connection.close(GOODBYE)?)
+}
+
+/// Whether the flags mean a plugin: asked for by name, or by giving its file on the command line.
+pub(crate) fn is_plugin(args: &NetworkArgs) -> bool {
+    match args.network {
+        Some(name) => name == NetworkName::Plugin,
+        None => args.plugin_by_flag,
+    }
+}
+
+fn choose_network(
+    args: &NetworkArgs,
+    memory: &MemoryChoice,
+) -> Result<(Arc<dyn Network>, String), Error> {
+    if !is_plugin(args) {
+        let why = if args.network.is_some() {
+            "asked for"
+        } else {
+            "the default, needs nothing else"
+        };
+        return Ok((
+            Arc::new(TcpNetwork::default()),
+            format!("tcp, embedded ({why})"),
+        ));
+    }
+    let file = Places::of_process().find(args.plugin.as_deref())?;
+    let network = plugin_network(&file, args.abi, args.plugin_device, memory)?;
+    let line = format!(
+        "plugin {} {}, device {} ({}), {} ({})",
+        network.plugin_name(),
+        network.version(),
+        args.plugin_device,
+        network.properties().name,
+        file.path.display(),
+        file.why
+    );
+    Ok((Arc::new(network), line))
+}
+
+/// Loads the plugin file and starts the plugin.
+pub(crate) fn plugin_network(
+    file: &PluginFile,
+    abi: Option<u8>,
+    device: usize,
+    memory: &MemoryChoice,
+) -> Result<PluginNetwork, Error> {
+    let memory = match &memory.gpu {
+        Some(gpu) => PluginMemory::Gpu(gpu.clone()),
+        // Only our own file knows that a host pointer can mean device memory.
+        None if file.build_id.is_some() && environment::host_stands_in() => PluginMemory::StandIn,
+        None => PluginMemory::Host,
+    };
+    let abi = abi.and_then(|number| {
+        AbiVersion::ALL
+            .into_iter()
+            .find(|version| version.number() == u32::from(number))
+    });
+    let options = PluginOptions {
+        path: file.path.clone(),
+        abi,
+        device,
+        memory,
+    };
+    Ok(PluginNetwork::load(options).map_err(tcpx::Error::from)?)
+}
+
+fn say_plugin_limits() {
+    aside!(
+        "note: a plugin's own data connections are not authenticated; the key protects the control connection"
+    );
+}

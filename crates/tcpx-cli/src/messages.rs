@@ -1,0 +1,295 @@
+//! What the two programs tell each other besides the payload: small JSON messages over the same connection.
+
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tcpx::{Connection, Deadlines, Region, Transfer};
+
+use crate::error::Error;
+
+/// Tag of the payload, as the historic programs used it.
+pub(crate) const PAYLOAD: u64 = 42;
+/// Tag of the client's request.
+pub(crate) const REQUEST: u64 = 1;
+/// Tag of the server's answer to the request.
+pub(crate) const ANSWER: u64 = 2;
+/// Tag of the client's last word.
+pub(crate) const END: u64 = 3;
+/// Tag of the server's last word.
+pub(crate) const VERDICT: u64 = 4;
+
+/// A bound for what waits during a whole transfer, whose pieces have limits of their own.
+pub(crate) const LONGEST_TRANSFER: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// The longest message, in bytes.
+const LONGEST: usize = 4096;
+
+/// What a client wants to do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "want", rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Request {
+    /// Nothing but the connection itself.
+    Nothing,
+    /// One payload with tag 42: the greeting, then the pattern of `seed`.
+    Greeting { bytes: u64, seed: u64 },
+    /// A file in pieces of `piece_bytes`, the last one shorter.
+    File {
+        name: String,
+        bytes: u64,
+        piece_bytes: u64,
+    },
+    /// `iterations` transfers of `bytes` each, after one whose contents are the pattern of `seed`.
+    Perf {
+        bytes: u64,
+        iterations: u32,
+        seed: u64,
+    },
+}
+
+/// The server's answer to a request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Answer {
+    /// Receives are posted.
+    Ready,
+    /// Not this.
+    Refused { why: String, hint: String },
+}
+
+/// The client's last word.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "end", rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum End {
+    /// Everything was sent; SHA-256 of the file in hexadecimal.
+    File { sha256: String },
+    /// The client gives up.
+    GaveUp { why: String },
+}
+
+/// The server's last word.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "verdict", rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Verdict {
+    /// What arrived is right.
+    Passed {
+        /// CRC32C of the destination, where one was made.
+        crc32c: Option<u32>,
+        /// SHA-256 of the file, where one was sent.
+        sha256: Option<String>,
+        /// Time the server's side spent, summed over the timed transfers.
+        spent: Option<Spent>,
+    },
+    /// It is not.
+    Failed { why: String, hint: String },
+}
+
+/// Where the time of the timed transfers went, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Spent {
+    pub(crate) wire: u64,
+    pub(crate) unpack: u64,
+    pub(crate) wait: u64,
+    pub(crate) fragments: u64,
+}
+
+/// A message that is expected: its receive is posted.
+#[derive(Debug)]
+pub(crate) struct Expected {
+    region: Region,
+    transfer: Transfer,
+}
+
+/// Posts the receive of a message.
+///
+/// `limit` bounds the whole wait: a message that comes after a payload stands still for as long as that takes.
+pub(crate) fn expect(
+    connection: &Connection,
+    tag: u64,
+    limit: Duration,
+) -> Result<Expected, Error> {
+    let region = Region::host(LONGEST).map_err(Error::memory("make room for a message"))?;
+    let deadlines = Deadlines {
+        stall: limit,
+        total: Some(limit),
+    };
+    let transfer = connection
+        .receive(region.all(), tag)
+        .deadlines(deadlines)
+        .start()?;
+    Ok(Expected { region, transfer })
+}
+
+impl Expected {
+    /// Waits for the message and reads it.
+    pub(crate) fn wait<T: DeserializeOwned>(self, what: &'static str) -> Result<T, Error> {
+        let report = self.transfer.wait()?;
+        read(&self.region, report.bytes, what)
+    }
+
+    /// Waits for the message, `limit` at most, and reads it.
+    pub(crate) fn wait_at_most<T: DeserializeOwned>(
+        self,
+        limit: Duration,
+        what: &'static str,
+    ) -> Result<T, Error> {
+        match self.transfer.wait_timeout(limit) {
+            Some(end) => read(&self.region, end?.bytes, what),
+            None => Err(Error::Failed {
+                what: format!("{what} did not come within {}", crate::sizes::time(limit)),
+                hint: "look at the other side, or allow more with --timeout",
+            }),
+        }
+    }
+
+    /// The message, if it is there within `limit`; `None` when it is not, or never will be.
+    pub(crate) fn within<T: DeserializeOwned>(
+        self,
+        limit: Duration,
+        what: &'static str,
+    ) -> Option<T> {
+        let report = self.transfer.wait_timeout(limit)?.ok()?;
+        read(&self.region, report.bytes, what).ok()
+    }
+}
+
+/// Sends a message and waits until the peer has it; the connection's own limits bound the wait.
+pub(crate) fn tell<T: Serialize>(
+    connection: &Connection,
+    tag: u64,
+    message: &T,
+) -> Result<(), Error> {
+    let text = serde_json::to_vec(message)
+        .ok()
+        .filter(|text| text.len() <= LONGEST)
+        .ok_or_else(|| Error::Failed {
+            what: format!("a message for the peer is longer than {LONGEST} bytes"),
+            hint: "use shorter names",
+        })?;
+    let region = Region::host(text.len()).map_err(Error::memory("make room for a message"))?;
+    region
+        .write_from(0, &text)
+        .map_err(Error::memory("write a message"))?;
+    connection.send(region.all(), tag).start()?.wait()?;
+    Ok(())
+}
+
+fn read<T: DeserializeOwned>(region: &Region, bytes: u64, what: &'static str) -> Result<T, Error> {
+    let length = usize::try_from(bytes).unwrap_or(LONGEST).min(LONGEST);
+    region
+        .with_bytes(..length, |text| parse(text, what))
+        .map_err(Error::memory("read a message"))?
+}
+
+/// Reads a message; what is in it came from the peer.
+fn parse<T: DeserializeOwned>(text: &[u8], what: &'static str) -> Result<T, Error> {
+    serde_json::from_slice(text).map_err(|error| Error::Unexpected {
+        expected: what,
+        arrived: format!(
+            "\"{}\" ({error})",
+            text[..text.len().min(80)].escape_ascii()
+        ),
+    })
+}
+
+/// Waits until the server is ready.
+pub(crate) fn ready(answer: Expected) -> Result<(), Error> {
+    match answer.wait("an answer to the request")? {
+        Answer::Ready => Ok(()),
+        Answer::Refused { why, hint } => Err(Error::Peer { what: why, hint }),
+    }
+}
+
+/// Tells a client that this server does something else; returns the server's own error.
+pub(crate) fn refuse(
+    connection: &Connection,
+    expected: &'static str,
+    arrived: &Request,
+    instead: &str,
+) -> Error {
+    let error = Error::Unexpected {
+        expected,
+        arrived: format!("{arrived:?}"),
+    };
+    let refusal = Answer::Refused {
+        why: brief(&format!("the server waits for {expected}")),
+        hint: format!("start `{instead}` there, or run the line that the server printed"),
+    };
+    match tell(connection, ANSWER, &refusal) {
+        Ok(()) => error,
+        Err(untold) => untold,
+    }
+}
+
+/// Limits of one of `count` transfers that go one after the other: each waits for those before it.
+pub(crate) fn in_line(limit: Duration, count: usize) -> Deadlines {
+    Deadlines {
+        stall: limit.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX)),
+        total: None,
+    }
+}
+
+/// Both ends made a CRC32C; they must agree.
+pub(crate) fn same_crc32c(ours: u32, theirs: Option<u32>) -> Result<(), Error> {
+    match theirs {
+        Some(theirs) if theirs == ours => Ok(()),
+        _ => Err(Error::Digest {
+            what: "the CRC32C checksums",
+            ours: format!("{ours:08x}"),
+            theirs: theirs.map_or_else(|| "none".into(), |theirs| format!("{theirs:08x}")),
+        }),
+    }
+}
+
+/// A text for the peer, short enough for any message.
+pub(crate) fn brief(text: &str) -> String {
+    text.chars().take(400).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_survive_their_encoding() {
+        let request = Request::File {
+            name: "a b".into(),
+            bytes: u64::MAX,
+            piece_bytes: 1,
+        };
+        let text = serde_json::to_vec(&request).expect("encoded");
+        assert_eq!(
+            parse::<Request>(&text, "a request").expect("decoded"),
+            request
+        );
+    }
+
+    #[test]
+    fn strange_messages_are_errors_that_show_them_escaped() {
+        for text in [
+            &b""[..],
+            b"{}",
+            b"\xff\x1b[2J",
+            br#"{"want":"greeting","bytes":-1,"seed":0}"#,
+            br#"{"want":"greeting","bytes":1,"seed":0,"more":1}"#,
+            &[b'['; 4096],
+        ] {
+            let error = parse::<Request>(text, "a request")
+                .expect_err("strange")
+                .to_string();
+            assert!(error.contains("expected a request"), "{error}");
+            assert!(!error.contains('\u{1b}'), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_longest_reason_fits_in_a_message() {
+        let why = brief(&"\u{1f980}".repeat(10_000));
+        let verdict = Verdict::Failed {
+            why: why.clone(),
+            hint: why,
+        };
+        assert!(serde_json::to_vec(&verdict).expect("encoded").len() <= LONGEST);
+    }
+}

@@ -1,0 +1,7 @@
+//! What a person sees.
+
+pub(crate) mod chunk_lines;
+pub(crate) mod hexdump;
+pub(crate) mod progress;
+pub(crate) mod say;
+pub(crate) mod table;

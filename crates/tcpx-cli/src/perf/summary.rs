@@ -1,0 +1,219 @@
+//! What the timed transfers add up to.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::messages::Spent;
+use crate::output::table::{indented, table};
+use crate::sizes::{Size, grouped, rate, time};
+
+/// Times of the single transfers and of all together.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Summary {
+    /// Bytes of one transfer.
+    pub(crate) bytes: u64,
+    /// Transfers.
+    pub(crate) iterations: u64,
+    /// 10^9 bytes a second over all transfers, one after the other.
+    pub(crate) gb_per_second: f64,
+    /// Time of a transfer in microseconds.
+    pub(crate) latency_us: Latency,
+    /// Share of the time, in percent, at the sender.
+    pub(crate) sender_percent: Shares,
+    /// Share of the time, in percent, at the receiver.
+    pub(crate) receiver_percent: Shares,
+    /// Fragments that had to be unpacked, per transfer.
+    pub(crate) fragments_per_transfer: f64,
+    /// The data path, in words.
+    pub(crate) path: String,
+    /// Memory of this side and of the peer, in words.
+    pub(crate) memory: [String; 2],
+    /// Every byte of a transfer with fresh contents was compared.
+    pub(crate) verified: bool,
+}
+
+/// Times in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Latency {
+    pub(crate) min: f64,
+    pub(crate) p50: f64,
+    pub(crate) p90: f64,
+    pub(crate) p99: f64,
+    pub(crate) max: f64,
+}
+
+/// Percent of the time.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Shares {
+    pub(crate) wire: f64,
+    pub(crate) unpack: f64,
+    pub(crate) wait: f64,
+}
+
+impl Latency {
+    /// `None` when there are no times.
+    pub(crate) fn of(times: &[Duration]) -> Option<Self> {
+        let mut sorted = times.to_vec();
+        sorted.sort_unstable();
+        let at = |percent: usize| {
+            // Nearest rank: the smallest time that this many percent do not exceed.
+            let rank = (sorted.len() * percent).div_ceil(100).max(1);
+            Some(sorted.get(rank - 1)?.as_secs_f64() * 1e6)
+        };
+        Some(Self {
+            min: at(0)?,
+            p50: at(50)?,
+            p90: at(90)?,
+            p99: at(99)?,
+            max: at(100)?,
+        })
+    }
+}
+
+impl Shares {
+    pub(crate) fn of(spent: &Spent) -> Self {
+        let whole = (spent.wire + spent.unpack + spent.wait).max(1);
+        #[expect(clippy::cast_precision_loss, reason = "percent with one digit")]
+        let percent = |part: u64| part as f64 * 100.0 / whole as f64;
+        Self {
+            wire: percent(spent.wire),
+            unpack: percent(spent.unpack),
+            wait: percent(spent.wait),
+        }
+    }
+}
+
+impl Spent {
+    /// Adds the times of one transfer.
+    pub(crate) fn add(&mut self, report: &tcpx::Report) {
+        let microseconds = |span: Duration| u64::try_from(span.as_micros()).unwrap_or(u64::MAX);
+        self.wire = self.wire.saturating_add(microseconds(report.wire));
+        self.unpack = self.unpack.saturating_add(microseconds(report.unpack));
+        self.wait = self.wait.saturating_add(microseconds(report.wait));
+        self.fragments = self.fragments.saturating_add(report.fragments);
+    }
+}
+
+/// Puts the parts together; `None` when nothing was timed.
+pub(crate) fn rate_of(bytes: u64, times: &[Duration]) -> Option<f64> {
+    let total: Duration = times.iter().sum();
+    rate(bytes.checked_mul(times.len() as u64)?, total)
+}
+
+/// The summary for a person.
+pub(crate) fn text(summary: &Summary) -> String {
+    let us = |value: f64| time(Duration::from_secs_f64(value / 1e6));
+    let latency = &summary.latency_us;
+    let mut times = table(
+        &["GB/s", "min", "p50", "p90", "p99", "max"],
+        &[0, 1, 2, 3, 4, 5],
+    );
+    times.add_row([
+        format!("{:.3}", summary.gb_per_second),
+        us(latency.min),
+        us(latency.p50),
+        us(latency.p90),
+        us(latency.p99),
+        us(latency.max),
+    ]);
+    let mut shares = table(&["time spent", "wire", "unpack", "wait"], &[1, 2, 3]);
+    for (name, share) in [
+        ("sender", &summary.sender_percent),
+        ("receiver", &summary.receiver_percent),
+    ] {
+        shares.add_row([
+            name.to_owned(),
+            format!("{:.1} %", share.wire),
+            format!("{:.1} %", share.unpack),
+            format!("{:.1} %", share.wait),
+        ]);
+    }
+    format!(
+        "{} transfers of {} ({:.0} fragments each), contents verified\n{}{}",
+        grouped(summary.iterations),
+        Size(summary.bytes),
+        summary.fragments_per_transfer,
+        indented(&times, "  "),
+        indented(&shares, "  "),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn us(values: impl IntoIterator<Item = u64>) -> Vec<Duration> {
+        values.into_iter().map(Duration::from_micros).collect()
+    }
+
+    #[test]
+    fn percentiles_are_times_that_were_measured() {
+        let latency = Latency::of(&us((1..=100).rev())).expect("times");
+        assert_eq!(
+            latency,
+            Latency {
+                min: 1.0,
+                p50: 50.0,
+                p90: 90.0,
+                p99: 99.0,
+                max: 100.0
+            }
+        );
+    }
+
+    #[test]
+    fn one_time_is_every_percentile() {
+        let latency = Latency::of(&us([7])).expect("a time");
+        assert_eq!(
+            latency,
+            Latency {
+                min: 7.0,
+                p50: 7.0,
+                p90: 7.0,
+                p99: 7.0,
+                max: 7.0
+            }
+        );
+        assert_eq!(Latency::of(&[]), None);
+    }
+
+    #[test]
+    fn the_slowest_of_ten_is_their_p99() {
+        let latency = Latency::of(&us([1, 1, 1, 1, 1, 1, 1, 1, 1, 1000])).expect("times");
+        assert_eq!((latency.p90, latency.p99), (1.0, 1000.0));
+    }
+
+    #[test]
+    fn the_rate_counts_all_bytes_over_all_time() {
+        assert_eq!(rate_of(4_000_000, &us([1000, 3000])), Some(2.0));
+        assert_eq!(rate_of(1, &[]), None);
+        assert_eq!(rate_of(u64::MAX, &us([1, 1])), None);
+    }
+
+    #[test]
+    fn shares_add_up_and_nothing_is_divided_by_zero() {
+        let spent = Spent {
+            wire: 600,
+            unpack: 300,
+            wait: 100,
+            fragments: 0,
+        };
+        assert_eq!(
+            Shares::of(&spent),
+            Shares {
+                wire: 60.0,
+                unpack: 30.0,
+                wait: 10.0
+            }
+        );
+        assert_eq!(
+            Shares::of(&Spent::default()),
+            Shares {
+                wire: 0.0,
+                unpack: 0.0,
+                wait: 0.0
+            }
+        );
+    }
+}

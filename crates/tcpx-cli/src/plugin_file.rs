@@ -1,0 +1,278 @@
+//! The plugin file: the one asked for, the vendor's, or our own.
+
+mod build;
+
+use std::path::{Path, PathBuf};
+
+use tcpx_build_id::BuildIdError;
+
+use self::build::build;
+use crate::args::link::VENDOR_PLUGIN;
+use crate::error::advice;
+
+/// The plugin's file name once installed, and as cargo writes it.
+const OWN_NAMES: [&str; 2] = ["libnccl-net-tcpx.so", "libnccl_net_tcpx.so"];
+
+/// The package that makes our own file.
+const PACKAGE: &str = "tcpx-nccl";
+
+/// Why there is no plugin file.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PluginFileError {
+    #[error("the plugin file {} is not there", .0.display())]
+    Missing(PathBuf),
+    #[error("no plugin file was found; looked at {}", list(.0))]
+    NotFound(Vec<PathBuf>),
+    #[error("building the plugin file failed: {0}")]
+    Build(String),
+    #[error(transparent)]
+    BuildId(#[from] BuildIdError),
+}
+
+impl PluginFileError {
+    /// What a person can do about it.
+    pub(crate) fn hint(&self) -> String {
+        match self {
+            Self::Missing(_) => "give the path of an NCCL network plugin with --plugin PATH".into(),
+            Self::NotFound(_) => format!(
+                "give its path with --plugin PATH, or put {} beside the tcpx program (`cargo xtask dist` makes both)",
+                OWN_NAMES[0]
+            ),
+            Self::BuildId(error) => advice(&error.to_string()).1.to_owned(),
+            Self::Build(_) => {
+                format!("run `cargo build -p {PACKAGE}` in the source tree and read its messages")
+            }
+        }
+    }
+}
+
+/// A plugin file that is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PluginFile {
+    pub(crate) path: PathBuf,
+    /// How it was found, for a person.
+    pub(crate) why: String,
+    /// The build id in our own file; a foreign one has none.
+    pub(crate) build_id: Option<String>,
+}
+
+impl PluginFile {
+    /// The file at `path`.
+    pub(crate) fn given(path: &Path) -> Result<Self, PluginFileError> {
+        existing(path, "given")
+    }
+
+    /// The file, if it was made from the sources that `expected` was computed from.
+    fn of_build(self, expected: &str) -> Result<Self, PluginFileError> {
+        tcpx_build_id::verify(&self.path, expected)?;
+        Ok(self)
+    }
+}
+
+/// Where to look, so that tests can look elsewhere.
+#[derive(Debug)]
+pub(crate) struct Places {
+    pub(crate) vendor: PathBuf,
+    pub(crate) executable: Option<PathBuf>,
+    pub(crate) source: Option<PathBuf>,
+    /// Build id of the file that belongs to this program, where there are no sources to ask.
+    pub(crate) build_id: &'static str,
+}
+
+impl Places {
+    /// The places of this process.
+    pub(crate) fn of_process() -> Self {
+        let executable = std::env::current_exe().ok();
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .ancestors()
+            .nth(2)
+            .map(Path::to_owned);
+        let source = root.filter(|root| {
+            // A copied program must not reach back into the tree that it was built from.
+            let from_tree = std::env::var_os("CARGO").is_some()
+                || executable
+                    .as_ref()
+                    .is_some_and(|executable| executable.starts_with(root));
+            from_tree
+                && root
+                    .join("crates")
+                    .join(PACKAGE)
+                    .join("Cargo.toml")
+                    .is_file()
+        });
+        Self {
+            vendor: VENDOR_PLUGIN.into(),
+            executable,
+            source,
+            build_id: env!("TCPX_BUILD_ID"),
+        }
+    }
+
+    /// The file for `--network plugin`: the one given, else the vendor's, else our own.
+    pub(crate) fn find(&self, given: Option<&Path>) -> Result<PluginFile, PluginFileError> {
+        if let Some(path) = given {
+            return PluginFile::given(path);
+        }
+        if self.vendor.is_file() {
+            return existing(&self.vendor, "the vendor's");
+        }
+        self.own().map_err(|error| match error {
+            PluginFileError::NotFound(mut looked) => {
+                looked.insert(0, self.vendor.clone());
+                PluginFileError::NotFound(looked)
+            }
+            other => other,
+        })
+    }
+
+    /// Our own file: fresh from the source tree if we were built there, else the one beside the program.
+    pub(crate) fn own(&self) -> Result<PluginFile, PluginFileError> {
+        match &self.source {
+            Some(root) => {
+                let expected = tcpx_build_id::of_sources(root).map_err(|error| {
+                    PluginFileError::Build(format!("its sources cannot be read: {error}"))
+                })?;
+                build(root)?.of_build(&expected)
+            }
+            None => self.beside(),
+        }
+    }
+
+    /// Our own file without building anything.
+    pub(crate) fn beside(&self) -> Result<PluginFile, PluginFileError> {
+        let mut looked = Vec::new();
+        let directory = self.executable.as_deref().and_then(Path::parent);
+        for directory in directory
+            .into_iter()
+            .flat_map(|own| [own.to_owned(), own.join("../lib")])
+        {
+            for name in OWN_NAMES {
+                let path = directory.join(name);
+                if path.is_file() {
+                    return existing(&path, "our own, beside the program")?.of_build(self.build_id);
+                }
+                looked.push(path);
+            }
+        }
+        Err(PluginFileError::NotFound(looked))
+    }
+}
+
+fn existing(path: &Path, why: &str) -> Result<PluginFile, PluginFileError> {
+    match path.canonicalize() {
+        Ok(path) if path.is_file() => {
+            // A file that cannot be read is told so by the loader, with the loader's reason.
+            let build_id = tcpx_build_id::of_file(&path).ok().flatten();
+            Ok(PluginFile {
+                path,
+                why: why.to_owned(),
+                build_id,
+            })
+        }
+        _ => Err(PluginFileError::Missing(path.to_owned())),
+    }
+}
+
+fn list(paths: &[PathBuf]) -> String {
+    paths
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: &str = "tcpx-nccl 0.1.0 sources aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+
+    fn places(directory: &Path) -> Places {
+        Places {
+            vendor: directory.join("vendor.so"),
+            executable: Some(directory.join("bin").join("tcpx")),
+            source: None,
+            build_id: ID,
+        }
+    }
+
+    /// A file that holds our id and nothing else of a plugin.
+    fn touch(path: &Path) {
+        std::fs::create_dir_all(path.parent().expect("a parent")).expect("created");
+        std::fs::write(path, format!("\x7fELF{ID}\0")).expect("written");
+    }
+
+    #[test]
+    fn a_given_file_wins_then_the_vendors_then_the_one_beside_the_program() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let root = directory.path().canonicalize().expect("a path");
+        let places = places(&root);
+        let (given, lib) = (root.join("given.so"), root.join("lib/libnccl-net-tcpx.so"));
+        std::fs::create_dir(root.join("bin")).expect("created");
+        touch(&lib);
+        assert_eq!(places.find(None).expect("found").path, lib);
+        let beside = root.join("bin/libnccl_net_tcpx.so");
+        touch(&beside);
+        assert_eq!(places.find(None).expect("found").path, beside);
+        let named = root.join("bin/libnccl-net-tcpx.so");
+        touch(&named);
+        assert_eq!(places.find(None).expect("found").path, named);
+        touch(&places.vendor);
+        assert_eq!(places.find(None).expect("found").path, places.vendor);
+        touch(&given);
+        assert_eq!(places.find(Some(&given)).expect("found").path, given);
+    }
+
+    #[test]
+    fn a_given_file_that_is_missing_is_not_replaced_by_another() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let places = places(directory.path());
+        touch(&places.vendor);
+        let given = directory.path().join("given.so");
+        assert!(
+            matches!(places.find(Some(&given)), Err(PluginFileError::Missing(path)) if path == given)
+        );
+        assert!(matches!(
+            places.find(Some(directory.path())),
+            Err(PluginFileError::Missing(_))
+        ));
+    }
+
+    #[test]
+    fn every_place_that_was_looked_at_is_named() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let error = places(directory.path())
+            .find(None)
+            .expect_err("nothing there")
+            .to_string();
+        for place in [
+            "vendor.so",
+            "bin/libnccl-net-tcpx.so",
+            "bin/libnccl_net_tcpx.so",
+            "lib/libnccl-net-tcpx.so",
+        ] {
+            assert!(error.contains(place), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_file_of_other_sources_beside_the_program_is_refused_and_a_given_one_is_not() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let root = directory.path().canonicalize().expect("a path");
+        let mut places = places(&root);
+        let beside = root.join("bin/libnccl-net-tcpx.so");
+        touch(&beside);
+        assert_eq!(places.own().expect("ours").build_id.as_deref(), Some(ID));
+        places.build_id = "tcpx-nccl 0.1.0 sources bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
+        let error = places.own().expect_err("other sources");
+        assert!(matches!(error, PluginFileError::BuildId(_)), "{error}");
+        assert!(
+            error.to_string().contains(ID) && error.to_string().contains(places.build_id),
+            "{error}"
+        );
+        assert!(places.find(Some(&beside)).is_ok());
+        std::fs::write(&beside, b"foreign").expect("written");
+        assert!(matches!(places.own(), Err(PluginFileError::BuildId(_))));
+        assert_eq!(places.find(Some(&beside)).expect("given").build_id, None);
+    }
+}

@@ -1,0 +1,187 @@
+use crate::support::{Running, Server, tcpx};
+
+/// A right key that no server of these tests has made.
+const OTHER_KEY: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYA";
+
+fn run(arguments: &[&str]) -> crate::support::Ended {
+    Running::start(tcpx(arguments)).end()
+}
+
+#[test]
+fn help_names_each_variable_beside_its_flag() {
+    let help = [
+        run(&["demo", "--help"]),
+        run(&["transfer", "--help"]),
+        run(&["perf", "client", "--help"]),
+        run(&["--help"]),
+    ];
+    let text: String = help
+        .iter()
+        .map(|ended| ended.assert_code(0).stdout.as_str())
+        .collect();
+    for name in [
+        "UCCL_TCPX_UNPACK_IMPL",
+        "UCCL_TCPX_DEBUG",
+        "UCCL_TCPX_PERF_SIZE",
+        "UCCL_TCPX_PERF_ITERS",
+        "UCCL_TCPX_CHUNK_BYTES",
+        "NCCL_P2P_NET_CHUNKSIZE",
+        "UCCL_TCPX_PAYLOAD_BYTES",
+        "UCCL_TCPX_PLUGIN_PATH",
+        "UCCL_TCPX_NUM_CHANNELS",
+    ] {
+        assert!(text.contains(&format!("[env: {name}]")), "{name}\n{text}");
+    }
+    assert!(text.contains("TCPX_KEY"), "{text}");
+}
+
+#[test]
+fn wrong_command_lines_end_with_two() {
+    for arguments in [
+        &["transfer"][..],
+        &["transfer", "server", "--file", "x"],
+        &["transfer", "127.0.0.1", "--out", "."],
+        &["transfer", "server", "--out", "/nonexistent/directory"],
+        &["perf", "server"],
+        &["no-such-command"],
+    ] {
+        run(arguments).assert_code(2);
+    }
+}
+
+#[test]
+fn a_wrong_variable_is_named_and_an_empty_one_counts_as_unset() {
+    let mut command = tcpx(&["connection", "127.0.0.1"]);
+    command.env("UCCL_TCPX_CHUNK_BYTES", "4M");
+    Running::start(command)
+        .end()
+        .assert_code(2)
+        .assert_complains("4M");
+    let mut command = tcpx(&["connection", "127.0.0.1"]);
+    command
+        .env("UCCL_TCPX_CHUNK_BYTES", "")
+        .env("UCCL_TCPX_DEBUG", "");
+    Running::start(command)
+        .end()
+        .assert_code(1)
+        .assert_complains("needs a key");
+}
+
+#[test]
+fn devices_answers_with_and_without_a_driver() {
+    let ended = run(&["devices"]);
+    ended
+        .assert_code(0)
+        .assert_says("GPUs:")
+        .assert_says("network interfaces:")
+        .assert_says("lo");
+    ended.assert_says("plugin file:");
+    if !ended.stdout.contains("NVIDIA") {
+        ended.assert_says("missing:");
+    }
+}
+
+#[test]
+fn the_handshake_alone_passes_on_both_sides() {
+    let server = Server::start(tcpx(&["connection", "server", "--host"]));
+    assert!(
+        server.invitation.contains(" tcpx connection 127.0.0.1 "),
+        "{}",
+        server.invitation
+    );
+    let client = server.client(&["connection"], &["--host"]);
+    let (server, client) = server.finish(client);
+    for side in [server, client] {
+        side.assert_code(0)
+            .assert_says("connection: PASSED")
+            .assert_says("tcp")
+            .assert_says("data channel");
+    }
+}
+
+#[test]
+fn nobody_at_the_port_is_one_line_and_a_hint() {
+    // Bound and never listened on: a connection to it is refused.
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
+    let port = socket.local_addr().expect("bound").port().to_string();
+    let mut command = tcpx(&["connection", "127.0.0.1", "--host", "--port", &port]);
+    command.env("TCPX_KEY", OTHER_KEY);
+    let ended = Running::start(command).end();
+    ended
+        .assert_code(1)
+        .assert_says("connection: FAILED")
+        .assert_complains("127.0.0.1");
+    assert_eq!(
+        ended
+            .stderr
+            .lines()
+            .filter(|line| line.starts_with("error: "))
+            .count(),
+        1,
+        "{}",
+        ended.stderr
+    );
+    assert_eq!(
+        ended
+            .stderr
+            .lines()
+            .filter(|line| line.starts_with("hint: "))
+            .count(),
+        1,
+        "{}",
+        ended.stderr
+    );
+}
+
+#[test]
+fn a_wrong_key_is_named_and_spends_nothing() {
+    let server = Server::start(tcpx(&["connection", "server", "--host"]));
+    let mut stranger = server.client(&["connection"], &["--host"]);
+    stranger.env("TCPX_KEY", OTHER_KEY);
+    Running::start(stranger)
+        .end()
+        .assert_code(1)
+        .assert_complains("key")
+        .assert_says("FAILED");
+    let client = server.client(&["connection"], &["--host"]);
+    let (server, client) = server.finish(client);
+    server.assert_code(0);
+    client.assert_code(0);
+}
+
+#[test]
+fn without_a_key_both_sides_say_so() {
+    let server = Server::start(tcpx(&["connection", "server", "--host", "--insecure"]));
+    assert_eq!(server.key, None, "{}", server.invitation);
+    assert!(
+        server.invitation.contains("--insecure"),
+        "{}",
+        server.invitation
+    );
+    let client = server.client(&["connection"], &["--host", "--insecure"]);
+    let (server, client) = server.finish(client);
+    for side in [server, client] {
+        side.assert_code(0).assert_complains("there is no key");
+    }
+}
+
+#[test]
+fn a_key_file_serves_both_sides_and_is_not_printed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("key");
+    let key = OTHER_KEY;
+    std::fs::write(&path, key).expect("written");
+    let path = path.to_str().expect("text");
+    let server = Server::start(tcpx(&[
+        "connection",
+        "server",
+        "--host",
+        "--key-file",
+        path,
+    ]));
+    assert!(!server.invitation.contains(key), "{}", server.invitation);
+    let client = server.client(&["connection"], &["--host", "--key-file", path]);
+    let (server, client) = server.finish(client);
+    server.assert_code(0);
+    client.assert_code(0);
+}

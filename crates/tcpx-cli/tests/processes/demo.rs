@@ -1,0 +1,55 @@
+use crate::support::{Running, tcpx};
+
+#[test]
+fn the_demo_compares_every_byte_of_every_path() {
+    let ended = Running::start(tcpx(&["demo", "--size", "8MiB", "--host"])).end();
+    ended
+        .assert_code(0)
+        .assert_says("demo: PASSED")
+        .assert_says("|Hello from TCPX |");
+    let rows: Vec<_> = ended
+        .stdout
+        .lines()
+        .filter(|line| line.contains("every byte") && !line.contains(':'))
+        .collect();
+    assert_eq!(rows.len(), 4, "{}", ended.stdout);
+    for (row, unpack) in rows.iter().zip(["-", "host", "d2d", "kernel"]) {
+        let cells: Vec<_> = row.split_whitespace().collect();
+        assert_eq!(cells[1], unpack, "{row}");
+        if unpack != "-" {
+            let fragments: u64 = cells[4]
+                .replace(',', "")
+                .parse()
+                .expect("a number of fragments");
+            // More than one per page: some fragments are not page-sized.
+            assert!(fragments > (8 << 20) / 4096, "{row}");
+        }
+    }
+    // Both processes are named, and they are two.
+    let mut processes = ended
+        .stdout
+        .lines()
+        .filter_map(|line| line.trim().split_once("process "));
+    let (sender, receiver) = (
+        processes.next().expect("the sender"),
+        processes.next().expect("the receiver"),
+    );
+    assert_ne!(sender.1.split(',').next(), receiver.1.split(',').next());
+}
+
+#[test]
+fn a_plugin_that_is_not_there_is_named() {
+    let ended = Running::start(tcpx(&[
+        "demo",
+        "--size",
+        "1MiB",
+        "--host",
+        "--plugin",
+        "/nonexistent.so",
+    ]))
+    .end();
+    ended
+        .assert_code(1)
+        .assert_complains("/nonexistent.so")
+        .assert_says("demo: FAILED");
+}

@@ -1,0 +1,9 @@
+//! The program as a person runs it: real processes, real sockets on loopback, exit codes and what is printed.
+
+mod support;
+
+mod basics;
+mod demo;
+mod files;
+mod greeting;
+mod perf;

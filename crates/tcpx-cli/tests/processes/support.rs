@@ -1,0 +1,234 @@
+//! Starting the program, reading what it prints, and never waiting without an end.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
+
+/// Ten times what the slowest of these steps takes on two busy cores.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// The program with none of the variables that this host may have set.
+pub(crate) fn tcpx(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tcpx"));
+    command.args(arguments).stdin(Stdio::null());
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if ["TCPX_", "UCCL_TCPX_", "NCCL_", "RUST_LOG"]
+            .iter()
+            .any(|start| text.starts_with(start))
+        {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+/// How a program ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Ended {
+    #[track_caller]
+    pub(crate) fn assert_code(&self, code: i32) -> &Self {
+        assert_eq!(
+            self.code,
+            Some(code),
+            "{}\n--- stderr\n{}",
+            self.stdout,
+            self.stderr
+        );
+        self
+    }
+
+    #[track_caller]
+    pub(crate) fn assert_says(&self, text: &str) -> &Self {
+        assert!(
+            self.stdout.contains(text),
+            "no `{text}` in\n{}\n--- stderr\n{}",
+            self.stdout,
+            self.stderr
+        );
+        self
+    }
+
+    #[track_caller]
+    pub(crate) fn assert_complains(&self, text: &str) -> &Self {
+        assert!(
+            self.stderr.contains(text),
+            "no `{text}` in\n{}\n--- stdout\n{}",
+            self.stderr,
+            self.stdout
+        );
+        self
+    }
+}
+
+/// A running program; killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Running {
+    child: Child,
+    stdout: Receiver<String>,
+    stderr: Receiver<String>,
+    seen: String,
+}
+
+impl Running {
+    pub(crate) fn start(mut command: Command) -> Self {
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        let stdout = lines(child.stdout.take().expect("a pipe"));
+        let stderr = lines(child.stderr.take().expect("a pipe"));
+        Self {
+            child,
+            stdout,
+            stderr,
+            seen: String::new(),
+        }
+    }
+
+    /// The next line of standard output that `wanted` takes something from.
+    pub(crate) fn find<T>(&mut self, wanted: impl Fn(&str) -> Option<T>) -> T {
+        let until = Instant::now() + LIMIT;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let Ok(line) = self.stdout.recv_timeout(left) else {
+                let complaint: Vec<_> = self.stderr.try_iter().collect();
+                panic!(
+                    "not printed; before it:\n{}\n--- stderr\n{}",
+                    self.seen,
+                    complaint.join("\n")
+                );
+            };
+            self.seen.push_str(&line);
+            self.seen.push('\n');
+            if let Some(found) = wanted(&line) {
+                return found;
+            }
+        }
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().expect("killed");
+    }
+
+    /// Waits for the end.
+    pub(crate) fn end(self) -> Ended {
+        self.end_after(&"nothing else")
+    }
+
+    /// Waits for the end; if there is none, shows `before`.
+    fn end_after(mut self, before: &impl std::fmt::Debug) -> Ended {
+        let until = Instant::now() + LIMIT;
+        let mut stdout = std::mem::take(&mut self.seen);
+        // The pipes end with the process, so the wait for it below is short.
+        stdout.push_str(&drain(&self.stdout, until, before));
+        let stderr = drain(&self.stderr, until, before);
+        let code = self.child.wait().expect("it ends").code();
+        Ended {
+            code,
+            stdout,
+            stderr,
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn drain(lines: &Receiver<String>, until: Instant, before: &impl std::fmt::Debug) -> String {
+    let mut text = String::new();
+    loop {
+        match lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(line) => {
+                text.push_str(&line);
+                text.push('\n');
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => return text,
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                panic!("it does not end; so far:\n{text}\nbefore it: {before:?}")
+            }
+        }
+    }
+}
+
+fn lines(stream: impl std::io::Read + Send + 'static) -> Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(stream).lines().map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                break;
+            }
+        }
+    });
+    receiver
+}
+
+/// A server that listens on loopback.
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) running: Running,
+    pub(crate) key: Option<String>,
+    pub(crate) port: String,
+    /// The line that it printed for the other side.
+    pub(crate) invitation: String,
+}
+
+impl Server {
+    /// Starts `command` with a free port and reads the line that it prints for the other side.
+    pub(crate) fn start(mut command: Command) -> Self {
+        command.args(["--bind", "127.0.0.1", "--port", "0"]);
+        let mut running = Running::start(command);
+        let invitation =
+            running.find(|line| line.starts_with("  ").then(|| line.trim().to_owned()));
+        let word_after = |word: &str| {
+            let mut words = invitation
+                .split(' ')
+                .skip_while(move |found| *found != word);
+            words
+                .nth(1)
+                .unwrap_or_else(|| panic!("no {word} in `{invitation}`"))
+                .to_owned()
+        };
+        let port = word_after("--port");
+        let key = invitation.strip_prefix("TCPX_KEY=").map(|rest| {
+            rest.split(' ')
+                .next()
+                .expect("split gives at least one part")
+                .to_owned()
+        });
+        Self {
+            running,
+            key,
+            port,
+            invitation,
+        }
+    }
+
+    /// A client of this server: `before` stands in front of the address, `after` behind it.
+    pub(crate) fn client(&self, before: &[&str], after: &[&str]) -> Command {
+        let arguments = [before, &["127.0.0.1"], after, &["--port", &self.port]].concat();
+        let mut command = tcpx(&arguments);
+        if let Some(key) = &self.key {
+            command.env("TCPX_KEY", key);
+        }
+        command
+    }
+
+    /// Runs a client to its end, then waits for the server's.
+    pub(crate) fn finish(self, client: Command) -> (Ended, Ended) {
+        let client = Running::start(client).end();
+        (self.running.end_after(&client), client)
+    }
+}

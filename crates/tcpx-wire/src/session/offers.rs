@@ -1,0 +1,179 @@
+//! Transfers that the peer offers, and the receives they are matched to.
+
+use super::Session;
+use super::action::{Action, OperationId};
+use super::chunk_set::ChunkSet;
+use super::config::MAX_TRANSFER_BYTES;
+use super::error::{Delivered, EndCause, SessionError};
+use super::incoming::{GrantedReceive, Matched, ReceiveStage};
+use super::matching::Arrival;
+use super::stream::Plan;
+use crate::crc::crc32c;
+use crate::frame::{Frame, Level, RefuseReason, TransferId};
+use crate::time::Time;
+
+impl Session {
+    pub(super) fn arrived(
+        &mut self,
+        now: Time,
+        frame: &'static str,
+        arrival: Arrival,
+    ) -> Result<(), SessionError> {
+        let transfer = arrival.transfer;
+        let expected = TransferId(self.next_arrival);
+        if transfer != expected {
+            return Err(SessionError::TransferOrder {
+                frame,
+                expected,
+                arrived: transfer,
+            });
+        }
+        self.next_arrival = self.next_arrival.saturating_add(1);
+        let limit = match &arrival.eager {
+            Some(_) => self.config.ours.eager_limit.into(),
+            None => MAX_TRANSFER_BYTES,
+        };
+        if arrival.bytes > limit {
+            return Err(SessionError::Field {
+                frame,
+                transfer,
+                field: "at most bytes",
+                expected: limit,
+                arrived: arrival.bytes,
+            });
+        }
+        if arrival.eager.is_some() {
+            let credit = self.config.ours.eager_credit.into();
+            let used = self.eager_held + arrival.bytes;
+            if used > credit {
+                return Err(SessionError::EagerOverCredit {
+                    transfer,
+                    credit,
+                    used,
+                });
+            }
+            self.eager_held = used;
+        }
+        if self.closing() {
+            self.refuse(arrival, RefuseReason::Shutdown);
+            return Ok(());
+        }
+        match self.matching.take_receive(arrival.tag) {
+            Some(operation) => self.match_up(now, operation, arrival),
+            None if self.matching.arrivals() >= self.config.max_operations => {
+                return Err(SessionError::TooManyUnmatched {
+                    limit: self.config.max_operations,
+                });
+            }
+            None => self.matching.add_arrival(arrival),
+        }
+        Ok(())
+    }
+
+    pub(super) fn refuse(&mut self, arrival: Arrival, reason: RefuseReason) {
+        if arrival.eager.is_some() {
+            self.return_credit(arrival.bytes);
+        }
+        self.transmit.push_back(Frame::Refuse {
+            transfer: arrival.transfer,
+            reason,
+        });
+    }
+
+    /// Eager payload left this side's buffer.
+    pub(super) fn return_credit(&mut self, bytes: u64) {
+        self.eager_held = self.eager_held.saturating_sub(bytes);
+        self.credit_owed += bytes;
+    }
+
+    pub(super) fn match_up(&mut self, now: Time, operation: OperationId, arrival: Arrival) {
+        let (Some(receive), Some(agreed)) = (self.receives.get_mut(&operation), self.agreed) else {
+            return;
+        };
+        let Arrival {
+            transfer,
+            bytes,
+            level: sender_asked,
+            ..
+        } = arrival;
+        if bytes > receive.capacity {
+            let capacity = receive.capacity;
+            self.refuse(arrival, RefuseReason::TooLarge { capacity });
+            let cause = EndCause::TooLarge { bytes, capacity };
+            self.end_receive(operation, Err((cause, Delivered::None)));
+            return;
+        }
+        receive.clock.progressed(now);
+        let level = receive.asked.max(sender_asked);
+        self.by_transfer.insert(transfer, operation);
+        let mut expected = None;
+        let stage = match arrival.eager {
+            Some(payload) => {
+                expected = Some(crc32c(&payload));
+                self.actions
+                    .push_back(matched(operation, transfer, bytes, 0, 0));
+                self.actions
+                    .push_back(Action::DeliverEager { operation, payload });
+                ReceiveStage::Eager {
+                    verdict_wanted: sender_asked == Level::Verified,
+                    copied: false,
+                    credit: bytes,
+                }
+            }
+            None => {
+                let first_sequence = self.receive_stream.end();
+                let chunk_bytes = agreed.chunk_bytes;
+                let plan = Plan::new(bytes, chunk_bytes, first_sequence, agreed.channels);
+                self.receive_stream.append(operation, plan.chunks);
+                self.actions.push_back(matched(
+                    operation,
+                    transfer,
+                    bytes,
+                    first_sequence,
+                    plan.chunks,
+                ));
+                self.transmit.push_back(Frame::Grant {
+                    transfer,
+                    chunk_bytes,
+                    first_sequence,
+                    level,
+                });
+                ReceiveStage::Granted(GrantedReceive {
+                    plan,
+                    posted: ChunkSet::default(),
+                    arrived: ChunkSet::default(),
+                    placed: ChunkSet::default(),
+                    placed_bytes: 0,
+                    unacked: Vec::new(),
+                })
+            }
+        };
+        receive.matched = Some(Matched {
+            transfer,
+            bytes,
+            level,
+            stage,
+            digesting: false,
+            digest: None,
+            expected,
+        });
+        self.pump_receives();
+        self.settle_receive(now, operation);
+    }
+}
+
+pub(super) fn matched(
+    operation: OperationId,
+    transfer: TransferId,
+    bytes: u64,
+    first_sequence: u64,
+    chunks: u32,
+) -> Action {
+    Action::Matched {
+        operation,
+        transfer,
+        bytes,
+        first_sequence,
+        chunks,
+    }
+}

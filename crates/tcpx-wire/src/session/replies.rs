@@ -1,0 +1,269 @@
+//! What the receiver answers to our sends.
+
+use std::collections::BTreeMap;
+
+use super::action::{Action, OperationId};
+use super::chunk_set::ChunkSet;
+use super::error::{AckProblem, Delivered, EndCause, SessionError};
+use super::outgoing::{GrantedSend, Outgoing, SendStage};
+use super::stream::Plan;
+use super::{Session, unexpected};
+use crate::frame::{Level, PlacedChunks, RefuseReason, TransferId};
+use crate::time::Time;
+
+impl Session {
+    pub(super) fn granted(
+        &mut self,
+        now: Time,
+        transfer: TransferId,
+        chunk_bytes: u32,
+        first_sequence: u64,
+        level: Level,
+    ) -> Result<(), SessionError> {
+        const FRAME: &str = "grant";
+        let Some(agreed) = self.agreed else {
+            return Err(unexpected(FRAME, "settings first", "none arrived"));
+        };
+        let send = live(&mut self.sends, FRAME, transfer)?;
+        if !matches!(send.stage, SendStage::Announced) {
+            return Err(unexpected(
+                FRAME,
+                "an announced transfer that was not granted yet",
+                format!("transfer {} was granted or is eager", transfer.0),
+            ));
+        }
+        let check = |field, expected: u64, arrived: u64| {
+            if expected == arrived {
+                return Ok(());
+            }
+            Err(SessionError::Field {
+                frame: FRAME,
+                transfer,
+                field,
+                expected,
+                arrived,
+            })
+        };
+        check("chunk_bytes", agreed.chunk_bytes.into(), chunk_bytes.into())?;
+        check("first_sequence", self.send_stream.end(), first_sequence)?;
+        if level < send.asked {
+            check("level", send.asked as u64, level as u64)?;
+        }
+        let plan = Plan::new(send.bytes, chunk_bytes, first_sequence, agreed.channels);
+        let operation = OperationId::send(transfer);
+        self.send_stream.append(operation, plan.chunks);
+        let cancelled = send.cancel.is_some();
+        send.stage = SendStage::Granted(GrantedSend {
+            plan,
+            level,
+            posted: ChunkSet::default(),
+            sent: ChunkSet::default(),
+            acked: ChunkSet::default(),
+            acked_bytes: 0,
+            digest: None,
+            digesting: level == Level::Verified && !cancelled,
+            verdict: None,
+        });
+        send.clock.progressed(now);
+        if !cancelled {
+            self.actions.push_back(super::offers::matched(
+                operation,
+                transfer,
+                plan.bytes,
+                first_sequence,
+                plan.chunks,
+            ));
+        }
+        if cancelled {
+            self.send_stream.drop_from(first_sequence);
+        } else if level == Level::Verified {
+            self.actions.push_back(Action::ComputeDigest {
+                operation,
+                bytes: plan.bytes,
+            });
+        }
+        self.pump_sends();
+        self.settle_send(now, transfer);
+        Ok(())
+    }
+
+    pub(super) fn refused(
+        &mut self,
+        now: Time,
+        transfer: TransferId,
+        reason: RefuseReason,
+    ) -> Result<(), SessionError> {
+        const FRAME: &str = "refuse";
+        let send = live(&mut self.sends, FRAME, transfer)?;
+        let legal = match &send.stage {
+            SendStage::Announced => true,
+            SendStage::Eager(eager) => !eager.placed && eager.verdict.is_none(),
+            SendStage::Granted(_) => false,
+        };
+        if !legal {
+            return Err(unexpected(
+                FRAME,
+                "a transfer that was not granted or placed",
+                format!("transfer {} was", transfer.0),
+            ));
+        }
+        let cause = match reason {
+            RefuseReason::TooLarge { capacity } if capacity >= send.bytes => {
+                return Err(SessionError::Field {
+                    frame: FRAME,
+                    transfer,
+                    field: "a capacity below",
+                    expected: send.bytes,
+                    arrived: capacity,
+                });
+            }
+            RefuseReason::TooLarge { capacity } => EndCause::TooLarge {
+                bytes: send.bytes,
+                capacity,
+            },
+            reason => EndCause::Refused { reason },
+        };
+        if let Some(cancel) = &mut send.cancel {
+            // The cancel crossed the refusal; its answer is still to come.
+            cancel.refused = true;
+            self.settle_send(now, transfer);
+        } else {
+            self.end_send(transfer, cause, Delivered::None);
+        }
+        Ok(())
+    }
+
+    pub(super) fn eager_done(
+        &mut self,
+        now: Time,
+        transfer: TransferId,
+    ) -> Result<(), SessionError> {
+        const FRAME: &str = "eager done";
+        let send = live(&mut self.sends, FRAME, transfer)?;
+        match &mut send.stage {
+            SendStage::Eager(eager) if send.transmitted && !eager.placed => eager.placed = true,
+            _ => {
+                return Err(unexpected(
+                    FRAME,
+                    "an eager transfer, once",
+                    format!("transfer {} is none or was placed", transfer.0),
+                ));
+            }
+        }
+        send.clock.progressed(now);
+        self.settle_send(now, transfer);
+        Ok(())
+    }
+
+    pub(super) fn acknowledged(
+        &mut self,
+        now: Time,
+        transfer: TransferId,
+        chunks: &PlacedChunks,
+    ) -> Result<(), SessionError> {
+        const FRAME: &str = "placed";
+        let send = live(&mut self.sends, FRAME, transfer)?;
+        let SendStage::Granted(granted) = &mut send.stage else {
+            return Err(unexpected(
+                FRAME,
+                "a granted transfer",
+                format!("transfer {} is not", transfer.0),
+            ));
+        };
+        let quiet = send.cancel.as_ref().is_some_and(|cancel| cancel.quiet);
+        for index in chunks.iter() {
+            let problem = if index >= granted.plan.chunks {
+                AckProblem::OutOfRange
+            } else if !granted.posted.contains(index) {
+                AckProblem::NotSent
+            } else if !granted.acked.insert(index) {
+                AckProblem::Repeated
+            } else {
+                let chunk = granted.plan.chunk(index);
+                granted.acked_bytes += u64::from(chunk.length);
+                if self.config.report_acknowledged {
+                    let operation = OperationId::send(transfer);
+                    self.actions
+                        .push_back(Action::ChunkAcknowledged { operation, chunk });
+                }
+                if self.config.hold_until_placed && granted.sent.contains(index) && !quiet {
+                    self.send_stream.release(chunk.channel);
+                }
+                continue;
+            };
+            return Err(SessionError::Acknowledgement {
+                transfer,
+                chunk: index,
+                chunks: granted.plan.chunks,
+                problem,
+            });
+        }
+        send.clock.progressed(now);
+        if self.config.hold_until_placed {
+            self.pump_sends();
+        }
+        self.settle_send(now, transfer);
+        Ok(())
+    }
+
+    pub(super) fn verdict(
+        &mut self,
+        now: Time,
+        transfer: TransferId,
+        crc32c: u32,
+        matches: bool,
+    ) -> Result<(), SessionError> {
+        const FRAME: &str = "verdict";
+        let send = live(&mut self.sends, FRAME, transfer)?;
+        let asked = send.asked;
+        let (slot, expected) = match &mut send.stage {
+            SendStage::Eager(eager) if send.transmitted => (&mut eager.verdict, Some(eager.crc32c)),
+            SendStage::Granted(granted) if granted.all_acked() => {
+                (&mut granted.verdict, granted.digest)
+            }
+            _ => (&mut None, None),
+        };
+        let Some(expected) = expected.filter(|_| slot.is_none()) else {
+            return Err(unexpected(
+                FRAME,
+                "a placed transfer whose checksum was sent, once",
+                format!("transfer {} is not", transfer.0),
+            ));
+        };
+        if matches != (crc32c == expected) {
+            return Err(SessionError::Field {
+                frame: FRAME,
+                transfer,
+                field: "matches to follow from checksum",
+                expected: expected.into(),
+                arrived: crc32c.into(),
+            });
+        }
+        if matches && matches!(send.stage, SendStage::Eager(_)) && asked < Level::Verified {
+            return Err(unexpected(
+                FRAME,
+                "a transfer to be verified",
+                format!("transfer {} is eager and not", transfer.0),
+            ));
+        }
+        match &mut send.stage {
+            SendStage::Eager(eager) => eager.verdict = Some(crc32c),
+            SendStage::Granted(granted) => granted.verdict = Some(crc32c),
+            SendStage::Announced => {}
+        }
+        send.clock.progressed(now);
+        self.settle_send(now, transfer);
+        Ok(())
+    }
+}
+
+/// The send a frame of its receiver names.
+fn live<'a>(
+    sends: &'a mut BTreeMap<TransferId, Outgoing>,
+    frame: &'static str,
+    transfer: TransferId,
+) -> Result<&'a mut Outgoing, SessionError> {
+    sends
+        .get_mut(&transfer)
+        .ok_or(SessionError::UnknownTransfer { frame, transfer })
+}

@@ -1,0 +1,264 @@
+//! What follows from an operation's state: its end, its deadline, its removal.
+
+use super::Session;
+use super::action::{Action, Completed, Memory, OperationId};
+use super::clock::Expired;
+use super::error::{ConnectionFailure, Delivered, EndCause, OperationError};
+use super::incoming::{Incoming, ReceiveStage};
+use super::outgoing::{Outgoing, SendProgress, SendStage};
+use crate::frame::{Frame, Level, Role, TransferId};
+use crate::time::Time;
+
+impl Session {
+    pub(super) fn settle_send(&mut self, now: Time, transfer: TransferId) {
+        let Some(send) = self.sends.get_mut(&transfer) else {
+            return;
+        };
+        if send.cancel.is_some() {
+            return self.settle_cancelled_send(now, transfer);
+        }
+        match send.progress(false) {
+            SendProgress::Going => {}
+            SendProgress::Done { level, last } => {
+                let bytes = send.bytes;
+                self.complete_send(transfer, Ok(Completed { bytes, level }), Memory::Released);
+                if last {
+                    self.sends.remove(&transfer);
+                }
+            }
+            SendProgress::Corrupt { expected, got } => {
+                self.end_send(
+                    transfer,
+                    EndCause::Corrupt { expected, got },
+                    Delivered::All,
+                );
+            }
+        }
+    }
+
+    fn settle_cancelled_send(&mut self, now: Time, transfer: TransferId) {
+        let ended = self.ended();
+        let Some(send) = self.sends.get_mut(&transfer) else {
+            return;
+        };
+        let progress = send.progress(true);
+        let delivered = send.delivered();
+        let Some(cancel) = &mut send.cancel else {
+            return;
+        };
+        if !cancel.quiet {
+            return;
+        }
+        if !cancel.confirmed && !ended {
+            cancel.confirmed = true;
+            let from = Role::Sender;
+            self.transmit.push_back(Frame::Cancelled { transfer, from });
+        }
+        let granted = matches!(send.stage, SendStage::Granted(_));
+        let told = cancel.peer_quiet || cancel.refused || cancel.gave_up || ended;
+        // Without a grant nothing was sent; yet an empty transfer may be complete at the peer.
+        let ungranted = matches!(send.stage, SendStage::Announced) && send.bytes > 0;
+        let settled = told || ungranted;
+        let over = (cancel.confirmed && cancel.peer_quiet) || ended;
+        let cause = cancel.cause.clone();
+        let (bytes, completed) = (send.bytes, send.completed);
+        if settled && !completed {
+            let outcome = match &progress {
+                SendProgress::Done { level, .. } => Ok(Completed {
+                    bytes,
+                    level: *level,
+                }),
+                SendProgress::Corrupt { expected, got } => Err(OperationError {
+                    cause: EndCause::Corrupt {
+                        expected: *expected,
+                        got: *got,
+                    },
+                    delivered,
+                }),
+                SendProgress::Going => Err(OperationError { cause, delivered }),
+            };
+            self.complete_send(transfer, outcome, Memory::Released);
+        }
+        if over {
+            self.sends.remove(&transfer);
+        }
+        let whole = matches!(progress, SendProgress::Done { last: true, .. });
+        if granted && settled && !whole && !self.config.cancellable {
+            self.fail_with(now, ConnectionFailure::ChannelStateLost { transfer });
+        }
+    }
+
+    pub(super) fn settle_cancelled_receive(&mut self, now: Time, operation: OperationId) {
+        let ended = self.ended();
+        let Some(receive) = self.receives.get_mut(&operation) else {
+            return;
+        };
+        let delivered = receive.delivered();
+        let Some(cancel) = &mut receive.cancel else {
+            return;
+        };
+        let Some(matched) = &receive.matched else {
+            return;
+        };
+        if !cancel.quiet {
+            return;
+        }
+        let whole = matched.all_placed() && matched.level < Level::Verified;
+        let (transfer, bytes) = (matched.transfer, matched.bytes);
+        let granted = matches!(matched.stage, ReceiveStage::Granted(_));
+        let cause = cancel.cause.clone();
+        let confirm = !cancel.confirmed && !ended;
+        cancel.confirmed |= confirm;
+        let over = (cancel.confirmed && cancel.peer_quiet) || ended;
+        if confirm {
+            self.flush_acks_of(operation);
+            if whole && !granted {
+                self.transmit.push_back(Frame::EagerDone { transfer });
+            }
+            let from = Role::Receiver;
+            self.transmit.push_back(Frame::Cancelled { transfer, from });
+        }
+        let outcome = if whole {
+            Ok(Completed {
+                bytes,
+                level: Level::Placed,
+            })
+        } else {
+            Err(OperationError { cause, delivered })
+        };
+        self.complete_receive(operation, outcome, Memory::Released);
+        if over {
+            self.forget_receive(operation);
+        }
+        if granted && !whole && !self.config.cancellable {
+            self.fail_with(now, ConnectionFailure::ChannelStateLost { transfer });
+        }
+    }
+
+    /// A wake-up of an operation is due.
+    pub(super) fn expire(&mut self, now: Time, operation: OperationId) {
+        let state = match operation.sent_transfer() {
+            Some(transfer) => self.sends.get_mut(&transfer).map(Outgoing::parts),
+            None => self.receives.get_mut(&operation).map(Incoming::parts),
+        };
+        let Some((clock, cancel)) = state else { return };
+        let Some(cancel) = cancel else {
+            let Some(expired) = clock.expired(now) else {
+                let due = clock.due();
+                return self.timers.arm(clock, operation, due);
+            };
+            self.timers.disarm(clock, operation);
+            let Some(report) = self.standing(now, operation).map(Box::new) else {
+                return;
+            };
+            let cause = match expired {
+                Expired::Stall => EndCause::Stalled(report),
+                Expired::Total => EndCause::DeadlinePassed(report),
+            };
+            return self.cancel_operation(now, operation, cause);
+        };
+        self.timers.disarm(clock, operation);
+        cancel.gave_up = true;
+        if cancel.quiet {
+            return match operation.sent_transfer() {
+                Some(transfer) => self.settle_send(now, transfer),
+                None => self.settle_receive(now, operation),
+            };
+        }
+        let cause = cancel.cause.clone();
+        if let Some(transfer) = operation.sent_transfer() {
+            let delivered = self
+                .sends
+                .get(&transfer)
+                .map_or(Delivered::Unknown, Outgoing::delivered);
+            self.complete_send(
+                transfer,
+                Err(OperationError { cause, delivered }),
+                Memory::Held,
+            );
+            self.sends.remove(&transfer);
+        } else {
+            let delivered = self
+                .receives
+                .get(&operation)
+                .map_or(Delivered::Unknown, Incoming::delivered);
+            self.complete_receive(
+                operation,
+                Err(OperationError { cause, delivered }),
+                Memory::Held,
+            );
+            self.forget_receive(operation);
+        }
+        let waited = self.config.cancel_timeout;
+        self.fail_with(now, ConnectionFailure::DataPlaneStuck { waited });
+    }
+
+    pub(super) fn end_send(&mut self, transfer: TransferId, cause: EndCause, delivered: Delivered) {
+        let error = OperationError { cause, delivered };
+        self.complete_send(transfer, Err(error), Memory::Released);
+        self.sends.remove(&transfer);
+    }
+
+    pub(super) fn end_receive(
+        &mut self,
+        operation: OperationId,
+        outcome: Result<Level, (EndCause, Delivered)>,
+    ) {
+        let matched = self
+            .receives
+            .get(&operation)
+            .and_then(|receive| receive.matched.as_ref());
+        let bytes = matched.map_or(0, |matched| matched.bytes);
+        self.flush_acks_of(operation);
+        let outcome = outcome
+            .map(|level| Completed { bytes, level })
+            .map_err(|(cause, delivered)| OperationError { cause, delivered });
+        self.complete_receive(operation, outcome, Memory::Released);
+        self.forget_receive(operation);
+    }
+
+    fn complete_send(
+        &mut self,
+        transfer: TransferId,
+        outcome: Result<Completed, OperationError>,
+        memory: Memory,
+    ) {
+        let operation = OperationId::send(transfer);
+        if let Some(send) = self.sends.get_mut(&transfer)
+            && !std::mem::replace(&mut send.completed, true)
+        {
+            self.timers.disarm(&mut send.clock, operation);
+            self.actions.push_back(Action::Complete {
+                operation,
+                outcome,
+                memory,
+            });
+        }
+    }
+
+    fn complete_receive(
+        &mut self,
+        operation: OperationId,
+        outcome: Result<Completed, OperationError>,
+        memory: Memory,
+    ) {
+        if let Some(receive) = self.receives.get_mut(&operation)
+            && !std::mem::replace(&mut receive.completed, true)
+        {
+            self.timers.disarm(&mut receive.clock, operation);
+            self.actions.push_back(Action::Complete {
+                operation,
+                outcome,
+                memory,
+            });
+        }
+    }
+
+    pub(super) fn forget_receive(&mut self, operation: OperationId) {
+        if let Some(receive) = self.receives.remove(&operation)
+            && let Some(matched) = receive.matched
+        {
+            self.by_transfer.remove(&matched.transfer);
+        }
+    }
+}

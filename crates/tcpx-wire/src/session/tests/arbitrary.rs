@@ -1,0 +1,161 @@
+//! Any frame, report and request in any order.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::hostile::{drain_at, session};
+use super::*;
+use crate::frame::{CancelReason, Frame, PlacedChunks, RefuseReason, Role, TransferId};
+
+fn any_level() -> impl Strategy<Value = Level> {
+    prop_oneof![
+        Just(Level::Sent),
+        Just(Level::Placed),
+        Just(Level::Verified)
+    ]
+}
+
+/// Frames with small numbers, so that many of them mean something.
+fn any_frame() -> impl Strategy<Value = Frame> {
+    let id = || (0u64..6).prop_map(TransferId);
+    let role = || prop_oneof![Just(Role::Sender), Just(Role::Receiver)];
+    let number = || prop_oneof![0u64..4, Just(100_000), any::<u64>()];
+    prop_oneof![
+        4 => (id(), 0u64..3, number(), any_level()).prop_map(|(transfer, tag, bytes, level)| {
+            Frame::Announce { transfer, tag: Tag(tag), bytes, level }
+        }),
+        2 => (id(), 0u64..3, any_level(), 0usize..40).prop_map(|(transfer, tag, level, bytes)| {
+            Frame::Eager { transfer, tag: Tag(tag), level, payload: vec![0; bytes] }
+        }),
+        4 => (id(), number(), any_level()).prop_map(|(transfer, first_sequence, level)| {
+            Frame::Grant { transfer, chunk_bytes: 4096, first_sequence, level }
+        }),
+        1 => (id(), number()).prop_map(|(transfer, capacity)| {
+            Frame::Refuse { transfer, reason: RefuseReason::TooLarge { capacity } }
+        }),
+        1 => id().prop_map(|transfer| Frame::EagerDone { transfer }),
+        1 => (0u32..50).prop_map(|bytes| Frame::EagerCredit { bytes }),
+        4 => (id(), 0u32..30).prop_map(|(transfer, chunk)| {
+            Frame::Placed { transfer, chunks: PlacedChunks::single(chunk) }
+        }),
+        1 => (id(), 0u32..3).prop_map(|(transfer, crc32c)| Frame::Digest { transfer, crc32c }),
+        1 => (id(), 0u32..3, any::<bool>()).prop_map(|(transfer, crc32c, matches)| {
+            Frame::Verdict { transfer, crc32c, matches }
+        }),
+        2 => (id(), role()).prop_map(|(transfer, from)| {
+            Frame::Cancel { transfer, from, reason: CancelReason::Requested, detail: "no".into() }
+        }),
+        2 => (id(), role()).prop_map(|(transfer, from)| Frame::Cancelled { transfer, from }),
+        1 => (0u64..2).prop_map(|counter| Frame::Heartbeat { counter }),
+    ]
+}
+
+#[derive(Clone, Debug)]
+enum Input {
+    Frame(Frame),
+    Send(u64, Level),
+    Eager(usize, Level),
+    Receive(u64, Level),
+    Sent(usize, u32),
+    Arrived(usize, u32, u64),
+    Placed(usize, u32),
+    Copied(usize),
+    Digest(usize, u32),
+    Quiet(usize),
+    Cancel(usize),
+    Wait(u64),
+}
+
+fn any_input() -> impl Strategy<Value = Input> {
+    let which = || 0usize..8;
+    prop_oneof![
+        12 => any_frame().prop_map(Input::Frame),
+        3 => (0u64..200_000, any_level()).prop_map(|(bytes, level)| Input::Send(bytes, level)),
+        1 => (0usize..100, any_level()).prop_map(|(bytes, level)| Input::Eager(bytes, level)),
+        3 => (0u64..200_000, any_level()).prop_map(|(bytes, level)| Input::Receive(bytes, level)),
+        3 => (which(), 0u32..30).prop_map(|(at, chunk)| Input::Sent(at, chunk)),
+        3 => (which(), 0u32..30, prop_oneof![Just(4096u64), any::<u64>()])
+            .prop_map(|(at, chunk, bytes)| Input::Arrived(at, chunk, bytes)),
+        3 => (which(), 0u32..30).prop_map(|(at, chunk)| Input::Placed(at, chunk)),
+        1 => which().prop_map(Input::Copied),
+        2 => (which(), 0u32..3).prop_map(|(at, crc32c)| Input::Digest(at, crc32c)),
+        2 => which().prop_map(Input::Quiet),
+        2 => which().prop_map(Input::Cancel),
+        1 => (0u64..3_000_000).prop_map(Input::Wait),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// A peer and a data plane that say anything at any time: no panic, exactly one end each.
+    #[test]
+    fn any_input_ends_every_operation_exactly_once(inputs in prop::collection::vec(any_input(), 1..120)) {
+        let mut config = small_chunks(3);
+        config.deadlines.stall = Duration::from_secs(4);
+        let mut session = session(config);
+        let mut now = Time(0);
+        let mut operations = Vec::new();
+        let mut ended = BTreeMap::new();
+        let mut failed = false;
+        let mut closed = 0;
+        for input in inputs {
+            let at = |at: usize, operations: &Vec<OperationId>| {
+                operations.get(at).copied().unwrap_or_else(|| OperationId::receive(at as u64))
+            };
+            match input {
+                Input::Frame(frame) => {
+                    if let Err(error) = session.frame(now, frame) {
+                        let text = error.to_string();
+                        prop_assert!(!text.is_empty());
+                        session.fail(now, error.into());
+                        failed = true;
+                    }
+                }
+                Input::Send(bytes, level) => operations.extend(session.send(now, send(1, bytes, level))),
+                Input::Eager(bytes, level) => operations.extend(session.send(now, eager(1, bytes, level))),
+                Input::Receive(bytes, level) => operations.extend(session.receive(now, receive(1, bytes, level))),
+                Input::Sent(of, chunk) => session.chunk_sent(now, at(of, &operations), chunk),
+                Input::Arrived(of, chunk, bytes) => session.chunk_arrived(now, at(of, &operations), chunk, bytes),
+                Input::Placed(of, chunk) => session.chunk_placed(now, at(of, &operations), chunk),
+                Input::Copied(of) => session.eager_copied(now, at(of, &operations)),
+                Input::Digest(of, crc32c) => session.digest(now, at(of, &operations), crc32c),
+                Input::Quiet(of) => session.data_quiet(now, at(of, &operations)),
+                Input::Cancel(of) => session.cancel(now, at(of, &operations)),
+                Input::Wait(micros) => {
+                    now = now + Duration::from_micros(micros);
+                    session.handle_timeout(now);
+                }
+            }
+            let _ = session.snapshot(now);
+            for action in drain_at(&mut session, now).1 {
+                match action {
+                    Action::Complete { operation, .. } => *ended.entry(operation).or_insert(0) += 1,
+                    Action::Closed { .. } => closed += 1,
+                    _ => {}
+                }
+            }
+        }
+        // Whatever happened, time ends it.
+        let mut wakes = 0;
+        while let Some(due) = session.next_timeout() {
+            wakes += 1;
+            prop_assert!(wakes < 1000, "time does not advance: {due} {session:#?}");
+            now = now.max(due);
+            session.handle_timeout(now);
+            for action in drain_at(&mut session, now).1 {
+                match action {
+                    Action::Complete { operation, .. } => *ended.entry(operation).or_insert(0) += 1,
+                    Action::Closed { .. } => closed += 1,
+                    _ => {}
+                }
+            }
+        }
+        prop_assert_eq!(closed, 1, "failed: {}", failed);
+        for operation in operations {
+            prop_assert_eq!(ended.remove(&operation), Some(1));
+        }
+        prop_assert!(ended.is_empty());
+    }
+}

@@ -1,0 +1,266 @@
+//! What the data planes of a pair do, and what a session must never ask of them.
+
+use super::model::*;
+use super::pair::{Event, Pair};
+use super::*;
+use crate::crc::crc32c;
+use crate::frame::TransferId;
+
+impl Pair {
+    pub(super) fn become_quiet(&mut self, at: usize, operation: OperationId) {
+        let side = &mut self.sides[at];
+        let watched = side.operations.get_mut(&operation).unwrap();
+        watched.quiet = true;
+        let sends = operation.sent_transfer().is_some();
+        let lanes = if sends {
+            &mut side.sends
+        } else {
+            &mut side.receives
+        };
+        let agreed = *side.session.agreed().unwrap();
+        // The sequence number of a chunk follows from any posted one.
+        for index in std::mem::take(&mut watched.held) {
+            let channel = watched_channel(&side.session, operation, index, agreed.channels);
+            lanes.release(channel);
+        }
+        for queue in lanes.posted.values_mut() {
+            queue.retain(|(_, of, _)| *of != operation);
+        }
+        side.session.data_quiet(self.now, operation);
+    }
+
+    /// Matches the data at the head of a channel with the receives posted there: both ascend, so a
+    /// later receive means that the transfer of the data was dropped.
+    pub(super) fn accept(&mut self, at: usize, channel: u16) {
+        loop {
+            let side = &mut self.sides[at];
+            let Some(head) = side.heads.get_mut(&channel) else {
+                return;
+            };
+            let Some((sequence, length)) = head.front().copied() else {
+                return;
+            };
+            let posted = side.receives.posted.entry(channel).or_default();
+            let Some(found) = posted.iter().position(|(posted, ..)| *posted >= sequence) else {
+                return;
+            };
+            head.pop_front();
+            if posted[found].0 > sequence {
+                continue;
+            }
+            let Some((_, operation, chunk)) = posted.remove(found) else {
+                return;
+            };
+            assert_eq!(chunk.length, length, "both sides cut alike");
+            let watched = side.operations.get_mut(&operation).unwrap();
+            if watched.quiet {
+                continue;
+            }
+            watched.placed_bytes += u64::from(length);
+            side.session
+                .chunk_arrived(self.now, operation, chunk.index, length.into());
+            if !self.weather.no_unpack {
+                let index = chunk.index;
+                self.schedule(
+                    at,
+                    Event::Placed {
+                        operation,
+                        index,
+                        channel,
+                    },
+                );
+            }
+        }
+    }
+
+    pub(super) fn act(&mut self, at: usize, action: Action) {
+        let side = &mut self.sides[at];
+        assert!(side.closed.is_none(), "after Closed: {action:?}");
+        match action {
+            Action::PeerSettings(_) | Action::PeerReady | Action::Setup { .. } => {}
+            Action::ChunkAcknowledged { .. } => {}
+            Action::Matched {
+                operation,
+                transfer,
+                chunks,
+                ..
+            } => {
+                let watched = side.operations.get_mut(&operation).unwrap();
+                assert!(watched.outcome.is_none() && watched.held.is_empty());
+                assert_eq!(watched.matched.replace((transfer, chunks)), None);
+            }
+            Action::PostSend {
+                operation,
+                chunk,
+                transfer,
+                ..
+            } => {
+                let agreed = *side.session.agreed().unwrap();
+                assert!(side.granted.contains(&transfer), "posted before the grant");
+                side.sends.post(chunk, agreed.channels, agreed.send_window);
+                let watched = side.operations.get_mut(&operation).unwrap();
+                assert!(watched.outcome.is_none() && !watched.stopped);
+                assert_eq!(watched.matched.map(|(matched, _)| matched), Some(transfer));
+                watched.transfer = Some(transfer);
+                assert!(watched.held.insert(chunk.index));
+                let Chunk { index, channel, .. } = chunk;
+                if self.weather.no_send {
+                    return;
+                }
+                self.schedule(
+                    at,
+                    Event::Sent {
+                        operation,
+                        index,
+                        channel,
+                    },
+                );
+                if !self.weather.lose_data {
+                    self.transport(1 - at, chunk);
+                }
+            }
+            Action::PostReceive {
+                operation,
+                chunk,
+                transfer,
+                ..
+            } => {
+                let agreed = *side.session.agreed().unwrap();
+                side.receives
+                    .post(chunk, agreed.channels, agreed.receive_window);
+                let watched = side.operations.get_mut(&operation).unwrap();
+                assert!(watched.outcome.is_none() && !watched.stopped);
+                assert!(chunk.offset + u64::from(chunk.length) <= watched.bytes);
+                assert_eq!(watched.matched.map(|(matched, _)| matched), Some(transfer));
+                watched.transfer = Some(transfer);
+                assert!(watched.held.insert(chunk.index));
+                let posted = side.receives.posted.entry(chunk.channel).or_default();
+                posted.push_back((chunk.sequence, operation, chunk));
+                self.accept(at, chunk.channel);
+            }
+            Action::DeliverEager { operation, payload } => {
+                let watched = side.operations.get_mut(&operation).unwrap();
+                assert!(payload.len() as u64 <= watched.bytes && watched.copied.is_none());
+                assert!(watched.matched.is_some());
+                watched.copying = true;
+                watched.copied = Some(payload);
+                if !self.weather.no_unpack {
+                    self.schedule(at, Event::Copied { operation });
+                }
+            }
+            Action::ComputeDigest { operation, bytes } => {
+                let watched = side.operations.get_mut(&operation).unwrap();
+                watched.digesting = true;
+                let wrong = self.weather.corrupt && operation.sent_transfer().is_none();
+                let right = match &watched.copied {
+                    Some(payload) => crc32c(payload),
+                    None => digest_of(bytes),
+                };
+                let crc32c = right ^ u32::from(wrong);
+                if !self.weather.no_digest {
+                    self.schedule(at, Event::Digest { operation, crc32c });
+                }
+            }
+            Action::StopData { operation } => {
+                let watched = side.operations.get_mut(&operation).unwrap();
+                assert!(
+                    watched.touches_memory() && !watched.stopped,
+                    "needless or repeated stop"
+                );
+                watched.stopped = true;
+                if !self.weather.no_quiet {
+                    self.schedule(at, Event::Quiet { operation });
+                }
+            }
+            Action::Complete {
+                operation,
+                outcome,
+                memory,
+            } => {
+                self.completed(at, operation, outcome, memory);
+            }
+            Action::Closed { failure } => {
+                let ended = |watched: &Watched| watched.outcome.is_some();
+                assert!(
+                    side.operations.values().all(ended),
+                    "closed before the operations"
+                );
+                side.closed = Some(failure);
+            }
+        }
+    }
+
+    fn completed(
+        &mut self,
+        at: usize,
+        operation: OperationId,
+        outcome: Result<Completed, OperationError>,
+        memory: Memory,
+    ) {
+        let watched = self.sides[at].operations.get_mut(&operation).unwrap();
+        assert!(watched.outcome.is_none(), "{operation:?} completed twice");
+        assert_eq!(
+            watched.touches_memory(),
+            memory == Memory::Held,
+            "{operation:?} {outcome:?}"
+        );
+        if let Ok(Completed { bytes, level }) = outcome {
+            match operation.sent_transfer() {
+                Some(transfer) if level >= Level::Placed => {
+                    self.check_placed(1 - at, transfer, bytes)
+                }
+                Some(_) => {}
+                None if watched.copied.is_some() => {}
+                None => assert_eq!(watched.placed_bytes, bytes, "no wrong success"),
+            }
+        }
+        let watched = self.sides[at].operations.get_mut(&operation).unwrap();
+        watched.outcome = Some(outcome);
+        watched.memory = Some(memory);
+    }
+
+    /// A sender was told that everything is placed: it must be.
+    fn check_placed(&self, receiver: usize, transfer: TransferId, bytes: u64) {
+        let side = &self.sides[receiver];
+        let found = side.operations.values().find(|watched| {
+            watched.held.is_empty()
+                && watched.transfer == Some(transfer)
+                && watched.bytes >= bytes
+                && watched.copied.is_none()
+                && watched.placed_bytes > 0
+        });
+        match found {
+            Some(watched) => assert_eq!(watched.placed_bytes, bytes, "no wrong success"),
+            // Eager and empty transfers have no chunks.
+            None => assert!(bytes <= u64::from(side.session.config.ours.eager_limit)),
+        }
+    }
+
+    fn transport(&mut self, to: usize, chunk: Chunk) {
+        let delay = Duration::from_micros(self.random.below(self.weather.jitter) + 1);
+        let side = &mut self.sides[to];
+        let channel = chunk.channel;
+        let at = side.data_at.entry(channel).or_insert(self.now);
+        *at = (*at).max(self.now + delay);
+        let at = *at;
+        side.data
+            .entry(channel)
+            .or_default()
+            .push_back((chunk.sequence, chunk.length));
+        self.schedule_at(to, at, Event::Data { channel });
+    }
+}
+
+fn watched_channel(session: &Session, operation: OperationId, index: u32, channels: u16) -> u16 {
+    let first = match operation.sent_transfer() {
+        Some(transfer) => match &session.sends[&transfer].stage {
+            outgoing::SendStage::Granted(granted) => granted.plan.first_sequence,
+            _ => panic!("chunks without a grant"),
+        },
+        None => match &session.receives[&operation].matched.as_ref().unwrap().stage {
+            incoming::ReceiveStage::Granted(granted) => granted.plan.first_sequence,
+            incoming::ReceiveStage::Eager { .. } => panic!("chunks without a grant"),
+        },
+    };
+    ((first + u64::from(index)) % u64::from(channels)) as u16
+}

@@ -1,0 +1,68 @@
+//! Checks the engine on real GPUs: `engine_gpu_check [--plugin FILE] [--gpus A,B] [--large]`.
+//!
+//! Both ends run in this process. Without `--plugin` the embedded network moves memory of GPU A to
+//! GPU B; with it, the plugin file moves memory of GPU A (its environment must be set before).
+//! Every check uses fresh random data and poisoned destinations. Prints one line a check and a JSON
+//! summary; exit code 0 only if every check passed.
+
+mod bench;
+mod order;
+mod transfers;
+#[expect(dead_code, reason = "the check of the memory crate uses all of it")]
+#[path = "../../../crates/tcpx-memory/examples/gpu_check/user.rs"]
+mod user;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use bench::{Bench, Outcome};
+
+type Check = (&'static str, fn(&Bench) -> Outcome);
+
+const CHECKS: [Check; 8] = [
+    ("sizes", transfers::sizes),
+    ("kinds_of_memory", transfers::kinds),
+    ("both_directions", transfers::both_directions),
+    ("many_at_once", transfers::many_at_once),
+    ("source_still_written", order::source_still_written),
+    (
+        "destination_still_written",
+        order::destination_still_written,
+    ),
+    ("spinning_kernel", order::spinning_kernel),
+    ("large", transfers::large),
+];
+
+fn main() -> ExitCode {
+    let bench = match Bench::from_arguments(std::env::args().skip(1)) {
+        Ok(bench) => bench,
+        Err(error) => {
+            eprintln!("engine_gpu_check: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    println!("{}", bench.describe());
+    let mut failed = 0;
+    let mut lines = Vec::new();
+    for (name, check) in CHECKS {
+        let start = Instant::now();
+        let outcome = check(&bench);
+        let seconds = start.elapsed().as_secs_f64();
+        let (word, text) = match &outcome {
+            Ok(text) => ("ok    ", text),
+            Err(text) => ("FAILED", text),
+        };
+        println!("{word} {name} ({seconds:.2} s): {text}");
+        failed += usize::from(outcome.is_err());
+        lines.push(format!(
+            "{{\"name\":\"{name}\",\"ok\":{},\"seconds\":{seconds:.3}}}",
+            outcome.is_ok()
+        ));
+    }
+    println!(
+        "{{\"what\":\"{}\",\"failed\":{failed},\"checks\":[{}]}}",
+        bench.describe(),
+        lines.join(",")
+    );
+    ExitCode::from(u8::from(failed > 0))
+}
