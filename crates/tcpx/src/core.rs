@@ -168,14 +168,7 @@ impl Core {
     /// Gives the socket what the session still has to say: the peer should hear why the connection
     /// ends before it sees its channels closed. What the socket does not take now is lost.
     fn say_last_words(&mut self) {
-        let now = self.now();
-        while self.control.has_room()
-            && let Some(frame) = self.session.poll_transmit(now)
-        {
-            if self.control.queue(&frame).is_err() {
-                return;
-            }
-        }
+        self.queue_frames();
         // The peer may be gone; that is no news any more.
         let _ = self.control.flush();
     }
