@@ -35,6 +35,7 @@ fn ended(transfer: &Transfer) -> Result<Report, Error> {
 /// Ended well, or because one side cancelled; never with its memory still held.
 fn check_end(round: u64, outcome: &Result<Report, Error>) {
     let Err(error) = outcome else { return };
+    assert!(!matches!(error, Error::MemoryHeld { .. }), "{error}");
     let by_peer = error.to_string().contains("cancelled by its program");
     assert!(
         matches!(error, Error::Cancelled { .. }) || by_peer,
