@@ -31,7 +31,7 @@ steps=$out/steps.txt
 : >"$steps"
 
 # Where `tcpx perf --json` has its figures.
-rate=/gb_per_s
+rate=/gb_per_second
 latency=/latency_us/p50
 cpu=/cpu_seconds_per_gb
 

@@ -92,6 +92,8 @@ pub(crate) struct Spent {
     pub(crate) unpack: u64,
     pub(crate) wait: u64,
     pub(crate) fragments: u64,
+    /// Processor time of the whole process, in microseconds.
+    pub(crate) cpu: u64,
 }
 
 /// A message that is expected: its receive is posted.

@@ -1,17 +1,24 @@
-//! Bandwidth of one channel between two ends of this process, host memory to host memory.
+//! Bandwidth of one channel between two ends of this process.
 //!
-//! `cargo run --release -p tcpx-net --example loopback -- [LANES] [CHUNK_BYTES] [TOTAL_BYTES] [staged]`
+//! `cargo run --release -p tcpx-net --example loopback -- [MODE] [LANES] [CHUNK_BYTES] [TOTAL_BYTES]`
+//!
+//! - `host` (default): host memory to host memory, in place.
+//! - `staged`: the same through slots and the copy worker, as GPU memory goes.
+//! - `cuda`: memory of GPU 0 to memory of GPU 0.
+//! - `plain`: two threads that write and read one socket, for comparison.
 //!
 //! The timed pass reuses a working set of 32 MiB per side; a second pass over fresh patterns checks
 //! every byte.
 
 use std::error::Error;
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tcpx_memory::Region;
+use socket2::{Domain, SockRef, Socket, Type};
+use tcpx_memory::{CopyWorker, Gpu, Region};
 use tcpx_net::{
     Auth, Channel, Completion, DialOptions, Exchange, ListenOptions, Listener, Network,
     NetworkError, Posted, Readiness, ReceiveChunk, SendChunk, Setup, Side, TcpNetwork, TcpOptions,
@@ -44,10 +51,25 @@ fn main() -> Result<(), Failure> {
             .get(index)
             .map_or(Ok(default), |text| text.parse())?)
     };
-    let lanes = u16::try_from(number(0, 0)?)?;
-    let chunk = number(1, 1 << 20)?.clamp(1, WORKING_SET);
-    let total = number(2, 16 << 30)?;
-    let stage_host = arguments.get(3).is_some_and(|word| word == "staged");
+    let lanes = u16::try_from(number(1, 0)?)?;
+    let chunk = number(2, 1 << 20)?.clamp(1, WORKING_SET);
+    let total = number(3, 16 << 30)?;
+    let mode = arguments.first().map_or("host", String::as_str);
+    let gpu = match mode {
+        "plain" => return plain(chunk, total),
+        "cuda" => Some(Gpu::open(0)?),
+        "host" | "staged" => None,
+        other => return Err(format!("no mode {other:?}: host, staged, cuda or plain").into()),
+    };
+    let workers = gpu
+        .iter()
+        .map(CopyWorker::for_gpu)
+        .collect::<Result<Vec<_>, _>>()?;
+    let client_workers = workers.clone();
+    let memory = || match &gpu {
+        Some(gpu) => Region::cuda(gpu, WORKING_SET),
+        None => Region::host(WORKING_SET),
+    };
     let timed = (total / chunk).max(1) as u64;
     let passes = [
         Pass {
@@ -67,7 +89,7 @@ fn main() -> Result<(), Failure> {
         .min(tcpx_net::tcp::WINDOW);
     let options = TcpOptions {
         window,
-        stage_host,
+        stage_host: mode == "staged",
         ..TcpOptions::default()
     };
 
@@ -83,7 +105,8 @@ fn main() -> Result<(), Failure> {
     let ((to_server, at_server), (to_client, at_client)) = (mpsc::channel(), mpsc::channel());
     let network = TcpNetwork::new(options);
     let client_network = network.clone();
-    let memory = Region::host(WORKING_SET)?;
+    let (source, memory) = (memory()?, memory()?);
+    source.write_from(0, &pattern())?;
     let sender_passes = passes.clone();
     let sender = std::thread::spawn(move || -> Result<_, Failure> {
         let dialled = dial(address, &auth, &DialOptions::until(deadline))?;
@@ -94,16 +117,14 @@ fn main() -> Result<(), Failure> {
             peer: address,
             channels: lanes,
             deadline,
-            workers: &[],
+            workers: &client_workers,
             lanes: None,
         };
         let mut channels = client_network.establish(&setup, &mut Wire(to_server, at_client))?;
         let mut channel = channels.pop().ok_or("no channel")?;
-        let memory = Region::host(WORKING_SET)?;
-        memory.write_from(0, &pattern())?;
         sender_passes
             .iter()
-            .try_for_each(|pass| send(&mut *channel, &memory, pass))?;
+            .try_for_each(|pass| send(&mut *channel, &source, pass))?;
         Ok(channel)
     });
     let accepted = listener.accept(deadline)?;
@@ -114,7 +135,7 @@ fn main() -> Result<(), Failure> {
         peer: accepted.peer,
         channels: lanes,
         deadline,
-        workers: &[],
+        workers: &workers,
         lanes: Some(accepted.lanes.clone()),
     };
     let mut channels = network.establish(&setup, &mut Wire(to_client, at_server))?;
@@ -129,14 +150,16 @@ fn main() -> Result<(), Failure> {
     sender.join().map_err(|_| "the sender panicked")??;
     let verified = WORKING_SET / chunk * chunk;
     let expected = pattern();
-    if !memory.with_bytes(..verified, |held| held == &expected[..verified])? {
+    let mut arrived = vec![0; verified];
+    memory.read_to(0, &mut arrived)?;
+    if arrived != expected[..verified] {
         return Err("the second pass arrived with other bytes than were sent".into());
     }
     let bytes = timed * chunk as u64;
 
     let stats = channel.stats();
     println!(
-        "{}: {:.2} GB/s, {} bytes in {:.3} s, chunks of {chunk}; {:.0} KiB per receive call; {verified} bytes verified",
+        "{mode}: {}: {:.2} GB/s, {} bytes in {:.3} s, chunks of {chunk}; {:.0} KiB per receive call; {verified} bytes verified",
         channel.describe(),
         bytes as f64 / elapsed.as_secs_f64() / 1e9,
         bytes,
@@ -241,5 +264,48 @@ fn wait(channel: &dyn Channel) -> Result<(), Failure> {
     if poll(&mut watched, Some(&limit))? == 0 {
         return Err("nothing moved for 30 s".into());
     }
+    Ok(())
+}
+
+/// The same bytes through one socket, without any protocol.
+fn plain(chunk: usize, total: usize) -> Result<(), Failure> {
+    let congestion_control = |socket: SockRef<'_>| {
+        ["cubic", "reno"]
+            .iter()
+            .any(|name| socket.set_tcp_congestion(name.as_bytes()).is_ok())
+    };
+    let listener = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    congestion_control(SockRef::from(&listener));
+    listener.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into())?;
+    listener.listen(1)?;
+    let listener: TcpListener = listener.into();
+    let address = listener.local_addr()?;
+    let count = (total / chunk).max(1);
+    let places = WORKING_SET / chunk;
+    let sender = std::thread::spawn(move || -> std::io::Result<()> {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        congestion_control(SockRef::from(&socket));
+        socket.connect(&address.into())?;
+        let mut stream: TcpStream = socket.into();
+        let memory = pattern();
+        (0..count).try_for_each(|index| {
+            let start = index % places * chunk;
+            stream.write_all(&memory[start..start + chunk])
+        })
+    });
+    let (mut stream, _) = listener.accept()?;
+    let mut memory = vec![1; WORKING_SET];
+    let started = Instant::now();
+    for index in 0..count {
+        let start = index % places * chunk;
+        stream.read_exact(&mut memory[start..start + chunk])?;
+    }
+    let elapsed = started.elapsed().as_secs_f64();
+    sender.join().map_err(|_| "the sender panicked")??;
+    let bytes = count * chunk;
+    println!(
+        "plain: {:.2} GB/s, {bytes} bytes in {elapsed:.3} s",
+        bytes as f64 / elapsed / 1e9
+    );
     Ok(())
 }

@@ -82,6 +82,12 @@ pub fn dial_lane(
             reason: error.to_string(),
         })?;
     auth::run_client(&stream, address, handshake, first, options.deadline)?;
+    socket::prepare_lane(&stream).map_err(|cause| NetworkError::Io {
+        operation: "TCP_USER_TIMEOUT",
+        address: address.to_string(),
+        cause: cause.into(),
+        hint: "",
+    })?;
     Ok(stream)
 }
 

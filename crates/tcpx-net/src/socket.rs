@@ -10,7 +10,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::error::NetworkError;
 
-/// Unacknowledged data makes the kernel give the connection up after this long.
+/// Unacknowledged data makes the kernel give a control connection up after this long.
 const USER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Congestion controls that we ask for, best first. A host's own default may pace a local link to
@@ -75,6 +75,13 @@ pub(crate) fn connect(
 pub(crate) fn prepare_accepted(stream: &TcpStream) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     stream.set_nodelay(true)
+}
+
+/// Turns the timeout off for a lane: it also counts while a living peer has no room, and how long a
+/// receiver may rest is for the operation's deadline to say. Dead peers show on the control
+/// connection.
+pub(crate) fn prepare_lane(stream: &TcpStream) -> io::Result<()> {
+    socket2::SockRef::from(stream).set_tcp_user_timeout(None)
 }
 
 /// Waits for the socket; false when the deadline came first.

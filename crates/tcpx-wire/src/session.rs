@@ -321,11 +321,6 @@ impl Session {
         self.every_state(now)
     }
 
-    /// The session is over: no operation goes on, and nobody needs the data channels any more.
-    pub fn is_over(&self) -> bool {
-        self.ended()
-    }
-
     /// Whether chunks may go to the data channels.
     fn may_post(&self) -> bool {
         self.local_ready && self.peer_ready && !self.ended()

@@ -39,6 +39,8 @@ pub(crate) struct Control {
     written: usize,
     sequence: u32,
     finished_writing: bool,
+    /// The socket takes nothing any more.
+    broken: bool,
 }
 
 impl Control {
@@ -55,6 +57,7 @@ impl Control {
             written: 0,
             sequence: 0,
             finished_writing: false,
+            broken: false,
         }
     }
 
@@ -89,25 +92,31 @@ impl Control {
 
     /// Queues a frame; [`Control::flush`] sends it.
     pub(crate) fn queue(&mut self, frame: &Frame) -> Result<(), ControlEnd> {
+        if self.broken {
+            return Ok(());
+        }
         encode(frame, self.sequence, &mut self.out).map_err(ControlEnd::Encode)?;
         self.sequence = self.sequence.wrapping_add(1);
         Ok(())
     }
 
-    /// Gives queued bytes to the socket; `true` when nothing is left.
-    pub(crate) fn flush(&mut self) -> Result<bool, ControlEnd> {
+    /// Gives queued bytes to the socket.
+    ///
+    /// A socket that takes nothing any more is no error here: what the peer said before it closed
+    /// may still wait to be read, a goodbye above all. Reading comes to the end of the stream soon.
+    pub(crate) fn flush(&mut self) {
         while self.written < self.out.len() {
             match self.stream.write(&self.out[self.written..]) {
-                Ok(0) => return Err(ControlEnd::Io(ErrorKind::WriteZero.into())),
-                Ok(count) => self.written += count,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Ok(count) if count > 0 => self.written += count,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(ControlEnd::Io(error)),
+                Ok(_) | Err(_) => self.broken = true,
+            }
+            if self.broken {
+                break;
             }
         }
-        self.out.clear();
-        self.written = 0;
-        Ok(true)
+        self.forget();
     }
 
     /// Bytes wait for the socket to become writable.

@@ -157,7 +157,7 @@ impl Core {
     /// Once the session is over nobody needs the channels; closing them ends the requests that the
     /// last operations still wait for, which a silent peer would hold up.
     fn close_useless_channels(&mut self) {
-        if self.session.is_over() && self.ended.is_none() {
+        if self.session.ended() && self.ended.is_none() {
             self.say_last_words();
             for channel in &mut self.channels {
                 channel.close();
@@ -169,8 +169,7 @@ impl Core {
     /// ends before it sees its channels closed. What the socket does not take now is lost.
     fn say_last_words(&mut self) {
         self.queue_frames();
-        // The peer may be gone; that is no news any more.
-        let _ = self.control.flush();
+        self.control.flush();
     }
 
     /// Reads frames; `true` if there were any.
@@ -198,12 +197,6 @@ impl Core {
                 }
                 Ok(None) => break,
                 Err(end) => {
-                    // What came before the end of the stream counts: a goodbye, above all. The
-                    // session may end only once its own last words were taken from it.
-                    self.perform_actions();
-                    self.queue_frames();
-                    self.perform_actions();
-                    self.peer_closed = true;
                     self.control_ended(end);
                     any = true;
                     break;
@@ -240,11 +233,9 @@ impl Core {
             return any;
         }
         let overdue = self.ended_at.is_some_and(|at| at.elapsed() >= LAST_WORDS);
-        match self.control.flush() {
-            Ok(_) if overdue => self.control.forget(),
-            Ok(_) => {}
-            Err(end) if self.ended.is_none() => self.control_ended(end),
-            Err(_) => self.control.forget(),
+        self.control.flush();
+        if overdue {
+            self.control.forget();
         }
         any
     }
@@ -253,15 +244,21 @@ impl Core {
         matches!(self.ended, Some(Err(_)))
     }
 
+    /// The control stream is over. After a goodbye that is how it should be: operations that have
+    /// all their bytes may still let go of their memory.
     fn control_ended(&mut self, end: ControlEnd) {
-        self.control.forget();
-        self.fail(Error::control(self.peer, end));
+        if self.session.ended() {
+            self.peer_closed = true;
+            self.control.forget();
+        } else {
+            self.fail(Error::control(self.peer, end));
+        }
     }
 
     /// Ends the connection with `error`; every operation ends with it too.
     pub(crate) fn fail(&mut self, error: Error) {
         // Where the session ended before, that reason stands; its last action follows.
-        if self.ended.is_some() || self.session.is_over() {
+        if self.ended.is_some() || self.session.ended() {
             return;
         }
         tracing::warn!(peer = %self.peer, %error, "connection lost");
@@ -270,15 +267,16 @@ impl Core {
         self.end(Err(error));
     }
 
-    /// Ends the connection because a channel broke. A peer that ends it says why before it closes
-    /// its channels, so that is heard first.
+    /// A data channel is broken. A peer that ends the connection says so before it closes its
+    /// channels, so that is heard first; then the break is no news.
     fn channel_failed(&mut self, index: usize, error: ChannelError) {
         if self.ended.is_none() {
             self.read_control();
             self.perform_actions();
         }
-        // By now this side may have reason to close its channels too; that one counts then.
-        if !self.channels[index].is_closing() {
+        if self.session.ended() {
+            self.channels[index].close();
+        } else if !self.channels[index].is_closing() {
             self.fail(Error::channel(self.peer, index, error));
         }
     }

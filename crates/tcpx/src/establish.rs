@@ -247,9 +247,7 @@ impl SetUp {
                 .queue(&frame)
                 .map_err(|end| Error::control(self.peer, end))?;
         }
-        self.control
-            .flush()
-            .map_err(|end| Error::control(self.peer, end))?;
+        self.control.flush();
         Ok(())
     }
 

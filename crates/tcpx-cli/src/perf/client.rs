@@ -5,7 +5,7 @@ use std::time::Duration;
 use tcpx::Connection;
 
 use super::REGIONS;
-use super::summary::{Latency, Shares, Summary, rate_of, text};
+use super::summary::{Latency, ProcessorTime, Shares, Summary, cpu_per_gb, rate_of, text};
 use crate::args::perf::PerfClientArgs;
 use crate::error::Error;
 use crate::link::{self, Link};
@@ -74,6 +74,7 @@ impl Measured {
             sender_percent: Shares::of(&self.ours),
             receiver_percent: Shares::of(&self.theirs),
             fragments_per_transfer,
+            cpu_seconds_per_gb: cpu_per_gb(args.size.0, args.iterations, &self.ours, &self.theirs),
             path,
             memory,
             verified: true,
@@ -119,6 +120,7 @@ fn measure(
     let mut progress = Progress::new("sending", bytes.saturating_mul(args.iterations.into()));
     let mut times = Vec::with_capacity(usize::try_from(args.iterations).unwrap_or(0));
     let mut ours = Spent::default();
+    let cpu = ProcessorTime::start();
     for index in 0..args.iterations {
         let report = send()?;
         ours.add(&report);
@@ -133,6 +135,7 @@ fn measure(
         }
         progress.at(bytes.saturating_mul(u64::from(index) + 1));
     }
+    ours.cpu = cpu.microseconds();
     match verdict.wait_at_most(limit, "a verdict")? {
         Verdict::Passed {
             spent: Some(theirs),

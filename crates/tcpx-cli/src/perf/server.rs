@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use tcpx::{Connection, Region, Report, Transfer};
 
 use super::REGIONS;
+use super::summary::ProcessorTime;
 use crate::args::perf::PerfServerArgs;
 use crate::error::Error;
 use crate::link::{self, Link};
@@ -114,6 +115,7 @@ fn receive(
     let mut posted = VecDeque::with_capacity(regions.len());
     let mut next = 0;
     let mut told = false;
+    let cpu = ProcessorTime::start();
     for done in 1..=iterations {
         while next < iterations && posted.len() < regions.len() {
             let region = &regions[next as usize % regions.len()];
@@ -132,6 +134,7 @@ fn receive(
         spent.add(&report);
         progress.at(bytes.saturating_mul(done.into()));
     }
+    spent.cpu = cpu.microseconds();
     Ok(spent)
 }
 

@@ -25,6 +25,8 @@ pub(crate) struct Summary {
     pub(crate) receiver_percent: Shares,
     /// Fragments that had to be unpacked, per transfer.
     pub(crate) fragments_per_transfer: f64,
+    /// Processor seconds for 10^9 bytes, both processes together.
+    pub(crate) cpu_seconds_per_gb: f64,
     /// The data path, in words.
     pub(crate) path: String,
     /// Memory of this side and of the peer, in words.
@@ -95,6 +97,36 @@ impl Spent {
     }
 }
 
+/// Processor time of this process, all its threads together.
+pub(crate) struct ProcessorTime(Duration);
+
+impl ProcessorTime {
+    fn now() -> Duration {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        Duration::new(
+            u64::try_from(now.tv_sec).unwrap_or(0),
+            u32::try_from(now.tv_nsec).unwrap_or(0),
+        )
+    }
+
+    pub(crate) fn start() -> Self {
+        Self(Self::now())
+    }
+
+    /// Since the start.
+    pub(crate) fn microseconds(&self) -> u64 {
+        u64::try_from(Self::now().saturating_sub(self.0).as_micros()).unwrap_or(u64::MAX)
+    }
+}
+
+/// Processor seconds for 10^9 bytes at both ends.
+#[expect(clippy::cast_precision_loss, reason = "a figure with a few digits")]
+pub(crate) fn cpu_per_gb(bytes: u64, iterations: u32, ours: &Spent, theirs: &Spent) -> f64 {
+    let moved = bytes as f64 * f64::from(iterations);
+    // Microseconds a byte are 1,000 seconds for 10^9 bytes.
+    (ours.cpu.saturating_add(theirs.cpu)) as f64 * 1e3 / moved.max(1.0)
+}
+
 /// Puts the parts together; `None` when nothing was timed.
 pub(crate) fn rate_of(bytes: u64, times: &[Duration]) -> Option<f64> {
     let total: Duration = times.iter().sum();
@@ -106,11 +138,12 @@ pub(crate) fn text(summary: &Summary) -> String {
     let us = |value: f64| time(Duration::from_secs_f64(value / 1e6));
     let latency = &summary.latency_us;
     let mut times = table(
-        &["GB/s", "min", "p50", "p90", "p99", "max"],
-        &[0, 1, 2, 3, 4, 5],
+        &["GB/s", "CPU s/GB", "min", "p50", "p90", "p99", "max"],
+        &[0, 1, 2, 3, 4, 5, 6],
     );
     times.add_row([
         format!("{:.3}", summary.gb_per_second),
+        format!("{:.3}", summary.cpu_seconds_per_gb),
         us(latency.min),
         us(latency.p50),
         us(latency.p90),
@@ -198,6 +231,7 @@ mod tests {
             unpack: 300,
             wait: 100,
             fragments: 0,
+            cpu: 0,
         };
         assert_eq!(
             Shares::of(&spent),
@@ -215,5 +249,16 @@ mod tests {
                 wait: 0.0
             }
         );
+    }
+
+    #[test]
+    fn processor_time_counts_both_ends() {
+        let of = |cpu| Spent {
+            cpu,
+            ..Spent::default()
+        };
+        // 10 transfers of 100 MB are 1 GB.
+        let both = cpu_per_gb(100_000_000, 10, &of(150_000), &of(100_000));
+        assert!((both - 0.25).abs() < 1e-9, "{both}");
     }
 }

@@ -246,7 +246,9 @@ impl Acceptor {
                 .refused(now, peer, &"the lane's session has ended");
         };
         // The answer first: behind it the stream belongs to the lane's owner.
-        if let Err(error) = auth::send_message(&stream, &accepted.send) {
+        let answered = socket::prepare_lane(&stream)
+            .and_then(|()| auth::send_message(&stream, &accepted.send));
+        if let Err(error) = answered {
             return self.reports.refused(now, peer, &error);
         }
         let lane = AcceptedLane {

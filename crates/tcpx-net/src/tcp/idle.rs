@@ -59,7 +59,7 @@ mod model {
     #[test]
     fn work_is_never_left_with_every_lane_at_rest() {
         loom::model(|| {
-            // The queue is modelled by a flag with the weakest ordering a queue may have.
+            // The queue is modelled by a flag; pushing is a read-modify-write, as in a real queue.
             let shared = Arc::new((LaneSet::new(), AtomicBool::new(false)));
             let lane = {
                 let shared = Arc::clone(&shared);
@@ -73,7 +73,7 @@ mod model {
                 })
             };
             let (idle, queued) = &*shared;
-            queued.store(true, Ordering::Release);
+            queued.swap(true, Ordering::Release);
             let woken = idle.take();
             let found = lane.join().expect("the lane ends");
             assert!(found || woken == Some(3), "the work was left behind");

@@ -19,6 +19,9 @@ use crate::error::{ChannelError, ChunkPosition};
 /// Bytes that a lane may read before the others of its loop get their turn.
 const TURN_BYTES: usize = 4 << 20;
 
+/// In the middle of a payload the lane is not woken for less than this.
+const LOW_WATER: usize = 128 << 10;
+
 #[derive(Debug)]
 pub(super) struct ReceiveLane {
     shared: Arc<Shared>,
@@ -27,6 +30,8 @@ pub(super) struct ReceiveLane {
     /// Bytes of `header` that have arrived.
     have: usize,
     state: State,
+    /// Bytes that must wait in the socket before the lane is woken.
+    low_water: usize,
 }
 
 #[derive(Debug)]
@@ -64,6 +69,7 @@ impl ReceiveLane {
             header,
             have: 0,
             state: State::Header,
+            low_water: 1,
         }
     }
 
@@ -79,6 +85,18 @@ impl ReceiveLane {
                 done,
             } => self.read_payload(header, claim, into, done),
             State::Unwanted { header, left } => self.drop_payload(header, left),
+        }
+    }
+
+    /// Before the lane rests: has the kernel wake it for a useful number of bytes. If so many have
+    /// come meanwhile, setting the mark wakes the lane too.
+    fn rest(&mut self) {
+        let wanted = match &self.state {
+            State::Payload { into, done, .. } => (into.len() - done).min(LOW_WATER),
+            State::Header | State::Early(_) | State::Unplaced(..) | State::Unwanted { .. } => 1,
+        };
+        if wanted != self.low_water && io::set_low_water(self.socket.as_fd(), wanted).is_ok() {
+            self.low_water = wanted;
         }
     }
 
@@ -282,7 +300,10 @@ impl Source for ReceiveLane {
         while share > 0 {
             match self.step() {
                 Step::Moved(bytes) => share = share.saturating_sub(bytes),
-                Step::Rest => return Turn::Rest,
+                Step::Rest => {
+                    self.rest();
+                    return Turn::Rest;
+                }
                 Step::End => return Turn::End,
             }
         }

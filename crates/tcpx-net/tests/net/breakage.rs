@@ -183,13 +183,11 @@ fn a_chunk_that_comes_twice_or_far_too_early_is_refused() {
 #[test]
 fn two_lanes_that_claim_the_same_chunk_do_not_both_write() {
     let mut raw = raw_peer(2, options(false));
-    post_receive(&mut *raw.channel, 0, guarded(100_000));
-    write_chunk(&raw.lanes[0], 0, 100_000, 50_000);
-    while raw.channel.stats().bytes_received < 50_000 {
-        std::thread::yield_now();
-    }
+    post_receive(&mut *raw.channel, 0, guarded(300_000));
+    write_chunk(&raw.lanes[0], 0, 300_000, 200_000);
+    wait_until(|| raw.channel.stats().bytes_received >= 100_000);
     (&raw.lanes[1])
-        .write_all(&header(0, 1, 0, 100_000))
+        .write_all(&header(0, 1, 0, 300_000))
         .unwrap();
     let (error, _) = breakage(&mut *raw.channel);
     assert!(
@@ -212,13 +210,11 @@ fn closing_ends_requests_in_every_state_and_releases_their_memory() {
         let mut tokens = Vec::new();
         for sequence in 0..u64::from(window) {
             post_send(&mut *raw.channel, sequence, filled(sequence, 1 << 20));
-            post_receive(&mut *raw.channel, sequence, guarded(1000));
+            post_receive(&mut *raw.channel, sequence, guarded(300_000));
             tokens.push(1000 + sequence);
         }
-        write_chunk(&raw.lanes[0], 3, 1000, 500);
-        while raw.channel.stats().bytes_received < 500 {
-            std::thread::yield_now();
-        }
+        write_chunk(&raw.lanes[0], 3, 300_000, 200_000);
+        wait_until(|| raw.channel.stats().bytes_received >= 100_000);
         let ended = close(&mut *raw.channel);
         let receives: Vec<_> = ended
             .iter()

@@ -156,6 +156,28 @@ fn a_lane_needs_a_living_session_and_its_key() {
     assert!(error.to_string().contains("does not know"), "{error}");
 }
 
+#[test]
+fn only_control_connections_give_up_on_a_peer_that_rests() {
+    let listener = listener(Auth::Insecure);
+    let address = listener.local_addr();
+    let dialled = dial(address, &Auth::Insecure, &until()).unwrap();
+    let accepted = listener.accept(deadline()).unwrap();
+    let dialled_lane = dial_lane(address, &dialled.session, 0, 1, &until()).unwrap();
+    let lane = accepted.lanes.take(deadline()).unwrap();
+    let timeout = |stream: &TcpStream| {
+        socket2::SockRef::from(stream)
+            .tcp_user_timeout()
+            .unwrap()
+            .filter(|time| !time.is_zero())
+    };
+    for stream in [&dialled.stream, &accepted.stream] {
+        assert_eq!(timeout(stream), Some(Duration::from_secs(10)));
+    }
+    for stream in [&dialled_lane, &lane.stream] {
+        assert_eq!(timeout(stream), None);
+    }
+}
+
 /// Time that a good client needs.
 fn good_client(address: SocketAddr, listener: &Listener, auth: &Auth) -> Duration {
     let started = Instant::now();

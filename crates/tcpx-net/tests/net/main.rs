@@ -4,6 +4,7 @@
 
 mod breakage;
 mod cancel;
+mod cuda;
 mod listener;
 mod support;
 mod transfers;

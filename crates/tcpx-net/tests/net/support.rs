@@ -2,11 +2,12 @@
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tcpx_memory::{Region, RegionSlice};
+use tcpx_memory::{CopyWorker, Region, RegionSlice};
 use tcpx_net::dial::dial_lane;
 use tcpx_net::{
     Accepted, Auth, Channel, ChannelError, Completion, DialOptions, Exchange, ListenOptions,
@@ -80,6 +81,7 @@ pub(crate) fn server_side(
     accepted: &Accepted,
     options: TcpOptions,
     channels: u16,
+    workers: &[Arc<CopyWorker>],
     exchange: &mut dyn Exchange,
 ) -> Result<Box<dyn Channel>, NetworkError> {
     let setup = Setup {
@@ -89,7 +91,7 @@ pub(crate) fn server_side(
         peer: accepted.peer,
         channels,
         deadline: deadline(),
-        workers: &[],
+        workers,
         lanes: Some(accepted.lanes.clone()),
     };
     let mut channels = TcpNetwork::new(options).establish(&setup, exchange)?;
@@ -104,10 +106,21 @@ pub(crate) struct Pair {
 
 /// Two channels that face each other.
 pub(crate) fn pair(lanes: u16, client: TcpOptions, server: TcpOptions) -> Pair {
+    pair_with(lanes, client, server, Vec::new())
+}
+
+/// As [`pair`], with copy workers on both sides.
+pub(crate) fn pair_with(
+    lanes: u16,
+    client: TcpOptions,
+    server: TcpOptions,
+    workers: Vec<Arc<CopyWorker>>,
+) -> Pair {
     let auth = Auth::Key(key(7));
     let listener = listener(auth.clone());
     let address = listener.local_addr();
     let (mut ours, mut theirs) = Wire::pair();
+    let client_workers = workers.clone();
     let client = std::thread::spawn(move || {
         let dialled = dial(address, &auth, &DialOptions::until(deadline())).unwrap();
         let setup = Setup {
@@ -117,7 +130,7 @@ pub(crate) fn pair(lanes: u16, client: TcpOptions, server: TcpOptions) -> Pair {
             peer: address,
             channels: lanes,
             deadline: deadline(),
-            workers: &[],
+            workers: &client_workers,
             lanes: None,
         };
         TcpNetwork::new(client)
@@ -126,7 +139,7 @@ pub(crate) fn pair(lanes: u16, client: TcpOptions, server: TcpOptions) -> Pair {
             .remove(0)
     });
     let accepted = listener.accept(deadline()).unwrap();
-    let server = server_side(&accepted, server, lanes, &mut theirs).unwrap();
+    let server = server_side(&accepted, server, lanes, &workers, &mut theirs).unwrap();
     Pair {
         client: client.join().unwrap(),
         server,
@@ -163,7 +176,7 @@ pub(crate) fn raw_peer(lanes: u16, options: TcpOptions) -> Raw {
             .collect()
     });
     let accepted = listener.accept(deadline()).unwrap();
-    let channel = server_side(&accepted, options, lanes, &mut theirs).unwrap();
+    let channel = server_side(&accepted, options, lanes, &[], &mut theirs).unwrap();
     Raw {
         channel,
         lanes: dialler.join().unwrap(),
@@ -372,5 +385,14 @@ pub(crate) fn options(stage_host: bool) -> TcpOptions {
     TcpOptions {
         stage_host,
         ..TcpOptions::default()
+    }
+}
+
+/// For what no descriptor announces.
+pub(crate) fn wait_until(mut condition: impl FnMut() -> bool) {
+    let deadline = deadline();
+    while !condition() {
+        assert!(Instant::now() < deadline, "it never came true");
+        std::thread::yield_now();
     }
 }

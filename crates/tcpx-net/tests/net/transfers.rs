@@ -138,7 +138,8 @@ fn exchange(lanes: u16, options: [TcpOptions; 2], sizes: [Vec<usize>; 2], schedu
                 | down.post_send(&mut *pair.server)
                 | down.post_receive(&mut *pair.client);
         }
-        if !moved && !(up.done() && down.done()) {
+        let done = up.done() && down.done();
+        if !moved && !done {
             wait_any(&[&*pair.client, &*pair.server]);
         }
     }

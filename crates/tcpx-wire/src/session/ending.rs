@@ -26,7 +26,9 @@ impl Session {
         !matches!(self.ending, Ending::Open)
     }
 
-    pub(super) fn ended(&self) -> bool {
+    /// How the session ends is decided: [`Action::Closed`] follows once every operation ended. The
+    /// peer may be gone by then.
+    pub fn ended(&self) -> bool {
         matches!(self.ending, Ending::Ended { .. })
     }
 

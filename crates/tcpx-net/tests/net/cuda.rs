@@ -1,0 +1,99 @@
+//! GPU memory through the embedded network. Without a GPU these skip themselves.
+
+use std::sync::Arc;
+
+use tcpx_memory::{CopyWorker, Gpu, Region};
+use tcpx_net::ChannelError;
+
+use crate::support::*;
+
+fn gpu(test: &str) -> Option<(Gpu, Arc<CopyWorker>)> {
+    let opened = Gpu::open(0);
+    match opened {
+        Ok(gpu) => {
+            let worker = CopyWorker::for_gpu(&gpu).unwrap();
+            Some((gpu, worker))
+        }
+        Err(error) => {
+            eprintln!("skipped: {test}: {error}");
+            None
+        }
+    }
+}
+
+#[test]
+fn gpu_memory_arrives_whole_at_any_alignment() {
+    let Some((gpu, worker)) = gpu("gpu_memory_arrives_whole_at_any_alignment") else {
+        return;
+    };
+    let workers = vec![worker];
+    let make = |cuda: bool, length: usize| {
+        if cuda {
+            Region::cuda(&gpu, length)
+        } else {
+            Region::host(length)
+        }
+        .unwrap()
+    };
+    for (from_gpu, to_gpu) in [(true, true), (true, false), (false, true)] {
+        let mut pair = pair_with(3, options(false), options(false), workers.clone());
+        let length = (1 << 20) - 3;
+        let count = 150;
+        let (mut next_send, mut next_receive) = (0, 0);
+        let source = make(from_gpu, 64 * length + 1);
+        let destination = make(to_gpu, count * length + 1);
+        let pieces: Vec<u8> = (0..64 * length + 1).map(|at| pattern(9, at)).collect();
+        source.write_from(0, &pieces).unwrap();
+        let mut ended = Vec::new();
+        while ended.len() < 2 * count {
+            if next_receive < count {
+                let start = next_receive * length + 1;
+                let slice = destination.slice(start..start + length).unwrap();
+                let chunk = receive_chunk(next_receive as u64, slice);
+                let posted = pair.server.post_receive(chunk).unwrap();
+                next_receive += usize::from(matches!(posted, tcpx_net::Posted::Accepted));
+            }
+            if next_send < count {
+                let start = next_send % 64 * length + 1;
+                let slice = source.slice(start..start + length).unwrap();
+                let posted = pair
+                    .client
+                    .post_send(send_chunk(next_send as u64, slice))
+                    .unwrap();
+                next_send += usize::from(matches!(posted, tcpx_net::Posted::Accepted));
+            }
+            let before = ended.len();
+            pair.client.poll(&mut ended).unwrap();
+            pair.server.poll(&mut ended).unwrap();
+            if before == ended.len() && next_send == count && next_receive == count {
+                wait_any(&[&*pair.client, &*pair.server]);
+            }
+        }
+        let mut arrived = vec![0; count * length + 1];
+        destination.read_to(0, &mut arrived).unwrap();
+        for chunk in 0..count {
+            let expected = &pieces[chunk % 64 * length + 1..][..length];
+            let got = &arrived[chunk * length + 1..][..length];
+            assert!(
+                expected == got,
+                "chunk {chunk}, from GPU: {from_gpu}, to GPU: {to_gpu}"
+            );
+        }
+        assert!(close(&mut *pair.client).is_empty() && close(&mut *pair.server).is_empty());
+    }
+}
+
+#[test]
+fn gpu_memory_without_its_worker_is_refused() {
+    let Some((gpu, _worker)) = gpu("gpu_memory_without_its_worker_is_refused") else {
+        return;
+    };
+    let mut pair = pair(1, options(false), options(false));
+    let slice = Region::cuda(&gpu, 100).unwrap().all();
+    let error = pair.client.post_send(send_chunk(0, slice)).unwrap_err();
+    assert!(
+        matches!(error, ChannelError::BadRequest { .. }),
+        "{error:?}"
+    );
+    assert!(error.to_string().contains("GPU 0"), "{error}");
+}
