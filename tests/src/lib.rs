@@ -1,6 +1,15 @@
 //! Support for the tests across crates.
 
+pub mod accident;
+pub mod buffers;
 pub mod child;
+pub mod content;
 pub mod double;
+pub mod instructions;
+pub mod pair;
+pub mod part;
 pub mod plugin_file;
+pub mod process;
+pub mod scenario;
 pub mod support;
+pub mod withholding;

@@ -129,6 +129,7 @@ impl Core {
                 self.session.handle_timeout(now);
             }
             again |= self.perform_actions();
+            self.close_useless_channels();
             again |= self.post_pending();
             again |= self.write_control();
             busy |= again;
@@ -153,9 +154,28 @@ impl Core {
         }
     }
 
+    /// Once the session is over nobody needs the channels; closing them ends the requests that the
+    /// last operations still wait for, which a silent peer would hold up.
+    fn close_useless_channels(&mut self) {
+        if self.session.ended() && self.ended.is_none() {
+            self.say_last_words();
+            for channel in &mut self.channels {
+                channel.close();
+            }
+        }
+    }
+
+    /// Gives the socket what the session still has to say: the peer should hear why the connection
+    /// ends before it sees its channels closed. What the socket does not take now is lost.
+    fn say_last_words(&mut self) {
+        self.queue_frames();
+        self.control.flush();
+    }
+
     /// Reads frames; `true` if there were any.
     fn read_control(&mut self) -> bool {
         match &self.ended {
+            // The session is over and waits for its operations to let go of their memory.
             None if self.peer_closed => return false,
             None => {}
             Some(Ok(())) => {
@@ -235,26 +255,30 @@ impl Core {
         }
     }
 
-    /// A data channel is broken. After a goodbye the peer closes its end, and that breaks it.
-    fn channel_failed(&mut self, index: usize, error: ChannelError) {
-        // The goodbye may wait to be read.
-        self.read_control();
-        if self.session.ended() {
-            self.channels[index].close();
-        } else {
-            self.fail(Error::channel(self.peer, index, error));
-        }
-    }
-
     /// Ends the connection with `error`; every operation ends with it too.
     pub(crate) fn fail(&mut self, error: Error) {
-        if self.ended.is_some() {
+        // Where the session ended before, that reason stands; its last action follows.
+        if self.ended.is_some() || self.session.ended() {
             return;
         }
         tracing::warn!(peer = %self.peer, %error, "connection lost");
         let now = self.now();
         self.session.fail(now, error.failure());
         self.end(Err(error));
+    }
+
+    /// A data channel is broken. A peer that ends the connection says so before it closes its
+    /// channels, so that is heard first; then the break is no news.
+    fn channel_failed(&mut self, index: usize, error: ChannelError) {
+        if self.ended.is_none() {
+            self.read_control();
+            self.perform_actions();
+        }
+        if self.session.ended() {
+            self.channels[index].close();
+        } else if !self.channels[index].is_closing() {
+            self.fail(Error::channel(self.peer, index, error));
+        }
     }
 
     /// Records how the connection ended and quiets the data plane.
@@ -266,6 +290,7 @@ impl Core {
             error: how.as_ref().err().map(ToString::to_string),
         });
         if how.is_err() {
+            self.say_last_words();
             self.control.shutdown();
         }
         for channel in &mut self.channels {

@@ -98,7 +98,10 @@ impl Session {
                 self.transmit.push_back(Frame::Goodbye { reason, detail });
             }
         }
-        let cause = EndCause::ConnectionLost(failure.clone());
+        let cause = EndCause::ConnectionLost {
+            failure: failure.clone(),
+            standing: None,
+        };
         self.end_all(now, &cause, Some(failure));
     }
 
@@ -116,6 +119,7 @@ impl Session {
         self.forget_acks();
         let sends: Vec<_> = self.sends.keys().copied().collect();
         for transfer in sends {
+            let cause = self.cause_of(now, OperationId::send(transfer), cause);
             let Some(send) = self.sends.get_mut(&transfer) else {
                 continue;
             };
@@ -126,11 +130,12 @@ impl Session {
             } else if send.cancel.is_some() {
                 self.settle_send(now, transfer);
             } else {
-                self.begin_cancel_send(now, transfer, cause.clone());
+                self.begin_cancel_send(now, transfer, cause);
             }
         }
         let receives: Vec<_> = self.receives.keys().copied().collect();
         for operation in receives {
+            let cause = self.cause_of(now, operation, cause);
             let Some(receive) = self.receives.get_mut(&operation) else {
                 continue;
             };
@@ -140,10 +145,21 @@ impl Session {
             } else if receive.cancel.is_some() {
                 self.settle_receive(now, operation);
             } else if receive.matched.is_none() {
-                self.end_receive(operation, Err((cause.clone(), Delivered::None)));
+                self.end_receive(operation, Err((cause, Delivered::None)));
             } else {
-                self.begin_cancel_receive(now, operation, cause.clone());
+                self.begin_cancel_receive(now, operation, cause);
             }
+        }
+    }
+
+    /// `cause` for one operation: a lost connection says where that stood.
+    fn cause_of(&self, now: Time, operation: OperationId, cause: &EndCause) -> EndCause {
+        match cause {
+            EndCause::ConnectionLost { failure, .. } => EndCause::ConnectionLost {
+                failure: failure.clone(),
+                standing: self.standing(now, operation).map(Box::new),
+            },
+            other => other.clone(),
         }
     }
 

@@ -304,8 +304,13 @@ pub enum EndCause {
         detail: String,
     },
     /// The connection failed.
-    #[error("the connection failed: {0}")]
-    ConnectionLost(ConnectionFailure),
+    #[error("the connection failed{}: {failure}", at(standing.as_deref()))]
+    ConnectionLost {
+        /// Why.
+        failure: ConnectionFailure,
+        /// Where the operation stood then.
+        standing: Option<Box<StallReport>>,
+    },
 }
 
 /// What failed below an operation.
@@ -378,6 +383,10 @@ pub enum ConnectionFailure {
         /// What it said.
         detail: String,
     },
+}
+
+fn at(standing: Option<&StallReport>) -> String {
+    standing.map_or_else(String::new, |standing| format!(" at {standing}"))
 }
 
 fn refusal(reason: RefuseReason) -> &'static str {

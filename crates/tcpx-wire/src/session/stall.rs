@@ -54,7 +54,7 @@ impl fmt::Display for Owes {
             Self::PeerSend => "the peer owes the chunk's data",
             Self::LocalNetworkSend => "this side's network owes the sending of the chunk",
             Self::PeerAcknowledge => "the peer owes the acknowledgement of the sent chunk",
-            Self::LocalUnpack => "this side owes the unpacking of the arrived chunk",
+            Self::LocalUnpack => "this side owes the unpacking and consuming of the arrived chunk",
             Self::EarlierTransfer => "an earlier transfer on the channel owes its chunks",
             Self::LocalDigest => "this side owes the checksum of its memory",
             Self::PeerDigest => "the peer owes the checksum of the source",

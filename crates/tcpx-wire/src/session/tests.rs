@@ -45,6 +45,17 @@ fn small_chunks(channels: u16) -> Config {
     config
 }
 
+/// Why the connection of an operation was lost, and where the operation stood.
+fn lost(cause: &EndCause) -> (&ConnectionFailure, &StallReport) {
+    match cause {
+        EndCause::ConnectionLost {
+            failure,
+            standing: Some(standing),
+        } => (failure, standing),
+        other => panic!("{other}"),
+    }
+}
+
 fn send(tag: u64, bytes: u64, level: Level) -> SendRequest {
     SendRequest {
         tag: Tag(tag),

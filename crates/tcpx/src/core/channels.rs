@@ -54,6 +54,11 @@ impl ChannelState {
         self.close_when_unread();
     }
 
+    /// Closed, or to be closed once nothing reads its pool any more.
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing
+    }
+
     pub(super) fn closed(&self) -> bool {
         self.closed && self.channel.closed()
     }

@@ -7,7 +7,7 @@ use super::Core;
 use super::channels::Unconsumed;
 use super::operation::InFlight;
 use super::tokens::Token;
-use crate::event::Event;
+use crate::event::{ChunkEvent, Event};
 
 impl Core {
     /// Takes what the channels have finished; `true` if anything was.
@@ -74,8 +74,17 @@ impl Core {
                     return;
                 };
                 if self.off_wire(id) {
-                    let failure = DataFailure::Channel(error.to_string());
-                    let index = Some(flight.event.index);
+                    let ChunkEvent {
+                        transfer,
+                        index,
+                        channel,
+                        offset,
+                        ..
+                    } = flight.event;
+                    let failure = DataFailure::Channel(format!(
+                        "transfer {transfer} channel {channel} offset {offset}: {error}"
+                    ));
+                    let index = Some(index);
                     self.session.data_failed(now, id, index, failure);
                 }
             }

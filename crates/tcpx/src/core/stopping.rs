@@ -48,7 +48,9 @@ impl Core {
             }
         }
         if must_close {
-            // Only closing gets the memory back from a network that cannot cancel.
+            // Only closing gets the memory back from a network that cannot cancel. The peer hears
+            // of the cancellation before it sees its channels break.
+            self.say_last_words();
             for state in &mut self.channels {
                 state.close();
             }

@@ -445,7 +445,7 @@ fn after_a_protocol_error_the_peer_is_told_and_everything_ends() {
     else {
         panic!("{actions:?}");
     };
-    assert_eq!(error.cause, EndCause::ConnectionLost(failure.clone()));
+    assert_eq!(lost(&error.cause).0, &failure);
     assert_eq!(*last, failure);
     assert!(
         session.frame(Time(0), announce(9, 9)).is_ok(),

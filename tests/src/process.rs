@@ -1,0 +1,229 @@
+//! Peer programs: started, watched, and never left behind.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::SocketAddr;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::instructions::{Answer, Instructions, Summary};
+
+/// Longest wait for a program to come up, on a machine that is busy with other tests.
+const START: Duration = Duration::from_secs(60);
+/// Pause between looks at something that has no event.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// A running peer program; dropping it kills it.
+#[derive(Debug)]
+pub struct Peer {
+    child: Child,
+    answers: Receiver<Answer>,
+    log: Arc<Mutex<String>>,
+    readers: Vec<JoinHandle<()>>,
+    /// Where it listens.
+    address: Option<SocketAddr>,
+}
+
+/// How a peer program ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Exit status.
+    pub status: ExitStatus,
+    /// What it said last, if it came to that.
+    pub summary: Option<Summary>,
+    /// What it logged.
+    pub log: String,
+}
+
+impl Peer {
+    /// Starts `program` with instructions; a listening one is listening when this returns.
+    pub fn start(program: impl AsRef<Path>, instructions: &Instructions) -> Self {
+        let mut command = Command::new(program.as_ref());
+        for (name, _) in std::env::vars_os() {
+            let text = name.to_string_lossy();
+            if text.starts_with("TCPX_") || text.starts_with("NCCL_") {
+                command.env_remove(&name);
+            }
+        }
+        let mut child = command
+            .envs(instructions.carrier.environment().iter().copied())
+            .env("RUST_BACKTRACE", "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the peer program starts");
+        let mut line = serde_json::to_vec(instructions).expect("instructions are plain data");
+        line.push(b'\n');
+        let mut stdin = child.stdin.take().expect("it is piped");
+        stdin
+            .write_all(&line)
+            .expect("the program reads its instructions");
+        drop(stdin);
+        let (sender, answers) = channel();
+        let stdout = child.stdout.take().expect("it is piped");
+        let stderr = child.stderr.take().expect("it is piped");
+        let log = Arc::new(Mutex::new(String::new()));
+        let readers = vec![
+            std::thread::spawn(move || read_answers(stdout, |answer| sender.send(answer).is_ok())),
+            std::thread::spawn({
+                let log = Arc::clone(&log);
+                move || read_log(stderr, &log)
+            }),
+        ];
+        let mut peer = Self {
+            child,
+            answers,
+            log,
+            readers,
+            address: None,
+        };
+        if instructions.connect.is_none() {
+            match peer.answers.recv_timeout(START) {
+                Ok(Answer::Listening(address)) => peer.address = Some(address),
+                other => panic!("the server does not listen: {other:?}\n{}", peer.log()),
+            }
+        }
+        peer
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address.expect("it is a server")
+    }
+
+    /// What it has logged so far.
+    pub fn log(&self) -> String {
+        self.log
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Waits until it is stopped by a signal.
+    pub fn wait_stopped(&self, limit: Duration) {
+        let stat = format!("/proc/{}/stat", self.child.id());
+        wait(limit, "the program to stop", || {
+            let stat = std::fs::read_to_string(&stat).ok()?;
+            // The state follows the name, which is in parentheses.
+            let (_, state) = stat.rsplit_once(") ")?;
+            state.starts_with('T').then_some(())
+        });
+    }
+
+    /// Waits for its end, and fails if that does not come in time.
+    pub fn finish(mut self, limit: Duration) -> Ended {
+        let deadline = Instant::now() + limit;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("it is our child") {
+                break status;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "the program did not end within {limit:?}; it logged:\n{}",
+                self.log()
+            );
+            std::thread::sleep(PAUSE);
+        };
+        for reader in self.readers.drain(..) {
+            reader.join().expect("readers do not panic");
+        }
+        let summary = self.answers.try_iter().find_map(|answer| match answer {
+            Answer::Summary(summary) => Some(summary),
+            Answer::Listening(_) => None,
+        });
+        Ended {
+            status,
+            summary,
+            log: self.log(),
+        }
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // It may have ended already; it is our child, so its number is not another's.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Ended {
+    /// The summary of a program that was not killed.
+    pub fn summary(&self) -> &Summary {
+        match &self.summary {
+            Some(summary) => summary,
+            None => panic!("no summary, {}; it logged:\n{}", self.status, self.log),
+        }
+    }
+
+    /// The summary of a program that did everything it should.
+    pub fn good(&self) -> &Summary {
+        let summary = self.summary();
+        assert!(
+            summary.is_good() && self.status.success(),
+            "{summary:#?}; it logged:\n{}",
+            self.log
+        );
+        summary
+    }
+
+    /// It was killed.
+    pub fn was_killed(&self) -> bool {
+        self.status.signal() == Some(libc::SIGKILL)
+    }
+}
+
+/// Runs a server and a client to their ends.
+pub fn run_pair(
+    program: impl AsRef<Path>,
+    instructions: &Instructions,
+    limit: Duration,
+) -> (Ended, Ended) {
+    let server = Peer::start(program.as_ref(), instructions);
+    let client = Instructions {
+        connect: Some(server.address()),
+        ..instructions.clone()
+    };
+    let client = Peer::start(program, &client);
+    let client = client.finish(limit);
+    (server.finish(limit), client)
+}
+
+/// Looks until there is an answer.
+///
+/// # Panics
+/// When there is none in time.
+pub fn wait<T>(limit: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + limit;
+    loop {
+        if let Some(answer) = look() {
+            return answer;
+        }
+        assert!(Instant::now() < deadline, "waited {limit:?} for {what}");
+        std::thread::sleep(PAUSE);
+    }
+}
+
+fn read_answers(stdout: ChildStdout, mut take: impl FnMut(Answer) -> bool) {
+    for line in BufReader::new(stdout).lines() {
+        let Ok(line) = line else { return };
+        let answer = serde_json::from_str(&line).expect("peers answer in JSON");
+        if !take(answer) {
+            return;
+        }
+    }
+}
+
+fn read_log(mut stderr: ChildStderr, log: &Mutex<String>) {
+    let mut bytes = [0; 4096];
+    while let Ok(count @ 1..) = stderr.read(&mut bytes) {
+        log.lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push_str(&String::from_utf8_lossy(&bytes[..count]));
+    }
+}
