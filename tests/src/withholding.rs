@@ -42,6 +42,10 @@ impl Network for Withholding {
         self.inner.can_cancel()
     }
 
+    fn allows_eager(&self) -> bool {
+        self.inner.allows_eager()
+    }
+
     fn establish(
         &self,
         setup: &Setup<'_>,
