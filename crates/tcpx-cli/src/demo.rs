@@ -14,7 +14,7 @@ use self::peer_process::PeerProcess;
 use self::receive::{Received, Receiver, Step};
 use crate::args::demo::DemoArgs;
 use crate::error::Error;
-use crate::memory_choice::Devices;
+use crate::memory_choice::{self, Devices};
 use crate::output::say::{self, say};
 use crate::output::table::{indented, table};
 use crate::plugin_file::{Places, PluginFile};
@@ -50,6 +50,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Error> {
         plugin.why
     );
 
+    let route = route(&sender, memory.name());
     let mut receiver = Receiver::new(memory, args.timeout.0);
     greet(&mut receiver, &mut peer)?;
 
@@ -68,7 +69,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Error> {
         }
         rows.push((step, result));
     }
-    say!("{}", summary(&rows, receiver.memory().short()).trim_end());
+    say!("{}", summary(&rows, &route).trim_end());
     if let Some(line) = receiver.first_fragments() {
         say!("  {line}\n");
     }
@@ -175,6 +176,29 @@ fn summary(rows: &[(Step, Result<Received, Error>)], memory: &str) -> String {
     indented(&list, "  ")
 }
 
+/// From which memory to which, for the table.
+fn route(sender: &str, receiver: &str) -> String {
+    let (from, to) = (memory_choice::short(sender), memory_choice::short(receiver));
+    if from == to {
+        from.to_owned()
+    } else {
+        format!("{from} -> {to}")
+    }
+}
+
 fn speed(bytes: u64, elapsed: Duration) -> String {
     rate(bytes, elapsed).map_or_else(|| "-".to_owned(), |rate| format!("{rate:.2}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_route_names_both_ends_where_they_differ() {
+        let gpu = |index: u32| format!("GPU {index} (NVIDIA H200, PCI 0000:0{index}:00.0)");
+        assert_eq!(route(&gpu(1), &gpu(0)), "GPU 1 -> GPU 0");
+        assert_eq!(route(&gpu(0), &gpu(0)), "GPU 0");
+        assert_eq!(route("host memory", "host memory"), "host");
+    }
 }

@@ -99,21 +99,18 @@ impl Devices {
     }
 }
 
+/// A memory's name, short, for a table: `GPU 0` or `host`.
+pub(crate) fn short(name: &str) -> &str {
+    let name = name.split(" (").next().unwrap_or(name);
+    name.strip_suffix(" memory").unwrap_or(name)
+}
+
 impl MemoryChoice {
     fn host(why: &str) -> Self {
         Self {
             gpu: None,
             name: "host memory".into(),
             why: why.into(),
-        }
-    }
-
-    /// Short, for a table.
-    pub(crate) fn short(&self) -> &str {
-        if self.gpu.is_some() {
-            self.name.split(" (").next().unwrap_or(&self.name)
-        } else {
-            "host"
         }
     }
 

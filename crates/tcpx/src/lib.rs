@@ -57,3 +57,8 @@ pub use tcpx_memory::{
 pub use tcpx_net::{Auth, Network, NetworkError, TcpNetwork};
 pub use tcpx_wire::{Key, Level, Role};
 pub use transfer::Transfer;
+
+/// The README's example, compiled with the documentation's.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -94,10 +94,6 @@ impl Receiver {
         }
     }
 
-    pub(crate) fn memory(&self) -> &MemoryChoice {
-        &self.memory
-    }
-
     /// The first fragments of a chunk in the order in which they came, for a person.
     pub(crate) fn first_fragments(&self) -> Option<String> {
         let kept = self.first.0.lock().unwrap_or_else(PoisonError::into_inner);
