@@ -3,6 +3,7 @@
 //! The same functions replay the corpus in `crates/tcpx-wire/tests/corpus.rs`.
 
 pub mod chunk_header;
+pub mod cmsg;
 pub mod descriptors;
 pub mod frames;
 pub mod handshake;

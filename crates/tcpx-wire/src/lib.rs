@@ -11,6 +11,7 @@
 mod crc;
 
 pub mod chunk_header;
+pub mod cmsg;
 pub mod descriptor;
 pub mod frame;
 pub mod handshake;
@@ -19,6 +20,7 @@ pub mod plan;
 pub mod scatter;
 pub mod session;
 pub mod time;
+pub mod tokens;
 
 pub use chunk_header::{ChunkHeader, ChunkHeaderError};
 pub use descriptor::{Descriptor, Descriptors, Limits, ScatterError};
@@ -28,3 +30,4 @@ pub use plan::{ChunkPlan, PlanError};
 pub use scatter::{Fragment, ScatterList};
 pub use session::Session;
 pub use time::Time;
+pub use tokens::{TokenError, TokenSet};

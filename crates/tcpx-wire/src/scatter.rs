@@ -42,6 +42,11 @@ impl ScatterList {
         self.fragments.clear();
     }
 
+    /// Keeps the first `fragments` pieces.
+    pub fn truncate(&mut self, fragments: usize) {
+        self.fragments.truncate(fragments);
+    }
+
     /// The pieces in order.
     pub fn fragments(&self) -> &[Fragment] {
         &self.fragments

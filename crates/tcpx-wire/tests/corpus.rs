@@ -45,3 +45,8 @@ fn descriptor_inputs_hold() {
 fn chunk_header_inputs_hold() {
     replay("chunk_header", targets::chunk_header::run);
 }
+
+#[test]
+fn control_message_inputs_hold() {
+    replay("cmsg", targets::cmsg::run);
+}
