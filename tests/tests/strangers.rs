@@ -54,7 +54,7 @@ impl Stranger {
             Self::NewerVersion => "99",
             Self::RandomBytes | Self::HttpGet | Self::TlsHello => "not tcpx",
             Self::ConnectAndClose | Self::HalfAHello => "closed",
-            Self::Silence => "silent for 3 s",
+            Self::Silence => "came within 3 s",
         }
     }
 

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{RecvFlags, recv};
 use tcpx_wire::handshake::{
-    LaneAccepted, LaneRequest, LaneServer, Message, ServerHandshake, ServerStep, Session, Step,
+    HandshakeError, LaneAccepted, LaneRequest, LaneServer, Message, ServerHandshake, ServerStep,
+    Session, Step,
 };
 
 use crate::auth::{self, PEEK_BYTES};
@@ -81,11 +82,21 @@ impl Greeting {
     /// Why the connection goes when its time is over.
     pub(super) fn overdue(&self) -> String {
         let missing = match &self.state {
-            State::Hello(handshake) => handshake.closed().to_string(),
-            State::Lane(lane) => lane.closed().to_string(),
+            State::Hello(handshake) => handshake.closed(),
+            State::Lane(lane) => lane.closed(),
             State::Farewell { .. } => return "refused before".to_owned(),
         };
-        format!("silent for {} s: {missing}", DEADLINE.as_secs())
+        let waited = DEADLINE.as_secs();
+        match missing {
+            HandshakeError::Truncated {
+                message,
+                expected,
+                arrived,
+            } => {
+                format!("{arrived} of the {expected} bytes of its {message} came within {waited} s")
+            }
+            other => format!("silent for {waited} s: {other}"),
+        }
     }
 
     /// Takes what has arrived.
