@@ -278,8 +278,11 @@ fn naive(input: &Input) -> Naive {
     (pieces, None)
 }
 
-/// Level, type and payload of each message up to the first broken one.
-fn messages(control: &[u8]) -> (Vec<(i128, i128, &[u8])>, Option<u8>) {
+/// Level, type and payload.
+type Message<'a> = (i128, i128, &'a [u8]);
+
+/// Each message up to the first broken one, and the rule that it broke.
+fn messages(control: &[u8]) -> (Vec<Message<'_>>, Option<u8>) {
     let mut found = Vec::new();
     let mut at = 0;
     while at < control.len() {

@@ -1,8 +1,12 @@
 //! Tokens on their way back to the kernel.
 
-use thiserror::Error;
+use crate::cmsg::Dialect;
 
-use crate::cmsg::{Dialect, SOL_SOCKET};
+mod batch;
+mod error;
+
+pub use batch::{Batch, Returned};
+pub use error::TokenError;
 
 /// Tokens `start` to `start + count - 1`; the kernel's `dmabuf_token`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -238,139 +242,6 @@ impl TokenSet {
 /// Bytes of a range for the kernel: start u32, count u32.
 const RANGE_BYTES: usize = 8;
 const BATCH_BYTES: usize = TokenSet::MOST_RANGES * RANGE_BYTES;
-
-/// Tokens for one `setsockopt`.
-///
-/// Make the call before the next receive on the socket: a token that is free may be handed out
-/// again there, and a second return of it would free what was just received.
-#[derive(Debug)]
-#[must_use = "the tokens stay in the set until the kernel's answer is told"]
-pub struct Batch<'a> {
-    set: &'a mut TokenSet,
-    dialect: Dialect,
-    bytes: [u8; BATCH_BYTES],
-    used: usize,
-    fragments: u32,
-}
-
-impl Batch<'_> {
-    /// Level for `setsockopt`.
-    pub fn level(&self) -> i32 {
-        SOL_SOCKET
-    }
-
-    /// Option for `setsockopt`.
-    pub fn option(&self) -> i32 {
-        self.dialect.return_option()
-    }
-
-    /// Value for `setsockopt`: ranges of 8 bytes, at most [`TokenSet::MOST_RANGES`].
-    pub fn as_bytes(&self) -> &[u8] {
-        &self.bytes[..self.used]
-    }
-
-    /// Number of tokens, at most [`TokenSet::MOST_FRAGMENTS`].
-    pub fn fragments(&self) -> u32 {
-        self.fragments
-    }
-
-    /// Tells what `setsockopt` returned when it did not fail.
-    ///
-    /// The mainline kernel returns how many fragments it freed; Google's returns 0 when it freed
-    /// all. When the call failed, drop the batch: nothing is forgotten, and nothing can be added to
-    /// the set before the same batch was answered. Google's kernel fails with `EINTR` when it did
-    /// not know every token: close the socket then.
-    ///
-    /// # Errors
-    /// When the answer cannot be: more freed than sent, or none of what was left. The tokens stay
-    /// in the set; closing the socket gives them back.
-    pub fn answered(self, answer: i32) -> Result<Returned, TokenError> {
-        let before = self.set.outstanding.map_or(0, |batch| batch.freed);
-        let sent = self.fragments;
-        let impossible = TokenError::Answer {
-            sent,
-            before,
-            answer,
-        };
-        let newly = match (self.dialect, u32::try_from(answer)) {
-            (Dialect::Google, Ok(0)) => sent - before,
-            (Dialect::Mainline, Ok(newly)) if newly <= sent - before => newly,
-            _ => return Err(impossible),
-        };
-        let freed = before + newly;
-        if freed == sent {
-            self.set.remove_front(sent);
-            self.set.outstanding = None;
-            return Ok(Returned::All);
-        }
-        if newly == 0 {
-            return Err(TokenError::NotFreed { sent, freed });
-        }
-        self.set.outstanding = Some(Outstanding {
-            fragments: sent,
-            freed,
-        });
-        Ok(Returned::Part { left: sent - freed })
-    }
-}
-
-/// How far a batch was given back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "what is left must be given back before the next receive"]
-pub enum Returned {
-    /// All of it; it left the set.
-    All,
-    /// Not all: the kernel does not say which. The same batch comes again from
-    /// [`TokenSet::batch`]; give it back before the next receive on the socket.
-    Part {
-        /// Fragments still held by the kernel's count.
-        left: u32,
-    },
-}
-
-/// Tokens and answers that do not fit together.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum TokenError {
-    /// The kernel handed out a token that it had handed out before.
-    #[error("token {token}: expected once until given back, it came twice; close the socket")]
-    Twice {
-        /// The token.
-        token: u32,
-    },
-    /// A batch has not been given back entirely.
-    #[error(
-        "tokens: expected {fragments} to be given back before others come, {freed} were; give the batch back before the next receive, else close the socket"
-    )]
-    Unsettled {
-        /// Fragments of the batch.
-        fragments: u32,
-        /// How many are free.
-        freed: u32,
-    },
-    /// The kernel stopped freeing.
-    #[error(
-        "tokens: expected {sent} fragments to be freed, the kernel freed {freed} and no more; close the socket, which frees the rest"
-    )]
-    NotFreed {
-        /// Fragments of the batch.
-        sent: u32,
-        /// How many were freed in all calls for it.
-        freed: u32,
-    },
-    /// No kernel of this dialect answers so.
-    #[error(
-        "tokens: {answer} is no answer to {sent} fragments of which {before} were free; close the socket"
-    )]
-    Answer {
-        /// Fragments of the batch.
-        sent: u32,
-        /// How many were freed in earlier calls for it.
-        before: u32,
-        /// What arrived.
-        answer: i32,
-    },
-}
 
 #[cfg(test)]
 mod tests;

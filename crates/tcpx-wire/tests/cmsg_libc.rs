@@ -93,7 +93,7 @@ proptest! {
         control.truncate(control.len() - cut.min(control.len()));
         let (mut ours, theirs) = (our_messages(&control), libc_messages(&control));
         // A last message without its padding is whole for the kernel, but not for libc.
-        if control.len() % 8 != 0 && ours.len() == theirs.len() + 1 {
+        if !control.len().is_multiple_of(8) && ours.len() == theirs.len() + 1 {
             ours.pop();
         }
         prop_assert_eq!(ours, theirs);

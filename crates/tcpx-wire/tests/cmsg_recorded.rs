@@ -5,159 +5,13 @@
 
 #![cfg(target_endian = "little")]
 
-use std::fs;
-use std::path::Path;
+mod recording;
 
-use tcpx_wire::cmsg::{
-    Binding, CmsgError, ControlMessages, DeviceFragment, Dialect, Gathered, Piece, Received,
-};
+use tcpx_wire::cmsg::{Binding, CmsgError, ControlMessages, Dialect, Gathered, Piece};
 use tcpx_wire::tokens::{Returned, TokenError, TokenSet};
 use tcpx_wire::{Descriptors, Limits};
 
-const MSG_CTRUNC: u64 = 8;
-
-struct Recording {
-    binding: Binding,
-    events: Vec<Event>,
-}
-
-enum Event {
-    Receive(Receive),
-    /// Tokens given back: the option's value and the kernel's answer.
-    Return(Vec<u8>, i64),
-    /// The same for tokens that were free already.
-    Again(Vec<u8>, i64),
-    Unbind,
-}
-
-struct Receive {
-    /// Bytes of the stream before it.
-    at: u64,
-    /// Bytes, or minus the error number.
-    answer: i64,
-    flags: u64,
-    iovec_bytes: u64,
-    /// Bytes of the control buffer before and after.
-    room: u64,
-    control: Vec<u8>,
-    /// What the kernel wrote to the iovec.
-    iovec: Vec<u8>,
-    /// FNV-1a of the pool's bytes under each device record.
-    hashes: Vec<u64>,
-}
-
-impl Receive {
-    fn received(&self) -> Received<'_> {
-        Received {
-            bytes: self.answer.try_into().expect("a receive that succeeded"),
-            iovec_bytes: self.iovec_bytes as usize,
-            control: &self.control,
-            truncated: self.flags & MSG_CTRUNC != 0,
-        }
-    }
-
-    fn pieces(&self, binding: Binding) -> Vec<Piece> {
-        self.received()
-            .pieces(binding)
-            .collect::<Result<_, _>>()
-            .expect("the kernel's word is consistent")
-    }
-}
-
-impl Recording {
-    fn load(name: &str) -> Self {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("tests/recordings")
-            .join(name);
-        let file = fs::read(&path).expect("the recordings are checked in");
-        let mut file = Reader(&file);
-        assert_eq!(file.bytes(8), b"DEVMEM01");
-        let binding = Binding::Mainline {
-            pool_bytes: file.number(),
-            dmabuf_id: file.number() as u32,
-        };
-        let mut events = Vec::new();
-        while !file.0.is_empty() {
-            events.push(match file.bytes(1) {
-                b"R" => {
-                    let at = file.number();
-                    let answer = file.number().cast_signed();
-                    let (flags, iovec_bytes, room) = (file.number(), file.number(), file.number());
-                    Event::Receive(Receive {
-                        at,
-                        answer,
-                        flags,
-                        iovec_bytes,
-                        room,
-                        control: file.block(1),
-                        iovec: file.block(1),
-                        hashes: file
-                            .block(8)
-                            .chunks_exact(8)
-                            .map(|hash| u64::from_le_bytes(hash.try_into().unwrap()))
-                            .collect(),
-                    })
-                }
-                b"T" => Event::Return(file.block(8), file.number().cast_signed()),
-                b"X" => Event::Again(file.block(8), file.number().cast_signed()),
-                b"U" => Event::Unbind,
-                other => panic!("{other:?} is no event"),
-            });
-        }
-        Self { binding, events }
-    }
-
-    fn receives(&self) -> Vec<&Receive> {
-        self.events
-            .iter()
-            .filter_map(|event| match event {
-                Event::Receive(receive) if receive.answer >= 0 => Some(receive),
-                _ => None,
-            })
-            .collect()
-    }
-
-    fn fragments(&self) -> Vec<DeviceFragment> {
-        self.receives()
-            .into_iter()
-            .flat_map(|receive| receive.pieces(self.binding))
-            .filter_map(|piece| match piece {
-                Piece::Device(fragment) => Some(fragment),
-                _ => None,
-            })
-            .collect()
-    }
-}
-
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    fn bytes(&mut self, count: usize) -> &'a [u8] {
-        let (bytes, rest) = self.0.split_at(count);
-        self.0 = rest;
-        bytes
-    }
-
-    fn number(&mut self) -> u64 {
-        u64::from_le_bytes(self.bytes(8).try_into().unwrap())
-    }
-
-    fn block(&mut self, unit: u64) -> Vec<u8> {
-        let bytes = self.number() * unit;
-        self.bytes(bytes as usize).to_vec()
-    }
-}
-
-/// The stream's bytes, as the recorder's sender made them.
-fn stream(at: u64, length: u64) -> impl Iterator<Item = u8> {
-    (at..at + length).map(|at| (at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8)
-}
-
-fn fnv1a(bytes: impl Iterator<Item = u8>) -> u64 {
-    bytes.fold(0xCBF2_9CE4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3)
-    })
-}
+use recording::{Event, MSG_CTRUNC, Receive, Recording, fnv1a, stream};
 
 /// How the recorder gave held tokens back.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -199,7 +53,7 @@ fn replay(recording: &Recording, order: Order) -> u64 {
                     held.retain(|token| {
                         let stays = even && token % 2 == 1;
                         if !stays {
-                            returning.insert(*token).unwrap();
+                            returning.insert(*token).expect("a token comes once");
                         }
                         stays
                     });
@@ -214,13 +68,14 @@ fn replay(recording: &Recording, order: Order) -> u64 {
             Event::Again(value, answer) => {
                 let mut tokens = TokenSet::new();
                 for pair in value.chunks_exact(8) {
-                    let word = |at| u32::from_le_bytes(pair[at..at + 4].try_into().unwrap());
+                    let word =
+                        |at| u32::from_le_bytes(pair[at..at + 4].try_into().expect("4 bytes"));
                     for token in word(0)..word(0) + word(4) {
-                        tokens.insert(token).unwrap();
+                        tokens.insert(token).expect("a token comes once");
                     }
                 }
                 let sent = tokens.fragments() as u32;
-                let batch = tokens.batch(Dialect::Mainline).unwrap();
+                let batch = tokens.batch(Dialect::Mainline).expect("tokens");
                 assert_eq!(batch.as_bytes(), value);
                 assert_eq!(
                     batch.answered(*answer as i32),
@@ -237,7 +92,9 @@ fn replay(recording: &Recording, order: Order) -> u64 {
         destination_bytes: gathered.bytes(),
         received_bytes: gathered.device_bytes(),
     };
-    descriptors.build(gathered.list(), limits).unwrap();
+    descriptors
+        .build(gathered.list(), limits)
+        .expect("fragments inside their bounds");
     gathered.bytes()
 }
 

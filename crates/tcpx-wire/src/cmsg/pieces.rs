@@ -182,12 +182,15 @@ impl Pieces<'_> {
 
     fn record(&mut self, kind: RecordKind, payload: &[u8]) -> Result<Piece, CmsgError> {
         let record = self.records;
-        let read = Record::read(self.binding.dialect(), payload).ok_or(CmsgError::RecordBytes {
-            record,
-            kind,
-            expected: self.binding.dialect().record_bytes(),
-            arrived: payload.len(),
-        })?;
+        let dialect = self.binding.dialect();
+        let Some(read) = Record::read(dialect, payload) else {
+            return Err(CmsgError::RecordBytes {
+                record,
+                kind,
+                expected: dialect.record_bytes(),
+                arrived: payload.len(),
+            });
+        };
         if read.flags != 0 {
             return Err(CmsgError::Flags {
                 record,
