@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
+use tcpx_net::interfaces::{Interface, InterfaceKind, interfaces};
+
 use crate::error::Error;
 
 /// Every address that `text` means: an IP address or a host name, with `:port` or without.
@@ -40,7 +42,9 @@ pub(crate) fn reachable(bound: SocketAddr) -> SocketAddr {
         return bound;
     }
     SocketAddr::new(
-        outward().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+        outward()
+            .or_else(|| best(&interfaces().unwrap_or_default()))
+            .unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)),
         bound.port(),
     )
 }
@@ -52,6 +56,22 @@ fn outward() -> Option<IpAddr> {
     socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
     let ip = socket.local_addr().ok()?.ip();
     (!ip.is_unspecified()).then_some(ip)
+}
+
+/// Without a default route: an address of an interface that leads somewhere, cards before software.
+fn best(interfaces: &[Interface]) -> Option<IpAddr> {
+    interfaces
+        .iter()
+        .filter(|interface| interface.up && interface.kind != InterfaceKind::Loopback)
+        .flat_map(|interface| {
+            interface
+                .addresses
+                .iter()
+                .map(move |ip| (interface.kind, *ip))
+        })
+        .filter(|(_, ip)| ip.is_ipv4())
+        .min_by_key(|(kind, _)| *kind != InterfaceKind::Physical)
+        .map(|(_, ip)| ip)
 }
 
 fn wrong(text: &str, why: String) -> Error {
@@ -101,5 +121,29 @@ mod tests {
         let open = reachable(SocketAddr::from(([0, 0, 0, 0], 5)));
         assert!(!open.ip().is_unspecified());
         assert_eq!(open.port(), 5);
+    }
+
+    #[test]
+    fn without_a_route_a_card_with_an_address_is_named_first() {
+        let interface = |kind, up, addresses: &[[u8; 4]]| Interface {
+            name: "some".into(),
+            kind,
+            up,
+            addresses: addresses.iter().map(|ip| IpAddr::from(*ip)).collect(),
+            speed: None,
+            mtu: None,
+            pci_path: Vec::new(),
+            numa_node: None,
+            driver: None,
+        };
+        let all = [
+            interface(InterfaceKind::Loopback, true, &[[127, 0, 0, 1]]),
+            interface(InterfaceKind::Bridge, true, &[[172, 17, 0, 1]]),
+            interface(InterfaceKind::Physical, false, &[[10, 0, 0, 1]]),
+            interface(InterfaceKind::Physical, true, &[[10, 0, 1, 1]]),
+        ];
+        assert_eq!(best(&all), Some(IpAddr::from([10, 0, 1, 1])));
+        assert_eq!(best(&all[..3]), Some(IpAddr::from([172, 17, 0, 1])));
+        assert_eq!(best(&all[..1]), None);
     }
 }
