@@ -6,8 +6,9 @@ use std::alloc::{Layout, alloc, dealloc};
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{CStr, c_char, c_uint, c_void};
+use std::ops::Range;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tcpx_wire::Descriptor;
@@ -46,15 +47,90 @@ enum Operation {
         pool: usize,
         to: usize,
         list: List,
+        done: Option<Done>,
     },
+    Checksum {
+        tables: usize,
+        blocks: Vec<Range<u64>>,
+        bytes: Range<u64>,
+        sums: usize,
+        done: Option<Done>,
+    },
+    Prepare(usize),
     /// An event, and which of its recordings.
     Mark(usize, u64),
     Gate(Arc<AtomicBool>),
 }
 
-enum List {
-    Carried(Vec<Descriptor>),
-    Mapped { address: usize, count: usize },
+/// Where a launch says that it has ended.
+struct Done {
+    flag: usize,
+    value: u32,
+}
+
+/// A list, read when the launch runs unless the launch carries it.
+struct List {
+    carried: Option<Vec<u32>>,
+    address: usize,
+    count: usize,
+    /// The unit and the last piece of an even list.
+    even: Option<(u32, u32)>,
+}
+
+impl List {
+    fn read(&self) -> Vec<Descriptor> {
+        let words = self.count * if self.even.is_some() { 1 } else { 4 };
+        let list = match &self.carried {
+            Some(list) => list[..words].to_vec(),
+            // SAFETY: the code under test promises that the memory is there when the stream gets here.
+            None => {
+                unsafe { std::slice::from_raw_parts(pointer(self.address).cast(), words) }.to_vec()
+            }
+        };
+        match self.even {
+            None => list
+                .chunks_exact(4)
+                .map(|word| Descriptor {
+                    source_offset: word[0],
+                    length: word[1],
+                    destination_offset: u64::from(word[2]) | u64::from(word[3]) << 32,
+                })
+                .collect(),
+            Some((unit, last)) => list
+                .iter()
+                .enumerate()
+                .map(|(index, source)| Descriptor {
+                    source_offset: *source,
+                    length: if index + 1 == self.count { last } else { unit },
+                    destination_offset: index as u64 * u64::from(unit),
+                })
+                .collect(),
+        }
+    }
+}
+
+impl Done {
+    fn new(counter: u64, flag: u64, value: u32) -> Option<Self> {
+        let flag = flag as usize;
+        (counter != 0).then_some(Self { flag, value })
+    }
+
+    fn tell(&self) {
+        // SAFETY: four aligned bytes that stay.
+        unsafe { AtomicU32::from_ptr(pointer(self.flag).cast()) }
+            .store(self.value, Ordering::Release);
+    }
+}
+
+unsafe extern "C" {
+    fn tcpx_crc32c_prepare_host(tables: *mut u32);
+    fn tcpx_crc32c_host(
+        tables: *const u32,
+        block: usize,
+        block_end: usize,
+        start: usize,
+        end: usize,
+    ) -> u32;
 }
 
 #[derive(Default)]
@@ -127,18 +203,43 @@ impl World {
                 // here; freed memory is poisoned and never unmapped.
                 unsafe { pointer(to).copy_from(pointer(from), len) };
             }
-            Some(Operation::Unpack { pool, to, list }) => {
-                let list = match list {
-                    List::Carried(list) => list,
-                    List::Mapped { address, count } => {
-                        // SAFETY: as above; read only now, as a GPU would.
-                        unsafe { std::slice::from_raw_parts(pointer(address).cast(), count) }
-                            .to_vec()
-                    }
-                };
+            Some(Operation::Unpack {
+                pool,
+                to,
+                list,
+                done,
+            }) => {
+                let list = list.read();
                 // SAFETY: as above.
                 unsafe { cpu::unpack(UnpackMethod::Kernel, pointer(pool), pointer(to), &list) };
+                done.iter().for_each(Done::tell);
             }
+            Some(Operation::Checksum {
+                tables,
+                blocks,
+                bytes,
+                sums,
+                done,
+            }) => {
+                for (index, block) in blocks.iter().enumerate() {
+                    // SAFETY: as above; only the bytes are read.
+                    unsafe {
+                        let sum = tcpx_crc32c_host(
+                            pointer(tables).cast(),
+                            block.start as usize,
+                            block.end as usize,
+                            bytes.start as usize,
+                            bytes.end as usize,
+                        );
+                        pointer(sums).cast::<u32>().add(index).write(sum);
+                    }
+                }
+                done.iter().for_each(Done::tell);
+            }
+            // SAFETY: as above; the tables are as large as the kernel's.
+            Some(Operation::Prepare(tables)) => unsafe {
+                tcpx_crc32c_prepare_host(pointer(tables).cast());
+            },
             Some(Operation::Mark(event, recording)) => {
                 if let Some(state) = self.events.get_mut(&event)
                     && state.0 == recording
@@ -232,6 +333,74 @@ fn name(buffer: *mut c_char, text: &CStr) -> i32 {
     // SAFETY: every caller passes at least 255 bytes.
     unsafe { buffer.copy_from(text.as_ptr(), text.count_bytes() + 1) };
     OK
+}
+
+/// The kernels, by their names.
+const FUNCTIONS: [&CStr; 7] = [
+    c"tcpx_unpack_few",
+    c"tcpx_unpack_mapped",
+    c"tcpx_even_few",
+    c"tcpx_even_many",
+    c"tcpx_even_mapped",
+    c"tcpx_crc32c",
+    c"tcpx_crc32c_prepare",
+];
+
+/// What a launch will do; reads the parameters as the kernel of that name declares them.
+///
+/// # Safety
+/// The parameters must be of that kernel.
+unsafe fn launched(name: &CStr, blocks: u32, parameters: *mut *mut c_void) -> Operation {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let parameter = |index| *parameters.add(index);
+        let long = |index| parameter(index).cast::<u64>().read();
+        let short = |index| parameter(index).cast::<u32>().read();
+        if name == c"tcpx_crc32c_prepare" {
+            return Operation::Prepare(long(0) as usize);
+        }
+        if name == c"tcpx_crc32c" {
+            let (blocks_end, size) = (long(1), u64::from(short(2)) * 8192);
+            let block = |index: u32| {
+                let end = blocks_end - u64::from(blocks - index - 1) * size;
+                end - size..end
+            };
+            return Operation::Checksum {
+                tables: long(0) as usize,
+                blocks: (0..blocks).map(block).collect(),
+                bytes: long(3)..long(4),
+                sums: long(5) as usize,
+                done: Done::new(long(6), long(7), short(8)),
+            };
+        }
+        let longs = parameter(0).cast::<[u64; 4]>().read();
+        let shorts = parameter(0).cast::<u32>().add(8).cast::<[u32; 4]>().read();
+        let count = shorts[1] as usize;
+        let name = name.to_bytes();
+        let even = name
+            .starts_with(b"tcpx_even")
+            .then_some((shorts[2], shorts[3]));
+        let words = count * if even.is_some() { 1 } else { 4 };
+        let (carried, address) = if name.ends_with(b"mapped") {
+            (None, long(1) as usize)
+        } else {
+            (
+                Some(std::slice::from_raw_parts(parameter(1).cast(), words).to_vec()),
+                0,
+            )
+        };
+        Operation::Unpack {
+            pool: longs[0] as usize,
+            to: longs[1] as usize,
+            list: List {
+                carried,
+                address,
+                count,
+                even,
+            },
+            done: Done::new(longs[2], longs[3], shorts[0]),
+        }
+    }
 }
 
 pub(crate) static API: Api = Api {
@@ -397,18 +566,12 @@ pub(crate) static API: Api = Api {
                                 _module: CUmodule,
                                 name: *const c_char| {
         // SAFETY: the caller's name ends in a zero.
-        let name = unsafe { CStr::from_ptr(name) }.to_bytes();
-        handle(
-            function,
-            if name.ends_with(b"mapped") {
-                0x62
-            } else {
-                0x61
-            },
-        )
+        let name = unsafe { CStr::from_ptr(name) };
+        let known = FUNCTIONS.iter().position(|known| *known == name);
+        known.map_or(INVALID_VALUE, |index| handle(function, 0x61 + index))
     }),
     cuLaunchKernel: call!(|function: CUfunction,
-                           _x: c_uint,
+                           x: c_uint,
                            _y: c_uint,
                            _z: c_uint,
                            _bx: c_uint,
@@ -418,28 +581,13 @@ pub(crate) static API: Api = Api {
                            stream: CUstream,
                            parameters: *mut *mut c_void,
                            _extra: *mut *mut c_void| {
-        // SAFETY: the parameters are those of `kernels/unpack.cu`.
-        let operation = unsafe {
-            let parameter = |index| *parameters.add(index);
-            let count = parameter(2).cast::<u32>().read() as usize;
-            let list = if function.addr() == 0x62 {
-                List::Mapped {
-                    address: parameter(3).cast::<u64>().read() as usize,
-                    count,
-                }
-            } else {
-                List::Carried(std::slice::from_raw_parts(parameter(3).cast(), count).to_vec())
-            };
-            let (pool, to) = (
-                parameter(0).cast::<u64>().read(),
-                parameter(1).cast::<u64>().read(),
-            );
-            Operation::Unpack {
-                pool: pool as usize,
-                to: to as usize,
-                list,
-            }
-        };
+        // SAFETY: the parameters are those of the kernels' sources.
+        let operation = unsafe { launched(FUNCTIONS[function.addr() - 0x61], x, parameters) };
+        if let Operation::Checksum { bytes, .. } = &operation
+            && bytes.start == BAD_ADDRESS
+        {
+            return INVALID_VALUE;
+        }
         inside(|world| {
             world
                 .streams
