@@ -71,6 +71,14 @@ TCPX_INLINE tcpx_u32 tcpx_crc_row(const tcpx_u32 *row, tcpx_u32 sum) {
            row[768u + (sum >> 24)];
 }
 
+/* Takes the sums one row further and adds the row's word. */
+TCPX_INLINE void tcpx_crc_add(const tcpx_u32 *row, tcpx_crc_sums *sums, tcpx_word word) {
+    sums->part[0] = tcpx_crc_row(row, sums->part[0]) ^ (tcpx_u32)word.low;
+    sums->part[1] = tcpx_crc_row(row, sums->part[1]) ^ (tcpx_u32)(word.low >> 32);
+    sums->part[2] = tcpx_crc_row(row, sums->part[2]) ^ (tcpx_u32)word.high;
+    sums->part[3] = tcpx_crc_row(row, sums->part[3]) ^ (tcpx_u32)(word.high >> 32);
+}
+
 /* The aligned word at `at`, with zeros for bytes outside of `start` to `end`, which are not read. */
 TCPX_INLINE tcpx_word tcpx_crc_word(tcpx_address at, tcpx_address start, tcpx_address end) {
     tcpx_word word;
@@ -103,24 +111,23 @@ TCPX_INLINE tcpx_u32 tcpx_crc_lane(tcpx_u32 thread, const tcpx_u32 *row, const t
     tcpx_crc_sums sums = {{0, 0, 0, 0}};
     tcpx_address at;
     tcpx_u32 one, result;
-    for (at = block + thread * TCPX_WORD; at < block_end; at += TCPX_CRC_BATCH * TCPX_CRC_ROW) {
-        tcpx_word loaded[TCPX_CRC_BATCH];
+    for (at = block + thread * TCPX_WORD; at < block_end;) {
+        tcpx_address behind = at + (TCPX_CRC_BATCH - 1u) * TCPX_CRC_ROW + TCPX_WORD;
+        if (at >= start && behind <= end && behind <= block_end) {
+            /* Whole words of several rows: all loads before the first use. */
+            tcpx_word loaded[TCPX_CRC_BATCH];
 #pragma unroll
-        for (one = 0; one < TCPX_CRC_BATCH; one++) {
-            loaded[one].low = 0;
-            loaded[one].high = 0;
-            if (at + one * TCPX_CRC_ROW < block_end) {
-                loaded[one] = tcpx_crc_word(at + one * TCPX_CRC_ROW, start, end);
+            for (one = 0; one < TCPX_CRC_BATCH; one++) {
+                loaded[one] = tcpx_load((const tcpx_u8 *)(at + one * TCPX_CRC_ROW));
             }
-        }
 #pragma unroll
-        for (one = 0; one < TCPX_CRC_BATCH; one++) {
-            if (at + one * TCPX_CRC_ROW < block_end) {
-                sums.part[0] = tcpx_crc_row(row, sums.part[0]) ^ (tcpx_u32)loaded[one].low;
-                sums.part[1] = tcpx_crc_row(row, sums.part[1]) ^ (tcpx_u32)(loaded[one].low >> 32);
-                sums.part[2] = tcpx_crc_row(row, sums.part[2]) ^ (tcpx_u32)loaded[one].high;
-                sums.part[3] = tcpx_crc_row(row, sums.part[3]) ^ (tcpx_u32)(loaded[one].high >> 32);
+            for (one = 0; one < TCPX_CRC_BATCH; one++) {
+                tcpx_crc_add(row, &sums, loaded[one]);
             }
+            at += TCPX_CRC_BATCH * TCPX_CRC_ROW;
+        } else {
+            tcpx_crc_add(row, &sums, tcpx_crc_word(at, start, end));
+            at += TCPX_CRC_ROW;
         }
     }
     result = 0;

@@ -41,8 +41,8 @@ const GPU: &[Way] = &[
     Way::Each,
     Way::Batch,
 ];
-const MERGED: &[Way] = &[Way::WorkerD2d, Way::Kernel, Way::Each, Way::Copy];
-const CROSSING: &[Way] = &[Way::Kernel, Way::Each];
+const MERGED: &[Way] = &[Way::D2d, Way::WorkerD2d, Way::Kernel, Way::Each, Way::Copy];
+const CROSSING: &[Way] = &[Way::Kernel, Way::D2d];
 
 const fn case(
     name: &'static str,
@@ -183,6 +183,11 @@ impl Bench {
 
     /// Verifies every way of every case, then times them round by round.
     pub(crate) fn run(&mut self, rounds: u32) -> Result<Vec<Outcome>, Error> {
+        // As in a program that keeps the context current on the threads that poll.
+        let _current = self.gpu.enter().map_err(|error| Error::Memory {
+            doing: "enter the GPU's context",
+            source: error.into(),
+        })?;
         let mut outcomes = Vec::new();
         let mut prepared = Vec::new();
         for case in &CASES {

@@ -35,7 +35,7 @@ pub(crate) fn svg(outcomes: &[Outcome]) -> String {
             .map(speed)
             .fold(f64::MIN_POSITIVE, f64::max);
         let length = (speed(outcome) / fastest * WIDTH).max(1.0);
-        let color = if outcome.way.contains("unpacker") || outcome.way == "checksum" {
+        let color = if outcome.way.contains("unpacker") {
             "#1b6ca8"
         } else {
             "#b0b7bf"

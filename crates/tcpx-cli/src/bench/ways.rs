@@ -22,6 +22,8 @@ pub(crate) enum Way {
     Kernel,
     /// The unpack kernel through the copy worker.
     WorkerKernel,
+    /// One copy per descriptor, issued by the thread that polls.
+    D2d,
     /// One copy per descriptor, through the copy worker.
     WorkerD2d,
     /// A straightforward kernel.
@@ -41,14 +43,15 @@ pub(crate) enum Way {
 impl Way {
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Self::Kernel => "unpacker",
+            Self::Kernel => "unpacker, kernel",
             Self::WorkerKernel => "worker, kernel",
+            Self::D2d => "unpacker, d2d",
             Self::WorkerD2d => "worker, d2d",
             Self::Plain => "plain kernel",
             Self::Each => "a copy per fragment",
             Self::Batch => "cuMemcpyBatchAsync",
             Self::Copy => "one copy",
-            Self::Checksum => "checksum",
+            Self::Checksum => "unpacker, checksum",
             Self::WorkerChecksum => "worker, checksum",
         }
     }
@@ -131,6 +134,7 @@ impl Movers {
         let bytes = list.bytes();
         let result = match way {
             Way::Kernel => self.unpacker.run(unpack(UnpackMethod::Kernel), LIMIT),
+            Way::D2d => self.unpacker.run(unpack(UnpackMethod::D2d), LIMIT),
             Way::Checksum => self.unpacker.run(sum(), LIMIT),
             Way::WorkerKernel => self.by_worker(unpack(UnpackMethod::Kernel)),
             Way::WorkerD2d => self.by_worker(unpack(UnpackMethod::D2d)),

@@ -44,6 +44,11 @@ impl Cut {
         }
     }
 
+    /// Whether nothing was taken yet.
+    pub(super) fn is_at_start(&self) -> bool {
+        self.index == 0 && self.done == 0
+    }
+
     /// Descriptors of which something is left.
     pub(super) fn descriptors_left(&self, descriptors: &[Descriptor]) -> usize {
         descriptors.len() - self.index
@@ -70,6 +75,24 @@ impl Cut {
         let mut next = first.destination;
         let mut count = 0;
         while count < list.len() {
+            if self.done == 0 {
+                // Almost all of them: whole pieces, one after the other.
+                let rest = descriptors.get(self.index..).unwrap_or_default();
+                let before = count;
+                for (place, whole) in list[count..].iter_mut().zip(rest) {
+                    if whole.length != unit || whole.destination_offset != next {
+                        break;
+                    }
+                    *place = whole.source_offset;
+                    next += u64::from(unit);
+                    count += 1;
+                }
+                self.index += count - before;
+                if count > before {
+                    even.last = unit;
+                    continue;
+                }
+            }
             let Some(whole) = descriptors.get(self.index) else {
                 break;
             };

@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use slots::{LIST_ENTRIES, Slots};
+use slots::{FIRST_ENTRIES, LIST_ENTRIES, Slots};
 use tcpx_wire::Descriptors;
 
 use super::cut::Cut;
@@ -59,10 +59,16 @@ enum Task {
         cut: Cut,
         descriptors: Arc<Descriptors>,
     },
+    /// Copies on the first stream, which an event follows.
+    Copies {
+        pool: u64,
+        to: u64,
+        descriptors: Arc<Descriptors>,
+        issued: bool,
+    },
     Sum {
         plan: SumPlan,
         slot: Option<usize>,
-        value: u32,
     },
 }
 
@@ -89,7 +95,7 @@ impl Unpacker {
         }
     }
 
-    /// Starts an unpack with [`UnpackMethod::Kernel`], or a checksum of GPU memory. Its memory is leased until
+    /// Starts an unpack with [`UnpackMethod::Kernel`] or [`UnpackMethod::D2d`], or a checksum of GPU memory. Its memory is leased until
     /// [`Self::poll`] has told its end.
     ///
     /// # Errors
@@ -140,7 +146,7 @@ impl Unpacker {
             let _current = Current::enter(&self.gpu)?;
             self.launch();
         }
-        if self.slots.is_busy() || !self.is_launched() {
+        if self.slots.is_busy() || !self.is_launched() || !self.are_copies_done()? {
             return Ok(None);
         }
         let Some(Running {
@@ -151,8 +157,8 @@ impl Unpacker {
         };
         match (error, task) {
             (Some(error), _) => Err(error.into()),
-            (None, Task::Unpack { .. }) => Ok(Some(work.bytes())),
-            (None, Task::Sum { value, .. }) if work.bytes() == 0 => Ok(Some(u64::from(value))),
+            (None, _) if work.bytes() == 0 => Ok(Some(0)),
+            (None, Task::Unpack { .. } | Task::Copies { .. }) => Ok(Some(work.bytes())),
             (None, Task::Sum { plan, slot, .. }) => {
                 let sums = self.slots.sums(slot.unwrap_or(0), plan.blocks as usize);
                 Ok(Some(u64::from(plan.finish(sums))))
@@ -218,6 +224,17 @@ impl Unpacker {
                     descriptors: Arc::clone(descriptors),
                 })
             }
+            Work::Unpack {
+                descriptors,
+                to,
+                with: UnpackMethod::D2d,
+                ..
+            } => Ok(Task::Copies {
+                pool: address,
+                to: to.device_address().unwrap_or(0),
+                descriptors: Arc::clone(descriptors),
+                issued: false,
+            }),
             Work::Checksum { of } => Ok(Task::Sum {
                 plan: SumPlan::new(
                     address,
@@ -225,7 +242,6 @@ impl Unpacker {
                     self.kernels.sum_blocks().min(LIST_ENTRIES as u32),
                 ),
                 slot: None,
-                value: 0,
             }),
             Work::Unpack { .. } | Work::Copy { .. } => Err(MemoryError::WrongWorker {
                 worker: self.gpu.kind(),
@@ -242,13 +258,29 @@ impl Unpacker {
                 Task::Unpack {
                     cut, descriptors, ..
                 } => cut.peek(descriptors.as_slice()).is_none(),
+                Task::Copies { issued, .. } => *issued,
                 Task::Sum { slot, .. } => slot.is_some(),
             },
         }
     }
 
+    /// Whether no copies are under way.
+    fn are_copies_done(&mut self) -> Result<bool, MemoryError> {
+        let Some(Running {
+            task: Task::Copies { issued: true, .. },
+            ..
+        }) = &self.running
+        else {
+            return Ok(true);
+        };
+        let _current = Current::enter(&self.gpu)?;
+        let done = self.slots.are_copies_done(self.gpu.api());
+        done.map_err(|error| self.give_up(error.into()))
+    }
+
     /// Launches as much as there are slots for; the context is current.
     fn launch(&mut self) {
+        self.copy();
         while !self.is_launched() {
             let Some(slot) = self.slots.take() else {
                 return;
@@ -272,8 +304,12 @@ impl Unpacker {
                         Some(shape) => (shape, Source::Inline(&list)),
                         // SAFETY: the slot's list has room for that many, and no launch reads it now.
                         None => unsafe {
-                            let shape =
-                                feed::write(cut, descriptors, host, LIST_ENTRIES, LIST_ENTRIES);
+                            let most = if cut.is_at_start() {
+                                FIRST_ENTRIES
+                            } else {
+                                LIST_ENTRIES
+                            };
+                            let shape = feed::write(cut, descriptors, host, most, most);
                             (shape, Source::Mapped(address))
                         },
                     };
@@ -281,9 +317,9 @@ impl Unpacker {
                     // descriptors were checked against both ends.
                     unsafe { self.kernels.unpack(api, stream, ends, shape, source, flag) }
                 }
-                Task::Sum {
-                    plan, slot: own, ..
-                } => {
+                // Issued above.
+                Task::Copies { .. } => return,
+                Task::Sum { plan, slot: own } => {
                     *own = Some(slot);
                     let (_, sums) = self.slots.list(slot);
                     let flag = self.slots.arm(slot);
@@ -296,6 +332,40 @@ impl Unpacker {
                 running.error = Some(error);
             }
         }
+    }
+
+    /// Issues copies, if that is the work; the context is current.
+    fn copy(&mut self) {
+        let Some(Running {
+            task:
+                Task::Copies {
+                    pool,
+                    to,
+                    descriptors,
+                    issued: issued @ false,
+                },
+            error,
+            ..
+        }) = &mut self.running
+        else {
+            return;
+        };
+        let (api, stream) = (self.gpu.api(), self.slots.stream(0));
+        let copied = descriptors.as_slice().iter().try_for_each(|one| {
+            let (to, from) = (
+                *to + one.destination_offset,
+                *pool + u64::from(one.source_offset),
+            );
+            // SAFETY: as in `launch`.
+            let code = unsafe { (api.cuMemcpyAsync)(to, from, one.length as usize, stream) };
+            api.check("cuMemcpyAsync", code)
+        });
+        // Even after an error some copies may be under way.
+        *error = copied.err();
+        if let Err(failed) = self.slots.mark_copies(api) {
+            error.get_or_insert(failed);
+        }
+        *issued = true;
     }
 
     /// Keeps the memory for ever, because something may still touch it.

@@ -13,10 +13,12 @@ use crate::gpu::{
 };
 use crate::worker::cuda::kernel::{Flag, Kernels};
 
-/// Descriptors of a launch: so few that the GPU begins soon, so many that launches cost little.
-pub(super) const LIST_ENTRIES: usize = 4096;
+/// Descriptors of a list's first launch, so few that the GPU begins soon, and of each further one, so many
+/// that launches cost little.
+pub(super) const FIRST_ENTRIES: usize = 4096;
+pub(super) const LIST_ENTRIES: usize = 16_384;
 const LIST_BYTES: usize = LIST_ENTRIES * 16;
-const SLOTS: usize = 32;
+const SLOTS: usize = 8;
 /// Apart, so that neither the CPU nor the GPU finds two in one line of a cache.
 const APART: usize = 128;
 const FLAGS_BYTES: usize = SLOTS * APART;
@@ -104,6 +106,16 @@ impl Slots {
             device_free(gpu, self.counters);
             host_free(gpu, self.memory);
         }
+    }
+
+    /// Marks the end of copies on the first stream.
+    pub(super) fn mark_copies(&self, api: &Api) -> Result<(), CudaError> {
+        self.events[0].record(api, self.streams[0])
+    }
+
+    /// Whether the copies before the mark have ended.
+    pub(super) fn are_copies_done(&self, api: &Api) -> Result<bool, CudaError> {
+        self.events[0].is_ready(api)
     }
 
     /// A slot with nothing under way; they are used in turn.
