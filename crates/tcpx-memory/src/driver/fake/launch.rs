@@ -27,9 +27,10 @@ impl List {
         let words = self.count * if self.even.is_some() { 1 } else { 4 };
         let list = match &self.carried {
             Some(list) => list[..words].to_vec(),
-            // SAFETY: the code under test promises that the memory is there when the stream gets here.
             None => {
-                unsafe { std::slice::from_raw_parts(pointer(self.address).cast(), words) }.to_vec()
+                let list = pointer(self.address).cast();
+                // SAFETY: the code under test promises that the memory is there when the stream gets here.
+                unsafe { std::slice::from_raw_parts(list, words) }.to_vec()
             }
         };
         match self.even {
