@@ -23,6 +23,8 @@ impl Crc32c {
 
 /// Bytes that a block of the checksum kernel takes in one go; `kernels/crc32c_lane.h`.
 const ROW: u64 = 512 * 16;
+/// Rows that a thread has under way.
+const BATCH: u64 = 4;
 /// Reflected: the highest bit is the coefficient of x^0.
 const POLYNOMIAL: u32 = 0x82F6_3B78;
 const ONE: u32 = 1 << 31;
@@ -49,7 +51,11 @@ impl SumPlan {
         let end = start + len;
         let blocks_end = end.next_multiple_of(16);
         let rows = (blocks_end - start).div_ceil(ROW);
-        let each = rows.div_ceil(u64::from(blocks.max(1)));
+        // Whole batches of the kernel's loads, where there are that many rows.
+        let each = match rows.div_ceil(u64::from(blocks.max(1))) {
+            few @ 0..=BATCH => few,
+            many => many.next_multiple_of(BATCH),
+        };
         Self {
             start,
             end,
@@ -59,14 +65,38 @@ impl SumPlan {
         }
     }
 
-    /// The CRC32C from the blocks' sums.
-    pub(crate) fn finish(&self, sums: &[u32]) -> u32 {
-        let step = Multiplier::new(power(u64::from(self.rows) * ROW * 8));
-        let sum = sums.iter().fold(0, |sum, block| step.times(sum) ^ block);
-        // The kernel saw zeros behind the bytes, and began from zero instead of from all ones.
+    /// What the end takes; to be made while the kernel runs.
+    pub(crate) fn factors(&self) -> SumFactors {
         let behind = (self.blocks_end - self.end) * 8;
-        let sum = times(sum, power(ORDER - behind));
-        sum ^ times(u32::MAX, power((self.end - self.start) * 8)) ^ u32::MAX
+        SumFactors {
+            block: Multiplier::new(power(u64::from(self.rows) * ROW * 8)),
+            behind: if behind == 0 {
+                ONE
+            } else {
+                power(ORDER - behind)
+            },
+            ones: times(u32::MAX, power((self.end - self.start) * 8)),
+        }
+    }
+}
+
+/// Factors that make one CRC32C of the blocks' sums.
+pub(crate) struct SumFactors {
+    /// One block further.
+    block: Multiplier,
+    /// The kernel saw zeros behind the bytes.
+    behind: u32,
+    /// It began from zero instead of from all ones.
+    ones: u32,
+}
+
+impl SumFactors {
+    /// The CRC32C.
+    pub(crate) fn finish(&self, sums: &[u32]) -> u32 {
+        let sum = sums
+            .iter()
+            .fold(0, |sum, block| self.block.times(sum) ^ block);
+        times(sum, self.behind) ^ self.ones ^ u32::MAX
     }
 }
 
@@ -152,7 +182,7 @@ mod tests {
                 }
             })
             .collect();
-        plan.finish(&sums)
+        plan.factors().finish(&sums)
     }
 
     fn noise(len: usize) -> Vec<u8> {

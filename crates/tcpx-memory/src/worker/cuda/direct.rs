@@ -16,7 +16,7 @@ use super::feed::{self, Inline};
 use super::kernel::{Kernels, Source};
 use super::unpack::piece_bytes;
 use crate::bounce::UnpackMethod;
-use crate::checksum::SumPlan;
+use crate::checksum::{SumFactors, SumPlan};
 use crate::error::{CudaError, MemoryError};
 use crate::gpu::{Current, Gpu};
 use crate::job::Work;
@@ -68,7 +68,8 @@ enum Task {
     },
     Sum {
         plan: SumPlan,
-        slot: Option<usize>,
+        /// The slot whose list the sums are in, once launched.
+        launched: Option<(usize, Box<SumFactors>)>,
     },
 }
 
@@ -159,9 +160,16 @@ impl Unpacker {
             (Some(error), _) => Err(error.into()),
             (None, _) if work.bytes() == 0 => Ok(Some(0)),
             (None, Task::Unpack { .. } | Task::Copies { .. }) => Ok(Some(work.bytes())),
-            (None, Task::Sum { plan, slot, .. }) => {
-                let sums = self.slots.sums(slot.unwrap_or(0), plan.blocks as usize);
-                Ok(Some(u64::from(plan.finish(sums))))
+            (None, Task::Sum { launched: None, .. }) => Ok(None),
+            (
+                None,
+                Task::Sum {
+                    plan,
+                    launched: Some((slot, factors)),
+                },
+            ) => {
+                let sums = self.slots.sums(slot, plan.blocks as usize);
+                Ok(Some(u64::from(factors.finish(sums))))
             }
         }
     }
@@ -241,7 +249,7 @@ impl Unpacker {
                     of.len() as u64,
                     self.kernels.sum_blocks().min(LIST_ENTRIES as u32),
                 ),
-                slot: None,
+                launched: None,
             }),
             Work::Unpack { .. } | Work::Copy { .. } => Err(MemoryError::WrongWorker {
                 worker: self.gpu.kind(),
@@ -259,7 +267,7 @@ impl Unpacker {
                     cut, descriptors, ..
                 } => cut.peek(descriptors.as_slice()).is_none(),
                 Task::Copies { issued, .. } => *issued,
-                Task::Sum { slot, .. } => slot.is_some(),
+                Task::Sum { launched, .. } => launched.is_some(),
             },
         }
     }
@@ -319,12 +327,14 @@ impl Unpacker {
                 }
                 // Issued above.
                 Task::Copies { .. } => return,
-                Task::Sum { plan, slot: own } => {
-                    *own = Some(slot);
+                Task::Sum { plan, launched } => {
                     let (_, sums) = self.slots.list(slot);
                     let flag = self.slots.arm(slot);
                     // SAFETY: as above; the slot's list has room for the sums.
-                    unsafe { self.kernels.checksum(api, stream, plan, sums, flag) }
+                    let result = unsafe { self.kernels.checksum(api, stream, plan, sums, flag) };
+                    // Made while the kernel runs.
+                    *launched = Some((slot, Box::new(plan.factors())));
+                    result
                 }
             };
             if let Err(error) = launched {

@@ -12,7 +12,7 @@ use super::pipe::{CpuSteps, Pipe};
 use super::staging::{BLOCK_BYTES, Staging};
 use super::unpack::Unpacking;
 use crate::bounce::UnpackMethod;
-use crate::checksum::SumPlan;
+use crate::checksum::{SumFactors, SumPlan};
 use crate::cpu;
 use crate::error::{CudaError, MemoryError};
 use crate::fence::Event;
@@ -57,7 +57,8 @@ enum Done {
     /// A checksum's sums are in a block.
     Sums {
         ticket: Ticket,
-        plan: SumPlan,
+        blocks: usize,
+        factors: Box<SumFactors>,
         block: usize,
     },
 }
@@ -165,10 +166,11 @@ impl<'queue> Engine<'queue> {
                     Done::Block(block) => self.staging.give_back_block(block),
                     Done::Sums {
                         ticket,
-                        plan,
+                        blocks,
+                        factors,
                         block,
                     } => {
-                        let sum = plan.finish(self.staging.sums(block, plan.blocks as usize));
+                        let sum = factors.finish(self.staging.sums(block, blocks));
                         self.staging.give_back_block(block);
                         let sum = ready.map(|_| u64::from(sum));
                         ticket.finish(sum.map_err(MemoryError::from));
@@ -324,7 +326,8 @@ impl<'queue> Engine<'queue> {
             Ok(Some(event)) => {
                 let done = Done::Sums {
                     ticket,
-                    plan,
+                    blocks: plan.blocks as usize,
+                    factors: Box::new(plan.factors()),
                     block,
                 };
                 self.flights[Lane::Unpack as usize].push_back(Flight { event, done });

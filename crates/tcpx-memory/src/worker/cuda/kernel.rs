@@ -245,7 +245,8 @@ impl Kernels {
 
     /// Blocks that a checksum may have.
     pub(super) fn sum_blocks(&self) -> u32 {
-        self.multiprocessors
+        // Two each, so that one's loads are under way while the other begins or ends.
+        self.multiprocessors.saturating_mul(2)
     }
 }
 

@@ -15,10 +15,10 @@ use crate::worker::cuda::kernel::{Flag, Kernels};
 
 /// Descriptors of a list's first launch, so few that the GPU begins soon, and of each further one, so many
 /// that launches cost little.
-pub(super) const FIRST_ENTRIES: usize = 4096;
-pub(super) const LIST_ENTRIES: usize = 16_384;
+pub(super) const FIRST_ENTRIES: usize = 2048;
+pub(super) const LIST_ENTRIES: usize = 8192;
 const LIST_BYTES: usize = LIST_ENTRIES * 16;
-const SLOTS: usize = 8;
+const SLOTS: usize = 16;
 /// Apart, so that neither the CPU nor the GPU finds two in one line of a cache.
 const APART: usize = 128;
 const FLAGS_BYTES: usize = SLOTS * APART;
