@@ -1,56 +1,161 @@
 /*
- * Moves scattered fragments from a bounce pool to their destination: one warp a descriptor.
+ * Moves scattered fragments from a bounce pool to their destination: one warp a piece.
  *
- * The pool may lie in device memory or in mapped host memory, and so may the destination. Descriptors
- * come with the launch where they fit, else from mapped host memory, so nothing is uploaded first.
+ * The pool may lie in device memory or in mapped host memory, and so may the destination. Lists come
+ * with the launch where they are short, else from mapped host memory, so nothing is uploaded first.
+ * An even list names only sources: its pieces are equally long and follow each other in the
+ * destination.
  */
 #include "unpack_lane.h"
 
 #define TCPX_WARP 32u
 
-/* What fits in the 4,096 bytes that every launch may carry, beside the pointers and the count. */
+/* Entries that fit in the 4,096 bytes that every launch may carry. */
 #define TCPX_FEW 240
-/* What fits in the 32,764 bytes that a launch may carry from compute capability 7.0 on. */
-#define TCPX_MANY 2032
+/* Sources of an even list: a short one, because a launch costs time for every byte, and a long one. */
+#define TCPX_EVEN_FEW 256
+#define TCPX_EVEN_MANY 1024
 
-/* Aligned, because a descriptor is read as one word of 16 bytes. */
+/* Words under way in one lane: many when a launch is over soon, few when it is bound by the memory,
+ * which likes the accesses of a moment close together. */
+#define TCPX_SHORT_BATCH 4u
+#define TCPX_LONG_BATCH 2u
+
+struct tcpx_call {
+    const tcpx_u8 *pool;
+    tcpx_u8 *destination;
+    /* Counts blocks that have ended; zero before and after. Null: no flag is wanted. */
+    tcpx_u32 *ended;
+    /* In mapped host memory; becomes `value` once everything is visible. */
+    volatile tcpx_u32 *flag;
+    tcpx_u32 value;
+    tcpx_u32 count;
+    /* Of an even list: the length of each piece, and that of the last. */
+    tcpx_u32 unit;
+    tcpx_u32 last;
+};
+
+/* Aligned, because an entry is read as one word of 16 bytes. */
 struct __align__(16) tcpx_few {
     tcpx_descriptor entries[TCPX_FEW];
 };
 
-struct __align__(16) tcpx_many {
-    tcpx_descriptor entries[TCPX_MANY];
+struct tcpx_even_few {
+    tcpx_u32 sources[TCPX_EVEN_FEW];
 };
 
-TCPX_INLINE void tcpx_unpack(const tcpx_descriptor *descriptors, tcpx_u32 count, const tcpx_u8 *pool,
-                             tcpx_u8 *destination) {
-    tcpx_u32 lane = threadIdx.x % TCPX_WARP;
-    tcpx_u32 warps = blockDim.x / TCPX_WARP;
-    tcpx_u32 index;
-    /* Neighbouring descriptors go to different blocks, so that a short list uses all of them. */
-    for (index = threadIdx.x / TCPX_WARP * gridDim.x + blockIdx.x; index < count;
-         index += warps * gridDim.x) {
-        ulonglong2 entry = *(const ulonglong2 *)&descriptors[index];
-        tcpx_u32 source = (tcpx_u32)entry.x;
-        tcpx_u32 length = (tcpx_u32)(entry.x >> 32);
-        tcpx_unpack_lane(lane, TCPX_WARP, pool + source, destination + entry.y, length);
+struct tcpx_even_many {
+    tcpx_u32 sources[TCPX_EVEN_MANY];
+};
+
+/* Tells the host when the last block is here. */
+TCPX_INLINE void tcpx_finish(const tcpx_call &call) {
+    if (call.ended == 0) {
+        return;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        /* This block's stores before its count, all blocks' counts before the flag. */
+        __threadfence();
+        if (atomicAdd(call.ended, 1u) == gridDim.x - 1u) {
+            *call.ended = 0;
+            __threadfence_system();
+            *call.flag = call.value;
+        }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(1024)
-tcpx_unpack_few(const tcpx_u8 *pool, tcpx_u8 *destination, tcpx_u32 count,
-                const __grid_constant__ tcpx_few list) {
-    tcpx_unpack(list.entries, count, pool, destination);
+/* Lists that came with the launch. Neighbouring pieces go to different blocks, so that a short list
+ * uses all of them. */
+TCPX_INLINE void tcpx_carried(const tcpx_call &call, const tcpx_descriptor *entries) {
+    tcpx_u32 lane = threadIdx.x % TCPX_WARP;
+    tcpx_u32 warps = blockDim.x / TCPX_WARP * gridDim.x;
+    tcpx_u32 index;
+    for (index = threadIdx.x / TCPX_WARP * gridDim.x + blockIdx.x; index < call.count;
+         index += warps) {
+        ulonglong2 entry = *(const ulonglong2 *)&entries[index];
+        tcpx_unpack_lane(lane, TCPX_WARP, TCPX_SHORT_BATCH, call.pool + (tcpx_u32)entry.x,
+                         call.destination + entry.y, (tcpx_u32)(entry.x >> 32));
+    }
+    tcpx_finish(call);
+}
+
+TCPX_INLINE void tcpx_even_piece(const tcpx_call &call, tcpx_u32 lane, tcpx_u32 batch,
+                                 tcpx_u32 index, tcpx_u32 source) {
+    tcpx_unpack_lane(lane, TCPX_WARP, batch, call.pool + source,
+                     call.destination + (tcpx_u64)index * call.unit,
+                     index + 1u == call.count ? call.last : call.unit);
+}
+
+TCPX_INLINE void tcpx_even_carried(const tcpx_call &call, const tcpx_u32 *sources) {
+    tcpx_u32 lane = threadIdx.x % TCPX_WARP;
+    tcpx_u32 warps = blockDim.x / TCPX_WARP * gridDim.x;
+    tcpx_u32 index;
+    for (index = threadIdx.x / TCPX_WARP * gridDim.x + blockIdx.x; index < call.count;
+         index += warps) {
+        tcpx_even_piece(call, lane, TCPX_SHORT_BATCH, index, sources[index]);
+    }
+    tcpx_finish(call);
+}
+
+/* Which pieces are this warp's: neighbours, so that one read across the bus brings all of them. */
+TCPX_INLINE void tcpx_share(tcpx_u32 count, tcpx_u32 *first, tcpx_u32 *end) {
+    tcpx_u32 warps = blockDim.x / TCPX_WARP * gridDim.x;
+    tcpx_u32 each = (count + warps - 1u) / warps;
+    *first = (blockIdx.x * (blockDim.x / TCPX_WARP) + threadIdx.x / TCPX_WARP) * each;
+    *end = min(count, *first + each);
 }
 
 extern "C" __global__ void __launch_bounds__(1024)
-tcpx_unpack_many(const tcpx_u8 *pool, tcpx_u8 *destination, tcpx_u32 count,
-                 const __grid_constant__ tcpx_many list) {
-    tcpx_unpack(list.entries, count, pool, destination);
+tcpx_unpack_few(const __grid_constant__ tcpx_call call, const __grid_constant__ tcpx_few list) {
+    tcpx_carried(call, list.entries);
 }
 
 extern "C" __global__ void __launch_bounds__(1024)
-tcpx_unpack_mapped(const tcpx_u8 *pool, tcpx_u8 *destination, tcpx_u32 count,
-                   const tcpx_descriptor *descriptors) {
-    tcpx_unpack(descriptors, count, pool, destination);
+tcpx_even_few(const __grid_constant__ tcpx_call call, const __grid_constant__ tcpx_even_few list) {
+    tcpx_even_carried(call, list.sources);
+}
+
+extern "C" __global__ void __launch_bounds__(1024)
+tcpx_even_many(const __grid_constant__ tcpx_call call,
+               const __grid_constant__ tcpx_even_many list) {
+    tcpx_even_carried(call, list.sources);
+}
+
+extern "C" __global__ void __launch_bounds__(1024)
+tcpx_unpack_mapped(const __grid_constant__ tcpx_call call, const ulonglong2 *entries) {
+    tcpx_u32 lane = threadIdx.x % TCPX_WARP;
+    tcpx_u32 first, end, one;
+    for (tcpx_share(call.count, &first, &end); first < end; first += TCPX_WARP) {
+        tcpx_u32 here = min(TCPX_WARP, end - first);
+        ulonglong2 mine = make_ulonglong2(0, 0);
+        if (lane < here) {
+            mine = entries[first + lane];
+        }
+        for (one = 0; one < here; one++) {
+            tcpx_u64 ends = __shfl_sync(~0u, mine.x, one);
+            tcpx_u64 destination = __shfl_sync(~0u, mine.y, one);
+            tcpx_unpack_lane(lane, TCPX_WARP, TCPX_LONG_BATCH, call.pool + (tcpx_u32)ends,
+                             call.destination + destination, (tcpx_u32)(ends >> 32));
+        }
+    }
+    tcpx_finish(call);
+}
+
+extern "C" __global__ void __launch_bounds__(1024)
+tcpx_even_mapped(const __grid_constant__ tcpx_call call, const tcpx_u32 *sources) {
+    tcpx_u32 lane = threadIdx.x % TCPX_WARP;
+    tcpx_u32 first, end, one;
+    for (tcpx_share(call.count, &first, &end); first < end; first += TCPX_WARP) {
+        tcpx_u32 here = min(TCPX_WARP, end - first);
+        tcpx_u32 mine = 0;
+        if (lane < here) {
+            mine = sources[first + lane];
+        }
+        for (one = 0; one < here; one++) {
+            tcpx_u32 source = __shfl_sync(~0u, mine, one);
+            tcpx_even_piece(call, lane, TCPX_LONG_BATCH, first + one, source);
+        }
+    }
+    tcpx_finish(call);
 }

@@ -11,14 +11,14 @@
 #define TCPX_LANES 32u
 
 void tcpx_unpack_host(const tcpx_descriptor *descriptors, size_t count, const tcpx_u8 *pool,
-                      tcpx_u8 *destination) {
+                      tcpx_u8 *destination, tcpx_u32 batch) {
     size_t index;
     tcpx_u32 lane;
     for (index = 0; index < count; index++) {
         const tcpx_descriptor *one = &descriptors[index];
         for (lane = 0; lane < TCPX_LANES; lane++) {
-            tcpx_unpack_lane(lane, TCPX_LANES, pool + one->source, destination + one->destination,
-                             one->length);
+            tcpx_unpack_lane(lane, TCPX_LANES, batch, pool + one->source,
+                             destination + one->destination, one->length);
         }
     }
 }

@@ -42,8 +42,8 @@ typedef struct {
 
 #define TCPX_WORD 16u
 
-/* The loops say how many loads are under way at a time: `unroll 1` keeps the compiler from multiplying
- * them. Compilers for the CPU ignore it. */
+/* Most loads that one lane has under way. */
+#define TCPX_BATCH 4u
 
 #if defined(__CUDACC__)
 TCPX_INLINE tcpx_word tcpx_load(const tcpx_u8 *from) {
@@ -95,65 +95,71 @@ TCPX_INLINE void tcpx_copy_bytes(tcpx_u32 lane, tcpx_u32 lanes, const tcpx_u8 *s
     }
 }
 
-/* Copies this lane's share of words whose two ends are aligned. */
-TCPX_INLINE void tcpx_copy_words(tcpx_u32 lane, tcpx_u32 lanes, const tcpx_u8 *source,
-                                 tcpx_u8 *destination, tcpx_u32 words) {
-    tcpx_u32 at = lane;
-    /* Four loads under way before the first store. */
+/*
+ * Copies this lane's share of words whose two ends are aligned. `batch`, a constant of at most
+ * TCPX_BATCH, says how many loads are under way before the first store; the last ones are left out
+ * singly, so that no lane falls behind at the end.
+ */
+TCPX_INLINE void tcpx_copy_words(tcpx_u32 lane, tcpx_u32 lanes, tcpx_u32 batch,
+                                 const tcpx_u8 *source, tcpx_u8 *destination, tcpx_u32 words) {
+    tcpx_u32 at, one;
 #pragma unroll 1
-    for (; at + 3u * lanes < words; at += 4u * lanes) {
-        tcpx_u64 offset = (tcpx_u64)at * TCPX_WORD;
-        tcpx_u64 step = (tcpx_u64)lanes * TCPX_WORD;
-        tcpx_word a = tcpx_load(source + offset);
-        tcpx_word b = tcpx_load(source + offset + step);
-        tcpx_word c = tcpx_load(source + offset + 2u * step);
-        tcpx_word d = tcpx_load(source + offset + 3u * step);
-        tcpx_store(destination + offset, a);
-        tcpx_store(destination + offset + step, b);
-        tcpx_store(destination + offset + 2u * step, c);
-        tcpx_store(destination + offset + 3u * step, d);
-    }
-#pragma unroll 1
-    for (; at < words; at += lanes) {
-        tcpx_u64 offset = (tcpx_u64)at * TCPX_WORD;
-        tcpx_store(destination + offset, tcpx_load(source + offset));
+    for (at = lane; at < words; at += batch * lanes) {
+        tcpx_word loaded[TCPX_BATCH];
+#pragma unroll
+        for (one = 0; one < batch; one++) {
+            if (at + one * lanes < words) {
+                loaded[one] = tcpx_load(source + (tcpx_u64)(at + one * lanes) * TCPX_WORD);
+            }
+        }
+#pragma unroll
+        for (one = 0; one < batch; one++) {
+            if (at + one * lanes < words) {
+                tcpx_store(destination + (tcpx_u64)(at + one * lanes) * TCPX_WORD, loaded[one]);
+            }
+        }
     }
 }
 
-/* As above, with a source `shift` bytes behind the aligned address `source`. */
-TCPX_INLINE void tcpx_copy_shifted(tcpx_u32 lane, tcpx_u32 lanes, const tcpx_u8 *source,
-                                   tcpx_u8 *destination, tcpx_u32 words, tcpx_u32 shift) {
-    tcpx_u32 at = lane;
+/* As above, with a source `shift` bytes behind the aligned address `source`: two loads a word, of
+ * which the second finds what the next lane's first has brought. */
+TCPX_INLINE void tcpx_copy_shifted(tcpx_u32 lane, tcpx_u32 lanes, tcpx_u32 batch,
+                                   const tcpx_u8 *source, tcpx_u8 *destination, tcpx_u32 words,
+                                   tcpx_u32 shift) {
+    tcpx_u32 at, one;
 #pragma unroll 1
-    for (; at + lanes < words; at += 2u * lanes) {
-        tcpx_u64 offset = (tcpx_u64)at * TCPX_WORD;
-        tcpx_u64 step = (tcpx_u64)lanes * TCPX_WORD;
-        tcpx_word a = tcpx_load(source + offset);
-        tcpx_word b = tcpx_load(source + offset + TCPX_WORD);
-        tcpx_word c = tcpx_load(source + offset + step);
-        tcpx_word d = tcpx_load(source + offset + step + TCPX_WORD);
-        tcpx_store(destination + offset, tcpx_join(a, b, shift));
-        tcpx_store(destination + offset + step, tcpx_join(c, d, shift));
-    }
-#pragma unroll 1
-    for (; at < words; at += lanes) {
-        tcpx_u64 offset = (tcpx_u64)at * TCPX_WORD;
-        tcpx_word a = tcpx_load(source + offset);
-        tcpx_word b = tcpx_load(source + offset + TCPX_WORD);
-        tcpx_store(destination + offset, tcpx_join(a, b, shift));
+    for (at = lane; at < words; at += batch * lanes) {
+        tcpx_word first[TCPX_BATCH], second[TCPX_BATCH];
+#pragma unroll
+        for (one = 0; one < batch; one++) {
+            if (at + one * lanes < words) {
+                const tcpx_u8 *from = source + (tcpx_u64)(at + one * lanes) * TCPX_WORD;
+                first[one] = tcpx_load(from);
+                second[one] = tcpx_load(from + TCPX_WORD);
+            }
+        }
+#pragma unroll
+        for (one = 0; one < batch; one++) {
+            if (at + one * lanes < words) {
+                tcpx_store(destination + (tcpx_u64)(at + one * lanes) * TCPX_WORD,
+                           tcpx_join(first[one], second[one], shift));
+            }
+        }
     }
 }
 
 /*
- * Copies this lane's share of `length` bytes, `lane` of `lanes`. Source and destination must not
- * overlap.
+ * Copies this lane's share of `length` bytes, `lane` of `lanes`, which are at least 32. `batch` is 2 or
+ * 4, a constant: words under way in one lane, half as many where they are put together. Source and
+ * destination must not overlap.
  */
-TCPX_INLINE void tcpx_unpack_lane(tcpx_u32 lane, tcpx_u32 lanes, const tcpx_u8 *source,
-                                  tcpx_u8 *destination, tcpx_u32 length) {
+TCPX_INLINE void tcpx_unpack_lane(tcpx_u32 lane, tcpx_u32 lanes, tcpx_u32 batch,
+                                  const tcpx_u8 *source, tcpx_u8 *destination, tcpx_u32 length) {
     /* Bytes up to the first aligned word of the destination, and how far the source is off there. */
     tcpx_u32 head = (tcpx_u32)(0u - (tcpx_address)destination) & (TCPX_WORD - 1u);
     tcpx_u32 shift = (tcpx_u32)((tcpx_address)source + head) & (TCPX_WORD - 1u);
     tcpx_u32 words, done;
+    tcpx_u8 before = 0, behind = 0;
     /* The aligned word that holds the first byte must not begin before the fragment. */
     if (shift > head) {
         head += TCPX_WORD;
@@ -163,16 +169,27 @@ TCPX_INLINE void tcpx_unpack_lane(tcpx_u32 lane, tcpx_u32 lanes, const tcpx_u8 *
         tcpx_copy_bytes(lane, lanes, source, destination, length);
         return;
     }
-    if (shift == 0u) {
-        words = (length - head) / TCPX_WORD;
-        tcpx_copy_words(lane, lanes, source + head, destination + head, words);
-    } else {
-        words = (length - head + shift) / TCPX_WORD - 1u;
-        tcpx_copy_shifted(lane, lanes, source + head - shift, destination + head, words, shift);
-    }
+    words = shift == 0u ? (length - head) / TCPX_WORD : (length - head + shift) / TCPX_WORD - 1u;
     done = head + words * TCPX_WORD;
-    tcpx_copy_bytes(lane, lanes, source, destination, head);
-    tcpx_copy_bytes(lane, lanes, source + done, destination + done, length - done);
+    /* At most 31 bytes at either end, so one a lane: on their way while the words are copied. */
+    if (lane < head) {
+        before = source[lane];
+    }
+    if (lane < length - done) {
+        behind = source[done + lane];
+    }
+    if (shift == 0u) {
+        tcpx_copy_words(lane, lanes, batch, source + head, destination + head, words);
+    } else {
+        tcpx_copy_shifted(lane, lanes, batch / 2u, source + head - shift, destination + head, words,
+                          shift);
+    }
+    if (lane < head) {
+        destination[lane] = before;
+    }
+    if (lane < length - done) {
+        destination[done + lane] = behind;
+    }
 }
 
 #endif

@@ -19,11 +19,21 @@ struct Kernel {
     ptx: &'static str,
 }
 
-const KERNELS: [Kernel; 2] = [
+const KERNELS: [Kernel; 4] = [
     Kernel {
         source: "unpack.cu",
         headers: &["unpack_lane.h"],
         ptx: "crates/tcpx-memory/src/ptx/unpack.ptx",
+    },
+    Kernel {
+        source: "crc32c.cu",
+        headers: &["crc32c_lane.h", "unpack_lane.h"],
+        ptx: "crates/tcpx-memory/src/ptx/crc32c.ptx",
+    },
+    Kernel {
+        source: "yardstick.cu",
+        headers: &[],
+        ptx: "crates/tcpx-memory/src/ptx/yardstick.ptx",
     },
     Kernel {
         source: "gpu_check.cu",

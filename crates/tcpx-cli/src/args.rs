@@ -1,5 +1,6 @@
 //! The command line: commands, flags, and the variable behind each flag.
 
+pub(crate) mod bench;
 pub(crate) mod connection;
 pub(crate) mod demo;
 pub(crate) mod link;
@@ -43,6 +44,8 @@ pub(crate) enum Command {
     Connection(connection::ConnectionArgs),
     /// Measure bandwidth and latency between two hosts.
     Perf(perf::PerfArgs),
+    /// Measure what one host can do, without a network.
+    Bench(bench::BenchArgs),
     /// List GPUs, network interfaces and the plugin file, and say what is missing.
     Devices,
     /// The second process of `demo`; reads its steps from standard input.
@@ -83,7 +86,7 @@ impl Cli {
                 PerfSide::Server(args) => args.link.debug,
                 PerfSide::Client(args) => args.link.debug,
             },
-            Command::Devices | Command::DemoPeer => false,
+            Command::Bench(_) | Command::Devices | Command::DemoPeer => false,
         }
     }
 
@@ -100,7 +103,7 @@ impl Cli {
                 };
                 (!json).then_some("perf")
             }
-            Command::Devices | Command::DemoPeer => None,
+            Command::Bench(_) | Command::Devices | Command::DemoPeer => None,
         }
     }
 
@@ -112,7 +115,7 @@ impl Cli {
                 PerfSide::Server(args) => &mut args.link,
                 PerfSide::Client(args) => &mut args.link,
             }),
-            Command::Demo(_) | Command::Devices | Command::DemoPeer => None,
+            Command::Demo(_) | Command::Bench(_) | Command::Devices | Command::DemoPeer => None,
         }
     }
 }

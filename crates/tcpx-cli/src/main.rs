@@ -1,7 +1,8 @@
-//! The tcpx program: demo, transfer, connection, perf, devices.
+//! The tcpx program: demo, transfer, connection, perf, bench, devices.
 
 mod addresses;
 mod args;
+mod bench;
 mod connection;
 mod demo;
 mod devices;
@@ -56,6 +57,7 @@ fn run(cli: &Cli) -> Result<(), Error> {
         Command::Transfer(args) => transfer::run(args),
         Command::Connection(args) => connection::run(args),
         Command::Perf(args) => perf::run(args),
+        Command::Bench(args) => bench::run(args),
         Command::Devices => {
             devices::run();
             Ok(())

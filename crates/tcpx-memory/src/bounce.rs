@@ -54,6 +54,11 @@ impl From<Region> for BouncePool {
     }
 }
 
+/// Mean bytes of a descriptor from which copies beat the kernel: between GPU memories, and where one end is
+/// pinned host memory.
+const SMALLEST_DEVICE_COPY: u64 = 8 << 20;
+const SMALLEST_HOST_COPY: u64 = 2 << 20;
+
 /// How fragments are moved from a bounce pool to their destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UnpackMethod {
@@ -76,6 +81,26 @@ impl UnpackMethod {
             Self::Kernel
         } else {
             Self::Host
+        }
+    }
+
+    /// The fastest method for a list between a pair of memories, as measured by `tcpx bench unpack`.
+    pub const fn automatic_for(
+        pool: MemoryKind,
+        destination: MemoryKind,
+        descriptors: usize,
+        bytes: u64,
+    ) -> Self {
+        let smallest = if pool.is_cpu_accessible() || destination.is_cpu_accessible() {
+            SMALLEST_HOST_COPY
+        } else {
+            SMALLEST_DEVICE_COPY
+        };
+        match Self::automatic(pool, destination) {
+            // One copy is never slower, and needs no multiprocessor.
+            Self::Kernel if descriptors == 1 => Self::D2d,
+            Self::Kernel if descriptors > 1 && bytes / descriptors as u64 >= smallest => Self::D2d,
+            method => method,
         }
     }
 
@@ -120,6 +145,12 @@ pub(crate) fn check_bounds(
     pool: usize,
     destination: usize,
 ) -> Result<(), MemoryError> {
+    // The list knows its ends; only one that does not fit is walked to find the culprit.
+    if descriptors.source_end() <= pool as u64
+        && descriptors.destination_end() <= destination as u64
+    {
+        return Ok(());
+    }
     for (index, descriptor) in descriptors.as_slice().iter().enumerate() {
         let start = u64::from(descriptor.source_offset);
         let end = start + u64::from(descriptor.length);
@@ -150,6 +181,30 @@ mod tests {
     use super::*;
 
     const CUDA: MemoryKind = MemoryKind::Cuda { device: 0 };
+
+    #[test]
+    fn few_long_copies_are_the_copy_engines() {
+        let choose = |pool, count, bytes| UnpackMethod::automatic_for(pool, CUDA, count, bytes);
+        for (count, bytes, expected) in [
+            (0, 0, UnpackMethod::Kernel),
+            (1, 1, UnpackMethod::D2d),
+            (4, 64 << 20, UnpackMethod::D2d),
+            (16, 64 << 20, UnpackMethod::Kernel),
+            (128, 512 << 10, UnpackMethod::Kernel),
+        ] {
+            assert_eq!(
+                choose(CUDA, count, bytes),
+                expected,
+                "{count} of {bytes} bytes"
+            );
+        }
+        assert_eq!(choose(MemoryKind::Pinned, 16, 64 << 20), UnpackMethod::D2d);
+        assert_eq!(
+            choose(MemoryKind::Pinned, 64, 64 << 20),
+            UnpackMethod::Kernel
+        );
+        assert_eq!(choose(MemoryKind::Host, 1, 64 << 20), UnpackMethod::Host);
+    }
 
     #[test]
     fn methods_have_names_that_read_back() {

@@ -120,7 +120,13 @@ pub(crate) unsafe fn unpack(
         UnpackMethod::Kernel => {
             // SAFETY: the caller's promise; the C side only reads the descriptors.
             unsafe {
-                tcpx_unpack_host(descriptors.as_ptr(), descriptors.len(), source, destination)
+                tcpx_unpack_host(
+                    descriptors.as_ptr(),
+                    descriptors.len(),
+                    source,
+                    destination,
+                    BATCH,
+                )
             };
         }
         UnpackMethod::Host | UnpackMethod::D2d => {
@@ -142,6 +148,9 @@ fn bytes(descriptor: &Descriptor) -> Range<usize> {
     start..start + descriptor.length as usize
 }
 
+/// Words that a lane has under way; the kernel has launches of 2 and of 4.
+const BATCH: u32 = 4;
+
 unsafe extern "C" {
     /// The kernel's lane function, run for every lane of a warp in turn. `kernels/unpack_host.c`.
     fn tcpx_unpack_host(
@@ -149,6 +158,7 @@ unsafe extern "C" {
         count: usize,
         source: *const u8,
         destination: *mut u8,
+        batch: u32,
     );
 }
 

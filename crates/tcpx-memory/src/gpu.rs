@@ -275,7 +275,7 @@ impl Gpu {
     /// The driver's refusal.
     pub fn enter(&self) -> Result<ContextGuard, CudaError> {
         Ok(ContextGuard {
-            _current: Current::enter(self)?,
+            _current: Current::push(self.api(), self.raw_context())?,
             gpu: self.clone(),
             _of_this_thread: PhantomData,
         })

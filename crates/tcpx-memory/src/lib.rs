@@ -26,6 +26,7 @@ mod pinned;
 mod region;
 mod slice;
 mod worker;
+pub mod yardstick;
 
 pub use bounce::{BouncePool, ParseMethodError, UnpackMethod};
 pub use error::{CudaError, MemoryError};
@@ -38,4 +39,4 @@ pub use pinned::{FreeWatch, PinnedPool, PinnedSlot};
 pub use region::{Region, RegionId};
 pub use slice::RegionSlice;
 pub use tcpx_wire::{Descriptor, Descriptors};
-pub use worker::CopyWorker;
+pub use worker::{CopyWorker, Unpacker};

@@ -11,6 +11,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 
+pub use cuda::Unpacker;
+
 use queue::{JobQueue, Ticket};
 
 use crate::bounce::UnpackMethod;
@@ -20,6 +22,7 @@ use crate::job::{Job, SubmitError, Work};
 use crate::kind::MemoryKind;
 use crate::pinned::PinnedPool;
 use crate::slice::RegionSlice;
+use tcpx_wire::Descriptors;
 
 /// The thread that moves bytes for one GPU, or for the host.
 ///
@@ -110,6 +113,20 @@ impl CopyWorker {
     /// The fastest unpack method that this worker has for a pair of memories.
     pub fn unpack_method(&self, pool: MemoryKind, destination: MemoryKind) -> UnpackMethod {
         match UnpackMethod::automatic(pool, destination) {
+            UnpackMethod::Kernel if self.no_kernel.is_some() => UnpackMethod::D2d,
+            method => method,
+        }
+    }
+
+    /// The fastest unpack method that this worker has for a list between a pair of memories: a few long
+    /// copies are the copy engines', all else is the kernel's.
+    pub fn unpack_method_for(
+        &self,
+        pool: MemoryKind,
+        destination: MemoryKind,
+        list: &Descriptors,
+    ) -> UnpackMethod {
+        match UnpackMethod::automatic_for(pool, destination, list.len(), list.bytes()) {
             UnpackMethod::Kernel if self.no_kernel.is_some() => UnpackMethod::D2d,
             method => method,
         }

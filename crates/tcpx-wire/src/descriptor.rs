@@ -47,6 +47,8 @@ pub struct Limits {
 pub struct Descriptors {
     entries: Vec<Descriptor>,
     bytes: u64,
+    /// Behind the last byte of any source, and of any destination.
+    ends: (u64, u64),
 }
 
 impl Descriptors {
@@ -63,6 +65,7 @@ impl Descriptors {
         Self {
             entries: Vec::with_capacity(descriptors),
             bytes: 0,
+            ends: (0, 0),
         }
     }
 
@@ -85,6 +88,7 @@ impl Descriptors {
     pub fn clear(&mut self) {
         self.entries.clear();
         self.bytes = 0;
+        self.ends = (0, 0);
     }
 
     /// All copies.
@@ -105,6 +109,16 @@ impl Descriptors {
     /// Whether nothing is to be copied.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
+    }
+
+    /// Where the pool must at least end, so that every source lies inside.
+    pub fn source_end(&self) -> u64 {
+        self.ends.0
+    }
+
+    /// Where the destination must at least end.
+    pub fn destination_end(&self) -> u64 {
+        self.ends.1
     }
 
     /// Bytes of all copies together.
@@ -129,6 +143,10 @@ impl Descriptors {
             let adjacent = fragment.source_offset == source_end
                 && fragment.destination_offset == destination_end;
             (source_end, destination_end) = ends;
+            self.ends = (
+                self.ends.0.max(source_end),
+                self.ends.1.max(destination_end),
+            );
             append(&mut self.entries, descriptor, adjacent);
         }
         if fragments.is_empty() && limits.received_bytes != 0 {

@@ -167,6 +167,130 @@ fn no_word_beside_a_fragment_is_read_or_written() {
     }
 }
 
+/// Random numbers for lists.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as usize % limit
+    }
+}
+
+/// Lists of random lengths, alignments, gaps and orders against a plain copy.
+fn random_lists(lists: usize, seed: u64) {
+    const ROOM: usize = 96 << 10;
+    let mut random = Random(seed | 1);
+    let mut source = vec![0; ROOM];
+    fill(&mut source);
+    let (mut expected, mut arrived) = (vec![0; ROOM], vec![0; ROOM]);
+    for list in 0..lists {
+        let longest = [16, 64, 600, 4096, 8192][random.below(5)];
+        let count = 1 + random.below(24);
+        let mut to = random.below(64);
+        let descriptors: Vec<_> = (0..count)
+            .map_while(|_| {
+                let length = 1 + random.below(longest);
+                let at = to + [0, random.below(40)][random.below(2)];
+                to = at + length;
+                (to + 64 <= ROOM).then(|| Descriptor {
+                    source_offset: random.below(ROOM - length) as u32,
+                    length: length as u32,
+                    destination_offset: at as u64,
+                })
+            })
+            .collect();
+        let end = descriptors.iter().map(|one| bytes_to(one).end).max();
+        let touched = ..(end.unwrap_or(0) + 64).min(ROOM);
+        expected[touched].fill(POISON);
+        arrived[touched].fill(POISON);
+        for one in &descriptors {
+            expected[bytes_to(one)].copy_from_slice(&source[bytes(one)]);
+        }
+        // SAFETY: every source and destination lies in its vector, as made above.
+        unsafe {
+            unpack(
+                UnpackMethod::Kernel,
+                source.as_ptr(),
+                arrived.as_mut_ptr(),
+                &descriptors,
+            )
+        };
+        assert!(
+            arrived[touched] == expected[touched],
+            "list {list} of seed {seed}: {descriptors:?}"
+        );
+    }
+}
+
+fn bytes_to(one: &Descriptor) -> Range<usize> {
+    let start = one.destination_offset as usize;
+    start..start + one.length as usize
+}
+
+#[test]
+fn random_lists_arrive() {
+    random_lists(3000, 0x51_7CC1_B727_220A);
+}
+
+#[test]
+#[ignore = "takes minutes; run it optimised: cargo test --release -p tcpx-memory -- --ignored"]
+fn a_million_random_lists_arrive() {
+    let now = std::time::SystemTime::now();
+    let seed = now
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap()
+        .as_nanos() as u64;
+    random_lists(1_000_000, seed);
+}
+
+#[test]
+#[ignore = "takes minutes; run it optimised: cargo test --release -p tcpx-memory -- --ignored"]
+fn every_length_at_every_alignment() {
+    let (mut source, mut destination) = memory();
+    for length in 1..=8192 {
+        for from in 0..16 {
+            for to in 0..16 {
+                check(source.bytes(), destination.bytes(), from, 48 + to, length);
+            }
+        }
+    }
+}
+
+#[test]
+fn lists_of_up_to_16_384_fragments_arrive() {
+    for count in [1, 2, 240, 241, 2048, 16_384] {
+        for length in [1448, 4096] {
+            let mut source = vec![0; count * length + 3];
+            fill(&mut source);
+            // A step without a common factor visits every fragment once, far from in order.
+            let descriptors: Vec<_> = (0..count)
+                .map(|index| Descriptor {
+                    source_offset: ((index * 7919 % count) * length + 3) as u32,
+                    length: length as u32,
+                    destination_offset: (index * length) as u64,
+                })
+                .collect();
+            let mut arrived = vec![POISON; count * length];
+            // SAFETY: every source and destination lies in its vector, as made above.
+            unsafe {
+                unpack(
+                    UnpackMethod::Kernel,
+                    source.as_ptr(),
+                    arrived.as_mut_ptr(),
+                    &descriptors,
+                )
+            };
+            let wrong = descriptors
+                .iter()
+                .find(|one| arrived[bytes_to(one)] != source[bytes(one)]);
+            assert_eq!(wrong, None);
+        }
+    }
+}
+
 #[test]
 fn the_guard_pages_are_there() {
     // The test above rests on them: a read through the kernel, which answers instead of faulting.

@@ -2,15 +2,18 @@
 //! stream does its next few pieces of work only when somebody looks at an event on it. Whatever is reused
 //! too early therefore shows as wrong bytes.
 
+mod launch;
+
 use std::alloc::{Layout, alloc, dealloc};
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{CStr, c_char, c_uint, c_void};
+use std::ops::Range;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use tcpx_wire::Descriptor;
+use launch::{Done, FUNCTIONS, List, launched, tcpx_crc32c_host, tcpx_crc32c_prepare_host};
 
 use super::api::Api;
 use super::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmodule, CUstream};
@@ -46,15 +49,19 @@ enum Operation {
         pool: usize,
         to: usize,
         list: List,
+        done: Option<Done>,
     },
+    Checksum {
+        tables: usize,
+        blocks: Vec<Range<u64>>,
+        bytes: Range<u64>,
+        sums: usize,
+        done: Option<Done>,
+    },
+    Prepare(usize),
     /// An event, and which of its recordings.
     Mark(usize, u64),
     Gate(Arc<AtomicBool>),
-}
-
-enum List {
-    Carried(Vec<Descriptor>),
-    Mapped { address: usize, count: usize },
 }
 
 #[derive(Default)]
@@ -127,18 +134,43 @@ impl World {
                 // here; freed memory is poisoned and never unmapped.
                 unsafe { pointer(to).copy_from(pointer(from), len) };
             }
-            Some(Operation::Unpack { pool, to, list }) => {
-                let list = match list {
-                    List::Carried(list) => list,
-                    List::Mapped { address, count } => {
-                        // SAFETY: as above; read only now, as a GPU would.
-                        unsafe { std::slice::from_raw_parts(pointer(address).cast(), count) }
-                            .to_vec()
-                    }
-                };
+            Some(Operation::Unpack {
+                pool,
+                to,
+                list,
+                done,
+            }) => {
+                let list = list.read();
                 // SAFETY: as above.
                 unsafe { cpu::unpack(UnpackMethod::Kernel, pointer(pool), pointer(to), &list) };
+                done.iter().for_each(Done::tell);
             }
+            Some(Operation::Checksum {
+                tables,
+                blocks,
+                bytes,
+                sums,
+                done,
+            }) => {
+                for (index, block) in blocks.iter().enumerate() {
+                    // SAFETY: as above; only the bytes are read.
+                    unsafe {
+                        let sum = tcpx_crc32c_host(
+                            pointer(tables).cast(),
+                            block.start as usize,
+                            block.end as usize,
+                            bytes.start as usize,
+                            bytes.end as usize,
+                        );
+                        pointer(sums).cast::<u32>().add(index).write(sum);
+                    }
+                }
+                done.iter().for_each(Done::tell);
+            }
+            // SAFETY: as above; the tables are as large as the kernel's.
+            Some(Operation::Prepare(tables)) => unsafe {
+                tcpx_crc32c_prepare_host(pointer(tables).cast());
+            },
             Some(Operation::Mark(event, recording)) => {
                 if let Some(state) = self.events.get_mut(&event)
                     && state.0 == recording
@@ -397,18 +429,12 @@ pub(crate) static API: Api = Api {
                                 _module: CUmodule,
                                 name: *const c_char| {
         // SAFETY: the caller's name ends in a zero.
-        let name = unsafe { CStr::from_ptr(name) }.to_bytes();
-        handle(
-            function,
-            if name.ends_with(b"mapped") {
-                0x62
-            } else {
-                0x61
-            },
-        )
+        let name = unsafe { CStr::from_ptr(name) };
+        let known = FUNCTIONS.iter().position(|known| *known == name);
+        known.map_or(INVALID_VALUE, |index| handle(function, 0x61 + index))
     }),
     cuLaunchKernel: call!(|function: CUfunction,
-                           _x: c_uint,
+                           x: c_uint,
                            _y: c_uint,
                            _z: c_uint,
                            _bx: c_uint,
@@ -418,28 +444,13 @@ pub(crate) static API: Api = Api {
                            stream: CUstream,
                            parameters: *mut *mut c_void,
                            _extra: *mut *mut c_void| {
-        // SAFETY: the parameters are those of `kernels/unpack.cu`.
-        let operation = unsafe {
-            let parameter = |index| *parameters.add(index);
-            let count = parameter(2).cast::<u32>().read() as usize;
-            let list = if function.addr() == 0x62 {
-                List::Mapped {
-                    address: parameter(3).cast::<u64>().read() as usize,
-                    count,
-                }
-            } else {
-                List::Carried(std::slice::from_raw_parts(parameter(3).cast(), count).to_vec())
-            };
-            let (pool, to) = (
-                parameter(0).cast::<u64>().read(),
-                parameter(1).cast::<u64>().read(),
-            );
-            Operation::Unpack {
-                pool: pool as usize,
-                to: to as usize,
-                list,
-            }
-        };
+        // SAFETY: the parameters are those of the kernels' sources.
+        let operation = unsafe { launched(FUNCTIONS[function.addr() - 0x61], x, parameters) };
+        if let Operation::Checksum { bytes, .. } = &operation
+            && bytes.start == BAD_ADDRESS
+        {
+            return INVALID_VALUE;
+        }
         inside(|world| {
             world
                 .streams

@@ -9,9 +9,11 @@ use crate::kind::MemoryKind;
 
 const OUT_OF_MEMORY: i32 = 2;
 
-/// Makes a context current on this thread until dropped; what was current before comes back.
+/// Makes a context current on this thread until dropped; what was current before comes back. Where it is
+/// current already nothing is done, which is far cheaper.
 pub(crate) struct Current {
     api: &'static Api,
+    pushed: bool,
 }
 
 impl Current {
@@ -20,16 +22,30 @@ impl Current {
     }
 
     pub(crate) fn enter_raw(api: &'static Api, context: sys::CUcontext) -> Result<Self, CudaError> {
+        let mut now = std::ptr::null_mut();
+        // SAFETY: the pointer is valid for one handle.
+        let known = unsafe { (api.cuCtxGetCurrent)(&raw mut now) } == 0;
+        if known && now == context {
+            return Ok(Self { api, pushed: false });
+        }
+        Self::push(api, context)
+    }
+
+    /// As [`Self::enter_raw`], also where the context is current: for code that may change what is.
+    pub(crate) fn push(api: &'static Api, context: sys::CUcontext) -> Result<Self, CudaError> {
         // SAFETY: the context is alive: the `Gpu` retains it, or its owner keeps it for us.
         api.check("cuCtxPushCurrent", unsafe {
             (api.cuCtxPushCurrent)(context)
         })?;
-        Ok(Self { api })
+        Ok(Self { api, pushed: true })
     }
 }
 
 impl Drop for Current {
     fn drop(&mut self) {
+        if !self.pushed {
+            return;
+        }
         let mut popped = std::ptr::null_mut();
         // SAFETY: the pointer is valid for one handle; the guard pushed exactly one context.
         let code = unsafe { (self.api.cuCtxPopCurrent)(&raw mut popped) };

@@ -2,7 +2,9 @@
 
 mod cut;
 mod device;
+mod direct;
 mod engine;
+mod feed;
 mod gather;
 mod kernel;
 mod pipe;
@@ -13,6 +15,8 @@ mod unpack;
 
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+pub use direct::Unpacker;
 
 use device::Device;
 use engine::Engine;

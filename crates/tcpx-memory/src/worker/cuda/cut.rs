@@ -2,6 +2,8 @@
 
 use tcpx_wire::Descriptor;
 
+use super::feed::Even;
+
 /// A descriptor, or a part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
@@ -13,7 +15,7 @@ pub(super) struct Piece {
 }
 
 /// Walks over descriptors in pieces.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Cut {
     index: usize,
     done: u32,
@@ -42,12 +44,80 @@ impl Cut {
         }
     }
 
-    /// Into how many pieces the descriptors are cut.
-    pub(super) fn count(&self, descriptors: &[Descriptor]) -> usize {
-        descriptors
-            .iter()
-            .map(|one| u64::from(one.length).div_ceil(self.limit(one)) as usize)
-            .sum()
+    /// Whether nothing was taken yet.
+    pub(super) fn is_at_start(&self) -> bool {
+        self.index == 0 && self.done == 0
+    }
+
+    /// Descriptors of which something is left.
+    pub(super) fn descriptors_left(&self, descriptors: &[Descriptor]) -> usize {
+        descriptors.len() - self.index
+    }
+
+    /// Lists the sources of as many equally long pieces as follow each other in the destination; a shorter
+    /// one ends the list. `None` where that would make pieces shorter than `shortest`.
+    pub(super) fn even(
+        &mut self,
+        descriptors: &[Descriptor],
+        shortest: u32,
+        list: &mut [u32],
+    ) -> Option<(Even, usize)> {
+        let first = self.peek(descriptors)?;
+        if first.length < shortest {
+            return None;
+        }
+        let unit = first.length;
+        let mut even = Even {
+            start: first.destination,
+            unit,
+            last: unit,
+        };
+        let mut next = first.destination;
+        let mut count = 0;
+        while count < list.len() {
+            if self.done == 0 {
+                // Almost all of them: whole pieces, one after the other.
+                let rest = descriptors.get(self.index..).unwrap_or_default();
+                let before = count;
+                for (place, whole) in list[count..].iter_mut().zip(rest) {
+                    if whole.length != unit || whole.destination_offset != next {
+                        break;
+                    }
+                    *place = whole.source_offset;
+                    next += u64::from(unit);
+                    count += 1;
+                }
+                self.index += count - before;
+                if count > before {
+                    even.last = unit;
+                    continue;
+                }
+            }
+            let Some(whole) = descriptors.get(self.index) else {
+                break;
+            };
+            if whole.destination_offset + u64::from(self.done) != next {
+                break;
+            }
+            let Some(source) = whole.source_offset.checked_add(self.done) else {
+                break;
+            };
+            list[count] = source;
+            count += 1;
+            let rest = whole.length - self.done;
+            if rest > unit {
+                self.done += unit;
+            } else {
+                self.index += 1;
+                self.done = 0;
+            }
+            even.last = rest.min(unit);
+            if rest < unit {
+                break;
+            }
+            next += u64::from(unit);
+        }
+        (count > 0).then_some((even, count))
     }
 
     fn limit(&self, descriptor: &Descriptor) -> u64 {
@@ -114,14 +184,13 @@ mod tests {
     }
 
     #[test]
-    fn pieces_cover_their_descriptor_and_are_as_many_as_counted() {
+    fn pieces_cover_their_descriptor() {
         let list = [
             descriptor(3, 10_000, 5),
             descriptor(20_000, 1, 70_000),
             descriptor(1, 4096, 9),
         ];
         let mut cut = Cut::for_kernel(4096);
-        let count = cut.count(&list);
         let pieces: Vec<_> = cut.descriptors(&list).collect();
         let expected = [
             descriptor(3, 4096, 5),
@@ -130,17 +199,15 @@ mod tests {
             list[1],
             list[2],
         ];
-        assert_eq!((count, &pieces[..]), (5, &expected[..]));
+        assert_eq!(pieces, expected);
     }
 
     #[test]
     fn for_the_kernel_a_source_that_passes_4_gib_stays_whole() {
         let list = [descriptor(u32::MAX - 10, 100_000, 1 << 40)];
         let mut cut = Cut::for_kernel(4096);
-        assert_eq!(cut.count(&list), 1);
         assert_eq!(cut.descriptors(&list).collect::<Vec<_>>(), list);
         let mut cut = Cut::new(65_536);
-        assert_eq!(cut.count(&list), 2);
         cut.next(&list);
         let last = Piece {
             source: (1 << 32) + 65_525,

@@ -86,7 +86,7 @@ impl Device {
             destroy_stream(api, stream);
         }
         if let Ok(kernels) = &self.kernels {
-            kernels.unload(api);
+            kernels.unload(&self.gpu);
         }
         // SAFETY: no context is a legal argument.
         let code = unsafe { (api.cuCtxSetCurrent)(std::ptr::null_mut()) };
@@ -114,7 +114,7 @@ impl Device {
             self.copy(Lane::Across, scratch + 1024, scratch, 256)?;
         }
         if let Ok(kernels) = &self.kernels {
-            kernels.warm_up(self, scratch)?;
+            kernels.warm_up(self.api(), self.stream(Lane::Unpack), scratch)?;
         }
         let api = self.api();
         for (lane, event) in Lane::ALL.into_iter().zip(&self.events) {

@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 
 use super::device::{Device, Lane};
 use super::gather::Gather;
+use super::kernel::Flag;
 use super::pipe::{CpuSteps, Pipe};
-use super::staging::Staging;
+use super::staging::{BLOCK_BYTES, Staging};
 use super::unpack::Unpacking;
 use crate::bounce::UnpackMethod;
+use crate::checksum::{SumFactors, SumPlan};
 use crate::cpu;
 use crate::error::{CudaError, MemoryError};
 use crate::fence::Event;
@@ -29,8 +31,9 @@ const STARTS: usize = 32;
 const RESERVE: usize = 64;
 /// CPU work up to this many bytes is done at once, more in steps.
 const AT_ONCE: u64 = 1 << 20;
-/// How long to look without a pause after the last progress, where there are cores to spare.
-const SPIN: Duration = Duration::from_micros(40);
+/// How long to look without a pause after the last progress, where there are cores to spare: longer than a
+/// copy of 4 MiB over the bus, because a pause costs more than it says.
+const SPIN: Duration = Duration::from_micros(100);
 /// The pause between looks after that.
 const PAUSE: Duration = Duration::from_micros(20);
 /// The pause while only fences are waited for, which may take as long as the caller's kernels.
@@ -43,10 +46,6 @@ struct Flight {
 }
 
 /// What to do when a flight lands.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "a box would be an allocation for every job"
-)]
 enum Done {
     /// The last of a job.
     Job {
@@ -55,6 +54,13 @@ enum Done {
     },
     /// A launch has read its descriptors.
     Block(usize),
+    /// A checksum's sums are in a block.
+    Sums {
+        ticket: Ticket,
+        blocks: usize,
+        factors: Box<SumFactors>,
+        block: usize,
+    },
 }
 
 /// How far a step came.
@@ -158,6 +164,17 @@ impl<'queue> Engine<'queue> {
                 self.device.give_back(event);
                 match done {
                     Done::Block(block) => self.staging.give_back_block(block),
+                    Done::Sums {
+                        ticket,
+                        blocks,
+                        factors,
+                        block,
+                    } => {
+                        let sum = factors.finish(self.staging.sums(block, blocks));
+                        self.staging.give_back_block(block);
+                        let sum = ready.map(|_| u64::from(sum));
+                        ticket.finish(sum.map_err(MemoryError::from));
+                    }
                     Done::Job { ticket, outcome } => {
                         ticket.finish(ready.map_err(MemoryError::from).and(outcome));
                     }
@@ -253,9 +270,8 @@ impl<'queue> Engine<'queue> {
                     }
                 }
             }
-            Work::Copy { .. } | Work::Unpack { .. } | Work::Checksum { .. } => {
-                self.staged.push_back(ticket);
-            }
+            Work::Checksum { .. } => self.start_checksum(ticket),
+            Work::Copy { .. } | Work::Unpack { .. } => self.staged.push_back(ticket),
         }
     }
 
@@ -280,6 +296,44 @@ impl<'queue> Engine<'queue> {
             }
             // SAFETY: as above.
             _ => unsafe { self.device.copy(lane, destination, source, from.len()) },
+        }
+    }
+
+    /// By the kernel where there is one and a place for its sums, else by the CPU.
+    fn start_checksum(&mut self, ticket: Ticket) {
+        let (Work::Checksum { of }, Ok(kernels)) = (ticket.work(), &self.device.kernels) else {
+            return self.staged.push_back(ticket);
+        };
+        let Some(address) = of.device_address() else {
+            return self.staged.push_back(ticket);
+        };
+        let plan = SumPlan::new(address, of.len() as u64, kernels.sum_blocks());
+        if plan.blocks as usize * 4 > BLOCK_BYTES {
+            return self.staged.push_back(ticket);
+        }
+        let Some((block, _, sums)) = self.staging.take_block() else {
+            return self.staged.push_back(ticket);
+        };
+        let (api, stream) = (self.device.api(), self.device.stream(Lane::Unpack));
+        // SAFETY: the ticket keeps the bytes, and the block is given back, once the stream has passed
+        // the launch.
+        let launched = unsafe { kernels.checksum(api, stream, &plan, sums, Flag::default()) };
+        if let Err(error) = launched {
+            self.staging.give_back_block(block);
+            return ticket.finish(Err(error.into()));
+        }
+        match self.device.mark(Lane::Unpack) {
+            Ok(Some(event)) => {
+                let done = Done::Sums {
+                    ticket,
+                    blocks: plan.blocks as usize,
+                    factors: Box::new(plan.factors()),
+                    block,
+                };
+                self.flights[Lane::Unpack as usize].push_back(Flight { event, done });
+            }
+            Ok(None) => ticket.abandon(MemoryError::WorkerStopped),
+            Err(error) => ticket.abandon(error.into()),
         }
     }
 

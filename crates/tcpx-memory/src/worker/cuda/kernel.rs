@@ -1,39 +1,53 @@
-//! The unpack kernel on the device.
+//! The kernels on the device.
 
 use std::ffi::{CStr, c_void};
 
-use tcpx_wire::Descriptor;
-
-use super::device::{Device, Lane};
+use super::feed::{EVEN, FEW, Inline, Shape};
+use crate::checksum::SumPlan;
 use crate::driver::{Api, sys};
 use crate::error::CudaError;
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, device_alloc, device_free};
 
 /// PTX text for the driver's own compiler, with the zero that it wants at the end.
-const PTX: &str = concat!(include_str!("../../ptx/unpack.ptx"), "\0");
+const UNPACK: &str = concat!(include_str!("../../ptx/unpack.ptx"), "\0");
+const CRC32C: &str = concat!(include_str!("../../ptx/crc32c.ptx"), "\0");
 
-/// Descriptors that `tcpx_unpack_few` and `tcpx_unpack_many` carry in their launch; `kernels/unpack.cu`.
-pub(super) const FEW: usize = 240;
-pub(super) const MANY: usize = 2032;
-/// What a launch may carry on every driver, and from compute capability 7.0 on.
-const _: () = assert!(32 + FEW * 16 <= 4096 && 32 + MANY * 16 <= 32_764);
+/// Sources that `tcpx_even_few` carries; `kernels/unpack.cu`.
+const EVEN_FEW: usize = 256;
+/// Bytes of `tcpx_crc_tables`; `kernels/crc32c_lane.h`.
+const TABLES: usize = (4 * 256 + 4 * 512) * 4;
+/// Threads of a block of the checksum kernel.
+const SUM_THREADS: u32 = 512;
 
 /// Errors that mean that this driver or device cannot run the PTX, and nothing worse.
 const CANNOT_LOAD: [i32; 7] = [200, 209, 218, 221, 222, 223, 500];
 
-/// Descriptors as a launch carries them.
-#[repr(C, align(16))]
-pub(super) struct Inline(pub(super) [Descriptor; MANY]);
-
-/// The loaded module.
-pub(super) struct Kernels {
-    module: sys::CUmodule,
-    few: sys::CUfunction,
-    many: sys::CUfunction,
-    mapped: sys::CUfunction,
+/// Where a launch tells the host that it has ended, beside its stream.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(super) struct Flag {
+    /// A counter in device memory that is zero between launches; 0: no flag is wanted.
+    pub(super) counter: u64,
+    /// Four bytes of mapped host memory.
+    pub(super) flag: u64,
+    /// What they become.
+    pub(super) value: u32,
 }
 
-/// Where a launch finds its descriptors.
+/// `tcpx_call` of `kernels/unpack.cu`.
+#[repr(C)]
+struct Call {
+    pool: u64,
+    to: u64,
+    counter: u64,
+    flag: u64,
+    value: u32,
+    count: u32,
+    unit: u32,
+    last: u32,
+}
+
+/// Where a launch finds its list.
 pub(super) enum Source<'a> {
     /// At the front of these; copied when launched.
     Inline(&'a Inline),
@@ -41,123 +55,234 @@ pub(super) enum Source<'a> {
     Mapped(u64),
 }
 
+/// The loaded modules.
+pub(crate) struct Kernels {
+    modules: [sys::CUmodule; 2],
+    few: sys::CUfunction,
+    mapped: sys::CUfunction,
+    even_few: sys::CUfunction,
+    even_many: sys::CUfunction,
+    even_mapped: sys::CUfunction,
+    sum: sys::CUfunction,
+    prepare: sys::CUfunction,
+    tables: u64,
+    multiprocessors: u32,
+}
+
+// SAFETY: handles of modules and functions may be used from any thread.
+unsafe impl Send for Kernels {}
+
 impl Kernels {
-    /// Loads the module; the context must be current.
-    pub(super) fn load(gpu: &Gpu) -> Result<Self, CudaError> {
+    /// Loads the modules; the context must be current.
+    pub(crate) fn load(gpu: &Gpu) -> Result<Self, CudaError> {
         let api = gpu.api();
-        let mut module = std::ptr::null_mut();
-        // SAFETY: the pointer is valid for one handle, and the text ends in a zero.
-        let code = unsafe { (api.cuModuleLoadData)(&raw mut module, PTX.as_ptr().cast()) };
-        api.check("cuModuleLoadData", code)
-            .map_err(|error| unavailable(gpu, error))?;
-        let loaded = [
-            c"tcpx_unpack_few",
-            c"tcpx_unpack_many",
-            c"tcpx_unpack_mapped",
-        ]
-        .map(|name| function(api, module, name));
-        match loaded {
-            [Ok(few), Ok(many), Ok(mapped)] => Ok(Self {
-                module,
-                few,
-                many,
-                mapped,
-            }),
-            functions => {
-                unload(api, module);
-                let error = functions.into_iter().find_map(Result::err);
-                Err(unavailable(
-                    gpu,
-                    error.unwrap_or(CudaError::NoCurrentContext),
-                ))
-            }
-        }
-    }
-
-    pub(super) fn unload(&self, api: &Api) {
-        unload(api, self.module);
-    }
-
-    /// Launches each kernel with nothing to do.
-    pub(super) fn warm_up(&self, device: &Device, scratch: u64) -> Result<(), CudaError> {
-        let empty = Descriptor {
-            source_offset: 0,
-            length: 0,
-            destination_offset: 0,
+        let unpack = load(gpu, UNPACK)?;
+        let crc32c = load(gpu, CRC32C).inspect_err(|_| unload(api, unpack))?;
+        let loaded = || -> Result<Self, CudaError> {
+            let of = |name| function(api, unpack, name);
+            Ok(Self {
+                modules: [unpack, crc32c],
+                few: of(c"tcpx_unpack_few")?,
+                mapped: of(c"tcpx_unpack_mapped")?,
+                even_few: of(c"tcpx_even_few")?,
+                even_many: of(c"tcpx_even_many")?,
+                even_mapped: of(c"tcpx_even_mapped")?,
+                sum: function(api, crc32c, c"tcpx_crc32c")?,
+                prepare: function(api, crc32c, c"tcpx_crc32c_prepare")?,
+                tables: device_alloc(gpu, TABLES)?,
+                multiprocessors: gpu.multiprocessors(),
+            })
         };
-        let inline = Box::new(Inline([empty; MANY]));
-        for function in [self.few, self.many] {
-            // SAFETY: no descriptors, so no memory is touched.
+        loaded().map_err(|error| {
+            unload(api, unpack);
+            unload(api, crc32c);
+            unavailable(gpu, error)
+        })
+    }
+
+    /// Ends the modules; no launch may be under way. The context must be current.
+    pub(super) fn unload(&self, gpu: &Gpu) {
+        self.modules
+            .iter()
+            .for_each(|module| unload(gpu.api(), *module));
+        // SAFETY: nothing runs that could read the tables.
+        unsafe { device_free(gpu, self.tables) };
+    }
+
+    /// Launches each kernel with nothing to do, after filling the checksum's tables.
+    pub(super) fn warm_up(
+        &self,
+        api: &Api,
+        stream: sys::CUstream,
+        scratch: u64,
+    ) -> Result<(), CudaError> {
+        let inline = Box::new(Inline::EMPTY);
+        let carried: *const c_void = inline.0.as_ptr().cast();
+        let list = std::ptr::from_ref(&scratch).cast();
+        let call = Call::new((scratch, scratch), Shape::default(), Flag::default());
+        for (function, list) in [
+            (self.few, carried),
+            (self.even_few, carried),
+            (self.even_many, carried),
+            (self.mapped, list),
+            (self.even_mapped, list),
+        ] {
+            // SAFETY: no pieces, so no memory is touched.
             unsafe {
                 launch(
-                    device,
+                    api,
                     function,
-                    scratch,
-                    scratch,
-                    0,
-                    inline.0.as_ptr().cast(),
+                    (1, 64),
+                    stream,
+                    &mut [parameter(&call), list.cast_mut()],
                 )?
             };
         }
-        let mut address = scratch;
-        // SAFETY: as above.
+        // SAFETY: the tables' memory is as large as the kernel's structure.
         unsafe {
             launch(
-                device,
-                self.mapped,
-                scratch,
-                scratch,
-                0,
-                (&raw mut address).cast(),
+                api,
+                self.prepare,
+                (1, SUM_THREADS),
+                stream,
+                &mut [parameter(&self.tables)],
             )
         }
     }
 
-    /// Queues one launch for `count` descriptors.
+    /// Queues one launch.
     ///
     /// # Safety
-    /// Every descriptor's source, from `pool`, and destination, from `to`, must be device-addressable
-    /// and stay valid and unused by others until the stream has passed the launch.
+    /// Every piece's source, from `pool`, and destination, from `to`, must be device-addressable
+    /// and stay valid and unused by others until the stream has passed the launch; so must the flag.
     pub(super) unsafe fn unpack(
         &self,
-        device: &Device,
-        pool: u64,
-        to: u64,
-        count: usize,
+        api: &Api,
+        stream: sys::CUstream,
+        (pool, to): (u64, u64),
+        shape: Shape,
         source: Source<'_>,
+        flag: Flag,
     ) -> Result<(), CudaError> {
-        let (function, parameter): (_, *const c_void) = match &source {
-            Source::Inline(list) if count <= FEW => (self.few, list.0.as_ptr().cast()),
-            Source::Inline(list) => (self.many, list.0.as_ptr().cast()),
-            Source::Mapped(address) => (self.mapped, std::ptr::from_ref(address).cast()),
+        let is_even = shape.even.is_some();
+        let start = shape.even.map_or(0, |even| even.start);
+        let call = Call::new((pool, to + start), shape, flag);
+        let (function, list): (_, *const c_void) = match &source {
+            Source::Inline(list) => {
+                debug_assert!(shape.count <= if is_even { EVEN } else { FEW });
+                let function = match is_even {
+                    false => self.few,
+                    true if shape.count <= EVEN_FEW => self.even_few,
+                    true => self.even_many,
+                };
+                (function, list.0.as_ptr().cast())
+            }
+            Source::Mapped(address) => (
+                if is_even {
+                    self.even_mapped
+                } else {
+                    self.mapped
+                },
+                std::ptr::from_ref(address).cast(),
+            ),
         };
-        // SAFETY: the caller's promise; the parameter is of the function's type.
-        unsafe { launch(device, function, pool, to, count, parameter) }
+        let grid = grid(self.multiprocessors, shape.count);
+        // SAFETY: the caller's promise; the parameters are of the function's types.
+        unsafe {
+            launch(
+                api,
+                function,
+                grid,
+                stream,
+                &mut [parameter(&call), list.cast_mut()],
+            )
+        }
+    }
+
+    /// Queues a checksum: one sum for each of the plan's blocks goes to `sums`.
+    ///
+    /// # Safety
+    /// The plan's bytes must be device memory that stays valid and unwritten, and `sums` mapped memory of
+    /// four bytes a block that stays unused by others, until the stream has passed the launch.
+    pub(super) unsafe fn checksum(
+        &self,
+        api: &Api,
+        stream: sys::CUstream,
+        plan: &SumPlan,
+        sums: u64,
+        flag: Flag,
+    ) -> Result<(), CudaError> {
+        let SumPlan {
+            blocks_end,
+            rows,
+            start,
+            end,
+            blocks,
+            ..
+        } = plan;
+        let mut parameters = [
+            parameter(&self.tables),
+            parameter(blocks_end),
+            parameter(rows),
+            parameter(start),
+            parameter(end),
+            parameter(&sums),
+            parameter(&flag.counter),
+            parameter(&flag.flag),
+            parameter(&flag.value),
+        ];
+        // SAFETY: the caller's promise; the parameters are of the kernel's types.
+        unsafe {
+            launch(
+                api,
+                self.sum,
+                (*blocks, SUM_THREADS),
+                stream,
+                &mut parameters,
+            )
+        }
+    }
+
+    /// Blocks that a checksum may have.
+    pub(super) fn sum_blocks(&self) -> u32 {
+        // Two each, so that one's loads are under way while the other begins or ends.
+        self.multiprocessors.saturating_mul(2)
     }
 }
 
+impl Call {
+    fn new((pool, to): (u64, u64), shape: Shape, flag: Flag) -> Self {
+        let (unit, last) = shape.even.map_or((0, 0), |even| (even.unit, even.last));
+        Self {
+            pool,
+            to,
+            counter: flag.counter,
+            flag: flag.flag,
+            value: flag.value,
+            count: shape.count as u32,
+            unit,
+            last,
+        }
+    }
+}
+
+fn parameter<T>(value: &T) -> *mut c_void {
+    std::ptr::from_ref(value).cast_mut().cast()
+}
+
 /// # Safety
-/// As [`Kernels::unpack`]; `parameter` points to the function's last parameter.
+/// As the callers'; the parameters are of the function's types.
 unsafe fn launch(
-    device: &Device,
+    api: &Api,
     function: sys::CUfunction,
-    mut pool: u64,
-    mut to: u64,
-    count: usize,
-    parameter: *const c_void,
+    (blocks, threads): (u32, u32),
+    stream: sys::CUstream,
+    parameters: &mut [*mut c_void],
 ) -> Result<(), CudaError> {
-    let (blocks, threads) = shape(device.gpu.multiprocessors(), count);
-    let mut count = count as u32;
-    let mut parameters: [*mut c_void; 4] = [
-        (&raw mut pool).cast(),
-        (&raw mut to).cast(),
-        (&raw mut count).cast(),
-        parameter.cast_mut(),
-    ];
-    // SAFETY: the parameters are of the kernel's types and are copied by this call; the memory they
+    // SAFETY: the driver copies the parameters in this call and does not write them; the memory they
     // lead to is the caller's promise.
     let code = unsafe {
-        (device.api().cuLaunchKernel)(
+        (api.cuLaunchKernel)(
             function,
             blocks,
             1,
@@ -166,24 +291,34 @@ unsafe fn launch(
             1,
             1,
             0,
-            device.stream(Lane::Unpack),
+            stream,
             parameters.as_mut_ptr(),
             std::ptr::null_mut(),
         )
     };
-    device.api().check("cuLaunchKernel", code)
+    api.check("cuLaunchKernel", code)
 }
 
-/// Blocks and threads for a number of descriptors: one warp each while that fits one block of 256 threads
-/// per multiprocessor twice over, then blocks of 1,024 that take several.
-fn shape(multiprocessors: u32, count: usize) -> (u32, u32) {
+/// Blocks and threads for a number of pieces: one warp each, and blocks so small that every
+/// multiprocessor gets some.
+fn grid(multiprocessors: u32, count: usize) -> (u32, u32) {
     let count = u32::try_from(count).unwrap_or(u32::MAX).max(1);
-    let threads = if count <= multiprocessors.saturating_mul(16) {
-        256
-    } else {
-        1024
+    let warps = match count / multiprocessors.max(1) {
+        0..=3 => 2,
+        4..=15 => 4,
+        _ => 8,
     };
-    (count.div_ceil(threads / 32).min(multiprocessors), threads)
+    (count.div_ceil(warps), warps * 32)
+}
+
+fn load(gpu: &Gpu, ptx: &str) -> Result<sys::CUmodule, CudaError> {
+    let mut module = std::ptr::null_mut();
+    // SAFETY: the pointer is valid for one handle, and the text ends in a zero.
+    let code = unsafe { (gpu.api().cuModuleLoadData)(&raw mut module, ptx.as_ptr().cast()) };
+    gpu.api()
+        .check("cuModuleLoadData", code)
+        .map_err(|error| unavailable(gpu, error))?;
+    Ok(module)
 }
 
 fn function(api: &Api, module: sys::CUmodule, name: &CStr) -> Result<sys::CUfunction, CudaError> {
@@ -217,23 +352,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn launches_are_wide_and_never_empty() {
-        assert_eq!(shape(132, 1), (1, 256));
-        assert_eq!(shape(132, 128), (16, 256));
-        assert_eq!(shape(132, 1024), (128, 256));
-        assert_eq!(shape(132, 2112), (132, 256));
-        assert_eq!(shape(132, 16_384), (132, 1024));
-        assert_eq!(shape(1, 0), (1, 256));
+    fn every_multiprocessor_gets_a_block_where_there_are_enough_pieces() {
+        assert_eq!(grid(132, 0), (1, 64));
+        assert_eq!(grid(132, 128), (64, 64));
+        assert_eq!(grid(132, 1024), (256, 128));
+        assert_eq!(grid(132, 4096), (512, 256));
+        assert_eq!(grid(1, 16), (2, 256));
     }
 
     #[test]
     fn the_ptx_has_the_kernels_with_room_for_the_lists() {
-        for (name, bytes) in [("few", FEW * 16), ("many", MANY * 16)] {
+        for (name, bytes) in [
+            ("unpack_few", FEW * 16),
+            ("even_few", EVEN_FEW * 4),
+            ("even_many", EVEN * 4),
+        ] {
             assert!(
-                PTX.contains(&format!("tcpx_unpack_{name}_param_3[{bytes}]")),
+                UNPACK.contains(&format!("tcpx_{name}_param_1[{bytes}]")),
                 "{name}"
             );
+            assert!(UNPACK.contains(&format!("tcpx_{name}_param_0[{}]", size_of::<Call>())));
         }
-        assert!(PTX.contains(".entry tcpx_unpack_mapped("));
+        assert!(UNPACK.contains(".entry tcpx_unpack_mapped("));
+        assert!(UNPACK.contains(".entry tcpx_even_mapped("));
+        assert!(CRC32C.contains(".entry tcpx_crc32c("));
     }
 }

@@ -8,10 +8,10 @@ use crate::gpu::{MappedHost, host_free};
 /// Bytes of staging memory.
 pub(super) const STAGING: usize = 16 << 20;
 
-/// Descriptors in one mapped block.
-pub(super) const BLOCK_ENTRIES: usize = 16_384;
-const BLOCK_BYTES: usize = BLOCK_ENTRIES * 16;
-const BLOCKS: usize = 8;
+/// Descriptors in one mapped block: so few that the GPU begins soon, so many that launches cost little.
+pub(super) const BLOCK_ENTRIES: usize = 4096;
+pub(super) const BLOCK_BYTES: usize = BLOCK_ENTRIES * 16;
+const BLOCKS: usize = 32;
 
 /// Pinned once, when the worker starts.
 pub(super) struct Staging {
@@ -52,6 +52,15 @@ impl Staging {
         let at = STAGING + block * BLOCK_BYTES;
         let host = self.memory.host.as_ptr().wrapping_add(at);
         Some((block, host, self.memory.device + at as u64))
+    }
+
+    /// The sums that a checksum's launch, which has ended, left in a block.
+    pub(super) fn sums(&self, block: usize, count: usize) -> &[u32] {
+        debug_assert!(block < BLOCKS && count * 4 <= BLOCK_BYTES);
+        let at = STAGING + block * BLOCK_BYTES;
+        let host = self.memory.host.as_ptr().wrapping_add(at);
+        // SAFETY: inside the block, which is initialised and which nothing writes any more.
+        unsafe { std::slice::from_raw_parts(host.cast(), count) }
     }
 
     pub(super) fn give_back_block(&mut self, block: usize) {

@@ -5,7 +5,8 @@ use tcpx_wire::Descriptor;
 use super::cut::Cut;
 use super::device::Lane;
 use super::engine::{Engine, Step};
-use super::kernel::{Inline, MANY, Source};
+use super::feed::{self, Inline};
+use super::kernel::{Flag, Source};
 use super::staging::BLOCK_ENTRIES;
 use crate::bounce::UnpackMethod;
 use crate::error::{CudaError, MemoryError};
@@ -19,8 +20,8 @@ const COPIES: usize = 64;
 /// descriptor is aligned as its first one.
 const SMALLEST_PIECE: u64 = 4 << 10;
 const LARGEST_PIECE: u64 = 64 << 10;
-/// Warps that a block of the kernel has at least.
-const WARPS: u64 = 8;
+/// Warps of a multiprocessor.
+const WARPS: u64 = 64;
 
 /// An unpack job that has started.
 pub(super) struct Unpacking {
@@ -29,8 +30,6 @@ pub(super) struct Unpacking {
     pool: u64,
     to: u64,
     cut: Cut,
-    /// Pieces not yet launched.
-    left: usize,
 }
 
 impl Unpacking {
@@ -68,13 +67,11 @@ impl Unpacking {
                 (copy_lane(pool.kind(), to.kind()), Cut::new(u64::MAX))
             }
         };
-        let left = cut.count(descriptors.as_slice());
         Ok(Self {
             lane,
             pool: source,
             to: destination,
             cut,
-            left,
             ticket,
         })
     }
@@ -89,14 +86,14 @@ impl Unpacking {
             return Step::Done(Err(MemoryError::WorkerStopped));
         };
         let (bytes, descriptors) = (descriptors.bytes(), descriptors.as_slice());
-        let (cut, left, to) = (&mut self.cut, &mut self.left, (self.pool, self.to));
+        let (cut, to) = (&mut self.cut, (self.pool, self.to));
         let queued = match self.lane {
-            Lane::Unpack => launch(engine, to, cut, left, descriptors),
-            lane => copy(engine, lane, to, cut, left, descriptors).map(|()| true),
+            Lane::Unpack => launch(engine, to, cut, descriptors),
+            lane => copy(engine, lane, to, cut, descriptors).map(|()| true),
         };
         match queued {
             Err(error) => Step::Done(Err(error.into())),
-            Ok(_) if self.left == 0 => Step::Done(Ok(bytes)),
+            Ok(_) if self.cut.peek(descriptors).is_none() => Step::Done(Ok(bytes)),
             Ok(true) => Step::Progress,
             Ok(false) => Step::Waiting,
         }
@@ -109,7 +106,6 @@ fn copy(
     lane: Lane,
     (pool, to): (u64, u64),
     cut: &mut Cut,
-    left: &mut usize,
     descriptors: &[Descriptor],
 ) -> Result<(), CudaError> {
     for _ in 0..COPIES {
@@ -124,7 +120,6 @@ fn copy(
                 .device
                 .copy(lane, destination, source, piece.length as usize)?
         };
-        *left -= 1;
     }
     Ok(())
 }
@@ -134,42 +129,27 @@ fn launch(
     engine: &mut Engine<'_>,
     (pool, to): (u64, u64),
     cut: &mut Cut,
-    left: &mut usize,
     descriptors: &[Descriptor],
 ) -> Result<bool, CudaError> {
     let kernels = engine.device.kernels.as_ref().map_err(Clone::clone)?;
-    if *left <= MANY {
-        let empty = Descriptor {
-            source_offset: 0,
-            length: 0,
-            destination_offset: 0,
-        };
-        let mut list = Inline([empty; MANY]);
-        let mut count = 0;
-        for (slot, piece) in list.0.iter_mut().zip(cut.descriptors(descriptors)) {
-            *slot = piece;
-            count += 1;
-        }
-        *left = 0;
+    let (api, stream) = (engine.device.api(), engine.device.stream(Lane::Unpack));
+    let mut list = Inline::EMPTY;
+    if let Some(shape) = feed::carry(cut, descriptors, &mut list) {
+        let source = Source::Inline(&list);
         // SAFETY: the ticket keeps pool and destination until the stream has passed the job, and its
         // descriptors were checked against both.
-        unsafe { kernels.unpack(&engine.device, pool, to, count, Source::Inline(&list))? };
+        unsafe { kernels.unpack(api, stream, (pool, to), shape, source, Flag::default())? };
         return Ok(true);
     }
     let Some((block, host, address)) = engine.staging.take_block() else {
         return Ok(false);
     };
-    let list = host.cast::<Descriptor>();
-    let mut count = 0;
-    for piece in cut.descriptors(descriptors).take(BLOCK_ENTRIES) {
-        // SAFETY: the block has room for that many, aligned, and no launch reads it now.
-        unsafe { list.add(count).write(piece) };
-        count += 1;
-    }
-    *left -= count;
+    // SAFETY: the block has room for that many, aligned, and no launch reads it now.
+    let shape = unsafe { feed::write(cut, descriptors, host, BLOCK_ENTRIES, BLOCK_ENTRIES) };
+    let source = Source::Mapped(address);
     // SAFETY: as above; the block is given back when the stream has passed the launch.
     let launched =
-        unsafe { kernels.unpack(&engine.device, pool, to, count, Source::Mapped(address)) };
+        unsafe { kernels.unpack(api, stream, (pool, to), shape, source, Flag::default()) };
     // Without an event the block is lost, which is safe; the context is broken then anyway.
     engine.fly_block(Lane::Unpack, block)?;
     launched.map(|()| true)
@@ -183,8 +163,8 @@ fn copy_lane(pool: MemoryKind, to: MemoryKind) -> Lane {
     }
 }
 
-/// Bytes a warp: enough warps for every multiprocessor first, then as few pieces as possible.
-fn piece_bytes(bytes: u64, multiprocessors: u32) -> u64 {
+/// Bytes a warp: enough pieces to fill every multiprocessor first, then as few as possible.
+pub(super) fn piece_bytes(bytes: u64, multiprocessors: u32) -> u64 {
     let warps = u64::from(multiprocessors.max(1)) * WARPS;
     bytes
         .div_ceil(warps)
@@ -200,7 +180,8 @@ mod tests {
     fn pieces_grow_with_the_transfer() {
         assert_eq!(piece_bytes(1, 132), 4096);
         assert_eq!(piece_bytes(4 << 20, 132), 4096);
-        assert_eq!(piece_bytes(64 << 20, 132), 65_536);
+        assert_eq!(piece_bytes(64 << 20, 132), 8192);
+        assert_eq!(piece_bytes(1 << 30, 132), 65_536);
         assert_eq!(piece_bytes(u64::MAX >> 1, 132), 65_536);
     }
 }

@@ -1,0 +1,49 @@
+//! `tcpx bench`: what one host can do, without a network.
+
+mod cases;
+mod plot;
+mod report;
+mod ways;
+
+use std::fs;
+use std::path::Path;
+
+use crate::args::bench::{BenchArgs, BenchCommand, UnpackArgs};
+use crate::error::Error;
+use crate::output::say::say;
+
+use cases::Bench;
+use report::Report;
+
+/// Runs the chosen benchmark.
+pub(crate) fn run(args: &BenchArgs) -> Result<(), Error> {
+    match &args.what {
+        BenchCommand::Unpack(args) => unpack(args),
+    }
+}
+
+fn unpack(args: &UnpackArgs) -> Result<(), Error> {
+    let mut bench = Bench::open(args.gpu)?;
+    let results = bench.run(args.rounds)?;
+    let report = Report::new(bench.gpu(), args.rounds, &results);
+    if args.json {
+        say!("{}", report.json());
+    } else {
+        say!("{}", report.table());
+    }
+    if let Some(path) = &args.csv {
+        write(path, &report.csv())?;
+    }
+    if let Some(path) = &args.plot {
+        write(path, &plot::svg(&results))?;
+    }
+    Ok(())
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Error> {
+    fs::write(path, text).map_err(|source| Error::Io {
+        doing: "write",
+        path: path.to_owned(),
+        source,
+    })
+}

@@ -1,0 +1,374 @@
+//! What is measured: lists of fragments, verified and then timed.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tcpx_memory::{BouncePool, Descriptors, Gpu, Region};
+use tcpx_wire::{Fragment, Limits, ScatterList};
+
+use super::ways::{Movers, Set, Way};
+use crate::error::Error;
+use crate::pattern::Pattern;
+
+/// Room of one set, and sets that take turns, so that neither end is in the GPU's cache.
+const ROOM: usize = 64 << 20;
+const SETS: usize = 4;
+/// Beyond the room, for a misaligned pool.
+const SLACK: usize = 4096;
+const POISON: u8 = 0xA5;
+/// Time for one way in a round, and the most calls in it.
+const BUDGET: Duration = Duration::from_millis(60);
+const CALLS: usize = 200;
+
+/// A list and the ways to be measured with it.
+#[derive(Clone, Debug)]
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    pub(crate) bytes: usize,
+    fragment: usize,
+    skew: usize,
+    pinned: bool,
+    /// Over one set, which stays in the cache where it fits.
+    cached: bool,
+    ways: &'static [Way],
+}
+
+const GPU: &[Way] = &[
+    Way::Kernel,
+    Way::WorkerKernel,
+    Way::Plain,
+    Way::Copy,
+    Way::Each,
+    Way::Batch,
+];
+const MERGED: &[Way] = &[Way::D2d, Way::WorkerD2d, Way::Kernel, Way::Each, Way::Copy];
+const CROSSING: &[Way] = &[Way::Kernel, Way::D2d];
+
+const fn case(
+    name: &'static str,
+    bytes: usize,
+    fragment: usize,
+    skew: usize,
+    ways: &'static [Way],
+) -> Case {
+    Case {
+        name,
+        bytes,
+        fragment,
+        skew,
+        pinned: false,
+        cached: false,
+        ways,
+    }
+}
+
+const fn pinned(case: Case) -> Case {
+    Case {
+        pinned: true,
+        ..case
+    }
+}
+
+const fn cached(case: Case) -> Case {
+    Case {
+        cached: true,
+        ..case
+    }
+}
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+
+const CASES: [Case; 22] = [
+    case("512 KiB in 4 KiB, GPU", 512 * KIB, 4 * KIB, 0, GPU),
+    cached(case(
+        "512 KiB in 4 KiB, GPU, cached",
+        512 * KIB,
+        4 * KIB,
+        0,
+        GPU,
+    )),
+    case("4 MiB in 4 KiB, GPU", 4 * MIB, 4 * KIB, 0, GPU),
+    cached(case(
+        "4 MiB in 4 KiB, GPU, cached",
+        4 * MIB,
+        4 * KIB,
+        0,
+        GPU,
+    )),
+    case("64 MiB in 4 KiB, GPU", 64 * MIB, 4 * KIB, 0, GPU),
+    case("4 MiB in 1,448 B, GPU", 4 * MIB, 1448, 3, GPU),
+    case("64 MiB in 1,448 B, GPU", 64 * MIB, 1448, 3, GPU),
+    pinned(case("4 MiB in 4 KiB, pinned", 4 * MIB, 4 * KIB, 0, GPU)),
+    pinned(case("64 MiB in 4 KiB, pinned", 64 * MIB, 4 * KIB, 0, GPU)),
+    pinned(case("64 MiB in 1,448 B, pinned", 64 * MIB, 1448, 3, GPU)),
+    case("4 MiB in one, GPU", 4 * MIB, 4 * MIB, 0, MERGED),
+    case("64 MiB in one, GPU", 64 * MIB, 64 * MIB, 0, MERGED),
+    pinned(case("64 MiB in one, pinned", 64 * MIB, 64 * MIB, 0, MERGED)),
+    case(
+        "checksum of 64 MiB, GPU",
+        64 * MIB,
+        64 * MIB,
+        0,
+        &[Way::Checksum, Way::WorkerChecksum, Way::Copy],
+    ),
+    case("64 KiB in one, GPU", 64 * KIB, 64 * KIB, 0, CROSSING),
+    case("1 MiB in one, GPU", MIB, MIB, 0, CROSSING),
+    case("16 MiB in one, GPU", 16 * MIB, 16 * MIB, 0, CROSSING),
+    case("64 MiB in 16 MiB, GPU", 64 * MIB, 16 * MIB, 0, CROSSING),
+    case("64 MiB in 4 MiB, GPU", 64 * MIB, 4 * MIB, 0, CROSSING),
+    pinned(case(
+        "1 MiB in 256 KiB, pinned",
+        MIB,
+        256 * KIB,
+        0,
+        CROSSING,
+    )),
+    pinned(case(
+        "8 MiB in 512 KiB, pinned",
+        8 * MIB,
+        512 * KIB,
+        0,
+        CROSSING,
+    )),
+    pinned(case("64 MiB in 1 MiB, pinned", 64 * MIB, MIB, 0, CROSSING)),
+];
+
+/// One way's medians over the rounds, in microseconds.
+#[derive(Clone, Debug)]
+pub(crate) struct Outcome {
+    pub(crate) case: &'static str,
+    pub(crate) way: &'static str,
+    pub(crate) bytes: u64,
+    pub(crate) micros: Vec<f64>,
+}
+
+pub(crate) struct Bench {
+    gpu: Gpu,
+    movers: Movers,
+    pools: [Region; 2],
+    to: Region,
+    content: Vec<u8>,
+}
+
+impl Bench {
+    pub(crate) fn open(ordinal: u32) -> Result<Self, Error> {
+        let gpu = Gpu::open(ordinal).map_err(|error| Error::Memory {
+            doing: "open the GPU",
+            source: error.into(),
+        })?;
+        let size = SETS * ROOM + SLACK;
+        let mut content = vec![0; size];
+        Pattern::new(getrandom::u64().map_err(crate::key::KeyError::random)?).fill(0, &mut content);
+        let make = || {
+            let pools = [Region::cuda(&gpu, size)?, Region::pinned(&gpu, size)?];
+            for pool in &pools {
+                pool.write_from(0, &content)?;
+            }
+            Ok((pools, Region::cuda(&gpu, SETS * ROOM)?))
+        };
+        let (pools, to) = make().map_err(Error::memory("allocate memory for the benchmark"))?;
+        Ok(Self {
+            movers: Movers::new(&gpu)?,
+            gpu,
+            pools,
+            to,
+            content,
+        })
+    }
+
+    pub(crate) fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// Verifies every way of every case, then times them round by round.
+    pub(crate) fn run(&mut self, rounds: u32) -> Result<Vec<Outcome>, Error> {
+        // As in a program that keeps the context current on the threads that poll.
+        let _current = self.gpu.enter().map_err(|error| Error::Memory {
+            doing: "enter the GPU's context",
+            source: error.into(),
+        })?;
+        let mut outcomes = Vec::new();
+        let mut prepared = Vec::new();
+        for case in &CASES {
+            let sets = self.sets(case)?;
+            for way in case.ways.iter().copied() {
+                if self.movers.has(way) {
+                    self.verify(case, way, &sets)?;
+                    prepared.push((outcomes.len(), case, way, sets.clone()));
+                    outcomes.push(Outcome {
+                        case: case.name,
+                        way: way.name(),
+                        bytes: sets.first().map_or(0, |set| set.list.bytes()),
+                        micros: Vec::new(),
+                    });
+                }
+            }
+        }
+        for _ in 0..rounds {
+            for (index, case, way, sets) in &prepared {
+                let median = self.time(case, *way, sets)?;
+                outcomes[*index].micros.push(median);
+            }
+        }
+        Ok(outcomes)
+    }
+
+    fn sets(&self, case: &Case) -> Result<Vec<Set>, Error> {
+        let region = &self.pools[usize::from(case.pinned)];
+        let count = if case.cached { 1 } else { SETS };
+        (0..count)
+            .map(|set| {
+                let start = set * ROOM;
+                let list = Arc::new(shuffled(case, set as u64)?);
+                let bytes = list.bytes() as usize;
+                let slices = || {
+                    let pool = region.slice(start..start + bytes + SLACK.min(case.skew))?;
+                    Ok((pool, self.to.slice(start..start + bytes)?))
+                };
+                let (pool, to) = slices().map_err(Error::memory("slice memory"))?;
+                Ok(Set {
+                    pool: BouncePool::new(pool),
+                    list,
+                    to,
+                })
+            })
+            .collect()
+    }
+
+    /// Unpacks into a poisoned destination and compares every byte.
+    fn verify(&mut self, case: &Case, way: Way, sets: &[Set]) -> Result<(), Error> {
+        let wrong = |at: usize| Error::Failed {
+            what: format!("{}, {}: wrong contents at byte {at}", case.name, way.name()),
+            hint: "nothing was measured; report this as a fault",
+        };
+        for (index, set) in sets.iter().enumerate() {
+            let source = &self.content[index * ROOM..];
+            let mut arrived = vec![POISON; set.to.len()];
+            set.to
+                .write_from(&arrived)
+                .map_err(Error::memory("poison the destination"))?;
+            let result = self.movers.go(way, set)?;
+            if matches!(way, Way::Checksum | Way::WorkerChecksum) {
+                let region = Region::host(set.pool.len()).map_err(Error::memory("allocate"))?;
+                let sum = region
+                    .write_from(0, &source[..set.pool.len()])
+                    .and_then(|()| region.checksum(..));
+                if result != u64::from(sum.map_err(Error::memory("sum"))?) {
+                    return Err(wrong(0));
+                }
+                continue;
+            }
+            set.to
+                .read_to(&mut arrived)
+                .map_err(Error::memory("read the destination"))?;
+            let straight = way == Way::Copy;
+            for one in set.list.as_slice() {
+                let to = one.destination_offset as usize;
+                let from = if straight {
+                    to
+                } else {
+                    one.source_offset as usize
+                };
+                let length = one.length as usize;
+                if arrived[to..to + length] != source[from..from + length] {
+                    return Err(wrong(to));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The median of many calls, in microseconds.
+    fn time(&mut self, case: &Case, way: Way, sets: &[Set]) -> Result<f64, Error> {
+        let (least, most) = if way.is_slow() && case.fragment < 64 * KIB {
+            (2, 4)
+        } else {
+            (10, CALLS)
+        };
+        let mut times = Vec::with_capacity(most);
+        let start = Instant::now();
+        for set in sets.iter().cycle() {
+            // A list that was built just now is in the CPU's cache.
+            let touched: u64 = set
+                .list
+                .as_slice()
+                .iter()
+                .map(|one| u64::from(one.length))
+                .sum();
+            std::hint::black_box(touched);
+            let call = Instant::now();
+            self.movers.go(way, set)?;
+            times.push(call.elapsed());
+            // The first calls of each set are not counted, see below.
+            let counted = times.len().saturating_sub(sets.len());
+            if counted >= most || (counted >= least && start.elapsed() > BUDGET) {
+                break;
+            }
+        }
+        let mut counted: Vec<f64> = times
+            .iter()
+            .skip(sets.len())
+            .map(|time| time.as_secs_f64() * 1e6)
+            .collect();
+        counted.sort_unstable_by(f64::total_cmp);
+        Ok(counted[counted.len() / 2])
+    }
+}
+
+/// The destination in order, the sources shuffled.
+fn shuffled(case: &Case, seed: u64) -> Result<Descriptors, Error> {
+    let count = case.bytes / case.fragment;
+    let mut sources: Vec<usize> = (0..count).collect();
+    let mut words = vec![0; count * 8];
+    Pattern::new(getrandom::u64().map_err(crate::key::KeyError::random)? ^ seed)
+        .fill(0, &mut words);
+    for (last, word) in (1..count).rev().zip(words.as_chunks::<8>().0) {
+        sources.swap(
+            last,
+            (u64::from_le_bytes(*word) % (last as u64 + 1)) as usize,
+        );
+    }
+    let mut scatter = ScatterList::with_capacity(count);
+    for (index, source) in sources.into_iter().enumerate() {
+        scatter.push(Fragment {
+            source_offset: (source * case.fragment + case.skew) as u64,
+            length: case.fragment as u32,
+            destination_offset: (index * case.fragment) as u64,
+        });
+    }
+    let bytes = (count * case.fragment) as u64;
+    let limits = Limits {
+        pool_bytes: bytes + case.skew as u64,
+        destination_bytes: bytes,
+        received_bytes: bytes,
+    };
+    let mut list = Descriptors::with_capacity(count);
+    list.build(&scatter, limits)
+        .map_err(|error| Error::Failed {
+            what: error.to_string(),
+            hint: "nothing was measured; report this as a fault",
+        })?;
+    Ok(list)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cases_fit_their_room_and_have_names_of_their_own() {
+        let mut names: Vec<_> = CASES.iter().map(|case| case.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), CASES.len());
+        for case in &CASES {
+            assert!(case.bytes <= ROOM && case.skew <= SLACK && case.fragment <= case.bytes);
+            let list = shuffled(case, 1).unwrap();
+            assert_eq!(
+                list.bytes() as usize,
+                case.bytes / case.fragment * case.fragment
+            );
+        }
+    }
+}

@@ -1,0 +1,420 @@
+//! Kernels launched from the caller's own thread.
+
+mod slots;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use slots::{FIRST_ENTRIES, LIST_ENTRIES, Slots};
+use tcpx_wire::Descriptors;
+
+use super::cut::Cut;
+use super::feed::{self, Inline};
+use super::kernel::{Kernels, Source};
+use super::unpack::piece_bytes;
+use crate::bounce::UnpackMethod;
+use crate::checksum::{SumFactors, SumPlan};
+use crate::error::{CudaError, MemoryError};
+use crate::gpu::{Current, Gpu};
+use crate::job::Work;
+use crate::kind::MemoryKind;
+use crate::lease::Hold;
+
+/// After this long without an answer the streams themselves are asked.
+const PATIENCE: Duration = Duration::from_millis(2);
+/// How long a drop waits for what is under way.
+const LAST_WAIT: Duration = Duration::from_secs(1);
+
+/// Unpacks and checksums from the thread that polls, without a hand-over to the copy worker: the shortest
+/// way for a caller that has a thread to spare.
+///
+/// One piece of work at a time. It has streams of its own, and the kernel itself tells when it has ended,
+/// through host memory. Neither [`Self::start`] nor [`Self::poll`] waits for the GPU, so a kernel that
+/// spins until the work completes does not stop them.
+pub struct Unpacker {
+    gpu: Gpu,
+    kernels: Kernels,
+    slots: Slots,
+    running: Option<Running>,
+    /// Set when the GPU gave no answer any more; nothing can be started then.
+    broken: Option<MemoryError>,
+}
+
+struct Running {
+    task: Task,
+    /// An error of a launch; told once what was launched before has ended.
+    error: Option<CudaError>,
+    since: Instant,
+    work: Work,
+    holds: [Option<Hold>; 2],
+}
+
+enum Task {
+    Unpack {
+        pool: u64,
+        to: u64,
+        cut: Cut,
+        descriptors: Arc<Descriptors>,
+    },
+    /// Copies on the first stream, which an event follows.
+    Copies {
+        pool: u64,
+        to: u64,
+        descriptors: Arc<Descriptors>,
+        issued: bool,
+    },
+    Sum {
+        plan: SumPlan,
+        /// The slot whose list the sums are in, once launched.
+        launched: Option<(usize, Box<SumFactors>)>,
+    },
+}
+
+impl Unpacker {
+    /// Loads the kernels and prepares streams and memory; for set-up.
+    ///
+    /// # Errors
+    /// The driver's refusal, [`CudaError::KernelUnavailable`] among them.
+    pub fn new(gpu: &Gpu) -> Result<Self, MemoryError> {
+        let _current = Current::enter(gpu)?;
+        let kernels = Kernels::load(gpu)?;
+        match Slots::create(gpu, &kernels) {
+            Ok(slots) => Ok(Self {
+                gpu: gpu.clone(),
+                kernels,
+                slots,
+                running: None,
+                broken: None,
+            }),
+            Err(error) => {
+                kernels.unload(gpu);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Starts an unpack with [`UnpackMethod::Kernel`] or [`UnpackMethod::D2d`], or a checksum of GPU memory. Its memory is leased until
+    /// [`Self::poll`] has told its end.
+    ///
+    /// # Errors
+    /// Lengths, bounds, memory in use, memory that this GPU's kernels cannot reach, or other work under way.
+    pub fn start(&mut self, work: Work) -> Result<(), MemoryError> {
+        if let Some(error) = &self.broken {
+            return Err(error.clone());
+        }
+        if self.running.is_some() {
+            return Err(MemoryError::UnpackerBusy);
+        }
+        work.check()?;
+        let task = self.task(&work)?;
+        let holds = work.hold()?;
+        let since = Instant::now();
+        self.running = Some(Running {
+            task,
+            error: None,
+            since,
+            work,
+            holds,
+        });
+        let _current = Current::enter(&self.gpu)?;
+        self.launch();
+        Ok(())
+    }
+
+    /// The result once all of it is visible to everyone: the bytes moved, or the checksum. `None` while it is
+    /// under way, and when there is none.
+    ///
+    /// # Errors
+    /// The driver's, for example when a kernel has broken the context.
+    pub fn poll(&mut self) -> Result<Option<u64>, MemoryError> {
+        let Some(running) = &mut self.running else {
+            return Ok(None);
+        };
+        let landed = self.slots.land();
+        if landed {
+            running.since = Instant::now();
+        } else if self.slots.is_busy() && running.since.elapsed() > PATIENCE {
+            running.since = Instant::now();
+            let _current = Current::enter(&self.gpu)?;
+            if let Err(error) = self.slots.ask_streams(self.gpu.api()) {
+                return Err(self.give_up(error.into()));
+            }
+        }
+        if !self.is_launched() {
+            let _current = Current::enter(&self.gpu)?;
+            self.launch();
+        }
+        if self.slots.is_busy() || !self.is_launched() || !self.are_copies_done()? {
+            return Ok(None);
+        }
+        let Some(Running {
+            task, error, work, ..
+        }) = self.running.take()
+        else {
+            return Ok(None);
+        };
+        match (error, task) {
+            (Some(error), _) => Err(error.into()),
+            (None, _) if work.bytes() == 0 => Ok(Some(0)),
+            (None, Task::Unpack { .. } | Task::Copies { .. }) => Ok(Some(work.bytes())),
+            (None, Task::Sum { launched: None, .. }) => Ok(None),
+            (
+                None,
+                Task::Sum {
+                    plan,
+                    launched: Some((slot, factors)),
+                },
+            ) => {
+                let sums = self.slots.sums(slot, plan.blocks as usize);
+                Ok(Some(u64::from(factors.finish(sums))))
+            }
+        }
+    }
+
+    /// Starts and polls without a pause until the end.
+    ///
+    /// # Errors
+    /// Those of [`Self::start`] and [`Self::poll`]; [`CudaError::TimedOut`] after `limit`, and then the
+    /// work goes on: poll for its end.
+    pub fn run(&mut self, work: Work, limit: Duration) -> Result<u64, MemoryError> {
+        self.start(work)?;
+        let start = Instant::now();
+        loop {
+            if let Some(result) = self.poll()? {
+                return Ok(result);
+            }
+            if start.elapsed() > limit {
+                return Err(CudaError::TimedOut {
+                    device: self.gpu.ordinal(),
+                    what: "the unpack kernel",
+                    after: limit,
+                }
+                .into());
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    fn task(&self, work: &Work) -> Result<Task, MemoryError> {
+        let (from, to) = work.ends();
+        for slice in [Some(from), to].into_iter().flatten() {
+            let is_reached = match slice.kind() {
+                MemoryKind::Host => false,
+                MemoryKind::Pinned => true,
+                MemoryKind::Cuda { .. } => slice
+                    .region()
+                    .gpu()
+                    .is_some_and(|gpu| gpu.is_same(&self.gpu)),
+            };
+            if !is_reached {
+                return Err(MemoryError::WrongWorker {
+                    worker: self.gpu.kind(),
+                    kind: slice.kind(),
+                });
+            }
+        }
+        let address = from.device_address().unwrap_or(0);
+        match work {
+            Work::Unpack {
+                descriptors,
+                to,
+                with: UnpackMethod::Kernel,
+                ..
+            } => {
+                let piece = piece_bytes(descriptors.bytes(), self.gpu.multiprocessors());
+                Ok(Task::Unpack {
+                    pool: address,
+                    to: to.device_address().unwrap_or(0),
+                    cut: Cut::for_kernel(piece),
+                    descriptors: Arc::clone(descriptors),
+                })
+            }
+            Work::Unpack {
+                descriptors,
+                to,
+                with: UnpackMethod::D2d,
+                ..
+            } => Ok(Task::Copies {
+                pool: address,
+                to: to.device_address().unwrap_or(0),
+                descriptors: Arc::clone(descriptors),
+                issued: false,
+            }),
+            Work::Checksum { of } => Ok(Task::Sum {
+                plan: SumPlan::new(
+                    address,
+                    of.len() as u64,
+                    self.kernels.sum_blocks().min(LIST_ENTRIES as u32),
+                ),
+                launched: None,
+            }),
+            Work::Unpack { .. } | Work::Copy { .. } => Err(MemoryError::WrongWorker {
+                worker: self.gpu.kind(),
+                kind: from.kind(),
+            }),
+        }
+    }
+
+    fn is_launched(&self) -> bool {
+        match &self.running {
+            None => true,
+            Some(running) if running.error.is_some() || running.work.bytes() == 0 => true,
+            Some(running) => match &running.task {
+                Task::Unpack {
+                    cut, descriptors, ..
+                } => cut.peek(descriptors.as_slice()).is_none(),
+                Task::Copies { issued, .. } => *issued,
+                Task::Sum { launched, .. } => launched.is_some(),
+            },
+        }
+    }
+
+    /// Whether no copies are under way.
+    fn are_copies_done(&mut self) -> Result<bool, MemoryError> {
+        let Some(Running {
+            task: Task::Copies { issued: true, .. },
+            ..
+        }) = &self.running
+        else {
+            return Ok(true);
+        };
+        let _current = Current::enter(&self.gpu)?;
+        let done = self.slots.are_copies_done(self.gpu.api());
+        done.map_err(|error| self.give_up(error.into()))
+    }
+
+    /// Launches as much as there are slots for; the context is current.
+    fn launch(&mut self) {
+        self.copy();
+        while !self.is_launched() {
+            let Some(slot) = self.slots.take() else {
+                return;
+            };
+            let Some(running) = &mut self.running else {
+                return;
+            };
+            let (api, stream) = (self.gpu.api(), self.slots.stream(slot));
+            let launched = match &mut running.task {
+                Task::Unpack {
+                    pool,
+                    to,
+                    cut,
+                    descriptors,
+                } => {
+                    let (host, address) = self.slots.list(slot);
+                    let (ends, descriptors) = ((*pool, *to), descriptors.as_slice());
+                    let mut list = Inline::EMPTY;
+                    let flag = self.slots.arm(slot);
+                    let (shape, source) = match feed::carry(cut, descriptors, &mut list) {
+                        Some(shape) => (shape, Source::Inline(&list)),
+                        // SAFETY: the slot's list has room for that many, and no launch reads it now.
+                        None => unsafe {
+                            let most = if cut.is_at_start() {
+                                FIRST_ENTRIES
+                            } else {
+                                LIST_ENTRIES
+                            };
+                            let shape = feed::write(cut, descriptors, host, most, most);
+                            (shape, Source::Mapped(address))
+                        },
+                    };
+                    // SAFETY: the work and its holds are kept until every slot has landed, and its
+                    // descriptors were checked against both ends.
+                    unsafe { self.kernels.unpack(api, stream, ends, shape, source, flag) }
+                }
+                // Issued above.
+                Task::Copies { .. } => return,
+                Task::Sum { plan, launched } => {
+                    let (_, sums) = self.slots.list(slot);
+                    let flag = self.slots.arm(slot);
+                    // SAFETY: as above; the slot's list has room for the sums.
+                    let result = unsafe { self.kernels.checksum(api, stream, plan, sums, flag) };
+                    // Made while the kernel runs.
+                    *launched = Some((slot, Box::new(plan.factors())));
+                    result
+                }
+            };
+            if let Err(error) = launched {
+                self.slots.disarm(slot);
+                running.error = Some(error);
+            }
+        }
+    }
+
+    /// Issues copies, if that is the work; the context is current.
+    fn copy(&mut self) {
+        let Some(Running {
+            task:
+                Task::Copies {
+                    pool,
+                    to,
+                    descriptors,
+                    issued: issued @ false,
+                },
+            error,
+            ..
+        }) = &mut self.running
+        else {
+            return;
+        };
+        let (api, stream) = (self.gpu.api(), self.slots.stream(0));
+        let copied = descriptors.as_slice().iter().try_for_each(|one| {
+            let (to, from) = (
+                *to + one.destination_offset,
+                *pool + u64::from(one.source_offset),
+            );
+            // SAFETY: as in `launch`.
+            let code = unsafe { (api.cuMemcpyAsync)(to, from, one.length as usize, stream) };
+            api.check("cuMemcpyAsync", code)
+        });
+        // Even after an error some copies may be under way.
+        *error = copied.err();
+        if let Err(failed) = self.slots.mark_copies(api) {
+            error.get_or_insert(failed);
+        }
+        *issued = true;
+    }
+
+    /// Keeps the memory for ever, because something may still touch it.
+    fn give_up(&mut self, error: MemoryError) -> MemoryError {
+        if let Some(running) = self.running.take() {
+            std::mem::forget((running.work, running.holds));
+        }
+        self.broken = Some(error.clone());
+        error
+    }
+}
+
+impl Drop for Unpacker {
+    fn drop(&mut self) {
+        let start = Instant::now();
+        while self.running.is_some() && start.elapsed() < LAST_WAIT {
+            // An error ends the work just as well.
+            if !matches!(self.poll(), Ok(None)) {
+                break;
+            }
+            std::thread::yield_now();
+        }
+        if self.running.is_some() {
+            let error = MemoryError::WorkerStopped;
+            self.give_up(error);
+        }
+        if self.broken.is_some() {
+            // A launch may still run: streams, kernels and lists stay until the process ends.
+            return;
+        }
+        if let Ok(_current) = Current::enter(&self.gpu) {
+            self.slots.destroy(&self.gpu);
+            self.kernels.unload(&self.gpu);
+        }
+    }
+}
+
+impl fmt::Debug for Unpacker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Unpacker({:?})", self.gpu)
+    }
+}

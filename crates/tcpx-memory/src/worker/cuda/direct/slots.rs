@@ -1,0 +1,204 @@
+//! Launches under way: each has a list, a counter and a flag of its own.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::driver::{Api, sys};
+use crate::error::CudaError;
+use crate::fence::Event;
+use crate::gpu::{
+    Gpu, MappedHost, create_stream, destroy_stream, device_alloc, device_free, host_free,
+};
+use crate::worker::cuda::kernel::{Flag, Kernels};
+
+/// Descriptors of a list's first launch, so few that the GPU begins soon, and of each further one, so many
+/// that launches cost little.
+pub(super) const FIRST_ENTRIES: usize = 2048;
+pub(super) const LIST_ENTRIES: usize = 8192;
+const LIST_BYTES: usize = LIST_ENTRIES * 16;
+const SLOTS: usize = 16;
+/// Apart, so that neither the CPU nor the GPU finds two in one line of a cache.
+const APART: usize = 128;
+const FLAGS_BYTES: usize = SLOTS * APART;
+/// Two, so that the start of a launch overlaps with the end of the one before.
+const STREAMS: usize = 2;
+/// Longest wait for the first, empty work.
+const WARM_UP: Duration = Duration::from_secs(60);
+
+pub(super) struct Slots {
+    streams: [sys::CUstream; STREAMS],
+    events: Vec<Event>,
+    memory: MappedHost,
+    counters: u64,
+    value: u32,
+    next: usize,
+    /// The slot, and what its flag becomes.
+    armed: VecDeque<(usize, u32)>,
+    asked: bool,
+}
+
+// SAFETY: streams and events may be used from any thread, and the memory belongs to this value.
+unsafe impl Send for Slots {}
+
+impl Slots {
+    /// The context is current.
+    pub(super) fn create(gpu: &Gpu, kernels: &Kernels) -> Result<Self, CudaError> {
+        let memory = MappedHost::alloc(gpu, FLAGS_BYTES + SLOTS * LIST_BYTES)?;
+        let mut slots = Self {
+            streams: [std::ptr::null_mut(); STREAMS],
+            events: Vec::with_capacity(STREAMS),
+            memory,
+            counters: 0,
+            value: 0,
+            next: 0,
+            armed: VecDeque::with_capacity(SLOTS),
+            asked: false,
+        };
+        let prepared = slots.prepare(gpu, kernels);
+        prepared.map(|()| slots)
+    }
+
+    /// After an error something may be under way, so that what was made stays until the process ends.
+    fn prepare(&mut self, gpu: &Gpu, kernels: &Kernels) -> Result<(), CudaError> {
+        let api = gpu.api();
+        for stream in &mut self.streams {
+            *stream = create_stream(api)?;
+            self.events.push(Event::create(api)?);
+        }
+        self.counters = device_alloc(gpu, FLAGS_BYTES)?;
+        // SAFETY: the mapped memory is zeroed and as large, and both stay.
+        let code = unsafe {
+            (api.cuMemcpyAsync)(
+                self.counters,
+                self.memory.device,
+                FLAGS_BYTES,
+                self.streams[0],
+            )
+        };
+        api.check("cuMemcpyAsync", code)?;
+        kernels.warm_up(api, self.streams[0], self.counters)?;
+        self.events[0].record(api, self.streams[0])?;
+        let start = Instant::now();
+        while !self.events[0].is_ready(api)? {
+            if start.elapsed() > WARM_UP {
+                return Err(CudaError::TimedOut {
+                    device: gpu.ordinal(),
+                    what: "its first work",
+                    after: WARM_UP,
+                });
+            }
+            thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Ends everything; nothing is under way and the context is current.
+    pub(super) fn destroy(&mut self, gpu: &Gpu) {
+        let api = gpu.api();
+        self.events.drain(..).for_each(|event| event.destroy(api));
+        self.streams
+            .iter()
+            .for_each(|stream| destroy_stream(api, *stream));
+        // SAFETY: no launch is under way that could use either.
+        unsafe {
+            device_free(gpu, self.counters);
+            host_free(gpu, self.memory);
+        }
+    }
+
+    /// Marks the end of copies on the first stream.
+    pub(super) fn mark_copies(&self, api: &Api) -> Result<(), CudaError> {
+        self.events[0].record(api, self.streams[0])
+    }
+
+    /// Whether the copies before the mark have ended.
+    pub(super) fn are_copies_done(&self, api: &Api) -> Result<bool, CudaError> {
+        self.events[0].is_ready(api)
+    }
+
+    /// A slot with nothing under way; they are used in turn.
+    pub(super) fn take(&mut self) -> Option<usize> {
+        if self.armed.len() == SLOTS {
+            return None;
+        }
+        let slot = self.next;
+        self.next = (self.next + 1) % SLOTS;
+        Some(slot)
+    }
+
+    pub(super) fn stream(&self, slot: usize) -> sys::CUstream {
+        self.streams[slot % STREAMS]
+    }
+
+    /// The slot's list for the CPU and for the device.
+    pub(super) fn list(&self, slot: usize) -> (*mut u8, u64) {
+        let at = FLAGS_BYTES + slot * LIST_BYTES;
+        let host = self.memory.host.as_ptr().wrapping_add(at);
+        (host, self.memory.device + at as u64)
+    }
+
+    /// What a launch left in its slot's list, which has landed.
+    pub(super) fn sums(&self, slot: usize, count: usize) -> &[u32] {
+        debug_assert!(count * 4 <= LIST_BYTES);
+        // SAFETY: inside the slot's list, initialised and aligned; nothing writes it any more.
+        unsafe { std::slice::from_raw_parts(self.list(slot).0.cast(), count) }
+    }
+
+    /// Expects an answer of the slot's launch.
+    pub(super) fn arm(&mut self, slot: usize) -> Flag {
+        self.value = self.value.wrapping_add(1).max(1);
+        self.armed.push_back((slot, self.value));
+        self.asked = false;
+        Flag {
+            counter: self.counters + (slot * APART) as u64,
+            flag: self.memory.device + (slot * APART) as u64,
+            value: self.value,
+        }
+    }
+
+    /// The launch of the slot armed last was refused.
+    pub(super) fn disarm(&mut self, slot: usize) {
+        if self.armed.back().is_some_and(|(last, _)| *last == slot) {
+            self.armed.pop_back();
+        }
+    }
+
+    pub(super) fn is_busy(&self) -> bool {
+        !self.armed.is_empty()
+    }
+
+    /// Ends launches whose flag says so, in turn; whether there were any.
+    pub(super) fn land(&mut self) -> bool {
+        let before = self.armed.len();
+        while let Some(&(slot, value)) = self.armed.front() {
+            let flag = self.memory.host.as_ptr().wrapping_add(slot * APART);
+            // SAFETY: four aligned bytes of ours, which the device writes at once.
+            let flag = unsafe { AtomicU32::from_ptr(flag.cast()) };
+            if flag.load(Ordering::Acquire) != value {
+                break;
+            }
+            self.armed.pop_front();
+        }
+        self.armed.len() != before
+    }
+
+    /// Learns from the streams whether work goes on. Where both are through, all launches have ended.
+    pub(super) fn ask_streams(&mut self, api: &Api) -> Result<(), CudaError> {
+        if !self.asked {
+            for (event, stream) in self.events.iter().zip(self.streams) {
+                event.record(api, stream)?;
+            }
+            self.asked = true;
+        }
+        let mut through = true;
+        for event in &self.events {
+            through &= event.is_ready(api)?;
+        }
+        if through {
+            self.armed.clear();
+        }
+        Ok(())
+    }
+}
