@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use tcpx_memory::{Access, After, Fence, Gpu, Lease, MemoryKind, RegionSlice};
@@ -71,6 +71,17 @@ pub(crate) struct Shared {
     working_since: AtomicU64,
     /// How the control socket is watched.
     watching: Mutex<Watching>,
+    /// What is asked of the engine without waiting for its lock.
+    requests: Mutex<Requests>,
+    /// How the connection ended, once nothing of it is left.
+    outcome: Mutex<Option<Result<(), Error>>>,
+}
+
+/// See [`Shared::ask`].
+#[derive(Default)]
+struct Requests {
+    cancels: Vec<OperationId>,
+    close: bool,
 }
 
 impl Shared {
@@ -94,6 +105,8 @@ impl Shared {
             origin,
             working_since: AtomicU64::new(0),
             watching: Mutex::new(Watching::Read),
+            requests: Mutex::new(Requests::default()),
+            outcome: Mutex::new(None),
         })
     }
 
@@ -105,11 +118,15 @@ impl Shared {
 
     /// Runs `work` on the engine and then whatever follows from it.
     fn with<R>(&self, work: impl FnOnce(&mut Core) -> R) -> R {
-        let mut core = self.lock();
+        self.run(self.lock(), work)
+    }
+
+    fn run<R>(&self, mut core: MutexGuard<'_, Core>, work: impl FnOnce(&mut Core) -> R) -> R {
         let before = core.session.next_timeout();
         let result = work(&mut core);
         let turn = self.turn(&mut core);
-        let sooner = core.session.next_timeout() != before || turn.poll || turn.finished;
+        let sooner =
+            core.session.next_timeout() != before || turn.poll || turn.more || turn.finished;
         drop(core);
         if sooner {
             self.driver.wake(self.id);
@@ -117,13 +134,41 @@ impl Shared {
         result
     }
 
+    /// Leaves a request and has it seen to: here if the engine is at rest, else by its thread. Never
+    /// waits for the engine, which may hang inside the network's library.
+    fn ask(&self, add: impl FnOnce(&mut Requests)) {
+        add(&mut self.requests());
+        match self.core.try_lock() {
+            Ok(core) => self.run(core, |_| ()),
+            Err(TryLockError::Poisoned(poisoned)) => self.run(poisoned.into_inner(), |_| ()),
+            Err(TryLockError::WouldBlock) => self.driver.wake(self.id),
+        }
+    }
+
+    fn requests(&self) -> MutexGuard<'_, Requests> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn turn(&self, core: &mut Core) -> Turn {
+        let asked = std::mem::take(&mut *self.requests());
+        let now = core.now();
+        for operation in asked.cancels {
+            core.session.cancel(now, operation);
+        }
+        if asked.close {
+            core.session.close(now);
+        }
         let since = u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.working_since.store(since.max(1), Ordering::Relaxed);
         let turn = core.progress();
         self.working_since.store(0, Ordering::Relaxed);
         self.watch_control(core);
         if turn.finished {
+            // A late signal would keep the driver awake: nobody lowers it any more.
+            for descriptor in core.channel_descriptors() {
+                self.driver.unwatch(descriptor);
+            }
+            *self.outcome() = core.outcome();
             self.ended.notify_all();
         }
         turn
@@ -157,11 +202,12 @@ impl Shared {
         }
     }
 
+    fn outcome(&self) -> MutexGuard<'_, Option<Result<(), Error>>> {
+        self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn cancel(&self, operation: OperationId) {
-        self.with(|core| {
-            let now = core.now();
-            core.session.cancel(now, operation);
-        });
+        self.ask(|requests| requests.cancels.push(operation));
     }
 
     /// How long the driver has been inside one call, if that is longer than `limit`.
@@ -239,18 +285,15 @@ impl Connection {
     /// The connection was lost before, or the goodbye did not end in time; it is closed all the
     /// same.
     pub fn close(self, timeout: Duration) -> Result<(), Error> {
-        let until = Instant::now() + timeout;
-        self.handle.0.with(|core| {
-            let now = core.now();
-            core.session.close(now);
-        });
+        let started = Instant::now();
         let shared = &self.handle.0;
-        let mut core = shared.lock();
+        shared.ask(|requests| requests.close = true);
+        let mut outcome = shared.outcome();
         loop {
-            if let Some(outcome) = core.outcome() {
-                return outcome;
+            if let Some(outcome) = &*outcome {
+                return outcome.clone();
             }
-            let left = until.saturating_duration_since(Instant::now());
+            let left = timeout.saturating_sub(started.elapsed());
             if left.is_zero() {
                 return Err(Error::TimedOut {
                     peer: shared.peer.address,
@@ -258,9 +301,9 @@ impl Connection {
                     limit: timeout,
                 });
             }
-            core = shared
+            outcome = shared
                 .ended
-                .wait_timeout(core, left)
+                .wait_timeout(outcome, left)
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
@@ -269,10 +312,7 @@ impl Connection {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.0.with(|core| {
-            let now = core.now();
-            core.session.close(now);
-        });
+        self.0.ask(|requests| requests.close = true);
     }
 }
 
@@ -311,7 +351,8 @@ macro_rules! request_options {
         impl $name<'_> {
             /// What of the program's GPU work must come first. Without this, everything on the
             /// context's default streams comes first; work on other non-blocking streams is the
-            /// caller's duty.
+            /// caller's duty. Only GPU memory can wait for a stream or an event: for host memory
+            /// that the GPU fills or reads, wait before you start.
             pub fn after(mut self, after: After) -> Self {
                 self.0.after = after;
                 self
@@ -446,7 +487,14 @@ impl<'a> Request<'a> {
     /// Captures, on the caller's thread, what the copy worker has to wait for.
     fn fence(&self, shared: &Shared) -> Result<Option<Fence>, Error> {
         let MemoryKind::Cuda { device } = self.slice.kind() else {
-            return Ok(None);
+            return match self.after {
+                After::Nothing | After::DefaultStreams => Ok(None),
+                After::Stream(_) | After::Event(_) => Err(Error::Setting {
+                    what: "what a transfer of host memory waits for",
+                    expected: "nothing: wait for the stream or event, then start".to_owned(),
+                    arrived: format!("{:?}", self.after),
+                }),
+            };
         };
         match &shared.gpu {
             Some(gpu) if gpu.ordinal() == device => Ok(Some(Fence::take(gpu, self.after)?)),

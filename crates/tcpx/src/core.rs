@@ -12,11 +12,13 @@ mod tokens;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tcpx_memory::{CopyWorker, Gpu, UnpackMethod};
-use tcpx_net::{Channel, ChannelError, ChannelStats, Completion};
+use tcpx_net::{Channel, ChannelError, ChannelStats, Completion, Readiness};
 use tcpx_wire::session::{Action, OperationId, RequestError};
 use tcpx_wire::{Session, Time};
 
@@ -30,8 +32,10 @@ use channels::ChannelState;
 pub(crate) use operation::{NewOperation, Operation};
 use tokens::Token;
 
-/// Frames read and completions taken in one turn before the lock is given to others.
-const TURN_BUDGET: usize = 256;
+/// Frames read at a time before the channels get their turn.
+const FRAMES_AT_A_TIME: usize = 256;
+/// Rounds of a turn before the lock and the thread are given to others.
+const TURN_ROUNDS: usize = 32;
 
 /// Time for the last frames to reach the socket once the session has ended.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -120,7 +124,8 @@ impl Core {
     /// Does everything that can be done now; returns when to come again.
     pub(crate) fn progress(&mut self) -> Turn {
         let mut busy = false;
-        for _ in 0..TURN_BUDGET {
+        let mut more = true;
+        for _ in 0..TURN_ROUNDS {
             let mut again = self.read_control();
             again |= self.poll_channels();
             again |= self.drain_worker();
@@ -134,20 +139,22 @@ impl Core {
             again |= self.write_control();
             busy |= again;
             if !again {
+                more = false;
                 break;
             }
         }
-        self.settle();
+        let last_words = self.settle();
         let next = self
             .session
             .next_timeout()
             .map(|due| self.origin + Duration::from_micros(due.0));
         Turn {
-            next: match (self.finished, self.ended_at) {
-                (true, _) => None,
-                (false, Some(at)) => Some(at + LAST_WORDS),
-                (false, None) => next,
-            },
+            next: next
+                .into_iter()
+                .chain(last_words)
+                .min()
+                .filter(|_| !self.finished),
+            more: more && !self.finished,
             poll: self.channels.iter().any(ChannelState::must_poll),
             busy,
             finished: self.finished,
@@ -185,7 +192,7 @@ impl Core {
             Some(Err(_)) => return false,
         }
         let mut any = false;
-        for _ in 0..TURN_BUDGET {
+        for _ in 0..FRAMES_AT_A_TIME {
             match self.control.receive() {
                 Ok(Some(frame)) => {
                     any = true;
@@ -232,11 +239,7 @@ impl Core {
         if self.control_is_down() {
             return any;
         }
-        let overdue = self.ended_at.is_some_and(|at| at.elapsed() >= LAST_WORDS);
         self.control.flush();
-        if overdue {
-            self.control.forget();
-        }
         any
     }
 
@@ -291,6 +294,8 @@ impl Core {
         });
         if how.is_err() {
             self.say_last_words();
+            // A peer that reads nothing does not get to keep the connection.
+            self.control.forget();
             self.control.shutdown();
         }
         for channel in &mut self.channels {
@@ -302,21 +307,26 @@ impl Core {
 
     /// After the end: finished once nothing points at anybody's memory and, after a goodbye, the
     /// peer has closed its end too. Closing earlier could destroy what the peer has not read yet.
-    fn settle(&mut self) {
+    /// Returns when to look again, should nothing happen until then.
+    fn settle(&mut self) -> Option<Instant> {
         let (Some(ended), Some(at)) = (&self.ended, self.ended_at) else {
-            return;
+            return None;
         };
+        let waited = at.elapsed() >= LAST_WORDS;
+        if waited {
+            self.control.forget();
+        }
         let orderly = ended.is_ok();
         if orderly && !self.control.wants_write() {
             self.control.finish_writing();
         }
-        let waited = at.elapsed() >= LAST_WORDS;
         let parted = !orderly || self.peer_closed || waited;
         let quiet = self.tokens.is_empty() && self.channels.iter().all(ChannelState::closed);
         if quiet && self.operations.is_empty() && parted && !self.control.wants_write() {
             self.control.shutdown();
             self.finished = true;
         }
+        (!waited).then_some(at + LAST_WORDS)
     }
 
     /// How the connection ended, once nothing of it is left.
@@ -358,9 +368,23 @@ impl Core {
         sum
     }
 
+    /// Tells the observer. It is the program's code: a panic in it must not end the engine's thread,
+    /// which other connections live on too, nor leave the work around this call half done.
     pub(crate) fn emit(&self, event: &Event) {
-        if let Some(observer) = &self.observer {
-            observer.event(event);
+        if let Some(observer) = &self.observer
+            && catch_unwind(AssertUnwindSafe(|| observer.event(event))).is_err()
+        {
+            tracing::error!(peer = %self.peer, "the observer panicked; the engine goes on");
         }
+    }
+
+    /// Descriptors that the driver watches for the channels.
+    pub(crate) fn channel_descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.channels
+            .iter()
+            .filter_map(|state| match state.channel.readiness() {
+                Readiness::Fd(descriptor) => Some(descriptor),
+                Readiness::PollOnly => None,
+            })
     }
 }

@@ -33,6 +33,8 @@ pub(crate) struct Turn {
     pub(crate) next: Option<Instant>,
     /// Requests are in flight on a network that can only be polled.
     pub(crate) poll: bool,
+    /// Its share was used up with work left over that no descriptor announces.
+    pub(crate) more: bool,
     /// Something was done in this call.
     pub(crate) busy: bool,
     /// Nothing is left to do, ever.
@@ -187,7 +189,8 @@ impl Driver {
             }
             let now = Instant::now();
             due.extend(driven.iter().filter_map(|(id, (_, turn))| {
-                (turn.poll || turn.next.is_some_and(|next| next <= now)).then_some(*id)
+                let due = turn.poll || turn.more || turn.next.is_some_and(|next| next <= now);
+                due.then_some(*id)
             }));
             due.sort_unstable();
             due.dedup();
@@ -237,6 +240,9 @@ fn sleep_time(driven: &HashMap<DrivenId, (Arc<dyn Driven>, Turn)>, idle_rounds: 
     let now = Instant::now();
     let mut sleep = MAX_SLEEP;
     for (_, turn) in driven.values() {
+        if turn.more {
+            return Duration::ZERO;
+        }
         if turn.poll {
             let pause = if idle_rounds < BUSY_ROUNDS {
                 std::thread::yield_now();
@@ -264,6 +270,7 @@ const fn flags(write: bool) -> EventFlags {
 const START: Turn = Turn {
     next: None,
     poll: false,
+    more: false,
     busy: true,
     finished: false,
 };

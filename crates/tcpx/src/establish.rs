@@ -227,6 +227,14 @@ impl SetUp {
                 }
                 self.pending.push_back(action);
             }
+            if self.pending.len() > MOST_PENDING {
+                return Err(NetworkError::Control {
+                    reason: format!(
+                        "the peer sent more than {MOST_PENDING} set-up messages ahead of their turn"
+                    ),
+                }
+                .into());
+            }
             while looked_at < self.pending.len() {
                 if let Some(action) = self.pending.remove(looked_at) {
                     match pick(action) {
@@ -242,7 +250,9 @@ impl SetUp {
 
     fn transmit(&mut self) -> Result<(), Error> {
         let now = self.now();
-        while let Some(frame) = self.session.poll_transmit(now) {
+        while self.control.has_room()
+            && let Some(frame) = self.session.poll_transmit(now)
+        {
             self.control
                 .queue(&frame)
                 .map_err(|end| Error::control(self.peer, end))?;
@@ -261,6 +271,19 @@ impl SetUp {
             }
             .into());
         }
+        if !self.take_frames()? {
+            self.sleep(now);
+            self.take_frames()?;
+        }
+        let now = self.now();
+        if self.session.next_timeout().is_some_and(|due| due <= now) {
+            self.session.handle_timeout(now);
+        }
+        Ok(())
+    }
+
+    /// Waits until bytes arrive or something is due.
+    fn sleep(&self, now: Instant) {
         let due = self.session.next_timeout().map_or(self.deadline, |due| {
             self.origin + Duration::from_micros(due.0)
         });
@@ -276,21 +299,22 @@ impl SetUp {
             &mut [PollFd::new(&self.control.as_fd(), flags)],
             Some(&timeout),
         );
-        while let Some(frame) = self
-            .control
-            .receive()
-            .map_err(|end| Error::control(self.peer, end))?
-        {
+    }
+
+    /// Feeds frames that have arrived to the session, a few at a time, so that a peer that never
+    /// stops sending outlasts neither the deadline nor the memory; `true` if there were any.
+    fn take_frames(&mut self) -> Result<bool, Error> {
+        for taken in 0..FRAMES_AT_A_TIME {
+            let received = self.control.receive();
+            let Some(frame) = received.map_err(|end| Error::control(self.peer, end))? else {
+                return Ok(taken > 0);
+            };
             let now = self.now();
             self.session
                 .frame(now, frame)
                 .map_err(|error| Error::protocol(self.peer, error))?;
         }
-        let now = self.now();
-        if self.session.next_timeout().is_some_and(|due| due <= now) {
-            self.session.handle_timeout(now);
-        }
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -374,6 +398,10 @@ fn session_config(options: &Options) -> Result<Config, Error> {
     Ok(config)
 }
 
+/// Messages of the peer that may come before their turn; one round of set-up is two or three.
+const MOST_PENDING: usize = 64;
+/// Frames taken before the clock is looked at.
+const FRAMES_AT_A_TIME: usize = 16;
 /// Eager bytes that a side holds for messages without a receive.
 const EAGER_CREDIT: u32 = 256 * 1024;
 /// Chunk sizes are multiples of this.

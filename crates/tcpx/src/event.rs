@@ -7,8 +7,9 @@ use tcpx_wire::{Level, Role};
 
 /// Receives the events of a connection.
 ///
-/// Called on engine threads while the connection is locked: must not block and must not call back
-/// into the connection.
+/// Called on engine threads while the connection is locked: must not block and must not start
+/// anything on the connection. Cancelling, and dropping transfers and connections, is fine. A panic
+/// is caught and logged.
 pub trait Observer: Send + Sync {
     /// Something happened.
     fn event(&self, event: &Event);

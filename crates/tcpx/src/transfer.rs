@@ -101,13 +101,13 @@ impl Transfer {
     /// # Errors
     /// As [`Transfer::wait`].
     pub fn wait_timeout(&self, timeout: Duration) -> Option<Result<Report, Error>> {
-        let until = Instant::now() + timeout;
+        let started = Instant::now();
         let mut inner = self.state.lock();
         loop {
             if let Some(outcome) = &inner.outcome {
                 return Some(outcome.clone());
             }
-            let left = until.saturating_duration_since(Instant::now());
+            let left = timeout.saturating_sub(started.elapsed());
             if left.is_zero() {
                 return self.connection.0.stuck(STUCK_AFTER).map(Err);
             }

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use tcpx::{Auth, Connection, Deadlines, Endpoint, Error, Key, Level, Options, Region};
+use tcpx::{After, Auth, Connection, Deadlines, Endpoint, Error, Key, Level, Options, Region};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -193,4 +193,15 @@ fn memory_under_transfer_is_not_readable() {
     let error = receive.wait().expect_err("it was cancelled");
     assert!(matches!(error, Error::Cancelled { .. }), "{error}");
     assert!(destination.read_to(0, &mut [0; 1]).is_ok());
+}
+
+#[test]
+fn host_memory_cannot_wait_for_gpu_work_and_says_so() {
+    let (server, _client) = pair(|_| {});
+    let source = region(&[0; 64]);
+    for after in [After::Stream(1), After::Event(1)] {
+        let refused = server.send(source.all(), 5).after(after).start();
+        let error = refused.expect_err("nothing would wait");
+        assert!(matches!(error, Error::Setting { .. }), "{error}");
+    }
 }

@@ -98,7 +98,8 @@ impl Session {
         let operation = OperationId::send(transfer);
         let busy = send.busy();
         if let SendStage::Granted(granted) = &send.stage {
-            self.send_stream.drop_from(granted.plan.first_sequence);
+            self.send_stream
+                .drop_from(operation, granted.plan.first_sequence);
         }
         if let Some((reason, detail)) = for_peer(&cause) {
             let from = Role::Sender;
@@ -136,7 +137,8 @@ impl Session {
         };
         let busy = matched.busy();
         if let ReceiveStage::Granted(granted) = &matched.stage {
-            self.receive_stream.drop_from(granted.plan.first_sequence);
+            self.receive_stream
+                .drop_from(operation, granted.plan.first_sequence);
         }
         if let Some((reason, detail)) = for_peer(&cause) {
             let (transfer, from) = (matched.transfer, Role::Receiver);

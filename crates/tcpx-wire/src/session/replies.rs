@@ -75,7 +75,7 @@ impl Session {
             ));
         }
         if cancelled {
-            self.send_stream.drop_from(first_sequence);
+            self.send_stream.drop_from(operation, first_sequence);
         } else if level == Level::Verified {
             self.actions.push_back(Action::ComputeDigest {
                 operation,

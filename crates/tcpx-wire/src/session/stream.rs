@@ -108,10 +108,12 @@ impl ChunkStream {
         });
     }
 
-    /// Leaves out what was not yet posted of the transfer whose chunks start at `first`.
-    pub(super) fn drop_from(&mut self, first: u64) {
+    /// Leaves out what was not yet posted of the owner's transfer, whose chunks start at `first`. A
+    /// transfer without chunks has none to leave out; the chunk at `first` is then another's.
+    pub(super) fn drop_from(&mut self, owner: OperationId, first: u64) {
         let at = self.spans.partition_point(|span| span.end <= first);
-        let Some(span) = self.spans.get_mut(at).filter(|span| span.first == first) else {
+        let owned = |span: &&mut Span| span.first == first && span.owner == Some(owner);
+        let Some(span) = self.spans.get_mut(at).filter(owned) else {
             return;
         };
         span.owner = None;

@@ -45,7 +45,9 @@ impl ChannelState {
     pub(super) fn must_poll(&self) -> bool {
         let poll_only = matches!(self.channel.readiness(), Readiness::PollOnly);
         let refused = self.unconsumed.front().is_some_and(|first| first.done);
-        refused || (poll_only && (self.channel.in_flight() > 0 || !self.sends.is_empty()))
+        // A queued chunk may wait for nothing but the program's GPU work.
+        let queued = !self.sends.is_empty() || !self.receives.is_empty();
+        refused || (poll_only && (self.channel.in_flight() > 0 || queued))
     }
 
     /// Closes the channel, which takes its pool with it, as soon as no unpack reads that.

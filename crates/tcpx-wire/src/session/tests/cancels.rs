@@ -336,3 +336,30 @@ fn a_cancelled_send_gives_its_held_windows_back_although_nothing_was_left_to_sto
     pair.settle(Duration::from_secs(1));
     pair.success(0, next);
 }
+
+#[test]
+fn cancelling_a_transfer_without_chunks_leaves_its_neighbour_alone() {
+    for side in 0..2 {
+        let mut config = small_chunks(1);
+        (config.ours.send_window, config.ours.receive_window) = (1, 1);
+        let mut pair = Pair::new(config, 1);
+        // Keeps the empty transfer open.
+        pair.weather.no_digest = true;
+        let empty = [
+            pair.send(0, send(1, 0, Level::Verified)),
+            pair.receive(1, receive(1, 0, Level::Placed)),
+        ];
+        pair.run(Duration::from_millis(5));
+        let next = [
+            pair.send(0, send(2, 200_000, Level::Placed)),
+            pair.receive(1, receive(2, 200_000, Level::Placed)),
+        ];
+        pair.run(Duration::from_millis(1));
+        assert_eq!(pair.outcome(side, empty[side]), None, "still open");
+        assert_eq!(pair.outcome(side, next[side]), None, "under way");
+        pair.with(side, |session, now| session.cancel(now, empty[side]));
+        pair.settle(Duration::from_secs(1));
+        pair.success(0, next[0]);
+        pair.success(1, next[1]);
+    }
+}

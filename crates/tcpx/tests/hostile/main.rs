@@ -1,0 +1,316 @@
+//! Peers that hold the key and mean harm, libraries that hang, observers that panic.
+
+mod gated;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tcpx::{Auth, Connection, Endpoint, Error, Event, Key, Observer, Options, Region};
+use tcpx_net::dial::dial_lane;
+use tcpx_net::{DialOptions, dial};
+use tcpx_wire::frame::{CancelReason, Frame, encode};
+use tcpx_wire::{Level, Role, Settings, Tag, TransferId};
+
+use crate::gated::gated;
+
+const LONG: Duration = Duration::from_secs(20);
+
+fn key() -> Key {
+    Key::generate(&mut |bytes| getrandom::fill(bytes).expect("the system has randomness"))
+}
+
+fn local() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], 0))
+}
+
+fn pair(server: &Options, client: &Options) -> (Connection, Connection) {
+    let endpoint = Endpoint::listen(local(), server.clone()).expect("a free port");
+    let address = endpoint.local_addr();
+    let client = client.clone();
+    let client = thread::spawn(move || Endpoint::connect(address, &client).expect("it listens"));
+    let accepted = endpoint.accept(LONG).expect("the client connects");
+    (accepted, client.join().expect("no panic"))
+}
+
+/// A peer with the key that speaks the protocol by hand.
+struct Peer {
+    stream: TcpStream,
+    sequence: u32,
+}
+
+impl Peer {
+    fn connect(address: SocketAddr, auth: &Auth) -> (Self, tcpx_wire::handshake::Session) {
+        let until = DialOptions::until(Instant::now() + LONG);
+        let dialled = dial(address, auth, &until).expect("it listens");
+        dialled.stream.set_nonblocking(false).expect("a socket");
+        dialled
+            .stream
+            .set_write_timeout(Some(LONG))
+            .expect("a socket");
+        let stream = dialled.stream;
+        let mut peer = Self {
+            stream,
+            sequence: 0,
+        };
+        let settings = Frame::Settings(Settings {
+            network: "tcp".into(),
+            channels: 1,
+            chunk_bytes: 512 * 1024,
+            send_window: 8,
+            receive_window: 8,
+            eager_limit: 16 * 1024,
+            eager_credit: 256 * 1024,
+            heartbeat_ms: 10_000,
+            dead_after_ms: 60_000,
+            memory: "host".into(),
+            software: "by hand".into(),
+        });
+        let settings = peer.encode(&settings);
+        peer.stream.write_all(&settings).expect("it reads");
+        (peer, dialled.session)
+    }
+
+    fn encode(&mut self, frame: &Frame) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        encode(frame, self.sequence, &mut bytes).expect("a legal frame");
+        self.sequence = self.sequence.wrapping_add(1);
+        bytes
+    }
+
+    fn send(&mut self, frame: &Frame) {
+        let bytes = self.encode(frame);
+        self.stream.write_all(&bytes).expect("it reads");
+    }
+
+    /// The rest of the set-up, with one lane.
+    fn set_up(
+        &mut self,
+        address: SocketAddr,
+        session: &tcpx_wire::handshake::Session,
+    ) -> TcpStream {
+        self.send(&Frame::Setup {
+            round: 0,
+            last: false,
+            payload: b"TCPL\x01\x00\x01\x00".to_vec(),
+        });
+        let until = DialOptions::until(Instant::now() + LONG);
+        let lane = dial_lane(address, session, 0, 1, &until).expect("a lane");
+        self.send(&Frame::Ready);
+        lane
+    }
+}
+
+#[test]
+fn a_set_up_that_never_ends_meets_its_deadline_and_costs_little() {
+    let floods: [fn(u64) -> Frame; 2] = [
+        |counter| Frame::Heartbeat { counter },
+        |_| Frame::Setup {
+            round: 9,
+            last: false,
+            payload: vec![0; 32 * 1024],
+        },
+    ];
+    for flood in floods {
+        let mut options = Options::tcp(Auth::Key(key()));
+        options.connect_timeout = Duration::from_millis(500);
+        let endpoint = Endpoint::listen(local(), options.clone()).expect("a free port");
+        let (mut peer, _session) = Peer::connect(endpoint.local_addr(), &options.auth);
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let flooding = thread::spawn(move || {
+            let mut counter = 0;
+            while !stopped.load(Ordering::Relaxed) {
+                let mut bytes = Vec::new();
+                while bytes.len() < 256 * 1024 {
+                    bytes.extend(peer.encode(&flood(counter)));
+                    counter += 1;
+                }
+                if peer.stream.write_all(&bytes).is_err() {
+                    return;
+                }
+            }
+        });
+        let (done, waiting) = mpsc::channel();
+        let accepting = thread::spawn(move || {
+            let error = endpoint.accept(LONG).map(drop).expect_err("no set-up");
+            done.send(error).expect("the test waits");
+        });
+        let answer = waiting.recv_timeout(Duration::from_secs(5));
+        stop.store(true, Ordering::Relaxed);
+        flooding.join().expect("no panic");
+        accepting.join().expect("no panic");
+        assert!(answer.is_ok(), "the set-up outlasted its deadline");
+    }
+}
+
+#[test]
+fn a_peer_that_reads_nothing_does_not_keep_the_connection() {
+    let options = Options::tcp(Auth::Key(key()));
+    let endpoint = Endpoint::listen(local(), options.clone()).expect("a free port");
+    let address = endpoint.local_addr();
+    let accepting = thread::spawn(move || endpoint.accept(LONG).expect("a peer with the key"));
+    let (mut peer, session) = Peer::connect(address, &options.auth);
+    let _lane = peer.set_up(address, &session);
+    let connection = accepting.join().expect("no panic");
+    // Each cancel of a known transfer is answered; nobody reads the answers.
+    peer.send(&Frame::Announce {
+        transfer: TransferId(0),
+        tag: Tag(1),
+        bytes: 1 << 20,
+        level: Level::Placed,
+    });
+    let cancel = Frame::Cancel {
+        transfer: TransferId(0),
+        from: Role::Sender,
+        reason: CancelReason::Requested,
+        detail: "".into(),
+    };
+    loop {
+        let mut bytes = Vec::new();
+        for _ in 0..4096 {
+            bytes.extend(peer.encode(&cancel));
+        }
+        if peer.stream.write_all(&bytes).is_err() {
+            break;
+        }
+    }
+    let started = Instant::now();
+    let error = connection
+        .close(LONG)
+        .expect_err("the backlog was too much");
+    assert!(matches!(error, Error::ConnectionLost { .. }), "{error}");
+    assert!(started.elapsed() < LONG / 2, "{error}");
+}
+
+#[test]
+fn frames_left_over_from_a_long_turn_are_not_forgotten() {
+    let (gate, network) = gated();
+    let mut options = Options::new(network, Auth::Key(key()));
+    options.heartbeat = Duration::from_secs(20);
+    options.dead_after = Duration::from_secs(61);
+    let endpoint = Endpoint::listen(local(), options.clone()).expect("a free port");
+    let address = endpoint.local_addr();
+    let accepting = thread::spawn(move || endpoint.accept(LONG).expect("a peer with the key"));
+    let (mut peer, session) = Peer::connect(address, &options.auth);
+    let _lane = peer.set_up(address, &session);
+    let connection = accepting.join().expect("no panic");
+    let destination = Region::host(5).expect("memory");
+    let receive = connection
+        .receive(destination.all(), 7)
+        .start()
+        .expect("room");
+    let mut bytes = Vec::new();
+    for counter in 0..66_500 {
+        bytes.extend(peer.encode(&Frame::Heartbeat { counter }));
+    }
+    bytes.extend(peer.encode(&Frame::Eager {
+        transfer: TransferId(0),
+        tag: Tag(7),
+        level: Level::Placed,
+        payload: b"hello".to_vec(),
+    }));
+    gate.shut();
+    let mut stream = peer.stream.try_clone().expect("a socket");
+    let writing = thread::spawn(move || stream.write_all(&bytes).expect("it reads"));
+    gate.entered();
+    gate.open();
+    let report = receive.wait_timeout(Duration::from_secs(8));
+    writing.join().expect("no panic");
+    assert_eq!(report.expect("in time").expect("it arrives").bytes, 5);
+    // Whatever the engine said does not matter here.
+    peer.stream.set_nonblocking(true).expect("a socket");
+    drop(peer.stream.read(&mut [0; 64]));
+}
+
+#[test]
+fn a_hanging_library_blocks_neither_cancel_nor_drop_nor_close() {
+    let auth = Auth::Key(key());
+    let (gate, network) = gated();
+    let (server, client) = pair(&Options::new(network, auth.clone()), &Options::tcp(auth));
+    let region = Region::host(1 << 20).expect("memory");
+    let receive = server.receive(region.all(), 1).start().expect("room");
+    gate.shut();
+    // Something arrives, so the engine calls its network, which hangs.
+    let source = Region::host(8).expect("memory");
+    let _send = client.send(source.all(), 2).start().expect("room");
+    gate.entered();
+    let (done, waiting) = mpsc::channel();
+    let other = server.clone();
+    let calls = thread::spawn(move || {
+        receive.cancel();
+        drop(receive);
+        let closed = other.close(Duration::from_millis(50));
+        done.send(closed).expect("the test waits");
+    });
+    let closed = waiting.recv_timeout(Duration::from_secs(5));
+    gate.open();
+    calls.join().expect("no panic");
+    let closed = closed.expect("no call waits for the library");
+    assert!(matches!(closed, Err(Error::TimedOut { .. })), "{closed:?}");
+    // What was asked meanwhile is seen to once the library comes back.
+    let client = thread::spawn(move || client.close(LONG));
+    server.close(LONG).expect("an orderly goodbye");
+    client.join().expect("no panic").ok();
+    assert!(region.read_to(0, &mut [0; 1]).is_ok(), "the memory is back");
+}
+
+#[test]
+fn an_observer_that_panics_harms_no_connection() {
+    struct Panics;
+    impl Observer for Panics {
+        fn event(&self, event: &Event) {
+            assert!(
+                !matches!(event, Event::ChunkPlaced { .. } | Event::Completed { .. }),
+                "an observer's own mistake"
+            );
+        }
+    }
+    let auth = Auth::Key(key());
+    let mut watched = Options::tcp(auth.clone());
+    watched.observer = Some(Arc::new(Panics));
+    let plain = Options::tcp(auth);
+    for (server, client) in [pair(&watched, &plain), pair(&plain, &plain)] {
+        let source = Region::host(1 << 20).expect("memory");
+        let destination = Region::host(1 << 20).expect("memory");
+        let receive = server.receive(destination.all(), 1).start().expect("room");
+        let send = client.send(source.all(), 1).start().expect("room");
+        let sent = send.wait_timeout(Duration::from_secs(8)).expect("in time");
+        sent.expect("it arrives");
+        let received = receive.wait_timeout(Duration::from_secs(8));
+        received.expect("in time").expect("it arrives");
+    }
+}
+
+#[test]
+fn a_receive_that_cannot_be_posted_yet_is_tried_again_without_any_event() {
+    let auth = Auth::Key(key());
+    let (gate, network) = gated();
+    gate.poll_only.store(true, Ordering::Release);
+    let mut polled = Options::new(network, auth.clone());
+    let mut plain = Options::tcp(auth);
+    for options in [&mut polled, &mut plain] {
+        options.heartbeat = Duration::from_secs(20);
+        options.dead_after = Duration::from_secs(61);
+    }
+    let (server, client) = pair(&polled, &plain);
+    gate.refuses.store(true, Ordering::Release);
+    let source = Region::host(1 << 20).expect("memory");
+    let destination = Region::host(1 << 20).expect("memory");
+    let receive = server.receive(destination.all(), 1).start().expect("room");
+    let _send = client.send(source.all(), 1).start().expect("room");
+    let started = Instant::now();
+    while gate.refused.load(Ordering::Acquire) < 100 {
+        assert!(
+            started.elapsed() < Duration::from_secs(8),
+            "not tried again"
+        );
+        thread::yield_now();
+    }
+    gate.refuses.store(false, Ordering::Release);
+    let received = receive.wait_timeout(Duration::from_secs(8));
+    received.expect("in time").expect("it arrives");
+}
