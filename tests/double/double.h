@@ -23,6 +23,8 @@ EXPORT extern struct double_stats tcpx_double_stats;
 
 /* Bytes of the pools of receive comms that are accepted from now on. */
 EXPORT void tcpx_double_set_pool_bytes(size_t bytes);
+/* The next receive through the queue claims more fragments than a slot holds. */
+EXPORT void tcpx_double_misreport_next(void);
 
 /* ---- own state ---- */
 

@@ -7,6 +7,14 @@
 
 static _Atomic uint64_t seeds = 0x9e3779b97f4a7c15u;
 
+/* Whether the next count that is published is one that no slot can have. */
+static _Atomic bool misreport;
+
+void tcpx_double_misreport_next(void)
+{
+    misreport = true;
+}
+
 static uint64_t next_random(uint64_t *state)
 {
     uint64_t x = *state;
@@ -135,6 +143,7 @@ void queue_publish(struct comm *comm, struct request *request)
         slot->mem[i - 1] = slot->mem[j];
         slot->mem[j] = swap;
     }
-    __atomic_store_n(slot->cnt, slot->cnt_cache, __ATOMIC_RELEASE);
+    uint64_t count = atomic_exchange(&misreport, false) ? ENTRIES + 1 : slot->cnt_cache;
+    __atomic_store_n(slot->cnt, count, __ATOMIC_RELEASE);
     atomic_thread_fence(memory_order_seq_cst);
 }

@@ -98,6 +98,14 @@ pub fn set_pool_bytes(bytes: usize) {
     function(bytes);
 }
 
+/// Has the next receive through a device queue claim more fragments than a slot holds.
+pub fn misreport_next() {
+    let function = symbol(c"tcpx_double_misreport_next");
+    // SAFETY: the symbol is a function of this signature.
+    let function: extern "C" fn() = unsafe { std::mem::transmute(function) };
+    function();
+}
+
 /// The bare table, for calls that the safe API makes impossible.
 pub fn raw_table() -> NetV7 {
     let table: *const NetV7 = symbol(c"ncclNetPlugin_v7").cast();

@@ -11,7 +11,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 pub use pointer::PointerInfo;
 
-pub(crate) use context::{Current, MappedHost, device_alloc, device_free, host_free};
+pub(crate) use context::{
+    Current, MappedHost, device_alloc, device_free, host_free, ignore_captures,
+};
 pub(crate) use sync::{create_stream, destroy_stream};
 
 use crate::driver::{self, Api, DeviceInfo, sys};

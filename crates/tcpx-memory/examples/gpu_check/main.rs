@@ -23,7 +23,7 @@ use tcpx_memory::driver::{DriverStatus, probe};
 /// A check by its name.
 type Check = (&'static str, fn(&Bench) -> Outcome);
 
-const CHECKS: [Check; 16] = [
+const CHECKS: [Check; 17] = [
     ("contexts", contexts::contexts),
     ("typed_errors", copies::typed_errors),
     ("blocking_access", copies::blocking_access),
@@ -39,6 +39,7 @@ const CHECKS: [Check; 16] = [
     ("fence_default_streams", order::after_default_streams),
     ("fence_does_not_hold_up_others", order::others_go_on),
     ("spinning_kernel", order::spinning_kernel),
+    ("graph_capture", order::graph_capture),
     ("beyond_4_gib", far::destinations_and_sources),
 ];
 

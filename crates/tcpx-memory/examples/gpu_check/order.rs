@@ -168,6 +168,32 @@ pub(crate) fn spinning_kernel(bench: &Bench) -> Outcome {
     Ok(report.join(", "))
 }
 
+/// While the program captures a graph, every kind of job ends well, memory comes and goes, and the program
+/// gets its graph.
+pub(crate) fn graph_capture(bench: &Bench) -> Outcome {
+    let user = bench.user()?;
+    let bytes = Random::new().bytes(6 << 20);
+    let fragment = Fragment {
+        source_offset: 1,
+        length: 1448,
+        destination_offset: 7,
+    };
+    user.capture(|| {
+        for from in bench.kinds() {
+            for to in bench.kinds() {
+                let source = bench.region_of(from, &bytes)?;
+                let target = bench.region(to, bytes.len())?;
+                all_jobs(bench, &[(&source, target.clone())], &[fragment])?;
+                let mut expected = bytes.clone();
+                expected[7..7 + 1448].copy_from_slice(&bytes[1..=1448]);
+                same(&target, &expected)?;
+            }
+        }
+        settle()
+    })?;
+    Ok("all jobs between 3 kinds of memory".to_owned())
+}
+
 /// A copy, an unpack by every method, and a checksum for every pair of memories.
 fn all_jobs(bench: &Bench, targets: &[(&Region, Region)], list: &[Fragment]) -> Result<(), String> {
     for (source, target) in targets {

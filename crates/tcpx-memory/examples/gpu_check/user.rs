@@ -128,6 +128,27 @@ impl User {
         })
     }
 
+    /// Captures what `run` submits to the program's stream as a graph, in the mode in which a forbidden call
+    /// of any thread breaks the capture.
+    pub(crate) fn capture<R>(&self, run: impl FnOnce() -> Result<R, String>) -> Result<R, String> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+        self.inside(|| {
+            // SAFETY: a stream of this context.
+            let result = unsafe { sys::cuStreamBeginCapture_v2(self.stream, mode) };
+            check("cuStreamBeginCapture", result)
+        })?;
+        let result = run();
+        self.inside(|| {
+            let mut graph = ptr::null_mut();
+            // SAFETY: the stream captures, the pointer is valid for one handle.
+            let ended = unsafe { sys::cuStreamEndCapture(self.stream, &raw mut graph) };
+            check("cuStreamEndCapture", ended)?;
+            // SAFETY: the graph is ours and was not instantiated.
+            check("cuGraphDestroy", unsafe { sys::cuGraphDestroy(graph) })
+        })?;
+        result
+    }
+
     pub(crate) fn record(&self, stream: CUstream) -> Result<(), String> {
         self.inside(|| {
             // SAFETY: both are of this context.

@@ -72,6 +72,7 @@ functions! {
         (CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, usize, CUstream);
     cuStreamCreate = "cuStreamCreate", "2.0", (*mut CUstream, c_uint);
     cuStreamDestroy = "cuStreamDestroy_v2", "4.0", (CUstream);
+    cuThreadExchangeStreamCaptureMode = "cuThreadExchangeStreamCaptureMode", "10.1", (*mut c_uint);
     cuEventCreate = "cuEventCreate", "2.0", (*mut CUevent, c_uint);
     cuEventDestroy = "cuEventDestroy_v2", "4.0", (CUevent);
     cuEventRecord = "cuEventRecord", "2.0", (CUevent, CUstream);

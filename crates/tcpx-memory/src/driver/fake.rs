@@ -5,12 +5,12 @@
 mod launch;
 
 use std::alloc::{Layout, alloc, dealloc};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::ops::Range;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use launch::{Done, FUNCTIONS, List, launched, tcpx_crc32c_host, tcpx_crc32c_prepare_host};
@@ -25,6 +25,7 @@ const INVALID_VALUE: i32 = 1;
 const OUT_OF_MEMORY: i32 = 2;
 const INVALID_CONTEXT: i32 = 201;
 const NOT_READY: i32 = 600;
+const CAPTURE_UNSUPPORTED: i32 = 900;
 
 /// Copies from or to here are refused.
 pub(crate) const BAD_ADDRESS: u64 = 0xBAD_0000;
@@ -78,6 +79,34 @@ static WORLD: Mutex<Option<World>> = Mutex::new(None);
 
 thread_local! {
     static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    static CAPTURE_MODE: Cell<c_uint> = const { Cell::new(0) };
+}
+
+/// Graph captures under way, in the mode that concerns every thread, and how often one was broken.
+static CAPTURES: AtomicUsize = AtomicUsize::new(0);
+static BROKEN_CAPTURES: AtomicUsize = AtomicUsize::new(0);
+
+/// Captures a graph while `run` runs; `false` if a call of any thread has broken a capture.
+pub(crate) fn capture(run: impl FnOnce()) -> bool {
+    let broken = BROKEN_CAPTURES.load(Ordering::SeqCst);
+    CAPTURES.fetch_add(1, Ordering::SeqCst);
+    run();
+    CAPTURES.fetch_sub(1, Ordering::SeqCst);
+    BROKEN_CAPTURES.load(Ordering::SeqCst) == broken
+}
+
+/// The calling thread's capture mode.
+pub(crate) fn capture_mode() -> c_uint {
+    CAPTURE_MODE.get()
+}
+
+/// As `inside`, for calls that the driver refuses while another thread captures.
+fn outside_captures(call: impl FnOnce(&mut World) -> i32) -> i32 {
+    if CAPTURES.load(Ordering::SeqCst) > 0 && CAPTURE_MODE.get() == 0 {
+        BROKEN_CAPTURES.fetch_add(1, Ordering::SeqCst);
+        return CAPTURE_UNSUPPORTED;
+    }
+    inside(call)
 }
 
 fn world<R>(call: impl FnOnce(&mut World) -> R) -> R {
@@ -316,19 +345,25 @@ pub(crate) static API: Api = Api {
     }),
     cuCtxGetDevice: call!(|device: *mut CUdevice| answer(device, 0)),
     cuMemAlloc: call!(|address: *mut CUdeviceptr, len: usize| {
-        inside(|world| match allocate(world, len) {
+        outside_captures(|world| match allocate(world, len) {
             Some(memory) => answer(address, memory as u64),
             None => OUT_OF_MEMORY,
         })
     }),
-    cuMemFree: call!(|address: CUdeviceptr| inside(|world| release(world, address as usize))),
+    cuMemFree: call!(|address: CUdeviceptr| outside_captures(|world| release(
+        world,
+        address as usize
+    ))),
     cuMemHostAlloc: call!(|address: *mut *mut c_void, len: usize, _flags: c_uint| {
-        inside(|world| match allocate(world, len) {
+        outside_captures(|world| match allocate(world, len) {
             Some(memory) => handle(address, memory),
             None => OUT_OF_MEMORY,
         })
     }),
-    cuMemFreeHost: call!(|address: *mut c_void| inside(|world| release(world, address.addr()))),
+    cuMemFreeHost: call!(|address: *mut c_void| outside_captures(|world| release(
+        world,
+        address.addr()
+    ))),
     cuMemHostGetDevicePointer: call!(|device: *mut CUdeviceptr,
                                       host: *mut c_void,
                                       _flags: c_uint| {
@@ -379,6 +414,10 @@ pub(crate) static API: Api = Api {
                 .map_or(INVALID_VALUE, |_| OK)
         })
     }),
+    cuThreadExchangeStreamCaptureMode: call!(|mode: *mut c_uint| {
+        // SAFETY: every caller passes a valid place.
+        answer(mode, CAPTURE_MODE.replace(unsafe { mode.read() }))
+    }),
     cuEventCreate: call!(|event: *mut CUevent, _flags: c_uint| {
         inside(|world| {
             let new = world.handle();
@@ -414,7 +453,7 @@ pub(crate) static API: Api = Api {
         })
     }),
     cuEventQuery: call!(|event: CUevent| {
-        inside(|world| match world.events.get(&event.addr()) {
+        outside_captures(|world| match world.events.get(&event.addr()) {
             None => INVALID_VALUE,
             Some((_, None)) => OK,
             Some(&(_, Some(stream))) => {

@@ -10,10 +10,33 @@ use crate::kind::MemoryKind;
 const OUT_OF_MEMORY: i32 = 2;
 
 /// Makes a context current on this thread until dropped; what was current before comes back. Where it is
-/// current already nothing is done, which is far cheaper.
+/// current already nothing is pushed, which is far cheaper.
+///
+/// Meanwhile a graph capture of the program is none of this thread's business, see
+/// [`ignore_captures`].
 pub(crate) struct Current {
     api: &'static Api,
     pushed: bool,
+    capture_mode: u32,
+}
+
+/// Declares that calls of this thread belong to no graph capture, and gives what was declared before.
+///
+/// While any thread captures in the default mode, the driver refuses others the query of an event, an
+/// allocation or a free, and breaks the capture: a copy under way would look failed, and the program
+/// would lose its graph. None of our calls can get into a graph, so the ban has nothing to protect.
+pub(crate) fn ignore_captures(api: &Api) -> Result<u32, CudaError> {
+    exchange_capture_mode(
+        api,
+        sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as u32,
+    )
+}
+
+fn exchange_capture_mode(api: &Api, mut mode: u32) -> Result<u32, CudaError> {
+    // SAFETY: the pointer is valid for one mode, which the driver exchanges.
+    let code = unsafe { (api.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
+    api.check("cuThreadExchangeStreamCaptureMode", code)?;
+    Ok(mode)
 }
 
 impl Current {
@@ -26,30 +49,49 @@ impl Current {
         // SAFETY: the pointer is valid for one handle.
         let known = unsafe { (api.cuCtxGetCurrent)(&raw mut now) } == 0;
         if known && now == context {
-            return Ok(Self { api, pushed: false });
+            return Ok(Self {
+                api,
+                pushed: false,
+                capture_mode: ignore_captures(api)?,
+            });
         }
         Self::push(api, context)
     }
 
     /// As [`Self::enter_raw`], also where the context is current: for code that may change what is.
     pub(crate) fn push(api: &'static Api, context: sys::CUcontext) -> Result<Self, CudaError> {
+        let capture_mode = ignore_captures(api)?;
         // SAFETY: the context is alive: the `Gpu` retains it, or its owner keeps it for us.
-        api.check("cuCtxPushCurrent", unsafe {
+        let pushed = api.check("cuCtxPushCurrent", unsafe {
             (api.cuCtxPushCurrent)(context)
-        })?;
-        Ok(Self { api, pushed: true })
+        });
+        if let Err(error) = pushed {
+            restore_capture_mode(api, capture_mode);
+            return Err(error);
+        }
+        Ok(Self {
+            api,
+            pushed: true,
+            capture_mode,
+        })
     }
 }
 
 impl Drop for Current {
     fn drop(&mut self) {
-        if !self.pushed {
-            return;
+        if self.pushed {
+            let mut popped = std::ptr::null_mut();
+            // SAFETY: the pointer is valid for one handle; the guard pushed exactly one context.
+            let code = unsafe { (self.api.cuCtxPopCurrent)(&raw mut popped) };
+            self.api.check_teardown("cuCtxPopCurrent", code);
         }
-        let mut popped = std::ptr::null_mut();
-        // SAFETY: the pointer is valid for one handle; the guard pushed exactly one context.
-        let code = unsafe { (self.api.cuCtxPopCurrent)(&raw mut popped) };
-        self.api.check_teardown("cuCtxPopCurrent", code);
+        restore_capture_mode(self.api, self.capture_mode);
+    }
+}
+
+fn restore_capture_mode(api: &Api, mode: u32) {
+    if let Err(error) = exchange_capture_mode(api, mode) {
+        tracing::debug!(%error, "this thread keeps ignoring graph captures");
     }
 }
 

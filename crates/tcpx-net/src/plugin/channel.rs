@@ -388,10 +388,16 @@ impl Channel for PluginChannel {
         if let Err(error) = &entered {
             tracing::warn!(channel = %self.name, %error, "entering the GPU's context to close");
         }
+        let mut receive = self.receive.take();
+        if self.offload.as_ref().is_some_and(Offload::is_read) {
+            // The plugin frees its pool with the comm: better a comm too many than a stray read.
+            tracing::error!(channel = %self.name, "closed while its pool is read; one comm stays open");
+            std::mem::forget(receive.take());
+        }
         // Closing a comm is the only way to get memory back from a plugin; registrations go after.
         for result in [
             self.send.take().map(SendComm::close),
-            self.receive.take().map(RecvComm::close),
+            receive.map(RecvComm::close),
         ]
         .into_iter()
         .flatten()
@@ -425,6 +431,14 @@ impl Channel for PluginChannel {
 
     fn stats(&self) -> ChannelStats {
         self.stats
+    }
+}
+
+impl Drop for PluginChannel {
+    fn drop(&mut self) {
+        if self.receive.is_some() {
+            self.close();
+        }
     }
 }
 

@@ -111,6 +111,13 @@ impl Offload {
         &self.pool
     }
 
+    /// Whether somebody may still read the pool: an unpack that runs, or who holds a received payload.
+    pub(super) fn is_read(&self) -> bool {
+        // Of the pool's region we hold the slice and the lease that it rides on.
+        const OURS: usize = 2;
+        Arc::strong_count(&self.pool) > 1 || self.pool.slice().region().shares() > OURS
+    }
+
     /// The fragments of a finished receive.
     pub(super) fn read(&self, slot: QueueSlot, into: &mut Vec<LoadMeta>) -> Result<(), QueueError> {
         self.queue.read_into(slot, into).map(|_| ())
@@ -172,5 +179,23 @@ mod tests {
         let mapped = mapped_from(bytes.as_ptr().expose_provenance()).expect("it is mapped");
         assert!(mapped >= bytes.len());
         assert!(mapped_from(16).is_err());
+    }
+
+    #[test]
+    fn a_pool_is_read_as_long_as_anybody_else_can() {
+        let meta = Region::host(size_of::<nccl_net::device::NetUnpackMeta>()).expect("memory");
+        let address = meta.all().address() as usize;
+        let pool = Region::host(4096).expect("memory");
+        let offload = Offload::new(queue_at(address, meta.len()).expect("aligned"), &pool)
+            .expect("nobody holds the pool");
+        drop(pool);
+        assert!(!offload.is_read());
+        let payload = Arc::clone(offload.pool());
+        assert!(offload.is_read());
+        let job = BouncePool::clone(&payload);
+        drop(payload);
+        assert!(offload.is_read());
+        drop(job);
+        assert!(!offload.is_read());
     }
 }

@@ -8,7 +8,7 @@ use super::staging::Staging;
 use crate::driver::{Api, sys};
 use crate::error::CudaError;
 use crate::fence::Event;
-use crate::gpu::{Gpu, create_stream, destroy_stream, device_alloc, device_free};
+use crate::gpu::{Gpu, create_stream, destroy_stream, device_alloc, device_free, ignore_captures};
 
 /// Events for work under way on the streams.
 pub(super) const FLIGHTS: usize = 512;
@@ -45,6 +45,8 @@ impl Device {
     /// Makes the context current on this thread for good, and everything the worker needs in it.
     pub(super) fn create(gpu: &Gpu) -> Result<Self, CudaError> {
         let api = gpu.api();
+        // For the life of the thread. A capture must neither break our copies nor be broken by them.
+        ignore_captures(api)?;
         // SAFETY: the context is alive: the `Gpu` keeps it.
         api.check("cuCtxSetCurrent", unsafe {
             (api.cuCtxSetCurrent)(gpu.raw_context())

@@ -373,3 +373,29 @@ fn out_of_memory_is_told_apart() {
         "{huge:?}"
     );
 }
+
+/// The driver refuses other threads the query of an event while one captures, and breaks the capture: a copy
+/// under way must not look ended, and the program must not lose its graph.
+#[test]
+fn a_graph_capture_of_the_program_and_the_worker_leave_each_other_alone() {
+    let bench = Bench::new();
+    let bytes = noise(5 << 20, 9);
+    let sources = bench.kinds().map(|kind| bench.region(kind, &bytes));
+    let mode = fake::capture_mode();
+    let whole = fake::capture(|| {
+        for from in &sources {
+            for kind in bench.kinds() {
+                let to = bench.region(kind, &vec![1; bytes.len()]);
+                let moved = bench.run(Work::Copy {
+                    from: from.all(),
+                    to: to.all(),
+                });
+                assert_eq!(moved, Ok(bytes.len() as u64), "{} to {kind}", from.kind());
+                assert!(content(&to) == bytes, "{} to {kind}", from.kind());
+            }
+        }
+        assert!(Region::wait_for_frees(LIMIT));
+    });
+    assert!(whole, "a call of this crate broke the capture");
+    assert_eq!(fake::capture_mode(), mode, "the thread's own mode is back");
+}
