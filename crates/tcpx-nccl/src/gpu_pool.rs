@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use nccl_net::constants::UNPACK_QUEUE_DEPTH;
 use nccl_net::device::LoadMeta;
-use tcpx_memory::{Access, BouncePool, Job, Lease, Region, UnpackMethod, Work};
+use tcpx_memory::{Access, BouncePool, Job, Lease, MemoryError, Region, UnpackMethod, Work};
 use tcpx_wire::{Descriptors, Fragment, Limits, ScatterList};
 
 use crate::copies::Copies;
@@ -43,13 +43,14 @@ impl GpuPool {
         })
     }
 
-    /// Starts to move the fragments to the same offsets in GPU memory.
+    /// Starts to move the fragments to the same offsets in GPU memory; `false` when the copy worker takes
+    /// no more jobs now.
     pub(crate) fn fetch(
         &self,
         comm: &str,
         slot: usize,
         entries: &[LoadMeta],
-    ) -> Result<(), PluginError> {
+    ) -> Result<bool, PluginError> {
         let mut list = ScatterList::default();
         let mut bytes = 0;
         for entry in entries {
@@ -86,10 +87,14 @@ impl GpuPool {
             // Below 16.
             token: slot as u64,
         };
-        self.device.worker().submit(job).map_err(|error| {
-            self.copies.reset(slot);
-            failed(comm, &error.to_string())
-        })
+        let Err(refused) = self.device.worker().submit(job) else {
+            return Ok(true);
+        };
+        self.copies.reset(slot);
+        match refused.error {
+            MemoryError::QueueFull { .. } => Ok(false),
+            error => Err(failed(comm, &error.to_string())),
+        }
     }
 
     /// Whether the move of a slot has ended.

@@ -9,7 +9,7 @@ use crate::error::PluginError;
 use crate::header::{HEADER_BYTES, Header, Record};
 use crate::log::Log;
 use crate::ring::Ring;
-use crate::scatter::{Room, Scatter};
+use crate::scatter::{Landed, Room, Scatter};
 use crate::socket::{self, MAX_SPANS, Moved, Span};
 use crate::stall::Stall;
 
@@ -247,7 +247,7 @@ impl Inbound {
         let left = request.size - request.received;
         if left == 0 {
             self.finish_if_whole()?;
-            return Ok(Some(0));
+            return Ok((self.next > number).then_some(0));
         }
         self.spans.clear();
         match (request.target, &self.scatter) {
@@ -281,7 +281,7 @@ impl Inbound {
         Ok(Some(bytes))
     }
 
-    /// Ends the receive whose message is complete.
+    /// Ends the receive whose message is complete, unless its move to the GPU cannot start now.
     fn finish_if_whole(&mut self) -> Result<(), PluginError> {
         let number = self.next;
         let Some(request) = self.ring.by_sequence(number) else {
@@ -290,14 +290,14 @@ impl Inbound {
         if request.received < request.size || request.phase == Phase::Announced {
             return Ok(());
         }
-        let complete = match (request.target, &mut self.scatter) {
+        let landed = match (request.target, &mut self.scatter) {
             (Target::Device, Some(scatter)) => scatter.complete(&self.name, number)?,
-            _ => true,
+            _ => Landed::Complete,
         };
-        request.phase = if complete {
-            Phase::Done { reported: false }
-        } else {
-            Phase::Moving
+        request.phase = match landed {
+            Landed::Complete => Phase::Done { reported: false },
+            Landed::Moving => Phase::Moving,
+            Landed::Later => return Ok(()),
         };
         self.next += 1;
         Ok(())

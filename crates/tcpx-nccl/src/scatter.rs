@@ -50,6 +50,17 @@ pub(crate) enum Room {
     Missing(usize),
 }
 
+/// What became of a message whose bytes are all here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Landed {
+    /// The device can gather it.
+    Complete,
+    /// It is on its way to the GPU.
+    Moving,
+    /// The copy worker takes no more jobs now: try again.
+    Later,
+}
+
 impl Scatter {
     pub(crate) fn new(
         config: &Config,
@@ -202,8 +213,8 @@ impl Scatter {
     }
 
     /// The whole message is in the landing pool: publishes it, and starts moving it to the GPU
-    /// when the pool of the device is there. `true` when the receive is complete.
-    pub(crate) fn complete(&mut self, comm: &str, number: u64) -> Result<bool, PluginError> {
+    /// when the pool of the device is there.
+    pub(crate) fn complete(&mut self, comm: &str, number: u64) -> Result<Landed, PluginError> {
         self.shuffle.shuffle(&mut self.pieces);
         let held = &self.held[slot(number)];
         self.entries.clear();
@@ -224,10 +235,12 @@ impl Scatter {
             })?;
         match &self.gpu_pool {
             Some(pool) if !self.entries.is_empty() => {
-                pool.fetch(comm, slot(number), &self.entries)?;
-                Ok(false)
+                match pool.fetch(comm, slot(number), &self.entries)? {
+                    true => Ok(Landed::Moving),
+                    false => Ok(Landed::Later),
+                }
             }
-            _ => Ok(true),
+            _ => Ok(Landed::Complete),
         }
     }
 
