@@ -16,6 +16,7 @@ use crate::driver::{Driven, DrivenId, Driver, Turn};
 use crate::error::Error;
 use crate::event::Event;
 use crate::options::Deadlines;
+use crate::requests::Requests;
 use crate::transfer::{Transfer, TransferState};
 
 /// An authenticated connection with its data channels. Clones are the same connection.
@@ -72,16 +73,9 @@ pub(crate) struct Shared {
     /// How the control socket is watched.
     watching: Mutex<Watching>,
     /// What is asked of the engine without waiting for its lock.
-    requests: Mutex<Requests>,
+    requests: Requests,
     /// How the connection ended, once nothing of it is left.
     outcome: Mutex<Option<Result<(), Error>>>,
-}
-
-/// See [`Shared::ask`].
-#[derive(Default)]
-struct Requests {
-    cancels: Vec<OperationId>,
-    close: bool,
 }
 
 impl Shared {
@@ -105,7 +99,7 @@ impl Shared {
             origin,
             working_since: AtomicU64::new(0),
             watching: Mutex::new(Watching::Read),
-            requests: Mutex::new(Requests::default()),
+            requests: Requests::default(),
             outcome: Mutex::new(None),
         })
     }
@@ -134,10 +128,8 @@ impl Shared {
         result
     }
 
-    /// Leaves a request and has it seen to: here if the engine is at rest, else by its thread. Never
-    /// waits for the engine, which may hang inside the network's library.
-    fn ask(&self, add: impl FnOnce(&mut Requests)) {
-        add(&mut self.requests());
+    /// Has a request that was left seen to: here if the engine is at rest, else by its thread.
+    fn nudge(&self) {
         match self.core.try_lock() {
             Ok(core) => self.run(core, |_| ()),
             Err(TryLockError::Poisoned(poisoned)) => self.run(poisoned.into_inner(), |_| ()),
@@ -145,19 +137,8 @@ impl Shared {
         }
     }
 
-    fn requests(&self) -> MutexGuard<'_, Requests> {
-        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn turn(&self, core: &mut Core) -> Turn {
-        let asked = std::mem::take(&mut *self.requests());
-        let now = core.now();
-        for operation in asked.cancels {
-            core.session.cancel(now, operation);
-        }
-        if asked.close {
-            core.session.close(now);
-        }
+        self.requests.see_to(core);
         let since = u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.working_since.store(since.max(1), Ordering::Relaxed);
         let turn = core.progress();
@@ -207,7 +188,13 @@ impl Shared {
     }
 
     pub(crate) fn cancel(&self, operation: OperationId) {
-        self.ask(|requests| requests.cancels.push(operation));
+        self.requests.cancel(operation);
+        self.nudge();
+    }
+
+    fn close(&self) {
+        self.requests.close();
+        self.nudge();
     }
 
     /// How long the driver has been inside one call, if that is longer than `limit`.
@@ -287,7 +274,7 @@ impl Connection {
     pub fn close(self, timeout: Duration) -> Result<(), Error> {
         let started = Instant::now();
         let shared = &self.handle.0;
-        shared.ask(|requests| requests.close = true);
+        shared.close();
         let mut outcome = shared.outcome();
         loop {
             if let Some(outcome) = &*outcome {
@@ -312,7 +299,7 @@ impl Connection {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.0.ask(|requests| requests.close = true);
+        self.0.close();
     }
 }
 
@@ -395,7 +382,7 @@ impl Send<'_> {
                 tag: Tag(request.tag),
                 bytes,
                 level: request.level,
-                deadlines: request.deadlines.map(wire_deadlines),
+                deadlines: request.deadlines.map(Deadlines::for_session),
                 eager,
             };
             let now = core.now();
@@ -417,7 +404,7 @@ impl Receive<'_> {
                 tag: Tag(request.tag),
                 capacity: request.slice.len() as u64,
                 level: request.level,
-                deadlines: request.deadlines.map(wire_deadlines),
+                deadlines: request.deadlines.map(Deadlines::for_session),
             };
             let now = core.now();
             let started = core.session.receive(now, request);
@@ -507,12 +494,5 @@ impl<'a> Request<'a> {
                 arrived: self.slice.kind().to_string(),
             }),
         }
-    }
-}
-
-fn wire_deadlines(deadlines: Deadlines) -> tcpx_wire::session::Deadlines {
-    tcpx_wire::session::Deadlines {
-        stall: deadlines.stall,
-        total: deadlines.total,
     }
 }

@@ -388,10 +388,7 @@ fn session_config(options: &Options) -> Result<Config, Error> {
         arrived: error.to_string(),
     })?;
     let mut config = Config::new(settings);
-    config.deadlines = tcpx_wire::session::Deadlines {
-        stall: options.deadlines.stall,
-        total: options.deadlines.total,
-    };
+    config.deadlines = options.deadlines.for_session();
     config.cancellable = network.can_cancel();
     config.report_acknowledged = true;
     config.close_timeout = CLOSE_TIMEOUT;

@@ -42,6 +42,7 @@ mod establish;
 mod event;
 mod options;
 mod report;
+mod requests;
 mod sink;
 mod transfer;
 

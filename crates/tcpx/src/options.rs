@@ -18,6 +18,15 @@ pub struct Deadlines {
     pub total: Option<Duration>,
 }
 
+impl Deadlines {
+    pub(crate) fn for_session(self) -> tcpx_wire::session::Deadlines {
+        tcpx_wire::session::Deadlines {
+            stall: self.stall,
+            total: self.total,
+        }
+    }
+}
+
 impl Default for Deadlines {
     fn default() -> Self {
         Self {

@@ -156,6 +156,9 @@ fn a_peer_that_reads_nothing_does_not_keep_the_connection() {
     let (mut peer, session) = Peer::connect(address, &options.auth);
     let _lane = peer.set_up(address, &session);
     let connection = accepting.join().expect("no panic");
+    // The socket of a lost connection takes nothing more.
+    let second = Some(Duration::from_secs(1));
+    peer.stream.set_write_timeout(second).expect("a socket");
     // Each cancel of a known transfer is answered; nobody reads the answers.
     peer.send(&Frame::Announce {
         transfer: TransferId(0),

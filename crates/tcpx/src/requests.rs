@@ -1,0 +1,44 @@
+//! What is asked of the engine without waiting for its lock.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tcpx_wire::session::OperationId;
+
+use crate::core::Core;
+
+/// Requests that the next turn sees to. The engine may hang inside the network's library while it
+/// holds its lock; leaving a request never waits for that.
+#[derive(Default)]
+pub(crate) struct Requests(Mutex<Asked>);
+
+#[derive(Default)]
+struct Asked {
+    cancels: Vec<OperationId>,
+    close: bool,
+}
+
+impl Requests {
+    pub(crate) fn cancel(&self, operation: OperationId) {
+        self.lock().cancels.push(operation);
+    }
+
+    pub(crate) fn close(&self) {
+        self.lock().close = true;
+    }
+
+    /// Passes everything asked so far to the session.
+    pub(crate) fn see_to(&self, core: &mut Core) {
+        let asked = std::mem::take(&mut *self.lock());
+        let now = core.now();
+        for operation in asked.cancels {
+            core.session.cancel(now, operation);
+        }
+        if asked.close {
+            core.session.close(now);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Asked> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
