@@ -263,6 +263,19 @@ mod tests {
     }
 
     #[test]
+    fn foreign_memory_of_no_bytes_may_lie_at_address_0() {
+        // SAFETY: no bytes, so any address will do; an empty array of another library has this one.
+        let region = unsafe { Region::from_host_raw(std::ptr::null_mut(), 0, Arc::new(())) };
+        region
+            .with_bytes(.., |bytes| assert!(bytes.is_empty()))
+            .unwrap();
+        region.with_bytes_mut(.., |bytes| bytes.fill(1)).unwrap();
+        assert_eq!(region.checksum(..), Ok(0));
+        let of = region.all();
+        assert_eq!(crate::cpu::run(&crate::Work::Checksum { of }), Ok(0));
+    }
+
+    #[test]
     fn foreign_memory_is_given_back_with_the_last_reference() {
         let owner: Arc<dyn Any + Send + Sync> = Arc::new(());
         let mut bytes = vec![7_u8; 64].into_boxed_slice();

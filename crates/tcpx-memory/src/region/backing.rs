@@ -11,6 +11,9 @@ use crate::gpu::{Gpu, MappedHost, device_alloc, device_free, host_free};
 use crate::kind::MemoryKind;
 use crate::worker::reaper;
 
+/// Where regions of no bytes start.
+const NO_BYTES: *mut u8 = std::ptr::without_provenance_mut(4096);
+
 /// A region's bytes.
 pub(super) enum Backing {
     /// Nothing, at an aligned address.
@@ -115,9 +118,11 @@ impl Backing {
 
     pub(super) fn host_base(&self) -> Option<*mut u8> {
         match self {
-            Self::Empty => Some(std::ptr::without_provenance_mut(4096)),
+            Self::Empty => Some(NO_BYTES),
             Self::Mapped { base, .. } => Some(base.as_ptr()),
             Self::Pinned(memory) => memory.as_ref().map(|memory| memory.memory.host.as_ptr()),
+            // Slices of no bytes must not start at address 0 either.
+            Self::ForeignHost { base, .. } if base.is_null() => Some(NO_BYTES),
             Self::ForeignHost { base, .. } => Some(*base),
             Self::Cuda(_) => None,
         }
