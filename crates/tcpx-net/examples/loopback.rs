@@ -1,22 +1,23 @@
 //! Bandwidth of one channel between two ends of this process.
 //!
-//! `cargo run --release -p tcpx-net --example loopback -- [MODE] [LANES] [CHUNK_BYTES] [TOTAL_BYTES]`
+//! `cargo run --release -p tcpx-net --example loopback -- [MODE] [LANES] [CHUNK_BYTES] [TOTAL_BYTES] [WORKING_SET]`
 //!
 //! - `host` (default): host memory to host memory, in place.
 //! - `staged`: the same through slots and the copy worker, as GPU memory goes.
 //! - `cuda`: memory of GPU 0 to memory of GPU 0.
-//! - `plain`: two threads that write and read one socket, for comparison.
+//! - `plain`: for comparison, two threads for each lane that write and read one socket.
 //!
-//! The timed pass reuses a working set of 32 MiB per side; a second pass over fresh patterns checks
-//! every byte.
+//! The timed pass reuses a working set of WORKING_SET bytes per side, 32 MiB by default; a second
+//! pass over fresh patterns checks every byte. CPU seconds are those of both sides together.
 
 use std::error::Error;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::mpsc;
+use std::sync::{Arc, Barrier, mpsc};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::time::{ClockId, clock_gettime};
 use socket2::{Domain, SockRef, Socket, Type};
 use tcpx_memory::{CopyWorker, Gpu, Region};
 use tcpx_net::{
@@ -25,7 +26,6 @@ use tcpx_net::{
     dial,
 };
 
-const WORKING_SET: usize = 32 << 20;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 type Failure = Box<dyn Error + Send + Sync>;
@@ -52,11 +52,12 @@ fn main() -> Result<(), Failure> {
             .map_or(Ok(default), |text| text.parse())?)
     };
     let lanes = u16::try_from(number(1, 0)?)?;
-    let chunk = number(2, 1 << 20)?.clamp(1, WORKING_SET);
+    let working_set = number(4, 32 << 20)?.max(1);
+    let chunk = number(2, 1 << 20)?.clamp(1, working_set);
     let total = number(3, 16 << 30)?;
     let mode = arguments.first().map_or("host", String::as_str);
     let gpu = match mode {
-        "plain" => return plain(chunk, total),
+        "plain" => return plain(usize::from(lanes.max(1)), chunk, total, working_set),
         "cuda" => Some(Gpu::open(0)?),
         "host" | "staged" => None,
         other => return Err(format!("no mode {other:?}: host, staged, cuda or plain").into()),
@@ -67,8 +68,8 @@ fn main() -> Result<(), Failure> {
         .collect::<Result<Vec<_>, _>>()?;
     let client_workers = workers.clone();
     let memory = || match &gpu {
-        Some(gpu) => Region::cuda(gpu, WORKING_SET),
-        None => Region::host(WORKING_SET),
+        Some(gpu) => Region::cuda(gpu, working_set),
+        None => Region::host(working_set),
     };
     let timed = (total / chunk).max(1) as u64;
     let passes = [
@@ -76,15 +77,17 @@ fn main() -> Result<(), Failure> {
             first: 0,
             count: timed,
             chunk,
+            places: working_set / chunk,
         },
         Pass {
             first: timed,
-            count: (WORKING_SET / chunk) as u64,
+            count: (working_set / chunk) as u64,
             chunk,
+            places: working_set / chunk,
         },
     ];
     // No two chunks in flight share memory.
-    let window = u16::try_from(WORKING_SET / chunk)
+    let window = u16::try_from(working_set / chunk)
         .unwrap_or(u16::MAX)
         .min(tcpx_net::tcp::WINDOW);
     let options = TcpOptions {
@@ -106,7 +109,7 @@ fn main() -> Result<(), Failure> {
     let network = TcpNetwork::new(options);
     let client_network = network.clone();
     let (source, memory) = (memory()?, memory()?);
-    source.write_from(0, &pattern())?;
+    source.write_from(0, &pattern(working_set))?;
     let sender_passes = passes.clone();
     let sender = std::thread::spawn(move || -> Result<_, Failure> {
         let dialled = dial(address, &auth, &DialOptions::until(deadline))?;
@@ -141,15 +144,17 @@ fn main() -> Result<(), Failure> {
     let mut channels = network.establish(&setup, &mut Wire(to_client, at_server))?;
     let mut channel = channels.pop().ok_or("no channel")?;
 
-    memory.write_from(0, &vec![0; WORKING_SET])?;
+    memory.write_from(0, &vec![0; working_set])?;
     let started = Instant::now();
+    let cpu = processor_seconds();
     receive(&mut *channel, &memory, &passes[0])?;
     let elapsed = started.elapsed();
-    memory.write_from(0, &vec![0; WORKING_SET])?;
+    let cpu = processor_seconds() - cpu;
+    memory.write_from(0, &vec![0; working_set])?;
     receive(&mut *channel, &memory, &passes[1])?;
     sender.join().map_err(|_| "the sender panicked")??;
-    let verified = WORKING_SET / chunk * chunk;
-    let expected = pattern();
+    let verified = working_set / chunk * chunk;
+    let expected = pattern(working_set);
     let mut arrived = vec![0; verified];
     memory.read_to(0, &mut arrived)?;
     if arrived != expected[..verified] {
@@ -159,18 +164,20 @@ fn main() -> Result<(), Failure> {
 
     let stats = channel.stats();
     println!(
-        "{mode}: {}: {:.2} GB/s, {} bytes in {:.3} s, chunks of {chunk}; {:.0} KiB per receive call; {verified} bytes verified",
+        "{mode}: {}: {:.2} GB/s, {:.3} CPU s/GB, {} bytes in {:.3} s, chunks of {chunk}; {:.0} KiB per receive call, {} early; {verified} bytes verified",
         channel.describe(),
         bytes as f64 / elapsed.as_secs_f64() / 1e9,
+        cpu / (bytes as f64 / 1e9),
         bytes,
         elapsed.as_secs_f64(),
         stats.bytes_received as f64 / stats.wire_calls as f64 / 1024.0,
+        stats.early_arrivals,
     );
     Ok(())
 }
 
-fn pattern() -> Vec<u8> {
-    (0..WORKING_SET as u64)
+fn pattern(bytes: usize) -> Vec<u8> {
+    (0..bytes as u64)
         .map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8)
         .collect()
 }
@@ -181,11 +188,13 @@ struct Pass {
     first: u64,
     count: u64,
     chunk: usize,
+    /// Chunks in the working set.
+    places: usize,
 }
 
 impl Pass {
     fn start(&self, sequence: u64) -> usize {
-        (sequence - self.first) as usize * self.chunk % (WORKING_SET / self.chunk * self.chunk)
+        (sequence - self.first) as usize % self.places * self.chunk
     }
 }
 
@@ -267,8 +276,15 @@ fn wait(channel: &dyn Channel) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The same bytes through one socket, without any protocol.
-fn plain(chunk: usize, total: usize) -> Result<(), Failure> {
+/// Processor time of this process so far.
+fn processor_seconds() -> f64 {
+    let spent = clock_gettime(ClockId::ProcessCPUTime);
+    spent.tv_sec as f64 + spent.tv_nsec as f64 / 1e9
+}
+
+/// The same bytes through sockets, without any protocol: each stream has its part of the working
+/// set and two threads.
+fn plain(streams: usize, chunk: usize, total: usize, working_set: usize) -> Result<(), Failure> {
     let congestion_control = |socket: SockRef<'_>| {
         ["cubic", "reno"]
             .iter()
@@ -277,35 +293,49 @@ fn plain(chunk: usize, total: usize) -> Result<(), Failure> {
     let listener = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     congestion_control(SockRef::from(&listener));
     listener.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into())?;
-    listener.listen(1)?;
+    listener.listen(64)?;
     let listener: TcpListener = listener.into();
     let address = listener.local_addr()?;
-    let count = (total / chunk).max(1);
-    let places = WORKING_SET / chunk;
-    let sender = std::thread::spawn(move || -> std::io::Result<()> {
+    let places = (working_set / streams / chunk).max(1);
+    let count = (total / streams / chunk).max(1);
+    let start = Arc::new(Barrier::new(2 * streams + 1));
+    let mut threads = Vec::new();
+    for _ in 0..streams {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
         congestion_control(SockRef::from(&socket));
         socket.connect(&address.into())?;
-        let mut stream: TcpStream = socket.into();
-        let memory = pattern();
-        (0..count).try_for_each(|index| {
-            let start = index % places * chunk;
-            stream.write_all(&memory[start..start + chunk])
-        })
-    });
-    let (mut stream, _) = listener.accept()?;
-    let mut memory = vec![1; WORKING_SET];
+        let mut sending: TcpStream = socket.into();
+        let (mut receiving, _) = listener.accept()?;
+        let (at_sender, at_receiver) = (Arc::clone(&start), Arc::clone(&start));
+        threads.push(std::thread::spawn(move || -> std::io::Result<()> {
+            let memory = pattern(places * chunk);
+            at_sender.wait();
+            (0..count).try_for_each(|index| {
+                let start = index % places * chunk;
+                sending.write_all(&memory[start..start + chunk])
+            })
+        }));
+        threads.push(std::thread::spawn(move || -> std::io::Result<()> {
+            let mut memory = vec![1; places * chunk];
+            at_receiver.wait();
+            (0..count).try_for_each(|index| {
+                let start = index % places * chunk;
+                receiving.read_exact(&mut memory[start..start + chunk])
+            })
+        }));
+    }
+    start.wait();
     let started = Instant::now();
-    for index in 0..count {
-        let start = index % places * chunk;
-        stream.read_exact(&mut memory[start..start + chunk])?;
+    let cpu = processor_seconds();
+    for thread in threads {
+        thread.join().map_err(|_| "a stream's thread panicked")??;
     }
     let elapsed = started.elapsed().as_secs_f64();
-    sender.join().map_err(|_| "the sender panicked")??;
-    let bytes = count * chunk;
+    let bytes = streams * count * chunk;
     println!(
-        "plain: {:.2} GB/s, {bytes} bytes in {elapsed:.3} s",
-        bytes as f64 / elapsed / 1e9
+        "plain, {streams} streams: {:.2} GB/s, {:.3} CPU s/GB, {bytes} bytes in {elapsed:.3} s, calls of {chunk}",
+        bytes as f64 / elapsed / 1e9,
+        (processor_seconds() - cpu) / (bytes as f64 / 1e9),
     );
     Ok(())
 }

@@ -315,13 +315,25 @@ fn least_loaded(loops: &[EventLoop]) -> &EventLoop {
     chosen
 }
 
-/// Event loops per direction on this machine: one up to 4 cores, then a quarter of the cores, at
-/// most 8.
+/// Event loops per direction on this machine.
 pub(super) fn loops_per_direction() -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    if cores <= 4 {
-        1
-    } else {
-        (cores / 4).clamp(1, 8)
+    loops_for(std::thread::available_parallelism().map_or(1, usize::from))
+}
+
+/// One loop up to 4 cores, then one for every 2 cores, at most 12. A loop copies cold memory through
+/// a socket at about 4 GB/s, so fewer would not keep up with a GPU's copies; more than 12 only take
+/// each other's cache.
+fn loops_for(cores: usize) -> usize {
+    if cores <= 4 { 1 } else { (cores / 2).min(12) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::loops_for;
+
+    #[test]
+    fn loops_grow_with_the_cores_up_to_a_limit() {
+        let counted = [1, 2, 4, 5, 8, 16, 24, 32, 256].map(loops_for);
+        assert_eq!(counted, [1, 1, 1, 2, 4, 8, 12, 12, 12]);
     }
 }
