@@ -71,6 +71,12 @@ pub trait Network: Send + Sync + Debug {
         true
     }
 
+    /// Whether a chunk's receive is found by its sequence number, so that a chunk which is far ahead
+    /// of the others can occupy a lane until they have arrived.
+    fn matches_by_sequence(&self) -> bool {
+        true
+    }
+
     /// Whether small messages may travel with their announcement, past the channels. A network that
     /// a user chose for its own sake (a plugin) carries all payload.
     fn allows_eager(&self) -> bool {

@@ -228,6 +228,10 @@ impl Network for PluginNetwork {
         false
     }
 
+    fn matches_by_sequence(&self) -> bool {
+        false
+    }
+
     fn establish(
         &self,
         setup: &Setup<'_>,

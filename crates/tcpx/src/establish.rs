@@ -391,6 +391,8 @@ fn session_config(options: &Options) -> Result<Config, Error> {
     config.deadlines = options.deadlines.for_session();
     config.cancellable = network.can_cancel();
     config.report_acknowledged = true;
+    config.hold_until_placed = network.matches_by_sequence();
+    config.window_spans = network.matches_by_sequence();
     config.close_timeout = CLOSE_TIMEOUT;
     Ok(config)
 }

@@ -260,7 +260,7 @@ impl Session {
             let unsent = granted.posted.difference(&granted.sent);
             let unacked = granted.sent.difference(&granted.acked).filter(|_| held);
             for index in unsent.chain(unacked) {
-                self.send_stream.release(granted.plan.chunk(index).channel);
+                self.send_stream.release(&granted.plan.chunk(index));
             }
         }
         self.pump_sends();
@@ -275,8 +275,7 @@ impl Session {
             match &mut matched.stage {
                 ReceiveStage::Granted(granted) => {
                     for index in granted.posted.difference(&granted.placed) {
-                        let channel = granted.plan.chunk(index).channel;
-                        self.receive_stream.release(channel);
+                        self.receive_stream.release(&granted.plan.chunk(index));
                     }
                 }
                 ReceiveStage::Eager { credit, .. } => {

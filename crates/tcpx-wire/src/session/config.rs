@@ -48,6 +48,11 @@ pub struct Config {
     /// Whether a chunk keeps its place in the send window until the peer acknowledged it, instead
     /// of until [`Session::chunk_sent`](super::Session::chunk_sent). Off by default.
     pub hold_until_placed: bool,
+    /// Whether a window bounds how far the chunks in flight lie apart, and not only their number. A
+    /// network whose lanes wait for the receive of the very chunk they carry needs it, together
+    /// with [`Config::hold_until_placed`]: else one late chunk lets others run so far ahead that
+    /// they occupy every lane it could take. Off by default.
+    pub window_spans: bool,
     /// Whether [`Action::ChunkAcknowledged`](super::Action::ChunkAcknowledged) is wanted. Off by
     /// default.
     pub report_acknowledged: bool,
@@ -68,6 +73,7 @@ impl Config {
             max_operations: 4096,
             cancellable: true,
             hold_until_placed: false,
+            window_spans: false,
             report_acknowledged: false,
             close_timeout: Duration::from_secs(2),
             cancel_timeout: Duration::from_secs(5),

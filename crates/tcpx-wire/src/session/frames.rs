@@ -147,10 +147,11 @@ impl Session {
             return Err(unexpected("settings", "them once", "they arrived again"));
         }
         let agreed = Agreed::new(&self.config.ours, &theirs)?;
+        let spans = self.config.window_spans;
         self.send_stream
-            .configure(agreed.channels, agreed.send_window);
+            .configure(agreed.channels, agreed.send_window, spans);
         self.receive_stream
-            .configure(agreed.channels, agreed.receive_window);
+            .configure(agreed.channels, agreed.receive_window, spans);
         self.liveness.configure(now, agreed.heartbeat);
         self.agreed = Some(agreed);
         self.actions.push_back(Action::PeerSettings(theirs));

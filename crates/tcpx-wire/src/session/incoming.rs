@@ -156,7 +156,7 @@ impl Session {
             granted.unacked.push(index);
             let first = granted.unacked.len() == 1;
             self.acks.placed(now, operation, first, &self.config);
-            self.receive_stream.release(chunk.channel);
+            self.receive_stream.release(&chunk);
             self.pump_receive_channel(chunk.channel);
             self.settle_receive(now, operation);
             return;

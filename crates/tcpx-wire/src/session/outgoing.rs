@@ -237,11 +237,11 @@ impl Session {
             SendStage::Granted(granted) if granted.posted.contains(index) => {
                 if granted.sent.insert(index) {
                     let held = self.config.hold_until_placed && !granted.acked.contains(index);
-                    let channel = granted.plan.chunk(index).channel;
+                    let chunk = granted.plan.chunk(index);
                     send.clock.progressed(now);
                     if !held {
-                        self.send_stream.release(channel);
-                        self.pump_send_channel(channel);
+                        self.send_stream.release(&chunk);
+                        self.pump_send_channel(chunk.channel);
                     }
                     self.settle_send(now, transfer);
                     return;

@@ -187,7 +187,7 @@ impl Session {
                         .push_back(Action::ChunkAcknowledged { operation, chunk });
                 }
                 if self.config.hold_until_placed && granted.sent.contains(index) && !quiet {
-                    self.send_stream.release(chunk.channel);
+                    self.send_stream.release(&chunk);
                 }
                 continue;
             };

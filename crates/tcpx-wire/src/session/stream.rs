@@ -62,7 +62,8 @@ struct Span {
 struct Lane {
     /// Next sequence number of this channel.
     next: u64,
-    in_flight: u32,
+    /// Sequence numbers in flight, ascending; at most `window`.
+    in_flight: VecDeque<u64>,
 }
 
 /// The chunk to post next.
@@ -73,21 +74,38 @@ pub(super) struct Slot {
 }
 
 /// Chunks of granted transfers in grant order. A channel carries every `channels`-th one in
-/// sequence order and at most `window` at a time.
+/// sequence order and at most `window` at a time; with `spans`, none that lies `window` or more
+/// behind the first one in flight.
 #[derive(Debug, Default)]
 pub(super) struct ChunkStream {
-    window: u32,
+    window: usize,
+    spans: bool,
     end: u64,
-    spans: VecDeque<Span>,
+    transfers: VecDeque<Span>,
     lanes: Vec<Lane>,
 }
 
 impl ChunkStream {
-    pub(super) fn configure(&mut self, channels: u16, window: u16) {
+    pub(super) fn configure(&mut self, channels: u16, window: u16, spans: bool) {
         self.window = window.into();
+        self.spans = spans;
         self.lanes = (0..u64::from(channels))
-            .map(|next| Lane { next, in_flight: 0 })
+            .map(|next| Lane {
+                next,
+                in_flight: VecDeque::with_capacity(window.into()),
+            })
             .collect();
+    }
+
+    /// Whether the channel's next chunk may be posted now.
+    fn has_room(&self, channel: usize) -> bool {
+        let Some(lane) = self.lanes.get(channel) else {
+            return false;
+        };
+        let span = self.window as u64 * self.lanes.len() as u64;
+        let first = lane.in_flight.front();
+        lane.in_flight.len() < self.window
+            && !(self.spans && first.is_some_and(|first| lane.next - first >= span))
     }
 
     /// Sequence number of the next chunk to be granted.
@@ -101,7 +119,7 @@ impl ChunkStream {
         }
         let first = self.end;
         self.end += u64::from(chunks);
-        self.spans.push_back(Span {
+        self.transfers.push_back(Span {
             first,
             end: self.end,
             owner: Some(owner),
@@ -111,9 +129,9 @@ impl ChunkStream {
     /// Leaves out what was not yet posted of the owner's transfer, whose chunks start at `first`. A
     /// transfer without chunks has none to leave out; the chunk at `first` is then another's.
     pub(super) fn drop_from(&mut self, owner: OperationId, first: u64) {
-        let at = self.spans.partition_point(|span| span.end <= first);
+        let at = self.transfers.partition_point(|span| span.end <= first);
         let owned = |span: &&mut Span| span.first == first && span.owner == Some(owner);
-        let Some(span) = self.spans.get_mut(at).filter(owned) else {
+        let Some(span) = self.transfers.get_mut(at).filter(owned) else {
             return;
         };
         span.owner = None;
@@ -121,13 +139,13 @@ impl ChunkStream {
         let dropped = |spans: &VecDeque<Span>, at: usize| {
             spans.get(at).is_some_and(|span| span.owner.is_none())
         };
-        if dropped(&self.spans, at + 1) {
-            self.spans[at].end = self.spans[at + 1].end;
-            self.spans.remove(at + 1);
+        if dropped(&self.transfers, at + 1) {
+            self.transfers[at].end = self.transfers[at + 1].end;
+            self.transfers.remove(at + 1);
         }
-        if at > 0 && dropped(&self.spans, at - 1) {
-            self.spans[at - 1].end = self.spans[at].end;
-            self.spans.remove(at);
+        if at > 0 && dropped(&self.transfers, at - 1) {
+            self.transfers[at - 1].end = self.transfers[at].end;
+            self.transfers.remove(at);
         }
         for channel in 0..self.lanes.len() {
             self.peek(channel);
@@ -139,7 +157,7 @@ impl ChunkStream {
     pub(super) fn next(&mut self) -> Option<Slot> {
         loop {
             let channel = (0..self.lanes.len())
-                .filter(|&channel| self.lanes[channel].in_flight < self.window)
+                .filter(|&channel| self.has_room(channel))
                 .min_by_key(|&channel| self.lanes[channel].next)?;
             let before = self.lanes[channel].next;
             let slot = self.peek(channel);
@@ -153,27 +171,34 @@ impl ChunkStream {
     /// Takes the next chunk of one channel, if it has room.
     pub(super) fn next_on(&mut self, channel: u16) -> Option<Slot> {
         let channel = usize::from(channel);
-        if self.lanes.get(channel)?.in_flight >= self.window {
+        if !self.has_room(channel) {
             return None;
         }
         let slot = self.peek(channel)?;
-        Some(self.take(channel, slot))
+        // Dropped chunks may have been skipped.
+        self.has_room(channel).then(|| self.take(channel, slot))
     }
 
     /// A posted chunk's place is free again.
-    pub(super) fn release(&mut self, channel: u16) {
-        if let Some(lane) = self.lanes.get_mut(usize::from(channel)) {
-            lane.in_flight = lane.in_flight.saturating_sub(1);
+    pub(super) fn release(&mut self, chunk: &Chunk) {
+        if let Some(lane) = self.lanes.get_mut(usize::from(chunk.channel))
+            && let Ok(at) = lane.in_flight.binary_search(&chunk.sequence)
+        {
+            lane.in_flight.remove(at);
         }
     }
 
     fn take(&mut self, channel: usize, slot: Slot) -> Slot {
         let channels = self.lanes.len() as u64;
         let lane = &mut self.lanes[channel];
+        lane.in_flight.push_back(lane.next);
         lane.next += channels;
-        lane.in_flight += 1;
         let next = lane.next;
-        if self.spans.front().is_some_and(|front| next >= front.end) {
+        if self
+            .transfers
+            .front()
+            .is_some_and(|front| next >= front.end)
+        {
             self.trim();
         }
         slot
@@ -184,8 +209,8 @@ impl ChunkStream {
         let channels = self.lanes.len() as u64;
         let lane = &mut self.lanes[channel];
         loop {
-            let at = self.spans.partition_point(|span| span.end <= lane.next);
-            let span = self.spans.get(at)?;
+            let at = self.transfers.partition_point(|span| span.end <= lane.next);
+            let span = self.transfers.get(at)?;
             if let Some(owner) = span.owner {
                 // A span is at most u32::MAX long.
                 let index = (lane.next - span.first) as u32;
@@ -197,13 +222,82 @@ impl ChunkStream {
 
     fn trim(&mut self) {
         let passed = self.lanes.iter().map(|lane| lane.next).min().unwrap_or(0);
-        while self.spans.front().is_some_and(|span| span.end <= passed) {
-            self.spans.pop_front();
+        while self
+            .transfers
+            .front()
+            .is_some_and(|span| span.end <= passed)
+        {
+            self.transfers.pop_front();
         }
     }
 
     #[cfg(test)]
     pub(super) fn idle(&self) -> bool {
-        self.lanes.iter().all(|lane| lane.in_flight == 0)
+        self.lanes.iter().all(|lane| lane.in_flight.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::TransferId;
+
+    fn stream(channels: u16, window: u16, spans: bool, chunks: u32) -> (ChunkStream, Plan) {
+        let mut stream = ChunkStream::default();
+        stream.configure(channels, window, spans);
+        stream.append(OperationId::send(TransferId(0)), chunks);
+        (
+            stream,
+            Plan::new(u64::from(chunks) * 4096, 4096, 0, channels),
+        )
+    }
+
+    fn post_all(stream: &mut ChunkStream) -> Vec<u32> {
+        std::iter::from_fn(|| stream.next())
+            .map(|slot| slot.index)
+            .collect()
+    }
+
+    /// One late chunk, as behind a slow kernel, must not let the others run away from it.
+    #[test]
+    fn chunks_stay_within_a_window_of_the_first_one_in_flight() {
+        let (mut stream, plan) = stream(1, 4, true, 100);
+        assert_eq!(post_all(&mut stream), [0, 1, 2, 3]);
+        for index in 1..4 {
+            stream.release(&plan.chunk(index));
+        }
+        assert_eq!(post_all(&mut stream), []);
+        stream.release(&plan.chunk(0));
+        assert_eq!(post_all(&mut stream), [4, 5, 6, 7]);
+    }
+
+    #[test]
+    fn without_spans_only_the_number_in_flight_counts() {
+        let (mut stream, plan) = stream(1, 4, false, 100);
+        assert_eq!(post_all(&mut stream), [0, 1, 2, 3]);
+        for index in 1..4 {
+            stream.release(&plan.chunk(index));
+        }
+        assert_eq!(post_all(&mut stream), [4, 5, 6]);
+    }
+
+    #[test]
+    fn each_channel_has_a_span_of_its_own() {
+        let (mut stream, plan) = stream(2, 2, true, 100);
+        assert_eq!(post_all(&mut stream), [0, 1, 2, 3]);
+        stream.release(&plan.chunk(1));
+        stream.release(&plan.chunk(2));
+        stream.release(&plan.chunk(3));
+        // Channel 0 waits for its chunk 0, channel 1 goes on.
+        assert_eq!(post_all(&mut stream), [5, 7]);
+    }
+
+    #[test]
+    fn a_place_is_given_back_once() {
+        let (mut stream, plan) = stream(1, 2, true, 100);
+        assert_eq!(post_all(&mut stream), [0, 1]);
+        stream.release(&plan.chunk(0));
+        stream.release(&plan.chunk(0));
+        assert_eq!(post_all(&mut stream), [2]);
     }
 }

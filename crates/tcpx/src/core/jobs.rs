@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tcpx_memory::{BouncePool, Job, MemoryError, MemoryKind, Region, UnpackMethod, Work};
+use tcpx_memory::{BouncePool, Job, MemoryError, MemoryKind, Region, Work};
 use tcpx_net::Ticket;
 use tcpx_wire::descriptor::{Descriptors, Limits};
 use tcpx_wire::scatter::ScatterList;
@@ -82,10 +82,12 @@ impl Core {
             .lease
             .slice(start..start.saturating_add(flight.event.length as usize))
             .map_err(|error| DataFailure::Memory(error.to_string()))?;
-        let with = self
-            .unpacker
-            .method
-            .unwrap_or_else(|| UnpackMethod::automatic(pool.kind(), to.kind()));
+        let automatic = || {
+            self.unpacker
+                .worker
+                .unpack_method_for(pool.kind(), to.kind(), &descriptors)
+        };
+        let with = self.unpacker.method.unwrap_or_else(automatic);
         operation.method = Some(with);
         Ok(Work::Unpack {
             pool: (*pool).clone(),
