@@ -54,7 +54,7 @@ pub use plugin::TcpxPlugin;
 pub use receive::RecvComm;
 pub use send::SendComm;
 
-nccl_net::export_plugin!(TcpxPlugin: v7);
+nccl_net::export_plugin!(TcpxPlugin: v6, v7, v8, v9, v10, v11, v12);
 
 /// `build_id` with the terminating zero of a C string.
 const BUILD_ID: &CStr =
