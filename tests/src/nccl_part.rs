@@ -1,5 +1,10 @@
 //! NCCL's part: the calls that NCCL makes of a network plugin, through the bare table of any version.
 
+#![expect(
+    clippy::not_unsafe_ptr_arg_deref,
+    reason = "tests pass what the plugin gave them, each used within its life"
+)]
+
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
@@ -120,12 +125,11 @@ macro_rules! calls {
                 if rc == 0 {
                     assert!(!raw.name.is_null() && raw.speed > 0 && raw.max_comms > 0);
                 }
-                (rc, Facts {
-                    pointers: raw.ptr_support,
-                    max_recvs: raw.max_recvs,
-                    $($fact: { let $raw = &raw; $value },)*
-                    ..ASSUMED
-                })
+                let mut facts = ASSUMED;
+                facts.pointers = raw.ptr_support;
+                facts.max_recvs = raw.max_recvs;
+                $(facts.$fact = { let $raw = &raw; $value };)*
+                (rc, facts)
             }
             fn listen(&self, context: Opaque, handle: &mut [u8; 128]) -> (c_int, Opaque) {
                 let mut comm = ptr::null_mut();
