@@ -167,6 +167,9 @@ impl NetRecv for RecvComm {
     }
 
     fn consumed(&self, id: RequestId) -> Result<(), NetError> {
+        if !self.keeps_received {
+            return Ok(());
+        }
         let mut state = self.lock();
         let number = state.consumed;
         let name = state.inbound.name.clone();
