@@ -70,7 +70,16 @@ fn symbol(name: &CStr) -> *mut c_void {
 /// The bare v7 table, for calls that the safe API makes impossible.
 pub fn raw_table() -> NetV7 {
     // SAFETY: the symbol is a v7 table, for ever.
-    unsafe { symbol(c"ncclNetPlugin_v7").cast::<NetV7>().read() }
+    unsafe { raw_table_at(c"ncclNetPlugin_v7") }
+}
+
+/// The bare table at a symbol.
+///
+/// # Safety
+/// The plugin's symbol is a table of this type.
+pub unsafe fn raw_table_at<T: Copy>(name: &CStr) -> T {
+    // SAFETY: by the caller's promise; the library stays loaded.
+    unsafe { symbol(name).cast::<T>().read() }
 }
 
 /// The build id that a loaded plugin file shows in its symbol `tcpx_build_id`.

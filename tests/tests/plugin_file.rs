@@ -57,7 +57,7 @@ fn random(len: usize) -> Vec<u8> {
 
 fn load() -> Plugin {
     let plugin = Plugin::load(LoadOptions::new(plugin_file::path())).unwrap();
-    assert_eq!(plugin.version(), AbiVersion::V7);
+    assert_eq!(plugin.version(), AbiVersion::V12);
     assert_eq!(plugin.name(), "TCPX");
     plugin.init().unwrap();
     assert_eq!(plugin.devices().unwrap(), 1);

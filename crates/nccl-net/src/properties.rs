@@ -348,7 +348,18 @@ impl Writer<'_> {
 }
 
 impl Properties {
-    writer!(to_v6 -> RawPropertiesV6 {});
+    writer!(v6 -> RawPropertiesV6 {});
+
+    /// Before v7 a host can ask for no device queue: a plugin that receives device memory only
+    /// through one offers host memory alone.
+    pub(crate) fn to_v6(&self, dev: c_int, strings: StaticStrings) -> RawPropertiesV6 {
+        let mut raw = self.v6(dev, strings);
+        if self.offload != DeviceOffload::None {
+            raw.ptr_support &= PTR_HOST;
+        }
+        raw
+    }
+
     writer!(to_v7 -> RawPropertiesV7 {
         net_device_type: Writer::device_type,
         net_device_version: Writer::device_version,

@@ -5,6 +5,11 @@
 //! device memory the way GPUDirect-TCPX does: payload lands in pages of a pool, a queue says
 //! which fragment belongs where, and the consumer gathers.
 //!
+//! All tables, v6 to v12, are this one implementation. In unpack mode v7 and later say so in their
+//! properties, with 4 MiB as the largest transfer; v6, which has no device handle, offers host
+//! memory alone. A receive comm whose accept was not asked for a device queue takes host memory and
+//! needs no consumption. NCCL reads device queues in its Simple protocol only: `NCCL_PROTO=Simple`.
+//!
 //! The ABI ends in `nccl-net`; everything here implements its safe traits, whatever the version
 //! of the table.
 //!
@@ -54,7 +59,7 @@ pub use plugin::TcpxPlugin;
 pub use receive::RecvComm;
 pub use send::SendComm;
 
-nccl_net::export_plugin!(TcpxPlugin: v7);
+nccl_net::export_plugin!(TcpxPlugin: v6, v7, v8, v9, v10, v11, v12);
 
 /// `build_id` with the terminating zero of a C string.
 const BUILD_ID: &CStr =

@@ -4,6 +4,7 @@ use std::ffi::CStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use nccl_net::constants::{MAX_NET_BYTES, UNPACK_MAX_RECEIVE_BYTES};
 use nccl_net::export::{HostLogger, NetError, NetPlugin, PeerHandle};
 use nccl_net::{DeviceOffload, PointerSupport, Properties};
 
@@ -128,9 +129,13 @@ impl NetPlugin for TcpxPlugin {
 
     fn properties(&self, device: usize) -> Result<Properties, NetError> {
         let interface = self.shared.interface(device)?;
-        let (pointer_support, offload) = match self.shared.config.mode {
-            Mode::Host => (PointerSupport::HOST, DeviceOffload::None),
-            Mode::Unpack => (PointerSupport::HOST_AND_CUDA, DeviceOffload::UNPACK_V7),
+        let (pointer_support, offload, max_bytes) = match self.shared.config.mode {
+            Mode::Host => (PointerSupport::HOST, DeviceOffload::None, MAX_NET_BYTES),
+            Mode::Unpack => (
+                PointerSupport::HOST_AND_CUDA,
+                DeviceOffload::UNPACK_V7,
+                UNPACK_MAX_RECEIVE_BYTES,
+            ),
         };
         Ok(Properties {
             name: interface.name.clone(),
@@ -141,6 +146,9 @@ impl NetPlugin for TcpxPlugin {
             max_comms: MAX_COMMS,
             max_recvs: 1,
             offload,
+            max_p2p_bytes: Some(max_bytes),
+            max_coll_bytes: Some(max_bytes),
+            // No rail and no plane are known of a TCP interface.
             ..Properties::default()
         })
     }

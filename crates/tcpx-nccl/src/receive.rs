@@ -18,6 +18,8 @@ use crate::scatter::Scatter;
 #[derive(Debug)]
 pub struct RecvComm {
     shared: Arc<Shared>,
+    /// Receives keep their request until they are consumed: there is a device queue.
+    keeps_received: bool,
     state: Mutex<State>,
 }
 
@@ -50,6 +52,7 @@ impl RecvComm {
         let queue = scatter.as_ref().map(Scatter::device_queue);
         let comm = Self {
             shared,
+            keeps_received: scatter.is_some(),
             state: Mutex::new(State {
                 inbound: Inbound::new(stream, name, scatter),
                 consumed: 0,
@@ -60,11 +63,6 @@ impl RecvComm {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether receives keep their request until they are consumed.
-    fn consumes(&self) -> bool {
-        self.shared.config.mode == Mode::Unpack
     }
 }
 
@@ -102,7 +100,7 @@ impl NetComm for RecvComm {
             Phase::Done { reported: false } => {
                 request.phase = Phase::Done { reported: true };
                 let size = request.size;
-                if !self.consumes() {
+                if !self.keeps_received {
                     state.inbound.ring.remove(id);
                 }
                 Ok(Some(size))
@@ -164,8 +162,12 @@ impl NetRecv for RecvComm {
         Ok(id)
     }
 
+    fn keeps_received(&self) -> bool {
+        self.keeps_received
+    }
+
     fn consumed(&self, id: RequestId) -> Result<(), NetError> {
-        if !self.consumes() {
+        if !self.keeps_received {
             return Ok(());
         }
         let mut state = self.lock();

@@ -5,7 +5,7 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
 use super::error::NetError;
-use super::traits::{NetComm, NetPlugin, RequestId};
+use super::traits::{NetComm, NetPlugin, NetRecv, RequestId};
 
 /// First word of every comm and request, so that a foreign or mixed-up pointer is refused.
 const COMM_MARK: u64 = 0x7463_7078_636f_6d6d;
@@ -169,10 +169,11 @@ impl<P: NetPlugin> RequestSlot<P> {
         let done = comm.transfer_comm()?.test(self.id())?;
         if done.is_some() {
             // The plugin may reuse the id from here on, but only in a later call of the host.
-            let next = if P::DEVICE_QUEUE && matches!(comm.kind, CommKind::Recv(_)) {
-                RECEIVED
-            } else {
-                FREE
+            let next = match &comm.kind {
+                CommKind::Recv(receiver) if P::DEVICE_QUEUE && receiver.keeps_received() => {
+                    RECEIVED
+                }
+                _ => FREE,
             };
             self.state.store(next, Ordering::Release);
         }

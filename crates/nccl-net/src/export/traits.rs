@@ -201,8 +201,15 @@ pub trait NetRecv: NetComm {
         Ok(None)
     }
 
+    /// Whether finished receives of this comm stay until they are consumed. Where they do not,
+    /// `irecvConsumed` is answered with success and [`Self::consumed`] is never called: NCCL makes
+    /// that call for every plugin that has it, also after the request was used again.
+    fn keeps_received(&self) -> bool {
+        true
+    }
+
     /// The device has taken a finished receive out of its queue slot. Called in order; only for a
-    /// plugin with [`NetPlugin::DEVICE_QUEUE`].
+    /// plugin with [`NetPlugin::DEVICE_QUEUE`], on a comm that [`Self::keeps_received`].
     fn consumed(&self, _request: RequestId) -> Result<(), NetError> {
         Ok(())
     }

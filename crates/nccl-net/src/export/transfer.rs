@@ -258,13 +258,14 @@ pub(super) unsafe extern "C" fn irecv_consumed<P: Exported>(
         return ResultCode::InvalidArgument.to_raw();
     }
     P::cell().guard("irecvConsumed", || {
-        // SAFETY: the host passes a comm of ours and one of its requests.
-        let (comm, slot) = unsafe {
-            (
-                CommBox::<P>::from_ptr(comm)?,
-                RequestSlot::<P>::from_ptr(request)?,
-            )
-        };
+        // SAFETY: the host passes a comm of ours.
+        let comm = unsafe { CommBox::<P>::from_ptr(comm) }?;
+        if !comm.receiver()?.keeps_received() {
+            // The request was free at done and may be in flight again.
+            return Ok(());
+        }
+        // SAFETY: the host passes one of the comm's requests.
+        let slot = unsafe { RequestSlot::<P>::from_ptr(request) }?;
         // The plugin may refuse a wrong order: then the receive stays, to be consumed in its turn.
         slot.check_received()?;
         comm.receiver()?.consumed(slot.id())?;

@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# Real NCCL over libnccl-net-tcpx.so on a host with two GPUs and PyTorch: scripts/gpu-nccl.sh OUT_DIR
+#
+# Contents first, then times: ours, NCCL's own sockets by default, NCCL's own sockets as tuned best.
+# P2P and shared memory are off, so that every byte passes the network. TCPX_BIN (default .carry) is
+# the folder with libnccl-net-tcpx.so; PYTHON (default python3) has PyTorch. Ends within 8 minutes
+# and exits with 1 if anything failed. OUT_DIR gets 40-nccl.json (format: benchmarks/README.md),
+# table.txt and the logs. TCPX_NCCL_QUICK=1 checks small sizes only and takes one round of times.
+set -uo pipefail
+
+if [ $# -ne 1 ]; then
+  echo "usage: $0 OUT_DIR" >&2
+  exit 2
+fi
+here=$(dirname "$(realpath "$0")")
+plugin=$(realpath "${TCPX_BIN:-.carry}")/libnccl-net-tcpx.so
+python=${PYTHON:-python3}
+mkdir -p "$1" || exit 2
+out=$(realpath "$1")
+[ -r "$plugin" ] || { echo "$plugin is missing: set TCPX_BIN to its folder" >&2; exit 2; }
+"$python" -c 'import torch; assert torch.cuda.device_count() >= 2' || {
+  echo 'needs PyTorch and two GPUs' >&2
+  exit 2
+}
+
+export NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_IB_DISABLE=1 NCCL_NVLS_ENABLE=0
+export NCCL_SOCKET_IFNAME=lo GLOO_SOCKET_IFNAME=lo
+budget=${TCPX_NCCL_SECONDS:-460} port=29600 failed=0
+ours=(NCCL_NET_PLUGIN="$plugin" NCCL_NET=TCPX)
+sockets=(NCCL_NET_PLUGIN=none NCCL_NET=Socket)
+tuned=("${sockets[@]}" NCCL_SOCKET_NTHREADS=1 NCCL_NSOCKS_PERTHREAD=1 NCCL_MIN_NCHANNELS=16
+  NCCL_NCHANNELS_PER_NET_PEER=16 NCCL_MIN_P2P_NCHANNELS=16)
+
+# pair NAME SECONDS "WORDS" ENVIRONMENT...: two processes, one a GPU, both of which must succeed.
+pair() {
+  local name=$1 seconds=$2 words=$3 rc=0 rank pids=() start=$SECONDS
+  shift 3
+  [ "$seconds" -gt $((budget - SECONDS)) ] && seconds=$((budget - SECONDS))
+  if [ "$seconds" -le 1 ]; then
+    echo "$name: no time left" | tee -a "$out/steps.txt"
+    failed=$((failed + 1))
+    return 1
+  fi
+  port=$((port + 10))
+  for rank in 0 1; do
+    # Words on purpose: options and sizes hold no spaces of their own.
+    # shellcheck disable=SC2086
+    env "$@" RANK="$rank" MASTER_PORT="$port" timeout --kill-after=5 "$seconds" \
+      "$python" "$here/nccl_check.py" $words >"$out/$name.$rank.out" 2>"$out/$name.$rank.err" &
+    pids+=($!)
+  done
+  for rank in 0 1; do wait "${pids[$rank]}" || rc=$?; done
+  if [ "$rc" -ne 0 ]; then
+    failed=$((failed + 1))
+    tail -n 25 "$out/$name".{0,1}.{out,err}
+  else
+    grep '^{' "$out/$name.0.out" | tail -n 1 >"$out/$name.json"
+  fi
+  printf '%-28s %4d s  %s\n' "$name" $((SECONDS - start)) \
+    "$([ "$rc" -eq 0 ] && echo passed || echo "FAILED ($rc)")" | tee -a "$out/steps.txt"
+  return "$rc"
+}
+
+: >"$out/steps.txt"
+small=8,24,1000,65532,65536,1048576,4194304
+large=8,4096,65536,1048576,16777216,67108864,268435456
+times=8,4096,65536,1048576,16777216,67108864,268435456
+rounds=3
+if [ -n "${TCPX_NCCL_QUICK:-}" ]; then large=$small rounds=1; fi
+
+pair check 120 "--check $large" "${ours[@]}" NCCL_DEBUG=INFO NCCL_DEBUG_FILE="$out/nccl.%p.log"
+if ! grep -h -m 1 'Using network TCPX' "$out"/nccl.*.log; then
+  echo 'NCCL did not say that it uses TCPX' | tee -a "$out/steps.txt"
+  failed=$((failed + 1))
+fi
+cat "$out"/nccl.*.log >"$out/nccl.txt"
+rm -f "$out"/nccl.*.log
+# The last communicator ends and a new one begins in the same processes. NCCL unloads the plugin in
+# between and then looks for a file of the default name, hence the link and the search path.
+ln -sf "$plugin" "$out/libnccl-net.so"
+pair recreate 60 "--check $small --rounds 2" -u NCCL_NET_PLUGIN NCCL_NET=TCPX LD_LIBRARY_PATH="$out:${LD_LIBRARY_PATH:-}"
+pair recreate-kept 60 "--check $small --rounds 2" "${ours[@]}" NCCL_NET_PLUGIN_REF_COUNT=1
+rm -f "$out/libnccl-net.so"
+
+# Rounds outermost, so that a slow minute of the machine does not fall on one row alone.
+for ((round = 1; round <= rounds; round++)); do
+  pair "ours.$round" 60 "--time $times" "${ours[@]}"
+  pair "default.$round" 60 "--time $times" "${sockets[@]}"
+  pair "tuned.$round" 60 "--time $times" "${tuned[@]}"
+done
+
+"$python" "$here/nccl_table.py" "$out" | tee "$out/table.txt"
+[ "${PIPESTATUS[0]}" -eq 0 ] || failed=$((failed + 1))
+echo "$failed steps failed"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""One process of a run of real NCCL over whatever network the environment chose.
+
+Started twice by scripts/gpu-nccl.sh, with RANK and MASTER_PORT set. Checks the contents of every
+operation, then times send/recv and all-reduce; rank 0 prints one JSON object on standard output.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+MIB = 1 << 20
+
+
+def pattern(elements, rank, salt):
+    """Small integers that differ by place, rank and use, exact in float32 sums."""
+    at = torch.arange(elements, device="cuda", dtype=torch.int64)
+    return ((at * 7 + rank * 13 + salt * 29) % 251).to(torch.float32)
+
+
+def expect(what, size, found, wanted):
+    if not torch.equal(found, wanted):
+        bad = int((found != wanted).sum())
+        raise SystemExit(f"{what} of {size} bytes: {bad} of {found.numel()} elements are wrong")
+
+
+def operations(rank, world, size, salt):
+    """Every operation once, the buffer of one rank being `size` bytes, contents compared."""
+    n = size // 4
+    peer = 1 - rank
+    for source in (0, 1):
+        if rank == source:
+            dist.send(pattern(n, source, salt), peer)
+        else:
+            buffer = torch.full((n,), -1.0, device="cuda")
+            dist.recv(buffer, source)
+            expect("send/recv", size, buffer, pattern(n, source, salt))
+    # Both directions at once.
+    buffer = torch.full((n,), -1.0, device="cuda")
+    both = [
+        dist.P2POp(dist.isend, pattern(n, rank, salt + 1), peer),
+        dist.P2POp(dist.irecv, buffer, peer),
+    ]
+    for work in dist.batch_isend_irecv(both):
+        work.wait()
+    expect("both ways", size, buffer, pattern(n, peer, salt + 1))
+
+    everyone = [pattern(n, r, salt + 2) for r in range(world)]
+    total = torch.stack(everyone).sum(0)
+    buffer = everyone[rank].clone()
+    dist.all_reduce(buffer)
+    expect("all-reduce", size, buffer, total)
+
+    buffer = everyone[1].clone() if rank == 1 else torch.full((n,), -1.0, device="cuda")
+    dist.broadcast(buffer, 1)
+    expect("broadcast", size, buffer, everyone[1])
+
+    part = max(1, n // world)
+    joined = torch.full((part * world,), -1.0, device="cuda")
+    dist.all_gather_into_tensor(joined, everyone[rank][:part].contiguous())
+    expect("all-gather", size, joined, torch.cat([e[:part] for e in everyone]))
+
+    whole = [pattern(part * world, r, salt + 3) for r in range(world)]
+    piece = torch.full((part,), -1.0, device="cuda")
+    dist.reduce_scatter_tensor(piece, whole[rank])
+    expect("reduce-scatter", size, piece, torch.stack(whole).sum(0)[rank * part : (rank + 1) * part])
+
+    mixed = torch.full((part * world,), -1.0, device="cuda")
+    dist.all_to_all_single(mixed, whole[rank])
+    wanted = torch.cat([w[rank * part : (rank + 1) * part] for w in whole])
+    expect("all-to-all", size, mixed, wanted)
+
+
+def timed(body, repeats):
+    """Seconds of one call, every call of the batch in flight together; the slower rank counts."""
+    for _ in range(max(2, repeats // 4)):
+        body()
+    torch.cuda.synchronize()
+    dist.barrier()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        body()
+    torch.cuda.synchronize()
+    spent = torch.tensor([(time.perf_counter() - start) / repeats], device="cuda")
+    dist.all_reduce(spent, op=dist.ReduceOp.MAX)
+    return float(spent[0])
+
+
+def ping_pong(rank, buffer, repeats):
+    """Half of a round trip, seconds, median; each message synchronised."""
+    spent = []
+    for turn in range(repeats + repeats // 4):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        if rank == 0:
+            dist.send(buffer, 1)
+            dist.recv(buffer, 1)
+        else:
+            dist.recv(buffer, 0)
+            dist.send(buffer, 0)
+        torch.cuda.synchronize()
+        if turn >= repeats // 4:
+            spent.append((time.perf_counter() - start) / 2)
+    spent.sort()
+    return spent[len(spent) // 2]
+
+
+def repeats_for(size):
+    return 200 if size <= 64 << 10 else 40 if size <= 4 * MIB else 10 if size <= 64 * MIB else 5
+
+
+def figures(rank, sizes):
+    rows = []
+    for size in sizes:
+        buffer = torch.ones(size // 4, device="cuda")
+        repeats = repeats_for(size)
+        if size <= 64 << 10:
+            seconds = ping_pong(rank, buffer, repeats)
+            rows.append({"operation": "send/recv latency", "bytes": size, "us": seconds * 1e6})
+        one_way = lambda: dist.send(buffer, 1) if rank == 0 else dist.recv(buffer, 0)
+        if size > 64 << 10:
+            seconds = timed(one_way, repeats)
+            rows.append({"operation": "send/recv", "bytes": size, "gb_per_second": size / seconds / 1e9})
+        buffer.zero_()
+        seconds = timed(lambda: dist.all_reduce(buffer), repeats)
+        row = {"operation": "all-reduce", "bytes": size, "us": seconds * 1e6}
+        if size > 64 << 10:
+            # Bus bandwidth of two ranks: 2 (n - 1) / n = 1.
+            row["gb_per_second"] = size / seconds / 1e9
+        rows.append(row)
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", default="", help="sizes in bytes to check, between commas")
+    parser.add_argument("--time", default="", help="sizes in bytes to time, between commas")
+    parser.add_argument("--rounds", type=int, default=1, help="times that everything is checked")
+    arguments = parser.parse_args()
+    sizes = lambda text: [int(size) for size in text.split(",") if size]
+
+    rank = int(os.environ["RANK"])
+    torch.cuda.set_device(rank)
+    report = {"nccl": ".".join(map(str, torch.cuda.nccl.version())), "torch": torch.__version__}
+    checked = sizes(arguments.check)
+    # A second round destroys the communicator and makes a new one in the same process.
+    for round_number in range(arguments.rounds):
+        dist.init_process_group(
+            "nccl",
+            rank=rank,
+            world_size=2,
+            timeout=timedelta(seconds=60),
+            device_id=torch.device("cuda", rank),
+            store=dist.TCPStore(
+                "127.0.0.1", int(os.environ["MASTER_PORT"]) + round_number, 2, rank == 0,
+                timedelta(seconds=60),
+            ),
+        )
+        for salt, size in enumerate(checked):
+            operations(rank, 2, size, salt + 100 * round_number)
+        if round_number + 1 == arguments.rounds:
+            report["rows"] = figures(rank, sizes(arguments.time))
+        torch.cuda.synchronize()
+        dist.destroy_process_group()
+    report["checked_bytes"] = checked
+    if rank == 0:
+        print(json.dumps(report), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

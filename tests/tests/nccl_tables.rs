@@ -1,0 +1,417 @@
+//! Our plugin file as NCCL drives it, through each table from v6 to v12.
+
+#![expect(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
+
+use std::os::fd::AsRawFd;
+use std::ptr;
+use std::time::{Duration, Instant};
+
+use tcpx_tests::child;
+use tcpx_tests::nccl_part::{self, Calls, Opaque};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const LOOPBACK: (&str, &str) = ("NCCL_SOCKET_IFNAME", "lo");
+const UNPACK: (&str, &str) = ("TCPX_NET_DEVICE", "unpack");
+const STANDIN: (&str, &str) = ("TCPX_NET_STANDIN", "host");
+const HOST: i32 = 1;
+const CUDA: i32 = 2;
+
+#[track_caller]
+fn until(what: &str, mut attempt: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !attempt() {
+        assert!(
+            Instant::now() < deadline,
+            "{what}: nothing after {PATIENCE:?}"
+        );
+        std::thread::yield_now();
+    }
+}
+
+/// One direction between two ranks.
+struct Link<'a> {
+    table: &'a dyn Calls,
+    send: Opaque,
+    receive: Opaque,
+}
+
+impl<'a> Link<'a> {
+    fn new(table: &'a dyn Calls, context: Opaque) -> Self {
+        let mut handle = [0; 128];
+        let (rc, listen) = table.listen(context, &mut handle);
+        assert!(rc == 0 && !listen.is_null());
+        let (mut send, mut receive): (Opaque, Opaque) = (ptr::null_mut(), ptr::null_mut());
+        // Nobody answers yet: the first polls must come back empty, not wait.
+        let (rc, early) = table.connect(context, &mut handle);
+        assert!(rc == 0 && early.is_null());
+        until("connecting", || {
+            if send.is_null() {
+                let (rc, comm) = table.connect(context, &mut handle);
+                assert_eq!(rc, 0);
+                send = comm;
+            }
+            if receive.is_null() {
+                let (rc, comm) = table.accept(listen);
+                assert_eq!(rc, 0);
+                receive = comm;
+                if !receive.is_null() {
+                    assert_eq!(table.close_listen(listen), 0);
+                }
+            }
+            !send.is_null() && !receive.is_null()
+        });
+        Self {
+            table,
+            send,
+            receive,
+        }
+    }
+
+    /// Tests a request until it is done and gives its size.
+    fn finish(&self, request: Opaque) -> usize {
+        let mut found = 0;
+        until("a request", || {
+            let (rc, done, size) = self.table.test(request);
+            assert_eq!(rc, 0);
+            assert!(done == 0 || done == 1, "done was set to {done}");
+            found = size;
+            done == 1
+        });
+        usize::try_from(found).unwrap()
+    }
+
+    /// Moves `len` bytes into a receive of `capacity`, and looks at both sides of every edge.
+    fn transfer(&self, len: usize, capacity: usize) {
+        let mut data = content(len);
+        let mut target = vec![0xee; capacity + 1];
+        let (rc, from) = self.table.reg_mr(self.send, &mut data, HOST);
+        assert_eq!(rc, 0);
+        let (rc, to) = self
+            .table
+            .reg_mr(self.receive, &mut target[..capacity], HOST);
+        assert_eq!(rc, 0);
+        assert!(
+            self.table
+                .device_mr(self.receive, to)
+                .is_none_or(|rc| rc == 0)
+        );
+        // NCCL's mark of an optional completion must be overwritten.
+        let mark = ptr::without_provenance_mut(1);
+        let at = target.as_mut_ptr();
+        let (rc, received) = self.table.irecv(self.receive, at, capacity, to, mark);
+        assert!(rc == 0 && !received.is_null() && received != mark);
+        let (rc, sent) = self.table.isend(self.send, data.as_mut_ptr(), len, from);
+        assert!(rc == 0 && !sent.is_null() && sent != mark);
+        let mut sizes = [None, None];
+        until("a transfer", || {
+            for (request, size) in [sent, received].into_iter().zip(&mut sizes) {
+                if size.is_none() {
+                    let (rc, done, found) = self.table.test(request);
+                    assert_eq!(rc, 0);
+                    *size = (done == 1).then_some(found);
+                }
+            }
+            sizes.iter().all(Option::is_some)
+        });
+        let wanted = i32::try_from(len).unwrap();
+        assert_eq!(
+            sizes,
+            [Some(wanted); 2],
+            "sizes of the send and the receive"
+        );
+        assert!(
+            self.table
+                .consumed(self.receive, received)
+                .is_none_or(|rc| rc == 0)
+        );
+        assert!(target[..len] == data, "{len} bytes arrived changed");
+        assert!(
+            target[len..].iter().all(|byte| *byte == 0xee),
+            "written beyond {len} bytes"
+        );
+        assert_eq!(self.table.dereg_mr(self.send, from), 0);
+        assert_eq!(self.table.dereg_mr(self.receive, to), 0);
+    }
+
+    fn close(self) {
+        assert_eq!(self.table.close_send(self.send), 0);
+        assert_eq!(self.table.close_recv(self.receive), 0);
+    }
+}
+
+/// Random bytes, repeated in blocks that each carry their number.
+fn content(len: usize) -> Vec<u8> {
+    let mut block = vec![0; len.min(1 << 20)];
+    getrandom::fill(&mut block).unwrap();
+    let mut bytes = Vec::with_capacity(len);
+    for number in 0_u64.. {
+        if bytes.len() == len {
+            break;
+        }
+        let take = block.len().min(len - bytes.len());
+        if take >= 8 {
+            block[..8].copy_from_slice(&number.to_le_bytes());
+        }
+        bytes.extend_from_slice(&block[..take]);
+    }
+    bytes
+}
+
+/// More posts than the plugin holds, both ends full, every message with its own content and size.
+fn crowd(link: &Link<'_>) {
+    const MESSAGES: usize = 100;
+    const SPACE: usize = 70_000;
+    let mut data = content(MESSAGES * SPACE);
+    let mut target = vec![0xee; MESSAGES * SPACE];
+    let table = link.table;
+    let (rc, from) = table.reg_mr(link.send, &mut data, HOST);
+    assert_eq!(rc, 0);
+    let (rc, to) = table.reg_mr(link.receive, &mut target, HOST);
+    assert_eq!(rc, 0);
+    let (source, sink) = (data.as_mut_ptr(), target.as_mut_ptr());
+    // Small ones and large ones in turn.
+    let len = |n: usize| if n.is_multiple_of(3) { SPACE - n } else { n };
+    let (mut sends, mut receives) = (Vec::new(), Vec::new());
+    let (mut full, mut sent, mut received) = ([false; 2], 0, 0);
+    until("a crowd of messages", || {
+        while receives.len() < MESSAGES {
+            let at = sink.wrapping_add(receives.len() * SPACE);
+            let (rc, request) = table.irecv(link.receive, at, SPACE, to, ptr::null_mut());
+            assert_eq!(rc, 0);
+            if request.is_null() {
+                full[0] = true;
+                break;
+            }
+            receives.push(request);
+        }
+        while sends.len() < MESSAGES {
+            let at = source.wrapping_add(sends.len() * SPACE);
+            let (rc, request) = table.isend(link.send, at, len(sends.len()), from);
+            assert_eq!(rc, 0);
+            if request.is_null() {
+                full[1] = true;
+                break;
+            }
+            sends.push(request);
+        }
+        while sent < sends.len() {
+            let (rc, done, size) = table.test(sends[sent]);
+            assert_eq!(rc, 0);
+            if done == 0 {
+                break;
+            }
+            assert_eq!(usize::try_from(size).unwrap(), len(sent), "send {sent}");
+            sent += 1;
+        }
+        while received < receives.len() {
+            let (rc, done, size) = table.test(receives[received]);
+            assert_eq!(rc, 0);
+            if done == 0 {
+                break;
+            }
+            assert_eq!(
+                usize::try_from(size).unwrap(),
+                len(received),
+                "receive {received}"
+            );
+            // NCCL may come late with this, when the request is in use again.
+            if let Some(earlier) = received.checked_sub(4) {
+                assert!(
+                    table
+                        .consumed(link.receive, receives[earlier])
+                        .is_none_or(|rc| rc == 0)
+                );
+            }
+            received += 1;
+        }
+        sent == MESSAGES && received == MESSAGES
+    });
+    assert_eq!(full, [true; 2], "the plugin never said that it is full");
+    for n in 0..MESSAGES {
+        let (start, end) = (n * SPACE, n * SPACE + len(n));
+        assert!(target[start..end] == data[start..end], "message {n}");
+        assert!(
+            target[end..start + SPACE].iter().all(|byte| *byte == 0xee),
+            "behind message {n}"
+        );
+    }
+    assert_eq!(table.dereg_mr(link.send, from), 0);
+    assert_eq!(table.dereg_mr(link.receive, to), 0);
+}
+
+/// Everything NCCL does of a network, through one table.
+fn play(version: u32) {
+    let table = nccl_part::table(version);
+    let table = table.as_ref();
+    let (rc, context) = table.init();
+    assert_eq!(rc, 0);
+    assert_eq!(table.devices(), (0, 1));
+    let (rc, facts) = table.properties(0);
+    assert_eq!(rc, 0);
+    assert_eq!(facts.pointers, HOST);
+    assert_eq!(
+        (facts.global, facts.flush, facts.max_recvs, facts.multi),
+        (0, 0, 1, 1)
+    );
+    assert_eq!(
+        (facts.device, facts.behind, facts.place),
+        ((0, 0), (1, 0), (-1, -1))
+    );
+    for largest in [facts.largest.0, facts.largest.1] {
+        assert!((1..=1 << 40).contains(&largest));
+    }
+    assert_ne!(table.properties(1).0, 0);
+
+    // A second communicator in the same process, and both directions of the first.
+    let (rc, second) = table.init();
+    assert_eq!(rc, 0);
+    let links = [
+        Link::new(table, context),
+        Link::new(table, context),
+        Link::new(table, second),
+    ];
+    for (link, len) in links
+        .iter()
+        .cycle()
+        .zip([0, 1, 24, (64 << 10) - 1, 4 << 20, 0, 4 << 20])
+    {
+        link.transfer(len, len);
+        link.transfer(len, len + 4096);
+    }
+    for link in &links {
+        crowd(link);
+    }
+    both_directions(&links[0], &links[1]);
+    no_device_memory(&links[0]);
+    links[0].transfer(512 << 20, 512 << 20);
+
+    let [first, back, other] = links;
+    other.close();
+    assert_eq!(table.finalize(second), 0);
+    // What one communicator ends is not the end of the others.
+    first.transfer(100_000, 100_000);
+    first.close();
+    back.close();
+    assert_eq!(table.finalize(context), 0);
+    // The process starts over.
+    let (rc, context) = table.init();
+    assert_eq!(rc, 0);
+    let again = Link::new(table, context);
+    again.transfer(1 << 20, 1 << 20);
+    again.close();
+    assert_eq!(table.finalize(context), 0);
+}
+
+/// Messages larger than what sockets hold cross each other.
+fn both_directions(there: &Link<'_>, back: &Link<'_>) {
+    const LEN: usize = 32 << 20;
+    let mut ends = Vec::new();
+    for link in [there, back] {
+        let (mut data, mut target) = (content(LEN), vec![0; LEN]);
+        let (rc, from) = link.table.reg_mr(link.send, &mut data, HOST);
+        assert_eq!(rc, 0);
+        let (rc, to) = link.table.reg_mr(link.receive, &mut target, HOST);
+        assert_eq!(rc, 0);
+        let (rc, sent) = link.table.isend(link.send, data.as_mut_ptr(), LEN, from);
+        assert_eq!(rc, 0);
+        let at = target.as_mut_ptr();
+        let (rc, received) = link.table.irecv(link.receive, at, LEN, to, ptr::null_mut());
+        assert_eq!(rc, 0);
+        ends.push((link, data, target, [sent, received], [from, to]));
+    }
+    let mut open: Vec<Opaque> = ends.iter().flat_map(|end| end.3).collect();
+    until("both directions", || {
+        open.retain(|request| {
+            let (rc, done, _) = there.table.test(*request);
+            assert_eq!(rc, 0);
+            done == 0
+        });
+        open.is_empty()
+    });
+    for (link, data, target, _, [from, to]) in ends {
+        assert!(data == target);
+        assert_eq!(link.table.dereg_mr(link.send, from), 0);
+        assert_eq!(link.table.dereg_mr(link.receive, to), 0);
+    }
+}
+
+/// Device memory is refused with an answer, by address and by dma-buf, and the comm lives on.
+fn no_device_memory(link: &Link<'_>) {
+    let mut bytes = [0; 64];
+    for comm in [link.send, link.receive] {
+        let (rc, memory) = link.table.reg_mr(comm, &mut bytes, CUDA);
+        assert!(rc == 4 && memory.is_null());
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let (rc, memory) = link
+            .table
+            .reg_mr_dma_buf(comm, &mut bytes, file.as_raw_fd());
+        assert!(rc == 5 && memory.is_null());
+    }
+    link.transfer(1000, 1000);
+}
+
+/// In unpack mode each table offers only what a host can use through it.
+fn unpack(version: u32) {
+    let table = nccl_part::table(version);
+    let (rc, context) = table.init();
+    assert_eq!(rc, 0);
+    let (rc, facts) = table.properties(0);
+    assert_eq!(rc, 0);
+    if version < 7 {
+        assert_eq!(facts.pointers, HOST);
+    } else {
+        assert_eq!((facts.pointers, facts.device), (HOST | CUDA, (1, 7)));
+    }
+    if version >= 9 {
+        assert_eq!(facts.largest, (4 << 20, 4 << 20));
+    }
+    // Without a device queue receives need no consumption, and many more pass than there are slots.
+    let link = Link::new(table.as_ref(), context);
+    for len in 0..50 {
+        link.transfer(len, len);
+    }
+    let mut bytes = [0; 64];
+    let (rc, memory) = link.table.reg_mr(link.receive, &mut bytes, CUDA);
+    assert!(rc == 4 && memory.is_null());
+    let (rc, memory) = link.table.reg_mr(link.receive, &mut bytes, HOST);
+    assert_eq!(rc, 0);
+    let (rc, request) = link.table.irecv(
+        link.receive,
+        bytes.as_mut_ptr(),
+        64,
+        memory,
+        ptr::null_mut(),
+    );
+    assert_eq!(rc, 0);
+    let (rc, memory) = link.table.reg_mr(link.send, &mut bytes, HOST);
+    assert_eq!(rc, 0);
+    let (rc, _) = link.table.isend(link.send, bytes.as_mut_ptr(), 64, memory);
+    assert_eq!(rc, 0);
+    assert_eq!(link.finish(request), 64);
+    link.close();
+    assert_eq!(table.finalize(context), 0);
+}
+
+macro_rules! versions {
+    ($($version:literal $host:ident $unpack:ident;)*) => {$(
+        #[test]
+        fn $host() {
+            child::run(stringify!($host), &[LOOPBACK], || play($version));
+        }
+
+        #[test]
+        fn $unpack() {
+            child::run(stringify!($unpack), &[LOOPBACK, UNPACK, STANDIN], || unpack($version));
+        }
+    )*};
+}
+
+versions! {
+    6 the_v6_table_serves_nccl the_v6_table_in_unpack_mode;
+    7 the_v7_table_serves_nccl the_v7_table_in_unpack_mode;
+    8 the_v8_table_serves_nccl the_v8_table_in_unpack_mode;
+    9 the_v9_table_serves_nccl the_v9_table_in_unpack_mode;
+    10 the_v10_table_serves_nccl the_v10_table_in_unpack_mode;
+    11 the_v11_table_serves_nccl the_v11_table_in_unpack_mode;
+    12 the_v12_table_serves_nccl the_v12_table_in_unpack_mode;
+}
