@@ -1,6 +1,8 @@
 //! `tcpx connection`: the handshake and the data channels alone.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use tcpx::Connection;
 
 use crate::args::connection::ConnectionArgs;
 use crate::error::Error;
@@ -23,23 +25,8 @@ pub(crate) fn run(args: &ConnectionArgs) -> Result<(), Error> {
     };
     let took = started.elapsed();
     // One word each way: each side knows that the other one is set up before either says goodbye.
-    let limit = args.link.timeout.0;
-    if is_server {
-        let request =
-            messages::expect(&connection, REQUEST, limit)?.wait("a request to connect")?;
-        if request != Request::Nothing {
-            return Err(refuse(
-                &connection,
-                "a request to connect",
-                &request,
-                "tcpx transfer server",
-            ));
-        }
-        messages::tell(&connection, ANSWER, &Answer::Ready)?;
-    } else {
-        let answer = messages::expect(&connection, ANSWER, limit)?;
-        messages::tell(&connection, REQUEST, &Request::Nothing)?;
-        messages::ready(answer)?;
+    if let Err(error) = greet(&connection, is_server, args.link.timeout.0) {
+        return link::part_after(connection, Err(error));
     }
     say!("{}", link.describe(&connection, &memory));
     let peer = connection.peer().clone();
@@ -54,4 +41,24 @@ pub(crate) fn run(args: &ConnectionArgs) -> Result<(), Error> {
         say!("  set up   in {}", time(took));
     }
     link::part(connection)
+}
+
+/// One word each way.
+fn greet(connection: &Connection, is_server: bool, limit: Duration) -> Result<(), Error> {
+    if !is_server {
+        let answer = messages::expect(connection, ANSWER, limit)?;
+        messages::tell(connection, REQUEST, &Request::Nothing)?;
+        return messages::ready(answer);
+    }
+    let request = messages::expect(connection, REQUEST, limit)?.wait("a request to connect")?;
+    if request != Request::Nothing {
+        let expected = "a request to connect";
+        return Err(refuse(
+            connection,
+            expected,
+            &request,
+            "tcpx transfer server",
+        ));
+    }
+    messages::tell(connection, ANSWER, &Answer::Ready)
 }

@@ -195,6 +195,14 @@ pub(crate) fn part(connection: Connection) -> Result<(), Error> {
     Ok(connection.close(GOODBYE)?)
 }
 
+/// Says goodbye whatever came of the work: a program that just ended would leave the peer without the
+/// last acknowledgements. The work's own error is the news, a failed goodbye only after good work.
+pub(crate) fn part_after<T>(connection: Connection, work: Result<T, Error>) -> Result<T, Error> {
+    let parted = part(connection);
+    let done = work?;
+    parted.map(|()| done)
+}
+
 /// Whether the flags mean a plugin: asked for by name, or by giving its file on the command line.
 pub(crate) fn is_plugin(args: &NetworkArgs) -> bool {
     match args.network {

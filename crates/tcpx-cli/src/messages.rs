@@ -203,6 +203,15 @@ pub(crate) fn ready(answer: Expected) -> Result<(), Error> {
     }
 }
 
+/// Tells the client that this side refuses, and gives back why. That is the news here, even where the
+/// client did not stay to hear it.
+pub(crate) fn refused(connection: &Connection, refusal: &Answer, why: Error) -> Error {
+    if let Err(error) = tell(connection, ANSWER, refusal) {
+        tracing::debug!(%error, "the peer did not hear of the refusal");
+    }
+    why
+}
+
 /// Tells a client that this server does something else; returns the server's own error.
 pub(crate) fn refuse(
     connection: &Connection,
@@ -218,10 +227,7 @@ pub(crate) fn refuse(
         why: brief(&format!("the server waits for {expected}")),
         hint: format!("start `{instead}` there, or run the line that the server printed"),
     };
-    match tell(connection, ANSWER, &refusal) {
-        Ok(()) => error,
-        Err(untold) => untold,
-    }
+    refused(connection, &refusal, error)
 }
 
 /// Limits of one of `count` transfers that go one after the other: each waits for those before it.

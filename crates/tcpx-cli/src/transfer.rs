@@ -96,9 +96,7 @@ fn serve(args: &TransferArgs) -> Result<(), Error> {
             ))
         }
     };
-    // The verdict is with the peer already; a goodbye that fails after it changes nothing about the bytes.
-    let parted = link::part(connection);
-    result.and(parted)
+    link::part_after(connection, result)
 }
 
 fn connect(args: &TransferArgs) -> Result<(), Error> {
@@ -113,9 +111,9 @@ fn connect(args: &TransferArgs) -> Result<(), Error> {
     let connection = link.connect(&args.link, &args.peer)?;
     say!("{}", link.describe(&connection, &memory));
     let limit = args.link.timeout.0;
-    match source {
-        None => greeting::send(&connection, &memory, args.payload_bytes.0, limit)?,
-        Some(source) => file_client::send(&connection, &memory, source, limit)?,
-    }
-    link::part(connection)
+    let sent = match source {
+        None => greeting::send(&connection, &memory, args.payload_bytes.0, limit),
+        Some(source) => file_client::send(&connection, &memory, source, limit),
+    };
+    link::part_after(connection, sent)
 }

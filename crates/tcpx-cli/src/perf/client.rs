@@ -29,10 +29,10 @@ pub(crate) fn run(args: &PerfClientArgs) -> Result<(), Error> {
     if !args.json {
         say!("{}", link.describe(&connection, &memory));
     }
-    let measured = measure(&connection, &memory, args)?;
+    let measured = measure(&connection, &memory, args);
     let peer = connection.peer().clone();
     let path = connection.path().to_owned();
-    link::part(connection)?;
+    let measured = link::part_after(connection, measured)?;
     let summary = measured.summary(args, path, [memory.describe(), peer.memory])?;
     if args.json {
         say!("{}", serde_json::json!(summary));

@@ -35,12 +35,9 @@ pub(crate) fn run(args: &PerfServerArgs) -> Result<(), Error> {
         seed,
     } = request
     else {
-        return Err(messages::refuse(
-            &connection,
-            "a request to measure",
-            &request,
-            "tcpx transfer server",
-        ));
+        let expected = "a request to measure";
+        let failed = messages::refuse(&connection, expected, &request, "tcpx transfer server");
+        return link::part_after(connection, Err(failed));
     };
     let regions = match prove(&connection, &memory, bytes, seed) {
         Ok(regions) => regions,
@@ -49,7 +46,8 @@ pub(crate) fn run(args: &PerfServerArgs) -> Result<(), Error> {
                 why: messages::brief(&error.what()),
                 hint: messages::brief(&error.hint()),
             };
-            return messages::tell(&connection, ANSWER, &refusal).and(Err(error));
+            let failed = messages::refused(&connection, &refusal, error);
+            return link::part_after(connection, Err(failed));
         }
     };
     let result = receive(&connection, &regions, bytes, iterations);

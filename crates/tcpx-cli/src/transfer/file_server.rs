@@ -56,7 +56,7 @@ pub(crate) fn receive(
                 why: messages::brief(&error.what()),
                 hint: messages::brief(&error.hint()),
             };
-            return messages::tell(connection, ANSWER, &refusal).and(Err(error));
+            return Err(messages::refused(connection, &refusal, error));
         }
     };
     say!("receiving \"{}\" ({})", offer.name, Size(offer.bytes));

@@ -103,7 +103,7 @@ fn place(connection: &Connection, memory: &MemoryChoice, payload: Payload) -> Re
                 why: error.what(),
                 hint: "send fewer bytes".into(),
             };
-            return messages::tell(connection, ANSWER, &refusal).and(Err(error));
+            return Err(messages::refused(connection, &refusal, error));
         }
     };
     memory_choice::poison(&destination)?;
