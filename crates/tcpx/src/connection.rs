@@ -8,14 +8,13 @@ use std::time::{Duration, Instant};
 
 use tcpx_memory::{Access, After, Fence, Gpu, Lease, MemoryKind, RegionSlice};
 use tcpx_net::ChannelStats;
-use tcpx_wire::session::{OperationId, ReceiveRequest, SendRequest};
+use tcpx_wire::session::{Deadlines, OperationId, ReceiveRequest, SendRequest};
 use tcpx_wire::{Level, Role, Tag};
 
 use crate::core::{Core, NewOperation, Operation};
 use crate::driver::{Driven, DrivenId, Driver, Turn};
 use crate::error::Error;
 use crate::event::Event;
-use crate::options::Deadlines;
 use crate::requests::Requests;
 use crate::transfer::{Transfer, TransferState};
 
@@ -382,7 +381,7 @@ impl Send<'_> {
                 tag: Tag(request.tag),
                 bytes,
                 level: request.level,
-                deadlines: request.deadlines.map(Deadlines::for_session),
+                deadlines: request.deadlines,
                 eager,
             };
             let now = core.now();
@@ -404,7 +403,7 @@ impl Receive<'_> {
                 tag: Tag(request.tag),
                 capacity: request.slice.len() as u64,
                 level: request.level,
-                deadlines: request.deadlines.map(Deadlines::for_session),
+                deadlines: request.deadlines,
             };
             let now = core.now();
             let started = core.session.receive(now, request);

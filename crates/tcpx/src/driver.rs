@@ -218,10 +218,7 @@ impl Driver {
 
     fn wait(&self, events: &mut Vec<epoll::Event>, sleep: Duration) {
         events.clear();
-        let timeout = Timespec {
-            tv_sec: sleep.as_secs().cast_signed(),
-            tv_nsec: sleep.subsec_nanos().into(),
-        };
+        let timeout = timespec(sleep);
         // Interrupted or not, the caller looks at the events there are.
         let _ = epoll::wait(&self.epoll, spare_capacity(events), Some(&timeout));
     }
@@ -257,6 +254,14 @@ fn sleep_time(driven: &HashMap<DrivenId, (Arc<dyn Driven>, Turn)>, idle_rounds: 
         }
     }
     sleep
+}
+
+/// A span of time as the system's waits take it.
+pub(crate) fn timespec(span: Duration) -> Timespec {
+    Timespec {
+        tv_sec: span.as_secs().cast_signed(),
+        tv_nsec: span.subsec_nanos().into(),
+    }
 }
 
 const fn flags(write: bool) -> EventFlags {

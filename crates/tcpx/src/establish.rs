@@ -7,17 +7,17 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use tcpx_memory::{CopyWorker, MemoryKind};
 use tcpx_net::{Channel, Exchange, LaneInbox, NetworkError, Readiness, Setup, Side};
 use tcpx_wire::handshake;
-use tcpx_wire::session::{Action, Config};
+use tcpx_wire::session::{Action, CHUNK_GRAIN_BYTES, Config};
 use tcpx_wire::{Session, Settings, Time};
 
 use crate::connection::{Connection, PeerInfo, Shared};
 use crate::control::Control;
 use crate::core::{Core, Parts, Unpacker};
-use crate::driver::Driver;
+use crate::driver::{Driver, timespec};
 use crate::error::Error;
 use crate::event::Event;
 use crate::options::Options;
@@ -290,10 +290,7 @@ impl SetUp {
         let sleep = self.deadline.min(due).saturating_duration_since(now);
         let mut flags = PollFlags::IN;
         flags.set(PollFlags::OUT, self.control.wants_write());
-        let timeout = Timespec {
-            tv_sec: sleep.as_secs().cast_signed(),
-            tv_nsec: sleep.subsec_nanos().into(),
-        };
+        let timeout = timespec(sleep);
         // Interrupted or timed out: the loop looks at everything again.
         let _ = poll(
             &mut [PollFd::new(&self.control.as_fd(), flags)],
@@ -375,10 +372,10 @@ fn session_config(options: &Options) -> Result<Config, Error> {
         memory: memory_name(options),
         software: concat!("tcpx ", env!("CARGO_PKG_VERSION")).to_owned(),
     };
-    if chunk_bytes == 0 || !chunk_bytes.is_multiple_of(CHUNK_GRAIN) {
+    if chunk_bytes == 0 || !chunk_bytes.is_multiple_of(CHUNK_GRAIN_BYTES) {
         return Err(Error::Setting {
             what: "chunk size",
-            expected: format!("a multiple of {CHUNK_GRAIN} bytes"),
+            expected: format!("a multiple of {CHUNK_GRAIN_BYTES} bytes"),
             arrived: format!("{chunk_bytes} bytes"),
         });
     }
@@ -388,7 +385,7 @@ fn session_config(options: &Options) -> Result<Config, Error> {
         arrived: error.to_string(),
     })?;
     let mut config = Config::new(settings);
-    config.deadlines = options.deadlines.for_session();
+    config.deadlines = options.deadlines;
     config.cancellable = network.can_cancel();
     config.report_acknowledged = true;
     config.hold_until_placed = network.matches_by_sequence();
@@ -403,7 +400,5 @@ const MOST_PENDING: usize = 64;
 const FRAMES_AT_A_TIME: usize = 16;
 /// Eager bytes that a side holds for messages without a receive.
 const EAGER_CREDIT: u32 = 256 * 1024;
-/// Chunk sizes are multiples of this.
-const CHUNK_GRAIN: u32 = 4096;
 /// Longest orderly goodbye.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);

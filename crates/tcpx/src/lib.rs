@@ -50,12 +50,13 @@ pub use connection::{Connection, PeerInfo, Receive, Send};
 pub use endpoint::Endpoint;
 pub use error::Error;
 pub use event::{ChunkEvent, Event, Observer};
-pub use options::{Deadlines, Options};
+pub use options::Options;
 pub use report::{Progress, Report};
 pub use tcpx_memory::{
     After, CudaError, Gpu, MemoryError, MemoryKind, Region, RegionSlice, UnpackMethod,
 };
 pub use tcpx_net::{Auth, Network, NetworkError, TcpNetwork};
+pub use tcpx_wire::session::Deadlines;
 pub use tcpx_wire::{Key, Level, Role};
 pub use transfer::Transfer;
 

@@ -6,35 +6,9 @@ use std::time::Duration;
 
 use tcpx_memory::{Gpu, UnpackMethod};
 use tcpx_net::{Auth, Network};
+use tcpx_wire::session::Deadlines;
 
 use crate::event::Observer;
-
-/// Time limits of an operation. Every wait has an end: the defaults apply where none is given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Deadlines {
-    /// Longest time without any progress of the operation; 30 s by default.
-    pub stall: Duration,
-    /// Longest time for the whole operation; unlimited by default.
-    pub total: Option<Duration>,
-}
-
-impl Deadlines {
-    pub(crate) fn for_session(self) -> tcpx_wire::session::Deadlines {
-        tcpx_wire::session::Deadlines {
-            stall: self.stall,
-            total: self.total,
-        }
-    }
-}
-
-impl Default for Deadlines {
-    fn default() -> Self {
-        Self {
-            stall: Duration::from_secs(30),
-            total: None,
-        }
-    }
-}
 
 /// Settings of an endpoint or a connection.
 ///
