@@ -12,6 +12,7 @@ use tcpx_wire::session::{Deadlines, OperationId, ReceiveRequest, SendRequest};
 use tcpx_wire::{Level, Role, Tag};
 
 use crate::core::{Core, NewOperation, Operation};
+use crate::drive::Driving;
 use crate::driver::{Driven, DrivenId, Driver, Turn};
 use crate::error::Error;
 use crate::event::Event;
@@ -54,6 +55,8 @@ pub struct PeerInfo {
 enum Watching {
     Read,
     ReadWrite,
+    /// A thread of the program looks by itself.
+    Muted,
     Nothing,
 }
 
@@ -61,14 +64,20 @@ enum Watching {
 pub(crate) struct Shared {
     core: Mutex<Core>,
     ended: Condvar,
-    driver: Arc<Driver>,
-    id: DrivenId,
+    pub(crate) driver: Arc<Driver>,
+    pub(crate) id: DrivenId,
     peer: PeerInfo,
     path: String,
     gpu: Option<Gpu>,
     origin: Instant,
     /// Microseconds from `origin` to when the driver last began to work, and 0 when it is idle.
     working_since: AtomicU64,
+    /// When the engine must look again by itself, in microseconds from `origin`; at most.
+    due: AtomicU64,
+    /// Whether a thread that waits does the engine's work.
+    pub(crate) driving: Driving,
+    /// All of it tells by itself when there is something to do.
+    pub(crate) announces: bool,
     /// How the control socket is watched.
     watching: Mutex<Watching>,
     /// What is asked of the engine without waiting for its lock.
@@ -87,6 +96,7 @@ impl Shared {
     ) -> Arc<Self> {
         let origin = core.origin;
         let gpu = core.gpu.clone();
+        let announces = core.announces();
         Arc::new(Self {
             core: Mutex::new(core),
             ended: Condvar::new(),
@@ -97,6 +107,9 @@ impl Shared {
             gpu,
             origin,
             working_since: AtomicU64::new(0),
+            due: AtomicU64::new(0),
+            driving: Driving::new(),
+            announces,
             watching: Mutex::new(Watching::Read),
             requests: Requests::default(),
             outcome: Mutex::new(None),
@@ -105,44 +118,45 @@ impl Shared {
 
     /// Takes the engine's lock. A thread that panicked inside left the connection unusable, but
     /// never memory in use by others: it is still closed in order.
-    fn lock(&self) -> MutexGuard<'_, Core> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `work` on the engine and then whatever follows from it.
-    fn with<R>(&self, work: impl FnOnce(&mut Core) -> R) -> R {
-        self.run(self.lock(), work)
+    /// As [`lock`](Self::lock), if nobody has it.
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Core>> {
+        match self.core.try_lock() {
+            Ok(core) => Some(core),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
-    fn run<R>(&self, mut core: MutexGuard<'_, Core>, work: impl FnOnce(&mut Core) -> R) -> R {
-        let before = core.session.next_timeout();
+    /// Runs `work` on the engine and then what it led to.
+    fn with<R>(&self, work: impl FnOnce(&mut Core) -> R) -> R {
+        let mut core = self.lock();
         let result = work(&mut core);
-        let turn = self.turn(&mut core);
-        let sooner =
-            core.session.next_timeout() != before || turn.poll || turn.more || turn.finished;
-        drop(core);
-        if sooner {
-            self.driver.wake(self.id);
-        }
+        self.requests.see_to(&mut core);
+        let turn = core.start();
+        self.after(core, turn);
         result
     }
 
     /// Has a request that was left seen to: here if the engine is at rest, else by its thread.
     fn nudge(&self) {
-        match self.core.try_lock() {
-            Ok(core) => self.run(core, |_| ()),
-            Err(TryLockError::Poisoned(poisoned)) => self.run(poisoned.into_inner(), |_| ()),
-            Err(TryLockError::WouldBlock) => self.driver.wake(self.id),
-        }
+        let Some(mut core) = self.try_lock() else {
+            return self.driver.wake(self.id);
+        };
+        let turn = self.turn(&mut core);
+        self.after(core, turn);
     }
 
-    fn turn(&self, core: &mut Core) -> Turn {
+    /// Everything that can be done now.
+    pub(crate) fn turn(&self, core: &mut Core) -> Turn {
         self.requests.see_to(core);
         let since = u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.working_since.store(since.max(1), Ordering::Relaxed);
         let turn = core.progress();
         self.working_since.store(0, Ordering::Relaxed);
-        self.watch_control(core);
         if turn.finished {
             // A late signal would keep the driver awake: nobody lowers it any more.
             for descriptor in core.channel_descriptors() {
@@ -151,14 +165,38 @@ impl Shared {
             *self.outcome() = core.outcome();
             self.ended.notify_all();
         }
+        self.set_due(core.due);
         turn
     }
 
+    /// Leaves to the engine's thread what a turn on another thread left over.
+    pub(crate) fn after(&self, core: MutexGuard<'_, Core>, turn: Turn) {
+        self.watch_control(&core);
+        self.set_due(core.due);
+        let due = core.due;
+        drop(core);
+        if turn.poll || turn.more || turn.finished {
+            self.driver.wake(self.id);
+        } else if let Some(due) = due {
+            self.driver.wake_by(self.id, due);
+        }
+    }
+
+    fn set_due(&self, due: Option<Instant>) {
+        let due = due.map_or(u64::MAX, |due| {
+            let span = due.saturating_duration_since(self.origin);
+            u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+        });
+        self.due.store(due, Ordering::SeqCst);
+    }
+
     /// Watches the control socket for what is wanted of it.
-    fn watch_control(&self, core: &Core) {
+    pub(crate) fn watch_control(&self, core: &Core) {
         use std::os::fd::AsFd;
         let wanted = if core.control_done() {
             Watching::Nothing
+        } else if self.driving.is_on() {
+            Watching::Muted
         } else if core.control.wants_write() {
             Watching::ReadWrite
         } else {
@@ -169,13 +207,14 @@ impl Shared {
             return;
         }
         let fd = core.control.as_fd();
-        let write = wanted == Watching::ReadWrite;
         let done = match wanted {
             Watching::Nothing => {
                 self.driver.unwatch(fd);
                 true
             }
-            _ => self.driver.rewatch(self.id, fd, write).is_ok(),
+            Watching::Muted => self.driver.mute(self.id, fd).is_ok(),
+            Watching::Read => self.driver.rewatch(self.id, fd, false).is_ok(),
+            Watching::ReadWrite => self.driver.rewatch(self.id, fd, true).is_ok(),
         };
         if done {
             *watching = wanted;
@@ -216,7 +255,16 @@ impl Shared {
 impl Driven for Shared {
     fn progress(&self) -> Turn {
         let mut core = self.lock();
-        self.turn(&mut core)
+        let turn = self.turn(&mut core);
+        self.watch_control(&core);
+        turn
+    }
+
+    fn due(&self) -> Option<Instant> {
+        match self.due.load(Ordering::SeqCst) {
+            u64::MAX => None,
+            due => Some(self.origin + Duration::from_micros(due)),
+        }
     }
 }
 

@@ -1,0 +1,190 @@
+//! Waiting without a hand-over: for a short while, a thread that waits does the engine's work.
+//!
+//! Handing a message from the socket to the engine's thread, and from there to the waiting one, costs
+//! two wake-ups, each longer than a small message takes on the wire. So a thread that waits first
+//! looks after its connection by itself, without a pause, and only then sleeps. It does so where it
+//! has a core to itself, and for at most [`PATIENCE`] after the last thing that happened.
+
+use std::hint::spin_loop;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::thread::available_parallelism;
+use std::time::{Duration, Instant};
+
+use crate::connection::Shared;
+use crate::core::Core;
+
+/// How long nothing may happen before the thread sleeps.
+const PATIENCE: Duration = Duration::from_micros(50);
+/// Up to this many cores nobody looks without a pause while chunks are moving: the lanes need them.
+const FEW_CORES: usize = 4;
+/// Waits that are not tried at most, after a row of tries that came to nothing.
+const MOST_SKIPPED: u32 = 64;
+
+/// Threads of this process that look without a pause.
+static LOOKING: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether, and with what luck, waiting threads do the engine's work on one connection.
+#[derive(Debug)]
+pub(crate) struct Driving {
+    on: AtomicBool,
+    /// Tries in a row that came to nothing.
+    misses: AtomicU32,
+    /// Waits that are not tried because of them.
+    skip: AtomicU32,
+}
+
+/// The right of one thread to look without a pause.
+struct Looking;
+
+impl Looking {
+    /// A quarter of the cores may be spent on looking, and one where there are two.
+    fn begin() -> Option<Self> {
+        let most = match cores() {
+            1 => 0,
+            cores => (cores / 4).max(1),
+        };
+        let begun = LOOKING.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |looking| {
+            (looking < most).then_some(looking + 1)
+        });
+        begun.is_ok().then_some(Self)
+    }
+}
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        LOOKING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| available_parallelism().map_or(1, usize::from))
+}
+
+impl Driving {
+    pub(crate) fn new() -> Self {
+        Self {
+            on: AtomicBool::new(false),
+            misses: AtomicU32::new(0),
+            skip: AtomicU32::new(0),
+        }
+    }
+
+    /// A thread that waits does the engine's work.
+    pub(crate) fn is_on(&self) -> bool {
+        self.on.load(Ordering::SeqCst)
+    }
+
+    /// Whether a try is worth it.
+    fn may_try(&self) -> bool {
+        self.skip
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+                left.checked_sub(1)
+            })
+            .is_err()
+    }
+
+    fn tried(&self, hit: bool) {
+        if hit {
+            self.misses.store(0, Ordering::Relaxed);
+            return;
+        }
+        let misses = self.misses.fetch_add(1, Ordering::Relaxed).min(6);
+        self.skip
+            .store((1 << misses).min(MOST_SKIPPED), Ordering::Relaxed);
+    }
+}
+
+impl Shared {
+    /// Looks after the connection until `ended`, for a short while; whether it has ended.
+    pub(crate) fn drive(&self, ended: impl Fn() -> bool) -> bool {
+        if ended() {
+            return true;
+        }
+        if !self.announces || !self.driving.may_try() {
+            return false;
+        }
+        let Some(_looking) = Looking::begin() else {
+            return false;
+        };
+        let hit = if self.driving.on.swap(true, Ordering::SeqCst) {
+            look(&ended)
+        } else {
+            self.work_until(&ended)
+        };
+        self.driving.tried(hit);
+        hit
+    }
+
+    /// The engine's thread is not to be woken: this one looks.
+    fn take_over(&self, core: &Core) {
+        core.sink.set_looked_for(true);
+        self.watch_control(core);
+        for descriptor in core.channel_descriptors() {
+            // Not muted, the engine's thread wakes and finds nothing to do.
+            drop(self.driver.mute(self.id, descriptor));
+        }
+    }
+
+    /// Has the engine's thread woken again, at once if anything is left to do.
+    fn hand_back(&self) {
+        let core = self.lock();
+        self.driving.on.store(false, Ordering::SeqCst);
+        core.sink.set_looked_for(false);
+        let turn = core.standing();
+        if !turn.finished {
+            for descriptor in core.channel_descriptors() {
+                drop(self.driver.rewatch(self.id, descriptor, false));
+            }
+        }
+        let results = core.sink.has_results();
+        self.after(core, turn);
+        if results {
+            self.driver.wake(self.id);
+        }
+    }
+
+    fn work_until(&self, ended: &impl Fn() -> bool) -> bool {
+        let mut last = Instant::now();
+        let mut taken_over = false;
+        let hit = loop {
+            let turn = self.try_lock().map(|mut core| {
+                if !std::mem::replace(&mut taken_over, true) {
+                    self.take_over(&core);
+                }
+                self.turn(&mut core)
+            });
+            if ended() {
+                break true;
+            }
+            if turn.is_some_and(|turn| turn.busy) {
+                last = Instant::now();
+            } else if last.elapsed() > PATIENCE {
+                break false;
+            }
+            if turn.is_some_and(|turn| turn.finished || turn.moving && cores() <= FEW_CORES) {
+                break false;
+            }
+            spin_loop();
+        };
+        if taken_over {
+            self.hand_back();
+        } else {
+            self.driving.on.store(false, Ordering::SeqCst);
+        }
+        hit
+    }
+}
+
+/// Another thread does the work; this one looks for its own end.
+fn look(ended: &impl Fn() -> bool) -> bool {
+    let start = Instant::now();
+    while !ended() {
+        if start.elapsed() > PATIENCE {
+            return false;
+        }
+        spin_loop();
+    }
+    true
+}
