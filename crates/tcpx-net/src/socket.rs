@@ -84,6 +84,15 @@ pub(crate) fn prepare_lane(stream: &TcpStream) -> io::Result<()> {
     socket2::SockRef::from(stream).set_tcp_user_timeout(None)
 }
 
+/// Bounds what the kernel buffers for a lane, in bytes each way.
+pub(crate) fn limit_buffers(stream: &TcpStream, bytes: u32) {
+    let socket = socket2::SockRef::from(stream);
+    let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+    // Where the system allows less, its own choice is no worse than ours.
+    drop(socket.set_send_buffer_size(bytes));
+    drop(socket.set_recv_buffer_size(bytes));
+}
+
 /// Waits for the socket; false when the deadline came first.
 pub(crate) fn wait(socket: &impl AsFd, what: PollFlags, deadline: Instant) -> io::Result<bool> {
     loop {

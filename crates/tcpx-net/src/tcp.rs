@@ -30,6 +30,7 @@ mod wakers;
 use crate::channel::Channel;
 use crate::error::NetworkError;
 use crate::network::{Exchange, Network, Setup};
+use crate::socket::limit_buffers;
 use shared::MAX_LANES;
 use staging::Staging;
 
@@ -50,6 +51,11 @@ pub struct TcpOptions {
     pub lanes: u16,
     /// Most chunks in flight per direction; at least 1.
     pub window: u16,
+    /// Bytes that a lane's socket buffers hold, in each direction; 0: as the kernel chooses. Large
+    /// buffers suit long ways. On short ones they only push the bytes under way out of the caches.
+    pub socket_buffer: u32,
+    /// Most pinned slots that bytes to send occupy; 0: automatic. Few stay in the caches.
+    pub staged_sends: u16,
     /// Name of the network interface that lanes leave through; `None`: as the routes say.
     pub interface: Option<String>,
     /// Stages host memory through slots too, as if it were a GPU's. Slower; it runs the staged
@@ -62,6 +68,8 @@ impl Default for TcpOptions {
         Self {
             lanes: 0,
             window: WINDOW,
+            socket_buffer: 0,
+            staged_sends: 0,
             interface: None,
             stage_host: false,
         }
@@ -103,6 +111,13 @@ impl Network for TcpNetwork {
         CHUNK_BYTES
     }
 
+    fn pieces(&self, asked: u16) -> u32 {
+        match self.lanes(asked) {
+            1 => 1,
+            lanes => 2 * u32::from(lanes),
+        }
+    }
+
     fn windows(&self) -> (u16, u16) {
         (self.options.window.max(1), self.options.window.max(1))
     }
@@ -114,7 +129,12 @@ impl Network for TcpNetwork {
     ) -> Result<Vec<Box<dyn Channel>>, NetworkError> {
         let lanes = lanes::agree(self.lanes(setup.channels), setup, exchange)?;
         let streams = lanes::open(lanes, setup, self.options.interface.as_deref())?;
-        let staging = Staging::new(setup.workers, self.options.stage_host, self.windows().0)?;
+        if self.options.socket_buffer > 0 {
+            for stream in &streams {
+                limit_buffers(stream, self.options.socket_buffer);
+            }
+        }
+        let staging = Staging::new(setup.workers, &self.options)?;
         let channel = lanes::start(streams, setup.peer, self.windows().0, staging)?;
         Ok(vec![Box::new(channel)])
     }

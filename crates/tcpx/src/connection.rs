@@ -416,15 +416,13 @@ impl Send<'_> {
     /// The memory is in use by a receive or cannot be reached, the connection is gone, or too many
     /// operations run. Nothing was started then.
     pub fn start(self) -> Result<Transfer, Error> {
-        self.0.start(Role::Sender, |core, request, lease| {
+        self.0.start(Role::Sender, |core, request, lease, fence| {
             let bytes = request.slice.len() as u64;
-            let readable = !matches!(request.slice.kind(), MemoryKind::Cuda { .. });
-            let eager = (readable && core.session.eager_allowed(bytes))
-                .then(|| {
-                    let mut payload = vec![0; request.slice.len()];
-                    lease.all().read_to(&mut payload).map(|()| payload)
-                })
-                .transpose()?;
+            let eager = if core.session.eager_allowed(bytes) {
+                core.read_small(&lease.all(), fence)?
+            } else {
+                None
+            };
             let request = SendRequest {
                 tag: Tag(request.tag),
                 bytes,
@@ -446,7 +444,7 @@ impl Receive<'_> {
     /// The memory is in use or cannot be reached, the connection is gone, or too many operations
     /// run. Nothing was started then.
     pub fn start(self) -> Result<Transfer, Error> {
-        self.0.start(Role::Receiver, |core, request, _| {
+        self.0.start(Role::Receiver, |core, request, _, _| {
             let request = ReceiveRequest {
                 tag: Tag(request.tag),
                 capacity: request.slice.len() as u64,
@@ -475,7 +473,7 @@ impl<'a> Request<'a> {
     fn start(
         self,
         role: Role,
-        submit: impl FnOnce(&mut Core, &Self, &Lease) -> Result<OperationId, Error>,
+        submit: impl FnOnce(&mut Core, &Self, &Lease, Option<&Fence>) -> Result<OperationId, Error>,
     ) -> Result<Transfer, Error> {
         let shared = &self.connection.handle.0;
         let fence = self.fence(shared)?;
@@ -495,7 +493,7 @@ impl<'a> Request<'a> {
             if let Some(error) = core.refusal() {
                 return Err(error);
             }
-            let id = submit(core, &self, &lease)?;
+            let id = submit(core, &self, &lease, fence.as_ref())?;
             let operation = NewOperation {
                 role,
                 tag: self.tag,

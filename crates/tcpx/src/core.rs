@@ -17,7 +17,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tcpx_memory::{CopyWorker, Gpu, UnpackMethod};
+use tcpx_memory::{CopyWorker, Gpu, SmallCopies, UnpackMethod};
 use tcpx_net::{Channel, ChannelError, ChannelStats, Completion, Readiness};
 use tcpx_wire::session::{Action, OperationId, RequestError};
 use tcpx_wire::{Session, Time};
@@ -55,6 +55,8 @@ pub(crate) struct Core {
     pub(crate) operations: HashMap<OperationId, Operation>,
     pub(crate) unpacker: Unpacker,
     pub(crate) gpu: Option<Gpu>,
+    /// For payload of GPU memory that travels with its announcement.
+    pub(crate) small: Option<SmallCopies>,
     pub(crate) sink: Arc<Sink>,
     pub(crate) observer: Option<Arc<dyn Observer>>,
     pub(crate) peer: SocketAddr,
@@ -84,6 +86,7 @@ pub(crate) struct Parts {
     pub(crate) channels: Vec<Box<dyn Channel>>,
     pub(crate) unpacker: Unpacker,
     pub(crate) gpu: Option<Gpu>,
+    pub(crate) small: Option<SmallCopies>,
     pub(crate) sink: Arc<Sink>,
     pub(crate) observer: Option<Arc<dyn Observer>>,
     pub(crate) peer: SocketAddr,
@@ -101,6 +104,7 @@ impl Core {
             operations: HashMap::new(),
             unpacker: parts.unpacker,
             gpu: parts.gpu,
+            small: parts.small,
             sink: parts.sink,
             observer: parts.observer,
             peer: parts.peer,
@@ -135,6 +139,7 @@ impl Core {
             let mut again = self.read_control();
             again |= self.poll_channels();
             again |= self.drain_worker();
+            again |= self.poll_small();
             let now = self.now();
             if self.session.next_timeout().is_some_and(|due| due <= now) {
                 self.session.handle_timeout(now);
@@ -170,7 +175,8 @@ impl Core {
     pub(crate) fn standing(&self) -> Turn {
         Turn {
             more: self.more && !self.finished,
-            poll: self.channels.iter().any(ChannelState::must_poll),
+            poll: self.channels.iter().any(ChannelState::must_poll)
+                || self.small.as_ref().is_some_and(SmallCopies::is_busy),
             busy: false,
             moving: self.channels.iter().any(ChannelState::is_moving),
             finished: self.finished,

@@ -9,7 +9,7 @@
 //! | `ping:BYTES:COUNT` | half of a round trip, one message at a time |
 //! | `plain:LANES:CALL:BYTES:SET` | for comparison, blocking threads that write and read one socket each: BYTES in all, in calls of CALL bytes, over SET bytes of host memory a side |
 //!
-//! SETTINGS: `--lanes N`, `--chunk BYTES`, `--window N`, `--socket-buffer BYTES`, `--staged-ahead N`;
+//! SETTINGS: `--lanes N`, `--chunk BYTES`, `--window N`, `--socket-buffer BYTES`, `--staged-sends N`;
 //! without them the network chooses, as for everyone.
 //!
 //! Each round starts both processes anew and runs all cases. Contents are verified, in poisoned

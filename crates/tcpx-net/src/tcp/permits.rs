@@ -48,10 +48,9 @@ impl Permits {
         permits
     }
 
-    /// Takes a permit while fewer than three quarters of `slots` are taken. Otherwise `wakers` is
-    /// woken once one is given back.
-    pub(super) fn take(self: &Arc<Self>, slots: usize, wakers: &Arc<Wakers>) -> Option<Permit> {
-        let most = (slots - slots / 4).max(1);
+    /// Takes a permit while fewer than `most` are taken. Otherwise `wakers` is woken once one is given
+    /// back.
+    pub(super) fn take(self: &Arc<Self>, most: usize, wakers: &Arc<Wakers>) -> Option<Permit> {
         self.try_take(most).or_else(|| {
             let mut waiting = lock(&self.waiting);
             let known = waiting

@@ -14,6 +14,7 @@ use tcpx_memory::{
 };
 use tcpx_wire::frame::Settings;
 
+use super::TcpOptions;
 use super::permits::Permits;
 use super::receive_table::{Claim, ReceiveState};
 use super::shared::{Event, Shared, lock};
@@ -34,6 +35,8 @@ pub(super) struct Staging {
     /// Stages host memory too, when set.
     host: Option<Worker>,
     gpus: Vec<Worker>,
+    /// Slots that sends may hold at a time.
+    most_sends: usize,
     has_waiting: AtomicBool,
     /// Slots of the transmit table, in sequence order.
     waiting: Mutex<VecDeque<u16>>,
@@ -50,14 +53,13 @@ pub(super) enum Landing {
 impl Staging {
     pub(super) fn new(
         workers: &[Arc<CopyWorker>],
-        stage_host: bool,
-        window: u16,
+        options: &TcpOptions,
     ) -> Result<Self, NetworkError> {
         let with_permits = |worker: Arc<CopyWorker>| {
             let permits = Permits::of(&worker);
             Worker { worker, permits }
         };
-        let host = if stage_host {
+        let host = if options.stage_host {
             let worker = CopyWorker::host().map_err(|error| NetworkError::Memory {
                 network: super::NAME.to_owned(),
                 cause: error.to_string(),
@@ -71,7 +73,11 @@ impl Staging {
             host,
             gpus,
             has_waiting: AtomicBool::new(false),
-            waiting: Mutex::new(VecDeque::with_capacity(usize::from(window))),
+            most_sends: match options.staged_sends {
+                0 => usize::MAX,
+                most => most.into(),
+            },
+            waiting: Mutex::new(VecDeque::with_capacity(usize::from(options.window))),
         })
     }
 
@@ -155,6 +161,12 @@ impl Staging {
         }
     }
 
+    /// The slots of a pool that sends may hold: they leave a quarter to receives.
+    fn most_of(&self, pool: &PinnedPool) -> usize {
+        let slots = pool.slots();
+        (slots - slots / 4).min(self.most_sends).max(1)
+    }
+
     /// Whether sends wait for a slot.
     pub(super) fn has_waiting(&self) -> bool {
         self.has_waiting.load(Ordering::SeqCst)
@@ -202,7 +214,7 @@ impl Shared {
                 return;
             };
             let pool = worker.worker.pinned();
-            let Some(permit) = worker.permits.take(pool.slots(), &shared.wakers) else {
+            let Some(permit) = worker.permits.take(staging.most_of(pool), &shared.wakers) else {
                 return;
             };
             let Some(pinned) = pool.try_take() else {

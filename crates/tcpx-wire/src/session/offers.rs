@@ -122,7 +122,7 @@ impl Session {
             }
             None => {
                 let first_sequence = self.receive_stream.end();
-                let chunk_bytes = agreed.chunk_bytes;
+                let chunk_bytes = self.config.chunk_bytes(bytes, agreed.chunk_bytes);
                 let plan = Plan::new(bytes, chunk_bytes, first_sequence, agreed.channels);
                 self.receive_stream.append(operation, plan.chunks);
                 self.actions.push_back(matched(

@@ -108,7 +108,7 @@ impl<'queue> Engine<'queue> {
 
     /// Works until the queue is stopped and all accepted jobs have ended.
     pub(super) fn run(mut self) {
-        let may_spin = thread::available_parallelism().is_ok_and(|cores| cores.get() > 2);
+        let may_spin = thread::available_parallelism().is_ok_and(|cores| cores.get() > 4);
         let mut last = Instant::now();
         loop {
             // Read before the queue: whoever stops it has submitted all there will be.
@@ -120,14 +120,14 @@ impl<'queue> Engine<'queue> {
             progress |= self.step_staged();
             if progress {
                 last = Instant::now();
+            } else if stopping && self.is_idle() {
+                break;
+            } else if may_spin && !self.is_waiting_only() && last.elapsed() < SPIN {
+                // Also for a while after the last job: the next one of a transfer comes soon.
+                hint::spin_loop();
             } else if self.is_idle() {
-                if stopping {
-                    break;
-                }
                 self.queue.sleep(None);
                 last = Instant::now();
-            } else if may_spin && self.is_working() && last.elapsed() < SPIN {
-                hint::spin_loop();
             } else {
                 self.queue
                     .sleep(Some(if self.is_working() { PAUSE } else { LONG_PAUSE }));
@@ -143,6 +143,11 @@ impl<'queue> Engine<'queue> {
             || !self.staged.is_empty()
             || !self.unpacking.is_empty()
             || self.flights.iter().any(|lane| !lane.is_empty())
+    }
+
+    /// Whether all there is waits for the caller's work.
+    fn is_waiting_only(&self) -> bool {
+        !self.waiting.is_empty() && !self.is_working()
     }
 
     fn is_idle(&self) -> bool {
