@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use tcpx::After;
 use tcpx_net::TcpOptions;
 
 use crate::{Outcome, text};
@@ -13,6 +14,10 @@ pub(crate) enum Case {
     Stream(Load),
     Both(Load),
     Ping {
+        bytes: usize,
+        count: usize,
+    },
+    Copies {
         bytes: usize,
         count: usize,
     },
@@ -56,6 +61,7 @@ impl FromStr for Case {
                 count,
             })),
             ("ping", &[bytes, count]) => Ok(Self::Ping { bytes, count }),
+            ("copies", &[bytes, count]) => Ok(Self::Copies { bytes, count }),
             ("plain", &[lanes, call, bytes, set]) => Ok(Self::Plain {
                 lanes,
                 call,
@@ -76,6 +82,7 @@ pub(crate) struct Arguments {
     pub(crate) out: Option<PathBuf>,
     pub(crate) cases: Vec<(String, Case)>,
     pub(crate) chunk: Option<u32>,
+    pub(crate) after: After,
     pub(crate) tcp: TcpOptions,
 }
 
@@ -88,11 +95,16 @@ impl Arguments {
             out: None,
             cases: Vec::new(),
             chunk: None,
+            after: After::DefaultStreams,
             tcp: TcpOptions::default(),
         };
         while let Some(flag) = words.next() {
             if flag == "--child" {
                 parsed.child = true;
+                continue;
+            }
+            if flag == "--at-once" {
+                parsed.after = After::Nothing;
                 continue;
             }
             let value = words

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
-use tcpx::{Connection, Gpu, Region, Transfer};
+use tcpx::{After, Connection, Gpu, Region, Transfer};
 
 use crate::arguments::Load;
 use crate::link::Pipe;
@@ -18,6 +18,7 @@ const POISON: u8 = 0xA5;
 pub(crate) struct Side<'a> {
     pub(crate) connection: &'a Connection,
     pub(crate) gpu: Option<&'a Gpu>,
+    pub(crate) after: After,
     /// Sends where only one side does, and keeps the time.
     pub(crate) leads: bool,
 }
@@ -57,17 +58,13 @@ impl Side<'_> {
     }
 
     fn send(&self, region: &Region, tag: u64) -> Outcome<Transfer> {
-        self.connection
-            .send(region.all(), tag)
-            .start()
-            .map_err(text)
+        let send = self.connection.send(region.all(), tag);
+        send.after(self.after).start().map_err(text)
     }
 
     fn receive(&self, region: &Region, tag: u64) -> Outcome<Transfer> {
-        self.connection
-            .receive(region.all(), tag)
-            .start()
-            .map_err(text)
+        let receive = self.connection.receive(region.all(), tag);
+        receive.after(self.after).start().map_err(text)
     }
 
     fn sources(&self, bytes: usize, count: usize) -> Outcome<Vec<Region>> {
@@ -183,7 +180,7 @@ fn figures<R: Read, W: Write>(
     })
 }
 
-fn percentiles(mut times: Vec<Duration>, share: f64) -> (f64, f64) {
+pub(crate) fn percentiles(mut times: Vec<Duration>, share: f64) -> (f64, f64) {
     times.sort_unstable();
     let at = |hundredths: usize| {
         let index = (times.len() * hundredths / 100).min(times.len().saturating_sub(1));

@@ -11,7 +11,8 @@ use tcpx::{Auth, Endpoint, Gpu, Key, Options, TcpNetwork};
 
 use crate::arguments::{Arguments, Case};
 use crate::cases::{Figures, Side};
-use crate::{Outcome, cases, plain, text};
+use crate::threads::Threads;
+use crate::{Outcome, cases, copies, plain, text};
 
 /// Longest set-up, and longest goodbye.
 const LONG: Duration = Duration::from_secs(30);
@@ -90,9 +91,14 @@ fn lead_child(child: &mut Child, arguments: &Arguments, round: u32, key: Key) ->
     let side = Side {
         connection: &connection,
         gpu: gpu.as_ref(),
+        after: arguments.after,
         leads: true,
     };
     for (name, case) in &arguments.cases {
+        if let (Case::Copies { bytes, count }, Some(gpu)) = (case, &gpu) {
+            copies::run(gpu, *bytes, *count)?;
+            continue;
+        }
         let figures = run(&side, &mut pipe, *case)?;
         report(arguments, name, round, &figures)?;
     }
@@ -112,11 +118,13 @@ pub(crate) fn serve(arguments: &Arguments) -> Outcome<()> {
     let side = Side {
         connection: &connection,
         gpu: gpu.as_ref(),
+        after: arguments.after,
         leads: false,
     };
     let served = arguments
         .cases
         .iter()
+        .filter(|(_, case)| !matches!(case, Case::Copies { .. }))
         .try_for_each(|(_, case)| run(&side, &mut pipe, *case).map(drop));
     if let Err(error) = served {
         pipe.tell(&error)?;
@@ -130,17 +138,23 @@ fn run<R: std::io::Read, W: Write>(
     pipe: &mut Pipe<R, W>,
     case: Case,
 ) -> Outcome<Figures> {
-    match case {
+    let threads = Threads::watch();
+    let figures = match case {
         Case::Stream(load) => cases::stream(side, pipe, load),
         Case::Both(load) => cases::both(side, pipe, load),
         Case::Ping { bytes, count } => cases::ping(side, pipe, bytes, count),
+        Case::Copies { .. } => Err("copies need a GPU".to_owned()),
         Case::Plain {
             lanes,
             call,
             bytes,
             set,
         } => plain::run(side.leads, pipe, [lanes, call, bytes, set]),
+    };
+    if let Some(threads) = threads {
+        threads.print(if side.leads { "sender  " } else { "receiver" });
     }
+    figures
 }
 
 fn options(arguments: &Arguments, gpu: Option<Gpu>, key: Key) -> Options {

@@ -7,10 +7,14 @@
 //! | `stream:BYTES:DEPTH:COUNT` | COUNT transfers, DEPTH of them in flight |
 //! | `both:BYTES:DEPTH:COUNT` | the same in both directions at once; the rate is the sum |
 //! | `ping:BYTES:COUNT` | half of a round trip, one message at a time |
+//! | `copies:BYTES:COUNT` | on the sender alone: each way of moving a small message to and from its GPU |
 //! | `plain:LANES:CALL:BYTES:SET` | for comparison, blocking threads that write and read one socket each: BYTES in all, in calls of CALL bytes, over SET bytes of host memory a side |
 //!
-//! SETTINGS: `--lanes N`, `--chunk BYTES`, `--window N`, `--socket-buffer BYTES`, `--staged-sends N`;
+//! SETTINGS: `--lanes N`, `--chunk BYTES`, `--window N`, `--socket-buffer BYTES`, `--staged-sends N`, and
+//! `--at-once` to wait for no stream;
 //! without them the network chooses, as for everyone.
+//!
+//! With `TCP_SPEED_THREADS` set, a line a busy thread goes to standard error.
 //!
 //! Each round starts both processes anew and runs all cases. Contents are verified, in poisoned
 //! destinations, before anything is timed. One JSON line a case goes to standard output and, with
@@ -18,8 +22,10 @@
 
 mod arguments;
 mod cases;
+mod copies;
 mod link;
 mod plain;
+mod threads;
 
 use std::process::ExitCode;
 

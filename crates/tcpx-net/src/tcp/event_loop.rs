@@ -9,6 +9,7 @@ use std::fmt::Debug;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
@@ -151,12 +152,16 @@ struct Runner {
 impl Runner {
     fn run(&mut self) {
         let mut events = Vec::with_capacity(EVENTS);
+        let patience = patience();
+        let mut last = Instant::now();
         loop {
             let now = rustix::event::Timespec {
                 tv_sec: 0,
                 tv_nsec: 0,
             };
-            let timeout = if self.turns.is_empty() {
+            // Another event comes soon while bytes move, and waking up takes longer than they do.
+            let looks = !patience.is_zero() && last.elapsed() < patience;
+            let timeout = if self.turns.is_empty() && !looks {
                 None
             } else {
                 Some(&now)
@@ -175,6 +180,9 @@ impl Runner {
                     SIGNAL => self.read_mail(),
                     index => self.queue(usize::try_from(index).unwrap_or(usize::MAX)),
                 }
+            }
+            if !self.turns.is_empty() || timeout.is_none() {
+                last = Instant::now();
             }
             for _ in 0..self.turns.len() {
                 if let Some(index) = self.turns.pop_front() {
@@ -264,6 +272,11 @@ impl Runner {
         self.mailbox.sources.fetch_sub(1, Ordering::Relaxed);
         entry.source.finish();
     }
+}
+
+fn patience() -> Duration {
+    let micros = std::env::var("TCPX_LOOP_SPIN").ok();
+    Duration::from_micros(micros.and_then(|text| text.parse().ok()).unwrap_or(0))
 }
 
 /// The loops of this process.
