@@ -67,3 +67,8 @@ pub fn connect(peer: SocketAddr, deadline: Instant) -> Result<TcpStream, Network
 pub fn congestion_control(stream: &TcpStream) -> Option<String> {
     socket::congestion_control(stream)
 }
+
+/// The congestion control that streams of the embedded network get on this host.
+pub fn usual_congestion_control() -> Option<String> {
+    socket::usual_congestion_control()
+}

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use tcpx::Connection;
+use tcpx_net::plain;
 
 use super::engine::{Buffers, End, Part, depth};
 use super::iperf3;
@@ -13,8 +14,9 @@ use super::server::{back, sized};
 use crate::args::bench::{ModeName, NetArgs, PeerName};
 use crate::error::Error;
 use crate::memory_choice::MemoryChoice;
-use crate::output::progress::Progress;
+use crate::output::say::aside;
 use crate::perf::summary::Latency;
+use crate::sizes::Size;
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +90,8 @@ pub(super) struct Results {
     pub(super) streams: u16,
     /// What plain streams and iperf3 ran with.
     pub(super) notes: Vec<String>,
+    /// Whether iperf3 had another congestion control: then its rates say nothing about ours.
+    pub(super) iperf3_differs: bool,
 }
 
 /// The measuring end of a benchmark.
@@ -152,17 +156,17 @@ impl Bench<'_> {
             series: Vec::new(),
             streams: streams.max(1),
             notes: Vec::new(),
+            iperf3_differs: false,
         };
-        let mut progress = Progress::new(
-            "measuring",
-            cases.len() as u64 * u64::from(self.args.rounds),
-        );
         let mut buffers = None;
         let mut proven = 0;
-        for (index, case) in (0u64..).zip(&cases) {
+        for case in &cases {
             if case.bytes != proven {
                 self.verify(&mut buffers, case.bytes)?;
                 proven = case.bytes;
+                if !self.args.json {
+                    aside!("measuring messages of {}, contents verified", Size(proven));
+                }
             }
             // The rounds of a case follow each other, so that a size's memory is made once; contenders
             // take turns within a round, and another one begins each time.
@@ -185,7 +189,6 @@ impl Bench<'_> {
                     let sample = self.sample(case, contender, count, &mut buffers, &mut results)?;
                     results.series[place].samples.push(sample);
                 }
-                progress.at(index * u64::from(self.args.rounds) + u64::from(round) + 1);
             }
         }
         self.end()?;
@@ -377,11 +380,13 @@ impl Bench<'_> {
     }
 
     fn plain(&self, case: &Case, order: &RawRun) -> Result<(Part, Cost, Duration, String), Error> {
-        let place = orders::expect_place(self.connection, self.limit())?;
-        let reply = orders::give(self.connection, &Order::Raw(*order), self.limit())?;
+        let mut memory = raw::Memory::new(order, true);
+        let patience = self.patience(case);
+        let place = orders::expect_place(self.connection, patience)?;
+        let reply = orders::give(self.connection, &Order::Raw(*order), patience)?;
         let at = self.meet(place)?;
         let started = Instant::now();
-        let measured = raw::measure(order, at, self.limit());
+        let measured = raw::measure(order, &mut memory, at, self.limit());
         let theirs = orders::finished(reply, self.patience(case));
         let elapsed = started.elapsed();
         match (measured, theirs) {
@@ -416,10 +421,16 @@ impl Bench<'_> {
         let theirs = orders::finished(reply, self.limit());
         let outcome = outcome?;
         theirs?;
-        let note = format!(
-            "iperf3: {} streams, {}",
-            results.streams, outcome.congestion_control
-        );
+        let ours = plain::usual_congestion_control().unwrap_or_default();
+        let theirs = &outcome.congestion_control;
+        results.iperf3_differs |= *theirs != ours;
+        let mut note = format!("iperf3: {} streams, {theirs}", results.streams);
+        if *theirs != ours {
+            // Its own option sets it after the connection is made, which leaves some of them in effect.
+            note.push_str(&format!(
+                ", the default of this host; ours use {ours}, so the two are not compared"
+            ));
+        }
         if !results.notes.contains(&note) {
             results.notes.push(note);
         }

@@ -138,6 +138,7 @@ mod tests {
             ],
             streams: 1,
             notes: Vec::new(),
+            iperf3_differs: false,
         };
         let text = svg(&results);
         assert_eq!(text.matches("<polyline").count(), 2);

@@ -29,6 +29,14 @@ struct Share {
     slots: u32,
 }
 
+impl Share {
+    /// Where a message lies in a stream's memory.
+    fn slot(&self, index: u32) -> std::ops::Range<usize> {
+        let from = self.part * (index % self.slots) as usize;
+        from..from + self.part
+    }
+}
+
 impl RawRun {
     fn share(&self) -> Share {
         let (run, streams) = (&self.run, u64::from(self.streams.max(1)));
@@ -49,6 +57,15 @@ impl RawRun {
         }
     }
 
+    /// Whether an end sends, and whether it receives.
+    fn directions(&self, measures: bool) -> (bool, bool) {
+        match self.run.mode {
+            Mode::One => (measures, !measures),
+            Mode::Both => (true, true),
+            Mode::Latency => (true, false),
+        }
+    }
+
     /// Bytes that all streams move in one direction; a division may round up.
     pub(super) fn bytes(&self) -> u64 {
         let share = self.share();
@@ -56,9 +73,38 @@ impl RawRun {
     }
 }
 
+/// Memory of every stream, touched before anything is timed: a page fault costs more than a copy.
+#[derive(Debug)]
+pub(super) struct Memory {
+    sources: Vec<Vec<u8>>,
+    sinks: Vec<Vec<u8>>,
+}
+
+impl Memory {
+    /// For one end; the measuring one sends first.
+    pub(super) fn new(run: &RawRun, measures: bool) -> Self {
+        let share = run.share();
+        let bytes = share.part.saturating_mul(share.slots as usize);
+        let (sends, receives) = run.directions(measures);
+        let source = || {
+            let mut source = vec![0x3c; bytes];
+            if let Some(seed) = run.seed {
+                Pattern::new(seed).fill(0, &mut source);
+            }
+            source
+        };
+        let of = |wanted: bool| if wanted { usize::from(run.streams) } else { 0 };
+        Self {
+            sources: (0..of(sends)).map(|_| source()).collect(),
+            sinks: (0..of(receives)).map(|_| vec![0xa5; bytes]).collect(),
+        }
+    }
+}
+
 /// Accepts the streams, from the peer of the connection only, and does the other end's part.
 pub(super) fn serve(
     run: &RawRun,
+    memory: &mut Memory,
     listener: &std::net::TcpListener,
     peer: IpAddr,
     limit: Duration,
@@ -72,7 +118,7 @@ pub(super) fn serve(
         }
     }
     let cpu = ProcessorTime::start();
-    work(run, &streams, false, limit)?;
+    work(run, memory, &streams, false, limit)?;
     Ok(Cost {
         cpu_us: cpu.microseconds(),
         pinned: 0,
@@ -83,6 +129,7 @@ pub(super) fn serve(
 /// last call: whoever times a direction waits for the other end's report.
 pub(super) fn measure(
     run: &RawRun,
+    memory: &mut Memory,
     at: SocketAddr,
     limit: Duration,
 ) -> Result<(Part, String), Error> {
@@ -97,7 +144,7 @@ pub(super) fn measure(
         .unwrap_or_default();
     let cpu = ProcessorTime::start();
     let started = Instant::now();
-    let times = work(run, &streams, true, limit)?;
+    let times = work(run, memory, &streams, true, limit)?;
     let part = Part {
         times,
         elapsed: started.elapsed(),
@@ -112,6 +159,7 @@ pub(super) fn measure(
 /// Runs all streams, a thread for each direction of each.
 fn work(
     run: &RawRun,
+    memory: &mut Memory,
     streams: &[TcpStream],
     measures: bool,
     limit: Duration,
@@ -121,30 +169,24 @@ fn work(
     }
     let share = run.share();
     if run.run.mode == Mode::Latency {
-        let [stream] = streams else {
+        let ([stream], [memory]) = (streams, &mut memory.sources[..]) else {
             return Err(Error::Unexpected {
                 expected: "one stream for round trips",
                 arrived: streams.len().to_string(),
             });
         };
-        return Wire { stream, limit }
-            .ping_pong(share, measures)
-            .map_err(failed);
+        let wire = Wire { stream, limit };
+        return wire.ping_pong(memory, share, measures).map_err(failed);
     }
-    let (sends, receives) = match run.run.mode {
-        Mode::Both => (true, true),
-        _ => (measures, !measures),
-    };
     std::thread::scope(|scope| {
         let mut threads = Vec::new();
-        for stream in streams {
+        for (stream, memory) in streams.iter().zip(&memory.sources) {
             let wire = Wire { stream, limit };
-            if sends {
-                threads.push(scope.spawn(move || wire.send_all(share, run.seed).map_err(failed)));
-            }
-            if receives {
-                threads.push(scope.spawn(move || wire.receive_all(share, run.seed)));
-            }
+            threads.push(scope.spawn(move || wire.send_all(memory, share).map_err(failed)));
+        }
+        for (stream, memory) in streams.iter().zip(&mut memory.sinks) {
+            let wire = Wire { stream, limit };
+            threads.push(scope.spawn(move || wire.receive_all(memory, share, run.seed)));
         }
         let ends: Vec<_> = threads
             .into_iter()
@@ -181,42 +223,41 @@ struct Wire<'a> {
 }
 
 impl Wire<'_> {
-    fn send_all(self, share: Share, seed: Option<u64>) -> io::Result<()> {
-        let mut memory = vec![0x3c; share.part * share.slots as usize];
-        if let Some(seed) = seed {
-            Pattern::new(seed).fill(0, &mut memory);
-        }
-        (0..share.count).try_for_each(|index| self.write(slot(&memory, share, index)))
+    fn send_all(self, memory: &[u8], share: Share) -> io::Result<()> {
+        (0..share.count).try_for_each(|index| self.write(&memory[share.slot(index)]))
     }
 
-    fn receive_all(self, share: Share, seed: Option<u64>) -> Result<(), Error> {
-        let mut memory = vec![0xa5; share.part * share.slots as usize];
+    fn receive_all(self, memory: &mut [u8], share: Share, seed: Option<u64>) -> Result<(), Error> {
         for index in 0..share.count {
-            let from = share.part * (index % share.slots) as usize;
-            self.read(&mut memory[from..from + share.part])
-                .map_err(failed)?;
+            let slot = share.slot(index);
+            let from = slot.start as u64;
+            self.read(&mut memory[slot.clone()]).map_err(failed)?;
             if let Some(seed) = seed {
-                let arrived = slot(&memory, share, index);
                 Pattern::new(seed)
-                    .compare(from as u64, arrived)
+                    .compare(from, &memory[slot])
                     .map_err(Error::Contents)?;
             }
         }
         Ok(())
     }
 
-    fn ping_pong(self, share: Share, measures: bool) -> io::Result<Vec<Duration>> {
-        let mut memory = vec![0x3c; share.part];
+    fn ping_pong(
+        self,
+        memory: &mut [u8],
+        share: Share,
+        measures: bool,
+    ) -> io::Result<Vec<Duration>> {
+        let memory = &mut memory[share.slot(0)];
         let mut times = Vec::with_capacity(if measures { share.count as usize } else { 0 });
         for _ in 0..share.count {
             if measures {
                 let started = Instant::now();
-                self.write(&memory)?;
-                self.read(&mut memory)?;
+                self.write(memory)?;
+                self.read(memory)?;
                 times.push(started.elapsed() / 2);
             } else {
-                self.read(&mut memory)?;
-                self.write(&memory)?;
+                self.read(memory)?;
+                self.write(memory)?;
             }
         }
         Ok(times)
@@ -262,11 +303,6 @@ impl Wire<'_> {
             }
         }
     }
-}
-
-fn slot(memory: &[u8], share: Share, index: u32) -> &[u8] {
-    let from = share.part * (index % share.slots) as usize;
-    &memory[from..from + share.part]
 }
 
 #[cfg(test)]
@@ -325,17 +361,34 @@ mod tests {
                 let at = listener.local_addr().expect("an address");
                 let mut wrong = order;
                 std::thread::scope(|scope| {
-                    let server = scope.spawn(|| serve(&order, &listener, at.ip(), limit));
-                    let (part, _) = measure(&order, at, limit).expect("measured");
+                    let server = scope.spawn(|| {
+                        serve(
+                            &order,
+                            &mut Memory::new(&order, false),
+                            &listener,
+                            at.ip(),
+                            limit,
+                        )
+                    });
+                    let (part, _) = measure(&order, &mut Memory::new(&order, true), at, limit)
+                        .expect("measured");
                     assert_eq!(part.times.len(), if mode == Mode::Latency { 7 } else { 0 });
                     server.join().expect("no panic").expect("served");
                 });
                 if mode == Mode::One {
                     wrong.seed = Some(10);
                     std::thread::scope(|scope| {
-                        let server = scope.spawn(|| serve(&wrong, &listener, at.ip(), limit));
+                        let server = scope.spawn(|| {
+                            serve(
+                                &wrong,
+                                &mut Memory::new(&wrong, false),
+                                &listener,
+                                at.ip(),
+                                limit,
+                            )
+                        });
                         // The other end may close before everything is written.
-                        let _ = measure(&order, at, limit);
+                        let _ = measure(&order, &mut Memory::new(&order, true), at, limit);
                         let error = server
                             .join()
                             .expect("no panic")

@@ -111,6 +111,7 @@ impl Results {
             Contender::Iperf3,
         ]
         .into_iter()
+        .filter(|other| *other != Contender::Iperf3 || !self.iperf3_differs)
         .filter_map(|other| {
             let ratio = self.ratio(series, other)?;
             Some(format!("{ratio:.2} of the {what} of {}", other.name()))
@@ -294,6 +295,7 @@ mod tests {
             ],
             streams: 2,
             notes: Vec::new(),
+            iperf3_differs: false,
         };
         assert_eq!(
             results.ratio(&results.series[0], Contender::Raw(Drive::Blocking)),

@@ -156,9 +156,10 @@ fn plain_loops(connection: &Connection, run: &RawRun, limit: Duration) -> Result
         doing: "look at the listening socket",
         source,
     })?;
+    let mut memory = raw::Memory::new(run, false);
     orders::ready(connection)?;
     orders::meet_at(connection, port.port())?;
-    raw::serve(run, &listener, peer, limit)
+    raw::serve(run, &mut memory, &listener, peer, limit)
 }
 
 fn other_program(connection: &Connection, limit: Duration) -> Result<Cost, Error> {
