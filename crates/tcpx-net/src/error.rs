@@ -102,6 +102,14 @@ pub enum ChannelError {
         /// The system's reason.
         cause: IoError,
     },
+    /// Every lane died.
+    #[error("none of {lanes} lanes is left; the last one: {last}")]
+    NoLaneLeft {
+        /// How many there were.
+        lanes: u16,
+        /// How the last one was lost.
+        last: Box<Self>,
+    },
     /// The peer broke the protocol.
     #[error("{channel}: lane {lane}: expected {expected}, {arrived} arrived{}; both ends must run the same version of tcpx, so update the older one", at(.position))]
     Protocol {

@@ -16,21 +16,28 @@ mod event_loop;
 mod idle;
 mod io;
 mod lanes;
+mod loss;
 mod permits;
 mod receive_lane;
 mod receive_table;
+mod repair;
+mod roster;
+mod route;
 mod shared;
 mod signal;
+#[cfg(test)]
+mod simulation;
 mod staging;
 mod tcp_channel;
 mod transmit_lane;
 mod transmit_table;
 mod wakers;
+mod watch;
 
 use crate::channel::Channel;
 use crate::error::NetworkError;
 use crate::network::{Exchange, Network, Setup};
-use shared::MAX_LANES;
+use shared::{MAX_LANES, Parts};
 use staging::Staging;
 
 /// The name of the embedded network.
@@ -55,6 +62,12 @@ pub struct TcpOptions {
     /// Stages host memory through slots too, as if it were a GPU's. Slower; it runs the staged
     /// path where there is no GPU.
     pub stage_host: bool,
+    /// With more than one lane, chunks are kept until [`Channel::placed`], and those of a lane that
+    /// dies are sent again on the others. Off: what was given to the system is forgotten, and the
+    /// first lane that dies ends the channel.
+    ///
+    /// [`Channel::placed`]: crate::Channel::placed
+    pub resend: bool,
 }
 
 impl Default for TcpOptions {
@@ -64,6 +77,7 @@ impl Default for TcpOptions {
             window: WINDOW,
             interface: None,
             stage_host: false,
+            resend: true,
         }
     }
 }
@@ -113,9 +127,17 @@ impl Network for TcpNetwork {
         exchange: &mut dyn Exchange,
     ) -> Result<Vec<Box<dyn Channel>>, NetworkError> {
         let lanes = lanes::agree(self.lanes(setup.channels), setup, exchange)?;
-        let streams = lanes::open(lanes, setup, self.options.interface.as_deref())?;
-        let staging = Staging::new(setup.workers, self.options.stage_host, self.windows().0)?;
-        let channel = lanes::start(streams, setup.peer, self.windows().0, staging)?;
+        let (streams, repair) = lanes::open(lanes, setup, self.options.interface.as_deref())?;
+        let window = self.windows().0;
+        let parts = Parts {
+            name: lanes::name(lanes, setup.peer),
+            lanes,
+            window,
+            resend: self.options.resend && lanes > 1,
+            staging: Staging::new(setup.workers, self.options.stage_host, window)?,
+            repair,
+        };
+        let channel = lanes::start(streams, setup.peer, parts)?;
         Ok(vec![Box::new(channel)])
     }
 }

@@ -5,14 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::NAME;
-use super::event_loop::{Loops, Source};
+use super::event_loop::Loops;
 use super::receive_lane::ReceiveLane;
-use super::shared::{LaneSocket, MAX_LANES, Shared};
-use super::staging::Staging;
+use super::repair::{Arrivals, Dialler, Repair};
+use super::route::Route;
+use super::shared::{LaneSocket, MAX_LANES, Parts, Shared, lock};
 use super::tcp_channel::TcpChannel;
 use super::transmit_lane::TransmitLane;
 use super::wakers::LaneRemotes;
-use crate::dial::{DialOptions, dial_lane};
+use super::watch;
 use crate::error::{IoError, NetworkError};
 use crate::network::{Exchange, Setup, Side};
 
@@ -61,24 +62,32 @@ pub(super) fn agree(
     Ok(lanes.min(wanted))
 }
 
-/// All lanes, by number.
+/// All lanes, by number, and how they come back when they die.
 pub(super) fn open(
     lanes: u16,
     setup: &Setup<'_>,
     interface: Option<&str>,
-) -> Result<Vec<TcpStream>, NetworkError> {
+) -> Result<(Vec<TcpStream>, Repair), NetworkError> {
     match setup.side {
         Side::Client => {
-            let options = DialOptions {
-                deadline: setup.deadline,
+            let route = Route {
+                local: None,
                 interface: interface.map(str::to_owned),
-                capabilities: 0,
+                peer: setup.peer,
             };
-            (0..lanes)
-                .map(|lane| dial_lane(setup.peer, setup.session, lane, lanes, &options))
-                .collect()
+            let routes = (0..lanes).map(|_| route.clone()).collect();
+            let dialler = Dialler::new(setup.session.clone(), routes);
+            let streams = (0..lanes)
+                .map(|lane| dialler.open(lane, setup.deadline))
+                .collect::<Result<_, _>>()?;
+            Ok((streams, Repair::Dial(Arc::new(dialler))))
         }
-        Side::Server => collect(lanes, setup),
+        Side::Server => {
+            let streams = collect(lanes, setup)?;
+            let inbox = setup.lanes.clone();
+            let repair = inbox.map_or(Repair::Never, |inbox| Repair::Take(Arrivals::new(inbox)));
+            Ok((streams, repair))
+        }
     }
 }
 
@@ -113,12 +122,17 @@ fn collect(lanes: u16, setup: &Setup<'_>) -> Result<Vec<TcpStream>, NetworkError
     Ok(streams.into_iter().flatten().collect())
 }
 
+/// How errors and logs call the channel.
+pub(super) fn name(lanes: u16, peer: SocketAddr) -> String {
+    let plural = if lanes == 1 { "lane" } else { "lanes" };
+    format!("{NAME}, {lanes} {plural} to {peer}")
+}
+
 /// Hands the lanes to the event loops.
 pub(super) fn start(
     streams: Vec<TcpStream>,
     peer: SocketAddr,
-    window: u16,
-    staging: Staging,
+    parts: Parts,
 ) -> Result<TcpChannel, NetworkError> {
     let fail = |operation, cause: IoError| NetworkError::Io {
         operation,
@@ -127,44 +141,78 @@ pub(super) fn start(
         hint: "; raise the limits on threads and descriptors",
     };
     let loops = Loops::get().map_err(|cause| fail("starting the event loops", cause))?;
-    let count = streams.len();
-    let plural = if count == 1 { "lane" } else { "lanes" };
-    let name = format!("{NAME}, {count} {plural} to {peer}");
-    let shared = Shared::new(name, window, staging)
-        .map_err(|error| fail("eventfd", std::io::Error::from(error).into()))?;
+    let (window, resend) = (parts.window, parts.resend);
+    let shared =
+        Shared::new(parts).map_err(|error| fail("eventfd", std::io::Error::from(error).into()))?;
     let shared = Arc::new(shared);
-
-    let mut halves: Vec<[Box<dyn Source>; 2]> = Vec::with_capacity(count);
-    for (lane, stream) in (0u16..).zip(streams) {
-        let peer = stream.peer_addr().unwrap_or(peer);
-        let socket = Arc::new(LaneSocket {
-            descriptor: stream.into(),
-            peer,
-            lane,
-        });
-        let transmit = TransmitLane::new(Arc::clone(&shared), Arc::clone(&socket));
-        let receive = ReceiveLane::new(Arc::clone(&shared), socket);
-        halves.push([Box::new(transmit), Box::new(receive)]);
+    if resend {
+        watch::register(&shared)
+            .map_err(|cause| fail("starting the watching thread", cause.into()))?;
     }
-    // Everything that can fail is done; the lanes find the remotes set.
-    let places: Vec<_> = halves
-        .iter()
-        .map(|_| (loops.transmit(), loops.receive()))
-        .collect();
-    let remotes: Box<[LaneRemotes]> = places
-        .iter()
-        .map(|(transmit, receive)| LaneRemotes {
-            transmit: transmit.remote(),
-            receive: receive.remote(),
+    // Everything that can fail is done. All lanes have joined before the first one starts, so that
+    // the first that dies is not the last.
+    let joined: Vec<_> = (0u16..)
+        .zip(streams)
+        .map(|(lane, stream)| {
+            let socket = lane_socket(lane, stream, peer);
+            shared.roster.join(&socket);
+            socket
         })
         .collect();
-    shared.halves.store(2 * count, Ordering::Release);
-    let remotes = shared.wakers.lanes.get_or_init(|| remotes);
-    for (([transmit, receive], place), remote) in halves.into_iter().zip(&places).zip(remotes) {
-        place.0.add(transmit, &remote.transmit);
-        place.1.add(receive, &remote.receive);
+    for socket in joined {
+        Shared::run_lane(&shared, loops, &socket);
     }
     Ok(TcpChannel::new(shared, window))
+}
+
+fn lane_socket(lane: u16, stream: TcpStream, peer: SocketAddr) -> Arc<LaneSocket> {
+    let peer = stream.peer_addr().unwrap_or(peer);
+    Arc::new(LaneSocket {
+        descriptor: stream.into(),
+        peer,
+        lane,
+    })
+}
+
+impl Shared {
+    /// Gives the halves of a lane that has joined to loops.
+    fn run_lane(shared: &Arc<Self>, loops: &Loops, socket: &Arc<LaneSocket>) {
+        let (transmit, receive) = (loops.transmit(), loops.receive());
+        let remotes = LaneRemotes {
+            transmit: transmit.remote(),
+            receive: receive.remote(),
+        };
+        shared.halves.fetch_add(2, Ordering::AcqRel);
+        shared.wakers.set(socket.lane, remotes.clone());
+        let sending = TransmitLane::new(Arc::clone(shared), Arc::clone(socket));
+        let receiving = ReceiveLane::new(Arc::clone(shared), Arc::clone(socket));
+        transmit.add(Box::new(sending), &remotes.transmit);
+        receive.add(Box::new(receiving), &remotes.receive);
+    }
+
+    /// Brings a dead lane back with a new stream; gives that back while halves of the old one are
+    /// still there. A channel that has ended drops it.
+    pub(super) fn restore(shared: &Arc<Self>, lane: u16, stream: TcpStream) -> Option<TcpStream> {
+        let _adding = lock(&shared.membership);
+        let Ok(loops) = Loops::get() else { return None };
+        if shared.is_over() {
+            return None;
+        }
+        if !shared.roster.is_vacant(lane) {
+            return Some(stream);
+        }
+        let peer = SocketAddr::from(([0, 0, 0, 0], 0));
+        let socket = lane_socket(lane, stream, peer);
+        if shared.roster.join(&socket) {
+            shared
+                .counters
+                .lanes_restored
+                .fetch_add(1, Ordering::Relaxed);
+            tracing::info!(channel = %shared.name, lane, peer = %socket.peer, "a lane is back");
+            Self::run_lane(shared, loops, &socket);
+        }
+        None
+    }
 }
 
 fn mismatch(setup: &Setup<'_>, expected: String, arrived: String) -> NetworkError {

@@ -6,5 +6,6 @@ mod breakage;
 mod cancel;
 mod cuda;
 mod listener;
+mod lanes;
 mod support;
 mod transfers;
