@@ -11,6 +11,7 @@ pub mod pair;
 pub mod part;
 pub mod plugin_file;
 pub mod process;
+pub mod proxy;
 pub mod scenario;
 pub mod support;
 pub mod withholding;

@@ -93,6 +93,8 @@ fn main() -> Result<(), Failure> {
     let options = TcpOptions {
         window,
         stage_host: mode == "staged",
+        // Nobody acknowledges here.
+        resend: false,
         ..TcpOptions::default()
     };
 

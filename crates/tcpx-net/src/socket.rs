@@ -42,10 +42,7 @@ pub(crate) fn listen(address: SocketAddr) -> Result<TcpListener, NetworkError> {
 }
 
 /// Connects within the deadline; the stream is non-blocking.
-pub(crate) fn connect(
-    peer: SocketAddr,
-    options: &DialOptions,
-) -> Result<TcpStream, NetworkError> {
+pub(crate) fn connect(peer: SocketAddr, options: &DialOptions) -> Result<TcpStream, NetworkError> {
     let deadline = options.deadline;
     let started = Instant::now();
     let fail = |operation, cause: io::Error| io_error(operation, peer, cause);

@@ -91,10 +91,7 @@ impl Shared {
         let Some((socket, left)) = self.roster.leave(lane, only) else {
             return;
         };
-        let (by_peer, replaced) = (
-            matches!(how, Lost::ByPeer),
-            matches!(how, Lost::Replaced),
-        );
+        let (by_peer, replaced) = (matches!(how, Lost::ByPeer), matches!(how, Lost::Replaced));
         let error = how.into_error(&self.name, &socket);
         let closing = self.closing.load(Ordering::Acquire);
         if !by_peer && !closing {

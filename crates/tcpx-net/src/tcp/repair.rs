@@ -149,7 +149,9 @@ fn dial_lost(channel: &Arc<Shared>, dialler: &Arc<Dialler>) -> bool {
         return false;
     };
     let now = Instant::now();
-    let due = lock(&dialler.next).at.map_or(first + PAUSE, |at| at.max(first + PAUSE));
+    let due = lock(&dialler.next)
+        .at
+        .map_or(first + PAUSE, |at| at.max(first + PAUSE));
     if now < due || dialler.busy.swap(true, Ordering::AcqRel) {
         return true;
     }

@@ -269,9 +269,10 @@ impl TransmitTable {
     /// The peer has placed the chunk of this sequence in this slot, or nobody wants it any more.
     pub(super) fn forget(&self, slot: u16, sequence: u64) -> Forgotten {
         let (answer, chunk) = self.with(slot, |state| match state {
-            SendState::Written { chunk, .. } if chunk.position.sequence == sequence => {
-                (Forgotten::Free, Some(std::mem::replace(state, SendState::Free)))
-            }
+            SendState::Written { chunk, .. } if chunk.position.sequence == sequence => (
+                Forgotten::Free,
+                Some(std::mem::replace(state, SendState::Free)),
+            ),
             SendState::Queued(chunk) if chunk.position.sequence == sequence => (
                 Forgotten::Settled,
                 Some(std::mem::replace(state, SendState::Withdrawn)),

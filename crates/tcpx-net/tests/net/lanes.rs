@@ -137,7 +137,9 @@ fn a_receive_that_was_cancelled_on_a_dead_lane_ends_cancelled() {
     // Either the lane let go of it before it died, or the cancel found it free: then it is done.
     let ended = close(&mut *raw.channel);
     assert!(
-        ended.iter().all(|one| failed(one).1 == ChannelError::Cancelled),
+        ended
+            .iter()
+            .all(|one| failed(one).1 == ChannelError::Cancelled),
         "{ended:?}"
     );
 }
@@ -248,7 +250,10 @@ fn when_no_lane_is_left_the_error_says_so() {
         "{error}"
     );
     let ended = close(&mut *raw.channel);
-    assert!(matches!(&ended[..], [Completion::Failed { token: 1000, .. }]));
+    assert!(matches!(
+        &ended[..],
+        [Completion::Failed { token: 1000, .. }]
+    ));
 }
 
 /// So that its end is not an orderly one.

@@ -5,7 +5,7 @@
 mod breakage;
 mod cancel;
 mod cuda;
-mod listener;
 mod lanes;
+mod listener;
 mod support;
 mod transfers;
