@@ -266,6 +266,11 @@ pub trait Channel: Send + Debug {
     /// A short name for error messages: `tcp, 4 lanes to 10.0.0.2:12345`.
     fn describe(&self) -> String;
 
+    /// The way that the bytes take, for a person; by default [`describe`](Self::describe).
+    fn path(&self) -> String {
+        self.describe()
+    }
+
     /// Counters.
     fn stats(&self) -> ChannelStats;
 }

@@ -297,6 +297,16 @@ pub enum NetworkError {
         /// How long we waited.
         waited: Duration,
     },
+    /// The user's choice of interfaces leaves none.
+    #[error(
+        "no interface that `{filter}` allows is up and has an address that peers can reach; this host has {found}: correct the choice"
+    )]
+    NoInterface {
+        /// What was asked for.
+        filter: String,
+        /// The interfaces there are.
+        found: String,
+    },
     /// The listener was closed on this side.
     #[error("the listener on {address} is closed")]
     ListenerClosed {

@@ -11,12 +11,16 @@
 //!
 //! [`Channel`]: crate::Channel
 
+mod advert;
+mod agree;
 mod discards;
 mod event_loop;
 mod idle;
 mod io;
 mod lanes;
 mod loss;
+mod open;
+mod pairs;
 mod permits;
 mod receive_lane;
 mod receive_table;
@@ -52,13 +56,18 @@ pub const WINDOW: u16 = 64;
 /// Settings of the embedded network.
 #[derive(Debug, Clone)]
 pub struct TcpOptions {
-    /// Lanes per channel when the user asks for none in particular; 0: one per event loop. The
-    /// smaller of both peers' numbers counts.
+    /// Lanes per channel when the user asks for none in particular; 0: one per event loop, and enough
+    /// for every pair of cards. The smaller of both peers' numbers counts.
     pub lanes: u16,
     /// Most chunks in flight per direction; at least 1.
     pub window: u16,
-    /// Name of the network interface that lanes leave through; `None`: as the routes say.
-    pub interface: Option<String>,
+    /// Interfaces that lanes may use, in the notation of `NCCL_SOCKET_IFNAME`
+    /// ([`InterfaceFilter`]); `None`, or a text that names nothing: chosen automatically
+    /// ([`choose`]).
+    ///
+    /// [`InterfaceFilter`]: crate::interfaces::InterfaceFilter
+    /// [`choose`]: crate::interfaces::choose
+    pub interfaces: Option<String>,
     /// Stages host memory through slots too, as if it were a GPU's. Slower; it runs the staged
     /// path where there is no GPU.
     pub stage_host: bool,
@@ -75,7 +84,7 @@ impl Default for TcpOptions {
         Self {
             lanes: 0,
             window: WINDOW,
-            interface: None,
+            interfaces: None,
             stage_host: false,
             resend: true,
         }
@@ -94,13 +103,15 @@ impl TcpNetwork {
         Self { options }
     }
 
-    /// How many lanes this side wants when the user asked for `asked` (0: automatic).
-    fn lanes(&self, asked: u16) -> u16 {
+    /// How many lanes this side wants when the user asked for `asked` (0: automatic), and whether
+    /// anybody asked.
+    fn lanes(&self, asked: u16) -> (u16, bool) {
         let automatic = || u16::try_from(event_loop::loops_per_direction()).unwrap_or(1);
         let wanted = [asked, self.options.lanes]
             .into_iter()
             .find(|lanes| *lanes > 0);
-        wanted.unwrap_or_else(automatic).min(MAX_LANES)
+        let lanes = wanted.unwrap_or_else(automatic).clamp(1, MAX_LANES);
+        (lanes, wanted.is_some())
     }
 }
 
@@ -126,11 +137,14 @@ impl Network for TcpNetwork {
         setup: &Setup<'_>,
         exchange: &mut dyn Exchange,
     ) -> Result<Vec<Box<dyn Channel>>, NetworkError> {
-        let lanes = lanes::agree(self.lanes(setup.channels), setup, exchange)?;
-        let (streams, repair) = lanes::open(lanes, setup, self.options.interface.as_deref())?;
+        let wanted = self.lanes(setup.channels);
+        let agreed = agree::agree(wanted, self.options.interfaces.as_deref(), setup, exchange)?;
+        let lanes = agreed.lanes;
+        let (streams, repair, ways) = open::open(agreed, setup)?;
         let window = self.windows().0;
         let parts = Parts {
             name: lanes::name(lanes, setup.peer),
+            ways,
             lanes,
             window,
             resend: self.options.resend && lanes > 1,

@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 use tcpx_wire::handshake::Session;
 
 use super::loss::Lost;
+use super::open::bind_to_card;
 use super::route::Route;
 use super::shared::{Shared, lock};
 use super::watch;
 use crate::dial::{DialOptions, dial_lane};
+use crate::interfaces::Nic;
 use crate::lane_inbox::{AcceptedLane, LaneInbox};
 
 /// A lane is opened anew this long after it died, so that a peer that closes all of them in turn is
@@ -117,16 +119,19 @@ impl Dialler {
 #[derive(Debug)]
 pub(super) struct Arrivals {
     inbox: LaneInbox,
+    /// Our cards.
+    nics: Vec<Nic>,
     /// Those whose place is not empty yet.
     waiting: Mutex<Vec<AcceptedLane>>,
 }
 
 impl Arrivals {
     /// From now on, what arrives in the inbox is taken soon.
-    pub(super) fn new(inbox: LaneInbox) -> Self {
+    pub(super) fn new(inbox: LaneInbox, nics: Vec<Nic>) -> Self {
         inbox.notify(watch::wake);
         Self {
             inbox,
+            nics,
             waiting: Mutex::new(Vec::new()),
         }
     }
@@ -177,6 +182,7 @@ fn take_arrived(channel: &Arc<Shared>, arrivals: &Arrivals) -> bool {
             );
             continue;
         }
+        bind_to_card(&arrived.stream, &arrivals.nics);
         // The peer opens a lane anew when the old stream is dead, whether we noticed or not.
         channel.lane_lost(arrived.lane, Lost::Replaced);
         waiting.retain(|other| other.lane != arrived.lane);

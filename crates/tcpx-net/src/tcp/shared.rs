@@ -110,6 +110,8 @@ impl Counters {
 pub(super) struct Shared {
     /// `tcp, 4 lanes to 10.0.0.2:12345`.
     pub(super) name: String,
+    /// The cards that lanes were spread over: empty, or ` over eth0 10.0.0.1 to 10.0.0.2 ...`.
+    pub(super) ways: String,
     pub(super) transmit: TransmitTable,
     pub(super) receive: ReceiveTable,
     pub(super) staging: Staging,
@@ -134,6 +136,7 @@ pub(super) struct Shared {
 #[derive(Debug)]
 pub(super) struct Parts {
     pub(super) name: String,
+    pub(super) ways: String,
     pub(super) lanes: u16,
     pub(super) window: u16,
     pub(super) resend: bool,
@@ -145,6 +148,7 @@ impl Shared {
     pub(super) fn new(parts: Parts) -> Result<Self, rustix::io::Errno> {
         let Parts {
             name,
+            ways,
             lanes,
             window,
             resend,
@@ -153,6 +157,7 @@ impl Shared {
         } = parts;
         Ok(Self {
             name,
+            ways,
             transmit: TransmitTable::new(window, resend),
             receive: ReceiveTable::new(window),
             staging,

@@ -405,6 +405,10 @@ impl Channel for TcpChannel {
         self.shared.name.clone()
     }
 
+    fn path(&self) -> String {
+        format!("{}{}", self.shared.name, self.shared.ways)
+    }
+
     fn stats(&self) -> ChannelStats {
         self.shared.counters.read()
     }

@@ -258,5 +258,5 @@ fn when_no_lane_is_left_the_error_says_so() {
 
 /// So that its end is not an orderly one.
 fn write_partial(mut lane: &TcpStream) {
-    lane.write_all(&[b'T', b'C']).unwrap();
+    lane.write_all(b"TC").unwrap();
 }
