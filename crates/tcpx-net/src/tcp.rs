@@ -33,6 +33,7 @@ mod signal;
 mod simulation;
 mod staging;
 mod tcp_channel;
+mod tcp_info;
 mod transmit_lane;
 mod transmit_table;
 mod wakers;

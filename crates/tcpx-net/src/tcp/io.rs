@@ -158,45 +158,6 @@ pub(super) fn discard(socket: BorrowedFd<'_>, len: usize) -> io::Result<Moved> {
     })
 }
 
-/// What the system says of a connection's sending side.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Transport {
-    /// Bytes that the peer's system has acknowledged.
-    pub(super) acknowledged: u64,
-    /// Packets that it has not acknowledged yet.
-    pub(super) in_flight: u32,
-}
-
-/// Asks the system how far a connection is: tcp(7), `TCP_INFO`.
-pub(super) fn transport(socket: &impl AsRawFd) -> io::Result<Transport> {
-    // Places in `struct tcp_info` of linux/tcp.h; older kernels fill in less.
-    const UNACKED: usize = 24;
-    const BYTES_ACKED: usize = 120;
-    let mut info = [0u8; BYTES_ACKED + 8];
-    let mut length = info.len() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `length` bytes to `info`, which lives for the call.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_INFO,
-            info.as_mut_ptr().cast(),
-            &raw mut length,
-        )
-    };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let mut in_flight = [0; 4];
-    let mut acknowledged = [0; 8];
-    in_flight.copy_from_slice(&info[UNACKED..UNACKED + 4]);
-    acknowledged.copy_from_slice(&info[BYTES_ACKED..]);
-    Ok(Transport {
-        acknowledged: u64::from_ne_bytes(acknowledged),
-        in_flight: u32::from_ne_bytes(in_flight),
-    })
-}
-
 /// Sets how many bytes must wait before the socket counts as readable (`SO_RCVLOWAT`).
 pub(super) fn set_low_water(socket: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
     let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);

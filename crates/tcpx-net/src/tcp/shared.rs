@@ -11,6 +11,7 @@ use super::receive_table::ReceiveTable;
 use super::repair::Repair;
 use super::roster::Roster;
 use super::staging::Staging;
+use super::tcp_info::tcp_counters;
 use super::transmit_table::TransmitTable;
 use super::wakers::Wakers;
 use super::watch::Attention;
@@ -102,6 +103,7 @@ impl Counters {
             lanes_lost: value(&self.lanes_lost),
             lanes_restored: value(&self.lanes_restored),
             chunks_resent: value(&self.chunks_resent),
+            ..ChannelStats::default()
         }
     }
 }
@@ -174,6 +176,19 @@ impl Shared {
             has_ended: AtomicBool::new(false),
             ended: Mutex::new(None),
         })
+    }
+
+    /// What the channel moved, and what the kernel says that its open streams did.
+    pub(super) fn stats(&self) -> ChannelStats {
+        let mut stats = self.counters.read();
+        for socket in (0..self.roster.lanes()).filter_map(|lane| self.roster.socket(lane)) {
+            stats.streams += 1;
+            if let Some(counters) = tcp_counters(&*socket) {
+                stats.tcp_bytes_sent += counters.sent;
+                stats.tcp_bytes_received += counters.received;
+            }
+        }
+        stats
     }
 
     /// Reports an end and wakes the owner. Drop what points at the request's memory before.

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use super::io;
 use super::loss::Lost;
 use super::shared::Shared;
+use super::tcp_info::transport;
 
 /// Between two looks.
 const TICK: Duration = Duration::from_millis(100);
@@ -167,7 +167,7 @@ impl Watched {
             let Some(socket) = channel.roster.socket(lane) else {
                 continue;
             };
-            let transport = io::transport(&socket.descriptor).unwrap_or_default();
+            let transport = transport(&*socket).unwrap_or_default();
             let moved = clock.oldest != *oldest || clock.acknowledged != transport.acknowledged;
             clock.oldest = *oldest;
             clock.acknowledged = transport.acknowledged;
