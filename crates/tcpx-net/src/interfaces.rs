@@ -1,6 +1,9 @@
 //! The network interfaces of this host, for choosing one and for showing them.
 
 mod addresses;
+mod choice;
+mod distance;
+mod filter;
 
 use std::fmt;
 use std::fs;
@@ -10,6 +13,9 @@ use std::path::{Path, PathBuf};
 use crate::error::NetworkError;
 
 pub use addresses::{InterfaceAddress, addresses};
+pub use choice::{Choice, Nic, Wish, choose};
+pub use distance::{Distance, PciPlace};
+pub use filter::InterfaceFilter;
 
 /// Where Linux describes its devices.
 pub const SYSFS: &str = "/sys";
@@ -50,8 +56,8 @@ pub struct Interface {
     pub kind: InterfaceKind,
     /// Whether it can carry packets now, as far as the kernel knows.
     pub up: bool,
-    /// Its addresses.
-    pub addresses: Vec<IpAddr>,
+    /// Its addresses, each with the leading bits that its network shares.
+    pub addresses: Vec<(IpAddr, u8)>,
     /// Link speed in bits per second; `None` when there is none to speak of.
     pub speed: Option<u64>,
     /// Largest packet in bytes.
@@ -121,7 +127,7 @@ fn describe(path: &Path, name: String, addresses: &[InterfaceAddress]) -> Interf
             text(&path.join("operstate")).as_deref(),
             Some("up" | "unknown")
         ),
-        addresses: own.map(|one| one.address).collect(),
+        addresses: own.map(|one| (one.address, one.prefix)).collect(),
         speed: megabits
             .filter(|speed| *speed > 0)
             .and_then(|speed| speed.checked_mul(1_000_000)),
@@ -156,7 +162,7 @@ fn kind(path: &Path) -> InterfaceKind {
 }
 
 /// The PCI functions on the way to a device.
-fn pci_path(device: &Path) -> Vec<String> {
+pub(crate) fn pci_path(device: &Path) -> Vec<String> {
     let Ok(target) = fs::canonicalize(device) else {
         return Vec::new();
     };
@@ -168,7 +174,7 @@ fn pci_path(device: &Path) -> Vec<String> {
 }
 
 /// `domain:bus:device.function`, in hexadecimal digits.
-fn is_pci_address(text: &str) -> bool {
+pub(crate) fn is_pci_address(text: &str) -> bool {
     let hexadecimal = |text: &str, digits: std::ops::RangeInclusive<usize>| {
         digits.contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
     };
@@ -247,6 +253,7 @@ mod tests {
         let addresses = [InterfaceAddress {
             interface: "eth0".to_owned(),
             address: IpAddr::from([10, 0, 0, 7]),
+            prefix: 24,
         }];
         let found = interfaces_in(root.path(), &addresses).unwrap();
         let kinds: Vec<_> = found
@@ -269,7 +276,7 @@ mod tests {
                 name: "eth0".to_owned(),
                 kind: InterfaceKind::Physical,
                 up: true,
-                addresses: vec![IpAddr::from([10, 0, 0, 7])],
+                addresses: vec![(IpAddr::from([10, 0, 0, 7]), 24)],
                 speed: Some(200_000_000_000),
                 mtu: Some(8244),
                 pci_path: vec!["0000:00:03.0".to_owned(), "0000:04:00.0".to_owned()],
@@ -297,7 +304,10 @@ mod tests {
             return;
         };
         assert!(
-            loopback.addresses.iter().any(IpAddr::is_loopback),
+            loopback
+                .addresses
+                .iter()
+                .any(|(address, _)| address.is_loopback()),
             "{loopback:?}"
         );
         assert!(loopback.mtu.is_some_and(|mtu| mtu >= 1500), "{loopback:?}");

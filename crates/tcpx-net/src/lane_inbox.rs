@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpStream};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 /// Lanes that may wait in one inbox; a peer that joins more is refused.
@@ -25,6 +25,8 @@ pub struct AcceptedLane {
 struct Inner {
     waiting: Mutex<VecDeque<AcceptedLane>>,
     arrived: Condvar,
+    /// Told of each arrival, once set.
+    notify: OnceLock<fn()>,
 }
 
 /// The lanes that joined one session. Clones share the same inbox; when the last clone outside the
@@ -47,7 +49,20 @@ impl LaneInbox {
         waiting.push_back(lane);
         drop(waiting);
         self.0.arrived.notify_one();
+        if let Some(notify) = self.0.notify.get() {
+            notify();
+        }
         None
+    }
+
+    /// From now on `notify` is called for each arrival; the first caller's stands.
+    pub(crate) fn notify(&self, notify: fn()) {
+        self.0.notify.get_or_init(|| notify);
+    }
+
+    /// The next lane, if one waits.
+    pub(crate) fn try_take(&self) -> Option<AcceptedLane> {
+        self.lock().pop_front()
     }
 
     /// The next lane, or `None` when none came before the deadline.

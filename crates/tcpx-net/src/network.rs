@@ -40,6 +40,8 @@ pub struct Setup<'a> {
     pub workers: &'a [Arc<CopyWorker>],
     /// Server only: where the listener puts lanes that joined this session.
     pub lanes: Option<LaneInbox>,
+    /// Server only: the address that the listener is bound to.
+    pub listening: Option<SocketAddr>,
 }
 
 /// Rounds of opaque set-up messages over the control connection.

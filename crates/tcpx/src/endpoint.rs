@@ -51,6 +51,7 @@ impl Endpoint {
             side: Side::Server,
             peer: accepted.peer,
             lanes: Some(accepted.lanes),
+            listening: Some(accepted.listening),
         };
         let deadline = Instant::now() + self.options.connect_timeout;
         establish(authenticated, &self.options, deadline)
@@ -71,6 +72,7 @@ impl Endpoint {
             side: Side::Client,
             peer: address,
             lanes: None,
+            listening: None,
         };
         establish(authenticated, options, deadline)
     }

@@ -32,6 +32,8 @@ pub(crate) struct Authenticated {
     /// Client: the address it dialled. Server: the client's address.
     pub(crate) peer: SocketAddr,
     pub(crate) lanes: Option<LaneInbox>,
+    /// Server: the address that it listens on.
+    pub(crate) listening: Option<SocketAddr>,
 }
 
 /// Sets the connection up and gives it to a driver.
@@ -47,6 +49,7 @@ pub(crate) fn establish(
         side,
         peer,
         lanes,
+        listening,
     } = authenticated;
     let local = stream
         .local_addr()
@@ -70,6 +73,7 @@ pub(crate) fn establish(
         deadline,
         workers: options.gpu.as_ref().map_or(&[], |_| gpu_worker),
         lanes,
+        listening,
     };
     let channels = options.network.establish(&setup, &mut set_up)?;
     set_up.session.ready();
@@ -161,7 +165,7 @@ fn small_copies(options: &Options, eager_limit: u32) -> Option<SmallCopies> {
 }
 
 fn describe_path(channels: &[Box<dyn Channel>], peer: &PeerInfo, options: &Options) -> String {
-    let first = channels.first().map(|channel| channel.describe());
+    let first = channels.first().map(|channel| channel.path());
     let channels = match (first, peer.channels) {
         (None, _) => "no data channel".to_owned(),
         (Some(first), 1) => first,

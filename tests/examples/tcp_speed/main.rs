@@ -10,7 +10,7 @@
 //! | `copies:BYTES:COUNT` | on the sender alone: each way of moving a small message to and from its GPU |
 //! | `plain:LANES:CALL:BYTES:SET` | for comparison, blocking threads that write and read one socket each: BYTES in all, in calls of CALL bytes, over SET bytes of host memory a side |
 //!
-//! SETTINGS: `--lanes N`, `--chunk BYTES`, `--window N`, `--socket-buffer BYTES`, `--staged-sends N`, and
+//! SETTINGS: `--lanes N`, `--chunk BYTES`, `--window N`, and
 //! `--at-once` to wait for no stream;
 //! without them the network chooses, as for everyone.
 //!

@@ -209,6 +209,7 @@ impl Acceptor {
             stream: greeting.stream,
             session,
             peer,
+            listening: self.inner.address,
             lanes,
         };
         self.inner.lock().push_back(accepted);

@@ -48,9 +48,10 @@ impl Permits {
         permits
     }
 
-    /// Takes a permit while fewer than `most` are taken. Otherwise `wakers` is woken once one is given
-    /// back.
-    pub(super) fn take(self: &Arc<Self>, most: usize, wakers: &Arc<Wakers>) -> Option<Permit> {
+    /// Takes a permit while fewer than three quarters of `slots` are taken. Otherwise `wakers` is
+    /// woken once one is given back.
+    pub(super) fn take(self: &Arc<Self>, slots: usize, wakers: &Arc<Wakers>) -> Option<Permit> {
+        let most = (slots - slots / 4).max(1);
         self.try_take(most).or_else(|| {
             let mut waiting = lock(&self.waiting);
             let known = waiting
@@ -82,7 +83,7 @@ impl Drop for Permit {
         if self.0.has_waiting.swap(false, Ordering::SeqCst) {
             let waiting = std::mem::take(&mut *lock(&self.0.waiting));
             for wakers in waiting.iter().filter_map(Weak::upgrade) {
-                wakers.wake_sender(0);
+                wakers.wake_any_sender();
             }
         }
     }

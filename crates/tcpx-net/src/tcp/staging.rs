@@ -14,13 +14,12 @@ use tcpx_memory::{
 };
 use tcpx_wire::frame::Settings;
 
-use super::TcpOptions;
 use super::permits::Permits;
 use super::receive_table::{Claim, ReceiveState};
 use super::shared::{Event, Shared, lock};
 use super::transmit_table::{Outgoing, SendState, Unstaged};
 use super::wakers::Wakers;
-use crate::channel::{Cancel, MemoryKinds};
+use crate::channel::MemoryKinds;
 use crate::error::{ChannelError, NetworkError};
 
 #[derive(Debug)]
@@ -35,8 +34,6 @@ pub(super) struct Staging {
     /// Stages host memory too, when set.
     host: Option<Worker>,
     gpus: Vec<Worker>,
-    /// Slots that sends may hold at a time.
-    most_sends: usize,
     has_waiting: AtomicBool,
     /// Slots of the transmit table, in sequence order.
     waiting: Mutex<VecDeque<u16>>,
@@ -53,13 +50,14 @@ pub(super) enum Landing {
 impl Staging {
     pub(super) fn new(
         workers: &[Arc<CopyWorker>],
-        options: &TcpOptions,
+        stage_host: bool,
+        window: u16,
     ) -> Result<Self, NetworkError> {
         let with_permits = |worker: Arc<CopyWorker>| {
             let permits = Permits::of(&worker);
             Worker { worker, permits }
         };
-        let host = if options.stage_host {
+        let host = if stage_host {
             let worker = CopyWorker::host().map_err(|error| NetworkError::Memory {
                 network: super::NAME.to_owned(),
                 cause: error.to_string(),
@@ -73,11 +71,7 @@ impl Staging {
             host,
             gpus,
             has_waiting: AtomicBool::new(false),
-            most_sends: match options.staged_sends {
-                0 => usize::MAX,
-                most => most.into(),
-            },
-            waiting: Mutex::new(VecDeque::with_capacity(usize::from(options.window))),
+            waiting: Mutex::new(VecDeque::with_capacity(usize::from(window))),
         })
     }
 
@@ -161,16 +155,21 @@ impl Staging {
         }
     }
 
-    /// The slots of a pool that sends may hold: they leave a quarter to receives.
-    fn most_of(&self, pool: &PinnedPool) -> usize {
-        let slots = pool.slots();
-        (slots - slots / 4).min(self.most_sends).max(1)
-    }
-
     /// Whether sends wait for a slot.
     pub(super) fn has_waiting(&self) -> bool {
         self.has_waiting.load(Ordering::SeqCst)
     }
+}
+
+/// What became of a send that was taken back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Withdrawn {
+    /// It and its slot are free.
+    Now,
+    /// It is free; an event says when its slot is.
+    Later,
+    /// Something still reads it; an event says when it has ended.
+    NotYet,
 }
 
 /// Marks a job's token as that of a receive; the low bits are the slot.
@@ -214,7 +213,7 @@ impl Shared {
                 return;
             };
             let pool = worker.worker.pinned();
-            let Some(permit) = worker.permits.take(staging.most_of(pool), &shared.wakers) else {
+            let Some(permit) = worker.permits.take(pool.slots(), &shared.wakers) else {
                 return;
             };
             let Some(pinned) = pool.try_take() else {
@@ -227,7 +226,7 @@ impl Shared {
             };
             drop(pinned);
             let fence = shared.transmit.with(slot, |state| {
-                match std::mem::replace(state, SendState::Taken) {
+                match std::mem::replace(state, SendState::Free) {
                     SendState::Waiting(Unstaged {
                         header,
                         position,
@@ -239,6 +238,7 @@ impl Shared {
                             header,
                             position,
                             payload: payload.clone(),
+                            attempt: 0,
                             permit: Some(permit),
                         };
                         *state = SendState::Copying {
@@ -276,23 +276,34 @@ impl Shared {
     }
 
     /// Takes a send back, if no lane has it and no copy reads it.
-    pub(super) fn withdraw_send(&self, slot: u16) -> Cancel {
-        self.transmit.with(slot, |state| match state {
+    pub(super) fn withdraw_send(&self, slot: u16) -> Withdrawn {
+        let (answer, before) = self.transmit.with(slot, |state| match state {
             SendState::Queued(_) | SendState::Waiting(_) => {
-                *state = SendState::Withdrawn;
-                Cancel::Done
+                let before = std::mem::replace(state, SendState::Withdrawn);
+                (Withdrawn::Later, Some(before))
+            }
+            SendState::Written { .. } => {
+                let before = std::mem::replace(state, SendState::Free);
+                (Withdrawn::Now, Some(before))
             }
             SendState::Copying { cancelled, .. } => {
                 *cancelled = true;
-                Cancel::Pending
+                (Withdrawn::NotYet, None)
             }
-            SendState::Taken | SendState::Free | SendState::Withdrawn => Cancel::Pending,
-        })
+            SendState::Taken { settled, .. } => {
+                *settled = true;
+                (Withdrawn::NotYet, None)
+            }
+            SendState::Free | SendState::Withdrawn => (Withdrawn::NotYet, None),
+        });
+        // Outside of the slot's lock: a permit that comes back wakes others.
+        drop(before);
+        answer
     }
 
     fn send_copied(&self, slot: u16, result: Result<u64, MemoryError>) {
         let copied = self.transmit.with(slot, |state| {
-            match std::mem::replace(state, SendState::Taken) {
+            match std::mem::replace(state, SendState::Free) {
                 SendState::Copying {
                     outgoing,
                     cancelled,
@@ -309,6 +320,8 @@ impl Shared {
         let error = match result {
             Ok(_) if cancelled => ChannelError::Cancelled,
             Ok(_) => {
+                // First: the chunk's end may be reported as soon as a lane can see it.
+                self.report(Event::Copied { slot });
                 self.transmit.enqueue(outgoing);
                 self.wake_sender();
                 if self.closing.load(Ordering::Acquire) {
@@ -325,11 +338,8 @@ impl Shared {
 
     /// All of a receive's payload is in `into`: the destination itself, or a slot to be copied.
     pub(super) fn deliver(shared: &Arc<Self>, claim: Claim, into: RegionSlice) {
-        let Claim {
-            slot,
-            destination,
-            fence,
-        } = claim;
+        let Claim { slot, chunk } = claim;
+        let (destination, fence) = (chunk.destination, chunk.fence);
         let bytes = destination.len() as u64;
         let Some(worker) = shared.staging.worker(destination.kind()) else {
             drop((into, destination));
