@@ -12,6 +12,7 @@
 //!
 //! The CUDA driver is found at run time and never needed to build or to start; see [`driver::probe`].
 
+pub mod awake;
 mod bounce;
 mod checksum;
 mod cpu;

@@ -105,6 +105,14 @@ pub(crate) fn prepare_lane(stream: &TcpStream) -> io::Result<()> {
     )
 }
 
+/// Has the kernel drop what the peer has not acknowledged when the socket is closed.
+pub(crate) fn forget_unsent(socket: std::os::fd::BorrowedFd<'_>) {
+    let reset = socket2::SockRef::from(&socket).set_linger(Some(Duration::ZERO));
+    if let Err(error) = reset {
+        tracing::debug!(%error, "a lane that ends is not reset");
+    }
+}
+
 /// Waits for the socket; false when the deadline came first.
 pub(crate) fn wait(socket: &impl AsFd, what: PollFlags, deadline: Instant) -> io::Result<bool> {
     loop {

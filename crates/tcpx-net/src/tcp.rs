@@ -31,6 +31,7 @@ mod shared;
 mod signal;
 #[cfg(test)]
 mod simulation;
+mod splice;
 mod staging;
 mod tcp_channel;
 mod tcp_info;
@@ -78,6 +79,9 @@ pub struct TcpOptions {
     ///
     /// [`Channel::placed`]: crate::Channel::placed
     pub resend: bool,
+    /// Sends slots by references to their pages, where chunks are kept for sending again: the sender
+    /// copies nothing. Where the system refuses it, slots are copied as before.
+    pub splice: bool,
 }
 
 impl Default for TcpOptions {
@@ -88,6 +92,7 @@ impl Default for TcpOptions {
             interfaces: None,
             stage_host: false,
             resend: true,
+            splice: true,
         }
     }
 }
@@ -156,6 +161,7 @@ impl Network for TcpNetwork {
             lanes,
             window,
             resend: self.options.resend && lanes > 1,
+            splice: self.options.splice,
             staging: Staging::new(setup.workers, self.options.stage_host, window)?,
             repair,
         };

@@ -165,6 +165,8 @@ impl Core {
     fn push_out(&mut self) -> bool {
         let mut any = self.perform_actions();
         self.close_useless_channels();
+        // What the peer waits for goes first; a chunk that comes early finds its receive soon.
+        self.write_control();
         any |= self.post_pending();
         self.write_control();
         // What was said may have ended an operation.

@@ -6,23 +6,26 @@
 //! has a core to itself, and for at most [`PATIENCE`] after the last thing that happened.
 
 use std::hint::spin_loop;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::thread::available_parallelism;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
+
+use tcpx_memory::awake::{Awake, cores};
 
 use crate::connection::Shared;
 use crate::core::Core;
+use crate::driver::Turn;
 
 /// How long nothing may happen before the thread sleeps.
 const PATIENCE: Duration = Duration::from_micros(50);
+/// The same while chunks are moving, where there are cores to spare.
+const MOVING_PATIENCE: Duration = Duration::from_micros(500);
 /// Up to this many cores nobody looks without a pause while chunks are moving: the lanes need them.
 const FEW_CORES: usize = 4;
 /// Waits that are not tried at most, after a row of tries that came to nothing.
 const MOST_SKIPPED: u32 = 64;
 
-/// Threads of this process that look without a pause.
-static LOOKING: AtomicUsize = AtomicUsize::new(0);
+/// Whether a thread of this process looks without a pause; only where cores are few.
+static LOOKING: AtomicBool = AtomicBool::new(false);
 
 /// Whether, and with what luck, waiting threads do the engine's work on one connection.
 #[derive(Debug)]
@@ -34,32 +37,35 @@ pub(crate) struct Driving {
     skip: AtomicU32,
 }
 
-/// The right of one thread to look without a pause.
-struct Looking;
+/// One thread of those that look without a pause, of which few cores bear only one.
+struct Looking(Awake);
 
 impl Looking {
-    /// A quarter of the cores may be spent on looking, and one where there are two.
     fn begin() -> Option<Self> {
-        let most = match cores() {
-            1 => 0,
-            cores => (cores / 4).max(1),
-        };
-        let begun = LOOKING.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |looking| {
-            (looking < most).then_some(looking + 1)
-        });
-        begun.is_ok().then_some(Self)
+        let awake = Awake::begin();
+        match cores() {
+            1 => None,
+            cores if cores <= FEW_CORES => {
+                let first = !LOOKING.swap(true, Ordering::Relaxed);
+                first.then(|| Self(awake))
+            }
+            _ => awake.may_look().then(|| Self(awake)),
+        }
+    }
+
+    /// How long nothing may happen before the thread sleeps.
+    fn patience(&self, turn: Option<Turn>) -> Duration {
+        match turn {
+            Some(turn) if turn.moving && self.0.may_look() => MOVING_PATIENCE,
+            _ => PATIENCE,
+        }
     }
 }
 
 impl Drop for Looking {
     fn drop(&mut self) {
-        LOOKING.fetch_sub(1, Ordering::Relaxed);
+        LOOKING.store(false, Ordering::Relaxed);
     }
-}
-
-fn cores() -> usize {
-    static CORES: OnceLock<usize> = OnceLock::new();
-    *CORES.get_or_init(|| available_parallelism().map_or(1, usize::from))
 }
 
 impl Driving {
@@ -105,13 +111,13 @@ impl Shared {
         if !self.announces || !self.driving.may_try() {
             return false;
         }
-        let Some(_looking) = Looking::begin() else {
+        let Some(looking) = Looking::begin() else {
             return false;
         };
         let hit = if self.driving.on.swap(true, Ordering::SeqCst) {
             look(&ended)
         } else {
-            self.work_until(&ended)
+            self.work_until(&looking, &ended)
         };
         self.driving.tried(hit);
         hit
@@ -145,7 +151,7 @@ impl Shared {
         }
     }
 
-    fn work_until(&self, ended: &impl Fn() -> bool) -> bool {
+    fn work_until(&self, looking: &Looking, ended: &impl Fn() -> bool) -> bool {
         let mut last = Instant::now();
         let mut taken_over = false;
         let hit = loop {
@@ -160,7 +166,7 @@ impl Shared {
             }
             if turn.is_some_and(|turn| turn.busy) {
                 last = Instant::now();
-            } else if last.elapsed() > PATIENCE {
+            } else if last.elapsed() > looking.patience(turn) {
                 break false;
             }
             if turn.is_some_and(|turn| turn.finished || turn.moving && cores() <= FEW_CORES) {

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
+use tcpx_memory::awake::Awake;
 
 /// Longest sleep, so that a driver notices its own end and proves that it lives.
 const MAX_SLEEP: Duration = Duration::from_millis(500);
@@ -195,12 +196,13 @@ impl Driver {
     }
 
     fn run(&self) {
+        let awake = Awake::begin();
         let mut driven = AllDriven::new();
         let mut events = Vec::with_capacity(64);
         let mut due = Vec::new();
         let mut idle_rounds = 0;
         loop {
-            self.wait(&mut events, &driven, idle_rounds);
+            awake.asleep(|| self.wait(&mut events, &driven, idle_rounds));
             due.clear();
             for event in &events {
                 match event.data.u64() {

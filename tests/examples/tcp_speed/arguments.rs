@@ -103,6 +103,18 @@ impl Arguments {
                 parsed.child = true;
                 continue;
             }
+            if flag == "--no-splice" {
+                parsed.tcp.splice = false;
+                continue;
+            }
+            if flag == "--staged" {
+                parsed.tcp.stage_host = true;
+                continue;
+            }
+            if flag == "--no-resend" {
+                parsed.tcp.resend = false;
+                continue;
+            }
             if flag == "--at-once" {
                 parsed.after = After::Nothing;
                 continue;

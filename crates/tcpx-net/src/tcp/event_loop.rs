@@ -13,8 +13,10 @@ use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
+use tcpx_memory::awake::Awake;
 
 use super::signal::Signal;
+use super::splice::ignore_broken_pipes;
 use crate::error::IoError;
 
 /// Something that a loop drives: one direction of one lane.
@@ -104,6 +106,7 @@ impl EventLoop {
         )?;
         let inner = Arc::clone(&mailbox);
         std::thread::Builder::new().name(name).spawn(move || {
+            ignore_broken_pipes();
             Runner {
                 poller,
                 mailbox: inner,
@@ -139,6 +142,8 @@ impl EventLoop {
     }
 }
 
+/// How long a loop looks for the next event without a pause, where there are cores to spare.
+const PATIENCE: Duration = Duration::from_micros(200);
 const SIGNAL: u64 = u64::MAX;
 const EVENTS: usize = 64;
 
@@ -152,7 +157,7 @@ struct Runner {
 impl Runner {
     fn run(&mut self) {
         let mut events = Vec::with_capacity(EVENTS);
-        let patience = patience();
+        let awake = Awake::begin();
         let mut last = Instant::now();
         loop {
             let now = rustix::event::Timespec {
@@ -160,14 +165,17 @@ impl Runner {
                 tv_nsec: 0,
             };
             // Another event comes soon while bytes move, and waking up takes longer than they do.
-            let looks = !patience.is_zero() && last.elapsed() < patience;
-            let timeout = if self.turns.is_empty() && !looks {
-                None
-            } else {
-                Some(&now)
-            };
+            let busy = !self.turns.is_empty();
+            let looks = busy || last.elapsed() < PATIENCE && awake.may_look();
             events.clear();
-            match epoll::wait(&self.poller, spare_capacity(&mut events), timeout) {
+            let mut wait =
+                |timeout| epoll::wait(&self.poller, spare_capacity(&mut events), timeout);
+            let waited = if looks {
+                wait(Some(&now))
+            } else {
+                awake.asleep(|| wait(None))
+            };
+            match waited {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => {
                     // Only a closed or foreign descriptor gets here, and this one is ours.
@@ -181,7 +189,7 @@ impl Runner {
                     index => self.queue(usize::try_from(index).unwrap_or(usize::MAX)),
                 }
             }
-            if !self.turns.is_empty() || timeout.is_none() {
+            if !self.turns.is_empty() {
                 last = Instant::now();
             }
             for _ in 0..self.turns.len() {
@@ -272,11 +280,6 @@ impl Runner {
         self.mailbox.sources.fetch_sub(1, Ordering::Relaxed);
         entry.source.finish();
     }
-}
-
-fn patience() -> Duration {
-    let micros = std::env::var("TCPX_LOOP_SPIN").ok();
-    Duration::from_micros(micros.and_then(|text| text.parse().ok()).unwrap_or(0))
 }
 
 /// The loops of this process.

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::hint;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use super::device::{Device, Lane};
@@ -11,6 +10,7 @@ use super::kernel::Flag;
 use super::pipe::{CpuSteps, Pipe};
 use super::staging::{BLOCK_BYTES, Staging};
 use super::unpack::Unpacking;
+use crate::awake::Awake;
 use crate::bounce::UnpackMethod;
 use crate::checksum::{SumFactors, SumPlan};
 use crate::cpu;
@@ -31,9 +31,9 @@ const STARTS: usize = 32;
 const RESERVE: usize = 64;
 /// CPU work up to this many bytes is done at once, more in steps.
 const AT_ONCE: u64 = 1 << 20;
-/// How long to look without a pause after the last progress, where there are cores to spare: longer than a
-/// copy of 4 MiB over the bus, because a pause costs more than it says.
-const SPIN: Duration = Duration::from_micros(100);
+/// How long to look without a pause after the last progress, where there are cores to spare: longer than
+/// the way of a transfer of 4 MiB, because a pause costs more than it says.
+const SPIN: Duration = Duration::from_micros(500);
 /// The pause between looks after that.
 const PAUSE: Duration = Duration::from_micros(20);
 /// The pause while only fences are waited for, which may take as long as the caller's kernels.
@@ -108,7 +108,7 @@ impl<'queue> Engine<'queue> {
 
     /// Works until the queue is stopped and all accepted jobs have ended.
     pub(super) fn run(mut self) {
-        let may_spin = thread::available_parallelism().is_ok_and(|cores| cores.get() > 4);
+        let awake = Awake::begin();
         let mut last = Instant::now();
         loop {
             // Read before the queue: whoever stops it has submitted all there will be.
@@ -122,15 +122,15 @@ impl<'queue> Engine<'queue> {
                 last = Instant::now();
             } else if stopping && self.is_idle() {
                 break;
-            } else if may_spin && !self.is_waiting_only() && last.elapsed() < SPIN {
+            } else if awake.may_look() && !self.is_waiting_only() && last.elapsed() < SPIN {
                 // Also for a while after the last job: the next one of a transfer comes soon.
                 hint::spin_loop();
             } else if self.is_idle() {
-                self.queue.sleep(None);
+                awake.asleep(|| self.queue.sleep(None));
                 last = Instant::now();
             } else {
-                self.queue
-                    .sleep(Some(if self.is_working() { PAUSE } else { LONG_PAUSE }));
+                let pause = if self.is_working() { PAUSE } else { LONG_PAUSE };
+                awake.asleep(|| self.queue.sleep(Some(pause)));
             }
         }
         self.staging.destroy(&self.device);
