@@ -3,11 +3,13 @@
 pub(crate) mod bench;
 pub(crate) mod connection;
 pub(crate) mod demo;
+pub(crate) mod env;
 pub(crate) mod link;
 pub(crate) mod perf;
 pub(crate) mod transfer;
 
 use std::ffi::OsStr;
+use std::path::Path;
 
 use clap::builder::Resettable;
 use clap::parser::ValueSource;
@@ -15,6 +17,7 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use self::link::LinkArgs;
 use self::perf::PerfSide;
+use crate::link::is_plugin;
 
 /// Variables that no flag repeats, for the end of `--help`.
 const OTHER_VARIABLES: &str = "\
@@ -48,6 +51,8 @@ pub(crate) enum Command {
     Bench(bench::BenchArgs),
     /// List GPUs, network interfaces and the plugin file, and say what is missing.
     Devices,
+    /// Print the variables that a plugin or NCCL needs on this host, as lines for a shell.
+    Env(env::EnvArgs),
     /// The second process of `demo`; reads its steps from standard input.
     #[command(hide = true)]
     DemoPeer,
@@ -86,7 +91,7 @@ impl Cli {
                 PerfSide::Server(args) => args.link.debug,
                 PerfSide::Client(args) => args.link.debug,
             },
-            Command::Bench(_) | Command::Devices | Command::DemoPeer => false,
+            Command::Bench(_) | Command::Devices | Command::Env(_) | Command::DemoPeer => false,
         }
     }
 
@@ -103,8 +108,25 @@ impl Cli {
                 };
                 (!json).then_some("perf")
             }
-            Command::Bench(_) | Command::Devices | Command::DemoPeer => None,
+            Command::Bench(_) | Command::Devices | Command::Env(_) | Command::DemoPeer => None,
         }
+    }
+
+    /// The plugin that the command will drive: `None` if it drives none, `Some(None)` if it names no file.
+    pub(crate) fn plugin(&self) -> Option<Option<&Path>> {
+        let network = match &self.command {
+            Command::Demo(args) => return args.plugin.as_deref().map(Some),
+            Command::Transfer(args) => &args.link.network,
+            Command::Connection(args) => &args.link.network,
+            Command::Perf(args) => match &args.side {
+                PerfSide::Server(args) => &args.link.network,
+                PerfSide::Client(args) => &args.link.network,
+            },
+            Command::Bench(_) | Command::Devices | Command::Env(_) | Command::DemoPeer => {
+                return None;
+            }
+        };
+        is_plugin(network).then_some(network.plugin.as_deref())
     }
 
     fn link_mut(&mut self) -> Option<&mut LinkArgs> {
@@ -115,7 +137,11 @@ impl Cli {
                 PerfSide::Server(args) => &mut args.link,
                 PerfSide::Client(args) => &mut args.link,
             }),
-            Command::Demo(_) | Command::Bench(_) | Command::Devices | Command::DemoPeer => None,
+            Command::Demo(_)
+            | Command::Bench(_)
+            | Command::Devices
+            | Command::Env(_)
+            | Command::DemoPeer => None,
         }
     }
 }

@@ -9,6 +9,7 @@ use tcpx::MemoryError;
 use crate::key::KeyError;
 use crate::pattern::Difference;
 use crate::plugin_file::PluginFileError;
+use crate::plugin_file::contents::ContentsError;
 use crate::transfer::file_name::FileNameError;
 use crate::transfer::partial_file::PartialFileError;
 
@@ -30,6 +31,8 @@ pub(crate) enum Error {
     Key(#[from] KeyError),
     #[error(transparent)]
     Plugin(#[from] PluginFileError),
+    #[error(transparent)]
+    PluginContents(#[from] ContentsError),
     #[error(transparent)]
     FileName(#[from] FileNameError),
     #[error(transparent)]
@@ -84,6 +87,7 @@ impl Error {
             }
             Self::Key(_) => "take the key from the line that the server printed: 26 letters and digits".into(),
             Self::Plugin(error) => error.hint(),
+            Self::PluginContents(error) => error.hint().into(),
             Self::FileName(_) => "rename the file at the sender, then send it again".into(),
             Self::PartialFile(error) => error.hint().into(),
             Self::Io { .. } => "look at the path and its permissions, then try again".into(),

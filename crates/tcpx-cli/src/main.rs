@@ -3,11 +3,14 @@
 mod addresses;
 mod args;
 mod bench;
+mod buffer_daemon;
 mod connection;
 mod demo;
 mod devices;
+mod env;
 mod environment;
 mod error;
+mod host;
 mod key;
 mod link;
 mod log;
@@ -19,6 +22,7 @@ mod perf;
 mod plugin_file;
 mod sizes;
 mod transfer;
+mod vendor_environment;
 
 use std::process::ExitCode;
 
@@ -58,6 +62,7 @@ fn run(cli: &Cli) -> Result<(), Error> {
         Command::Connection(args) => connection::run(args),
         Command::Perf(args) => perf::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Env(args) => env::run(args),
         Command::Devices => {
             devices::run();
             Ok(())

@@ -4,6 +4,7 @@ mod support;
 
 mod basics;
 mod demo;
+mod environment;
 mod files;
 mod greeting;
 mod perf;
