@@ -1,6 +1,7 @@
 //! Support for the tests across crates.
 
 pub mod accident;
+pub mod bad_plugin;
 pub mod buffers;
 pub mod child;
 pub mod content;

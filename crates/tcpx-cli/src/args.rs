@@ -6,6 +6,7 @@ pub(crate) mod demo;
 pub(crate) mod env;
 pub(crate) mod link;
 pub(crate) mod perf;
+pub(crate) mod plugin;
 pub(crate) mod transfer;
 
 use std::ffi::OsStr;
@@ -53,9 +54,14 @@ pub(crate) enum Command {
     Devices,
     /// Print the variables that a plugin or NCCL needs on this host, as lines for a shell.
     Env(env::EnvArgs),
+    /// Show what a plugin file exports, and move messages of every size through it.
+    Plugin(plugin::PluginArgs),
     /// The second process of `demo`; reads its steps from standard input.
     #[command(hide = true)]
     DemoPeer,
+    /// The process of `plugin` that loads the file.
+    #[command(hide = true)]
+    PluginPart(plugin::PluginPartArgs),
 }
 
 impl Cli {
@@ -91,7 +97,12 @@ impl Cli {
                 PerfSide::Server(args) => args.link.debug,
                 PerfSide::Client(args) => args.link.debug,
             },
-            Command::Bench(_) | Command::Devices | Command::Env(_) | Command::DemoPeer => false,
+            Command::PluginPart(args) => args.debug,
+            Command::Bench(_)
+            | Command::Devices
+            | Command::Env(_)
+            | Command::Plugin(_)
+            | Command::DemoPeer => false,
         }
     }
 
@@ -108,7 +119,12 @@ impl Cli {
                 };
                 (!json).then_some("perf")
             }
-            Command::Bench(_) | Command::Devices | Command::Env(_) | Command::DemoPeer => None,
+            Command::Plugin(args) => (!args.json).then_some("plugin"),
+            Command::Bench(_)
+            | Command::Devices
+            | Command::Env(_)
+            | Command::DemoPeer
+            | Command::PluginPart(_) => None,
         }
     }
 
@@ -122,7 +138,12 @@ impl Cli {
                 PerfSide::Server(args) => &args.link.network,
                 PerfSide::Client(args) => &args.link.network,
             },
-            Command::Bench(_) | Command::Devices | Command::Env(_) | Command::DemoPeer => {
+            Command::Bench(_)
+            | Command::Devices
+            | Command::Env(_)
+            | Command::Plugin(_)
+            | Command::DemoPeer
+            | Command::PluginPart(_) => {
                 return None;
             }
         };
@@ -141,7 +162,9 @@ impl Cli {
             | Command::Bench(_)
             | Command::Devices
             | Command::Env(_)
-            | Command::DemoPeer => None,
+            | Command::Plugin(_)
+            | Command::DemoPeer
+            | Command::PluginPart(_) => None,
         }
     }
 }

@@ -66,6 +66,8 @@ pub(crate) enum Error {
         arrived: String,
     },
     #[error("{what}")]
+    PluginCheck { what: String, hint: String },
+    #[error("{what}")]
     Failed { what: String, hint: &'static str },
 }
 
@@ -79,7 +81,10 @@ impl Error {
     /// What a person can do about it.
     pub(crate) fn hint(&self) -> String {
         match self {
-            Self::Usage { hint, .. } | Self::Gpu { hint, .. } | Self::Peer { hint, .. } => hint.clone(),
+            Self::Usage { hint, .. }
+            | Self::Gpu { hint, .. }
+            | Self::Peer { hint, .. }
+            | Self::PluginCheck { hint, .. } => hint.clone(),
             Self::Engine(error) => advice(&error.to_string()).1.into(),
             Self::Memory { source, .. } => advice(&source.to_string()).1.into(),
             Self::Key(KeyError::Missing) => {

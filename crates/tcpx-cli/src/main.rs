@@ -19,6 +19,7 @@ mod messages;
 mod output;
 mod pattern;
 mod perf;
+mod plugin_check;
 mod plugin_file;
 mod sizes;
 mod transfer;
@@ -63,6 +64,11 @@ fn run(cli: &Cli) -> Result<(), Error> {
         Command::Perf(args) => perf::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Env(args) => env::run(args),
+        Command::Plugin(args) => plugin_check::run(args),
+        Command::PluginPart(args) => {
+            plugin_check::part::run(args);
+            Ok(())
+        }
         Command::Devices => {
             devices::run();
             Ok(())

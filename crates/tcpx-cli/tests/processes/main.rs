@@ -8,3 +8,4 @@ mod environment;
 mod files;
 mod greeting;
 mod perf;
+mod plugin;
