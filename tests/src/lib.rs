@@ -2,6 +2,7 @@
 
 pub mod accident;
 pub mod bad_plugin;
+pub mod buffer_daemon;
 pub mod buffers;
 pub mod child;
 pub mod content;

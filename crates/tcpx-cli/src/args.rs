@@ -3,6 +3,7 @@
 pub(crate) mod bench;
 pub(crate) mod connection;
 pub(crate) mod demo;
+pub(crate) mod doctor;
 pub(crate) mod env;
 pub(crate) mod link;
 pub(crate) mod perf;
@@ -52,6 +53,8 @@ pub(crate) enum Command {
     Bench(bench::BenchArgs),
     /// List GPUs, network interfaces and the plugin file, and say what is missing.
     Devices,
+    /// Find what stops transfers on this host, and say how to mend it.
+    Doctor(doctor::DoctorArgs),
     /// Print the variables that a plugin or NCCL needs on this host, as lines for a shell.
     Env(env::EnvArgs),
     /// Show what a plugin file exports, and move messages of every size through it.
@@ -100,6 +103,7 @@ impl Cli {
             Command::PluginPart(args) => args.debug,
             Command::Bench(_)
             | Command::Devices
+            | Command::Doctor(_)
             | Command::Env(_)
             | Command::Plugin(_)
             | Command::DemoPeer => false,
@@ -122,6 +126,7 @@ impl Cli {
             Command::Plugin(args) => (!args.json).then_some("plugin"),
             Command::Bench(_)
             | Command::Devices
+            | Command::Doctor(_)
             | Command::Env(_)
             | Command::DemoPeer
             | Command::PluginPart(_) => None,
@@ -140,6 +145,7 @@ impl Cli {
             },
             Command::Bench(_)
             | Command::Devices
+            | Command::Doctor(_)
             | Command::Env(_)
             | Command::Plugin(_)
             | Command::DemoPeer
@@ -161,6 +167,7 @@ impl Cli {
             Command::Demo(_)
             | Command::Bench(_)
             | Command::Devices
+            | Command::Doctor(_)
             | Command::Env(_)
             | Command::Plugin(_)
             | Command::DemoPeer

@@ -20,6 +20,9 @@ use rustix::net::{
 /// How long the daemon may take for one answer; a healthy one needs milliseconds.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
+/// Far more than an answer has: what says to be longer is none.
+const MAX_ANSWER: usize = 1024;
+
 /// What is asked on a socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Question {
@@ -151,7 +154,14 @@ fn metadata(stream: &UnixStream, deadline: Instant) -> io::Result<Answer> {
     if !fill(stream, &mut head, deadline)? {
         return Ok(Answer::Closed);
     }
-    let mut body = vec![0; usize::from(u16::from_be_bytes(head))];
+    let length = usize::from(u16::from_be_bytes(head));
+    if length > MAX_ANSWER {
+        return Ok(Answer::Garbage {
+            expected: "a frame with 24 raw bytes",
+            arrived: format!("\"{}\", which begins no such frame", head.escape_ascii()),
+        });
+    }
+    let mut body = vec![0; length];
     if !fill(stream, &mut body, deadline)? {
         return Ok(Answer::Closed);
     }

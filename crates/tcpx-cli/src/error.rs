@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use tcpx::MemoryError;
 
+use crate::doctor::explains::without_marks;
 use crate::key::KeyError;
 use crate::pattern::Difference;
 use crate::plugin_file::PluginFileError;
@@ -83,10 +84,10 @@ impl Error {
         match self {
             Self::Usage { hint, .. }
             | Self::Gpu { hint, .. }
-            | Self::Peer { hint, .. }
-            | Self::PluginCheck { hint, .. } => hint.clone(),
-            Self::Engine(error) => advice(&error.to_string()).1.into(),
+            | Self::Peer { hint, .. } => hint.clone(),
+            Self::Engine(error) => advice(&without_marks(&error.to_string())).1.into(),
             Self::Memory { source, .. } => advice(&source.to_string()).1.into(),
+            Self::PluginCheck { hint, .. } => without_marks(hint),
             Self::Key(KeyError::Missing) => {
                 "run the line that the server printed, or give --key-file FILE (or --insecure on both sides)".into()
             }
@@ -117,12 +118,20 @@ impl Error {
 
     /// What happened, without the advice that [`Self::hint`] gives.
     pub(crate) fn what(&self) -> String {
-        let text = self.to_string();
+        let text = without_marks(&self.to_string());
         match self {
             Self::Engine(_) | Self::Memory { .. } | Self::Plugin(PluginFileError::BuildId(_)) => {
                 advice(&text).0.to_owned()
             }
             _ => text,
+        }
+    }
+
+    /// What happened and what to do, with the marks that name a check of the doctor.
+    pub(crate) fn full_text(&self) -> String {
+        match self {
+            Self::PluginCheck { what, hint } => format!("{what}; {hint}"),
+            _ => self.to_string(),
         }
     }
 

@@ -1,4 +1,4 @@
-//! The tcpx program: demo, transfer, connection, perf, bench, devices.
+//! The tcpx program: demo, transfer, connection, perf, bench, devices, doctor, plugin, env.
 
 mod addresses;
 mod args;
@@ -7,6 +7,7 @@ mod buffer_daemon;
 mod connection;
 mod demo;
 mod devices;
+mod doctor;
 mod env;
 mod environment;
 mod error;
@@ -64,6 +65,7 @@ fn run(cli: &Cli) -> Result<(), Error> {
         Command::Perf(args) => perf::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Env(args) => env::run(args),
+        Command::Doctor(args) => doctor::run(args),
         Command::Plugin(args) => plugin_check::run(args),
         Command::PluginPart(args) => {
             plugin_check::part::run(args);

@@ -15,6 +15,7 @@ use serde::Serialize;
 use self::events::{Count, Device, Event, Moved};
 use self::watch::Watched;
 use crate::args::plugin::PluginArgs;
+use crate::doctor::explains::check_for;
 use crate::error::Error;
 use crate::host::{Host, RealHost};
 use crate::output::say::{aside, one_line, say};
@@ -40,6 +41,8 @@ struct Report<'a> {
     passed: bool,
     error: Option<String>,
     hint: Option<String>,
+    /// The check of the doctor that explains the error.
+    check: Option<&'static str>,
     log: Vec<String>,
 }
 
@@ -56,16 +59,18 @@ pub(crate) fn run(args: &PluginArgs) -> Result<(), Error> {
     let contents = match host.contents(&args.path) {
         Ok(contents) => contents,
         Err(error) => {
+            let error = Error::from(error);
             if args.json {
                 let object = serde_json::json!({
                     "path": args.path.display().to_string(),
                     "passed": false,
-                    "error": error.to_string(),
+                    "error": error.what(),
                     "hint": error.hint(),
+                    "check": check_for(&error).map(|check| check.id),
                 });
                 say!("{object:#}");
             }
-            return Err(error.into());
+            return Err(error);
         }
     };
     let settings = match contents.kind {
@@ -105,6 +110,7 @@ impl<'a> Report<'a> {
             passed: false,
             error: None,
             hint: None,
+            check: None,
             log: Vec::new(),
         }
     }
@@ -128,9 +134,11 @@ impl<'a> Report<'a> {
                 }
                 Event::Failed { what, hint } => {
                     self.log = watched.log();
-                    self.error = Some(what.clone());
-                    self.hint = Some(hint.clone());
-                    return Err(Error::PluginCheck { what, hint });
+                    let error = Error::PluginCheck { what, hint };
+                    self.error = Some(error.what());
+                    self.hint = Some(error.hint());
+                    self.check = check_for(&error).map(|check| check.id);
+                    return Err(error);
                 }
             }
         }

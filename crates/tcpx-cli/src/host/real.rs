@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use rustix::process::{Resource as RawResource, getrlimit};
 use tcpx_memory::driver::{self, DriverStatus};
@@ -23,12 +24,15 @@ const MAX_NAMES: usize = 4096;
 #[derive(Clone, Debug)]
 pub(crate) struct RealHost {
     set_by_us: Vec<String>,
+    /// Asked once: opening the driver takes seconds on some hosts.
+    driver: OnceLock<Driver>,
 }
 
 impl Default for RealHost {
     fn default() -> Self {
         Self {
             set_by_us: set_by_us(),
+            driver: OnceLock::new(),
         }
     }
 }
@@ -96,18 +100,22 @@ impl Host for RealHost {
     }
 
     fn driver(&self) -> Driver {
-        match driver::probe() {
-            DriverStatus::Present { version, devices } => Driver::Present {
-                version: version.to_string(),
-                gpus: devices.into_iter().map(|device| device.pci).collect(),
-            },
-            DriverStatus::Missing { why } => Driver::Missing {
-                why: why.to_string(),
-            },
-        }
+        self.driver.get_or_init(probe).clone()
     }
 
     fn ask(&self, socket: &Path, question: &Question) -> Answer {
         buffer_daemon::ask(socket, question, buffer_daemon::PATIENCE)
+    }
+}
+
+fn probe() -> Driver {
+    match driver::probe() {
+        DriverStatus::Present { version, devices } => Driver::Present {
+            version: version.to_string(),
+            gpus: devices.into_iter().map(|device| device.pci).collect(),
+        },
+        DriverStatus::Missing { why } => Driver::Missing {
+            why: why.to_string(),
+        },
     }
 }

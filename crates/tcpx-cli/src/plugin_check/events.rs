@@ -79,7 +79,10 @@ impl Event {
         match error {
             HostError::Call(call) => Self::Failed {
                 what: format!("{} returned {}", call.call, call.rc),
-                hint: call.hint.to_owned(),
+                hint: match call.check() {
+                    Some(id) => format!("{} [{id}]", call.hint),
+                    None => call.hint.to_owned(),
+                },
             },
             other => Self::split(&other.to_string(), ": "),
         }

@@ -236,7 +236,7 @@ impl Pair {
         let found = compared.map_err(memory)?.map_err(memory)?;
         found.map_err(|what| Event::Failed {
             what,
-            hint: "do not use this plugin: it reported success for a message that did not arrive whole".into(),
+            hint: "do not use this plugin: it reported success for a message that did not arrive whole [TCPX-D035]".into(),
         })
     }
 
@@ -300,7 +300,7 @@ fn set_up(
             };
             return Err(Event::Failed {
                 what: format!("{what} gave no comm within {limit:?}"),
-                hint: "look at the plugin's log; its interfaces, or the daemon that it needs, do not answer".into(),
+                hint: "look at the plugin's log; its interfaces, or the daemon that it needs, do not answer [TCPX-D032]".into(),
             });
         }
         std::thread::sleep(Duration::from_millis(1));

@@ -120,7 +120,10 @@ impl Watched {
                                 "the plugin did not come back from \"{}\" within {:?}",
                                 self.step, self.limit
                             ),
-                            hint: "it waits for something without an end: see its log and `tcpx doctor`; --timeout gives it more time".into(),
+                            hint: format!(
+                                "it waits for something without an end: see its log; --timeout gives it more time{}",
+                                mark(&self.step)
+                            ),
                         };
                     }
                 }
@@ -154,14 +157,26 @@ impl Watched {
 
     fn died(&self, status: ExitStatus) -> Event {
         let hint = if status.code().is_some() {
-            "the plugin ended the process by itself, as Google's does without a GPU or without a socket of the buffer daemon: see its log and `tcpx doctor`"
+            "the plugin ended the process by itself, as Google's does without a GPU or without a socket of the buffer daemon: see its log"
         } else {
             "the plugin crashed: see its log, and use another build of it"
         };
         Event::Failed {
             what: format!("the process ended inside \"{}\": {status}", self.step),
-            hint: hint.into(),
+            hint: format!("{hint}{}", mark(&self.step)),
         }
+    }
+}
+
+/// Names the check that explains trouble in a step.
+fn mark(step: &str) -> &'static str {
+    match step {
+        "loading the file" => " [TCPX-D011]",
+        "init" => " [TCPX-D033]",
+        "connect and accept" => " [TCPX-D032]",
+        "regMr" => " [TCPX-D030]",
+        _ if step.starts_with("moving ") => " [TCPX-D034]",
+        _ => "",
     }
 }
 

@@ -4,6 +4,7 @@ mod support;
 
 mod basics;
 mod demo;
+mod doctor;
 mod environment;
 mod files;
 mod greeting;
