@@ -17,6 +17,7 @@ use clap::builder::Resettable;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use self::bench::BenchCommand;
 use self::link::LinkArgs;
 use self::perf::PerfSide;
 use crate::link::is_plugin;
@@ -49,7 +50,7 @@ pub(crate) enum Command {
     Connection(connection::ConnectionArgs),
     /// Measure bandwidth and latency between two hosts.
     Perf(perf::PerfArgs),
-    /// Measure what one host can do, without a network.
+    /// Measure unpackers on one GPU, or the network beside its peers.
     Bench(bench::BenchArgs),
     /// List GPUs, network interfaces and the plugin file, and say what is missing.
     Devices,
@@ -97,12 +98,17 @@ impl Cli {
             Command::Transfer(args) => args.link.debug,
             Command::Connection(args) => args.link.debug,
             Command::Perf(args) => match &args.side {
-                PerfSide::Server(args) => args.link.debug,
-                PerfSide::Client(args) => args.link.debug,
+                None => args.matrix.link.debug,
+                Some(PerfSide::Server(args)) => args.link.debug,
+                Some(PerfSide::Client(args)) => args.link.debug,
+                Some(PerfSide::Agent(args)) => args.link.debug,
             },
             Command::PluginPart(args) => args.debug,
-            Command::Bench(_)
-            | Command::Devices
+            Command::Bench(args) => match &args.what {
+                BenchCommand::Net(args) => args.link.debug,
+                BenchCommand::Unpack(_) => false,
+            },
+            Command::Devices
             | Command::Doctor(_)
             | Command::Env(_)
             | Command::Plugin(_)
@@ -117,11 +123,13 @@ impl Cli {
             Command::Transfer(_) => Some("transfer"),
             Command::Connection(_) => Some("connection"),
             Command::Perf(args) => {
-                let json = match &args.side {
-                    PerfSide::Server(args) => args.json,
-                    PerfSide::Client(args) => args.json,
+                let quiet = match &args.side {
+                    None => args.matrix.json,
+                    Some(PerfSide::Server(args)) => args.json,
+                    Some(PerfSide::Client(args)) => args.json,
+                    Some(PerfSide::Agent(_)) => true,
                 };
-                (!json).then_some("perf")
+                (!quiet).then_some("perf")
             }
             Command::Plugin(args) => (!args.json).then_some("plugin"),
             Command::Bench(_)
@@ -135,25 +143,35 @@ impl Cli {
 
     /// The plugin that the command will drive: `None` if it drives none, `Some(None)` if it names no file.
     pub(crate) fn plugin(&self) -> Option<Option<&Path>> {
-        let network = match &self.command {
-            Command::Demo(args) => return args.plugin.as_deref().map(Some),
-            Command::Transfer(args) => &args.link.network,
-            Command::Connection(args) => &args.link.network,
-            Command::Perf(args) => match &args.side {
-                PerfSide::Server(args) => &args.link.network,
-                PerfSide::Client(args) => &args.link.network,
+        if let Command::Demo(args) = &self.command {
+            return args.plugin.as_deref().map(Some);
+        }
+        let network = &self.link()?.network;
+        is_plugin(network).then_some(network.plugin.as_deref())
+    }
+
+    fn link(&self) -> Option<&LinkArgs> {
+        match &self.command {
+            Command::Transfer(args) => Some(&args.link),
+            Command::Connection(args) => Some(&args.link),
+            Command::Perf(args) => Some(match &args.side {
+                None => &args.matrix.link,
+                Some(PerfSide::Server(args)) => &args.link,
+                Some(PerfSide::Client(args)) => &args.link,
+                Some(PerfSide::Agent(args)) => &args.link,
+            }),
+            Command::Bench(args) => match &args.what {
+                BenchCommand::Net(args) => Some(&args.link),
+                BenchCommand::Unpack(_) => None,
             },
-            Command::Bench(_)
+            Command::Demo(_)
             | Command::Devices
             | Command::Doctor(_)
             | Command::Env(_)
             | Command::Plugin(_)
             | Command::DemoPeer
-            | Command::PluginPart(_) => {
-                return None;
-            }
-        };
-        is_plugin(network).then_some(network.plugin.as_deref())
+            | Command::PluginPart(_) => None,
+        }
     }
 
     fn link_mut(&mut self) -> Option<&mut LinkArgs> {
@@ -161,11 +179,16 @@ impl Cli {
             Command::Transfer(args) => Some(&mut args.link),
             Command::Connection(args) => Some(&mut args.link),
             Command::Perf(args) => Some(match &mut args.side {
-                PerfSide::Server(args) => &mut args.link,
-                PerfSide::Client(args) => &mut args.link,
+                None => &mut args.matrix.link,
+                Some(PerfSide::Server(args)) => &mut args.link,
+                Some(PerfSide::Client(args)) => &mut args.link,
+                Some(PerfSide::Agent(args)) => &mut args.link,
             }),
+            Command::Bench(args) => match &mut args.what {
+                BenchCommand::Net(args) => Some(&mut args.link),
+                BenchCommand::Unpack(_) => None,
+            },
             Command::Demo(_)
-            | Command::Bench(_)
             | Command::Devices
             | Command::Doctor(_)
             | Command::Env(_)

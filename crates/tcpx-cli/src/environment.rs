@@ -6,7 +6,10 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::args::{Cli, Command as Tcpx, perf::PerfSide};
+use crate::args::bench::BenchCommand;
+use crate::args::link::MemoryArgs;
+use crate::args::perf::{PerfSide, Place};
+use crate::args::{Cli, Command as Tcpx};
 use crate::error::Error;
 use crate::host::{Host, RealHost};
 use crate::link::is_plugin;
@@ -32,13 +35,10 @@ type Wanted = (&'static str, &'static str, bool);
 /// Starts this program anew if the command needs variables that are not set; returns if it needs none.
 pub(crate) fn prepare(cli: &Cli) -> Result<(), Error> {
     let vendor = vendor_settings(cli);
-    if std::env::var_os(SET_BY_US).is_some() {
-        report(&vendor);
-        return Ok(());
-    }
     let mut missing: BTreeMap<&str, String> = vendor
         .iter()
         .filter(|setting| setting.origin != Origin::Yours)
+        .filter(|setting| std::env::var_os(setting.name).is_none_or(|value| value.is_empty()))
         .map(|setting| (setting.name, setting.value.clone()))
         .collect();
     for (name, value, replaces) in wanted(cli) {
@@ -54,7 +54,8 @@ pub(crate) fn prepare(cli: &Cli) -> Result<(), Error> {
         report(&vendor);
         return Ok(());
     }
-    let names: Vec<&str> = missing.keys().copied().collect();
+    let mut names = set_by_us();
+    names.extend(missing.keys().map(|name| (*name).to_owned()));
     let mut arguments = std::env::args_os();
     let name = arguments.next().unwrap_or_else(|| OsString::from("tcpx"));
     let failed = Command::new(own_program())
@@ -137,13 +138,27 @@ fn wanted(cli: &Cli) -> Vec<Wanted> {
         Tcpx::Demo(args) => (&args.memory, true),
         Tcpx::Transfer(args) if is_plugin(&args.link.network) => (&args.memory, false),
         Tcpx::Connection(args) if is_plugin(&args.link.network) => (&args.memory, false),
+        Tcpx::Bench(args) => {
+            return match &args.what {
+                BenchCommand::Net(args) if is_plugin(&args.link.network) => {
+                    let place = args.serve.or(args.from);
+                    variables(&place.map(Place::memory).unwrap_or_default(), false)
+                }
+                _ => Vec::new(),
+            };
+        }
         Tcpx::Perf(args) => {
-            let (link, place) = match &args.side {
-                PerfSide::Server(args) => (&args.link, args.place),
-                PerfSide::Client(args) => (&args.link, args.place),
+            let (link, memory) = match &args.side {
+                None => (&args.matrix.link, MemoryArgs::default()),
+                Some(PerfSide::Server(args)) => (&args.link, args.place.memory()),
+                Some(PerfSide::Client(args)) => (&args.link, args.place.memory()),
+                Some(PerfSide::Agent(args)) => {
+                    let first = args.places.first().copied();
+                    (&args.link, first.map(Place::memory).unwrap_or_default())
+                }
             };
             return if is_plugin(&link.network) {
-                variables(&place.memory(), false)
+                variables(&memory, false)
             } else {
                 Vec::new()
             };
@@ -153,7 +168,7 @@ fn wanted(cli: &Cli) -> Vec<Wanted> {
     variables(memory, is_demo)
 }
 
-fn variables(memory: &crate::args::link::MemoryArgs, is_demo: bool) -> Vec<Wanted> {
+fn variables(memory: &MemoryArgs, is_demo: bool) -> Vec<Wanted> {
     let mut wanted = vec![(DEVICE, "unpack", is_demo)];
     if Devices::probe().means_host(memory) {
         wanted.push((STANDIN, "host", is_demo));

@@ -22,6 +22,7 @@ mod pattern;
 mod perf;
 mod plugin_check;
 mod plugin_file;
+mod second_process;
 mod sizes;
 mod transfer;
 mod vendor_environment;

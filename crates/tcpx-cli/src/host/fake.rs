@@ -170,7 +170,8 @@ impl Host for FakeHost {
     }
 
     fn ask(&self, socket: &Path, _question: &Question) -> Answer {
-        self.sockets.get(socket).cloned().unwrap_or(Answer::Absent {
+        let answer = self.sockets.get(socket).cloned();
+        answer.unwrap_or_else(|| Answer::Absent {
             why: "no such file".into(),
         })
     }

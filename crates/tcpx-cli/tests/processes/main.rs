@@ -3,10 +3,12 @@
 mod support;
 
 mod basics;
+mod bench;
 mod demo;
 mod doctor;
 mod environment;
 mod files;
 mod greeting;
+mod matrix;
 mod perf;
 mod plugin;
