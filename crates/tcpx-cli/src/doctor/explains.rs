@@ -1,7 +1,5 @@
 //! Which check explains an error.
 
-use tcpx_net::{ChannelError, NetworkError};
-
 use super::catalogue::find;
 use super::check::Check;
 use crate::error::Error;
@@ -39,7 +37,7 @@ pub(crate) fn check_for(error: &Error) -> Option<&'static Check> {
         return Some(check);
     }
     find(match error {
-        Error::Engine(error) => of_engine(error)?,
+        Error::Engine(error) => error.check()?,
         Error::Gpu { .. } => "TCPX-D005",
         Error::Plugin(PluginFileError::Missing(_) | PluginFileError::NotFound(_)) => "TCPX-D010",
         Error::Plugin(PluginFileError::BuildId(_)) => "TCPX-D013",
@@ -53,29 +51,10 @@ pub(crate) fn check_for(error: &Error) -> Option<&'static Check> {
     })
 }
 
-fn of_engine(error: &tcpx::Error) -> Option<&'static str> {
-    use tcpx::Error as E;
-    Some(match error {
-        E::Stalled { .. } | E::EngineStuck { .. } => "TCPX-D034",
-        E::Corrupt { .. } => "TCPX-D035",
-        E::ConnectionLost { .. } => "TCPX-D031",
-        E::ChannelLost { error, .. } => match **error {
-            ChannelError::PeerClosed { .. } | ChannelError::LaneLost { .. } => "TCPX-D031",
-            _ => return None,
-        },
-        E::Network(
-            NetworkError::Refused { .. }
-            | NetworkError::Unreachable { .. }
-            | NetworkError::ConnectTimedOut { .. },
-        ) => "TCPX-D037",
-        E::System { .. } => "TCPX-D003",
-        E::MemoryHeld { error } => return of_engine(error),
-        _ => return None,
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use nccl_net::{CallError, LoadError, ResultCode};
 
     use super::*;
@@ -126,6 +105,41 @@ mod tests {
         assert_eq!(check("accept", 3), Some("TCPX-D032"));
         assert_eq!(check("init", 3), Some("TCPX-D033"));
         assert_eq!(check("isend", 3), Some("TCPX-D036"));
+    }
+
+    #[test]
+    fn every_error_of_the_engine_leads_to_a_check_of_the_catalogue() {
+        let peer = ([10, 0, 0, 2], 12_345).into();
+        let refused = tcpx_net::NetworkError::Refused { peer };
+        let stuck = tcpx::Error::EngineStuck {
+            peer,
+            stuck: Duration::from_secs(9),
+        };
+        let held = tcpx::Error::MemoryHeld {
+            error: Box::new(stuck.clone()),
+        };
+        for (error, id) in [
+            (tcpx::Error::from(refused), "TCPX-D037"),
+            (stuck, "TCPX-D034"),
+            (held, "TCPX-D034"),
+        ] {
+            let check = check_for(&Error::from(error)).expect("a check");
+            assert_eq!(check.id, id);
+        }
+        assert!(check_for(&tcpx::Error::Closed { peer }.into()).is_none());
+    }
+
+    #[test]
+    fn the_mark_of_a_plugin_s_error_survives_the_way_through_the_engine() {
+        let call = CallError::new("accept", ResultCode::InternalError);
+        let error = tcpx::Error::from(tcpx_net::NetworkError::Plugin {
+            network: "plugin:x".into(),
+            call: "accept",
+            cause: call.to_string(),
+        });
+        let error = Error::from(error);
+        assert_eq!(check_for(&error).map(|check| check.id), Some("TCPX-D032"));
+        assert!(!error.what().contains("TCPX-D") && !error.hint().contains("TCPX-D"));
     }
 
     #[test]
