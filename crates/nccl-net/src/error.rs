@@ -47,12 +47,14 @@ fn mark(check: Option<&'static str>) -> String {
     check.map_or_else(String::new, |id| format!(" [{id}]"))
 }
 
-/// The check for a library that the dynamic linker refuses: its words for a mount without programs are always these.
-fn library_check(reason: &str) -> &'static str {
+/// What to do about a library that the dynamic linker refuses, and the check that explains it. Its words for a mount
+/// without programs are always these.
+fn refused_library(reason: &str) -> &'static str {
     if reason.contains("failed to map segment") {
-        "TCPX-D012"
+        "copy it to a file system that is not mounted noexec [TCPX-D012]"
     } else {
-        "TCPX-D011"
+        "check its architecture and that the libraries it needs (CUDA among them) are found \
+         [TCPX-D011]"
     }
 }
 
@@ -112,8 +114,8 @@ pub enum LoadError {
     },
     /// The dynamic linker refused the file.
     #[error(
-        "{} could not be loaded as a shared library: {reason}; check its architecture and that \
-         the libraries it needs (CUDA among them) are found [{}]", path.display(), library_check(reason)
+        "{} could not be loaded as a shared library: {reason}; {}", path.display(),
+        refused_library(reason)
     )]
     NotALibrary {
         /// The path that was asked for.

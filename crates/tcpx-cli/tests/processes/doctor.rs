@@ -1,7 +1,9 @@
 //! `tcpx doctor`, with a stand-in for Google's buffer daemon in every state.
 
+use std::io::Write;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 use tcpx_tests::buffer_daemon::{Asked, Behaviour, BufferDaemon, Message};
@@ -166,4 +168,41 @@ fn errors_name_the_check_that_explains_them() {
         .assert_code(1)
         .assert_complains("check: `tcpx doctor --explain TCPX-D011`");
     assert!(!ended.stderr.contains("[TCPX-"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_plugin_on_a_noexec_mount_is_found_before_it_is_loaded_and_named_after() {
+    const NAME: &str = "a_plugin_on_a_noexec_mount_is_found_before_it_is_loaded_and_named_after";
+    let folder = tempfile::tempdir().expect("a folder");
+    // Mounts of a namespace of our own end with its last process.
+    let run = |script: &str| {
+        let mut command = Command::new("unshare");
+        let mount = "mount -t tmpfs -o noexec none \"$1\" && cp \"$2\" \"$1/x.so\"";
+        command
+            .args(["-rm", "sh", "-c", &format!("{mount} && {script}"), "sh"])
+            .arg(folder.path())
+            .args([double(), env!("CARGO_BIN_EXE_tcpx")])
+            .stdin(Stdio::null());
+        command
+    };
+    if !run("true")
+        .output()
+        .is_ok_and(|output| output.status.success())
+    {
+        let why = "this user cannot mount in a namespace of its own";
+        let _ = writeln!(std::io::stderr(), "skipped: {NAME}: {why}");
+        return;
+    }
+    let found = Running::start(run("exec \"$3\" doctor --plugin \"$1/x.so\"")).end();
+    found
+        .assert_code(1)
+        .assert_says("TCPX-D012 BLOCKS")
+        .assert_says("mount -o remount,exec");
+    let flags = "--host --insecure --port 0 --plugin";
+    let script = format!("exec \"$3\" connection server {flags} \"$1/x.so\"");
+    let named = Running::start(run(&script)).end();
+    named
+        .assert_code(1)
+        .assert_complains("hint: copy it to a file system that is not mounted noexec")
+        .assert_complains("check: `tcpx doctor --explain TCPX-D012`");
 }
