@@ -190,6 +190,10 @@ impl Error {
                 | NetworkError::Unreachable { .. }
                 | NetworkError::ConnectTimedOut { .. },
             ) => "TCPX-D037",
+            Self::Network(NetworkError::TimedOut {
+                operation: "connecting the plugin's comms",
+                ..
+            }) => "TCPX-D032",
             Self::System { .. } => "TCPX-D003",
             Self::MemoryHeld { error } => return error.check(),
             _ => return None,

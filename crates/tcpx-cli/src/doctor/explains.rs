@@ -111,6 +111,10 @@ mod tests {
     fn every_error_of_the_engine_leads_to_a_check_of_the_catalogue() {
         let peer = ([10, 0, 0, 2], 12_345).into();
         let refused = tcpx_net::NetworkError::Refused { peer };
+        let late = tcpx_net::NetworkError::TimedOut {
+            peer,
+            operation: "connecting the plugin's comms",
+        };
         let stuck = tcpx::Error::EngineStuck {
             peer,
             stuck: Duration::from_secs(9),
@@ -120,6 +124,7 @@ mod tests {
         };
         for (error, id) in [
             (tcpx::Error::from(refused), "TCPX-D037"),
+            (tcpx::Error::from(late), "TCPX-D032"),
             (stuck, "TCPX-D034"),
             (held, "TCPX-D034"),
         ] {

@@ -16,8 +16,10 @@ use crate::vendor_environment::{Origin, Setting};
 
 /// Lines of the plugin's log that are kept to be shown beside a failure.
 const KEPT_LINES: usize = 12;
-/// Longest line that is kept.
-const MAX_LINE_BYTES: u64 = 4096;
+/// Longest line that is read: an event with every device that a plugin may have.
+const MAX_LINE_BYTES: u64 = 8 << 20;
+/// Characters of a line that are kept.
+const KEPT_CHARACTERS: usize = 4096;
 /// How often the process's end is looked for while no event comes.
 const LOOK: Duration = Duration::from_millis(100);
 /// What a step may take beyond its limit: the process itself notices most ends.
@@ -54,7 +56,8 @@ impl Watched {
             .arg(format!("--device={}", args.plugin_device))
             .arg(format!("--timeout-ms={}", args.timeout.0.as_millis()))
             .arg("--")
-            .arg(&args.path)
+            // The dynamic linker looks elsewhere for a name without a folder.
+            .arg(args.path.canonicalize().map_err(failed)?)
             .envs(
                 settings
                     .iter()
@@ -195,7 +198,7 @@ fn each_line(output: impl Read, mut take: impl FnMut(String) -> bool) {
     let mut reader = BufReader::new(output);
     loop {
         let mut bytes = Vec::new();
-        let mut line = reader.by_ref().take(MAX_LINE_BYTES * 16);
+        let mut line = reader.by_ref().take(MAX_LINE_BYTES);
         match line.read_until(b'\n', &mut bytes) {
             Ok(0) | Err(_) => return,
             Ok(_) => {}
@@ -211,7 +214,7 @@ fn keep(log: &Lines, line: String, show: bool) -> bool {
     if show {
         aside!("{line}");
     }
-    let short = line.chars().take(MAX_LINE_BYTES as usize).collect();
+    let short = line.chars().take(KEPT_CHARACTERS).collect();
     let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
     if log.len() == KEPT_LINES {
         log.pop_front();

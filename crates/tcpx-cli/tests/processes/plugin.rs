@@ -66,6 +66,20 @@ fn the_double_of_google_s_plugin_passes_with_its_variables_shown() {
 }
 
 #[test]
+fn a_name_without_a_folder_means_the_file_in_this_folder() {
+    let directory = tempfile::tempdir().expect("a directory");
+    std::fs::copy(bad_plugin::path(), directory.path().join("here.so")).expect("copied");
+    let mut command = tcpx(&["plugin", "here.so"]);
+    command
+        .current_dir(directory.path())
+        .env(bad_plugin::WAY, "init-fails");
+    Running::start(command)
+        .end()
+        .assert_code(1)
+        .assert_complains("init returned 3");
+}
+
+#[test]
 fn a_start_that_fails_is_told_with_the_plugin_s_own_words() {
     check_bad("init-fails", &[])
         .assert_code(1)
