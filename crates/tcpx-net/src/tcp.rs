@@ -43,6 +43,7 @@ mod watch;
 use crate::channel::Channel;
 use crate::error::NetworkError;
 use crate::network::{Exchange, Network, Setup};
+use crate::socket::limit_buffers;
 use shared::{MAX_LANES, Parts};
 use staging::Staging;
 
@@ -79,6 +80,9 @@ pub struct TcpOptions {
     ///
     /// [`Channel::placed`]: crate::Channel::placed
     pub resend: bool,
+    /// Bytes that a lane's socket buffers hold in each direction; 0: automatic. That is 512 KiB inside
+    /// one host, where more would let a few lanes take all chunks, and else as the kernel chooses.
+    pub socket_buffer: u32,
     /// Sends slots by references to their pages, where chunks are kept for sending again: the sender
     /// copies nothing. Where the system refuses it, slots are copied as before.
     pub splice: bool,
@@ -92,6 +96,7 @@ impl Default for TcpOptions {
             interfaces: None,
             stage_host: false,
             resend: true,
+            socket_buffer: 0,
             splice: true,
         }
     }
@@ -154,6 +159,9 @@ impl Network for TcpNetwork {
         let agreed = agree::agree(wanted, self.options.interfaces.as_deref(), setup, exchange)?;
         let lanes = agreed.lanes;
         let (streams, repair, ways) = open::open(agreed, setup)?;
+        for stream in &streams {
+            limit_buffers(stream, self.options.socket_buffer);
+        }
         let window = self.windows().0;
         let parts = Parts {
             name: lanes::name(lanes, setup.peer),

@@ -31,6 +31,8 @@ static LOOKING: AtomicBool = AtomicBool::new(false);
 #[derive(Debug)]
 pub(crate) struct Driving {
     on: AtomicBool,
+    /// The engine's thread does not hear of the channels either.
+    muted: AtomicBool,
     /// Tries in a row that came to nothing.
     misses: AtomicU32,
     /// Waits that are not tried because of them.
@@ -72,6 +74,7 @@ impl Driving {
     pub(crate) fn new() -> Self {
         Self {
             on: AtomicBool::new(false),
+            muted: AtomicBool::new(false),
             misses: AtomicU32::new(0),
             skip: AtomicU32::new(0),
         }
@@ -127,9 +130,12 @@ impl Shared {
     fn take_over(&self, core: &Core) {
         core.sink.set_looked_for(true);
         self.watch_control(core);
-        for descriptor in core.channel_descriptors() {
-            // Not muted, the engine's thread wakes and finds nothing to do.
-            drop(self.driver.mute(self.id, descriptor));
+        if core.standing().moving {
+            for descriptor in core.channel_descriptors() {
+                // Not muted, the engine's thread wakes and finds nothing to do.
+                drop(self.driver.mute(self.id, descriptor));
+            }
+            self.driving.muted.store(true, Ordering::Relaxed);
         }
     }
 
@@ -139,7 +145,7 @@ impl Shared {
         self.driving.on.store(false, Ordering::SeqCst);
         core.sink.set_looked_for(false);
         let turn = core.standing();
-        if !turn.finished {
+        if self.driving.muted.swap(false, Ordering::Relaxed) && !turn.finished {
             for descriptor in core.channel_descriptors() {
                 drop(self.driver.rewatch(self.id, descriptor, false));
             }

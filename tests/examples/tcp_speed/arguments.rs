@@ -129,6 +129,7 @@ impl Arguments {
                 "--out" => parsed.out = Some(value.into()),
                 "--lanes" => parsed.tcp.lanes = value.parse().map_err(text)?,
                 "--window" => parsed.tcp.window = value.parse().map_err(text)?,
+                "--socket-buffer" => parsed.tcp.socket_buffer = value.parse().map_err(text)?,
                 "--chunk" => parsed.chunk = Some(value.parse().map_err(text)?),
                 "--case" => {
                     let (name, case) = value.split_once('=').ok_or("--case takes NAME=CASE")?;

@@ -32,10 +32,28 @@ pub(crate) struct Figures {
     pub(crate) cpu_seconds_per_gb: f64,
 }
 
-/// Source and destinations of one direction of this process.
+/// Sources and destinations of this process.
 struct Buffers {
     sources: Vec<Region>,
     destinations: Vec<Region>,
+    /// Transfers that the peer has destinations for.
+    sends: usize,
+    /// Sources that differ.
+    contents: usize,
+}
+
+impl Buffers {
+    /// For transfers of `bytes` with `depth` in flight; one more can be received.
+    fn new(side: &Side<'_>, bytes: usize, depth: usize, directions: [bool; 2]) -> Outcome<Self> {
+        let [sends, receives] = directions;
+        let (contents, regions) = (depth, depth + 1);
+        Ok(Self {
+            sources: side.sources(bytes, if sends { contents } else { 0 })?,
+            destinations: side.destinations(bytes, if receives { regions } else { 0 })?,
+            sends: if sends { regions } else { 0 },
+            contents,
+        })
+    }
 }
 
 /// Processor seconds of this process.
@@ -101,10 +119,8 @@ impl Side<'_> {
             .map(|region| self.receive(region, tag))
             .collect::<Outcome<_>>()?;
         pipe.meet()?;
-        let sends: Vec<Transfer> = buffers
-            .sources
-            .iter()
-            .map(|region| self.send(region, tag))
+        let sends: Vec<Transfer> = (0..buffers.sends)
+            .map(|index| self.send(&buffers.sources[index % buffers.contents], tag))
             .collect::<Outcome<_>>()?;
         for transfer in receives.into_iter().chain(sends) {
             transfer.wait().map_err(text)?;
@@ -112,7 +128,7 @@ impl Side<'_> {
         for (index, region) in buffers.destinations.iter().enumerate() {
             let mut got = vec![0; region.len()];
             region.read_to(0, &mut got).map_err(text)?;
-            if got != content(region.len(), index) {
+            if got != content(region.len(), index % buffers.contents) {
                 return Err(format!(
                     "transfer {index} of {} bytes arrived wrong",
                     got.len()
@@ -198,20 +214,12 @@ pub(crate) fn stream<R: Read, W: Write>(
 ) -> Outcome<Figures> {
     const TAG: u64 = 1;
     let regions = load.depth + 1;
-    let (sending, receiving) = if side.leads {
-        (regions, 0)
-    } else {
-        (0, regions)
-    };
-    let buffers = Buffers {
-        sources: side.sources(load.bytes, sending)?,
-        destinations: side.destinations(load.bytes, receiving)?,
-    };
+    let buffers = Buffers::new(side, load.bytes, load.depth, [side.leads, !side.leads])?;
     side.verify(pipe, &buffers, TAG)?;
     let (start, spent) = (Instant::now(), cpu());
     let times = if side.leads {
         keep_going(load, |index| {
-            side.send(&buffers.sources[index % regions], TAG)
+            side.send(&buffers.sources[index % load.depth], TAG)
         })?
     } else {
         // One more than the sender has in flight, so that a receive is always posted.
@@ -236,16 +244,13 @@ pub(crate) fn both<R: Read, W: Write>(
 ) -> Outcome<Figures> {
     const TAG: u64 = 2;
     let regions = load.depth + 1;
-    let buffers = Buffers {
-        sources: side.sources(load.bytes, regions)?,
-        destinations: side.destinations(load.bytes, regions)?,
-    };
+    let buffers = Buffers::new(side, load.bytes, load.depth, [true, true])?;
     side.verify(pipe, &buffers, TAG)?;
     let (start, spent) = (Instant::now(), cpu());
     thread::scope(|scope| {
         let sender = scope.spawn(|| {
             keep_going(load, |index| {
-                side.send(&buffers.sources[index % regions], TAG)
+                side.send(&buffers.sources[index % load.depth], TAG)
             })
         });
         let load = Load {
@@ -271,10 +276,7 @@ pub(crate) fn ping<R: Read, W: Write>(
     count: usize,
 ) -> Outcome<Figures> {
     const TAG: u64 = 3;
-    let buffers = Buffers {
-        sources: side.sources(bytes, 1)?,
-        destinations: side.destinations(bytes, 1)?,
-    };
+    let buffers = Buffers::new(side, bytes, 1, [true, true])?;
     side.verify(pipe, &buffers, TAG)?;
     let (source, destination) = (&buffers.sources[0], &buffers.destinations[0]);
     let warm_up = (count / 10).max(1);
