@@ -2,6 +2,7 @@
 
 pub mod accident;
 pub mod buffers;
+pub mod c_api;
 pub mod child;
 pub mod content;
 pub mod double;

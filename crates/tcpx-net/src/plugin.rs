@@ -21,7 +21,7 @@ use crate::error::NetworkError;
 use crate::network::{Exchange, Network, Setup};
 
 use channel::PluginChannel;
-use offload::Offload;
+pub use offload::Offload;
 
 /// Pause between polls of a connect or accept that is not up yet.
 const SETUP_PAUSE: Duration = Duration::from_millis(1);

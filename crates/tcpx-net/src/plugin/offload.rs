@@ -12,12 +12,28 @@ use super::PluginMemory;
 
 /// Where received fragments are listed and where they lie.
 #[derive(Debug)]
-pub(super) struct Offload {
+pub struct Offload {
     queue: UnpackQueue,
     pool: Arc<BouncePool>,
 }
 
 impl Offload {
+    /// The queue of a receive comm whose memory is not known: of the GPU whose context is current
+    /// on the calling thread if the queue is there, else in host memory that stands in for one.
+    ///
+    /// # Errors
+    /// In words: the queue is in neither, or of another layout.
+    pub fn discover(comm: &RecvComm) -> Result<Option<Self>, String> {
+        let Some(handle) = comm.device_handle() else {
+            return Ok(None);
+        };
+        let memory = match Gpu::current() {
+            Ok(gpu) if gpu.pointer(handle.address.get() as u64).is_ok() => PluginMemory::Gpu(gpu),
+            _ => PluginMemory::StandIn,
+        };
+        Self::of(comm, &memory)
+    }
+
     /// Reads the device handle of a receive comm; `None` if the plugin gave none.
     pub(super) fn of(comm: &RecvComm, memory: &PluginMemory) -> Result<Option<Self>, String> {
         let Some(handle) = comm.device_handle() else {
@@ -107,7 +123,7 @@ impl Offload {
     }
 
     /// The pool that fragments lie in.
-    pub(super) fn pool(&self) -> &Arc<BouncePool> {
+    pub fn pool(&self) -> &Arc<BouncePool> {
         &self.pool
     }
 
@@ -118,8 +134,11 @@ impl Offload {
         Arc::strong_count(&self.pool) > 1 || self.pool.slice().region().shares() > OURS
     }
 
-    /// The fragments of a finished receive.
-    pub(super) fn read(&self, slot: QueueSlot, into: &mut Vec<LoadMeta>) -> Result<(), QueueError> {
+    /// The fragments of a finished receive, as the plugin lists them.
+    ///
+    /// # Errors
+    /// More than a slot can hold.
+    pub fn read(&self, slot: QueueSlot, into: &mut Vec<LoadMeta>) -> Result<(), QueueError> {
         self.queue.read_into(slot, into).map(|_| ())
     }
 }
