@@ -12,8 +12,14 @@ fn main() {
         .args(["-std=gnu11", "-O2", "-g", "-fPIC", "-shared", "-pthread"])
         .args(["-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"])
         .args(
-            ["google_double.c", "connect.c", "pool.c", "transfer.c"]
-                .map(|file| format!("double/{file}")),
+            [
+                "google_double.c",
+                "connect.c",
+                "misbehave.c",
+                "pool.c",
+                "transfer.c",
+            ]
+            .map(|file| format!("double/{file}")),
         )
         .arg("-o")
         .arg(&library)

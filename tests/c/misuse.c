@@ -319,6 +319,37 @@ static void closed_under_a_wait(void)
     HOLDS(pthread_join(thread, NULL) == 0);
 }
 
+/* A plugin that lies: a code, or a size that is not the one sent; never a full receive. */
+static void lies(const char *plugin)
+{
+    void *library = dlopen(plugin, RTLD_NOW | RTLD_NOLOAD), *symbol;
+    void (*lie_next)(int);
+    HOLDS(library && (symbol = dlsym(library, "tcpx_double_lie_next")));
+    memcpy(&lie_next, &symbol, sizeof symbol);
+    for (int lie = 1; lie <= 12; lie++) {
+        struct pair pair;
+        tcpx_completion done;
+        pair_open(&pair, TCPX_PTR_CUDA);
+        /* Every slot has held as many bytes before. */
+        for (int i = 0; i <= TCPX_MAX_REQUESTS; i++) {
+            tcpx_request *receive = receive_piece(&pair, 0, BYTES);
+            tcpx_request *send = send_piece(&pair, 0, BYTES);
+            if (i == TCPX_MAX_REQUESTS)
+                lie_next(lie);
+            WORKS(tcpx_wait_request(send, LIMIT_MS, NULL));
+            int rc = tcpx_wait_request(receive, LIMIT_MS, &done);
+            if (i == TCPX_MAX_REQUESTS) {
+                HOLDS(rc == TCPX_PLUGIN_FAULT || (rc == TCPX_SUCCESS && done.size < BYTES));
+                break;
+            }
+            HOLDS(rc == TCPX_SUCCESS && done.size == BYTES);
+            WORKS(tcpx_irecv_consumed(pair.receiver, 1, receive));
+        }
+        pair_close(&pair);
+    }
+    HOLDS(dlclose(library) == 0);
+}
+
 int main(int count, char **words)
 {
     HOLDS(count == 2);
@@ -329,6 +360,7 @@ int main(int count, char **words)
     requests_out_of_order();
     a_lost_peer();
     closed_under_a_wait();
+    lies(words[1]);
 
     void *library = dlopen(words[1], RTLD_NOW | RTLD_NOLOAD);
     HOLDS(library);

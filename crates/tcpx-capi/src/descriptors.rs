@@ -41,9 +41,9 @@ impl Queue {
         (pool.slice().address(), pool.len())
     }
 
-    /// The pieces of a finished receive of at most `posted` bytes. They cover the first bytes of
+    /// Takes the pieces of a finished receive of at most `posted` bytes. They cover the first bytes of
     /// the destination without gap or overlap; `told` is what the plugin says that they add up to.
-    pub(crate) fn read(
+    pub(crate) fn take(
         &mut self,
         slot: QueueSlot,
         posted: usize,
@@ -51,7 +51,7 @@ impl Queue {
     ) -> Outcome<(u64, Vec<tcpx_descriptor>)> {
         let fault = |cause: String| Failure::new(TCPX_PLUGIN_FAULT, cause);
         self.offload
-            .read(slot, &mut self.entries)
+            .take(slot, &mut self.entries)
             .map_err(|error| fault(error.to_string()))?;
         self.list.clear();
         let mut sum = 0_u64;

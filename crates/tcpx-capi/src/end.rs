@@ -425,7 +425,7 @@ impl State {
             (Comm::Recv(_, Some(queue)), Some(slot))
                 if finished.flight.kind == MemoryType::Cuda =>
             {
-                let (sum, descriptors) = queue.read(slot, bytes, done.bytes)?;
+                let (sum, descriptors) = queue.take(slot, bytes, done.bytes)?;
                 finished.size = size(sum as usize);
                 finished.descriptors = descriptors;
                 finished.pool = queue.pool();

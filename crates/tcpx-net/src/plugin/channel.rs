@@ -195,7 +195,7 @@ impl PluginChannel {
                 let ticket = done.ticket;
                 self.unconsumed.push_back(Unconsumed { ticket, ready });
                 if scattered {
-                    offload.read(slot, &mut self.entries).map_err(|error| {
+                    offload.take(slot, &mut self.entries).map_err(|error| {
                         ChannelError::Plugin {
                             channel: self.name.clone(),
                             call: "test (device queue)",

@@ -56,7 +56,7 @@ impl Offload {
     /// Everything lies in host memory of this process.
     fn in_host_memory(address: usize) -> Result<Self, String> {
         let size = size_of::<UnpackNetDeviceHandle>();
-        let mapped = mapped_from(address)?;
+        let mapped = mapped_from(address, false)?;
         if mapped < size || !address.is_multiple_of(align_of::<UnpackNetDeviceHandle>()) {
             return Err("the device handle is not in this process's memory".to_owned());
         }
@@ -64,9 +64,9 @@ impl Offload {
         // SAFETY: mapped, aligned, and written by the plugin before its accept succeeded.
         let handle = unsafe { handle.read() };
         let meta = handle.meta.expose_provenance();
-        let queue = queue_at(meta, mapped_from(meta)?)?;
+        let queue = queue_at(meta, mapped_from(meta, true)?)?;
         let bounce = handle.bounce_buf.expose_provenance();
-        let len = mapped_from(bounce)?;
+        let len = mapped_from(bounce, false)?;
         let keep: Arc<dyn Any + Send + Sync> = Arc::new(());
         // SAFETY: the plugin's pool, mapped to its end and alive as long as the comm, which the
         // channel closes only after the last unpack. Offsets are checked against this length.
@@ -134,12 +134,12 @@ impl Offload {
         Arc::strong_count(&self.pool) > 1 || self.pool.slice().region().shares() > OURS
     }
 
-    /// The fragments of a finished receive, as the plugin lists them.
+    /// Takes the fragments of a finished receive, as the plugin lists them, out of the queue.
     ///
     /// # Errors
     /// More than a slot can hold.
-    pub fn read(&self, slot: QueueSlot, into: &mut Vec<LoadMeta>) -> Result<(), QueueError> {
-        self.queue.read_into(slot, into).map(|_| ())
+    pub fn take(&self, slot: QueueSlot, into: &mut Vec<LoadMeta>) -> Result<(), QueueError> {
+        self.queue.take_into(slot, into).map(|_| ())
     }
 }
 
@@ -147,19 +147,19 @@ fn queue_at(address: usize, mapped: usize) -> Result<UnpackQueue, String> {
     let needed = size_of::<nccl_net::device::NetUnpackMeta>();
     if mapped < needed || !address.is_multiple_of(16) {
         return Err(format!(
-            "the device queue needs {needed} readable bytes at a multiple of 16, there are {mapped} at {address:#x}"
+            "the device queue needs {needed} writable bytes at a multiple of 16, there are {mapped} at {address:#x}"
         ));
     }
     let meta = NonNull::new(std::ptr::with_exposed_provenance_mut(address))
         .ok_or("the device queue's address is 0")?;
-    // SAFETY: aligned, readable for its whole length, alive as long as the comm of the channel.
+    // SAFETY: aligned, writable for its whole length, alive as long as the comm of the channel.
     Ok(unsafe { UnpackQueue::new(meta) })
 }
 
 /// Bytes from `address` to the end of the mapping (or run of adjacent mappings) that contains it.
 ///
 /// A stand-in plugin names its pool by address only; this bounds what its offsets may reach.
-fn mapped_from(address: usize) -> Result<usize, String> {
+fn mapped_from(address: usize, writable: bool) -> Result<usize, String> {
     let maps = std::fs::read_to_string("/proc/self/maps").map_err(|error| error.to_string())?;
     let mut end = None;
     for line in maps.lines() {
@@ -176,7 +176,7 @@ fn mapped_from(address: usize) -> Result<usize, String> {
         ) else {
             continue;
         };
-        let readable = rights.starts_with('r');
+        let readable = rights.starts_with(if writable { "rw" } else { "r" });
         match end {
             None if readable && (low..high).contains(&address) => end = Some(high),
             Some(until) if low == until && readable => end = Some(high),
@@ -195,9 +195,11 @@ mod tests {
     #[test]
     fn memory_is_bounded_by_its_mapping() {
         let bytes = vec![0u8; 1 << 20];
-        let mapped = mapped_from(bytes.as_ptr().expose_provenance()).expect("it is mapped");
+        let mapped = mapped_from(bytes.as_ptr().expose_provenance(), true).expect("it is mapped");
         assert!(mapped >= bytes.len());
-        assert!(mapped_from(16).is_err());
+        assert!(mapped_from(16, false).is_err());
+        let code = mapped_from as *const () as usize;
+        assert!(mapped_from(code, false).is_ok() && mapped_from(code, true).is_err());
     }
 
     #[test]
