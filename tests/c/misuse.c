@@ -315,8 +315,12 @@ static void closed_under_a_wait(void)
     /* The other thread is in its wait before this one has seen 50 ms go by, or comes too late and
      * finds the handle ended; both are codes, and either way it ends. */
     FAILS(TCPX_TIMEOUT, "wait again", tcpx_wait_request(other, 50, NULL));
-    pair_close(&pair);
+    WORKS(tcpx_close_recv(pair.receiver));
     HOLDS(pthread_join(thread, NULL) == 0);
+    WORKS(tcpx_close_send(pair.sender));
+    WORKS(tcpx_close_listen(pair.listener));
+    free(pair.source);
+    free(pair.target);
 }
 
 /* A plugin that lies: a code, or a size that is not the one sent; never a full receive. */
