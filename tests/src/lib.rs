@@ -9,6 +9,7 @@ pub mod double;
 pub mod instructions;
 pub mod nccl_part;
 pub mod pair;
+pub mod panicking;
 pub mod part;
 pub mod plugin_file;
 pub mod process;

@@ -4,6 +4,7 @@
 mod actions;
 mod channels;
 mod completions;
+mod defect;
 mod jobs;
 mod operation;
 mod posting;
@@ -71,6 +72,8 @@ pub(crate) struct Core {
     peer_closed: bool,
     /// Closed, quiet, and every operation ended.
     finished: bool,
+    /// Panics in `progress`.
+    defects: u32,
 }
 
 /// What [`Core::new`] needs.
@@ -109,6 +112,7 @@ impl Core {
             ended_at: None,
             peer_closed: false,
             finished: false,
+            defects: 0,
         };
         for action in parts.early {
             core.perform(action);
