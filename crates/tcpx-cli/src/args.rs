@@ -5,6 +5,7 @@ pub(crate) mod connection;
 pub(crate) mod demo;
 pub(crate) mod link;
 pub(crate) mod perf;
+pub(crate) mod plugin;
 pub(crate) mod transfer;
 
 use std::ffi::OsStr;
@@ -47,6 +48,8 @@ pub(crate) enum Command {
     Perf(perf::PerfArgs),
     /// Measure unpackers on one GPU, or the network beside its peers.
     Bench(bench::BenchArgs),
+    /// Show what a plugin file exports, and move bytes through it in this process.
+    Plugin(plugin::PluginArgs),
     /// List GPUs, network interfaces and the plugin file, and say what is missing.
     Devices,
     /// The second process of `demo`; reads its steps from standard input.
@@ -93,7 +96,7 @@ impl Cli {
                 BenchCommand::Net(args) => args.link.debug,
                 BenchCommand::Unpack(_) => false,
             },
-            Command::Devices | Command::DemoPeer => false,
+            Command::Plugin(_) | Command::Devices | Command::DemoPeer => false,
         }
     }
 
@@ -112,6 +115,7 @@ impl Cli {
                 };
                 (!quiet).then_some("perf")
             }
+            Command::Plugin(args) => (!args.json).then_some("plugin"),
             Command::Bench(_) | Command::Devices | Command::DemoPeer => None,
         }
     }
@@ -130,7 +134,7 @@ impl Cli {
                 BenchCommand::Net(args) => Some(&mut args.link),
                 BenchCommand::Unpack(_) => None,
             },
-            Command::Demo(_) | Command::Devices | Command::DemoPeer => None,
+            Command::Demo(_) | Command::Plugin(_) | Command::Devices | Command::DemoPeer => None,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The tcpx program: demo, transfer, connection, perf, bench, devices.
+//! The tcpx program: demo, transfer, connection, perf, bench, plugin, devices.
 
 mod addresses;
 mod args;
@@ -16,6 +16,7 @@ mod messages;
 mod output;
 mod pattern;
 mod perf;
+mod plugin;
 mod plugin_file;
 mod second_process;
 mod sizes;
@@ -59,6 +60,7 @@ fn run(cli: &Cli) -> Result<(), Error> {
         Command::Connection(args) => connection::run(args),
         Command::Perf(args) => perf::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Plugin(args) => plugin::run(args),
         Command::Devices => {
             devices::run();
             Ok(())
