@@ -6,6 +6,7 @@ mod benchmark;
 mod command_line;
 mod dependencies;
 mod dist;
+mod doctor;
 mod header;
 mod kernels;
 mod links;
@@ -22,6 +23,7 @@ usage: cargo xtask COMMAND
   command-line [--check] write docs/command-line.md from what `tcpx --help` prints
   dependencies           check that docs/dependencies.md gives a reason for every dependency
   dist [--out DIR]       build, strip and lay out what a user installs (default target/dist)
+  doctor [--check]       write docs/doctor.md from the checks that `tcpx doctor` knows
   header [--check]       write crates/tcpx-capi/include/tcpx.h from its sources, or say that it is stale
   links                  check that every link in the documents leads to a file
   kernels [--check]      make the PTX of kernels/*.cu with NVRTC, or say that it is stale
@@ -39,6 +41,7 @@ fn main() -> ExitCode {
         "command-line" => command_line::run(rest),
         "dependencies" => dependencies::run(rest),
         "dist" => dist::run(rest),
+        "doctor" => doctor::run(rest),
         "header" => header::run(rest),
         "links" => links::run(rest),
         "variables" => variables::run(rest),

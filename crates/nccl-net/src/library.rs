@@ -139,8 +139,9 @@ pub(crate) struct Found {
     pub(crate) address: usize,
 }
 
-/// Loads the library for ever, and finds the tables that it exports, newest first.
-pub(crate) fn present(path: &PathBuf) -> Result<Vec<(AbiVersion, usize)>, LoadError> {
+/// Loads the library and reads its table.
+pub(crate) fn find(options: &LoadOptions) -> Result<Found, LoadError> {
+    let path = &options.path;
     // Without a slash the dynamic linker searches; with one, a missing file deserves its own words.
     if path.components().count() > 1 && !path.exists() {
         return Err(LoadError::NoFile { path: path.clone() });
@@ -158,13 +159,7 @@ pub(crate) fn present(path: &PathBuf) -> Result<Vec<(AbiVersion, usize)>, LoadEr
         .collect();
     // Plugins start threads, some from their constructors: the code is never unmapped.
     std::mem::forget(library);
-    Ok(present)
-}
 
-/// Loads the library and reads its table.
-pub(crate) fn find(options: &LoadOptions) -> Result<Found, LoadError> {
-    let path = &options.path;
-    let present = present(path)?;
     let chosen = match options.abi {
         Some(asked) => present.iter().find(|(version, _)| *version == asked),
         None => present.first(),

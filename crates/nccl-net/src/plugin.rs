@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::adapt::Calls;
 use crate::error::{CallError, HostError, LoadError};
-use crate::library::{AbiVersion, CallObserver, CallReport, Found, LoadOptions, find, present};
+use crate::library::{AbiVersion, CallObserver, CallReport, Found, LoadOptions, find};
 use crate::properties::Properties;
 use crate::result::{RawResult, ResultCode};
 
@@ -51,12 +51,6 @@ impl Plugin {
     pub fn load(options: LoadOptions) -> Result<Self, LoadError> {
         let found = find(&options)?;
         Ok(Self::from_found(found, options))
-    }
-
-    /// Versions of the tables that a file exports, newest first; none for another library.
-    pub fn tables(path: impl Into<PathBuf>) -> Result<Vec<AbiVersion>, LoadError> {
-        let tables = present(&path.into())?;
-        Ok(tables.into_iter().map(|(version, _)| version).collect())
     }
 
     pub(crate) fn from_found(found: Found, options: LoadOptions) -> Self {

@@ -1,13 +1,17 @@
-//! The tcpx program: demo, transfer, connection, perf, bench, plugin, devices.
+//! The tcpx program: demo, transfer, connection, perf, bench, devices, doctor, plugin, env.
 
 mod addresses;
 mod args;
 mod bench;
+mod buffer_daemon;
 mod connection;
 mod demo;
 mod devices;
+mod doctor;
+mod env;
 mod environment;
 mod error;
+mod host;
 mod key;
 mod link;
 mod log;
@@ -16,11 +20,12 @@ mod messages;
 mod output;
 mod pattern;
 mod perf;
-mod plugin;
+mod plugin_check;
 mod plugin_file;
 mod second_process;
 mod sizes;
 mod transfer;
+mod vendor_environment;
 
 use std::process::ExitCode;
 
@@ -60,7 +65,13 @@ fn run(cli: &Cli) -> Result<(), Error> {
         Command::Connection(args) => connection::run(args),
         Command::Perf(args) => perf::run(args),
         Command::Bench(args) => bench::run(args),
-        Command::Plugin(args) => plugin::run(args),
+        Command::Env(args) => env::run(args),
+        Command::Doctor(args) => doctor::run(args),
+        Command::Plugin(args) => plugin_check::run(args),
+        Command::PluginPart(args) => {
+            plugin_check::part::run(args);
+            Ok(())
+        }
         Command::Devices => {
             devices::run();
             Ok(())

@@ -121,11 +121,6 @@ impl PluginNetwork {
         })
     }
 
-    /// The plugin itself.
-    pub fn plugin(&self) -> &Plugin {
-        &self.started.plugin
-    }
-
     /// What the plugin says about the device in use.
     pub fn properties(&self) -> &Properties {
         &self.started.properties

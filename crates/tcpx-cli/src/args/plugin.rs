@@ -1,30 +1,44 @@
-//! Flags of `tcpx plugin`.
+//! Flags of `tcpx plugin`, and of the process that it starts.
 
 use std::path::PathBuf;
 
 use clap::Args;
+use clap::builder::FalseyValueParser;
 
-use crate::args::link::abi;
 use crate::sizes::Limit;
 
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct PluginArgs {
-    /// The plugin file; without it the vendor's, or our own.
-    #[arg(value_name = "PATH", env = "UCCL_TCPX_PLUGIN_PATH")]
-    pub(crate) path: Option<PathBuf>,
-    /// Use the table of one version instead of the newest.
-    #[arg(long, value_name = "vN", value_parser = abi)]
+    /// The plugin's file.
+    #[arg(value_name = "PATH")]
+    pub(crate) path: PathBuf,
+    /// Version of the plugin's table, v5 to v12 [default: the newest it has].
+    #[arg(long, value_name = "vN", value_parser = super::link::abi)]
     pub(crate) abi: Option<u8>,
-    /// The plugin's device for the self-test.
+    /// Device of the plugin that the self-test uses, counted from 0.
     #[arg(long, value_name = "N", default_value_t = 0)]
-    pub(crate) device: usize,
-    /// Leave the self-test out.
-    #[arg(long)]
-    pub(crate) no_test: bool,
-    /// Longest time that the plugin's start, or a transfer of the self-test, may stand still.
+    pub(crate) plugin_device: usize,
+    /// Longest time that one step may take; the plugin's process is ended then.
     #[arg(long, value_name = "TIME", default_value = "30s")]
     pub(crate) timeout: Limit,
-    /// Print one JSON document and nothing else on standard output.
+    /// Show every line that the plugin logs.
+    #[arg(long, env = "UCCL_TCPX_DEBUG", value_parser = FalseyValueParser::new())]
+    pub(crate) debug: bool,
+    /// Print JSON instead of text.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// What the process that loads the plugin is told.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct PluginPartArgs {
+    pub(crate) path: PathBuf,
+    #[arg(long, value_parser = super::link::abi)]
+    pub(crate) abi: Option<u8>,
+    #[arg(long)]
+    pub(crate) device: usize,
+    #[arg(long)]
+    pub(crate) timeout_ms: u64,
+    #[arg(long)]
+    pub(crate) debug: bool,
 }

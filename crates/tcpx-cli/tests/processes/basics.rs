@@ -68,37 +68,6 @@ fn a_wrong_variable_is_named_and_an_empty_one_counts_as_unset() {
 }
 
 #[test]
-fn plugin_shows_what_a_file_exports_and_moves_bytes_through_it() {
-    let on_loopback = |arguments: &[&str]| {
-        let mut command = tcpx(arguments);
-        command.env("NCCL_SOCKET_IFNAME", "lo");
-        Running::start(command).end()
-    };
-    let ended = on_loopback(&["plugin", "--json"]);
-    ended.assert_code(0);
-    let report: serde_json::Value = serde_json::from_str(&ended.stdout).expect("JSON alone");
-    assert_eq!(report["tables"][0], "v12");
-    assert_eq!(report["devices"][0]["name"], "lo");
-    let cases = report["self_test"].as_array().expect("a list");
-    assert_eq!(cases.last().expect("cases")["bytes"], 64 << 20);
-    assert!(cases.iter().all(|case| case["error"].is_null()), "{report}");
-
-    on_loopback(&["plugin", "--abi", "v7", "--no-test"])
-        .assert_code(0)
-        .assert_says("through table v7")
-        .assert_says("plugin: PASSED");
-}
-
-#[test]
-fn plugin_says_what_is_wrong_with_a_file() {
-    run(&["plugin", "libc.so.6"]).assert_code(1);
-    let itself = env!("CARGO_BIN_EXE_tcpx");
-    run(&["plugin", itself])
-        .assert_code(1)
-        .assert_complains("could not be loaded");
-}
-
-#[test]
 fn devices_answers_with_and_without_a_driver() {
     let ended = run(&["devices"]);
     ended
