@@ -36,7 +36,11 @@ impl Patience {
     pub(crate) fn new(foreign: bool, stall: Duration) -> Self {
         Self {
             foreign,
-            limit: stall.clamp(STUCK_AFTER.0, STUCK_AFTER.1),
+            limit: if foreign {
+                stall.clamp(STUCK_AFTER.0, STUCK_AFTER.1)
+            } else {
+                STUCK_AFTER.1
+            },
             waiting: AtomicUsize::new(0),
             statistics: Mutex::default(),
         }
