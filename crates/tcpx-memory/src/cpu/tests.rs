@@ -45,8 +45,19 @@ impl Drop for Fenced {
 
 const POISON: u8 = 0xA5;
 
-/// Copies one fragment between two places and compares everything around it, too.
+/// Copies one fragment between two places, by one warp and by two, and compares everything around it, too.
 fn check(source: &[u8], destination: &mut [u8], from: usize, to: usize, length: usize) {
+    for split in 0..2 {
+        check_split(source, destination, (from, to, length), split);
+    }
+}
+
+fn check_split(
+    source: &[u8],
+    destination: &mut [u8],
+    (from, to, length): (usize, usize, usize),
+    split: u32,
+) {
     let around = to.saturating_sub(48)..destination.len().min(to + length + 48);
     destination[around.clone()].fill(POISON);
     let list = [Descriptor {
@@ -56,17 +67,10 @@ fn check(source: &[u8], destination: &mut [u8], from: usize, to: usize, length: 
     }];
     assert!(from + length <= source.len() && to + length <= destination.len());
     // SAFETY: both ranges lie in the slices, as just asserted.
-    unsafe {
-        unpack(
-            UnpackMethod::Kernel,
-            source.as_ptr(),
-            destination.as_mut_ptr(),
-            &list,
-        )
-    };
+    unsafe { by_lanes(source.as_ptr(), destination.as_mut_ptr(), &list, split) };
     let case = || {
         format!(
-            "source at {}, destination at {}, {length} bytes",
+            "source at {}, destination at {}, {length} bytes, split {split}",
             from % 16,
             to % 16
         )
@@ -211,11 +215,11 @@ fn random_lists(lists: usize, seed: u64) {
         }
         // SAFETY: every source and destination lies in its vector, as made above.
         unsafe {
-            unpack(
-                UnpackMethod::Kernel,
+            by_lanes(
                 source.as_ptr(),
                 arrived.as_mut_ptr(),
                 &descriptors,
+                list as u32 % 3,
             )
         };
         assert!(
@@ -236,7 +240,7 @@ fn random_lists_arrive() {
 }
 
 #[test]
-#[ignore = "takes minutes; run it optimised: cargo test --release -p tcpx-memory -- --ignored"]
+#[ignore = "takes seconds where it is optimised, minutes elsewhere: run with --release -- --ignored"]
 fn a_million_random_lists_arrive() {
     let now = std::time::SystemTime::now();
     let seed = now
@@ -247,7 +251,7 @@ fn a_million_random_lists_arrive() {
 }
 
 #[test]
-#[ignore = "takes minutes; run it optimised: cargo test --release -p tcpx-memory -- --ignored"]
+#[ignore = "takes seconds where it is optimised, minutes elsewhere: run with --release -- --ignored"]
 fn every_length_at_every_alignment() {
     let (mut source, mut destination) = memory();
     for length in 1..=8192 {
