@@ -15,8 +15,13 @@ use crate::user::User;
 /// What a check found: a summary, or what differs.
 pub(crate) type Outcome = Result<String, String>;
 
-/// Longest wait for one job.
-pub(crate) const LIMIT: Duration = Duration::from_secs(10);
+/// Longest wait for one job: `GPU_CHECK_LIMIT` seconds, else 10.
+pub(crate) fn limit() -> Duration {
+    let given = std::env::var("GPU_CHECK_LIMIT")
+        .ok()
+        .and_then(|seconds| seconds.parse().ok());
+    Duration::from_secs(given.unwrap_or(10))
+}
 
 pub(crate) const POISON: u8 = 0xA5;
 
@@ -66,8 +71,11 @@ impl Jobs<'_> {
 
     /// The next job to end.
     pub(crate) fn next(&self) -> Result<(u64, Result<u64, MemoryError>), String> {
-        self.ended.recv_timeout(LIMIT).map_err(|error| match error {
-            RecvTimeoutError::Timeout => format!("no job ended within {LIMIT:?}"),
+        let limit = limit();
+        self.ended.recv_timeout(limit).map_err(|error| match error {
+            RecvTimeoutError::Timeout => {
+                format!("no job ended within {limit:?}; GPU_CHECK_LIMIT gives more seconds")
+            }
             RecvTimeoutError::Disconnected => "the worker dropped the job".to_owned(),
         })
     }

@@ -1,10 +1,13 @@
 //! The lane function of the unpack kernel, on the CPU, against a plain copy.
 
+mod random_lists;
+
 use std::ptr;
 
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 
 use super::*;
+use random_lists::Random;
 
 /// Memory that ends, on both sides, at pages that nobody may touch.
 struct Fenced {
@@ -171,41 +174,15 @@ fn no_word_beside_a_fragment_is_read_or_written() {
     }
 }
 
-/// Random numbers for lists.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as usize % limit
-    }
-}
-
 /// Lists of random lengths, alignments, gaps and orders against a plain copy.
 fn random_lists(lists: usize, seed: u64) {
     const ROOM: usize = 96 << 10;
-    let mut random = Random(seed | 1);
+    let mut random = Random::new(seed);
     let mut source = vec![0; ROOM];
     fill(&mut source);
     let (mut expected, mut arrived) = (vec![0; ROOM], vec![0; ROOM]);
     for list in 0..lists {
-        let longest = [16, 64, 600, 4096, 8192][random.below(5)];
-        let count = 1 + random.below(24);
-        let mut to = random.below(64);
-        let descriptors: Vec<_> = (0..count)
-            .map_while(|_| {
-                let length = 1 + random.below(longest);
-                let at = to + [0, random.below(40)][random.below(2)];
-                to = at + length;
-                (to + 64 <= ROOM).then(|| Descriptor {
-                    source_offset: random.below(ROOM - length) as u32,
-                    length: length as u32,
-                    destination_offset: at as u64,
-                })
-            })
-            .collect();
+        let descriptors = random.list(ROOM, ROOM);
         let end = descriptors.iter().map(|one| bytes_to(one).end).max();
         let touched = ..(end.unwrap_or(0) + 64).min(ROOM);
         expected[touched].fill(POISON);
