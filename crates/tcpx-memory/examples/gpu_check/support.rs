@@ -17,10 +17,12 @@ pub(crate) type Outcome = Result<String, String>;
 
 /// Longest wait for one job: `GPU_CHECK_LIMIT` seconds, else 10.
 pub(crate) fn limit() -> Duration {
-    let given = std::env::var("GPU_CHECK_LIMIT")
-        .ok()
-        .and_then(|seconds| seconds.parse().ok());
-    Duration::from_secs(given.unwrap_or(10))
+    Duration::from_secs(number("GPU_CHECK_LIMIT").unwrap_or(10))
+}
+
+/// A number from the environment.
+pub(crate) fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
 }
 
 pub(crate) const POISON: u8 = 0xA5;
@@ -233,10 +235,7 @@ impl Random {
     pub(crate) fn new() -> Self {
         static SEED: OnceLock<u64> = OnceLock::new();
         let seed = *SEED.get_or_init(|| {
-            let given = std::env::var("GPU_CHECK_SEED")
-                .ok()
-                .and_then(|seed| seed.parse().ok());
-            let seed = given.unwrap_or_else(|| {
+            let seed = number("GPU_CHECK_SEED").unwrap_or_else(|| {
                 let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
                 now.map_or(1, |now| now.as_nanos() as u64)
             });

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use tcpx_wire::Descriptors;
 
 use super::cut::Cut;
+use super::feed::Inline;
 use super::kernel::Kernels;
 use super::launch::{self, Sum};
 use super::slots::Slots;
@@ -34,6 +35,8 @@ pub struct Unpacker {
     gpu: Gpu,
     kernels: Kernels,
     slots: Slots,
+    /// Where lists are written that a launch carries.
+    list: Box<Inline>,
     running: Option<Running>,
     /// Set when the GPU gave no answer any more; nothing can be started then.
     broken: Option<MemoryError>,
@@ -77,6 +80,7 @@ impl Unpacker {
                 gpu: gpu.clone(),
                 kernels,
                 slots,
+                list: Box::new(Inline::EMPTY),
                 running: None,
                 broken: None,
             }),
@@ -168,7 +172,6 @@ impl Unpacker {
                 }
                 .into());
             }
-            std::hint::spin_loop();
         }
     }
 
@@ -269,9 +272,10 @@ impl Unpacker {
                     descriptors,
                 } => {
                     let (ends, descriptors) = ((*pool, *to), descriptors.as_slice());
+                    let room = (slots, &mut *self.list);
                     // SAFETY: the work and its holds are kept until every slot has landed, and its
                     // descriptors were checked against both ends.
-                    unsafe { launch::pieces(api, kernels, slots, ends, cut, descriptors) }
+                    unsafe { launch::pieces(api, kernels, room, ends, cut, descriptors) }
                 }
                 // Issued above.
                 Task::Copies { .. } => break,

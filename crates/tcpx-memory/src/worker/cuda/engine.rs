@@ -1,7 +1,6 @@
 //! The loop of a GPU's copy worker. Nothing in it waits for the GPU: it looks, and goes on.
 
 use std::collections::VecDeque;
-use std::hint;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -33,6 +32,8 @@ const AT_ONCE: u64 = 1 << 20;
 /// How long to look without a pause after the last progress, where there are cores to spare: longer than a
 /// copy of 4 MiB over the bus, because a pause costs more than it says.
 const SPIN: Duration = Duration::from_micros(100);
+/// How long to look for the next job before sleeping: waking up takes about as long as a small unpack.
+const IDLE_SPIN: Duration = Duration::from_micros(50);
 /// The pause between looks after that.
 const PAUSE: Duration = Duration::from_micros(20);
 /// The pause while only fences are waited for, which may take as long as the caller's kernels.
@@ -115,17 +116,21 @@ impl<'queue> Engine<'queue> {
             progress |= self.step_staged();
             if progress {
                 last = Instant::now();
-            } else if self.is_idle() {
-                if stopping {
-                    break;
+                continue;
+            }
+            let (spin, pause) = match (self.is_idle(), self.is_working()) {
+                (true, _) if stopping => break,
+                (true, _) => (IDLE_SPIN, None),
+                (false, true) => (SPIN, Some(PAUSE)),
+                (false, false) => (Duration::ZERO, Some(LONG_PAUSE)),
+            };
+            // Without a pause of the processor: the host of a virtual machine may take that for idleness, and
+            // stop the processor for longer than a copy takes.
+            if !(may_spin && last.elapsed() < spin) {
+                self.queue.sleep(pause);
+                if pause.is_none() {
+                    last = Instant::now();
                 }
-                self.queue.sleep(None);
-                last = Instant::now();
-            } else if may_spin && self.is_working() && last.elapsed() < SPIN {
-                hint::spin_loop();
-            } else {
-                self.queue
-                    .sleep(Some(if self.is_working() { PAUSE } else { LONG_PAUSE }));
             }
         }
         if let Ok(kernels) = self.kernels {

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use tcpx_wire::Descriptor;
 
 use super::cut::Cut;
-use super::feed::EVEN;
+use super::feed::{EVEN, Inline};
 use super::kernel::Kernels;
 use super::launch::{self, Sum};
 use super::slots::Slots;
@@ -26,6 +26,8 @@ pub(super) struct KernelJobs {
     gpu: Gpu,
     kernels: Kernels,
     slots: Slots,
+    /// Where lists are written that a launch carries.
+    list: Box<Inline>,
     waiting: VecDeque<Ticket>,
     /// What is being launched, and what waits for its end, oldest first.
     current: Option<Group>,
@@ -59,6 +61,7 @@ impl KernelJobs {
                 gpu: gpu.clone(),
                 kernels,
                 slots,
+                list: Box::new(Inline::EMPTY),
                 waiting: VecDeque::with_capacity(64),
                 current: None,
                 under_way: VecDeque::with_capacity(64),
@@ -101,7 +104,8 @@ impl KernelJobs {
         let Some(group) = &mut self.current else {
             return progress;
         };
-        match group.launch(&self.gpu, &self.kernels, &mut self.slots) {
+        let room = (&mut self.slots, &mut *self.list);
+        match group.launch(&self.gpu, &self.kernels, room) {
             Launched::Nothing => return progress,
             Launched::Some => progress = true,
             Launched::All => {
@@ -224,7 +228,12 @@ impl Group {
     }
 
     /// One launch, if there is a slot for it. An error ends the group as if all were launched.
-    fn launch(&mut self, gpu: &Gpu, kernels: &Kernels, slots: &mut Slots) -> Launched {
+    fn launch(
+        &mut self,
+        gpu: &Gpu,
+        kernels: &Kernels,
+        (slots, room): (&mut Slots, &mut Inline),
+    ) -> Launched {
         let api = gpu.api();
         let launched = match &mut self.sum {
             // SAFETY: the ticket keeps the bytes until the slot has landed; the context is current.
@@ -240,9 +249,10 @@ impl Group {
                     &self.joined
                 };
                 let cut = &mut self.cut;
+                let room = (slots, room);
                 // SAFETY: the tickets keep pool and destinations until the slots have landed, and the
                 // descriptors were checked against both; the context is current.
-                let launched = unsafe { launch::pieces(api, kernels, slots, self.ends, cut, list) };
+                let launched = unsafe { launch::pieces(api, kernels, room, self.ends, cut, list) };
                 match launched {
                     Ok(true) if cut.peek(list).is_some() => return Launched::Some,
                     other => other,

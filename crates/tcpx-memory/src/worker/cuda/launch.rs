@@ -5,12 +5,13 @@ use tcpx_wire::Descriptor;
 use super::cut::Cut;
 use super::feed::{self, Inline};
 use super::kernel::{Kernels, Source};
-use super::slots::{FIRST_ENTRIES, LIST_ENTRIES, Slots};
+use super::slots::{FIRST_ENTRIES, LIST_ENTRIES, LIST_SOURCES, Slots};
 use crate::checksum::{SumFactors, SumPlan};
 use crate::driver::Api;
 use crate::error::CudaError;
 
-/// Launches for as many pieces as a list takes; `Ok(false)` when no slot is free.
+/// Launches for as many pieces as a list takes; `Ok(false)` when no slot is free. `list` is room to write
+/// in.
 ///
 /// # Safety
 /// The context is current. Every descriptor's source, from `pool`, and destination, from `to`, must be
@@ -18,7 +19,7 @@ use crate::error::CudaError;
 pub(super) unsafe fn pieces(
     api: &Api,
     kernels: &Kernels,
-    slots: &mut Slots,
+    (slots, list): (&mut Slots, &mut Inline),
     ends: (u64, u64),
     cut: &mut Cut,
     descriptors: &[Descriptor],
@@ -27,17 +28,12 @@ pub(super) unsafe fn pieces(
         return Ok(false);
     };
     let (host, address) = slots.list(slot);
-    let mut list = Inline::EMPTY;
-    let (shape, source) = match feed::carry(cut, descriptors, &mut list) {
-        Some(shape) => (shape, Source::Inline(&list)),
+    let (shape, source) = match feed::carry(cut, descriptors, list) {
+        Some(shape) => (shape, Source::Inline(list)),
         None => {
-            let most = if cut.is_at_start() {
-                FIRST_ENTRIES
-            } else {
-                LIST_ENTRIES
-            };
+            let (sources, entries) = share(cut.taken());
             // SAFETY: the slot's list has room for that many, and no launch reads it now.
-            let shape = unsafe { feed::write(cut, descriptors, host, most, most) };
+            let shape = unsafe { feed::write(cut, descriptors, host, sources, entries) };
             (shape, Source::Mapped(address))
         }
     };
@@ -46,6 +42,15 @@ pub(super) unsafe fn pieces(
     // SAFETY: the caller's promise; the slot's list stays until the slot has landed.
     let launched = unsafe { kernels.unpack(api, stream, ends, shape, source, flag) };
     launched.inspect_err(|_| slots.disarm(slot)).map(|()| true)
+}
+
+/// Sources and entries of the next launch: few at first, so that the GPU begins soon, then the more the longer
+/// the GPU works on those before.
+fn share(taken: usize) -> (usize, usize) {
+    match taken {
+        0 => (FIRST_ENTRIES, FIRST_ENTRIES),
+        _ => ((taken * 2).clamp(LIST_ENTRIES, LIST_SOURCES), LIST_ENTRIES),
+    }
 }
 
 /// A checksum: one launch, and what its end takes.
