@@ -4,9 +4,6 @@ use tcpx_wire::Descriptor;
 
 use super::feed::Even;
 
-/// Descriptors that are compared without a branch for each.
-const BLOCK: usize = 16;
-
 /// A descriptor, or a part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
@@ -47,9 +44,9 @@ impl Cut {
         }
     }
 
-    /// Descriptors of which all was taken.
-    pub(super) fn taken(&self) -> usize {
-        self.index
+    /// Whether nothing was taken yet.
+    pub(super) fn is_at_start(&self) -> bool {
+        self.index == 0 && self.done == 0
     }
 
     /// Descriptors of which something is left.
@@ -80,26 +77,8 @@ impl Cut {
         while count < list.len() {
             if self.done == 0 {
                 // Almost all of them: whole pieces, one after the other.
-                let before = count;
                 let rest = descriptors.get(self.index..).unwrap_or_default();
-                for (places, wholes) in list[count..]
-                    .chunks_exact_mut(BLOCK)
-                    .zip(rest.chunks(BLOCK))
-                {
-                    // What is written of a block that differs is written again or not used.
-                    let (mut differs, mut expected) = (0, next);
-                    for (place, whole) in places.iter_mut().zip(wholes) {
-                        *place = whole.source_offset;
-                        differs |= u64::from(whole.length ^ unit);
-                        differs |= whole.destination_offset ^ expected;
-                        expected += u64::from(unit);
-                    }
-                    if differs != 0 || wholes.len() < BLOCK {
-                        break;
-                    }
-                    (count, next) = (count + BLOCK, expected);
-                }
-                let rest = rest.get(count - before..).unwrap_or_default();
+                let before = count;
                 for (place, whole) in list[count..].iter_mut().zip(rest) {
                     if whole.length != unit || whole.destination_offset != next {
                         break;

@@ -172,6 +172,7 @@ impl Unpacker {
                 }
                 .into());
             }
+            std::hint::spin_loop();
         }
     }
 

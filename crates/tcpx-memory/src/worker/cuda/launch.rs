@@ -5,7 +5,7 @@ use tcpx_wire::Descriptor;
 use super::cut::Cut;
 use super::feed::{self, Inline};
 use super::kernel::{Kernels, Source};
-use super::slots::{FIRST_ENTRIES, LIST_ENTRIES, LIST_SOURCES, Slots};
+use super::slots::{FIRST_ENTRIES, LIST_ENTRIES, Slots};
 use crate::checksum::{SumFactors, SumPlan};
 use crate::driver::Api;
 use crate::error::CudaError;
@@ -31,9 +31,13 @@ pub(super) unsafe fn pieces(
     let (shape, source) = match feed::carry(cut, descriptors, list) {
         Some(shape) => (shape, Source::Inline(list)),
         None => {
-            let (sources, entries) = share(cut.taken());
+            let most = if cut.is_at_start() {
+                FIRST_ENTRIES
+            } else {
+                LIST_ENTRIES
+            };
             // SAFETY: the slot's list has room for that many, and no launch reads it now.
-            let shape = unsafe { feed::write(cut, descriptors, host, sources, entries) };
+            let shape = unsafe { feed::write(cut, descriptors, host, most, most) };
             (shape, Source::Mapped(address))
         }
     };
@@ -42,15 +46,6 @@ pub(super) unsafe fn pieces(
     // SAFETY: the caller's promise; the slot's list stays until the slot has landed.
     let launched = unsafe { kernels.unpack(api, stream, ends, shape, source, flag) };
     launched.inspect_err(|_| slots.disarm(slot)).map(|()| true)
-}
-
-/// Sources and entries of the next launch: few at first, so that the GPU begins soon, then the more the longer
-/// the GPU works on those before.
-fn share(taken: usize) -> (usize, usize) {
-    match taken {
-        0 => (FIRST_ENTRIES, FIRST_ENTRIES),
-        _ => ((taken * 2).clamp(LIST_ENTRIES, LIST_SOURCES), LIST_ENTRIES),
-    }
 }
 
 /// A checksum: one launch, and what its end takes.

@@ -13,12 +13,11 @@ use crate::gpu::{
 };
 use crate::worker::cuda::kernel::{Flag, Kernels};
 
-/// Descriptors of a list's first launch, so few that the GPU begins soon, and most of a further one.
+/// Descriptors of a list's first launch, so few that the GPU begins soon, and of each further one, so many
+/// that launches cost little.
 pub(super) const FIRST_ENTRIES: usize = 2048;
 pub(super) const LIST_ENTRIES: usize = 8192;
 const LIST_BYTES: usize = LIST_ENTRIES * 16;
-/// Most sources of an even list.
-pub(super) const LIST_SOURCES: usize = LIST_BYTES / 4;
 const SLOTS: usize = 16;
 /// Apart, so that neither the CPU nor the GPU finds two in one line of a cache.
 const APART: usize = 128;
