@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds what a GPU host needs and puts it into .carry/: programs, checks, plugin file. The GPU host
-# needs no Cargo, no compiler and no network; it then runs scripts/gpu-transfer.sh OUT_DIR or
-# scripts/gpu-tcp-speed.sh OUT_DIR.
+# needs no Cargo, no compiler and no network; it then runs scripts/gpu-transfer.sh, scripts/gpu-tcp-speed.sh
+# or scripts/gpu-unpack.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=.carry
@@ -30,6 +30,6 @@ for check in gpu_check engine_gpu_check tcp_speed; do
   cargo build --release --locked --workspace "$kind" "$name"
   cp "$file" "$out/$check"
 done
-cp scripts/gpu-transfer.sh scripts/gpu-tcp-speed.sh "$out/"
+cp scripts/gpu-transfer.sh scripts/gpu-tcp-speed.sh scripts/gpu-unpack.sh "$out/"
 strip "$out/xtask" "$out/gpu_check" "$out/engine_gpu_check" "$out/tcp_speed" || echo 'not stripped: the files are larger, nothing else'
 du -sh "$out"

@@ -28,12 +28,24 @@ mod transfer;
 mod vendor_environment;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use crate::args::{Cli, Command};
 use crate::error::Error;
 use crate::output::say::{self, say};
 
+/// Longest wait for the copy workers to give everything back to the driver.
+const LAST_WAIT: Duration = Duration::from_secs(2);
+
 fn main() -> ExitCode {
+    let code = start();
+    // The driver is torn down when this function returns, and no thread should be inside it then. A worker
+    // that takes longer is stuck, and the verdict has been printed.
+    tcpx_memory::CopyWorker::wait_for_ends(LAST_WAIT);
+    code
+}
+
+fn start() -> ExitCode {
     let cli = Cli::read();
     let result = environment::prepare(&cli).and_then(|()| {
         log::start(cli.debug());

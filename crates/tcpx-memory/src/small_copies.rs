@@ -4,7 +4,6 @@
 mod tests;
 
 use std::fmt;
-use std::hint::spin_loop;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -139,7 +138,6 @@ impl SmallCopies {
             if start.elapsed() > limit {
                 return Ok(None);
             }
-            spin_loop();
         }
         let memory = (from.clone(), hold);
         self.launch(slot, self.device_address(slot), address, None, memory)?;
@@ -147,7 +145,6 @@ impl SmallCopies {
             if start.elapsed() > limit {
                 return Ok(None);
             }
-            spin_loop();
         }
         // SAFETY: the slot has that many initialised bytes, and the copy to them has ended.
         let copied = unsafe { std::slice::from_raw_parts(self.host(slot), bytes) };

@@ -1,7 +1,6 @@
 //! A connection to one peer: where sends and receives start.
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
@@ -11,6 +10,9 @@ use tcpx_net::ChannelStats;
 use tcpx_wire::session::{Deadlines, OperationId, ReceiveRequest, SendRequest};
 use tcpx_wire::{Level, Role, Tag};
 
+mod patience;
+mod peer;
+
 use crate::core::{Core, NewOperation, Operation};
 use crate::drive::Driving;
 use crate::driver::{Driven, DrivenId, Driver, Turn};
@@ -18,6 +20,9 @@ use crate::error::Error;
 use crate::event::Event;
 use crate::requests::Requests;
 use crate::transfer::{Transfer, TransferState};
+
+pub(crate) use patience::Patience;
+pub use peer::PeerInfo;
 
 /// An authenticated connection with its data channels. Clones are the same connection.
 ///
@@ -31,24 +36,6 @@ pub struct Connection {
 /// What the program holds of a connection, in [`Connection`]s and [`Transfer`]s. The engine keeps
 /// the rest alive until nothing points at anybody's memory.
 pub(crate) struct Handle(pub(crate) Arc<Shared>);
-
-/// Who is at the other end, and what both sides agreed on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct PeerInfo {
-    /// Address of the control connection.
-    pub address: SocketAddr,
-    /// Name of the network.
-    pub network: String,
-    /// Data channels.
-    pub channels: u16,
-    /// Bytes of a chunk.
-    pub chunk_bytes: u32,
-    /// The memory that the peer moves, in its words.
-    pub memory: String,
-    /// The peer's software.
-    pub software: String,
-}
 
 /// What the driver is told to look for on the control socket.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -78,6 +65,8 @@ pub(crate) struct Shared {
     pub(crate) driving: Driving,
     /// All of it tells by itself when there is something to do.
     pub(crate) announces: bool,
+    /// What becomes of callers while the engine is inside foreign code.
+    patience: Patience,
     /// How the control socket is watched.
     watching: Mutex<Watching>,
     /// What is asked of the engine without waiting for its lock.
@@ -93,6 +82,7 @@ impl Shared {
         id: DrivenId,
         peer: PeerInfo,
         path: String,
+        patience: Patience,
     ) -> Arc<Self> {
         let origin = core.origin;
         let gpu = core.gpu.clone();
@@ -110,6 +100,7 @@ impl Shared {
             due: AtomicU64::new(0),
             driving: Driving::new(),
             announces,
+            patience,
             watching: Mutex::new(Watching::Read),
             requests: Requests::default(),
             outcome: Mutex::new(None),
@@ -132,17 +123,25 @@ impl Shared {
     }
 
     /// Runs `work` on the engine and then what it led to.
-    fn with<R>(&self, work: impl FnOnce(&mut Core) -> R) -> R {
-        let mut core = self.lock();
+    fn with<R>(&self, work: impl FnOnce(&mut Core) -> R) -> Result<R, Error> {
+        let mut core = self.lock_in_time()?;
         let result = work(&mut core);
+        if self.patience.foreign {
+            drop(core);
+            self.driver.wake(self.id);
+            return Ok(result);
+        }
         self.requests.see_to(&mut core);
-        let turn = core.start();
+        let turn = core.guarded_start();
         self.after(core, turn);
-        result
+        Ok(result)
     }
 
     /// Has a request that was left seen to: here if the engine is at rest, else by its thread.
     fn nudge(&self) {
+        if self.patience.foreign {
+            return self.driver.wake(self.id);
+        }
         let Some(mut core) = self.try_lock() else {
             return self.driver.wake(self.id);
         };
@@ -155,7 +154,7 @@ impl Shared {
         self.requests.see_to(core);
         let since = u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.working_since.store(since.max(1), Ordering::Relaxed);
-        let turn = core.progress();
+        let turn = core.guarded_progress();
         self.working_since.store(0, Ordering::Relaxed);
         if turn.finished {
             // A late signal would keep the driver awake: nobody lowers it any more.
@@ -234,26 +233,11 @@ impl Shared {
         self.requests.close();
         self.nudge();
     }
-
-    /// How long the driver has been inside one call, if that is longer than `limit`.
-    pub(crate) fn stuck(&self, limit: Duration) -> Option<Error> {
-        let since = self.working_since.load(Ordering::Relaxed);
-        if since == 0 {
-            return None;
-        }
-        let stuck = self
-            .origin
-            .elapsed()
-            .saturating_sub(Duration::from_micros(since));
-        (stuck > limit).then_some(Error::EngineStuck {
-            peer: self.peer.address,
-            stuck,
-        })
-    }
 }
 
 impl Driven for Shared {
     fn progress(&self) -> Turn {
+        self.make_way();
         let mut core = self.lock();
         let turn = self.turn(&mut core);
         self.watch_control(&core);
@@ -296,14 +280,19 @@ impl Connection {
         &self.handle.0.path
     }
 
-    /// Counters of all data channels, summed.
+    /// Counters of all data channels, summed; while the engine hangs inside a plugin, as they were
+    /// when this was last asked.
     pub fn statistics(&self) -> ChannelStats {
-        self.handle.0.lock().statistics()
+        self.handle.0.statistics()
     }
 
-    /// Every live operation, where it stands and who owes its next step: one line each.
+    /// Every live operation, where it stands and who owes its next step: one line each. While the
+    /// engine hangs inside a plugin, one line that says so.
     pub fn status(&self) -> Vec<String> {
-        let core = self.handle.0.lock();
+        let core = match self.handle.0.lock_in_time() {
+            Ok(core) => core,
+            Err(stuck) => return vec![stuck.to_string()],
+        };
         let now = core.now();
         core.session
             .snapshot(now)
@@ -508,7 +497,7 @@ impl<'a> Request<'a> {
             });
             core.operations.insert(id, Operation::new(operation));
             Ok(id)
-        })?;
+        })??;
         Ok(Transfer {
             state,
             operation,

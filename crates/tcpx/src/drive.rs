@@ -5,7 +5,6 @@
 //! looks after its connection by itself, without a pause, and only then sleeps. It does so where it
 //! has a core to itself, and for at most [`PATIENCE`] after the last thing that happened.
 
-use std::hint::spin_loop;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -140,11 +139,12 @@ impl Shared {
     }
 
     /// Has the engine's thread woken again, at once if anything is left to do.
-    fn hand_back(&self) {
+    fn hand_back(&self, more: bool) {
         let core = self.lock();
         self.driving.on.store(false, Ordering::SeqCst);
         core.sink.set_looked_for(false);
-        let turn = core.standing();
+        let mut turn = core.standing();
+        turn.more |= more;
         if self.driving.muted.swap(false, Ordering::Relaxed) && !turn.finished {
             for descriptor in core.channel_descriptors() {
                 drop(self.driver.rewatch(self.id, descriptor, false));
@@ -160,6 +160,7 @@ impl Shared {
     fn work_until(&self, looking: &Looking, ended: &impl Fn() -> bool) -> bool {
         let mut last = Instant::now();
         let mut taken_over = false;
+        let mut more = false;
         let hit = loop {
             let turn = self.try_lock().map(|mut core| {
                 if !std::mem::replace(&mut taken_over, true) {
@@ -167,6 +168,7 @@ impl Shared {
                 }
                 self.turn(&mut core)
             });
+            more = turn.map_or(more, |turn| turn.more);
             if ended() {
                 break true;
             }
@@ -178,10 +180,9 @@ impl Shared {
             if turn.is_some_and(|turn| turn.finished || turn.moving && cores() <= FEW_CORES) {
                 break false;
             }
-            spin_loop();
         };
         if taken_over {
-            self.hand_back();
+            self.hand_back(more);
         } else {
             self.driving.on.store(false, Ordering::SeqCst);
         }
@@ -189,14 +190,14 @@ impl Shared {
     }
 }
 
-/// Another thread does the work; this one looks for its own end.
+/// Another thread does the work; this one looks for its own end. Without pauses of the processor, which
+/// the host of a virtual machine may take for idleness.
 fn look(ended: &impl Fn() -> bool) -> bool {
     let start = Instant::now();
     while !ended() {
         if start.elapsed() > PATIENCE {
             return false;
         }
-        spin_loop();
     }
     true
 }

@@ -314,7 +314,8 @@ const fn flags(write: bool) -> EventFlags {
     }
 }
 
-const START: Turn = Turn {
+/// Everything is to be looked at.
+pub(crate) const START: Turn = Turn {
     poll: false,
     more: false,
     busy: true,

@@ -40,6 +40,8 @@ pub(super) struct PluginChannel {
     /// Received and not yet consumed, in the plugin's order.
     unconsumed: VecDeque<Unconsumed>,
     entries: Vec<LoadMeta>,
+    /// Lists that came back.
+    lists: Vec<ScatterList>,
     failed: Vec<Completion>,
     stats: ChannelStats,
 }
@@ -80,6 +82,7 @@ impl PluginChannel {
             receives: VecDeque::new(),
             unconsumed: VecDeque::new(),
             entries: Vec::new(),
+            lists: Vec::new(),
             failed: Vec::new(),
             stats: ChannelStats::default(),
         }
@@ -189,31 +192,35 @@ impl PluginChannel {
         self.stats.chunks_received += 1;
         self.stats.bytes_received += bytes;
         let scattered = from.kind == MemoryType::Cuda;
-        let payload = match (done.slot, &self.offload) {
-            (Some(slot), Some(offload)) => {
-                let ready = !scattered;
-                let ticket = done.ticket;
-                self.unconsumed.push_back(Unconsumed { ticket, ready });
-                if scattered {
-                    offload.read(slot, &mut self.entries).map_err(|error| {
-                        ChannelError::Plugin {
-                            channel: self.name.clone(),
-                            call: "test (device queue)",
-                            cause: error.to_string(),
-                        }
+        let Some(slot) = done.slot else {
+            return Ok(Completion::Received {
+                token: from.token,
+                payload: Payload::InPlace { bytes },
+            });
+        };
+        // Every receive of a comm with a device queue takes a slot, whatever memory it went to.
+        let ticket = done.ticket;
+        let unpacks = self.offload.as_ref().filter(|_| scattered);
+        let ready = unpacks.is_none();
+        self.unconsumed.push_back(Unconsumed { ticket, ready });
+        let payload = match unpacks {
+            Some(offload) => {
+                offload
+                    .take(slot, &mut self.entries)
+                    .map_err(|error| ChannelError::Plugin {
+                        channel: self.name.clone(),
+                        call: "test (device queue)",
+                        cause: error.to_string(),
                     })?;
-                    self.stats.fragments += self.entries.len() as u64;
-                    Payload::Scattered {
-                        pool: Arc::clone(offload.pool()),
-                        list: scatter_list(&self.entries),
-                        bytes,
-                        ticket: Ticket(ticket.0),
-                    }
-                } else {
-                    Payload::InPlace { bytes }
+                self.stats.fragments += self.entries.len() as u64;
+                Payload::Scattered {
+                    pool: Arc::clone(offload.pool()),
+                    list: scatter_list(&self.entries, self.lists.pop().unwrap_or_default()),
+                    bytes,
+                    ticket: Ticket(ticket.0),
                 }
             }
-            _ => Payload::InPlace { bytes },
+            None => Payload::InPlace { bytes },
         };
         Ok(Completion::Received {
             token: from.token,
@@ -235,15 +242,13 @@ impl PluginChannel {
     }
 }
 
-fn scatter_list(entries: &[LoadMeta]) -> ScatterList {
-    let mut list = ScatterList::with_capacity(entries.len());
-    for entry in entries {
-        list.push(Fragment {
-            source_offset: u64::from(entry.src_off),
-            length: entry.len,
-            destination_offset: entry.dst_off,
-        });
-    }
+fn scatter_list(entries: &[LoadMeta], mut list: ScatterList) -> ScatterList {
+    list.clear();
+    list.extend(entries.iter().map(|entry| Fragment {
+        source_offset: u64::from(entry.src_off),
+        length: entry.len,
+        destination_offset: entry.dst_off,
+    }));
     list
 }
 
@@ -260,6 +265,12 @@ impl Channel for PluginChannel {
                 pinned: true,
                 cuda: self.cuda && matches!(self.memory, PluginMemory::Gpu(_)),
             },
+        }
+    }
+
+    fn recycle(&mut self, list: ScatterList) {
+        if self.lists.len() < usize::from(MAX_IN_FLIGHT) {
+            self.lists.push(list);
         }
     }
 

@@ -46,7 +46,8 @@ impl Session {
             })
         };
         let most = agreed.chunk_bytes;
-        if chunk_bytes > most || chunk_bytes == 0 || chunk_bytes % CHUNK_GRAIN_BYTES != 0 {
+        if chunk_bytes > most || chunk_bytes == 0 || !chunk_bytes.is_multiple_of(CHUNK_GRAIN_BYTES)
+        {
             check(
                 "chunk_bytes in grains, at most",
                 most.into(),
