@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::advert::NicAddress;
-use super::route::Route;
+use crate::channel::Way;
 
 /// Most pairs that are tried.
 const MAX_PAIRS: usize = 32;
@@ -13,7 +13,7 @@ const MAX_PAIRS: usize = 32;
 /// first; else their order decides, which hosts of one kind number alike. `port` is the peer's.
 ///
 /// Whether a pair works is for the first connection over it to show.
-pub(super) fn pair_up(ours: &[NicAddress], theirs: &[NicAddress], port: u16) -> Vec<Route> {
+pub(super) fn pair_up(ours: &[NicAddress], theirs: &[NicAddress], port: u16) -> Vec<Way> {
     let (our_cards, their_cards) = (cards(ours), cards(theirs));
     let most = our_cards.len().max(their_cards.len()).min(MAX_PAIRS);
     let mut found: Vec<(Candidate<'_>, bool)> = Vec::new();
@@ -47,7 +47,7 @@ pub(super) fn pair_up(ours: &[NicAddress], theirs: &[NicAddress], port: u16) -> 
     found
         .into_iter()
         .filter(|(_, same)| *same || !direct)
-        .map(|(candidate, _)| Route {
+        .map(|(candidate, _)| Way {
             local: Some(candidate.our.address),
             interface: Some(candidate.our.name.clone()),
             peer: SocketAddr::new(candidate.their.address, port),
