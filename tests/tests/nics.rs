@@ -88,13 +88,25 @@ fn a_link_that_is_cut_in_the_middle_of_a_transfer_is_left_and_comes_back() {
     if skip("a_link_that_is_cut_in_the_middle_of_a_transfer_is_left_and_comes_back") {
         return;
     }
-    let hosts = Hosts::new("cut", &[RATE; 4]).unwrap();
+    cut_and_mend("cut", 2);
+}
+
+#[test]
+fn the_link_of_the_control_connection_may_be_the_one_that_is_cut() {
+    if skip("the_link_of_the_control_connection_may_be_the_one_that_is_cut") {
+        return;
+    }
+    cut_and_mend("control", 0);
+}
+
+fn cut_and_mend(name: &str, link: usize) {
+    let hosts = Hosts::new(name, &[RATE; 4]).unwrap();
     let (mut server, mut client) = start(&hosts, BYTES, 3, None);
     client.wait_for("quarter").unwrap();
-    hosts.cut(2).unwrap();
+    hosts.cut(link).unwrap();
     client.wait_for("sent").unwrap();
     server.wait_for("verified").unwrap();
-    hosts.mend(2).unwrap();
+    hosts.mend(link).unwrap();
     for _ in 0..2 {
         client.wait_for("sent").unwrap();
         server.wait_for("verified").unwrap();

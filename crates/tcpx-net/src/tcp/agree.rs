@@ -66,6 +66,10 @@ pub(super) fn agree(
 }
 
 fn our_nics(filter: Option<&str>, setup: &Setup<'_>) -> Result<Vec<Nic>, NetworkError> {
+    if setup.local.ip().to_canonical().is_loopback() {
+        // Within this host there is nothing to choose.
+        return Ok(Vec::new());
+    }
     let filter = filter.and_then(InterfaceFilter::parse);
     let gpu = setup
         .workers

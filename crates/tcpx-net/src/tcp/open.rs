@@ -13,7 +13,7 @@ use crate::interfaces::Nic;
 use crate::network::{Setup, Side};
 
 /// A way that no lane could be opened over for this long is not used.
-const TRY: Duration = Duration::from_secs(3);
+const TRY: Duration = Duration::from_millis(1500);
 
 /// All lanes by number, how they come back when they die, and the ways they take, for a person.
 pub(super) fn open(
