@@ -101,7 +101,7 @@ impl FrameLog {
                 arrived: next,
             });
         }
-        if let Some(end) = self.ends.drain(..count).last() {
+        if let Some(end) = self.ends.drain(..count).next_back() {
             let bytes = usize::try_from(end - self.base).unwrap_or(usize::MAX);
             self.bytes.drain(..bytes.min(self.bytes.len()));
             self.base = end;
