@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Lines};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, bail};
 use serde_json::Value;
@@ -31,7 +32,9 @@ pub fn missing() -> Option<String> {
         }
     }
     // Root in a container may not be allowed to; a probe says so.
-    let name = format!("tcpx-probe-{}", std::process::id());
+    static PROBES: AtomicU32 = AtomicU32::new(0);
+    let number = PROBES.fetch_add(1, Ordering::Relaxed);
+    let name = format!("tcpx-probe-{}-{number}", std::process::id());
     let made = run("ip", &["netns", "add", &name]);
     let gone = run("ip", &["netns", "del", &name]);
     made.and(gone).err().map(|error| format!("{error:#}"))

@@ -1,7 +1,7 @@
 //! A relay in front of a listener that can do to one stream what networks do.
 //!
-//! The first bytes of a stream say whether it is a control connection or which lane it is; faults
-//! are set by lane and happen at an exact byte.
+//! The first bytes of a stream say what it is ([`Line`]); faults are set for a line and happen at an
+//! exact byte of its first stream.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
@@ -28,9 +28,20 @@ pub enum Fault {
     Swallow,
 }
 
-/// One stream's orders and what has happened to it.
+/// What a stream is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Line {
+    /// The first control connection.
+    Control,
+    /// One that takes its place.
+    ControlAgain,
+    /// A lane.
+    Lane(u16),
+}
+
+/// A line's orders and what has happened to it.
 #[derive(Debug, Default)]
-struct Line {
+struct State {
     /// The fault, and the bytes towards the server after which it happens.
     fault: Option<(u64, Fault)>,
     up: u64,
@@ -41,12 +52,12 @@ struct Line {
 
 #[derive(Debug, Default)]
 struct Board {
-    lines: Mutex<HashMap<Option<u16>, Line>>,
+    lines: Mutex<HashMap<Line, State>>,
     changed: Condvar,
 }
 
 impl Board {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Option<u16>, Line>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Line, State>> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -79,33 +90,32 @@ impl Proxy {
         self.address
     }
 
-    /// The lane's present or next stream gets this fault after `bytes` bytes in both directions
-    /// together.
-    pub fn break_lane(&self, lane: u16, bytes: u64, fault: Fault) {
+    /// The line's first stream gets this fault after `bytes` bytes in both directions together.
+    pub fn break_line(&self, line: Line, bytes: u64, fault: Fault) {
         let mut lines = self.board.lock();
-        let line = lines.entry(Some(lane)).or_default();
+        let line = lines.entry(line).or_default();
         line.fault = Some((bytes, fault));
         line.woken = false;
         self.board.changed.notify_all();
     }
 
-    /// Stalled and swallowed streams of the lane go on.
-    pub fn wake(&self, lane: u16) {
+    /// Stalled and swallowed streams of the line go on.
+    pub fn wake(&self, line: Line) {
         let mut lines = self.board.lock();
-        lines.entry(Some(lane)).or_default().woken = true;
+        lines.entry(line).or_default().woken = true;
         self.board.changed.notify_all();
     }
 
-    /// Bytes that this lane's streams have carried, both directions together.
-    pub fn carried(&self, lane: u16) -> u64 {
+    /// Bytes that this line's streams have carried, both directions together.
+    pub fn carried(&self, line: Line) -> u64 {
         let lines = self.board.lock();
-        lines.get(&Some(lane)).map_or(0, |line| line.up + line.down)
+        lines.get(&line).map_or(0, |line| line.up + line.down)
     }
 
-    /// How many streams this lane has had.
-    pub fn opened(&self, lane: u16) -> u32 {
+    /// How many streams this line has had.
+    pub fn opened(&self, line: Line) -> u32 {
         let lines = self.board.lock();
-        lines.get(&Some(lane)).map_or(0, |line| line.opened)
+        lines.get(&line).map_or(0, |line| line.opened)
     }
 }
 
@@ -117,7 +127,11 @@ fn relay(mut client: TcpStream, target: SocketAddr, board: &Arc<Board>) {
     if client.read_exact(&mut head).is_err() || server.write_all(&head).is_err() {
         return;
     }
-    let line = (head[12] == 1).then(|| u16::from_le_bytes([head[14], head[15]]));
+    let line = match head[12] {
+        0 => Line::Control,
+        1 => Line::Lane(u16::from_le_bytes([head[14], head[15]])),
+        _ => Line::ControlAgain,
+    };
     let opened = {
         let mut lines = board.lock();
         let held = lines.entry(line).or_default();
@@ -141,14 +155,7 @@ fn relay(mut client: TcpStream, target: SocketAddr, board: &Arc<Board>) {
     let _ = up.join();
 }
 
-fn pump(
-    mut from: TcpStream,
-    mut to: TcpStream,
-    up: bool,
-    name: Option<u16>,
-    opened: u32,
-    board: &Board,
-) {
+fn pump(mut from: TcpStream, mut to: TcpStream, up: bool, name: Line, opened: u32, board: &Board) {
     let mut piece = vec![0; PIECE];
     let mut held = Vec::new();
     loop {

@@ -10,12 +10,16 @@ use tcpx_net::{ChannelStats, TcpOptions};
 use tcpx_tests::buffers::{Destination, Source};
 use tcpx_tests::content::Content;
 use tcpx_tests::pair::{LONG, close};
-use tcpx_tests::proxy::{Fault, Proxy};
+use tcpx_tests::proxy::{Fault, Line, Proxy};
 
 const LANES: u16 = 4;
 const BYTES: u64 = 24 << 20;
 /// A lane has carried some chunks by then and is in the middle of one.
 const BREAK_AFTER: u64 = (1 << 20) + 77_777;
+/// Silence after which a side gives the other up; two fifths of it and it tries another way.
+const DEAD_AFTER: Duration = Duration::from_secs(5);
+/// Bytes of a control connection beyond its set-up: some transfers' worth.
+const BREAK_CONTROL_AFTER: u64 = 4_003;
 /// Transfers within which every lane carries that much.
 const MOST: u64 = 50;
 
@@ -35,6 +39,8 @@ fn connect(stage_host: bool) -> Ends {
     let mut options = Options::new(Arc::new(network), Auth::Key(key));
     options.channels = LANES;
     options.chunk_bytes = Some(256 << 10);
+    options.heartbeat = Duration::from_millis(300);
+    options.dead_after = DEAD_AFTER;
     let endpoint =
         Endpoint::listen(([127, 0, 0, 1], 0).into(), options.clone()).expect("a free port");
     let proxy = Proxy::start(endpoint.local_addr());
@@ -86,14 +92,14 @@ fn breaks(fault: Fault, lanes: &[u16], upwards: bool, stage_host: bool) {
     let what = format!("{fault:?} of {lanes:?}, upwards: {upwards}, staged: {stage_host}");
     let ends = connect(stage_host);
     for lane in lanes {
-        ends.proxy.break_lane(*lane, BREAK_AFTER, fault);
+        ends.proxy.break_line(Line::Lane(*lane), BREAK_AFTER, fault);
     }
     let (from, to) = match upwards {
         true => (&ends.client, &ends.server),
         false => (&ends.server, &ends.client),
     };
     // Which lane carries how much of a transfer is for the lanes to decide.
-    let struck = |lane: &u16| ends.proxy.carried(*lane) >= BREAK_AFTER;
+    let struck = |lane: &u16| ends.proxy.carried(Line::Lane(*lane)) >= BREAK_AFTER;
     let mut destinations = Vec::new();
     while !lanes.iter().all(struck) {
         let number = destinations.len() as u64 + 1;
@@ -104,10 +110,12 @@ fn breaks(fault: Fault, lanes: &[u16], upwards: bool, stage_host: bool) {
     assert!(stats.chunks_resent > 0, "{what}: {stats:?}");
     // What was held up comes now; the destination is the program's again and stays as it is.
     for lane in lanes {
-        ends.proxy.wake(*lane);
+        ends.proxy.wake(Line::Lane(*lane));
     }
     wait_until(&what, || {
-        let dead = lanes.iter().all(|lane| ends.proxy.opened(*lane) > 1);
+        let dead = lanes
+            .iter()
+            .all(|lane| ends.proxy.opened(Line::Lane(*lane)) > 1);
         dead && ends.client.statistics().lanes_restored == lanes.len() as u64
             && ends.server.statistics().lanes_restored == lanes.len() as u64
     });
@@ -115,13 +123,16 @@ fn breaks(fault: Fault, lanes: &[u16], upwards: bool, stage_host: bool) {
         assert_eq!(destination.defect(Content::new(9, number)), None, "{what}");
     }
     // The lanes that came back carry their part.
-    let before: Vec<_> = lanes.iter().map(|lane| ends.proxy.carried(*lane)).collect();
+    let before: Vec<_> = lanes
+        .iter()
+        .map(|lane| ends.proxy.carried(Line::Lane(*lane)))
+        .collect();
     let mut number = destinations.len() as u64 + 1;
     let most = number + MOST;
     while lanes
         .iter()
         .zip(&before)
-        .any(|(lane, before)| ends.proxy.carried(*lane) == *before)
+        .any(|(lane, before)| ends.proxy.carried(Line::Lane(*lane)) == *before)
     {
         transfer(from, to, number);
         number += 1;
@@ -164,11 +175,64 @@ fn all_lanes_but_one() {
     breaks(Fault::Stall, &[1, 2, 3], false, false);
 }
 
+/// The control connection breaks while transfers run one after the other in both directions.
+fn control_breaks(fault: Fault, also_a_lane: bool) {
+    let what = format!("{fault:?}, also a lane: {also_a_lane}");
+    let ends = connect(false);
+    ends.proxy
+        .break_line(Line::Control, BREAK_CONTROL_AFTER, fault);
+    if also_a_lane {
+        ends.proxy
+            .break_line(Line::Lane(0), BREAK_AFTER, Fault::Stall);
+    }
+    let mut number = 1;
+    let mut most = MOST;
+    while ends.proxy.opened(Line::ControlAgain) == 0 || most > number + 3 {
+        if ends.proxy.opened(Line::ControlAgain) > 0 {
+            // A few more, over the connection that took its place.
+            most = most.min(number + 3);
+        }
+        transfer(&ends.client, &ends.server, number);
+        transfer(&ends.server, &ends.client, number);
+        number += 1;
+        assert!(number < MOST, "{what}: it never broke");
+    }
+    assert_eq!(
+        ends.proxy.carried(Line::Control),
+        BREAK_CONTROL_AFTER,
+        "{what}"
+    );
+    ends.proxy.wake(Line::Control);
+    transfer(&ends.client, &ends.server, MOST + 1);
+    close(ends.server, ends.client);
+}
+
+#[test]
+fn a_control_connection_that_is_reset() {
+    control_breaks(Fault::Reset, false);
+}
+
+#[test]
+fn a_control_connection_that_is_closed() {
+    control_breaks(Fault::Close, true);
+}
+
+#[test]
+fn a_control_connection_that_stalls_and_wakes_up_late() {
+    control_breaks(Fault::Stall, false);
+}
+
+#[test]
+fn a_control_connection_that_swallows_everything() {
+    control_breaks(Fault::Swallow, true);
+}
+
 #[test]
 fn no_lane_is_left() {
     let ends = connect(false);
     for lane in 0..LANES {
-        ends.proxy.break_lane(lane, BREAK_AFTER, Fault::Reset);
+        ends.proxy
+            .break_line(Line::Lane(lane), BREAK_AFTER, Fault::Reset);
     }
     let source = Source::new(Content::new(9, 1), 4 * BYTES, 0);
     let destination = Destination::new(4 * BYTES, 17);

@@ -2,7 +2,10 @@
 //! in the middle of a transfer. The links are shaped far below what this machine can do, so that
 //! their rates and not its speed decide. Needs root.
 
+#![expect(clippy::unwrap_used, reason = "what fails here fails its test")]
+
 use std::io::Write;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tcpx_tests::namespaces::{Hosts, Told, missing};
 
@@ -11,11 +14,16 @@ const STRIPED: &str = env!("CARGO_BIN_EXE_striped");
 const RATE: u32 = 200;
 const BYTES: u64 = 256 << 20;
 
-fn skip(test: &str) -> bool {
-    let Some(why) = missing() else { return false };
+/// One test at a time, so that they do not measure each other; `None` where it cannot run.
+fn turn(test: &str) -> Option<MutexGuard<'static, ()>> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(why) = missing() else {
+        return Some(turn);
+    };
     // Not eprintln: the harness hides that.
     let _ = writeln!(std::io::stderr(), "skipped: {test}: {why}");
-    true
+    None
 }
 
 /// A server on host b and a client on host a that sends `count` transfers.
@@ -44,9 +52,9 @@ fn rate(hosts: &Hosts, bytes: u64, interfaces: Option<&str>) -> (f64, String) {
 
 #[test]
 fn four_links_carry_four_times_as_much() {
-    if skip("four_links_carry_four_times_as_much") {
+    let Some(_turn) = turn("four_links_carry_four_times_as_much") else {
         return;
-    }
+    };
     let hosts = Hosts::new("four", &[RATE; 4]).unwrap();
     let (one, path) = rate(&hosts, BYTES / 4, Some("=nic0"));
     assert!(!path.contains("nic1"), "{path}");
@@ -66,9 +74,9 @@ fn four_links_carry_four_times_as_much() {
 
 #[test]
 fn a_link_of_a_tenth_of_the_speed_adds_its_part() {
-    if skip("a_link_of_a_tenth_of_the_speed_adds_its_part") {
+    let Some(_turn) = turn("a_link_of_a_tenth_of_the_speed_adds_its_part") else {
         return;
-    }
+    };
     let hosts = Hosts::new("slow", &[RATE, RATE, RATE, RATE / 10]).unwrap();
     let (one, _) = rate(&hosts, BYTES / 4, Some("=nic0"));
     let (all, path) = rate(&hosts, 2 * BYTES, None);
@@ -85,16 +93,29 @@ fn a_link_of_a_tenth_of_the_speed_adds_its_part() {
 
 #[test]
 fn a_link_that_is_cut_in_the_middle_of_a_transfer_is_left_and_comes_back() {
-    if skip("a_link_that_is_cut_in_the_middle_of_a_transfer_is_left_and_comes_back") {
+    let Some(_turn) = turn("a_link_that_is_cut_in_the_middle_of_a_transfer_is_left_and_comes_back")
+    else {
         return;
-    }
-    let hosts = Hosts::new("cut", &[RATE; 4]).unwrap();
+    };
+    cut_and_mend("cut", 2);
+}
+
+#[test]
+fn the_link_of_the_control_connection_may_be_the_one_that_is_cut() {
+    let Some(_turn) = turn("the_link_of_the_control_connection_may_be_the_one_that_is_cut") else {
+        return;
+    };
+    cut_and_mend("control", 0);
+}
+
+fn cut_and_mend(name: &str, link: usize) {
+    let hosts = Hosts::new(name, &[RATE; 4]).unwrap();
     let (mut server, mut client) = start(&hosts, BYTES, 3, None);
     client.wait_for("quarter").unwrap();
-    hosts.cut(2).unwrap();
+    hosts.cut(link).unwrap();
     client.wait_for("sent").unwrap();
     server.wait_for("verified").unwrap();
-    hosts.mend(2).unwrap();
+    hosts.mend(link).unwrap();
     for _ in 0..2 {
         client.wait_for("sent").unwrap();
         server.wait_for("verified").unwrap();

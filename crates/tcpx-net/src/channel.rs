@@ -1,6 +1,7 @@
 //! The channel: what every network offers the engine for moving chunks.
 
 use std::fmt::Debug;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -191,6 +192,17 @@ pub struct ChannelStats {
     pub tcp_bytes_received: u64,
 }
 
+/// From where to where a connection is opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Way {
+    /// The address it leaves from; `None`: as the routes say.
+    pub local: Option<IpAddr>,
+    /// The interface it leaves through; `None`: as the routes say.
+    pub interface: Option<String>,
+    /// The peer's listening address.
+    pub peer: SocketAddr,
+}
+
 /// A path for chunks between two processes.
 ///
 /// One thread owns a channel. No method blocks, except that [`poll`](Self::poll) of a poll-only
@@ -278,6 +290,17 @@ pub trait Channel: Send + Debug {
 
     /// A short name for error messages: `tcp, 4 lanes to 10.0.0.2:12345`.
     fn describe(&self) -> String;
+
+    /// Whether the peer's process can still be there, as far as this channel's own connections tell.
+    fn is_alive(&self) -> bool {
+        true
+    }
+
+    /// Ways to the peer that worked for this channel, best first; this side opened them. A control
+    /// connection that breaks may be opened anew over one of them.
+    fn ways(&self) -> Vec<Way> {
+        Vec::new()
+    }
 
     /// The way that the bytes take, for a person; by default [`describe`](Self::describe).
     fn path(&self) -> String {

@@ -95,6 +95,22 @@ pub fn dial_lane(
     Ok(stream)
 }
 
+/// Opens a connection that takes the place of a session's control connection.
+///
+/// # Errors
+/// As [`dial_lane`].
+pub fn dial_control_again(
+    address: SocketAddr,
+    session: &Session,
+    options: &DialOptions,
+) -> Result<TcpStream, NetworkError> {
+    let stream = socket::connect(address, options)?;
+    let nonce = auth::nonce().map_err(|cause| no_random(address, cause))?;
+    let (handshake, first) = LaneClient::resume(session, nonce);
+    auth::run_client(&stream, address, handshake, first, options.deadline)?;
+    Ok(stream)
+}
+
 fn no_random(address: SocketAddr, cause: std::io::Error) -> NetworkError {
     NetworkError::Io {
         operation: "reading random numbers",

@@ -3,6 +3,7 @@
 mod addresses;
 mod choice;
 mod distance;
+mod driver;
 mod filter;
 
 use std::fmt;
@@ -81,7 +82,16 @@ pub fn interfaces() -> Result<Vec<Interface>, NetworkError> {
         cause: cause.into(),
         hint: "",
     })?;
-    interfaces_in(Path::new(SYSFS), &addresses)
+    let mut found = interfaces_in(Path::new(SYSFS), &addresses)?;
+    for one in &mut found {
+        // In sysfs a cable whose ends have the same number in two namespaces looks like anything.
+        if one.kind == InterfaceKind::Virtual
+            && driver::driver_of(&one.name).as_deref() == Some("veth")
+        {
+            one.kind = InterfaceKind::Veth;
+        }
+    }
+    Ok(found)
 }
 
 /// The interfaces that a sysfs tree describes, by name, with these addresses. What the tree does
@@ -123,10 +133,11 @@ fn describe(path: &Path, name: String, addresses: &[InterfaceAddress]) -> Interf
     Interface {
         kind: kind(path),
         // Interfaces without a carrier to watch, such as lo, say "unknown" and work.
+        // The state follows the carrier with up to a second's delay.
         up: matches!(
             text(&path.join("operstate")).as_deref(),
             Some("up" | "unknown")
-        ),
+        ) || number(&path.join("carrier")) == Some(1u8),
         addresses: own.map(|one| (one.address, one.prefix)).collect(),
         speed: megabits
             .filter(|speed| *speed > 0)

@@ -85,6 +85,12 @@ pub trait Network: Send + Sync + Debug {
         true
     }
 
+    /// Whether a control connection that breaks may be replaced by another one. For networks whose
+    /// channels know by themselves when the peer is gone ([`Channel::is_alive`]).
+    fn resumes_control(&self) -> bool {
+        false
+    }
+
     /// Whether small messages may travel with their announcement, past the channels. A network that
     /// a user chose for its own sake (a plugin) carries all payload.
     fn allows_eager(&self) -> bool {

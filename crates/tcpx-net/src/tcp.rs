@@ -26,7 +26,6 @@ mod receive_lane;
 mod receive_table;
 mod repair;
 mod roster;
-mod route;
 mod shared;
 mod signal;
 #[cfg(test)]
@@ -148,6 +147,10 @@ impl Network for TcpNetwork {
 
     fn windows(&self) -> (u16, u16) {
         (self.options.window.max(1), self.options.window.max(1))
+    }
+
+    fn resumes_control(&self) -> bool {
+        true
     }
 
     fn establish(

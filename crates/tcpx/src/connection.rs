@@ -12,6 +12,7 @@ use tcpx_wire::{Level, Role, Tag};
 
 mod patience;
 mod peer;
+mod watching;
 
 use crate::core::{Core, NewOperation, Operation};
 use crate::drive::Driving;
@@ -20,6 +21,7 @@ use crate::error::Error;
 use crate::event::Event;
 use crate::requests::Requests;
 use crate::transfer::{Transfer, TransferState};
+use watching::Watching;
 
 pub(crate) use patience::Patience;
 pub use peer::PeerInfo;
@@ -36,16 +38,6 @@ pub struct Connection {
 /// What the program holds of a connection, in [`Connection`]s and [`Transfer`]s. The engine keeps
 /// the rest alive until nothing points at anybody's memory.
 pub(crate) struct Handle(pub(crate) Arc<Shared>);
-
-/// What the driver is told to look for on the control socket.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Watching {
-    Read,
-    ReadWrite,
-    /// A thread of the program looks by itself.
-    Muted,
-    Nothing,
-}
 
 /// What the engine and all handles share.
 pub(crate) struct Shared {
@@ -168,58 +160,6 @@ impl Shared {
         turn
     }
 
-    /// Leaves to the engine's thread what a turn on another thread left over.
-    pub(crate) fn after(&self, core: MutexGuard<'_, Core>, turn: Turn) {
-        self.watch_control(&core);
-        self.set_due(core.due);
-        let due = core.due;
-        drop(core);
-        if turn.poll || turn.more || turn.finished {
-            self.driver.wake(self.id);
-        } else if let Some(due) = due {
-            self.driver.wake_by(self.id, due);
-        }
-    }
-
-    fn set_due(&self, due: Option<Instant>) {
-        let due = due.map_or(u64::MAX, |due| {
-            let span = due.saturating_duration_since(self.origin);
-            u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
-        });
-        self.due.store(due, Ordering::SeqCst);
-    }
-
-    /// Watches the control socket for what is wanted of it.
-    pub(crate) fn watch_control(&self, core: &Core) {
-        use std::os::fd::AsFd;
-        let wanted = if core.control_done() {
-            Watching::Nothing
-        } else if self.driving.is_on() {
-            Watching::Muted
-        } else if core.control.wants_write() {
-            Watching::ReadWrite
-        } else {
-            Watching::Read
-        };
-        let mut watching = self.watching.lock().unwrap_or_else(PoisonError::into_inner);
-        if *watching == wanted || *watching == Watching::Nothing {
-            return;
-        }
-        let fd = core.control.as_fd();
-        let done = match wanted {
-            Watching::Nothing => {
-                self.driver.unwatch(fd);
-                true
-            }
-            Watching::Muted => self.driver.mute(self.id, fd).is_ok(),
-            Watching::Read => self.driver.rewatch(self.id, fd, false).is_ok(),
-            Watching::ReadWrite => self.driver.rewatch(self.id, fd, true).is_ok(),
-        };
-        if done {
-            *watching = wanted;
-        }
-    }
-
     fn outcome(&self) -> MutexGuard<'_, Option<Result<(), Error>>> {
         self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -240,7 +180,7 @@ impl Driven for Shared {
         self.make_way();
         let mut core = self.lock();
         let turn = self.turn(&mut core);
-        self.watch_control(&core);
+        self.watch_control(&mut core);
         turn
     }
 

@@ -126,7 +126,7 @@ impl Shared {
     }
 
     /// The engine's thread is not to be woken: this one looks.
-    fn take_over(&self, core: &Core) {
+    fn take_over(&self, core: &mut Core) {
         core.sink.set_looked_for(true);
         self.watch_control(core);
         if core.standing().moving {
@@ -164,7 +164,7 @@ impl Shared {
         let hit = loop {
             let turn = self.try_lock().map(|mut core| {
                 if !std::mem::replace(&mut taken_over, true) {
-                    self.take_over(&core);
+                    self.take_over(&mut core);
                 }
                 self.turn(&mut core)
             });

@@ -16,7 +16,7 @@ use tcpx_wire::{Session, Settings, Time};
 
 use crate::connection::{Connection, Patience, PeerInfo, Shared};
 use crate::control::Control;
-use crate::core::{Core, Parts, Unpacker};
+use crate::core::{Core, Parts, Resume, Unpacker};
 use crate::driver::{Driver, timespec};
 use crate::error::Error;
 use crate::event::Event;
@@ -54,7 +54,9 @@ pub(crate) fn establish(
     let local = stream
         .local_addr()
         .map_err(|error| Error::system("reading the control socket's address", error))?;
-    let mut set_up = SetUp::new(Control::new(stream, &leftover), options, peer, deadline)?;
+    let control = Control::new(stream, &leftover, secrets.resumes());
+    let mut set_up = SetUp::new(control, options, peer, deadline)?;
+    let inbox = lanes.clone();
     let settings = set_up.wait("the peer's settings", |action| match action {
         Action::PeerSettings(settings) => Ok(settings),
         other => Err(other),
@@ -81,7 +83,8 @@ pub(crate) fn establish(
         Action::PeerReady => Ok(()),
         other => Err(other),
     })?;
-    run(set_up, channels, settings, worker, options)
+    let resume = secrets.resumes().then_some((secrets, side, inbox));
+    run(set_up, channels, settings, worker, options, resume)
 }
 
 /// Gives an established connection to its driver.
@@ -91,6 +94,7 @@ fn run(
     settings: Settings,
     worker: Arc<CopyWorker>,
     options: &Options,
+    resume: Option<(handshake::Session, Side, Option<LaneInbox>)>,
 ) -> Result<Connection, Error> {
     let system = |error| Error::system("starting the engine's thread", error);
     let poll_only = channels
@@ -138,6 +142,7 @@ fn run(
         observer: options.observer.clone(),
         peer: set_up.peer,
         origin: set_up.origin,
+        resume: resume.map(|(session, side, inbox)| Resume::new(session, side, inbox, &driver, id)),
         early: set_up.pending,
     });
     core.emit(&Event::Connected {

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::NAME;
 use super::advert::{Advert, NicAddress};
 use super::pairs::pair_up;
-use super::route::Route;
+use crate::channel::Way;
 use crate::error::NetworkError;
 use crate::interfaces::{Choice, InterfaceFilter, Nic, PciPlace, SYSFS, Wish, choose, interfaces};
 use crate::network::{Exchange, Setup, Side};
@@ -16,7 +16,7 @@ use crate::network::{Exchange, Setup, Side};
 pub(super) struct Agreed {
     pub(super) lanes: u16,
     /// Client: the ways to try, at least one.
-    pub(super) routes: Vec<Route>,
+    pub(super) routes: Vec<Way>,
     /// Our cards.
     pub(super) nics: Vec<Nic>,
 }
@@ -37,7 +37,7 @@ pub(super) fn agree(
     let arrived = exchange.exchange(&ours.encode())?;
     let theirs = Advert::decode(&arrived)
         .map_err(|(expected, arrived)| mismatch(setup, expected, arrived))?;
-    let plain = Route {
+    let plain = Way {
         local: None,
         interface: None,
         peer: setup.peer,
@@ -47,7 +47,7 @@ pub(super) fn agree(
         Side::Client => {
             let port = setup.peer.port();
             let routes = pair_up(&ours.addresses, &theirs.addresses, port);
-            let is_plain = |route: &Route| {
+            let is_plain = |route: &Way| {
                 route.local == Some(setup.local.ip()) && route.peer.ip() == setup.peer.ip()
             };
             match routes.as_slice() {
@@ -66,6 +66,10 @@ pub(super) fn agree(
 }
 
 fn our_nics(filter: Option<&str>, setup: &Setup<'_>) -> Result<Vec<Nic>, NetworkError> {
+    if setup.local.ip().to_canonical().is_loopback() {
+        // Within this host there is nothing to choose.
+        return Ok(Vec::new());
+    }
     let filter = filter.and_then(InterfaceFilter::parse);
     let gpu = setup
         .workers

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use super::agree::{Agreed, mismatch};
 use super::repair::{Arrivals, Dialler, Repair};
-use super::route::Route;
+use crate::channel::Way;
 use crate::error::NetworkError;
 use crate::interfaces::Nic;
 use crate::network::{Setup, Side};
 
 /// A way that no lane could be opened over for this long is not used.
-const TRY: Duration = Duration::from_secs(3);
+const TRY: Duration = Duration::from_millis(1500);
 
 /// All lanes by number, how they come back when they die, and the ways they take, for a person.
 pub(super) fn open(
@@ -47,17 +47,17 @@ pub(super) fn open(
 
 fn dial(
     lanes: u16,
-    routes: &[Route],
+    routes: &[Way],
     setup: &Setup<'_>,
 ) -> Result<(Vec<TcpStream>, Dialler), NetworkError> {
-    let spread = |routes: &[&Route]| -> Vec<Route> {
+    let spread = |routes: &[&Way]| -> Vec<Way> {
         let spread = (0..lanes).zip(routes.iter().copied().cycle());
         spread.map(|(_, route)| route.clone()).collect()
     };
-    let every: Vec<&Route> = routes.iter().collect();
+    let every: Vec<&Way> = routes.iter().collect();
     let first = Dialler::new(setup.session.clone(), spread(&every));
     let tried = routes.len().min(usize::from(lanes));
-    let plain = Route {
+    let plain = Way {
         local: None,
         interface: None,
         peer: setup.peer,
@@ -107,7 +107,7 @@ fn dial(
         }
     }
     // Lanes that are open stay where they are; the others go where there are fewest.
-    let mut taken: Vec<Route> = Vec::with_capacity(streams.len());
+    let mut taken: Vec<Way> = Vec::with_capacity(streams.len());
     let mut uses = vec![0u32; good.len()];
     for (index, place) in streams.iter().enumerate() {
         let own = place.as_ref().and_then(|_| {

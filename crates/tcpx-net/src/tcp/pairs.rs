@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::advert::NicAddress;
-use super::route::Route;
+use crate::channel::Way;
 
 /// Most pairs that are tried.
 const MAX_PAIRS: usize = 32;
@@ -13,7 +13,7 @@ const MAX_PAIRS: usize = 32;
 /// first; else their order decides, which hosts of one kind number alike. `port` is the peer's.
 ///
 /// Whether a pair works is for the first connection over it to show.
-pub(super) fn pair_up(ours: &[NicAddress], theirs: &[NicAddress], port: u16) -> Vec<Route> {
+pub(super) fn pair_up(ours: &[NicAddress], theirs: &[NicAddress], port: u16) -> Vec<Way> {
     let (our_cards, their_cards) = (cards(ours), cards(theirs));
     let most = our_cards.len().max(their_cards.len()).min(MAX_PAIRS);
     let mut found: Vec<(Candidate<'_>, bool)> = Vec::new();
@@ -47,7 +47,7 @@ pub(super) fn pair_up(ours: &[NicAddress], theirs: &[NicAddress], port: u16) -> 
     found
         .into_iter()
         .filter(|(_, same)| *same || !direct)
-        .map(|(candidate, _)| Route {
+        .map(|(candidate, _)| Way {
             local: Some(candidate.our.address),
             interface: Some(candidate.our.name.clone()),
             peer: SocketAddr::new(candidate.their.address, port),
@@ -62,6 +62,12 @@ struct Candidate<'a> {
 }
 
 impl Candidate<'_> {
+    /// One family, and not from a card into this host itself.
+    fn is_possible(self) -> bool {
+        let (our, their) = (self.our.address, self.their.address);
+        our.is_ipv4() == their.is_ipv4() && our.is_loopback() == their.is_loopback()
+    }
+
     fn same_network(self) -> bool {
         let prefix = self.our.prefix.min(self.their.prefix);
         match (self.our.address, self.their.address) {
@@ -98,7 +104,7 @@ fn best<'a>(
     let of_card = |all: &'a [NicAddress], card| all.iter().filter(move |one| one.card == card);
     of_card(ours, our_card)
         .flat_map(|our| of_card(theirs, their_card).map(move |their| Candidate { our, their }))
-        .filter(|candidate| candidate.our.address.is_ipv4() == candidate.their.address.is_ipv4())
+        .filter(|candidate| candidate.is_possible())
         .min_by_key(|candidate| (!candidate.same_network(), candidate.our.address.is_ipv6()))
 }
 
@@ -196,7 +202,8 @@ mod tests {
     }
 
     #[test]
-    fn families_do_not_mix() {
+    fn families_do_not_mix_and_nobody_is_sent_to_his_own_host() {
+        assert_eq!(pairs(&[(0, "10.0.0.1")], &[(0, "127.0.0.1/8")]), [""; 0]);
         assert_eq!(
             pairs(&[(0, "10.0.0.1"), (0, "fd00::1/64")], &[(0, "fd00::2/64")],),
             ["fd00::1>fd00::2"]

@@ -9,9 +9,9 @@ use tcpx_wire::handshake::Session;
 
 use super::loss::Lost;
 use super::open::bind_to_card;
-use super::route::Route;
 use super::shared::{Shared, lock};
 use super::watch;
+use crate::channel::Way;
 use crate::dial::{DialOptions, dial_lane};
 use crate::interfaces::Nic;
 use crate::lane_inbox::{AcceptedLane, LaneInbox};
@@ -40,7 +40,7 @@ pub(super) enum Repair {
 pub(super) struct Dialler {
     pub(super) session: Session,
     /// By lane.
-    pub(super) routes: Vec<Route>,
+    pub(super) routes: Vec<Way>,
     /// A thread is at it.
     busy: AtomicBool,
     next: Mutex<Next>,
@@ -53,7 +53,7 @@ struct Next {
 }
 
 impl Dialler {
-    pub(super) fn new(session: Session, routes: Vec<Route>) -> Self {
+    pub(super) fn new(session: Session, routes: Vec<Way>) -> Self {
         Self {
             session,
             routes,

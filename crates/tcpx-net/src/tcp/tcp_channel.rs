@@ -9,12 +9,13 @@ use tcpx_wire::TransferId;
 use tcpx_wire::chunk_header::ChunkHeader;
 
 use super::receive_table::{ReceiveState, Withdrawal};
+use super::repair::Repair;
 use super::shared::{Ended, Event, Shared, lock};
 use super::staging::Withdrawn;
 use super::transmit_table::{Forgotten, Outgoing, SendState, Unstaged};
 use crate::channel::{
     Cancel, Capabilities, Channel, ChannelStats, Completion, Payload, Posted, Readiness,
-    ReceiveChunk, SendChunk, Ticket,
+    ReceiveChunk, SendChunk, Ticket, Way,
 };
 use crate::error::{ChannelError, ChunkPosition};
 
@@ -409,6 +410,27 @@ impl Channel for TcpChannel {
 
     fn describe(&self) -> String {
         self.shared.name.clone()
+    }
+
+    fn is_alive(&self) -> bool {
+        self.shared.roster.live() > 0
+    }
+
+    fn ways(&self) -> Vec<Way> {
+        let Repair::Dial(dialler) = &self.shared.repair else {
+            return Vec::new();
+        };
+        let mut ways: Vec<Way> = Vec::new();
+        // Those of living lanes first.
+        for living in [true, false] {
+            for (lane, way) in (0u16..).zip(&dialler.routes) {
+                let lives = self.shared.roster.socket(lane).is_some();
+                if lives == living && !ways.contains(way) {
+                    ways.push(way.clone());
+                }
+            }
+        }
+        ways
     }
 
     fn path(&self) -> String {
