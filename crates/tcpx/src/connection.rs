@@ -41,6 +41,8 @@ pub(crate) struct Handle(pub(crate) Arc<Shared>);
 enum Watching {
     Read,
     ReadWrite,
+    /// Until another connection takes its place.
+    Away,
     Nothing,
 }
 
@@ -156,23 +158,33 @@ impl Shared {
     }
 
     /// Watches the control socket for what is wanted of it.
-    fn watch_control(&self, core: &Core) {
+    fn watch_control(&self, core: &mut Core) {
         use std::os::fd::AsFd;
+        let replaced = core.control_was_replaced();
         let wanted = if core.control_done() {
             Watching::Nothing
+        } else if core.control.is_away() {
+            Watching::Away
         } else if core.control.wants_write() {
             Watching::ReadWrite
         } else {
             Watching::Read
         };
         let mut watching = self.watching.lock().unwrap_or_else(PoisonError::into_inner);
+        if replaced {
+            // The old descriptor went with its connection; the new one is not watched yet.
+            *watching = Watching::Away;
+        }
         if *watching == wanted || *watching == Watching::Nothing {
             return;
         }
         let fd = core.control.as_fd();
         let write = wanted == Watching::ReadWrite;
         let done = match wanted {
-            Watching::Nothing => {
+            Watching::Read | Watching::ReadWrite if *watching == Watching::Away => {
+                self.driver.watch(self.id, fd, write).is_ok()
+            }
+            Watching::Nothing | Watching::Away => {
                 self.driver.unwatch(fd);
                 true
             }

@@ -242,6 +242,9 @@ impl Error {
             ControlEnd::Encode(error) => ConnectionFailure::Frame {
                 cause: error.to_string(),
             },
+            ControlEnd::Position(error) => ConnectionFailure::Frame {
+                cause: error.to_string(),
+            },
         };
         Self::lost(peer, failure)
     }
