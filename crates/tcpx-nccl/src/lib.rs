@@ -22,10 +22,12 @@
 //! | `NCCL_SOCKET_IFNAME` | interfaces: prefixes, `=` exact names, `^` all but these | first that is not loopback |
 //! | `TCPX_PORT_RANGE` | `lo-hi` for listening ports | any free port |
 
+mod admission;
 mod config;
 mod connector;
 mod copies;
 mod device;
+mod dialer;
 mod error;
 mod fragments;
 mod gpu_pool;
@@ -33,10 +35,13 @@ mod handle;
 mod header;
 mod inbound;
 mod interfaces;
+mod landing;
+mod lanes;
 mod listener;
 mod log;
 mod memory;
 mod pages;
+mod pin;
 mod plugin;
 mod receive;
 mod ring;

@@ -1,8 +1,9 @@
 //! The plugin as a host program sees it: devices, listening, connecting.
 
 use std::ffi::CStr;
-use std::sync::Arc;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use nccl_net::constants::{MAX_NET_BYTES, UNPACK_MAX_RECEIVE_BYTES};
 use nccl_net::export::{HostLogger, NetError, NetPlugin, PeerHandle};
@@ -11,8 +12,10 @@ use nccl_net::{DeviceOffload, PointerSupport, Properties};
 use crate::config::{Config, Mode};
 use crate::connector::Connector;
 use crate::error::PluginError;
-use crate::handle::Handle;
+use crate::handle::{Door, Handle};
 use crate::interfaces::{self, Interface};
+use crate::lanes::carriage::Route;
+use crate::lanes::runtime::Runtime;
 use crate::listener::ListenComm;
 use crate::log::Log;
 use crate::memory::Memory;
@@ -32,12 +35,49 @@ pub struct TcpxPlugin {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: Config,
-    pub(crate) log: Log,
+    pub(crate) log: Arc<Log>,
     interfaces: Vec<Interface>,
     numbers: AtomicU64,
+    /// Lives as long as a comm uses it.
+    runtime: Mutex<Weak<Runtime>>,
 }
 
 impl Shared {
+    /// The lanes' part of the process; `None` where large messages take no lanes.
+    pub(crate) fn runtime(&self) -> Result<Option<Arc<Runtime>>, PluginError> {
+        if self.config.mode != Mode::Host || self.config.lanes == Some(0) {
+            return Ok(None);
+        }
+        let mut runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(running) = runtime.upgrade() {
+            if running.is_ours() {
+                return Ok(Some(running));
+            }
+            // A fork's copy: its threads are in the other process, and ending it is not our part.
+            std::mem::forget(running);
+        }
+        let started = Arc::new(Runtime::start(self)?);
+        *runtime = Arc::downgrade(&started);
+        Ok(Some(started))
+    }
+
+    /// The lanes to the process behind a door; `None` where there are none.
+    pub(crate) fn lanes_to(
+        &self,
+        local: SocketAddr,
+        address: SocketAddr,
+        door: &Door,
+    ) -> Result<Option<Route>, PluginError> {
+        let Some(runtime) = self.runtime()? else {
+            return Ok(None);
+        };
+        let set = runtime.lanes_to(local, address, door)?;
+        Ok(set.map(|set| Route {
+            set,
+            _runtime: runtime,
+        }))
+    }
+
     /// A number that names a comm or listener in this process's log lines.
     pub(crate) fn number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed)
@@ -77,7 +117,7 @@ impl TcpxPlugin {
     /// Starts the plugin with given settings.
     pub fn with_config(config: Config, logger: HostLogger) -> Result<Self, PluginError> {
         let interfaces = interfaces::choose(&config.interfaces, interfaces::list()?)?;
-        let log = Log::new(logger);
+        let log = Arc::new(Log::new(logger));
         let names: Vec<&str> = interfaces.iter().map(|i| i.name.as_str()).collect();
         log.info(&format!(
             "{}, interfaces {}, {}",
@@ -103,6 +143,7 @@ impl TcpxPlugin {
                 log,
                 interfaces,
                 numbers: AtomicU64::new(0),
+                runtime: Mutex::new(Weak::new()),
             }),
         })
     }

@@ -10,7 +10,8 @@ use tcpx_memory::RegionSlice;
 use crate::config::Mode;
 use crate::device::Device;
 use crate::error::PluginError;
-use crate::header::{HEADER_BYTES, Header, Record};
+use crate::header::{FROM_RECEIVER, HEADER_BYTES, Header, Record};
+use crate::lanes::carriage::{Carriage, Load};
 use crate::memory::{Memory, Place};
 use crate::plugin::Shared;
 use crate::ring::Ring;
@@ -20,6 +21,8 @@ use crate::stall::Stall;
 
 /// Bytes that one call may put on the wire before it returns to its caller.
 const CALL_BUDGET: usize = 8 << 20;
+/// Tests of a message on lanes between two looks at the comm's own connection.
+const POLLS_BETWEEN_LOOKS: u32 = 32;
 
 /// Where the bytes of a send come from.
 #[derive(Clone, Debug)]
@@ -30,13 +33,25 @@ pub(crate) enum Source {
     Device(RegionSlice),
 }
 
+/// How far a send is.
+enum Progress {
+    /// Its turn has not come, or not ended.
+    Waiting,
+    /// Lanes have all of it.
+    OnLanes,
+    /// Its memory is free again.
+    Done,
+}
+
 /// One send.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) source: Source,
     pub(crate) size: usize,
-    /// Header and payload bytes in the socket.
+    /// Header and payload bytes in the socket; of a message that takes lanes, bytes queued.
     written: usize,
+    /// It goes over lanes.
+    on_lanes: bool,
 }
 
 impl Request {
@@ -61,18 +76,54 @@ struct State {
     name: String,
     stream: TcpStream,
     ring: Ring<Request>,
-    /// Sequence of the request that is on the wire.
+    /// Sequence of the request whose turn it is.
     next: u64,
     staging: Option<Staging>,
-    refusal: [u8; HEADER_BYTES],
-    refusal_bytes: usize,
+    record: [u8; HEADER_BYTES],
+    record_bytes: usize,
     failure: Option<PluginError>,
     stall: Stall,
+    carriage: Option<Carriage>,
+    /// Receives that the receiver has granted, its number for this comm, and whether it goes on.
+    granted: u64,
+    stream_number: u64,
+    granting: bool,
+    inline_bytes: usize,
+    /// Calls of `test` that found their message on its way over lanes.
+    polls: u32,
+    lane_moves: u64,
 }
 
 impl SendComm {
-    pub(crate) fn new(shared: Arc<Shared>, stream: TcpStream, name: String) -> Self {
-        Self {
+    /// A comm on an authenticated connection, with the lanes for its large messages.
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        stream: TcpStream,
+        name: String,
+        carriage: Option<Carriage>,
+    ) -> Result<Self, PluginError> {
+        if let Some(carriage) = &carriage {
+            let join = Header::of_group(&carriage.set().group()).encode(Record::Join);
+            // 24 bytes on a fresh connection always fit its buffer.
+            match socket::send_bytes(&stream, &join) {
+                Moved::Bytes(HEADER_BYTES) => {}
+                moved => {
+                    return Err(PluginError::PeerClosed {
+                        comm: name,
+                        why: format!("a fresh connection takes no bytes: {moved:?}"),
+                        sequence: 0,
+                        done: 0,
+                        total: 0,
+                    });
+                }
+            }
+            shared.log.info(&format!(
+                "{name}: large messages over {} shared lanes",
+                carriage.set().lanes()
+            ));
+        }
+        let inline_bytes = shared.config.inline_bytes;
+        Ok(Self {
             shared,
             state: Mutex::new(State {
                 name,
@@ -80,12 +131,19 @@ impl SendComm {
                 ring: Ring::new(),
                 next: 0,
                 staging: None,
-                refusal: [0; HEADER_BYTES],
-                refusal_bytes: 0,
+                record: [0; HEADER_BYTES],
+                record_bytes: 0,
                 failure: None,
                 stall: Stall::new(),
+                carriage,
+                granted: 0,
+                stream_number: 0,
+                granting: false,
+                inline_bytes,
+                polls: 0,
+                lane_moves: 0,
             }),
-        }
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -112,20 +170,24 @@ impl NetComm for SendComm {
 
     fn test(&self, request: RequestId) -> Result<Option<usize>, NetError> {
         let mut state = self.lock();
-        let progress = state.progress(&self.shared);
-        let name = state.name.clone();
-        let found = state.ring.by_id(request).map(|r| (r.done(), r.size));
-        match found {
-            Some((true, size)) => {
-                state.ring.remove(request);
+        // What is over needs no system call; what lanes carry needs one only now and then, for the
+        // other end of the comm's own connection.
+        let progress = match state.standing(request) {
+            Some(Progress::Done) => Ok(()),
+            Some(Progress::OnLanes) if !state.is_time_to_look() => Ok(()),
+            _ => state.progress(&self.shared),
+        };
+        match state.standing(request) {
+            Some(Progress::Done) => {
+                let size = state.ring.remove(request).map_or(0, |request| request.size);
                 Ok(Some(size))
             }
-            Some((false, _)) => {
+            Some(_) => {
                 progress?;
                 Ok(None)
             }
             None => Err(PluginError::UnknownRequest {
-                comm: name,
+                comm: state.name.clone(),
                 why: format!("request {} is not in flight", request.0),
             }
             .into()),
@@ -146,7 +208,7 @@ impl NetSend for SendComm {
             Place::Device(slice) => Source::Device(slice),
         };
         // A refusal is looked for even when the socket takes everything.
-        state.look_for_refusal()?;
+        state.read_back()?;
         if state.ring.is_full() {
             state.progress(&self.shared)?;
             return Ok(None);
@@ -155,6 +217,7 @@ impl NetSend for SendComm {
             source,
             size: buffer.len,
             written: 0,
+            on_lanes: false,
         });
         // What fails now is told again by test, which is where the host looks for it.
         let _ = state.progress(&self.shared);
@@ -162,19 +225,69 @@ impl NetSend for SendComm {
     }
 }
 
+impl Drop for State {
+    fn drop(&mut self) {
+        // Lanes first: after this they hold nothing of ours, and what they carried is in sockets.
+        let whole = self.carriage.take().is_none_or(|carriage| {
+            carriage.close()
+                && self.ring.all(|sequence, request| {
+                    !request.on_lanes || carriage.outlet().is_sent(sequence)
+                })
+        });
+        if whole && self.failure.is_none() && self.next == self.ring.posted() {
+            let end = Header {
+                sequence: self.next,
+                size: 0,
+            };
+            // When it does not fit, the receiver takes the close for a failure unless it has
+            // everything: never the other way around.
+            let _ = socket::send_bytes(&self.stream, &end.encode(Record::End));
+        }
+    }
+}
+
 impl State {
+    /// How far a request is; `None` for one that is not in flight.
+    fn standing(&mut self, id: RequestId) -> Option<Progress> {
+        let (sequence, request) = self.ring.find(id)?;
+        let outlet = self.carriage.as_ref().map(Carriage::outlet);
+        Some(match (request.on_lanes, outlet) {
+            (true, Some(outlet)) if request.written == request.size => {
+                if outlet.is_sent(sequence) {
+                    Progress::Done
+                } else {
+                    Progress::OnLanes
+                }
+            }
+            (false, _) if request.done() => Progress::Done,
+            _ => Progress::Waiting,
+        })
+    }
+
+    /// One call in many, so that an end of the comm's own connection is seen soon.
+    const fn is_time_to_look(&mut self) -> bool {
+        self.polls = self.polls.wrapping_add(1);
+        self.polls.is_multiple_of(POLLS_BETWEEN_LOOKS)
+    }
+
     /// Writes what the socket takes.
     fn progress(&mut self, shared: &Shared) -> Result<(), PluginError> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
         let before = self.next;
-        let result = self.write();
+        let result = self.check_lanes().and_then(|()| self.write());
+        let lane_moves = self.carriage.as_ref().map_or(0, |c| c.outlet().moves());
+        let lanes_moved = std::mem::replace(&mut self.lane_moves, lane_moves) != lane_moves;
+        let resting = self.next == self.ring.posted()
+            && !self.carriage.as_ref().is_some_and(|c| c.outlet().is_busy());
         match result {
-            Ok(moved) if moved || self.next != before => self.stall.moved(),
-            Ok(_) if self.next == self.ring.posted() => self.stall.moved(),
+            Ok(moved) if moved || lanes_moved || self.next != before => self.stall.moved(),
+            Ok(_) if resting => self.stall.moved(),
             Ok(_) => self.report_stall(shared),
             Err(error) => {
+                // The receiver must not wait for what will not come.
+                let _ = self.stream.shutdown(std::net::Shutdown::Both);
                 self.failure = Some(error.clone());
                 return Err(error);
             }
@@ -182,21 +295,87 @@ impl State {
         Ok(())
     }
 
+    fn check_lanes(&mut self) -> Result<(), PluginError> {
+        match &self.carriage {
+            Some(carriage) if carriage.set().failure().is_some() => {
+                // A refusal explains more than the lanes that ended after it.
+                self.read_back()?;
+                carriage_failure(&self.carriage, &self.name)
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn write(&mut self) -> Result<bool, PluginError> {
         let mut budget = CALL_BUDGET;
+        let mut looked = false;
         while self.next < self.ring.posted() && budget > 0 {
             if let Some(staging) = &mut self.staging {
                 staging.fill(&self.name, &mut self.ring)?;
             }
-            match self.write_one()? {
-                0 => {
-                    self.look_for_refusal()?;
-                    break;
-                }
-                bytes => budget = budget.saturating_sub(bytes),
+            let bytes = match self.takes_lanes() {
+                true => self.load()?,
+                false => self.write_one()?,
+            };
+            if bytes > 0 {
+                budget = budget.saturating_sub(bytes);
+            } else if looked {
+                break;
+            } else {
+                // Grants come this way too.
+                self.read_back()?;
+                looked = true;
             }
         }
+        if !looked && budget == CALL_BUDGET {
+            self.read_back()?;
+        }
         Ok(budget < CALL_BUDGET)
+    }
+
+    /// Whether the message whose turn it is goes over lanes: it is large, none of it is on the
+    /// comm's own connection, and the receiver grants.
+    fn takes_lanes(&mut self) -> bool {
+        if self.carriage.is_none() || !self.granting {
+            // Chunks in the queue stay there whatever the receiver says later.
+            return self.ring.by_sequence(self.next).is_some_and(|r| r.on_lanes);
+        }
+        let inline_bytes = self.inline_bytes;
+        self.ring.by_sequence(self.next).is_some_and(|request| {
+            request.on_lanes
+                || (request.size > inline_bytes
+                    && request.written == 0
+                    && matches!(request.source, Source::Host(_)))
+        })
+    }
+
+    /// Queues the message whose turn it is, once its receive is posted; the bytes queued now.
+    fn load(&mut self) -> Result<usize, PluginError> {
+        let sequence = self.next;
+        let stream = self.stream_number;
+        let (Some(carriage), Some(request)) = (&self.carriage, self.ring.by_sequence(sequence))
+        else {
+            return Ok(0);
+        };
+        let Source::Host(payload) = &request.source else {
+            return Ok(0);
+        };
+        if sequence >= self.granted {
+            return Ok(0);
+        }
+        request.on_lanes = true;
+        let before = request.written;
+        request.written = carriage.queue(Load {
+            stream,
+            sequence,
+            payload: *payload,
+            queued: before,
+        });
+        let queued = request.written - before;
+        if request.written == request.size {
+            self.next += 1;
+        }
+        Ok(queued)
     }
 
     /// One call for the request whose turn it is; 0 when nothing can be written now.
@@ -238,7 +417,7 @@ impl State {
             Moved::Later | Moved::End => return Ok(0),
             Moved::Broken(error) => {
                 // The receiver may have said why before it hung up.
-                self.look_for_refusal()?;
+                self.read_back()?;
                 return Err(self.closed(error.to_string()));
             }
         };
@@ -252,31 +431,46 @@ impl State {
         Ok(bytes)
     }
 
-    /// Reads the other direction, where a receiver says that it cannot take a message.
-    fn look_for_refusal(&mut self) -> Result<(), PluginError> {
+    /// Reads the other direction, where a receiver grants, or says that it cannot take a message.
+    fn read_back(&mut self) -> Result<(), PluginError> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
-        let moved = socket::receive_bytes(&self.stream, &mut self.refusal[self.refusal_bytes..]);
-        let failure = match moved {
-            Moved::Later => return Ok(()),
-            Moved::Bytes(bytes) => {
-                self.refusal_bytes += bytes;
-                if self.refusal_bytes < HEADER_BYTES {
-                    return Ok(());
+        let failure = loop {
+            let moved = socket::receive_bytes(&self.stream, &mut self.record[self.record_bytes..]);
+            match moved {
+                Moved::Later => return Ok(()),
+                Moved::Bytes(bytes) => {
+                    self.record_bytes += bytes;
+                    if self.record_bytes < HEADER_BYTES {
+                        return Ok(());
+                    }
+                    self.record_bytes = 0;
+                    match self.answered() {
+                        None => {}
+                        Some(failure) => break failure,
+                    }
                 }
-                self.refused()
+                Moved::End => break self.closed("end of stream".to_owned()),
+                Moved::Broken(error) => break self.closed(error.to_string()),
             }
-            Moved::End => self.closed("end of stream".to_owned()),
-            Moved::Broken(error) => self.closed(error.to_string()),
         };
         self.failure = Some(failure.clone());
         Err(failure)
     }
 
-    fn refused(&mut self) -> PluginError {
-        match Header::decode(Record::Refusal, &self.refusal) {
-            Ok(refusal) => PluginError::RefusedByPeer {
+    /// A whole record came back; gives the failure that it means, if one.
+    fn answered(&mut self) -> Option<PluginError> {
+        match Header::decode(&FROM_RECEIVER, &self.record) {
+            Ok((Record::Grant, grant)) => {
+                self.granted = self.granted.max(grant.sequence);
+                self.granting = grant.size != 0;
+                if self.granting {
+                    self.stream_number = grant.size;
+                }
+                None
+            }
+            Ok((_, refusal)) => Some(PluginError::RefusedByPeer {
                 comm: self.name.clone(),
                 sequence: refusal.sequence,
                 message: self
@@ -284,12 +478,12 @@ impl State {
                     .by_sequence(refusal.sequence)
                     .map(|request| request.size as u64),
                 capacity: refusal.size,
-            },
-            Err((expected, arrived)) => PluginError::Protocol {
+            }),
+            Err((expected, arrived)) => Some(PluginError::Protocol {
                 comm: self.name.clone(),
                 expected,
                 arrived,
-            },
+            }),
         }
     }
 
@@ -312,6 +506,15 @@ impl State {
             return;
         };
         let sequence = self.next;
+        if sequence == self.ring.posted() {
+            shared.log.warn(&format!(
+                "{}: no byte moved for {} s; messages before {sequence} wait on lanes to the peer; \
+                 see whether its process still runs",
+                self.name,
+                stalled.as_secs()
+            ));
+            return;
+        }
         let (done, total) = self
             .ring
             .by_sequence(sequence)
@@ -323,6 +526,12 @@ impl State {
             stalled.as_secs()
         ));
     }
+}
+
+fn carriage_failure(carriage: &Option<Carriage>, comm: &str) -> Result<(), PluginError> {
+    carriage
+        .as_ref()
+        .map_or(Ok(()), |carriage| carriage.set().check(comm))
 }
 
 fn no_staging(comm: &str) -> PluginError {
