@@ -13,6 +13,8 @@ use crate::lanes::lane_set::MAX_LANES;
 pub const PAGE_BYTES: usize = 4096;
 /// Up to here one thread is quicker than waking others.
 const DEFAULT_INLINE_BYTES: usize = 64 << 10;
+/// Of several messages at a time, from here on each is better off with a thread of its own.
+const CROWDED_BYTES: usize = 16 << 10;
 /// A 1 MiB message then fills four lanes.
 const DEFAULT_CHUNK_BYTES: usize = 256 << 10;
 const DEFAULT_POOL_BYTES: usize = 16 << 20;
@@ -54,12 +56,21 @@ pub struct Config {
     pub ports: Option<RangeInclusive<u16>>,
     /// `TCPX_NET_LANES`: connections to each peer process that carry large messages; 0 for none.
     pub lanes: Option<usize>,
+    /// `TCPX_NET_RAILS`: devices that each interface stands for.
+    pub rails: Option<usize>,
     /// `TCPX_NET_THREADS`: event loops a direction.
     pub threads: Option<usize>,
-    /// `TCPX_NET_INLINE_BYTES`: messages above take lanes.
+    /// `TCPX_NET_INLINE_BYTES`: messages above take lanes, always.
     pub inline_bytes: usize,
     /// `TCPX_NET_CHUNK_BYTES`: largest part of a message that one lane carries.
     pub chunk_bytes: usize,
+}
+
+impl Config {
+    /// Messages above take lanes while others are under way.
+    pub(crate) fn crowded_bytes(&self) -> usize {
+        self.inline_bytes.min(CROWDED_BYTES)
+    }
 }
 
 impl Default for Config {
@@ -72,6 +83,7 @@ impl Default for Config {
             interfaces: String::new(),
             ports: None,
             lanes: None,
+            rails: None,
             threads: None,
             inline_bytes: DEFAULT_INLINE_BYTES,
             chunk_bytes: DEFAULT_CHUNK_BYTES,
@@ -148,6 +160,7 @@ impl Config {
                 .transpose()
         };
         config.lanes = number("TCPX_NET_LANES", 0..=MAX_LANES, "0 to 64")?;
+        config.rails = number("TCPX_NET_RAILS", 1..=16, "1 to 16")?;
         config.threads = number("TCPX_NET_THREADS", 1..=64, "1 to 64")?;
         if let Some(bytes) = number(
             "TCPX_NET_INLINE_BYTES",

@@ -28,6 +28,7 @@ mod connector;
 mod copies;
 mod device;
 mod dialer;
+mod environment;
 mod error;
 mod fragments;
 mod gpu_pool;
@@ -51,6 +52,7 @@ mod shuffle;
 mod socket;
 mod staging;
 mod stall;
+mod tuner;
 
 use std::ffi::{CStr, c_char};
 
@@ -63,8 +65,10 @@ pub use memory::Memory;
 pub use plugin::TcpxPlugin;
 pub use receive::RecvComm;
 pub use send::SendComm;
+pub use tuner::TcpxTuner;
 
 nccl_net::export_plugin!(TcpxPlugin: v6, v7, v8, v9, v10, v11, v12);
+nccl_net::export_tuner!(TcpxTuner);
 
 /// `build_id` with the terminating zero of a C string.
 const BUILD_ID: &CStr =

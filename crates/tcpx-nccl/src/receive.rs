@@ -52,7 +52,7 @@ impl RecvComm {
             None
         };
         let queue = scatter.as_ref().map(Scatter::device_queue);
-        let inline_bytes = shared.config.inline_bytes;
+        let inline_bytes = shared.config.crowded_bytes();
         let lanes = shared
             .runtime()?
             .map(|runtime| Landing::new(runtime, number, inline_bytes));

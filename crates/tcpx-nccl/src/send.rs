@@ -1,6 +1,7 @@
 //! The sending side of a connection: requests, framing, progress.
 
 use std::net::TcpStream;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -88,7 +89,8 @@ struct State {
     granted: u64,
     stream_number: u64,
     granting: bool,
-    inline_bytes: usize,
+    /// Messages above take lanes, by what else was under way when the last one was posted.
+    lanes_above: usize,
     /// Calls of `test` that found their message on its way over lanes.
     polls: u32,
     lane_moves: u64,
@@ -122,7 +124,7 @@ impl SendComm {
                 carriage.set().lanes()
             ));
         }
-        let inline_bytes = shared.config.inline_bytes;
+        let lanes_above = shared.config.inline_bytes;
         Ok(Self {
             shared,
             state: Mutex::new(State {
@@ -139,7 +141,7 @@ impl SendComm {
                 granted: 0,
                 stream_number: 0,
                 granting: false,
-                inline_bytes,
+                lanes_above,
                 polls: 0,
                 lane_moves: 0,
             }),
@@ -180,6 +182,7 @@ impl NetComm for SendComm {
         match state.standing(request) {
             Some(Progress::Done) => {
                 let size = state.ring.remove(request).map_or(0, |request| request.size);
+                self.shared.sends.fetch_sub(1, Ordering::Relaxed);
                 Ok(Some(size))
             }
             Some(_) => {
@@ -219,9 +222,22 @@ impl NetSend for SendComm {
             written: 0,
             on_lanes: false,
         });
+        let others = self.shared.sends.fetch_add(1, Ordering::Relaxed);
+        state.lanes_above = if others > 0 {
+            self.shared.config.crowded_bytes()
+        } else {
+            self.shared.config.inline_bytes
+        };
         // What fails now is told again by test, which is where the host looks for it.
         let _ = state.progress(&self.shared);
         Ok(id)
+    }
+}
+
+impl Drop for SendComm {
+    fn drop(&mut self) {
+        let open = self.lock().ring.len();
+        self.shared.sends.fetch_sub(open, Ordering::Relaxed);
     }
 }
 
@@ -340,10 +356,10 @@ impl State {
             // Chunks in the queue stay there whatever the receiver says later.
             return self.ring.by_sequence(self.next).is_some_and(|r| r.on_lanes);
         }
-        let inline_bytes = self.inline_bytes;
+        let lanes_above = self.lanes_above;
         self.ring.by_sequence(self.next).is_some_and(|request| {
             request.on_lanes
-                || (request.size > inline_bytes
+                || (request.size > lanes_above
                     && request.written == 0
                     && matches!(request.source, Source::Host(_)))
         })

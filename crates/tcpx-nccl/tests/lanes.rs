@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
 
+#[expect(dead_code, reason = "not every test needs all of it")]
 mod common;
 
 use common::{Pair, Registered, finish, host_config, pair, plugin, posted, random, until};

@@ -48,16 +48,13 @@ impl TransmitLane {
             return true;
         }
         loop {
-            let chunk = match self.set.pop() {
-                Some(chunk) => chunk,
-                None => {
-                    self.set.rest(self.number);
-                    if !self.set.has_work() {
-                        return false;
-                    }
-                    self.set.unrest(self.number);
-                    continue;
+            let Some(chunk) = self.set.pop() else {
+                self.set.rest(self.number);
+                if !self.set.has_work() {
+                    return false;
                 }
+                self.set.unrest(self.number);
+                continue;
             };
             if chunk.is_stale() {
                 continue;

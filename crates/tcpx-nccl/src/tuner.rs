@@ -1,0 +1,77 @@
+//! How many of its channels NCCL should use for a collective over this network.
+//!
+//! Each channel costs NCCL's one proxy thread some microseconds for each message, so a small
+//! collective is quicker over few; bandwidth needs many.
+
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nccl_net::constants::{level, subsystem};
+use nccl_net::export::HostLogger;
+use nccl_net::tuner::{Collective, Tuner};
+
+/// Collectives up to so many bytes, and their channels. Larger ones take all that NCCL has.
+const CHANNELS: [(usize, u32); 3] = [(64 << 10, 1), (4 << 20, 2), (16 << 20, 4)];
+
+static NETWORK_IN_USE: AtomicBool = AtomicBool::new(false);
+
+/// The network was started: its tuner may speak.
+pub(crate) fn enable() {
+    NETWORK_IN_USE.store(true, Ordering::Relaxed);
+}
+
+/// The tuner of a communicator.
+#[derive(Debug)]
+pub struct TcpxTuner;
+
+impl Tuner for TcpxTuner {
+    const NAME: &'static CStr = c"TCPX";
+
+    fn start(logger: HostLogger, _ranks: usize, nodes: usize) -> Option<Self> {
+        // NCCL may have this file and another network, and within a host it has better ways.
+        if nodes < 2 || !NETWORK_IN_USE.load(Ordering::Relaxed) {
+            return None;
+        }
+        let [(few, one), (some, two), (more, four)] = CHANNELS.map(|(bytes, n)| (bytes >> 10, n));
+        logger.log(
+            level::INFO,
+            subsystem::INIT | subsystem::TUNING,
+            c"tcpx",
+            0,
+            &format!(
+                "NET/TCPX : collectives up to {few} KiB take {one} channel, up to {some} KiB {two}, \
+                 up to {more} KiB {four}, larger ones all; NCCL_TUNER_PLUGIN=none leaves NCCL its \
+                 own choice"
+            ),
+        );
+        Some(Self)
+    }
+
+    fn channels(&self, _collective: Collective, bytes: usize) -> Option<u32> {
+        CHANNELS
+            .iter()
+            .find(|(limit, _)| bytes <= *limit)
+            .map(|(_, channels)| *channels)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn channels_grow_with_the_bytes() {
+        let of = |bytes| TcpxTuner.channels(Collective::AllReduce, bytes);
+        assert_eq!(of(8), Some(1));
+        assert_eq!(of((64 << 10) + 1), Some(2));
+        assert_eq!(of(16 << 20), Some(4));
+        assert_eq!(of((16 << 20) + 1), None);
+    }
+
+    #[test]
+    fn a_communicator_within_a_host_is_left_alone() {
+        enable();
+        assert!(TcpxTuner::start(HostLogger::default(), 8, 1).is_none());
+        assert!(TcpxTuner::start(HostLogger::default(), 8, 2).is_some());
+    }
+}
