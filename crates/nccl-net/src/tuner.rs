@@ -1,7 +1,8 @@
 //! The ncclTuner plugin ABI, v3 to v5: how a network tells NCCL how many channels suit it.
 //!
-//! NCCL looks for a tuner in the file of the network plugin when no other is named. Only the number
-//! of channels of a collective is offered here; algorithm and protocol stay NCCL's choice.
+//! NCCL looks for a tuner in the file of the network plugin when no other is named. A tuner here says
+//! how many channels a collective takes, and whether the low-latency protocol (LL) is worth it; the
+//! rest stays NCCL's choice.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -47,8 +48,44 @@ pub trait Tuner: Sized + Send + Sync + 'static {
     /// A tuner for a communicator of `ranks` processes on `nodes` hosts; `None` to leave it alone.
     fn start(logger: HostLogger, ranks: usize, nodes: usize) -> Option<Self>;
 
-    /// Channels for a collective of `bytes`; `None` leaves NCCL's choice.
-    fn channels(&self, collective: Collective, bytes: usize) -> Option<u32>;
+    /// What suits a collective of `bytes`.
+    fn choose(&self, collective: Collective, bytes: usize) -> Choice;
+}
+
+/// What a tuner says of one collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// Channels; `None` leaves NCCL's choice.
+    pub channels: Option<u32>,
+    /// Whether NCCL may choose LL, which sends a flag with every four bytes.
+    pub low_latency: bool,
+}
+
+/// Places of LL and Simple in a row of NCCL's table of costs.
+const LL: usize = 0;
+const SIMPLE: usize = 2;
+/// Protocols in a row.
+const PROTOCOLS: c_int = 3;
+/// Marks a way that is not to be taken.
+const IGNORE: f32 = -1.0;
+/// More rows than NCCL has algorithms would be another table.
+const MAX_ALGORITHMS: c_int = 64;
+
+/// Takes LL out of the costs, for every algorithm that can do without.
+///
+/// # Safety
+/// `costs` points to `algorithms` rows of three numbers, written by nobody else.
+unsafe fn forbid_low_latency(costs: *mut f32, algorithms: c_int) {
+    let rows = usize::try_from(algorithms).unwrap_or(0);
+    for row in 0..rows {
+        // SAFETY: inside the table.
+        let row = unsafe {
+            std::slice::from_raw_parts_mut(costs.wrapping_add(row * PROTOCOLS as usize), 3)
+        };
+        if row[SIMPLE] >= 0.0 {
+            row[LL] = IGNORE;
+        }
+    }
 }
 
 type GetInfoV3 = unsafe extern "C" fn(
@@ -207,9 +244,9 @@ unsafe extern "C" fn get_info_v3<T: Tuner>(
     collective: c_int,
     bytes: usize,
     _operations: c_int,
-    _costs: *mut *mut f32,
-    _algorithms: c_int,
-    _protocols: c_int,
+    costs: *mut *mut f32,
+    algorithms: c_int,
+    protocols: c_int,
     channels: *mut c_int,
 ) -> RawResult {
     guard(|| {
@@ -221,7 +258,13 @@ unsafe extern "C" fn get_info_v3<T: Tuner>(
         if channels.is_null() {
             return Err(ResultCode::InvalidArgument);
         }
-        if let Some(count) = tuner.channels(collective, bytes)
+        let choice = tuner.choose(collective, bytes);
+        let is_known_table = protocols == PROTOCOLS && (0..=MAX_ALGORITHMS).contains(&algorithms);
+        if !choice.low_latency && !costs.is_null() && is_known_table {
+            // SAFETY: NCCL passes its table of rows under this type.
+            unsafe { forbid_low_latency(costs.cast(), algorithms) };
+        }
+        if let Some(count) = choice.channels
             && let Ok(count) = c_int::try_from(count)
         {
             // SAFETY: an out pointer of the host, not NULL.
@@ -292,15 +335,20 @@ mod tests {
             (nodes > 1).then_some(Self(ranks))
         }
 
-        fn channels(&self, collective: Collective, bytes: usize) -> Option<u32> {
+        fn choose(&self, collective: Collective, bytes: usize) -> Choice {
             assert_ne!(collective, Collective::Broadcast, "a broadcast");
-            (bytes < 100).then_some(self.0 as u32 / 2)
+            Choice {
+                channels: (bytes < 100).then_some(self.0 as u32 / 2),
+                low_latency: bytes < 100,
+            }
         }
     }
 
     fn ask(table: &TunerV5, context: *mut c_void, collective: c_int, bytes: usize) -> (i32, i32) {
         let mut channels = -1;
-        let costs = std::ptr::null_mut();
+        let costs = [[1.0f32, 2.0, 3.0], [4.0, 5.0, IGNORE], [IGNORE; 3]];
+        let mut left = costs;
+        let table_of_costs = left.as_mut_ptr().cast();
         // SAFETY: a context of this table, an out pointer of this frame.
         let rc = unsafe {
             (table.get_coll_info)(
@@ -308,13 +356,18 @@ mod tests {
                 collective,
                 bytes,
                 1,
-                costs,
-                7,
+                table_of_costs,
+                3,
                 3,
                 0,
                 &raw mut channels,
             )
         };
+        let mut wanted = costs;
+        if rc == 0 && !context.is_null() && collective < 5 && bytes >= 100 {
+            wanted[0][LL] = IGNORE;
+        }
+        assert_eq!(left, wanted);
         (rc, channels)
     }
 

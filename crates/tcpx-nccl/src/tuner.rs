@@ -8,10 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nccl_net::constants::{level, subsystem};
 use nccl_net::export::HostLogger;
-use nccl_net::tuner::{Collective, Tuner};
+use nccl_net::tuner::{Choice, Collective, Tuner};
 
 /// Collectives up to so many bytes, and their channels. Larger ones take all that NCCL has.
-const CHANNELS: [(usize, u32); 3] = [(64 << 10, 1), (4 << 20, 2), (16 << 20, 4)];
+const CHANNELS: [(usize, u32); 3] = [(16 << 10, 1), (1 << 20, 2), (8 << 20, 4)];
+/// Up to here NCCL may choose LL, whose messages are small and many.
+const LOW_LATENCY_BYTES: usize = 128 << 10;
 
 static NETWORK_IN_USE: AtomicBool = AtomicBool::new(false);
 
@@ -33,6 +35,7 @@ impl Tuner for TcpxTuner {
             return None;
         }
         let [(few, one), (some, two), (more, four)] = CHANNELS.map(|(bytes, n)| (bytes >> 10, n));
+        let low_latency = LOW_LATENCY_BYTES >> 10;
         logger.log(
             level::INFO,
             subsystem::INIT | subsystem::TUNING,
@@ -40,18 +43,21 @@ impl Tuner for TcpxTuner {
             0,
             &format!(
                 "NET/TCPX : collectives up to {few} KiB take {one} channel, up to {some} KiB {two}, \
-                 up to {more} KiB {four}, larger ones all; NCCL_TUNER_PLUGIN=none leaves NCCL its \
-                 own choice"
+                 up to {more} KiB {four}, larger ones all, LL up to {low_latency} KiB; \
+                 NCCL_TUNER_PLUGIN=none leaves NCCL its own choice"
             ),
         );
         Some(Self)
     }
 
-    fn channels(&self, _collective: Collective, bytes: usize) -> Option<u32> {
-        CHANNELS
-            .iter()
-            .find(|(limit, _)| bytes <= *limit)
-            .map(|(_, channels)| *channels)
+    fn choose(&self, _collective: Collective, bytes: usize) -> Choice {
+        Choice {
+            channels: CHANNELS
+                .iter()
+                .find(|(limit, _)| bytes <= *limit)
+                .map(|(_, channels)| *channels),
+            low_latency: bytes <= LOW_LATENCY_BYTES,
+        }
     }
 }
 
@@ -61,11 +67,11 @@ mod tests {
 
     #[test]
     fn channels_grow_with_the_bytes() {
-        let of = |bytes| TcpxTuner.channels(Collective::AllReduce, bytes);
-        assert_eq!(of(8), Some(1));
-        assert_eq!(of((64 << 10) + 1), Some(2));
-        assert_eq!(of(16 << 20), Some(4));
-        assert_eq!(of((16 << 20) + 1), None);
+        let of = |bytes| TcpxTuner.choose(Collective::AllReduce, bytes);
+        let channels = [8, (16 << 10) + 1, 1 << 20, 8 << 20].map(|bytes| of(bytes).channels);
+        assert_eq!(channels, [Some(1), Some(2), Some(2), Some(4)]);
+        assert_eq!(of((8 << 20) + 1).channels, None);
+        assert!(of(128 << 10).low_latency && !of(1 << 20).low_latency);
     }
 
     #[test]

@@ -176,6 +176,10 @@ impl Runner {
                 tv_sec: 0,
                 tv_nsec: 0,
             };
+            if !busy && !wait {
+                // Whoever has work goes first.
+                std::thread::yield_now();
+            }
             events.clear();
             let timeout = if wait { None } else { Some(&at_once) };
             // EINTR gives no events; any other error would be a descriptor that is not ours.
