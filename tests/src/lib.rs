@@ -6,6 +6,7 @@ pub mod child;
 pub mod content;
 pub mod double;
 pub mod instructions;
+pub mod nccl_link;
 pub mod nccl_part;
 pub mod pair;
 pub mod part;

@@ -107,7 +107,8 @@ impl NetComm for RecvComm {
             inbound.ring.remove(id);
             return Ok(Some(bytes));
         }
-        if let Some(lanes) = &mut inbound.lanes
+        if inbound.alive().is_ok()
+            && let Some(lanes) = &mut inbound.lanes
             && !lanes.is_time_to_look()
         {
             return Ok(None);

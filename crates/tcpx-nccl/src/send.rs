@@ -283,7 +283,7 @@ impl State {
     /// One call in many, so that an end of the comm's own connection is seen soon.
     const fn is_time_to_look(&mut self) -> bool {
         self.polls = self.polls.wrapping_add(1);
-        self.polls.is_multiple_of(POLLS_BETWEEN_LOOKS)
+        self.failure.is_some() || self.polls.is_multiple_of(POLLS_BETWEEN_LOOKS)
     }
 
     /// Writes what the socket takes.
