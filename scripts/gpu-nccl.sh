@@ -96,7 +96,9 @@ gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())')
 if [ "$gpus" -ge 4 ]; then
   ranks 4 check4 90 "--check $small,67108864" "${ours[@]}"
 fi
-pair abort 60 "--abort --check $small" "${ours[@]}" NCCL_NET_PLUGIN_REF_COUNT=1
+# PyTorch must not end the process that hears first of the other's abort.
+pair abort 60 "--abort --check $small" "${ours[@]}" NCCL_NET_PLUGIN_REF_COUNT=1 \
+  TORCH_NCCL_ASYNC_ERROR_HANDLING=0
 # The survivor reports how long it took to hear of the death, and in which words.
 rm -f "$out/killed.at"
 if pair killed 60 "--lose-peer $out/killed.at" "${ours[@]}" TORCH_NCCL_BLOCKING_WAIT=1 \

@@ -164,7 +164,8 @@ def abort(rank):
     torch.cuda.synchronize()
     if rank == 0:
         dist.all_reduce(buffer, async_op=True)
-        time.sleep(1)
+    # Long enough that rank 0 is in the middle of it when everybody gives up together.
+    time.sleep(1)
     began = time.perf_counter()
     dist.distributed_c10d._abort_process_group()
     torch.cuda.synchronize()

@@ -1,14 +1,15 @@
 //! What arrives on a connection, and where it goes.
 
+mod lanes;
+mod stalls;
+
 use std::net::TcpStream;
-use std::time::Instant;
 
 use nccl_net::export::Buffer;
 
 use crate::error::PluginError;
 use crate::header::{FROM_SENDER, HEADER_BYTES, Header, Record};
 use crate::landing::Landing;
-use crate::lanes::inlet::Refusal;
 use crate::log::Log;
 use crate::ring::Ring;
 use crate::scatter::{Landed, Room, Scatter};
@@ -140,71 +141,6 @@ impl Inbound {
         Ok(())
     }
 
-    /// Ends the receives that lanes filled, grants the posted ones, and finds why none can come;
-    /// `true` when lanes moved bytes.
-    fn look_at_lanes(&mut self) -> Result<bool, PluginError> {
-        let Some(lanes) = &mut self.lanes else {
-            return Ok(false);
-        };
-        if let Some(refusal) = lanes.refusal() {
-            return Err(match refusal {
-                Refusal::TooLarge {
-                    sequence,
-                    total,
-                    capacity,
-                } => self.refuse(sequence, total, capacity),
-                Refusal::Protocol { expected, arrived } => self.protocol(expected, arrived),
-            });
-        }
-        if let Some(why) = lanes.lost()
-            && !self.ring.is_empty()
-        {
-            return Err(PluginError::LanesEnded {
-                comm: self.name.clone(),
-                why,
-            });
-        }
-        if let Some(grant) = lanes.grant(self.ring.posted(), self.ring.len()) {
-            // 24 bytes, and the sender reads whenever it has a message: they fit.
-            let bytes = grant.encode(Record::Grant);
-            match socket::send_bytes(&self.stream, &bytes) {
-                Moved::Bytes(HEADER_BYTES) => {}
-                moved => {
-                    return Err(
-                        self.protocol("a sender that reads its grants", format!("{moved:?}"))
-                    );
-                }
-            }
-        }
-        let Some(lanes) = &mut self.lanes else {
-            return Ok(false);
-        };
-        Ok(lanes.has_moved())
-    }
-
-    /// Bytes of a receive that lanes filled.
-    pub(crate) fn landed(&mut self, sequence: u64) -> Option<usize> {
-        self.lanes.as_mut()?.landed(sequence)
-    }
-
-    /// What has become of a receive after the connection ended: lanes may still hold its bytes.
-    pub(crate) fn outlook(&self, sequence: u64) -> Result<(), PluginError> {
-        let Some(failure) = &self.failure else {
-            return Ok(());
-        };
-        let sent = self.sent_in_all.is_some_and(|all| sequence < all);
-        match (&self.lanes, failure) {
-            (Some(lanes), PluginError::PeerClosed { .. }) if sent => match lanes.ended() {
-                None => Ok(()),
-                Some(why) => Err(PluginError::LanesEnded {
-                    comm: self.name.clone(),
-                    why,
-                }),
-            },
-            _ => Err(failure.clone()),
-        }
-    }
-
     /// Finishes receives whose move to the GPU has ended, in order.
     fn settle(&mut self) -> Result<(), PluginError> {
         while self.settled < self.next {
@@ -283,22 +219,6 @@ impl Inbound {
             }
         }
         Ok(Some(bytes))
-    }
-
-    /// The sender names its lanes.
-    fn join(&mut self, header: Header) -> Result<(), PluginError> {
-        let joined = self
-            .lanes
-            .as_mut()
-            .is_some_and(|lanes| lanes.join(header.group()));
-        if joined {
-            Ok(())
-        } else {
-            Err(self.protocol(
-                "a sender that names its lanes once, to a receiver that has a door",
-                "another",
-            ))
-        }
     }
 
     /// A whole header is there: checks it against the receive whose turn it is.
@@ -473,51 +393,6 @@ impl Inbound {
             comm: self.name.clone(),
             expected: expected.into(),
             arrived: arrived.into(),
-        }
-    }
-
-    fn report_stall(&mut self, log: &Log) {
-        let Some(stalled) = self.stall.waiting(Instant::now()) else {
-            return;
-        };
-        // What came over lanes leaves the connection's own count behind.
-        let sequence = match (&self.lanes, self.ring.oldest()) {
-            (Some(_), Some(oldest)) => oldest,
-            _ => self.next,
-        };
-        let seconds = stalled.as_secs();
-        let name = &self.name;
-        let Some(request) = self.ring.by_sequence(sequence) else {
-            let settled = self.settled;
-            log.warn(&format!(
-                "{name}: receive {settled} waits {seconds} s for its copy to the GPU; the GPU may be \
-                 blocked by a kernel that does not end"
-            ));
-            return;
-        };
-        let (received, size) = (request.received, request.size);
-        match request.phase {
-            // A receive may be posted long before its message: worth a line, not a warning.
-            Phase::Posted
-                if let Some((done, total)) =
-                    self.lanes.as_ref().and_then(|lanes| lanes.progress(sequence)) =>
-            {
-                log.warn(&format!(
-                    "{name}: no byte arrived for {seconds} s; message {sequence} has {done} of {total} \
-                     bytes, from lanes; see whether the sender still runs"
-                ));
-            }
-            Phase::Posted => log.info(&format!(
-                "{name}: waiting {seconds} s for message {sequence}; the peer has sent nothing"
-            )),
-            Phase::Announced => log.warn(&format!(
-                "{name}: message {sequence} of {size} bytes waits {seconds} s for pages of the pool; \
-                 consume finished receives or raise TCPX_NET_POOL_BYTES"
-            )),
-            _ => log.warn(&format!(
-                "{name}: no byte arrived for {seconds} s; message {sequence} has {received} of {size} \
-                 bytes; see whether the sender still runs"
-            )),
         }
     }
 }

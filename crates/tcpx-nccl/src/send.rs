@@ -1,9 +1,11 @@
 //! The sending side of a connection: requests, framing, progress.
 
+mod lanes;
+mod replies;
+
 use std::net::TcpStream;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 use nccl_net::export::{Buffer, MemoryRegion, NetComm, NetError, NetSend, RequestId};
 use tcpx_memory::RegionSlice;
@@ -11,8 +13,8 @@ use tcpx_memory::RegionSlice;
 use crate::config::Mode;
 use crate::device::Device;
 use crate::error::PluginError;
-use crate::header::{FROM_RECEIVER, HEADER_BYTES, Header, Record};
-use crate::lanes::carriage::{Carriage, Load};
+use crate::header::{HEADER_BYTES, Header, Record};
+use crate::lanes::carriage::Carriage;
 use crate::memory::{Memory, Place};
 use crate::plugin::Shared;
 use crate::ring::Ring;
@@ -263,29 +265,6 @@ impl Drop for State {
 }
 
 impl State {
-    /// How far a request is; `None` for one that is not in flight.
-    fn standing(&mut self, id: RequestId) -> Option<Progress> {
-        let (sequence, request) = self.ring.find(id)?;
-        let outlet = self.carriage.as_ref().map(Carriage::outlet);
-        Some(match (request.on_lanes, outlet) {
-            (true, Some(outlet)) if request.written == request.size => {
-                if outlet.is_sent(sequence) {
-                    Progress::Done
-                } else {
-                    Progress::OnLanes
-                }
-            }
-            (false, _) if request.done() => Progress::Done,
-            _ => Progress::Waiting,
-        })
-    }
-
-    /// One call in many, so that an end of the comm's own connection is seen soon.
-    const fn is_time_to_look(&mut self) -> bool {
-        self.polls = self.polls.wrapping_add(1);
-        self.failure.is_some() || self.polls.is_multiple_of(POLLS_BETWEEN_LOOKS)
-    }
-
     /// Writes what the socket takes.
     fn progress(&mut self, shared: &Shared) -> Result<(), PluginError> {
         if let Some(failure) = &self.failure {
@@ -309,17 +288,6 @@ impl State {
             }
         }
         Ok(())
-    }
-
-    fn check_lanes(&mut self) -> Result<(), PluginError> {
-        match &self.carriage {
-            Some(carriage) if carriage.set().failure().is_some() => {
-                // A refusal explains more than the lanes that ended after it.
-                self.read_back()?;
-                carriage_failure(&self.carriage, &self.name)
-            }
-            _ => Ok(()),
-        }
     }
 
     fn write(&mut self) -> Result<bool, PluginError> {
@@ -347,51 +315,6 @@ impl State {
             self.read_back()?;
         }
         Ok(budget < CALL_BUDGET)
-    }
-
-    /// Whether the message whose turn it is goes over lanes: it is large, none of it is on the
-    /// comm's own connection, and the receiver grants.
-    fn takes_lanes(&mut self) -> bool {
-        if self.carriage.is_none() || !self.granting {
-            // Chunks in the queue stay there whatever the receiver says later.
-            return self.ring.by_sequence(self.next).is_some_and(|r| r.on_lanes);
-        }
-        let lanes_above = self.lanes_above;
-        self.ring.by_sequence(self.next).is_some_and(|request| {
-            request.on_lanes
-                || (request.size > lanes_above
-                    && request.written == 0
-                    && matches!(request.source, Source::Host(_)))
-        })
-    }
-
-    /// Queues the message whose turn it is, once its receive is posted; the bytes queued now.
-    fn load(&mut self) -> Result<usize, PluginError> {
-        let sequence = self.next;
-        let stream = self.stream_number;
-        let (Some(carriage), Some(request)) = (&self.carriage, self.ring.by_sequence(sequence))
-        else {
-            return Ok(0);
-        };
-        let Source::Host(payload) = &request.source else {
-            return Ok(0);
-        };
-        if sequence >= self.granted {
-            return Ok(0);
-        }
-        request.on_lanes = true;
-        let before = request.written;
-        request.written = carriage.queue(Load {
-            stream,
-            sequence,
-            payload: *payload,
-            queued: before,
-        });
-        let queued = request.written - before;
-        if request.written == request.size {
-            self.next += 1;
-        }
-        Ok(queued)
     }
 
     /// One call for the request whose turn it is; 0 when nothing can be written now.
@@ -446,108 +369,6 @@ impl State {
         }
         Ok(bytes)
     }
-
-    /// Reads the other direction, where a receiver grants, or says that it cannot take a message.
-    fn read_back(&mut self) -> Result<(), PluginError> {
-        if let Some(failure) = &self.failure {
-            return Err(failure.clone());
-        }
-        let failure = loop {
-            let moved = socket::receive_bytes(&self.stream, &mut self.record[self.record_bytes..]);
-            match moved {
-                Moved::Later => return Ok(()),
-                Moved::Bytes(bytes) => {
-                    self.record_bytes += bytes;
-                    if self.record_bytes < HEADER_BYTES {
-                        return Ok(());
-                    }
-                    self.record_bytes = 0;
-                    match self.answered() {
-                        None => {}
-                        Some(failure) => break failure,
-                    }
-                }
-                Moved::End => break self.closed("end of stream".to_owned()),
-                Moved::Broken(error) => break self.closed(error.to_string()),
-            }
-        };
-        self.failure = Some(failure.clone());
-        Err(failure)
-    }
-
-    /// A whole record came back; gives the failure that it means, if one.
-    fn answered(&mut self) -> Option<PluginError> {
-        match Header::decode(&FROM_RECEIVER, &self.record) {
-            Ok((Record::Grant, grant)) => {
-                self.granted = self.granted.max(grant.sequence);
-                self.granting = grant.size != 0;
-                if self.granting {
-                    self.stream_number = grant.size;
-                }
-                None
-            }
-            Ok((_, refusal)) => Some(PluginError::RefusedByPeer {
-                comm: self.name.clone(),
-                sequence: refusal.sequence,
-                message: self
-                    .ring
-                    .by_sequence(refusal.sequence)
-                    .map(|request| request.size as u64),
-                capacity: refusal.size,
-            }),
-            Err((expected, arrived)) => Some(PluginError::Protocol {
-                comm: self.name.clone(),
-                expected,
-                arrived,
-            }),
-        }
-    }
-
-    fn closed(&mut self, why: String) -> PluginError {
-        let (done, total) = self.ring.by_sequence(self.next).map_or((0, 0), |request| {
-            let done = request.written.saturating_sub(HEADER_BYTES);
-            (done as u64, request.size as u64)
-        });
-        PluginError::PeerClosed {
-            comm: self.name.clone(),
-            why,
-            sequence: self.next,
-            done,
-            total,
-        }
-    }
-
-    fn report_stall(&mut self, shared: &Shared) {
-        let Some(stalled) = self.stall.waiting(Instant::now()) else {
-            return;
-        };
-        let sequence = self.next;
-        if sequence == self.ring.posted() {
-            shared.log.warn(&format!(
-                "{}: no byte moved for {} s; messages before {sequence} wait on lanes to the peer; \
-                 see whether its process still runs",
-                self.name,
-                stalled.as_secs()
-            ));
-            return;
-        }
-        let (done, total) = self
-            .ring
-            .by_sequence(sequence)
-            .map_or((0, 0), |r| (r.written.saturating_sub(HEADER_BYTES), r.size));
-        shared.log.warn(&format!(
-            "{}: no byte moved for {} s; message {sequence}, {done} of {total} bytes are sent; the \
-             peer reads nothing: see whether it posts receives",
-            self.name,
-            stalled.as_secs()
-        ));
-    }
-}
-
-fn carriage_failure(carriage: &Option<Carriage>, comm: &str) -> Result<(), PluginError> {
-    carriage
-        .as_ref()
-        .map_or(Ok(()), |carriage| carriage.set().check(comm))
 }
 
 fn no_staging(comm: &str) -> PluginError {

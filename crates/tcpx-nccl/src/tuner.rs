@@ -10,8 +10,10 @@ use nccl_net::constants::{level, subsystem};
 use nccl_net::export::HostLogger;
 use nccl_net::tuner::{Choice, Collective, Tuner};
 
-/// Collectives up to so many bytes, and their channels. Larger ones take all that NCCL has.
+/// Collectives up to so many bytes, and their channels.
 const CHANNELS: [(usize, u32); 3] = [(16 << 10, 1), (1 << 20, 2), (8 << 20, 4)];
+/// Channels of larger ones, as far as NCCL has them: with more they stand in each other's way.
+const MOST_CHANNELS: u32 = 16;
 /// Up to here NCCL may choose LL, whose messages are small and many.
 const LOW_LATENCY_BYTES: usize = 128 << 10;
 
@@ -43,7 +45,7 @@ impl Tuner for TcpxTuner {
             0,
             &format!(
                 "NET/TCPX : collectives up to {few} KiB take {one} channel, up to {some} KiB {two}, \
-                 up to {more} KiB {four}, larger ones all, LL up to {low_latency} KiB; \
+                 up to {more} KiB {four}, larger ones {MOST_CHANNELS}, LL up to {low_latency} KiB; \
                  NCCL_TUNER_PLUGIN=none leaves NCCL its own choice"
             ),
         );
@@ -52,10 +54,12 @@ impl Tuner for TcpxTuner {
 
     fn choose(&self, _collective: Collective, bytes: usize) -> Choice {
         Choice {
-            channels: CHANNELS
-                .iter()
-                .find(|(limit, _)| bytes <= *limit)
-                .map(|(_, channels)| *channels),
+            channels: Some(
+                CHANNELS
+                    .iter()
+                    .find(|(limit, _)| bytes <= *limit)
+                    .map_or(MOST_CHANNELS, |(_, channels)| *channels),
+            ),
             low_latency: bytes <= LOW_LATENCY_BYTES,
         }
     }
@@ -70,7 +74,7 @@ mod tests {
         let of = |bytes| TcpxTuner.choose(Collective::AllReduce, bytes);
         let channels = [8, (16 << 10) + 1, 1 << 20, 8 << 20].map(|bytes| of(bytes).channels);
         assert_eq!(channels, [Some(1), Some(2), Some(2), Some(4)]);
-        assert_eq!(of((8 << 20) + 1).channels, None);
+        assert_eq!(of((8 << 20) + 1).channels, Some(16));
         assert!(of(128 << 10).low_latency && !of(1 << 20).low_latency);
     }
 

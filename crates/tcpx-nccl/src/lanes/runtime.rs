@@ -24,8 +24,8 @@ use crate::plugin::{Shared, random};
 const UNREACHABLE_TIME: Duration = Duration::from_secs(60);
 /// From this number of cores on, a loop without work spins before it sleeps.
 const SPIN_CORES: usize = 16;
-/// As long as the pause between two chunks of a running transfer.
-const SPIN: Duration = Duration::from_micros(40);
+/// Longer than the pause between two messages of a collective; waking a virtual core costs as much.
+const SPIN: Duration = Duration::from_micros(200);
 /// A lane's handshake is done in milliseconds; a full backlog may take some dials.
 const DIAL_TIME: Duration = Duration::from_secs(15);
 
