@@ -13,6 +13,7 @@ use clap::builder::Resettable;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use self::bench::BenchCommand;
 use self::link::LinkArgs;
 use self::perf::PerfSide;
 
@@ -44,7 +45,7 @@ pub(crate) enum Command {
     Connection(connection::ConnectionArgs),
     /// Measure bandwidth and latency between two hosts.
     Perf(perf::PerfArgs),
-    /// Measure what one host can do, without a network.
+    /// Measure unpackers on one GPU, or the network beside its peers.
     Bench(bench::BenchArgs),
     /// List GPUs, network interfaces and the plugin file, and say what is missing.
     Devices,
@@ -83,10 +84,16 @@ impl Cli {
             Command::Transfer(args) => args.link.debug,
             Command::Connection(args) => args.link.debug,
             Command::Perf(args) => match &args.side {
-                PerfSide::Server(args) => args.link.debug,
-                PerfSide::Client(args) => args.link.debug,
+                None => args.matrix.link.debug,
+                Some(PerfSide::Server(args)) => args.link.debug,
+                Some(PerfSide::Client(args)) => args.link.debug,
+                Some(PerfSide::Agent(args)) => args.link.debug,
             },
-            Command::Bench(_) | Command::Devices | Command::DemoPeer => false,
+            Command::Bench(args) => match &args.what {
+                BenchCommand::Net(args) => args.link.debug,
+                BenchCommand::Unpack(_) => false,
+            },
+            Command::Devices | Command::DemoPeer => false,
         }
     }
 
@@ -97,11 +104,13 @@ impl Cli {
             Command::Transfer(_) => Some("transfer"),
             Command::Connection(_) => Some("connection"),
             Command::Perf(args) => {
-                let json = match &args.side {
-                    PerfSide::Server(args) => args.json,
-                    PerfSide::Client(args) => args.json,
+                let quiet = match &args.side {
+                    None => args.matrix.json,
+                    Some(PerfSide::Server(args)) => args.json,
+                    Some(PerfSide::Client(args)) => args.json,
+                    Some(PerfSide::Agent(_)) => true,
                 };
-                (!json).then_some("perf")
+                (!quiet).then_some("perf")
             }
             Command::Bench(_) | Command::Devices | Command::DemoPeer => None,
         }
@@ -112,10 +121,16 @@ impl Cli {
             Command::Transfer(args) => Some(&mut args.link),
             Command::Connection(args) => Some(&mut args.link),
             Command::Perf(args) => Some(match &mut args.side {
-                PerfSide::Server(args) => &mut args.link,
-                PerfSide::Client(args) => &mut args.link,
+                None => &mut args.matrix.link,
+                Some(PerfSide::Server(args)) => &mut args.link,
+                Some(PerfSide::Client(args)) => &mut args.link,
+                Some(PerfSide::Agent(args)) => &mut args.link,
             }),
-            Command::Demo(_) | Command::Bench(_) | Command::Devices | Command::DemoPeer => None,
+            Command::Bench(args) => match &mut args.what {
+                BenchCommand::Net(args) => Some(&mut args.link),
+                BenchCommand::Unpack(_) => None,
+            },
+            Command::Demo(_) | Command::Devices | Command::DemoPeer => None,
         }
     }
 }

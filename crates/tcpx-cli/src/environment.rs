@@ -5,7 +5,10 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::args::{Cli, Command as Tcpx, perf::PerfSide};
+use crate::args::bench::BenchCommand;
+use crate::args::link::MemoryArgs;
+use crate::args::perf::{PerfSide, Place};
+use crate::args::{Cli, Command as Tcpx};
 use crate::error::Error;
 use crate::link::is_plugin;
 use crate::memory_choice::Devices;
@@ -63,13 +66,27 @@ fn wanted(cli: &Cli) -> Vec<Wanted> {
         Tcpx::Demo(args) => (&args.memory, true),
         Tcpx::Transfer(args) if is_plugin(&args.link.network) => (&args.memory, false),
         Tcpx::Connection(args) if is_plugin(&args.link.network) => (&args.memory, false),
+        Tcpx::Bench(args) => {
+            return match &args.what {
+                BenchCommand::Net(args) if is_plugin(&args.link.network) => {
+                    let place = args.serve.or(args.from);
+                    variables(&place.map(Place::memory).unwrap_or_default(), false)
+                }
+                _ => Vec::new(),
+            };
+        }
         Tcpx::Perf(args) => {
-            let (link, place) = match &args.side {
-                PerfSide::Server(args) => (&args.link, args.place),
-                PerfSide::Client(args) => (&args.link, args.place),
+            let (link, memory) = match &args.side {
+                None => (&args.matrix.link, MemoryArgs::default()),
+                Some(PerfSide::Server(args)) => (&args.link, args.place.memory()),
+                Some(PerfSide::Client(args)) => (&args.link, args.place.memory()),
+                Some(PerfSide::Agent(args)) => {
+                    let first = args.places.first().copied();
+                    (&args.link, first.map(Place::memory).unwrap_or_default())
+                }
             };
             return if is_plugin(&link.network) {
-                variables(&place.memory(), false)
+                variables(&memory, false)
             } else {
                 Vec::new()
             };
@@ -79,7 +96,7 @@ fn wanted(cli: &Cli) -> Vec<Wanted> {
     variables(memory, is_demo)
 }
 
-fn variables(memory: &crate::args::link::MemoryArgs, is_demo: bool) -> Vec<Wanted> {
+fn variables(memory: &MemoryArgs, is_demo: bool) -> Vec<Wanted> {
     let mut wanted = vec![(DEVICE, "unpack", is_demo)];
     if Devices::probe().means_host(memory) {
         wanted.push((STANDIN, "host", is_demo));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nccl_net::AbiVersion;
-use tcpx::{Auth, Connection, Deadlines, Endpoint, Network, Options, TcpNetwork};
+use tcpx::{Auth, Connection, Deadlines, Endpoint, Key, Network, Options, TcpNetwork};
 use tcpx_net::{PluginMemory, PluginNetwork, PluginOptions};
 
 use crate::addresses;
@@ -39,11 +39,13 @@ impl Link {
         is_server: bool,
     ) -> Result<Self, Error> {
         let sources = KeySources::of_process(args.insecure, args.key_file.clone());
-        let (auth, origin) = if is_server {
-            sources.for_server()
+        let (auth, origin) = if let Some(key) = &args.own_key {
+            (Auth::Key(key.clone()), KeyOrigin::Variable)
+        } else if is_server {
+            sources.for_server()?
         } else {
-            sources.for_client()
-        }?;
+            sources.for_client()?
+        };
         let (network, network_line) = choose_network(&args.network, memory)?;
         let mut options = Options::new(network, auth);
         options.channels = args.network.channels.unwrap_or(0);
@@ -80,6 +82,34 @@ impl Link {
     pub(crate) fn through_data_channels(mut self) -> Self {
         self.options.eager_limit = 0;
         self
+    }
+
+    /// Has the key serve more than one session.
+    pub(crate) fn for_many(mut self) -> Self {
+        self.options.one_time = false;
+        self
+    }
+
+    /// Listens on a port; 0 takes a free one.
+    pub(crate) fn listen(&self, args: &LinkArgs, port: u16) -> Result<Endpoint, Error> {
+        let ip = args.bind.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        Ok(Endpoint::listen(
+            SocketAddr::new(ip, port),
+            self.options.clone(),
+        )?)
+    }
+
+    /// Connects to this very address.
+    pub(crate) fn connect_to(&self, address: SocketAddr) -> Result<Connection, Error> {
+        Ok(Endpoint::connect(address, &self.options)?)
+    }
+
+    /// The key, for more links of the same process.
+    pub(crate) fn key(&self) -> Option<Key> {
+        match &self.options.auth {
+            Auth::Key(key) => Some(key.clone()),
+            Auth::Insecure => None,
+        }
     }
 
     /// Listens, prints the line to run at the other side, and waits for it.
@@ -141,7 +171,7 @@ impl Link {
     }
 
     /// The line that a person runs at the other side.
-    fn invitation(&self, args: &LinkArgs, command: &str, bound: SocketAddr) -> String {
+    pub(crate) fn invitation(&self, args: &LinkArgs, command: &str, bound: SocketAddr) -> String {
         let mut line = String::new();
         let mut more = String::new();
         match (&self.origin, &self.options.auth) {
@@ -170,7 +200,7 @@ impl Link {
         )
     }
 
-    fn warn(&self, args: &LinkArgs) {
+    pub(crate) fn warn(&self, args: &LinkArgs) {
         if args.insecure {
             aside!(
                 "warning: --insecure: there is no key, anybody who reaches the port can take the place of the peer"

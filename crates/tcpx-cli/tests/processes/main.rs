@@ -3,7 +3,9 @@
 mod support;
 
 mod basics;
+mod bench;
 mod demo;
 mod files;
 mod greeting;
+mod matrix;
 mod perf;
