@@ -77,14 +77,23 @@ impl Connector {
                         self.phase = Phase::Lanes(stream, route);
                         return Ok(None);
                     }
-                    // The last comm may have closed the set since we got it: then another one.
-                    Standing::Ready => match Carriage::new(route, self.shared.config.chunk_bytes) {
-                        Some(carriage) => return self.comm(stream, Some(carriage)).map(Some),
-                        None => match self.lanes() {
-                            None => return self.comm(stream, None).map(Some),
-                            Some(route) => self.phase = Phase::Lanes(stream, route),
-                        },
-                    },
+                    Standing::Ready(first) => {
+                        if first {
+                            self.shared.log.info(&format!(
+                                "{} lanes to the process of {}, for the large messages of all comms",
+                                route.set.lanes(),
+                                self.peer
+                            ));
+                        }
+                        // The last comm may have closed the set since we got it: then another one.
+                        match Carriage::new(route, self.shared.config.chunk_bytes) {
+                            Some(carriage) => return self.comm(stream, Some(carriage)).map(Some),
+                            None => match self.lanes() {
+                                None => return self.comm(stream, None).map(Some),
+                                Some(route) => self.phase = Phase::Lanes(stream, route),
+                            },
+                        }
+                    }
                     Standing::Failed(why) => {
                         self.shared.log.warn(&format!(
                             "no lanes to {}: {why}; large messages go through NCCL's thread on one \

@@ -121,10 +121,6 @@ impl SendComm {
                     });
                 }
             }
-            shared.log.info(&format!(
-                "{name}: large messages over {} shared lanes",
-                carriage.set().lanes()
-            ));
         }
         let lanes_above = shared.config.inline_bytes;
         Ok(Self {

@@ -4,7 +4,7 @@ use std::io;
 use std::net::{IpAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -19,7 +19,7 @@ use crate::log::Log;
 
 /// Handshakes that may be under way: many peers come at once when a job starts.
 const MAX_PENDING: usize = 256;
-/// Lanes that one process takes; a peer that knows the secret must not fill its memory.
+/// Lanes that a process has open; a peer that knows the secret must not fill its memory.
 const MAX_LANES: usize = 16_384;
 /// Between looks at the deadlines of handshakes.
 const TICK: Timespec = Timespec {
@@ -58,7 +58,6 @@ impl LaneDoor {
             loops,
             registry,
             log,
-            taken: AtomicUsize::new(0),
         };
         let thread = std::thread::Builder::new()
             .name("tcpx-nccl-door".to_owned())
@@ -111,7 +110,6 @@ struct Acceptor {
     loops: Vec<Arc<Mailbox>>,
     registry: Arc<Registry>,
     log: Arc<Log>,
-    taken: AtomicUsize,
 }
 
 impl Acceptor {
@@ -135,10 +133,10 @@ impl Acceptor {
         loop {
             match self.admission.next(&self.log, "lane door") {
                 Ok(Some(Admitted { stream, peer })) => {
-                    if self.taken.fetch_add(1, Ordering::Relaxed) >= MAX_LANES {
-                        self.log.warn(&format!(
-                            "refused a lane from {peer}: {MAX_LANES} came before"
-                        ));
+                    let open: usize = self.loops.iter().map(|one| one.lanes()).sum();
+                    if open >= MAX_LANES {
+                        self.log
+                            .warn(&format!("refused a lane from {peer}: {open} are open"));
                         continue;
                     }
                     let lane = ReceiveLane::new(stream, self.registry.clone(), self.log.clone());

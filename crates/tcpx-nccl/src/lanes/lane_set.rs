@@ -53,8 +53,8 @@ struct Connecting {
 pub(crate) enum Standing {
     /// Ask again.
     Connecting,
-    /// Chunks may be queued.
-    Ready,
+    /// Chunks may be queued; `true` for the first who hears it.
+    Ready(bool),
     /// There are no lanes; the comm goes on without.
     Failed(String),
 }
@@ -107,12 +107,12 @@ impl LaneSet {
         }
         let mut connecting = self.connecting();
         if connecting.done {
-            return Standing::Ready;
+            return Standing::Ready(false);
         }
         match self.dial(&mut connecting, now) {
             Ok(true) => {
                 connecting.done = true;
-                Standing::Ready
+                Standing::Ready(true)
             }
             Ok(false) => Standing::Connecting,
             Err(why) => {
