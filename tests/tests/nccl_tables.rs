@@ -141,7 +141,7 @@ fn play(version: u32) {
     }
     both_directions(&links[0], &links[1]);
     no_device_memory(&links[0]);
-    links[0].transfer(512 << 20, 512 << 20);
+    links[0].transfer(128 << 20, 128 << 20);
 
     let [first, back, other] = links;
     other.close();
@@ -272,4 +272,20 @@ versions! {
     10 the_v10_table_serves_nccl the_v10_table_in_unpack_mode;
     11 the_v11_table_serves_nccl the_v11_table_in_unpack_mode;
     12 the_v12_table_serves_nccl the_v12_table_in_unpack_mode;
+}
+
+#[test]
+#[ignore = "large: run with --release -- --ignored"]
+fn the_largest_message_of_nccl_passes() {
+    child::run_ignored("the_largest_message_of_nccl_passes", &[LOOPBACK], || {
+        let table = nccl_part::table(12);
+        let (rc, context) = table.init();
+        assert_eq!(rc, 0);
+        let link = Link::new(&*table, context);
+        // The first comes over the comm's own connection, the second over lanes.
+        for _ in 0..2 {
+            link.transfer(1 << 30, 1 << 30);
+        }
+        link.close();
+    });
 }

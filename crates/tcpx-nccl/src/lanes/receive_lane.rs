@@ -41,7 +41,8 @@ pub(crate) struct ReceiveLane {
     left: usize,
     /// Comms seen on this lane.
     known: HashMap<u64, Arc<Inlet>>,
-    scratch: Box<[u8]>,
+    /// Made when the first chunk is dropped.
+    scratch: Vec<u8>,
 }
 
 impl ReceiveLane {
@@ -56,7 +57,7 @@ impl ReceiveLane {
             arriving: None,
             left: 0,
             known: HashMap::new(),
-            scratch: vec![0; SCRATCH_BYTES].into_boxed_slice(),
+            scratch: Vec::new(),
         }
     }
 
@@ -77,6 +78,7 @@ impl ReceiveLane {
                 let payload = match writing {
                     Some(Some(_)) => arriving.at,
                     _ => {
+                        self.scratch.resize(SCRATCH_BYTES, 0);
                         let bytes = self.left.min(self.scratch.len());
                         Span::of_mut(&mut self.scratch[..bytes])
                     }
