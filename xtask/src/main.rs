@@ -6,6 +6,7 @@ mod benchmark;
 mod command_line;
 mod dependencies;
 mod dist;
+mod doctor;
 mod kernels;
 mod links;
 mod variables;
@@ -21,6 +22,7 @@ usage: cargo xtask COMMAND
   command-line [--check] write docs/command-line.md from what `tcpx --help` prints
   dependencies           check that docs/dependencies.md gives a reason for every dependency
   dist [--out DIR]       build, strip and lay out what a user installs (default target/dist)
+  doctor [--check]       write docs/doctor.md from the checks that `tcpx doctor` knows
   links                  check that every link in the documents leads to a file
   kernels [--check]      make the PTX of kernels/*.cu with NVRTC, or say that it is stale
   variables              check that docs/variables.md has every variable that the sources read";
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
         "command-line" => command_line::run(rest),
         "dependencies" => dependencies::run(rest),
         "dist" => dist::run(rest),
+        "doctor" => doctor::run(rest),
         "links" => links::run(rest),
         "variables" => variables::run(rest),
         "kernels" => kernels::run(rest),

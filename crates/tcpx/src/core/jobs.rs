@@ -39,13 +39,13 @@ impl Core {
             return false;
         }
         self.session.chunk_arrived(now, id, index, bytes);
-        match self.unpack_job(id, flight, pool, list, bytes) {
-            Ok(work) => {
+        match self.unpack_job(id, flight, &pool, list, bytes) {
+            Ok((work, descriptors)) => {
                 if let Some(operation) = self.operations.get_mut(&id) {
                     operation.off_wire(true);
                     operation.fragments += list.len() as u64;
                 }
-                let token = self.new_token(Token::Unpack(id, flight, ticket));
+                let token = self.new_token(Token::Unpack(id, flight, ticket, descriptors));
                 self.submit(work, token, id);
                 true
             }
@@ -61,18 +61,19 @@ impl Core {
         &mut self,
         id: OperationId,
         flight: InFlight,
-        pool: Arc<BouncePool>,
+        pool: &BouncePool,
         list: &ScatterList,
         bytes: u64,
-    ) -> Result<Work, DataFailure> {
+    ) -> Result<(Work, Arc<Descriptors>), DataFailure> {
         let length = u64::from(flight.event.length);
         let limits = Limits {
             pool_bytes: pool.len() as u64,
             destination_bytes: length,
             received_bytes: bytes,
         };
-        let mut descriptors = Descriptors::with_capacity(list.len());
-        descriptors
+        let mut descriptors = self.unpacker.take_list();
+        // Nobody else has a list that is taken.
+        Arc::make_mut(&mut descriptors)
             .build(list, limits)
             .map_err(|error| DataFailure::Misreport(error.to_string()))?;
         let gone = || DataFailure::Misreport("its operation has ended".to_owned());
@@ -89,12 +90,13 @@ impl Core {
         };
         let with = self.unpacker.method.unwrap_or_else(automatic);
         operation.method = Some(with);
-        Ok(Work::Unpack {
-            pool: (*pool).clone(),
-            descriptors: Arc::new(descriptors),
+        let work = Work::Unpack {
+            pool: pool.clone(),
+            descriptors: Arc::clone(&descriptors),
             to,
             with,
-        })
+        };
+        Ok((work, descriptors))
     }
 
     /// Gives a job to the copy worker; a refusal is its result.
@@ -127,7 +129,8 @@ impl Core {
     fn job_finished(&mut self, token: u64, result: Result<u64, MemoryError>) {
         let now = self.now();
         match self.tokens.remove(&token) {
-            Some(Token::Unpack(id, flight, ticket)) => {
+            Some(Token::Unpack(id, flight, ticket, descriptors)) => {
+                self.unpacker.give_list_back(descriptors);
                 let stopped = self.unpacked(id);
                 let placed = result.is_ok() && !stopped;
                 let channel = usize::from(flight.event.channel);
