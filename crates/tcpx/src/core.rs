@@ -4,6 +4,7 @@
 mod actions;
 mod channels;
 mod completions;
+mod defect;
 mod jobs;
 mod operation;
 mod posting;
@@ -101,6 +102,8 @@ pub(crate) struct Core {
     peer_closed: bool,
     /// Closed, quiet, and every operation ended.
     finished: bool,
+    /// Panics in `progress`.
+    defects: u32,
 }
 
 /// What [`Core::new`] needs.
@@ -139,6 +142,7 @@ impl Core {
             ended_at: None,
             peer_closed: false,
             finished: false,
+            defects: 0,
         };
         for action in parts.early {
             core.perform(action);
