@@ -67,7 +67,7 @@ fn best(interfaces: &[Interface]) -> Option<IpAddr> {
             interface
                 .addresses
                 .iter()
-                .map(move |(ip, _)| (interface.kind, *ip))
+                .map(move |ip| (interface.kind, *ip))
         })
         .filter(|(_, ip)| ip.is_ipv4())
         .min_by_key(|(kind, _)| *kind != InterfaceKind::Physical)
@@ -129,7 +129,8 @@ mod tests {
             name: "some".into(),
             kind,
             up,
-            addresses: addresses.iter().map(|ip| (IpAddr::from(*ip), 24)).collect(),
+            addresses: addresses.iter().map(|ip| IpAddr::from(*ip)).collect(),
+            prefixes: Vec::new(),
             speed: None,
             mtu: None,
             pci_path: Vec::new(),

@@ -36,6 +36,21 @@ pub enum InterfaceKind {
     Physical,
 }
 
+impl Interface {
+    /// Its addresses with the leading bits of their networks.
+    pub fn networks(&self) -> impl Iterator<Item = (IpAddr, u8)> + '_ {
+        let known = self.prefixes.iter().copied().map(Some);
+        let prefixes = known.chain(std::iter::repeat(None));
+        self.addresses
+            .iter()
+            .zip(prefixes)
+            .map(|(address, prefix)| {
+                let alone = if address.is_ipv4() { 32 } else { 128 };
+                (*address, prefix.unwrap_or(alone))
+            })
+    }
+}
+
 impl fmt::Display for InterfaceKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -57,8 +72,11 @@ pub struct Interface {
     pub kind: InterfaceKind,
     /// Whether it can carry packets now, as far as the kernel knows.
     pub up: bool,
-    /// Its addresses, each with the leading bits that its network shares.
-    pub addresses: Vec<(IpAddr, u8)>,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+    /// For each of them the leading bits that all addresses of its network share; where it is
+    /// missing, the address is a network of its own.
+    pub prefixes: Vec<u8>,
     /// Link speed in bits per second; `None` when there is none to speak of.
     pub speed: Option<u64>,
     /// Largest packet in bytes.
@@ -138,7 +156,8 @@ fn describe(path: &Path, name: String, addresses: &[InterfaceAddress]) -> Interf
             text(&path.join("operstate")).as_deref(),
             Some("up" | "unknown")
         ) || number(&path.join("carrier")) == Some(1u8),
-        addresses: own.map(|one| (one.address, one.prefix)).collect(),
+        addresses: own.clone().map(|one| one.address).collect(),
+        prefixes: own.map(|one| one.prefix).collect(),
         speed: megabits
             .filter(|speed| *speed > 0)
             .and_then(|speed| speed.checked_mul(1_000_000)),
@@ -287,7 +306,8 @@ mod tests {
                 name: "eth0".to_owned(),
                 kind: InterfaceKind::Physical,
                 up: true,
-                addresses: vec![(IpAddr::from([10, 0, 0, 7]), 24)],
+                addresses: vec![IpAddr::from([10, 0, 0, 7])],
+                prefixes: vec![24],
                 speed: Some(200_000_000_000),
                 mtu: Some(8244),
                 pci_path: vec!["0000:00:03.0".to_owned(), "0000:04:00.0".to_owned()],
@@ -315,10 +335,7 @@ mod tests {
             return;
         };
         assert!(
-            loopback
-                .addresses
-                .iter()
-                .any(|(address, _)| address.is_loopback()),
+            loopback.addresses.iter().any(IpAddr::is_loopback),
             "{loopback:?}"
         );
         assert!(loopback.mtu.is_some_and(|mtu| mtu >= 1500), "{loopback:?}");

@@ -73,8 +73,7 @@ impl fmt::Display for Choice {
 /// # Errors
 /// [`NetworkError::NoInterface`] when the filter leaves nothing that is up and has an address.
 pub fn choose(all: &[Interface], wish: &Wish<'_>) -> Result<Choice, NetworkError> {
-    let has =
-        |one: &Interface, address: IpAddr| one.addresses.iter().any(|(own, _)| *own == address);
+    let has = |one: &Interface, address: IpAddr| one.addresses.contains(&address);
     let is_ours = |address: IpAddr| all.iter().any(|one| has(one, address));
     if wish.local.is_loopback() || is_ours(wish.peer) {
         let same: Vec<_> = all.iter().filter(|one| has(one, wish.local)).collect();
@@ -151,10 +150,8 @@ fn is_local_only(interface: &Interface) -> bool {
 
 fn nic(interface: &Interface, gpu: Option<&PciPlace>) -> Option<Nic> {
     let addresses: Vec<_> = interface
-        .addresses
-        .iter()
+        .networks()
         .filter(|(address, _)| is_usable(*address))
-        .copied()
         .collect();
     (!addresses.is_empty()).then(|| Nic {
         name: interface.name.clone(),
@@ -165,10 +162,12 @@ fn nic(interface: &Interface, gpu: Option<&PciPlace>) -> Option<Nic> {
 }
 
 fn only(interface: &Interface, address: IpAddr) -> Nic {
-    let known = interface.addresses.iter().find(|(own, _)| *own == address);
     Nic {
         name: interface.name.clone(),
-        addresses: known.copied().into_iter().collect(),
+        addresses: interface
+            .networks()
+            .filter(|(own, _)| *own == address)
+            .collect(),
         speed: interface.speed,
         distance: None,
     }
@@ -203,7 +202,8 @@ mod tests {
             name: name.to_owned(),
             kind,
             up: true,
-            addresses: vec![(address.parse().unwrap(), 24)],
+            addresses: vec![address.parse().unwrap()],
+            prefixes: vec![24],
             speed: None,
             mtu: None,
             pci_path: Vec::new(),
