@@ -126,9 +126,15 @@ impl<'queue> Engine<'queue> {
             };
             // Without a pause of the processor: the host of a virtual machine may take that for idleness, and
             // stop the processor for longer than a copy takes.
-            if !(may_spin && last.elapsed() < spin) {
-                self.queue.sleep(pause);
-                if pause.is_none() {
+            if may_spin && last.elapsed() < spin {
+                continue;
+            }
+            match pause {
+                // Jobs that cannot be taken, and the wish to end, must not cut the pause short.
+                Some(pause) if stopping || !self.has_room() => thread::sleep(pause),
+                Some(_) => self.queue.sleep(pause),
+                None => {
+                    self.queue.sleep(None);
                     last = Instant::now();
                 }
             }
@@ -154,6 +160,11 @@ impl<'queue> Engine<'queue> {
             || self.flights.iter().any(|lane| !lane.is_empty())
     }
 
+    /// Whether a job could be taken from the queue.
+    fn has_room(&self) -> bool {
+        self.device.free_events() > RESERVE && self.waiting.len() < WAITING_LIMIT
+    }
+
     fn is_idle(&self) -> bool {
         self.waiting.is_empty() && !self.is_working()
     }
@@ -171,8 +182,11 @@ impl<'queue> Engine<'queue> {
                     break;
                 };
                 self.device.give_back(flight.event);
-                let ended = ready.map_err(MemoryError::from).and(flight.outcome);
-                flight.ticket.finish(ended);
+                match ready {
+                    Ok(_) => flight.ticket.finish(flight.outcome),
+                    // Other engines of a broken context may still be at work.
+                    Err(error) => flight.ticket.abandon(error.into()),
+                }
                 progress = true;
             }
         }
@@ -206,7 +220,7 @@ impl<'queue> Engine<'queue> {
     fn start_jobs(&mut self) -> bool {
         let mut progress = false;
         for _ in 0..STARTS {
-            if self.device.free_events() <= RESERVE || self.waiting.len() == WAITING_LIMIT {
+            if !self.has_room() {
                 break;
             }
             let Some(ticket) = self.queue.pop() else {
