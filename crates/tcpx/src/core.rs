@@ -4,9 +4,11 @@
 mod actions;
 mod channels;
 mod completions;
+mod defect;
 mod jobs;
 mod operation;
 mod posting;
+mod resume;
 mod stopping;
 mod tokens;
 
@@ -31,6 +33,7 @@ use crate::sink::{Finished, Sink};
 
 use channels::ChannelState;
 pub(crate) use operation::{NewOperation, Operation};
+pub(crate) use resume::Resume;
 use tokens::Token;
 
 /// Frames read at a time before the channels get their turn.
@@ -97,10 +100,14 @@ pub(crate) struct Core {
     /// Why the connection ended; `Ok` after an orderly goodbye.
     ended: Option<Result<(), Error>>,
     ended_at: Option<Instant>,
+    /// How another connection takes the control connection's place; `None` where that cannot be.
+    resume: Option<Resume>,
     /// The peer closed its end of the control stream.
     peer_closed: bool,
     /// Closed, quiet, and every operation ended.
     finished: bool,
+    /// Panics in `progress`.
+    defects: u32,
 }
 
 /// What [`Core::new`] needs.
@@ -114,6 +121,7 @@ pub(crate) struct Parts {
     pub(crate) observer: Option<Arc<dyn Observer>>,
     pub(crate) peer: SocketAddr,
     pub(crate) origin: Instant,
+    pub(crate) resume: Option<Resume>,
     /// Actions of the session that came during the set-up.
     pub(crate) early: VecDeque<Action>,
 }
@@ -137,8 +145,10 @@ impl Core {
             finished_jobs: Vec::new(),
             ended: None,
             ended_at: None,
+            resume: parts.resume,
             peer_closed: false,
             finished: false,
+            defects: 0,
         };
         for action in parts.early {
             core.perform(action);
@@ -156,7 +166,8 @@ impl Core {
         let mut busy = false;
         let mut more = true;
         for _ in 0..TURN_ROUNDS {
-            let mut again = self.read_control();
+            let mut again = self.replace_control();
+            again |= self.read_control();
             again |= self.poll_channels();
             again |= self.drain_worker();
             let now = self.now();
@@ -173,6 +184,7 @@ impl Core {
                 break;
             }
         }
+        let suspicion = self.look_after_control();
         let last_words = self.settle();
         let next = self
             .session
@@ -182,6 +194,7 @@ impl Core {
             next: next
                 .into_iter()
                 .chain(last_words)
+                .chain(suspicion)
                 .min()
                 .filter(|_| !self.finished),
             more: more && !self.finished,
@@ -283,7 +296,7 @@ impl Core {
         if self.session.ended() {
             self.peer_closed = true;
             self.control.forget();
-        } else {
+        } else if let Some(end) = self.leave_control(end) {
             self.fail(Error::control(self.peer, end));
         }
     }

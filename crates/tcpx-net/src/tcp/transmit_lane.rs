@@ -9,6 +9,7 @@ use tcpx_wire::chunk_header::ChunkHeader;
 
 use super::event_loop::{Source, Turn};
 use super::io::{self, Moved, Part};
+use super::loss::Lost;
 use super::shared::{Event, LaneSocket, Shared};
 use super::transmit_table::{Outgoing, Taken};
 use crate::error::ChunkPosition;
@@ -64,7 +65,7 @@ impl TransmitLane {
     fn lost(&mut self, cause: std::io::Error) -> Turn {
         let position = self.current.as_ref().map(Writing::position);
         self.shared
-            .lane_lost(&self.socket, "sending", position, cause);
+            .lane_lost(self.socket.lane, Lost::broken("sending", position, cause));
         Turn::End
     }
 
@@ -72,21 +73,47 @@ impl TransmitLane {
         let Some(Writing { chunk, .. }) = self.current.take() else {
             return;
         };
-        let Outgoing {
-            slot,
-            payload,
-            permit,
-            ..
-        } = chunk;
         let counters = &self.shared.counters;
         counters.chunks_sent.fetch_add(1, Ordering::Relaxed);
         counters
             .bytes_sent
-            .fetch_add(payload.len() as u64, Ordering::Relaxed);
-        drop(payload);
-        drop(permit);
+            .fetch_add(chunk.payload.len() as u64, Ordering::Relaxed);
+        if let Some(chunk) = self.shared.transmit.written(chunk) {
+            self.ended(chunk);
+        }
+    }
+
+    /// The chunk needs its lane no more.
+    fn ended(&self, chunk: Outgoing) {
+        let slot = chunk.slot;
+        drop(chunk);
         self.shared.transmit.free(slot);
         self.shared.report(Event::Sent { slot });
+    }
+
+    /// The lane is gone and the channel lives: the others send what may not have arrived.
+    fn hand_over(&mut self) {
+        let mut count = 0;
+        if let Some(Writing { chunk, .. }) = self.current.take() {
+            match self.shared.transmit.put_back(chunk) {
+                Some(chunk) => self.ended(chunk),
+                None => count += 1,
+            }
+        }
+        let lane = self.socket.lane;
+        count += self.shared.transmit.requeue(lane);
+        self.shared
+            .counters
+            .chunks_resent
+            .fetch_add(count as u64, Ordering::Relaxed);
+        // One more than chunks: whoever woke this lane last for a chunk of its own meant any lane.
+        self.shared.transmit.idle.remove(lane);
+        for _ in 0..=count {
+            self.shared.wake_sender();
+        }
+        if self.shared.staging.has_waiting() {
+            self.shared.wakers.wake_any_sender();
+        }
     }
 }
 
@@ -140,13 +167,17 @@ impl Source for TransmitLane {
     }
 
     fn finish(&mut self) {
-        if let Some(Writing { chunk, .. }) = self.current.take() {
-            let slot = chunk.slot;
-            drop(chunk);
-            let error = self.shared.failure(1);
-            self.shared.transmit.free(slot);
-            self.shared.report(Event::SendFailed { slot, error });
+        if self.shared.is_over() {
+            if let Some(Writing { chunk, .. }) = self.current.take() {
+                let slot = chunk.slot;
+                drop(chunk);
+                let error = self.shared.failure(1);
+                self.shared.transmit.free(slot);
+                self.shared.report(Event::SendFailed { slot, error });
+            }
+        } else {
+            self.hand_over();
         }
-        self.shared.half_gone();
+        self.shared.half_gone(self.socket.lane);
     }
 }
