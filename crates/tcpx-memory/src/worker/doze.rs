@@ -76,10 +76,9 @@ mod model {
                     // Without an unpark this never ends, which the model tells.
                     while taken < 2 {
                         match take(queue) {
-                            0 => doze.sleep(
-                                || queue.load(Ordering::Relaxed) > 0,
-                                loom::thread::park,
-                            ),
+                            0 => {
+                                doze.sleep(|| queue.load(Ordering::Relaxed) > 0, loom::thread::park)
+                            }
                             some => taken += some,
                         }
                     }
