@@ -59,25 +59,7 @@ fn memory_of_a_gather_that_cannot_be_followed_is_kept() {
         } else {
             (&near, &far)
         };
-        let mut scatter = ScatterList::new();
-        scatter.push(Fragment {
-            source_offset: 0,
-            length: 4096,
-            destination_offset: 0,
-        });
-        let limits = Limits {
-            pool_bytes: 4096,
-            destination_bytes: 4096,
-            received_bytes: 4096,
-        };
-        let mut descriptors = Descriptors::new();
-        descriptors.build(&scatter, limits).unwrap();
-        let work = Work::Unpack {
-            pool: BouncePool::from(pool.clone()),
-            descriptors: Arc::new(descriptors),
-            to: to.all(),
-            with: UnpackMethod::Host,
-        };
+        let work = unpack(pool, to, UnpackMethod::Host);
         assert!(matches!(
             bench.run(work),
             Err(MemoryError::Cuda(CudaError::Call { .. }))
@@ -112,17 +94,18 @@ fn unpack(pool: &Region, to: &Region, with: UnpackMethod) -> Work {
 
 #[test]
 fn memory_of_copies_whose_events_cannot_be_asked_is_kept() {
+    type Way = fn(&Region, &Region) -> Work;
     let copy = |from: &Region, to: &Region| Work::Copy {
         from: from.all(),
         to: to.all(),
     };
     let d2d = |from: &Region, to: &Region| unpack(from, to, UnpackMethod::D2d);
     let gather = |from: &Region, to: &Region| unpack(from, to, UnpackMethod::Host);
-    let ways: [(&str, MemoryKind, &dyn Fn(&Region, &Region) -> Work); 4] = [
-        ("copy", MemoryKind::Pinned, &copy),
-        ("staged copy", MemoryKind::Host, &copy),
-        ("d2d", MemoryKind::Pinned, &d2d),
-        ("gather", MemoryKind::Host, &gather),
+    let ways: [(&str, MemoryKind, Way); 4] = [
+        ("copy", MemoryKind::Pinned, copy),
+        ("staged copy", MemoryKind::Host, copy),
+        ("d2d", MemoryKind::Pinned, d2d),
+        ("gather", MemoryKind::Host, gather),
     ];
     for (name, kind, work) in ways {
         for inward in [true, false] {
