@@ -1,6 +1,7 @@
 //! Copy workers: the threads that move bytes.
 
 mod cuda;
+mod doze;
 mod ending;
 mod host;
 mod queue;
@@ -99,9 +100,9 @@ impl CopyWorker {
         self.queue.push(Ticket::admit(job)?)
     }
 
-    /// Waits until the threads of all dropped workers of GPUs have given everything back to the driver;
-    /// whether they have within `limit`. For the end of a program: the driver is torn down then, which must
-    /// not happen while another thread uses it.
+    /// Waits until the threads of all workers of GPUs have ended, which they do once their worker was dropped,
+    /// and everything was given back to the driver; whether that was within `limit`. For the end of a
+    /// program: the driver is torn down then, which must not happen while another thread uses it.
     pub fn wait_for_ends(limit: Duration) -> bool {
         let start = Instant::now();
         ending::wait(limit) && reaper::flush(limit.saturating_sub(start.elapsed()))

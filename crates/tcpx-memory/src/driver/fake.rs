@@ -7,7 +7,7 @@ mod memory;
 
 use std::alloc::Layout;
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::ops::Range;
 use std::ptr;
@@ -64,6 +64,13 @@ enum Operation {
     Gate(Arc<AtomicBool>),
 }
 
+/// Which call fails for a stream's events.
+#[derive(Clone, Copy, PartialEq)]
+enum Fault {
+    Record,
+    Query,
+}
+
 #[derive(Default)]
 struct World {
     streams: HashMap<usize, VecDeque<Operation>>,
@@ -72,8 +79,10 @@ struct World {
     memory: HashMap<usize, Layout>,
     freed: VecDeque<(usize, Layout)>,
     /// Memory whose copies cannot be followed, and streams that have such a copy.
-    untraceable: HashSet<usize>,
-    lost: HashSet<usize>,
+    untraceable: HashMap<usize, Fault>,
+    lost: HashMap<usize, Fault>,
+    /// Looks at unfinished events, by the stream that they wait for.
+    looks: HashMap<usize, usize>,
     /// Launches of the unpack kernel by the pool's address.
     launches: HashMap<usize, usize>,
     next: usize,
@@ -142,7 +151,18 @@ pub(crate) fn gated_stream() -> (u64, Arc<AtomicBool>) {
 
 /// From a copy from or to this address on, no event can be recorded on that copy's stream.
 pub(crate) fn lose_streams_of(address: u64) {
-    world(|world| world.untraceable.insert(address as usize));
+    world(|world| world.untraceable.insert(address as usize, Fault::Record));
+}
+
+/// As `lose_streams_of`, but it is the look at an event that fails.
+pub(crate) fn hide_streams_of(address: u64) {
+    world(|world| world.untraceable.insert(address as usize, Fault::Query));
+}
+
+/// How often somebody looked at unfinished events on this stream.
+pub(crate) fn looks(stream: u64) -> usize {
+    let looks = |world: &mut World| world.looks.get(&(stream as usize)).copied();
+    world(looks).unwrap_or(0)
 }
 
 /// How often the unpack kernel was launched for the pool at this address.
@@ -162,15 +182,15 @@ impl World {
         0x10_0000 + self.next
     }
 
-    /// Does the stream's next piece of work.
-    fn advance(&mut self, stream: usize) {
+    /// Does the stream's next piece of work; whether there was any.
+    fn advance(&mut self, stream: usize) -> bool {
         let Some(queue) = self.streams.get_mut(&stream) else {
-            return;
+            return false;
         };
         if let Some(Operation::Gate(gate)) = queue.front()
             && !gate.load(Ordering::SeqCst)
         {
-            return;
+            return false;
         }
         match queue.pop_front() {
             Some(Operation::Copy { to, from, len }) => {
@@ -222,8 +242,10 @@ impl World {
                     state.1 = None;
                 }
             }
-            Some(Operation::Gate(_)) | None => {}
+            Some(Operation::Gate(_)) => {}
+            None => return false,
         }
+        true
     }
 }
 
@@ -343,11 +365,10 @@ pub(crate) static API: Api = Api {
                     from: from as usize,
                     len,
                 };
-                if [to, from]
-                    .iter()
-                    .any(|end| world.untraceable.contains(&(*end as usize)))
-                {
-                    world.lost.insert(stream.addr());
+                for end in [to, from] {
+                    if let Some(fault) = world.untraceable.get(&(end as usize)) {
+                        world.lost.insert(stream.addr(), *fault);
+                    }
                 }
                 world
                     .streams
@@ -401,7 +422,7 @@ pub(crate) static API: Api = Api {
     }),
     cuEventRecord: call!(|event: CUevent, stream: CUstream| {
         inside(|world| {
-            if world.lost.contains(&stream.addr()) {
+            if world.lost.get(&stream.addr()) == Some(&Fault::Record) {
                 return UNKNOWN;
             }
             // The default streams have nothing to do.
@@ -425,8 +446,10 @@ pub(crate) static API: Api = Api {
         outside_captures(|world| match world.events.get(&event.addr()) {
             None => INVALID_VALUE,
             Some((_, None)) => OK,
+            Some((_, Some(stream))) if world.lost.get(stream) == Some(&Fault::Query) => UNKNOWN,
             Some(&(_, Some(stream))) => {
-                (0..AT_A_LOOK).for_each(|_| world.advance(stream));
+                *world.looks.entry(stream).or_default() += 1;
+                (0..AT_A_LOOK).all(|_| world.advance(stream));
                 NOT_READY
             }
         })

@@ -58,8 +58,9 @@ fn start(gpu: &Gpu) -> Result<CopyWorker, MemoryError> {
     let (thread_gpu, thread_queue) = (gpu.clone(), Arc::clone(&queue));
     let ending = Ending::announce();
     spawn(&format!("tcpx-copy-{}", gpu.ordinal()), move || {
-        let _ending = ending;
-        thread_queue.serve(|| run(&thread_gpu, &thread_queue, &sender));
+        ending.around(move || {
+            thread_queue.serve(|| run(&thread_gpu, &thread_queue, &sender));
+        });
     })?;
     // The thread answers or drops its sender; every wait of its own is bounded.
     let no_kernel = started.recv().unwrap_or_else(|_| {
@@ -104,14 +105,14 @@ struct Parts {
 impl Parts {
     fn create(device: &Device) -> Result<Self, CudaError> {
         let staging = Staging::create(device)?;
-        let rest = device.warm_up(&staging).and_then(|()| {
-            // Without kernels the worker has its other methods.
-            match Kernels::load(&device.gpu) {
-                Ok(kernels) => KernelJobs::create(&device.gpu, kernels).map(Ok),
-                Err(error) => Ok(Err(error)),
-            }
-        });
-        match rest {
+        // After an error copies may be under way, so that the staging memory stays.
+        device.warm_up(&staging)?;
+        // Without kernels the worker has its other methods.
+        let kernels = match Kernels::load(&device.gpu) {
+            Ok(kernels) => KernelJobs::create(&device.gpu, kernels).map(Ok),
+            Err(error) => Ok(Err(error)),
+        };
+        match kernels {
             Ok(kernels) => Ok(Self { staging, kernels }),
             Err(error) => {
                 staging.destroy(device);

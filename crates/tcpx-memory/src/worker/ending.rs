@@ -6,30 +6,88 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-static RUNNING: Mutex<usize> = Mutex::new(0);
-static ENDED: Condvar = Condvar::new();
+/// The threads of this process.
+static THREADS: Count = Count::new();
+
+struct Count {
+    running: Mutex<usize>,
+    ended: Condvar,
+}
 
 /// Counts as running until dropped.
-pub(super) struct Ending(());
+pub(super) struct Ending(&'static Count);
 
 impl Ending {
     pub(super) fn announce() -> Self {
-        *RUNNING.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        Self(())
+        THREADS.announce()
+    }
+
+    /// Runs the thread's work. What that owns is gone before the thread counts as ended: the last
+    /// reference to a GPU speaks to the driver, too.
+    pub(super) fn around(self, run: impl FnOnce()) {
+        let _counted = self;
+        run();
     }
 }
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        *RUNNING.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-        ENDED.notify_all();
+        let Count { running, ended } = self.0;
+        *running.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        ended.notify_all();
+    }
+}
+
+impl Count {
+    const fn new() -> Self {
+        Self {
+            running: Mutex::new(0),
+            ended: Condvar::new(),
+        }
+    }
+
+    fn announce(&'static self) -> Ending {
+        *self.running.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        Ending(self)
+    }
+
+    fn wait(&self, limit: Duration) -> bool {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self
+            .ended
+            .wait_timeout_while(running, limit, |running| *running > 0);
+        let (running, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        *running == 0
     }
 }
 
 /// Waits until no thread runs, or `limit` has passed; whether none runs.
 pub(super) fn wait(limit: Duration) -> bool {
-    let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
-    let waited = ENDED.wait_timeout_while(running, limit, |running| *running > 0);
-    let (running, _) = waited.unwrap_or_else(PoisonError::into_inner);
-    *running == 0
+    THREADS.wait(limit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_has_ended_when_nothing_of_its_work_is_left() {
+        static COUNT: Count = Count::new();
+        /// As the last reference to a GPU, which gives its context back.
+        struct Owned;
+        impl Drop for Owned {
+            fn drop(&mut self) {
+                assert!(!COUNT.wait(Duration::ZERO), "counted as ended");
+            }
+        }
+        assert!(COUNT.wait(Duration::ZERO));
+        let (ending, owned) = (COUNT.announce(), Owned);
+        let thread = std::thread::spawn(move || {
+            ending.around(move || {
+                let _used = &owned;
+            });
+        });
+        assert!(COUNT.wait(Duration::from_secs(30)));
+        thread.join().unwrap();
+    }
 }

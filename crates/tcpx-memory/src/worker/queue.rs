@@ -2,13 +2,14 @@
 
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
 
+use super::doze::Doze;
 use crate::error::{CudaError, MemoryError};
 use crate::fence::Fence;
 use crate::job::{CompletionSink, Job, SubmitError, Work};
@@ -110,6 +111,11 @@ impl Answer {
     fn tell(mut self, result: Result<u64, MemoryError>) {
         self.told = true;
         self.pass_on(result);
+        // This may be the last reference, and what the sink owns is not ours.
+        let let_go = AssertUnwindSafe(|| drop(self));
+        if catch_unwind(let_go).is_err() {
+            tracing::error!("a completion sink panicked when it was let go of");
+        }
     }
 
     fn pass_on(&self, result: Result<u64, MemoryError>) {
@@ -132,10 +138,8 @@ impl Drop for Answer {
 /// Submitters push, one thread pops and sleeps.
 pub(super) struct JobQueue {
     tickets: ArrayQueue<Ticket>,
-    sleeping: AtomicBool,
+    doze: Doze,
     stopping: AtomicBool,
-    /// The thread has ended, or is about to without looking at the queue again.
-    closed: AtomicBool,
     thread: OnceLock<Thread>,
     worker: MemoryKind,
 }
@@ -144,9 +148,8 @@ impl JobQueue {
     pub(super) fn new(worker: MemoryKind) -> Self {
         Self {
             tickets: ArrayQueue::new(CAPACITY),
-            sleeping: AtomicBool::new(false),
+            doze: Doze::new(),
             stopping: AtomicBool::new(false),
-            closed: AtomicBool::new(false),
             thread: OnceLock::new(),
             worker,
         }
@@ -159,13 +162,13 @@ impl JobQueue {
         if catch_unwind(AssertUnwindSafe(run)).is_err() {
             tracing::error!(worker = %self.worker, "the copy worker panicked");
         }
-        self.closed.store(true, Ordering::SeqCst);
+        self.doze.close();
         self.refuse_rest();
     }
 
     /// Whether the thread is through with all jobs and with the driver.
     pub(super) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::SeqCst)
+        self.doze.is_closed()
     }
 
     pub(super) fn push(&self, ticket: Ticket) -> Result<(), SubmitError> {
@@ -208,22 +211,15 @@ impl JobQueue {
 
     /// Sleeps until there is a job, the worker stops, or `limit` has passed; may return sooner.
     pub(super) fn sleep(&self, limit: Option<Duration>) {
-        self.sleeping.store(true, Ordering::SeqCst);
-        // Pairs with the fence in `wake`: either this thread sees the job, or the submitter sees
-        // that it sleeps.
-        fence(Ordering::SeqCst);
-        if self.tickets.is_empty() && !self.is_stopping() {
-            match limit {
-                Some(limit) => thread::park_timeout(limit),
-                None => thread::park(),
-            }
-        }
-        self.sleeping.store(false, Ordering::SeqCst);
+        let has_work = || !self.tickets.is_empty() || self.is_stopping();
+        self.doze.sleep(has_work, || match limit {
+            Some(limit) => thread::park_timeout(limit),
+            None => thread::park(),
+        });
     }
 
     fn wake(&self) {
-        fence(Ordering::SeqCst);
-        if self.sleeping.load(Ordering::SeqCst)
+        if self.doze.must_wake()
             && let Some(thread) = self.thread.get()
         {
             thread.unpark();

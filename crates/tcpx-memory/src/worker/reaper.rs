@@ -70,6 +70,14 @@ pub(crate) fn retry<T>(allocate: impl Fn() -> Result<T, CudaError>) -> Result<T,
 
 /// Waits until everything handed over so far has run, or `limit` has passed.
 pub(crate) fn flush(limit: Duration) -> bool {
+    if REAPER
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .is_none()
+    {
+        // Nothing was ever handed over.
+        return true;
+    }
     let (done, wait): (SyncSender<()>, _) = mpsc::sync_channel(1);
     run(move || {
         // Nobody is left to tell when the wait has run out.

@@ -176,6 +176,36 @@ fn a_sink_that_panics_costs_only_itself() {
 }
 
 #[test]
+fn a_sink_that_panics_when_it_is_let_go_of_costs_nobody() {
+    struct Explosive(Sender<u64>);
+    impl CompletionSink for Explosive {
+        fn complete(&self, token: u64, _: Result<u64, MemoryError>) {
+            self.0.send(token).ok();
+        }
+    }
+    impl Drop for Explosive {
+        fn drop(&mut self) {
+            assert!(thread::panicking(), "expected by the test");
+        }
+    }
+    let worker = CopyWorker::start_host().unwrap();
+    let source = region(&[9; 64]);
+    let work = Work::Checksum { of: source.all() };
+    let (told, ended) = mpsc::channel();
+    let bad = Job {
+        work: work.clone(),
+        fence: None,
+        sink: Arc::new(Explosive(told)),
+        token: 3,
+    };
+    worker.submit(bad).unwrap();
+    assert_eq!(ended.recv_timeout(LIMIT), Ok(3));
+    let (sink, completions) = channel();
+    worker.submit(job(work, &sink, 4)).unwrap();
+    assert!(matches!(completions.recv_timeout(LIMIT), Ok((4, Ok(_)))));
+}
+
+#[test]
 fn dropping_the_worker_lets_accepted_jobs_end() {
     let worker = CopyWorker::start_host().unwrap();
     let source = region(&[9; 4096]);

@@ -1,6 +1,6 @@
 //! Coalesced acknowledgements of placed chunks.
 
-use std::collections::BTreeSet;
+use std::collections::VecDeque;
 
 use super::Session;
 use super::action::OperationId;
@@ -12,7 +12,8 @@ use crate::time::Time;
 /// Which receives owe acknowledgements, and by when.
 #[derive(Debug, Default)]
 pub(super) struct Acks {
-    dirty: BTreeSet<OperationId>,
+    /// Each once, the longest in debt first. Keeps its room: there is one for nearly every chunk.
+    dirty: VecDeque<OperationId>,
     pending: u32,
     pub(super) due: Option<Time>,
     ready: bool,
@@ -28,7 +29,7 @@ impl Acks {
         config: &Config,
     ) {
         if first {
-            self.dirty.insert(operation);
+            self.dirty.push_back(operation);
         }
         self.pending += 1;
         self.due.get_or_insert(now + config.ack_delay);
@@ -40,20 +41,27 @@ impl Acks {
     }
 
     fn paid(&mut self, operation: OperationId, chunks: usize) {
-        self.dirty.remove(&operation);
+        if let Some(at) = self.dirty.iter().position(|owing| *owing == operation) {
+            self.dirty.remove(at);
+        }
         self.pending = self
             .pending
             .saturating_sub(u32::try_from(chunks).unwrap_or(u32::MAX));
         if self.dirty.is_empty() {
-            *self = Self::default();
+            self.forget();
         }
+    }
+
+    fn forget(&mut self) {
+        self.dirty.clear();
+        (self.pending, self.due, self.ready) = (0, None, false);
     }
 }
 
 impl Session {
     /// Turns every pending acknowledgement into frames.
     pub(super) fn flush_acks(&mut self) {
-        while let Some(operation) = self.acks.dirty.first().copied() {
+        while let Some(operation) = self.acks.dirty.front().copied() {
             self.flush_acks_of(operation);
         }
     }
@@ -82,7 +90,7 @@ impl Session {
     }
 
     pub(super) fn forget_acks(&mut self) {
-        self.acks = Acks::default();
+        self.acks.forget();
     }
 }
 

@@ -28,6 +28,8 @@ pub(super) fn release(world: &mut World, address: usize) -> i32 {
     let Some(layout) = world.memory.remove(&address) else {
         return INVALID_VALUE;
     };
+    // What is allocated there later is other memory.
+    world.untraceable.remove(&address);
     // SAFETY: allocated with that layout.
     unsafe { pointer(address).write_bytes(FREED, layout.size()) };
     // Kept for a while, so that late users read the poison.

@@ -75,20 +75,15 @@ impl Unpacker {
     pub fn new(gpu: &Gpu) -> Result<Self, MemoryError> {
         let _current = Current::enter(gpu)?;
         let kernels = Kernels::load(gpu)?;
-        match Slots::create(gpu, &kernels) {
-            Ok(slots) => Ok(Self {
-                gpu: gpu.clone(),
-                kernels,
-                slots,
-                list: Box::new(Inline::EMPTY),
-                running: None,
-                broken: None,
-            }),
-            Err(error) => {
-                kernels.unload(gpu);
-                Err(error.into())
-            }
-        }
+        let slots = Slots::create(gpu, &kernels)?;
+        Ok(Self {
+            gpu: gpu.clone(),
+            kernels,
+            slots,
+            list: Box::new(Inline::EMPTY),
+            running: None,
+            broken: None,
+        })
     }
 
     /// Starts an unpack with [`UnpackMethod::Kernel`] or [`UnpackMethod::D2d`], or a checksum of GPU memory. Its memory is leased until

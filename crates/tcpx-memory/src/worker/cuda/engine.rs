@@ -1,6 +1,7 @@
 //! The loop of a GPU's copy worker. Nothing in it waits for the GPU: it looks, and goes on.
 
 use std::collections::VecDeque;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::device::{Device, Lane};
@@ -125,9 +126,17 @@ impl<'queue> Engine<'queue> {
             let looks = pause != Some(LONG_PAUSE) && last.elapsed() < SPIN && awake.may_look();
             // Without a pause of the processor: the host of a virtual machine may take that for idleness, and
             // stop the processor for longer than a copy takes.
-            if !looks {
-                awake.asleep(|| self.queue.sleep(pause));
-                if pause.is_none() {
+            if looks {
+                continue;
+            }
+            match pause {
+                // Jobs that cannot be taken, and the wish to end, must not cut the pause short.
+                Some(pause) if stopping || !self.has_room() => {
+                    awake.asleep(|| thread::sleep(pause));
+                }
+                Some(_) => awake.asleep(|| self.queue.sleep(pause)),
+                None => {
+                    awake.asleep(|| self.queue.sleep(None));
                     last = Instant::now();
                 }
             }
@@ -153,6 +162,11 @@ impl<'queue> Engine<'queue> {
             || self.flights.iter().any(|lane| !lane.is_empty())
     }
 
+    /// Whether a job could be taken from the queue.
+    fn has_room(&self) -> bool {
+        self.device.free_events() > RESERVE && self.waiting.len() < WAITING_LIMIT
+    }
+
     fn is_idle(&self) -> bool {
         self.waiting.is_empty() && !self.is_working()
     }
@@ -170,8 +184,11 @@ impl<'queue> Engine<'queue> {
                     break;
                 };
                 self.device.give_back(flight.event);
-                let ended = ready.map_err(MemoryError::from).and(flight.outcome);
-                flight.ticket.finish(ended);
+                match ready {
+                    Ok(_) => flight.ticket.finish(flight.outcome),
+                    // Other engines of a broken context may still be at work.
+                    Err(error) => flight.ticket.abandon(error.into()),
+                }
                 progress = true;
             }
         }
@@ -205,7 +222,7 @@ impl<'queue> Engine<'queue> {
     fn start_jobs(&mut self) -> bool {
         let mut progress = false;
         for _ in 0..STARTS {
-            if self.device.free_events() <= RESERVE || self.waiting.len() == WAITING_LIMIT {
+            if !self.has_room() {
                 break;
             }
             let Some(ticket) = self.queue.pop() else {

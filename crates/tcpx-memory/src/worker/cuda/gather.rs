@@ -83,11 +83,11 @@ impl Gather {
             State::Fetching(event) => match self.wait(event, device) {
                 None => return Step::Waiting,
                 Some(Ok(())) => self.gather(pool.slice(), to, device, staging),
-                Some(Err(error)) => Err(Failed::Refused(error)),
+                Some(Err(error)) => Err(Failed::Lost(error.into())),
             },
             State::Sending(event) => match self.wait(event, device) {
                 None => return Step::Waiting,
-                Some(landed) => landed.map_err(Failed::Refused),
+                Some(landed) => landed.map_err(|error| Failed::Lost(error.into())),
             },
             State::Next if device.free_events() == 0 => return Step::Waiting,
             State::Next => {
@@ -110,7 +110,7 @@ impl Gather {
         Step::Progress
     }
 
-    /// Looks whether a copy has landed, and if so, or if the context is broken, moves on.
+    /// Looks whether a copy has landed; an error says that nobody will know.
     fn wait(&mut self, event: Event, device: &mut Device) -> Option<Result<(), CudaError>> {
         let ready = event.is_ready(device.api());
         if ready == Ok(false) {

@@ -56,23 +56,18 @@ struct Group {
 impl KernelJobs {
     /// Prepares streams and memory for the kernels.
     pub(super) fn create(gpu: &Gpu, kernels: Kernels) -> Result<Self, CudaError> {
-        match Slots::create(gpu, &kernels) {
-            Ok(slots) => Ok(Self {
-                gpu: gpu.clone(),
-                kernels,
-                slots,
-                list: Box::new(Inline::EMPTY),
-                waiting: VecDeque::with_capacity(64),
-                current: None,
-                under_way: VecDeque::with_capacity(64),
-                spare: Vec::with_capacity(64),
-                broken: None,
-            }),
-            Err(error) => {
-                kernels.unload(gpu);
-                Err(error)
-            }
-        }
+        let slots = Slots::create(gpu, &kernels)?;
+        Ok(Self {
+            gpu: gpu.clone(),
+            kernels,
+            slots,
+            list: Box::new(Inline::EMPTY),
+            waiting: VecDeque::with_capacity(64),
+            current: None,
+            under_way: VecDeque::with_capacity(64),
+            spare: Vec::with_capacity(64),
+            broken: None,
+        })
     }
 
     /// Ends everything; nothing is under way. What is broken stays until the process ends.

@@ -93,7 +93,8 @@ impl Pipe {
                     device.give_back(event);
                     match ready {
                         Ok(_) => self.take_out(staging, len),
-                        Err(error) => self.error = Some(error),
+                        // Other engines of a broken context may still be at work.
+                        Err(error) => return Step::Lost(error.into()),
                     }
                     return Step::Progress;
                 }

@@ -50,9 +50,11 @@ pub(super) struct Slots {
 unsafe impl Send for Slots {}
 
 impl Slots {
-    /// The context is current.
+    /// The context is current. After an error the kernels are of no use: unloaded, unless one of them may
+    /// be under way.
     pub(super) fn create(gpu: &Gpu, kernels: &Kernels) -> Result<Self, CudaError> {
-        let memory = MappedHost::alloc(gpu, FLAGS_BYTES + SLOTS * LIST_BYTES)?;
+        let memory = MappedHost::alloc(gpu, FLAGS_BYTES + SLOTS * LIST_BYTES)
+            .inspect_err(|_| kernels.unload(gpu))?;
         let mut slots = Self {
             streams: [std::ptr::null_mut(); STREAMS],
             events: Vec::with_capacity(STREAMS),
@@ -134,6 +136,7 @@ impl Slots {
             return None;
         }
         let slot = self.next;
+        debug_assert!(self.armed.iter().all(|(armed, _)| *armed != slot));
         self.next = (self.next + 1) % SLOTS;
         Some(slot)
     }
@@ -191,10 +194,12 @@ impl Slots {
         }
     }
 
-    /// The launch of the slot armed last was refused.
+    /// The launch of the slot armed last was refused. The slot is the next one again: the one behind it
+    /// may still be under way.
     pub(super) fn disarm(&mut self, slot: usize) {
         if self.armed.back().is_some_and(|(last, _)| *last == slot) {
             self.armed.pop_back();
+            self.next = slot;
         }
     }
 

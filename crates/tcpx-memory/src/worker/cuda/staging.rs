@@ -20,7 +20,7 @@ impl Staging {
 
     /// Frees the memory; nothing may use it any more.
     pub(super) fn destroy(self, device: &Device) {
-        // SAFETY: the caller has waited for all work, or the context is broken and nothing runs.
+        // SAFETY: the caller has waited for all work.
         unsafe { host_free(&device.gpu, self.memory) };
     }
 

@@ -5,7 +5,7 @@ mod together;
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tcpx_wire::{Descriptors, Fragment, Limits, ScatterList};
 
@@ -365,6 +365,46 @@ fn more_jobs_than_events_all_end_once() {
     tokens.sort_unstable();
     assert_eq!(tokens, (0..4000).collect::<Vec<_>>());
     assert!(content(&target) == noise(4000, 1));
+}
+
+/// The caller's work may take long, and jobs that wait for it may fill the worker.
+#[test]
+fn a_worker_that_can_take_no_more_jobs_pauses_between_looks() {
+    let bench = Bench::new();
+    let source = bench.region(MemoryKind::Host, &[1; 10]);
+    let (stream, gate) = fake::gated_stream();
+    let fence = Fence::take(&bench.gpu, After::Stream(stream)).unwrap();
+    let (sink, ended) = channel();
+    // Once all of these were accepted, as many wait for their fence as may, and the queue is full.
+    let jobs = 2 * super::super::queue::CAPACITY as u64;
+    let start = Instant::now();
+    for token in 0..jobs {
+        let mut job = Job {
+            work: Work::Checksum { of: source.all() },
+            fence: Some(fence.clone()),
+            sink: Arc::<Channel>::clone(&sink),
+            token,
+        };
+        while let Err(refused) = bench.worker.submit(job) {
+            assert!(matches!(refused.error, MemoryError::QueueFull { .. }));
+            assert!(start.elapsed() < LIMIT);
+            job = *refused.job;
+            std::thread::yield_now();
+        }
+    }
+    // 64 looks a round, and 100 us after each.
+    let (start, before) = (Instant::now(), fake::looks(stream));
+    while fake::looks(stream) - before < 64 * 1000 {
+        assert!(start.elapsed() < LIMIT);
+        // Not busy: the worker and this thread share the fake driver's lock.
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let least = Duration::from_micros(100) * 998;
+    assert!(start.elapsed() >= least, "{:?}", start.elapsed());
+    gate.store(true, Ordering::SeqCst);
+    for _ in 0..jobs {
+        ended.recv_timeout(LIMIT).unwrap().1.unwrap();
+    }
 }
 
 #[test]

@@ -59,30 +59,68 @@ fn memory_of_a_gather_that_cannot_be_followed_is_kept() {
         } else {
             (&near, &far)
         };
-        let mut scatter = ScatterList::new();
-        scatter.push(Fragment {
-            source_offset: 0,
-            length: 4096,
-            destination_offset: 0,
-        });
-        let limits = Limits {
-            pool_bytes: 4096,
-            destination_bytes: 4096,
-            received_bytes: 4096,
-        };
-        let mut descriptors = Descriptors::new();
-        descriptors.build(&scatter, limits).unwrap();
-        let work = Work::Unpack {
-            pool: BouncePool::from(pool.clone()),
-            descriptors: Arc::new(descriptors),
-            to: to.all(),
-            with: UnpackMethod::Host,
-        };
+        let work = unpack(pool, to, UnpackMethod::Host);
         assert!(matches!(
             bench.run(work),
             Err(MemoryError::Cuda(CudaError::Call { .. }))
         ));
         assert!(is_kept(&near) && is_kept(&far), "fetching: {fetching}");
+    }
+}
+
+/// A list of one piece by this method.
+fn unpack(pool: &Region, to: &Region, with: UnpackMethod) -> Work {
+    let mut scatter = ScatterList::new();
+    scatter.push(Fragment {
+        source_offset: 0,
+        length: pool.len() as u32,
+        destination_offset: 0,
+    });
+    let bytes = pool.len() as u64;
+    let limits = Limits {
+        pool_bytes: bytes,
+        destination_bytes: bytes,
+        received_bytes: bytes,
+    };
+    let mut descriptors = Descriptors::new();
+    descriptors.build(&scatter, limits).unwrap();
+    Work::Unpack {
+        pool: BouncePool::from(pool.clone()),
+        descriptors: Arc::new(descriptors),
+        to: to.all(),
+        with,
+    }
+}
+
+#[test]
+fn memory_of_copies_whose_events_cannot_be_asked_is_kept() {
+    type Way = fn(&Region, &Region) -> Work;
+    let copy = |from: &Region, to: &Region| Work::Copy {
+        from: from.all(),
+        to: to.all(),
+    };
+    let d2d = |from: &Region, to: &Region| unpack(from, to, UnpackMethod::D2d);
+    let gather = |from: &Region, to: &Region| unpack(from, to, UnpackMethod::Host);
+    let ways: [(&str, MemoryKind, Way); 4] = [
+        ("copy", MemoryKind::Pinned, copy),
+        ("staged copy", MemoryKind::Host, copy),
+        ("d2d", MemoryKind::Pinned, d2d),
+        ("gather", MemoryKind::Host, gather),
+    ];
+    for (name, kind, work) in ways {
+        for inward in [true, false] {
+            let bench = Bench::new();
+            let near = bench.region(kind, &[7; 4096]);
+            let far = bench.region(bench.gpu.kind(), &[1; 4096]);
+            fake::hide_streams_of(far.all().device_address().unwrap());
+            let (from, to) = if inward { (&near, &far) } else { (&far, &near) };
+            let ended = bench.run(work(from, to));
+            assert!(
+                matches!(ended, Err(MemoryError::Cuda(CudaError::Call { .. }))),
+                "{name}, inward: {inward}: {ended:?}"
+            );
+            assert!(is_kept(&near) && is_kept(&far), "{name}, inward: {inward}");
+        }
     }
 }
 

@@ -70,3 +70,52 @@ fn chunks_that_wait_together_share_launches() {
         assert!((1..=CHUNKS / 4).contains(&launches), "{launches} launches");
     }
 }
+
+/// Lists that do not fit into a launch lie in the memory of its slot until it has run.
+#[test]
+fn a_launch_that_is_refused_between_others_leaves_their_lists_alone() {
+    const SIZE: usize = 40_000;
+    let bench = Bench::new();
+    // SAFETY: the fake driver refuses this address, so nothing is touched.
+    let bad = unsafe { Region::from_cuda_raw(&bench.gpu, fake::BAD_ADDRESS, 100, Arc::new(())) };
+    let (stream, gate) = fake::gated_stream();
+    let fence = Fence::take(&bench.gpu, After::Stream(stream)).unwrap();
+    let (sink, ended) = channel();
+    let jobs: Vec<_> = (0..40)
+        .map(|job| {
+            let bytes = noise(SIZE, job);
+            let pool = bench.region(bench.gpu.kind(), &bytes);
+            let to = bench.region(bench.gpu.kind(), &[1; SIZE]);
+            // Different lists, all too long for a launch and too uneven for a short form.
+            let count = 300 + job as usize;
+            let work = Work::Unpack {
+                pool: BouncePool::from(pool),
+                descriptors: turned(count, 100),
+                to: to.slice(..count * 100).unwrap(),
+                with: UnpackMethod::Kernel,
+            };
+            bench.submit(job.into(), work, Some(fence.clone()), &sink);
+            // As many as there are slots, but for the refused one.
+            if job == 14 {
+                let work = Work::Checksum { of: bad.all() };
+                bench.submit(99, work, Some(fence.clone()), &sink);
+            }
+            let mut expected = vec![1; SIZE];
+            for (to, from) in expected
+                .chunks_exact_mut(100)
+                .zip(bytes[..count * 100].chunks_exact(100).rev())
+            {
+                to.copy_from_slice(from);
+            }
+            (to, expected)
+        })
+        .collect();
+    gate.store(true, Ordering::SeqCst);
+    for _ in 0..=jobs.len() {
+        let (token, result) = ended.recv_timeout(LIMIT).unwrap();
+        assert_eq!(result.is_err(), token == 99, "{token}: {result:?}");
+    }
+    for (job, (to, expected)) in jobs.iter().enumerate() {
+        assert!(content(to) == *expected, "job {job}");
+    }
+}
