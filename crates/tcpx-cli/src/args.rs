@@ -49,7 +49,7 @@ pub(crate) enum Command {
     /// Set up a connection and its data channels, say what was negotiated, and part.
     Connection(connection::ConnectionArgs),
     /// Measure bandwidth and latency between two hosts.
-    Perf(perf::PerfArgs),
+    Perf(Box<perf::PerfArgs>),
     /// Measure unpackers on one GPU, or the network beside its peers.
     Bench(bench::BenchArgs),
     /// List GPUs, network interfaces and the plugin file, and say what is missing.

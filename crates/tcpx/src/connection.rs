@@ -1,7 +1,6 @@
 //! A connection to one peer: where sends and receives start.
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
@@ -11,12 +10,18 @@ use tcpx_net::ChannelStats;
 use tcpx_wire::session::{Deadlines, OperationId, ReceiveRequest, SendRequest};
 use tcpx_wire::{Level, Role, Tag};
 
+mod patience;
+mod peer;
+
 use crate::core::{Core, NewOperation, Operation};
 use crate::driver::{Driven, DrivenId, Driver, Turn};
 use crate::error::Error;
 use crate::event::Event;
 use crate::requests::Requests;
 use crate::transfer::{Transfer, TransferState};
+
+pub(crate) use patience::Patience;
+pub use peer::PeerInfo;
 
 /// An authenticated connection with its data channels. Clones are the same connection.
 ///
@@ -30,24 +35,6 @@ pub struct Connection {
 /// What the program holds of a connection, in [`Connection`]s and [`Transfer`]s. The engine keeps
 /// the rest alive until nothing points at anybody's memory.
 pub(crate) struct Handle(pub(crate) Arc<Shared>);
-
-/// Who is at the other end, and what both sides agreed on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct PeerInfo {
-    /// Address of the control connection.
-    pub address: SocketAddr,
-    /// Name of the network.
-    pub network: String,
-    /// Data channels.
-    pub channels: u16,
-    /// Bytes of a chunk.
-    pub chunk_bytes: u32,
-    /// The memory that the peer moves, in its words.
-    pub memory: String,
-    /// The peer's software.
-    pub software: String,
-}
 
 /// What the driver is told to look for on the control socket.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -71,6 +58,8 @@ pub(crate) struct Shared {
     origin: Instant,
     /// Microseconds from `origin` to when the driver last began to work, and 0 when it is idle.
     working_since: AtomicU64,
+    /// What becomes of callers while the engine is inside foreign code.
+    patience: Patience,
     /// How the control socket is watched.
     watching: Mutex<Watching>,
     /// What is asked of the engine without waiting for its lock.
@@ -86,6 +75,7 @@ impl Shared {
         id: DrivenId,
         peer: PeerInfo,
         path: String,
+        patience: Patience,
     ) -> Arc<Self> {
         let origin = core.origin;
         let gpu = core.gpu.clone();
@@ -99,6 +89,7 @@ impl Shared {
             gpu,
             origin,
             working_since: AtomicU64::new(0),
+            patience,
             watching: Mutex::new(Watching::Read),
             requests: Requests::default(),
             outcome: Mutex::new(None),
@@ -112,8 +103,15 @@ impl Shared {
     }
 
     /// Runs `work` on the engine and then whatever follows from it.
-    fn with<R>(&self, work: impl FnOnce(&mut Core) -> R) -> R {
-        self.run(self.lock(), work)
+    fn with<R>(&self, work: impl FnOnce(&mut Core) -> R) -> Result<R, Error> {
+        let mut core = self.lock_in_time()?;
+        if self.patience.foreign {
+            let result = work(&mut core);
+            drop(core);
+            self.driver.wake(self.id);
+            return Ok(result);
+        }
+        Ok(self.run(core, work))
     }
 
     fn run<R>(&self, mut core: MutexGuard<'_, Core>, work: impl FnOnce(&mut Core) -> R) -> R {
@@ -131,6 +129,9 @@ impl Shared {
 
     /// Has a request that was left seen to: here if the engine is at rest, else by its thread.
     fn nudge(&self) {
+        if self.patience.foreign {
+            return self.driver.wake(self.id);
+        }
         match self.core.try_lock() {
             Ok(core) => self.run(core, |_| ()),
             Err(TryLockError::Poisoned(poisoned)) => self.run(poisoned.into_inner(), |_| ()),
@@ -142,7 +143,7 @@ impl Shared {
         self.requests.see_to(core);
         let since = u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.working_since.store(since.max(1), Ordering::Relaxed);
-        let turn = core.progress();
+        let turn = core.guarded_progress();
         self.working_since.store(0, Ordering::Relaxed);
         self.watch_control(core);
         if turn.finished {
@@ -207,26 +208,11 @@ impl Shared {
         self.requests.close();
         self.nudge();
     }
-
-    /// How long the driver has been inside one call, if that is longer than `limit`.
-    pub(crate) fn stuck(&self, limit: Duration) -> Option<Error> {
-        let since = self.working_since.load(Ordering::Relaxed);
-        if since == 0 {
-            return None;
-        }
-        let stuck = self
-            .origin
-            .elapsed()
-            .saturating_sub(Duration::from_micros(since));
-        (stuck > limit).then_some(Error::EngineStuck {
-            peer: self.peer.address,
-            stuck,
-        })
-    }
 }
 
 impl Driven for Shared {
     fn progress(&self) -> Turn {
+        self.make_way();
         let mut core = self.lock();
         self.turn(&mut core)
     }
@@ -260,14 +246,19 @@ impl Connection {
         &self.handle.0.path
     }
 
-    /// Counters of all data channels, summed.
+    /// Counters of all data channels, summed; while the engine hangs inside a plugin, as they were
+    /// when this was last asked.
     pub fn statistics(&self) -> ChannelStats {
-        self.handle.0.lock().statistics()
+        self.handle.0.statistics()
     }
 
-    /// Every live operation, where it stands and who owes its next step: one line each.
+    /// Every live operation, where it stands and who owes its next step: one line each. While the
+    /// engine hangs inside a plugin, one line that says so.
     pub fn status(&self) -> Vec<String> {
-        let core = self.handle.0.lock();
+        let core = match self.handle.0.lock_in_time() {
+            Ok(core) => core,
+            Err(stuck) => return vec![stuck.to_string()],
+        };
         let now = core.now();
         core.session
             .snapshot(now)
@@ -474,7 +465,7 @@ impl<'a> Request<'a> {
             });
             core.operations.insert(id, Operation::new(operation));
             Ok(id)
-        })?;
+        })??;
         Ok(Transfer {
             state,
             operation,

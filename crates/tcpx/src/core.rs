@@ -4,6 +4,7 @@
 mod actions;
 mod channels;
 mod completions;
+mod defect;
 mod jobs;
 mod operation;
 mod posting;
@@ -105,6 +106,8 @@ pub(crate) struct Core {
     peer_closed: bool,
     /// Closed, quiet, and every operation ended.
     finished: bool,
+    /// Panics in `progress`.
+    defects: u32,
 }
 
 /// What [`Core::new`] needs.
@@ -145,6 +148,7 @@ impl Core {
             resume: parts.resume,
             peer_closed: false,
             finished: false,
+            defects: 0,
         };
         for action in parts.early {
             core.perform(action);

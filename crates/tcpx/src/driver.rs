@@ -272,7 +272,8 @@ const fn flags(write: bool) -> EventFlags {
     }
 }
 
-const START: Turn = Turn {
+/// Everything is to be looked at.
+pub(crate) const START: Turn = Turn {
     next: None,
     poll: false,
     more: false,

@@ -14,7 +14,7 @@ use tcpx_wire::handshake;
 use tcpx_wire::session::{Action, CHUNK_GRAIN_BYTES, Config};
 use tcpx_wire::{Session, Settings, Time};
 
-use crate::connection::{Connection, PeerInfo, Shared};
+use crate::connection::{Connection, Patience, PeerInfo, Shared};
 use crate::control::Control;
 use crate::core::{Core, Parts, Resume, Unpacker};
 use crate::driver::{Driver, timespec};
@@ -148,7 +148,9 @@ fn run(
         network: peer.network.clone(),
         channels: peer.channels,
     });
-    let shared = Shared::new(core, Arc::clone(&driver), id, peer, path);
+    // Networks that can only be polled are those of foreign code.
+    let patience = Patience::new(poll_only, options.deadlines.stall);
+    let shared = Shared::new(core, Arc::clone(&driver), id, peer, path, patience);
     driver.add(id, shared.clone()).map_err(system)?;
     Ok(Connection::new(shared))
 }

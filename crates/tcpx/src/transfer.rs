@@ -12,8 +12,6 @@ use crate::report::{Progress, Report};
 
 /// How often a waiting thread makes sure that the engine lives.
 const LIVENESS_CHECK: Duration = Duration::from_secs(1);
-/// Longest time the engine may spend in one turn; networks promise not to block.
-const STUCK_AFTER: Duration = Duration::from_secs(20);
 
 /// A running send or receive.
 ///
@@ -109,7 +107,7 @@ impl Transfer {
             }
             let left = timeout.saturating_sub(started.elapsed());
             if left.is_zero() {
-                return self.connection.0.stuck(STUCK_AFTER).map(Err);
+                return self.connection.0.stuck().map(Err);
             }
             inner = self
                 .state
