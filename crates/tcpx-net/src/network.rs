@@ -65,6 +65,12 @@ pub trait Network: Send + Sync + Debug {
     /// Default chunk size in bytes.
     fn chunk_bytes(&self) -> u32;
 
+    /// How many chunks a transfer of medium size is best cut into, where the user chose no chunk size:
+    /// so many that all lanes of the channels carry a part. 1 leaves every chunk at its full size.
+    fn pieces(&self, _asked: u16) -> u32 {
+        1
+    }
+
     /// Default windows per channel in chunks: (send, receive).
     fn windows(&self) -> (u16, u16);
 

@@ -105,6 +105,35 @@ pub(crate) fn prepare_lane(stream: &TcpStream) -> io::Result<()> {
     )
 }
 
+/// Bytes that a lane's socket buffers hold where both ends are on one host.
+const NEAR_BUFFER: u32 = 512 << 10;
+
+/// Bounds what the kernel buffers for a lane, in bytes each way; with 0 only inside one host.
+pub(crate) fn limit_buffers(stream: &TcpStream, bytes: u32) {
+    let is_near = || match (stream.local_addr(), stream.peer_addr()) {
+        (Ok(local), Ok(peer)) => local.ip() == peer.ip(),
+        _ => false,
+    };
+    let bytes = match bytes {
+        0 if is_near() => NEAR_BUFFER,
+        0 => return,
+        bytes => bytes,
+    };
+    let socket = socket2::SockRef::from(stream);
+    let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+    // Where the system allows less, its own choice is no worse than ours.
+    drop(socket.set_send_buffer_size(bytes));
+    drop(socket.set_recv_buffer_size(bytes));
+}
+
+/// Has the kernel drop what the peer has not acknowledged when the socket is closed.
+pub(crate) fn forget_unsent(socket: std::os::fd::BorrowedFd<'_>) {
+    let reset = socket2::SockRef::from(&socket).set_linger(Some(Duration::ZERO));
+    if let Err(error) = reset {
+        tracing::debug!(%error, "a lane that ends is not reset");
+    }
+}
+
 /// Waits for the socket; false when the deadline came first.
 pub(crate) fn wait(socket: &impl AsFd, what: PollFlags, deadline: Instant) -> io::Result<bool> {
     loop {

@@ -30,6 +30,7 @@ mod shared;
 mod signal;
 #[cfg(test)]
 mod simulation;
+mod splice;
 mod staging;
 mod tcp_channel;
 mod tcp_info;
@@ -41,6 +42,7 @@ mod watch;
 use crate::channel::Channel;
 use crate::error::NetworkError;
 use crate::network::{Exchange, Network, Setup};
+use crate::socket::limit_buffers;
 use shared::{MAX_LANES, Parts};
 use staging::Staging;
 
@@ -77,6 +79,12 @@ pub struct TcpOptions {
     ///
     /// [`Channel::placed`]: crate::Channel::placed
     pub resend: bool,
+    /// Bytes that a lane's socket buffers hold in each direction; 0: automatic. That is 512 KiB inside
+    /// one host, where more would let a few lanes take all chunks, and else as the kernel chooses.
+    pub socket_buffer: u32,
+    /// Sends slots by references to their pages, where chunks are kept for sending again: the sender
+    /// copies nothing. Where the system refuses it, slots are copied as before.
+    pub splice: bool,
 }
 
 impl Default for TcpOptions {
@@ -87,6 +95,8 @@ impl Default for TcpOptions {
             interfaces: None,
             stage_host: false,
             resend: true,
+            socket_buffer: 0,
+            splice: true,
         }
     }
 }
@@ -128,6 +138,13 @@ impl Network for TcpNetwork {
         CHUNK_BYTES
     }
 
+    fn pieces(&self, asked: u16) -> u32 {
+        match self.lanes(asked) {
+            (1, _) => 1,
+            (lanes, _) => 2 * u32::from(lanes),
+        }
+    }
+
     fn windows(&self) -> (u16, u16) {
         (self.options.window.max(1), self.options.window.max(1))
     }
@@ -145,6 +162,9 @@ impl Network for TcpNetwork {
         let agreed = agree::agree(wanted, self.options.interfaces.as_deref(), setup, exchange)?;
         let lanes = agreed.lanes;
         let (streams, repair, ways) = open::open(agreed, setup)?;
+        for stream in &streams {
+            limit_buffers(stream, self.options.socket_buffer);
+        }
         let window = self.windows().0;
         let parts = Parts {
             name: lanes::name(lanes, setup.peer),
@@ -152,6 +172,7 @@ impl Network for TcpNetwork {
             lanes,
             window,
             resend: self.options.resend && lanes > 1,
+            splice: self.options.splice,
             staging: Staging::new(setup.workers, self.options.stage_host, window)?,
             repair,
         };

@@ -12,13 +12,16 @@ use tcpx_wire::{Level, Role, Tag};
 
 mod patience;
 mod peer;
+mod watching;
 
 use crate::core::{Core, NewOperation, Operation};
+use crate::drive::Driving;
 use crate::driver::{Driven, DrivenId, Driver, Turn};
 use crate::error::Error;
 use crate::event::Event;
 use crate::requests::Requests;
 use crate::transfer::{Transfer, TransferState};
+use watching::Watching;
 
 pub(crate) use patience::Patience;
 pub use peer::PeerInfo;
@@ -36,28 +39,24 @@ pub struct Connection {
 /// the rest alive until nothing points at anybody's memory.
 pub(crate) struct Handle(pub(crate) Arc<Shared>);
 
-/// What the driver is told to look for on the control socket.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Watching {
-    Read,
-    ReadWrite,
-    /// Until another connection takes its place.
-    Away,
-    Nothing,
-}
-
 /// What the engine and all handles share.
 pub(crate) struct Shared {
     core: Mutex<Core>,
     ended: Condvar,
-    driver: Arc<Driver>,
-    id: DrivenId,
+    pub(crate) driver: Arc<Driver>,
+    pub(crate) id: DrivenId,
     peer: PeerInfo,
     path: String,
     gpu: Option<Gpu>,
     origin: Instant,
     /// Microseconds from `origin` to when the driver last began to work, and 0 when it is idle.
     working_since: AtomicU64,
+    /// When the engine must look again by itself, in microseconds from `origin`; at most.
+    due: AtomicU64,
+    /// Whether a thread that waits does the engine's work.
+    pub(crate) driving: Driving,
+    /// All of it tells by itself when there is something to do.
+    pub(crate) announces: bool,
     /// What becomes of callers while the engine is inside foreign code.
     patience: Patience,
     /// How the control socket is watched.
@@ -79,6 +78,7 @@ impl Shared {
     ) -> Arc<Self> {
         let origin = core.origin;
         let gpu = core.gpu.clone();
+        let announces = core.announces();
         Arc::new(Self {
             core: Mutex::new(core),
             ended: Condvar::new(),
@@ -89,6 +89,9 @@ impl Shared {
             gpu,
             origin,
             working_since: AtomicU64::new(0),
+            due: AtomicU64::new(0),
+            driving: Driving::new(),
+            announces,
             patience,
             watching: Mutex::new(Watching::Read),
             requests: Requests::default(),
@@ -98,33 +101,32 @@ impl Shared {
 
     /// Takes the engine's lock. A thread that panicked inside left the connection unusable, but
     /// never memory in use by others: it is still closed in order.
-    fn lock(&self) -> MutexGuard<'_, Core> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `work` on the engine and then whatever follows from it.
+    /// As [`lock`](Self::lock), if nobody has it.
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Core>> {
+        match self.core.try_lock() {
+            Ok(core) => Some(core),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Runs `work` on the engine and then what it led to.
     fn with<R>(&self, work: impl FnOnce(&mut Core) -> R) -> Result<R, Error> {
         let mut core = self.lock_in_time()?;
+        let result = work(&mut core);
         if self.patience.foreign {
-            let result = work(&mut core);
             drop(core);
             self.driver.wake(self.id);
             return Ok(result);
         }
-        Ok(self.run(core, work))
-    }
-
-    fn run<R>(&self, mut core: MutexGuard<'_, Core>, work: impl FnOnce(&mut Core) -> R) -> R {
-        let before = core.session.next_timeout();
-        let result = work(&mut core);
-        let turn = self.turn(&mut core);
-        let sooner =
-            core.session.next_timeout() != before || turn.poll || turn.more || turn.finished;
-        drop(core);
-        if sooner {
-            self.driver.wake(self.id);
-        }
-        result
+        self.requests.see_to(&mut core);
+        let turn = core.guarded_start();
+        self.after(core, turn);
+        Ok(result)
     }
 
     /// Has a request that was left seen to: here if the engine is at rest, else by its thread.
@@ -132,20 +134,20 @@ impl Shared {
         if self.patience.foreign {
             return self.driver.wake(self.id);
         }
-        match self.core.try_lock() {
-            Ok(core) => self.run(core, |_| ()),
-            Err(TryLockError::Poisoned(poisoned)) => self.run(poisoned.into_inner(), |_| ()),
-            Err(TryLockError::WouldBlock) => self.driver.wake(self.id),
-        }
+        let Some(mut core) = self.try_lock() else {
+            return self.driver.wake(self.id);
+        };
+        let turn = self.turn(&mut core);
+        self.after(core, turn);
     }
 
-    fn turn(&self, core: &mut Core) -> Turn {
+    /// Everything that can be done now.
+    pub(crate) fn turn(&self, core: &mut Core) -> Turn {
         self.requests.see_to(core);
         let since = u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.working_since.store(since.max(1), Ordering::Relaxed);
         let turn = core.guarded_progress();
         self.working_since.store(0, Ordering::Relaxed);
-        self.watch_control(core);
         if turn.finished {
             // A late signal would keep the driver awake: nobody lowers it any more.
             for descriptor in core.channel_descriptors() {
@@ -154,45 +156,8 @@ impl Shared {
             *self.outcome() = core.outcome();
             self.ended.notify_all();
         }
+        self.set_due(core.due);
         turn
-    }
-
-    /// Watches the control socket for what is wanted of it.
-    fn watch_control(&self, core: &mut Core) {
-        use std::os::fd::AsFd;
-        let replaced = core.control_was_replaced();
-        let wanted = if core.control_done() {
-            Watching::Nothing
-        } else if core.control.is_away() {
-            Watching::Away
-        } else if core.control.wants_write() {
-            Watching::ReadWrite
-        } else {
-            Watching::Read
-        };
-        let mut watching = self.watching.lock().unwrap_or_else(PoisonError::into_inner);
-        if replaced {
-            // The old descriptor went with its connection; the new one is not watched yet.
-            *watching = Watching::Away;
-        }
-        if *watching == wanted || *watching == Watching::Nothing {
-            return;
-        }
-        let fd = core.control.as_fd();
-        let write = wanted == Watching::ReadWrite;
-        let done = match wanted {
-            Watching::Read | Watching::ReadWrite if *watching == Watching::Away => {
-                self.driver.watch(self.id, fd, write).is_ok()
-            }
-            Watching::Nothing | Watching::Away => {
-                self.driver.unwatch(fd);
-                true
-            }
-            _ => self.driver.rewatch(self.id, fd, write).is_ok(),
-        };
-        if done {
-            *watching = wanted;
-        }
     }
 
     fn outcome(&self) -> MutexGuard<'_, Option<Result<(), Error>>> {
@@ -214,7 +179,16 @@ impl Driven for Shared {
     fn progress(&self) -> Turn {
         self.make_way();
         let mut core = self.lock();
-        self.turn(&mut core)
+        let turn = self.turn(&mut core);
+        self.watch_control(&mut core);
+        turn
+    }
+
+    fn due(&self) -> Option<Instant> {
+        match self.due.load(Ordering::SeqCst) {
+            u64::MAX => None,
+            due => Some(self.origin + Duration::from_micros(due)),
+        }
     }
 }
 
@@ -371,15 +345,13 @@ impl Send<'_> {
     /// The memory is in use by a receive or cannot be reached, the connection is gone, or too many
     /// operations run. Nothing was started then.
     pub fn start(self) -> Result<Transfer, Error> {
-        self.0.start(Role::Sender, |core, request, lease| {
+        self.0.start(Role::Sender, |core, request, lease, fence| {
             let bytes = request.slice.len() as u64;
-            let readable = !matches!(request.slice.kind(), MemoryKind::Cuda { .. });
-            let eager = (readable && core.session.eager_allowed(bytes))
-                .then(|| {
-                    let mut payload = vec![0; request.slice.len()];
-                    lease.all().read_to(&mut payload).map(|()| payload)
-                })
-                .transpose()?;
+            let eager = if core.session.eager_allowed(bytes) {
+                core.read_small(&lease.all(), fence)?
+            } else {
+                None
+            };
             let request = SendRequest {
                 tag: Tag(request.tag),
                 bytes,
@@ -401,7 +373,7 @@ impl Receive<'_> {
     /// The memory is in use or cannot be reached, the connection is gone, or too many operations
     /// run. Nothing was started then.
     pub fn start(self) -> Result<Transfer, Error> {
-        self.0.start(Role::Receiver, |core, request, _| {
+        self.0.start(Role::Receiver, |core, request, _, _| {
             let request = ReceiveRequest {
                 tag: Tag(request.tag),
                 capacity: request.slice.len() as u64,
@@ -430,7 +402,7 @@ impl<'a> Request<'a> {
     fn start(
         self,
         role: Role,
-        submit: impl FnOnce(&mut Core, &Self, &Lease) -> Result<OperationId, Error>,
+        submit: impl FnOnce(&mut Core, &Self, &Lease, Option<&Fence>) -> Result<OperationId, Error>,
     ) -> Result<Transfer, Error> {
         let shared = &self.connection.handle.0;
         let fence = self.fence(shared)?;
@@ -450,7 +422,7 @@ impl<'a> Request<'a> {
             if let Some(error) = core.refusal() {
                 return Err(error);
             }
-            let id = submit(core, &self, &lease)?;
+            let id = submit(core, &self, &lease, fence.as_ref())?;
             let operation = NewOperation {
                 role,
                 tag: self.tag,

@@ -19,7 +19,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tcpx_memory::{CopyWorker, Gpu, UnpackMethod};
+use tcpx_memory::{CopyWorker, Gpu, SmallCopies, UnpackMethod};
 use tcpx_net::{Channel, ChannelError, ChannelStats, Completion, Readiness};
 use tcpx_wire::descriptor::Descriptors;
 use tcpx_wire::session::{Action, OperationId, RequestError};
@@ -88,6 +88,8 @@ pub(crate) struct Core {
     pub(crate) operations: HashMap<OperationId, Operation>,
     pub(crate) unpacker: Unpacker,
     pub(crate) gpu: Option<Gpu>,
+    /// For payload of GPU memory that travels with its announcement.
+    pub(crate) small: Option<SmallCopies>,
     pub(crate) sink: Arc<Sink>,
     pub(crate) observer: Option<Arc<dyn Observer>>,
     pub(crate) peer: SocketAddr,
@@ -106,6 +108,10 @@ pub(crate) struct Core {
     peer_closed: bool,
     /// Closed, quiet, and every operation ended.
     finished: bool,
+    /// When to come again even if nothing happens.
+    pub(crate) due: Option<Instant>,
+    /// The last turn used up its share.
+    more: bool,
     /// Panics in `progress`.
     defects: u32,
 }
@@ -117,6 +123,7 @@ pub(crate) struct Parts {
     pub(crate) channels: Vec<Box<dyn Channel>>,
     pub(crate) unpacker: Unpacker,
     pub(crate) gpu: Option<Gpu>,
+    pub(crate) small: Option<SmallCopies>,
     pub(crate) sink: Arc<Sink>,
     pub(crate) observer: Option<Arc<dyn Observer>>,
     pub(crate) peer: SocketAddr,
@@ -135,6 +142,7 @@ impl Core {
             operations: HashMap::new(),
             unpacker: parts.unpacker,
             gpu: parts.gpu,
+            small: parts.small,
             sink: parts.sink,
             observer: parts.observer,
             peer: parts.peer,
@@ -148,6 +156,8 @@ impl Core {
             resume: parts.resume,
             peer_closed: false,
             finished: false,
+            due: None,
+            more: false,
             defects: 0,
         };
         for action in parts.early {
@@ -161,7 +171,7 @@ impl Core {
         Time(u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX))
     }
 
-    /// Does everything that can be done now; returns when to come again.
+    /// Does everything that can be done now.
     pub(crate) fn progress(&mut self) -> Turn {
         let mut busy = false;
         let mut more = true;
@@ -170,37 +180,69 @@ impl Core {
             again |= self.read_control();
             again |= self.poll_channels();
             again |= self.drain_worker();
+            again |= self.poll_small();
             let now = self.now();
             if self.session.next_timeout().is_some_and(|due| due <= now) {
                 self.session.handle_timeout(now);
             }
-            again |= self.perform_actions();
-            self.close_useless_channels();
-            again |= self.post_pending();
-            again |= self.write_control();
+            again |= self.push_out();
             busy |= again;
             if !again {
                 more = false;
                 break;
             }
         }
+        self.turn(busy, more)
+    }
+
+    /// Does what the program's own request led to. What has arrived meanwhile is left to whoever
+    /// waits for it.
+    pub(crate) fn start(&mut self) -> Turn {
+        let busy = self.push_out();
+        self.turn(busy, false)
+    }
+
+    /// Hands out what the session wants done and said; `true` if there may be more at once.
+    fn push_out(&mut self) -> bool {
+        let mut any = self.perform_actions();
+        self.close_useless_channels();
+        // What the peer waits for goes first; a chunk that comes early finds its receive soon.
+        self.write_control();
+        any |= self.post_pending();
+        self.write_control();
+        // What was said may have ended an operation.
+        any | self.perform_actions()
+    }
+
+    /// What a turn would say in which nothing happens.
+    pub(crate) fn standing(&self) -> Turn {
+        Turn {
+            more: self.more && !self.finished,
+            poll: self.channels.iter().any(ChannelState::must_poll)
+                || self.small.as_ref().is_some_and(SmallCopies::is_busy),
+            busy: false,
+            moving: self.channels.iter().any(ChannelState::is_moving),
+            finished: self.finished,
+        }
+    }
+
+    fn turn(&mut self, busy: bool, more: bool) -> Turn {
         let suspicion = self.look_after_control();
         let last_words = self.settle();
         let next = self
             .session
             .next_timeout()
             .map(|due| self.origin + Duration::from_micros(due.0));
+        self.due = next
+            .into_iter()
+            .chain(last_words)
+            .chain(suspicion)
+            .min()
+            .filter(|_| !self.finished);
+        self.more = more;
         Turn {
-            next: next
-                .into_iter()
-                .chain(last_words)
-                .chain(suspicion)
-                .min()
-                .filter(|_| !self.finished),
-            more: more && !self.finished,
-            poll: self.channels.iter().any(ChannelState::must_poll),
             busy,
-            finished: self.finished,
+            ..self.standing()
         }
     }
 
@@ -276,14 +318,17 @@ impl Core {
         any
     }
 
-    /// Sends what the session has to say; `true` if that was anything.
-    fn write_control(&mut self) -> bool {
-        let any = self.queue_frames();
-        if self.control_is_down() {
-            return any;
+    /// Sends what the session has to say, as far as the socket takes it.
+    fn write_control(&mut self) {
+        while self.queue_frames() {
+            self.control.flush();
+            if self.control.wants_write() {
+                return;
+            }
         }
-        self.control.flush();
-        any
+        if !self.control_is_down() {
+            self.control.flush();
+        }
     }
 
     fn control_is_down(&self) -> bool {
@@ -419,6 +464,11 @@ impl Core {
         {
             tracing::error!(peer = %self.peer, "the observer panicked; the engine goes on");
         }
+    }
+
+    /// Whether every channel has a descriptor to wait on.
+    pub(crate) fn announces(&self) -> bool {
+        self.channel_descriptors().count() == self.channels.len()
     }
 
     /// Descriptors that the driver watches for the channels.

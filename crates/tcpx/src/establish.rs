@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use tcpx_memory::{CopyWorker, MemoryKind};
+use tcpx_memory::{CopyWorker, MemoryKind, SmallCopies};
 use tcpx_net::{Channel, Exchange, LaneInbox, NetworkError, Readiness, Setup, Side};
 use tcpx_wire::handshake;
 use tcpx_wire::session::{Action, CHUNK_GRAIN_BYTES, Config};
@@ -130,12 +130,14 @@ fn run(
     };
     let path = describe_path(&channels, &peer, options);
     tracing::info!(peer = %peer.address, %path, "connected");
+    let small = small_copies(options, agreed.eager_limit);
     let core = Core::new(Parts {
         session: set_up.session,
         control: set_up.control,
         channels,
         unpacker: Unpacker::new(worker, options.unpack),
         gpu: options.gpu.clone(),
+        small,
         sink: Sink::new(Arc::clone(&driver), id),
         observer: options.observer.clone(),
         peer: set_up.peer,
@@ -153,6 +155,17 @@ fn run(
     let shared = Shared::new(core, Arc::clone(&driver), id, peer, path, patience);
     driver.add(id, shared.clone()).map_err(system)?;
     Ok(Connection::new(shared))
+}
+
+/// What copies small messages to and from the GPU, where they may travel with their announcement.
+/// Without it they take the way of large ones.
+fn small_copies(options: &Options, eager_limit: u32) -> Option<SmallCopies> {
+    let gpu = options.gpu.as_ref().filter(|_| eager_limit > 0)?;
+    SmallCopies::new(gpu)
+        .inspect_err(|error| {
+            tracing::warn!(%error, "small messages of GPU memory travel as large ones");
+        })
+        .ok()
 }
 
 fn describe_path(channels: &[Box<dyn Channel>], peer: &PeerInfo, options: &Options) -> String {
@@ -399,6 +412,9 @@ fn session_config(options: &Options) -> Result<Config, Error> {
     config.hold_until_placed = network.matches_by_sequence();
     config.window_spans = network.matches_by_sequence();
     config.close_timeout = CLOSE_TIMEOUT;
+    if options.chunk_bytes.is_none() {
+        config.pieces = network.pieces(options.channels);
+    }
     Ok(config)
 }
 

@@ -125,6 +125,7 @@ pub(super) struct Shared {
     pub(super) attention: Attention,
     /// A lane's death can be survived: what was sent is kept until the peer has placed it.
     pub(super) resend: bool,
+    splice: bool,
     /// Held while lanes are added, and while closing begins.
     pub(super) membership: Mutex<()>,
     /// Lane halves that a loop still holds.
@@ -142,6 +143,7 @@ pub(super) struct Parts {
     pub(super) lanes: u16,
     pub(super) window: u16,
     pub(super) resend: bool,
+    pub(super) splice: bool,
     pub(super) staging: Staging,
     pub(super) repair: Repair,
 }
@@ -154,6 +156,7 @@ impl Shared {
             lanes,
             window,
             resend,
+            splice,
             staging,
             repair,
         } = parts;
@@ -170,6 +173,7 @@ impl Shared {
             repair,
             attention: Attention::default(),
             resend,
+            splice: splice && resend,
             membership: Mutex::new(()),
             halves: AtomicUsize::new(0),
             events: ArrayQueue::new(3 * usize::from(window)),
@@ -259,6 +263,11 @@ impl Shared {
             arrived,
             position: position.map(Box::new),
         }));
+    }
+
+    /// Whether slots are sent by references to their pages.
+    pub(super) fn splices(&self) -> bool {
+        self.splice
     }
 
     /// Gives a turn to a lane that can send.

@@ -85,6 +85,7 @@ impl World {
                 payload: Region::host(LENGTH as usize).unwrap().all(),
                 attempt: 0,
                 permit: None,
+                spliced: false,
             });
         }
         let first = (0..).find(|at| !self.placed.contains_key(at)).unwrap();
@@ -195,7 +196,7 @@ impl World {
         let Some(slot) = self.slots.iter().position(|held| *held == Some(sequence)) else {
             return;
         };
-        if self.transmit.forget(slot as u16, sequence) == Forgotten::Free {
+        if self.transmit.forget(slot as u16, sequence, true) == Forgotten::Free {
             self.slot_is_free(slot as u16);
         }
     }

@@ -240,6 +240,7 @@ impl Shared {
                             payload: payload.clone(),
                             attempt: 0,
                             permit: Some(permit),
+                            spliced: false,
                         };
                         *state = SendState::Copying {
                             outgoing,

@@ -192,6 +192,34 @@ impl TcpChannel {
         }
     }
 
+    /// The chunk of this sequence is needed no more; `placed`: because the peer has read all of it.
+    fn forget_chunk(&mut self, sequence: u64, placed: bool) {
+        if !self.shared.resend {
+            return;
+        }
+        // News of the slots' former chunks must not be taken for those of the next.
+        let mut found = std::mem::take(&mut self.found);
+        self.drain_events(&mut found);
+        self.found = found;
+        for slot in (0u16..).take(self.sends.len()) {
+            if self.sends[usize::from(slot)].sequence != Some(sequence) {
+                continue;
+            }
+            let done = match self.shared.transmit.forget(slot, sequence, placed) {
+                Forgotten::Free => self.send_done(slot),
+                Forgotten::Settled => self.source_done(slot),
+                Forgotten::Later => return,
+                Forgotten::Unknown => continue,
+            };
+            self.found
+                .extend(done.map(|token| Completion::Sent { token }));
+            if !self.found.is_empty() {
+                self.shared.wakers.signal.raise();
+            }
+            return;
+        }
+    }
+
     fn lanes_gone(&self) -> bool {
         self.shared.halves.load(Ordering::Acquire) == 0
     }
@@ -238,6 +266,7 @@ impl Channel for TcpChannel {
                 payload: source,
                 attempt: 0,
                 permit: None,
+                spliced: false,
             });
             self.shared.wake_sender();
         }
@@ -344,35 +373,12 @@ impl Channel for TcpChannel {
                 position: None,
             });
         }
-        self.forget(sequence);
+        self.forget_chunk(sequence, true);
         Ok(())
     }
 
     fn forget(&mut self, sequence: u64) {
-        if !self.shared.resend {
-            return;
-        }
-        // News of the slots' former chunks must not be taken for those of the next.
-        let mut found = std::mem::take(&mut self.found);
-        self.drain_events(&mut found);
-        self.found = found;
-        for slot in (0u16..).take(self.sends.len()) {
-            if self.sends[usize::from(slot)].sequence != Some(sequence) {
-                continue;
-            }
-            let done = match self.shared.transmit.forget(slot, sequence) {
-                Forgotten::Free => self.send_done(slot),
-                Forgotten::Settled => self.source_done(slot),
-                Forgotten::Later => return,
-                Forgotten::Unknown => continue,
-            };
-            self.found
-                .extend(done.map(|token| Completion::Sent { token }));
-            if !self.found.is_empty() {
-                self.shared.wakers.signal.raise();
-            }
-            return;
-        }
+        self.forget_chunk(sequence, false);
     }
 
     fn readiness(&self) -> Readiness<'_> {

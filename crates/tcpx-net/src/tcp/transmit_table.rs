@@ -5,7 +5,7 @@
 //! written back into the queue.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 use tcpx_memory::{Fence, RegionSlice};
@@ -28,8 +28,18 @@ pub(super) struct Outgoing {
     /// How many lanes died with it.
     pub(super) attempt: u8,
     /// Held along with a pinned slot, and given back after it.
-    #[expect(dead_code, reason = "it is held, not read")]
     pub(super) permit: Option<Permit>,
+    /// The kernel refers to the payload's pages.
+    pub(super) spliced: bool,
+}
+
+/// A payload that nobody wants any more while the kernel may still send its pages.
+#[derive(Debug)]
+struct Lingering {
+    lane: u16,
+    order: u64,
+    _payload: RegionSlice,
+    _permit: Option<Permit>,
 }
 
 impl Outgoing {
@@ -78,6 +88,8 @@ pub(super) enum SendState {
     /// A lane wrote it to the last byte; it is kept until the peer has placed it.
     Written {
         lane: u16,
+        /// Its place among all chunks that were written.
+        order: u64,
         chunk: Outgoing,
     },
     /// Ended while it was in the queue; whoever finds the queue's entry frees the slot.
@@ -93,6 +105,11 @@ pub(super) struct TransmitTable {
     keep: bool,
     /// One behind the highest sequence that was forgotten.
     forgotten: AtomicU64,
+    /// Chunks that were written to the last byte.
+    writes: AtomicU64,
+    /// Bounded by the pinned slots there are.
+    lingering: Mutex<Vec<Lingering>>,
+    lingers: AtomicBool,
     /// Lanes at rest because the queue was empty.
     pub(super) idle: LaneSet,
 }
@@ -126,6 +143,9 @@ impl TransmitTable {
             queue: ArrayQueue::new(usize::from(window)),
             keep,
             forgotten: AtomicU64::new(0),
+            writes: AtomicU64::new(0),
+            lingering: Mutex::new(Vec::new()),
+            lingers: AtomicBool::new(false),
             idle: LaneSet::new(),
         }
     }
@@ -183,18 +203,60 @@ impl TransmitTable {
 
     /// A lane wrote the chunk to its last byte. Gives it back if it has ended with that: drop it and
     /// [`free`](Self::free) its slot.
-    pub(super) fn written(&self, chunk: Outgoing) -> Option<Outgoing> {
+    pub(super) fn written(&self, mut chunk: Outgoing) -> Option<Outgoing> {
+        let order = self.writes.fetch_add(1, Ordering::Relaxed);
         self.with(chunk.slot, |state| match *state {
             SendState::Taken {
                 lane,
                 settled: false,
                 ..
             } if self.keep => {
-                *state = SendState::Written { lane, chunk };
+                *state = SendState::Written { lane, order, chunk };
                 None
+            }
+            SendState::Taken { lane, .. } => {
+                self.linger(lane, order, &mut chunk);
+                Some(chunk)
             }
             _ => Some(chunk),
         })
+    }
+
+    /// Keeps the pages that the kernel may still send for a lane as they are. The peer drops them, but
+    /// they must neither change before it has heard of that nor show it another transfer's bytes.
+    fn linger(&self, lane: u16, order: u64, chunk: &mut Outgoing) {
+        if chunk.spliced {
+            lock(&self.lingering).push(Lingering {
+                lane,
+                order,
+                _payload: chunk.payload.clone(),
+                _permit: chunk.permit.take(),
+            });
+            self.lingers.store(true, Ordering::Release);
+        }
+    }
+
+    /// The peer has read what this lane wrote before this place.
+    fn let_go(&self, lane: u16, order: u64) {
+        if !self.lingers.load(Ordering::Acquire) {
+            return;
+        }
+        let mut lingering = lock(&self.lingering);
+        let (gone, left) = lingering
+            .drain(..)
+            .partition::<Vec<_>, _>(|one| one.lane == lane && one.order < order);
+        self.lingers.store(!left.is_empty(), Ordering::Release);
+        *lingering = left;
+        drop(lingering);
+        // Outside of the lock: permits that come back wake others.
+        drop(gone);
+    }
+
+    /// Whether the kernel may refer to pages that this lane sent and that the peer has not read.
+    pub(super) fn has_unread_pages(&self, lane: u16) -> bool {
+        let written = |state: &mut SendState| matches!(state, SendState::Written { lane: of, chunk, .. } if *of == lane && chunk.spliced);
+        lock(&self.lingering).iter().any(|one| one.lane == lane)
+            || (0..self.window()).any(|slot| self.with(slot, written))
     }
 
     /// The chunk in the hands of a lane that dies goes back into the queue, unless it has ended:
@@ -221,7 +283,7 @@ impl TransmitTable {
         let mut found = Vec::new();
         for slot in 0..self.window() {
             let sequence = self.with(slot, |state| match state {
-                SendState::Written { lane, chunk } if *lane == dead => {
+                SendState::Written { lane, chunk, .. } if *lane == dead => {
                     Some(chunk.position.sequence)
                 }
                 _ => None,
@@ -233,7 +295,9 @@ impl TransmitTable {
         for (_, slot) in found {
             let queued = self.with(slot, |state| {
                 match std::mem::replace(state, SendState::Free) {
-                    SendState::Written { lane, mut chunk } if lane == dead => {
+                    SendState::Written {
+                        lane, mut chunk, ..
+                    } if lane == dead => {
                         chunk.mark_again();
                         *state = SendState::Queued(chunk);
                         true
@@ -267,12 +331,20 @@ impl TransmitTable {
     }
 
     /// The peer has placed the chunk of this sequence in this slot, or nobody wants it any more.
-    pub(super) fn forget(&self, slot: u16, sequence: u64) -> Forgotten {
+    pub(super) fn forget(&self, slot: u16, sequence: u64, placed: bool) -> Forgotten {
+        let mut read = None;
         let (answer, chunk) = self.with(slot, |state| match state {
-            SendState::Written { chunk, .. } if chunk.position.sequence == sequence => (
-                Forgotten::Free,
-                Some(std::mem::replace(state, SendState::Free)),
-            ),
+            SendState::Written { lane, order, chunk } if chunk.position.sequence == sequence => {
+                if placed {
+                    read = Some((*lane, *order));
+                } else {
+                    self.linger(*lane, *order, chunk);
+                }
+                (
+                    Forgotten::Free,
+                    Some(std::mem::replace(state, SendState::Free)),
+                )
+            }
             SendState::Queued(chunk) if chunk.position.sequence == sequence => (
                 Forgotten::Settled,
                 Some(std::mem::replace(state, SendState::Withdrawn)),
@@ -289,6 +361,9 @@ impl TransmitTable {
         });
         // Outside of the slot's lock: a permit that comes back wakes others.
         drop(chunk);
+        if let Some((lane, order)) = read {
+            self.let_go(lane, order);
+        }
         if answer != Forgotten::Unknown {
             self.forgotten
                 .fetch_max(sequence.saturating_add(1), Ordering::Relaxed);
@@ -311,7 +386,7 @@ impl TransmitTable {
                     sequence,
                     settled: false,
                 } => Some((*lane, *sequence)),
-                SendState::Written { lane, chunk } => Some((*lane, chunk.position.sequence)),
+                SendState::Written { lane, chunk, .. } => Some((*lane, chunk.position.sequence)),
                 _ => None,
             });
             if let Some((lane, sequence)) = held

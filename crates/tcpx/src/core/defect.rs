@@ -17,6 +17,14 @@ impl Core {
         }
     }
 
+    /// As [`start`](Self::start), guarded in the same way.
+    pub(crate) fn guarded_start(&mut self) -> Turn {
+        match catch_unwind(AssertUnwindSafe(|| self.start())) {
+            Ok(turn) => turn,
+            Err(panic) => self.defect(words(&*panic)),
+        }
+    }
+
     /// Ends the connection in order; if that does not work either, at once.
     fn defect(&mut self, cause: &str) -> Turn {
         let error = Error::Defect {
