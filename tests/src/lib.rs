@@ -10,6 +10,7 @@ pub mod content;
 pub mod double;
 pub mod instructions;
 pub mod namespaces;
+pub mod nccl_link;
 pub mod nccl_part;
 pub mod pair;
 pub mod panicking;
