@@ -1,7 +1,7 @@
 //! A relay in front of a listener that can do to one stream what networks do.
 //!
-//! The first bytes of a stream say what it is ([`Line`]); faults are set for a line and happen at an
-//! exact byte of its first stream.
+//! The first bytes of a stream say what it is ([`Line`]); faults are set for a line and happen at a
+//! byte of its first stream: exactly there while one direction is quiet, else within one piece of it.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};

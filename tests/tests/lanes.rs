@@ -197,9 +197,8 @@ fn control_breaks(fault: Fault, also_a_lane: bool) {
         number += 1;
         assert!(number < MOST, "{what}: it never broke");
     }
-    assert_eq!(
-        ends.proxy.carried(Line::Control),
-        BREAK_CONTROL_AFTER,
+    assert!(
+        ends.proxy.carried(Line::Control) >= BREAK_CONTROL_AFTER,
         "{what}"
     );
     ends.proxy.wake(Line::Control);
