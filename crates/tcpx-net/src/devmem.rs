@@ -1,15 +1,36 @@
 //! Device-memory TCP of the mainline kernel: a network card's receive queue puts payload straight into a
 //! bounce pool of GPU memory, or of host memory that stands in for it.
 //!
+//! [`Devmem`] binds memory to queues and shows or undoes what processes have changed on a card.
 //! [`ReceiveQueue`] and [`SendPath`] are what the data path gets: bound memory, and the means to steer
 //! flows to it. Dropping them unbinds and puts back every setting of the card that was changed.
 
+mod bind;
 mod error;
 mod flow;
+mod folder;
+mod holders;
+pub mod kernel;
+mod netlink;
 mod receive_queue;
+mod record;
+mod refusals;
+mod rule;
 mod send_path;
+mod settings;
+mod status;
+mod steering;
 
+pub use bind::{Adjust, Devmem, ReceiveOptions};
 pub use error::{DevmemError, Refusal};
 pub use flow::{Flow, FlowRule, Steering};
+pub use folder::STATE_FOLDER;
+pub use holders::Holder;
+pub use netlink::QueueUse;
 pub use receive_queue::ReceiveQueue;
+pub use rule::Rule;
 pub use send_path::SendPath;
+pub use status::{HoldStatus, Released, Status};
+
+#[cfg(test)]
+mod tests;
