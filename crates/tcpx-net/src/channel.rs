@@ -175,6 +175,13 @@ pub struct ChannelStats {
     pub early_arrivals: u64,
     /// Bytes of cancelled chunks that were read and dropped.
     pub bytes_discarded: u64,
+    /// TCP streams that are open now; 0 for networks whose streams are out of sight.
+    pub streams: u64,
+    /// Payload bytes of TCP that the kernel sent on the channel's open streams, sent again or not;
+    /// chunk headers count. 0 for networks whose streams are out of sight.
+    pub tcp_bytes_sent: u64,
+    /// Payload bytes of TCP that the kernel received on the channel's open streams.
+    pub tcp_bytes_received: u64,
 }
 
 /// A path for chunks between two processes.
@@ -255,5 +262,8 @@ impl std::ops::AddAssign for ChannelStats {
         self.wire_calls += other.wire_calls;
         self.early_arrivals += other.early_arrivals;
         self.bytes_discarded += other.bytes_discarded;
+        self.streams += other.streams;
+        self.tcp_bytes_sent += other.tcp_bytes_sent;
+        self.tcp_bytes_received += other.tcp_bytes_received;
     }
 }
