@@ -84,8 +84,10 @@ impl Cli {
             Command::Transfer(args) => args.link.debug,
             Command::Connection(args) => args.link.debug,
             Command::Perf(args) => match &args.side {
-                PerfSide::Server(args) => args.link.debug,
-                PerfSide::Client(args) => args.link.debug,
+                None => args.matrix.link.debug,
+                Some(PerfSide::Server(args)) => args.link.debug,
+                Some(PerfSide::Client(args)) => args.link.debug,
+                Some(PerfSide::Agent(args)) => args.link.debug,
             },
             Command::Bench(args) => match &args.what {
                 BenchCommand::Net(args) => args.link.debug,
@@ -102,11 +104,13 @@ impl Cli {
             Command::Transfer(_) => Some("transfer"),
             Command::Connection(_) => Some("connection"),
             Command::Perf(args) => {
-                let json = match &args.side {
-                    PerfSide::Server(args) => args.json,
-                    PerfSide::Client(args) => args.json,
+                let quiet = match &args.side {
+                    None => args.matrix.json,
+                    Some(PerfSide::Server(args)) => args.json,
+                    Some(PerfSide::Client(args)) => args.json,
+                    Some(PerfSide::Agent(_)) => true,
                 };
-                (!json).then_some("perf")
+                (!quiet).then_some("perf")
             }
             Command::Bench(_) | Command::Devices | Command::DemoPeer => None,
         }
@@ -117,8 +121,10 @@ impl Cli {
             Command::Transfer(args) => Some(&mut args.link),
             Command::Connection(args) => Some(&mut args.link),
             Command::Perf(args) => Some(match &mut args.side {
-                PerfSide::Server(args) => &mut args.link,
-                PerfSide::Client(args) => &mut args.link,
+                None => &mut args.matrix.link,
+                Some(PerfSide::Server(args)) => &mut args.link,
+                Some(PerfSide::Client(args)) => &mut args.link,
+                Some(PerfSide::Agent(args)) => &mut args.link,
             }),
             Command::Bench(args) => match &mut args.what {
                 BenchCommand::Net(args) => Some(&mut args.link),

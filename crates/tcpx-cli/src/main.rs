@@ -17,6 +17,7 @@ mod output;
 mod pattern;
 mod perf;
 mod plugin_file;
+mod second_process;
 mod sizes;
 mod transfer;
 
