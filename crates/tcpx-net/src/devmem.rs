@@ -6,6 +6,7 @@
 //! flows to it. Dropping them unbinds and puts back every setting of the card that was changed.
 
 mod bind;
+mod capability;
 mod error;
 mod flow;
 mod folder;
@@ -22,6 +23,7 @@ mod status;
 mod steering;
 
 pub use bind::{Adjust, Devmem, ReceiveOptions};
+pub use capability::{Capability, KernelCapability};
 pub use error::{DevmemError, Refusal};
 pub use flow::{Flow, FlowRule, Steering};
 pub use folder::STATE_FOLDER;
