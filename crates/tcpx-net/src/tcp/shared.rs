@@ -87,6 +87,7 @@ impl Counters {
             wire_calls: value(&self.wire_calls),
             early_arrivals: value(&self.early_arrivals),
             bytes_discarded: value(&self.bytes_discarded),
+            bytes_in_pool: 0,
         }
     }
 }
