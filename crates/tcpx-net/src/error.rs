@@ -6,6 +6,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use crate::devmem::DevmemError;
+
 /// An I/O error that can be cloned.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IoError {
@@ -313,4 +315,13 @@ pub enum NetworkError {
         /// The memory layer's words.
         cause: String,
     },
+    /// A card's queue cannot be used for device memory.
+    #[error(transparent)]
+    Devmem(#[from] Box<DevmemError>),
+}
+
+impl From<DevmemError> for NetworkError {
+    fn from(error: DevmemError) -> Self {
+        Self::Devmem(Box::new(error))
+    }
 }

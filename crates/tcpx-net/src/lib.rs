@@ -7,6 +7,7 @@
 
 pub mod auth;
 pub mod channel;
+pub mod devmem;
 pub mod dial;
 pub mod error;
 pub mod interfaces;

@@ -2,6 +2,7 @@
 //! stream does its next few pieces of work only when somebody looks at an event on it. Whatever is reused
 //! too early therefore shows as wrong bytes.
 
+mod device_memory;
 mod launch;
 
 use std::alloc::{Layout, alloc, dealloc};
@@ -220,7 +221,8 @@ fn allocate(world: &mut World, len: usize) -> Option<usize> {
     if len > 1 << 40 {
         return None;
     }
-    let layout = Layout::from_size_align(len, 256).unwrap();
+    let align = if len < 2 << 20 { 256 } else { 4096 };
+    let layout = Layout::from_size_align(len, align).unwrap();
     // SAFETY: the crate never asks the driver for no bytes.
     let memory = unsafe { alloc(layout) };
     // SAFETY: allocated with that length.
@@ -308,9 +310,7 @@ pub(crate) static API: Api = Api {
         name(buffer, c"ffff:ff:1f.7")
     }),
     cuDeviceTotalMem: call!(|bytes: *mut usize, _device: CUdevice| answer(bytes, 1 << 30)),
-    cuDeviceGetAttribute: call!(
-        |value: *mut i32, _attribute: i32, _device: CUdevice| answer(value, 4)
-    ),
+    cuDeviceGetAttribute: device_memory::attribute,
     cuDevicePrimaryCtxRetain: call!(|context: *mut CUcontext, _device: CUdevice| handle(
         context, CONTEXT
     )),
@@ -393,12 +393,7 @@ pub(crate) static API: Api = Api {
             })
         }
     ),
-    cuMemcpyPeerAsync: call!(|_to: CUdeviceptr,
-                              _to_context: CUcontext,
-                              _from: CUdeviceptr,
-                              _from_context: CUcontext,
-                              _len: usize,
-                              _stream: CUstream| INVALID_VALUE),
+    cuMemcpyPeerAsync: device_memory::copy_to_peer,
     cuStreamCreate: call!(|stream: *mut CUstream, _flags: c_uint| {
         inside(|world| {
             let new = world.handle();
@@ -500,4 +495,6 @@ pub(crate) static API: Api = Api {
                 })
         })
     }),
+    cuMemGetHandleForAddressRange: Some(device_memory::export),
+    cuFlushGPUDirectRDMAWrites: Some(device_memory::flush),
 };
