@@ -142,9 +142,8 @@ impl SocketCalls for Kernel {
         let flags = RECEIVE_FLAG | libc::MSG_DONTWAIT;
         // SAFETY: the message points at two live ranges: `control` is borrowed exclusively, and
         // `into` keeps its region alive and rides on its owner's lease for writing.
-        let bytes = count(|| unsafe {
-            libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags)
-        })?;
+        let bytes =
+            count(|| unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) })?;
         Ok(Arrival {
             bytes,
             control_bytes: (message.msg_controllen as usize).min(control.len()),

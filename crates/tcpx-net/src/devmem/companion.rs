@@ -236,12 +236,7 @@ mod tests {
     #[test]
     fn words_arrive_in_order_and_a_waiting_have_is_replaced() {
         let (mut ours, mut theirs) = pair();
-        for word in [
-            Word::Have(5),
-            Word::Have(9),
-            Word::Move(9),
-            Word::Have(12),
-        ] {
+        for word in [Word::Have(5), Word::Have(9), Word::Move(9), Word::Have(12)] {
             ours.say(word);
         }
         assert!(ours.flush().unwrap());

@@ -39,6 +39,8 @@ pub(super) struct Inflow {
     parts: VecDeque<Part>,
     next_ticket: u64,
     returns: TokenSet,
+    /// The kernel takes no tokens any more: closing the socket gives them back.
+    keeps_tokens: bool,
     spare: Vec<TokenSet>,
     /// Bytes of the stream that have come.
     received: u64,
@@ -89,6 +91,7 @@ impl Inflow {
             parts: VecDeque::new(),
             next_ticket: 0,
             returns: TokenSet::new(),
+            keeps_tokens: false,
             spare: Vec::new(),
             received: 0,
             stats: ChannelStats::default(),
@@ -305,7 +308,12 @@ impl Inflow {
         }
         match self.parts.pop_front() {
             Some(Part::Device { mut tokens, pinned }) => {
-                let moved = self.returns.append(&mut tokens);
+                let moved = if self.keeps_tokens {
+                    tokens.clear();
+                    Ok(())
+                } else {
+                    self.returns.append(&mut tokens)
+                };
                 if let Some(target) = &self.target {
                     target.usage.unpin(pinned);
                 }
@@ -329,9 +337,10 @@ impl Inflow {
         !self.gathered.list().is_empty() || self.parts.iter().any(is_device)
     }
 
-    /// The socket was closed, which gave every token back.
+    /// The socket was closed, which gave every token back, or will be without another receive.
     pub(super) fn forget_tokens(&mut self) {
         self.returns.clear();
+        self.keeps_tokens = true;
     }
 
     /// Ends everything; the tokens of the receives that did not end.

@@ -167,7 +167,11 @@ mod tests {
         landing.release(second);
         assert_eq!(write(&mut landing, LEAST_OFFER), Some((0, LEAST_OFFER)));
         let fourth = landing.hand_on();
-        assert_eq!(fourth, LEAST_OFFER + LEAST_OFFER / 2 - 100, "with the skipped end");
+        assert_eq!(
+            fourth,
+            LEAST_OFFER + LEAST_OFFER / 2 - 100,
+            "with the skipped end"
+        );
         landing.release(third);
         landing.release(fourth);
         assert_eq!(landing.used, 0);

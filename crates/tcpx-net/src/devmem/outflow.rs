@@ -5,9 +5,11 @@
 //! its bytes again, on another path. So *sent* means *received by the peer* here.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use tcpx_memory::RegionSlice;
 
+use super::slots::SendSlot;
 use crate::channel::Completion;
 
 /// The sending half of a channel.
@@ -36,9 +38,11 @@ struct Sending {
 pub(super) enum Source {
     /// The CPU reaches them.
     Host(RegionSlice),
-    /// The network card reaches them, at this offset of the bound memory. The slice is where they
-    /// were copied from.
-    Device { slice: RegionSlice, offset: u64 },
+    /// The network card reaches them, in this slot. The slice is where they were copied from.
+    Device {
+        slot: Arc<SendSlot>,
+        slice: RegionSlice,
+    },
     /// They are being copied to where they can be sent from.
     Staging,
     /// They could not be copied.
@@ -103,9 +107,7 @@ impl Outflow {
         if !self.is_pending() {
             return None;
         }
-        let after = self
-            .queue
-            .partition_point(|one| one.start <= self.written);
+        let after = self.queue.partition_point(|one| one.start <= self.written);
         let sending = self.queue.get(after.checked_sub(1)?)?;
         // What is past its end in a chunk of no bytes has a successor that begins there too.
         let from = self.written - sending.start;
@@ -114,6 +116,27 @@ impl Outflow {
             from: usize::try_from(from).ok()?,
             length: usize::try_from(sending.length.checked_sub(from)?).ok()?,
         })
+    }
+
+    /// If the next bytes are those of a chunk in a slot: its place, and the memory that it was copied
+    /// from. The chunk waits for [`Self::staged`] then.
+    pub(super) fn take_from_slot(&mut self) -> Option<(u64, RegionSlice)> {
+        let next = self.next()?;
+        if !matches!(next.source, Source::Device { .. }) {
+            return None;
+        }
+        let start = self.written - next.from as u64;
+        let at = self
+            .queue
+            .binary_search_by_key(&start, |one| one.start)
+            .ok()?;
+        match std::mem::replace(&mut self.queue[at].source, Source::Staging) {
+            Source::Device { slice, .. } => Some((start, slice)),
+            other => {
+                self.queue[at].source = other;
+                None
+            }
+        }
     }
 
     /// A socket has taken so many of the next bytes.
@@ -247,9 +270,15 @@ mod tests {
         let mut outflow = outflow(&[10]);
         outflow.wrote(6);
         let mut out = Vec::new();
-        assert_eq!(outflow.confirm(7, &mut out), Err(BadPlace { least: 0, most: 6 }));
+        assert_eq!(
+            outflow.confirm(7, &mut out),
+            Err(BadPlace { least: 0, most: 6 })
+        );
         assert_eq!(outflow.confirm(5, &mut out), Ok(0));
-        assert_eq!(outflow.rewind(4, &mut out), Err(BadPlace { least: 5, most: 6 }));
+        assert_eq!(
+            outflow.rewind(4, &mut out),
+            Err(BadPlace { least: 5, most: 6 })
+        );
         assert!(out.is_empty());
     }
 

@@ -115,8 +115,26 @@ fn read(control: &[u8]) -> io::Result<Option<Done>> {
             (libc::SOL_IP, libc::IP_RECVERR) | (libc::SOL_IPV6, libc::IPV6_RECVERR)
         );
         // errno u32, origin u8, type u8, code u8, pad u8, info u32, data u32
-        let Some(&[e0, e1, e2, e3, origin, _, code, _, i0, i1, i2, i3, d0, d1, d2, d3]) =
-            found.payload.first_chunk().filter(|_| is_error)
+        let Some(
+            &[
+                e0,
+                e1,
+                e2,
+                e3,
+                origin,
+                _,
+                code,
+                _,
+                i0,
+                i1,
+                i2,
+                i3,
+                d0,
+                d1,
+                d2,
+                d3,
+            ],
+        ) = found.payload.first_chunk().filter(|_| is_error)
         else {
             continue;
         };
@@ -134,7 +152,7 @@ fn read(control: &[u8]) -> io::Result<Option<Done>> {
         }));
     }
     Err(bad(
-        "the error queue had a message that is no report".to_owned(),
+        "the error queue had a message that is no report".to_owned()
     ))
 }
 

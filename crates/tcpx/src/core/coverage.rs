@@ -33,7 +33,11 @@ impl Coverage {
         let mut next = 0;
         for (start, bytes) in self.spans {
             if start != next {
-                let what = if start > next { "is missing" } else { "came twice" };
+                let what = if start > next {
+                    "is missing"
+                } else {
+                    "came twice"
+                };
                 let at = start.min(next);
                 return Err(format!(
                     "expected each of {length} bytes once in the parts of a chunk, the one at {at} {what}"
@@ -85,7 +89,10 @@ mod tests {
 
     #[test]
     fn interleaved_parts_make_a_chunk() {
-        assert_eq!(covered(&[&[(0, 5), (9, 3)], &[(5, 4)], &[(12, 1)]], 13), Ok(()));
+        assert_eq!(
+            covered(&[&[(0, 5), (9, 3)], &[(5, 4)], &[(12, 1)]], 13),
+            Ok(())
+        );
     }
 
     #[test]
