@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::net::RecvFlags;
 use tcpx_memory::{Access, BouncePool, Region, RegionSlice};
 use tcpx_net::devmem::{
-    Arrival, DevmemError, DevmemNetwork, DevmemOptions, Done, Flow, Kernel, ReceiveQueue,
+    Arrival, DevmemError, DevmemNetwork, DevmemOptions, Done, Flow, LinuxSockets, ReceiveQueue,
     SocketCalls, Steering,
 };
 use tcpx_wire::cmsg::{Dialect, HEADER_BYTES, SOL_SOCKET, cmsg_align, cmsg_len, cmsg_space};
@@ -351,7 +351,7 @@ impl SocketCalls for FakeKernel {
     }
 
     fn receive_plain(&self, socket: BorrowedFd<'_>, into: &RegionSlice) -> io::Result<usize> {
-        Kernel.receive_plain(socket, into)
+        LinuxSockets.receive_plain(socket, into)
     }
 
     fn give_back(
@@ -396,7 +396,7 @@ impl SocketCalls for FakeKernel {
     }
 
     fn send(&self, socket: BorrowedFd<'_>, from: &RegionSlice) -> io::Result<usize> {
-        Kernel.send(socket, from)
+        LinuxSockets.send(socket, from)
     }
 
     fn send_device(&self, _: BorrowedFd<'_>, _: u32, _: u64, _: usize) -> io::Result<usize> {

@@ -13,6 +13,7 @@ use clap::builder::Resettable;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use self::bench::BenchCommand;
 use self::link::LinkArgs;
 use self::perf::PerfSide;
 
@@ -44,7 +45,7 @@ pub(crate) enum Command {
     Connection(connection::ConnectionArgs),
     /// Measure bandwidth and latency between two hosts.
     Perf(perf::PerfArgs),
-    /// Measure what one host can do, without a network.
+    /// Measure unpackers on one GPU, or the network beside its peers.
     Bench(bench::BenchArgs),
     /// List GPUs, network interfaces and the plugin file, and say what is missing.
     Devices,
@@ -86,7 +87,11 @@ impl Cli {
                 PerfSide::Server(args) => args.link.debug,
                 PerfSide::Client(args) => args.link.debug,
             },
-            Command::Bench(_) | Command::Devices | Command::DemoPeer => false,
+            Command::Bench(args) => match &args.what {
+                BenchCommand::Net(args) => args.link.debug,
+                BenchCommand::Unpack(_) => false,
+            },
+            Command::Devices | Command::DemoPeer => false,
         }
     }
 
@@ -115,7 +120,11 @@ impl Cli {
                 PerfSide::Server(args) => &mut args.link,
                 PerfSide::Client(args) => &mut args.link,
             }),
-            Command::Demo(_) | Command::Bench(_) | Command::Devices | Command::DemoPeer => None,
+            Command::Bench(args) => match &mut args.what {
+                BenchCommand::Net(args) => Some(&mut args.link),
+                BenchCommand::Unpack(_) => None,
+            },
+            Command::Demo(_) | Command::Devices | Command::DemoPeer => None,
         }
     }
 }

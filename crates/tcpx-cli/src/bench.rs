@@ -1,6 +1,8 @@
-//! `tcpx bench`: what one host can do, without a network.
+//! `tcpx bench`: what a host and its network can do, beside what others do there.
 
 mod cases;
+mod file;
+mod net;
 mod plot;
 mod report;
 mod ways;
@@ -19,6 +21,7 @@ use report::Report;
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Error> {
     match &args.what {
         BenchCommand::Unpack(args) => unpack(args),
+        BenchCommand::Net(args) => net::run(args),
     }
 }
 

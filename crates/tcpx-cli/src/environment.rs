@@ -5,7 +5,9 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::args::{Cli, Command as Tcpx, perf::PerfSide};
+use crate::args::bench::BenchCommand;
+use crate::args::perf::{PerfSide, Place};
+use crate::args::{Cli, Command as Tcpx};
 use crate::error::Error;
 use crate::link::is_plugin;
 use crate::memory_choice::Devices;
@@ -63,6 +65,15 @@ fn wanted(cli: &Cli) -> Vec<Wanted> {
         Tcpx::Demo(args) => (&args.memory, true),
         Tcpx::Transfer(args) if is_plugin(&args.link.network) => (&args.memory, false),
         Tcpx::Connection(args) if is_plugin(&args.link.network) => (&args.memory, false),
+        Tcpx::Bench(args) => {
+            return match &args.what {
+                BenchCommand::Net(args) if is_plugin(&args.link.network) => {
+                    let place = args.serve.or(args.from);
+                    variables(&place.map(Place::memory).unwrap_or_default(), false)
+                }
+                _ => Vec::new(),
+            };
+        }
         Tcpx::Perf(args) => {
             let (link, place) = match &args.side {
                 PerfSide::Server(args) => (&args.link, args.place),

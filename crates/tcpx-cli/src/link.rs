@@ -39,11 +39,13 @@ impl Link {
         is_server: bool,
     ) -> Result<Self, Error> {
         let sources = KeySources::of_process(args.insecure, args.key_file.clone());
-        let (auth, origin) = if is_server {
-            sources.for_server()
+        let (auth, origin) = if let Some(key) = &args.own_key {
+            (Auth::Key(key.clone()), KeyOrigin::Variable)
+        } else if is_server {
+            sources.for_server()?
         } else {
-            sources.for_client()
-        }?;
+            sources.for_client()?
+        };
         let (network, network_line) = choose_network(&args.network, memory)?;
         let mut options = Options::new(network, auth);
         options.channels = args.network.channels.unwrap_or(0);

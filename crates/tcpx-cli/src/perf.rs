@@ -2,7 +2,7 @@
 
 mod client;
 mod server;
-mod summary;
+pub(crate) mod summary;
 
 use crate::args::perf::{PerfArgs, PerfSide};
 use crate::error::Error;

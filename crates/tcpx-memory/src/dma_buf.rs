@@ -61,6 +61,11 @@ impl DmaBuf {
         })))
     }
 
+    /// A dma-buf that somebody else exported; `region` must be the memory behind it, from its start.
+    pub fn from_fd(fd: OwnedFd, region: Region) -> Self {
+        Self(Arc::new(Inner { fd, region }))
+    }
+
     /// The memory.
     pub fn region(&self) -> &Region {
         &self.0.region

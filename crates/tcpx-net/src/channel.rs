@@ -199,6 +199,13 @@ pub struct ChannelStats {
     pub bytes_discarded: u64,
     /// Received bytes that a network card left in a bounce pool; the rest passed through the CPU.
     pub bytes_in_pool: u64,
+    /// TCP streams that are open now; 0 for networks whose streams are out of sight.
+    pub streams: u64,
+    /// Payload bytes of TCP that the kernel sent on the channel's open streams, sent again or not;
+    /// chunk headers count. 0 for networks whose streams are out of sight.
+    pub tcp_bytes_sent: u64,
+    /// Payload bytes of TCP that the kernel received on the channel's open streams.
+    pub tcp_bytes_received: u64,
 }
 
 /// A path for chunks between two processes.
@@ -280,5 +287,8 @@ impl std::ops::AddAssign for ChannelStats {
         self.early_arrivals += other.early_arrivals;
         self.bytes_discarded += other.bytes_discarded;
         self.bytes_in_pool += other.bytes_in_pool;
+        self.streams += other.streams;
+        self.tcp_bytes_sent += other.tcp_bytes_sent;
+        self.tcp_bytes_received += other.tcp_bytes_received;
     }
 }

@@ -14,6 +14,7 @@ pub mod interfaces;
 pub mod lane_inbox;
 pub mod listener;
 pub mod network;
+pub mod plain;
 pub mod plugin;
 mod socket;
 pub mod tcp;

@@ -133,6 +133,12 @@ pub(crate) fn congestion_control(stream: &TcpStream) -> Option<String> {
     Some(name.escape_ascii().to_string())
 }
 
+/// The congestion control that a new socket gets.
+pub(crate) fn usual_congestion_control() -> Option<String> {
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    congestion_control(&new_socket(any).ok()?.into())
+}
+
 fn connect_error(peer: SocketAddr, waited: Duration, cause: io::Error) -> NetworkError {
     match cause.kind() {
         io::ErrorKind::ConnectionRefused => NetworkError::Refused { peer },

@@ -23,6 +23,7 @@ mod shared;
 pub(crate) mod signal;
 mod staging;
 mod tcp_channel;
+mod tcp_info;
 mod transmit_lane;
 mod transmit_table;
 mod wakers;

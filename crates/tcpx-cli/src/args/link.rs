@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
-use tcpx::UnpackMethod;
+use tcpx::{Key, UnpackMethod};
 
 use crate::sizes::{Limit, Size};
 
@@ -39,6 +39,9 @@ pub(crate) struct LinkArgs {
     /// Use no key: anybody who reaches the port can connect.
     #[arg(long)]
     pub(crate) insecure: bool,
+    /// A key that this process made itself, for a second one that it started.
+    #[arg(skip)]
+    pub(crate) own_key: Option<Key>,
     /// Longest time that a step may stand still.
     #[arg(long, value_name = "TIME", default_value = "30s")]
     pub(crate) timeout: Limit,

@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 
 use super::cases::Outcome;
-use super::report::{rate, spread};
+use super::file::spread;
+use super::report::rate;
 
 const LEFT: f64 = 300.0;
 const WIDTH: f64 = 560.0;

@@ -1,38 +1,12 @@
 //! The results as a table, as a benchmark file, and as comma-separated values.
 
 use std::fmt::Write as _;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use serde::Serialize;
 use tcpx_memory::Gpu;
-use tcpx_memory::driver::{DriverStatus, probe};
 
 use super::cases::Outcome;
+use super::file::{File, Row, digits, machine, spread, today};
 use crate::output::table::{indented, table};
-
-/// `benchmarks/README.md` describes the fields.
-#[derive(Debug, Serialize)]
-struct File {
-    schema: u32,
-    subject: &'static str,
-    date: String,
-    machine: String,
-    command: String,
-    rows: Vec<Row>,
-    notes: Vec<String>,
-}
-
-#[derive(Debug, Serialize)]
-struct Row {
-    name: String,
-    unit: &'static str,
-    median: f64,
-    min: f64,
-    max: f64,
-    runs: u32,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    notes: String,
-}
 
 /// A line: what, and its time over the rounds.
 struct Line<'a> {
@@ -70,7 +44,7 @@ impl<'a> Report<'a> {
         });
         Self {
             lines: lines.collect(),
-            machine: machine(gpu),
+            machine: machine(&gpu.info().name),
             rounds,
         }
     }
@@ -126,6 +100,7 @@ impl<'a> Report<'a> {
                     min: digits(line.min),
                     max: digits(line.max),
                     runs: self.rounds,
+                    cpu_seconds_per_gb: None,
                     notes: String::new(),
                 },
                 Row {
@@ -135,6 +110,7 @@ impl<'a> Report<'a> {
                     min: digits(rate(bytes, line.max)),
                     max: digits(rate(bytes, line.min)),
                     runs: self.rounds,
+                    cpu_seconds_per_gb: None,
                     notes,
                 },
             ]
@@ -152,20 +128,8 @@ impl<'a> Report<'a> {
                 "`plain kernel` is one warp a fragment with 16-byte loads, its descriptors in the launch or in mapped memory as the unpacker's.".to_owned(),
             ],
         };
-        serde_json::to_string_pretty(&file).unwrap_or_default()
+        file.text()
     }
-}
-
-/// Median, least and most.
-pub(super) fn spread(micros: &[f64]) -> (f64, f64, f64) {
-    let mut sorted = micros.to_vec();
-    sorted.sort_unstable_by(f64::total_cmp);
-    let at = |index: usize| sorted.get(index).copied().unwrap_or_default();
-    (
-        at(sorted.len() / 2),
-        at(0),
-        at(sorted.len().saturating_sub(1)),
-    )
 }
 
 /// 10^9 bytes a second.
@@ -174,64 +138,9 @@ pub(super) fn rate(bytes: u64, micros: f64) -> f64 {
     bytes as f64 / micros / 1e3
 }
 
-/// Three digits behind the point.
-fn digits(value: f64) -> f64 {
-    (value * 1e3).round() / 1e3
-}
-
-fn machine(gpu: &Gpu) -> String {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let driver = match probe() {
-        DriverStatus::Present { version, .. } => format!("driver for CUDA {version}"),
-        DriverStatus::Missing { .. } => "no driver".to_owned(),
-    };
-    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    format!(
-        "{}, {cores} cores, {driver}, Linux {}",
-        gpu.info().name,
-        kernel.trim()
-    )
-}
-
-/// The date in UTC.
-fn today() -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    date(now.map_or(0, |now| now.as_secs() / 86_400))
-}
-
-/// The date that many days after 1970-01-01, by the calendar's cycle of 400 years, which begins in March.
-fn date(days: u64) -> String {
-    let days = days + 719_468;
-    let (cycle, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let of_month = day - (153 * month + 2) / 5 + 1;
-    let (year, month) = match month {
-        0..=9 => (cycle * 400 + year, month + 3),
-        _ => (cycle * 400 + year + 1, month - 9),
-    };
-    format!("{year:04}-{month:02}-{of_month:02}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn dates_are_those_of_the_calendar() {
-        for (days, text) in [
-            (0, "1970-01-01"),
-            (58, "1970-02-28"),
-            (59, "1970-03-01"),
-            (11_016, "2000-02-29"),
-            (11_017, "2000-03-01"),
-            (20_453, "2025-12-31"),
-            (20_454, "2026-01-01"),
-        ] {
-            assert_eq!(date(days), text);
-        }
-    }
 
     #[test]
     fn spreads_and_rates() {

@@ -3,6 +3,7 @@
 mod support;
 
 mod basics;
+mod bench;
 mod demo;
 mod files;
 mod greeting;

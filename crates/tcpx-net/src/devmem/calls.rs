@@ -90,7 +90,7 @@ pub trait SocketCalls: Send + Sync + Debug {
 
 /// The real system calls.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Kernel;
+pub struct LinuxSockets;
 
 /// Runs a system call that returns a count, again when it is interrupted.
 fn count(mut call: impl FnMut() -> libc::ssize_t) -> io::Result<usize> {
@@ -130,7 +130,7 @@ fn message(part: &mut libc::iovec, control: &mut [u8]) -> libc::msghdr {
     message
 }
 
-impl SocketCalls for Kernel {
+impl SocketCalls for LinuxSockets {
     fn receive(
         &self,
         socket: BorrowedFd<'_>,

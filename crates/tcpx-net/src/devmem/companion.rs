@@ -269,7 +269,7 @@ mod tests {
         assert_eq!(theirs.payload_left(), 6);
         let region = tcpx_memory::Region::host(8).unwrap();
         let into = region.slice(..6).unwrap();
-        let read = theirs.read_payload(&super::super::calls::Kernel, &into);
+        let read = theirs.read_payload(&super::super::calls::LinuxSockets, &into);
         assert_eq!(read.unwrap(), Read::Payload(6));
         let mut bytes = [0; 6];
         region.read_to(0, &mut bytes).unwrap();

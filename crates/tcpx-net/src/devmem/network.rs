@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use super::calls::{Kernel, SocketCalls};
+use super::calls::{LinuxSockets, SocketCalls};
 use super::channel::{DevmemChannel, Parts};
 use super::inflow::{Inflow, Target};
 use super::landing::Landing;
@@ -55,7 +55,7 @@ impl DevmemNetwork {
     /// # Errors
     /// The memory to send from is in use by others, or shorter than one chunk (1 MiB).
     pub fn new(options: DevmemOptions) -> Result<Self, NetworkError> {
-        Self::with_calls(options, Arc::new(Kernel))
+        Self::with_calls(options, Arc::new(LinuxSockets))
     }
 
     /// As [`Self::new`], with other system calls: for tests of what a kernel may answer.

@@ -135,6 +135,7 @@ pub(super) fn start(
     let shared = Arc::new(shared);
 
     let mut halves: Vec<[Box<dyn Source>; 2]> = Vec::with_capacity(count);
+    let mut sockets = Vec::with_capacity(count);
     for (lane, stream) in (0u16..).zip(streams) {
         let peer = stream.peer_addr().unwrap_or(peer);
         let socket = Arc::new(LaneSocket {
@@ -142,10 +143,12 @@ pub(super) fn start(
             peer,
             lane,
         });
+        sockets.push(Arc::downgrade(&socket));
         let transmit = TransmitLane::new(Arc::clone(&shared), Arc::clone(&socket));
         let receive = ReceiveLane::new(Arc::clone(&shared), socket);
         halves.push([Box::new(transmit), Box::new(receive)]);
     }
+    shared.sockets.get_or_init(|| sockets.into());
     // Everything that can fail is done; the lanes find the remotes set.
     let places: Vec<_> = halves
         .iter()

@@ -3,12 +3,13 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use crossbeam_queue::ArrayQueue;
 
 use super::receive_table::ReceiveTable;
 use super::staging::Staging;
+use super::tcp_info::tcp_counters;
 use super::transmit_table::TransmitTable;
 use super::wakers::Wakers;
 use crate::channel::ChannelStats;
@@ -87,7 +88,7 @@ impl Counters {
             wire_calls: value(&self.wire_calls),
             early_arrivals: value(&self.early_arrivals),
             bytes_discarded: value(&self.bytes_discarded),
-            bytes_in_pool: 0,
+            ..ChannelStats::default()
         }
     }
 }
@@ -104,6 +105,8 @@ pub(super) struct Shared {
     pub(super) closing: AtomicBool,
     /// Lane halves that a loop still holds.
     pub(super) halves: AtomicUsize,
+    /// The streams, for the kernel's counters; they close when both halves have let go.
+    pub(super) sockets: OnceLock<Box<[Weak<LaneSocket>]>>,
     events: ArrayQueue<Event>,
     has_ended: AtomicBool,
     ended: Mutex<Option<Ended>>,
@@ -124,10 +127,25 @@ impl Shared {
             counters: Counters::default(),
             closing: AtomicBool::new(false),
             halves: AtomicUsize::new(0),
+            sockets: OnceLock::new(),
             events: ArrayQueue::new(2 * usize::from(window)),
             has_ended: AtomicBool::new(false),
             ended: Mutex::new(None),
         })
+    }
+
+    /// What the channel moved, and what the kernel says that its open streams did.
+    pub(super) fn stats(&self) -> ChannelStats {
+        let mut stats = self.counters.read();
+        let sockets = self.sockets.get().into_iter().flatten();
+        for socket in sockets.filter_map(Weak::upgrade) {
+            stats.streams += 1;
+            if let Some(counters) = tcp_counters(&*socket) {
+                stats.tcp_bytes_sent += counters.sent;
+                stats.tcp_bytes_received += counters.received;
+            }
+        }
+        stats
     }
 
     /// Reports an end and wakes the owner. Drop what points at the request's memory before.

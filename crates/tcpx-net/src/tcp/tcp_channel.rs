@@ -325,7 +325,7 @@ impl Channel for TcpChannel {
     }
 
     fn stats(&self) -> ChannelStats {
-        self.shared.counters.read()
+        self.shared.stats()
     }
 }
 

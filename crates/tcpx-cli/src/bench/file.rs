@@ -1,0 +1,128 @@
+//! A benchmark file as `benchmarks/README.md` describes it, and what every such file says of the host.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+use tcpx_memory::driver::{DriverStatus, probe};
+
+/// One subject: what was measured together.
+#[derive(Debug, Serialize)]
+pub(super) struct File {
+    pub(super) schema: u32,
+    pub(super) subject: &'static str,
+    pub(super) date: String,
+    pub(super) machine: String,
+    pub(super) command: String,
+    pub(super) rows: Vec<Row>,
+    pub(super) notes: Vec<String>,
+}
+
+/// One figure.
+#[derive(Debug, Serialize)]
+pub(super) struct Row {
+    pub(super) name: String,
+    pub(super) unit: &'static str,
+    pub(super) median: f64,
+    pub(super) min: f64,
+    pub(super) max: f64,
+    pub(super) runs: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) cpu_seconds_per_gb: Option<f64>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(super) notes: String,
+}
+
+impl Row {
+    /// A row of `values`, one for each round.
+    pub(super) fn of(name: String, unit: &'static str, values: &[f64], notes: String) -> Self {
+        let (median, min, max) = spread(values);
+        Self {
+            name,
+            unit,
+            median: digits(median),
+            min: digits(min),
+            max: digits(max),
+            runs: u32::try_from(values.len()).unwrap_or(u32::MAX),
+            cpu_seconds_per_gb: None,
+            notes,
+        }
+    }
+}
+
+impl File {
+    pub(super) fn text(&self) -> String {
+        serde_json::to_string_pretty(self).unwrap_or_default()
+    }
+}
+
+/// Median, least and most.
+pub(super) fn spread(values: &[f64]) -> (f64, f64, f64) {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let at = |index: usize| sorted.get(index).copied().unwrap_or_default();
+    (
+        at(sorted.len() / 2),
+        at(0),
+        at(sorted.len().saturating_sub(1)),
+    )
+}
+
+/// Three digits behind the point.
+pub(super) fn digits(value: f64) -> f64 {
+    (value * 1e3).round() / 1e3
+}
+
+/// The host in a line, which begins with its `devices`.
+pub(super) fn machine(devices: &str) -> String {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let driver = match probe() {
+        DriverStatus::Present { version, .. } => format!("driver for CUDA {version}"),
+        DriverStatus::Missing { .. } => "no driver".to_owned(),
+    };
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    format!(
+        "{devices}, {cores} cores, {driver}, Linux {}",
+        kernel.trim()
+    )
+}
+
+/// The date in UTC.
+pub(super) fn today() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    date(now.map_or(0, |now| now.as_secs() / 86_400))
+}
+
+/// The date that many days after 1970-01-01, by the calendar's cycle of 400 years, which begins in March.
+fn date(days: u64) -> String {
+    let days = days + 719_468;
+    let (cycle, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let of_month = day - (153 * month + 2) / 5 + 1;
+    let (year, month) = match month {
+        0..=9 => (cycle * 400 + year, month + 3),
+        _ => (cycle * 400 + year + 1, month - 9),
+    };
+    format!("{year:04}-{month:02}-{of_month:02}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (days, text) in [
+            (0, "1970-01-01"),
+            (58, "1970-02-28"),
+            (59, "1970-03-01"),
+            (11_016, "2000-02-29"),
+            (11_017, "2000-03-01"),
+            (20_453, "2025-12-31"),
+            (20_454, "2026-01-01"),
+        ] {
+            assert_eq!(date(days), text);
+        }
+    }
+}

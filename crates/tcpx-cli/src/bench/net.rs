@@ -1,0 +1,166 @@
+//! `tcpx bench net`: the network over sizes, directions and depths, with its peers in the same rotation.
+
+mod engine;
+mod iperf3;
+mod measure;
+mod orders;
+mod plot;
+mod raw;
+mod report;
+mod second;
+mod server;
+
+use super::write;
+use crate::args::bench::{NetArgs, PeerName};
+use crate::args::perf::Place;
+use crate::error::Error;
+use crate::key;
+use crate::link::{self, Link};
+use crate::memory_choice::{Devices, MemoryChoice, short};
+use crate::output::say::{aside, say};
+
+use measure::Bench;
+use report::About;
+use second::Second;
+
+/// Serves a benchmark, or measures.
+pub(super) fn run(args: &NetArgs) -> Result<(), Error> {
+    match args.serve {
+        Some(place) => server::run(args, place),
+        None => measure(args),
+    }
+}
+
+fn measure(args: &NetArgs) -> Result<(), Error> {
+    if args.sizes.iter().any(|size| size.0 == 0) {
+        return Err(Error::Usage {
+            what: "a message of 0 bytes has no rate".into(),
+            hint: "give --sizes of 1 byte or more".into(),
+        });
+    }
+    if args.peers.contains(&PeerName::Iperf3) {
+        let version = iperf3::version()?;
+        aside!("beside it: {version}");
+    }
+    let devices = Devices::probe();
+    let from = args.from.map(Place::memory).unwrap_or_default();
+    let memory = devices.choose(&from, 0)?;
+    let (mut link_args, mut second) = (args.link.clone(), None);
+    let server = match &args.server {
+        Some(server) => server.clone(),
+        None => {
+            let to = args
+                .to
+                .unwrap_or_else(|| second_place(&memory, devices.count()));
+            let key = key::fresh()?;
+            let started = Second::start(to, &args.link, &key)?;
+            link_args.port = started.port;
+            link_args.own_key = Some(key);
+            link_args.insecure = false;
+            second = Some(started);
+            "127.0.0.1".to_owned()
+        }
+    };
+    let link = Link::new(&link_args, &memory, false)?;
+    let connection = link.connect(&link_args, &server)?;
+    if !args.json {
+        say!("{}", link.describe(&connection, &memory));
+    }
+    let about = About {
+        ends: format!(
+            "{} -> {}",
+            short(memory.name()),
+            short(&connection.peer().memory)
+        ),
+        path: connection.path().to_owned(),
+        devices: devices_of(&memory, &devices),
+        command: command(args),
+    };
+    let bench = Bench {
+        connection: &connection,
+        memory: &memory,
+        args,
+    };
+    let measured = bench.run();
+    let results = link::part_after(connection, measured)?;
+    drop(second);
+    if args.json {
+        say!("{}", results.json(&about));
+    } else {
+        say!("{}", results.table());
+        for note in &results.notes {
+            say!("{note}");
+        }
+    }
+    if let Some(path) = &args.csv {
+        write(path, &results.csv())?;
+    }
+    if let Some(path) = &args.plot {
+        write(path, &plot::svg(&results))?;
+    }
+    Ok(())
+}
+
+/// The memory of the second process: the next GPU, so that bytes go from one to another.
+fn second_place(memory: &MemoryChoice, gpus: usize) -> Place {
+    match &memory.gpu {
+        None => Place::Host,
+        Some(gpu) => {
+            let count = u32::try_from(gpus).unwrap_or(1).max(1);
+            Place::Gpu((gpu.ordinal() + 1) % count)
+        }
+    }
+}
+
+fn devices_of(memory: &MemoryChoice, devices: &Devices) -> String {
+    match &memory.gpu {
+        Some(gpu) => format!("{} x {}", devices.count(), gpu.info().name),
+        None => "host memory".to_owned(),
+    }
+}
+
+/// The command as it was typed, without where files go.
+fn command(args: &NetArgs) -> String {
+    let mut words = vec!["tcpx bench net".to_owned()];
+    let join = |items: Vec<String>| items.join(",");
+    if let Some(server) = &args.server {
+        words.push(format!("--server {server}"));
+    }
+    for (flag, place) in [("--from", args.from), ("--to", args.to)] {
+        words.extend(place.map(|place| format!("{flag} {place}")));
+    }
+    words.push(format!(
+        "--sizes {}",
+        join(
+            args.sizes
+                .iter()
+                .map(|size| size
+                    .to_string()
+                    .replace([' ', ','], "")
+                    .replace("bytes", "B"))
+                .collect()
+        )
+    ));
+    let modes = args.modes.iter().filter_map(|mode| {
+        use clap::ValueEnum;
+        Some(mode.to_possible_value()?.get_name().to_owned())
+    });
+    words.push(format!("--modes {}", join(modes.collect())));
+    words.push(format!(
+        "--in-flight {}",
+        join(args.in_flight.iter().map(u16::to_string).collect())
+    ));
+    words.push(format!(
+        "--rounds {} --span {}ms",
+        args.rounds,
+        args.span.0.as_millis()
+    ));
+    for peer in &args.peers {
+        words.push(match peer {
+            PeerName::Raw => "--peer raw".to_owned(),
+            PeerName::Iperf3 => "--peer iperf3".to_owned(),
+        });
+    }
+    words.push("--json".to_owned());
+    words.join(" ")
+}

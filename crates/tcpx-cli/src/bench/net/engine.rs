@@ -1,0 +1,362 @@
+//! Messages through a connection of ours, as one end sees them.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use tcpx::{Connection, Region, Transfer};
+use tcpx_memory::{CopyWorker, PinnedPool};
+
+use super::orders::{Cost, Mode, Run};
+use crate::error::Error;
+use crate::memory_choice::{self, MemoryChoice};
+use crate::pattern::Pattern;
+use crate::perf::summary::ProcessorTime;
+
+/// Tag of what the measuring end sends.
+const THERE: u64 = 43;
+/// Tag of what comes back.
+const BACK: u64 = 44;
+
+/// Most memory that the messages in flight of one direction take.
+const MOST_IN_FLIGHT: u64 = 2 << 30;
+
+/// Answers of a ping-pong that may wait for their acknowledgement.
+const UNACKNOWLEDGED: usize = 8;
+
+/// How many messages of this size may be in flight when `asked` are wanted.
+pub(super) fn depth(bytes: u64, asked: u16) -> u16 {
+    let most = u16::try_from(MOST_IN_FLIGHT / bytes.max(1)).unwrap_or(u16::MAX);
+    asked.min(most.max(1))
+}
+
+/// Memory of one end for one size: something to send and somewhere to receive, each for the whole depth.
+#[derive(Debug)]
+pub(super) struct Buffers {
+    bytes: u64,
+    sources: Vec<Region>,
+    sinks: Vec<Region>,
+}
+
+impl Buffers {
+    pub(super) fn new(memory: &MemoryChoice, bytes: u64, depth: u16) -> Result<Self, Error> {
+        // A ping-pong posts the next receive before it has looked at the last.
+        let regions = |count: u16| {
+            (0..count)
+                .map(|_| memory.allocate_pages(bytes))
+                .collect::<Result<Vec<_>, _>>()
+        };
+        Ok(Self {
+            bytes,
+            sources: regions(depth)?,
+            sinks: regions(depth.max(2))?,
+        })
+    }
+
+    pub(super) fn fits(&self, bytes: u64, depth: u16) -> bool {
+        self.bytes == bytes && self.sources.len() >= usize::from(depth)
+    }
+
+    fn source(&self, index: u32, depth: u16) -> &Region {
+        &self.sources[index as usize % self.sources.len().min(usize::from(depth.max(1)))]
+    }
+
+    fn sink(&self, index: u32) -> &Region {
+        &self.sinks[index as usize % self.sinks.len()]
+    }
+
+    /// Fresh contents in every source, none in any sink.
+    pub(super) fn prepare(&self, seed: u64) -> Result<(), Error> {
+        for (index, source) in (0u64..).zip(&self.sources) {
+            memory_choice::fill(source, self.bytes, Pattern::new(seed.wrapping_add(index)))?;
+        }
+        self.sinks.iter().try_for_each(memory_choice::poison)
+    }
+
+    /// Compares the first `count` sinks with the sources of an end that prepared with `seed`.
+    pub(super) fn compare(&self, seed: u64, count: u16) -> Result<(), Error> {
+        for (index, sink) in (0u64..).zip(&self.sinks[..usize::from(count)]) {
+            memory_choice::compare(sink, self.bytes, Pattern::new(seed.wrapping_add(index)))?;
+        }
+        Ok(())
+    }
+}
+
+/// What this end's part of a measurement gave.
+#[derive(Debug, Default)]
+pub(super) struct Part {
+    /// Of each message, or of each half of a round trip; empty where this end only receives.
+    pub(super) times: Vec<Duration>,
+    /// From the first message to the last.
+    pub(super) elapsed: Duration,
+    pub(super) cost: Cost,
+}
+
+/// One end of a connection, with its memory.
+#[derive(Debug)]
+pub(super) struct End<'a> {
+    pub(super) connection: &'a Connection,
+    pub(super) buffers: &'a Buffers,
+    pub(super) memory: &'a MemoryChoice,
+}
+
+/// Receives that are posted, or will be in their turn.
+struct Incoming {
+    posted: VecDeque<Transfer>,
+    next: u32,
+}
+
+impl End<'_> {
+    /// The part of the end that measures. The other end must be ready.
+    pub(super) fn measure(
+        &self,
+        run: &Run,
+        ready: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<Part, Error> {
+        let pins = Pins::of(self.memory)?;
+        let cpu = ProcessorTime::start();
+        let mut part = match run.mode {
+            Mode::Latency => {
+                ready()?;
+                self.ping(run, &pins)?
+            }
+            Mode::One => {
+                ready()?;
+                self.send_all(run, THERE, &pins)?
+            }
+            Mode::Both => {
+                let incoming = self.post(run, BACK)?;
+                let started = Instant::now();
+                ready()?;
+                let mut part = self.both(run, incoming, THERE, BACK, &pins)?;
+                part.elapsed = started.elapsed();
+                part
+            }
+        };
+        part.cost = Cost {
+            cpu_us: cpu.microseconds(),
+            pinned: pins.most(),
+        };
+        Ok(part)
+    }
+
+    /// The part of the other end; `ready` is called when its receives are posted.
+    pub(super) fn serve(
+        &self,
+        run: &Run,
+        ready: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<Cost, Error> {
+        let pins = Pins::of(self.memory)?;
+        let incoming = self.post(run, THERE)?;
+        let cpu = ProcessorTime::start();
+        ready()?;
+        match run.mode {
+            Mode::Latency => self.pong(run, incoming, &pins)?,
+            Mode::One => self.receive_all(run, incoming, THERE, &pins)?,
+            Mode::Both => {
+                self.both(run, incoming, BACK, THERE, &pins)?;
+            }
+        }
+        Ok(Cost {
+            cpu_us: cpu.microseconds(),
+            pinned: pins.most(),
+        })
+    }
+
+    /// Posts the first receives.
+    fn post(&self, run: &Run, tag: u64) -> Result<Incoming, Error> {
+        let mut incoming = Incoming {
+            posted: VecDeque::with_capacity(self.buffers.sinks.len()),
+            next: 0,
+        };
+        self.refill(run, tag, &mut incoming)?;
+        Ok(incoming)
+    }
+
+    fn refill(&self, run: &Run, tag: u64, incoming: &mut Incoming) -> Result<(), Error> {
+        let depth = usize::from(run.depth.max(2)).min(self.buffers.sinks.len());
+        while incoming.next < run.count && incoming.posted.len() < depth {
+            let sink = self.slice(self.buffers.sink(incoming.next))?;
+            incoming
+                .posted
+                .push_back(self.connection.receive(sink, tag).start()?);
+            incoming.next += 1;
+        }
+        Ok(())
+    }
+
+    fn receive_all(
+        &self,
+        run: &Run,
+        mut incoming: Incoming,
+        tag: u64,
+        pins: &Pins,
+    ) -> Result<(), Error> {
+        while let Some(transfer) = incoming.posted.pop_front() {
+            of_size(transfer, run)?;
+            pins.look();
+            self.refill(run, tag, &mut incoming)?;
+        }
+        Ok(())
+    }
+
+    fn send_all(&self, run: &Run, tag: u64, pins: &Pins) -> Result<Part, Error> {
+        let mut times = Vec::with_capacity(run.count as usize);
+        let mut sent: VecDeque<Transfer> = VecDeque::with_capacity(usize::from(run.depth));
+        let started = Instant::now();
+        for index in 0..run.count {
+            if sent.len() >= usize::from(run.depth)
+                && let Some(oldest) = sent.pop_front()
+            {
+                times.push(oldest.wait()?.elapsed);
+                pins.look();
+            }
+            let source = self.slice(self.buffers.source(index, run.depth))?;
+            sent.push_back(self.connection.send(source, tag).start()?);
+        }
+        for transfer in sent {
+            times.push(transfer.wait()?.elapsed);
+        }
+        Ok(Part {
+            times,
+            elapsed: started.elapsed(),
+            cost: Cost::default(),
+        })
+    }
+
+    /// Sends and receives at once, each from a thread of its own.
+    fn both(
+        &self,
+        run: &Run,
+        incoming: Incoming,
+        out: u64,
+        back: u64,
+        pins: &Pins,
+    ) -> Result<Part, Error> {
+        std::thread::scope(|scope| {
+            let receiving = scope.spawn(|| self.receive_all(run, incoming, back, pins));
+            let sent = self.send_all(run, out, pins);
+            let received = receiving.join().unwrap_or_else(|_| {
+                Err(Error::Failed {
+                    what: "the receiving thread ended before its time".into(),
+                    hint: "its message stands above",
+                })
+            });
+            received.and(sent)
+        })
+    }
+
+    fn ping(&self, run: &Run, pins: &Pins) -> Result<Part, Error> {
+        let mut times = Vec::with_capacity(run.count as usize);
+        let mut unacknowledged = VecDeque::with_capacity(UNACKNOWLEDGED);
+        let started = Instant::now();
+        for index in 0..run.count {
+            let sink = self.slice(self.buffers.sink(index))?;
+            let source = self.slice(self.buffers.source(index, 1))?;
+            let back = self.connection.receive(sink, BACK).start()?;
+            let now = Instant::now();
+            unacknowledged.push_back(self.connection.send(source, THERE).start()?);
+            of_size(back, run)?;
+            times.push(now.elapsed() / 2);
+            pins.look();
+            settle(&mut unacknowledged, UNACKNOWLEDGED - 1)?;
+        }
+        let elapsed = started.elapsed();
+        settle(&mut unacknowledged, 0)?;
+        Ok(Part {
+            times,
+            elapsed,
+            cost: Cost::default(),
+        })
+    }
+
+    fn pong(&self, run: &Run, mut incoming: Incoming, pins: &Pins) -> Result<(), Error> {
+        let mut unacknowledged = VecDeque::with_capacity(UNACKNOWLEDGED);
+        let mut index = 0;
+        while let Some(transfer) = incoming.posted.pop_front() {
+            of_size(transfer, run)?;
+            let source = self.slice(self.buffers.source(index, 1))?;
+            unacknowledged.push_back(self.connection.send(source, BACK).start()?);
+            index += 1;
+            pins.look();
+            self.refill(run, THERE, &mut incoming)?;
+            settle(&mut unacknowledged, UNACKNOWLEDGED - 1)?;
+        }
+        settle(&mut unacknowledged, 0)
+    }
+
+    fn slice(&self, region: &Region) -> Result<tcpx::RegionSlice, Error> {
+        let length = usize::try_from(self.buffers.bytes).unwrap_or(usize::MAX);
+        region
+            .slice(..length)
+            .map_err(Error::memory("take a message's memory"))
+    }
+}
+
+/// Waits for the oldest until `most` are left.
+fn settle(transfers: &mut VecDeque<Transfer>, most: usize) -> Result<(), Error> {
+    while transfers.len() > most
+        && let Some(oldest) = transfers.pop_front()
+    {
+        oldest.wait()?;
+    }
+    Ok(())
+}
+
+fn of_size(transfer: Transfer, run: &Run) -> Result<(), Error> {
+    let report = transfer.wait()?;
+    if report.bytes == run.bytes {
+        return Ok(());
+    }
+    Err(Error::Unexpected {
+        expected: "messages of the agreed size",
+        arrived: format!("{} bytes instead of {}", report.bytes, run.bytes),
+    })
+}
+
+/// Pinned slots in use, looked at when a message ends.
+struct Pins {
+    worker: Option<std::sync::Arc<CopyWorker>>,
+    most: std::sync::atomic::AtomicU64,
+}
+
+impl Pins {
+    fn of(memory: &MemoryChoice) -> Result<Self, Error> {
+        let worker = match &memory.gpu {
+            None => None,
+            Some(gpu) => {
+                Some(CopyWorker::for_gpu(gpu).map_err(Error::memory("find the copy worker"))?)
+            }
+        };
+        Ok(Self {
+            worker,
+            most: std::sync::atomic::AtomicU64::new(0),
+        })
+    }
+
+    fn look(&self) {
+        if let Some(worker) = &self.worker {
+            let pool = worker.pinned();
+            let used = pool.slots().saturating_sub(pool.free_slots()) * PinnedPool::SLOT_BYTES;
+            self.most
+                .fetch_max(used as u64, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+
+    fn most(&self) -> u64 {
+        self.most.load(std::sync::atomic::Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_large_messages_are_in_flight_but_at_least_one() {
+        assert_eq!(depth(1 << 10, 8), 8);
+        assert_eq!(depth(256 << 20, 8), 8);
+        assert_eq!(depth(1 << 30, 8), 2);
+        assert_eq!(depth(u64::MAX, 8), 1);
+        assert_eq!(depth(0, 8), 8);
+    }
+}

@@ -1,0 +1,246 @@
+//! The program iperf3 at both ends, and what it says.
+
+use std::io::{BufRead, BufReader};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+
+use crate::error::Error;
+
+const PROGRAM: &str = "iperf3";
+
+/// Largest buffer that it is given, in bytes.
+const LARGEST_BUFFER: u64 = 1 << 20;
+
+/// How often its end is looked for.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// What it measured.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Outcome {
+    pub(super) gb_per_second: f64,
+    /// Processor seconds for 10^9 bytes at the sending and at the receiving end.
+    pub(super) cpu: [f64; 2],
+    pub(super) congestion_control: String,
+}
+
+/// Says whether it is there, in its words.
+pub(super) fn version() -> Result<String, Error> {
+    let output = Command::new(PROGRAM).arg("--version").output();
+    match output {
+        Ok(output) if output.status.success() => {
+            let text = String::from_utf8_lossy(&output.stdout);
+            Ok(text.lines().next().unwrap_or_default().to_owned())
+        }
+        _ => Err(missing()),
+    }
+}
+
+fn missing() -> Error {
+    Error::Failed {
+        what: format!("{PROGRAM} cannot be started"),
+        hint: "install it at both ends, or leave --peer iperf3 out",
+    }
+}
+
+/// A server for one client; ended when dropped.
+#[derive(Debug)]
+pub(super) struct Server(Child);
+
+impl Server {
+    /// Starts it and waits until it listens.
+    pub(super) fn start(ip: IpAddr, limit: Duration) -> Result<(Self, u16), Error> {
+        let free = TcpListener::bind((ip, 0)).and_then(|free| free.local_addr());
+        let port = free.map_err(refused)?.port();
+        let mut child = Command::new(PROGRAM)
+            .args([
+                "--server",
+                "--one-off",
+                "--forceflush",
+                "--bind",
+                &ip.to_string(),
+            ])
+            .args(["--port", &port.to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|_| missing())?;
+        let (sender, lines) = mpsc::channel();
+        if let Some(output) = child.stdout.take() {
+            // Ends with the program; reads on, so that the program never waits for its reader.
+            std::thread::spawn(move || {
+                for line in BufReader::new(output).lines().map_while(Result::ok) {
+                    let _ = sender.send(line);
+                }
+            });
+        }
+        let server = Self(child);
+        let until = Instant::now() + limit;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match lines.recv_timeout(left) {
+                Ok(line) if line.contains("listening") => return Ok((server, port)),
+                Ok(_) => {}
+                Err(_) => {
+                    return Err(Error::Failed {
+                        what: format!("{PROGRAM} did not begin to listen"),
+                        hint: "run `iperf3 --server` by hand and look at what it says",
+                    });
+                }
+            }
+        }
+    }
+
+    /// Waits for its end.
+    pub(super) fn end(mut self, limit: Duration) -> Result<(), Error> {
+        end(&mut self.0, limit)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn end(child: &mut Child, limit: Duration) -> Result<(), Error> {
+    let until = Instant::now() + limit;
+    loop {
+        match child.try_wait().map_err(refused)? {
+            Some(status) if status.success() => return Ok(()),
+            Some(status) => {
+                return Err(Error::Failed {
+                    what: format!("{PROGRAM} ended with {status}"),
+                    hint: "run it by hand with the same ends and look at what it says",
+                });
+            }
+            None if Instant::now() >= until => {
+                return Err(Error::Failed {
+                    what: format!("{PROGRAM} did not end in time"),
+                    hint: "run it by hand with the same ends and look at what it says",
+                });
+            }
+            None => std::thread::sleep(LOOK),
+        }
+    }
+}
+
+fn refused(source: std::io::Error) -> Error {
+    Error::Process {
+        doing: "run iperf3",
+        source,
+    }
+}
+
+/// Runs a client for `span` and reads its report.
+pub(super) fn measure(
+    at: SocketAddr,
+    bytes: u64,
+    streams: u16,
+    span: Duration,
+    limit: Duration,
+) -> Result<Outcome, Error> {
+    // It takes whole seconds only.
+    let seconds = span.as_secs().max(1);
+    let report = tempfile::NamedTempFile::new().map_err(refused)?;
+    let output = report.reopen().map_err(refused)?;
+    let mut child = Command::new(PROGRAM)
+        .args([
+            "--client",
+            &at.ip().to_string(),
+            "--port",
+            &at.port().to_string(),
+        ])
+        .args(["--length", &bytes.clamp(1, LARGEST_BUFFER).to_string()])
+        .args([
+            "--parallel",
+            &streams.to_string(),
+            "--time",
+            &seconds.to_string(),
+        ])
+        .args(["--no-delay", "--json"])
+        .stdin(Stdio::null())
+        .stdout(output)
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|_| missing())?;
+    let ended = end(&mut child, limit + Duration::from_secs(seconds));
+    if ended.is_err() {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+    ended?;
+    let text = std::fs::read_to_string(report.path()).map_err(refused)?;
+    read(&text)
+}
+
+#[derive(Deserialize)]
+struct Json {
+    end: End,
+}
+
+#[derive(Deserialize)]
+struct End {
+    sum_received: Sum,
+    cpu_utilization_percent: Percent,
+    #[serde(default)]
+    sender_tcp_congestion: String,
+}
+
+#[derive(Deserialize)]
+struct Sum {
+    seconds: f64,
+    bytes: f64,
+    bits_per_second: f64,
+}
+
+#[derive(Deserialize)]
+struct Percent {
+    host_total: f64,
+    remote_total: f64,
+}
+
+fn read(text: &str) -> Result<Outcome, Error> {
+    let Json { end } = serde_json::from_str(text).map_err(|error| Error::Unexpected {
+        expected: "a report of iperf3",
+        arrived: error.to_string(),
+    })?;
+    let gigabytes = (end.sum_received.bytes / 1e9).max(f64::MIN_POSITIVE);
+    let cpu = |percent: f64| percent / 100.0 * end.sum_received.seconds / gigabytes;
+    let percent = &end.cpu_utilization_percent;
+    Ok(Outcome {
+        gb_per_second: end.sum_received.bits_per_second / 8e9,
+        cpu: [cpu(percent.host_total), cpu(percent.remote_total)],
+        congestion_control: end.sender_tcp_congestion,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_gives_rate_and_processor_time_of_both_ends() {
+        let text = r#"{"end":{"sum_sent":{},"sum_received":{"seconds":2.0,"bytes":8e9,"bits_per_second":32e9},
+            "cpu_utilization_percent":{"host_total":50.0,"remote_total":80.0},"sender_tcp_congestion":"cubic"}}"#;
+        let outcome = read(text).expect("a report");
+        assert!((outcome.gb_per_second - 4.0).abs() < 1e-9);
+        assert!((outcome.cpu[0] - 0.125).abs() < 1e-9 && (outcome.cpu[1] - 0.2).abs() < 1e-9);
+        assert_eq!(outcome.congestion_control, "cubic");
+    }
+
+    #[test]
+    fn what_is_no_report_is_an_error() {
+        for text in ["", "{}", r#"{"error":"unable to connect"}"#] {
+            assert!(
+                matches!(read(text), Err(Error::Unexpected { .. })),
+                "{text}"
+            );
+        }
+    }
+}

@@ -1,0 +1,465 @@
+//! The measuring end: every case in every round, contenders taking turns.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use tcpx::Connection;
+use tcpx_net::plain;
+
+use super::engine::{Buffers, End, Part, depth};
+use super::iperf3;
+use super::orders::{self, At, Cost, Drive, MOST_MESSAGES, Mode, Order, RawRun, Run};
+use super::raw;
+use super::server::{back, sized};
+use crate::args::bench::{ModeName, NetArgs, PeerName};
+use crate::error::Error;
+use crate::memory_choice::MemoryChoice;
+use crate::output::say::aside;
+use crate::perf::summary::Latency;
+use crate::sizes::Size;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Case {
+    pub(super) mode: Mode,
+    pub(super) bytes: u64,
+    pub(super) depth: u16,
+}
+
+/// Who is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Contender {
+    Tcpx,
+    Raw(Drive),
+    Iperf3,
+}
+
+impl Contender {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Tcpx => "tcpx",
+            Self::Raw(Drive::Blocking) => "raw",
+            Self::Raw(Drive::Spinning) => "raw, spinning",
+            Self::Iperf3 => "iperf3",
+        }
+    }
+}
+
+/// What one measurement gave.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sample {
+    /// 10^9 payload bytes a second; sums of both directions where there are two.
+    pub(super) rate: f64,
+    /// Times of the messages in microseconds; half round trips where that is the mode.
+    pub(super) latency: Option<Latency>,
+    /// Processor seconds for 10^9 bytes, here and at the other end.
+    pub(super) cpu: [f64; 2],
+    /// Most bytes of pinned slots in use, here and at the other end.
+    pub(super) pinned: [u64; 2],
+    /// TCP bytes of the data streams for each payload byte; `None` where they cannot be seen.
+    pub(super) tcp: Option<f64>,
+}
+
+/// A contender in a case, over all rounds.
+#[derive(Clone, Debug)]
+pub(super) struct Series {
+    pub(super) case: Case,
+    pub(super) contender: Contender,
+    pub(super) samples: Vec<Sample>,
+    /// Messages of one measurement.
+    count: u32,
+}
+
+impl Series {
+    #[cfg(test)]
+    pub(super) fn new(case: Case, contender: Contender, samples: Vec<Sample>) -> Self {
+        Self {
+            case,
+            contender,
+            samples,
+            count: 1,
+        }
+    }
+}
+
+/// Everything that was measured.
+#[derive(Debug)]
+pub(super) struct Results {
+    pub(super) series: Vec<Series>,
+    /// Streams of the connection.
+    pub(super) streams: u16,
+    /// What plain streams and iperf3 ran with.
+    pub(super) notes: Vec<String>,
+    /// Whether iperf3 had another congestion control: then its rates say nothing about ours.
+    pub(super) iperf3_differs: bool,
+}
+
+/// The measuring end of a benchmark.
+pub(super) struct Bench<'a> {
+    pub(super) connection: &'a Connection,
+    pub(super) memory: &'a MemoryChoice,
+    pub(super) args: &'a NetArgs,
+}
+
+/// The cases that the arguments ask for, small messages first.
+pub(super) fn cases(args: &NetArgs) -> Vec<Case> {
+    let mut cases: Vec<Case> = Vec::new();
+    for size in &args.sizes {
+        for name in &args.modes {
+            let (mode, depths) = match name {
+                ModeName::Latency => (Mode::Latency, &[1][..]),
+                ModeName::One => (Mode::One, &args.in_flight[..]),
+                ModeName::Both => (Mode::Both, &args.in_flight[..]),
+            };
+            for &asked in depths {
+                let case = Case {
+                    mode,
+                    bytes: size.0,
+                    depth: depth(size.0, asked),
+                };
+                if !cases.contains(&case) {
+                    cases.push(case);
+                }
+            }
+        }
+    }
+    cases
+}
+
+/// Who takes part in a case. iperf3 knows no messages, so it stands beside the deepest streaming alone.
+pub(super) fn contenders(case: &Case, args: &NetArgs) -> Vec<Contender> {
+    let mut all = vec![Contender::Tcpx];
+    let wanted = |peer| args.peers.contains(&peer);
+    if wanted(PeerName::Raw) {
+        all.push(Contender::Raw(Drive::Blocking));
+        if case.mode == Mode::Latency {
+            all.push(Contender::Raw(Drive::Spinning));
+        }
+    }
+    let deepest = args
+        .in_flight
+        .iter()
+        .max()
+        .map(|&asked| depth(case.bytes, asked));
+    if wanted(PeerName::Iperf3) && case.mode == Mode::One && Some(case.depth) == deepest {
+        all.push(Contender::Iperf3);
+    }
+    all
+}
+
+impl Bench<'_> {
+    /// Verifies every size, then measures. No figure is given for a size whose contents were not proven.
+    pub(super) fn run(&self) -> Result<Results, Error> {
+        let cases = cases(self.args);
+        let streams = u16::try_from(self.connection.statistics().streams).unwrap_or(u16::MAX);
+        let mut results = Results {
+            series: Vec::new(),
+            streams: streams.max(1),
+            notes: Vec::new(),
+            iperf3_differs: false,
+        };
+        let mut buffers = None;
+        let mut proven = 0;
+        for case in &cases {
+            if case.bytes != proven {
+                self.verify(&mut buffers, case.bytes)?;
+                proven = case.bytes;
+                if !self.args.json {
+                    aside!("measuring messages of {}, contents verified", Size(proven));
+                }
+            }
+            // The rounds of a case follow each other, so that a size's memory is made once; contenders
+            // take turns within a round, and another one begins each time.
+            let first = results.series.len();
+            for contender in contenders(case, self.args) {
+                let count = self.calibrate(case, contender, &mut buffers, &mut results)?;
+                results.series.push(Series {
+                    case: *case,
+                    contender,
+                    samples: Vec::new(),
+                    count,
+                });
+            }
+            let here = results.series.len() - first;
+            for round in 0..self.args.rounds {
+                for turn in 0..here {
+                    let place = first + (turn + round as usize) % here;
+                    let (contender, count) =
+                        (results.series[place].contender, results.series[place].count);
+                    let sample = self.sample(case, contender, count, &mut buffers, &mut results)?;
+                    results.series[place].samples.push(sample);
+                }
+            }
+        }
+        self.end()?;
+        Ok(results)
+    }
+
+    fn limit(&self) -> Duration {
+        self.args.link.timeout.0
+    }
+
+    /// Time for the other end to make, fill or compare memory: 100 MB/s is slow enough for any host.
+    fn patience(&self, case: &Case) -> Duration {
+        let bytes = case.bytes.saturating_mul(u64::from(case.depth) * 4);
+        self.limit() + self.args.span.0 * 4 + Duration::from_secs(bytes / 100_000_000)
+    }
+
+    fn verify(&self, buffers: &mut Option<Buffers>, bytes: u64) -> Result<(), Error> {
+        let asked = self.args.in_flight.iter().copied().max().unwrap_or(1);
+        let depth = depth(bytes, asked);
+        let seed = getrandom::u64().map_err(crate::key::KeyError::random)?;
+        let case = Case {
+            mode: Mode::Both,
+            bytes,
+            depth,
+        };
+        let run = Run {
+            mode: Mode::Both,
+            bytes,
+            count: depth.into(),
+            depth,
+        };
+        let buffers = sized(self.memory, buffers, bytes, depth)?;
+        buffers.prepare(seed)?;
+        let order = Order::Verify { bytes, depth, seed };
+        let mut reply = None;
+        let part = self.end_of(buffers).measure(&run, || {
+            reply = Some(orders::give(self.connection, &order, self.patience(&case))?);
+            Ok(())
+        });
+        self.outcome(part, reply, self.patience(&case))?;
+        buffers.compare(back(seed), depth)
+    }
+
+    /// The peer's reason wins over what this end saw of it.
+    fn outcome(
+        &self,
+        part: Result<Part, Error>,
+        reply: Option<crate::messages::Expected>,
+        limit: Duration,
+    ) -> Result<(Part, Cost), Error> {
+        let theirs = reply.map(|reply| orders::finished(reply, limit));
+        match (part, theirs) {
+            (Ok(part), Some(theirs)) => Ok((part, theirs?)),
+            (_, Some(Err(error @ Error::Peer { .. }))) => Err(error),
+            (Err(error), _) => Err(error),
+            (Ok(part), None) => Ok((part, Cost::default())),
+        }
+    }
+
+    fn end_of<'b>(&'b self, buffers: &'b Buffers) -> End<'b> {
+        End {
+            connection: self.connection,
+            buffers,
+            memory: self.memory,
+        }
+    }
+
+    /// How many messages take about as long as one measurement should.
+    fn calibrate(
+        &self,
+        case: &Case,
+        contender: Contender,
+        buffers: &mut Option<Buffers>,
+        results: &mut Results,
+    ) -> Result<u32, Error> {
+        if contender == Contender::Iperf3 {
+            return Ok(0);
+        }
+        let least = u32::from(case.depth).max(2);
+        let most = u64::from(MOST_MESSAGES);
+        let mut count = least;
+        // A few messages say little about many: twice is enough to come near.
+        for _ in 0..2 {
+            let sample = self.sample(case, contender, count, buffers, results)?;
+            let directions = if case.mode == Mode::One { 1.0 } else { 2.0 };
+            let each = case.bytes as f64 * directions / 1e9 / sample.rate.max(f64::MIN_POSITIVE);
+            let wanted = self.args.span.0.as_secs_f64() / each;
+            count = (wanted.clamp(0.0, most as f64) as u32).clamp(least, MOST_MESSAGES);
+        }
+        Ok(count)
+    }
+
+    fn sample(
+        &self,
+        case: &Case,
+        contender: Contender,
+        count: u32,
+        buffers: &mut Option<Buffers>,
+        results: &mut Results,
+    ) -> Result<Sample, Error> {
+        let run = Run {
+            mode: case.mode,
+            bytes: case.bytes,
+            count,
+            depth: case.depth,
+        };
+        match contender {
+            Contender::Tcpx => self.ours(case, &run, buffers),
+            Contender::Raw(drive) => self.raw(case, &run, drive, results),
+            Contender::Iperf3 => self.iperf3(case, results),
+        }
+    }
+
+    fn ours(&self, case: &Case, run: &Run, buffers: &mut Option<Buffers>) -> Result<Sample, Error> {
+        let asked = self
+            .args
+            .in_flight
+            .iter()
+            .copied()
+            .max()
+            .unwrap_or(1)
+            .max(case.depth);
+        let buffers = sized(self.memory, buffers, case.bytes, asked)?;
+        let before = self.connection.statistics();
+        let mut reply = None;
+        let part = self.end_of(buffers).measure(run, || {
+            reply = Some(orders::give(
+                self.connection,
+                &Order::Run(*run),
+                self.patience(case),
+            )?);
+            Ok(())
+        });
+        let (part, theirs) = self.outcome(part, reply, self.patience(case))?;
+        let after = self.connection.statistics();
+        let payload =
+            (after.bytes_sent - before.bytes_sent) + (after.bytes_received - before.bytes_received);
+        let tcp = (after.tcp_bytes_sent + after.tcp_bytes_received)
+            .saturating_sub(before.tcp_bytes_sent + before.tcp_bytes_received);
+        let moved = moved(run);
+        let mut sample = Sample::of(moved, part.elapsed, [part.cost, theirs]);
+        sample.latency = Latency::of(&part.times);
+        sample.tcp = (payload > 0 && tcp > 0).then(|| tcp as f64 / payload as f64);
+        Ok(sample)
+    }
+
+    fn raw(
+        &self,
+        case: &Case,
+        run: &Run,
+        drive: Drive,
+        results: &mut Results,
+    ) -> Result<Sample, Error> {
+        let streams = if case.mode == Mode::Latency {
+            1
+        } else {
+            results.streams
+        };
+        let mut order = RawRun {
+            run: *run,
+            streams,
+            drive,
+            seed: None,
+        };
+        if !results.series.iter().any(|series| {
+            series.contender == Contender::Raw(drive)
+                && series.case == *case
+                && !series.samples.is_empty()
+        }) && case.mode != Mode::Latency
+        {
+            order.seed = Some(getrandom::u64().map_err(crate::key::KeyError::random)?);
+            order.run.count = run.depth.into();
+            self.plain(case, &order)?;
+            order.seed = None;
+            order.run.count = run.count;
+        }
+        let (part, theirs, elapsed, control) = self.plain(case, &order)?;
+        let note = format!("raw: {} streams, {control}", results.streams);
+        if case.mode != Mode::Latency && !results.notes.contains(&note) {
+            results.notes.push(note);
+        }
+        let both = if case.mode == Mode::One { 1 } else { 2 };
+        let mut sample = Sample::of(order.bytes() * both, elapsed, [part.cost, theirs]);
+        if case.mode == Mode::Latency {
+            sample.rate = Sample::of(moved(run), elapsed, [Cost::default(); 2]).rate;
+        }
+        sample.latency = Latency::of(&part.times);
+        Ok(sample)
+    }
+
+    fn plain(&self, case: &Case, order: &RawRun) -> Result<(Part, Cost, Duration, String), Error> {
+        let mut memory = raw::Memory::new(order, true);
+        let patience = self.patience(case);
+        let place = orders::expect_place(self.connection, patience)?;
+        let reply = orders::give(self.connection, &Order::Raw(*order), patience)?;
+        let at = self.meet(place)?;
+        let started = Instant::now();
+        let measured = raw::measure(order, &mut memory, at, self.limit());
+        let theirs = orders::finished(reply, self.patience(case));
+        let elapsed = started.elapsed();
+        match (measured, theirs) {
+            (_, Err(error @ Error::Peer { .. })) | (Err(error), _) | (_, Err(error)) => Err(error),
+            (Ok((part, control)), Ok(theirs)) => {
+                let elapsed = if case.mode == Mode::Latency {
+                    part.elapsed
+                } else {
+                    elapsed
+                };
+                Ok((part, theirs, elapsed, control))
+            }
+        }
+    }
+
+    fn meet(&self, place: crate::messages::Expected) -> Result<SocketAddr, Error> {
+        let At { port } = place.wait_at_most(self.limit(), "where to meet")?;
+        Ok(SocketAddr::new(self.connection.peer().address.ip(), port))
+    }
+
+    fn iperf3(&self, case: &Case, results: &mut Results) -> Result<Sample, Error> {
+        let place = orders::expect_place(self.connection, self.limit())?;
+        let reply = orders::give(self.connection, &Order::Iperf3, self.limit())?;
+        let at = self.meet(place)?;
+        let outcome = iperf3::measure(
+            at,
+            case.bytes,
+            results.streams,
+            self.args.span.0,
+            self.limit(),
+        );
+        let theirs = orders::finished(reply, self.limit());
+        let outcome = outcome?;
+        theirs?;
+        let ours = plain::usual_congestion_control().unwrap_or_default();
+        let theirs = &outcome.congestion_control;
+        results.iperf3_differs |= *theirs != ours;
+        let mut note = format!("iperf3: {} streams, {theirs}", results.streams);
+        if *theirs != ours {
+            // Its own option sets it after the connection is made, which leaves some of them in effect.
+            note.push_str(&format!(
+                ", the default of this host; ours use {ours}, so the two are not compared"
+            ));
+        }
+        if !results.notes.contains(&note) {
+            results.notes.push(note);
+        }
+        Ok(Sample {
+            rate: outcome.gb_per_second,
+            cpu: outcome.cpu,
+            ..Sample::default()
+        })
+    }
+
+    fn end(&self) -> Result<(), Error> {
+        orders::give(self.connection, &Order::End, self.limit()).map(drop)
+    }
+}
+
+/// Payload bytes of a measurement, both directions together.
+fn moved(run: &Run) -> u64 {
+    let directions = if run.mode == Mode::One { 1 } else { 2 };
+    run.bytes * u64::from(run.count) * directions
+}
+
+impl Sample {
+    fn of(bytes: u64, elapsed: Duration, costs: [Cost; 2]) -> Self {
+        let gigabytes = (bytes as f64 / 1e9).max(f64::MIN_POSITIVE);
+        Self {
+            rate: gigabytes / elapsed.as_secs_f64().max(1e-9),
+            cpu: costs.map(|cost| cost.cpu_us as f64 / 1e6 / gigabytes),
+            pinned: costs.map(|cost| cost.pinned),
+            ..Self::default()
+        }
+    }
+}

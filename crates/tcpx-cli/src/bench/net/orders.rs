@@ -1,0 +1,142 @@
+//! What the measuring end asks of the other, and what that answers.
+
+use serde::{Deserialize, Serialize};
+use tcpx::Connection;
+
+use crate::error::Error;
+use crate::messages::{self, ANSWER, Answer, REQUEST, VERDICT};
+
+/// Most messages of one measurement.
+pub(super) const MOST_MESSAGES: u32 = 1_000_000;
+
+/// How messages go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Mode {
+    /// There and back, one at a time.
+    Latency,
+    /// From the measuring end to the other.
+    One,
+    /// Both ways at once.
+    Both,
+}
+
+/// One measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Run {
+    pub(super) mode: Mode,
+    /// Bytes of a message.
+    pub(super) bytes: u64,
+    /// Messages, in each direction.
+    pub(super) count: u32,
+    /// Of them in flight at a time.
+    pub(super) depth: u16,
+}
+
+/// How plain streams are driven.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Drive {
+    /// Calls that sleep.
+    Blocking,
+    /// Calls that return at once, again and again.
+    Spinning,
+}
+
+/// A measurement of plain loops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawRun {
+    pub(super) run: Run,
+    pub(super) streams: u16,
+    pub(super) drive: Drive,
+    /// Have the messages compared with the pattern of this number; then nothing is timed.
+    pub(super) seed: Option<u64>,
+}
+
+/// An order to the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "order", rename_all = "snake_case", deny_unknown_fields)]
+pub(super) enum Order {
+    /// Fresh contents into poisoned memory, every byte compared, in both directions.
+    Verify { bytes: u64, depth: u16, seed: u64 },
+    /// A measurement.
+    Run(Run),
+    /// A measurement of plain loops.
+    Raw(RawRun),
+    /// `iperf3 -s -1`.
+    Iperf3,
+    /// No more.
+    End,
+}
+
+/// What the other end says after it has done its part.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "reply", rename_all = "snake_case", deny_unknown_fields)]
+pub(super) enum Reply {
+    Done(Cost),
+    Failed { why: String, hint: String },
+}
+
+/// Where to meet it, for plain streams and iperf3.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct At {
+    pub(super) port: u16,
+}
+
+/// What a measurement cost one end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Cost {
+    /// Processor time of the process, in microseconds.
+    pub(super) cpu_us: u64,
+    /// Bytes of pinned slots in use, the most that was seen.
+    pub(super) pinned: u64,
+}
+
+/// Tag of the reply that says where plain streams meet.
+const PLACE: u64 = 5;
+
+/// Gives an order and waits until the other end is ready for it.
+pub(super) fn give(
+    connection: &Connection,
+    order: &Order,
+    limit: std::time::Duration,
+) -> Result<messages::Expected, Error> {
+    let answer = messages::expect(connection, ANSWER, limit)?;
+    let reply = messages::expect(connection, VERDICT, messages::LONGEST_TRANSFER)?;
+    messages::tell(connection, REQUEST, order)?;
+    messages::ready(answer)?;
+    Ok(reply)
+}
+
+/// Waits for what the other end says after its part.
+pub(super) fn finished(
+    reply: messages::Expected,
+    limit: std::time::Duration,
+) -> Result<Cost, Error> {
+    match reply.wait_at_most(limit, "the other end's report")? {
+        Reply::Done(cost) => Ok(cost),
+        Reply::Failed { why, hint } => Err(Error::Peer { what: why, hint }),
+    }
+}
+
+/// Says that this end is ready.
+pub(super) fn ready(connection: &Connection) -> Result<(), Error> {
+    messages::tell(connection, ANSWER, &Answer::Ready)
+}
+
+/// Says where plain streams meet; the other end must have asked with [`expect_place`].
+pub(super) fn meet_at(connection: &Connection, port: u16) -> Result<(), Error> {
+    messages::tell(connection, PLACE, &At { port })
+}
+
+/// Posts the receive of the place where plain streams meet.
+pub(super) fn expect_place(
+    connection: &Connection,
+    limit: std::time::Duration,
+) -> Result<messages::Expected, Error> {
+    messages::expect(connection, PLACE, limit)
+}

@@ -1,0 +1,177 @@
+//! The other end: does its part of each measurement until there is no more.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use tcpx::Connection;
+use tcpx_net::plain;
+
+use super::engine::{Buffers, End, depth};
+use super::iperf3;
+use super::orders::{self, Cost, MOST_MESSAGES, Mode, Order, RawRun, Reply, Run};
+use super::raw;
+use crate::args::bench::NetArgs;
+use crate::args::perf::Place;
+use crate::error::Error;
+use crate::link::{self, Link};
+use crate::memory_choice::{Devices, MemoryChoice};
+use crate::messages::{self, Answer, REQUEST, VERDICT};
+use crate::output::say::say;
+
+/// Most streams of plain loops.
+const MOST_STREAMS: u16 = 64;
+
+/// Listens, and serves one benchmark.
+pub(super) fn run(args: &NetArgs, place: Place) -> Result<(), Error> {
+    let memory = Devices::probe().choose(&place.memory(), 0)?;
+    let link = Link::new(&args.link, &memory, true)?;
+    let connection = link.serve(&args.link, "bench net --server SERVER_IP", false)?;
+    say!("{}", link.describe(&connection, &memory));
+    let served = serve(&connection, &memory, args.link.timeout.0);
+    link::part_after(connection, served)
+}
+
+fn serve(connection: &Connection, memory: &MemoryChoice, limit: Duration) -> Result<(), Error> {
+    let mut buffers = None;
+    loop {
+        // A person may look at figures between two orders, and other programs have their turns.
+        let order = messages::expect(connection, REQUEST, messages::LONGEST_TRANSFER)?
+            .wait("an order of the benchmark")?;
+        let done = match order {
+            Order::End => return orders::ready(connection),
+            Order::Verify { bytes, depth, seed } => {
+                verify(connection, memory, &mut buffers, (bytes, depth, seed))
+            }
+            Order::Run(run) => check(&run).and_then(|()| {
+                let buffers = sized(memory, &mut buffers, run.bytes, run.depth)?;
+                End {
+                    connection,
+                    buffers,
+                    memory,
+                }
+                .serve(&run, || orders::ready(connection))
+            }),
+            Order::Raw(run) => check(&run.run).and_then(|()| plain_loops(connection, &run, limit)),
+            Order::Iperf3 => other_program(connection, limit),
+        };
+        let reply = match &done {
+            Ok(cost) => Reply::Done(*cost),
+            Err(error) => Reply::Failed {
+                why: messages::brief(&error.what()),
+                hint: messages::brief(&error.hint()),
+            },
+        };
+        if let Err(error) = done {
+            // Whichever of the two the measuring end waits for.
+            let refusal = Answer::Refused {
+                why: messages::brief(&error.what()),
+                hint: messages::brief(&error.hint()),
+            };
+            let _ = messages::tell(connection, VERDICT, &reply);
+            return Err(messages::refused(connection, &refusal, error));
+        }
+        messages::tell(connection, VERDICT, &reply)?;
+    }
+}
+
+/// What the peer asks for must be something.
+fn check(run: &Run) -> Result<(), Error> {
+    if run.bytes == 0
+        || run.count == 0
+        || run.count > MOST_MESSAGES
+        || run.depth == 0
+        || run.depth > 64
+    {
+        return Err(Error::Unexpected {
+            expected: "a measurement of 1 to 1,000,000 messages with 1 to 64 in flight",
+            arrived: format!("{run:?}"),
+        });
+    }
+    Ok(())
+}
+
+/// Memory of the right size, kept while the size stays the same.
+pub(super) fn sized<'a>(
+    memory: &MemoryChoice,
+    buffers: &'a mut Option<Buffers>,
+    bytes: u64,
+    asked: u16,
+) -> Result<&'a Buffers, Error> {
+    let depth = depth(bytes, asked);
+    if !buffers.as_ref().is_some_and(|had| had.fits(bytes, depth)) {
+        // The old memory goes first: both might not fit.
+        *buffers = None;
+    }
+    match buffers {
+        Some(buffers) => Ok(buffers),
+        empty => Ok(empty.insert(Buffers::new(memory, bytes, depth)?)),
+    }
+}
+
+/// Seed of what the serving end sends, made from the one for the measuring end.
+pub(super) const fn back(seed: u64) -> u64 {
+    seed.rotate_left(32) ^ 0x5bd1_e995_5bd1_e995
+}
+
+fn verify(
+    connection: &Connection,
+    memory: &MemoryChoice,
+    buffers: &mut Option<Buffers>,
+    (bytes, count, seed): (u64, u16, u64),
+) -> Result<Cost, Error> {
+    let run = Run {
+        mode: Mode::Both,
+        bytes,
+        count: count.into(),
+        depth: count,
+    };
+    check(&run)?;
+    let buffers = sized(memory, buffers, bytes, count)?;
+    buffers.prepare(back(seed))?;
+    let cost = End {
+        connection,
+        buffers,
+        memory,
+    }
+    .serve(&run, || orders::ready(connection))?;
+    buffers.compare(seed, count)?;
+    Ok(cost)
+}
+
+fn plain_loops(connection: &Connection, run: &RawRun, limit: Duration) -> Result<Cost, Error> {
+    if run.streams == 0 || run.streams > MOST_STREAMS {
+        return Err(Error::Unexpected {
+            expected: "1 to 64 plain streams",
+            arrived: run.streams.to_string(),
+        });
+    }
+    let peer = connection.peer().address.ip();
+    let any = match peer {
+        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(_) => IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED),
+    };
+    let any = if peer.is_loopback() { peer } else { any };
+    let listener = plain::listen(SocketAddr::new(any, 0)).map_err(tcpx::Error::from)?;
+    let port = listener.local_addr().map_err(|source| Error::Process {
+        doing: "look at the listening socket",
+        source,
+    })?;
+    let mut memory = raw::Memory::new(run, false);
+    orders::ready(connection)?;
+    orders::meet_at(connection, port.port())?;
+    raw::serve(run, &mut memory, &listener, peer, limit)
+}
+
+fn other_program(connection: &Connection, limit: Duration) -> Result<Cost, Error> {
+    let peer = connection.peer().address.ip();
+    let any = if peer.is_loopback() {
+        peer
+    } else {
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED)
+    };
+    let (server, port) = iperf3::Server::start(any, limit)?;
+    orders::ready(connection)?;
+    orders::meet_at(connection, port)?;
+    server.end(limit)?;
+    Ok(Cost::default())
+}

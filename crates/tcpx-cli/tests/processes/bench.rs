@@ -1,0 +1,108 @@
+use crate::support::{Running, Server, tcpx};
+
+/// Enough for every part to run; figures are nobody's business here.
+const SHORT: [&str; 8] = [
+    "--rounds",
+    "2",
+    "--span",
+    "5ms",
+    "--sizes",
+    "1KiB,300KB",
+    "--in-flight",
+    "1,3",
+];
+
+#[test]
+fn two_processes_measure_every_mode_beside_plain_loops() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (csv, plot) = (
+        directory.path().join("net.csv"),
+        directory.path().join("net.svg"),
+    );
+    let mut command = tcpx(&[
+        "bench", "net", "--from", "host", "--to", "host", "--peer", "raw", "--json",
+    ]);
+    command
+        .args(SHORT)
+        .arg("--csv")
+        .arg(&csv)
+        .arg("--plot")
+        .arg(&plot);
+    let ended = Running::start(command).end();
+    let file: serde_json::Value =
+        serde_json::from_str(&ended.assert_code(0).stdout).expect("one JSON document");
+    assert_eq!(file["subject"], "Network");
+    let rows = file["rows"].as_array().expect("rows");
+    // For each of two sizes: three contenders with two times, then two modes of two depths with two contenders.
+    assert_eq!(rows.len(), 2 * (3 * 2 + 2 * 2 * 2), "{file:#}");
+    for row in rows {
+        assert!(
+            row["median"].as_f64().is_some_and(|value| value > 0.0),
+            "{row}"
+        );
+        assert_eq!(row["runs"], 2);
+    }
+    let named = |name: &str| rows.iter().find(|row| row["name"] == name).expect(name);
+    let ours = named("292.97 KiB, 3 in flight: host -> host");
+    let notes = ours["notes"].as_str().expect("notes");
+    assert!(
+        notes.contains("of the rate of raw") && notes.contains("TCP bytes a payload byte"),
+        "{notes}"
+    );
+    // Headers are 40 bytes of a chunk, and nothing is sent twice on loopback.
+    let tcp: f64 = notes
+        .split("; ")
+        .find_map(|part| part.strip_suffix(" TCP bytes a payload byte."))
+        .and_then(|ratio| ratio.parse().ok())
+        .expect("a ratio");
+    assert!((1.0..1.01).contains(&tcp), "{tcp}");
+    let lines = std::fs::read_to_string(&csv)
+        .expect("written")
+        .lines()
+        .count();
+    assert_eq!(lines, 1 + 2 * 2 * (3 + 2 * 2 * 2));
+    assert!(
+        std::fs::read_to_string(&plot)
+            .expect("written")
+            .starts_with("<svg")
+    );
+}
+
+#[test]
+fn a_server_elsewhere_serves_one_benchmark() {
+    let server = Server::start(tcpx(&["bench", "net", "--serve", "host"]));
+    let client = server.client(
+        &["bench", "net", "--server"],
+        &[&SHORT[..], &["--from", "host", "--modes", "latency"]].concat(),
+    );
+    let (server, client) = server.finish(client);
+    server.assert_code(0);
+    client
+        .assert_code(0)
+        .assert_says("1 KiB, half a round trip")
+        .assert_complains("contents verified");
+}
+
+#[test]
+fn a_benchmark_that_cannot_be_is_refused() {
+    let ended = Running::start(tcpx(&["bench", "net", "--sizes", "0", "--from", "host"])).end();
+    ended.assert_code(2).assert_complains("0 bytes");
+    let mut without = tcpx(&["bench", "net", "--peer", "iperf3", "--from", "host"]);
+    without.env("PATH", "/nonexistent");
+    Running::start(without)
+        .end()
+        .assert_code(1)
+        .assert_complains("iperf3 cannot be started")
+        .assert_complains("leave --peer iperf3 out");
+}
+
+#[test]
+fn the_other_end_does_only_what_a_benchmark_asks() {
+    let server = Server::start(tcpx(&["bench", "net", "--serve", "host"]));
+    let client = server.client(&["transfer"], &["--host"]);
+    let (server, client) = server.finish(client);
+    server
+        .assert_code(1)
+        .assert_complains("an order of the benchmark");
+    client.assert_code(1);
+}

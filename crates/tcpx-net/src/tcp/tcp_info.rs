@@ -1,0 +1,69 @@
+//! What the kernel counted on a TCP stream (`TCP_INFO`, tcp(7)).
+
+use std::mem::{MaybeUninit, offset_of};
+use std::os::fd::{AsFd, AsRawFd};
+
+/// Payload bytes of a stream, both ways.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct TcpCounters {
+    /// Sent, again or not (Linux 4.19 and later).
+    pub(super) sent: u64,
+    /// Received, each byte once.
+    pub(super) received: u64,
+}
+
+/// The counters of a stream; `None` where the kernel is too old to keep them.
+pub(super) fn tcp_counters(socket: &impl AsFd) -> Option<TcpCounters> {
+    let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
+    let mut length = libc::socklen_t::try_from(size_of::<libc::tcp_info>()).ok()?;
+    // SAFETY: the kernel writes at most `length` bytes to `info`, which has that many; the
+    // descriptor is borrowed for the call. There is no safe binding for this option.
+    let done = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    let needed = offset_of!(libc::tcp_info, tcpi_bytes_sent) + size_of::<u64>();
+    if done != 0 || usize::try_from(length).ok()? < needed {
+        return None;
+    }
+    // SAFETY: every field is an integer, so zeroes and whatever the kernel wrote are values.
+    let info = unsafe { info.assume_init() };
+    Some(TcpCounters {
+        sent: info.tcpi_bytes_sent,
+        received: info.tcpi_bytes_received,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn the_kernel_counts_what_was_sent_and_received() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+        let mut client =
+            TcpStream::connect(listener.local_addr().expect("an address")).expect("connected");
+        let (mut server, _) = listener.accept().expect("accepted");
+        client.write_all(&[7; 10_000]).expect("written");
+        let mut all = [0; 10_000];
+        server.read_exact(&mut all).expect("read");
+        let counted = |stream: &TcpStream| tcp_counters(stream).expect("counters");
+        assert_eq!(counted(&server).received, 10_000);
+        assert_eq!(counted(&client).sent, 10_000);
+        assert_eq!(counted(&client).received, 0);
+    }
+
+    #[test]
+    fn what_is_no_tcp_stream_has_no_counters() {
+        let (one, _other) = std::os::unix::net::UnixStream::pair().expect("a pair");
+        assert_eq!(tcp_counters(&one), None);
+    }
+}
