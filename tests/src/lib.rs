@@ -5,6 +5,7 @@ pub mod buffers;
 pub mod child;
 pub mod content;
 pub mod double;
+pub mod fake_kernel;
 pub mod instructions;
 pub mod nccl_part;
 pub mod pair;

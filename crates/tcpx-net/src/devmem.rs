@@ -4,31 +4,48 @@
 //! [`Devmem`] binds memory to queues and shows or undoes what processes have changed on a card.
 //! [`ReceiveQueue`] and [`SendPath`] are what the data path gets: bound memory, and the means to steer
 //! flows to it. Dropping them unbinds and puts back every setting of the card that was changed.
+//! [`DevmemNetwork`] moves chunks through them.
 
 mod bind;
 mod capability;
+mod calls;
+mod channel;
+mod companion;
 mod error;
 mod flow;
 mod folder;
 mod holders;
+mod in_kernel;
+mod inflow;
 pub mod kernel;
+mod landing;
 mod netlink;
+mod network;
+mod outflow;
+mod pool_use;
 mod receive_queue;
 mod record;
 mod refusals;
 mod rule;
 mod send_path;
+mod set_up;
 mod settings;
+mod slots;
+mod stage;
 mod status;
 mod steering;
+mod watch;
+mod zero_copy;
 
 pub use bind::{Adjust, Devmem, ReceiveOptions};
 pub use capability::{Capability, KernelCapability};
+pub use calls::{Arrival, Done, LinuxSockets, SocketCalls};
 pub use error::{DevmemError, Refusal};
 pub use flow::{Flow, FlowRule, Steering};
 pub use folder::STATE_FOLDER;
 pub use holders::Holder;
 pub use netlink::QueueUse;
+pub use network::{DevmemNetwork, DevmemOptions};
 pub use receive_queue::ReceiveQueue;
 pub use rule::Rule;
 pub use send_path::SendPath;

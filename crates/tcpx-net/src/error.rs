@@ -136,6 +136,18 @@ pub enum ChannelError {
         /// The memory layer's words.
         cause: String,
     },
+    /// A device-memory channel cannot go on, not even over plain TCP.
+    #[error(
+        "{channel}: {operation} failed: {cause}; check the link and the peer's log, then connect again"
+    )]
+    Devmem {
+        /// Which channel.
+        channel: String,
+        /// What was tried.
+        operation: &'static str,
+        /// The system's reason.
+        cause: String,
+    },
     /// A network plugin failed.
     #[error("{channel}: plugin call {call} failed: {cause}")]
     Plugin {

@@ -83,6 +83,12 @@ pub trait Network: Send + Sync + Debug {
         true
     }
 
+    /// Whether its channels do their work on the thread that polls them, so that each connection is
+    /// to have a thread of its own.
+    fn works_in_poll(&self) -> bool {
+        false
+    }
+
     /// Sets up the channels. Blocks, at most until [`Setup::deadline`].
     ///
     /// # Errors

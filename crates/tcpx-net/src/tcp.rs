@@ -20,7 +20,7 @@ mod permits;
 mod receive_lane;
 mod receive_table;
 mod shared;
-mod signal;
+pub(crate) mod signal;
 mod staging;
 mod tcp_channel;
 mod tcp_info;

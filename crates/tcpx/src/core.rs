@@ -4,6 +4,7 @@
 mod actions;
 mod channels;
 mod completions;
+mod coverage;
 mod jobs;
 mod operation;
 mod posting;
@@ -14,7 +15,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tcpx_memory::{CopyWorker, Gpu, UnpackMethod};
@@ -71,6 +72,8 @@ pub(crate) struct Core {
     peer_closed: bool,
     /// Closed, quiet, and every operation ended.
     finished: bool,
+    /// The path that the bytes take since it changed.
+    pub(crate) changed_path: Arc<OnceLock<String>>,
 }
 
 /// What [`Core::new`] needs.
@@ -109,6 +112,7 @@ impl Core {
             ended_at: None,
             peer_closed: false,
             finished: false,
+            changed_path: Arc::default(),
         };
         for action in parts.early {
             core.perform(action);

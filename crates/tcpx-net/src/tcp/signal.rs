@@ -15,33 +15,33 @@ use rustix::event::{EventfdFlags, eventfd};
 /// [`lower`](Self::lower) and then looks for work. Work published before a `raise` that returned
 /// `false` is seen by the consumer after its next `lower`.
 #[derive(Debug)]
-pub(super) struct Raised(AtomicBool);
+pub(crate) struct Raised(AtomicBool);
 
 impl Raised {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(AtomicBool::new(false))
     }
 
     /// True when the caller must wake the consumer.
-    pub(super) fn raise(&self) -> bool {
+    pub(crate) fn raise(&self) -> bool {
         !self.0.swap(true, Ordering::AcqRel)
     }
 
     /// Before looking for work. A swap and not a store: it must see what the raisers published.
-    pub(super) fn lower(&self) {
+    pub(crate) fn lower(&self) {
         self.0.swap(false, Ordering::AcqRel);
     }
 }
 
 /// An eventfd behind a [`Raised`] flag.
 #[derive(Debug)]
-pub(super) struct Signal {
+pub(crate) struct Signal {
     descriptor: OwnedFd,
     raised: Raised,
 }
 
 impl Signal {
-    pub(super) fn new() -> rustix::io::Result<Self> {
+    pub(crate) fn new() -> rustix::io::Result<Self> {
         let descriptor = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self {
             descriptor,
@@ -50,7 +50,7 @@ impl Signal {
     }
 
     /// Makes the descriptor readable.
-    pub(super) fn raise(&self) {
+    pub(crate) fn raise(&self) {
         if self.raised.raise() {
             // A full counter (EAGAIN) is readable already; nothing else can fail here.
             let _ = rustix::io::write(&self.descriptor, &1u64.to_ne_bytes());
@@ -58,7 +58,7 @@ impl Signal {
     }
 
     /// Makes the descriptor quiet; call it before looking for work.
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         let mut count = [0u8; 8];
         // EAGAIN: nobody raised it.
         let _ = rustix::io::read(&self.descriptor, &mut count);

@@ -103,7 +103,9 @@ fn drain(channel: &mut dyn Channel, sends: &mut Flow, receives: &mut Flow) -> us
         match completion {
             Completion::Sent { .. } => sends.sent += 1,
             Completion::Received { .. } => receives.arrived(received_token(completion)),
-            Completion::Failed { .. } => panic!("{completion:?}"),
+            Completion::Failed { .. }
+            | Completion::Part { .. }
+            | Completion::PathChanged { .. } => panic!("{completion:?}"),
         }
     }
     out.len()

@@ -11,6 +11,8 @@ pub(super) enum Token {
     Send(OperationId, InFlight),
     Receive(OperationId, InFlight),
     Unpack(OperationId, InFlight, Ticket),
+    /// A part of a chunk whose rest is still to come.
+    UnpackPart(OperationId, InFlight, Ticket),
     Digest(OperationId),
     Eager(OperationId),
 }
