@@ -3,6 +3,7 @@
 pub(crate) mod bench;
 pub(crate) mod connection;
 pub(crate) mod demo;
+pub(crate) mod devmem;
 pub(crate) mod link;
 pub(crate) mod perf;
 pub(crate) mod transfer;
@@ -14,6 +15,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use self::bench::BenchCommand;
+use self::devmem::DevmemCommand;
 use self::link::LinkArgs;
 use self::perf::PerfSide;
 
@@ -44,11 +46,13 @@ pub(crate) enum Command {
     /// Set up a connection and its data channels, say what was negotiated, and part.
     Connection(connection::ConnectionArgs),
     /// Measure bandwidth and latency between two hosts.
-    Perf(perf::PerfArgs),
+    Perf(Box<perf::PerfArgs>),
     /// Measure unpackers on one GPU, or the network beside its peers.
     Bench(bench::BenchArgs),
     /// List GPUs, network interfaces and the plugin file, and say what is missing.
     Devices,
+    /// Look after network cards that receive into device memory.
+    Devmem(devmem::DevmemArgs),
     /// The second process of `demo`; reads its steps from standard input.
     #[command(hide = true)]
     DemoPeer,
@@ -93,7 +97,7 @@ impl Cli {
                 BenchCommand::Net(args) => args.link.debug,
                 BenchCommand::Unpack(_) => false,
             },
-            Command::Devices | Command::DemoPeer => false,
+            Command::Devices | Command::Devmem(_) | Command::DemoPeer => false,
         }
     }
 
@@ -111,6 +115,9 @@ impl Cli {
                     Some(PerfSide::Agent(_)) => true,
                 };
                 (!quiet).then_some("perf")
+            }
+            Command::Devmem(args) => {
+                matches!(args.what, DevmemCommand::SelfTest(_)).then_some("self-test")
             }
             Command::Bench(_) | Command::Devices | Command::DemoPeer => None,
         }
@@ -130,7 +137,7 @@ impl Cli {
                 BenchCommand::Net(args) => Some(&mut args.link),
                 BenchCommand::Unpack(_) => None,
             },
-            Command::Demo(_) | Command::Devices | Command::DemoPeer => None,
+            Command::Demo(_) | Command::Devices | Command::Devmem(_) | Command::DemoPeer => None,
         }
     }
 }

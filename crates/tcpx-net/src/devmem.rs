@@ -7,8 +7,9 @@
 //! [`DevmemNetwork`] moves chunks through them.
 
 mod bind;
-mod capability;
 mod calls;
+mod capability;
+mod card_state;
 mod channel;
 mod companion;
 mod error;
@@ -19,6 +20,7 @@ mod in_kernel;
 mod inflow;
 pub mod kernel;
 mod landing;
+mod landing_test;
 mod netlink;
 mod network;
 mod outflow;
@@ -38,12 +40,14 @@ mod watch;
 mod zero_copy;
 
 pub use bind::{Adjust, Devmem, ReceiveOptions};
-pub use capability::{Capability, KernelCapability};
 pub use calls::{Arrival, Done, LinuxSockets, SocketCalls};
+pub use capability::{Capability, KernelCapability};
+pub use card_state::CardState;
 pub use error::{DevmemError, Refusal};
 pub use flow::{Flow, FlowRule, Steering};
 pub use folder::STATE_FOLDER;
 pub use holders::Holder;
+pub use landing_test::{Landed, LandingError, watch_landing};
 pub use netlink::QueueUse;
 pub use network::{DevmemNetwork, DevmemOptions};
 pub use receive_queue::ReceiveQueue;

@@ -2,6 +2,8 @@
 
 use clap::{Args, Subcommand};
 
+use crate::sizes::Limit;
+
 #[derive(Args, Debug)]
 pub(crate) struct DevmemArgs {
     #[command(subcommand)]
@@ -37,8 +39,8 @@ pub(crate) struct SelfTestArgs {
     #[arg(long, value_name = "N")]
     pub(crate) queue: Option<u32>,
     /// Also wait so long for another host to send, and say where its bytes landed.
-    #[arg(long, value_name = "TIME", value_parser = crate::sizes::duration)]
-    pub(crate) wait: Option<std::time::Duration>,
+    #[arg(long, value_name = "TIME")]
+    pub(crate) wait: Option<Limit>,
     /// Port to wait on.
     #[arg(long, value_name = "PORT", default_value_t = 12346)]
     pub(crate) port: u16,
