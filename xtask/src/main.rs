@@ -5,6 +5,7 @@ mod bench_docs;
 mod benchmark;
 mod command_line;
 mod dependencies;
+mod devmem_vm;
 mod dist;
 mod kernels;
 mod links;
@@ -20,6 +21,7 @@ usage: cargo xtask COMMAND
   bench-docs [--check]   write docs/benchmarks.md from benchmarks/*.json, or say that it is stale
   command-line [--check] write docs/command-line.md from what `tcpx --help` prints
   dependencies           check that docs/dependencies.md gives a reason for every dependency
+  devmem-vm [SCRIPT...]  run tests/devmem-vm/scripts on a real kernel in an emulated machine
   dist [--out DIR]       build, strip and lay out what a user installs (default target/dist)
   links                  check that every link in the documents leads to a file
   kernels [--check]      make the PTX of kernels/*.cu with NVRTC, or say that it is stale
@@ -36,6 +38,7 @@ fn main() -> ExitCode {
         "bench-docs" => bench_docs::run(rest),
         "command-line" => command_line::run(rest),
         "dependencies" => dependencies::run(rest),
+        "devmem-vm" => devmem_vm::run(rest),
         "dist" => dist::run(rest),
         "links" => links::run(rest),
         "variables" => variables::run(rest),

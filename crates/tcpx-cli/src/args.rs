@@ -3,6 +3,7 @@
 pub(crate) mod bench;
 pub(crate) mod connection;
 pub(crate) mod demo;
+pub(crate) mod devmem;
 pub(crate) mod link;
 pub(crate) mod perf;
 pub(crate) mod transfer;
@@ -14,6 +15,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use self::bench::BenchCommand;
+use self::devmem::DevmemCommand;
 use self::link::LinkArgs;
 use self::perf::PerfSide;
 
@@ -44,11 +46,13 @@ pub(crate) enum Command {
     /// Set up a connection and its data channels, say what was negotiated, and part.
     Connection(connection::ConnectionArgs),
     /// Measure bandwidth and latency between two hosts.
-    Perf(perf::PerfArgs),
+    Perf(Box<perf::PerfArgs>),
     /// Measure unpackers on one GPU, or the network beside its peers.
     Bench(bench::BenchArgs),
     /// List GPUs, network interfaces and the plugin file, and say what is missing.
     Devices,
+    /// Look after network cards that receive into device memory.
+    Devmem(devmem::DevmemArgs),
     /// The second process of `demo`; reads its steps from standard input.
     #[command(hide = true)]
     DemoPeer,
@@ -84,14 +88,16 @@ impl Cli {
             Command::Transfer(args) => args.link.debug,
             Command::Connection(args) => args.link.debug,
             Command::Perf(args) => match &args.side {
-                PerfSide::Server(args) => args.link.debug,
-                PerfSide::Client(args) => args.link.debug,
+                None => args.matrix.link.debug,
+                Some(PerfSide::Server(args)) => args.link.debug,
+                Some(PerfSide::Client(args)) => args.link.debug,
+                Some(PerfSide::Agent(args)) => args.link.debug,
             },
             Command::Bench(args) => match &args.what {
                 BenchCommand::Net(args) => args.link.debug,
                 BenchCommand::Unpack(_) => false,
             },
-            Command::Devices | Command::DemoPeer => false,
+            Command::Devices | Command::Devmem(_) | Command::DemoPeer => false,
         }
     }
 
@@ -102,11 +108,16 @@ impl Cli {
             Command::Transfer(_) => Some("transfer"),
             Command::Connection(_) => Some("connection"),
             Command::Perf(args) => {
-                let json = match &args.side {
-                    PerfSide::Server(args) => args.json,
-                    PerfSide::Client(args) => args.json,
+                let quiet = match &args.side {
+                    None => args.matrix.json,
+                    Some(PerfSide::Server(args)) => args.json,
+                    Some(PerfSide::Client(args)) => args.json,
+                    Some(PerfSide::Agent(_)) => true,
                 };
-                (!json).then_some("perf")
+                (!quiet).then_some("perf")
+            }
+            Command::Devmem(args) => {
+                matches!(args.what, DevmemCommand::SelfTest(_)).then_some("self-test")
             }
             Command::Bench(_) | Command::Devices | Command::DemoPeer => None,
         }
@@ -117,14 +128,16 @@ impl Cli {
             Command::Transfer(args) => Some(&mut args.link),
             Command::Connection(args) => Some(&mut args.link),
             Command::Perf(args) => Some(match &mut args.side {
-                PerfSide::Server(args) => &mut args.link,
-                PerfSide::Client(args) => &mut args.link,
+                None => &mut args.matrix.link,
+                Some(PerfSide::Server(args)) => &mut args.link,
+                Some(PerfSide::Client(args)) => &mut args.link,
+                Some(PerfSide::Agent(args)) => &mut args.link,
             }),
             Command::Bench(args) => match &mut args.what {
                 BenchCommand::Net(args) => Some(&mut args.link),
                 BenchCommand::Unpack(_) => None,
             },
-            Command::Demo(_) | Command::Devices | Command::DemoPeer => None,
+            Command::Demo(_) | Command::Devices | Command::Devmem(_) | Command::DemoPeer => None,
         }
     }
 }

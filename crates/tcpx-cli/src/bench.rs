@@ -1,7 +1,7 @@
 //! `tcpx bench`: what a host and its network can do, beside what others do there.
 
 mod cases;
-mod file;
+pub(crate) mod file;
 mod net;
 mod plot;
 mod report;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use crate::args::bench::BenchCommand;
+use crate::args::link::MemoryArgs;
 use crate::args::perf::{PerfSide, Place};
 use crate::args::{Cli, Command as Tcpx};
 use crate::error::Error;
@@ -75,12 +76,17 @@ fn wanted(cli: &Cli) -> Vec<Wanted> {
             };
         }
         Tcpx::Perf(args) => {
-            let (link, place) = match &args.side {
-                PerfSide::Server(args) => (&args.link, args.place),
-                PerfSide::Client(args) => (&args.link, args.place),
+            let (link, memory) = match &args.side {
+                None => (&args.matrix.link, MemoryArgs::default()),
+                Some(PerfSide::Server(args)) => (&args.link, args.place.memory()),
+                Some(PerfSide::Client(args)) => (&args.link, args.place.memory()),
+                Some(PerfSide::Agent(args)) => {
+                    let first = args.places.first().copied();
+                    (&args.link, first.map(Place::memory).unwrap_or_default())
+                }
             };
             return if is_plugin(&link.network) {
-                variables(&place.memory(), false)
+                variables(&memory, false)
             } else {
                 Vec::new()
             };
@@ -90,7 +96,7 @@ fn wanted(cli: &Cli) -> Vec<Wanted> {
     variables(memory, is_demo)
 }
 
-fn variables(memory: &crate::args::link::MemoryArgs, is_demo: bool) -> Vec<Wanted> {
+fn variables(memory: &MemoryArgs, is_demo: bool) -> Vec<Wanted> {
     let mut wanted = vec![(DEVICE, "unpack", is_demo)];
     if Devices::probe().means_host(memory) {
         wanted.push((STANDIN, "host", is_demo));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nccl_net::AbiVersion;
-use tcpx::{Auth, Connection, Deadlines, Endpoint, Network, Options, TcpNetwork};
+use tcpx::{Auth, Connection, Deadlines, Endpoint, Key, Network, Options, TcpNetwork};
 use tcpx_net::{PluginMemory, PluginNetwork, PluginOptions};
 
 use crate::addresses;
@@ -86,6 +86,34 @@ impl Link {
         self
     }
 
+    /// Has the key serve more than one session.
+    pub(crate) fn for_many(mut self) -> Self {
+        self.options.one_time = false;
+        self
+    }
+
+    /// Listens on a port; 0 takes a free one.
+    pub(crate) fn listen(&self, args: &LinkArgs, port: u16) -> Result<Endpoint, Error> {
+        let ip = args.bind.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        Ok(Endpoint::listen(
+            SocketAddr::new(ip, port),
+            self.options.clone(),
+        )?)
+    }
+
+    /// Connects to this very address.
+    pub(crate) fn connect_to(&self, address: SocketAddr) -> Result<Connection, Error> {
+        Ok(Endpoint::connect(address, &self.options)?)
+    }
+
+    /// The key, for more links of the same process.
+    pub(crate) fn key(&self) -> Option<Key> {
+        match &self.options.auth {
+            Auth::Key(key) => Some(key.clone()),
+            Auth::Insecure => None,
+        }
+    }
+
     /// Listens, prints the line to run at the other side, and waits for it.
     pub(crate) fn serve(
         &self,
@@ -145,7 +173,7 @@ impl Link {
     }
 
     /// The line that a person runs at the other side.
-    fn invitation(&self, args: &LinkArgs, command: &str, bound: SocketAddr) -> String {
+    pub(crate) fn invitation(&self, args: &LinkArgs, command: &str, bound: SocketAddr) -> String {
         let mut line = String::new();
         let mut more = String::new();
         match (&self.origin, &self.options.auth) {
@@ -177,7 +205,7 @@ impl Link {
         )
     }
 
-    fn warn(&self, args: &LinkArgs) {
+    pub(crate) fn warn(&self, args: &LinkArgs) {
         if args.insecure {
             aside!(
                 "warning: --insecure: there is no key, anybody who reaches the port can take the place of the peer"

@@ -1,4 +1,4 @@
-//! The tcpx program: demo, transfer, connection, perf, bench, devices.
+//! The tcpx program: demo, transfer, connection, perf, bench, devices, devmem.
 
 mod addresses;
 mod args;
@@ -6,6 +6,7 @@ mod bench;
 mod connection;
 mod demo;
 mod devices;
+mod devmem;
 mod environment;
 mod error;
 mod key;
@@ -17,6 +18,7 @@ mod output;
 mod pattern;
 mod perf;
 mod plugin_file;
+mod second_process;
 mod sizes;
 mod transfer;
 
@@ -58,6 +60,7 @@ fn run(cli: &Cli) -> Result<(), Error> {
         Command::Connection(args) => connection::run(args),
         Command::Perf(args) => perf::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Devmem(args) => devmem::run(args),
         Command::Devices => {
             devices::run();
             Ok(())

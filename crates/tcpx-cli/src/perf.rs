@@ -1,6 +1,11 @@
 //! `tcpx perf`: bandwidth and latency between two hosts, with contents compared before any rate is printed.
 
+mod agent;
 mod client;
+mod hosts;
+mod matrix;
+mod memory_limit;
+mod orders;
 mod server;
 pub(crate) mod summary;
 
@@ -10,8 +15,10 @@ use crate::error::Error;
 /// Runs one side.
 pub(crate) fn run(args: &PerfArgs) -> Result<(), Error> {
     match &args.side {
-        PerfSide::Server(args) => server::run(args),
-        PerfSide::Client(args) => client::run(args),
+        None => matrix::run(&args.matrix),
+        Some(PerfSide::Server(args)) => server::run(args),
+        Some(PerfSide::Client(args)) => client::run(args),
+        Some(PerfSide::Agent(args)) => agent::run(args),
     }
 }
 

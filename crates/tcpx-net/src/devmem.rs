@@ -8,6 +8,8 @@
 
 mod bind;
 mod calls;
+mod capability;
+mod card_state;
 mod channel;
 mod companion;
 mod error;
@@ -18,6 +20,7 @@ mod in_kernel;
 mod inflow;
 pub mod kernel;
 mod landing;
+mod landing_test;
 mod netlink;
 mod network;
 mod outflow;
@@ -38,10 +41,13 @@ mod zero_copy;
 
 pub use bind::{Adjust, Devmem, ReceiveOptions};
 pub use calls::{Arrival, Done, LinuxSockets, SocketCalls};
+pub use capability::{Capability, KernelCapability};
+pub use card_state::CardState;
 pub use error::{DevmemError, Refusal};
 pub use flow::{Flow, FlowRule, Steering};
 pub use folder::STATE_FOLDER;
 pub use holders::Holder;
+pub use landing_test::{Landed, LandingError, watch_landing};
 pub use netlink::QueueUse;
 pub use network::{DevmemNetwork, DevmemOptions};
 pub use receive_queue::ReceiveQueue;

@@ -1,6 +1,7 @@
 //! Flags of `tcpx perf`.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Subcommand};
@@ -9,9 +10,32 @@ use super::link::{LinkArgs, MemoryArgs};
 use crate::sizes::Size;
 
 #[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true, subcommand_value_name = "SIDE")]
 pub(crate) struct PerfArgs {
     #[command(subcommand)]
-    pub(crate) side: PerfSide,
+    pub(crate) side: Option<PerfSide>,
+    #[command(flatten)]
+    pub(crate) matrix: MatrixArgs,
+}
+
+/// Without a side: every pair of hosts and GPUs.
+#[derive(Args, Debug)]
+pub(crate) struct MatrixArgs {
+    /// Measure every pair of the hosts in this file, one address a line, where `tcpx perf agent` runs
+    /// [default: every pair of this host's GPUs].
+    #[arg(long, value_name = "FILE")]
+    pub(crate) hosts: Option<PathBuf>,
+    /// Bytes of one transfer.
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    pub(crate) size: Size,
+    /// Transfers that are timed for each pair.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(crate) rounds: u32,
+    /// Print a benchmark file (see benchmarks/README.md) and nothing else on standard output.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) link: LinkArgs,
 }
 
 #[derive(Debug, Subcommand)]
@@ -20,6 +44,17 @@ pub(crate) enum PerfSide {
     Server(PerfServerArgs),
     /// Send, measure and report.
     Client(PerfClientArgs),
+    /// Send and receive for whoever has the key and measures a list of hosts.
+    Agent(PerfAgentArgs),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct PerfAgentArgs {
+    /// Memories that take part: numbers of GPUs, or `host` [default: every GPU, else `host`].
+    #[arg(value_name = "PLACE")]
+    pub(crate) places: Vec<Place>,
+    #[command(flatten)]
+    pub(crate) link: LinkArgs,
 }
 
 #[derive(Args, Debug)]

@@ -7,34 +7,34 @@ use tcpx_memory::driver::{DriverStatus, probe};
 
 /// One subject: what was measured together.
 #[derive(Debug, Serialize)]
-pub(super) struct File {
-    pub(super) schema: u32,
-    pub(super) subject: &'static str,
-    pub(super) date: String,
-    pub(super) machine: String,
-    pub(super) command: String,
-    pub(super) rows: Vec<Row>,
-    pub(super) notes: Vec<String>,
+pub(crate) struct File {
+    pub(crate) schema: u32,
+    pub(crate) subject: &'static str,
+    pub(crate) date: String,
+    pub(crate) machine: String,
+    pub(crate) command: String,
+    pub(crate) rows: Vec<Row>,
+    pub(crate) notes: Vec<String>,
 }
 
 /// One figure.
 #[derive(Debug, Serialize)]
-pub(super) struct Row {
-    pub(super) name: String,
-    pub(super) unit: &'static str,
-    pub(super) median: f64,
-    pub(super) min: f64,
-    pub(super) max: f64,
-    pub(super) runs: u32,
+pub(crate) struct Row {
+    pub(crate) name: String,
+    pub(crate) unit: &'static str,
+    pub(crate) median: f64,
+    pub(crate) min: f64,
+    pub(crate) max: f64,
+    pub(crate) runs: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) cpu_seconds_per_gb: Option<f64>,
+    pub(crate) cpu_seconds_per_gb: Option<f64>,
     #[serde(skip_serializing_if = "String::is_empty")]
-    pub(super) notes: String,
+    pub(crate) notes: String,
 }
 
 impl Row {
     /// A row of `values`, one for each round.
-    pub(super) fn of(name: String, unit: &'static str, values: &[f64], notes: String) -> Self {
+    pub(crate) fn of(name: String, unit: &'static str, values: &[f64], notes: String) -> Self {
         let (median, min, max) = spread(values);
         Self {
             name,
@@ -50,13 +50,13 @@ impl Row {
 }
 
 impl File {
-    pub(super) fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         serde_json::to_string_pretty(self).unwrap_or_default()
     }
 }
 
 /// Median, least and most.
-pub(super) fn spread(values: &[f64]) -> (f64, f64, f64) {
+pub(crate) fn spread(values: &[f64]) -> (f64, f64, f64) {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
     let at = |index: usize| sorted.get(index).copied().unwrap_or_default();
@@ -68,12 +68,12 @@ pub(super) fn spread(values: &[f64]) -> (f64, f64, f64) {
 }
 
 /// Three digits behind the point.
-pub(super) fn digits(value: f64) -> f64 {
+pub(crate) fn digits(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
 }
 
 /// The host in a line, which begins with its `devices`.
-pub(super) fn machine(devices: &str) -> String {
+pub(crate) fn machine(devices: &str) -> String {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let driver = match probe() {
         DriverStatus::Present { version, .. } => format!("driver for CUDA {version}"),
@@ -87,7 +87,7 @@ pub(super) fn machine(devices: &str) -> String {
 }
 
 /// The date in UTC.
-pub(super) fn today() -> String {
+pub(crate) fn today() -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     date(now.map_or(0, |now| now.as_secs() / 86_400))
 }

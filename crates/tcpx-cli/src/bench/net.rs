@@ -7,7 +7,6 @@ mod orders;
 mod plot;
 mod raw;
 mod report;
-mod second;
 mod server;
 
 use super::write;
@@ -18,10 +17,10 @@ use crate::key;
 use crate::link::{self, Link};
 use crate::memory_choice::{Devices, MemoryChoice, short};
 use crate::output::say::{aside, say};
+use crate::second_process::Second;
 
 use measure::Bench;
 use report::About;
-use second::Second;
 
 /// Serves a benchmark, or measures.
 pub(super) fn run(args: &NetArgs) -> Result<(), Error> {
@@ -53,7 +52,11 @@ fn measure(args: &NetArgs) -> Result<(), Error> {
                 .to
                 .unwrap_or_else(|| second_place(&memory, devices.count()));
             let key = key::fresh()?;
-            let started = Second::start(to, &args.link, &key)?;
+            let started = Second::start(
+                &["bench", "net", "--serve", &to.to_string()],
+                &args.link,
+                &key,
+            )?;
             link_args.port = started.port;
             link_args.own_key = Some(key);
             link_args.insecure = false;

@@ -29,17 +29,47 @@ pub(crate) fn run(args: &PerfClientArgs) -> Result<(), Error> {
     if !args.json {
         say!("{}", link.describe(&connection, &memory));
     }
-    let measured = measure(&connection, &memory, args);
-    let peer = connection.peer().clone();
-    let path = connection.path().to_owned();
-    let measured = link::part_after(connection, measured)?;
-    let summary = measured.summary(args, path, [memory.describe(), peer.memory])?;
+    let work = Work {
+        bytes: args.size.0,
+        iterations: args.iterations,
+        limit: args.link.timeout.0,
+        debug: args.link.debug,
+    };
+    let summary = one(connection, &memory, &work, || Ok(()))?;
     if args.json {
         say!("{}", serde_json::json!(summary));
     } else {
         say!("{}", text(&summary).trim_end());
     }
     Ok(())
+}
+
+/// What is to be measured.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Work {
+    /// Bytes of one transfer.
+    pub(super) bytes: u64,
+    /// Transfers that are timed.
+    pub(super) iterations: u32,
+    /// Longest time that a step may stand still.
+    pub(super) limit: Duration,
+    /// Say each transfer's time.
+    pub(super) debug: bool,
+}
+
+/// Measures over a fresh connection to a server, and closes it. `go` returns when the timed transfers may
+/// begin; the contents are proven then.
+pub(super) fn one(
+    connection: Connection,
+    memory: &MemoryChoice,
+    work: &Work,
+    go: impl FnOnce() -> Result<(), Error>,
+) -> Result<Summary, Error> {
+    let measured = measure(&connection, memory, work, go);
+    let peer = connection.peer().clone();
+    let path = connection.path().to_owned();
+    let measured = link::part_after(connection, measured)?;
+    measured.summary(work, path, [memory.describe(), peer.memory])
 }
 
 /// What the timed transfers gave.
@@ -50,13 +80,8 @@ struct Measured {
 }
 
 impl Measured {
-    fn summary(
-        &self,
-        args: &PerfClientArgs,
-        path: String,
-        memory: [String; 2],
-    ) -> Result<Summary, Error> {
-        let figures = Latency::of(&self.times).zip(rate_of(args.size.0, &self.times));
+    fn summary(&self, work: &Work, path: String, memory: [String; 2]) -> Result<Summary, Error> {
+        let figures = Latency::of(&self.times).zip(rate_of(work.bytes, &self.times));
         let (latency_us, gb_per_second) = figures.ok_or_else(|| Error::Failed {
             what: "the transfers took no time that this clock can show".into(),
             hint: "give a larger --size or more --iterations",
@@ -65,16 +90,16 @@ impl Measured {
             clippy::cast_precision_loss,
             reason = "shown without digits after the point"
         )]
-        let fragments_per_transfer = self.theirs.fragments as f64 / f64::from(args.iterations);
+        let fragments_per_transfer = self.theirs.fragments as f64 / f64::from(work.iterations);
         Ok(Summary {
-            bytes: args.size.0,
-            iterations: args.iterations.into(),
+            bytes: work.bytes,
+            iterations: work.iterations.into(),
             gb_per_second,
             latency_us,
             sender_percent: Shares::of(&self.ours),
             receiver_percent: Shares::of(&self.theirs),
             fragments_per_transfer,
-            cpu_seconds_per_gb: cpu_per_gb(args.size.0, args.iterations, &self.ours, &self.theirs),
+            cpu_seconds_per_gb: cpu_per_gb(work.bytes, work.iterations, &self.ours, &self.theirs),
             path,
             memory,
             verified: true,
@@ -85,9 +110,10 @@ impl Measured {
 fn measure(
     connection: &Connection,
     memory: &MemoryChoice,
-    args: &PerfClientArgs,
+    work: &Work,
+    go: impl FnOnce() -> Result<(), Error>,
 ) -> Result<Measured, Error> {
-    let (bytes, limit) = (args.size.0, args.link.timeout.0);
+    let (bytes, limit) = (work.bytes, work.limit);
     let seed = getrandom::u64().map_err(crate::key::KeyError::random)?;
     let source = memory.allocate_pages(bytes)?;
     let length = usize::try_from(bytes).unwrap_or(usize::MAX);
@@ -104,7 +130,7 @@ fn measure(
         REQUEST,
         &Request::Perf {
             bytes,
-            iterations: args.iterations,
+            iterations: work.iterations,
             seed,
         },
     )?;
@@ -117,15 +143,16 @@ fn measure(
         send()?;
     }
     messages::ready(answer)?;
-    let mut progress = Progress::new("sending", bytes.saturating_mul(args.iterations.into()));
-    let mut times = Vec::with_capacity(usize::try_from(args.iterations).unwrap_or(0));
+    go()?;
+    let mut progress = Progress::new("sending", bytes.saturating_mul(work.iterations.into()));
+    let mut times = Vec::with_capacity(usize::try_from(work.iterations).unwrap_or(0));
     let mut ours = Spent::default();
     let cpu = ProcessorTime::start();
-    for index in 0..args.iterations {
+    for index in 0..work.iterations {
         let report = send()?;
         ours.add(&report);
         times.push(report.elapsed);
-        if args.link.debug {
+        if work.debug {
             let speed = rate(bytes, report.elapsed).unwrap_or_default();
             aside!(
                 "debug: iteration {index}: {} in {}, {speed:.3} GB/s",

@@ -1,6 +1,7 @@
 //! The receiving side: posts receives ahead of the sends, compares the first one, and reports its times.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use tcpx::{Connection, Region, Report, Transfer};
 
@@ -27,8 +28,42 @@ pub(crate) fn run(args: &PerfServerArgs) -> Result<(), Error> {
     if !args.json {
         say!("{}", link.describe(&connection, &memory));
     }
-    let request = messages::expect(&connection, REQUEST, args.link.timeout.0)?
-        .wait("a request to measure")?;
+    let done = one(connection, &memory, args.link.timeout.0)?;
+    if args.json {
+        say!(
+            "{}",
+            serde_json::json!({
+                "bytes": done.bytes,
+                "iterations": done.iterations,
+                "verified": true,
+                "spent_us": done.spent,
+            })
+        );
+    } else {
+        say!(
+            "received {} transfers of {}, contents verified; the client has the figures",
+            grouped(done.iterations.into()),
+            Size(done.bytes)
+        );
+    }
+    Ok(())
+}
+
+/// What a client had measured.
+#[derive(Debug)]
+pub(super) struct Served {
+    bytes: u64,
+    iterations: u32,
+    spent: Spent,
+}
+
+/// Serves one client, and closes its connection.
+pub(super) fn one(
+    connection: Connection,
+    memory: &MemoryChoice,
+    limit: Duration,
+) -> Result<Served, Error> {
+    let request = messages::expect(&connection, REQUEST, limit)?.wait("a request to measure")?;
     let Request::Perf {
         bytes,
         iterations,
@@ -39,7 +74,7 @@ pub(crate) fn run(args: &PerfServerArgs) -> Result<(), Error> {
         let failed = messages::refuse(&connection, expected, &request, "tcpx transfer server");
         return link::part_after(connection, Err(failed));
     };
-    let regions = match prove(&connection, &memory, bytes, seed) {
+    let regions = match prove(&connection, memory, bytes, seed) {
         Ok(regions) => regions,
         Err(error) => {
             let refusal = Answer::Refused {
@@ -66,19 +101,11 @@ pub(crate) fn run(args: &PerfServerArgs) -> Result<(), Error> {
     let parted = link::part(connection);
     let spent = result?;
     told.and(parted)?;
-    if args.json {
-        say!(
-            "{}",
-            serde_json::json!({ "bytes": bytes, "iterations": iterations, "verified": true, "spent_us": spent })
-        );
-    } else {
-        say!(
-            "received {} transfers of {}, contents verified; the client has the figures",
-            grouped(iterations.into()),
-            Size(bytes)
-        );
-    }
-    Ok(())
+    Ok(Served {
+        bytes,
+        iterations,
+        spent,
+    })
 }
 
 /// One transfer into each region, every byte compared: after it the memory is proven, and warm.

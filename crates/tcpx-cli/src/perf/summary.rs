@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::messages::Spent;
 use crate::output::table::{indented, table};
 use crate::sizes::{Size, grouped, rate, time};
 
 /// Times of the single transfers and of all together.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Summary {
     /// Bytes of one transfer.
     pub(crate) bytes: u64,
@@ -36,7 +36,7 @@ pub(crate) struct Summary {
 }
 
 /// Times in microseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Latency {
     pub(crate) min: f64,
     pub(crate) p50: f64,
@@ -46,7 +46,7 @@ pub(crate) struct Latency {
 }
 
 /// Percent of the time.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Shares {
     pub(crate) wire: f64,
     pub(crate) unpack: f64,

@@ -7,4 +7,5 @@ mod bench;
 mod demo;
 mod files;
 mod greeting;
+mod matrix;
 mod perf;

@@ -191,3 +191,29 @@ fn memory_that_is_in_use_is_no_pool() {
     assert!(matches!(refused, DevmemError::Memory { .. }), "{refused}");
     host.assert_clean(&before);
 }
+
+#[test]
+fn a_card_says_what_it_can_do_and_what_is_missing_without_being_changed() {
+    let host = Host::new();
+    let before = host.kernel.card(|card| {
+        card.bound.insert(3, (1000, 77));
+    });
+    let found = host.devmem().capability("dm1").unwrap();
+    assert_eq!(
+        (found.header_split, found.threshold),
+        (Some(false), Some(256))
+    );
+    assert_eq!(found.used, [(3, QueueUse::DmaBuf(77))]);
+    assert!(
+        found.missing().is_empty() && !found.is_known_driver(),
+        "{found:?}"
+    );
+    host.kernel.card(|card| {
+        (card.split, card.table, card.queues, card.flow_rules) = (None, None, 1, None);
+    });
+    assert_eq!(host.devmem().capability("dm1").unwrap().missing().len(), 4);
+    let can = host.devmem().kernel_capability().unwrap();
+    assert!(can.receive && can.send);
+    host.kernel.card(|card| *card = before.clone());
+    assert!(host.kernel.world().changes.is_empty());
+}

@@ -1,4 +1,4 @@
-//! The second process on this host, which serves the benchmark.
+//! A second process of this program on this host, which listens on loopback.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -8,28 +8,27 @@ use std::time::Duration;
 use tcpx::Key;
 
 use crate::args::link::{LinkArgs, NetworkName};
-use crate::args::perf::Place;
 use crate::environment;
 use crate::error::Error;
 use crate::key::KEY_VARIABLE;
 
 /// The process; ended when dropped.
 #[derive(Debug)]
-pub(super) struct Second {
+pub(crate) struct Second {
     child: Child,
     /// Where it listens, on loopback.
-    pub(super) port: u16,
+    pub(crate) port: u16,
 }
 
 impl Second {
-    /// Starts it with the same choices as this process, and a key that this process then has too.
-    pub(super) fn start(place: Place, link: &LinkArgs, key: &Key) -> Result<Self, Error> {
+    /// Starts `command` with the same choices as this process, and a key that this process then has too.
+    pub(crate) fn start(command: &[&str], link: &LinkArgs, key: &Key) -> Result<Self, Error> {
         let failed = |source| Error::Process {
             doing: "start the second process",
             source,
         };
         let mut child = Command::new(environment::own_program())
-            .args(["bench", "net", "--serve", &place.to_string()])
+            .args(command)
             .args(["--bind", "127.0.0.1", "--port", "0"])
             .args(same(link))
             .env(KEY_VARIABLE, key.to_text())

@@ -1,0 +1,442 @@
+//! Every pair of hosts and GPUs: one after the other, then all at once.
+
+use std::net::SocketAddr;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use tcpx::Connection;
+
+use super::orders::{Order, Reply, ask, part, unexpected};
+use super::summary::Summary;
+use super::{hosts, memory_limit};
+use crate::args::perf::MatrixArgs;
+use crate::bench::file::{File, Row, machine, today};
+use crate::error::Error;
+use crate::link::Link;
+use crate::memory_choice::Devices;
+use crate::output::say::{aside, say};
+use crate::output::table::{indented, table};
+use crate::second_process::Second;
+use crate::sizes::Size;
+use crate::{addresses, key};
+
+/// A memory of a host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct End {
+    /// As the list names it.
+    host: String,
+    /// Where the host's agent takes orders.
+    agent: SocketAddr,
+    /// Place of the memory in the agent's list.
+    index: u16,
+    name: String,
+    /// Where the memory receives.
+    port: u16,
+}
+
+impl End {
+    fn title(&self, one_host: bool) -> String {
+        if one_host {
+            self.name.clone()
+        } else {
+            format!("{} {}", self.host, self.name)
+        }
+    }
+}
+
+/// What sends to what.
+struct Pair<'a> {
+    from: &'a End,
+    to: &'a End,
+}
+
+/// What the pair's measurement gave.
+struct Measured<'a> {
+    pair: &'a Pair<'a>,
+    summary: Summary,
+}
+
+/// Measures and prints the matrix.
+pub(super) fn run(args: &MatrixArgs) -> Result<(), Error> {
+    if args.size.0 == 0 {
+        return Err(Error::Usage {
+            what: "a size of 0 has no rate".into(),
+            hint: "give --size 1 or more".into(),
+        });
+    }
+    let mut link_args = args.link.clone();
+    let (listed, started) = match &args.hosts {
+        Some(path) => (hosts::read(path)?, Vec::new()),
+        None => {
+            // Two processes, so that every byte leaves one and reaches another.
+            let key = key::fresh()?;
+            let start = || Second::start(&["perf", "agent"], &args.link, &key);
+            let started = vec![start()?, start()?];
+            link_args.own_key = Some(key);
+            link_args.insecure = false;
+            let listed = started.iter().map(|one| format!("127.0.0.1:{}", one.port));
+            (listed.collect(), started)
+        }
+    };
+    let host = Devices::probe().choose(&crate::args::perf::Place::Host.memory(), 0)?;
+    let matrix = Matrix {
+        link: Link::new(&link_args, &host, false)?,
+        args,
+        limit: args.link.timeout.0,
+    };
+    let mut hosts = Vec::new();
+    for address in &listed {
+        hosts.push(matrix.describe(address)?);
+    }
+    let one_host = args.hosts.is_none();
+    let pairs = pairs(&hosts, one_host);
+    let mut alone = Vec::new();
+    for pair in &pairs {
+        if !args.json {
+            aside!(
+                "measuring {} -> {}",
+                pair.from.title(one_host),
+                pair.to.title(one_host)
+            );
+        }
+        let summary = matrix.measure(pair, || {})?;
+        alone.push(Measured { pair, summary });
+    }
+    let (at_once, span) = matrix.all_at_once(&pairs)?;
+    let sum = rate(
+        args.size.0 * u64::from(args.rounds) * pairs.len() as u64,
+        span,
+    );
+    let limit = one_host.then(memory_limit::copy_rate);
+    drop(started);
+    let results = Results {
+        one_host,
+        alone,
+        at_once,
+        sum,
+        limit,
+    };
+    if args.json {
+        say!("{}", results.json(args));
+    } else {
+        say!("{}", results.text(args));
+    }
+    Ok(())
+}
+
+/// Every ordered pair of different memories; of one host the first agent sends and the second receives. A single
+/// memory is paired with itself.
+fn pairs(hosts: &[Vec<End>], one_host: bool) -> Vec<Pair<'_>> {
+    let mut pairs = Vec::new();
+    for (sender, from_host) in hosts.iter().enumerate() {
+        for (receiver, to_host) in hosts.iter().enumerate() {
+            let wanted = if one_host {
+                (sender, receiver) == (0, 1)
+            } else {
+                sender != receiver
+            };
+            if !wanted {
+                continue;
+            }
+            for from in from_host {
+                let others = to_host
+                    .iter()
+                    .filter(|to| !one_host || from_host.len() == 1 || to.index != from.index);
+                pairs.extend(others.map(|to| Pair { from, to }));
+            }
+        }
+    }
+    pairs
+}
+
+struct Matrix<'a> {
+    link: Link,
+    args: &'a MatrixArgs,
+    limit: Duration,
+}
+
+impl Matrix<'_> {
+    /// Connects to an agent, at the first of its addresses that answers.
+    fn agent(&self, address: &str) -> Result<(Connection, SocketAddr), Error> {
+        let mut last = None;
+        for at in addresses::resolve(address, self.args.link.port)? {
+            match self.link.connect_to(at) {
+                Ok(connection) => return Ok((connection, at)),
+                Err(error) => last = Some(error),
+            }
+        }
+        let why = last.map_or_else(
+            || "the name has no address".to_owned(),
+            |error| error.what(),
+        );
+        Err(Error::Address {
+            address: address.to_owned(),
+            why: format!("{why} (does `tcpx perf agent` run there?)"),
+        })
+    }
+
+    fn describe(&self, address: &str) -> Result<Vec<End>, Error> {
+        let (connection, at) = self.agent(address)?;
+        let described = ask(&connection, &Order::Describe, self.limit);
+        let reply = part(connection, described)?;
+        let Reply::Memories { memories } = reply else {
+            return Err(unexpected("the agent's memories", &reply));
+        };
+        let end = |(index, memory): (u16, super::orders::Memory)| End {
+            host: address.to_owned(),
+            agent: at,
+            index,
+            // What a peer writes must not drive the terminal.
+            name: crate::output::say::one_line(&memory.name),
+            port: memory.port,
+        };
+        Ok((0u16..).zip(memories).map(end).collect())
+    }
+
+    /// Time to prove the contents of one pair, or of all of them at once.
+    fn patience(&self) -> Duration {
+        self.limit * 4 + Duration::from_secs(self.args.size.0 / 10_000_000)
+    }
+
+    /// Has a pair proven, waits for `start`, and has it measured.
+    fn measure(&self, pair: &Pair<'_>, start: impl FnOnce()) -> Result<Summary, Error> {
+        let ready = self.prove(pair);
+        // Whoever else waits for the start must not wait for this pair in vain.
+        start();
+        let connection = ready?;
+        let measured = ask(&connection, &Order::Go, crate::messages::LONGEST_TRANSFER);
+        let reply = part(connection, measured)?;
+        match reply {
+            Reply::Measured { summary } => Ok(*summary),
+            other => Err(unexpected("figures", &other)),
+        }
+    }
+
+    fn prove(&self, pair: &Pair<'_>) -> Result<Connection, Error> {
+        let connection = self.link.connect_to(pair.from.agent)?;
+        let order = Order::Send {
+            from: pair.from.index,
+            ip: pair.to.agent.ip(),
+            port: pair.to.port,
+            bytes: self.args.size.0,
+            iterations: self.args.rounds,
+        };
+        match ask(&connection, &order, self.patience())? {
+            Reply::Proven => Ok(connection),
+            other => Err(unexpected("that the contents are proven", &other)),
+        }
+    }
+
+    /// All pairs together; the time from the common start to the end of the last.
+    fn all_at_once<'p>(
+        &self,
+        pairs: &'p [Pair<'p>],
+    ) -> Result<(Vec<Measured<'p>>, Duration), Error> {
+        if !self.args.json {
+            aside!("measuring all {} pairs at once", pairs.len());
+        }
+        let barrier = Barrier::new(pairs.len() + 1);
+        std::thread::scope(|scope| {
+            let running: Vec<_> = pairs
+                .iter()
+                .map(|pair| {
+                    let barrier = &barrier;
+                    scope.spawn(move || {
+                        let summary = self.measure(pair, || {
+                            barrier.wait();
+                        })?;
+                        Ok(Measured { pair, summary })
+                    })
+                })
+                .collect();
+            barrier.wait();
+            let started = Instant::now();
+            let ended: Vec<Result<_, Error>> = running
+                .into_iter()
+                .map(|one| {
+                    one.join().unwrap_or_else(|_| {
+                        Err(Error::Failed {
+                            what: "a measuring thread ended before its time".into(),
+                            hint: "its message stands above",
+                        })
+                    })
+                })
+                .collect();
+            let span = started.elapsed();
+            Ok((ended.into_iter().collect::<Result<_, _>>()?, span))
+        })
+    }
+}
+
+/// 10^9 bytes a second.
+#[expect(clippy::cast_precision_loss, reason = "three digits are printed")]
+fn rate(bytes: u64, span: Duration) -> f64 {
+    bytes as f64 / span.as_secs_f64().max(1e-9) / 1e9
+}
+
+/// What is printed.
+struct Results<'a> {
+    one_host: bool,
+    alone: Vec<Measured<'a>>,
+    at_once: Vec<Measured<'a>>,
+    /// All pairs at once, 10^9 bytes a second.
+    sum: f64,
+    /// What all cores of this host copy together.
+    limit: Option<f64>,
+}
+
+impl Results<'_> {
+    fn text(&self, args: &MatrixArgs) -> String {
+        let mut out = format!(
+            "{} transfers of {} each, contents verified; GB/s, rows send to columns\n",
+            args.rounds,
+            Size(args.size.0)
+        );
+        out.push_str(&self.matrix("alone", &self.alone));
+        out.push_str(&self.matrix("all at once", &self.at_once));
+        out.push_str(&format!("sum of all at once: {:.2} GB/s", self.sum));
+        if let Some(limit) = self.limit {
+            out.push_str(&format!(
+                "; this host's cores copy {limit:.1} GB/s of memory"
+            ));
+        }
+        out
+    }
+
+    fn matrix(&self, title: &str, measured: &[Measured<'_>]) -> String {
+        let mut ends: Vec<String> = Vec::new();
+        for one in measured {
+            for end in [one.pair.from, one.pair.to] {
+                let title = end.title(self.one_host);
+                if !ends.contains(&title) {
+                    ends.push(title);
+                }
+            }
+        }
+        let header: Vec<&str> = std::iter::once(title)
+            .chain(ends.iter().map(String::as_str))
+            .collect();
+        let numbers: Vec<usize> = (1..header.len()).collect();
+        let mut out = table(&header, &numbers);
+        for from in &ends {
+            let cells = ends.iter().map(|to| {
+                let found = measured.iter().find(|one| {
+                    one.pair.from.title(self.one_host) == *from
+                        && one.pair.to.title(self.one_host) == *to
+                });
+                found.map_or_else(
+                    || "-".to_owned(),
+                    |one| format!("{:.2}", one.summary.gb_per_second),
+                )
+            });
+            out.add_row(std::iter::once(from.clone()).chain(cells));
+        }
+        indented(&out, "  ")
+    }
+
+    fn json(&self, args: &MatrixArgs) -> String {
+        let row = |when: &str, one: &Measured<'_>| {
+            let name = format!(
+                "{} -> {}, {when}",
+                one.pair.from.title(self.one_host),
+                one.pair.to.title(self.one_host)
+            );
+            let mut row = Row::of(name, "GB/s", &[one.summary.gb_per_second], String::new());
+            row.cpu_seconds_per_gb = (when == "alone").then_some(one.summary.cpu_seconds_per_gb);
+            row
+        };
+        let mut rows: Vec<Row> = self.alone.iter().map(|one| row("alone", one)).collect();
+        rows.extend(self.at_once.iter().map(|one| row("all at once", one)));
+        rows.push(Row::of(
+            "sum of all at once".into(),
+            "GB/s",
+            &[self.sum],
+            String::new(),
+        ));
+        rows.extend(self.limit.map(|limit| {
+            Row::of(
+                "all cores copying memory".into(),
+                "GB/s",
+                &[limit],
+                String::new(),
+            )
+        }));
+        let devices = Devices::probe().count();
+        let devices = if devices == 0 {
+            "host memory".to_owned()
+        } else {
+            format!("{devices} GPUs")
+        };
+        let hosts = if self.one_host { "" } else { "--hosts FILE " };
+        File {
+            schema: 1,
+            subject: "Every pair",
+            date: today(),
+            machine: machine(&devices),
+            command: format!(
+                "tcpx perf {hosts}--size {} --rounds {} --json",
+                args.size.0, args.rounds
+            ),
+            rows,
+            notes: vec![
+                "Contents of every pair were compared before anything was timed. Each figure is one measurement of several transfers.".to_owned(),
+            ],
+        }
+        .text()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn end(host: &str, index: u16) -> End {
+        End {
+            host: host.to_owned(),
+            agent: SocketAddr::from(([127, 0, 0, 1], 1)),
+            index,
+            name: format!("GPU {index}"),
+            port: 2,
+        }
+    }
+
+    fn titles(pairs: &[Pair<'_>], one_host: bool) -> Vec<String> {
+        let title =
+            |pair: &Pair<'_>| format!("{} {}", pair.from.title(one_host), pair.to.title(one_host));
+        pairs.iter().map(title).collect()
+    }
+
+    #[test]
+    fn one_host_is_a_full_mesh_without_loops() {
+        let gpus = |host| vec![end(host, 0), end(host, 1), end(host, 2)];
+        let hosts = [gpus("a"), gpus("b")];
+        let pairs = pairs(&hosts, true);
+        assert_eq!(pairs.len(), 6);
+        assert!(
+            pairs
+                .iter()
+                .all(|pair| pair.from.index != pair.to.index && pair.from.host == "a")
+        );
+    }
+
+    #[test]
+    fn a_single_memory_is_paired_with_itself() {
+        let hosts = [vec![end("a", 0)], vec![end("b", 0)]];
+        assert_eq!(titles(&pairs(&hosts, true), true), ["GPU 0 GPU 0"]);
+    }
+
+    #[test]
+    fn of_several_hosts_every_memory_meets_every_other_hosts() {
+        let hosts = [
+            vec![end("a", 0), end("a", 1)],
+            vec![end("b", 0)],
+            vec![end("c", 0)],
+        ];
+        let all = titles(&pairs(&hosts, false), false);
+        assert_eq!(all.len(), 2 * 2 + 2 + 1 + 2 + 1);
+        assert!(
+            all.contains(&"a GPU 1 c GPU 0".to_owned())
+                && !all.contains(&"a GPU 0 a GPU 1".to_owned())
+        );
+    }
+}
