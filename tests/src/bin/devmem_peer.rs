@@ -5,19 +5,22 @@
 //! Arguments are `name=value`: `listen=PORT` or `connect=ADDRESS:PORT`; `interface=`, `queue=`,
 //! `pool=BYTES` (receive there), `send=yes` (send out of device memory too); `channels=`; `seed=`,
 //! `sizes=N,N,...` or `shuffled=COUNTxLARGEST`, `one_way=yes` (only to the server), `rounds=`,
-//! `connections=`; `expect=pool` (every byte landed in the pool or beside it, no path changed), `plain`
-//! (none did), `moved` (the path changed), `any`.
+//! `connections=`, `rounds_shown=yes`; `expect=pool` (every byte landed in the pool or beside it, no path changed), `plain`
+//! (none did), `moved` (the path changed), `any`; `unbind_after=CHUNKS`: ends the process's bindings in the
+//! middle of its transfers.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use tcpx::{Auth, Endpoint, Options};
+use tcpx::{Auth, Endpoint, Event, Observer, Options};
 use tcpx_memory::DmaBuf;
 use tcpx_net::devmem::{Adjust, Devmem, DevmemNetwork, DevmemOptions, ReceiveOptions};
 use tcpx_tests::part;
@@ -80,11 +83,16 @@ fn main() -> anyhow::Result<ExitCode> {
         .with_ansi(false)
         .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
         .init();
+    println!("pid {}", std::process::id());
     let arguments = Arguments::of_process()?;
     let network = Arc::new(network(&arguments)?);
     let mut options = Options::new(network, Auth::Insecure);
     options.channels = arguments.number("channels", 1)?;
     options.one_time = false;
+    let unbind_after = arguments.number("unbind_after", 0)?;
+    if unbind_after > 0 {
+        options.observer = Some(Arc::new(Unbinder(AtomicU64::new(unbind_after))));
+    }
     let side = match arguments.text("listen") {
         Some(_) => Side::Server,
         None => Side::Client,
@@ -119,6 +127,9 @@ fn main() -> anyhow::Result<ExitCode> {
             totals.transfers += summary.succeeded;
             totals.received += summary.received;
             totals.fragments += summary.fragments;
+            if arguments.is_set("rounds_shown") {
+                println!("round {round} done");
+            }
         }
         totals.in_pool += connection.statistics().bytes_in_pool;
         if connection.path() != path {
@@ -130,7 +141,9 @@ fn main() -> anyhow::Result<ExitCode> {
         let now = open_descriptors()?;
         let first = *open.get_or_insert(now);
         if now > first {
-            bail!("{now} descriptors are open after connection {number}, {first} were after the first");
+            bail!(
+                "{now} descriptors are open after connection {number}, {first} were after the first"
+            );
         }
     }
     println!("{totals:?}");
@@ -159,6 +172,43 @@ fn network(arguments: &Arguments) -> anyhow::Result<DevmemNetwork> {
         options.interface = Some(interface.to_owned());
     }
     Ok(DevmemNetwork::new(options)?)
+}
+
+/// Ends the bindings after so many chunks have come.
+struct Unbinder(AtomicU64);
+
+impl Observer for Unbinder {
+    fn event(&self, event: &Event) {
+        if matches!(event, Event::ChunkPlaced { .. }) && self.0.fetch_sub(1, Ordering::Relaxed) == 1
+        {
+            let ended = end_bindings().expect("this process's descriptors");
+            println!("bindings ended: {ended}");
+        }
+    }
+}
+
+/// A binding lives as long as its netlink socket: puts `/dev/null` in the place of each.
+fn end_bindings() -> anyhow::Result<usize> {
+    let null = std::fs::File::open("/dev/null")?;
+    let mut ended = 0;
+    for entry in Path::new("/proc/self/fd").read_dir()? {
+        let name = entry?.file_name();
+        let Some(number) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else {
+            continue;
+        };
+        // SAFETY: the descriptor was open a moment ago, and is only asked what it is.
+        let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
+        let domain = rustix::net::sockopt::socket_domain(descriptor);
+        if domain == Ok(rustix::net::AddressFamily::NETLINK) {
+            // SAFETY: both are open. The owner of the number goes on with a descriptor that answers
+            // nothing, and closes that one in the end.
+            if unsafe { libc::dup2(null.as_raw_fd(), number) } < 0 {
+                return Err(std::io::Error::last_os_error().into());
+            }
+            ended += 1;
+        }
+    }
+    Ok(ended)
 }
 
 fn open_descriptors() -> anyhow::Result<usize> {
