@@ -6,9 +6,11 @@ fn main() {
     println!("cargo::rerun-if-changed=double");
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let library = out.join("libtcpx_double.so");
-    let status = cc::Build::new()
-        .get_compiler()
-        .to_command()
+    let compiler = cc::Build::new().get_compiler();
+    // A shared object, also where the programs are linked statically.
+    let flags = compiler.args().iter().filter(|flag| *flag != "-static");
+    let status = std::process::Command::new(compiler.path())
+        .args(flags)
         .args(["-std=gnu11", "-O2", "-g", "-fPIC", "-shared", "-pthread"])
         .args(["-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"])
         .args(

@@ -289,10 +289,11 @@ static int dmsim_open(struct net_device *dev)
 	int i;
 
 	for (i = 0; i < NQ; i++) {
-		struct netdev_queue_config qc;
+		struct netdev_queue_config qc = {};
 		struct dmsim_rxq *q = &ds->rxq[i];
 
-		netdev_queue_config(dev, i, &qc);
+		if (queue_ops)
+			netdev_queue_config(dev, i, &qc);
 		q->psize = qc.rx_page_size ?: PAGE_SIZE;
 		netif_napi_add_config_locked(dev, &q->napi, dmsim_poll, i);
 		pp = mkpool(ds, i, q->psize);

@@ -2,6 +2,7 @@
 # The first process of the machine: a receiver's card dm1 (10.0.0.2) here, the sender's dm0 (10.0.0.1) in
 # the network namespace snd. Runs the one script there is and says how it ended.
 /bin/busybox --install -s /bin
+rm /bin/ip
 export PATH=/tcpx:/bin:/usr/bin:/usr/sbin
 mount -t proc proc /proc
 mount -t sysfs sys /sys
@@ -9,6 +10,8 @@ mount -t devtmpfs dev /dev
 mount -t tmpfs tmp /tmp
 mkdir -p /run/netns /etc
 
+# The shell would take its own.
+ip() { /usr/bin/ip "$@"; }
 # cards [PARAMETER=VALUE...]: makes both anew
 cards() {
 	rmmod dmsim 2>/dev/null
@@ -27,7 +30,8 @@ cards() {
 sender() { ip netns exec snd "$@"; }
 # settings: every setting of the receiver's card that ours may change, by a judge that is not ours
 settings() {
-	ethtool -g dm1 | grep -iE 'split|hds'
+	ethtool -g dm1 | grep -iE 'split'
+	devmem_setup threshold dm1
 	ethtool -k dm1 | grep ntuple
 	ethtool -x dm1
 	ethtool -n dm1
@@ -38,11 +42,12 @@ same() { cmp -s "$1" "$2" || { diff "$1" "$2"; fail "settings differ: $1 $2"; };
 
 cards || poweroff -f
 echo START
+dmesg -c >/dev/null
 (
 	set -e
 	. /test.sh
 ) 2>&1
 status=$?
-if dmesg | grep -iE 'warn|bug:|oops|stall|leak'; then status=99; fi
+if dmesg | grep -iE 'warn|bug:|oops:|stall|leak'; then status=99; fi
 echo "END $status"
 poweroff -f

@@ -1,4 +1,5 @@
 # What a killed process leaves is shown, and undone by a release or by the next start.
+devmem_setup threshold dm1 128
 settings >/tmp/before
 # hold NAME QUEUE PORT: a process that has the queue until its input, descriptor 7 + QUEUE here, ends
 hold() {

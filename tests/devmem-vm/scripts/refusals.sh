@@ -1,8 +1,8 @@
 # Each refusal of the kernel is an error of its own.
 settings >/tmp/before
 devmem_setup refusals dm1
-ethtool -G dm1 tcp-data-split off hds-thresh 0 2>/dev/null || true
-cards
+# The test itself turned the split on; what the bindings changed beyond that is undone.
+ethtool -G dm1 tcp-data-split off
 settings >/tmp/now
 same /tmp/before /tmp/now
 

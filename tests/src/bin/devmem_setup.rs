@@ -5,7 +5,10 @@
 //!     devmem_setup refusals IFACE           each refusal of the kernel is its own error
 //!     devmem_setup refused IFACE KIND       binding is refused with an error of that kind
 //!     devmem_setup cycles IFACE COUNT       bind, steer and undo, so often; nothing may be left
+//!     devmem_setup threshold IFACE [BYTES]  print the header split's threshold, or set it
 
+#[path = "devmem_setup/threshold.rs"]
+mod threshold;
 #[path = "devmem_setup/xdp.rs"]
 mod xdp;
 
@@ -26,6 +29,7 @@ fn main() -> Result<ExitCode> {
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_ansi(false)
+        .with_max_level(tracing_subscriber::filter::LevelFilter::WARN)
         .init();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -34,6 +38,8 @@ fn main() -> Result<ExitCode> {
         ["refusals", interface] => refusals(interface)?,
         ["refused", interface, kind] => refused(interface, kind)?,
         ["cycles", interface, count] => cycles(interface, count.parse()?)?,
+        ["threshold", interface] => println!("hds-thresh {}", threshold::read(interface)?),
+        ["threshold", interface, bytes] => threshold::set(interface, bytes.parse()?)?,
         _ => bail!("see the top of the source for what to say"),
     }
     Ok(ExitCode::SUCCESS)
@@ -95,11 +101,17 @@ fn refusals(interface: &str) -> Result<()> {
     let devmem = Devmem::system();
     // As the card comes up, its headers are not split; then the threshold is in the way.
     expect(interface, Some(1), Adjust::Nothing, "HeaderSplitOff")?;
-    ethtool(&["-G", interface, "tcp-data-split", "on", "hds-thresh", "64"])?;
-    expect(interface, Some(1), Adjust::Nothing, "HeaderThreshold")?;
-    ethtool(&["-G", interface, "hds-thresh", "0"])?;
     {
-        let _program = xdp::Program::attach(Linux.interface_index(interface)?)?;
+        // A program for packets in one piece already keeps the split from being turned on.
+        let _program = xdp::Program::attach(Linux.interface_index(interface)?, xdp::Frames::Whole)?;
+        expect(interface, Some(1), Adjust::Settings, "Xdp")?;
+    }
+    ethtool(&["-G", interface, "tcp-data-split", "on"])?;
+    threshold::set(interface, 64)?;
+    expect(interface, Some(1), Adjust::Nothing, "HeaderThreshold")?;
+    threshold::set(interface, 0)?;
+    {
+        let _program = xdp::Program::attach(Linux.interface_index(interface)?, xdp::Frames::Split)?;
         expect(interface, Some(1), Adjust::Settings, "Xdp")?;
     }
     {

@@ -216,7 +216,9 @@ impl Settings<'_> {
             Err(error) => {
                 let refusal = error.refusal("setting the header split")?;
                 let interface = self.interface.to_owned();
+                let words = refusal.words.as_deref().unwrap_or_default();
                 Err(match change {
+                    _ if words.contains("XDP") => DevmemError::Xdp { interface, refusal },
                     _ if matches!(refusal.errno, libc::EPERM | libc::EACCES) => {
                         self.subject().refused("setting the header split", refusal)
                     }

@@ -9,6 +9,18 @@ const TYPE_XDP: u32 = 6;
 const ATTACH_XDP: u32 = 37;
 const GENERIC: u32 = 1 << 1;
 
+/// `BPF_F_XDP_HAS_FRAGS`.
+const HAS_FRAGMENTS: u64 = 1 << 5;
+
+/// What packets a program takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Frames {
+    /// In one piece.
+    Whole,
+    /// With fragments too.
+    Split,
+}
+
 /// A program that passes every packet, attached for as long as this lives.
 #[derive(Debug)]
 pub(crate) struct Program {
@@ -17,7 +29,7 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    pub(crate) fn attach(ifindex: u32) -> io::Result<Self> {
+    pub(crate) fn attach(ifindex: u32, frames: Frames) -> io::Result<Self> {
         // r0 = 2 (XDP_PASS); exit
         let instructions: [u64; 2] = [0x0000_0002_0000_00b7, 0x95];
         let license = c"GPL";
@@ -25,6 +37,9 @@ impl Program {
         load[0] = u64::from(TYPE_XDP) | (instructions.len() as u64) << 32;
         load[1] = instructions.as_ptr().expose_provenance() as u64;
         load[2] = license.as_ptr().expose_provenance() as u64;
+        if frames == Frames::Split {
+            load[5] = HAS_FRAGMENTS << 32;
+        }
         // SAFETY: the words are those of the union's part for loading; what they point at lives.
         let program = unsafe { bpf(PROGRAM_LOAD, &load) }?;
         let mut link = [0_u64; 16];
