@@ -96,7 +96,7 @@ impl DmaBuf {
             .0
             .region
             .lease_as(.., Access::Write, "a device-memory receive queue")?;
-        Ok(BouncePool::new(lease.all()))
+        Ok(BouncePool::written_by_card(lease.all()))
     }
 
     /// Where a slice lies in the dma-buf, in bytes from its start; `None` for slices of other regions.

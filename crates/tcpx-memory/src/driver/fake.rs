@@ -2,7 +2,7 @@
 //! stream does its next few pieces of work only when somebody looks at an event on it. Whatever is reused
 //! too early therefore shows as wrong bytes.
 
-mod device_memory;
+pub(crate) mod device_memory;
 mod launch;
 
 use std::alloc::{Layout, alloc, dealloc};

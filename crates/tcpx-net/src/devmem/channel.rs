@@ -43,6 +43,9 @@ pub(super) struct Parts {
     pub(super) window: u16,
 }
 
+/// Why payload is not in the pool.
+const PLAIN: &str = "payload arrives as plain data, not in the pool: the queue's binding ended, or the flow is not steered to it; `tcpx devmem status` shows both";
+
 /// How a direction's bytes travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Path {
@@ -84,6 +87,8 @@ pub(super) struct DevmemChannel {
     told: u64,
     /// The person was told that the path changed.
     changed: bool,
+    /// The person was told that payload no longer lands in the pool.
+    told_plain: bool,
     window: u16,
     closing: bool,
     /// The peer closed the companion.
@@ -119,6 +124,7 @@ impl DevmemChannel {
             writable: true,
             told: 0,
             changed: false,
+            told_plain: false,
             window: parts.window,
             closing: false,
             peer_closed: false,
@@ -277,6 +283,17 @@ impl DevmemChannel {
         out.push(Completion::PathChanged {
             path: self.name.clone(),
             why,
+        });
+    }
+
+    /// Tells the person, once, that payload comes past the pool, and goes on.
+    fn lands_plain(&mut self, out: &mut Vec<Completion>) {
+        if std::mem::replace(&mut self.told_plain, true) {
+            return;
+        }
+        out.push(Completion::PathChanged {
+            path: format!("{}; through host memory for now", self.name),
+            why: PLAIN.to_owned(),
         });
     }
 

@@ -17,6 +17,9 @@ use super::landing::Landing;
 use super::pool_use::PoolUse;
 use crate::channel::{ChannelStats, Completion, Payload, Ticket};
 
+/// A card that leaves small packets whole now and then does not leave so many bytes in a row.
+const PLAIN_RUN: u64 = 128 << 10;
+
 /// Where a channel's payload lands.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
@@ -44,6 +47,8 @@ pub(super) struct Inflow {
     spare: Vec<TokenSet>,
     /// Bytes of the stream that have come.
     received: u64,
+    /// Plain bytes since the last record.
+    plain_run: u64,
     stats: ChannelStats,
 }
 
@@ -71,12 +76,11 @@ pub(super) struct Offer {
 /// What a receive brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Came {
-    /// Records of the pool, perhaps with bytes among them that were not split off.
-    Records,
-    /// Plain bytes although there is a pool.
-    Plain,
-    /// Plain bytes, as expected.
+    /// What is to be expected: records of the pool, small packets that the card did not split, or plain
+    /// bytes where there is no pool.
     Expected,
+    /// Plain bytes for so long that no packet lands in the pool any more.
+    Plain,
 }
 
 impl Inflow {
@@ -94,6 +98,7 @@ impl Inflow {
             keeps_tokens: false,
             spare: Vec::new(),
             received: 0,
+            plain_run: 0,
             stats: ChannelStats::default(),
         }
     }
@@ -189,11 +194,15 @@ impl Inflow {
             }
         }
         self.relieve(out);
-        Ok(match (&self.target, added.device, host) {
-            (None, _, _) => Came::Expected,
-            (Some(_), 0, 1..) if host == bytes && control.is_empty() => Came::Plain,
-            _ => Came::Records,
-        })
+        self.plain_run = match control.is_empty() && self.target.is_some() {
+            true => self.plain_run.saturating_add(added.host),
+            false => 0,
+        };
+        if self.plain_run < PLAIN_RUN {
+            Ok(Came::Expected)
+        } else {
+            Ok(Came::Plain)
+        }
     }
 
     /// Hands on what has come of an unfinished chunk if the pool or the landing area runs short.

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::os::fd::IntoRawFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::{INVALID_VALUE, OK, answer, inside};
 use crate::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUstream};
@@ -38,7 +39,22 @@ pub(super) unsafe extern "C" fn export(
     })
 }
 
+/// Flushes that copy workers asked for.
+static WORKERS_FLUSHES: AtomicUsize = AtomicUsize::new(0);
+
+/// How often copy workers have asked for other devices' writes.
+pub(crate) fn workers_flushes() -> usize {
+    WORKERS_FLUSHES.load(Ordering::SeqCst)
+}
+
 pub(super) unsafe extern "C" fn flush(target: i32, scope: i32) -> i32 {
+    let thread = std::thread::current();
+    if thread
+        .name()
+        .is_some_and(|name| name.starts_with("tcpx-copy"))
+    {
+        WORKERS_FLUSHES.fetch_add(1, Ordering::SeqCst);
+    }
     inside(|_| {
         if (target, scope) == (0, 100) {
             OK

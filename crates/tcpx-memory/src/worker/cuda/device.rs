@@ -5,10 +5,12 @@ use std::time::{Duration, Instant};
 
 use super::kernel::Kernels;
 use super::staging::Staging;
+use crate::bounce::BouncePool;
 use crate::driver::{Api, sys};
 use crate::error::CudaError;
 use crate::fence::Event;
 use crate::gpu::{Gpu, create_stream, destroy_stream, device_alloc, device_free, ignore_captures};
+use crate::kind::MemoryKind;
 
 /// Events for work under way on the streams.
 pub(super) const FLIGHTS: usize = 512;
@@ -39,6 +41,8 @@ pub(super) struct Device {
     streams: [sys::CUstream; 4],
     events: Vec<Event>,
     pub(super) kernels: Result<Kernels, CudaError>,
+    /// Other devices' writes must be flushed before work here may read them.
+    needs_flush: bool,
 }
 
 impl Device {
@@ -56,6 +60,8 @@ impl Device {
             streams: [std::ptr::null_mut(); 4],
             events: Vec::with_capacity(FLIGHTS),
             kernels: Kernels::load(gpu),
+            // A driver that does not say may need it.
+            needs_flush: gpu.needs_flush().unwrap_or(true),
         };
         let filled = device.fill();
         match filled {
@@ -65,6 +71,15 @@ impl Device {
                 Err(error)
             }
         }
+    }
+
+    /// Makes what a network card has written to this pool visible to work that is queued from now on.
+    pub(super) fn see_card_writes(&self, pool: &BouncePool) -> Result<(), CudaError> {
+        let in_gpu = matches!(pool.kind(), MemoryKind::Cuda { .. });
+        if in_gpu && pool.is_written_by_card() && self.needs_flush {
+            return self.gpu.flush_device_writes();
+        }
+        Ok(())
     }
 
     fn fill(&mut self) -> Result<(), CudaError> {

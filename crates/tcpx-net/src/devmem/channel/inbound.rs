@@ -73,8 +73,8 @@ impl DevmemChannel {
                 .inflow
                 .arrived(&offer, arrival.bytes, control, arrival.truncated, out);
             match came {
-                Ok(Came::Plain) => self.path_changed(PLAIN.to_owned(), out),
-                Ok(Came::Records | Came::Expected) => {}
+                Ok(Came::Plain) => self.lands_plain(out),
+                Ok(Came::Expected) => {}
                 Err(error) => {
                     self.leave_in(format!("a receive cannot be believed: {error}"), out);
                     return Ok(());
@@ -241,8 +241,6 @@ impl DevmemChannel {
         }
     }
 }
-
-const PLAIN: &str = "payload arrives as plain data, not in the pool: the queue's binding ended, or the flow is not steered to it; `tcpx devmem status` shows both";
 
 fn receive_failed(error: &io::Error) -> String {
     let meaning = match error.raw_os_error() {

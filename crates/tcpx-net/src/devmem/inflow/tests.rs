@@ -43,7 +43,7 @@ fn receive(inflow: &mut Inflow, fragments: &[(u64, u32, u32)]) -> Vec<Completion
     assert!(bytes <= offer.slice.len(), "the test keeps to the offer");
     let mut out = Vec::new();
     let came = inflow.arrived(&offer, bytes, &records(fragments), false, &mut out);
-    assert_eq!(came.unwrap(), Came::Records);
+    assert_eq!(came.unwrap(), Came::Expected);
     out
 }
 
@@ -170,12 +170,20 @@ fn an_unbelievable_receive_takes_nothing() {
 }
 
 #[test]
-fn plain_bytes_are_told_apart() {
+fn a_long_run_of_plain_bytes_is_told_from_a_packet_that_was_not_split() {
     let mut inflow = inflow(POOL);
-    inflow.post(1, 20);
-    let offer = inflow.offer(usize::MAX).unwrap();
     let mut out = Vec::new();
-    let came = inflow.arrived(&offer, 20, &[], false, &mut out);
-    assert_eq!(came.unwrap(), Came::Plain);
-    assert_eq!(shape(&out), [("end", 1, 1, vec![(0, 20)])]);
+    let mut plain = |inflow: &mut Inflow, bytes| {
+        inflow.post(1, bytes as u64);
+        let offer = inflow.offer(usize::MAX).unwrap();
+        let came = inflow.arrived(&offer, bytes, &[], false, &mut out);
+        came.unwrap()
+    };
+    assert_eq!(plain(&mut inflow, 20), Came::Expected);
+    assert_eq!(plain(&mut inflow, PLAIN_RUN as usize - 21), Came::Expected);
+    inflow.post(2, 10);
+    receive(&mut inflow, &[(0, 10, 1)]);
+    assert_eq!(plain(&mut inflow, PLAIN_RUN as usize - 1), Came::Expected);
+    assert_eq!(plain(&mut inflow, 1), Came::Plain);
+    assert_eq!(shape(&out)[0], ("end", 1, 1, vec![(0, 20)]));
 }
