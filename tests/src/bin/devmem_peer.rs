@@ -137,8 +137,11 @@ fn main() -> anyhow::Result<ExitCode> {
             println!("moved: {}", connection.path());
         }
         connection.close(PATIENCE)?;
-        wait_for_descriptors(before)
-            .with_context(|| format!("descriptors stay open after connection {number}"))?;
+        // A server's next client may be there already.
+        if side == Side::Client || number + 1 == connections {
+            wait_for_descriptors(before)
+                .with_context(|| format!("descriptors stay open after connection {number}"))?;
+        }
     }
     println!("{totals:?}");
     totals.check(arguments.text("expect").unwrap_or("any"))?;
