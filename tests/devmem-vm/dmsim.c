@@ -587,7 +587,13 @@ static void get_stats(struct net_device *dev, struct ethtool_stats *st, u64 *d)
 	}
 }
 
+static void get_drvinfo(struct net_device *dev, struct ethtool_drvinfo *info)
+{
+	strscpy(info->driver, "dmsim", sizeof(info->driver));
+}
+
 static const struct ethtool_ops eops = {
+	.get_drvinfo		= get_drvinfo,
 	.supported_ring_params	= ETHTOOL_RING_USE_TCP_DATA_SPLIT |
 				  ETHTOOL_RING_USE_HDS_THRS,
 	.get_link		= ethtool_op_get_link,
