@@ -24,7 +24,7 @@ const LIMIT: Duration = Duration::from_secs(600);
 /// What `rustc` calls the only host that this machine is made for.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Programs of ours that scripts may use.
-const PROGRAMS: [&str; 3] = ["tcpx", "devmem_setup", "peer"];
+const PROGRAMS: [&str; 3] = ["tcpx", "devmem_setup", "devmem_peer"];
 
 /// Why there is no machine here.
 #[derive(Debug)]

@@ -53,7 +53,7 @@ pub trait Exchange {
 
 /// A way of moving chunks between processes.
 pub trait Network: Send + Sync + Debug {
-    /// `tcp`, or `plugin:` and the plugin's own name. Both sides must agree.
+    /// `tcp`, `devmem`, or `plugin:` and the plugin's own name. Both sides must agree.
     fn name(&self) -> String;
 
     /// How many channels [`establish`](Self::establish) will make when the user asked for `asked`
