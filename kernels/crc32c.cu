@@ -1,5 +1,6 @@
 /* CRC32C of device memory: one sum a block, put together by the host. */
 #include "crc32c_lane.h"
+#include "tell.h"
 
 /* Fills the tables, once; a launch of one block. */
 extern "C" __global__ void __launch_bounds__(TCPX_CRC_THREADS)
@@ -37,13 +38,7 @@ tcpx_crc32c(const tcpx_crc_tables *tables, tcpx_u64 blocks_end, tcpx_u32 rows, t
     if (threadIdx.x == 0) {
         sums[blockIdx.x] = sum;
         if (ended != 0) {
-            /* Every block's sum before the flag; the sums lie in host memory, too. */
-            __threadfence_system();
-            if (atomicAdd(ended, 1u) == gridDim.x - 1u) {
-                *ended = 0;
-                __threadfence_system();
-                *flag = value;
-            }
+            tcpx_tell(ended, flag, value);
         }
     }
 }

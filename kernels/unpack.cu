@@ -6,6 +6,7 @@
  * An even list names only sources: its pieces are equally long and follow each other in the
  * destination.
  */
+#include "tell.h"
 #include "unpack_lane.h"
 
 #define TCPX_WARP 32u
@@ -33,6 +34,8 @@ struct tcpx_call {
     /* Of an even list: the length of each piece, and that of the last. */
     tcpx_u32 unit;
     tcpx_u32 last;
+    /* Of a list that came with the launch: the warps that share a piece, as a power of two. */
+    tcpx_u32 split;
 };
 
 /* Aligned, because an entry is read as one word of 16 bytes. */
@@ -48,19 +51,12 @@ struct tcpx_even_many {
     tcpx_u32 sources[TCPX_EVEN_MANY];
 };
 
-/* Tells the host when the last block is here. */
+/* The end of a block. */
 TCPX_INLINE void tcpx_finish(const tcpx_call &call) {
-    if (call.ended == 0) {
-        return;
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        /* This block's stores before its count, all blocks' counts before the flag. */
-        __threadfence();
-        if (atomicAdd(call.ended, 1u) == gridDim.x - 1u) {
-            *call.ended = 0;
-            __threadfence_system();
-            *call.flag = call.value;
+    if (call.ended != 0) {
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            tcpx_tell(call.ended, call.flag, call.value);
         }
     }
 }
@@ -70,30 +66,28 @@ TCPX_INLINE void tcpx_finish(const tcpx_call &call) {
 TCPX_INLINE void tcpx_carried(const tcpx_call &call, const tcpx_descriptor *entries) {
     tcpx_u32 lane = threadIdx.x % TCPX_WARP;
     tcpx_u32 warps = blockDim.x / TCPX_WARP * gridDim.x;
-    tcpx_u32 index;
-    for (index = threadIdx.x / TCPX_WARP * gridDim.x + blockIdx.x; index < call.count;
-         index += warps) {
-        ulonglong2 entry = *(const ulonglong2 *)&entries[index];
-        tcpx_unpack_lane(lane, TCPX_WARP, TCPX_SHORT_BATCH, call.pool + (tcpx_u32)entry.x,
-                         call.destination + entry.y, (tcpx_u32)(entry.x >> 32));
+    tcpx_u32 at;
+    for (at = threadIdx.x / TCPX_WARP * gridDim.x + blockIdx.x; at < call.count << call.split;
+         at += warps) {
+        ulonglong2 entry = *(const ulonglong2 *)&entries[at >> call.split];
+        tcpx_unpack_part(lane, TCPX_WARP, TCPX_SHORT_BATCH, at, call.split,
+                         call.pool + (tcpx_u32)entry.x, call.destination + entry.y,
+                         (tcpx_u32)(entry.x >> 32));
     }
     tcpx_finish(call);
-}
-
-TCPX_INLINE void tcpx_even_piece(const tcpx_call &call, tcpx_u32 lane, tcpx_u32 batch,
-                                 tcpx_u32 index, tcpx_u32 source) {
-    tcpx_unpack_lane(lane, TCPX_WARP, batch, call.pool + source,
-                     call.destination + (tcpx_u64)index * call.unit,
-                     index + 1u == call.count ? call.last : call.unit);
 }
 
 TCPX_INLINE void tcpx_even_carried(const tcpx_call &call, const tcpx_u32 *sources) {
     tcpx_u32 lane = threadIdx.x % TCPX_WARP;
     tcpx_u32 warps = blockDim.x / TCPX_WARP * gridDim.x;
-    tcpx_u32 index;
-    for (index = threadIdx.x / TCPX_WARP * gridDim.x + blockIdx.x; index < call.count;
-         index += warps) {
-        tcpx_even_piece(call, lane, TCPX_SHORT_BATCH, index, sources[index]);
+    tcpx_u32 at;
+    for (at = threadIdx.x / TCPX_WARP * gridDim.x + blockIdx.x; at < call.count << call.split;
+         at += warps) {
+        tcpx_u32 index = at >> call.split;
+        tcpx_unpack_part(lane, TCPX_WARP, TCPX_SHORT_BATCH, at, call.split,
+                         call.pool + sources[index],
+                         call.destination + (tcpx_u64)index * call.unit,
+                         index + 1u == call.count ? call.last : call.unit);
     }
     tcpx_finish(call);
 }
@@ -154,7 +148,10 @@ tcpx_even_mapped(const __grid_constant__ tcpx_call call, const tcpx_u32 *sources
         }
         for (one = 0; one < here; one++) {
             tcpx_u32 source = __shfl_sync(~0u, mine, one);
-            tcpx_even_piece(call, lane, TCPX_LONG_BATCH, first + one, source);
+            tcpx_u32 index = first + one;
+            tcpx_unpack_lane(lane, TCPX_WARP, TCPX_LONG_BATCH, call.pool + source,
+                             call.destination + (tcpx_u64)index * call.unit,
+                             index + 1u == call.count ? call.last : call.unit);
         }
     }
     tcpx_finish(call);

@@ -192,4 +192,24 @@ TCPX_INLINE void tcpx_unpack_lane(tcpx_u32 lane, tcpx_u32 lanes, tcpx_u32 batch,
     }
 }
 
+/* What parts of a fragment are cut at: multiples of this, so that all parts are aligned as the first. */
+#define TCPX_LINE 128u
+
+/*
+ * As above, of one part of a fragment that `1 << split` groups of lanes share: part `index` modulo their
+ * number. A part may be empty, the fragment not.
+ */
+TCPX_INLINE void tcpx_unpack_part(tcpx_u32 lane, tcpx_u32 lanes, tcpx_u32 batch, tcpx_u32 index,
+                                  tcpx_u32 split, const tcpx_u8 *source, tcpx_u8 *destination,
+                                  tcpx_u32 length) {
+    tcpx_u32 parts = 1u << split;
+    tcpx_u64 each = (tcpx_u64)(((length - 1u) >> split) / TCPX_LINE + 1u) * TCPX_LINE;
+    tcpx_u64 start = (index & (parts - 1u)) * each;
+    if (start < length) {
+        tcpx_u32 rest = length - (tcpx_u32)start;
+        tcpx_unpack_lane(lane, lanes, batch, source + start, destination + start,
+                         rest < each ? rest : (tcpx_u32)each);
+    }
+}
+
 #endif

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds what a GPU host needs and puts it into .carry/: programs, checks, plugin file. The GPU host
-# needs no Cargo, no compiler and no network; it then runs scripts/gpu-transfer.sh OUT_DIR.
+# needs no Cargo, no compiler and no network; it then runs scripts/gpu-transfer.sh or scripts/gpu-unpack.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=.carry
@@ -29,6 +29,6 @@ for check in gpu_check engine_gpu_check; do
   cargo build --release --locked --workspace "$kind" "$name"
   cp "$file" "$out/$check"
 done
-cp scripts/gpu-transfer.sh "$out/"
+cp scripts/gpu-transfer.sh scripts/gpu-unpack.sh "$out/"
 strip "$out/xtask" "$out/gpu_check" "$out/engine_gpu_check" || echo 'not stripped: the files are larger, nothing else'
 du -sh "$out"

@@ -1,11 +1,20 @@
-//! Builds the double of Google's plugin as a shared object that tests load.
+//! Builds the double of Google's plugin, and plugins that fail, as shared objects that tests load.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 fn main() {
     println!("cargo::rerun-if-changed=double");
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    let library = out.join("libtcpx_double.so");
+    let double = ["google_double.c", "connect.c", "pool.c", "transfer.c"];
+    build(&out, "TCPX_DOUBLE_SO", "libtcpx_double.so", &double, &[]);
+    let bad = ["bad_plugin.c"];
+    build(&out, "TCPX_BAD_SO", "libtcpx_bad.so", &bad, &[]);
+    build(&out, "TCPX_OLD_SO", "libtcpx_old.so", &bad, &["-DOLD"]);
+}
+
+/// Compiles `sources`; the crate's `env!(variable)` is the file's path.
+fn build(out: &Path, variable: &str, name: &str, sources: &[&str], defines: &[&str]) {
+    let library = out.join(name);
     let compiler = cc::Build::new().get_compiler();
     // A shared object, also where the programs are linked statically.
     let flags = compiler.args().iter().filter(|flag| *flag != "-static");
@@ -13,14 +22,12 @@ fn main() {
         .args(flags)
         .args(["-std=gnu11", "-O2", "-g", "-fPIC", "-shared", "-pthread"])
         .args(["-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"])
-        .args(
-            ["google_double.c", "connect.c", "pool.c", "transfer.c"]
-                .map(|file| format!("double/{file}")),
-        )
+        .args(defines)
+        .args(sources.iter().map(|file| format!("double/{file}")))
         .arg("-o")
         .arg(&library)
         .status()
         .expect("the C compiler runs");
-    assert!(status.success(), "the double does not compile: {status}");
-    println!("cargo::rustc-env=TCPX_DOUBLE_SO={}", library.display());
+    assert!(status.success(), "{name} does not compile: {status}");
+    println!("cargo::rustc-env={variable}={}", library.display());
 }

@@ -1,6 +1,8 @@
 //! Support for the tests across crates.
 
 pub mod accident;
+pub mod bad_plugin;
+pub mod buffer_daemon;
 pub mod buffers;
 pub mod child;
 pub mod content;

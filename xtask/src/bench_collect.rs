@@ -73,6 +73,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         date: needed(date)?,
         machine: needed(machine)?,
         command: needed(command)?,
+        joins: None,
         rows: requests
             .iter()
             .map(|request| row(request, cpu.1.as_deref()))

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::benchmark::{Row, Subject};
 use crate::workspace::{files, publish, read, root};
@@ -34,15 +34,35 @@ fn document(folder: &Path) -> Result<String> {
     if paths.is_empty() {
         text.push_str("\nNothing has been measured yet.\n");
     }
-    for path in paths {
-        let subject = Subject::parse(&read(&path)?)
+    let mut subjects = Vec::new();
+    for path in &paths {
+        let subject = Subject::parse(&read(path)?)
             .with_context(|| format!("cannot use {}", path.display()))?;
-        section(&mut text, &subject);
+        subjects.push((path.file_name().unwrap_or_default(), subject));
+    }
+    for (name, subject) in &subjects {
+        if let Some(target) = &subject.joins {
+            let found = subjects
+                .iter()
+                .any(|(other, own)| *other == target.as_str() && own.joins.is_none());
+            ensure!(
+                found,
+                "{} joins {target}, which has no table of its own",
+                name.display()
+            );
+            continue;
+        }
+        let joining: Vec<_> = subjects
+            .iter()
+            .map(|(_, other)| other)
+            .filter(|other| other.joins.as_deref().is_some_and(|target| *name == target))
+            .collect();
+        section(&mut text, subject, &joining);
     }
     Ok(text)
 }
 
-fn section(text: &mut String, subject: &Subject) {
+fn section(text: &mut String, subject: &Subject, joining: &[&Subject]) {
     // Writing to a String cannot fail.
     let _ = write!(
         text,
@@ -52,14 +72,23 @@ fn section(text: &mut String, subject: &Subject) {
         subject.date,
         subject.command,
     );
-    for row in &subject.rows {
+    let rows = joining.iter().flat_map(|other| &other.rows);
+    for row in subject.rows.iter().chain(rows) {
         text.push_str(&line(row));
     }
-    if !subject.notes.is_empty() {
+    if !subject.notes.is_empty() || !joining.is_empty() {
         text.push('\n');
     }
     for note in &subject.notes {
         let _ = writeln!(text, "- {note}");
+    }
+    for other in joining {
+        let machine = other.machine.trim_end_matches('.');
+        let (name, command) = (&other.subject, &other.command);
+        let _ = writeln!(text, "- {name}: {machine}, {}, `{command}`.", other.date);
+        for note in &other.notes {
+            let _ = writeln!(text, "- {name}: {note}");
+        }
     }
 }
 
@@ -124,6 +153,35 @@ mod tests {
             "{text}"
         );
         assert!(text.ends_with("\n- both ends on one host\n"), "{text}");
+    }
+
+    #[test]
+    fn rows_join_the_table_of_another_file_and_say_where_they_come_from() {
+        let folder = tempfile::tempdir().unwrap();
+        let join = |target: &str| {
+            file("Quoted", 7.0).replacen('{', &format!("{{\"joins\":\"{target}\","), 1)
+        };
+        std::fs::write(folder.path().join("10-first.json"), file("First", 2.0)).unwrap();
+        let quoted = folder.path().join("20-quoted.json");
+        std::fs::write(&quoted, join("10-first.json")).unwrap();
+        let text = document(folder.path()).unwrap();
+        assert!(!text.contains("## Quoted"), "{text}");
+        assert!(
+            text.ends_with(
+                "- Quoted: two cores, 2026-01-31, `tcpx perf client 127.0.0.1 host`.\n- Quoted: both ends on one host\n"
+            ),
+            "{text}"
+        );
+        assert!(
+            text.contains("| 2.00 | ") && text.contains("| 7.00 | "),
+            "{text}"
+        );
+        std::fs::write(&quoted, join("nothing.json")).unwrap();
+        let error = format!("{:#}", document(folder.path()).unwrap_err());
+        assert!(
+            error.contains("20-quoted.json joins nothing.json"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -17,6 +17,9 @@ pub(crate) struct Subject {
     pub(crate) machine: String,
     /// Repeats the measurement from a checkout.
     pub(crate) command: String,
+    /// The file to whose table these rows belong; absent for a table of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) joins: Option<String>,
     pub(crate) rows: Vec<Row>,
     #[serde(default)]
     pub(crate) notes: Vec<String>,

@@ -22,12 +22,12 @@ struct Kernel {
 const KERNELS: [Kernel; 4] = [
     Kernel {
         source: "unpack.cu",
-        headers: &["unpack_lane.h"],
+        headers: &["tell.h", "unpack_lane.h"],
         ptx: "crates/tcpx-memory/src/ptx/unpack.ptx",
     },
     Kernel {
         source: "crc32c.cu",
-        headers: &["crc32c_lane.h", "unpack_lane.h"],
+        headers: &["crc32c_lane.h", "tell.h", "unpack_lane.h"],
         ptx: "crates/tcpx-memory/src/ptx/crc32c.ptx",
     },
     Kernel {

@@ -7,6 +7,7 @@ mod command_line;
 mod dependencies;
 mod devmem_vm;
 mod dist;
+mod doctor;
 mod kernels;
 mod links;
 mod variables;
@@ -23,6 +24,7 @@ usage: cargo xtask COMMAND
   dependencies           check that docs/dependencies.md gives a reason for every dependency
   devmem-vm [SCRIPT...]  run tests/devmem-vm/scripts on a real kernel in an emulated machine
   dist [--out DIR]       build, strip and lay out what a user installs (default target/dist)
+  doctor [--check]       write docs/doctor.md from the checks that `tcpx doctor` knows
   links                  check that every link in the documents leads to a file
   kernels [--check]      make the PTX of kernels/*.cu with NVRTC, or say that it is stale
   variables              check that docs/variables.md has every variable that the sources read";
@@ -40,6 +42,7 @@ fn main() -> ExitCode {
         "dependencies" => dependencies::run(rest),
         "devmem-vm" => devmem_vm::run(rest),
         "dist" => dist::run(rest),
+        "doctor" => doctor::run(rest),
         "links" => links::run(rest),
         "variables" => variables::run(rest),
         "kernels" => kernels::run(rest),

@@ -7,7 +7,7 @@ use crate::result::ResultCode;
 
 /// A plugin call that returned something other than success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{call} returned {rc}: {hint}")]
+#[error("{call} returned {rc}: {hint}{}", mark(self.check()))]
 pub struct CallError {
     /// Name of the call in the table.
     pub call: &'static str,
@@ -18,12 +18,43 @@ pub struct CallError {
 }
 
 impl CallError {
-    pub(crate) const fn new(call: &'static str, rc: ResultCode) -> Self {
+    /// The error of a call that returned `rc`.
+    pub const fn new(call: &'static str, rc: ResultCode) -> Self {
         Self {
             call,
             rc,
             hint: hint(call, rc),
         }
+    }
+
+    /// The check of `tcpx doctor` that explains it.
+    pub const fn check(&self) -> Option<&'static str> {
+        Some(match (self.call.as_bytes(), self.rc) {
+            (b"init", _) => "TCPX-D033",
+            (b"connect" | b"accept", _) => "TCPX-D032",
+            (b"regMr", ResultCode::InternalError) => "TCPX-D030",
+            (b"isend" | b"irecv", ResultCode::InternalError) => "TCPX-D036",
+            (b"isend" | b"irecv" | b"test", ResultCode::SystemError | ResultCode::RemoteError) => {
+                "TCPX-D031"
+            }
+            _ => return None,
+        })
+    }
+}
+
+/// How an error's text names the check that explains it.
+fn mark(check: Option<&'static str>) -> String {
+    check.map_or_else(String::new, |id| format!(" [{id}]"))
+}
+
+/// What to do about a library that the dynamic linker refuses, and the check that explains it. Its words for a mount
+/// without programs are always these.
+fn refused_library(reason: &str) -> &'static str {
+    if reason.contains("failed to map segment") {
+        "copy it to a file system that is not mounted noexec [TCPX-D012]"
+    } else {
+        "check its architecture and that the libraries it needs (CUDA among them) are found \
+         [TCPX-D011]"
     }
 }
 
@@ -76,15 +107,15 @@ const fn hint(call: &'static str, rc: ResultCode) -> &'static str {
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// Nothing at the path.
-    #[error("no plugin file at {}: install the plugin or set UCCL_TCPX_PLUGIN_PATH", path.display())]
+    #[error("no plugin file at {}: install the plugin or set UCCL_TCPX_PLUGIN_PATH [TCPX-D010]", path.display())]
     NoFile {
         /// The path that was asked for.
         path: PathBuf,
     },
     /// The dynamic linker refused the file.
     #[error(
-        "{} could not be loaded as a shared library: {reason}; check its architecture and that \
-         the libraries it needs (CUDA among them) are found", path.display()
+        "{} could not be loaded as a shared library: {reason}; {}", path.display(),
+        refused_library(reason)
     )]
     NotALibrary {
         /// The path that was asked for.
@@ -95,7 +126,7 @@ pub enum LoadError {
     /// A shared library without a table of any version in question.
     #[error(
         "{} is a library but no network plugin: it has none of the symbols {}; point to the \
-         plugin itself", path.display(), looked_for.join(", ")
+         plugin itself [TCPX-D013]", path.display(), looked_for.join(", ")
     )]
     NoTable {
         /// The path that was asked for.
@@ -105,7 +136,7 @@ pub enum LoadError {
     },
     /// Tables, but not of the version that was asked for.
     #[error(
-        "{} has no ncclNet {asked} table, only {}; ask for one of those or for none",
+        "{} has no ncclNet {asked} table, only {}; ask for one of those or for none [TCPX-D013]",
         path.display(), list(present)
     )]
     VersionMissing {
@@ -119,7 +150,7 @@ pub enum LoadError {
     /// A table with a NULL where a function must be.
     #[error(
         "the ncclNet {version} table of {} has no {function}: the plugin is incomplete, use \
-         another build of it", path.display()
+         another build of it [TCPX-D013]", path.display()
     )]
     MissingFunction {
         /// The path that was asked for.

@@ -4,11 +4,15 @@ pub(crate) mod bench;
 pub(crate) mod connection;
 pub(crate) mod demo;
 pub(crate) mod devmem;
+pub(crate) mod doctor;
+pub(crate) mod env;
 pub(crate) mod link;
 pub(crate) mod perf;
+pub(crate) mod plugin;
 pub(crate) mod transfer;
 
 use std::ffi::OsStr;
+use std::path::Path;
 
 use clap::builder::Resettable;
 use clap::parser::ValueSource;
@@ -18,6 +22,7 @@ use self::bench::BenchCommand;
 use self::devmem::DevmemCommand;
 use self::link::LinkArgs;
 use self::perf::PerfSide;
+use crate::link::is_plugin;
 
 /// Variables that no flag repeats, for the end of `--help`.
 const OTHER_VARIABLES: &str = "\
@@ -53,9 +58,18 @@ pub(crate) enum Command {
     Devices,
     /// Look after network cards that receive into device memory.
     Devmem(devmem::DevmemArgs),
+    /// Find what stops transfers on this host, and say how to mend it.
+    Doctor(doctor::DoctorArgs),
+    /// Print the variables that a plugin or NCCL needs on this host, as lines for a shell.
+    Env(env::EnvArgs),
+    /// Show what a plugin file exports, and move messages of every size through it.
+    Plugin(plugin::PluginArgs),
     /// The second process of `demo`; reads its steps from standard input.
     #[command(hide = true)]
     DemoPeer,
+    /// The process of `plugin` that loads the file.
+    #[command(hide = true)]
+    PluginPart(plugin::PluginPartArgs),
 }
 
 impl Cli {
@@ -93,11 +107,17 @@ impl Cli {
                 Some(PerfSide::Client(args)) => args.link.debug,
                 Some(PerfSide::Agent(args)) => args.link.debug,
             },
+            Command::PluginPart(args) => args.debug,
             Command::Bench(args) => match &args.what {
                 BenchCommand::Net(args) => args.link.debug,
                 BenchCommand::Unpack(_) => false,
             },
-            Command::Devices | Command::Devmem(_) | Command::DemoPeer => false,
+            Command::Devices
+            | Command::Doctor(_)
+            | Command::Env(_)
+            | Command::Devmem(_)
+            | Command::Plugin(_)
+            | Command::DemoPeer => false,
         }
     }
 
@@ -119,7 +139,47 @@ impl Cli {
             Command::Devmem(args) => {
                 matches!(args.what, DevmemCommand::SelfTest(_)).then_some("self-test")
             }
-            Command::Bench(_) | Command::Devices | Command::DemoPeer => None,
+            Command::Plugin(args) => (!args.json).then_some("plugin"),
+            Command::Bench(_)
+            | Command::Devices
+            | Command::Doctor(_)
+            | Command::Env(_)
+            | Command::DemoPeer
+            | Command::PluginPart(_) => None,
+        }
+    }
+
+    /// The plugin that the command will drive: `None` if it drives none, `Some(None)` if it names no file.
+    pub(crate) fn plugin(&self) -> Option<Option<&Path>> {
+        if let Command::Demo(args) = &self.command {
+            return args.plugin.as_deref().map(Some);
+        }
+        let network = &self.link()?.network;
+        is_plugin(network).then_some(network.plugin.as_deref())
+    }
+
+    fn link(&self) -> Option<&LinkArgs> {
+        match &self.command {
+            Command::Transfer(args) => Some(&args.link),
+            Command::Connection(args) => Some(&args.link),
+            Command::Perf(args) => Some(match &args.side {
+                None => &args.matrix.link,
+                Some(PerfSide::Server(args)) => &args.link,
+                Some(PerfSide::Client(args)) => &args.link,
+                Some(PerfSide::Agent(args)) => &args.link,
+            }),
+            Command::Bench(args) => match &args.what {
+                BenchCommand::Net(args) => Some(&args.link),
+                BenchCommand::Unpack(_) => None,
+            },
+            Command::Demo(_)
+            | Command::Devices
+            | Command::Doctor(_)
+            | Command::Env(_)
+            | Command::Devmem(_)
+            | Command::Plugin(_)
+            | Command::DemoPeer
+            | Command::PluginPart(_) => None,
         }
     }
 
@@ -137,7 +197,14 @@ impl Cli {
                 BenchCommand::Net(args) => Some(&mut args.link),
                 BenchCommand::Unpack(_) => None,
             },
-            Command::Demo(_) | Command::Devices | Command::Devmem(_) | Command::DemoPeer => None,
+            Command::Demo(_)
+            | Command::Devices
+            | Command::Doctor(_)
+            | Command::Env(_)
+            | Command::Devmem(_)
+            | Command::Plugin(_)
+            | Command::DemoPeer
+            | Command::PluginPart(_) => None,
         }
     }
 }

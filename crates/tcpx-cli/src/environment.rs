@@ -1,5 +1,6 @@
 //! Variables that a plugin reads, set before this process has a second thread: by starting itself anew.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -10,8 +11,13 @@ use crate::args::link::MemoryArgs;
 use crate::args::perf::{PerfSide, Place};
 use crate::args::{Cli, Command as Tcpx};
 use crate::error::Error;
+use crate::host::{Host, RealHost};
 use crate::link::is_plugin;
 use crate::memory_choice::Devices;
+use crate::output::say::{aside, one_line};
+use crate::plugin_file::Places;
+use crate::plugin_file::contents::PluginKind;
+use crate::vendor_environment::{Origin, Setting, for_google};
 
 /// Makes our own plugin one that leaves fragments to be unpacked, instead of one with flat receives.
 const DEVICE: &str = "TCPX_NET_DEVICE";
@@ -20,32 +26,98 @@ const STANDIN: &str = "TCPX_NET_STANDIN";
 /// Interfaces that a plugin may use.
 const INTERFACES: &str = "NCCL_SOCKET_IFNAME";
 
+/// Names of the variables that this program has set for itself, for the program started anew.
+const SET_BY_US: &str = "TCPX_ENVIRONMENT_SET";
+
 /// A variable, its value, and whether it replaces one that the person has set.
 type Wanted = (&'static str, &'static str, bool);
 
 /// Starts this program anew if the command needs variables that are not set; returns if it needs none.
 pub(crate) fn prepare(cli: &Cli) -> Result<(), Error> {
-    let missing: Vec<_> = wanted(cli)
-        .into_iter()
-        .filter(|&(name, value, replaces)| match std::env::var_os(name) {
+    let vendor = vendor_settings(cli);
+    let mut missing: BTreeMap<&str, String> = vendor
+        .iter()
+        .filter(|setting| setting.origin != Origin::Yours)
+        .filter(|setting| std::env::var_os(setting.name).is_none_or(|value| value.is_empty()))
+        .map(|setting| (setting.name, setting.value.clone()))
+        .collect();
+    for (name, value, replaces) in wanted(cli) {
+        let is_missing = match std::env::var_os(name) {
             None => true,
             Some(set) => replaces && set != value,
-        })
-        .collect();
+        };
+        if is_missing {
+            missing.insert(name, value.to_owned());
+        }
+    }
     if missing.is_empty() {
+        report(&vendor);
         return Ok(());
     }
+    let mut names = set_by_us();
+    names.extend(missing.keys().map(|name| (*name).to_owned()));
     let mut arguments = std::env::args_os();
     let name = arguments.next().unwrap_or_else(|| OsString::from("tcpx"));
     let failed = Command::new(own_program())
         .arg0(name)
         .args(arguments)
-        .envs(missing.into_iter().map(|(name, value, _)| (name, value)))
+        .env(SET_BY_US, names.join(","))
+        .envs(&missing)
         .exec();
     Err(Error::Process {
         doing: "start this program anew with the plugin's variables",
         source: failed,
     })
+}
+
+/// The variables that this program has set for itself.
+pub(crate) fn set_by_us() -> Vec<String> {
+    let names = std::env::var(SET_BY_US).unwrap_or_default();
+    names
+        .split(',')
+        .filter(|name| !name.is_empty())
+        .map(str::to_owned)
+        .collect()
+}
+
+/// The variables for Google's plugin, if that is what the command drives.
+fn vendor_settings(cli: &Cli) -> Vec<Setting> {
+    let Some(given) = cli.plugin() else {
+        return Vec::new();
+    };
+    let host = RealHost::default();
+    let vendor = Places::of_process().vendor;
+    // A file that is missing or damaged is reported by the one who loads it.
+    let file = match given {
+        Some(file) => file,
+        None => &vendor,
+    };
+    match host.contents(file) {
+        Ok(contents) if contents.kind == PluginKind::Google => for_google(&host),
+        _ => Vec::new(),
+    }
+}
+
+/// Shows each variable of Google's plugin, once.
+fn report(settings: &[Setting]) {
+    if settings.is_empty() {
+        return;
+    }
+    aside!("variables for Google's plugin:");
+    for setting in settings {
+        let whose = crate::env::origin(setting.origin);
+        let line = format!(
+            "{}={} ({whose}: {})",
+            setting.name, setting.value, setting.why
+        );
+        aside!("  {}", one_line(&line));
+        if let Some(trouble) = &setting.trouble {
+            aside!(
+                "  warning: {}",
+                one_line(&format!("{}: {trouble}", setting.name))
+            );
+        }
+    }
 }
 
 /// Whether our own plugin takes host memory for device memory.

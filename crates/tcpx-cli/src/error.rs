@@ -6,9 +6,11 @@ use std::process::ExitCode;
 
 use tcpx::MemoryError;
 
+use crate::doctor::explains::without_marks;
 use crate::key::KeyError;
 use crate::pattern::Difference;
 use crate::plugin_file::PluginFileError;
+use crate::plugin_file::contents::ContentsError;
 use crate::transfer::file_name::FileNameError;
 use crate::transfer::partial_file::PartialFileError;
 
@@ -30,6 +32,8 @@ pub(crate) enum Error {
     Key(#[from] KeyError),
     #[error(transparent)]
     Plugin(#[from] PluginFileError),
+    #[error(transparent)]
+    PluginContents(#[from] ContentsError),
     #[error(transparent)]
     FileName(#[from] FileNameError),
     #[error(transparent)]
@@ -63,6 +67,8 @@ pub(crate) enum Error {
         arrived: String,
     },
     #[error("{what}")]
+    PluginCheck { what: String, hint: String },
+    #[error("{what}")]
     Failed { what: String, hint: &'static str },
 }
 
@@ -76,14 +82,18 @@ impl Error {
     /// What a person can do about it.
     pub(crate) fn hint(&self) -> String {
         match self {
-            Self::Usage { hint, .. } | Self::Gpu { hint, .. } | Self::Peer { hint, .. } => hint.clone(),
-            Self::Engine(error) => advice(&error.to_string()).1.into(),
+            Self::Usage { hint, .. }
+            | Self::Gpu { hint, .. }
+            | Self::Peer { hint, .. } => hint.clone(),
+            Self::Engine(error) => advice(&without_marks(&error.to_string())).1.into(),
             Self::Memory { source, .. } => advice(&source.to_string()).1.into(),
+            Self::PluginCheck { hint, .. } => without_marks(hint),
             Self::Key(KeyError::Missing) => {
                 "run the line that the server printed, or give --key-file FILE (or --insecure on both sides)".into()
             }
             Self::Key(_) => "take the key from the line that the server printed: 26 letters and digits".into(),
             Self::Plugin(error) => error.hint(),
+            Self::PluginContents(error) => error.hint().into(),
             Self::FileName(_) => "rename the file at the sender, then send it again".into(),
             Self::PartialFile(error) => error.hint().into(),
             Self::Io { .. } => "look at the path and its permissions, then try again".into(),
@@ -108,12 +118,20 @@ impl Error {
 
     /// What happened, without the advice that [`Self::hint`] gives.
     pub(crate) fn what(&self) -> String {
-        let text = self.to_string();
+        let text = without_marks(&self.to_string());
         match self {
             Self::Engine(_) | Self::Memory { .. } | Self::Plugin(PluginFileError::BuildId(_)) => {
                 advice(&text).0.to_owned()
             }
             _ => text,
+        }
+    }
+
+    /// What happened and what to do, with the marks that name a check of the doctor.
+    pub(crate) fn full_text(&self) -> String {
+        match self {
+            Self::PluginCheck { what, hint } => format!("{what}; {hint}"),
+            _ => self.to_string(),
         }
     }
 

@@ -1,14 +1,18 @@
-//! The tcpx program: demo, transfer, connection, perf, bench, devices, devmem.
+//! The tcpx program: demo, transfer, connection, perf, bench, devices, devmem, doctor, plugin, env.
 
 mod addresses;
 mod args;
 mod bench;
+mod buffer_daemon;
 mod connection;
 mod demo;
 mod devices;
 mod devmem;
+mod doctor;
+mod env;
 mod environment;
 mod error;
+mod host;
 mod key;
 mod link;
 mod log;
@@ -17,18 +21,32 @@ mod messages;
 mod output;
 mod pattern;
 mod perf;
+mod plugin_check;
 mod plugin_file;
 mod second_process;
 mod sizes;
 mod transfer;
+mod vendor_environment;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use crate::args::{Cli, Command};
 use crate::error::Error;
 use crate::output::say::{self, say};
 
+/// Longest wait for the copy workers to give everything back to the driver.
+const LAST_WAIT: Duration = Duration::from_secs(2);
+
 fn main() -> ExitCode {
+    let code = start();
+    // The driver is torn down when this function returns, and no thread should be inside it then. A worker
+    // that takes longer is stuck, and the verdict has been printed.
+    tcpx_memory::CopyWorker::wait_for_ends(LAST_WAIT);
+    code
+}
+
+fn start() -> ExitCode {
     let cli = Cli::read();
     let result = environment::prepare(&cli).and_then(|()| {
         log::start(cli.debug());
@@ -61,6 +79,13 @@ fn run(cli: &Cli) -> Result<(), Error> {
         Command::Perf(args) => perf::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Devmem(args) => devmem::run(args),
+        Command::Env(args) => env::run(args),
+        Command::Doctor(args) => doctor::run(args),
+        Command::Plugin(args) => plugin_check::run(args),
+        Command::PluginPart(args) => {
+            plugin_check::part::run(args);
+            Ok(())
+        }
         Command::Devices => {
             devices::run();
             Ok(())

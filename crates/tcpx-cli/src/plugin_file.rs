@@ -1,6 +1,7 @@
 //! The plugin file: the one asked for, the vendor's, or our own.
 
 mod build;
+pub(crate) mod contents;
 
 use std::path::{Path, PathBuf};
 

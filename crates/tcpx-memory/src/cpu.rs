@@ -117,18 +117,8 @@ pub(crate) unsafe fn unpack(
     descriptors: &[Descriptor],
 ) {
     match with {
-        UnpackMethod::Kernel => {
-            // SAFETY: the caller's promise; the C side only reads the descriptors.
-            unsafe {
-                tcpx_unpack_host(
-                    descriptors.as_ptr(),
-                    descriptors.len(),
-                    source,
-                    destination,
-                    BATCH,
-                )
-            };
-        }
+        // SAFETY: the caller's promise.
+        UnpackMethod::Kernel => unsafe { by_lanes(source, destination, descriptors, 0) },
         UnpackMethod::Host | UnpackMethod::D2d => {
             for descriptor in descriptors {
                 let Range { start, .. } = bytes(descriptor);
@@ -141,6 +131,21 @@ pub(crate) unsafe fn unpack(
             }
         }
     }
+}
+
+/// The kernel's way, each fragment shared by `1 << split` warps.
+///
+/// # Safety
+/// As [`unpack`].
+unsafe fn by_lanes(
+    source: *const u8,
+    destination: *mut u8,
+    descriptors: &[Descriptor],
+    split: u32,
+) {
+    let (list, count) = (descriptors.as_ptr(), descriptors.len());
+    // SAFETY: the caller's promise; the C side only reads the descriptors.
+    unsafe { tcpx_unpack_host(list, count, source, destination, BATCH, split) };
 }
 
 fn bytes(descriptor: &Descriptor) -> Range<usize> {
@@ -159,6 +164,7 @@ unsafe extern "C" {
         source: *const u8,
         destination: *mut u8,
         batch: u32,
+        split: u32,
     );
 }
 

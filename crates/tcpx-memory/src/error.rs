@@ -149,6 +149,10 @@ pub enum MemoryError {
         "the copy worker was dropped while this job waited for earlier GPU work; keep the worker until its jobs have ended"
     )]
     WorkerStopped,
+    /// A fault in the copy worker ended it, or left it without means to go on. Memory of jobs that it had
+    /// begun stays held, because something may still touch it.
+    #[error("a fault ended the copy worker; restart the program and report the fault")]
+    WorkerFailed,
     /// The copy worker's thread could not be started.
     #[error("cannot start the copy worker's thread: {why}; raise the process's thread limit")]
     Thread {

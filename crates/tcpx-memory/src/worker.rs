@@ -1,6 +1,7 @@
 //! Copy workers: the threads that move bytes.
 
 mod cuda;
+mod ending;
 mod host;
 mod queue;
 pub(crate) mod reaper;
@@ -10,6 +11,7 @@ mod tests;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
+use std::time::{Duration, Instant};
 
 pub use cuda::Unpacker;
 
@@ -60,7 +62,9 @@ impl CopyWorker {
         let queue = Arc::new(JobQueue::new(MemoryKind::Host));
         let pool = PinnedPool::new(None)?;
         let thread_queue = Arc::clone(&queue);
-        spawn("tcpx-copy", move || host::run(&thread_queue))?;
+        spawn("tcpx-copy", move || {
+            thread_queue.serve(|| host::run(&thread_queue));
+        })?;
         Ok(Self {
             queue,
             pool,
@@ -93,6 +97,14 @@ impl CopyWorker {
             });
         }
         self.queue.push(Ticket::admit(job)?)
+    }
+
+    /// Waits until the threads of all dropped workers of GPUs have given everything back to the driver;
+    /// whether they have within `limit`. For the end of a program: the driver is torn down then, which must
+    /// not happen while another thread uses it.
+    pub fn wait_for_ends(limit: Duration) -> bool {
+        let start = Instant::now();
+        ending::wait(limit) && reaper::flush(limit.saturating_sub(start.elapsed()))
     }
 
     /// The slots that networks stage bytes in.

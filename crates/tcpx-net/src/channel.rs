@@ -246,6 +246,12 @@ pub trait Channel: Send + Debug {
     /// The ticket is unknown or out of order, or the network refused it.
     fn consume(&mut self, ticket: Ticket) -> Result<Posted<Ticket>, ChannelError>;
 
+    /// Takes the list of a scattered receive back, so that a later one needs no new memory. Optional for
+    /// both sides.
+    fn recycle(&mut self, list: ScatterList) {
+        drop(list);
+    }
+
     /// Takes a request back.
     fn cancel(&mut self, token: u64) -> Cancel;
 

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use tcpx_memory::{CopyWorker, Gpu, UnpackMethod};
 use tcpx_net::{Channel, ChannelError, ChannelStats, Completion, Readiness};
+use tcpx_wire::descriptor::Descriptors;
 use tcpx_wire::session::{Action, OperationId, RequestError};
 use tcpx_wire::{Session, Time};
 
@@ -38,6 +39,10 @@ const FRAMES_AT_A_TIME: usize = 256;
 /// Rounds of a turn before the lock and the thread are given to others.
 const TURN_ROUNDS: usize = 32;
 
+/// Lists of descriptors kept for the next chunks, and the longest of them.
+const LISTS_KEPT: usize = 32;
+const LONGEST_KEPT: usize = 4096;
+
 /// Time for the last frames to reach the socket once the session has ended.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -46,6 +51,31 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 pub(crate) struct Unpacker {
     pub(crate) worker: Arc<CopyWorker>,
     pub(crate) method: Option<UnpackMethod>,
+    /// Lists of chunks that have ended, so that a chunk needs no new memory.
+    lists: Vec<Arc<Descriptors>>,
+}
+
+impl Unpacker {
+    pub(crate) fn new(worker: Arc<CopyWorker>, method: Option<UnpackMethod>) -> Self {
+        Self {
+            worker,
+            method,
+            lists: Vec::new(),
+        }
+    }
+
+    /// A list that nobody else has.
+    fn take_list(&mut self) -> Arc<Descriptors> {
+        self.lists.pop().unwrap_or_default()
+    }
+
+    /// Keeps a list for the next chunk, unless a job still has it or it is larger than chunks need.
+    fn give_list_back(&mut self, mut list: Arc<Descriptors>) {
+        let is_ours = Arc::get_mut(&mut list).is_some() && list.len() <= LONGEST_KEPT;
+        if is_ours && self.lists.len() < LISTS_KEPT {
+            self.lists.push(list);
+        }
+    }
 }
 
 /// See the module's documentation.

@@ -174,6 +174,32 @@ impl From<tcpx_memory::CudaError> for Error {
 }
 
 impl Error {
+    /// The check of `tcpx doctor` that explains the error, such as `TCPX-D037`; `None` where there is none, and for
+    /// errors of a plugin, whose text names it at its end.
+    pub fn check(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::Stalled { .. } | Self::EngineStuck { .. } => "TCPX-D034",
+            Self::Corrupt { .. } => "TCPX-D035",
+            Self::ConnectionLost { .. } => "TCPX-D031",
+            Self::ChannelLost { error, .. } => match **error {
+                ChannelError::PeerClosed { .. } | ChannelError::LaneLost { .. } => "TCPX-D031",
+                _ => return None,
+            },
+            Self::Network(
+                NetworkError::Refused { .. }
+                | NetworkError::Unreachable { .. }
+                | NetworkError::ConnectTimedOut { .. },
+            ) => "TCPX-D037",
+            Self::Network(NetworkError::TimedOut {
+                operation: "connecting the plugin's comms",
+                ..
+            }) => "TCPX-D032",
+            Self::System { .. } => "TCPX-D003",
+            Self::MemoryHeld { error } => return error.check(),
+            _ => return None,
+        })
+    }
+
     pub(crate) fn system(what: &'static str, cause: io::Error) -> Self {
         Self::System {
             what,

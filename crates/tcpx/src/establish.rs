@@ -128,10 +128,7 @@ fn run(
         session: set_up.session,
         control: set_up.control,
         channels,
-        unpacker: Unpacker {
-            worker,
-            method: options.unpack,
-        },
+        unpacker: Unpacker::new(worker, options.unpack),
         gpu: options.gpu.clone(),
         sink: Sink::new(Arc::clone(&driver), id),
         observer: options.observer.clone(),

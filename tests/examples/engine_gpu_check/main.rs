@@ -13,9 +13,10 @@ mod transfers;
 mod user;
 
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bench::{Bench, Outcome};
+use tcpx_memory::CopyWorker;
 
 type Check = (&'static str, fn(&Bench) -> Outcome);
 
@@ -33,7 +34,18 @@ const CHECKS: [Check; 8] = [
     ("large", transfers::large),
 ];
 
+/// Longest wait for the copy workers to give everything back.
+const LAST_WAIT: Duration = Duration::from_secs(5);
+
 fn main() -> ExitCode {
+    let code = check();
+    // The driver is torn down when this function returns: no worker may be inside it then. One that is not
+    // through by now has a check to blame that failed.
+    CopyWorker::wait_for_ends(LAST_WAIT);
+    code
+}
+
+fn check() -> ExitCode {
     let bench = match Bench::from_arguments(std::env::args().skip(1)) {
         Ok(bench) => bench,
         Err(error) => {

@@ -42,6 +42,7 @@ const GPU: &[Way] = &[
     Way::Batch,
 ];
 const MERGED: &[Way] = &[Way::D2d, Way::WorkerD2d, Way::Kernel, Way::Each, Way::Copy];
+const FLOOR: &[Way] = &[Way::Kernel, Way::WorkerKernel, Way::Plain, Way::Copy];
 const CROSSING: &[Way] = &[Way::Kernel, Way::D2d];
 
 const fn case(
@@ -79,7 +80,8 @@ const fn cached(case: Case) -> Case {
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-const CASES: [Case; 22] = [
+const CASES: [Case; 23] = [
+    case("1 B, GPU", 1, 1, 0, FLOOR),
     case("512 KiB in 4 KiB, GPU", 512 * KIB, 4 * KIB, 0, GPU),
     cached(case(
         "512 KiB in 4 KiB, GPU, cached",

@@ -164,7 +164,6 @@ impl Movers {
             if start.elapsed() > LIMIT {
                 return Err(MemoryError::WorkerStopped);
             }
-            std::hint::spin_loop();
         }
         let mut failed = self
             .landing

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::{self, Write};
 
+use crate::doctor::explains::check_for;
 use crate::error::Error;
 
 /// Prints a line at once, so that a program reading a pipe sees it too.
@@ -17,10 +18,17 @@ pub(crate) fn aside_line(text: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
-/// Prints what went wrong and what to do, each on one line.
+/// Prints what went wrong, what to do, and which check of the doctor says more, each on one line.
 pub(crate) fn failure(error: &Error) {
     aside!("error: {}", one_line(&error.what()));
     aside!("hint: {}", one_line(&error.hint()));
+    if let Some(check) = check_for(error) {
+        aside!(
+            "check: `tcpx doctor --explain {}` ({})",
+            check.id,
+            check.title
+        );
+    }
 }
 
 /// `text` without line ends or other control characters: parts of it may come from a peer.

@@ -6,7 +6,7 @@ use cudarc::driver::sys::CUstream;
 use tcpx_memory::{After, BouncePool, Fence, MemoryKind, Region, UnpackMethod, Work};
 use tcpx_wire::Fragment;
 
-use crate::support::{Bench, LIMIT, Outcome, POISON, Random, same, text, unpack_work};
+use crate::support::{Bench, Outcome, POISON, Random, limit, same, text, unpack_work};
 use crate::user::{LEGACY, User};
 
 const LEN: usize = 1 << 20;
@@ -50,7 +50,7 @@ fn ordered(
 /// Memory of earlier checks must be freed before a kernel runs: the driver may hold up everything while
 /// it frees.
 fn settle() -> Result<(), String> {
-    if Region::wait_for_frees(LIMIT) {
+    if Region::wait_for_frees(limit()) {
         Ok(())
     } else {
         Err("earlier memory was not freed in time".to_owned())

@@ -15,8 +15,15 @@ use crate::user::User;
 /// What a check found: a summary, or what differs.
 pub(crate) type Outcome = Result<String, String>;
 
-/// Longest wait for one job.
-pub(crate) const LIMIT: Duration = Duration::from_secs(10);
+/// Longest wait for one job: `GPU_CHECK_LIMIT` seconds, else 10.
+pub(crate) fn limit() -> Duration {
+    Duration::from_secs(number("GPU_CHECK_LIMIT").unwrap_or(10))
+}
+
+/// A number from the environment.
+pub(crate) fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
 
 pub(crate) const POISON: u8 = 0xA5;
 
@@ -66,8 +73,11 @@ impl Jobs<'_> {
 
     /// The next job to end.
     pub(crate) fn next(&self) -> Result<(u64, Result<u64, MemoryError>), String> {
-        self.ended.recv_timeout(LIMIT).map_err(|error| match error {
-            RecvTimeoutError::Timeout => format!("no job ended within {LIMIT:?}"),
+        let limit = limit();
+        self.ended.recv_timeout(limit).map_err(|error| match error {
+            RecvTimeoutError::Timeout => {
+                format!("no job ended within {limit:?}; GPU_CHECK_LIMIT gives more seconds")
+            }
             RecvTimeoutError::Disconnected => "the worker dropped the job".to_owned(),
         })
     }
@@ -225,10 +235,7 @@ impl Random {
     pub(crate) fn new() -> Self {
         static SEED: OnceLock<u64> = OnceLock::new();
         let seed = *SEED.get_or_init(|| {
-            let given = std::env::var("GPU_CHECK_SEED")
-                .ok()
-                .and_then(|seed| seed.parse().ok());
-            let seed = given.unwrap_or_else(|| {
+            let seed = number("GPU_CHECK_SEED").unwrap_or_else(|| {
                 let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
                 now.map_or(1, |now| now.as_nanos() as u64)
             });

@@ -3,7 +3,7 @@
 use tcpx_memory::UnpackMethod;
 use tcpx_wire::Fragment;
 
-use crate::support::{Bench, Outcome, Random, text};
+use crate::support::{Bench, Outcome, Random, number, text};
 
 const POOL: usize = 32 << 20;
 
@@ -63,6 +63,7 @@ pub(crate) fn random_lists(bench: &Bench) -> Outcome {
     let mut random = Random::new();
     let bytes = random.bytes(POOL);
     let mut lists = 0;
+    let most_copies = number("GPU_CHECK_MOST_COPIES").unwrap_or(u64::MAX) as usize;
     let pools = bench.kinds().map(|kind| bench.region_of(kind, &bytes));
     for (name, list) in shapes(&mut random) {
         let end = list
@@ -76,7 +77,9 @@ pub(crate) fn random_lists(bench: &Bench) -> Outcome {
                 let start = random.below(16);
                 let to = bench.region(kind, start + len + 64)?;
                 for with in UnpackMethod::ALL {
-                    if !with.is_possible(pool.kind(), kind) {
+                    if !with.is_possible(pool.kind(), kind)
+                        || (with == UnpackMethod::D2d && list.len() > most_copies)
+                    {
                         continue;
                     }
                     bench

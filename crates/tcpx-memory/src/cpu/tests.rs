@@ -1,10 +1,13 @@
 //! The lane function of the unpack kernel, on the CPU, against a plain copy.
 
+mod random_lists;
+
 use std::ptr;
 
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 
 use super::*;
+use random_lists::Random;
 
 /// Memory that ends, on both sides, at pages that nobody may touch.
 struct Fenced {
@@ -45,8 +48,19 @@ impl Drop for Fenced {
 
 const POISON: u8 = 0xA5;
 
-/// Copies one fragment between two places and compares everything around it, too.
+/// Copies one fragment between two places, by one warp and by two, and compares everything around it, too.
 fn check(source: &[u8], destination: &mut [u8], from: usize, to: usize, length: usize) {
+    for split in 0..2 {
+        check_split(source, destination, (from, to, length), split);
+    }
+}
+
+fn check_split(
+    source: &[u8],
+    destination: &mut [u8],
+    (from, to, length): (usize, usize, usize),
+    split: u32,
+) {
     let around = to.saturating_sub(48)..destination.len().min(to + length + 48);
     destination[around.clone()].fill(POISON);
     let list = [Descriptor {
@@ -56,17 +70,10 @@ fn check(source: &[u8], destination: &mut [u8], from: usize, to: usize, length: 
     }];
     assert!(from + length <= source.len() && to + length <= destination.len());
     // SAFETY: both ranges lie in the slices, as just asserted.
-    unsafe {
-        unpack(
-            UnpackMethod::Kernel,
-            source.as_ptr(),
-            destination.as_mut_ptr(),
-            &list,
-        )
-    };
+    unsafe { by_lanes(source.as_ptr(), destination.as_mut_ptr(), &list, split) };
     let case = || {
         format!(
-            "source at {}, destination at {}, {length} bytes",
+            "source at {}, destination at {}, {length} bytes, split {split}",
             from % 16,
             to % 16
         )
@@ -167,41 +174,15 @@ fn no_word_beside_a_fragment_is_read_or_written() {
     }
 }
 
-/// Random numbers for lists.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as usize % limit
-    }
-}
-
 /// Lists of random lengths, alignments, gaps and orders against a plain copy.
 fn random_lists(lists: usize, seed: u64) {
     const ROOM: usize = 96 << 10;
-    let mut random = Random(seed | 1);
+    let mut random = Random::new(seed);
     let mut source = vec![0; ROOM];
     fill(&mut source);
     let (mut expected, mut arrived) = (vec![0; ROOM], vec![0; ROOM]);
     for list in 0..lists {
-        let longest = [16, 64, 600, 4096, 8192][random.below(5)];
-        let count = 1 + random.below(24);
-        let mut to = random.below(64);
-        let descriptors: Vec<_> = (0..count)
-            .map_while(|_| {
-                let length = 1 + random.below(longest);
-                let at = to + [0, random.below(40)][random.below(2)];
-                to = at + length;
-                (to + 64 <= ROOM).then(|| Descriptor {
-                    source_offset: random.below(ROOM - length) as u32,
-                    length: length as u32,
-                    destination_offset: at as u64,
-                })
-            })
-            .collect();
+        let descriptors = random.list(ROOM, ROOM);
         let end = descriptors.iter().map(|one| bytes_to(one).end).max();
         let touched = ..(end.unwrap_or(0) + 64).min(ROOM);
         expected[touched].fill(POISON);
@@ -211,11 +192,11 @@ fn random_lists(lists: usize, seed: u64) {
         }
         // SAFETY: every source and destination lies in its vector, as made above.
         unsafe {
-            unpack(
-                UnpackMethod::Kernel,
+            by_lanes(
                 source.as_ptr(),
                 arrived.as_mut_ptr(),
                 &descriptors,
+                list as u32 % 3,
             )
         };
         assert!(
@@ -236,7 +217,7 @@ fn random_lists_arrive() {
 }
 
 #[test]
-#[ignore = "takes minutes; run it optimised: cargo test --release -p tcpx-memory -- --ignored"]
+#[ignore = "takes seconds where it is optimised, minutes elsewhere: run with --release -- --ignored"]
 fn a_million_random_lists_arrive() {
     let now = std::time::SystemTime::now();
     let seed = now
@@ -247,7 +228,7 @@ fn a_million_random_lists_arrive() {
 }
 
 #[test]
-#[ignore = "takes minutes; run it optimised: cargo test --release -p tcpx-memory -- --ignored"]
+#[ignore = "takes seconds where it is optimised, minutes elsewhere: run with --release -- --ignored"]
 fn every_length_at_every_alignment() {
     let (mut source, mut destination) = memory();
     for length in 1..=8192 {

@@ -4,10 +4,11 @@
 
 pub(crate) mod device_memory;
 mod launch;
+mod memory;
 
-use std::alloc::{Layout, alloc, dealloc};
+use std::alloc::Layout;
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::ops::Range;
 use std::ptr;
@@ -15,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use launch::{Done, FUNCTIONS, List, launched, tcpx_crc32c_host, tcpx_crc32c_prepare_host};
+use memory::{allocate, describe, release};
 
 use super::api::Api;
 use super::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmodule, CUstream};
@@ -27,13 +29,10 @@ const OUT_OF_MEMORY: i32 = 2;
 const INVALID_CONTEXT: i32 = 201;
 const NOT_READY: i32 = 600;
 const CAPTURE_UNSUPPORTED: i32 = 900;
+const UNKNOWN: i32 = 999;
 
 /// Copies from or to here are refused.
 pub(crate) const BAD_ADDRESS: u64 = 0xBAD_0000;
-/// What freed memory is filled with.
-const FREED: u8 = 0xDD;
-/// Most bytes of freed memory that are kept.
-const KEPT: usize = 64 << 20;
 
 /// Pieces of work that a stream does each time somebody looks.
 const AT_A_LOOK: usize = 16;
@@ -73,6 +72,11 @@ struct World {
     events: HashMap<usize, (u64, Option<usize>)>,
     memory: HashMap<usize, Layout>,
     freed: VecDeque<(usize, Layout)>,
+    /// Memory whose copies cannot be followed, and streams that have such a copy.
+    untraceable: HashSet<usize>,
+    lost: HashSet<usize>,
+    /// Launches of the unpack kernel by the pool's address.
+    launches: HashMap<usize, usize>,
     next: usize,
 }
 
@@ -135,6 +139,17 @@ pub(crate) fn gated_stream() -> (u64, Arc<AtomicBool>) {
         stream
     });
     (stream as u64, gate)
+}
+
+/// From a copy from or to this address on, no event can be recorded on that copy's stream.
+pub(crate) fn lose_streams_of(address: u64) {
+    world(|world| world.untraceable.insert(address as usize));
+}
+
+/// How often the unpack kernel was launched for the pool at this address.
+pub(crate) fn launches(pool: u64) -> usize {
+    let launches = |world: &mut World| world.launches.get(&(pool as usize)).copied();
+    world(launches).unwrap_or(0)
 }
 
 /// How many contexts are stacked on the calling thread.
@@ -215,62 +230,6 @@ impl World {
 
 fn pointer(address: usize) -> *mut u8 {
     ptr::with_exposed_provenance_mut(address)
-}
-
-fn allocate(world: &mut World, len: usize) -> Option<usize> {
-    if len > 1 << 40 {
-        return None;
-    }
-    let align = if len < 2 << 20 { 256 } else { 4096 };
-    let layout = Layout::from_size_align(len, align).unwrap();
-    // SAFETY: the crate never asks the driver for no bytes.
-    let memory = unsafe { alloc(layout) };
-    // SAFETY: allocated with that length.
-    unsafe { memory.write_bytes(0x77, len) };
-    let address = memory.expose_provenance();
-    world.memory.insert(address, layout);
-    Some(address)
-}
-
-fn release(world: &mut World, address: usize) -> i32 {
-    let Some(layout) = world.memory.remove(&address) else {
-        return INVALID_VALUE;
-    };
-    // SAFETY: allocated with that layout.
-    unsafe { pointer(address).write_bytes(FREED, layout.size()) };
-    // Kept for a while, so that late users read the poison.
-    world.freed.push_back((address, layout));
-    while world
-        .freed
-        .iter()
-        .map(|(_, layout)| layout.size())
-        .sum::<usize>()
-        > KEPT
-    {
-        if let Some((address, layout)) = world.freed.pop_front() {
-            // SAFETY: allocated with that layout and forgotten here.
-            unsafe { dealloc(pointer(address), layout) };
-        }
-    }
-    OK
-}
-
-/// All memory of the fake is mapped host memory.
-fn describe(world: &World, value: *mut c_void, attribute: i32, address: usize) -> i32 {
-    use super::sys::CUpointer_attribute as Attribute;
-    const START: i32 = Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR as i32;
-    const SIZE: i32 = Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE as i32;
-    const HOST: i32 = Attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER as i32;
-    let around = world
-        .memory
-        .iter()
-        .find(|(start, layout)| (**start..**start + layout.size()).contains(&address));
-    match (around, attribute) {
-        (Some((start, _)), START) => answer(value.cast::<u64>(), *start as u64),
-        (Some((_, layout)), SIZE) => answer(value.cast::<usize>(), layout.size()),
-        (Some(_), HOST) => answer(value.cast::<usize>(), address),
-        _ => INVALID_VALUE,
-    }
 }
 
 macro_rules! call {
@@ -383,6 +342,12 @@ pub(crate) static API: Api = Api {
                     from: from as usize,
                     len,
                 };
+                if [to, from]
+                    .iter()
+                    .any(|end| world.untraceable.contains(&(*end as usize)))
+                {
+                    world.lost.insert(stream.addr());
+                }
                 world
                     .streams
                     .get_mut(&stream.addr())
@@ -430,6 +395,9 @@ pub(crate) static API: Api = Api {
     }),
     cuEventRecord: call!(|event: CUevent, stream: CUstream| {
         inside(|world| {
+            if world.lost.contains(&stream.addr()) {
+                return UNKNOWN;
+            }
             // The default streams have nothing to do.
             let waits_for = (stream.addr() > 2).then_some(stream.addr());
             let Some(state) = world.events.get_mut(&event.addr()) else {
@@ -486,6 +454,9 @@ pub(crate) static API: Api = Api {
             return INVALID_VALUE;
         }
         inside(|world| {
+            if let Operation::Unpack { pool, .. } = &operation {
+                *world.launches.entry(*pool).or_default() += 1;
+            }
             world
                 .streams
                 .get_mut(&stream.addr())

@@ -7,7 +7,10 @@ mod engine;
 mod feed;
 mod gather;
 mod kernel;
+mod kernel_jobs;
+mod launch;
 mod pipe;
+mod slots;
 mod staging;
 #[cfg(test)]
 mod tests;
@@ -20,8 +23,11 @@ pub use direct::Unpacker;
 
 use device::Device;
 use engine::Engine;
+use kernel::Kernels;
+use kernel_jobs::KernelJobs;
 use staging::Staging;
 
+use super::ending::Ending;
 use super::queue::JobQueue;
 use super::{CopyWorker, spawn};
 use crate::error::{CudaError, MemoryError};
@@ -50,8 +56,10 @@ fn start(gpu: &Gpu) -> Result<CopyWorker, MemoryError> {
     let queue = Arc::new(JobQueue::new(gpu.kind()));
     let (sender, started) = mpsc::sync_channel::<Started>(1);
     let (thread_gpu, thread_queue) = (gpu.clone(), Arc::clone(&queue));
+    let ending = Ending::announce();
     spawn(&format!("tcpx-copy-{}", gpu.ordinal()), move || {
-        run(&thread_gpu, &thread_queue, &sender);
+        let _ending = ending;
+        thread_queue.serve(|| run(&thread_gpu, &thread_queue, &sender));
     })?;
     // The thread answers or drops its sender; every wait of its own is bounded.
     let no_kernel = started.recv().unwrap_or_else(|_| {
@@ -68,28 +76,47 @@ fn start(gpu: &Gpu) -> Result<CopyWorker, MemoryError> {
 }
 
 fn run(gpu: &Gpu, queue: &JobQueue, started: &mpsc::SyncSender<Started>) {
-    queue.attach();
-    let made = Device::create(gpu).and_then(|device| match Staging::create(&device) {
-        Ok(staging) => Ok((device, staging)),
+    let made = Device::create(gpu).and_then(|device| match Parts::create(&device) {
+        Ok(parts) => Ok((device, parts)),
         Err(error) => {
             device.destroy();
             Err(error)
         }
     });
-    let (device, staging) = match made {
+    let (device, Parts { staging, kernels }) = match made {
         Ok(made) => made,
         Err(error) => {
             started.send(Err(error)).ok();
             return;
         }
     };
-    if let Err(error) = device.warm_up(&staging) {
-        staging.destroy(&device);
-        device.destroy();
-        started.send(Err(error)).ok();
-        return;
-    }
     // If the starter is gone, the queue is stopped or will be.
-    started.send(Ok(device.no_kernel())).ok();
-    Engine::new(device, staging, queue).run();
+    started.send(Ok(kernels.as_ref().err().cloned())).ok();
+    Engine::new(device, staging, kernels, queue).run();
+}
+
+/// What the engine needs beside the device.
+struct Parts {
+    staging: Staging,
+    kernels: Result<KernelJobs, CudaError>,
+}
+
+impl Parts {
+    fn create(device: &Device) -> Result<Self, CudaError> {
+        let staging = Staging::create(device)?;
+        let rest = device.warm_up(&staging).and_then(|()| {
+            // Without kernels the worker has its other methods.
+            match Kernels::load(&device.gpu) {
+                Ok(kernels) => KernelJobs::create(&device.gpu, kernels).map(Ok),
+                Err(error) => Ok(Err(error)),
+            }
+        });
+        match rest {
+            Ok(kernels) => Ok(Self { staging, kernels }),
+            Err(error) => {
+                staging.destroy(device);
+                Err(error)
+            }
+        }
+    }
 }

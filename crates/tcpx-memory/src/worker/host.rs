@@ -5,7 +5,6 @@ use crate::cpu;
 
 /// Runs jobs in order until the queue stops and is empty.
 pub(super) fn run(queue: &JobQueue) {
-    queue.attach();
     loop {
         // Read before the queue: whoever stops it has submitted all there will be.
         let stopping = queue.is_stopping();

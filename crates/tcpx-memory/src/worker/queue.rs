@@ -1,8 +1,9 @@
 //! The bounded queue between submitters and a worker's thread.
 
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
@@ -18,16 +19,45 @@ use crate::lease::Hold;
 pub(super) const CAPACITY: usize = 4096;
 
 /// A job that was checked and holds its memory.
+///
+/// A ticket that is lost, because the worker's loop panicked, tells its sink so and keeps its memory for
+/// ever: something may still touch it.
 pub(super) struct Ticket {
-    pub(super) job: Job,
-    holds: [Option<Hold>; 2],
+    held: ManuallyDrop<Held>,
+    answer: Answer,
+}
+
+/// What a job uses.
+struct Held {
+    work: Work,
+    fence: Option<Fence>,
+    /// Keep others away from the bytes.
+    _holds: [Option<Hold>; 2],
+}
+
+/// Whom to tell; exactly once.
+struct Answer {
+    sink: Arc<dyn CompletionSink>,
+    token: u64,
+    told: bool,
 }
 
 impl Ticket {
     /// Checks the job and takes its leases.
     pub(super) fn admit(job: Job) -> Result<Self, SubmitError> {
         match job.work.check().and_then(|()| job.work.hold()) {
-            Ok(holds) => Ok(Self { job, holds }),
+            Ok(holds) => Ok(Self {
+                held: ManuallyDrop::new(Held {
+                    work: job.work,
+                    fence: job.fence,
+                    _holds: holds,
+                }),
+                answer: Answer {
+                    sink: job.sink,
+                    token: job.token,
+                    told: false,
+                },
+            }),
             Err(error) => Err(SubmitError {
                 job: Box::new(job),
                 error,
@@ -35,55 +65,67 @@ impl Ticket {
         }
     }
 
+    /// The job again, without its leases.
+    fn into_refused(self, error: MemoryError) -> SubmitError {
+        let Self { held, mut answer } = self;
+        answer.told = true;
+        let Held { work, fence, .. } = ManuallyDrop::into_inner(held);
+        let job = Box::new(Job {
+            work,
+            fence,
+            sink: Arc::clone(&answer.sink),
+            token: answer.token,
+        });
+        SubmitError { job, error }
+    }
+
     pub(super) fn work(&self) -> &Work {
-        &self.job.work
+        &self.held.work
     }
 
     /// Whether the caller's earlier GPU work has ended; the GPU's context must be current.
     pub(super) fn is_fence_reached(&self) -> Result<bool, CudaError> {
-        self.job
-            .fence
-            .as_ref()
-            .map_or(Ok(true), Fence::is_reached_in_context)
+        let fence = self.held.fence.as_ref();
+        fence.map_or(Ok(true), Fence::is_reached_in_context)
     }
 
     /// Tells the sink of an error and keeps the memory for ever, because something may still touch it.
     pub(super) fn abandon(self, error: MemoryError) {
-        let Self {
-            job:
-                Job {
-                    work,
-                    fence,
-                    sink,
-                    token,
-                },
-            holds,
-        } = self;
-        std::mem::forget((holds, work, fence));
-        tell(&*sink, token, Err(error));
+        let Self { held: _, answer } = self;
+        answer.tell(Err(error));
     }
 
     /// Lets go of the memory, then tells the sink.
     pub(super) fn finish(self, result: Result<u64, MemoryError>) {
-        let Self {
-            job:
-                Job {
-                    work,
-                    fence,
-                    sink,
-                    token,
-                },
-            holds,
-        } = self;
-        drop((holds, work, fence));
-        tell(&*sink, token, result);
+        let Self { held, answer } = self;
+        let let_go = AssertUnwindSafe(|| drop(ManuallyDrop::into_inner(held)));
+        if catch_unwind(let_go).is_err() {
+            tracing::error!(token = answer.token, "the owner of a job's memory panicked");
+        }
+        answer.tell(result);
     }
 }
 
-fn tell(sink: &dyn CompletionSink, token: u64, result: Result<u64, MemoryError>) {
-    // A sink that panics has lost its own job; the worker must not lose those of the others.
-    if catch_unwind(AssertUnwindSafe(|| sink.complete(token, result))).is_err() {
-        tracing::error!(token, "a completion sink panicked");
+impl Answer {
+    fn tell(mut self, result: Result<u64, MemoryError>) {
+        self.told = true;
+        self.pass_on(result);
+    }
+
+    fn pass_on(&self, result: Result<u64, MemoryError>) {
+        // A sink that panics has lost its own job; the worker must not lose those of the others.
+        let told = AssertUnwindSafe(|| self.sink.complete(self.token, result));
+        if catch_unwind(told).is_err() {
+            tracing::error!(token = self.token, "a completion sink panicked");
+        }
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        if !self.told {
+            self.pass_on(Err(MemoryError::WorkerFailed));
+        }
     }
 }
 
@@ -92,6 +134,8 @@ pub(super) struct JobQueue {
     tickets: ArrayQueue<Ticket>,
     sleeping: AtomicBool,
     stopping: AtomicBool,
+    /// The thread has ended, or is about to without looking at the queue again.
+    closed: AtomicBool,
     thread: OnceLock<Thread>,
     worker: MemoryKind,
 }
@@ -102,29 +146,50 @@ impl JobQueue {
             tickets: ArrayQueue::new(CAPACITY),
             sleeping: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
             thread: OnceLock::new(),
             worker,
         }
     }
 
-    /// Names the calling thread as the one to wake.
-    pub(super) fn attach(&self) {
+    /// Runs the worker's loop on the calling thread. Even if that panics, every accepted job is told its
+    /// end, and none is accepted any more.
+    pub(super) fn serve(&self, run: impl FnOnce()) {
         self.thread.get_or_init(thread::current);
+        if catch_unwind(AssertUnwindSafe(run)).is_err() {
+            tracing::error!(worker = %self.worker, "the copy worker panicked");
+        }
+        self.closed.store(true, Ordering::SeqCst);
+        self.refuse_rest();
+    }
+
+    /// Whether the thread is through with all jobs and with the driver.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
     }
 
     pub(super) fn push(&self, ticket: Ticket) -> Result<(), SubmitError> {
+        if self.is_closed() {
+            return Err(ticket.into_refused(MemoryError::WorkerFailed));
+        }
         if let Err(ticket) = self.tickets.push(ticket) {
-            let error = MemoryError::QueueFull {
+            return Err(ticket.into_refused(MemoryError::QueueFull {
                 worker: self.worker,
                 capacity: CAPACITY,
-            };
-            return Err(SubmitError {
-                job: Box::new(ticket.job),
-                error,
-            });
+            }));
         }
         self.wake();
+        if self.is_closed() {
+            self.refuse_rest();
+        }
         Ok(())
+    }
+
+    /// Ends what was never begun.
+    fn refuse_rest(&self) {
+        while let Some(ticket) = self.tickets.pop() {
+            ticket.finish(Err(MemoryError::WorkerFailed));
+        }
     }
 
     pub(super) fn pop(&self) -> Option<Ticket> {
@@ -163,5 +228,61 @@ impl JobQueue {
         {
             thread.unpark();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{self, Sender};
+
+    use super::*;
+    use crate::lease::Access;
+    use crate::region::Region;
+
+    struct Channel(Sender<(u64, Result<u64, MemoryError>)>);
+
+    impl CompletionSink for Channel {
+        fn complete(&self, token: u64, result: Result<u64, MemoryError>) {
+            self.0.send((token, result)).ok();
+        }
+    }
+
+    #[test]
+    fn a_loop_that_panics_tells_every_job_and_keeps_the_memory_of_those_it_had_begun() {
+        let queue = JobQueue::new(MemoryKind::Host);
+        let (sender, ended) = mpsc::channel();
+        let sink = Arc::new(Channel(sender));
+        let regions: Vec<_> = (0..3).map(|_| Region::host(10).unwrap()).collect();
+        let ticket = |token: usize| {
+            let sink = Arc::<Channel>::clone(&sink);
+            let of = regions[token].all();
+            Ticket::admit(Job {
+                work: Work::Checksum { of },
+                fence: None,
+                sink,
+                token: token as u64,
+            })
+        };
+        queue.push(ticket(0).unwrap()).unwrap();
+        queue.push(ticket(1).unwrap()).unwrap();
+        let is_free = |region: &Region| region.lease(.., Access::Write).is_ok();
+        queue.serve(|| {
+            let _begun = queue.pop();
+            panic!("as a fault in the loop would");
+        });
+        for token in 0..2 {
+            assert_eq!(
+                ended.try_recv(),
+                Ok((token, Err(MemoryError::WorkerFailed)))
+            );
+        }
+        assert!(!is_free(&regions[0]) && is_free(&regions[1]));
+        let refused = queue.push(ticket(2).unwrap()).unwrap_err();
+        assert_eq!(
+            (refused.job.token, refused.error),
+            (2, MemoryError::WorkerFailed)
+        );
+        drop(refused.job);
+        assert!(ended.try_recv().is_err() && is_free(&regions[2]));
     }
 }

@@ -3,6 +3,7 @@
 //! Freeing can wait for a kernel of the user that itself waits for a transfer, so no thread that moves
 //! transfers forward may do it.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -30,7 +31,7 @@ pub(crate) fn run(work: impl FnOnce() + Send + 'static) {
     let (sender, receiver) = mpsc::channel::<Work>();
     let started = thread::Builder::new()
         .name("tcpx-free".to_owned())
-        .spawn(move || receiver.into_iter().for_each(|work| work()));
+        .spawn(move || receiver.into_iter().for_each(run_one));
     match started {
         Ok(_) => {
             // The new thread lives until its sender is dropped, so this cannot fail.
@@ -46,6 +47,13 @@ pub(crate) fn run(work: impl FnOnce() + Send + 'static) {
             drop(reaper);
             work();
         }
+    }
+}
+
+/// The owner of foreign memory may panic when it is let go of; the others' memory must be freed all the same.
+fn run_one(work: Work) {
+    if catch_unwind(AssertUnwindSafe(work)).is_err() {
+        tracing::error!("the owner of foreign memory panicked");
     }
 }
 

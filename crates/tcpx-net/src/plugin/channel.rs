@@ -40,6 +40,8 @@ pub(super) struct PluginChannel {
     /// Received and not yet consumed, in the plugin's order.
     unconsumed: VecDeque<Unconsumed>,
     entries: Vec<LoadMeta>,
+    /// Lists that came back.
+    lists: Vec<ScatterList>,
     failed: Vec<Completion>,
     stats: ChannelStats,
 }
@@ -80,6 +82,7 @@ impl PluginChannel {
             receives: VecDeque::new(),
             unconsumed: VecDeque::new(),
             entries: Vec::new(),
+            lists: Vec::new(),
             failed: Vec::new(),
             stats: ChannelStats::default(),
         }
@@ -205,7 +208,7 @@ impl PluginChannel {
                     self.stats.fragments += self.entries.len() as u64;
                     Payload::Scattered {
                         pool: Arc::clone(offload.pool()),
-                        list: scatter_list(&self.entries),
+                        list: scatter_list(&self.entries, self.lists.pop().unwrap_or_default()),
                         bytes,
                         ticket: Ticket(ticket.0),
                     }
@@ -235,15 +238,13 @@ impl PluginChannel {
     }
 }
 
-fn scatter_list(entries: &[LoadMeta]) -> ScatterList {
-    let mut list = ScatterList::with_capacity(entries.len());
-    for entry in entries {
-        list.push(Fragment {
-            source_offset: u64::from(entry.src_off),
-            length: entry.len,
-            destination_offset: entry.dst_off,
-        });
-    }
+fn scatter_list(entries: &[LoadMeta], mut list: ScatterList) -> ScatterList {
+    list.clear();
+    list.extend(entries.iter().map(|entry| Fragment {
+        source_offset: u64::from(entry.src_off),
+        length: entry.len,
+        destination_offset: entry.dst_off,
+    }));
     list
 }
 
@@ -260,6 +261,12 @@ impl Channel for PluginChannel {
                 pinned: true,
                 cuda: self.cuda && matches!(self.memory, PluginMemory::Gpu(_)),
             },
+        }
+    }
+
+    fn recycle(&mut self, list: ScatterList) {
+        if self.lists.len() < usize::from(MAX_IN_FLIGHT) {
+            self.lists.push(list);
         }
     }
 

@@ -75,6 +75,7 @@ impl Core {
                         if !self.unpack(id, flight, pool, &list, bytes, ticket) {
                             self.pool_read(index, ticket, false);
                         }
+                        self.channels[index].channel.recycle(list);
                     }
                 }
             }

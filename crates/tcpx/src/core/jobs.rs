@@ -43,15 +43,15 @@ impl Core {
         let total = before.saturating_add(bytes);
         self.session.chunk_arrived(now, id, index, total);
         let work = self
-            .unpack_job(id, flight, pool, list, bytes)
+            .unpack_job(id, flight, &pool, list, bytes)
             .and_then(|work| self.check_parts(id, flight).map(|()| work));
         match work {
-            Ok(work) => {
+            Ok((work, descriptors)) => {
                 if let Some(operation) = self.operations.get_mut(&id) {
                     operation.off_wire(true);
                     operation.fragments += list.len() as u64;
                 }
-                let token = self.new_token(Token::Unpack(id, flight, ticket));
+                let token = self.new_token(Token::Unpack(id, flight, ticket, descriptors));
                 self.submit(work, token, id);
                 true
             }
@@ -79,13 +79,13 @@ impl Core {
         };
         operation.parts.entry(index).or_default();
         let bytes = list.fragments().iter().map(|f| u64::from(f.length)).sum();
-        match self.unpack_job(id, flight, pool, list, bytes) {
-            Ok(work) => {
+        match self.unpack_job(id, flight, &pool, list, bytes) {
+            Ok((work, descriptors)) => {
                 if let Some(operation) = self.operations.get_mut(&id) {
                     operation.outstanding += 1;
                     operation.fragments += list.len() as u64;
                 }
-                let token = self.new_token(Token::UnpackPart(id, flight, ticket));
+                let token = self.new_token(Token::UnpackPart(id, flight, ticket, descriptors));
                 self.submit(work, token, id);
                 true
             }
@@ -114,18 +114,19 @@ impl Core {
         &mut self,
         id: OperationId,
         flight: InFlight,
-        pool: Arc<BouncePool>,
+        pool: &BouncePool,
         list: &ScatterList,
         bytes: u64,
-    ) -> Result<Work, DataFailure> {
+    ) -> Result<(Work, Arc<Descriptors>), DataFailure> {
         let length = u64::from(flight.event.length);
         let limits = Limits {
             pool_bytes: pool.len() as u64,
             destination_bytes: length,
             received_bytes: bytes,
         };
-        let mut descriptors = Descriptors::with_capacity(list.len());
-        descriptors
+        let mut descriptors = self.unpacker.take_list();
+        // Nobody else has a list that is taken.
+        Arc::make_mut(&mut descriptors)
             .build(list, limits)
             .map_err(|error| DataFailure::Misreport(error.to_string()))?;
         let gone = || DataFailure::Misreport("its operation has ended".to_owned());
@@ -145,12 +146,13 @@ impl Core {
         if let Some(parts) = operation.parts.get_mut(&flight.event.index) {
             parts.add(&descriptors);
         }
-        Ok(Work::Unpack {
-            pool: (*pool).clone(),
-            descriptors: Arc::new(descriptors),
+        let work = Work::Unpack {
+            pool: pool.clone(),
+            descriptors: Arc::clone(&descriptors),
             to,
             with,
-        })
+        };
+        Ok((work, descriptors))
     }
 
     /// Gives a job to the copy worker; a refusal is its result.
@@ -183,7 +185,8 @@ impl Core {
     fn job_finished(&mut self, token: u64, result: Result<u64, MemoryError>) {
         let now = self.now();
         match self.tokens.remove(&token) {
-            Some(Token::Unpack(id, flight, ticket)) => {
+            Some(Token::Unpack(id, flight, ticket, descriptors)) => {
+                self.unpacker.give_list_back(descriptors);
                 let stopped = self.unpacked(id);
                 let placed = result.is_ok() && !stopped;
                 let channel = usize::from(flight.event.channel);
@@ -194,7 +197,8 @@ impl Core {
                 }
                 self.pool_read(channel, ticket, placed);
             }
-            Some(Token::UnpackPart(id, flight, ticket)) => {
+            Some(Token::UnpackPart(id, flight, ticket, descriptors)) => {
+                self.unpacker.give_list_back(descriptors);
                 let wanted = self.job_off(id);
                 if let (Err(error), true) = (&result, wanted) {
                     let index = Some(flight.event.index);

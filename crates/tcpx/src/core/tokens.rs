@@ -1,6 +1,9 @@
 //! What the engine waits for: requests on channels and jobs on the copy worker, by token.
 
+use std::sync::Arc;
+
 use tcpx_net::Ticket;
+use tcpx_wire::descriptor::Descriptors;
 use tcpx_wire::session::OperationId;
 
 use super::Core;
@@ -10,9 +13,10 @@ use super::operation::InFlight;
 pub(super) enum Token {
     Send(OperationId, InFlight),
     Receive(OperationId, InFlight),
-    Unpack(OperationId, InFlight, Ticket),
-    /// A part of a chunk whose rest is still to come.
-    UnpackPart(OperationId, InFlight, Ticket),
+    /// With its list, to be used again.
+    Unpack(OperationId, InFlight, Ticket, Arc<Descriptors>),
+    /// A part of a chunk whose rest is still to come; with its list.
+    UnpackPart(OperationId, InFlight, Ticket, Arc<Descriptors>),
     Digest(OperationId),
     Eager(OperationId),
 }

@@ -15,7 +15,7 @@ pub(super) struct Piece {
 }
 
 /// Walks over descriptors in pieces.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Cut {
     index: usize,
     done: u32,

@@ -3,11 +3,10 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::kernel::Kernels;
 use super::staging::Staging;
 use crate::bounce::BouncePool;
 use crate::driver::{Api, sys};
-use crate::error::CudaError;
+use crate::error::{CudaError, MemoryError};
 use crate::fence::Event;
 use crate::gpu::{Gpu, create_stream, destroy_stream, device_alloc, device_free, ignore_captures};
 use crate::kind::MemoryKind;
@@ -27,20 +26,17 @@ pub(super) enum Lane {
     Out,
     /// Device to device.
     Across,
-    /// Unpack kernels.
-    Unpack,
 }
 
 impl Lane {
-    pub(super) const ALL: [Self; 4] = [Self::In, Self::Out, Self::Across, Self::Unpack];
+    pub(super) const ALL: [Self; 3] = [Self::In, Self::Out, Self::Across];
 }
 
 /// The GPU from the worker's thread, on which its context stays current.
 pub(super) struct Device {
     pub(super) gpu: Gpu,
-    streams: [sys::CUstream; 4],
+    streams: [sys::CUstream; 3],
     events: Vec<Event>,
-    pub(super) kernels: Result<Kernels, CudaError>,
     /// Other devices' writes must be flushed before work here may read them.
     needs_flush: bool,
 }
@@ -57,9 +53,8 @@ impl Device {
         })?;
         let mut device = Self {
             gpu: gpu.clone(),
-            streams: [std::ptr::null_mut(); 4],
+            streams: [std::ptr::null_mut(); 3],
             events: Vec::with_capacity(FLIGHTS),
-            kernels: Kernels::load(gpu),
             // A driver that does not say may need it.
             needs_flush: gpu.needs_flush().unwrap_or(true),
         };
@@ -102,16 +97,12 @@ impl Device {
         for stream in self.streams.into_iter().filter(|stream| !stream.is_null()) {
             destroy_stream(api, stream);
         }
-        if let Ok(kernels) = &self.kernels {
-            kernels.unload(&self.gpu);
-        }
         // SAFETY: no context is a legal argument.
         let code = unsafe { (api.cuCtxSetCurrent)(std::ptr::null_mut()) };
         api.check_teardown("cuCtxSetCurrent", code);
     }
 
-    /// Runs one empty launch of each kernel and one small copy on each stream, so that the driver has
-    /// nothing left to set up on the transfer path.
+    /// Runs one small copy on each stream, so that the driver has nothing left to set up on the transfer path.
     pub(super) fn warm_up(&self, staging: &Staging) -> Result<(), CudaError> {
         let scratch = device_alloc(&self.gpu, 4096)?;
         let result = self.warm_up_with(staging, scratch);
@@ -129,9 +120,6 @@ impl Device {
             self.copy(Lane::In, scratch, host, 256)?;
             self.copy(Lane::Out, host + 1024, scratch, 256)?;
             self.copy(Lane::Across, scratch + 1024, scratch, 256)?;
-        }
-        if let Ok(kernels) = &self.kernels {
-            kernels.warm_up(self.api(), self.stream(Lane::Unpack), scratch)?;
         }
         let api = self.api();
         for (lane, event) in Lane::ALL.into_iter().zip(&self.events) {
@@ -160,26 +148,25 @@ impl Device {
         self.streams[lane as usize]
     }
 
-    /// Why there is no unpack kernel, if there is none.
-    pub(super) fn no_kernel(&self) -> Option<CudaError> {
-        self.kernels.as_ref().err().cloned()
-    }
-
     /// Events that are free.
     pub(super) fn free_events(&self) -> usize {
         self.events.len()
     }
 
-    /// Takes an event and records it at the end of a stream. `None` when all are under way.
-    pub(super) fn mark(&mut self, lane: Lane) -> Result<Option<Event>, CudaError> {
+    /// Takes an event and records it at the end of a stream.
+    ///
+    /// # Errors
+    /// The driver's, or [`MemoryError::WorkerFailed`] when all events are under way. Nobody can know then
+    /// when what was issued ends.
+    pub(super) fn mark(&mut self, lane: Lane) -> Result<Event, MemoryError> {
         let Some(event) = self.events.pop() else {
-            return Ok(None);
+            return Err(MemoryError::WorkerFailed);
         };
         match event.record(self.api(), self.stream(lane)) {
-            Ok(()) => Ok(Some(event)),
+            Ok(()) => Ok(event),
             Err(error) => {
                 self.events.push(event);
-                Err(error)
+                Err(error.into())
             }
         }
     }

@@ -1,6 +1,5 @@
 //! Kernels launched from the caller's own thread.
 
-mod slots;
 #[cfg(test)]
 mod tests;
 
@@ -8,23 +7,21 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use slots::{FIRST_ENTRIES, LIST_ENTRIES, Slots};
 use tcpx_wire::Descriptors;
 
 use super::cut::Cut;
-use super::feed::{self, Inline};
-use super::kernel::{Kernels, Source};
+use super::feed::Inline;
+use super::kernel::Kernels;
+use super::launch::{self, Sum};
+use super::slots::Slots;
 use super::unpack::piece_bytes;
 use crate::bounce::UnpackMethod;
-use crate::checksum::{SumFactors, SumPlan};
 use crate::error::{CudaError, MemoryError};
 use crate::gpu::{Current, Gpu};
 use crate::job::Work;
 use crate::kind::MemoryKind;
 use crate::lease::Hold;
 
-/// After this long without an answer the streams themselves are asked.
-const PATIENCE: Duration = Duration::from_millis(2);
 /// How long a drop waits for what is under way.
 const LAST_WAIT: Duration = Duration::from_secs(1);
 
@@ -38,6 +35,8 @@ pub struct Unpacker {
     gpu: Gpu,
     kernels: Kernels,
     slots: Slots,
+    /// Where lists are written that a launch carries.
+    list: Box<Inline>,
     running: Option<Running>,
     /// Set when the GPU gave no answer any more; nothing can be started then.
     broken: Option<MemoryError>,
@@ -47,7 +46,6 @@ struct Running {
     task: Task,
     /// An error of a launch; told once what was launched before has ended.
     error: Option<CudaError>,
-    since: Instant,
     work: Work,
     holds: [Option<Hold>; 2],
 }
@@ -66,11 +64,7 @@ enum Task {
         descriptors: Arc<Descriptors>,
         issued: bool,
     },
-    Sum {
-        plan: SumPlan,
-        /// The slot whose list the sums are in, once launched.
-        launched: Option<(usize, Box<SumFactors>)>,
-    },
+    Sum(Sum),
 }
 
 impl Unpacker {
@@ -86,6 +80,7 @@ impl Unpacker {
                 gpu: gpu.clone(),
                 kernels,
                 slots,
+                list: Box::new(Inline::EMPTY),
                 running: None,
                 broken: None,
             }),
@@ -110,18 +105,15 @@ impl Unpacker {
         }
         work.check()?;
         let task = self.task(&work)?;
+        let _current = Current::enter(&self.gpu)?;
         let holds = work.hold()?;
-        let since = Instant::now();
         self.running = Some(Running {
             task,
             error: None,
-            since,
             work,
             holds,
         });
-        let _current = Current::enter(&self.gpu)?;
-        self.launch();
-        Ok(())
+        self.launch()
     }
 
     /// The result once all of it is visible to everyone: the bytes moved, or the checksum. `None` while it is
@@ -130,14 +122,10 @@ impl Unpacker {
     /// # Errors
     /// The driver's, for example when a kernel has broken the context.
     pub fn poll(&mut self) -> Result<Option<u64>, MemoryError> {
-        let Some(running) = &mut self.running else {
+        if self.running.is_none() {
             return Ok(None);
-        };
-        let landed = self.slots.land();
-        if landed {
-            running.since = Instant::now();
-        } else if self.slots.is_busy() && running.since.elapsed() > PATIENCE {
-            running.since = Instant::now();
+        }
+        if !self.slots.land() && self.slots.is_silent() {
             let _current = Current::enter(&self.gpu)?;
             if let Err(error) = self.slots.ask_streams(self.gpu.api()) {
                 return Err(self.give_up(error.into()));
@@ -145,7 +133,7 @@ impl Unpacker {
         }
         if !self.is_launched() {
             let _current = Current::enter(&self.gpu)?;
-            self.launch();
+            self.launch()?;
         }
         if self.slots.is_busy() || !self.is_launched() || !self.are_copies_done()? {
             return Ok(None);
@@ -160,17 +148,7 @@ impl Unpacker {
             (Some(error), _) => Err(error.into()),
             (None, _) if work.bytes() == 0 => Ok(Some(0)),
             (None, Task::Unpack { .. } | Task::Copies { .. }) => Ok(Some(work.bytes())),
-            (None, Task::Sum { launched: None, .. }) => Ok(None),
-            (
-                None,
-                Task::Sum {
-                    plan,
-                    launched: Some((slot, factors)),
-                },
-            ) => {
-                let sums = self.slots.sums(slot, plan.blocks as usize);
-                Ok(Some(u64::from(factors.finish(sums))))
-            }
+            (None, Task::Sum(sum)) => Ok(sum.finish(&self.slots).map(u64::from)),
         }
     }
 
@@ -243,14 +221,7 @@ impl Unpacker {
                 descriptors: Arc::clone(descriptors),
                 issued: false,
             }),
-            Work::Checksum { of } => Ok(Task::Sum {
-                plan: SumPlan::new(
-                    address,
-                    of.len() as u64,
-                    self.kernels.sum_blocks().min(LIST_ENTRIES as u32),
-                ),
-                launched: None,
-            }),
+            Work::Checksum { of } => Ok(Task::Sum(Sum::new(&self.kernels, address, of.len()))),
             Work::Unpack { .. } | Work::Copy { .. } => Err(MemoryError::WrongWorker {
                 worker: self.gpu.kind(),
                 kind: from.kind(),
@@ -267,7 +238,7 @@ impl Unpacker {
                     cut, descriptors, ..
                 } => cut.peek(descriptors.as_slice()).is_none(),
                 Task::Copies { issued, .. } => *issued,
-                Task::Sum { launched, .. } => launched.is_some(),
+                Task::Sum(sum) => sum.is_launched(),
             },
         }
     }
@@ -287,16 +258,13 @@ impl Unpacker {
     }
 
     /// Launches as much as there are slots for; the context is current.
-    fn launch(&mut self) {
-        self.copy();
+    fn launch(&mut self) -> Result<(), MemoryError> {
+        self.copy()?;
         while !self.is_launched() {
-            let Some(slot) = self.slots.take() else {
-                return;
-            };
             let Some(running) = &mut self.running else {
-                return;
+                break;
             };
-            let (api, stream) = (self.gpu.api(), self.slots.stream(slot));
+            let (api, kernels, slots) = (self.gpu.api(), &self.kernels, &mut self.slots);
             let launched = match &mut running.task {
                 Task::Unpack {
                     pool,
@@ -304,48 +272,28 @@ impl Unpacker {
                     cut,
                     descriptors,
                 } => {
-                    let (host, address) = self.slots.list(slot);
                     let (ends, descriptors) = ((*pool, *to), descriptors.as_slice());
-                    let mut list = Inline::EMPTY;
-                    let flag = self.slots.arm(slot);
-                    let (shape, source) = match feed::carry(cut, descriptors, &mut list) {
-                        Some(shape) => (shape, Source::Inline(&list)),
-                        // SAFETY: the slot's list has room for that many, and no launch reads it now.
-                        None => unsafe {
-                            let most = if cut.is_at_start() {
-                                FIRST_ENTRIES
-                            } else {
-                                LIST_ENTRIES
-                            };
-                            let shape = feed::write(cut, descriptors, host, most, most);
-                            (shape, Source::Mapped(address))
-                        },
-                    };
+                    let room = (slots, &mut *self.list);
                     // SAFETY: the work and its holds are kept until every slot has landed, and its
                     // descriptors were checked against both ends.
-                    unsafe { self.kernels.unpack(api, stream, ends, shape, source, flag) }
+                    unsafe { launch::pieces(api, kernels, room, ends, cut, descriptors) }
                 }
                 // Issued above.
-                Task::Copies { .. } => return,
-                Task::Sum { plan, launched } => {
-                    let (_, sums) = self.slots.list(slot);
-                    let flag = self.slots.arm(slot);
-                    // SAFETY: as above; the slot's list has room for the sums.
-                    let result = unsafe { self.kernels.checksum(api, stream, plan, sums, flag) };
-                    // Made while the kernel runs.
-                    *launched = Some((slot, Box::new(plan.factors())));
-                    result
-                }
+                Task::Copies { .. } => break,
+                // SAFETY: as above.
+                Task::Sum(sum) => unsafe { sum.launch(api, kernels, slots) },
             };
-            if let Err(error) = launched {
-                self.slots.disarm(slot);
-                running.error = Some(error);
+            match launched {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => running.error = Some(error),
             }
         }
+        Ok(())
     }
 
     /// Issues copies, if that is the work; the context is current.
-    fn copy(&mut self) {
+    fn copy(&mut self) -> Result<(), MemoryError> {
         let Some(Running {
             task:
                 Task::Copies {
@@ -358,9 +306,9 @@ impl Unpacker {
             ..
         }) = &mut self.running
         else {
-            return;
+            return Ok(());
         };
-        let (api, stream) = (self.gpu.api(), self.slots.stream(0));
+        let (api, stream) = (self.gpu.api(), self.slots.copy_stream());
         let copied = descriptors.as_slice().iter().try_for_each(|one| {
             let (to, from) = (
                 *to + one.destination_offset,
@@ -372,10 +320,10 @@ impl Unpacker {
         });
         // Even after an error some copies may be under way.
         *error = copied.err();
-        if let Err(failed) = self.slots.mark_copies(api) {
-            error.get_or_insert(failed);
-        }
         *issued = true;
+        let marked = self.slots.mark_copies(api);
+        // Without a mark nobody would know when they end.
+        marked.map_err(|error| self.give_up(error.into()))
     }
 
     /// Keeps the memory for ever, because something may still touch it.

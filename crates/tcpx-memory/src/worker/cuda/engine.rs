@@ -1,18 +1,16 @@
 //! The loop of a GPU's copy worker. Nothing in it waits for the GPU: it looks, and goes on.
 
 use std::collections::VecDeque;
-use std::hint;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::device::{Device, Lane};
 use super::gather::Gather;
-use super::kernel::Flag;
+use super::kernel_jobs::KernelJobs;
 use super::pipe::{CpuSteps, Pipe};
-use super::staging::{BLOCK_BYTES, Staging};
+use super::staging::Staging;
 use super::unpack::Unpacking;
 use crate::bounce::UnpackMethod;
-use crate::checksum::{SumFactors, SumPlan};
 use crate::cpu;
 use crate::error::{CudaError, MemoryError};
 use crate::fence::Event;
@@ -34,33 +32,18 @@ const AT_ONCE: u64 = 1 << 20;
 /// How long to look without a pause after the last progress, where there are cores to spare: longer than a
 /// copy of 4 MiB over the bus, because a pause costs more than it says.
 const SPIN: Duration = Duration::from_micros(100);
+/// How long to look for the next job before sleeping: waking up takes about as long as a small unpack.
+const IDLE_SPIN: Duration = Duration::from_micros(50);
 /// The pause between looks after that.
 const PAUSE: Duration = Duration::from_micros(20);
 /// The pause while only fences are waited for, which may take as long as the caller's kernels.
 const LONG_PAUSE: Duration = Duration::from_micros(100);
 
-/// Work under way on a stream.
+/// A job under way on a stream.
 struct Flight {
     event: Event,
-    done: Done,
-}
-
-/// What to do when a flight lands.
-enum Done {
-    /// The last of a job.
-    Job {
-        ticket: Ticket,
-        outcome: Result<u64, MemoryError>,
-    },
-    /// A launch has read its descriptors.
-    Block(usize),
-    /// A checksum's sums are in a block.
-    Sums {
-        ticket: Ticket,
-        blocks: usize,
-        factors: Box<SumFactors>,
-        block: usize,
-    },
+    ticket: Ticket,
+    outcome: Result<u64, MemoryError>,
 }
 
 /// How far a step came.
@@ -71,6 +54,8 @@ pub(super) enum Step {
     Progress,
     /// The job has ended, and nothing of it is under way.
     Done(Result<u64, MemoryError>),
+    /// Something of it is under way, and nothing will tell when that ends.
+    Lost(MemoryError),
 }
 
 /// A job that the CPU takes part in, step by step.
@@ -83,9 +68,12 @@ enum Staged {
 /// Everything the thread works with.
 pub(super) struct Engine<'queue> {
     pub(super) device: Device,
-    pub(super) staging: Staging,
+    staging: Staging,
+    /// Set when copies that nobody can follow use the staging memory.
+    staging_lost: Option<MemoryError>,
+    kernels: Result<KernelJobs, CudaError>,
     queue: &'queue JobQueue,
-    flights: [VecDeque<Flight>; 4],
+    flights: [VecDeque<Flight>; 3],
     waiting: VecDeque<Ticket>,
     unpacking: VecDeque<Unpacking>,
     staged: VecDeque<Ticket>,
@@ -93,10 +81,17 @@ pub(super) struct Engine<'queue> {
 }
 
 impl<'queue> Engine<'queue> {
-    pub(super) fn new(device: Device, staging: Staging, queue: &'queue JobQueue) -> Self {
+    pub(super) fn new(
+        device: Device,
+        staging: Staging,
+        kernels: Result<KernelJobs, CudaError>,
+        queue: &'queue JobQueue,
+    ) -> Self {
         Self {
             device,
             staging,
+            staging_lost: None,
+            kernels,
             queue,
             flights: std::array::from_fn(|_| VecDeque::with_capacity(super::device::FLIGHTS)),
             waiting: VecDeque::with_capacity(WAITING_LIMIT),
@@ -116,24 +111,34 @@ impl<'queue> Engine<'queue> {
             let mut progress = self.land();
             progress |= self.look_at_fences(stopping);
             progress |= self.start_jobs();
+            progress |= self.kernels.as_mut().is_ok_and(KernelJobs::step);
             progress |= self.step_unpacking();
             progress |= self.step_staged();
             if progress {
                 last = Instant::now();
-            } else if self.is_idle() {
-                if stopping {
-                    break;
+                continue;
+            }
+            let (spin, pause) = match (self.is_idle(), self.is_working()) {
+                (true, _) if stopping => break,
+                (true, _) => (IDLE_SPIN, None),
+                (false, true) => (SPIN, Some(PAUSE)),
+                (false, false) => (Duration::ZERO, Some(LONG_PAUSE)),
+            };
+            // Without a pause of the processor: the host of a virtual machine may take that for idleness, and
+            // stop the processor for longer than a copy takes.
+            if !(may_spin && last.elapsed() < spin) {
+                self.queue.sleep(pause);
+                if pause.is_none() {
+                    last = Instant::now();
                 }
-                self.queue.sleep(None);
-                last = Instant::now();
-            } else if may_spin && self.is_working() && last.elapsed() < SPIN {
-                hint::spin_loop();
-            } else {
-                self.queue
-                    .sleep(Some(if self.is_working() { PAUSE } else { LONG_PAUSE }));
             }
         }
-        self.staging.destroy(&self.device);
+        if let Ok(kernels) = self.kernels {
+            kernels.destroy();
+        }
+        if self.staging_lost.is_none() {
+            self.staging.destroy(&self.device);
+        }
         self.device.destroy();
     }
 
@@ -142,6 +147,10 @@ impl<'queue> Engine<'queue> {
         self.active.is_some()
             || !self.staged.is_empty()
             || !self.unpacking.is_empty()
+            || self
+                .kernels
+                .as_ref()
+                .is_ok_and(|kernels| !kernels.is_idle())
             || self.flights.iter().any(|lane| !lane.is_empty())
     }
 
@@ -158,27 +167,12 @@ impl<'queue> Engine<'queue> {
                 if ready == Ok(false) {
                     break;
                 }
-                let Some(Flight { event, done }) = self.flights[lane as usize].pop_front() else {
+                let Some(flight) = self.flights[lane as usize].pop_front() else {
                     break;
                 };
-                self.device.give_back(event);
-                match done {
-                    Done::Block(block) => self.staging.give_back_block(block),
-                    Done::Sums {
-                        ticket,
-                        blocks,
-                        factors,
-                        block,
-                    } => {
-                        let sum = factors.finish(self.staging.sums(block, blocks));
-                        self.staging.give_back_block(block);
-                        let sum = ready.map(|_| u64::from(sum));
-                        ticket.finish(sum.map_err(MemoryError::from));
-                    }
-                    Done::Job { ticket, outcome } => {
-                        ticket.finish(ready.map_err(MemoryError::from).and(outcome));
-                    }
-                }
+                self.device.give_back(flight.event);
+                let ended = ready.map_err(MemoryError::from).and(flight.outcome);
+                flight.ticket.finish(ended);
                 progress = true;
             }
         }
@@ -263,19 +257,26 @@ impl<'queue> Engine<'queue> {
                 );
             }
             Work::Unpack {
-                with: UnpackMethod::D2d | UnpackMethod::Kernel,
+                with: UnpackMethod::Kernel,
                 ..
-            } => {
-                let multiprocessors = self.device.gpu.multiprocessors();
-                match Unpacking::new(ticket, multiprocessors) {
-                    Ok(unpacking) => self.unpacking.push_back(unpacking),
-                    Err(refused) => {
-                        let (ticket, error) = *refused;
-                        ticket.finish(Err(error));
-                    }
+            } if on_device => match &mut self.kernels {
+                Ok(kernels) => kernels.push(ticket),
+                Err(error) => {
+                    let error = error.clone().into();
+                    ticket.finish(Err(error));
                 }
-            }
-            Work::Checksum { .. } => self.start_checksum(ticket),
+            },
+            Work::Unpack {
+                with: UnpackMethod::D2d,
+                ..
+            } if on_device => match Unpacking::new(ticket) {
+                Ok(unpacking) => self.unpacking.push_back(unpacking),
+                Err(ticket) => self.staged.push_back(*ticket),
+            },
+            Work::Checksum { .. } => match &mut self.kernels {
+                Ok(kernels) => kernels.push(ticket),
+                Err(_) => self.staged.push_back(ticket),
+            },
             Work::Copy { .. } | Work::Unpack { .. } => self.staged.push_back(ticket),
         }
     }
@@ -304,66 +305,17 @@ impl<'queue> Engine<'queue> {
         }
     }
 
-    /// By the kernel where there is one and a place for its sums, else by the CPU.
-    fn start_checksum(&mut self, ticket: Ticket) {
-        let (Work::Checksum { of }, Ok(kernels)) = (ticket.work(), &self.device.kernels) else {
-            return self.staged.push_back(ticket);
-        };
-        let Some(address) = of.device_address() else {
-            return self.staged.push_back(ticket);
-        };
-        let plan = SumPlan::new(address, of.len() as u64, kernels.sum_blocks());
-        if plan.blocks as usize * 4 > BLOCK_BYTES {
-            return self.staged.push_back(ticket);
-        }
-        let Some((block, _, sums)) = self.staging.take_block() else {
-            return self.staged.push_back(ticket);
-        };
-        let (api, stream) = (self.device.api(), self.device.stream(Lane::Unpack));
-        // SAFETY: the ticket keeps the bytes, and the block is given back, once the stream has passed
-        // the launch.
-        let launched = unsafe { kernels.checksum(api, stream, &plan, sums, Flag::default()) };
-        if let Err(error) = launched {
-            self.staging.give_back_block(block);
-            return ticket.finish(Err(error.into()));
-        }
-        match self.device.mark(Lane::Unpack) {
-            Ok(Some(event)) => {
-                let done = Done::Sums {
-                    ticket,
-                    blocks: plan.blocks as usize,
-                    factors: Box::new(plan.factors()),
-                    block,
-                };
-                self.flights[Lane::Unpack as usize].push_back(Flight { event, done });
-            }
-            Ok(None) => ticket.abandon(MemoryError::WorkerStopped),
-            Err(error) => ticket.abandon(error.into()),
-        }
-    }
-
     /// Follows a job on a stream to its end. After an error some of the job may be under way, so the
     /// job ends only when the stream has passed it.
     pub(super) fn fly(&mut self, lane: Lane, ticket: Ticket, outcome: Result<u64, MemoryError>) {
         match self.device.mark(lane) {
-            Ok(Some(event)) => {
-                let done = Done::Job { ticket, outcome };
-                self.flights[lane as usize].push_back(Flight { event, done });
-            }
-            Ok(None) => ticket.abandon(MemoryError::WorkerStopped),
-            Err(error) => ticket.abandon(error.into()),
-        }
-    }
-
-    /// Gives a block back once a stream has passed the launch that reads it.
-    pub(super) fn fly_block(&mut self, lane: Lane, block: usize) -> Result<(), CudaError> {
-        if let Some(event) = self.device.mark(lane)? {
-            self.flights[lane as usize].push_back(Flight {
+            Ok(event) => self.flights[lane as usize].push_back(Flight {
                 event,
-                done: Done::Block(block),
-            });
+                ticket,
+                outcome,
+            }),
+            Err(error) => ticket.abandon(error),
         }
-        Ok(())
     }
 
     /// One step of the oldest unpack job; the others follow in turn.
@@ -388,6 +340,10 @@ impl<'queue> Engine<'queue> {
                 self.fly(lane, ticket, outcome);
                 true
             }
+            Step::Lost(error) => {
+                unpacking.into_parts().1.abandon(error);
+                true
+            }
         }
     }
 
@@ -397,6 +353,11 @@ impl<'queue> Engine<'queue> {
             let Some(ticket) = self.staged.pop_front() else {
                 return false;
             };
+            if let Some(error) = &self.staging_lost {
+                let error = error.clone();
+                ticket.finish(Err(error));
+                return true;
+            }
             match Staged::new(ticket.work()) {
                 Ok(task) => self.active = Some((ticket, task)),
                 Err(error) => {
@@ -415,6 +376,10 @@ impl<'queue> Engine<'queue> {
         };
         match step {
             Step::Done(result) => ticket.finish(result),
+            Step::Lost(error) => {
+                self.staging_lost = Some(error.clone());
+                ticket.abandon(error);
+            }
             Step::Waiting => {
                 self.active = Some((ticket, task));
                 return false;

@@ -43,6 +43,14 @@ enum State {
     Sending(Event),
 }
 
+/// Why a batch ends early.
+enum Failed {
+    /// The driver refused; whatever is under way is followed.
+    Refused(CudaError),
+    /// Copies are under way that nothing will tell the end of.
+    Lost(MemoryError),
+}
+
 /// An unpack job of the CPU's.
 pub(super) struct Gather {
     cut: Cut,
@@ -69,17 +77,17 @@ impl Gather {
             ..
         } = work
         else {
-            return Step::Done(Err(MemoryError::WorkerStopped));
+            return Step::Done(Err(MemoryError::WorkerFailed));
         };
-        let moved = match self.state {
+        let moved: Result<(), Failed> = match self.state {
             State::Fetching(event) => match self.wait(event, device) {
                 None => return Step::Waiting,
                 Some(Ok(())) => self.gather(pool.slice(), to, device, staging),
-                Some(Err(error)) => Err(error),
+                Some(Err(error)) => Err(Failed::Refused(error)),
             },
             State::Sending(event) => match self.wait(event, device) {
                 None => return Step::Waiting,
-                Some(landed) => landed,
+                Some(landed) => landed.map_err(Failed::Refused),
             },
             State::Next if device.free_events() == 0 => return Step::Waiting,
             State::Next => {
@@ -92,8 +100,12 @@ impl Gather {
                 self.fetch(pool.slice(), to, device, staging)
             }
         };
-        if let Err(error) = moved {
-            self.error.get_or_insert_with(|| error.into());
+        match moved {
+            Ok(()) => {}
+            Err(Failed::Refused(error)) => {
+                self.error.get_or_insert_with(|| error.into());
+            }
+            Err(Failed::Lost(error)) => return Step::Lost(error),
         }
         Step::Progress
     }
@@ -140,7 +152,7 @@ impl Gather {
         to: &RegionSlice,
         device: &mut Device,
         staging: &Staging,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), Failed> {
         let (None, Some(address)) = (pool.host_ptr(), pool.device_address()) else {
             return self.gather(pool, to, device, staging);
         };
@@ -155,13 +167,9 @@ impl Gather {
             }
         }
         // After an error, too: what was issued must have ended before the job does.
-        if let Some(event) = device.mark(Lane::Out)? {
-            self.state = State::Fetching(event);
-        }
-        if let Err(error) = &result {
-            self.error = Some(error.clone().into());
-        }
-        result
+        let marked = device.mark(Lane::Out).map_err(Failed::Lost)?;
+        self.state = State::Fetching(marked);
+        result.map_err(Failed::Refused)
     }
 
     /// Puts the batch in its order and sends it on.
@@ -171,7 +179,7 @@ impl Gather {
         to: &RegionSlice,
         device: &mut Device,
         staging: &Staging,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), Failed> {
         if self.error.is_some() {
             return Ok(());
         }
@@ -212,10 +220,9 @@ impl Gather {
             }
             at += len;
         }
-        if let Some(event) = device.mark(Lane::In)? {
-            self.state = State::Sending(event);
-        }
-        result
+        let marked = device.mark(Lane::In).map_err(Failed::Lost)?;
+        self.state = State::Sending(marked);
+        result.map_err(Failed::Refused)
     }
 }
 

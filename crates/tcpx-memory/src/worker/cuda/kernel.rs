@@ -45,6 +45,7 @@ struct Call {
     count: u32,
     unit: u32,
     last: u32,
+    split: u32,
 }
 
 /// Where a launch finds its list.
@@ -166,7 +167,7 @@ impl Kernels {
     ) -> Result<(), CudaError> {
         let is_even = shape.even.is_some();
         let start = shape.even.map_or(0, |even| even.start);
-        let call = Call::new((pool, to + start), shape, flag);
+        let mut call = Call::new((pool, to + start), shape, flag);
         let (function, list): (_, *const c_void) = match &source {
             Source::Inline(list) => {
                 debug_assert!(shape.count <= if is_even { EVEN } else { FEW });
@@ -186,7 +187,14 @@ impl Kernels {
                 std::ptr::from_ref(address).cast(),
             ),
         };
-        let grid = grid(self.multiprocessors, shape.count);
+        let grid = match &source {
+            Source::Inline(_) => {
+                let (grid, split) = short_grid(self.multiprocessors, call.count);
+                call.split = split;
+                grid
+            }
+            Source::Mapped(_) => long_grid(self.multiprocessors, call.count),
+        };
         // SAFETY: the caller's promise; the parameters are of the function's types.
         unsafe {
             launch(
@@ -262,6 +270,7 @@ impl Call {
             count: shape.count as u32,
             unit,
             last,
+            split: 0,
         }
     }
 }
@@ -299,10 +308,26 @@ unsafe fn launch(
     api.check("cuLaunchKernel", code)
 }
 
-/// Blocks and threads for a number of pieces: one warp each, and blocks so small that every
+/// Blocks and threads for a list that came with the launch, and how many warps share a piece, as a power of
+/// two: two where that leaves each multiprocessor no more than 16 warps, because all their loads are under way
+/// at once then; few blocks, because each of them takes its turn at the end.
+fn short_grid(multiprocessors: u32, count: u32) -> ((u32, u32), u32) {
+    let multiprocessors = multiprocessors.max(1);
+    let split = u32::from(count <= multiprocessors * 8);
+    let warps = (count << split).max(1);
+    let fits = |each: &u32| warps <= multiprocessors * each;
+    let each = [4, 8].into_iter().find(fits).unwrap_or(16);
+    let blocks = warps.div_ceil(each);
+    // A multiprocessor without a block would leave its work to the others.
+    let nearly_all = blocks < multiprocessors && blocks * 4 >= multiprocessors * 3;
+    let blocks = if nearly_all { multiprocessors } else { blocks };
+    ((blocks, each * 32), split)
+}
+
+/// Blocks and threads for a list in mapped memory: one warp a piece, and blocks so small that every
 /// multiprocessor gets some.
-fn grid(multiprocessors: u32, count: usize) -> (u32, u32) {
-    let count = u32::try_from(count).unwrap_or(u32::MAX).max(1);
+fn long_grid(multiprocessors: u32, count: u32) -> (u32, u32) {
+    let count = count.max(1);
     let warps = match count / multiprocessors.max(1) {
         0..=3 => 2,
         4..=15 => 4,
@@ -353,11 +378,15 @@ mod tests {
 
     #[test]
     fn every_multiprocessor_gets_a_block_where_there_are_enough_pieces() {
-        assert_eq!(grid(132, 0), (1, 64));
-        assert_eq!(grid(132, 128), (64, 64));
-        assert_eq!(grid(132, 1024), (256, 128));
-        assert_eq!(grid(132, 4096), (512, 256));
-        assert_eq!(grid(1, 16), (2, 256));
+        assert_eq!(long_grid(132, 0), (1, 64));
+        assert_eq!(long_grid(132, 1025), (257, 128));
+        assert_eq!(long_grid(132, 4096), (512, 256));
+        assert_eq!(long_grid(1, 16), (2, 256));
+        assert_eq!(short_grid(132, 0), ((1, 128), 1));
+        assert_eq!(short_grid(132, 128), ((64, 128), 1));
+        assert_eq!(short_grid(132, 240), ((132, 128), 1));
+        assert_eq!(short_grid(132, 1024), ((132, 512), 1));
+        assert_eq!(short_grid(1, 1024), ((64, 512), 0));
     }
 
     #[test]

@@ -110,8 +110,17 @@ impl Pipe {
         {
             return Step::Waiting;
         }
-        if let Err(error) = self.issue(device, staging) {
-            self.error = Some(error);
+        match self.issue(device, staging) {
+            Ok(lane) => {
+                let len = PIECE.min(self.len - self.issued);
+                match device.mark(lane) {
+                    Ok(event) => self.under_way.push_back((event, len)),
+                    // The copy is under way, and nothing will tell when it ends.
+                    Err(error) => return Step::Lost(error),
+                }
+                self.issued += len;
+            }
+            Err(error) => self.error = Some(error),
         }
         Step::Progress
     }
@@ -124,13 +133,13 @@ impl Pipe {
         }
     }
 
-    /// Sends the next piece on its way.
-    fn issue(&mut self, device: &mut Device, staging: &Staging) -> Result<(), CudaError> {
+    /// Sends the next piece on its way, and says which.
+    fn issue(&self, device: &Device, staging: &Staging) -> Result<Lane, CudaError> {
         let len = PIECE.min(self.len - self.issued);
         let slot = slot_of(self.issued);
         let (host, mapped) = (staging.host(slot), staging.device_address(slot));
         let address = self.device_address + self.issued as u64;
-        let lane = match &self.side {
+        Ok(match &self.side {
             Side::Source(source) => {
                 // SAFETY: the job's hold keeps the source, the slot has room, and no copy uses it.
                 unsafe { host.copy_from_nonoverlapping(source.add(self.issued), len) };
@@ -143,12 +152,7 @@ impl Pipe {
                 unsafe { device.copy(Lane::Out, mapped, address, len)? };
                 Lane::Out
             }
-        };
-        if let Some(event) = device.mark(lane)? {
-            self.under_way.push_back((event, len));
-        }
-        self.issued += len;
-        Ok(())
+        })
     }
 
     /// Uses a piece that has arrived; pieces arrive in order.

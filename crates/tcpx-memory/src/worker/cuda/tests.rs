@@ -1,5 +1,8 @@
 //! The GPU worker over a driver in memory that does everything as late as it may.
 
+mod lost;
+mod together;
+
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;

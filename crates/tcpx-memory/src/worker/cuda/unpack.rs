@@ -1,14 +1,10 @@
-//! Unpacking on the device: one copy per descriptor, or kernel launches.
+//! Unpacking with one copy for each descriptor.
 
 use tcpx_wire::Descriptor;
 
 use super::cut::Cut;
 use super::device::Lane;
 use super::engine::{Engine, Step};
-use super::feed::{self, Inline};
-use super::kernel::{Flag, Source};
-use super::staging::BLOCK_ENTRIES;
-use crate::bounce::UnpackMethod;
 use crate::error::{CudaError, MemoryError};
 use crate::job::Work;
 use crate::kind::MemoryKind;
@@ -33,45 +29,25 @@ pub(super) struct Unpacking {
 }
 
 impl Unpacking {
-    pub(super) fn new(
-        ticket: Ticket,
-        multiprocessors: u32,
-    ) -> Result<Self, Box<(Ticket, MemoryError)>> {
-        let Work::Unpack {
-            pool,
-            descriptors,
-            to,
-            with,
-        } = ticket.work()
-        else {
-            return Err(Box::new((ticket, MemoryError::WorkerStopped)));
-        };
-        let (Some(source), Some(destination)) =
-            (pool.slice().device_address(), to.device_address())
-        else {
-            let error = MemoryError::MethodNotPossible {
-                method: *with,
-                pool: pool.kind(),
-                destination: to.kind(),
-                instead: UnpackMethod::automatic(pool.kind(), to.kind()),
-            };
-            return Err(Box::new((ticket, error)));
-        };
-        let (lane, cut) = match with {
-            UnpackMethod::Kernel => {
-                let piece = piece_bytes(descriptors.bytes(), multiprocessors);
-                (Lane::Unpack, Cut::for_kernel(piece))
+    /// A job whose ends the device can address, else the ticket back.
+    pub(super) fn new(ticket: Ticket) -> Result<Self, Box<Ticket>> {
+        let ends = match ticket.work() {
+            Work::Unpack { pool, to, .. } => {
+                let lane = copy_lane(pool.kind(), to.kind());
+                let addresses = pool.slice().device_address().zip(to.device_address());
+                addresses.map(|(pool, to)| (lane, pool, to))
             }
-            // A copy engine takes any length.
-            UnpackMethod::D2d | UnpackMethod::Host => {
-                (copy_lane(pool.kind(), to.kind()), Cut::new(u64::MAX))
-            }
+            _ => None,
+        };
+        let Some((lane, pool, to)) = ends else {
+            return Err(Box::new(ticket));
         };
         Ok(Self {
             lane,
-            pool: source,
-            to: destination,
-            cut,
+            pool,
+            to,
+            // A copy engine takes any length.
+            cut: Cut::new(u64::MAX),
             ticket,
         })
     }
@@ -81,21 +57,16 @@ impl Unpacking {
     }
 
     /// Queues the next part. `Done` says that all of it, or all up to an error, is under way.
-    pub(super) fn step(&mut self, engine: &mut Engine<'_>) -> Step {
+    pub(super) fn step(&mut self, engine: &Engine<'_>) -> Step {
         let Work::Unpack { descriptors, .. } = self.ticket.work() else {
-            return Step::Done(Err(MemoryError::WorkerStopped));
+            return Step::Done(Err(MemoryError::WorkerFailed));
         };
         let (bytes, descriptors) = (descriptors.bytes(), descriptors.as_slice());
-        let (cut, to) = (&mut self.cut, (self.pool, self.to));
-        let queued = match self.lane {
-            Lane::Unpack => launch(engine, to, cut, descriptors),
-            lane => copy(engine, lane, to, cut, descriptors).map(|()| true),
-        };
-        match queued {
+        let ends = (self.pool, self.to);
+        match copy(engine, self.lane, ends, &mut self.cut, descriptors) {
             Err(error) => Step::Done(Err(error.into())),
-            Ok(_) if self.cut.peek(descriptors).is_none() => Step::Done(Ok(bytes)),
-            Ok(true) => Step::Progress,
-            Ok(false) => Step::Waiting,
+            Ok(()) if self.cut.peek(descriptors).is_none() => Step::Done(Ok(bytes)),
+            Ok(()) => Step::Progress,
         }
     }
 }
@@ -122,37 +93,6 @@ fn copy(
         };
     }
     Ok(())
-}
-
-/// Launches for some pieces; `false` when no block for their list is free.
-fn launch(
-    engine: &mut Engine<'_>,
-    (pool, to): (u64, u64),
-    cut: &mut Cut,
-    descriptors: &[Descriptor],
-) -> Result<bool, CudaError> {
-    let kernels = engine.device.kernels.as_ref().map_err(Clone::clone)?;
-    let (api, stream) = (engine.device.api(), engine.device.stream(Lane::Unpack));
-    let mut list = Inline::EMPTY;
-    if let Some(shape) = feed::carry(cut, descriptors, &mut list) {
-        let source = Source::Inline(&list);
-        // SAFETY: the ticket keeps pool and destination until the stream has passed the job, and its
-        // descriptors were checked against both.
-        unsafe { kernels.unpack(api, stream, (pool, to), shape, source, Flag::default())? };
-        return Ok(true);
-    }
-    let Some((block, host, address)) = engine.staging.take_block() else {
-        return Ok(false);
-    };
-    // SAFETY: the block has room for that many, aligned, and no launch reads it now.
-    let shape = unsafe { feed::write(cut, descriptors, host, BLOCK_ENTRIES, BLOCK_ENTRIES) };
-    let source = Source::Mapped(address);
-    // SAFETY: as above; the block is given back when the stream has passed the launch.
-    let launched =
-        unsafe { kernels.unpack(api, stream, (pool, to), shape, source, Flag::default()) };
-    // Without an event the block is lost, which is safe; the context is broken then anyway.
-    engine.fly_block(Lane::Unpack, block)?;
-    launched.map(|()| true)
 }
 
 fn copy_lane(pool: MemoryKind, to: MemoryKind) -> Lane {

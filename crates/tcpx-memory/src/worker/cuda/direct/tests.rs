@@ -5,6 +5,7 @@ use tcpx_wire::{Fragment, Limits, ScatterList};
 use super::*;
 use crate::bounce::BouncePool;
 use crate::checksum::Crc32c;
+use crate::driver::fake;
 use crate::region::Region;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -134,4 +135,33 @@ fn memory_of_the_host_is_refused() {
     let of = Region::host(10).unwrap().all();
     let refused = unpacker.start(Work::Checksum { of });
     assert!(matches!(refused, Err(MemoryError::WrongWorker { .. })));
+}
+
+#[test]
+fn memory_of_copies_that_cannot_be_followed_is_kept() {
+    let gpu = Gpu::fake();
+    let mut unpacker = Unpacker::new(&gpu).unwrap();
+    let (pool, to) = (
+        region(&gpu, gpu.kind(), &[1; 100]),
+        region(&gpu, gpu.kind(), &[0; 100]),
+    );
+    let work = |to: &Region| Work::Unpack {
+        pool: BouncePool::from(pool.clone()),
+        descriptors: Arc::new(list(1, 100, 0).0),
+        to: to.all(),
+        with: UnpackMethod::D2d,
+    };
+    assert_eq!(unpacker.run(work(&to), LIMIT), Ok(100));
+    fake::lose_streams_of(to.all().device_address().unwrap());
+    let ended = unpacker.run(work(&to), LIMIT);
+    assert!(
+        matches!(ended, Err(MemoryError::Cuda(CudaError::Call { .. }))),
+        "{ended:?}"
+    );
+    assert!(matches!(
+        to.lease(.., crate::Access::Write),
+        Err(MemoryError::Busy { .. })
+    ));
+    let other = region(&gpu, gpu.kind(), &[0; 100]);
+    assert!(unpacker.start(work(&other)).is_err());
 }

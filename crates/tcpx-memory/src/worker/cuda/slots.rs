@@ -1,4 +1,4 @@
-//! Launches under way: each has a list, a counter and a flag of its own.
+//! Launches under way: each has a list, a counter and a flag of its own, which the kernel itself sets.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -24,6 +24,8 @@ const APART: usize = 128;
 const FLAGS_BYTES: usize = SLOTS * APART;
 /// Two, so that the start of a launch overlaps with the end of the one before.
 const STREAMS: usize = 2;
+/// After this long without an answer the streams themselves are asked.
+const PATIENCE: Duration = Duration::from_millis(2);
 /// Longest wait for the first, empty work.
 const WARM_UP: Duration = Duration::from_secs(60);
 
@@ -36,6 +38,11 @@ pub(super) struct Slots {
     next: usize,
     /// The slot, and what its flag becomes.
     armed: VecDeque<(usize, u32)>,
+    /// Launches that have ended, ever.
+    landed: u64,
+    /// Since when no launch has ended, and which stream takes the next one.
+    since: Instant,
+    turn: usize,
     asked: bool,
 }
 
@@ -54,6 +61,9 @@ impl Slots {
             value: 0,
             next: 0,
             armed: VecDeque::with_capacity(SLOTS),
+            landed: 0,
+            since: Instant::now(),
+            turn: 0,
             asked: false,
         };
         let prepared = slots.prepare(gpu, kernels);
@@ -128,8 +138,28 @@ impl Slots {
         Some(slot)
     }
 
-    pub(super) fn stream(&self, slot: usize) -> sys::CUstream {
-        self.streams[slot % STREAMS]
+    /// The stream for the next launch: changed only where launches may overlap, because a change costs time.
+    pub(super) fn stream(&mut self) -> sys::CUstream {
+        self.turn = if self.armed.is_empty() {
+            0
+        } else {
+            (self.turn + 1) % STREAMS
+        };
+        self.streams[self.turn]
+    }
+
+    /// The stream of copies.
+    pub(super) fn copy_stream(&self) -> sys::CUstream {
+        self.streams[0]
+    }
+
+    /// Launches that have ended, ever, and launches that have been armed, ever.
+    pub(super) fn landed(&self) -> u64 {
+        self.landed
+    }
+
+    pub(super) fn armed(&self) -> u64 {
+        self.landed + self.armed.len() as u64
     }
 
     /// The slot's list for the CPU and for the device.
@@ -149,6 +179,9 @@ impl Slots {
     /// Expects an answer of the slot's launch.
     pub(super) fn arm(&mut self, slot: usize) -> Flag {
         self.value = self.value.wrapping_add(1).max(1);
+        if self.armed.is_empty() {
+            self.since = Instant::now();
+        }
         self.armed.push_back((slot, self.value));
         self.asked = false;
         Flag {
@@ -180,12 +213,24 @@ impl Slots {
                 break;
             }
             self.armed.pop_front();
+            self.landed += 1;
         }
-        self.armed.len() != before
+        let any = self.armed.len() != before;
+        if any {
+            self.since = Instant::now();
+        }
+        any
     }
 
-    /// Learns from the streams whether work goes on. Where both are through, all launches have ended.
+    /// Whether no launch has ended for so long that the streams should be asked.
+    pub(super) fn is_silent(&self) -> bool {
+        !self.armed.is_empty() && self.since.elapsed() > PATIENCE
+    }
+
+    /// Learns from the streams whether work goes on; the context is current. Where both are through, all
+    /// launches have ended.
     pub(super) fn ask_streams(&mut self, api: &Api) -> Result<(), CudaError> {
+        self.since = Instant::now();
         if !self.asked {
             for (event, stream) in self.events.iter().zip(self.streams) {
                 event.record(api, stream)?;
@@ -197,6 +242,7 @@ impl Slots {
             through &= event.is_ready(api)?;
         }
         if through {
+            self.landed += self.armed.len() as u64;
             self.armed.clear();
         }
         Ok(())

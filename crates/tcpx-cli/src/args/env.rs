@@ -1,0 +1,27 @@
+//! Flags of `tcpx env`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+/// For whom the variables are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EnvFor {
+    /// Google's TCPX plugin.
+    Tcpx,
+    /// NCCL, and what uses it (PyTorch, ...), with libnccl-net-tcpx.so as its network.
+    Nccl,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct EnvArgs {
+    /// Whose variables to print.
+    #[arg(value_enum)]
+    pub(crate) whose: EnvFor,
+    /// Plugin file for NCCL [default: our own].
+    #[arg(long, value_name = "PATH")]
+    pub(crate) plugin: Option<PathBuf>,
+    /// Print JSON: a list of objects with name, value, origin, effect, why and trouble.
+    #[arg(long)]
+    pub(crate) json: bool,
+}

@@ -1,0 +1,44 @@
+//! Flags of `tcpx plugin`, and of the process that it starts.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use clap::builder::FalseyValueParser;
+
+use crate::sizes::Limit;
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct PluginArgs {
+    /// The plugin's file.
+    #[arg(value_name = "PATH")]
+    pub(crate) path: PathBuf,
+    /// Version of the plugin's table, v5 to v12 [default: the newest it has].
+    #[arg(long, value_name = "vN", value_parser = super::link::abi)]
+    pub(crate) abi: Option<u8>,
+    /// Device of the plugin that the self-test uses, counted from 0.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) plugin_device: usize,
+    /// Longest time that one step may take; the plugin's process is ended then.
+    #[arg(long, value_name = "TIME", default_value = "30s")]
+    pub(crate) timeout: Limit,
+    /// Show every line that the plugin logs.
+    #[arg(long, env = "UCCL_TCPX_DEBUG", value_parser = FalseyValueParser::new())]
+    pub(crate) debug: bool,
+    /// Print JSON instead of text.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What the process that loads the plugin is told.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct PluginPartArgs {
+    pub(crate) path: PathBuf,
+    #[arg(long, value_parser = super::link::abi)]
+    pub(crate) abi: Option<u8>,
+    #[arg(long)]
+    pub(crate) device: usize,
+    #[arg(long)]
+    pub(crate) timeout_ms: u64,
+    #[arg(long)]
+    pub(crate) debug: bool,
+}

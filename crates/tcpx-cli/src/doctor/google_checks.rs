@@ -1,0 +1,203 @@
+//! Checks of what Google's plugin needs: variables, the buffer daemon and its sockets, cards on PCI.
+
+use std::path::Path;
+
+use tcpx_net::interfaces::Interface;
+
+use super::check::{Context, Finding};
+use crate::buffer_daemon::{Answer, Question};
+use crate::host::{Driver, FileKind, Host, default_route, gpu_addresses};
+use crate::sizes::Size;
+use crate::vendor_environment::{choose_interfaces, for_google, served_gpus, socket_folder};
+
+const NOT_GOOGLE: &str = "only Google's plugin needs it, and that is not in question";
+/// Sockets for the rules that steer flows to a GPU.
+const RULE_SOCKETS: [&str; 2] = ["rx_rule_manager", "rx_rule_uninstall"];
+/// How to start the daemon, as in Google's recipes.
+const START: &str =
+    "start the daemon: tcpgpudmarxd --gpu_nic_preset a3vm --gpu_shmem_type fd --uds_path";
+
+/// Values of the person's that stop the plugin.
+pub(super) fn variables(context: &Context<'_>) -> Finding {
+    if !context.is_google() {
+        return Finding::not_needed(NOT_GOOGLE);
+    }
+    let settings = for_google(context.host);
+    let wrong: Vec<_> = settings
+        .iter()
+        .filter_map(|setting| Some((setting, setting.trouble.as_ref()?)))
+        .collect();
+    let Some((first, _)) = wrong.first() else {
+        return Finding::fine(format!(
+            "{} variables, none stops the plugin",
+            settings.len()
+        ));
+    };
+    let texts = wrong
+        .iter()
+        .map(|(setting, trouble)| format!("{}={}: {trouble}", setting.name, setting.value));
+    Finding::blocks(texts.collect::<Vec<_>>().join("; "))
+        .with_fix(format!("unset {}; tcpx sets it by itself", first.name))
+}
+
+/// The folder and the sockets for rules.
+pub(super) fn rule_sockets(context: &Context<'_>) -> Finding {
+    if !context.is_google() {
+        return Finding::not_needed(NOT_GOOGLE);
+    }
+    let host = context.host;
+    let (folder, why) = socket_folder(host);
+    if !matches!(host.kind(Path::new(&folder)), Ok(FileKind::Folder)) {
+        return Finding::blocks(format!("{folder} is not there ({why})")).with_fix(start(&folder));
+    }
+    for name in RULE_SOCKETS {
+        let path = Path::new(&folder).join(name);
+        match host.ask(&path, &Question::Listens) {
+            Answer::Listens => {}
+            Answer::Absent { why } => {
+                return Finding::blocks(format!("nobody listens at {}: {why}", path.display()))
+                    .with_fix(start(&folder));
+            }
+            other => {
+                return Finding::blocks(format!("{} {}", path.display(), words(&other)))
+                    .with_fix("restart the buffer daemon: it accepts no connections any more");
+            }
+        }
+    }
+    Finding::fine(format!("{folder}: {} listen", RULE_SOCKETS.join(" and ")))
+}
+
+/// A `get_gpu_fd_*` socket for each GPU.
+pub(super) fn gpu_sockets(context: &Context<'_>) -> Finding {
+    if !context.is_google() {
+        return Finding::not_needed(NOT_GOOGLE);
+    }
+    let gpus = gpus(context.host);
+    if gpus.is_empty() {
+        return Finding::not_needed("there is no GPU");
+    }
+    let (folder, _) = socket_folder(context.host);
+    let served = served_gpus(context.host, Path::new(&folder));
+    let missing: Vec<&str> = gpus
+        .iter()
+        .filter(|gpu| !served.contains(gpu))
+        .map(String::as_str)
+        .collect();
+    if missing.is_empty() {
+        return Finding::fine(format!("{folder}/get_gpu_fd_* for all {} GPUs", gpus.len()));
+    }
+    let finding = Finding::blocks(format!(
+        "{folder} has no get_gpu_fd_{} ({} of {} GPUs are served)",
+        missing.join(", get_gpu_fd_"),
+        gpus.len() - missing.len(),
+        gpus.len()
+    ));
+    if served.is_empty() {
+        finding.with_fix(start(&folder))
+    } else {
+        finding
+    }
+}
+
+/// What the daemon answers when it is asked for a GPU's receive memory.
+pub(super) fn daemon(context: &Context<'_>) -> Finding {
+    if !context.is_google() {
+        return Finding::not_needed(NOT_GOOGLE);
+    }
+    let (folder, _) = socket_folder(context.host);
+    let served = served_gpus(context.host, Path::new(&folder));
+    if served.is_empty() {
+        return Finding::not_needed(format!("{folder} has no get_gpu_fd_* to ask"));
+    }
+    let mut smallest = u64::MAX;
+    for pci in &served {
+        let path = Path::new(&folder).join(format!("get_gpu_metadata_{pci}"));
+        let question = Question::Metadata { pci: pci.clone() };
+        match context.host.ask(&path, &question) {
+            Answer::Metadata { bytes, .. } if bytes > 0 => smallest = smallest.min(bytes),
+            other => return refused(&path, &other),
+        }
+        let path = Path::new(&folder).join(format!("get_gpu_fd_{pci}"));
+        let question = Question::Descriptor { pci: pci.clone() };
+        match context.host.ask(&path, &question) {
+            Answer::Descriptor => {}
+            other => return refused(&path, &other),
+        }
+    }
+    Finding::fine(format!(
+        "it gives {} GPUs at least {} of receive memory each",
+        served.len(),
+        Size(smallest)
+    ))
+}
+
+fn refused(path: &Path, answer: &Answer) -> Finding {
+    let finding = Finding::blocks(format!("{} {}", path.display(), words(answer)));
+    match answer {
+        Answer::Garbage { .. } | Answer::Metadata { .. } => finding.with_fix(
+            "something else than the buffer daemon answers, or another version of it: install the version that belongs to the plugin",
+        ),
+        _ => finding,
+    }
+}
+
+/// What an answer means, after the name of the socket.
+fn words(answer: &Answer) -> String {
+    match answer {
+        Answer::Absent { why } => format!("is not served: {why}"),
+        Answer::Listens => "has somebody listening".into(),
+        Answer::Descriptor => "gives a descriptor".into(),
+        Answer::Metadata { bytes, align } => {
+            format!("says {bytes} bytes of memory, aligned to {align}")
+        }
+        Answer::Silent { waited } => {
+            format!("accepts and says nothing ({} ms)", waited.as_millis())
+        }
+        Answer::Closed => "closes the connection without an answer".into(),
+        Answer::Garbage { expected, arrived } => {
+            format!("answers {arrived}, expected {expected}")
+        }
+    }
+}
+
+/// Whether the cards for data are PCI devices: registering GPU memory on one that is not crashes the plugin.
+pub(super) fn pci_cards(context: &Context<'_>) -> Finding {
+    if !context.is_google() {
+        return Finding::not_needed(NOT_GOOGLE);
+    }
+    let all = context.host.interfaces().unwrap_or_default();
+    let choice = choose_interfaces(&all, default_route(context.host).as_deref());
+    let chosen: Vec<&Interface> = all
+        .iter()
+        .filter(|one| choice.data.contains(&one.name))
+        .collect();
+    let without: Vec<&str> = chosen
+        .iter()
+        .filter(|one| one.pci_path.is_empty())
+        .map(|one| one.name.as_str())
+        .collect();
+    if chosen.is_empty() {
+        Finding::blocks("there is no interface for data")
+    } else if without.is_empty() {
+        Finding::fine(format!("{} are PCI devices", choice.data.join(", ")))
+    } else {
+        Finding::warning(format!(
+            "{} have no PCI device behind them",
+            without.join(", ")
+        ))
+    }
+}
+
+/// GPUs as the driver shows them, else as the kernel does.
+fn gpus(host: &dyn Host) -> Vec<String> {
+    match host.driver() {
+        Driver::Present { gpus, .. } if !gpus.is_empty() => {
+            gpus.iter().map(|pci| pci.to_ascii_lowercase()).collect()
+        }
+        _ => gpu_addresses(host),
+    }
+}
+
+fn start(folder: &str) -> String {
+    format!("{START} {folder} (in a container: mount {folder} of the daemon's container)")
+}

@@ -1,0 +1,179 @@
+//! Checks of the host, whatever network is used.
+
+use std::path::Path;
+
+use tcpx_net::interfaces::InterfaceKind;
+
+use super::check::{Context, Finding};
+use crate::host::{Bounds, Driver, Resource, gpu_addresses, number};
+use crate::sizes::Size;
+
+/// Locked memory below which sends without a copy run out.
+const ENOUGH_LOCKED: u64 = 64 << 20;
+/// Open files below which a few peers with many lanes run out.
+const ENOUGH_FILES: u64 = 1024;
+/// Bytes of socket options' memory that Google's recipes ask for.
+const ENOUGH_OPTION_MEMORY: u64 = 131_072;
+/// The first kernels with sends without a copy, and with receives into device memory.
+const ZERO_COPY: (u32, u32) = (4, 14);
+const DEVICE_MEMORY: (u32, u32) = (6, 12);
+
+/// An interface that other hosts can reach.
+pub(super) fn interfaces(context: &Context<'_>) -> Finding {
+    let all = match context.host.interfaces() {
+        Ok(all) => all,
+        Err(error) => return Finding::warning(format!("the interfaces cannot be listed: {error}")),
+    };
+    let reachable = |kind: InterfaceKind| {
+        let of_kind = all.iter().filter(move |one| one.kind == kind && one.up);
+        of_kind.filter(|one| one.addresses.iter().any(|address| !address.is_loopback()))
+    };
+    let names = |kinds: &[InterfaceKind]| -> Vec<&str> {
+        let found = kinds.iter().flat_map(|kind| reachable(*kind));
+        found.map(|one| one.name.as_str()).collect()
+    };
+    let good = names(&[
+        InterfaceKind::Physical,
+        InterfaceKind::Veth,
+        InterfaceKind::Virtual,
+    ]);
+    if !good.is_empty() {
+        return Finding::fine(format!("{} up with an address", good.join(", ")));
+    }
+    let bridges = names(&[InterfaceKind::Bridge]);
+    if !bridges.is_empty() {
+        let text = format!("only bridges have an address: {}", bridges.join(", "));
+        return Finding::warning(text);
+    }
+    let names: Vec<&str> = all.iter().map(|one| one.name.as_str()).collect();
+    Finding::blocks(format!(
+        "none of {} is up with an address that other hosts can reach",
+        if names.is_empty() {
+            "no interfaces".to_owned()
+        } else {
+            names.join(", ")
+        }
+    ))
+}
+
+fn bound(value: Option<u64>, show: impl Fn(u64) -> String) -> String {
+    value.map_or_else(|| "no limit".to_owned(), show)
+}
+
+/// Memory that may be locked.
+pub(super) fn locked_memory(context: &Context<'_>) -> Finding {
+    let Bounds { soft, hard } = context.host.bounds(Resource::LockedMemory);
+    let show = |bytes| Size(bytes).to_string();
+    let measured = format!("limit {}, at most {}", bound(soft, show), bound(hard, show));
+    if soft.is_none_or(|bytes| bytes >= ENOUGH_LOCKED) {
+        return Finding::fine(measured);
+    }
+    let finding = Finding::warning(measured);
+    if hard.is_none_or(|bytes| bytes >= ENOUGH_LOCKED) {
+        let most = hard.map_or_else(
+            || "unlimited".to_owned(),
+            |bytes| (bytes / 1024).to_string(),
+        );
+        return finding.with_fix(format!(
+            "run `ulimit -l {most}` in the shell that starts the program"
+        ));
+    }
+    finding
+}
+
+/// Files that may be open.
+pub(super) fn open_files(context: &Context<'_>) -> Finding {
+    let Bounds { soft, hard } = context.host.bounds(Resource::OpenFiles);
+    let show = |count: u64| count.to_string();
+    let measured = format!("limit {}, at most {}", bound(soft, show), bound(hard, show));
+    if soft.is_none_or(|count| count >= ENOUGH_FILES) {
+        return Finding::fine(measured);
+    }
+    match hard {
+        Some(most) if most < ENOUGH_FILES => Finding::warning(measured),
+        _ => Finding::warning(measured).with_fix(format!(
+            "run `ulimit -n {}` in the shell that starts the program",
+            bound(hard.map(|most| most.min(65_536)), show).replace("no limit", "65536")
+        )),
+    }
+}
+
+/// The kernel's version.
+pub(super) fn kernel(context: &Context<'_>) -> Finding {
+    let path = Path::new("/proc/sys/kernel/osrelease");
+    let release = context.host.text(path).unwrap_or_default();
+    let release = release.trim();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    let mut next = || numbers.next()?.parse::<u32>().ok();
+    let (Some(major), Some(minor)) = (next(), next()) else {
+        return Finding::warning(format!("its version \"{release}\" is not understood"));
+    };
+    if (major, minor) < ZERO_COPY {
+        return Finding::warning(format!("{release}, older than 4.14"));
+    }
+    let device_memory = if (major, minor) < DEVICE_MEMORY {
+        "; receives into device memory need 6.12 or newer"
+    } else {
+        "; new enough for receives into device memory"
+    };
+    Finding::fine(format!("{release}{device_memory}"))
+}
+
+/// GPUs in the machine against GPUs that the driver serves.
+pub(super) fn driver(context: &Context<'_>) -> Finding {
+    let in_machine = gpu_addresses(context.host);
+    let needed = context.is_google();
+    match context.host.driver() {
+        Driver::Present { version, gpus } if gpus.is_empty() => {
+            let text = format!("the driver for CUDA {version} shows no GPU");
+            let finding = if needed {
+                Finding::blocks(text)
+            } else {
+                Finding::warning(text)
+            };
+            finding.with_fix("look at CUDA_VISIBLE_DEVICES and at `nvidia-smi`")
+        }
+        Driver::Present { version, gpus } if gpus.len() < in_machine.len() => {
+            Finding::fine(format!(
+                "CUDA {version}, {} of the machine's {} GPUs are shown to this process",
+                gpus.len(),
+                in_machine.len()
+            ))
+        }
+        Driver::Present { version, gpus } => {
+            Finding::fine(format!("CUDA {version}, {} GPUs", gpus.len()))
+        }
+        Driver::Missing { why } if !in_machine.is_empty() => {
+            let text = format!(
+                "the machine has {} GPUs, but no driver: {why}",
+                in_machine.len()
+            );
+            if needed {
+                Finding::blocks(text)
+            } else {
+                Finding::warning(text)
+            }
+        }
+        Driver::Missing { why } if needed => Finding::blocks(format!(
+            "no GPU, and Google's plugin ends the process without one: {why}"
+        )),
+        Driver::Missing { .. } => {
+            Finding::not_needed("no GPU in this machine: host memory takes its place")
+        }
+    }
+}
+
+/// Memory for the options of a socket, which sends without a copy use.
+pub(super) fn option_memory(context: &Context<'_>) -> Finding {
+    let Some(bytes) = number(context.host, "/proc/sys/net/core/optmem_max") else {
+        return Finding::not_needed("net.core.optmem_max cannot be read in this container");
+    };
+    let measured = format!("net.core.optmem_max = {bytes}");
+    if bytes >= ENOUGH_OPTION_MEMORY {
+        Finding::fine(measured)
+    } else if context.is_google() {
+        Finding::warning(measured)
+    } else {
+        Finding::not_needed(format!("{measured}; only Google's plugin needs more"))
+    }
+}

@@ -1,0 +1,352 @@
+//! Each check on a host that is well and on one with its fault.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nccl_net::AbiVersion;
+
+use super::*;
+use crate::buffer_daemon::Answer;
+use crate::host::fake::FakeHost;
+use crate::host::{Bounds, Driver};
+use crate::plugin_file::contents::{Contents, ExportedTable, PluginKind};
+
+const PLUGIN: &str = "/usr/local/tcpx/lib64/libnccl-net-tcpx.so";
+const GPUS: [&str; 2] = ["0000:04:00.0", "0000:05:00.0"];
+
+/// An A3 host on which everything works.
+fn healthy() -> FakeHost {
+    let mut host = FakeHost::a3();
+    for (index, interface) in host.interfaces.iter_mut().enumerate().take(5) {
+        interface.pci_path = vec![format!("0000:0{index}:00.0")];
+    }
+    host.file("/proc/sys/kernel/osrelease", "6.6.1-gke\n");
+    host.file("/proc/sys/net/core/optmem_max", "131072\n");
+    host.file(
+        "/proc/self/mountinfo",
+        "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n",
+    );
+    host.contents.insert(PLUGIN.into(), google());
+    for name in ["rx_rule_manager", "rx_rule_uninstall"] {
+        answer(&mut host, name, Answer::Listens);
+    }
+    for gpu in GPUS {
+        answer(&mut host, &format!("get_gpu_fd_{gpu}"), Answer::Descriptor);
+        let metadata = Answer::Metadata {
+            bytes: 1 << 30,
+            align: 2 << 20,
+        };
+        answer(&mut host, &format!("get_gpu_metadata_{gpu}"), metadata);
+    }
+    host
+}
+
+fn google() -> Contents {
+    Contents {
+        kind: PluginKind::Google,
+        tables: vec![ExportedTable {
+            version: AbiVersion::V7,
+            name: Some("GPUDirectTCPX_v7".into()),
+        }],
+        build_id: None,
+    }
+}
+
+fn answer(host: &mut FakeHost, name: &str, answer: Answer) {
+    host.sockets
+        .insert(Path::new("/run/tcpx").join(name), answer);
+}
+
+/// The ids of checks that find trouble.
+fn troubles(host: &FakeHost) -> Vec<&'static str> {
+    let context = Context::new(host, Some(PLUGIN.into()));
+    let found = findings(&context);
+    let troubles = found.iter().filter(|(_, finding)| finding.is_trouble());
+    troubles.map(|(check, _)| check.id).collect()
+}
+
+fn finding(host: &FakeHost, id: &str) -> Finding {
+    let check = catalogue::find(id).expect("a check");
+    let context = Context::new(host, Some(PLUGIN.into()));
+    check.measure.expect("it measures")(&context)
+}
+
+/// Has `fault` change a healthy host; check `id` alone must find it, and say `words`.
+#[track_caller]
+fn assert_finds(id: &str, verdict: Verdict, words: &str, fault: impl FnOnce(&mut FakeHost)) {
+    let mut host = healthy();
+    fault(&mut host);
+    assert_eq!(troubles(&host), [id]);
+    let found = finding(&host, id);
+    assert_eq!(found.verdict, verdict, "{found:?}");
+    assert!(found.measured.contains(words), "no `{words}` in {found:?}");
+}
+
+#[test]
+fn a_healthy_host_has_no_trouble_and_no_error_check_blames_it() {
+    let host = healthy();
+    assert_eq!(troubles(&host), Vec::<&str>::new());
+    for check in CATALOGUE
+        .iter()
+        .filter(|check| check.subject == Subject::Error)
+    {
+        if check.measure.is_some() {
+            assert!(!finding(&host, check.id).is_trouble(), "{}", check.id);
+        }
+    }
+}
+
+#[test]
+fn a_laptop_without_gpu_and_plugin_has_no_trouble() {
+    let mut host = FakeHost::default();
+    host.interface(
+        "wlan0",
+        tcpx_net::interfaces::InterfaceKind::Physical,
+        "192.168.1.5",
+    );
+    host.file("/proc/sys/kernel/osrelease", "6.12.3\n");
+    let found = findings(&Context::new(&host, None));
+    assert!(found.len() > 10);
+    assert!(
+        found.iter().all(|(_, finding)| !finding.is_trouble()),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn ids_are_in_order_unique_and_found_in_any_writing() {
+    let ids: Vec<&str> = CATALOGUE.iter().map(|check| check.id).collect();
+    let unique: BTreeSet<&str> = ids.iter().copied().collect();
+    assert_eq!(unique.into_iter().collect::<Vec<_>>(), ids);
+    for id in ["TCPX-D012", "tcpx-d012", "d012", " D012 "] {
+        assert_eq!(catalogue::find(id).map(|check| check.id), Some("TCPX-D012"));
+    }
+    assert!(catalogue::find("D999").is_none() && catalogue::find("").is_none());
+}
+
+#[test]
+fn no_reachable_interface_blocks() {
+    let mut host = FakeHost::default();
+    host.interface(
+        "lo",
+        tcpx_net::interfaces::InterfaceKind::Loopback,
+        "127.0.0.1",
+    );
+    let found = finding(&host, "D001");
+    assert_eq!(found.verdict, Verdict::Blocks);
+    assert!(found.measured.contains("lo"), "{found:?}");
+    host.interface(
+        "docker0",
+        tcpx_net::interfaces::InterfaceKind::Bridge,
+        "172.17.0.1",
+    );
+    assert_eq!(finding(&host, "D001").verdict, Verdict::Warning);
+}
+
+#[test]
+fn small_limits_are_warned_of_and_raised_where_the_hard_limit_allows() {
+    let small = Bounds {
+        soft: Some(65_536),
+        hard: None,
+    };
+    assert_finds("TCPX-D002", Verdict::Warning, "64 KiB", |host| {
+        host.locked_memory = small;
+    });
+    let mut host = healthy();
+    host.locked_memory = small;
+    let fix = finding(&host, "D002").fix.expect("an exact fix");
+    assert!(fix.contains("ulimit -l unlimited"), "{fix}");
+    let bounds = Bounds {
+        soft: Some(256),
+        hard: Some(4096),
+    };
+    assert_finds("TCPX-D003", Verdict::Warning, "256", |host| {
+        host.open_files = bounds;
+    });
+    host.open_files = bounds;
+    let fix = finding(&host, "D003").fix.expect("an exact fix");
+    assert!(fix.contains("ulimit -n 4096"), "{fix}");
+}
+
+#[test]
+fn old_and_unknown_kernels_are_warned_of() {
+    for (release, words) in [("3.10.0-957", "older"), ("garbage", "not understood")] {
+        assert_finds("TCPX-D004", Verdict::Warning, words, |host| {
+            host.file("/proc/sys/kernel/osrelease", release);
+        });
+    }
+    let mut host = healthy();
+    host.file("/proc/sys/kernel/osrelease", "6.12.0");
+    assert!(finding(&host, "D004").measured.contains("device memory"));
+}
+
+#[test]
+fn a_missing_driver_blocks_google_s_plugin_and_nothing_else() {
+    assert_finds(
+        "TCPX-D005",
+        Verdict::Blocks,
+        "2 GPUs, but no driver",
+        |host| {
+            host.driver = Driver::Missing { why: "none".into() };
+        },
+    );
+    let mut host = healthy();
+    host.driver = Driver::Missing { why: "none".into() };
+    host.contents.clear();
+    assert_eq!(finding(&host, "D005").verdict, Verdict::Warning);
+}
+
+#[test]
+fn little_option_memory_is_warned_of() {
+    assert_finds("TCPX-D006", Verdict::Warning, "20480", |host| {
+        host.file("/proc/sys/net/core/optmem_max", "20480\n");
+    });
+}
+
+#[test]
+fn a_plugin_file_that_is_not_there_blocks() {
+    let mut host = healthy();
+    host.contents.clear();
+    assert_eq!(finding(&host, "D010").verdict, Verdict::Blocks);
+    assert!(troubles(&host).contains(&"TCPX-D010"));
+}
+
+#[test]
+fn a_file_on_a_noexec_mount_blocks_and_the_fix_names_both() {
+    assert_finds("TCPX-D012", Verdict::Blocks, "/usr/local/tcpx", |host| {
+        host.file(
+            "/proc/self/mountinfo",
+            "22 1 8:1 / / rw - ext4 a rw\n30 22 0:3 / /usr/local/tcpx rw,noexec - tmpfs b rw\n",
+        );
+    });
+    let mut host = healthy();
+    host.file(
+        "/proc/self/mountinfo",
+        "22 1 8:1 / / rw,noexec - ext4 a rw\n",
+    );
+    let fix = finding(&host, "D012").fix.expect("an exact fix");
+    assert!(
+        fix.contains(PLUGIN) && fix.contains("remount,exec '/'"),
+        "{fix}"
+    );
+}
+
+#[test]
+fn our_own_file_of_another_build_is_warned_of() {
+    assert_finds("TCPX-D013", Verdict::Warning, "other sources", |host| {
+        let contents = Contents {
+            kind: PluginKind::Ours,
+            build_id: Some("tcpx-nccl 0.0.1 other sources".into()),
+            ..google()
+        };
+        host.contents.insert(PLUGIN.into(), contents);
+    });
+}
+
+#[test]
+fn damaged_and_foreign_files_block_by_what_they_are() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("text.so");
+    std::fs::write(&path, "text").expect("written");
+    let host = RealHost::default();
+    let context = Context::new(&host, Some(path));
+    let id_of = |id: &str| {
+        catalogue::find(id)
+            .expect("a check")
+            .measure
+            .expect("measured")
+    };
+    assert_eq!(id_of("D011")(&context).verdict, Verdict::Blocks);
+    assert_eq!(id_of("D010")(&context).verdict, Verdict::Fine);
+    let old = tcpx_tests::bad_plugin::old().to_owned();
+    let context = Context::new(&host, Some(old));
+    assert_eq!(id_of("D011")(&context).verdict, Verdict::Fine);
+    assert_eq!(id_of("D013")(&context).verdict, Verdict::Blocks);
+}
+
+#[test]
+fn values_that_stop_google_s_plugin_block_and_are_named() {
+    assert_finds(
+        "TCPX-D020",
+        Verdict::Blocks,
+        "NCCL_DYNAMIC_CHUNK_SIZE=0",
+        |host| {
+            host.set("NCCL_DYNAMIC_CHUNK_SIZE", "0");
+        },
+    );
+    let mut host = healthy();
+    host.set("NCCL_DYNAMIC_CHUNK_SIZE", "0");
+    for error in ["D032", "D033", "D034"] {
+        assert_eq!(finding(&host, error).verdict, Verdict::Blocks, "{error}");
+    }
+}
+
+#[test]
+fn a_daemon_that_is_absent_silent_or_something_else_blocks() {
+    let silent = Answer::Silent {
+        waited: Duration::from_secs(1),
+    };
+    let garbage = Answer::Garbage {
+        expected: "a frame",
+        arrived: "HTTP".into(),
+    };
+    let absent = Answer::Absent {
+        why: "Connection refused".into(),
+    };
+    assert_finds("TCPX-D021", Verdict::Blocks, "Connection refused", |host| {
+        answer(host, "rx_rule_uninstall", absent.clone());
+    });
+    for (given, words) in [
+        (&absent, "Connection refused"),
+        (&silent, "says nothing"),
+        (&garbage, "HTTP"),
+        (&Answer::Closed, "without an answer"),
+        (&Answer::Metadata { bytes: 0, align: 0 }, "0 bytes"),
+    ] {
+        assert_finds("TCPX-D023", Verdict::Blocks, words, |host| {
+            answer(
+                host,
+                &format!("get_gpu_metadata_{}", GPUS[1]),
+                given.clone(),
+            );
+        });
+    }
+    let mut host = healthy();
+    host.sockets.clear();
+    assert!(troubles(&host).contains(&"TCPX-D021"));
+    let fix = finding(&host, "D021").fix.expect("an exact fix");
+    assert!(
+        fix.contains("tcpgpudmarxd") && fix.contains("/run/tcpx"),
+        "{fix}"
+    );
+}
+
+#[test]
+fn a_gpu_without_its_socket_blocks_and_explains_a_refused_registration() {
+    assert_finds("TCPX-D022", Verdict::Blocks, GPUS[1], |host| {
+        let socket = format!("/run/tcpx/get_gpu_fd_{}", GPUS[1]);
+        host.sockets.remove(&PathBuf::from(socket));
+    });
+    let mut host = healthy();
+    host.sockets
+        .remove(&PathBuf::from(format!("/run/tcpx/get_gpu_fd_{}", GPUS[0])));
+    assert_eq!(finding(&host, "D030").verdict, Verdict::Blocks);
+    assert!(finding(&healthy(), "D030").measured.contains("4096"));
+}
+
+#[test]
+fn data_on_interfaces_without_a_pci_device_is_warned_of() {
+    assert_finds("TCPX-D024", Verdict::Warning, "eth3", |host| {
+        host.interfaces[3].pci_path.clear();
+    });
+}
+
+#[test]
+fn an_iommu_between_card_and_gpu_is_named_for_wrong_contents() {
+    let mut host = healthy();
+    host.file("/sys/class/iommu/dmar0", "");
+    let found = finding(&host, "D035");
+    assert_eq!(found.verdict, Verdict::Warning);
+    assert!(found.measured.contains("1 IOMMU"), "{found:?}");
+}

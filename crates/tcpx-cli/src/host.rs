@@ -1,0 +1,146 @@
+//! What this program asks of the host it runs on, behind a trait: tests bring a host of their own.
+
+#[cfg(test)]
+pub(crate) mod fake;
+mod mounts;
+mod real;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use tcpx_net::interfaces::Interface;
+
+pub(crate) use mounts::mount_of;
+pub(crate) use real::RealHost;
+
+use crate::buffer_daemon::{Answer, Question};
+use crate::plugin_file::contents::{Contents, ContentsError};
+
+/// What lies at a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FileKind {
+    File,
+    Folder,
+    Socket,
+    Other,
+}
+
+/// A limit of this process: what it may use, and up to where it may raise that. `None`: no limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bounds {
+    pub(crate) soft: Option<u64>,
+    pub(crate) hard: Option<u64>,
+}
+
+/// Which limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Resource {
+    /// Bytes of memory that may be locked.
+    LockedMemory,
+    /// Open files.
+    OpenFiles,
+}
+
+/// What the CUDA driver says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Driver {
+    /// Version of CUDA, and the PCI address of each GPU that this process sees.
+    Present { version: String, gpus: Vec<String> },
+    /// Why there is none.
+    Missing { why: String },
+}
+
+/// The host. Every answer comes within a bounded time.
+pub(crate) trait Host {
+    /// A variable of this process; an empty one counts as unset.
+    fn variable(&self, name: &str) -> Option<String>;
+    /// A small text file, such as those below `/proc` and `/sys`.
+    fn text(&self, path: &Path) -> io::Result<String>;
+    /// The names in a folder, sorted.
+    fn names(&self, folder: &Path) -> io::Result<Vec<String>>;
+    /// What lies at `path`, links followed.
+    fn kind(&self, path: &Path) -> io::Result<FileKind>;
+    /// `path` without links.
+    fn real_path(&self, path: &Path) -> io::Result<PathBuf>;
+    /// The network interfaces, by name.
+    fn interfaces(&self) -> Result<Vec<Interface>, String>;
+    /// A limit of this process.
+    fn bounds(&self, resource: Resource) -> Bounds;
+    /// What a plugin file holds; nothing of it runs.
+    fn contents(&self, plugin: &Path) -> Result<Contents, ContentsError>;
+    /// Asks the CUDA driver. May start threads.
+    fn driver(&self) -> Driver;
+    /// Asks whoever listens on a Unix socket.
+    fn ask(&self, socket: &Path, question: &Question) -> Answer;
+}
+
+/// A number in a small text file.
+pub(crate) fn number(host: &dyn Host, path: &str) -> Option<u64> {
+    host.text(Path::new(path)).ok()?.trim().parse().ok()
+}
+
+/// PCI addresses of the NVIDIA GPUs that the kernel knows, whether a driver serves them or not.
+pub(crate) fn gpu_addresses(host: &dyn Host) -> Vec<String> {
+    const DEVICES: &str = "/sys/bus/pci/devices";
+    let read = |address: &str, file: &str| {
+        let path = Path::new(DEVICES).join(address).join(file);
+        host.text(&path).unwrap_or_default().trim().to_owned()
+    };
+    let is_gpu = |address: &String| {
+        // Display controllers: VGA (0x0300..) and 3D (0x0302..).
+        read(address, "vendor") == "0x10de" && read(address, "class").starts_with("0x03")
+    };
+    let all = host.names(Path::new(DEVICES)).unwrap_or_default();
+    all.into_iter().filter(is_gpu).collect()
+}
+
+/// The interface that packets to everywhere leave by: the IPv4 default route of least metric.
+pub(crate) fn default_route(host: &dyn Host) -> Option<String> {
+    let table = host.text(Path::new("/proc/net/route")).ok()?;
+    let routes = table.lines().skip(1).filter_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let [name, destination, _, _, _, _, metric, mask, ..] = fields[..] else {
+            return None;
+        };
+        let is_default = destination == "00000000" && mask == "00000000";
+        is_default.then(|| Some((metric.parse::<u32>().ok()?, name.to_owned())))?
+    });
+    routes
+        .min_by_key(|(metric, _)| *metric)
+        .map(|(_, name)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fake::FakeHost;
+    use super::*;
+
+    #[test]
+    fn the_default_route_of_least_metric_wins() {
+        let mut host = FakeHost::default();
+        assert_eq!(default_route(&host), None);
+        host.file(
+            "/proc/net/route",
+            "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n\
+             eth1\t00000000\t0100000A\t0003\t0\t0\t200\t00000000\t0\t0\t0\n\
+             eth0\t00000000\t0100000A\t0003\t0\t0\t100\t00000000\t0\t0\t0\n\
+             eth2\t0000000A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n\
+             garbage\n",
+        );
+        assert_eq!(default_route(&host).as_deref(), Some("eth0"));
+    }
+
+    #[test]
+    fn gpus_are_nvidias_display_controllers() {
+        let mut host = FakeHost::default();
+        for (address, vendor, class) in [
+            ("0000:04:00.0", "0x10de", "0x030200"),
+            ("0000:05:00.0", "0x10de", "0x068000"),
+            ("0000:06:00.0", "0x1ae0", "0x020000"),
+        ] {
+            host.file(&format!("/sys/bus/pci/devices/{address}/vendor"), vendor);
+            host.file(&format!("/sys/bus/pci/devices/{address}/class"), class);
+        }
+        assert_eq!(gpu_addresses(&host), ["0000:04:00.0"]);
+    }
+}

@@ -1,0 +1,178 @@
+//! A host made up by a test.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use tcpx_net::interfaces::{Interface, InterfaceKind};
+
+use super::{Bounds, Driver, FileKind, Host, Resource};
+use crate::buffer_daemon::{Answer, Question};
+use crate::plugin_file::contents::{Contents, ContentsError};
+
+/// Says what it was told to say; without a word, a host that has nothing.
+#[derive(Debug)]
+pub(crate) struct FakeHost {
+    pub(crate) variables: BTreeMap<String, String>,
+    pub(crate) files: BTreeMap<PathBuf, String>,
+    pub(crate) interfaces: Vec<Interface>,
+    pub(crate) locked_memory: Bounds,
+    pub(crate) open_files: Bounds,
+    pub(crate) contents: BTreeMap<PathBuf, Contents>,
+    pub(crate) driver: Driver,
+    /// Sockets, and what is answered there, to whatever question.
+    pub(crate) sockets: BTreeMap<PathBuf, Answer>,
+}
+
+impl Default for FakeHost {
+    fn default() -> Self {
+        let unlimited = Bounds {
+            soft: None,
+            hard: None,
+        };
+        Self {
+            variables: BTreeMap::new(),
+            files: BTreeMap::new(),
+            interfaces: Vec::new(),
+            locked_memory: unlimited,
+            open_files: unlimited,
+            contents: BTreeMap::new(),
+            driver: Driver::Missing {
+                why: "no driver here".into(),
+            },
+            sockets: BTreeMap::new(),
+        }
+    }
+}
+
+impl FakeHost {
+    pub(crate) fn file(&mut self, path: &str, text: &str) {
+        self.files.insert(path.into(), text.into());
+    }
+
+    pub(crate) fn set(&mut self, name: &str, value: &str) {
+        self.variables.insert(name.into(), value.into());
+    }
+
+    /// Adds an interface that is up.
+    pub(crate) fn interface(&mut self, name: &str, kind: InterfaceKind, address: &str) {
+        let addresses: Vec<IpAddr> = address.parse().into_iter().collect();
+        self.interfaces.push(Interface {
+            name: name.into(),
+            kind,
+            up: true,
+            addresses,
+            speed: None,
+            mtu: Some(1500),
+            pci_path: Vec::new(),
+            numa_node: None,
+            driver: None,
+        });
+    }
+
+    /// Like an A3 host: a card for control, four for data, two GPUs.
+    pub(crate) fn a3() -> Self {
+        let mut host = Self::default();
+        for index in 0..5 {
+            let address = format!("10.0.{index}.2");
+            host.interface(&format!("eth{index}"), InterfaceKind::Physical, &address);
+        }
+        for interface in &mut host.interfaces {
+            interface.driver = Some("gve".into());
+        }
+        host.interface("lo", InterfaceKind::Loopback, "127.0.0.1");
+        host.file(
+            "/proc/net/route",
+            "head\neth0 00000000 0 0 0 0 100 00000000 0 0 0\n",
+        );
+        let gpus = ["0000:04:00.0", "0000:05:00.0"];
+        for gpu in gpus {
+            host.file(&format!("/sys/bus/pci/devices/{gpu}/vendor"), "0x10de\n");
+            host.file(&format!("/sys/bus/pci/devices/{gpu}/class"), "0x030200\n");
+        }
+        host.driver = Driver::Present {
+            version: "12.8".into(),
+            gpus: gpus.map(str::to_owned).to_vec(),
+        };
+        host
+    }
+
+    fn known(&self) -> BTreeSet<&Path> {
+        let files = self.files.keys().chain(self.contents.keys());
+        files
+            .chain(self.sockets.keys())
+            .map(PathBuf::as_path)
+            .collect()
+    }
+}
+
+fn missing() -> io::Error {
+    io::ErrorKind::NotFound.into()
+}
+
+impl Host for FakeHost {
+    fn variable(&self, name: &str) -> Option<String> {
+        self.variables
+            .get(name)
+            .filter(|value| !value.is_empty())
+            .cloned()
+    }
+
+    fn text(&self, path: &Path) -> io::Result<String> {
+        self.files.get(path).cloned().ok_or_else(missing)
+    }
+
+    fn names(&self, folder: &Path) -> io::Result<Vec<String>> {
+        let below = self.known().into_iter().filter_map(|path| {
+            let first = path.strip_prefix(folder).ok()?.components().next()?;
+            Some(first.as_os_str().to_string_lossy().into_owned())
+        });
+        let names: BTreeSet<String> = below.collect();
+        if names.is_empty() {
+            return Err(missing());
+        }
+        Ok(names.into_iter().collect())
+    }
+
+    fn kind(&self, path: &Path) -> io::Result<FileKind> {
+        if self.sockets.contains_key(path) {
+            Ok(FileKind::Socket)
+        } else if self.files.contains_key(path) || self.contents.contains_key(path) {
+            Ok(FileKind::File)
+        } else {
+            self.names(path).map(|_| FileKind::Folder)
+        }
+    }
+
+    fn real_path(&self, path: &Path) -> io::Result<PathBuf> {
+        self.kind(path).map(|_| path.to_owned())
+    }
+
+    fn interfaces(&self) -> Result<Vec<Interface>, String> {
+        Ok(self.interfaces.clone())
+    }
+
+    fn bounds(&self, resource: Resource) -> Bounds {
+        match resource {
+            Resource::LockedMemory => self.locked_memory,
+            Resource::OpenFiles => self.open_files,
+        }
+    }
+
+    fn contents(&self, plugin: &Path) -> Result<Contents, ContentsError> {
+        let contents = self.contents.get(plugin).cloned();
+        contents.ok_or_else(|| ContentsError::NotAFile(plugin.to_owned()))
+    }
+
+    fn driver(&self) -> Driver {
+        self.driver.clone()
+    }
+
+    fn ask(&self, socket: &Path, _question: &Question) -> Answer {
+        let answer = self.sockets.get(socket).cloned();
+        answer.unwrap_or_else(|| Answer::Absent {
+            why: "no such file".into(),
+        })
+    }
+}

@@ -1,0 +1,121 @@
+//! The host that this process runs on.
+
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use rustix::process::{Resource as RawResource, getrlimit};
+use tcpx_memory::driver::{self, DriverStatus};
+use tcpx_net::interfaces::{Interface, interfaces};
+
+use super::{Bounds, Driver, FileKind, Host, Resource};
+use crate::buffer_daemon::{self, Answer, Question};
+use crate::environment::set_by_us;
+use crate::plugin_file::contents::{self, Contents, ContentsError};
+
+/// Most of a text file that is read.
+const MAX_TEXT_BYTES: u64 = 1 << 20;
+/// Most names of a folder that are read.
+const MAX_NAMES: usize = 4096;
+
+/// This host, with the variables that the person set: those that this program set for itself are left out.
+#[derive(Clone, Debug)]
+pub(crate) struct RealHost {
+    set_by_us: Vec<String>,
+    /// Asked once: opening the driver takes seconds on some hosts.
+    driver: OnceLock<Driver>,
+}
+
+impl Default for RealHost {
+    fn default() -> Self {
+        Self {
+            set_by_us: set_by_us(),
+            driver: OnceLock::new(),
+        }
+    }
+}
+
+impl Host for RealHost {
+    fn variable(&self, name: &str) -> Option<String> {
+        if self.set_by_us.iter().any(|ours| ours == name) {
+            return None;
+        }
+        let value = std::env::var_os(name)?.to_string_lossy().into_owned();
+        (!value.is_empty()).then_some(value)
+    }
+
+    fn text(&self, path: &Path) -> io::Result<String> {
+        let mut bytes = Vec::new();
+        fs::File::open(path)?
+            .take(MAX_TEXT_BYTES)
+            .read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn names(&self, folder: &Path) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(folder)?.take(MAX_NAMES) {
+            names.push(entry?.file_name().to_string_lossy().into_owned());
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    fn kind(&self, path: &Path) -> io::Result<FileKind> {
+        let kind = fs::metadata(path)?.file_type();
+        Ok(if kind.is_file() {
+            FileKind::File
+        } else if kind.is_dir() {
+            FileKind::Folder
+        } else if kind.is_socket() {
+            FileKind::Socket
+        } else {
+            FileKind::Other
+        })
+    }
+
+    fn real_path(&self, path: &Path) -> io::Result<PathBuf> {
+        path.canonicalize()
+    }
+
+    fn interfaces(&self) -> Result<Vec<Interface>, String> {
+        interfaces().map_err(|error| error.to_string())
+    }
+
+    fn bounds(&self, resource: Resource) -> Bounds {
+        let limit = getrlimit(match resource {
+            Resource::LockedMemory => RawResource::Memlock,
+            Resource::OpenFiles => RawResource::Nofile,
+        });
+        Bounds {
+            soft: limit.current,
+            hard: limit.maximum,
+        }
+    }
+
+    fn contents(&self, plugin: &Path) -> Result<Contents, ContentsError> {
+        contents::read(plugin)
+    }
+
+    fn driver(&self) -> Driver {
+        self.driver.get_or_init(probe).clone()
+    }
+
+    fn ask(&self, socket: &Path, question: &Question) -> Answer {
+        buffer_daemon::ask(socket, question, buffer_daemon::PATIENCE)
+    }
+}
+
+fn probe() -> Driver {
+    match driver::probe() {
+        DriverStatus::Present { version, devices } => Driver::Present {
+            version: version.to_string(),
+            gpus: devices.into_iter().map(|device| device.pci).collect(),
+        },
+        DriverStatus::Missing { why } => Driver::Missing {
+            why: why.to_string(),
+        },
+    }
+}

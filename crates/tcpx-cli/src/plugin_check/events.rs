@@ -1,0 +1,170 @@
+//! What the process that drives the plugin tells the one that watches it: a mark and a line of JSON.
+
+use std::collections::BTreeMap;
+
+use nccl_net::{DeviceOffload, HostError, LoadError, Properties};
+use serde::{Deserialize, Serialize};
+
+/// Stands before each event: a plugin may print on standard output too.
+const MARK: char = '\u{1e}';
+
+/// One thing that happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Event {
+    /// A step begins; the next event is due within the step's time.
+    Doing { step: String },
+    /// The table in use.
+    Loaded { name: String, version: u32 },
+    /// Every device.
+    Devices(Vec<Device>),
+    /// A message arrived as it was sent.
+    Moved(Moved),
+    /// How often each call was made, and how often it failed.
+    Calls(BTreeMap<String, Count>),
+    /// The end, in failure.
+    Failed { what: String, hint: String },
+    /// The end, in success.
+    Passed,
+}
+
+/// A device of the plugin.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Device {
+    pub(crate) name: String,
+    /// Speed in 10^6 bits a second.
+    pub(crate) speed_mbps: i32,
+    /// Kinds of memory that it takes.
+    pub(crate) memory: Vec<String>,
+    /// What the receiver's device has to do.
+    pub(crate) offload: String,
+    pub(crate) pci_path: Option<String>,
+    pub(crate) guid: u64,
+    pub(crate) port: i32,
+    pub(crate) latency_us: f32,
+    pub(crate) max_comms: i32,
+    pub(crate) max_recvs: i32,
+    pub(crate) max_p2p_bytes: Option<usize>,
+}
+
+/// A message of the self-test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Moved {
+    pub(crate) bytes: usize,
+    pub(crate) requests: usize,
+    pub(crate) microseconds: u64,
+}
+
+/// Calls of one name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Count {
+    pub(crate) calls: u64,
+    /// Those that returned something other than 0.
+    pub(crate) failed: u64,
+}
+
+impl Event {
+    pub(crate) fn to_line(&self) -> Result<String, serde_json::Error> {
+        Ok(format!("{MARK}{}", serde_json::to_string(self)?))
+    }
+
+    /// The event in a line of output; `None` for lines of the plugin's own.
+    pub(crate) fn from_line(line: &str) -> Option<Self> {
+        let (_, json) = line.split_once(MARK)?;
+        serde_json::from_str(json).ok()
+    }
+
+    /// What a failure of the plugin host means, apart from what to do.
+    pub(crate) fn from_host(error: &HostError) -> Self {
+        match error {
+            HostError::Call(call) => Self::Failed {
+                what: format!("{} returned {}", call.call, call.rc),
+                hint: match call.check() {
+                    Some(id) => format!("{} [{id}]", call.hint),
+                    None => call.hint.to_owned(),
+                },
+            },
+            other => Self::split(&other.to_string(), ": "),
+        }
+    }
+
+    pub(crate) fn from_load(error: &LoadError) -> Self {
+        let text = error.to_string();
+        Self::split(&text, if text.contains("; ") { "; " } else { ": " })
+    }
+
+    fn split(text: &str, between: &str) -> Self {
+        let (what, hint) = text.rsplit_once(between).unwrap_or((text, ""));
+        Self::Failed {
+            what: what.to_owned(),
+            hint: hint.to_owned(),
+        }
+    }
+}
+
+impl Device {
+    pub(crate) fn new(properties: &Properties) -> Self {
+        let pointers = properties.pointer_support;
+        let kinds = [
+            (pointers.host(), "host"),
+            (pointers.cuda(), "CUDA"),
+            (pointers.dma_buf(), "dma-buf"),
+        ];
+        Self {
+            name: properties.name.clone(),
+            speed_mbps: properties.speed_mbps,
+            memory: kinds
+                .into_iter()
+                .filter(|(taken, _)| *taken)
+                .map(|(_, kind)| kind.to_owned())
+                .collect(),
+            offload: match properties.offload {
+                DeviceOffload::None => "none".to_owned(),
+                DeviceOffload::Unpack { version } => format!("unpack v{version}"),
+                DeviceOffload::Other { kind, version } => {
+                    format!("unknown kind {kind} v{version}")
+                }
+            },
+            pci_path: properties.pci_path.clone(),
+            guid: properties.guid,
+            port: properties.port,
+            latency_us: properties.latency_us,
+            max_comms: properties.max_comms,
+            max_recvs: properties.max_recvs,
+            max_p2p_bytes: properties.max_p2p_bytes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_found_behind_what_a_plugin_prints_and_nothing_else_is_one() {
+        let event = Event::Moved(Moved {
+            bytes: 3,
+            requests: 1,
+            microseconds: 9,
+        });
+        let line = event.to_line().expect("JSON");
+        assert_eq!(Event::from_line(&line).as_ref(), Some(&event));
+        assert_eq!(Event::from_line(&format!("hello {line}")), Some(event));
+        assert_eq!(Event::from_line("{\"doing\":{\"step\":\"x\"}}"), None);
+        assert_eq!(Event::from_line("\u{1e}garbage"), None);
+    }
+
+    #[test]
+    fn what_to_do_is_told_apart_from_what_happened() {
+        let error = LoadError::NoFile {
+            path: "/x.so".into(),
+        };
+        let Event::Failed { what, hint } = Event::from_load(&error) else {
+            panic!("a failure");
+        };
+        assert!(
+            what.contains("/x.so") && hint.contains("install"),
+            "{what} {hint}"
+        );
+    }
+}

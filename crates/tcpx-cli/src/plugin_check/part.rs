@@ -1,0 +1,83 @@
+//! The process that loads the plugin and drives it. It may hang, crash or be ended by the plugin: another watches it.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use nccl_net::{AbiVersion, CallReport, LoadOptions, Plugin, ResultCode};
+
+use super::events::{Count, Device, Event};
+use super::self_test;
+use crate::args::plugin::PluginPartArgs;
+
+type Counts = Arc<Mutex<BTreeMap<String, Count>>>;
+
+/// Drives the plugin to its end; every outcome is an event.
+pub(crate) fn run(args: &PluginPartArgs) {
+    // Whoever watches is gone: so is the reason to go on, even inside a call that hangs.
+    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+    let counts = Counts::default();
+    let end = drive(args, &counts).err().unwrap_or(Event::Passed);
+    let counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
+    tell(&Event::Calls(counts.clone()));
+    drop(counts);
+    tell(&end);
+    // A plugin's destructors may wait for its threads; the one who watches ends this process then.
+}
+
+/// Prints an event at once.
+pub(super) fn tell(event: &Event) {
+    let mut out = std::io::stdout().lock();
+    if let Ok(line) = event.to_line() {
+        let _ = writeln!(out, "{line}");
+        let _ = out.flush();
+    }
+}
+
+pub(super) fn doing(step: impl Into<String>) {
+    tell(&Event::Doing { step: step.into() });
+}
+
+fn drive(args: &PluginPartArgs, counts: &Counts) -> Result<(), Event> {
+    let counts = Arc::clone(counts);
+    let observer = move |report: &CallReport| {
+        let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = counts.entry(report.call.to_owned()).or_default();
+        count.calls += 1;
+        count.failed += u64::from(report.rc != ResultCode::Success);
+    };
+    let mut options = LoadOptions::new(&args.path).with_observer(observer);
+    options.abi = args.abi.and_then(|number| {
+        let mut all = AbiVersion::ALL.into_iter();
+        all.find(|version| version.number() == u32::from(number))
+    });
+    doing("loading the file");
+    let plugin = Plugin::load(options).map_err(|error| Event::from_load(&error))?;
+    tell(&Event::Loaded {
+        name: plugin.name().to_owned(),
+        version: plugin.version().number(),
+    });
+    let host = |error| Event::from_host(&error);
+    doing("init");
+    plugin.init().map_err(host)?;
+    doing("devices");
+    let count = plugin.devices().map_err(host)?;
+    doing("getProperties");
+    let properties = (0..count)
+        .map(|device| plugin.properties(device))
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(host)?;
+    tell(&Event::Devices(
+        properties.iter().map(Device::new).collect(),
+    ));
+    let Some(properties) = properties.get(args.device) else {
+        return Err(Event::Failed {
+            what: format!("the plugin has no device {}: it has {count}", args.device),
+            hint: "give --plugin-device a smaller number, or look at its interface variables"
+                .into(),
+        });
+    };
+    let limit = Duration::from_millis(args.timeout_ms);
+    self_test::run(&plugin, args.device, properties, limit)
+}

@@ -1,0 +1,224 @@
+//! Watching the process that drives the plugin: its events, its end, and its time.
+
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::events::Event;
+use crate::args::plugin::PluginArgs;
+use crate::environment;
+use crate::error::Error;
+use crate::output::say::{aside, one_line};
+use crate::vendor_environment::{Origin, Setting};
+
+/// Lines of the plugin's log that are kept to be shown beside a failure.
+const KEPT_LINES: usize = 12;
+/// Longest line that is read: an event with every device that a plugin may have.
+const MAX_LINE_BYTES: u64 = 8 << 20;
+/// Characters of a line that are kept.
+const KEPT_CHARACTERS: usize = 4096;
+/// How often the process's end is looked for while no event comes.
+const LOOK: Duration = Duration::from_millis(100);
+/// What a step may take beyond its limit: the process itself notices most ends.
+const GRACE: Duration = Duration::from_secs(5);
+
+type Lines = Arc<Mutex<VecDeque<String>>>;
+
+/// The process; ended when dropped.
+#[derive(Debug)]
+pub(super) struct Watched {
+    child: Child,
+    events: Receiver<Event>,
+    log: Lines,
+    limit: Duration,
+    step: String,
+}
+
+impl Watched {
+    /// Starts the process with the variables that the plugin needs.
+    pub(super) fn start(args: &PluginArgs, settings: &[Setting]) -> Result<Self, Error> {
+        let failed = |source| Error::Process {
+            doing: "start the process that drives the plugin",
+            source,
+        };
+        let mut command = Command::new(environment::own_program());
+        command.arg("plugin-part");
+        if let Some(abi) = args.abi {
+            command.arg(format!("--abi={abi}"));
+        }
+        if args.debug {
+            command.arg("--debug");
+        }
+        command
+            .arg(format!("--device={}", args.plugin_device))
+            .arg(format!("--timeout-ms={}", args.timeout.0.as_millis()))
+            .arg("--")
+            // The dynamic linker looks elsewhere for a name without a folder.
+            .arg(args.path.canonicalize().map_err(failed)?)
+            .envs(
+                settings
+                    .iter()
+                    .filter(|setting| setting.origin != Origin::Yours)
+                    .map(|setting| (setting.name, &setting.value)),
+            )
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        if std::env::var_os("RUST_LOG").is_none() {
+            command.env("RUST_LOG", if args.debug { "debug" } else { "info" });
+        }
+        let mut child = command.spawn().map_err(failed)?;
+        let (sender, events) = mpsc::channel();
+        let log = Lines::default();
+        let show = args.debug;
+        // Both threads end with the pipes, which end with the process.
+        if let Some(output) = child.stdout.take() {
+            let log = Arc::clone(&log);
+            std::thread::spawn(move || {
+                each_line(output, |line| match Event::from_line(&line) {
+                    Some(event) => sender.send(event).is_ok(),
+                    None => keep(&log, line, show),
+                });
+            });
+        }
+        if let Some(output) = child.stderr.take() {
+            let log = Arc::clone(&log);
+            std::thread::spawn(move || each_line(output, |line| keep(&log, line, show)));
+        }
+        Ok(Self {
+            child,
+            events,
+            log,
+            limit: args.timeout.0,
+            step: "starting".into(),
+        })
+    }
+
+    /// The next event; its own end, a crash and a step without an end become failures.
+    pub(super) fn next(&mut self) -> Event {
+        let mut deadline = Instant::now() + self.limit + GRACE;
+        loop {
+            let event = self.events.recv_timeout(LOOK);
+            match event {
+                Ok(Event::Doing { step }) => {
+                    self.step = step;
+                    deadline = Instant::now() + self.limit + GRACE;
+                }
+                Ok(event) => return event,
+                Err(RecvTimeoutError::Disconnected) => return self.ended(),
+                Err(RecvTimeoutError::Timeout) => {
+                    // A process of the plugin's own may hold the pipe open for longer than this one lives.
+                    if let Ok(Some(status)) = self.child.try_wait() {
+                        return match self.events.recv_timeout(LOOK) {
+                            Ok(event) if !matches!(event, Event::Doing { .. }) => event,
+                            _ => self.died(status),
+                        };
+                    }
+                    if Instant::now() >= deadline {
+                        return Event::Failed {
+                            what: format!(
+                                "the plugin did not come back from \"{}\" within {:?}",
+                                self.step, self.limit
+                            ),
+                            hint: format!(
+                                "it waits for something without an end: see its log; --timeout gives it more time{}",
+                                mark(&self.step)
+                            ),
+                        };
+                    }
+                }
+            }
+        }
+    }
+
+    /// The last lines that the plugin logged or printed.
+    pub(super) fn log(&self) -> Vec<String> {
+        let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        log.iter().cloned().collect()
+    }
+
+    /// Its output ended without a last word.
+    fn ended(&mut self) -> Event {
+        let until = Instant::now() + GRACE;
+        while Instant::now() < until {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return self.died(status);
+            }
+            std::thread::sleep(LOOK);
+        }
+        Event::Failed {
+            what: format!(
+                "the plugin closed the program's output in \"{}\"",
+                self.step
+            ),
+            hint: "use another build of the plugin".into(),
+        }
+    }
+
+    fn died(&self, status: ExitStatus) -> Event {
+        let hint = if status.code().is_some() {
+            "the plugin ended the process by itself, as Google's does without a GPU or without a socket of the buffer daemon: see its log"
+        } else {
+            "the plugin crashed: see its log, and use another build of it"
+        };
+        Event::Failed {
+            what: format!("the process ended inside \"{}\": {status}", self.step),
+            hint: format!("{hint}{}", mark(&self.step)),
+        }
+    }
+}
+
+/// Names the check that explains trouble in a step.
+fn mark(step: &str) -> &'static str {
+    match step {
+        "loading the file" => " [TCPX-D011]",
+        "init" => " [TCPX-D033]",
+        "connect and accept" => " [TCPX-D032]",
+        "regMr" => " [TCPX-D030]",
+        _ if step.starts_with("moving ") => " [TCPX-D034]",
+        _ => "",
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let until = Instant::now() + GRACE;
+        while Instant::now() < until && !matches!(self.child.try_wait(), Ok(Some(_)) | Err(_)) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// Calls `take` with each line, until it says no or the output ends.
+fn each_line(output: impl Read, mut take: impl FnMut(String) -> bool) {
+    let mut reader = BufReader::new(output);
+    loop {
+        let mut bytes = Vec::new();
+        let mut line = reader.by_ref().take(MAX_LINE_BYTES);
+        match line.read_until(b'\n', &mut bytes) {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {}
+        }
+        if !take(String::from_utf8_lossy(&bytes).trim_end().to_owned()) {
+            return;
+        }
+    }
+}
+
+fn keep(log: &Lines, line: String, show: bool) -> bool {
+    let line = one_line(&line);
+    if show {
+        aside!("{line}");
+    }
+    let short = line.chars().take(KEPT_CHARACTERS).collect();
+    let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
+    if log.len() == KEPT_LINES {
+        log.pop_front();
+    }
+    log.push_back(short);
+    true
+}

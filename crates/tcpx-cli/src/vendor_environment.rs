@@ -1,0 +1,105 @@
+//! The variables that Google's plugin needs, found out for this host instead of typed by a person.
+//!
+//! The plugin reads them when it is loaded and when it starts, and several of its effective defaults stop it. A value
+//! that the person has set is never replaced; if it cannot work, that is said.
+
+mod interfaces;
+mod settings;
+#[cfg(test)]
+mod tests;
+mod trouble;
+
+use std::path::Path;
+
+pub(crate) use interfaces::{choose as choose_interfaces, filter_for};
+pub(crate) use trouble::trouble;
+
+use crate::host::Host;
+
+/// Whose value a variable has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Origin {
+    /// The person set it.
+    Yours,
+    /// Read from this host.
+    Detected,
+    /// The same on every host.
+    Fixed,
+}
+
+/// A variable for a plugin, and why it has its value.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub(crate) struct Setting {
+    pub(crate) name: &'static str,
+    pub(crate) value: String,
+    pub(crate) origin: Origin,
+    /// What the variable does.
+    pub(crate) effect: &'static str,
+    /// Why this value.
+    pub(crate) why: String,
+    /// Why a value that the person set cannot work.
+    pub(crate) trouble: Option<String>,
+}
+
+/// A variable and the value that this program would give it.
+struct Wanted {
+    name: &'static str,
+    /// `None`: leave it unset; a value of the person's is reported all the same.
+    value: Option<String>,
+    origin: Origin,
+    effect: &'static str,
+    why: String,
+}
+
+/// The variables for Google's plugin on `host`, in the order of their use.
+pub(crate) fn for_google(host: &dyn Host) -> Vec<Setting> {
+    let settings = settings::wanted(host).into_iter();
+    settings.filter_map(|wanted| decide(host, wanted)).collect()
+}
+
+/// The person's value if there is one, else ours.
+fn decide(host: &dyn Host, wanted: Wanted) -> Option<Setting> {
+    let Wanted {
+        name,
+        value,
+        origin,
+        effect,
+        why,
+    } = wanted;
+    if let Some(yours) = host.variable(name) {
+        return Some(Setting {
+            name,
+            trouble: trouble(host, name, &yours),
+            value: yours,
+            origin: Origin::Yours,
+            effect,
+            why: "you have set it".into(),
+        });
+    }
+    Some(Setting {
+        name,
+        value: value?,
+        origin,
+        effect,
+        why,
+        trouble: None,
+    })
+}
+
+/// The folder with the sockets of the buffer daemon, and how it was found.
+pub(crate) fn socket_folder(host: &dyn Host) -> (String, String) {
+    if let Some(yours) = host.variable(settings::SOCKET_FOLDER) {
+        return (yours, "you have set it".into());
+    }
+    settings::detected_socket_folder(host)
+}
+
+/// PCI addresses of the GPUs whose `get_gpu_fd_*` sockets lie in `folder`.
+pub(crate) fn served_gpus(host: &dyn Host, folder: &Path) -> Vec<String> {
+    let names = host.names(folder).unwrap_or_default();
+    let addresses = names
+        .iter()
+        .filter_map(|name| name.strip_prefix(settings::GPU_SOCKET));
+    addresses.map(str::to_owned).collect()
+}

@@ -1,0 +1,208 @@
+//! `tcpx doctor`, with a stand-in for Google's buffer daemon in every state.
+
+use std::io::Write;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+use tcpx_tests::buffer_daemon::{Asked, Behaviour, BufferDaemon, Message};
+use tcpx_tests::double;
+
+use crate::support::{Running, tcpx};
+
+const PCI: &str = "0000:04:00.0";
+
+fn double() -> &'static str {
+    double::path().to_str().expect("text")
+}
+
+/// What the doctor finds with Google's plugin and the daemon's sockets in `folder`: verdict and measurement of a check.
+fn examine(folder: &Path, id: &str) -> (String, String) {
+    let mut command = tcpx(&["doctor", "--plugin", double(), "--json"]);
+    command.env("NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX", folder);
+    let ended = Running::start(command).end();
+    let report: Value = serde_json::from_str(&ended.stdout).expect("JSON");
+    let blocking = report["blocking"].as_u64().expect("a number");
+    ended.assert_code(i32::from(blocking > 0));
+    let checks = report["checks"].as_array().expect("a list");
+    let check = checks
+        .iter()
+        .find(|check| check["id"] == id)
+        .expect("the check");
+    let text = |field: &str| check[field].as_str().expect("text").to_owned();
+    (text("verdict"), text("measured"))
+}
+
+fn daemon(folder: &Path, behaviour: Behaviour) -> BufferDaemon {
+    BufferDaemon::start(folder, &[PCI], 1 << 20, behaviour).expect("started")
+}
+
+#[test]
+fn a_daemon_that_works_is_found_alive_and_is_asked_for_nothing_that_changes_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let daemon = daemon(folder.path(), Behaviour::Good);
+    let (verdict, measured) = examine(folder.path(), "TCPX-D023");
+    assert_eq!(verdict, "fine", "{measured}");
+    assert!(measured.contains("1 MiB"), "{measured}");
+    assert_eq!(examine(folder.path(), "TCPX-D021").0, "fine");
+    let question = Message::Raw(PCI.into());
+    let asked = |name: &str| Asked {
+        socket: format!("{name}_{PCI}"),
+        message: question.clone(),
+    };
+    let both = [asked("get_gpu_metadata"), asked("get_gpu_fd")];
+    assert_eq!(daemon.asked(), [&both[..], &both].concat());
+}
+
+#[test]
+fn a_daemon_that_misbehaves_blocks_and_its_way_is_named() {
+    for (behaviour, words) in [
+        (Behaviour::Silent, "says nothing"),
+        (Behaviour::Half, "says nothing"),
+        (Behaviour::Closes, "without an answer"),
+        (Behaviour::Garbage, "answers \"HT\", which"),
+    ] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let _daemon = daemon(folder.path(), behaviour);
+        let (verdict, measured) = examine(folder.path(), "TCPX-D023");
+        assert_eq!(verdict, "blocks", "{behaviour:?}: {measured}");
+        assert!(measured.contains(words), "{behaviour:?}: {measured}");
+    }
+}
+
+#[test]
+fn sockets_that_a_dead_daemon_left_behind_are_told_from_none() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (verdict, measured) = examine(&folder.path().join("none"), "TCPX-D021");
+    assert_eq!(verdict, "blocks");
+    assert!(measured.contains("is not there"), "{measured}");
+    drop(UnixListener::bind(folder.path().join("rx_rule_manager")).expect("bound"));
+    let (verdict, measured) = examine(folder.path(), "TCPX-D021");
+    assert_eq!(verdict, "blocks");
+    assert!(measured.contains("nobody listens"), "{measured}");
+}
+
+#[test]
+fn a_check_is_explained_with_what_it_finds_here_and_an_unknown_one_is_refused() {
+    Running::start(tcpx(&["doctor", "--explain", "d004"]))
+        .end()
+        .assert_code(0)
+        .assert_says("TCPX-D004 kernel")
+        .assert_says("here      ");
+    Running::start(tcpx(&["doctor", "--explain", "D999"]))
+        .end()
+        .assert_code(2)
+        .assert_complains("--explain all");
+    let all = Running::start(tcpx(&["doctor", "--explain", "all", "--json"])).end();
+    all.assert_code(0);
+    let all: Vec<Value> = serde_json::from_str(&all.stdout).expect("JSON");
+    assert!(all.iter().any(|check| check["id"] == "TCPX-D030"));
+}
+
+#[test]
+fn what_is_well_takes_one_line_each() {
+    let ended = Running::start(tcpx(&["doctor", "--plugin", double()])).end();
+    ended.assert_says("TCPX-D004 ").assert_says("TCPX-D013 ok ");
+    let lines = |start: &str| {
+        ended
+            .stdout
+            .lines()
+            .filter(|line| line.starts_with(start))
+            .count()
+    };
+    let troubles = lines("          fix:");
+    assert_eq!(
+        lines("TCPX-D") + 2 * troubles + 2,
+        ended.stdout.lines().count(),
+        "{}",
+        ended.stdout
+    );
+}
+
+#[test]
+fn errors_name_the_check_that_explains_them() {
+    // Bound and never listened on: a connection to it is refused.
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
+    let port = socket.local_addr().expect("bound").port().to_string();
+    let client = [
+        "connection",
+        "127.0.0.1",
+        "--host",
+        "--insecure",
+        "--port",
+        &port,
+    ];
+    Running::start(tcpx(&client))
+        .end()
+        .assert_code(1)
+        .assert_complains("check: `tcpx doctor --explain TCPX-D037`");
+    let missing = [
+        "connection",
+        "server",
+        "--host",
+        "--insecure",
+        "--plugin",
+        "/nonexistent/x.so",
+    ];
+    Running::start(tcpx(&missing))
+        .end()
+        .assert_code(1)
+        .assert_complains("check: `tcpx doctor --explain TCPX-D010`");
+    let directory = tempfile::tempdir().expect("a directory");
+    let text = directory.path().join("text.so");
+    std::fs::write(&text, "no library").expect("written");
+    let text = text.to_str().expect("text");
+    let server = [
+        "connection",
+        "server",
+        "--host",
+        "--insecure",
+        "--port",
+        "0",
+        "--plugin",
+        text,
+    ];
+    let ended = Running::start(tcpx(&server)).end();
+    ended
+        .assert_code(1)
+        .assert_complains("check: `tcpx doctor --explain TCPX-D011`");
+    assert!(!ended.stderr.contains("[TCPX-"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_plugin_on_a_noexec_mount_is_found_before_it_is_loaded_and_named_after() {
+    const NAME: &str = "a_plugin_on_a_noexec_mount_is_found_before_it_is_loaded_and_named_after";
+    let folder = tempfile::tempdir().expect("a folder");
+    // Mounts of a namespace of our own end with its last process.
+    let run = |script: &str| {
+        let mut command = Command::new("unshare");
+        let mount = "mount -t tmpfs -o noexec none \"$1\" && cp \"$2\" \"$1/x.so\"";
+        command
+            .args(["-rm", "sh", "-c", &format!("{mount} && {script}"), "sh"])
+            .arg(folder.path())
+            .args([double(), env!("CARGO_BIN_EXE_tcpx")])
+            .stdin(Stdio::null());
+        command
+    };
+    if !run("true")
+        .output()
+        .is_ok_and(|output| output.status.success())
+    {
+        let why = "this user cannot mount in a namespace of its own";
+        let _ = writeln!(std::io::stderr(), "skipped: {NAME}: {why}");
+        return;
+    }
+    let found = Running::start(run("exec \"$3\" doctor --plugin \"$1/x.so\"")).end();
+    found
+        .assert_code(1)
+        .assert_says("TCPX-D012 BLOCKS")
+        .assert_says("mount -o remount,exec");
+    let flags = "--host --insecure --port 0 --plugin";
+    let script = format!("exec \"$3\" connection server {flags} \"$1/x.so\"");
+    let named = Running::start(run(&script)).end();
+    named
+        .assert_code(1)
+        .assert_complains("hint: copy it to a file system that is not mounted noexec")
+        .assert_complains("check: `tcpx doctor --explain TCPX-D012`");
+}

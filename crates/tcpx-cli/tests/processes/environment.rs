@@ -1,0 +1,104 @@
+//! Variables for plugins: set before the plugin's file is loaded, and printed for a shell.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use crate::support::{Running, Server, tcpx};
+
+/// The variables that a process was started with.
+fn started_with(pid: u32) -> BTreeMap<String, String> {
+    let block = std::fs::read(format!("/proc/{pid}/environ")).expect("our own process");
+    let entries = block.split(|byte| *byte == 0);
+    let pairs = entries.filter_map(|entry| {
+        let text = String::from_utf8_lossy(entry).into_owned();
+        let (name, value) = text.split_once('=')?;
+        Some((name.to_owned(), value.to_owned()))
+    });
+    pairs.collect()
+}
+
+fn double() -> &'static str {
+    tcpx_tests::double::path().to_str().expect("text")
+}
+
+#[test]
+fn google_s_plugin_finds_its_variables_set_when_its_process_starts() {
+    let mut command = tcpx(&["connection", "server", "--host", "--plugin", double()]);
+    command.env("NCCL_GPUDIRECTTCPX_RECV_SYNC", "0");
+    let server = Server::start(command);
+    let variables = started_with(server.running.pid());
+    let value = |name: &str| variables.get(name).map(String::as_str);
+    assert_eq!(value("NCCL_DYNAMIC_CHUNK_SIZE"), Some("524288"));
+    assert_eq!(value("NCCL_GPUDIRECTTCPX_RECV_SYNC"), Some("0"));
+    assert!(
+        value("NCCL_GPUDIRECTTCPX_SOCKET_IFNAME").is_some_and(|names| !names.is_empty()),
+        "{variables:?}"
+    );
+    let client = server.client(&["connection"], &["--host", "--plugin", double()]);
+    let (server, client) = server.finish(client);
+    for side in [&server, &client] {
+        side.assert_code(0)
+            .assert_says("connection: PASSED")
+            .assert_complains("NCCL_DYNAMIC_CHUNK_SIZE=524288 (needed: ");
+    }
+    server.assert_complains("NCCL_GPUDIRECTTCPX_RECV_SYNC=0 (yours: ");
+    client.assert_complains("NCCL_GPUDIRECTTCPX_RECV_SYNC=1 (needed: ");
+}
+
+#[test]
+fn a_value_that_stops_google_s_plugin_is_kept_and_warned_of() {
+    let mut command = tcpx(&[
+        "connection",
+        "127.0.0.1",
+        "--plugin",
+        double(),
+        "--insecure",
+    ]);
+    command
+        .args(["--host", "--port", "1", "--timeout", "5s"])
+        .env("NCCL_DYNAMIC_CHUNK_SIZE", "0");
+    Running::start(command)
+        .end()
+        .assert_code(1)
+        .assert_complains("NCCL_DYNAMIC_CHUNK_SIZE=0 (yours: ")
+        .assert_complains("warning: NCCL_DYNAMIC_CHUNK_SIZE: ");
+}
+
+#[test]
+fn the_lines_for_google_s_plugin_are_taken_by_a_shell_and_then_are_yours() {
+    let printed = Running::start(tcpx(&["env", "tcpx"])).end();
+    printed.assert_code(0);
+    let script = format!("{}\nexec \"$0\" env tcpx --json", printed.stdout);
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-ec", &script, env!("CARGO_BIN_EXE_tcpx")]);
+    shell.stdin(std::process::Stdio::null());
+    let again = Running::start(shell).end();
+    again.assert_code(0);
+    let settings: Vec<serde_json::Value> = serde_json::from_str(&again.stdout).expect("JSON");
+    let chunk = settings
+        .iter()
+        .find(|setting| setting["name"] == "NCCL_DYNAMIC_CHUNK_SIZE")
+        .expect("listed");
+    assert_eq!(chunk["value"], "524288");
+    for setting in &settings {
+        assert_eq!(setting["origin"], "yours", "{setting}");
+        assert_eq!(setting["trouble"], serde_json::Value::Null, "{setting}");
+    }
+}
+
+#[test]
+fn the_lines_for_nccl_name_the_file_and_keep_it_loaded() {
+    let ended = Running::start(tcpx(&["env", "nccl", "--plugin", double(), "--json"])).end();
+    ended.assert_code(0);
+    let settings: Vec<serde_json::Value> = serde_json::from_str(&ended.stdout).expect("JSON");
+    let value = |name: &str| {
+        let setting = settings.iter().find(|setting| setting["name"] == name)?;
+        setting["value"].as_str()
+    };
+    let path = value("NCCL_NET_PLUGIN").expect("a path");
+    assert!(Path::new(path).is_absolute() && Path::new(path).is_file());
+    assert_eq!(value("NCCL_NET"), Some("GPUDirectTCPX_v7"));
+    assert_eq!(value("NCCL_NET_PLUGIN_REF_COUNT"), Some("1"));
+    let bad = Running::start(tcpx(&["env", "nccl", "--plugin", "/proc/self/exe"])).end();
+    bad.assert_code(1).assert_complains("hint: ");
+}

@@ -1,0 +1,146 @@
+//! `tcpx plugin` with good plugins and with every bad one.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tcpx_tests::{bad_plugin, double, plugin_file};
+
+use crate::support::{Ended, Running, tcpx};
+
+fn check(path: &Path, more: &[&str]) -> Ended {
+    let path = path.to_str().expect("text");
+    Running::start(tcpx(&[&["plugin", path], more].concat())).end()
+}
+
+/// The bad plugin, bad in one way.
+fn check_bad(way: &str, more: &[&str]) -> Ended {
+    let path = bad_plugin::path().to_str().expect("text");
+    let mut command = tcpx(&[&["plugin", path], more].concat());
+    command.env(bad_plugin::WAY, way);
+    Running::start(command).end()
+}
+
+fn json(ended: &Ended) -> Value {
+    serde_json::from_str(&ended.stdout).unwrap_or_else(|error| panic!("{error}: {}", ended.stdout))
+}
+
+#[test]
+fn our_own_plugin_passes_with_every_table_it_has() {
+    let all = json(check(plugin_file::path(), &["--json"]).assert_code(0));
+    assert_eq!(all["passed"], true);
+    assert_eq!(all["kind"], "our own");
+    let moved = all["self_test"].as_array().expect("messages");
+    let sizes: Vec<u64> = moved
+        .iter()
+        .filter_map(|one| one["bytes"].as_u64())
+        .collect();
+    for size in [0, 1, 4097, 64 << 20] {
+        assert!(sizes.contains(&size), "{sizes:?}");
+    }
+    assert!(
+        moved.iter().any(|one| one["requests"].as_u64() > Some(16)),
+        "{moved:?}"
+    );
+    assert!(!all["devices"].as_array().expect("devices").is_empty());
+    let tables = all["tables"].as_array().expect("tables");
+    assert!(tables.len() > 1);
+    let oldest = tables.last().expect("one")["version"]
+        .as_u64()
+        .expect("a number");
+    let flag = format!("v{oldest}");
+    let text = check(plugin_file::path(), &["--abi", &flag]);
+    text.assert_code(0)
+        .assert_says("plugin: PASSED")
+        .assert_says(&format!("in use   {flag} "));
+}
+
+#[test]
+fn the_double_of_google_s_plugin_passes_with_its_variables_shown() {
+    check(double::path(), &[])
+        .assert_code(0)
+        .assert_says("Google's GPUDirectTCPX; tables v7")
+        .assert_says("variable NCCL_DYNAMIC_CHUNK_SIZE=524288 (needed)")
+        .assert_says("every byte compared")
+        .assert_says("plugin: PASSED");
+}
+
+#[test]
+fn a_name_without_a_folder_means_the_file_in_this_folder() {
+    let directory = tempfile::tempdir().expect("a directory");
+    std::fs::copy(bad_plugin::path(), directory.path().join("here.so")).expect("copied");
+    let mut command = tcpx(&["plugin", "here.so"]);
+    command
+        .current_dir(directory.path())
+        .env(bad_plugin::WAY, "init-fails");
+    Running::start(command)
+        .end()
+        .assert_code(1)
+        .assert_complains("init returned 3");
+}
+
+#[test]
+fn a_start_that_fails_is_told_with_the_plugin_s_own_words() {
+    check_bad("init-fails", &[])
+        .assert_code(1)
+        .assert_complains("error: init returned 3")
+        .assert_complains("hint: ")
+        .assert_complains("about to be bad")
+        .assert_says("plugin: FAILED");
+}
+
+#[test]
+fn a_plugin_that_ends_or_crashes_its_process_does_neither_to_ours() {
+    check_bad("init-exits", &[])
+        .assert_code(1)
+        .assert_complains("the process ended inside \"init\": exit status: 0");
+    check_bad("init-crashes", &[])
+        .assert_code(1)
+        .assert_complains("the process ended inside \"init\": signal: ");
+}
+
+#[test]
+fn a_plugin_that_hangs_is_given_up_in_time() {
+    for (way, step) in [("init-hangs", "init"), ("load-hangs", "loading the file")] {
+        let started = Instant::now();
+        let ended = check_bad(way, &["--timeout", "1s", "--json"]);
+        ended.assert_code(1);
+        let report = json(&ended);
+        let error = report["error"].as_str().expect("an error");
+        assert!(error.contains(&format!("\"{step}\"")), "{error}");
+        // Limit and grace, ten times over.
+        assert!(started.elapsed() < Duration::from_secs(60));
+    }
+}
+
+#[test]
+fn impossible_and_missing_devices_are_named() {
+    check_bad("many-devices", &[])
+        .assert_code(1)
+        .assert_complains("reports 2147483647 devices");
+    check_bad("no-devices", &[])
+        .assert_code(1)
+        .assert_complains("the plugin has no device 0: it has 0");
+}
+
+#[test]
+fn a_file_that_is_no_plugin_for_us_says_what_it_is_instead() {
+    check(bad_plugin::old(), &[])
+        .assert_code(1)
+        .assert_complains("it exports ncclNetPlugin_v4")
+        .assert_complains("hint: ");
+    let directory = tempfile::tempdir().expect("a directory");
+    let text = directory.path().join("text.so");
+    std::fs::write(&text, "hello").expect("written");
+    check(&text, &[])
+        .assert_code(1)
+        .assert_complains("is not an ELF file");
+    check(directory.path(), &[])
+        .assert_code(1)
+        .assert_complains("is not a file");
+    let report = json(check(&directory.path().join("x.so"), &["--json"]).assert_code(1));
+    assert_eq!(report["passed"], false);
+    check(bad_plugin::path(), &["--abi", "v12"])
+        .assert_code(1)
+        .assert_complains("v12");
+}

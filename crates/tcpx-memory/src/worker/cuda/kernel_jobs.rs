@@ -1,0 +1,294 @@
+//! The worker's jobs for the kernels: unpacks, several in one launch where they wait together, and
+//! checksums. The kernels tell their end through host memory, so that looking costs no driver call.
+
+use std::collections::VecDeque;
+
+use tcpx_wire::Descriptor;
+
+use super::cut::Cut;
+use super::feed::{EVEN, Inline};
+use super::kernel::Kernels;
+use super::launch::{self, Sum};
+use super::slots::Slots;
+use super::unpack::piece_bytes;
+use crate::bounce::UnpackMethod;
+use crate::error::CudaError;
+use crate::gpu::Gpu;
+use crate::job::Work;
+use crate::worker::queue::Ticket;
+
+/// Jobs that may share a launch. Their descriptors are as many as a launch can carry.
+const TOGETHER: usize = 16;
+const TOGETHER_DESCRIPTORS: usize = EVEN;
+
+/// Everything about the kernels that the thread works with; the context is current.
+pub(super) struct KernelJobs {
+    gpu: Gpu,
+    kernels: Kernels,
+    slots: Slots,
+    /// Where lists are written that a launch carries.
+    list: Box<Inline>,
+    waiting: VecDeque<Ticket>,
+    /// What is being launched, and what waits for its end, oldest first.
+    current: Option<Group>,
+    under_way: VecDeque<Group>,
+    /// Groups that have ended, to be used again.
+    spare: Vec<Group>,
+    /// Set when the GPU gave no answer any more.
+    broken: Option<CudaError>,
+}
+
+/// Jobs that share their launches. Its lists keep their room.
+#[derive(Default)]
+struct Group {
+    tickets: Vec<Ticket>,
+    /// The descriptors of several jobs, from the lowest destination; empty where there is one job.
+    joined: Vec<Descriptor>,
+    ends: (u64, u64),
+    cut: Cut,
+    sum: Option<Sum>,
+    /// An error of a launch; told once what was launched before has ended.
+    error: Option<CudaError>,
+    /// Launches that have been armed once its last one was.
+    until: u64,
+}
+
+impl KernelJobs {
+    /// Prepares streams and memory for the kernels.
+    pub(super) fn create(gpu: &Gpu, kernels: Kernels) -> Result<Self, CudaError> {
+        match Slots::create(gpu, &kernels) {
+            Ok(slots) => Ok(Self {
+                gpu: gpu.clone(),
+                kernels,
+                slots,
+                list: Box::new(Inline::EMPTY),
+                waiting: VecDeque::with_capacity(64),
+                current: None,
+                under_way: VecDeque::with_capacity(64),
+                spare: Vec::with_capacity(64),
+                broken: None,
+            }),
+            Err(error) => {
+                kernels.unload(gpu);
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends everything; nothing is under way. What is broken stays until the process ends.
+    pub(super) fn destroy(mut self) {
+        if self.broken.is_none() {
+            self.slots.destroy(&self.gpu);
+            self.kernels.unload(&self.gpu);
+        }
+    }
+
+    /// Takes a job whose memory the device can address.
+    pub(super) fn push(&mut self, ticket: Ticket) {
+        match &self.broken {
+            Some(error) => ticket.finish(Err(error.clone().into())),
+            None => self.waiting.push_back(ticket),
+        }
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.current.is_none() && self.under_way.is_empty()
+    }
+
+    /// Ends what the kernels have finished and launches what waits; whether there was anything to do.
+    pub(super) fn step(&mut self) -> bool {
+        let mut progress = self.land();
+        if self.current.is_none() {
+            self.current = self.next_group();
+        }
+        let Some(group) = &mut self.current else {
+            return progress;
+        };
+        let room = (&mut self.slots, &mut *self.list);
+        match group.launch(&self.gpu, &self.kernels, room) {
+            Launched::Nothing => return progress,
+            Launched::Some => progress = true,
+            Launched::All => {
+                group.until = self.slots.armed();
+                self.under_way.extend(self.current.take());
+                progress = true;
+            }
+        }
+        progress
+    }
+
+    fn land(&mut self) -> bool {
+        if !self.slots.land() && self.slots.is_silent() {
+            let asked = self.slots.ask_streams(self.gpu.api());
+            if let Err(error) = asked {
+                self.give_up(&error);
+                return true;
+            }
+        }
+        let mut any = false;
+        while let Some(first) = self.under_way.front()
+            && first.until <= self.slots.landed()
+        {
+            let Some(mut group) = self.under_way.pop_front() else {
+                break;
+            };
+            let sum = group.sum.as_ref().and_then(|sum| sum.finish(&self.slots));
+            for ticket in group.tickets.drain(..) {
+                let result = match (&group.error, sum) {
+                    (Some(error), _) => Err(error.clone().into()),
+                    (None, Some(sum)) => Ok(u64::from(sum)),
+                    (None, None) => Ok(ticket.work().bytes()),
+                };
+                ticket.finish(result);
+            }
+            self.spare.push(group);
+            any = true;
+        }
+        any
+    }
+
+    /// The jobs that wait together at the front, as one group.
+    fn next_group(&mut self) -> Option<Group> {
+        let first = self.waiting.pop_front()?;
+        let mut group = self.spare.pop().unwrap_or_default();
+        group.begin(&self.gpu, &self.kernels, &first);
+        let mut descriptors = count(&first);
+        group.tickets.push(first);
+        while group.sum.is_none()
+            && group.tickets.len() < TOGETHER
+            && let Some(next) = self.waiting.front()
+            && pool_of(next) == Some(group.ends.0)
+            && descriptors + count(next) <= TOGETHER_DESCRIPTORS
+        {
+            descriptors += count(next);
+            group.tickets.extend(self.waiting.pop_front());
+        }
+        group.join(&self.gpu);
+        Some(group)
+    }
+
+    /// Keeps the memory of everything launched for ever, because something may still touch it.
+    fn give_up(&mut self, error: &CudaError) {
+        let launched = self.under_way.drain(..).chain(self.current.take());
+        for ticket in launched.flat_map(|group| group.tickets) {
+            ticket.abandon(error.clone().into());
+        }
+        for ticket in self.waiting.drain(..) {
+            ticket.finish(Err(error.clone().into()));
+        }
+        self.broken = Some(error.clone());
+    }
+}
+
+/// How far the launches of a group came.
+enum Launched {
+    Nothing,
+    Some,
+    All,
+}
+
+impl Group {
+    /// Starts from the group's first job.
+    fn begin(&mut self, gpu: &Gpu, kernels: &Kernels, first: &Ticket) {
+        (self.sum, self.error, self.cut) = (None, None, Cut::default());
+        self.joined.clear();
+        if let Work::Checksum { of } = first.work() {
+            let address = of.device_address().unwrap_or_default();
+            self.sum = Some(Sum::new(kernels, address, of.len()));
+        } else {
+            let ends = (pool_of(first), destination_of(first));
+            self.ends = (ends.0.unwrap_or_default(), ends.1.unwrap_or_default());
+            self.cut = Cut::for_kernel(piece_bytes(first.work().bytes(), gpu.multiprocessors()));
+        }
+    }
+
+    /// Puts the lists of several jobs together, in the order of their destinations: chunks of one transfer
+    /// are one list then.
+    fn join(&mut self, gpu: &Gpu) {
+        if self.tickets.len() < 2 {
+            return;
+        }
+        self.tickets.sort_unstable_by_key(destination_of);
+        let lowest = self.tickets.first().and_then(destination_of);
+        self.ends.1 = lowest.unwrap_or_default();
+        let mut bytes = 0;
+        for ticket in &self.tickets {
+            let Work::Unpack { descriptors, .. } = ticket.work() else {
+                continue;
+            };
+            let further = destination_of(ticket).unwrap_or_default() - self.ends.1;
+            bytes += descriptors.bytes();
+            self.joined
+                .extend(descriptors.as_slice().iter().map(|one| Descriptor {
+                    destination_offset: one.destination_offset + further,
+                    ..*one
+                }));
+        }
+        self.cut = Cut::for_kernel(piece_bytes(bytes, gpu.multiprocessors()));
+    }
+
+    /// One launch, if there is a slot for it. An error ends the group as if all were launched.
+    fn launch(
+        &mut self,
+        gpu: &Gpu,
+        kernels: &Kernels,
+        (slots, room): (&mut Slots, &mut Inline),
+    ) -> Launched {
+        let api = gpu.api();
+        let launched = match &mut self.sum {
+            // SAFETY: the ticket keeps the bytes until the slot has landed; the context is current.
+            Some(sum) => unsafe { sum.launch(api, kernels, slots) },
+            None => {
+                let single = match self.tickets.first().map(Ticket::work) {
+                    Some(Work::Unpack { descriptors, .. }) => descriptors.as_slice(),
+                    _ => &[],
+                };
+                let list = if self.joined.is_empty() {
+                    single
+                } else {
+                    &self.joined
+                };
+                let cut = &mut self.cut;
+                let room = (slots, room);
+                // SAFETY: the tickets keep pool and destinations until the slots have landed, and the
+                // descriptors were checked against both; the context is current.
+                let launched = unsafe { launch::pieces(api, kernels, room, self.ends, cut, list) };
+                match launched {
+                    Ok(true) if cut.peek(list).is_some() => return Launched::Some,
+                    other => other,
+                }
+            }
+        };
+        match launched {
+            Ok(true) => Launched::All,
+            Ok(false) => Launched::Nothing,
+            Err(error) => {
+                self.error = Some(error);
+                Launched::All
+            }
+        }
+    }
+}
+
+/// Where the pool of a kernel's unpack begins; `None` of other work.
+fn pool_of(ticket: &Ticket) -> Option<u64> {
+    match ticket.work() {
+        Work::Unpack {
+            pool,
+            with: UnpackMethod::Kernel,
+            ..
+        } => pool.slice().device_address(),
+        _ => None,
+    }
+}
+
+fn destination_of(ticket: &Ticket) -> Option<u64> {
+    ticket.work().ends().1?.device_address()
+}
+
+fn count(ticket: &Ticket) -> usize {
+    match ticket.work() {
+        Work::Unpack { descriptors, .. } => descriptors.len(),
+        _ => 0,
+    }
+}
