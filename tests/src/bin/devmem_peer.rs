@@ -110,6 +110,8 @@ fn main() -> anyhow::Result<ExitCode> {
     };
     let mut totals = Totals::default();
     let connections: u64 = arguments.number("connections", 1)?;
+    // The first random number may open a source of them for good.
+    getrandom::fill(&mut [0])?;
     let before = open_descriptors()?;
     for number in 0..connections {
         let connection = match &endpoint {
