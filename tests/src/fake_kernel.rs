@@ -12,16 +12,20 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::net::RecvFlags;
-use tcpx_memory::{Access, BouncePool, Region, RegionSlice};
+use tcpx_memory::{Access, BouncePool, DmaBuf, Region, RegionSlice};
 use tcpx_net::devmem::{
     Arrival, DevmemError, DevmemNetwork, DevmemOptions, Done, Flow, LinuxSockets, ReceiveQueue,
-    SocketCalls, Steering,
+    SendPath, SocketCalls, Steering,
 };
 use tcpx_wire::cmsg::{Dialect, HEADER_BYTES, SOL_SOCKET, cmsg_align, cmsg_len, cmsg_space};
 
 use crate::content::scramble;
 
 const PAGE: usize = 4096;
+/// Memory to send from: fewer slots than chunks in flight.
+const SEND_BYTES: usize = 4 << 20;
+/// Its number.
+const SEND_ID: u32 = 78;
 /// The number that every record of the fake names.
 const DMABUF_ID: u32 = 77;
 /// What free memory is overwritten with.
@@ -51,6 +55,12 @@ pub struct Weather {
     pub refuses_tokens_at: Option<(u64, i32)>,
     /// A record lies about its dma-buf at this place.
     pub lies_at: Option<u64>,
+    /// There is memory to send from.
+    pub sends: bool,
+    /// Every so many sends out of it find no room to be noted (`ENOBUFS`).
+    pub no_room_every: Option<u64>,
+    /// From this send on, all of them fail with this errno.
+    pub send_fails_at: Option<(u64, i32)>,
 }
 
 impl Default for Weather {
@@ -66,6 +76,9 @@ impl Default for Weather {
             frees_at_most: 1024,
             refuses_tokens_at: None,
             lies_at: None,
+            sends: false,
+            no_room_every: None,
+            send_fails_at: None,
         }
     }
 }
@@ -78,6 +91,8 @@ struct Socket {
     tokens: HashMap<u32, (usize, usize)>,
     free_tokens: BTreeSet<u32>,
     next_token: u32,
+    /// Sends out of bound memory that were not reported on.
+    unreported: u64,
 }
 
 #[derive(Debug, Default)]
@@ -113,6 +128,12 @@ pub struct Counts {
     pub strange_returns: u64,
     /// Receives that failed on purpose.
     pub failures: u64,
+    /// Sends out of bound memory.
+    pub device_sends: u64,
+    /// Those of them that the kernel has reported on.
+    pub reports: u64,
+    /// Those that found no room to be noted.
+    pub no_room: u64,
 }
 
 /// See the module's documentation.
@@ -120,6 +141,7 @@ pub struct Counts {
 pub struct FakeKernel {
     weather: Weather,
     memory: RegionSlice,
+    send_memory: Region,
     state: Mutex<State>,
 }
 
@@ -131,6 +153,7 @@ impl FakeKernel {
         let kernel = Arc::new(Self {
             weather,
             memory: lease.all(),
+            send_memory: Region::host(SEND_BYTES).expect("memory"),
             state: Mutex::new(State {
                 pages: vec![0; pool_bytes / PAGE],
                 ..State::default()
@@ -139,8 +162,15 @@ impl FakeKernel {
         let pool = Arc::new(BouncePool::new(lease.all()));
         let steering: Arc<dyn Steering> = Arc::<Self>::clone(&kernel);
         let queue = ReceiveQueue::new(pool, DMABUF_ID, "lo".to_owned(), 1, 1, steering);
+        let send = kernel.weather.sends.then(|| {
+            // Only the fake sends from it, and it goes by the region.
+            let nothing = std::fs::File::open("/dev/null").expect("it is there");
+            let memory = DmaBuf::from_fd(nothing.into(), kernel.send_memory.clone());
+            SendPath::new(memory, SEND_ID, "lo".to_owned(), 1, Arc::new(()))
+        });
         let options = DevmemOptions {
             receive: vec![queue],
+            send,
             ..DevmemOptions::default()
         };
         let calls: Arc<dyn SocketCalls> = Arc::<Self>::clone(&kernel);
@@ -399,12 +429,61 @@ impl SocketCalls for FakeKernel {
         LinuxSockets.send(socket, from)
     }
 
-    fn send_device(&self, _: BorrowedFd<'_>, _: u32, _: u64, _: usize) -> io::Result<usize> {
-        Err(io::Error::from_raw_os_error(libc::EINVAL))
+    /// An ordinary zero-copy send: the bytes must stay as they are until the kernel reports, too.
+    fn send_device(
+        &self,
+        socket: BorrowedFd<'_>,
+        dmabuf_id: u32,
+        offset: u64,
+        length: usize,
+    ) -> io::Result<usize> {
+        assert_eq!(dmabuf_id, SEND_ID);
+        let mut state = self.lock();
+        let state = &mut *state;
+        let own = state.sockets.entry(socket.as_raw_fd()).or_default();
+        let counts = &mut state.counts;
+        counts.device_sends += 1;
+        if let Some((at, errno)) = self.weather.send_fails_at
+            && counts.device_sends >= at
+        {
+            return Err(io::Error::from_raw_os_error(errno));
+        }
+        let number = counts.device_sends;
+        let is_full = |every| number.is_multiple_of(every);
+        if self.weather.no_room_every.is_some_and(is_full) && own.unreported > 0 {
+            counts.device_sends -= 1;
+            counts.no_room += 1;
+            return Err(io::Error::from_raw_os_error(libc::ENOBUFS));
+        }
+        let start = usize::try_from(offset).expect("in memory");
+        let part = self.send_memory.slice(start..start + length);
+        let base = part.expect("in the memory to send from").host_ptr();
+        let flags = libc::MSG_ZEROCOPY | libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        // SAFETY: the region lives as long as the fake, and its slots are not written while they are
+        // sent: that is what is tested.
+        let sent = unsafe {
+            let base = base.expect("host memory");
+            libc::send(socket.as_raw_fd(), base.cast(), length, flags)
+        };
+        let sent = usize::try_from(sent).map_err(|_| {
+            counts.device_sends -= 1;
+            io::Error::last_os_error()
+        })?;
+        own.unreported += 1;
+        Ok(sent)
     }
 
-    fn done(&self, _: BorrowedFd<'_>) -> io::Result<Option<Done>> {
-        Ok(None)
+    fn done(&self, socket: BorrowedFd<'_>) -> io::Result<Option<Done>> {
+        let done = LinuxSockets.done(socket)?;
+        if let Some(done) = done {
+            let reported = u64::from(done.last.wrapping_sub(done.first)) + 1;
+            let mut state = self.lock();
+            state.counts.reports += reported;
+            if let Some(own) = state.sockets.get_mut(&socket.as_raw_fd()) {
+                own.unreported -= reported;
+            }
+        }
+        Ok(done)
     }
 }
 

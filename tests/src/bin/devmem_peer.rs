@@ -27,6 +27,8 @@ use tcpx_tests::part;
 use tcpx_tests::scenario::{Scenario, Side};
 
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest time in which a connection's thread lets go of its own.
+const LETTING_GO: Duration = Duration::from_secs(10);
 /// Device memory that chunks wait in until they are sent.
 const SEND_BYTES: usize = 16 << 20;
 
@@ -108,6 +110,8 @@ fn main() -> anyhow::Result<ExitCode> {
     };
     let mut totals = Totals::default();
     let connections: u64 = arguments.number("connections", 1)?;
+    // The first random number may open a source of them for good.
+    getrandom::fill(&mut [0])?;
     let before = open_descriptors()?;
     for number in 0..connections {
         let connection = match &endpoint {
@@ -220,8 +224,13 @@ fn wait_for_descriptors(most: usize) -> anyhow::Result<()> {
         if now <= most {
             return Ok(());
         }
-        if started.elapsed() > PATIENCE {
-            bail!("{now} are open, {most} were before the first connection");
+        if started.elapsed() > LETTING_GO {
+            let left = Path::new("/proc/self/fd").read_dir()?.filter_map(|one| {
+                let target = one.ok()?.path().read_link().ok()?;
+                Some(target.display().to_string())
+            });
+            let left: Vec<_> = left.collect();
+            bail!("{now} are open, {most} were before the first connection: {left:?}");
         }
         std::thread::yield_now();
     }

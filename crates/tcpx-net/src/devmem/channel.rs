@@ -83,6 +83,8 @@ pub(super) struct DevmemChannel {
     stuck_tokens: Option<String>,
     /// The socket in use has room, as far as is known.
     writable: bool,
+    /// The kernel has no room to note another zero-copy send, until it reports on one.
+    unreported: bool,
     /// Chunks whose arrival the peer was told of.
     told: u64,
     /// The person was told that the path changed.
@@ -122,6 +124,7 @@ impl DevmemChannel {
             control: Vec::new(),
             stuck_tokens: None,
             writable: true,
+            unreported: false,
             told: 0,
             changed: false,
             told_plain: false,
@@ -298,9 +301,10 @@ impl DevmemChannel {
     }
 
     /// Closes the payload connection once neither way uses it and nothing reads its part of the pool:
-    /// closing gives its tokens back.
+    /// closing gives its tokens back, and the pages of what nobody will read. What of ours is under way
+    /// may be lost with it; the peer asks for that again.
     fn close_payload_when_unread(&mut self) {
-        let unused = self.way_in == Path::Companion && self.way_out == Path::Companion;
+        let unused = self.way_in == Path::Companion && self.way_out != Path::Payload;
         if unused && !self.inflow.reads_pool() && self.payload.is_some() {
             self.close_payload();
         }

@@ -24,6 +24,8 @@ pub(super) const NAME: &str = "devmem";
 
 /// Chunks in flight for each channel and direction.
 const WINDOW: u16 = 16;
+/// Longest pool: offsets of fragments are 32 bits wide where they are unpacked.
+const MOST_POOL: u64 = 1 << 32;
 /// Most channels of one connection.
 const MAX_CHANNELS: u16 = 32;
 
@@ -53,7 +55,8 @@ impl DevmemNetwork {
     /// A network over these queues.
     ///
     /// # Errors
-    /// The memory to send from is in use by others, or shorter than one chunk (1 MiB).
+    /// A pool of more than 4 GiB; memory to send from that is in use by others, or shorter than one
+    /// chunk (1 MiB).
     pub fn new(options: DevmemOptions) -> Result<Self, NetworkError> {
         Self::with_calls(options, Arc::new(LinuxSockets))
     }
@@ -70,6 +73,15 @@ impl DevmemNetwork {
             network: NAME.to_owned(),
             cause,
         };
+        for queue in &options.receive {
+            let bytes = queue.pool.len() as u64;
+            if bytes > MOST_POOL {
+                return Err(failed(format!(
+                    "the pool of {} has {bytes} bytes, the unpackers reach {MOST_POOL}; bind less",
+                    queue.interface
+                )));
+            }
+        }
         let interface = options
             .interface
             .or_else(|| options.receive.first().map(|queue| queue.interface.clone()))

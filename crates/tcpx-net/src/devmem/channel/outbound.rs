@@ -84,7 +84,7 @@ impl DevmemChannel {
 
     fn write_payload(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
         for _ in 0..SENDS {
-            if !self.writable {
+            if !self.writable || self.unreported {
                 return Ok(());
             }
             let Some(next) = self.outflow.next() else {
@@ -116,6 +116,12 @@ impl DevmemChannel {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.writable = false;
+                }
+                Err(error)
+                    if error.raw_os_error() == Some(libc::ENOBUFS)
+                        && !self.in_kernel.is_empty() =>
+                {
+                    self.unreported = true;
                 }
                 Err(error) => {
                     let why = match slot {
@@ -225,6 +231,7 @@ impl DevmemChannel {
             };
             match self.calls.done(socket) {
                 Ok(Some(done)) => {
+                    self.unreported = false;
                     if let Err(bad) = self.in_kernel.done(done) {
                         return Err(self.protocol("reports of sends made".into(), bad.to_string()));
                     }
