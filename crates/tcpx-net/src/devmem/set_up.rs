@@ -141,6 +141,7 @@ fn dial_all(
     let payload = DialOptions {
         deadline: setup.deadline,
         interface: interface.map(str::to_owned),
+        source: None,
         capabilities: 0,
     };
     let companion = DialOptions::until(setup.deadline);
