@@ -21,9 +21,11 @@ fn main() {
 /// Compiles `sources`; the crate's `env!(variable)` is the file's path.
 fn build(out: &Path, variable: &str, name: &str, sources: &[&str], defines: &[&str]) {
     let library = out.join(name);
-    let status = cc::Build::new()
-        .get_compiler()
-        .to_command()
+    let compiler = cc::Build::new().get_compiler();
+    // A shared object, also where the programs are linked statically.
+    let flags = compiler.args().iter().filter(|flag| *flag != "-static");
+    let status = std::process::Command::new(compiler.path())
+        .args(flags)
         .args(["-std=gnu11", "-O2", "-g", "-fPIC", "-shared", "-pthread"])
         .args(["-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"])
         .args(defines)

@@ -7,6 +7,7 @@ pub mod cmsg;
 pub mod descriptors;
 pub mod frames;
 pub mod handshake;
+pub mod netlink;
 
 /// CRC32C, one bit at a time; independent of the implementation under test.
 fn crc32c(bytes: &[u8]) -> u32 {

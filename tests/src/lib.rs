@@ -8,6 +8,7 @@ pub mod c_api;
 pub mod child;
 pub mod content;
 pub mod double;
+pub mod fake_kernel;
 pub mod instructions;
 pub mod namespaces;
 pub mod nccl_link;

@@ -5,6 +5,7 @@ mod bench_docs;
 mod benchmark;
 mod command_line;
 mod dependencies;
+mod devmem_vm;
 mod dist;
 mod doctor;
 mod header;
@@ -22,6 +23,7 @@ usage: cargo xtask COMMAND
   bench-docs [--check]   write docs/benchmarks.md from benchmarks/*.json, or say that it is stale
   command-line [--check] write docs/command-line.md from what `tcpx --help` prints
   dependencies           check that docs/dependencies.md gives a reason for every dependency
+  devmem-vm [SCRIPT...]  run tests/devmem-vm/scripts on a real kernel in an emulated machine
   dist [--out DIR]       build, strip and lay out what a user installs (default target/dist)
   doctor [--check]       write docs/doctor.md from the checks that `tcpx doctor` knows
   header [--check]       write crates/tcpx-capi/include/tcpx.h from its sources, or say that it is stale
@@ -40,6 +42,7 @@ fn main() -> ExitCode {
         "bench-docs" => bench_docs::run(rest),
         "command-line" => command_line::run(rest),
         "dependencies" => dependencies::run(rest),
+        "devmem-vm" => devmem_vm::run(rest),
         "dist" => dist::run(rest),
         "doctor" => doctor::run(rest),
         "header" => header::run(rest),

@@ -3,6 +3,7 @@
 pub(crate) mod bench;
 pub(crate) mod connection;
 pub(crate) mod demo;
+pub(crate) mod devmem;
 pub(crate) mod doctor;
 pub(crate) mod env;
 pub(crate) mod link;
@@ -18,6 +19,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use self::bench::BenchCommand;
+use self::devmem::DevmemCommand;
 use self::link::LinkArgs;
 use self::perf::PerfSide;
 use crate::link::is_plugin;
@@ -54,6 +56,8 @@ pub(crate) enum Command {
     Bench(bench::BenchArgs),
     /// List GPUs, network interfaces and the plugin file, and say what is missing.
     Devices,
+    /// Look after network cards that receive into device memory.
+    Devmem(devmem::DevmemArgs),
     /// Find what stops transfers on this host, and say how to mend it.
     Doctor(doctor::DoctorArgs),
     /// Print the variables that a plugin or NCCL needs on this host, as lines for a shell.
@@ -111,6 +115,7 @@ impl Cli {
             Command::Devices
             | Command::Doctor(_)
             | Command::Env(_)
+            | Command::Devmem(_)
             | Command::Plugin(_)
             | Command::DemoPeer => false,
         }
@@ -130,6 +135,9 @@ impl Cli {
                     Some(PerfSide::Agent(_)) => true,
                 };
                 (!quiet).then_some("perf")
+            }
+            Command::Devmem(args) => {
+                matches!(args.what, DevmemCommand::SelfTest(_)).then_some("self-test")
             }
             Command::Plugin(args) => (!args.json).then_some("plugin"),
             Command::Bench(_)
@@ -168,6 +176,7 @@ impl Cli {
             | Command::Devices
             | Command::Doctor(_)
             | Command::Env(_)
+            | Command::Devmem(_)
             | Command::Plugin(_)
             | Command::DemoPeer
             | Command::PluginPart(_) => None,
@@ -192,6 +201,7 @@ impl Cli {
             | Command::Devices
             | Command::Doctor(_)
             | Command::Env(_)
+            | Command::Devmem(_)
             | Command::Plugin(_)
             | Command::DemoPeer
             | Command::PluginPart(_) => None,

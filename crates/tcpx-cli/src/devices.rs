@@ -1,5 +1,6 @@
 //! `tcpx devices`: what this host has, and what is missing.
 
+mod device_memory;
 mod interfaces;
 
 use tcpx_memory::driver::{self, DriverStatus};
@@ -92,6 +93,8 @@ fn networks() {
     }) {
         say!("  missing: an interface with an address that other hosts can reach");
     }
+    say!("");
+    device_memory::show(found.iter().map(|interface| interface.name.as_str()));
 }
 
 fn plugin() {

@@ -1,5 +1,7 @@
 //! From flags to a connection: which network, which key, listening, connecting, and saying so.
 
+mod devmem;
+
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -193,6 +195,9 @@ impl Link {
                 _ => more.push_str(" --network plugin"),
             }
         }
+        if args.network.network == Some(NetworkName::Devmem) {
+            more.push_str(" --network devmem");
+        }
         let ip = addresses::reachable(bound).ip();
         format!(
             "{line}tcpx {}{more}",
@@ -245,6 +250,9 @@ fn choose_network(
     args: &NetworkArgs,
     memory: &MemoryChoice,
 ) -> Result<(Arc<dyn Network>, String), Error> {
+    if args.network == Some(NetworkName::Devmem) {
+        return devmem::network(args, memory);
+    }
     if !is_plugin(args) {
         let why = if args.network.is_some() {
             "asked for"

@@ -1,4 +1,4 @@
-//! The tcpx program: demo, transfer, connection, perf, bench, devices, doctor, plugin, env.
+//! The tcpx program: demo, transfer, connection, perf, bench, devices, devmem, doctor, plugin, env.
 
 mod addresses;
 mod args;
@@ -7,6 +7,7 @@ mod buffer_daemon;
 mod connection;
 mod demo;
 mod devices;
+mod devmem;
 mod doctor;
 mod env;
 mod environment;
@@ -77,6 +78,7 @@ fn run(cli: &Cli) -> Result<(), Error> {
         Command::Connection(args) => connection::run(args),
         Command::Perf(args) => perf::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Devmem(args) => devmem::run(args),
         Command::Env(args) => env::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Plugin(args) => plugin_check::run(args),

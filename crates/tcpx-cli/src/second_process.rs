@@ -84,6 +84,7 @@ fn same(link: &LinkArgs) -> Vec<String> {
         network.network.map(|name| match name {
             NetworkName::Tcp => "tcp".to_owned(),
             NetworkName::Plugin => "plugin".to_owned(),
+            NetworkName::Devmem => "devmem".to_owned(),
         }),
     );
     let plugin = network.plugin.as_ref().filter(|_| network.plugin_by_flag);

@@ -19,12 +19,30 @@ use crate::slice::RegionSlice;
 #[derive(Clone, Debug)]
 pub struct BouncePool {
     slice: RegionSlice,
+    written_by_card: bool,
 }
 
 impl BouncePool {
     /// A pool of these bytes.
     pub fn new(slice: RegionSlice) -> Self {
-        Self { slice }
+        Self {
+            slice,
+            written_by_card: false,
+        }
+    }
+
+    /// A pool that a network card writes to by itself. In GPU memory, each unpack first makes sure that
+    /// the GPU sees those writes.
+    pub fn written_by_card(slice: RegionSlice) -> Self {
+        Self {
+            slice,
+            written_by_card: true,
+        }
+    }
+
+    /// Whether a network card writes to the pool by itself.
+    pub fn is_written_by_card(&self) -> bool {
+        self.written_by_card
     }
 
     /// The pool's bytes.

@@ -2,6 +2,7 @@
 
 mod context;
 mod pointer;
+mod rdma;
 mod sync;
 
 use std::collections::HashMap;

@@ -16,6 +16,7 @@ pub mod awake;
 mod bounce;
 mod checksum;
 mod cpu;
+mod dma_buf;
 pub mod driver;
 mod error;
 mod fence;
@@ -32,6 +33,7 @@ mod worker;
 pub mod yardstick;
 
 pub use bounce::{BouncePool, ParseMethodError, UnpackMethod};
+pub use dma_buf::{DmaBuf, DmaBufError};
 pub use error::{CudaError, MemoryError};
 pub use fence::{After, Fence};
 pub use gpu::{ContextGuard, Gpu, PointerInfo};

@@ -66,14 +66,15 @@ pub enum Payload {
         pool: Arc<BouncePool>,
         /// The fragments; their total equals `bytes`, and the list is empty only for 0 bytes.
         list: ScatterList,
-        /// Bytes received.
+        /// Bytes of this list; with those of the request's [`Completion::Part`]s, all that was
+        /// received.
         bytes: u64,
         /// Give this to [`Channel::consume`] once the bytes have been unpacked.
         ticket: Ticket,
     },
 }
 
-/// The end of one request. Each accepted request ends exactly once, except one whose
+/// News of a channel, most of them the end of one request. Each accepted request ends exactly once, except one whose
 /// [`Channel::cancel`] answered [`Cancel::Done`].
 #[derive(Debug)]
 pub enum Completion {
@@ -82,6 +83,27 @@ pub enum Completion {
     Sent {
         /// The request.
         token: u64,
+    },
+    /// Some bytes of a receive lie in a pool, and the rest follows. Unpack and consume them without
+    /// waiting for it: the pool may have no room for more, or the rest lies in another pool. The
+    /// request is still in flight; it ends as [`Payload::Scattered`] or fails.
+    Part {
+        /// The request.
+        token: u64,
+        /// The pool that the list's source offsets count in.
+        pool: Arc<BouncePool>,
+        /// The fragments; their destination offsets count in the whole chunk.
+        list: ScatterList,
+        /// Give this to [`Channel::consume`] once the bytes have been unpacked.
+        ticket: Ticket,
+    },
+    /// From now on the channel's bytes take another path than [`Channel::describe`] said at first.
+    /// Nothing was lost; a person should know once.
+    PathChanged {
+        /// The path, as [`Channel::describe`] says it now.
+        path: String,
+        /// Why, and what to do.
+        why: String,
     },
     /// The announced bytes have arrived.
     Received {
@@ -177,6 +199,8 @@ pub struct ChannelStats {
     pub early_arrivals: u64,
     /// Bytes of cancelled or repeated chunks that were read and dropped.
     pub bytes_discarded: u64,
+    /// Received bytes that a network card left in a bounce pool; the rest passed through the CPU.
+    pub bytes_in_pool: u64,
     /// Lanes that died; 0 for networks without lanes.
     pub lanes_lost: u64,
     /// Lanes that came back.
@@ -321,6 +345,7 @@ impl std::ops::AddAssign for ChannelStats {
         self.wire_calls += other.wire_calls;
         self.early_arrivals += other.early_arrivals;
         self.bytes_discarded += other.bytes_discarded;
+        self.bytes_in_pool += other.bytes_in_pool;
         self.lanes_lost += other.lanes_lost;
         self.lanes_restored += other.lanes_restored;
         self.chunks_resent += other.chunks_resent;

@@ -6,6 +6,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use crate::devmem::DevmemError;
+
 /// An I/O error that can be cloned.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IoError {
@@ -140,6 +142,18 @@ pub enum ChannelError {
         /// What was being copied.
         operation: &'static str,
         /// The memory layer's words.
+        cause: String,
+    },
+    /// A device-memory channel cannot go on, not even over plain TCP.
+    #[error(
+        "{channel}: {operation} failed: {cause}; check the link and the peer's log, then connect again"
+    )]
+    Devmem {
+        /// Which channel.
+        channel: String,
+        /// What was tried.
+        operation: &'static str,
+        /// The system's reason.
         cause: String,
     },
     /// A network plugin failed.
@@ -331,4 +345,13 @@ pub enum NetworkError {
         /// The memory layer's words.
         cause: String,
     },
+    /// A card's queue cannot be used for device memory.
+    #[error(transparent)]
+    Devmem(#[from] Box<DevmemError>),
+}
+
+impl From<DevmemError> for NetworkError {
+    fn from(error: DevmemError) -> Self {
+        Self::Devmem(Box::new(error))
+    }
 }

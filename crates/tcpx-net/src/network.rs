@@ -55,7 +55,7 @@ pub trait Exchange {
 
 /// A way of moving chunks between processes.
 pub trait Network: Send + Sync + Debug {
-    /// `tcp`, or `plugin:` and the plugin's own name. Both sides must agree.
+    /// `tcp`, `devmem`, or `plugin:` and the plugin's own name. Both sides must agree.
     fn name(&self) -> String;
 
     /// How many channels [`establish`](Self::establish) will make when the user asked for `asked`
@@ -95,6 +95,12 @@ pub trait Network: Send + Sync + Debug {
     /// a user chose for its own sake (a plugin) carries all payload.
     fn allows_eager(&self) -> bool {
         true
+    }
+
+    /// Whether its channels do their work on the thread that polls them, so that each connection is
+    /// to have a thread of its own.
+    fn works_in_poll(&self) -> bool {
+        false
     }
 
     /// Sets up the channels. Blocks, at most until [`Setup::deadline`].

@@ -27,7 +27,7 @@ mod receive_table;
 mod repair;
 mod roster;
 mod shared;
-mod signal;
+pub(crate) mod signal;
 #[cfg(test)]
 mod simulation;
 mod splice;

@@ -50,3 +50,8 @@ fn chunk_header_inputs_hold() {
 fn control_message_inputs_hold() {
     replay("cmsg", targets::cmsg::run);
 }
+
+#[test]
+fn netlink_inputs_hold() {
+    replay("netlink", targets::netlink::run);
+}

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use tcpx_memory::{Access, After, Fence, Gpu, Lease, MemoryKind, RegionSlice};
@@ -47,6 +47,7 @@ pub(crate) struct Shared {
     pub(crate) id: DrivenId,
     peer: PeerInfo,
     path: String,
+    changed_path: Arc<OnceLock<String>>,
     gpu: Option<Gpu>,
     origin: Instant,
     /// Microseconds from `origin` to when the driver last began to work, and 0 when it is idle.
@@ -78,6 +79,7 @@ impl Shared {
     ) -> Arc<Self> {
         let origin = core.origin;
         let gpu = core.gpu.clone();
+        let changed_path = Arc::clone(&core.changed_path);
         let announces = core.announces();
         Arc::new(Self {
             core: Mutex::new(core),
@@ -86,6 +88,7 @@ impl Shared {
             id,
             peer,
             path,
+            changed_path,
             gpu,
             origin,
             working_since: AtomicU64::new(0),
@@ -215,9 +218,11 @@ impl Connection {
         &self.handle.0.peer
     }
 
-    /// Which path the bytes take, and why, in one line for a person.
+    /// Which path the bytes take, and why, in one line for a person. It changes at most once, when
+    /// a network had to fall back to another path.
     pub fn path(&self) -> &str {
-        &self.handle.0.path
+        let shared = &self.handle.0;
+        shared.changed_path.get().unwrap_or(&shared.path)
     }
 
     /// Counters of all data channels, summed; while the engine hangs inside a plugin, as they were

@@ -4,6 +4,7 @@
 mod actions;
 mod channels;
 mod completions;
+mod coverage;
 mod defect;
 mod jobs;
 mod operation;
@@ -16,7 +17,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tcpx_memory::{CopyWorker, Gpu, SmallCopies, UnpackMethod};
@@ -108,6 +109,8 @@ pub(crate) struct Core {
     peer_closed: bool,
     /// Closed, quiet, and every operation ended.
     finished: bool,
+    /// The path that the bytes take since it changed.
+    pub(crate) changed_path: Arc<OnceLock<String>>,
     /// When to come again even if nothing happens.
     pub(crate) due: Option<Instant>,
     /// The last turn used up its share.
@@ -156,6 +159,7 @@ impl Core {
             resume: parts.resume,
             peer_closed: false,
             finished: false,
+            changed_path: Arc::default(),
             due: None,
             more: false,
             defects: 0,

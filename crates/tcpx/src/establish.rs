@@ -102,6 +102,8 @@ fn run(
         .any(|channel| matches!(channel.readiness(), Readiness::PollOnly));
     let driver = if poll_only {
         Driver::new("tcpx-plugin")
+    } else if options.network.works_in_poll() {
+        Driver::new("tcpx-engine")
     } else {
         Driver::shared()
     };

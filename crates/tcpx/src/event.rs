@@ -28,6 +28,15 @@ pub enum Event {
         /// Data channels.
         channels: u16,
     },
+    /// A data channel had to take another path; nothing was lost.
+    PathChanged {
+        /// Which channel.
+        channel: u16,
+        /// The path it takes now.
+        path: String,
+        /// Why, and what to do, one line.
+        why: String,
+    },
     /// An operation was accepted from the program.
     Started {
         /// Our part in it.

@@ -21,6 +21,8 @@ pub(crate) enum NetworkName {
     Tcp,
     /// An NCCL network plugin in device-unpack mode.
     Plugin,
+    /// Device-memory TCP of Linux 6.12 and later: the network card puts payload straight into GPU memory.
+    Devmem,
 }
 
 /// How the two sides are linked.
@@ -83,6 +85,18 @@ pub(crate) struct NetworkArgs {
     /// Used for --chunk-bytes when that is not given.
     #[arg(long, value_name = "SIZE", env = "NCCL_P2P_NET_CHUNKSIZE")]
     pub(crate) nccl_chunk_bytes: Option<Size>,
+    /// Interface whose card puts payload into device memory (devmem) [default: this side receives through host memory].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) devmem_interface: Option<String>,
+    /// Receive queue that is given to device memory [default: the last one that is free].
+    #[arg(long, value_name = "N", requires = "devmem_interface")]
+    pub(crate) devmem_queue: Option<u32>,
+    /// Bytes of device memory that payload lands in.
+    #[arg(long, value_name = "SIZE", default_value = "64MiB")]
+    pub(crate) devmem_pool: Size,
+    /// Has the card send out of device memory too (Linux 6.16 and later).
+    #[arg(long, requires = "devmem_interface")]
+    pub(crate) devmem_send: bool,
     /// Interfaces that TCP lanes may use, as in NCCL_SOCKET_IFNAME: name beginnings between commas, = in front for whole names, ^ for all others [default: NCCL_SOCKET_IFNAME, else the cards nearest to the GPU].
     #[arg(long, value_name = "LIST", env = "TCPX_SOCKET_IFNAME")]
     pub(crate) interfaces: Option<String>,

@@ -128,6 +128,9 @@ fn describe(event: &Event) -> Option<String> {
         Event::Failed { role, tag, error } => {
             format!("debug: {} tag {tag} failed: {error}", verb(*role))
         }
+        Event::PathChanged { channel, path, why } => {
+            format!("debug: channel {channel} goes on over {path}: {why}")
+        }
         Event::Closed { error } => match error {
             None => "debug: connection closed".to_owned(),
             Some(error) => format!("debug: connection closed: {error}"),

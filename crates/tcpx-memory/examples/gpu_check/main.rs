@@ -8,6 +8,7 @@
 
 mod contexts;
 mod copies;
+mod dma_buf;
 mod far;
 mod order;
 mod support;
@@ -28,7 +29,7 @@ use tcpx_memory::driver::{DriverStatus, probe};
 /// A check by its name.
 type Check = (&'static str, fn(&Bench) -> Outcome);
 
-const CHECKS: [Check; 17] = [
+const CHECKS: [Check; 18] = [
     ("contexts", contexts::contexts),
     ("typed_errors", copies::typed_errors),
     ("blocking_access", copies::blocking_access),
@@ -39,6 +40,7 @@ const CHECKS: [Check; 17] = [
     ("peer_gpus", copies::peers),
     ("unpack_alignments", unpack::alignments),
     ("unpack_random_lists", unpack::random_lists),
+    ("dma_buf", dma_buf::exported),
     ("fence_stream", order::after_stream),
     ("fence_event", order::after_event),
     ("fence_default_streams", order::after_default_streams),

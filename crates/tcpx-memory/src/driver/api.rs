@@ -19,12 +19,14 @@ const NOT_INITIALIZED: i32 = 3;
 const DEINITIALIZED: i32 = 4;
 
 macro_rules! functions {
-    ($($name:ident = $symbol:literal, $needs:literal, ($($argument:ty),* $(,)?);)*) => {
+    (optional { $($maybe:ident ($($taken:ty),* $(,)?);)* }
+     $($name:ident = $symbol:literal, $needs:literal, ($($argument:ty),* $(,)?);)*) => {
         /// The driver's functions, by the names of their current versions.
         #[expect(non_snake_case, reason = "the driver's own names")]
         #[derive(Debug)]
         pub(crate) struct Api {
             $(pub(crate) $name: unsafe extern "C" fn($($argument),*) -> i32,)*
+            $(pub(crate) $maybe: Option<unsafe extern "C" fn($($taken),*) -> i32>,)*
         }
 
         fn resolve(library: &Library) -> Result<Api, CudaError> {
@@ -37,12 +39,23 @@ macro_rules! functions {
                     };
                     *found.map_err(|_| CudaError::MissingSymbol { name: $symbol, needs: $needs })?
                 },)*
+                $($maybe: {
+                    // SAFETY: as above; these names have had one signature from the start.
+                    let found = unsafe {
+                        library.get::<unsafe extern "C" fn($($taken),*) -> i32>(stringify!($maybe).as_bytes())
+                    };
+                    found.ok().map(|symbol| *symbol)
+                },)*
             })
         }
     };
 }
 
 functions! {
+    optional {
+        cuMemGetHandleForAddressRange(*mut c_void, CUdeviceptr, usize, i32, u64);
+        cuFlushGPUDirectRDMAWrites(i32, i32);
+    }
     cuInit = "cuInit", "2.0", (c_uint);
     cuDriverGetVersion = "cuDriverGetVersion", "2.2", (*mut i32);
     cuGetErrorName = "cuGetErrorName", "6.0", (i32, *mut *const c_char);

@@ -2,6 +2,7 @@
 //! stream does its next few pieces of work only when somebody looks at an event on it. Whatever is reused
 //! too early therefore shows as wrong bytes.
 
+pub(crate) mod device_memory;
 mod launch;
 mod memory;
 
@@ -290,9 +291,7 @@ pub(crate) static API: Api = Api {
         name(buffer, c"ffff:ff:1f.7")
     }),
     cuDeviceTotalMem: call!(|bytes: *mut usize, _device: CUdevice| answer(bytes, 1 << 30)),
-    cuDeviceGetAttribute: call!(
-        |value: *mut i32, _attribute: i32, _device: CUdevice| answer(value, 4)
-    ),
+    cuDeviceGetAttribute: device_memory::attribute,
     cuDevicePrimaryCtxRetain: call!(|context: *mut CUcontext, _device: CUdevice| handle(
         context, CONTEXT
     )),
@@ -380,12 +379,7 @@ pub(crate) static API: Api = Api {
             })
         }
     ),
-    cuMemcpyPeerAsync: call!(|_to: CUdeviceptr,
-                              _to_context: CUcontext,
-                              _from: CUdeviceptr,
-                              _from_context: CUcontext,
-                              _len: usize,
-                              _stream: CUstream| INVALID_VALUE),
+    cuMemcpyPeerAsync: device_memory::copy_to_peer,
     cuStreamCreate: call!(|stream: *mut CUstream, _flags: c_uint| {
         inside(|world| {
             let new = world.handle();
@@ -495,4 +489,6 @@ pub(crate) static API: Api = Api {
                 })
         })
     }),
+    cuMemGetHandleForAddressRange: Some(device_memory::export),
+    cuFlushGPUDirectRDMAWrites: Some(device_memory::flush),
 };

@@ -17,33 +17,33 @@ use rustix::event::{EventfdFlags, eventfd};
 /// [`lower`](Self::lower) and then looks for work. Work published before a `raise` that returned
 /// `false` is seen by the consumer after its next `lower`.
 #[derive(Debug)]
-pub(super) struct Raised(AtomicBool);
+pub(crate) struct Raised(AtomicBool);
 
 impl Raised {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(AtomicBool::new(false))
     }
 
     /// True when the caller must wake the consumer.
-    pub(super) fn raise(&self) -> bool {
+    pub(crate) fn raise(&self) -> bool {
         !self.0.swap(true, Ordering::AcqRel)
     }
 
     /// Before looking for work; whether it was raised. A swap and not a store: it must see what the
     /// raisers published.
-    pub(super) fn lower(&self) -> bool {
+    pub(crate) fn lower(&self) -> bool {
         self.0.swap(false, Ordering::AcqRel)
     }
 
     /// Whether somebody raised it. Who publishes work after this has answered `false` raises it.
-    pub(super) fn is_raised(&self) -> bool {
+    pub(crate) fn is_raised(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 }
 
 /// An eventfd behind a [`Raised`] flag.
 #[derive(Debug)]
-pub(super) struct Signal {
+pub(crate) struct Signal {
     descriptor: OwnedFd,
     raised: Raised,
     /// The consumer's own count of writes that it has seen announced and not read yet.
@@ -51,7 +51,7 @@ pub(super) struct Signal {
 }
 
 impl Signal {
-    pub(super) fn new() -> rustix::io::Result<Self> {
+    pub(crate) fn new() -> rustix::io::Result<Self> {
         let descriptor = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self {
             descriptor,
@@ -61,7 +61,7 @@ impl Signal {
     }
 
     /// Makes the descriptor readable.
-    pub(super) fn raise(&self) {
+    pub(crate) fn raise(&self) {
         if self.raised.raise() {
             // A full counter (EAGAIN) is readable already; nothing else can fail here.
             let _ = rustix::io::write(&self.descriptor, &1u64.to_ne_bytes());
@@ -70,7 +70,7 @@ impl Signal {
 
     /// Makes the descriptor quiet; call it before looking for work. Costs nothing while nobody has
     /// raised it.
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         let unread = self.unread.load(Relaxed);
         if unread == 0 && !self.raised.is_raised() {
             return;

@@ -112,7 +112,9 @@ fn drain(
                 receives.arrived(token);
                 peer.placed(token & 0xffff_ffff).unwrap();
             }
-            Completion::Failed { .. } => panic!("{completion:?}"),
+            Completion::Failed { .. }
+            | Completion::Part { .. }
+            | Completion::PathChanged { .. } => panic!("{completion:?}"),
         }
     }
     out.len()

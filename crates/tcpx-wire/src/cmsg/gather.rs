@@ -30,7 +30,7 @@ pub struct Added {
 
 /// A chunk as its receives bring it: fragments in the pool, pieces in host memory.
 ///
-/// Destinations run in stream order from 0. Meant to be cleared and filled again: once it has held
+/// Destinations run in stream order from 0, or from where [`Self::restart`] said. Meant to be cleared and filled again: once it has held
 /// the longest chunk it allocates nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gathered {
@@ -38,6 +38,8 @@ pub struct Gathered {
     host: Vec<HostPiece>,
     device_bytes: u64,
     host_bytes: u64,
+    /// Where in the destination the first byte belongs.
+    base: u64,
 }
 
 impl Gathered {
@@ -89,10 +91,17 @@ impl Gathered {
 
     /// Removes everything and keeps the room.
     pub fn clear(&mut self) {
+        self.restart(0);
+    }
+
+    /// As [`Self::clear`]; what is added next belongs at `destination_offset` and behind it. For a
+    /// chunk that is handed on in parts.
+    pub fn restart(&mut self, destination_offset: u64) {
         self.list.clear();
         self.host.clear();
         self.device_bytes = 0;
         self.host_bytes = 0;
+        self.base = destination_offset;
     }
 
     /// The fragments in the pool; together [`Self::device_bytes`].
@@ -128,7 +137,7 @@ impl Gathered {
         tokens: &mut TokenSet,
     ) -> Result<Added, GatherError> {
         let more = received.bytes as u64;
-        let mut destination_offset = self.bytes();
+        let mut destination_offset = self.base.saturating_add(self.bytes());
         if destination_offset.checked_add(more).is_none() || host_offset.checked_add(more).is_none()
         {
             return Err(GatherError::TooLong {

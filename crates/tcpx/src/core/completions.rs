@@ -1,6 +1,10 @@
 //! What channels have finished, and pool space back to them.
 
+use std::sync::Arc;
+
+use tcpx_memory::BouncePool;
 use tcpx_net::{Completion, Payload, Posted, Ticket};
+use tcpx_wire::scatter::ScatterList;
 use tcpx_wire::session::{DataFailure, OperationId};
 
 use super::Core;
@@ -41,6 +45,13 @@ impl Core {
                     self.emit(&Event::ChunkSent(flight.event));
                 }
             }
+            Completion::Part {
+                token,
+                pool,
+                list,
+                ticket,
+            } => self.part_received(index, token, pool, &list, ticket),
+            Completion::PathChanged { path, why } => self.path_changed(index, path, why),
             Completion::Received { token, payload } => {
                 let Some(Token::Receive(id, flight)) = self.tokens.remove(&token) else {
                     return;
@@ -90,6 +101,42 @@ impl Core {
                 }
             }
         }
+    }
+
+    /// Unpacks what has come of a chunk, so that its pool space goes back before the rest comes.
+    fn part_received(
+        &mut self,
+        index: usize,
+        token: u64,
+        pool: Arc<BouncePool>,
+        list: &ScatterList,
+        ticket: Ticket,
+    ) {
+        let Some(&Token::Receive(id, flight)) = self.tokens.get(&token) else {
+            return;
+        };
+        self.emit_arrival(flight.event, list, &pool);
+        self.channels[index].unconsumed.push_back(Unconsumed {
+            ticket,
+            operation: id,
+            flight,
+            done: false,
+            placed: false,
+        });
+        if !self.unpack_part(id, flight, pool, list, ticket) {
+            self.pool_read(index, ticket, false);
+        }
+    }
+
+    fn path_changed(&mut self, index: usize, path: String, why: String) {
+        tracing::warn!(peer = %self.peer, channel = index, %path, %why, "the path changed");
+        // Of several channels, the first one's change is the connection's news.
+        let _ = self.changed_path.set(format!("{path} ({why})"));
+        self.emit(&Event::PathChanged {
+            channel: u16::try_from(index).unwrap_or(u16::MAX),
+            path,
+            why,
+        });
     }
 
     fn received_in_place(&mut self, id: OperationId, flight: InFlight, bytes: u64) {

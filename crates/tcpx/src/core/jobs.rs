@@ -10,6 +10,7 @@ use tcpx_wire::scatter::ScatterList;
 use tcpx_wire::session::{DataFailure, OperationId};
 
 use super::Core;
+use super::coverage::Coverage;
 use super::operation::InFlight;
 use super::tokens::Token;
 use crate::event::{ChunkEvent, Event};
@@ -43,8 +44,13 @@ impl Core {
             self.off_wire(id);
             return false;
         }
-        self.session.chunk_arrived(now, id, index, bytes);
-        match self.unpack_job(id, flight, &pool, list, bytes) {
+        let before = operation.parts.get(&index).map_or(0, Coverage::bytes);
+        let total = before.saturating_add(bytes);
+        self.session.chunk_arrived(now, id, index, total);
+        let work = self
+            .unpack_job(id, flight, &pool, list, bytes)
+            .and_then(|work| self.check_parts(id, flight).map(|()| work));
+        match work {
             Ok((work, descriptors)) => {
                 if let Some(operation) = self.operations.get_mut(&id) {
                     operation.off_wire(true);
@@ -59,6 +65,53 @@ impl Core {
                 self.session.data_failed(now, id, Some(index), failure);
                 false
             }
+        }
+    }
+
+    /// As [`Self::unpack`] for a part of a chunk whose rest is still to come.
+    pub(super) fn unpack_part(
+        &mut self,
+        id: OperationId,
+        flight: InFlight,
+        pool: Arc<BouncePool>,
+        list: &ScatterList,
+        ticket: Ticket,
+    ) -> bool {
+        let now = self.now();
+        let index = flight.event.index;
+        let Some(operation) = self.operations.get_mut(&id).filter(|op| !op.stopped) else {
+            return false;
+        };
+        operation.parts.entry(index).or_default();
+        let bytes = list.fragments().iter().map(|f| u64::from(f.length)).sum();
+        match self.unpack_job(id, flight, &pool, list, bytes) {
+            Ok((work, descriptors)) => {
+                if let Some(operation) = self.operations.get_mut(&id) {
+                    operation.outstanding += 1;
+                    operation.fragments += list.len() as u64;
+                }
+                let token = self.new_token(Token::UnpackPart(id, flight, ticket, descriptors));
+                self.submit(work, token, id);
+                true
+            }
+            Err(failure) => {
+                self.session.data_failed(now, id, Some(index), failure);
+                false
+            }
+        }
+    }
+
+    /// The last part of a chunk has come: checks that the parts are the chunk.
+    fn check_parts(&mut self, id: OperationId, flight: InFlight) -> Result<(), DataFailure> {
+        let parts = self
+            .operations
+            .get_mut(&id)
+            .and_then(|operation| operation.parts.remove(&flight.event.index));
+        match parts {
+            None => Ok(()),
+            Some(parts) => parts
+                .check(flight.event.length.into())
+                .map_err(DataFailure::Misreport),
         }
     }
 
@@ -95,6 +148,9 @@ impl Core {
         };
         let with = self.unpacker.method.unwrap_or_else(automatic);
         operation.method = Some(with);
+        if let Some(parts) = operation.parts.get_mut(&flight.event.index) {
+            parts.add(&descriptors);
+        }
         let work = Work::Unpack {
             pool: pool.clone(),
             descriptors: Arc::clone(&descriptors),
@@ -180,6 +236,16 @@ impl Core {
                     self.session.data_failed(now, id, index, failure);
                 }
                 self.pool_read(channel, ticket, placed);
+            }
+            Some(Token::UnpackPart(id, flight, ticket, descriptors)) => {
+                self.unpacker.give_list_back(descriptors);
+                let wanted = self.job_off(id);
+                if let (Err(error), true) = (&result, wanted) {
+                    let index = Some(flight.event.index);
+                    let failure = DataFailure::Memory(error.to_string());
+                    self.session.data_failed(now, id, index, failure);
+                }
+                self.pool_read(usize::from(flight.event.channel), ticket, false);
             }
             Some(Token::Digest(id)) => {
                 if self.job_off(id) {

@@ -1,5 +1,6 @@
 //! One send or receive in progress.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,6 +10,7 @@ use tcpx_wire::Role;
 use tcpx_wire::session::Completed;
 
 use super::actions::Outcome;
+use super::coverage::Coverage;
 use crate::event::ChunkEvent;
 use crate::report::{Phases, Report};
 use crate::transfer::TransferState;
@@ -47,6 +49,8 @@ pub(crate) struct Operation {
     pub(crate) fragments: u64,
     pub(crate) method: Option<UnpackMethod>,
     pub(crate) digest: Option<u32>,
+    /// What has come of chunks that arrive in parts, by the chunk's index.
+    pub(crate) parts: HashMap<u32, Coverage>,
     chunks: u32,
     started: Instant,
     phases: Phases,
@@ -69,6 +73,7 @@ impl Operation {
             fragments: 0,
             method: None,
             digest: None,
+            parts: HashMap::new(),
             chunks: 0,
             started: Instant::now(),
             phases: Phases::new(),

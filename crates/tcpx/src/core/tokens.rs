@@ -15,6 +15,8 @@ pub(super) enum Token {
     Receive(OperationId, InFlight),
     /// With its list, to be used again.
     Unpack(OperationId, InFlight, Ticket, Arc<Descriptors>),
+    /// A part of a chunk whose rest is still to come; with its list.
+    UnpackPart(OperationId, InFlight, Ticket, Arc<Descriptors>),
     Digest(OperationId),
     Eager(OperationId),
 }

@@ -14,7 +14,8 @@ pub(super) fn allocate(world: &mut World, len: usize) -> Option<usize> {
     if len > 1 << 40 {
         return None;
     }
-    let layout = Layout::from_size_align(len, 256).unwrap();
+    let align = if len < 2 << 20 { 256 } else { 4096 };
+    let layout = Layout::from_size_align(len, align).unwrap();
     // SAFETY: the crate never asks the driver for no bytes.
     let memory = unsafe { alloc(layout) };
     // SAFETY: allocated with that length.

@@ -4,10 +4,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::staging::Staging;
+use crate::bounce::BouncePool;
 use crate::driver::{Api, sys};
 use crate::error::{CudaError, MemoryError};
 use crate::fence::Event;
 use crate::gpu::{Gpu, create_stream, destroy_stream, device_alloc, device_free, ignore_captures};
+use crate::kind::MemoryKind;
 
 /// Events for work under way on the streams.
 pub(super) const FLIGHTS: usize = 512;
@@ -35,6 +37,8 @@ pub(super) struct Device {
     pub(super) gpu: Gpu,
     streams: [sys::CUstream; 3],
     events: Vec<Event>,
+    /// Other devices' writes must be flushed before work here may read them.
+    needs_flush: bool,
 }
 
 impl Device {
@@ -51,6 +55,8 @@ impl Device {
             gpu: gpu.clone(),
             streams: [std::ptr::null_mut(); 3],
             events: Vec::with_capacity(FLIGHTS),
+            // A driver that does not say may need it.
+            needs_flush: gpu.needs_flush().unwrap_or(true),
         };
         let filled = device.fill();
         match filled {
@@ -60,6 +66,15 @@ impl Device {
                 Err(error)
             }
         }
+    }
+
+    /// Makes what a network card has written to this pool visible to work that is queued from now on.
+    pub(super) fn see_card_writes(&self, pool: &BouncePool) -> Result<(), CudaError> {
+        let in_gpu = matches!(pool.kind(), MemoryKind::Cuda { .. });
+        if in_gpu && pool.is_written_by_card() && self.needs_flush {
+            return self.gpu.flush_device_writes();
+        }
+        Ok(())
     }
 
     fn fill(&mut self) -> Result<(), CudaError> {

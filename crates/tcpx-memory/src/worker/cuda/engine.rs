@@ -246,6 +246,11 @@ impl<'queue> Engine<'queue> {
             // The CRC32C of nothing is 0, too.
             return ticket.finish(Ok(0));
         }
+        if let Work::Unpack { pool, .. } = work
+            && let Err(error) = self.device.see_card_writes(pool)
+        {
+            return ticket.finish(Err(error.into()));
+        }
         let (from, to) = work.ends();
         let kinds = (from.kind(), to.map(RegionSlice::kind));
         let on_cpu =

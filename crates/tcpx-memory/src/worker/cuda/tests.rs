@@ -230,6 +230,41 @@ fn every_method_unpacks_between_all_kinds_of_memory() {
 }
 
 #[test]
+fn what_a_card_wrote_is_flushed_before_it_is_unpacked() {
+    let bench = Bench::new();
+    let memory = bench.region(bench.gpu.kind(), &noise(8192, 3));
+    let target = bench.region(MemoryKind::Pinned, &[0; 100]);
+    let fragment = Fragment {
+        source_offset: 50,
+        length: 100,
+        destination_offset: 0,
+    };
+    let limits = Limits {
+        pool_bytes: 8192,
+        destination_bytes: 100,
+        received_bytes: 100,
+    };
+    let mut descriptors = Descriptors::new();
+    let list = std::iter::once(fragment).collect();
+    descriptors.build(&list, limits).unwrap();
+    let descriptors = Arc::new(descriptors);
+    let unpack = |pool| {
+        let before = fake::device_memory::workers_flushes();
+        let work = Work::Unpack {
+            pool,
+            descriptors: Arc::clone(&descriptors),
+            to: target.all(),
+            with: UnpackMethod::Kernel,
+        };
+        assert_eq!(bench.run(work), Ok(100));
+        fake::device_memory::workers_flushes() - before
+    };
+    assert_eq!(unpack(BouncePool::new(memory.all())), 0);
+    assert_eq!(unpack(BouncePool::written_by_card(memory.all())), 1);
+    assert_eq!(content(&target), noise(8192, 3)[50..150]);
+}
+
+#[test]
 fn a_job_waits_for_its_fence_and_others_do_not_wait_for_it() {
     let bench = Bench::new();
     let source = bench.region(bench.gpu.kind(), &[1; 100]);

@@ -1,0 +1,132 @@
+//! `tcpx devmem`: what processes have changed on network cards, undoing it, and trying a card out.
+
+mod self_test;
+
+use tcpx_net::NetworkError;
+use tcpx_net::devmem::{Devmem, DevmemError, HoldStatus, Holder, Released, Status};
+
+use crate::args::devmem::{DevmemArgs, DevmemCommand, ReleaseArgs};
+use crate::error::Error;
+use crate::output::say::{aside, say};
+
+pub(crate) fn run(args: &DevmemArgs) -> Result<(), Error> {
+    match &args.what {
+        DevmemCommand::Status => status(),
+        DevmemCommand::Release(args) => release(args),
+        DevmemCommand::SelfTest(args) => self_test::run(args),
+    }
+}
+
+/// The kernel's refusals as errors of the program.
+fn refused(error: DevmemError) -> Error {
+    tcpx::Error::from(NetworkError::from(error)).into()
+}
+
+fn status() -> Result<(), Error> {
+    let found = Devmem::system().status().map_err(refused)?;
+    if found.is_empty() {
+        say!("no network card is changed");
+        return Ok(());
+    }
+    let mut some_dead = false;
+    for status in found {
+        match status {
+            Ok(status) => {
+                some_dead |= status.holds.iter().any(|hold| hold.holder == Holder::Dead);
+                show(&status);
+            }
+            Err(error) => aside!("error: {error}"),
+        }
+    }
+    if some_dead {
+        say!("`tcpx devmem release` undoes what the dead ones left");
+    }
+    Ok(())
+}
+
+fn show(status: &Status) {
+    let place = if status.here {
+        ""
+    } else {
+        " (of another network namespace, or an earlier boot)"
+    };
+    say!("{}{place}", status.interface);
+    for hold in &status.holds {
+        say!("  {}", sentence(hold));
+        for rule in &hold.rules {
+            say!("    rule: {rule}");
+        }
+    }
+    for change in &status.changes {
+        say!("  {change}");
+    }
+}
+
+fn sentence(hold: &HoldStatus) -> String {
+    let life = match hold.holder {
+        Holder::Alive => "alive",
+        Holder::Dead => "dead",
+        Holder::Unknown => "of another namespace of processes",
+    };
+    let memory = match hold.dmabuf_id {
+        Some(id) => format!("bound to memory {id}"),
+        None => "not bound yet".to_owned(),
+    };
+    format!(
+        "queue {}: {memory} by process {} ({}), {life}",
+        hold.queue, hold.pid, hold.program
+    )
+}
+
+fn release(args: &ReleaseArgs) -> Result<(), Error> {
+    let released = Devmem::system()
+        .release(args.interface.as_deref())
+        .map_err(refused)?;
+    let mut failed = 0;
+    let mut undone = 0;
+    for one in &released {
+        undone += usize::from(one.left.as_ref() != Some(&one.before));
+        failed += one.failed.len();
+        tell(one);
+    }
+    if undone == 0 && failed == 0 {
+        say!("nothing to release");
+    }
+    match failed {
+        0 => Ok(()),
+        count => Err(Error::Failed {
+            what: format!("{count} changes could not be undone"),
+            hint: "run it as root, in the network namespace of the card",
+        }),
+    }
+}
+
+fn tell(released: &Released) {
+    let interface = &released.before.interface;
+    for error in &released.failed {
+        aside!("{interface}: {error}");
+    }
+    match &released.left {
+        None => {
+            say!("{interface}: put back as it was");
+            for change in &released.before.changes {
+                say!("  {change}; undone");
+            }
+            for hold in &released.before.holds {
+                for rule in &hold.rules {
+                    say!("  rule: {rule}; removed");
+                }
+            }
+        }
+        Some(left) => {
+            let holders = left.holds.iter().filter(|hold| hold.holder != Holder::Dead);
+            let holders: Vec<_> = holders.map(|hold| hold.pid.to_string()).collect();
+            if !holders.is_empty() {
+                say!(
+                    "{interface}: still held by process {}; its changes stay",
+                    holders.join(", ")
+                );
+            }
+        }
+    }
+}

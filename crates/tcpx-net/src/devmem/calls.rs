@@ -1,0 +1,220 @@
+//! The socket calls of the data path, behind one trait, so that tests can stand in for the kernel.
+
+use std::fmt::Debug;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use tcpx_memory::RegionSlice;
+use tcpx_wire::cmsg::RECEIVE_FLAG;
+
+/// What one receive gave back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Arrival {
+    /// Bytes of the stream; 0 is its end.
+    pub bytes: usize,
+    /// Bytes of control messages.
+    pub control_bytes: usize,
+    /// Whether control messages found no room.
+    pub truncated: bool,
+}
+
+/// Zero-copy sends that the kernel is done with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// The first call's number; a socket counts its zero-copy sends from 0.
+    pub first: u32,
+    /// The last call's number.
+    pub last: u32,
+    /// The kernel copied the bytes after all.
+    pub copied: bool,
+}
+
+/// System calls on a connected, non-blocking TCP socket. None of them waits: what cannot be done now
+/// fails with [`io::ErrorKind::WouldBlock`]. Interrupted calls are made again.
+pub trait SocketCalls: Send + Sync + Debug {
+    /// Receives device memory: `recvmsg` with `MSG_SOCK_DEVMEM`. At most `into.len()` bytes come, in
+    /// the pool or in `into`; the control messages say where.
+    ///
+    /// # Errors
+    /// The system's.
+    fn receive(
+        &self,
+        socket: BorrowedFd<'_>,
+        into: &RegionSlice,
+        control: &mut [u8],
+    ) -> io::Result<Arrival>;
+
+    /// Receives ordinary bytes; 0 is the end of the stream.
+    ///
+    /// # Errors
+    /// The system's.
+    fn receive_plain(&self, socket: BorrowedFd<'_>, into: &RegionSlice) -> io::Result<usize>;
+
+    /// `setsockopt` with tokens; what it answers is for the tokens' owner to judge.
+    ///
+    /// # Errors
+    /// The system's.
+    fn give_back(
+        &self,
+        socket: BorrowedFd<'_>,
+        level: i32,
+        option: i32,
+        tokens: &[u8],
+    ) -> io::Result<i32>;
+
+    /// Sends bytes that the CPU reaches; the answer is how many the kernel took a copy of.
+    ///
+    /// # Errors
+    /// The system's.
+    fn send(&self, socket: BorrowedFd<'_>, from: &RegionSlice) -> io::Result<usize>;
+
+    /// Sends bytes of bound memory without a copy; the answer is how many the kernel took. They must
+    /// not change before [`Self::done`] names the call.
+    ///
+    /// # Errors
+    /// The system's.
+    fn send_device(
+        &self,
+        socket: BorrowedFd<'_>,
+        dmabuf_id: u32,
+        offset: u64,
+        length: usize,
+    ) -> io::Result<usize>;
+
+    /// The next report about zero-copy sends; `None` when there is none.
+    ///
+    /// # Errors
+    /// The system's, or the socket's own error that came this way.
+    fn done(&self, socket: BorrowedFd<'_>) -> io::Result<Option<Done>>;
+}
+
+/// The real system calls.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LinuxSockets;
+
+/// Runs a system call that returns a count, again when it is interrupted.
+fn count(mut call: impl FnMut() -> libc::ssize_t) -> io::Result<usize> {
+    loop {
+        if let Ok(bytes) = usize::try_from(call()) {
+            return Ok(bytes);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+fn iovec(slice: &RegionSlice) -> io::Result<libc::iovec> {
+    let base = slice.host_ptr().ok_or_else(|| {
+        io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "memory that the CPU cannot reach",
+        )
+    })?;
+    Ok(libc::iovec {
+        iov_base: base.cast(),
+        iov_len: slice.len(),
+    })
+}
+
+fn message(part: &mut libc::iovec, control: &mut [u8]) -> libc::msghdr {
+    // SAFETY: msghdr is plain data for which all zeroes is the empty message.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = part;
+    message.msg_iovlen = 1;
+    if !control.is_empty() {
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = control.len() as _;
+    }
+    message
+}
+
+impl SocketCalls for LinuxSockets {
+    fn receive(
+        &self,
+        socket: BorrowedFd<'_>,
+        into: &RegionSlice,
+        control: &mut [u8],
+    ) -> io::Result<Arrival> {
+        let mut part = iovec(into)?;
+        let mut message = message(&mut part, control);
+        let flags = RECEIVE_FLAG | libc::MSG_DONTWAIT;
+        // SAFETY: the message points at two live ranges: `control` is borrowed exclusively, and
+        // `into` keeps its region alive and rides on its owner's lease for writing.
+        let bytes =
+            count(|| unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) })?;
+        Ok(Arrival {
+            bytes,
+            control_bytes: (message.msg_controllen as usize).min(control.len()),
+            truncated: message.msg_flags & libc::MSG_CTRUNC != 0,
+        })
+    }
+
+    fn receive_plain(&self, socket: BorrowedFd<'_>, into: &RegionSlice) -> io::Result<usize> {
+        let part = iovec(into)?;
+        // SAFETY: `into` keeps the range alive and rides on its owner's lease for writing.
+        count(|| unsafe {
+            libc::recv(
+                socket.as_raw_fd(),
+                part.iov_base,
+                part.iov_len,
+                libc::MSG_DONTWAIT,
+            )
+        })
+    }
+
+    fn give_back(
+        &self,
+        socket: BorrowedFd<'_>,
+        level: i32,
+        option: i32,
+        tokens: &[u8],
+    ) -> io::Result<i32> {
+        let length = libc::socklen_t::try_from(tokens.len())
+            .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+        // SAFETY: the kernel only reads `tokens`, which is a live range of that length.
+        let answer = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                level,
+                option,
+                tokens.as_ptr().cast(),
+                length,
+            )
+        };
+        // Success is a positive count here, unlike with any other option.
+        if answer >= 0 {
+            Ok(answer)
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+
+    fn send(&self, socket: BorrowedFd<'_>, from: &RegionSlice) -> io::Result<usize> {
+        let part = iovec(from)?;
+        // SAFETY: the kernel only reads the range, which `from` keeps alive.
+        count(|| unsafe {
+            libc::send(
+                socket.as_raw_fd(),
+                part.iov_base,
+                part.iov_len,
+                libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+            )
+        })
+    }
+
+    fn send_device(
+        &self,
+        socket: BorrowedFd<'_>,
+        dmabuf_id: u32,
+        offset: u64,
+        length: usize,
+    ) -> io::Result<usize> {
+        super::zero_copy::send(socket, dmabuf_id, offset, length)
+    }
+
+    fn done(&self, socket: BorrowedFd<'_>) -> io::Result<Option<Done>> {
+        super::zero_copy::done(socket)
+    }
+}

@@ -1,0 +1,187 @@
+//! Requests over one netlink socket, and the kernel's words when it refuses.
+
+use std::io;
+
+use tcpx_wire::netlink::{
+    Answer, Attribute, CONTROL_FAMILY, NetlinkError, Request, attributes, messages,
+};
+
+use crate::devmem::error::{DevmemError, Refusal};
+use crate::devmem::kernel::{Kernel, NetlinkSocket};
+
+/// Room for one receive; the kernel sends no more than this at a time.
+const RECEIVE_BYTES: usize = 64 << 10;
+/// Receives until a request must have ended: a dump of thousands of queues takes a few dozen.
+const MOST_RECEIVES: usize = 1024;
+
+const GET_FAMILY: u8 = 3;
+const FAMILY_ID: u16 = 1;
+const FAMILY_NAME: u16 = 2;
+const FAMILY_OPERATIONS: u16 = 6;
+const OPERATION_ID: u16 = 1;
+
+/// Why a request did not succeed.
+#[derive(Debug)]
+pub(in crate::devmem) enum CallError {
+    /// The kernel said no.
+    Refused(Refusal),
+    /// The socket failed.
+    System(io::Error),
+    /// The answer makes no sense.
+    Malformed(NetlinkError),
+    /// The answer lacks something.
+    Missing(&'static str),
+    /// The request never ended.
+    Endless,
+}
+
+impl From<NetlinkError> for CallError {
+    fn from(error: NetlinkError) -> Self {
+        Self::Malformed(error)
+    }
+}
+
+impl CallError {
+    /// The kernel's answer, if it gave one.
+    pub(in crate::devmem) fn refusal(
+        self,
+        operation: &'static str,
+    ) -> Result<Refusal, DevmemError> {
+        let bad = |expected, arrived| DevmemError::BadAnswer {
+            operation,
+            expected,
+            arrived,
+        };
+        Err(match self {
+            Self::Refused(refusal) => return Ok(refusal),
+            Self::System(cause) => DevmemError::System {
+                operation,
+                cause: cause.into(),
+                hint: "look at the kernel's log (dmesg) and the limit of open files",
+            },
+            Self::Malformed(error) => bad("whole netlink messages", error.to_string()),
+            Self::Missing(what) => bad(what, "an answer without it".to_owned()),
+            Self::Endless => bad("an end of the answer", "none".to_owned()),
+        })
+    }
+}
+
+/// A netlink socket. What is bound through it lives as long as it does.
+#[derive(Debug)]
+pub(in crate::devmem) struct Client {
+    socket: Box<dyn NetlinkSocket>,
+    sequence: u32,
+    buffer: Vec<u8>,
+}
+
+/// A family's number, and the commands that this kernel has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::devmem) struct Family {
+    pub(in crate::devmem) id: u16,
+    pub(in crate::devmem) operations: Vec<u32>,
+}
+
+impl Client {
+    pub(in crate::devmem) fn open(kernel: &dyn Kernel) -> Result<Self, DevmemError> {
+        let socket = kernel.netlink().map_err(|cause| DevmemError::System {
+            operation: "opening a netlink socket",
+            cause: cause.into(),
+            hint: "raise the limit of open files (ulimit -n), or allow AF_NETLINK in the sandbox",
+        })?;
+        Ok(Self {
+            socket,
+            sequence: 0,
+            buffer: vec![0; RECEIVE_BYTES],
+        })
+    }
+
+    /// Looks a family up.
+    pub(in crate::devmem) fn family(&mut self, name: &'static str) -> Result<Family, DevmemError> {
+        let request = Request::new(CONTROL_FAMILY, GET_FAMILY).text(FAMILY_NAME, name);
+        let mut id = None;
+        let mut operations = Vec::new();
+        let outcome = self.call(&request, CONTROL_FAMILY, |attribute| {
+            match attribute.kind {
+                FAMILY_ID => id = Some(attribute.u16()?),
+                FAMILY_OPERATIONS => {
+                    for one in attributes(attribute.bytes) {
+                        for inside in attributes(one?.bytes) {
+                            let inside = inside?;
+                            if inside.kind == OPERATION_ID {
+                                operations.push(inside.u32()?);
+                            }
+                        }
+                    }
+                }
+                _ => {}
+            }
+            Ok(())
+        });
+        match outcome {
+            Ok(()) => {}
+            Err(error) => {
+                let refusal = error.refusal("looking up a netlink family")?;
+                return Err(DevmemError::OldKernel {
+                    what: match name {
+                        "netdev" => "netlink family netdev",
+                        _ => "netlink family ethtool",
+                    },
+                    refusal,
+                });
+            }
+        }
+        let id = id.ok_or_else(|| DevmemError::BadAnswer {
+            operation: "looking up a netlink family",
+            expected: "the family's number",
+            arrived: "an answer without it".to_owned(),
+        })?;
+        Ok(Family { id, operations })
+    }
+
+    /// Sends a request and hands each attribute of each object in the answer to `each`, until the kernel
+    /// says that it has ended.
+    pub(in crate::devmem) fn call(
+        &mut self,
+        request: &Request,
+        family: u16,
+        mut each: impl FnMut(Attribute<'_>) -> Result<(), NetlinkError>,
+    ) -> Result<(), CallError> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let sequence = self.sequence;
+        self.socket
+            .send(&request.encode(sequence))
+            .map_err(CallError::System)?;
+        for _ in 0..MOST_RECEIVES {
+            let length = self
+                .socket
+                .receive(&mut self.buffer)
+                .map_err(CallError::System)?;
+            for message in messages(&self.buffer[..length]) {
+                let message = message?;
+                // Answers to a request that was given up.
+                if message.sequence != sequence {
+                    continue;
+                }
+                match message.answer {
+                    Answer::End { errno: 0, .. } => return Ok(()),
+                    Answer::End { errno, words } => {
+                        return Err(CallError::Refused(Refusal {
+                            errno,
+                            words: words.map(str::to_owned),
+                        }));
+                    }
+                    Answer::Object {
+                        family: from,
+                        attributes: inside,
+                    } if from == family => {
+                        for attribute in attributes(inside) {
+                            each(attribute?)?;
+                        }
+                    }
+                    Answer::Object { .. } => {}
+                }
+            }
+        }
+        Err(CallError::Endless)
+    }
+}

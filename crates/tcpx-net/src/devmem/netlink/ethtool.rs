@@ -1,0 +1,82 @@
+//! The family `ethtool`: whether headers are split from payload.
+
+use tcpx_wire::netlink::{NetlinkError, Request, attributes};
+
+use super::client::{CallError, Client};
+use crate::devmem::error::DevmemError;
+use crate::devmem::kernel::Kernel;
+
+const RINGS_GET: u8 = 15;
+const RINGS_SET: u8 = 16;
+
+const HEADER: u16 = 1;
+const HEADER_IFINDEX: u16 = 1;
+const TCP_DATA_SPLIT: u16 = 11;
+const THRESHOLD: u16 = 17;
+
+/// `tcp-data-split on`.
+pub(in crate::devmem) const SPLIT_ON: u8 = 2;
+
+/// What a card says about splitting headers from payload.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::devmem) struct HeaderSplit {
+    /// 1 off, 2 on; `None` when the driver has no such setting.
+    pub(in crate::devmem) split: Option<u8>,
+    /// Packets up to this many bytes are not split; `None` when the driver has no such setting.
+    pub(in crate::devmem) threshold: Option<u32>,
+}
+
+/// One setting to change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::devmem) enum RingsChange {
+    Split(u8),
+    Threshold(u32),
+}
+
+/// Reads the settings.
+pub(in crate::devmem) fn header_split(
+    kernel: &dyn Kernel,
+    ifindex: u32,
+) -> Result<Result<HeaderSplit, CallError>, DevmemError> {
+    let (mut client, family) = open(kernel)?;
+    let request = Request::new(family, RINGS_GET)
+        .nested(HEADER, |header| header.u32(HEADER_IFINDEX, ifindex));
+    let mut found = HeaderSplit::default();
+    let outcome = client.call(&request, family, |attribute| {
+        match attribute.kind {
+            HEADER => check(attribute.bytes)?,
+            TCP_DATA_SPLIT => found.split = Some(attribute.u8()?),
+            THRESHOLD => found.threshold = Some(attribute.u32()?),
+            _ => {}
+        }
+        Ok(())
+    });
+    Ok(outcome.map(|()| found))
+}
+
+/// Changes one setting.
+pub(in crate::devmem) fn set_header_split(
+    kernel: &dyn Kernel,
+    ifindex: u32,
+    change: RingsChange,
+) -> Result<Result<(), CallError>, DevmemError> {
+    let (mut client, family) = open(kernel)?;
+    let request = Request::new(family, RINGS_SET)
+        .nested(HEADER, |header| header.u32(HEADER_IFINDEX, ifindex));
+    let request = match change {
+        RingsChange::Split(split) => request.u8(TCP_DATA_SPLIT, split),
+        RingsChange::Threshold(bytes) => request.u32(THRESHOLD, bytes),
+    };
+    Ok(client.call(&request, family, |_| Ok(())))
+}
+
+fn open(kernel: &dyn Kernel) -> Result<(Client, u16), DevmemError> {
+    let mut client = Client::open(kernel)?;
+    let family = client.family("ethtool")?;
+    Ok((client, family.id))
+}
+
+/// The answer's header is read only to know that it is whole.
+fn check(header: &[u8]) -> Result<(), NetlinkError> {
+    attributes(header).try_for_each(|one| one.map(drop))
+}

@@ -1,0 +1,76 @@
+//! How much of a pool is kept from the network card.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes that the card takes from a pool at a time. A fragment keeps every page that it touches.
+const PAGE_BYTES: u64 = 4096;
+
+/// Pages of one pool whose tokens are not given back, counted over all channels that share it. A page
+/// that several fragments share counts for each of them.
+#[derive(Clone, Debug)]
+pub(super) struct PoolUse {
+    pinned: Arc<AtomicU64>,
+    enough: u64,
+}
+
+impl PoolUse {
+    /// For a pool of so many bytes.
+    ///
+    /// From a quarter of it on, chunks are not waited for: what has come of them is handed on, so
+    /// that it can be unpacked and given back. The rest of the pool is for the card's ring, for what
+    /// waits in the sockets, and for what is being unpacked.
+    pub(super) fn of(pool_bytes: u64) -> Self {
+        Self {
+            pinned: Arc::default(),
+            enough: (pool_bytes / 4).max(1),
+        }
+    }
+
+    /// Bytes of the pages under a fragment.
+    pub(super) fn pages(pool_offset: u64, length: u32) -> u64 {
+        let start = pool_offset / PAGE_BYTES * PAGE_BYTES;
+        let end = pool_offset.saturating_add(u64::from(length));
+        end.saturating_sub(start)
+            .checked_next_multiple_of(PAGE_BYTES)
+            .unwrap_or(u64::MAX)
+    }
+
+    pub(super) fn pin(&self, bytes: u64) {
+        self.pinned.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn unpin(&self, bytes: u64) {
+        self.pinned.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether so much is kept that nothing should be kept for long.
+    pub(super) fn presses(&self) -> bool {
+        self.pinned.load(Ordering::Relaxed) >= self.enough
+    }
+
+    #[cfg(test)]
+    pub(super) fn pinned(&self) -> u64 {
+        self.pinned.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fragment_keeps_the_pages_that_it_touches() {
+        for (offset, length, pages) in [
+            (0, 1, 1),
+            (4095, 1, 1),
+            (4095, 2, 2),
+            (4096, 4096, 1),
+            (100, 4096, 2),
+            (u64::MAX - 5, u32::MAX, 1),
+        ] {
+            let bytes = PoolUse::pages(offset, length);
+            assert_eq!(bytes, pages * PAGE_BYTES, "{length} bytes at {offset}");
+        }
+    }
+}

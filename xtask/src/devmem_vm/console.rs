@@ -1,0 +1,52 @@
+//! What the machine's console says.
+
+/// How a run ended, by its console.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// The script succeeded.
+    Good,
+    /// The script ended so.
+    Status(String),
+    /// It never came to an end, and the kernel said why.
+    Crash(String),
+    /// The machine did not even start the script.
+    NoStart,
+    /// It started and did not end.
+    NoEnd,
+}
+
+/// Printed by init.sh.
+const STARTED: &str = "START";
+const ENDED: &str = "END ";
+
+pub(super) fn ending(console: &str) -> Ending {
+    let lines = || console.lines().map(|line| line.trim_end_matches('\r'));
+    if let Some(status) = lines().rev().find_map(|line| line.strip_prefix(ENDED)) {
+        return match status {
+            "0" => Ending::Good,
+            other => Ending::Status(other.to_owned()),
+        };
+    }
+    let crash = lines().find(|line| line.contains("Kernel panic") || line.contains("Oops"));
+    match crash {
+        Some(line) => Ending::Crash(line.to_owned()),
+        None if lines().any(|line| line == STARTED) => Ending::NoEnd,
+        None => Ending::NoStart,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_last_word_of_the_script_is_success() {
+        assert_eq!(ending("START\r\nx\r\nEND 0\r\n"), Ending::Good);
+        assert_eq!(ending("START\nEND 1\n"), Ending::Status("1".to_owned()));
+        assert_eq!(ending("START\nfine\n"), Ending::NoEnd);
+        assert_eq!(ending("booting\n"), Ending::NoStart);
+        let crash = "[1.0] Kernel panic - not syncing: x";
+        assert_eq!(ending(crash), Ending::Crash(crash.to_owned()));
+        assert_eq!(ending(""), Ending::NoStart);
+    }
+}
