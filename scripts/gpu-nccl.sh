@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Real NCCL over libnccl-net-tcpx.so on a host with two GPUs and PyTorch: scripts/gpu-nccl.sh OUT_DIR
 #
-# Contents first, then times: ours, NCCL's own sockets by default, NCCL's own sockets as tuned best.
-# P2P and shared memory are off, so that every byte passes the network. TCPX_BIN (default .carry) is
+# Contents first (with four GPUs also among four), then what ends badly: a communicator aborted and
+# made again, a peer killed amid a collective. Then times: ours, NCCL's own sockets by default, and
+# as tuned best. P2P and shared memory are off, so that every byte passes the network. TCPX_BIN (default .carry) is
 # the folder with libnccl-net-tcpx.so; PYTHON (default python3) has PyTorch. Ends within 8 minutes
 # and exits with 1 if anything failed. OUT_DIR gets 40-nccl.json (format: benchmarks/README.md),
 # table.txt and the logs. TCPX_NCCL_QUICK=1 checks small sizes only and takes one round of times.
@@ -31,10 +32,11 @@ sockets=(NCCL_NET_PLUGIN=none NCCL_NET=Socket)
 tuned=("${sockets[@]}" NCCL_SOCKET_NTHREADS=1 NCCL_NSOCKS_PERTHREAD=1 NCCL_MIN_NCHANNELS=16
   NCCL_NCHANNELS_PER_NET_PEER=16 NCCL_MIN_P2P_NCHANNELS=16)
 
-# pair NAME SECONDS "WORDS" ENVIRONMENT...: two processes, one a GPU, both of which must succeed.
-pair() {
-  local name=$1 seconds=$2 words=$3 rc=0 rank pids=() start=$SECONDS
-  shift 3
+# ranks COUNT NAME SECONDS "WORDS" ENVIRONMENT...: a process for each GPU, all of which must succeed,
+# but for the second where NAME is killed.
+ranks() {
+  local world=$1 name=$2 seconds=$3 words=$4 rc=0 one rank pids=() start=$SECONDS
+  shift 4
   [ "$seconds" -gt $((budget - SECONDS)) ] && seconds=$((budget - SECONDS))
   if [ "$seconds" -le 1 ]; then
     echo "$name: no time left" | tee -a "$out/steps.txt"
@@ -42,17 +44,22 @@ pair() {
     return 1
   fi
   port=$((port + 10))
-  for rank in 0 1; do
+  for ((rank = 0; rank < world; rank++)); do
     # Words on purpose: options and sizes hold no spaces of their own.
     # shellcheck disable=SC2086
-    env "$@" RANK="$rank" MASTER_PORT="$port" timeout --kill-after=5 "$seconds" \
+    env "$@" RANK="$rank" WORLD_SIZE="$world" MASTER_PORT="$port" \
+      timeout --kill-after=5 "$seconds" \
       "$python" "$here/nccl_check.py" $words >"$out/$name.$rank.out" 2>"$out/$name.$rank.err" &
     pids+=($!)
   done
-  for rank in 0 1; do wait "${pids[$rank]}" || rc=$?; done
+  for ((rank = 0; rank < world; rank++)); do
+    one=0
+    wait "${pids[$rank]}" || one=$?
+    [ "$name.$rank.$one" = killed.1.137 ] || [ "$one" -eq 0 ] || rc=$one
+  done
   if [ "$rc" -ne 0 ]; then
     failed=$((failed + 1))
-    tail -n 25 "$out/$name".{0,1}.{out,err}
+    for ((rank = 0; rank < world; rank++)); do tail -n 25 "$out/$name.$rank".{out,err}; done
   else
     grep '^{' "$out/$name.0.out" | tail -n 1 >"$out/$name.json"
   fi
@@ -61,9 +68,12 @@ pair() {
   return "$rc"
 }
 
+# pair NAME SECONDS "WORDS" ENVIRONMENT...
+pair() { ranks 2 "$@"; }
+
 : >"$out/steps.txt"
 small=8,24,1000,65532,65536,1048576,4194304
-large=8,4096,65536,1048576,16777216,67108864,268435456
+large=8,4096,65536,1048576,16777216,67108864,268435456,1073741824
 times=8,4096,65536,1048576,16777216,67108864,268435456
 rounds=3
 if [ -n "${TCPX_NCCL_QUICK:-}" ]; then large=$small rounds=1; fi
@@ -81,6 +91,26 @@ ln -sf "$plugin" "$out/libnccl-net.so"
 pair recreate 60 "--check $small --rounds 2" -u NCCL_NET_PLUGIN NCCL_NET=TCPX LD_LIBRARY_PATH="$out:${LD_LIBRARY_PATH:-}"
 pair recreate-kept 60 "--check $small --rounds 2" "${ours[@]}" NCCL_NET_PLUGIN_REF_COUNT=1
 rm -f "$out/libnccl-net.so"
+
+gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())')
+if [ "$gpus" -ge 4 ]; then
+  ranks 4 check4 90 "--check $small,67108864" "${ours[@]}"
+fi
+# PyTorch must not end the process that hears first of the other's abort.
+pair abort 60 "--abort --check $small" "${ours[@]}" NCCL_NET_PLUGIN_REF_COUNT=1 \
+  TORCH_NCCL_ASYNC_ERROR_HANDLING=0
+# The survivor reports how long it took to hear of the death, and in which words.
+rm -f "$out/killed.at"
+if pair killed 60 "--lose-peer $out/killed.at" "${ours[@]}" TORCH_NCCL_BLOCKING_WAIT=1 \
+  TORCH_NCCL_ASYNC_ERROR_HANDLING=0 NCCL_DEBUG=WARN; then
+  "$python" - "$out/killed.json" <<'END' | tee -a "$out/steps.txt"
+import json, sys
+report = json.load(open(sys.argv[1]))
+print(f"  a dead peer is an error of NCCL after {report['error_seconds']:.1f} s: {report['error']}")
+sys.exit(report["error_seconds"] > 30)
+END
+  [ "${PIPESTATUS[0]}" -eq 0 ] || failed=$((failed + 1))
+fi
 
 # Rounds outermost, so that a slow minute of the machine does not fall on one row alone.
 for ((round = 1; round <= rounds; round++)); do

@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 """One process of a run of real NCCL over whatever network the environment chose.
 
-Started twice by scripts/gpu-nccl.sh, with RANK and MASTER_PORT set. Checks the contents of every
-operation, then times send/recv and all-reduce; rank 0 prints one JSON object on standard output.
+Started once for each GPU by scripts/gpu-nccl.sh, with RANK, WORLD_SIZE and MASTER_PORT set. Checks
+the contents of every operation, then times send/recv and all-reduce; or aborts a communicator, or
+loses a peer, amid a collective. Rank 0 prints one JSON object on standard output.
 """
 
 import argparse
 import json
 import os
+import pathlib
+import signal
 import sys
 import time
 from datetime import timedelta
@@ -33,8 +36,9 @@ def expect(what, size, found, wanted):
 def operations(rank, world, size, salt):
     """Every operation once, the buffer of one rank being `size` bytes, contents compared."""
     n = size // 4
-    peer = 1 - rank
-    for source in (0, 1):
+    # Pairs of neighbours; their number is even.
+    peer = rank ^ 1
+    for source in (rank & ~1, rank | 1):
         if rank == source:
             dist.send(pattern(n, source, salt), peer)
         else:
@@ -138,33 +142,88 @@ def figures(rank, sizes):
     return rows
 
 
+def start(rank, world, number):
+    """Makes communicator `number` of this process; each has a store of its own."""
+    dist.init_process_group(
+        "nccl",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=60),
+        device_id=torch.device("cuda", rank),
+        store=dist.TCPStore(
+            "127.0.0.1", int(os.environ["MASTER_PORT"]) + number, world, rank == 0,
+            timedelta(seconds=60),
+        ),
+    )
+
+
+def abort(rank):
+    """Rank 0 waits in a collective that the others never join; everybody aborts."""
+    buffer = torch.ones(16 * MIB, device="cuda")
+    dist.all_reduce(buffer)
+    torch.cuda.synchronize()
+    if rank == 0:
+        dist.all_reduce(buffer, async_op=True)
+    # Long enough that rank 0 is in the middle of it when everybody gives up together.
+    time.sleep(1)
+    began = time.perf_counter()
+    dist.distributed_c10d._abort_process_group()
+    torch.cuda.synchronize()
+    return {"abort_seconds": time.perf_counter() - began}
+
+
+def lose_peer(rank, moment):
+    """Rank 1 dies amid all-reduces; the others must hear of it from NCCL. `moment`: a file."""
+    buffer = torch.ones(16 * MIB, device="cuda")
+    for _ in range(5):
+        dist.all_reduce(buffer)
+    torch.cuda.synchronize()
+    work = [dist.all_reduce(buffer, async_op=True) for _ in range(50)]
+    if rank == 1:
+        moment.write_text(str(time.time()))
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        while True:
+            for one in work:
+                one.wait()
+            work = [dist.all_reduce(buffer, async_op=True) for _ in range(50)]
+    except RuntimeError as error:
+        seconds = time.time() - float(moment.read_text())
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        return {"error_seconds": seconds, "error": lines[:4]}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", default="", help="sizes in bytes to check, between commas")
     parser.add_argument("--time", default="", help="sizes in bytes to time, between commas")
     parser.add_argument("--rounds", type=int, default=1, help="times that everything is checked")
+    parser.add_argument("--abort", action="store_true", help="abort first, then check")
+    parser.add_argument("--lose-peer", type=pathlib.Path, metavar="FILE",
+                        help="rank 1 dies, and writes when into FILE")
     arguments = parser.parse_args()
     sizes = lambda text: [int(size) for size in text.split(",") if size]
 
-    rank = int(os.environ["RANK"])
+    rank, world = int(os.environ["RANK"]), int(os.environ.get("WORLD_SIZE", "2"))
     torch.cuda.set_device(rank)
     report = {"nccl": ".".join(map(str, torch.cuda.nccl.version())), "torch": torch.__version__}
+    if arguments.lose_peer:
+        start(rank, world, 0)
+        report |= lose_peer(rank, arguments.lose_peer)
+        print(json.dumps(report), flush=True)
+        # The communicator is beyond an orderly end.
+        os._exit(0)
+    number = 0
+    if arguments.abort:
+        start(rank, world, number)
+        report |= abort(rank)
+        number += 1
     checked = sizes(arguments.check)
     # A second round destroys the communicator and makes a new one in the same process.
     for round_number in range(arguments.rounds):
-        dist.init_process_group(
-            "nccl",
-            rank=rank,
-            world_size=2,
-            timeout=timedelta(seconds=60),
-            device_id=torch.device("cuda", rank),
-            store=dist.TCPStore(
-                "127.0.0.1", int(os.environ["MASTER_PORT"]) + round_number, 2, rank == 0,
-                timedelta(seconds=60),
-            ),
-        )
+        start(rank, world, number + round_number)
         for salt, size in enumerate(checked):
-            operations(rank, 2, size, salt + 100 * round_number)
+            operations(rank, world, size, salt + 100 * round_number)
         if round_number + 1 == arguments.rounds:
             report["rows"] = figures(rank, sizes(arguments.time))
         torch.cuda.synchronize()

@@ -18,11 +18,44 @@ NETWORKS = {
 }
 
 
+# What ours must reach: rates from 64 MiB on, and latencies up to 64 KiB.
+MARKS = {
+    ("send/recv", "GB/s", "default"): 3.0,
+    ("send/recv", "GB/s", "tuned"): 1.2,
+    ("all-reduce", "GB/s", "default"): 2.5,
+    ("all-reduce", "GB/s", "tuned"): 1.0,
+    ("send/recv latency", "us", "default"): 1.1,
+    ("all-reduce", "us", "default"): 1.1,
+}
+
+
 def text(size):
     for unit, bytes_ in (("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size >= bytes_:
             return f"{size // bytes_} {unit}"
     return f"{size} B"
+
+
+def judge(operation, size, unit, medians):
+    """Ours against the others, in words, and what falls short of its mark."""
+    if "ours" not in medians:
+        return "", []
+    ratios, missed = [], []
+    for network in ("default", "tuned"):
+        if network not in medians:
+            continue
+        # Rates: ours over theirs; times likewise, so there less is better.
+        ratio = medians["ours"] / medians[network]
+        ratios.append(f"{ratio:.2f} x {network}")
+        mark = MARKS.get((operation, unit, network))
+        bulk = unit == "GB/s"
+        if mark is None or (bulk and size < 64 << 20):
+            continue
+        if ratio < mark if bulk else ratio > mark:
+            missed.append(
+                f"{operation}, {text(size)}: {ratio:.2f} x {network}, the mark is {mark}"
+            )
+    return ", ".join(ratios), missed
 
 
 def machine():
@@ -49,6 +82,7 @@ def main():
         print("no run gave figures", file=sys.stderr)
         return 1
     rows = []
+    below = []
     print(f"{'':32}" + "".join(f"{name:>30}" for name in NETWORKS.values()))
     for operation, size, unit in sorted({key[:3] for key in values}, key=lambda k: (k[0], k[1])):
         cells = []
@@ -66,7 +100,19 @@ def main():
                         "runs": len(found),
                     }
                 )
-        print(f"{operation + ', ' + text(size):32}" + "".join(f"{cell:>30}" for cell in cells))
+        medians = {
+            network: statistics.median(values[operation, size, unit, network])
+            for network in NETWORKS
+            if values.get((operation, size, unit, network))
+        }
+        ratios, missed = judge(operation, size, unit, medians)
+        below += missed
+        print(
+            f"{operation + ', ' + text(size):32}"
+            + "".join(f"{cell:>30}" for cell in cells)
+            + f"   {ratios}"
+        )
+    print("\n".join(below) if below else "every figure is at its mark")
     report = {
         "schema": 1,
         "subject": "Real NCCL over our plugin, between GPUs",

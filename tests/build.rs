@@ -5,7 +5,13 @@ use std::path::{Path, PathBuf};
 fn main() {
     println!("cargo::rerun-if-changed=double");
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    let double = ["google_double.c", "connect.c", "pool.c", "transfer.c"];
+    let double = [
+        "google_double.c",
+        "connect.c",
+        "misbehave.c",
+        "pool.c",
+        "transfer.c",
+    ];
     build(&out, "TCPX_DOUBLE_SO", "libtcpx_double.so", &double, &[]);
     let bad = ["bad_plugin.c"];
     build(&out, "TCPX_BAD_SO", "libtcpx_bad.so", &bad, &[]);

@@ -23,8 +23,47 @@ EXPORT extern struct double_stats tcpx_double_stats;
 
 /* Bytes of the pools of receive comms that are accepted from now on. */
 EXPORT void tcpx_double_set_pool_bytes(size_t bytes);
-/* The next receive through the queue claims more fragments than a slot holds. */
-EXPORT void tcpx_double_misreport_next(void);
+/* The next receive that the lie can be told of is misreported, once. */
+enum lie {
+    LIE_NONE,
+    LIE_COUNT_BEYOND,   /* one fragment more than a slot holds */
+    LIE_COUNT_HUGE,     /* all bits set */
+    LIE_COUNT_ZERO,     /* no fragments for a message that is not empty */
+    LIE_OUTSIDE_POOL,   /* a fragment that reads behind the pool */
+    LIE_OUTSIDE_TARGET, /* a fragment that wraps around the address space */
+    LIE_SUM_SHORT,      /* a byte too few */
+    LIE_SUM_LONG,       /* a byte too many */
+    LIE_OVERLAP,        /* a byte twice, another never */
+    LIE_DONE_EARLY,     /* done before a byte of it is here, as if the last completion came twice */
+    LIE_SIZE_SHORT,     /* `test` reports a byte less than was posted */
+    LIE_SIZE_LONG,      /* a byte more */
+    LIE_SIZE_NEGATIVE
+};
+EXPORT void tcpx_double_lie_next(int lie);
+
+/* After `after` more calls, each such call returns `code`; with HANG it does not return before
+ * the next tcpx_double_fault. CALL_NONE ends that. */
+enum call {
+    CALL_NONE,
+    CALL_DEVICES,
+    CALL_PROPERTIES,
+    CALL_LISTEN,
+    CALL_CONNECT,
+    CALL_ACCEPT,
+    CALL_REG_MR,
+    CALL_DEREG_MR,
+    CALL_ISEND,
+    CALL_IRECV,
+    CALL_TEST,
+    CALL_CONSUMED,
+    CALL_CLOSE_SEND,
+    CALL_CLOSE_RECV,
+    CALL_CLOSE_LISTEN
+};
+#define HANG (-1)
+EXPORT void tcpx_double_fault(int call, int code, unsigned after);
+/* Whether a call hangs now. */
+EXPORT int tcpx_double_hangs(void);
 
 /* ---- own state ---- */
 
@@ -81,6 +120,12 @@ extern _Atomic size_t tcpx_double_pool_bytes;
         if (log_line)                                                                             \
             log_line(level, SUBSYSTEM_NET, __FILE__, __LINE__, __VA_ARGS__);                      \
     } while (0)
+
+/* misbehave.c */
+uint64_t lie_in_queue(struct comm *comm, struct unpack_slot *slot);
+bool lie_early(struct comm *comm);
+bool lie_size(const struct request *request, int *size);
+int call_fault(int call);
 
 /* pool.c */
 int pool_open(struct pool *pool);

@@ -102,6 +102,44 @@ static int double_iflush(void *comm, int n, void **data, int *sizes, void **hand
     return INTERNAL_ERROR; /* the real plugin follows the NULL that hosts pass here */
 }
 
+/* Every call but init may be told to fail or hang. */
+#define GUARDED(call, name, parameters, arguments)                                                \
+    static int guarded_##name parameters                                                          \
+    {                                                                                             \
+        int fault = call_fault(call);                                                             \
+        return fault != OK ? fault : double_##name arguments;                                     \
+    }
+GUARDED(CALL_DEVICES, devices, (int *count), (count))
+GUARDED(CALL_PROPERTIES, properties, (int dev, struct properties *out), (dev, out))
+GUARDED(CALL_LISTEN, listen, (int dev, void *handle, void **comm), (dev, handle, comm))
+GUARDED(CALL_CONNECT, connect,
+        (int dev, void *handle, void **comm, struct device_handle **device),
+        (dev, handle, comm, device))
+GUARDED(CALL_ACCEPT, accept, (void *listener, void **comm, struct device_handle **device),
+        (listener, comm, device))
+GUARDED(CALL_REG_MR, reg_mr, (void *comm, void *data, int size, int type, void **handle),
+        (comm, data, size, type, handle))
+GUARDED(CALL_DEREG_MR, dereg_mr, (void *comm, void *handle), (comm, handle))
+GUARDED(CALL_ISEND, isend,
+        (void *comm, void *data, int size, int tag, void *handle, void **request),
+        (comm, data, size, tag, handle, request))
+GUARDED(CALL_IRECV, irecv,
+        (void *comm, int n, void **data, int *sizes, int *tags, void **handles, void **request),
+        (comm, n, data, sizes, tags, handles, request))
+GUARDED(CALL_TEST, test, (void *request, int *done, int *size), (request, done, size))
+GUARDED(CALL_CONSUMED, consumed, (void *comm, int n, void *request), (comm, n, request))
+
+/* A comm that cannot be closed in order is gone all the same. */
+#define CLOSING(call, name, close)                                                                \
+    static int guarded_##name(void *comm)                                                         \
+    {                                                                                             \
+        int fault = call_fault(call), closed = close(comm);                                       \
+        return fault != OK ? fault : closed;                                                      \
+    }
+CLOSING(CALL_CLOSE_SEND, close_send, double_close)
+CLOSING(CALL_CLOSE_RECV, close_recv, double_close)
+CLOSING(CALL_CLOSE_LISTEN, close_listen, double_close_listen)
+
 struct table {
     const char *name;
     int (*init)(logger_fn);
@@ -128,21 +166,21 @@ _Static_assert(sizeof(struct table) == 152, "table v7");
 EXPORT volatile struct table ncclNetPlugin_v7 = {
     .name = "GPUDirectTCPX_v7",
     .init = double_init,
-    .devices = double_devices,
-    .properties = double_properties,
-    .listen = double_listen,
-    .connect = double_connect,
-    .accept = double_accept,
-    .reg_mr = double_reg_mr,
+    .devices = guarded_devices,
+    .properties = guarded_properties,
+    .listen = guarded_listen,
+    .connect = guarded_connect,
+    .accept = guarded_accept,
+    .reg_mr = guarded_reg_mr,
     .reg_mr_dma_buf = NULL,
-    .dereg_mr = double_dereg_mr,
-    .isend = double_isend,
-    .irecv = double_irecv,
+    .dereg_mr = guarded_dereg_mr,
+    .isend = guarded_isend,
+    .irecv = guarded_irecv,
     .iflush = double_iflush,
-    .test = double_test,
-    .close_send = double_close,
-    .close_recv = double_close,
-    .close_listen = double_close_listen,
+    .test = guarded_test,
+    .close_send = guarded_close_send,
+    .close_recv = guarded_close_recv,
+    .close_listen = guarded_close_listen,
     .get_device_mr = double_get_device_mr,
-    .consumed = double_consumed,
+    .consumed = guarded_consumed,
 };

@@ -7,14 +7,6 @@
 
 static _Atomic uint64_t seeds = 0x9e3779b97f4a7c15u;
 
-/* Whether the next count that is published is one that no slot can have. */
-static _Atomic bool misreport;
-
-void tcpx_double_misreport_next(void)
-{
-    misreport = true;
-}
-
 static uint64_t next_random(uint64_t *state)
 {
     uint64_t x = *state;
@@ -36,13 +28,19 @@ static void lower_to(_Atomic uint64_t *mark, uint64_t value)
 int pool_open(struct pool *pool)
 {
     size_t bytes = tcpx_double_pool_bytes / PAGE * PAGE;
-    pool->base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    /* A page that nobody may touch ends it, as an allocation of device memory has an end: hosts
+     * learn a pool's length from nothing else. */
+    pool->base = mmap(NULL, bytes + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (pool->base == MAP_FAILED)
         return SYSTEM_ERROR;
+    if (mprotect(pool->base, bytes, PROT_READ | PROT_WRITE)) {
+        munmap(pool->base, bytes + PAGE);
+        return SYSTEM_ERROR;
+    }
     pool->page_count = (uint32_t)(bytes / PAGE);
     pool->free_pages = malloc(pool->page_count * sizeof *pool->free_pages);
     if (!pool->free_pages) {
-        munmap(pool->base, bytes);
+        munmap(pool->base, bytes + PAGE);
         return SYSTEM_ERROR;
     }
     pool->random = atomic_fetch_add(&seeds, 0x632be59bd9b4e019u) | 1;
@@ -54,7 +52,7 @@ int pool_open(struct pool *pool)
 
 void pool_close(struct pool *pool)
 {
-    munmap(pool->base, (size_t)pool->page_count * PAGE);
+    munmap(pool->base, (size_t)pool->page_count * PAGE + PAGE);
     free(pool->free_pages);
 }
 
@@ -143,7 +141,7 @@ void queue_publish(struct comm *comm, struct request *request)
         slot->mem[i - 1] = slot->mem[j];
         slot->mem[j] = swap;
     }
-    uint64_t count = atomic_exchange(&misreport, false) ? ENTRIES + 1 : slot->cnt_cache;
+    uint64_t count = lie_in_queue(comm, slot);
     __atomic_store_n(slot->cnt, count, __ATOMIC_RELEASE);
     atomic_thread_fence(memory_order_seq_cst);
 }

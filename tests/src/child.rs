@@ -17,7 +17,25 @@ pub fn run(test: &str, environment: &[(&str, &str)], body: impl FnOnce()) {
         body();
         return;
     }
-    let mut child = start(test, test, environment);
+    finish(test, start(test, test, environment));
+}
+
+/// As [`run`], for a test that runs only when it is asked for.
+pub fn run_ignored(test: &str, environment: &[(&str, &str)], body: impl FnOnce()) {
+    if is_child(test) {
+        body();
+        return;
+    }
+    let mut command = command(test, test, environment);
+    command.arg("--ignored");
+    finish(
+        test,
+        command.spawn().expect("the test program starts again"),
+    );
+}
+
+/// Waits for the process of a test, which must succeed in time.
+fn finish(test: &str, mut child: Child) {
     let deadline = Instant::now() + PATIENCE;
     let status = loop {
         if let Some(status) = child.try_wait().expect("the child is ours") {
@@ -41,6 +59,12 @@ pub fn is_child(role: &str) -> bool {
 
 /// Starts this test program again, for the test `test` in the part `role`.
 pub fn start(test: &str, role: &str, environment: &[(&str, &str)]) -> Child {
+    command(test, role, environment)
+        .spawn()
+        .expect("the test program starts again")
+}
+
+fn command(test: &str, role: &str, environment: &[(&str, &str)]) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("the test has a path"));
     command
         .args([test, "--exact", "--nocapture", "--test-threads=1"])
@@ -55,5 +79,5 @@ pub fn start(test: &str, role: &str, environment: &[(&str, &str)]) -> Child {
         }
     }
     command.envs(environment.iter().copied());
-    command.spawn().expect("the test program starts again")
+    command
 }

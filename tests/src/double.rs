@@ -16,11 +16,13 @@ pub fn path() -> &'static Path {
 /// Bytes of a bounce pool unless a test sets others.
 pub const DEFAULT_POOL_BYTES: usize = 2 << 20;
 
-/// One test at a time: the counters and the pool size are the process's. Resets the pool size.
+/// One test at a time: the counters and the pool size are the process's. Resets the pool size and all misbehaviour.
 pub fn serial() -> MutexGuard<'static, ()> {
     static SERIAL: Mutex<()> = Mutex::new(());
     let guard = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
     set_pool_bytes(DEFAULT_POOL_BYTES);
+    set_lie(0);
+    set_fault(0, 0, 0);
     guard
 }
 
@@ -98,12 +100,123 @@ pub fn set_pool_bytes(bytes: usize) {
     function(bytes);
 }
 
-/// Has the next receive through a device queue claim more fragments than a slot holds.
-pub fn misreport_next() {
-    let function = symbol(c"tcpx_double_misreport_next");
+/// Something untrue that the double says of one receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Lie {
+    /// One fragment more than a slot holds.
+    CountBeyond = 1,
+    /// All bits of the count set.
+    CountHuge,
+    /// No fragments for a message that is not empty; they may come later.
+    CountZero,
+    /// A fragment that reads behind the pool.
+    OutsidePool,
+    /// A fragment that wraps around the address space.
+    OutsideTarget,
+    /// A byte too few.
+    SumShort,
+    /// A byte too many.
+    SumLong,
+    /// A byte twice, another never.
+    Overlap,
+    /// Done before anything is here, as if the completion before it came twice.
+    DoneEarly,
+    /// A size below the posted one.
+    SizeShort,
+    /// A size above it.
+    SizeLong,
+    /// A size below 0.
+    SizeNegative,
+}
+
+impl Lie {
+    /// Those that need a receive through the device queue.
+    pub const IN_QUEUE: [Self; 8] = [
+        Self::CountBeyond,
+        Self::CountHuge,
+        Self::CountZero,
+        Self::OutsidePool,
+        Self::OutsideTarget,
+        Self::SumShort,
+        Self::SumLong,
+        Self::Overlap,
+    ];
+    /// Those in the size that `test` writes.
+    pub const IN_SIZE: [Self; 3] = [Self::SizeShort, Self::SizeLong, Self::SizeNegative];
+}
+
+/// Has the next receive that the lie can be told of misreported, once.
+pub fn lie_next(lie: Lie) {
+    set_lie(lie as i32);
+}
+
+fn set_lie(lie: i32) {
+    let function = symbol(c"tcpx_double_lie_next");
     // SAFETY: the symbol is a function of this signature.
-    let function: extern "C" fn() = unsafe { std::mem::transmute(function) };
-    function();
+    let function: extern "C" fn(i32) = unsafe { std::mem::transmute(function) };
+    function(lie);
+}
+
+/// A call of the plugin's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+#[expect(missing_docs, reason = "the names of the table")]
+pub enum Call {
+    Devices = 1,
+    Properties,
+    Listen,
+    Connect,
+    Accept,
+    RegMr,
+    DeregMr,
+    Isend,
+    Irecv,
+    Test,
+    Consumed,
+    CloseSend,
+    CloseRecv,
+    CloseListen,
+}
+
+/// A call that fails or hangs as long as this lives.
+#[derive(Debug)]
+#[must_use = "the call works again when this is dropped"]
+pub struct Fault(());
+
+impl Fault {
+    /// After `after` more of them, every such call returns `code`.
+    pub fn returns(call: Call, code: i32, after: u32) -> Self {
+        set_fault(call as i32, code, after);
+        Self(())
+    }
+
+    /// After `after` more of them, every such call hangs; those that hang go on in the end.
+    pub fn hangs(call: Call, after: u32) -> Self {
+        set_fault(call as i32, -1, after);
+        Self(())
+    }
+
+    /// Whether a call hangs now.
+    pub fn is_hanging(&self) -> bool {
+        let function = symbol(c"tcpx_double_hangs");
+        // SAFETY: the symbol is a function of this signature.
+        let function: extern "C" fn() -> i32 = unsafe { std::mem::transmute(function) };
+        function() != 0
+    }
+}
+
+impl Drop for Fault {
+    fn drop(&mut self) {
+        set_fault(0, 0, 0);
+    }
+}
+
+fn set_fault(call: i32, code: i32, after: u32) {
+    let function = symbol(c"tcpx_double_fault");
+    // SAFETY: the symbol is a function of this signature.
+    let function: extern "C" fn(i32, i32, u32) = unsafe { std::mem::transmute(function) };
+    function(call, code, after);
 }
 
 /// The bare table, for calls that the safe API makes impossible.

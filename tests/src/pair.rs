@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-use tcpx::{Auth, Connection, Endpoint, Key, Network, Options};
+use tcpx::{Auth, Connection, Endpoint, Error, Key, Network, Options};
 use tcpx_net::{PluginMemory, PluginNetwork, PluginOptions};
 
 use crate::double;
@@ -52,6 +52,16 @@ impl Listening {
             endpoint,
             client: theirs,
         }
+    }
+
+    /// As [`Self::connect`], when either end may fail.
+    pub fn try_connect(&self) -> (Result<Connection, Error>, Result<Connection, Error>) {
+        let address = self.endpoint.local_addr();
+        thread::scope(|scope| {
+            let client = scope.spawn(|| Endpoint::connect(address, &self.client));
+            let server = self.endpoint.accept(LONG);
+            (server, client.join().expect("no panic"))
+        })
     }
 
     /// One more connection: the server's end and the client's.

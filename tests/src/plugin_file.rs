@@ -21,6 +21,16 @@ pub fn path() -> &'static Path {
 }
 
 fn build() -> PathBuf {
+    let file = build_package("tcpx-nccl").join("libnccl_net_tcpx.so");
+    let expected = tcpx_build_id::of_sources(&workspace()).expect("the sources can be read");
+    if let Err(error) = tcpx_build_id::verify(&file, &expected) {
+        panic!("{error}");
+    }
+    file
+}
+
+/// Builds a package of the workspace in the profile of the running test; the folder of its files.
+pub(crate) fn build_package(package: &str) -> PathBuf {
     // target/PROFILE/deps/test
     let test = std::env::current_exe().expect("the test has a path");
     let profile_folder = test
@@ -36,7 +46,7 @@ fn build() -> PathBuf {
     };
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
-        .args(["build", "--package", "tcpx-nccl", "--profile", profile])
+        .args(["build", "--package", package, "--profile", profile])
         .arg("--target-dir")
         .arg(target_folder)
         .current_dir(workspace())
@@ -44,15 +54,10 @@ fn build() -> PathBuf {
         .expect("cargo starts");
     assert!(
         output.status.success(),
-        "the plugin does not build:\n{}",
+        "{package} does not build:\n{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    let file = profile_folder.join("libnccl_net_tcpx.so");
-    let expected = tcpx_build_id::of_sources(&workspace()).expect("the sources can be read");
-    if let Err(error) = tcpx_build_id::verify(&file, &expected) {
-        panic!("{error}");
-    }
-    file
+    profile_folder.to_owned()
 }
 
 /// Address of a symbol of the plugin file, which stays loaded.

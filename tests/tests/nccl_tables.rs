@@ -4,158 +4,14 @@
 
 use std::os::fd::AsRawFd;
 use std::ptr;
-use std::time::{Duration, Instant};
 
 use tcpx_tests::child;
-use tcpx_tests::nccl_part::{self, Calls, Opaque};
+use tcpx_tests::nccl_link::{CUDA, HOST, Link, content, until};
+use tcpx_tests::nccl_part::{self, Opaque};
 
-const PATIENCE: Duration = Duration::from_secs(60);
 const LOOPBACK: (&str, &str) = ("NCCL_SOCKET_IFNAME", "lo");
 const UNPACK: (&str, &str) = ("TCPX_NET_DEVICE", "unpack");
 const STANDIN: (&str, &str) = ("TCPX_NET_STANDIN", "host");
-const HOST: i32 = 1;
-const CUDA: i32 = 2;
-
-#[track_caller]
-fn until(what: &str, mut attempt: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !attempt() {
-        assert!(
-            Instant::now() < deadline,
-            "{what}: nothing after {PATIENCE:?}"
-        );
-        std::thread::yield_now();
-    }
-}
-
-/// One direction between two ranks.
-struct Link<'a> {
-    table: &'a dyn Calls,
-    send: Opaque,
-    receive: Opaque,
-}
-
-impl<'a> Link<'a> {
-    fn new(table: &'a dyn Calls, context: Opaque) -> Self {
-        let mut handle = [0; 128];
-        let (rc, listen) = table.listen(context, &mut handle);
-        assert!(rc == 0 && !listen.is_null());
-        let (mut send, mut receive): (Opaque, Opaque) = (ptr::null_mut(), ptr::null_mut());
-        // Nobody answers yet: the first polls must come back empty, not wait.
-        let (rc, early) = table.connect(context, &mut handle);
-        assert!(rc == 0 && early.is_null());
-        until("connecting", || {
-            if send.is_null() {
-                let (rc, comm) = table.connect(context, &mut handle);
-                assert_eq!(rc, 0);
-                send = comm;
-            }
-            if receive.is_null() {
-                let (rc, comm) = table.accept(listen);
-                assert_eq!(rc, 0);
-                receive = comm;
-                if !receive.is_null() {
-                    assert_eq!(table.close_listen(listen), 0);
-                }
-            }
-            !send.is_null() && !receive.is_null()
-        });
-        Self {
-            table,
-            send,
-            receive,
-        }
-    }
-
-    /// Tests a request until it is done and gives its size.
-    fn finish(&self, request: Opaque) -> usize {
-        let mut found = 0;
-        until("a request", || {
-            let (rc, done, size) = self.table.test(request);
-            assert_eq!(rc, 0);
-            assert!(done == 0 || done == 1, "done was set to {done}");
-            found = size;
-            done == 1
-        });
-        usize::try_from(found).unwrap()
-    }
-
-    /// Moves `len` bytes into a receive of `capacity`, and looks at both sides of every edge.
-    fn transfer(&self, len: usize, capacity: usize) {
-        let mut data = content(len);
-        let mut target = vec![0xee; capacity + 1];
-        let (rc, from) = self.table.reg_mr(self.send, &mut data, HOST);
-        assert_eq!(rc, 0);
-        let (rc, to) = self
-            .table
-            .reg_mr(self.receive, &mut target[..capacity], HOST);
-        assert_eq!(rc, 0);
-        assert!(
-            self.table
-                .device_mr(self.receive, to)
-                .is_none_or(|rc| rc == 0)
-        );
-        // NCCL's mark of an optional completion must be overwritten.
-        let mark = ptr::without_provenance_mut(1);
-        let at = target.as_mut_ptr();
-        let (rc, received) = self.table.irecv(self.receive, at, capacity, to, mark);
-        assert!(rc == 0 && !received.is_null() && received != mark);
-        let (rc, sent) = self.table.isend(self.send, data.as_mut_ptr(), len, from);
-        assert!(rc == 0 && !sent.is_null() && sent != mark);
-        let mut sizes = [None, None];
-        until("a transfer", || {
-            for (request, size) in [sent, received].into_iter().zip(&mut sizes) {
-                if size.is_none() {
-                    let (rc, done, found) = self.table.test(request);
-                    assert_eq!(rc, 0);
-                    *size = (done == 1).then_some(found);
-                }
-            }
-            sizes.iter().all(Option::is_some)
-        });
-        let wanted = i32::try_from(len).unwrap();
-        assert_eq!(
-            sizes,
-            [Some(wanted); 2],
-            "sizes of the send and the receive"
-        );
-        assert!(
-            self.table
-                .consumed(self.receive, received)
-                .is_none_or(|rc| rc == 0)
-        );
-        assert!(target[..len] == data, "{len} bytes arrived changed");
-        assert!(
-            target[len..].iter().all(|byte| *byte == 0xee),
-            "written beyond {len} bytes"
-        );
-        assert_eq!(self.table.dereg_mr(self.send, from), 0);
-        assert_eq!(self.table.dereg_mr(self.receive, to), 0);
-    }
-
-    fn close(self) {
-        assert_eq!(self.table.close_send(self.send), 0);
-        assert_eq!(self.table.close_recv(self.receive), 0);
-    }
-}
-
-/// Random bytes, repeated in blocks that each carry their number.
-fn content(len: usize) -> Vec<u8> {
-    let mut block = vec![0; len.min(1 << 20)];
-    getrandom::fill(&mut block).unwrap();
-    let mut bytes = Vec::with_capacity(len);
-    for number in 0_u64.. {
-        if bytes.len() == len {
-            break;
-        }
-        let take = block.len().min(len - bytes.len());
-        if take >= 8 {
-            block[..8].copy_from_slice(&number.to_le_bytes());
-        }
-        bytes.extend_from_slice(&block[..take]);
-    }
-    bytes
-}
 
 /// More posts than the plugin holds, both ends full, every message with its own content and size.
 fn crowd(link: &Link<'_>) {
@@ -245,7 +101,8 @@ fn play(version: u32) {
     let table = table.as_ref();
     let (rc, context) = table.init();
     assert_eq!(rc, 0);
-    assert_eq!(table.devices(), (0, 1));
+    // An interface stands for eight devices.
+    assert_eq!(table.devices(), (0, 8));
     let (rc, facts) = table.properties(0);
     assert_eq!(rc, 0);
     assert_eq!(facts.pointers, HOST);
@@ -260,7 +117,8 @@ fn play(version: u32) {
     for largest in [facts.largest.0, facts.largest.1] {
         assert!((1..=1 << 40).contains(&largest));
     }
-    assert_ne!(table.properties(1).0, 0);
+    assert_eq!(table.properties(7).0, 0);
+    assert_ne!(table.properties(8).0, 0);
 
     // A second communicator in the same process, and both directions of the first.
     let (rc, second) = table.init();
@@ -283,7 +141,7 @@ fn play(version: u32) {
     }
     both_directions(&links[0], &links[1]);
     no_device_memory(&links[0]);
-    links[0].transfer(512 << 20, 512 << 20);
+    links[0].transfer(128 << 20, 128 << 20);
 
     let [first, back, other] = links;
     other.close();
@@ -414,4 +272,20 @@ versions! {
     10 the_v10_table_serves_nccl the_v10_table_in_unpack_mode;
     11 the_v11_table_serves_nccl the_v11_table_in_unpack_mode;
     12 the_v12_table_serves_nccl the_v12_table_in_unpack_mode;
+}
+
+#[test]
+#[ignore = "large: run with --release -- --ignored"]
+fn the_largest_message_of_nccl_passes() {
+    child::run_ignored("the_largest_message_of_nccl_passes", &[LOOPBACK], || {
+        let table = nccl_part::table(12);
+        let (rc, context) = table.init();
+        assert_eq!(rc, 0);
+        let link = Link::new(&*table, context);
+        // The first comes over the comm's own connection, the second over lanes.
+        for _ in 0..2 {
+            link.transfer(1 << 30, 1 << 30);
+        }
+        link.close();
+    });
 }

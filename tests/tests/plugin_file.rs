@@ -60,7 +60,7 @@ fn load() -> Plugin {
     assert_eq!(plugin.version(), AbiVersion::V12);
     assert_eq!(plugin.name(), "TCPX");
     plugin.init().unwrap();
-    assert_eq!(plugin.devices().unwrap(), 1);
+    assert!(plugin.devices().unwrap() >= 1);
     plugin
 }
 

@@ -10,6 +10,14 @@ use crate::workspace::{cargo, metadata, root, run as run_command};
 /// Cargo cannot write a hyphenated library name, and NCCL looks for one.
 const PLUGIN_BUILT: &str = "libnccl_net_tcpx.so";
 const PLUGIN: &str = "libnccl-net-tcpx.so";
+/// The C library as Cargo names it, by its soname, and as the linker looks for it.
+const LIBRARY_BUILT: &str = "libtcpx_capi.so";
+const LIBRARY: &str = "libtcpx.so.0";
+const LIBRARY_LINK: &str = "libtcpx.so";
+const LIBRARY_SYMBOL: &str = "tcpx_wait_request";
+const HEADER: &str = "tcpx.h";
+const PKG_CONFIG: &str = "tcpx.pc";
+const EXAMPLE: &str = "transfer.c";
 /// The table that the historic client and NCCL both take.
 const PLUGIN_SYMBOL: &str = "ncclNetPlugin_v7";
 const TEXTS: [&str; 3] = ["README.md", "LICENSE-APACHE", "LICENSE-MIT"];
@@ -35,18 +43,24 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         "tcpx-cli",
         "--package",
         "tcpx-nccl",
+        "--package",
+        "tcpx-capi",
     ]))?;
     std::fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
     let release = target.join("release");
-    for (built, name) in [("tcpx", "tcpx"), (PLUGIN_BUILT, PLUGIN)] {
+    for (built, name, symbol) in [
+        ("tcpx", "tcpx", None),
+        (PLUGIN_BUILT, PLUGIN, Some(PLUGIN_SYMBOL)),
+        (LIBRARY_BUILT, LIBRARY, Some(LIBRARY_SYMBOL)),
+    ] {
         let path = out.join(name);
         copy(&release.join(built), &path)?;
         strip(&path);
         let bytes = std::fs::read(&path)?;
-        if name == PLUGIN {
+        if let Some(symbol) = symbol {
             ensure!(
-                contains(&bytes, PLUGIN_SYMBOL.as_bytes()),
-                "{} does not export {PLUGIN_SYMBOL}: NCCL could not load it",
+                contains(&bytes, symbol.as_bytes()),
+                "{} does not export {symbol}: nobody could use it",
                 path.display()
             );
         }
@@ -55,7 +69,37 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     for name in TEXTS {
         copy(&root.join(name), &out.join(name))?;
     }
+    let capi = root.join("crates/tcpx-capi");
+    copy(&capi.join("include").join(HEADER), &out.join(HEADER))?;
+    copy(&capi.join("examples").join(EXAMPLE), &out.join(EXAMPLE))?;
+    link(LIBRARY, &out.join(LIBRARY_LINK))?;
+    let description = out.join(PKG_CONFIG);
+    std::fs::write(&description, pkg_config(env!("CARGO_PKG_VERSION")))
+        .with_context(|| format!("cannot write {}", description.display()))?;
+    println!("{HEADER}, {LIBRARY_LINK} and {PKG_CONFIG} beside them, for C");
     Ok(())
+}
+
+/// What `pkg-config` answers; the folder may be moved as a whole.
+fn pkg_config(version: &str) -> String {
+    format!(
+        "folder=${{pcfiledir}}\n\n\
+         Name: tcpx\n\
+         Description: Drive any ncclNet network plugin from C\n\
+         Version: {version}\n\
+         Cflags: -I${{folder}}\n\
+         Libs: -L${{folder}} -ltcpx\n"
+    )
+}
+
+/// A symbolic link in place of whatever has its name.
+fn link(to: &str, name: &Path) -> Result<()> {
+    let part = name.with_added_extension("part");
+    // Left over if an earlier run was killed in between.
+    let _ = std::fs::remove_file(&part);
+    std::os::unix::fs::symlink(to, &part)
+        .and_then(|()| std::fs::rename(&part, name))
+        .with_context(|| format!("cannot link {} to {to}", name.display()))
 }
 
 /// Replaces the file by renaming, so that a process that has the old one mapped is not disturbed.
@@ -81,6 +125,7 @@ fn contains(bytes: &[u8], part: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
 
     #[test]
     fn a_copy_replaces_the_file_and_leaves_nothing_half_written() {
@@ -94,6 +139,35 @@ mod tests {
         let error = copy(&folder.path().join("none"), &to).unwrap_err();
         assert!(format!("{error:#}").contains("none"), "{error:#}");
         assert_eq!(std::fs::read_to_string(&to).unwrap(), "new");
+    }
+
+    #[test]
+    fn a_link_replaces_what_was_there_and_pkg_config_finds_the_folder_it_lies_in() {
+        let folder = tempfile::tempdir().unwrap();
+        let name = folder.path().join(LIBRARY_LINK);
+        for to in ["old.so", LIBRARY] {
+            link(to, &name).unwrap();
+            assert_eq!(std::fs::read_link(&name).unwrap(), Path::new(to));
+        }
+        std::fs::write(folder.path().join(PKG_CONFIG), pkg_config("1.2.3")).unwrap();
+        let answer = Command::new("pkg-config")
+            .env("PKG_CONFIG_PATH", folder.path())
+            .args(["--cflags", "--libs", "tcpx"])
+            .output();
+        let Ok(answer) = answer else {
+            let _ = writeln!(
+                std::io::stderr(),
+                "skipped: a_link_replaces_what_was_there_and_pkg_config_finds_the_folder_it_lies_in: \
+                 no pkg-config"
+            );
+            return;
+        };
+        let flags = String::from_utf8(answer.stdout).unwrap();
+        let folder = folder.path().display();
+        assert_eq!(
+            flags.split_whitespace().collect::<Vec<_>>().join(" "),
+            format!("-I{folder} -L{folder} -ltcpx")
+        );
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod dependencies;
 mod devmem_vm;
 mod dist;
 mod doctor;
+mod header;
 mod kernels;
 mod links;
 mod variables;
@@ -25,6 +26,7 @@ usage: cargo xtask COMMAND
   devmem-vm [SCRIPT...]  run tests/devmem-vm/scripts on a real kernel in an emulated machine
   dist [--out DIR]       build, strip and lay out what a user installs (default target/dist)
   doctor [--check]       write docs/doctor.md from the checks that `tcpx doctor` knows
+  header [--check]       write crates/tcpx-capi/include/tcpx.h from its sources, or say that it is stale
   links                  check that every link in the documents leads to a file
   kernels [--check]      make the PTX of kernels/*.cu with NVRTC, or say that it is stale
   variables              check that docs/variables.md has every variable that the sources read";
@@ -43,6 +45,7 @@ fn main() -> ExitCode {
         "devmem-vm" => devmem_vm::run(rest),
         "dist" => dist::run(rest),
         "doctor" => doctor::run(rest),
+        "header" => header::run(rest),
         "links" => links::run(rest),
         "variables" => variables::run(rest),
         "kernels" => kernels::run(rest),

@@ -62,6 +62,8 @@ pub mod subsystem {
     use super::c_ulong;
     /// Initialisation.
     pub const INIT: c_ulong = 1;
+    /// Choices of algorithms.
+    pub const TUNING: c_ulong = 64;
     /// Networks.
     pub const NET: c_ulong = 16;
     /// Environment variables.

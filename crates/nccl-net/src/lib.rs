@@ -8,7 +8,8 @@
 //!   consumption in order, pointers that outlive the call) are kept by its types.
 //! - *The device queue*: [`UnpackQueue`] reads what a plugin received, [`UnpackQueueWriter`] is
 //!   its other end.
-//! - *Exporting*: [`export`] turns a safe trait into the C table that a host loads.
+//! - *Exporting*: [`export`] turns a safe trait into the C table that a host loads, and [`tuner`]
+//!   another one that says how many channels suit the network.
 
 mod adapt;
 mod comm;
@@ -32,6 +33,7 @@ mod request;
 mod result;
 mod setup;
 pub mod tables;
+pub mod tuner;
 
 pub use comm::{MAX_REQUEST_BYTES, RecvComm, SendComm};
 pub use device::LoadMeta;

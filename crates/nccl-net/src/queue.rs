@@ -83,8 +83,8 @@ unsafe fn entries_of(meta: NonNull<NetUnpackMeta>, slot: QueueSlot) -> *mut Load
 
 impl UnpackQueue {
     /// # Safety
-    /// `meta` is 16-byte aligned, readable by the CPU, and stays so for the life of the value.
-    /// The other side may write at any time.
+    /// `meta` is 16-byte aligned, readable and writable by the CPU, and stays so for the life of
+    /// the value. The other side may write at any time.
     pub const unsafe fn new(meta: NonNull<NetUnpackMeta>) -> Self {
         Self { meta }
     }
@@ -122,6 +122,22 @@ impl UnpackQueue {
             // SAFETY: `index` is below 2048. Volatile, because a faulty plugin may still write.
             list.push(unsafe { first.add(index).read_volatile() });
         }
+        Ok(entries)
+    }
+}
+
+impl UnpackQueue {
+    /// As [`Self::read_into`], and empties the slot. A plugin that reports the slot's next receive
+    /// before it has filled it is then seen to have nothing, not what was there before.
+    pub fn take_into(
+        &self,
+        slot: QueueSlot,
+        list: &mut Vec<LoadMeta>,
+    ) -> Result<usize, QueueError> {
+        let entries = self.read_into(slot, list)?;
+        // SAFETY: `new` vouches for the memory. The plugin writes the slot again only after it was
+        // consumed, which comes later.
+        unsafe { count_of(self.meta, slot) }.store(0, Ordering::Release);
         Ok(entries)
     }
 }
@@ -212,6 +228,22 @@ mod tests {
         writer.clear(QueueSlot::of_receive(3));
         assert!(reader.read(QueueSlot::of_receive(3)).unwrap().is_empty());
         assert_eq!(reader.read(QueueSlot::of_receive(4)).unwrap().len(), 2048);
+    }
+
+    #[test]
+    fn what_was_taken_is_not_there_a_second_time() {
+        let mut meta = zeroed_queue();
+        let pointer = NonNull::from(&mut *meta);
+        // SAFETY: the box outlives both.
+        let (reader, mut writer) =
+            unsafe { (UnpackQueue::new(pointer), UnpackQueueWriter::new(pointer)) };
+        let slot = QueueSlot::of_receive(2);
+        writer.publish(slot, &[fragment(1), fragment(2)]).unwrap();
+        let mut list = Vec::new();
+        assert_eq!(reader.take_into(slot, &mut list), Ok(2));
+        assert_eq!(list, [fragment(1), fragment(2)]);
+        assert_eq!(reader.take_into(slot, &mut list), Ok(0));
+        assert!(list.is_empty());
     }
 
     #[test]

@@ -130,6 +130,7 @@ mod tests {
             kind,
             up,
             addresses: addresses.iter().map(|ip| IpAddr::from(*ip)).collect(),
+            prefixes: Vec::new(),
             speed: None,
             mtu: None,
             pci_path: Vec::new(),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use nccl_net::AbiVersion;
 use tcpx::{Auth, Connection, Deadlines, Endpoint, Key, Network, Options, TcpNetwork};
-use tcpx_net::{PluginMemory, PluginNetwork, PluginOptions};
+use tcpx_net::{PluginMemory, PluginNetwork, PluginOptions, TcpOptions};
 
 use crate::addresses;
 use crate::args::link::{DEFAULT_PORT, LinkArgs, NetworkArgs, NetworkName};
@@ -260,7 +260,10 @@ fn choose_network(
             "the default, needs nothing else"
         };
         return Ok((
-            Arc::new(TcpNetwork::default()),
+            Arc::new(TcpNetwork::new(TcpOptions {
+                interfaces: args.interfaces().map(str::to_owned),
+                ..TcpOptions::default()
+            })),
             format!("tcp, embedded ({why})"),
         ));
     }

@@ -12,6 +12,7 @@
 //!
 //! The CUDA driver is found at run time and never needed to build or to start; see [`driver::probe`].
 
+pub mod awake;
 mod bounce;
 mod checksum;
 mod cpu;
@@ -19,6 +20,7 @@ mod dma_buf;
 pub mod driver;
 mod error;
 mod fence;
+mod free_slots;
 mod gpu;
 mod job;
 mod kind;
@@ -26,6 +28,7 @@ mod lease;
 mod pinned;
 mod region;
 mod slice;
+mod small_copies;
 mod worker;
 pub mod yardstick;
 
@@ -40,5 +43,6 @@ pub use lease::{Access, Lease};
 pub use pinned::{FreeWatch, PinnedPool, PinnedSlot};
 pub use region::{Region, RegionId};
 pub use slice::RegionSlice;
+pub use small_copies::SmallCopies;
 pub use tcpx_wire::{Descriptor, Descriptors};
 pub use worker::{CopyWorker, Unpacker};

@@ -4,9 +4,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use crossbeam_queue::ArrayQueue;
-
 use crate::error::MemoryError;
+use crate::free_slots::FreeSlots;
 use crate::gpu::{Gpu, WeakGpu};
 use crate::lease::{Access, Hold, Lease};
 use crate::region::Region;
@@ -31,7 +30,7 @@ struct Inner {
     blocks: Box<[OnceLock<(Region, Lease)>]>,
     /// How many references each slot has.
     users: Box<[AtomicU32]>,
-    free: ArrayQueue<u32>,
+    free: FreeSlots,
     pinned: AtomicUsize,
     growing: Mutex<()>,
     /// Whether somebody found no free slot since the last one came back.
@@ -54,7 +53,7 @@ impl PinnedPool {
                 .map(|_| OnceLock::new())
                 .collect(),
             users: (0..Self::CAP_SLOTS).map(|_| AtomicU32::new(0)).collect(),
-            free: ArrayQueue::new(Self::CAP_SLOTS),
+            free: FreeSlots::new(Self::CAP_SLOTS),
             pinned: AtomicUsize::new(0),
             growing: Mutex::new(()),
             starved: AtomicBool::new(false),
@@ -162,9 +161,7 @@ impl PinnedPool {
 
 impl Inner {
     fn put_back(&self, slot: u32) {
-        // The queue has room for every slot there is, so it is never full.
-        let returned = self.free.push(slot);
-        debug_assert!(returned.is_ok(), "slot {slot} came back twice");
+        self.free.push(slot);
         if self.starved.swap(false, Ordering::SeqCst) {
             let watchers = self.watchers.read().unwrap_or_else(PoisonError::into_inner);
             watchers.1.iter().for_each(|(_, wake)| wake());

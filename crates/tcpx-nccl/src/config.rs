@@ -3,10 +3,20 @@
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
 
+use nccl_net::constants::MAX_NET_BYTES;
+
 use crate::error::PluginError;
+use crate::lanes::chunk::MAX_CHUNK_BYTES;
+use crate::lanes::lane_set::MAX_LANES;
 
 /// Bytes of one page of the receive pool.
 pub const PAGE_BYTES: usize = 4096;
+/// Up to here one thread is quicker than waking others.
+const DEFAULT_INLINE_BYTES: usize = 64 << 10;
+/// Of several messages at a time, from here on each is better off with a thread of its own.
+const CROWDED_BYTES: usize = 16 << 10;
+/// A 1 MiB message then fills four lanes.
+const DEFAULT_CHUNK_BYTES: usize = 256 << 10;
 const DEFAULT_POOL_BYTES: usize = 16 << 20;
 /// Fragments name their source by a 32-bit offset.
 const MAX_POOL_BYTES: usize = 2 << 30;
@@ -44,6 +54,23 @@ pub struct Config {
     pub interfaces: String,
     /// `TCPX_PORT_RANGE=lo-hi` for listening ports; any free port when unset.
     pub ports: Option<RangeInclusive<u16>>,
+    /// `TCPX_NET_LANES`: connections to each peer process that carry large messages; 0 for none.
+    pub lanes: Option<usize>,
+    /// `TCPX_NET_RAILS`: devices that each interface stands for.
+    pub rails: Option<usize>,
+    /// `TCPX_NET_THREADS`: event loops a direction.
+    pub threads: Option<usize>,
+    /// `TCPX_NET_INLINE_BYTES`: messages above take lanes, always.
+    pub inline_bytes: usize,
+    /// `TCPX_NET_CHUNK_BYTES`: largest part of a message that one lane carries.
+    pub chunk_bytes: usize,
+}
+
+impl Config {
+    /// Messages above take lanes while others are under way.
+    pub(crate) fn crowded_bytes(&self) -> usize {
+        self.inline_bytes.min(CROWDED_BYTES)
+    }
 }
 
 impl Default for Config {
@@ -55,6 +82,11 @@ impl Default for Config {
             standin: false,
             interfaces: String::new(),
             ports: None,
+            lanes: None,
+            rails: None,
+            threads: None,
+            inline_bytes: DEFAULT_INLINE_BYTES,
+            chunk_bytes: DEFAULT_CHUNK_BYTES,
         }
     }
 }
@@ -118,6 +150,31 @@ impl Config {
         config.interfaces = value("NCCL_SOCKET_IFNAME").unwrap_or_default();
         if let Some(text) = value("TCPX_PORT_RANGE") {
             config.ports = Some(port_range(&text)?);
+        }
+        let number = |name, range: RangeInclusive<usize>, expected| {
+            value(name)
+                .map(|text| match text.parse::<usize>() {
+                    Ok(number) if range.contains(&number) => Ok(number),
+                    _ => Err(bad(name, text, "not a usable number", expected)),
+                })
+                .transpose()
+        };
+        config.lanes = number("TCPX_NET_LANES", 0..=MAX_LANES, "0 to 64")?;
+        config.rails = number("TCPX_NET_RAILS", 1..=16, "1 to 16")?;
+        config.threads = number("TCPX_NET_THREADS", 1..=64, "1 to 64")?;
+        if let Some(bytes) = number(
+            "TCPX_NET_INLINE_BYTES",
+            4096..=MAX_NET_BYTES,
+            "bytes, from 4096 to 1073741824",
+        )? {
+            config.inline_bytes = bytes;
+        }
+        if let Some(bytes) = number(
+            "TCPX_NET_CHUNK_BYTES",
+            16384..=MAX_CHUNK_BYTES,
+            "bytes, from 16384 to 16777216",
+        )? {
+            config.chunk_bytes = bytes;
         }
         Ok(config)
     }

@@ -1,27 +1,23 @@
-//! A connect under way: dial, prove that we hold the handle, become a send comm.
+//! A connect under way: the comm's own connection, then the lanes that it shares.
 
-use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nccl_net::export::{NetConnect, NetError};
-use tcpx_wire::Key;
-use tcpx_wire::handshake::{ClientHandshake, Message, Step};
 
+use crate::dialer::Dialer;
 use crate::error::PluginError;
-use crate::handle::Handle;
+use crate::handle::{Door, Handle};
 use crate::interfaces::Interface;
-use crate::listener::{key, tcp_socket};
-use crate::plugin::{Shared, random};
+use crate::lanes::carriage::{Carriage, Route};
+use crate::lanes::lane_set::Standing;
+use crate::plugin::Shared;
 use crate::send::SendComm;
-use crate::socket::{self, Moved};
 use crate::stall::Stall;
 
 /// The peer must have accepted by then.
 const CONNECT_TIME: Duration = Duration::from_secs(120);
-/// Pause before dialling again, after the peer dropped an unfinished handshake.
-const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// A connect under way; the host polls it.
 #[derive(Debug)]
@@ -29,8 +25,8 @@ pub struct Connector {
     shared: Arc<Shared>,
     local: SocketAddr,
     peer: SocketAddr,
+    door: Option<Door>,
     listen_id: u64,
-    key: Key,
     started: Instant,
     stall: Stall,
     phase: Phase,
@@ -38,72 +34,98 @@ pub struct Connector {
 
 #[derive(Debug)]
 enum Phase {
-    /// Not dialled yet, or not before this moment again.
-    Idle(Instant),
-    /// The SYN is on its way.
-    Dialling(TcpStream),
-    /// Connected; messages go back and forth.
-    Handshake(TcpStream, Box<ClientHandshake>),
+    /// The comm's own connection.
+    Own(Dialer),
+    /// The lanes, with the comm's connection at hand.
+    Lanes(TcpStream, Route),
     /// Over.
     Ended,
-}
-
-/// Why an attempt ended.
-enum Failure {
-    /// Dial again.
-    Retry(String),
-    /// No use in trying again.
-    Final(String),
 }
 
 impl Connector {
     pub(crate) fn new(shared: &Arc<Shared>, interface: &Interface, handle: Handle) -> Self {
         let now = Instant::now();
+        let local = SocketAddr::new(interface.address, 0);
+        let dialer = Dialer::new(local, handle.address, handle.secret, now + CONNECT_TIME);
         Self {
             shared: shared.clone(),
-            local: SocketAddr::new(interface.address, 0),
+            local,
             peer: handle.address,
+            door: handle.door,
             listen_id: handle.listen_id,
-            key: key(handle.secret),
             started: now,
             stall: Stall::new(),
-            phase: Phase::Idle(now),
+            phase: Phase::Own(dialer),
         }
     }
 
-    fn step(&mut self, now: Instant) -> Result<Option<TcpStream>, Failure> {
+    fn step(&mut self, now: Instant) -> Result<Option<SendComm>, String> {
         loop {
-            self.phase = match std::mem::replace(&mut self.phase, Phase::Ended) {
-                Phase::Idle(until) if now < until => {
-                    self.phase = Phase::Idle(until);
-                    return Ok(None);
-                }
-                Phase::Idle(_) => Phase::Dialling(dial(self.local, self.peer).map_err(fatal)?),
-                Phase::Dialling(stream) => match dialled(&stream).map_err(fatal)? {
-                    false => {
-                        self.phase = Phase::Dialling(stream);
+            match std::mem::replace(&mut self.phase, Phase::Ended) {
+                Phase::Own(mut dialer) => match dialer.poll(now)? {
+                    None => {
+                        self.phase = Phase::Own(dialer);
                         return Ok(None);
                     }
-                    true => self.start(stream)?,
+                    Some(stream) => match self.lanes() {
+                        None => return self.comm(stream, None).map(Some),
+                        Some(route) => self.phase = Phase::Lanes(stream, route),
+                    },
                 },
-                Phase::Handshake(stream, mut handshake) => {
-                    if answer(&stream, &mut handshake)? {
-                        return Ok(Some(stream));
+                Phase::Lanes(stream, route) => match route.set.connect(now) {
+                    Standing::Connecting => {
+                        self.phase = Phase::Lanes(stream, route);
+                        return Ok(None);
                     }
-                    self.phase = Phase::Handshake(stream, handshake);
-                    return Ok(None);
-                }
-                Phase::Ended => return Err(Failure::Final("it has failed before".to_owned())),
-            };
+                    Standing::Ready(first) => {
+                        if first {
+                            self.shared.log.info(&format!(
+                                "{} lanes to the process of {}, for the large messages of all comms",
+                                route.set.lanes(),
+                                self.peer
+                            ));
+                        }
+                        // The last comm may have closed the set since we got it: then another one.
+                        match Carriage::new(route, self.shared.config.chunk_bytes) {
+                            Some(carriage) => return self.comm(stream, Some(carriage)).map(Some),
+                            None => match self.lanes() {
+                                None => return self.comm(stream, None).map(Some),
+                                Some(route) => self.phase = Phase::Lanes(stream, route),
+                            },
+                        }
+                    }
+                    Standing::Failed(why) => {
+                        self.shared.log.warn(&format!(
+                            "no lanes to {}: {why}; large messages go through NCCL's thread on one \
+                             connection a channel, which is slower; see whether a firewall drops \
+                             connections to that host's ports (TCPX_PORT_RANGE chooses them)",
+                            self.peer
+                        ));
+                        return self.comm(stream, None).map(Some);
+                    }
+                },
+                Phase::Ended => return Err("it has failed before".to_owned()),
+            }
         }
     }
 
-    fn start(&self, stream: TcpStream) -> Result<Phase, Failure> {
-        let nonce = random().map_err(|error| Failure::Final(error.to_string()))?;
-        socket::prepare(&stream).map_err(|error| Failure::Retry(error.to_string()))?;
-        let (handshake, hello) = ClientHandshake::new(Some(&self.key), nonce, 0);
-        send(&stream, &hello)?;
-        Ok(Phase::Handshake(stream, Box::new(handshake)))
+    /// The lanes to the peer's process, unless one side has none.
+    fn lanes(&self) -> Option<Route> {
+        let door = self.door?;
+        let address = SocketAddr::new(self.peer.ip(), door.port);
+        match self.shared.lanes_to(self.local, address, &door) {
+            Ok(lanes) => lanes,
+            Err(error) => {
+                self.shared.log.warn(&format!("no lanes: {error}"));
+                None
+            }
+        }
+    }
+
+    fn comm(&self, stream: TcpStream, carriage: Option<Carriage>) -> Result<SendComm, String> {
+        let name = format!("send comm {} to {}", self.shared.number(), self.peer);
+        SendComm::new(self.shared.clone(), stream, name, carriage)
+            .map_err(|error| error.to_string())
     }
 
     fn report_stall(&mut self, now: Instant) {
@@ -124,104 +146,19 @@ impl NetConnect for Connector {
     fn poll(&mut self) -> Result<Option<SendComm>, NetError> {
         let now = Instant::now();
         let late = now.saturating_duration_since(self.started) > CONNECT_TIME;
-        let failed = |connector: &Self, why: String| {
-            Err(PluginError::Connect {
-                peer: connector.peer.to_string(),
-                why,
-            }
-            .into())
-        };
-        match self.step(now) {
-            Ok(Some(stream)) => {
-                let name = format!("send comm {} to {}", self.shared.number(), self.peer);
-                Ok(Some(SendComm::new(self.shared.clone(), stream, name)))
-            }
-            Ok(None) if late => failed(
-                self,
-                format!(
-                    "not accepted within {} s; see whether the peer still runs and calls accept",
-                    CONNECT_TIME.as_secs()
-                ),
-            ),
-            Ok(None) => {
+        let why = match self.step(now) {
+            Ok(Some(comm)) => return Ok(Some(comm)),
+            Ok(None) if !late => {
                 self.report_stall(now);
-                Ok(None)
+                return Ok(None);
             }
-            Err(Failure::Retry(_)) if !late => {
-                self.phase = Phase::Idle(now + RETRY_PAUSE);
-                Ok(None)
-            }
-            Err(Failure::Retry(why) | Failure::Final(why)) => failed(self, why),
-        }
-    }
-}
-
-fn dial(local: SocketAddr, peer: SocketAddr) -> io::Result<TcpStream> {
-    let socket = tcp_socket(peer)?;
-    // The device is the caller's choice of interface, wherever its address can reach the peer.
-    if local.is_ipv4() == peer.is_ipv4() && local.ip().is_loopback() == peer.ip().is_loopback() {
-        socket.bind(&local.into())?;
-    }
-    match socket.connect(&peer.into()) {
-        Ok(()) => {}
-        Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
-        Err(error) => return Err(error),
-    }
-    Ok(socket.into())
-}
-
-/// Whether the connection is up.
-fn dialled(stream: &TcpStream) -> io::Result<bool> {
-    if let Some(error) = stream.take_error()? {
-        return Err(error);
-    }
-    match stream.peer_addr() {
-        Ok(_) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(false),
-        Err(error) => Err(error),
-    }
-}
-
-/// Reads what has arrived and answers it; `true` at the end of the handshake.
-fn answer(stream: &TcpStream, handshake: &mut ClientHandshake) -> Result<bool, Failure> {
-    let mut buffer = [0; 512];
-    loop {
-        let arrived = match socket::receive_bytes(stream, &mut buffer) {
-            Moved::Bytes(bytes) => bytes,
-            Moved::Later => return Ok(false),
-            // A crowded listener drops the oldest connection; there is room again soon.
-            Moved::End => return Err(Failure::Retry(handshake.closed().to_string())),
-            Moved::Broken(error) => return Err(Failure::Retry(error.to_string())),
+            Ok(None) => format!(
+                "not accepted within {} s; see whether the peer still runs and calls accept",
+                CONNECT_TIME.as_secs()
+            ),
+            Err(why) => why,
         };
-        let mut input = &buffer[..arrived];
-        loop {
-            match handshake.receive(&mut input) {
-                Ok(Step::NeedMore) => break,
-                Ok(Step::Send(message)) => send(stream, &message)?,
-                Ok(Step::Done(_)) if input.is_empty() => return Ok(true),
-                Ok(Step::Done(_)) => {
-                    let why = "bytes behind the handshake; both sides must run the same plugin";
-                    return Err(Failure::Final(why.to_owned()));
-                }
-                Err(error) => return Err(Failure::Final(error.to_string())),
-            }
-        }
+        let peer = self.peer.to_string();
+        Err(PluginError::Connect { peer, why }.into())
     }
-}
-
-fn send(stream: &TcpStream, message: &Message) -> Result<(), Failure> {
-    // A few hundred bytes on a fresh connection always fit its buffer.
-    match socket::send_bytes(stream, message) {
-        Moved::Bytes(sent) if sent == message.len() => Ok(()),
-        Moved::Broken(error) => Err(Failure::Retry(error.to_string())),
-        _ => Err(Failure::Final(
-            "the fresh connection takes no bytes".to_owned(),
-        )),
-    }
-}
-
-fn fatal(error: io::Error) -> Failure {
-    Failure::Final(format!(
-        "{error}; see whether the peer still listens and no firewall is between"
-    ))
 }

@@ -84,6 +84,14 @@ pub enum PluginError {
         /// Bytes of the message, 0 when its header had not arrived.
         total: u64,
     },
+    /// The lanes that carry the peer's large messages broke.
+    #[error("{comm}: {why}; messages are lost, look at the peer's log for why it ended")]
+    LanesEnded {
+        /// Comm description.
+        comm: String,
+        /// What broke.
+        why: String,
+    },
     /// The bytes on the connection are not what the protocol says.
     #[error(
         "{comm}: expected {expected}, got {arrived}; the connection is unusable, both sides must run the same plugin version"
@@ -184,6 +192,7 @@ impl PluginError {
             Self::System { .. }
             | Self::Connect { .. }
             | Self::PeerClosed { .. }
+            | Self::LanesEnded { .. }
             | Self::NoInterface { .. } => ResultCode::SystemError,
             Self::RefusedByPeer { .. } => ResultCode::RemoteError,
             Self::InvalidArgument(_)

@@ -1,7 +1,8 @@
 //! What `listen` hands out and `connect` reads.
 //!
 //! Little endian: magic 8, version u16, address family u16 (4 or 6), port u16, reserved u16,
-//! address 16, secret 16, listen id u64, the rest zero.
+//! address 16, secret 16, listen id u64, and of the door for lanes: port u16 (0: none), reserved 6,
+//! process u64, secret 16; the rest zero.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -10,7 +11,7 @@ use nccl_net::export::PeerHandle;
 use crate::error::PluginError;
 
 const MAGIC: [u8; 8] = *b"tcpxnet\x01";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 const FAMILY_V4: u16 = 4;
 const FAMILY_V6: u16 = 6;
 
@@ -23,6 +24,27 @@ pub struct Handle {
     pub secret: [u8; 16],
     /// Number of the listen comm in its process, for the logs of both sides.
     pub listen_id: u64,
+    /// Where lanes of the connecting process are welcome, if they are.
+    pub door: Option<Door>,
+}
+
+/// Where a process takes lanes. `Debug` leaves the secret out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Door {
+    /// Port at the handle's address.
+    pub port: u16,
+    /// Names the process among others at the same address, now or earlier.
+    pub process: u64,
+    /// Key of the lanes' handshake.
+    pub secret: [u8; 16],
+}
+
+impl std::fmt::Debug for Door {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Door")
+            .field("port", &self.port)
+            .finish_non_exhaustive()
+    }
 }
 
 impl std::fmt::Debug for Handle {
@@ -30,6 +52,7 @@ impl std::fmt::Debug for Handle {
         f.debug_struct("Handle")
             .field("address", &self.address)
             .field("listen_id", &self.listen_id)
+            .field("door", &self.door)
             .finish_non_exhaustive()
     }
 }
@@ -54,6 +77,11 @@ impl Handle {
         bytes[12..14].copy_from_slice(&self.address.port().to_le_bytes());
         bytes[32..48].copy_from_slice(&self.secret);
         bytes[48..56].copy_from_slice(&self.listen_id.to_le_bytes());
+        if let Some(door) = &self.door {
+            bytes[56..58].copy_from_slice(&door.port.to_le_bytes());
+            bytes[64..72].copy_from_slice(&door.process.to_le_bytes());
+            bytes[72..88].copy_from_slice(&door.secret);
+        }
         PeerHandle(bytes)
     }
 
@@ -88,6 +116,11 @@ impl Handle {
             address: SocketAddr::new(ip, port),
             secret: array(&bytes[32..48]),
             listen_id: u64::from_le_bytes(array(&bytes[48..56])),
+            door: (u16_at(56) != 0).then(|| Door {
+                port: u16_at(56),
+                process: u64::from_le_bytes(array(&bytes[64..72])),
+                secret: array(&bytes[72..88]),
+            }),
         })
     }
 }
@@ -110,13 +143,20 @@ mod tests {
             address: address.parse().unwrap(),
             secret: *b"0123456789abcdef",
             listen_id: 77,
+            door: Some(Door {
+                port: 4001,
+                process: u64::MAX - 1,
+                secret: *b"fedcba9876543210",
+            }),
         }
     }
 
     #[test]
     fn both_families_survive_the_round_trip() {
         for address in ["127.0.0.1:4000", "[fd00::12:34]:65535"] {
-            let handle = handle(address);
+            let mut handle = handle(address);
+            assert_eq!(Handle::decode(&handle.encode()).unwrap(), handle);
+            handle.door = None;
             assert_eq!(Handle::decode(&handle.encode()).unwrap(), handle);
         }
     }
@@ -137,7 +177,12 @@ mod tests {
 
     #[test]
     fn the_secret_stays_out_of_debug_output() {
-        let text = format!("{:?}", handle("127.0.0.1:4000"));
-        assert!(!text.contains("48") && !text.contains("secret"), "{text}");
+        let handle = handle("127.0.0.1:4000");
+        for text in [format!("{handle:?}"), format!("{:?}", handle.encode())] {
+            // The first bytes of both secrets, as lists of numbers show them.
+            for shown in ["48, 49", "102, 101", "secret"] {
+                assert!(!text.contains(shown), "{text}");
+            }
+        }
     }
 }

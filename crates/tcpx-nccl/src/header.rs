@@ -1,37 +1,64 @@
 //! What travels on a connection beside payload.
 //!
-//! Little endian, 24 bytes each. Sender to receiver, before each payload: magic u32, flags u32
-//! (0), sequence u64 (from 0, one more each), size u64. Receiver to sender, only when it refuses
-//! a message: magic u32, flags u32 (0), sequence u64, bytes it had posted u64.
+//! Little endian, 24 bytes each: magic u32, flags u32 (0), two words u64.
+//!
+//! | record | from | words |
+//! |---|---|---|
+//! | message | sender, before its payload | sequence (from 0, rising), bytes |
+//! | join | sender, first of all, when it has lanes | the group of its lanes, 16 bytes |
+//! | end | sender, last of all, when nothing is lost | messages sent in all, 0 |
+//! | refusal | receiver | sequence of the message that it cannot take, bytes it had posted |
+//! | grant | receiver | receives posted in all, stream number for lanes (0: no grants any more) |
+//!
+//! A sequence that a message's header leaves out belongs to a message that came over lanes.
 
-/// Bytes of a header or a refusal.
+use crate::lanes::chunk::GroupId;
+
+/// Bytes of a record.
 pub(crate) const HEADER_BYTES: usize = 24;
 const MESSAGE: u32 = u32::from_le_bytes(*b"TxMs");
 const REFUSAL: u32 = u32::from_le_bytes(*b"TxRf");
+const JOIN: u32 = u32::from_le_bytes(*b"TxJn");
+const END: u32 = u32::from_le_bytes(*b"TxEn");
+const GRANT: u32 = u32::from_le_bytes(*b"TxGr");
 
-/// One decoded record.
+/// The words of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
-    /// Message number of the connection.
+    /// First word: a message's number, or a count of them.
     pub(crate) sequence: u64,
-    /// Message bytes, or in a refusal the bytes that were posted.
+    /// Second word: bytes, or what the record says.
     pub(crate) size: u64,
 }
 
-/// Which record is expected.
+/// Which record it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Record {
     /// Announces a payload.
     Message,
     /// Refuses a message.
     Refusal,
+    /// Names the sender's lanes.
+    Join,
+    /// Says that everything was sent.
+    End,
+    /// Lets messages take lanes.
+    Grant,
 }
+
+/// What a sender may say, in words for an error.
+pub(crate) const FROM_SENDER: [Record; 3] = [Record::Message, Record::Join, Record::End];
+/// What a receiver may say.
+pub(crate) const FROM_RECEIVER: [Record; 2] = [Record::Refusal, Record::Grant];
 
 impl Record {
     const fn magic(self) -> u32 {
         match self {
             Self::Message => MESSAGE,
             Self::Refusal => REFUSAL,
+            Self::Join => JOIN,
+            Self::End => END,
+            Self::Grant => GRANT,
         }
     }
 }
@@ -45,45 +72,50 @@ impl Header {
         bytes
     }
 
-    /// Reads a record; the error says what was expected and what arrived.
+    /// Reads one of the records `expected`; the error says what was expected and what arrived.
     pub(crate) fn decode(
-        record: Record,
+        expected: &[Record],
         bytes: &[u8; HEADER_BYTES],
-    ) -> Result<Self, (String, String)> {
-        let [m0, m1, m2, m3, f0, f1, f2, f3, rest @ ..] = *bytes;
-        let magic = u32::from_le_bytes([m0, m1, m2, m3]);
-        let flags = u32::from_le_bytes([f0, f1, f2, f3]);
-        if magic != record.magic() {
+    ) -> Result<(Record, Self), (String, String)> {
+        let word = |at: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_le_bytes(word)
+        };
+        // The low half is the magic, the high half the flags.
+        let (magic, flags) = (word(0) as u32, word(0) >> 32);
+        let Some(record) = expected.iter().find(|record| record.magic() == magic) else {
             return Err((
-                format!("{record:?} magic {:#010x}", record.magic()),
-                format!("{magic:#010x}"),
+                format!("one of {expected:?}"),
+                format!("magic {magic:#010x}"),
             ));
-        }
+        };
         if flags != 0 {
             return Err(("flags 0".to_owned(), format!("{flags:#x}")));
         }
-        let [
-            s0,
-            s1,
-            s2,
-            s3,
-            s4,
-            s5,
-            s6,
-            s7,
-            z0,
-            z1,
-            z2,
-            z3,
-            z4,
-            z5,
-            z6,
-            z7,
-        ] = rest;
-        Ok(Self {
-            sequence: u64::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7]),
-            size: u64::from_le_bytes([z0, z1, z2, z3, z4, z5, z6, z7]),
-        })
+        let header = Self {
+            sequence: word(8),
+            size: word(16),
+        };
+        Ok((*record, header))
+    }
+
+    /// A record that names lanes.
+    pub(crate) fn of_group(group: &GroupId) -> Self {
+        let [first @ .., _, _, _, _, _, _, _, _] = *group;
+        let [_, _, _, _, _, _, _, _, second @ ..] = *group;
+        Self {
+            sequence: u64::from_le_bytes(first),
+            size: u64::from_le_bytes(second),
+        }
+    }
+
+    /// The lanes that a record names.
+    pub(crate) fn group(self) -> GroupId {
+        let mut group = GroupId::default();
+        group[..8].copy_from_slice(&self.sequence.to_le_bytes());
+        group[8..].copy_from_slice(&self.size.to_le_bytes());
+        group
     }
 }
 
@@ -91,20 +123,25 @@ impl Header {
 mod tests {
     use super::*;
 
+    const ALL: [Record; 5] = [
+        Record::Message,
+        Record::Refusal,
+        Record::Join,
+        Record::End,
+        Record::Grant,
+    ];
+
     #[test]
     fn records_survive_the_round_trip_and_are_not_taken_for_each_other() {
         let header = Header {
             sequence: u64::MAX - 3,
             size: 5 << 40,
         };
-        for record in [Record::Message, Record::Refusal] {
+        for record in ALL {
             let bytes = header.encode(record);
-            assert_eq!(Header::decode(record, &bytes), Ok(header));
-            let other = match record {
-                Record::Message => Record::Refusal,
-                Record::Refusal => Record::Message,
-            };
-            assert!(Header::decode(other, &bytes).is_err());
+            assert_eq!(Header::decode(&ALL, &bytes), Ok((record, header)));
+            let others: Vec<Record> = ALL.into_iter().filter(|other| *other != record).collect();
+            assert!(Header::decode(&others, &bytes).is_err());
         }
     }
 
@@ -116,7 +153,13 @@ mod tests {
         }
         .encode(Record::Message);
         bytes[5] = 1;
-        let (expected, arrived) = Header::decode(Record::Message, &bytes).unwrap_err();
+        let (expected, arrived) = Header::decode(&FROM_SENDER, &bytes).unwrap_err();
         assert_eq!((expected.as_str(), arrived.as_str()), ("flags 0", "0x100"));
+    }
+
+    #[test]
+    fn a_group_survives_as_two_words() {
+        let group = *b"0123456789abcdef";
+        assert_eq!(Header::of_group(&group).group(), group);
     }
 }

@@ -1,12 +1,15 @@
 //! What arrives on a connection, and where it goes.
 
+mod lanes;
+mod stalls;
+
 use std::net::TcpStream;
-use std::time::Instant;
 
 use nccl_net::export::Buffer;
 
 use crate::error::PluginError;
-use crate::header::{HEADER_BYTES, Header, Record};
+use crate::header::{FROM_SENDER, HEADER_BYTES, Header, Record};
+use crate::landing::Landing;
 use crate::log::Log;
 use crate::ring::Ring;
 use crate::scatter::{Landed, Room, Scatter};
@@ -28,7 +31,7 @@ pub(crate) enum Target {
 /// How far a receive is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Posted; its header has not arrived.
+    /// Posted; neither its header has arrived nor all of it over lanes.
     Posted,
     /// The message is announced and waits for pages of the pool.
     Announced,
@@ -81,11 +84,19 @@ pub(crate) struct Inbound {
     header_bytes: usize,
     spans: Vec<Span>,
     failure: Option<PluginError>,
+    /// Messages that the sender sent before it closed in order.
+    sent_in_all: Option<u64>,
     stall: Stall,
+    pub(crate) lanes: Option<Landing>,
 }
 
 impl Inbound {
-    pub(crate) fn new(stream: TcpStream, name: String, scatter: Option<Scatter>) -> Self {
+    pub(crate) fn new(
+        stream: TcpStream,
+        name: String,
+        scatter: Option<Scatter>,
+        lanes: Option<Landing>,
+    ) -> Self {
         Self {
             name,
             stream,
@@ -97,7 +108,9 @@ impl Inbound {
             header_bytes: 0,
             spans: Vec::with_capacity(MAX_SPANS),
             failure: None,
+            sent_in_all: None,
             stall: Stall::new(),
+            lanes,
         }
     }
 
@@ -109,9 +122,15 @@ impl Inbound {
     /// Reads what has arrived for the posted receives, and nothing beyond them.
     pub(crate) fn progress(&mut self, log: &Log) -> Result<(), PluginError> {
         self.alive()?;
-        match self.settle().and_then(|()| self.read()) {
+        let result = self
+            .settle()
+            .and_then(|()| self.read())
+            .and_then(|moved| Ok(self.look_at_lanes()? || moved));
+        match result {
             Ok(true) => self.stall.moved(),
-            Ok(false) if self.settled == self.ring.posted() => self.stall.moved(),
+            Ok(false) if self.settled == self.ring.posted() || self.ring.is_empty() => {
+                self.stall.moved();
+            }
             Ok(false) => self.report_stall(log),
             Err(error) => {
                 // Receives that ended before stay good; the rest gets this answer for ever.
@@ -144,16 +163,18 @@ impl Inbound {
     fn read(&mut self) -> Result<bool, PluginError> {
         let mut budget = CALL_BUDGET;
         while self.next < self.ring.posted() && budget > 0 {
-            let Some(request) = self.ring.by_sequence(self.next) else {
-                return Err(self.protocol("a posted receive", "none"));
+            // A receive that lanes filled may have been reported before another header came.
+            let phase = match self.ring.by_sequence(self.next) {
+                Some(request) => request.phase,
+                None if self.lanes.is_some() => Phase::Posted,
+                None => return Err(self.protocol("a posted receive", "none")),
             };
-            let phase = request.phase;
             if phase == Phase::Announced && !self.make_room() {
                 break;
             }
             let bytes = match phase {
-                Phase::Posted => self.read_header()?,
-                _ => self.read_payload()?,
+                Phase::Announced | Phase::Payload => self.read_payload()?,
+                _ => self.read_header()?,
             };
             let Some(bytes) = bytes else { break };
             budget = budget.saturating_sub(bytes);
@@ -162,7 +183,7 @@ impl Inbound {
         Ok(budget < CALL_BUDGET)
     }
 
-    /// Reads the rest of a header; `None` when it has not arrived.
+    /// Reads the rest of a header; `None` when it has not arrived, or is for a later receive.
     fn read_header(&mut self) -> Result<Option<usize>, PluginError> {
         let mut bytes = 0;
         if self.header_bytes < HEADER_BYTES {
@@ -177,21 +198,45 @@ impl Inbound {
                 return Ok(Some(bytes));
             }
         }
-        self.header_bytes = 0;
-        self.announced()?;
+        let (record, header) = Header::decode(&FROM_SENDER, &self.header)
+            .map_err(|(expected, arrived)| self.protocol(expected, arrived))?;
+        match record {
+            Record::Message => {
+                if header.sequence >= self.ring.posted() && self.lanes.is_some() {
+                    // Its receive is not posted yet; those before it are the lanes' to fill.
+                    return Ok(None);
+                }
+                self.header_bytes = 0;
+                self.announced(header)?;
+            }
+            Record::Join => {
+                self.header_bytes = 0;
+                self.join(header)?;
+            }
+            _ => {
+                self.header_bytes = 0;
+                self.sent_in_all = Some(header.sequence);
+            }
+        }
         Ok(Some(bytes))
     }
 
     /// A whole header is there: checks it against the receive whose turn it is.
-    fn announced(&mut self) -> Result<(), PluginError> {
-        let header = Header::decode(Record::Message, &self.header)
-            .map_err(|(expected, arrived)| self.protocol(expected, arrived))?;
-        let sequence = self.next;
-        if header.sequence != sequence {
+    fn announced(&mut self, header: Header) -> Result<(), PluginError> {
+        let sequence = header.sequence;
+        let skips = self.lanes.as_ref().is_some_and(Landing::is_joined);
+        if sequence < self.next || (sequence > self.next && !skips) {
             return Err(self.protocol(
+                format!("message {}", self.next),
                 format!("message {sequence}"),
-                format!("message {}", header.sequence),
             ));
+        }
+        // What it leaves out comes over lanes.
+        self.next = sequence;
+        if let Some(lanes) = &mut self.lanes
+            && !lanes.comes_inline(sequence, header.size)
+        {
+            return Err(self.protocol("each message once", format!("message {sequence} twice")));
         }
         let Some(request) = self.ring.by_sequence(sequence) else {
             return Err(self.protocol("a posted receive", "none"));
@@ -240,6 +285,7 @@ impl Inbound {
     /// Reads payload, and the next header behind it when a receive for that is posted.
     fn read_payload(&mut self) -> Result<Option<usize>, PluginError> {
         let number = self.next;
+        // With lanes the next header need not be for the next receive; it is kept until it fits.
         let another = number + 1 < self.ring.posted();
         let Some(request) = self.ring.by_sequence(number) else {
             return Ok(None);
@@ -347,38 +393,6 @@ impl Inbound {
             comm: self.name.clone(),
             expected: expected.into(),
             arrived: arrived.into(),
-        }
-    }
-
-    fn report_stall(&mut self, log: &Log) {
-        let Some(stalled) = self.stall.waiting(Instant::now()) else {
-            return;
-        };
-        let sequence = self.next;
-        let seconds = stalled.as_secs();
-        let name = &self.name;
-        let Some(request) = self.ring.by_sequence(sequence) else {
-            let settled = self.settled;
-            log.warn(&format!(
-                "{name}: receive {settled} waits {seconds} s for its copy to the GPU; the GPU may be \
-                 blocked by a kernel that does not end"
-            ));
-            return;
-        };
-        let (received, size) = (request.received, request.size);
-        match request.phase {
-            // A receive may be posted long before its message: worth a line, not a warning.
-            Phase::Posted => log.info(&format!(
-                "{name}: waiting {seconds} s for message {sequence}; the peer has sent nothing"
-            )),
-            Phase::Announced => log.warn(&format!(
-                "{name}: message {sequence} of {size} bytes waits {seconds} s for pages of the pool; \
-                 consume finished receives or raise TCPX_NET_POOL_BYTES"
-            )),
-            _ => log.warn(&format!(
-                "{name}: no byte arrived for {seconds} s; message {sequence} has {received} of {size} \
-                 bytes; see whether the sender still runs"
-            )),
         }
     }
 }

@@ -6,8 +6,10 @@ use std::path::Path;
 
 use crate::error::PluginError;
 
-/// Speed of an interface that does not tell, in Mb/s.
-const UNKNOWN_SPEED_MBPS: i32 = 10_000;
+/// Speed of an adapter that does not tell, in Mb/s: virtual ones in clouds do not.
+const UNKNOWN_SPEED_MBPS: i32 = 100_000;
+/// Speed of an interface without an adapter, such as loopback: as fast as the cores copy.
+const MEMORY_SPEED_MBPS: i32 = 400_000;
 
 /// One interface with an address to listen on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +34,10 @@ impl Interface {
             .ok()
             .and_then(|text| text.trim().parse().ok())
             .filter(|speed| *speed > 0)
-            .unwrap_or(UNKNOWN_SPEED_MBPS)
+            .unwrap_or_else(|| match self.pci_path() {
+                Some(_) => UNKNOWN_SPEED_MBPS,
+                None => MEMORY_SPEED_MBPS,
+            })
     }
 }
 
@@ -234,6 +239,6 @@ mod tests {
         let lo = all.iter().find(|i| i.loopback).unwrap();
         assert!(lo.address.is_loopback(), "{lo:?}");
         assert_eq!(lo.pci_path(), None);
-        assert_eq!(lo.speed_mbps(), UNKNOWN_SPEED_MBPS);
+        assert_eq!(lo.speed_mbps(), MEMORY_SPEED_MBPS);
     }
 }

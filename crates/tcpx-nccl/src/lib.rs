@@ -1,7 +1,8 @@
 //! libnccl-net-tcpx.so: tcpx as a network plugin for NCCL, and the historic device-unpack plugin.
 //!
 //! One TCP connection for each comm, driven in the caller's thread inside `isend`, `irecv` and
-//! `test`. By default the plugin serves host memory. With `TCPX_NET_DEVICE=unpack` it serves
+//! `test`, for small messages and for order; large ones take lanes that all comms to one peer
+//! process share, driven by event loops (`lanes`). By default the plugin serves host memory. With `TCPX_NET_DEVICE=unpack` it serves
 //! device memory the way GPUDirect-TCPX does: payload lands in pages of a pool, a queue says
 //! which fragment belongs where, and the consumer gathers.
 //!
@@ -19,13 +20,21 @@
 //! | `TCPX_NET_POOL` | pool of device receives: `pinned` or `gpu` | `pinned` |
 //! | `TCPX_NET_POOL_BYTES` | pool of each receive comm, bytes | 16777216 |
 //! | `TCPX_NET_STANDIN` | `host`: host memory stands in for device memory | unset |
+//! | `TCPX_NET_LANES` | connections to each peer process for large messages; 0: none | as `TCPX_NET_THREADS`, at least 2 |
+//! | `TCPX_NET_THREADS` | event loops a direction | 3 for 8 cores, at most 12 |
+//! | `TCPX_NET_RAILS` | devices that an interface stands for | 8 |
+//! | `TCPX_NET_INLINE_BYTES` | messages above take lanes | 65536 |
+//! | `TCPX_NET_CHUNK_BYTES` | largest part of a message on one lane | 262144 |
 //! | `NCCL_SOCKET_IFNAME` | interfaces: prefixes, `=` exact names, `^` all but these | first that is not loopback |
 //! | `TCPX_PORT_RANGE` | `lo-hi` for listening ports | any free port |
 
+mod admission;
 mod config;
 mod connector;
 mod copies;
 mod device;
+mod dialer;
+mod environment;
 mod error;
 mod fragments;
 mod gpu_pool;
@@ -33,10 +42,13 @@ mod handle;
 mod header;
 mod inbound;
 mod interfaces;
+mod landing;
+mod lanes;
 mod listener;
 mod log;
 mod memory;
 mod pages;
+mod pin;
 mod plugin;
 mod receive;
 mod ring;
@@ -46,6 +58,7 @@ mod shuffle;
 mod socket;
 mod staging;
 mod stall;
+mod tuner;
 
 use std::ffi::{CStr, c_char};
 
@@ -58,8 +71,10 @@ pub use memory::Memory;
 pub use plugin::TcpxPlugin;
 pub use receive::RecvComm;
 pub use send::SendComm;
+pub use tuner::TcpxTuner;
 
 nccl_net::export_plugin!(TcpxPlugin: v6, v7, v8, v9, v10, v11, v12);
+nccl_net::export_tuner!(TcpxTuner);
 
 /// `build_id` with the terminating zero of a C string.
 const BUILD_ID: &CStr =

@@ -1,8 +1,9 @@
 //! The plugin as a host program sees it: devices, listening, connecting.
 
 use std::ffi::CStr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use nccl_net::constants::{MAX_NET_BYTES, UNPACK_MAX_RECEIVE_BYTES};
 use nccl_net::export::{HostLogger, NetError, NetPlugin, PeerHandle};
@@ -11,16 +12,31 @@ use nccl_net::{DeviceOffload, PointerSupport, Properties};
 use crate::config::{Config, Mode};
 use crate::connector::Connector;
 use crate::error::PluginError;
-use crate::handle::Handle;
+use crate::handle::{Door, Handle};
 use crate::interfaces::{self, Interface};
+use crate::lanes::carriage::Route;
+use crate::lanes::runtime::Runtime;
 use crate::listener::ListenComm;
 use crate::log::Log;
 use crate::memory::Memory;
 use crate::receive::RecvComm;
 use crate::send::SendComm;
+use crate::{environment, tuner};
 
 /// Comms that a device may have; connections are all that limits them.
 const MAX_COMMS: i32 = 65_536;
+
+/// Devices that one interface stands for. NCCL gives a pair of processes two channels, and one for
+/// each further device whose speed the GPU's bus can still take; in all no more than 16, which
+/// keeps its search for rings short.
+const fn rails_for(interfaces: usize) -> usize {
+    match interfaces {
+        0..=2 => 8,
+        3..=4 => 4,
+        5..=8 => 2,
+        _ => 1,
+    }
+}
 
 /// The plugin. NCCL chooses it by the name `TCPX`.
 #[derive(Debug)]
@@ -32,12 +48,52 @@ pub struct TcpxPlugin {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: Config,
-    pub(crate) log: Log,
+    pub(crate) log: Arc<Log>,
     interfaces: Vec<Interface>,
+    rails: usize,
+    /// Sends of all comms that are under way.
+    pub(crate) sends: AtomicUsize,
     numbers: AtomicU64,
+    /// Lives as long as a comm uses it.
+    runtime: Mutex<Weak<Runtime>>,
 }
 
 impl Shared {
+    /// The lanes' part of the process; `None` where large messages take no lanes.
+    pub(crate) fn runtime(&self) -> Result<Option<Arc<Runtime>>, PluginError> {
+        if self.config.mode != Mode::Host || self.config.lanes == Some(0) {
+            return Ok(None);
+        }
+        let mut runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(running) = runtime.upgrade() {
+            if running.is_ours() {
+                return Ok(Some(running));
+            }
+            // A fork's copy: its threads are in the other process, and ending it is not our part.
+            std::mem::forget(running);
+        }
+        let started = Arc::new(Runtime::start(self)?);
+        *runtime = Arc::downgrade(&started);
+        Ok(Some(started))
+    }
+
+    /// The lanes to the process behind a door; `None` where there are none.
+    pub(crate) fn lanes_to(
+        &self,
+        local: SocketAddr,
+        address: SocketAddr,
+        door: &Door,
+    ) -> Result<Option<Route>, PluginError> {
+        let Some(runtime) = self.runtime()? else {
+            return Ok(None);
+        };
+        let set = runtime.lanes_to(local, address, door)?;
+        Ok(set.map(|set| Route {
+            set,
+            _runtime: runtime,
+        }))
+    }
+
     /// A number that names a comm or listener in this process's log lines.
     pub(crate) fn number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed)
@@ -54,11 +110,17 @@ impl Shared {
 
     pub(crate) fn interface(&self, device: usize) -> Result<&Interface, PluginError> {
         self.interfaces
-            .get(device)
-            .ok_or(PluginError::NoSuchDevice {
+            .get(device % self.interfaces.len().max(1))
+            .filter(|_| device < self.devices())
+            .ok_or_else(|| PluginError::NoSuchDevice {
                 device: device as i64,
-                count: self.interfaces.len(),
+                count: self.devices(),
             })
+    }
+
+    /// Each interface stands for several devices: the first of every interface, then the second.
+    fn devices(&self) -> usize {
+        self.interfaces.len() * self.rails
     }
 }
 
@@ -77,10 +139,14 @@ impl TcpxPlugin {
     /// Starts the plugin with given settings.
     pub fn with_config(config: Config, logger: HostLogger) -> Result<Self, PluginError> {
         let interfaces = interfaces::choose(&config.interfaces, interfaces::list()?)?;
-        let log = Log::new(logger);
+        let log = Arc::new(Log::new(logger));
+        let rails = match config.mode {
+            Mode::Host => config.rails.unwrap_or_else(|| rails_for(interfaces.len())),
+            Mode::Unpack => 1,
+        };
         let names: Vec<&str> = interfaces.iter().map(|i| i.name.as_str()).collect();
         log.info(&format!(
-            "{}, interfaces {}, {}",
+            "{}, interfaces {}, {rails} devices each, {}",
             crate::build_id(),
             names.join(", "),
             match config.mode {
@@ -102,7 +168,10 @@ impl TcpxPlugin {
                 config,
                 log,
                 interfaces,
+                rails,
+                sends: AtomicUsize::new(0),
                 numbers: AtomicU64::new(0),
+                runtime: Mutex::new(Weak::new()),
             }),
         })
     }
@@ -120,11 +189,16 @@ impl NetPlugin for TcpxPlugin {
     type Recv = RecvComm;
 
     fn init(logger: HostLogger) -> Result<Self, NetError> {
-        Ok(Self::with_config(Config::from_environment()?, logger)?)
+        let plugin = Self::with_config(Config::from_environment()?, logger)?;
+        if plugin.shared.config.mode == Mode::Host {
+            environment::choose(&plugin.shared.log, |name| std::env::var_os(name));
+            tuner::enable();
+        }
+        Ok(plugin)
     }
 
     fn devices(&self) -> Result<usize, NetError> {
-        Ok(self.shared.interfaces.len())
+        Ok(self.shared.devices())
     }
 
     fn properties(&self, device: usize) -> Result<Properties, NetError> {
@@ -137,12 +211,18 @@ impl NetPlugin for TcpxPlugin {
                 UNPACK_MAX_RECEIVE_BYTES,
             ),
         };
+        let rails = self.shared.rails;
+        let name = match device / self.shared.interfaces.len() {
+            0 => interface.name.clone(),
+            rail => format!("{}-{}", interface.name, rail + 1),
+        };
         Ok(Properties {
-            name: interface.name.clone(),
+            name,
             pci_path: interface.pci_path(),
             guid: device as u64,
             pointer_support,
-            speed_mbps: interface.speed_mbps(),
+            // Together they have the speed of the interface; at most 16, so it stays positive.
+            speed_mbps: (interface.speed_mbps() / rails as i32).max(1),
             max_comms: MAX_COMMS,
             max_recvs: 1,
             offload,

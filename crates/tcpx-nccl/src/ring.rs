@@ -32,6 +32,15 @@ impl<T> Ring<T> {
         self.posted
     }
 
+    /// Requests outstanding.
+    pub(crate) const fn len(&self) -> usize {
+        self.outstanding
+    }
+
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.outstanding == 0
+    }
+
     pub(crate) fn is_full(&self) -> bool {
         self.outstanding >= MAX_OUTSTANDING || self.slots[index(self.posted)].is_some()
     }
@@ -58,6 +67,30 @@ impl<T> Ring<T> {
 
     pub(crate) fn by_id(&mut self, id: RequestId) -> Option<&mut T> {
         self.slots.get_mut(usize::try_from(id.0).ok()?)?.as_mut()
+    }
+
+    /// The request with its sequence number.
+    pub(crate) fn find(&mut self, id: RequestId) -> Option<(u64, &mut T)> {
+        let limit = RequestId::LIMIT as u64;
+        let at = u64::from(id.0);
+        // The last number below `posted` that has this id.
+        let rounds = self.posted.checked_sub(at + 1)? / limit;
+        Some((rounds * limit + at, self.by_id(id)?))
+    }
+
+    /// Sequence number of the oldest request.
+    pub(crate) fn oldest(&self) -> Option<u64> {
+        let first = self.posted.saturating_sub(RequestId::LIMIT as u64);
+        (first..self.posted).find(|sequence| self.slots[index(*sequence)].is_some())
+    }
+
+    /// Whether every request passes, with its sequence number.
+    pub(crate) fn all(&self, mut test: impl FnMut(u64, &T) -> bool) -> bool {
+        let first = self.posted.saturating_sub(RequestId::LIMIT as u64);
+        (first..self.posted).all(|sequence| match &self.slots[index(sequence)] {
+            Some(request) => test(sequence, request),
+            None => true,
+        })
     }
 
     pub(crate) fn remove(&mut self, id: RequestId) -> Option<T> {
@@ -94,6 +127,8 @@ mod tests {
         assert_eq!(ring.remove(ids[0]), None);
         assert_eq!(ring.by_sequence(16), Some(&mut 16));
         assert_eq!(ring.by_sequence(17), None);
+        assert_eq!(ring.find(next), Some((16, &mut 16)));
+        assert_eq!(ring.find(RequestId(17)), None);
         assert_eq!(ring.by_id(RequestId(99)), None);
     }
 

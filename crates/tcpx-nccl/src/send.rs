@@ -1,8 +1,11 @@
 //! The sending side of a connection: requests, framing, progress.
 
+mod lanes;
+mod replies;
+
 use std::net::TcpStream;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 use nccl_net::export::{Buffer, MemoryRegion, NetComm, NetError, NetSend, RequestId};
 use tcpx_memory::RegionSlice;
@@ -11,6 +14,7 @@ use crate::config::Mode;
 use crate::device::Device;
 use crate::error::PluginError;
 use crate::header::{HEADER_BYTES, Header, Record};
+use crate::lanes::carriage::Carriage;
 use crate::memory::{Memory, Place};
 use crate::plugin::Shared;
 use crate::ring::Ring;
@@ -20,6 +24,8 @@ use crate::stall::Stall;
 
 /// Bytes that one call may put on the wire before it returns to its caller.
 const CALL_BUDGET: usize = 8 << 20;
+/// Tests of a message on lanes between two looks at the comm's own connection.
+const POLLS_BETWEEN_LOOKS: u32 = 32;
 
 /// Where the bytes of a send come from.
 #[derive(Clone, Debug)]
@@ -30,13 +36,25 @@ pub(crate) enum Source {
     Device(RegionSlice),
 }
 
+/// How far a send is.
+enum Progress {
+    /// Its turn has not come, or not ended.
+    Waiting,
+    /// Lanes have all of it.
+    OnLanes,
+    /// Its memory is free again.
+    Done,
+}
+
 /// One send.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) source: Source,
     pub(crate) size: usize,
-    /// Header and payload bytes in the socket.
+    /// Header and payload bytes in the socket; of a message that takes lanes, bytes queued.
     written: usize,
+    /// It goes over lanes.
+    on_lanes: bool,
 }
 
 impl Request {
@@ -61,18 +79,51 @@ struct State {
     name: String,
     stream: TcpStream,
     ring: Ring<Request>,
-    /// Sequence of the request that is on the wire.
+    /// Sequence of the request whose turn it is.
     next: u64,
     staging: Option<Staging>,
-    refusal: [u8; HEADER_BYTES],
-    refusal_bytes: usize,
+    record: [u8; HEADER_BYTES],
+    record_bytes: usize,
     failure: Option<PluginError>,
     stall: Stall,
+    carriage: Option<Carriage>,
+    /// Receives that the receiver has granted, its number for this comm, and whether it goes on.
+    granted: u64,
+    stream_number: u64,
+    granting: bool,
+    /// Messages above take lanes, by what else was under way when the last one was posted.
+    lanes_above: usize,
+    /// Calls of `test` that found their message on its way over lanes.
+    polls: u32,
+    lane_moves: u64,
 }
 
 impl SendComm {
-    pub(crate) fn new(shared: Arc<Shared>, stream: TcpStream, name: String) -> Self {
-        Self {
+    /// A comm on an authenticated connection, with the lanes for its large messages.
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        stream: TcpStream,
+        name: String,
+        carriage: Option<Carriage>,
+    ) -> Result<Self, PluginError> {
+        if let Some(carriage) = &carriage {
+            let join = Header::of_group(&carriage.set().group()).encode(Record::Join);
+            // 24 bytes on a fresh connection always fit its buffer.
+            match socket::send_bytes(&stream, &join) {
+                Moved::Bytes(HEADER_BYTES) => {}
+                moved => {
+                    return Err(PluginError::PeerClosed {
+                        comm: name,
+                        why: format!("a fresh connection takes no bytes: {moved:?}"),
+                        sequence: 0,
+                        done: 0,
+                        total: 0,
+                    });
+                }
+            }
+        }
+        let lanes_above = shared.config.inline_bytes;
+        Ok(Self {
             shared,
             state: Mutex::new(State {
                 name,
@@ -80,12 +131,19 @@ impl SendComm {
                 ring: Ring::new(),
                 next: 0,
                 staging: None,
-                refusal: [0; HEADER_BYTES],
-                refusal_bytes: 0,
+                record: [0; HEADER_BYTES],
+                record_bytes: 0,
                 failure: None,
                 stall: Stall::new(),
+                carriage,
+                granted: 0,
+                stream_number: 0,
+                granting: false,
+                lanes_above,
+                polls: 0,
+                lane_moves: 0,
             }),
-        }
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -112,20 +170,25 @@ impl NetComm for SendComm {
 
     fn test(&self, request: RequestId) -> Result<Option<usize>, NetError> {
         let mut state = self.lock();
-        let progress = state.progress(&self.shared);
-        let name = state.name.clone();
-        let found = state.ring.by_id(request).map(|r| (r.done(), r.size));
-        match found {
-            Some((true, size)) => {
-                state.ring.remove(request);
+        // What is over needs no system call; what lanes carry needs one only now and then, for the
+        // other end of the comm's own connection.
+        let progress = match state.standing(request) {
+            Some(Progress::Done) => Ok(()),
+            Some(Progress::OnLanes) if !state.is_time_to_look() => Ok(()),
+            _ => state.progress(&self.shared),
+        };
+        match state.standing(request) {
+            Some(Progress::Done) => {
+                let size = state.ring.remove(request).map_or(0, |request| request.size);
+                self.shared.sends.fetch_sub(1, Ordering::Relaxed);
                 Ok(Some(size))
             }
-            Some((false, _)) => {
+            Some(_) => {
                 progress?;
                 Ok(None)
             }
             None => Err(PluginError::UnknownRequest {
-                comm: name,
+                comm: state.name.clone(),
                 why: format!("request {} is not in flight", request.0),
             }
             .into()),
@@ -146,7 +209,7 @@ impl NetSend for SendComm {
             Place::Device(slice) => Source::Device(slice),
         };
         // A refusal is looked for even when the socket takes everything.
-        state.look_for_refusal()?;
+        state.read_back()?;
         if state.ring.is_full() {
             state.progress(&self.shared)?;
             return Ok(None);
@@ -155,10 +218,45 @@ impl NetSend for SendComm {
             source,
             size: buffer.len,
             written: 0,
+            on_lanes: false,
         });
+        let others = self.shared.sends.fetch_add(1, Ordering::Relaxed);
+        state.lanes_above = if others > 0 {
+            self.shared.config.crowded_bytes()
+        } else {
+            self.shared.config.inline_bytes
+        };
         // What fails now is told again by test, which is where the host looks for it.
         let _ = state.progress(&self.shared);
         Ok(id)
+    }
+}
+
+impl Drop for SendComm {
+    fn drop(&mut self) {
+        let open = self.lock().ring.len();
+        self.shared.sends.fetch_sub(open, Ordering::Relaxed);
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        // Lanes first: after this they hold nothing of ours, and what they carried is in sockets.
+        let whole = self.carriage.take().is_none_or(|carriage| {
+            carriage.close()
+                && self.ring.all(|sequence, request| {
+                    !request.on_lanes || carriage.outlet().is_sent(sequence)
+                })
+        });
+        if whole && self.failure.is_none() && self.next == self.ring.posted() {
+            let end = Header {
+                sequence: self.next,
+                size: 0,
+            };
+            // When it does not fit, the receiver takes the close for a failure unless it has
+            // everything: never the other way around.
+            let _ = socket::send_bytes(&self.stream, &end.encode(Record::End));
+        }
     }
 }
 
@@ -169,12 +267,18 @@ impl State {
             return Err(failure.clone());
         }
         let before = self.next;
-        let result = self.write();
+        let result = self.check_lanes().and_then(|()| self.write());
+        let lane_moves = self.carriage.as_ref().map_or(0, |c| c.outlet().moves());
+        let lanes_moved = std::mem::replace(&mut self.lane_moves, lane_moves) != lane_moves;
+        let resting = self.next == self.ring.posted()
+            && !self.carriage.as_ref().is_some_and(|c| c.outlet().is_busy());
         match result {
-            Ok(moved) if moved || self.next != before => self.stall.moved(),
-            Ok(_) if self.next == self.ring.posted() => self.stall.moved(),
+            Ok(moved) if moved || lanes_moved || self.next != before => self.stall.moved(),
+            Ok(_) if resting => self.stall.moved(),
             Ok(_) => self.report_stall(shared),
             Err(error) => {
+                // The receiver must not wait for what will not come.
+                let _ = self.stream.shutdown(std::net::Shutdown::Both);
                 self.failure = Some(error.clone());
                 return Err(error);
             }
@@ -184,17 +288,27 @@ impl State {
 
     fn write(&mut self) -> Result<bool, PluginError> {
         let mut budget = CALL_BUDGET;
+        let mut looked = false;
         while self.next < self.ring.posted() && budget > 0 {
             if let Some(staging) = &mut self.staging {
                 staging.fill(&self.name, &mut self.ring)?;
             }
-            match self.write_one()? {
-                0 => {
-                    self.look_for_refusal()?;
-                    break;
-                }
-                bytes => budget = budget.saturating_sub(bytes),
+            let bytes = match self.takes_lanes() {
+                true => self.load()?,
+                false => self.write_one()?,
+            };
+            if bytes > 0 {
+                budget = budget.saturating_sub(bytes);
+            } else if looked {
+                break;
+            } else {
+                // Grants come this way too.
+                self.read_back()?;
+                looked = true;
             }
+        }
+        if !looked && budget == CALL_BUDGET {
+            self.read_back()?;
         }
         Ok(budget < CALL_BUDGET)
     }
@@ -238,7 +352,7 @@ impl State {
             Moved::Later | Moved::End => return Ok(0),
             Moved::Broken(error) => {
                 // The receiver may have said why before it hung up.
-                self.look_for_refusal()?;
+                self.read_back()?;
                 return Err(self.closed(error.to_string()));
             }
         };
@@ -250,78 +364,6 @@ impl State {
             self.next += 1;
         }
         Ok(bytes)
-    }
-
-    /// Reads the other direction, where a receiver says that it cannot take a message.
-    fn look_for_refusal(&mut self) -> Result<(), PluginError> {
-        if let Some(failure) = &self.failure {
-            return Err(failure.clone());
-        }
-        let moved = socket::receive_bytes(&self.stream, &mut self.refusal[self.refusal_bytes..]);
-        let failure = match moved {
-            Moved::Later => return Ok(()),
-            Moved::Bytes(bytes) => {
-                self.refusal_bytes += bytes;
-                if self.refusal_bytes < HEADER_BYTES {
-                    return Ok(());
-                }
-                self.refused()
-            }
-            Moved::End => self.closed("end of stream".to_owned()),
-            Moved::Broken(error) => self.closed(error.to_string()),
-        };
-        self.failure = Some(failure.clone());
-        Err(failure)
-    }
-
-    fn refused(&mut self) -> PluginError {
-        match Header::decode(Record::Refusal, &self.refusal) {
-            Ok(refusal) => PluginError::RefusedByPeer {
-                comm: self.name.clone(),
-                sequence: refusal.sequence,
-                message: self
-                    .ring
-                    .by_sequence(refusal.sequence)
-                    .map(|request| request.size as u64),
-                capacity: refusal.size,
-            },
-            Err((expected, arrived)) => PluginError::Protocol {
-                comm: self.name.clone(),
-                expected,
-                arrived,
-            },
-        }
-    }
-
-    fn closed(&mut self, why: String) -> PluginError {
-        let (done, total) = self.ring.by_sequence(self.next).map_or((0, 0), |request| {
-            let done = request.written.saturating_sub(HEADER_BYTES);
-            (done as u64, request.size as u64)
-        });
-        PluginError::PeerClosed {
-            comm: self.name.clone(),
-            why,
-            sequence: self.next,
-            done,
-            total,
-        }
-    }
-
-    fn report_stall(&mut self, shared: &Shared) {
-        let Some(stalled) = self.stall.waiting(Instant::now()) else {
-            return;
-        };
-        let sequence = self.next;
-        let (done, total) = self
-            .ring
-            .by_sequence(sequence)
-            .map_or((0, 0), |r| (r.written.saturating_sub(HEADER_BYTES), r.size));
-        shared.log.warn(&format!(
-            "{}: no byte moved for {} s; message {sequence}, {done} of {total} bytes are sent; the \
-             peer reads nothing: see whether it posts receives",
-            self.name,
-            stalled.as_secs()
-        ));
     }
 }
 

@@ -34,6 +34,11 @@ impl Span {
         Self::new(start, self.0.iov_len - bytes)
     }
 
+    /// Its first `bytes`, at most all.
+    pub(crate) fn first(self, bytes: usize) -> Self {
+        Self::new(self.0.iov_base.cast(), bytes.min(self.0.iov_len))
+    }
+
     pub(crate) const fn len(self) -> usize {
         self.0.iov_len
     }

@@ -93,6 +93,8 @@ fn main() -> Result<(), Failure> {
     let options = TcpOptions {
         window,
         stage_host: mode == "staged",
+        // Nobody acknowledges here.
+        resend: false,
         ..TcpOptions::default()
     };
 
@@ -122,6 +124,7 @@ fn main() -> Result<(), Failure> {
             deadline,
             workers: &client_workers,
             lanes: None,
+            listening: None,
         };
         let mut channels = client_network.establish(&setup, &mut Wire(to_server, at_client))?;
         let mut channel = channels.pop().ok_or("no channel")?;
@@ -140,6 +143,7 @@ fn main() -> Result<(), Failure> {
         deadline,
         workers: &workers,
         lanes: Some(accepted.lanes.clone()),
+        listening: Some(accepted.listening),
     };
     let mut channels = network.establish(&setup, &mut Wire(to_client, at_server))?;
     let mut channel = channels.pop().ok_or("no channel")?;

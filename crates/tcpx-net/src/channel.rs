@@ -1,6 +1,7 @@
 //! The channel: what every network offers the engine for moving chunks.
 
 use std::fmt::Debug;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -77,7 +78,8 @@ pub enum Payload {
 /// [`Channel::cancel`] answered [`Cancel::Done`].
 #[derive(Debug)]
 pub enum Completion {
-    /// The source may be reused. It says nothing about the peer.
+    /// The source may be reused. Where the network may have to send the chunk again and reads the
+    /// source itself, that is after [`Channel::placed`]; else it says nothing about the peer.
     Sent {
         /// The request.
         token: u64,
@@ -195,10 +197,16 @@ pub struct ChannelStats {
     pub wire_calls: u64,
     /// Times that a chunk arrived before its receive was posted and its lane had to pause.
     pub early_arrivals: u64,
-    /// Bytes of cancelled chunks that were read and dropped.
+    /// Bytes of cancelled or repeated chunks that were read and dropped.
     pub bytes_discarded: u64,
     /// Received bytes that a network card left in a bounce pool; the rest passed through the CPU.
     pub bytes_in_pool: u64,
+    /// Lanes that died; 0 for networks without lanes.
+    pub lanes_lost: u64,
+    /// Lanes that came back.
+    pub lanes_restored: u64,
+    /// Chunks sent again because the lane that had them died.
+    pub chunks_resent: u64,
     /// TCP streams that are open now; 0 for networks whose streams are out of sight.
     pub streams: u64,
     /// Payload bytes of TCP that the kernel sent on the channel's open streams, sent again or not;
@@ -206,6 +214,17 @@ pub struct ChannelStats {
     pub tcp_bytes_sent: u64,
     /// Payload bytes of TCP that the kernel received on the channel's open streams.
     pub tcp_bytes_received: u64,
+}
+
+/// From where to where a connection is opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Way {
+    /// The address it leaves from; `None`: as the routes say.
+    pub local: Option<IpAddr>,
+    /// The interface it leaves through; `None`: as the routes say.
+    pub interface: Option<String>,
+    /// The peer's listening address.
+    pub peer: SocketAddr,
 }
 
 /// A path for chunks between two processes.
@@ -263,6 +282,24 @@ pub trait Channel: Send + Debug {
         let _ = (first, end);
     }
 
+    /// Says that the peer has placed the chunk of this sequence: it will not have to be sent again. A
+    /// network that can send again keeps each chunk until then, and with it its place in
+    /// [`Capabilities::max_in_flight`]. Sequences that it does not keep are no error; networks that
+    /// keep nothing ignore it.
+    ///
+    /// # Errors
+    /// [`ChannelError::Protocol`] when no byte of the chunk was sent yet: the peer cannot have it.
+    fn placed(&mut self, sequence: u64) -> Result<(), ChannelError> {
+        self.forget(sequence);
+        Ok(())
+    }
+
+    /// Says that nobody waits for the chunk of this sequence any more. As [`placed`](Self::placed),
+    /// but the chunk need not have been sent, and is not if that has not begun.
+    fn forget(&mut self, sequence: u64) {
+        let _ = sequence;
+    }
+
     /// How to wait for completions.
     fn readiness(&self) -> Readiness<'_>;
 
@@ -277,6 +314,22 @@ pub trait Channel: Send + Debug {
 
     /// A short name for error messages: `tcp, 4 lanes to 10.0.0.2:12345`.
     fn describe(&self) -> String;
+
+    /// Whether the peer's process can still be there, as far as this channel's own connections tell.
+    fn is_alive(&self) -> bool {
+        true
+    }
+
+    /// Ways to the peer that worked for this channel, best first; this side opened them. A control
+    /// connection that breaks may be opened anew over one of them.
+    fn ways(&self) -> Vec<Way> {
+        Vec::new()
+    }
+
+    /// The way that the bytes take, for a person; by default [`describe`](Self::describe).
+    fn path(&self) -> String {
+        self.describe()
+    }
 
     /// Counters.
     fn stats(&self) -> ChannelStats;
@@ -293,6 +346,9 @@ impl std::ops::AddAssign for ChannelStats {
         self.early_arrivals += other.early_arrivals;
         self.bytes_discarded += other.bytes_discarded;
         self.bytes_in_pool += other.bytes_in_pool;
+        self.lanes_lost += other.lanes_lost;
+        self.lanes_restored += other.lanes_restored;
+        self.chunks_resent += other.chunks_resent;
         self.streams += other.streams;
         self.tcp_bytes_sent += other.tcp_bytes_sent;
         self.tcp_bytes_received += other.tcp_bytes_received;

@@ -1,6 +1,6 @@
 //! Connecting to a listener: the control connection and its lanes.
 
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Instant;
 
 use tcpx_wire::handshake::{ClientHandshake, LaneClient, Session};
@@ -14,8 +14,11 @@ use crate::socket;
 pub struct DialOptions {
     /// When connecting and authenticating must have ended.
     pub deadline: Instant,
-    /// Name of the network interface to leave through; `None`: as the routes say.
+    /// Name of the network interface to leave through; `None`: as the routes say. Where the system
+    /// does not permit that, `source` alone decides.
     pub interface: Option<String>,
+    /// Address to leave from; `None`: as the routes say.
+    pub source: Option<IpAddr>,
     /// Capability bits to offer.
     pub capabilities: u64,
 }
@@ -26,6 +29,7 @@ impl DialOptions {
         Self {
             deadline,
             interface: None,
+            source: None,
             capabilities: 0,
         }
     }
@@ -50,7 +54,7 @@ pub fn dial(
     auth: &Auth,
     options: &DialOptions,
 ) -> Result<Dialled, NetworkError> {
-    let stream = socket::connect(address, options.interface.as_deref(), options.deadline)?;
+    let stream = socket::connect(address, options)?;
     tracing::info!(
         peer = %address,
         congestion_control = socket::congestion_control(&stream),
@@ -74,7 +78,7 @@ pub fn dial_lane(
     lanes: u16,
     options: &DialOptions,
 ) -> Result<TcpStream, NetworkError> {
-    let stream = socket::connect(address, options.interface.as_deref(), options.deadline)?;
+    let stream = socket::connect(address, options)?;
     let nonce = auth::nonce().map_err(|cause| no_random(address, cause))?;
     let (handshake, first) =
         LaneClient::new(session, lane, lanes, nonce).map_err(|error| NetworkError::Handshake {
@@ -88,6 +92,22 @@ pub fn dial_lane(
         cause: cause.into(),
         hint: "",
     })?;
+    Ok(stream)
+}
+
+/// Opens a connection that takes the place of a session's control connection.
+///
+/// # Errors
+/// As [`dial_lane`].
+pub fn dial_control_again(
+    address: SocketAddr,
+    session: &Session,
+    options: &DialOptions,
+) -> Result<TcpStream, NetworkError> {
+    let stream = socket::connect(address, options)?;
+    let nonce = auth::nonce().map_err(|cause| no_random(address, cause))?;
+    let (handshake, first) = LaneClient::resume(session, nonce);
+    auth::run_client(&stream, address, handshake, first, options.deadline)?;
     Ok(stream)
 }
 

@@ -104,6 +104,14 @@ pub enum ChannelError {
         /// The system's reason.
         cause: IoError,
     },
+    /// Every lane died.
+    #[error("none of {lanes} lanes is left; the last one: {last}")]
+    NoLaneLeft {
+        /// How many there were.
+        lanes: u16,
+        /// How the last one was lost.
+        last: Box<Self>,
+    },
     /// The peer broke the protocol.
     #[error("{channel}: lane {lane}: expected {expected}, {arrived} arrived{}; both ends must run the same version of tcpx, so update the older one", at(.position))]
     Protocol {
@@ -302,6 +310,16 @@ pub enum NetworkError {
         address: SocketAddr,
         /// How long we waited.
         waited: Duration,
+    },
+    /// The user's choice of interfaces leaves none.
+    #[error(
+        "no interface that `{filter}` allows is up and has an address that peers can reach; this host has {found}: correct the choice"
+    )]
+    NoInterface {
+        /// What was asked for.
+        filter: String,
+        /// The interfaces there are.
+        found: String,
     },
     /// The listener was closed on this side.
     #[error("the listener on {address} is closed")]

@@ -1,6 +1,10 @@
 //! The network interfaces of this host, for choosing one and for showing them.
 
 mod addresses;
+mod choice;
+mod distance;
+mod driver;
+mod filter;
 
 use std::fmt;
 use std::fs;
@@ -10,6 +14,9 @@ use std::path::{Path, PathBuf};
 use crate::error::NetworkError;
 
 pub use addresses::{InterfaceAddress, addresses};
+pub use choice::{Choice, Nic, Wish, choose};
+pub use distance::{Distance, PciPlace};
+pub use filter::InterfaceFilter;
 
 /// Where Linux describes its devices.
 pub const SYSFS: &str = "/sys";
@@ -27,6 +34,21 @@ pub enum InterfaceKind {
     Virtual,
     /// A network card, real or a virtual machine's.
     Physical,
+}
+
+impl Interface {
+    /// Its addresses with the leading bits of their networks.
+    pub fn networks(&self) -> impl Iterator<Item = (IpAddr, u8)> + '_ {
+        let known = self.prefixes.iter().copied().map(Some);
+        let prefixes = known.chain(std::iter::repeat(None));
+        self.addresses
+            .iter()
+            .zip(prefixes)
+            .map(|(address, prefix)| {
+                let alone = if address.is_ipv4() { 32 } else { 128 };
+                (*address, prefix.unwrap_or(alone))
+            })
+    }
 }
 
 impl fmt::Display for InterfaceKind {
@@ -52,6 +74,9 @@ pub struct Interface {
     pub up: bool,
     /// Its addresses.
     pub addresses: Vec<IpAddr>,
+    /// For each of them the leading bits that all addresses of its network share; where it is
+    /// missing, the address is a network of its own.
+    pub prefixes: Vec<u8>,
     /// Link speed in bits per second; `None` when there is none to speak of.
     pub speed: Option<u64>,
     /// Largest packet in bytes.
@@ -75,7 +100,16 @@ pub fn interfaces() -> Result<Vec<Interface>, NetworkError> {
         cause: cause.into(),
         hint: "",
     })?;
-    interfaces_in(Path::new(SYSFS), &addresses)
+    let mut found = interfaces_in(Path::new(SYSFS), &addresses)?;
+    for one in &mut found {
+        // In sysfs a cable whose ends have the same number in two namespaces looks like anything.
+        if one.kind == InterfaceKind::Virtual
+            && driver::driver_of(&one.name).as_deref() == Some("veth")
+        {
+            one.kind = InterfaceKind::Veth;
+        }
+    }
+    Ok(found)
 }
 
 /// The interfaces that a sysfs tree describes, by name, with these addresses. What the tree does
@@ -117,11 +151,13 @@ fn describe(path: &Path, name: String, addresses: &[InterfaceAddress]) -> Interf
     Interface {
         kind: kind(path),
         // Interfaces without a carrier to watch, such as lo, say "unknown" and work.
+        // The state follows the carrier with up to a second's delay.
         up: matches!(
             text(&path.join("operstate")).as_deref(),
             Some("up" | "unknown")
-        ),
-        addresses: own.map(|one| one.address).collect(),
+        ) || number(&path.join("carrier")) == Some(1u8),
+        addresses: own.clone().map(|one| one.address).collect(),
+        prefixes: own.map(|one| one.prefix).collect(),
         speed: megabits
             .filter(|speed| *speed > 0)
             .and_then(|speed| speed.checked_mul(1_000_000)),
@@ -156,7 +192,7 @@ fn kind(path: &Path) -> InterfaceKind {
 }
 
 /// The PCI functions on the way to a device.
-fn pci_path(device: &Path) -> Vec<String> {
+pub(crate) fn pci_path(device: &Path) -> Vec<String> {
     let Ok(target) = fs::canonicalize(device) else {
         return Vec::new();
     };
@@ -168,7 +204,7 @@ fn pci_path(device: &Path) -> Vec<String> {
 }
 
 /// `domain:bus:device.function`, in hexadecimal digits.
-fn is_pci_address(text: &str) -> bool {
+pub(crate) fn is_pci_address(text: &str) -> bool {
     let hexadecimal = |text: &str, digits: std::ops::RangeInclusive<usize>| {
         digits.contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
     };
@@ -247,6 +283,7 @@ mod tests {
         let addresses = [InterfaceAddress {
             interface: "eth0".to_owned(),
             address: IpAddr::from([10, 0, 0, 7]),
+            prefix: 24,
         }];
         let found = interfaces_in(root.path(), &addresses).unwrap();
         let kinds: Vec<_> = found
@@ -270,6 +307,7 @@ mod tests {
                 kind: InterfaceKind::Physical,
                 up: true,
                 addresses: vec![IpAddr::from([10, 0, 0, 7])],
+                prefixes: vec![24],
                 speed: Some(200_000_000_000),
                 mtu: Some(8244),
                 pci_path: vec!["0000:00:03.0".to_owned(), "0000:04:00.0".to_owned()],

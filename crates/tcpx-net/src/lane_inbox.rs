@@ -1,8 +1,9 @@
 //! Where the listener leaves the lanes of one session until its network takes them.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::net::{SocketAddr, TcpStream};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 /// Lanes that may wait in one inbox; a peer that joins more is refused.
@@ -25,6 +26,20 @@ pub struct AcceptedLane {
 struct Inner {
     waiting: Mutex<VecDeque<AcceptedLane>>,
     arrived: Condvar,
+    /// Told of each arrival, once set.
+    notify: OnceLock<fn()>,
+    /// A connection that takes the place of the control connection.
+    control: Mutex<Option<TcpStream>>,
+    notify_control: OnceLock<Notify>,
+}
+
+/// Called when a control connection arrives.
+struct Notify(Box<dyn Fn() + Send + Sync>);
+
+impl fmt::Debug for Notify {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Notify")
+    }
 }
 
 /// The lanes that joined one session. Clones share the same inbox; when the last clone outside the
@@ -47,7 +62,48 @@ impl LaneInbox {
         waiting.push_back(lane);
         drop(waiting);
         self.0.arrived.notify_one();
+        if let Some(notify) = self.0.notify.get() {
+            notify();
+        }
         None
+    }
+
+    /// Leaves a connection that takes the place of the session's control connection; a later one
+    /// replaces one that still waits.
+    pub(crate) fn deliver_control(&self, stream: TcpStream) {
+        *self
+            .0
+            .control
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(stream);
+        if let Some(Notify(notify)) = self.0.notify_control.get() {
+            notify();
+        }
+    }
+
+    /// A connection that takes the place of the session's control connection, if one came. It is
+    /// authenticated; what the peer sends next is still in it.
+    pub fn take_control(&self) -> Option<TcpStream> {
+        self.0
+            .control
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+    }
+
+    /// From now on `notify` is called for each such connection; the first caller's stands.
+    pub fn notify_control(&self, notify: Box<dyn Fn() + Send + Sync>) {
+        self.0.notify_control.get_or_init(|| Notify(notify));
+    }
+
+    /// From now on `notify` is called for each arrival; the first caller's stands.
+    pub(crate) fn notify(&self, notify: fn()) {
+        self.0.notify.get_or_init(|| notify);
+    }
+
+    /// The next lane, if one waits.
+    pub(crate) fn try_take(&self) -> Option<AcceptedLane> {
+        self.lock().pop_front()
     }
 
     /// The next lane, or `None` when none came before the deadline.

@@ -22,9 +22,9 @@ pub mod tcp;
 pub use auth::Auth;
 pub use channel::{
     Cancel, Capabilities, Channel, ChannelStats, Completion, MemoryKinds, Payload, Posted,
-    Readiness, ReceiveChunk, SendChunk, Ticket,
+    Readiness, ReceiveChunk, SendChunk, Ticket, Way,
 };
-pub use dial::{DialOptions, Dialled, dial};
+pub use dial::{DialOptions, Dialled, dial, dial_control_again};
 pub use error::{ChannelError, ChunkPosition, IoError, NetworkError};
 pub use lane_inbox::{AcceptedLane, LaneInbox};
 pub use listener::{Accepted, DEFAULT_PORT, ListenOptions, Listener};

@@ -54,6 +54,8 @@ pub struct Accepted {
     pub session: Session,
     /// The client's address.
     pub peer: SocketAddr,
+    /// The address that the listener is bound to.
+    pub listening: SocketAddr,
     /// Where lanes of this session arrive. Once all clones of it are dropped, further lanes are
     /// refused.
     pub lanes: LaneInbox,

@@ -40,6 +40,8 @@ pub struct Setup<'a> {
     pub workers: &'a [Arc<CopyWorker>],
     /// Server only: where the listener puts lanes that joined this session.
     pub lanes: Option<LaneInbox>,
+    /// Server only: the address that the listener is bound to.
+    pub listening: Option<SocketAddr>,
 }
 
 /// Rounds of opaque set-up messages over the control connection.
@@ -63,6 +65,12 @@ pub trait Network: Send + Sync + Debug {
     /// Default chunk size in bytes.
     fn chunk_bytes(&self) -> u32;
 
+    /// How many chunks a transfer of medium size is best cut into, where the user chose no chunk size:
+    /// so many that all lanes of the channels carry a part. 1 leaves every chunk at its full size.
+    fn pieces(&self, _asked: u16) -> u32 {
+        1
+    }
+
     /// Default windows per channel in chunks: (send, receive).
     fn windows(&self) -> (u16, u16);
 
@@ -75,6 +83,12 @@ pub trait Network: Send + Sync + Debug {
     /// of the others can occupy a lane until they have arrived.
     fn matches_by_sequence(&self) -> bool {
         true
+    }
+
+    /// Whether a control connection that breaks may be replaced by another one. For networks whose
+    /// channels know by themselves when the peer is gone ([`Channel::is_alive`]).
+    fn resumes_control(&self) -> bool {
+        false
     }
 
     /// Whether small messages may travel with their announcement, past the channels. A network that

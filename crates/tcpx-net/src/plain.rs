@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use rustix::event::PollFlags;
 
+use crate::dial::DialOptions;
 use crate::error::NetworkError;
 use crate::socket;
 
@@ -60,7 +61,7 @@ pub fn accept(
 /// # Errors
 /// As for a lane: refused, unreachable, timed out.
 pub fn connect(peer: SocketAddr, deadline: Instant) -> Result<TcpStream, NetworkError> {
-    socket::connect(peer, None, deadline)
+    socket::connect(peer, &DialOptions::until(deadline))
 }
 
 /// The congestion control of a stream, read back from the kernel.

@@ -8,23 +8,21 @@
 mod channel;
 mod offload;
 mod registrations;
+mod set_up;
 
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
 
-use nccl_net::{AbiVersion, Accepting, Connecting, Handle128, LoadOptions, Plugin, Properties};
+use nccl_net::{AbiVersion, Handle128, LoadOptions, Plugin, Properties};
 use tcpx_memory::{ContextGuard, CudaError, Gpu};
 
 use crate::channel::Channel;
 use crate::error::NetworkError;
 use crate::network::{Exchange, Network, Setup};
 
-use channel::PluginChannel;
-use offload::Offload;
+pub use offload::Offload;
+use set_up::{Limits, Started};
 
-/// Pause between polls of a connect or accept that is not up yet.
-const SETUP_PAUSE: Duration = Duration::from_millis(1);
 /// Bytes of the handle that a plugin's listen fills.
 const HANDLE_BYTES: usize = 128;
 /// Most channels of one connection.
@@ -71,12 +69,7 @@ pub struct PluginOptions {
 /// A loaded and started plugin.
 #[derive(Debug)]
 pub struct PluginNetwork {
-    plugin: Plugin,
-    device: usize,
-    properties: Properties,
-    memory: PluginMemory,
-    /// Plugins need not allow set-up calls from several threads at once.
-    setup: Mutex<()>,
+    started: Arc<Started>,
 }
 
 impl PluginNetwork {
@@ -97,7 +90,7 @@ impl PluginNetwork {
         let plugin = Plugin::load(LoadOptions {
             path: options.path,
             abi: options.abi,
-            observer: Some(std::sync::Arc::new(log_call)),
+            observer: Some(Arc::new(log_call)),
         })
         .map_err(|error| failed("loading")(error.to_string()))?;
         let _entered = options
@@ -118,94 +111,35 @@ impl PluginNetwork {
             tracing::info!(plugin = plugin.name(), "the plugin takes host memory only");
         }
         Ok(Self {
-            plugin,
-            device: options.device,
-            properties,
-            memory: options.memory,
-            setup: Mutex::new(()),
+            started: Arc::new(Started {
+                plugin,
+                device: options.device,
+                properties,
+                memory: options.memory,
+                setup: Mutex::new(()),
+            }),
         })
     }
 
     /// What the plugin says about the device in use.
     pub fn properties(&self) -> &Properties {
-        &self.properties
+        &self.started.properties
     }
 
     /// Version of the table in use.
     pub fn version(&self) -> AbiVersion {
-        self.plugin.version()
+        self.started.plugin.version()
     }
 
     /// Name in the plugin's table.
     pub fn plugin_name(&self) -> &str {
-        self.plugin.name()
-    }
-
-    /// One set-up call at a time, whichever connection it is for.
-    fn calls(&self) -> MutexGuard<'_, ()> {
-        self.setup.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn failed(&self, call: &'static str, cause: impl ToString) -> NetworkError {
-        NetworkError::Plugin {
-            network: self.name(),
-            call,
-            cause: cause.to_string(),
-        }
-    }
-
-    /// Brings up one connection in each direction per channel.
-    fn bring_up(
-        &self,
-        connecting: Vec<Connecting>,
-        accepting: Vec<Accepting>,
-        setup: &Setup<'_>,
-    ) -> Result<Vec<Box<dyn Channel>>, NetworkError> {
-        let mut sends: Vec<_> = connecting.into_iter().map(|comm| (comm, None)).collect();
-        let mut receives: Vec<_> = accepting.into_iter().map(|comm| (comm, None)).collect();
-        loop {
-            let calls = self.calls();
-            // Every connect is polled before any accept: there are plugins whose accept blocks
-            // until the peer has connected.
-            for (comm, up) in sends.iter_mut().filter(|(_, up)| up.is_none()) {
-                *up = comm.poll().map_err(|error| self.failed("connect", error))?;
-            }
-            for (comm, up) in receives.iter_mut().filter(|(_, up)| up.is_none()) {
-                *up = comm.poll().map_err(|error| self.failed("accept", error))?;
-            }
-            drop(calls);
-            let up = sends.iter().filter(|(_, up)| up.is_some()).count()
-                + receives.iter().filter(|(_, up)| up.is_some()).count();
-            if up == sends.len() + receives.len() {
-                break;
-            }
-            if Instant::now() >= setup.deadline {
-                return Err(NetworkError::TimedOut {
-                    peer: setup.peer,
-                    operation: "connecting the plugin's comms",
-                });
-            }
-            std::thread::sleep(SETUP_PAUSE);
-        }
-        let sends = sends.into_iter().filter_map(|(_, up)| up);
-        let receives = receives.into_iter().filter_map(|(_, up)| up);
-        let mut channels: Vec<Box<dyn Channel>> = Vec::with_capacity(sends.size_hint().0);
-        for (index, (send, receive)) in sends.zip(receives).enumerate() {
-            let offload = Offload::of(&receive, &self.memory)
-                .map_err(|cause| self.failed("accept (device handle)", cause))?;
-            let name = format!("{} channel {index} to {}", self.name(), setup.peer);
-            let memory = self.memory.clone();
-            let cuda = self.properties.pointer_support.cuda();
-            let channel = PluginChannel::new(name, send, receive, memory, cuda, offload);
-            channels.push(Box::new(channel));
-        }
-        Ok(channels)
+        self.started.plugin.name()
     }
 }
 
 impl Network for PluginNetwork {
     fn name(&self) -> String {
-        format!("plugin:{}", self.plugin.name())
+        self.started.name()
     }
 
     fn channel_count(&self, asked: u16) -> u16 {
@@ -237,23 +171,13 @@ impl Network for PluginNetwork {
         setup: &Setup<'_>,
         exchange: &mut dyn Exchange,
     ) -> Result<Vec<Box<dyn Channel>>, NetworkError> {
-        let _entered = self
-            .memory
-            .enter()
-            .map_err(|error| self.failed("connect", error))?;
         let count = usize::from(self.channel_count(setup.channels));
-        let mut handles = Vec::with_capacity(count * HANDLE_BYTES);
-        let mut accepting = Vec::with_capacity(count);
-        let calls = self.calls();
-        for _ in 0..count {
-            let (handle, listen) = self
-                .plugin
-                .listen(self.device)
-                .map_err(|error| self.failed("listen", error))?;
-            handles.extend_from_slice(&handle.0);
-            accepting.push(listen.accept());
-        }
-        drop(calls);
+        let limits = Limits::of(setup);
+        let (handles, mut accepting) = limits.bound(
+            &self.started,
+            "listen, a call of the plugin that has not returned",
+            move |started| started.listen(count),
+        )?;
         let theirs = exchange.exchange(&handles)?;
         let (theirs, rest) = theirs.as_chunks::<HANDLE_BYTES>();
         if theirs.is_empty() || !rest.is_empty() {
@@ -267,12 +191,12 @@ impl Network for PluginNetwork {
         // Both sides use the lesser number of channels; handles beyond it are closed unused.
         let count = count.min(theirs.len());
         accepting.truncate(count);
-        let connecting = theirs[..count]
-            .iter()
-            .map(|handle| self.plugin.connect(self.device, Handle128(*handle)))
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(|error| self.failed("connect", error))?;
-        self.bring_up(connecting, accepting, setup)
+        let theirs: Vec<_> = theirs[..count].iter().copied().map(Handle128).collect();
+        limits.bound(
+            &self.started,
+            "connect or accept, a call of the plugin that has not returned",
+            move |started| started.bring_up(&theirs, accepting, limits),
+        )
     }
 }
 

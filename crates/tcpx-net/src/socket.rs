@@ -6,12 +6,17 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 
+use crate::dial::DialOptions;
 use crate::error::NetworkError;
 
 /// Unacknowledged data makes the kernel give a control connection up after this long.
 const USER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A lane that has been silent for this long is asked whether its other end is there, this often.
+const LANE_IDLE: Duration = Duration::from_secs(5);
+const LANE_PROBE: Duration = Duration::from_secs(2);
 
 /// Congestion controls that we ask for, best first. A host's own default may pace a local link to
 /// a quarter of its speed.
@@ -37,18 +42,26 @@ pub(crate) fn listen(address: SocketAddr) -> Result<TcpListener, NetworkError> {
 }
 
 /// Connects within the deadline; the stream is non-blocking.
-pub(crate) fn connect(
-    peer: SocketAddr,
-    interface: Option<&str>,
-    deadline: Instant,
-) -> Result<TcpStream, NetworkError> {
+pub(crate) fn connect(peer: SocketAddr, options: &DialOptions) -> Result<TcpStream, NetworkError> {
+    let deadline = options.deadline;
     let started = Instant::now();
     let fail = |operation, cause: io::Error| io_error(operation, peer, cause);
     let socket = new_socket(peer).map_err(|cause| fail("making a socket", cause))?;
-    if let Some(interface) = interface {
+    if let Some(interface) = &options.interface {
+        match socket.bind_device(Some(interface.as_bytes())) {
+            // The source address names the interface too, as far as the routes go.
+            Err(cause)
+                if options.source.is_some() && cause.kind() == io::ErrorKind::PermissionDenied =>
+            {
+                tracing::debug!(%peer, %interface, %cause, "bound by address alone");
+            }
+            bound => bound.map_err(|cause| fail("binding the socket to its interface", cause))?,
+        }
+    }
+    if let Some(source) = options.source {
         socket
-            .bind_device(Some(interface.as_bytes()))
-            .map_err(|cause| fail("binding the socket to its interface", cause))?;
+            .bind(&SocketAddr::new(source, 0).into())
+            .map_err(|cause| fail("binding the socket to its address", cause))?;
     }
     match socket.connect(&peer.into()) {
         Ok(()) => {}
@@ -77,11 +90,48 @@ pub(crate) fn prepare_accepted(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)
 }
 
-/// Turns the timeout off for a lane: it also counts while a living peer has no room, and how long a
+/// Options for a lane. Its timeout is off: that also counts while a living peer has no room, and how long a
 /// receiver may rest is for the operation's deadline to say. Dead peers show on the control
 /// connection.
 pub(crate) fn prepare_lane(stream: &TcpStream) -> io::Result<()> {
-    socket2::SockRef::from(stream).set_tcp_user_timeout(None)
+    let socket = socket2::SockRef::from(stream);
+    socket.set_tcp_user_timeout(None)?;
+    // The other end's kernel answers for a living peer, so this only finds what is really gone.
+    socket.set_tcp_keepalive(
+        &TcpKeepalive::new()
+            .with_time(LANE_IDLE)
+            .with_interval(LANE_PROBE)
+            .with_retries(3),
+    )
+}
+
+/// Bytes that a lane's socket buffers hold where both ends are on one host.
+const NEAR_BUFFER: u32 = 512 << 10;
+
+/// Bounds what the kernel buffers for a lane, in bytes each way; with 0 only inside one host.
+pub(crate) fn limit_buffers(stream: &TcpStream, bytes: u32) {
+    let is_near = || match (stream.local_addr(), stream.peer_addr()) {
+        (Ok(local), Ok(peer)) => local.ip() == peer.ip(),
+        _ => false,
+    };
+    let bytes = match bytes {
+        0 if is_near() => NEAR_BUFFER,
+        0 => return,
+        bytes => bytes,
+    };
+    let socket = socket2::SockRef::from(stream);
+    let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+    // Where the system allows less, its own choice is no worse than ours.
+    drop(socket.set_send_buffer_size(bytes));
+    drop(socket.set_recv_buffer_size(bytes));
+}
+
+/// Has the kernel drop what the peer has not acknowledged when the socket is closed.
+pub(crate) fn forget_unsent(socket: std::os::fd::BorrowedFd<'_>) {
+    let reset = socket2::SockRef::from(&socket).set_linger(Some(Duration::ZERO));
+    if let Err(error) = reset {
+        tracing::debug!(%error, "a lane that ends is not reset");
+    }
 }
 
 /// Waits for the socket; false when the deadline came first.

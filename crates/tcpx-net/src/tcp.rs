@@ -11,27 +11,39 @@
 //!
 //! [`Channel`]: crate::Channel
 
+mod advert;
+mod agree;
 mod discards;
 mod event_loop;
 mod idle;
 mod io;
 mod lanes;
+mod loss;
+mod open;
+mod pairs;
 mod permits;
 mod receive_lane;
 mod receive_table;
+mod repair;
+mod roster;
 mod shared;
 pub(crate) mod signal;
+#[cfg(test)]
+mod simulation;
+mod splice;
 mod staging;
 mod tcp_channel;
 mod tcp_info;
 mod transmit_lane;
 mod transmit_table;
 mod wakers;
+mod watch;
 
 use crate::channel::Channel;
 use crate::error::NetworkError;
 use crate::network::{Exchange, Network, Setup};
-use shared::MAX_LANES;
+use crate::socket::limit_buffers;
+use shared::{MAX_LANES, Parts};
 use staging::Staging;
 
 /// The name of the embedded network.
@@ -46,16 +58,33 @@ pub const WINDOW: u16 = 64;
 /// Settings of the embedded network.
 #[derive(Debug, Clone)]
 pub struct TcpOptions {
-    /// Lanes per channel when the user asks for none in particular; 0: one per event loop. The
-    /// smaller of both peers' numbers counts.
+    /// Lanes per channel when the user asks for none in particular; 0: one per event loop, and enough
+    /// for every pair of cards. The smaller of both peers' numbers counts.
     pub lanes: u16,
     /// Most chunks in flight per direction; at least 1.
     pub window: u16,
-    /// Name of the network interface that lanes leave through; `None`: as the routes say.
-    pub interface: Option<String>,
+    /// Interfaces that lanes may use, in the notation of `NCCL_SOCKET_IFNAME`
+    /// ([`InterfaceFilter`]); `None`, or a text that names nothing: chosen automatically
+    /// ([`choose`]).
+    ///
+    /// [`InterfaceFilter`]: crate::interfaces::InterfaceFilter
+    /// [`choose`]: crate::interfaces::choose
+    pub interfaces: Option<String>,
     /// Stages host memory through slots too, as if it were a GPU's. Slower; it runs the staged
     /// path where there is no GPU.
     pub stage_host: bool,
+    /// With more than one lane, chunks are kept until [`Channel::placed`], and those of a lane that
+    /// dies are sent again on the others. Off: what was given to the system is forgotten, and the
+    /// first lane that dies ends the channel.
+    ///
+    /// [`Channel::placed`]: crate::Channel::placed
+    pub resend: bool,
+    /// Bytes that a lane's socket buffers hold in each direction; 0: automatic. That is 512 KiB inside
+    /// one host, where more would let a few lanes take all chunks, and else as the kernel chooses.
+    pub socket_buffer: u32,
+    /// Sends slots by references to their pages, where chunks are kept for sending again: the sender
+    /// copies nothing. Where the system refuses it, slots are copied as before.
+    pub splice: bool,
 }
 
 impl Default for TcpOptions {
@@ -63,8 +92,11 @@ impl Default for TcpOptions {
         Self {
             lanes: 0,
             window: WINDOW,
-            interface: None,
+            interfaces: None,
             stage_host: false,
+            resend: true,
+            socket_buffer: 0,
+            splice: true,
         }
     }
 }
@@ -81,13 +113,15 @@ impl TcpNetwork {
         Self { options }
     }
 
-    /// How many lanes this side wants when the user asked for `asked` (0: automatic).
-    fn lanes(&self, asked: u16) -> u16 {
+    /// How many lanes this side wants when the user asked for `asked` (0: automatic), and whether
+    /// anybody asked.
+    fn lanes(&self, asked: u16) -> (u16, bool) {
         let automatic = || u16::try_from(event_loop::loops_per_direction()).unwrap_or(1);
         let wanted = [asked, self.options.lanes]
             .into_iter()
             .find(|lanes| *lanes > 0);
-        wanted.unwrap_or_else(automatic).min(MAX_LANES)
+        let lanes = wanted.unwrap_or_else(automatic).clamp(1, MAX_LANES);
+        (lanes, wanted.is_some())
     }
 }
 
@@ -104,8 +138,19 @@ impl Network for TcpNetwork {
         CHUNK_BYTES
     }
 
+    fn pieces(&self, asked: u16) -> u32 {
+        match self.lanes(asked) {
+            (1, _) => 1,
+            (lanes, _) => 2 * u32::from(lanes),
+        }
+    }
+
     fn windows(&self) -> (u16, u16) {
         (self.options.window.max(1), self.options.window.max(1))
+    }
+
+    fn resumes_control(&self) -> bool {
+        true
     }
 
     fn establish(
@@ -113,10 +158,25 @@ impl Network for TcpNetwork {
         setup: &Setup<'_>,
         exchange: &mut dyn Exchange,
     ) -> Result<Vec<Box<dyn Channel>>, NetworkError> {
-        let lanes = lanes::agree(self.lanes(setup.channels), setup, exchange)?;
-        let streams = lanes::open(lanes, setup, self.options.interface.as_deref())?;
-        let staging = Staging::new(setup.workers, self.options.stage_host, self.windows().0)?;
-        let channel = lanes::start(streams, setup.peer, self.windows().0, staging)?;
+        let wanted = self.lanes(setup.channels);
+        let agreed = agree::agree(wanted, self.options.interfaces.as_deref(), setup, exchange)?;
+        let lanes = agreed.lanes;
+        let (streams, repair, ways) = open::open(agreed, setup)?;
+        for stream in &streams {
+            limit_buffers(stream, self.options.socket_buffer);
+        }
+        let window = self.windows().0;
+        let parts = Parts {
+            name: lanes::name(lanes, setup.peer),
+            ways,
+            lanes,
+            window,
+            resend: self.options.resend && lanes > 1,
+            splice: self.options.splice,
+            staging: Staging::new(setup.workers, self.options.stage_host, window)?,
+            repair,
+        };
+        let channel = lanes::start(streams, setup.peer, parts)?;
         Ok(vec![Box::new(channel)])
     }
 }

@@ -7,8 +7,8 @@ use crate::frame::{Settings, TransferId};
 
 /// Names the chunk whose payload follows on the lane.
 ///
-/// On the wire, little endian: magic u32, version u8, flags u8, reserved u16, sequence u64,
-/// transfer u64, offset u64, length u32, CRC32C of the 36 bytes before.
+/// On the wire, little endian: magic u32, version u8, attempt u8, reserved u16,
+/// sequence u64, transfer u64, offset u64, length u32, CRC32C of the 36 bytes before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkHeader {
     /// Number of the chunk in its direction, in grant order, from 0.
@@ -19,6 +19,9 @@ pub struct ChunkHeader {
     pub offset: u64,
     /// Bytes of payload that follow; 1 to [`Settings::MAX_CHUNK_BYTES`].
     pub length: u32,
+    /// How often lanes died with it before, at most 255: its sender does not know whether it had
+    /// arrived. A chunk with 0 comes once, and a later attempt makes those before it void.
+    pub attempt: u8,
 }
 
 impl ChunkHeader {
@@ -39,7 +42,7 @@ impl ChunkHeader {
         if magic != Self::MAGIC {
             return Err(ChunkHeaderError::Magic { arrived: magic });
         }
-        let [version, flags] = field(bytes, 4);
+        let [version, attempt] = field(bytes, 4);
         if version != Self::VERSION {
             return Err(ChunkHeaderError::Version { arrived: version });
         }
@@ -49,14 +52,15 @@ impl ChunkHeader {
             return Err(ChunkHeaderError::Checksum { expected, arrived });
         }
         let reserved = u16::from_le_bytes(field(bytes, 6));
-        if flags != 0 || reserved != 0 {
-            return Err(ChunkHeaderError::Reserved { flags, reserved });
+        if reserved != 0 {
+            return Err(ChunkHeaderError::Reserved { reserved });
         }
         let header = Self {
             sequence: u64::from_le_bytes(field(bytes, 8)),
             transfer: TransferId(u64::from_le_bytes(field(bytes, 16))),
             offset: u64::from_le_bytes(field(bytes, 24)),
             length: u32::from_le_bytes(field(bytes, 32)),
+            attempt,
         };
         if !(1..=Settings::MAX_CHUNK_BYTES).contains(&header.length) {
             return Err(ChunkHeaderError::Length {
@@ -77,6 +81,7 @@ impl ChunkHeader {
         let mut bytes = [0; Self::BYTES];
         bytes[..4].copy_from_slice(&Self::MAGIC.to_le_bytes());
         bytes[4] = Self::VERSION;
+        bytes[5] = self.attempt;
         bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.transfer.0.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.offset.to_le_bytes());
@@ -128,11 +133,9 @@ pub enum ChunkHeaderError {
     },
     /// A bit without a meaning is set.
     #[error(
-        "chunk: expected flags and reserved bytes 0, 0x{flags:02x} and 0x{reserved:04x} arrived; run the same version on both sides"
+        "chunk: expected reserved bytes 0, 0x{reserved:04x} arrived; run the same version on both sides"
     )]
     Reserved {
-        /// The flags.
-        flags: u8,
         /// The reserved bytes.
         reserved: u16,
     },
@@ -167,6 +170,7 @@ mod tests {
             transfer: TransferId(3),
             offset: 5 << 32,
             length: 524_288,
+            attempt: 0,
         }
     }
 
@@ -186,8 +190,10 @@ mod tests {
             transfer: u64,
             offset in 0..u64::MAX - (1 << 30),
             length in 1..=Settings::MAX_CHUNK_BYTES,
+            attempt: u8,
         ) {
-            let header = ChunkHeader { sequence, transfer: TransferId(transfer), offset, length };
+            let transfer = TransferId(transfer);
+            let header = ChunkHeader { sequence, transfer, offset, length, attempt };
             prop_assert_eq!(ChunkHeader::decode(&header.encode()), Ok(header));
         }
 
@@ -207,6 +213,11 @@ mod tests {
         assert_eq!(bytes[16], 3);
         assert_eq!(bytes[24..32], [0, 0, 0, 0, 5, 0, 0, 0]);
         assert_eq!(bytes[32..36], [0, 0, 8, 0]);
+        let again = ChunkHeader {
+            attempt: 2,
+            ..header()
+        };
+        assert_eq!(again.encode()[5], 2);
     }
 
     #[test]
@@ -224,18 +235,8 @@ mod tests {
             Err(E::Version { arrived: 2 })
         );
         assert_eq!(
-            tampered(|bytes| bytes[5] = 1),
-            Err(E::Reserved {
-                flags: 1,
-                reserved: 0
-            })
-        );
-        assert_eq!(
             tampered(|bytes| bytes[7] = 1),
-            Err(E::Reserved {
-                flags: 0,
-                reserved: 256
-            })
+            Err(E::Reserved { reserved: 256 })
         );
         assert_eq!(
             tampered(|bytes| bytes[32..36].fill(0)),

@@ -8,6 +8,7 @@ mod decoder;
 mod detail;
 mod encode;
 mod error;
+mod log;
 mod placed;
 mod settings;
 
@@ -15,6 +16,7 @@ pub use decoder::FrameDecoder;
 pub use detail::Detail;
 pub use encode::encode;
 pub use error::{EncodeError, FrameError};
+pub use log::{FrameLog, PositionError};
 pub use placed::{InvalidPlaced, PlacedChunks};
 pub use settings::{InvalidSettings, Settings};
 
@@ -153,6 +155,12 @@ pub enum Frame {
     },
     /// Answer to [`Frame::Goodbye`]: nothing further follows from this side.
     GoodbyeAck,
+    /// Every frame of the other direction before `next` has arrived: it need not be kept for another
+    /// connection. Between sides that both can resume; it concerns the stream and not the session.
+    Received {
+        /// The number of the frame that is expected next.
+        next: u32,
+    },
 }
 
 impl Frame {
@@ -176,6 +184,7 @@ impl Frame {
             Self::Heartbeat { .. } => 15,
             Self::Goodbye { .. } => 16,
             Self::GoodbyeAck => 17,
+            Self::Received { .. } => 18,
         }
     }
 
@@ -187,7 +196,7 @@ impl Frame {
 
 /// Name of a kind's number; `None` when no such kind exists.
 fn kind_name(kind: u8) -> Option<&'static str> {
-    const NAMES: [&str; 17] = [
+    const NAMES: [&str; 18] = [
         "settings",
         "setup",
         "ready",
@@ -205,6 +214,7 @@ fn kind_name(kind: u8) -> Option<&'static str> {
         "heartbeat",
         "goodbye",
         "goodbye-ack",
+        "received",
     ];
     NAMES.get(usize::from(kind).checked_sub(1)?).copied()
 }

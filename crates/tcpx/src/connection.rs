@@ -1,7 +1,6 @@
 //! A connection to one peer: where sends and receives start.
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
@@ -11,12 +10,21 @@ use tcpx_net::ChannelStats;
 use tcpx_wire::session::{Deadlines, OperationId, ReceiveRequest, SendRequest};
 use tcpx_wire::{Level, Role, Tag};
 
+mod patience;
+mod peer;
+mod watching;
+
 use crate::core::{Core, NewOperation, Operation};
+use crate::drive::Driving;
 use crate::driver::{Driven, DrivenId, Driver, Turn};
 use crate::error::Error;
 use crate::event::Event;
 use crate::requests::Requests;
 use crate::transfer::{Transfer, TransferState};
+use watching::Watching;
+
+pub(crate) use patience::Patience;
+pub use peer::PeerInfo;
 
 /// An authenticated connection with its data channels. Clones are the same connection.
 ///
@@ -31,38 +39,12 @@ pub struct Connection {
 /// the rest alive until nothing points at anybody's memory.
 pub(crate) struct Handle(pub(crate) Arc<Shared>);
 
-/// Who is at the other end, and what both sides agreed on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct PeerInfo {
-    /// Address of the control connection.
-    pub address: SocketAddr,
-    /// Name of the network.
-    pub network: String,
-    /// Data channels.
-    pub channels: u16,
-    /// Bytes of a chunk.
-    pub chunk_bytes: u32,
-    /// The memory that the peer moves, in its words.
-    pub memory: String,
-    /// The peer's software.
-    pub software: String,
-}
-
-/// What the driver is told to look for on the control socket.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Watching {
-    Read,
-    ReadWrite,
-    Nothing,
-}
-
 /// What the engine and all handles share.
 pub(crate) struct Shared {
     core: Mutex<Core>,
     ended: Condvar,
-    driver: Arc<Driver>,
-    id: DrivenId,
+    pub(crate) driver: Arc<Driver>,
+    pub(crate) id: DrivenId,
     peer: PeerInfo,
     path: String,
     changed_path: Arc<OnceLock<String>>,
@@ -70,6 +52,14 @@ pub(crate) struct Shared {
     origin: Instant,
     /// Microseconds from `origin` to when the driver last began to work, and 0 when it is idle.
     working_since: AtomicU64,
+    /// When the engine must look again by itself, in microseconds from `origin`; at most.
+    due: AtomicU64,
+    /// Whether a thread that waits does the engine's work.
+    pub(crate) driving: Driving,
+    /// All of it tells by itself when there is something to do.
+    pub(crate) announces: bool,
+    /// What becomes of callers while the engine is inside foreign code.
+    patience: Patience,
     /// How the control socket is watched.
     watching: Mutex<Watching>,
     /// What is asked of the engine without waiting for its lock.
@@ -85,10 +75,12 @@ impl Shared {
         id: DrivenId,
         peer: PeerInfo,
         path: String,
+        patience: Patience,
     ) -> Arc<Self> {
         let origin = core.origin;
         let gpu = core.gpu.clone();
         let changed_path = Arc::clone(&core.changed_path);
+        let announces = core.announces();
         Arc::new(Self {
             core: Mutex::new(core),
             ended: Condvar::new(),
@@ -100,6 +92,10 @@ impl Shared {
             gpu,
             origin,
             working_since: AtomicU64::new(0),
+            due: AtomicU64::new(0),
+            driving: Driving::new(),
+            announces,
+            patience,
             watching: Mutex::new(Watching::Read),
             requests: Requests::default(),
             outcome: Mutex::new(None),
@@ -108,44 +104,53 @@ impl Shared {
 
     /// Takes the engine's lock. A thread that panicked inside left the connection unusable, but
     /// never memory in use by others: it is still closed in order.
-    fn lock(&self) -> MutexGuard<'_, Core> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `work` on the engine and then whatever follows from it.
-    fn with<R>(&self, work: impl FnOnce(&mut Core) -> R) -> R {
-        self.run(self.lock(), work)
+    /// As [`lock`](Self::lock), if nobody has it.
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Core>> {
+        match self.core.try_lock() {
+            Ok(core) => Some(core),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
-    fn run<R>(&self, mut core: MutexGuard<'_, Core>, work: impl FnOnce(&mut Core) -> R) -> R {
-        let before = core.session.next_timeout();
+    /// Runs `work` on the engine and then what it led to.
+    fn with<R>(&self, work: impl FnOnce(&mut Core) -> R) -> Result<R, Error> {
+        let mut core = self.lock_in_time()?;
         let result = work(&mut core);
-        let turn = self.turn(&mut core);
-        let sooner =
-            core.session.next_timeout() != before || turn.poll || turn.more || turn.finished;
-        drop(core);
-        if sooner {
+        if self.patience.foreign {
+            drop(core);
             self.driver.wake(self.id);
+            return Ok(result);
         }
-        result
+        self.requests.see_to(&mut core);
+        let turn = core.guarded_start();
+        self.after(core, turn);
+        Ok(result)
     }
 
     /// Has a request that was left seen to: here if the engine is at rest, else by its thread.
     fn nudge(&self) {
-        match self.core.try_lock() {
-            Ok(core) => self.run(core, |_| ()),
-            Err(TryLockError::Poisoned(poisoned)) => self.run(poisoned.into_inner(), |_| ()),
-            Err(TryLockError::WouldBlock) => self.driver.wake(self.id),
+        if self.patience.foreign {
+            return self.driver.wake(self.id);
         }
+        let Some(mut core) = self.try_lock() else {
+            return self.driver.wake(self.id);
+        };
+        let turn = self.turn(&mut core);
+        self.after(core, turn);
     }
 
-    fn turn(&self, core: &mut Core) -> Turn {
+    /// Everything that can be done now.
+    pub(crate) fn turn(&self, core: &mut Core) -> Turn {
         self.requests.see_to(core);
         let since = u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.working_since.store(since.max(1), Ordering::Relaxed);
-        let turn = core.progress();
+        let turn = core.guarded_progress();
         self.working_since.store(0, Ordering::Relaxed);
-        self.watch_control(core);
         if turn.finished {
             // A late signal would keep the driver awake: nobody lowers it any more.
             for descriptor in core.channel_descriptors() {
@@ -154,35 +159,8 @@ impl Shared {
             *self.outcome() = core.outcome();
             self.ended.notify_all();
         }
+        self.set_due(core.due);
         turn
-    }
-
-    /// Watches the control socket for what is wanted of it.
-    fn watch_control(&self, core: &Core) {
-        use std::os::fd::AsFd;
-        let wanted = if core.control_done() {
-            Watching::Nothing
-        } else if core.control.wants_write() {
-            Watching::ReadWrite
-        } else {
-            Watching::Read
-        };
-        let mut watching = self.watching.lock().unwrap_or_else(PoisonError::into_inner);
-        if *watching == wanted || *watching == Watching::Nothing {
-            return;
-        }
-        let fd = core.control.as_fd();
-        let write = wanted == Watching::ReadWrite;
-        let done = match wanted {
-            Watching::Nothing => {
-                self.driver.unwatch(fd);
-                true
-            }
-            _ => self.driver.rewatch(self.id, fd, write).is_ok(),
-        };
-        if done {
-            *watching = wanted;
-        }
     }
 
     fn outcome(&self) -> MutexGuard<'_, Option<Result<(), Error>>> {
@@ -198,28 +176,22 @@ impl Shared {
         self.requests.close();
         self.nudge();
     }
-
-    /// How long the driver has been inside one call, if that is longer than `limit`.
-    pub(crate) fn stuck(&self, limit: Duration) -> Option<Error> {
-        let since = self.working_since.load(Ordering::Relaxed);
-        if since == 0 {
-            return None;
-        }
-        let stuck = self
-            .origin
-            .elapsed()
-            .saturating_sub(Duration::from_micros(since));
-        (stuck > limit).then_some(Error::EngineStuck {
-            peer: self.peer.address,
-            stuck,
-        })
-    }
 }
 
 impl Driven for Shared {
     fn progress(&self) -> Turn {
+        self.make_way();
         let mut core = self.lock();
-        self.turn(&mut core)
+        let turn = self.turn(&mut core);
+        self.watch_control(&mut core);
+        turn
+    }
+
+    fn due(&self) -> Option<Instant> {
+        match self.due.load(Ordering::SeqCst) {
+            u64::MAX => None,
+            due => Some(self.origin + Duration::from_micros(due)),
+        }
     }
 }
 
@@ -253,14 +225,19 @@ impl Connection {
         shared.changed_path.get().unwrap_or(&shared.path)
     }
 
-    /// Counters of all data channels, summed.
+    /// Counters of all data channels, summed; while the engine hangs inside a plugin, as they were
+    /// when this was last asked.
     pub fn statistics(&self) -> ChannelStats {
-        self.handle.0.lock().statistics()
+        self.handle.0.statistics()
     }
 
-    /// Every live operation, where it stands and who owes its next step: one line each.
+    /// Every live operation, where it stands and who owes its next step: one line each. While the
+    /// engine hangs inside a plugin, one line that says so.
     pub fn status(&self) -> Vec<String> {
-        let core = self.handle.0.lock();
+        let core = match self.handle.0.lock_in_time() {
+            Ok(core) => core,
+            Err(stuck) => return vec![stuck.to_string()],
+        };
         let now = core.now();
         core.session
             .snapshot(now)
@@ -373,15 +350,13 @@ impl Send<'_> {
     /// The memory is in use by a receive or cannot be reached, the connection is gone, or too many
     /// operations run. Nothing was started then.
     pub fn start(self) -> Result<Transfer, Error> {
-        self.0.start(Role::Sender, |core, request, lease| {
+        self.0.start(Role::Sender, |core, request, lease, fence| {
             let bytes = request.slice.len() as u64;
-            let readable = !matches!(request.slice.kind(), MemoryKind::Cuda { .. });
-            let eager = (readable && core.session.eager_allowed(bytes))
-                .then(|| {
-                    let mut payload = vec![0; request.slice.len()];
-                    lease.all().read_to(&mut payload).map(|()| payload)
-                })
-                .transpose()?;
+            let eager = if core.session.eager_allowed(bytes) {
+                core.read_small(&lease.all(), fence)?
+            } else {
+                None
+            };
             let request = SendRequest {
                 tag: Tag(request.tag),
                 bytes,
@@ -403,7 +378,7 @@ impl Receive<'_> {
     /// The memory is in use or cannot be reached, the connection is gone, or too many operations
     /// run. Nothing was started then.
     pub fn start(self) -> Result<Transfer, Error> {
-        self.0.start(Role::Receiver, |core, request, _| {
+        self.0.start(Role::Receiver, |core, request, _, _| {
             let request = ReceiveRequest {
                 tag: Tag(request.tag),
                 capacity: request.slice.len() as u64,
@@ -432,7 +407,7 @@ impl<'a> Request<'a> {
     fn start(
         self,
         role: Role,
-        submit: impl FnOnce(&mut Core, &Self, &Lease) -> Result<OperationId, Error>,
+        submit: impl FnOnce(&mut Core, &Self, &Lease, Option<&Fence>) -> Result<OperationId, Error>,
     ) -> Result<Transfer, Error> {
         let shared = &self.connection.handle.0;
         let fence = self.fence(shared)?;
@@ -452,7 +427,7 @@ impl<'a> Request<'a> {
             if let Some(error) = core.refusal() {
                 return Err(error);
             }
-            let id = submit(core, &self, &lease)?;
+            let id = submit(core, &self, &lease, fence.as_ref())?;
             let operation = NewOperation {
                 role,
                 tag: self.tag,
@@ -467,7 +442,7 @@ impl<'a> Request<'a> {
             });
             core.operations.insert(id, Operation::new(operation));
             Ok(id)
-        })?;
+        })??;
         Ok(Transfer {
             state,
             operation,

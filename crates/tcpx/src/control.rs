@@ -4,7 +4,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use tcpx_wire::frame::{EncodeError, Frame, FrameDecoder, FrameError, encode};
+use tcpx_wire::frame::{EncodeError, Frame, FrameDecoder, FrameError, FrameLog, PositionError};
 
 /// Most bytes queued for the peer before the session is asked for no more frames. Every kind of
 /// frame is bounded by a window of its own, so this only limits what lies in user memory.
@@ -12,6 +12,10 @@ const MAX_QUEUED: usize = 1 << 20;
 
 /// Bytes asked of the socket at a time.
 const READ_BYTES: usize = 64 * 1024;
+
+/// The peer is told what has arrived after so many frames, or so many bytes of them.
+const TELL_FRAMES: u32 = 32;
+const TELL_BYTES: usize = 64 << 10;
 
 /// Why the control connection ended.
 #[derive(Debug)]
@@ -24,6 +28,35 @@ pub(crate) enum ControlEnd {
     Frame(FrameError),
     /// The session made a frame that the protocol does not allow.
     Encode(EncodeError),
+    /// The peer claims to have what was not sent, or to lack what it had.
+    Position(PositionError),
+}
+
+impl ControlEnd {
+    /// The connection broke, rather than what the peer said on it.
+    pub(crate) fn is_loss(&self) -> bool {
+        matches!(self, Self::Eof | Self::Io(_))
+    }
+}
+
+/// Bytes with which each side begins on a connection that takes another's place: the number of the
+/// frame that it expects next.
+const POSITION_BYTES: usize = 4;
+
+/// Both sides say where they are before frames go on.
+#[derive(Debug, Default)]
+struct Position {
+    /// Bytes of ours that the socket has taken.
+    sent: usize,
+    theirs: [u8; POSITION_BYTES],
+    /// Bytes of theirs that have arrived.
+    have: usize,
+}
+
+impl Position {
+    fn is_done(&self) -> bool {
+        self.sent == POSITION_BYTES && self.have == POSITION_BYTES
+    }
 }
 
 /// Framed, non-blocking control stream.
@@ -34,18 +67,25 @@ pub(crate) struct Control {
     /// Bytes read and not yet decoded: `input[consumed..]`.
     input: Vec<u8>,
     consumed: usize,
-    out: Vec<u8>,
-    /// Bytes of `out` that the socket has taken.
-    written: usize,
-    sequence: u32,
+    /// What goes to the peer.
+    log: FrameLog,
+    /// Another connection may go on where this one breaks.
+    resumable: bool,
+    /// Frames and their bytes that the peer was not told to have arrived.
+    untold: (u32, usize),
+    /// Until both sides know where to go on.
+    position: Option<Position>,
+    /// The connection broke and another one is waited for.
+    away: bool,
     finished_writing: bool,
     /// The socket takes nothing any more.
     broken: bool,
 }
 
 impl Control {
-    /// `stream` must be non-blocking; `leftover` are bytes that arrived with the handshake.
-    pub(crate) fn new(stream: TcpStream, leftover: &[u8]) -> Self {
+    /// `stream` must be non-blocking; `leftover` are bytes that arrived with the handshake;
+    /// `resumable`: both sides can go on over another connection.
+    pub(crate) fn new(stream: TcpStream, leftover: &[u8], resumable: bool) -> Self {
         let mut input = Vec::with_capacity(READ_BYTES);
         input.extend_from_slice(leftover);
         Self {
@@ -53,9 +93,11 @@ impl Control {
             decoder: FrameDecoder::new(),
             input,
             consumed: 0,
-            out: Vec::with_capacity(64 * 1024),
-            written: 0,
-            sequence: 0,
+            log: FrameLog::new(resumable),
+            resumable,
+            untold: (0, 0),
+            position: None,
+            away: false,
             finished_writing: false,
             broken: false,
         }
@@ -63,12 +105,25 @@ impl Control {
 
     /// The next frame, or `None` when the peer has sent nothing complete.
     pub(crate) fn receive(&mut self) -> Result<Option<Frame>, ControlEnd> {
+        if self.away || !self.receive_position()? {
+            return Ok(None);
+        }
         loop {
             let mut rest = &self.input[self.consumed..];
+            let before = rest.len();
             let decoded = self.decoder.next(&mut rest);
             self.consumed = self.input.len() - rest.len();
-            if let Some(frame) = decoded.map_err(ControlEnd::Frame)? {
-                return Ok(Some(frame));
+            self.untold.1 += before - rest.len();
+            match decoded.map_err(ControlEnd::Frame)? {
+                Some(Frame::Received { next }) if self.resumable => {
+                    self.log.acknowledged(next).map_err(ControlEnd::Position)?;
+                    continue;
+                }
+                Some(frame) => {
+                    self.tell()?;
+                    return Ok(Some(frame));
+                }
+                None => {}
             }
             // Without a frame the decoder has taken all input.
             self.input.resize(READ_BYTES, 0);
@@ -85,19 +140,94 @@ impl Control {
         }
     }
 
+    /// Counts a frame, and tells the peer now and then what has arrived.
+    fn tell(&mut self) -> Result<(), ControlEnd> {
+        self.untold.0 += 1;
+        let due = self.untold.0 >= TELL_FRAMES || self.untold.1 >= TELL_BYTES;
+        if due && self.resumable && !self.finished_writing {
+            self.untold = (0, 0);
+            let next = self.decoder.next_sequence();
+            let told = self.log.push(&Frame::Received { next });
+            told.map_err(ControlEnd::Encode)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the peer's position on a connection that took another's place; true when frames follow.
+    fn receive_position(&mut self) -> Result<bool, ControlEnd> {
+        let Some(position) = &mut self.position else {
+            return Ok(true);
+        };
+        while position.have < POSITION_BYTES {
+            match self.stream.read(&mut position.theirs[position.have..]) {
+                Ok(0) => return Err(ControlEnd::Eof),
+                Ok(count) => position.have += count,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(ControlEnd::Io(error)),
+            }
+            if position.have == POSITION_BYTES {
+                let next = u32::from_le_bytes(position.theirs);
+                self.log.rewind(next).map_err(ControlEnd::Position)?;
+            }
+        }
+        if position.is_done() {
+            self.position = None;
+        }
+        Ok(true)
+    }
+
+    /// Writes our position; true when frames may follow.
+    fn send_position(&mut self) -> bool {
+        let ours = self.decoder.next_sequence().to_le_bytes();
+        let Some(position) = &mut self.position else {
+            return true;
+        };
+        while position.sent < POSITION_BYTES {
+            match self.stream.write(&ours[position.sent..]) {
+                Ok(count) if count > 0 => position.sent += count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // A broken stream shows when it is read.
+                Ok(_) | Err(_) => return false,
+            }
+        }
+        if position.is_done() {
+            self.position = None;
+        }
+        self.position.is_none()
+    }
+
+    /// The connection broke; nothing goes in or out before another one takes its place.
+    pub(crate) fn leave(&mut self) {
+        self.away = true;
+    }
+
+    pub(crate) fn is_away(&self) -> bool {
+        self.away
+    }
+
+    /// Another connection goes on where the old one broke; that one is closed.
+    pub(crate) fn replace(&mut self, stream: TcpStream) {
+        self.stream = stream;
+        self.input.clear();
+        self.consumed = 0;
+        self.decoder.restart();
+        self.position = Some(Position::default());
+        self.away = false;
+        self.broken = false;
+    }
+
     /// Room for another frame from the session.
     pub(crate) fn has_room(&self) -> bool {
-        self.out.len() - self.written < MAX_QUEUED
+        self.log.held() < MAX_QUEUED
     }
 
     /// Queues a frame; [`Control::flush`] sends it.
     pub(crate) fn queue(&mut self, frame: &Frame) -> Result<(), ControlEnd> {
-        if self.broken {
+        if self.broken && !self.resumable {
             return Ok(());
         }
-        encode(frame, self.sequence, &mut self.out).map_err(ControlEnd::Encode)?;
-        self.sequence = self.sequence.wrapping_add(1);
-        Ok(())
+        self.log.push(frame).map_err(ControlEnd::Encode)
     }
 
     /// Gives queued bytes to the socket.
@@ -105,29 +235,32 @@ impl Control {
     /// A socket that takes nothing any more is no error here: what the peer said before it closed
     /// may still wait to be read, a goodbye above all. Reading comes to the end of the stream soon.
     pub(crate) fn flush(&mut self) {
-        while self.written < self.out.len() {
-            match self.stream.write(&self.out[self.written..]) {
-                Ok(count) if count > 0 => self.written += count,
+        if self.away || !self.send_position() {
+            return;
+        }
+        while !self.broken && !self.log.unwritten().is_empty() {
+            match self.stream.write(self.log.unwritten()) {
+                Ok(count) if count > 0 => self.log.wrote(count),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Ok(_) | Err(_) => self.broken = true,
             }
-            if self.broken {
-                break;
-            }
         }
-        self.forget();
+        if self.broken && !self.resumable {
+            self.forget();
+        }
     }
 
     /// Bytes wait for the socket to become writable.
     pub(crate) fn wants_write(&self) -> bool {
-        self.written < self.out.len()
+        let position = self.position.as_ref();
+        let positioned = position.is_none_or(|position| position.sent < POSITION_BYTES);
+        !self.away && !self.broken && positioned && !self.log.unwritten().is_empty()
     }
 
     /// Drops what the socket has not taken.
     pub(crate) fn forget(&mut self) {
-        self.out.clear();
-        self.written = 0;
+        self.log.forget();
     }
 
     /// Reads and drops what still comes; `true` once the peer has closed its end.

@@ -5,9 +5,11 @@ mod actions;
 mod channels;
 mod completions;
 mod coverage;
+mod defect;
 mod jobs;
 mod operation;
 mod posting;
+mod resume;
 mod stopping;
 mod tokens;
 
@@ -18,7 +20,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use tcpx_memory::{CopyWorker, Gpu, UnpackMethod};
+use tcpx_memory::{CopyWorker, Gpu, SmallCopies, UnpackMethod};
 use tcpx_net::{Channel, ChannelError, ChannelStats, Completion, Readiness};
 use tcpx_wire::descriptor::Descriptors;
 use tcpx_wire::session::{Action, OperationId, RequestError};
@@ -32,6 +34,7 @@ use crate::sink::{Finished, Sink};
 
 use channels::ChannelState;
 pub(crate) use operation::{NewOperation, Operation};
+pub(crate) use resume::Resume;
 use tokens::Token;
 
 /// Frames read at a time before the channels get their turn.
@@ -86,6 +89,8 @@ pub(crate) struct Core {
     pub(crate) operations: HashMap<OperationId, Operation>,
     pub(crate) unpacker: Unpacker,
     pub(crate) gpu: Option<Gpu>,
+    /// For payload of GPU memory that travels with its announcement.
+    pub(crate) small: Option<SmallCopies>,
     pub(crate) sink: Arc<Sink>,
     pub(crate) observer: Option<Arc<dyn Observer>>,
     pub(crate) peer: SocketAddr,
@@ -98,12 +103,20 @@ pub(crate) struct Core {
     /// Why the connection ended; `Ok` after an orderly goodbye.
     ended: Option<Result<(), Error>>,
     ended_at: Option<Instant>,
+    /// How another connection takes the control connection's place; `None` where that cannot be.
+    resume: Option<Resume>,
     /// The peer closed its end of the control stream.
     peer_closed: bool,
     /// Closed, quiet, and every operation ended.
     finished: bool,
     /// The path that the bytes take since it changed.
     pub(crate) changed_path: Arc<OnceLock<String>>,
+    /// When to come again even if nothing happens.
+    pub(crate) due: Option<Instant>,
+    /// The last turn used up its share.
+    more: bool,
+    /// Panics in `progress`.
+    defects: u32,
 }
 
 /// What [`Core::new`] needs.
@@ -113,10 +126,12 @@ pub(crate) struct Parts {
     pub(crate) channels: Vec<Box<dyn Channel>>,
     pub(crate) unpacker: Unpacker,
     pub(crate) gpu: Option<Gpu>,
+    pub(crate) small: Option<SmallCopies>,
     pub(crate) sink: Arc<Sink>,
     pub(crate) observer: Option<Arc<dyn Observer>>,
     pub(crate) peer: SocketAddr,
     pub(crate) origin: Instant,
+    pub(crate) resume: Option<Resume>,
     /// Actions of the session that came during the set-up.
     pub(crate) early: VecDeque<Action>,
 }
@@ -130,6 +145,7 @@ impl Core {
             operations: HashMap::new(),
             unpacker: parts.unpacker,
             gpu: parts.gpu,
+            small: parts.small,
             sink: parts.sink,
             observer: parts.observer,
             peer: parts.peer,
@@ -140,9 +156,13 @@ impl Core {
             finished_jobs: Vec::new(),
             ended: None,
             ended_at: None,
+            resume: parts.resume,
             peer_closed: false,
             finished: false,
             changed_path: Arc::default(),
+            due: None,
+            more: false,
+            defects: 0,
         };
         for action in parts.early {
             core.perform(action);
@@ -155,43 +175,78 @@ impl Core {
         Time(u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX))
     }
 
-    /// Does everything that can be done now; returns when to come again.
+    /// Does everything that can be done now.
     pub(crate) fn progress(&mut self) -> Turn {
         let mut busy = false;
         let mut more = true;
         for _ in 0..TURN_ROUNDS {
-            let mut again = self.read_control();
+            let mut again = self.replace_control();
+            again |= self.read_control();
             again |= self.poll_channels();
             again |= self.drain_worker();
+            again |= self.poll_small();
             let now = self.now();
             if self.session.next_timeout().is_some_and(|due| due <= now) {
                 self.session.handle_timeout(now);
             }
-            again |= self.perform_actions();
-            self.close_useless_channels();
-            again |= self.post_pending();
-            again |= self.write_control();
+            again |= self.push_out();
             busy |= again;
             if !again {
                 more = false;
                 break;
             }
         }
+        self.turn(busy, more)
+    }
+
+    /// Does what the program's own request led to. What has arrived meanwhile is left to whoever
+    /// waits for it.
+    pub(crate) fn start(&mut self) -> Turn {
+        let busy = self.push_out();
+        self.turn(busy, false)
+    }
+
+    /// Hands out what the session wants done and said; `true` if there may be more at once.
+    fn push_out(&mut self) -> bool {
+        let mut any = self.perform_actions();
+        self.close_useless_channels();
+        // What the peer waits for goes first; a chunk that comes early finds its receive soon.
+        self.write_control();
+        any |= self.post_pending();
+        self.write_control();
+        // What was said may have ended an operation.
+        any | self.perform_actions()
+    }
+
+    /// What a turn would say in which nothing happens.
+    pub(crate) fn standing(&self) -> Turn {
+        Turn {
+            more: self.more && !self.finished,
+            poll: self.channels.iter().any(ChannelState::must_poll)
+                || self.small.as_ref().is_some_and(SmallCopies::is_busy),
+            busy: false,
+            moving: self.channels.iter().any(ChannelState::is_moving),
+            finished: self.finished,
+        }
+    }
+
+    fn turn(&mut self, busy: bool, more: bool) -> Turn {
+        let suspicion = self.look_after_control();
         let last_words = self.settle();
         let next = self
             .session
             .next_timeout()
             .map(|due| self.origin + Duration::from_micros(due.0));
+        self.due = next
+            .into_iter()
+            .chain(last_words)
+            .chain(suspicion)
+            .min()
+            .filter(|_| !self.finished);
+        self.more = more;
         Turn {
-            next: next
-                .into_iter()
-                .chain(last_words)
-                .min()
-                .filter(|_| !self.finished),
-            more: more && !self.finished,
-            poll: self.channels.iter().any(ChannelState::must_poll),
             busy,
-            finished: self.finished,
+            ..self.standing()
         }
     }
 
@@ -267,14 +322,17 @@ impl Core {
         any
     }
 
-    /// Sends what the session has to say; `true` if that was anything.
-    fn write_control(&mut self) -> bool {
-        let any = self.queue_frames();
-        if self.control_is_down() {
-            return any;
+    /// Sends what the session has to say, as far as the socket takes it.
+    fn write_control(&mut self) {
+        while self.queue_frames() {
+            self.control.flush();
+            if self.control.wants_write() {
+                return;
+            }
         }
-        self.control.flush();
-        any
+        if !self.control_is_down() {
+            self.control.flush();
+        }
     }
 
     fn control_is_down(&self) -> bool {
@@ -287,7 +345,7 @@ impl Core {
         if self.session.ended() {
             self.peer_closed = true;
             self.control.forget();
-        } else {
+        } else if let Some(end) = self.leave_control(end) {
             self.fail(Error::control(self.peer, end));
         }
     }
@@ -410,6 +468,11 @@ impl Core {
         {
             tracing::error!(peer = %self.peer, "the observer panicked; the engine goes on");
         }
+    }
+
+    /// Whether every channel has a descriptor to wait on.
+    pub(crate) fn announces(&self) -> bool {
+        self.channel_descriptors().count() == self.channels.len()
     }
 
     /// Descriptors that the driver watches for the channels.

@@ -6,12 +6,14 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
+use tcpx_memory::awake::Awake;
 
 /// Longest sleep, so that a driver notices its own end and proves that it lives.
 const MAX_SLEEP: Duration = Duration::from_millis(500);
@@ -24,19 +26,22 @@ const POLL_PAUSE: Duration = Duration::from_micros(50);
 pub(crate) trait Driven: Send + Sync {
     /// Does everything that can be done now.
     fn progress(&self) -> Turn;
+
+    /// When `progress` must be called even if nothing happens.
+    fn due(&self) -> Option<Instant>;
 }
 
 /// Outcome of [`Driven::progress`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Turn {
-    /// When it must be called again even if nothing happens.
-    pub(crate) next: Option<Instant>,
     /// Requests are in flight on a network that can only be polled.
     pub(crate) poll: bool,
     /// Its share was used up with work left over that no descriptor announces.
     pub(crate) more: bool,
     /// Something was done in this call.
     pub(crate) busy: bool,
+    /// Chunks are in flight, or wait for a channel.
+    pub(crate) moving: bool,
     /// Nothing is left to do, ever.
     pub(crate) finished: bool,
 }
@@ -44,12 +49,17 @@ pub(crate) struct Turn {
 /// Names a connection at its driver.
 pub(crate) type DrivenId = u64;
 
+type AllDriven = HashMap<DrivenId, (Arc<dyn Driven>, Turn)>;
+
 /// A driver thread's shared half.
 pub(crate) struct Driver {
     epoll: OwnedFd,
     wake: OwnedFd,
     state: Mutex<State>,
     name: String,
+    origin: Instant,
+    /// Until when the thread sleeps, in microseconds from `origin`; 0 while it works.
+    asleep_until: AtomicU64,
 }
 
 #[derive(Default)]
@@ -81,6 +91,8 @@ impl Driver {
             wake,
             state: Mutex::new(State::default()),
             name: name.to_owned(),
+            origin: Instant::now(),
+            asleep_until: AtomicU64::new(0),
         }))
     }
 
@@ -134,6 +146,12 @@ impl Driver {
         Ok(())
     }
 
+    /// Keeps watching a descriptor, but hears of nothing but its end.
+    pub(crate) fn mute(&self, id: DrivenId, fd: BorrowedFd<'_>) -> std::io::Result<()> {
+        epoll::modify(&self.epoll, fd, EventData::new_u64(id), EventFlags::empty())?;
+        Ok(())
+    }
+
     /// Stops watching a descriptor.
     pub(crate) fn unwatch(&self, fd: BorrowedFd<'_>) {
         // A descriptor that was never watched is no longer watched either.
@@ -153,6 +171,21 @@ impl Driver {
         }
     }
 
+    /// As [`wake`](Self::wake), unless the thread will look before `due` by itself. What
+    /// [`Driven::due`] answers must have been changed before.
+    pub(crate) fn wake_by(&self, id: DrivenId, due: Instant) {
+        let asleep_until = self.asleep_until.load(Ordering::SeqCst);
+        // Awake, it will look at every limit before it sleeps.
+        if asleep_until > 0 && self.since_origin(due) < asleep_until {
+            self.wake(id);
+        }
+    }
+
+    fn since_origin(&self, at: Instant) -> u64 {
+        let span = at.saturating_duration_since(self.origin);
+        u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -163,12 +196,13 @@ impl Driver {
     }
 
     fn run(&self) {
-        let mut driven: HashMap<DrivenId, (Arc<dyn Driven>, Turn)> = HashMap::new();
+        let awake = Awake::begin();
+        let mut driven = AllDriven::new();
         let mut events = Vec::with_capacity(64);
         let mut due = Vec::new();
         let mut idle_rounds = 0;
         loop {
-            self.wait(&mut events, sleep_time(&driven, idle_rounds));
+            awake.asleep(|| self.wait(&mut events, &driven, idle_rounds));
             due.clear();
             for event in &events {
                 match event.data.u64() {
@@ -188,9 +222,9 @@ impl Driver {
                 }
             }
             let now = Instant::now();
-            due.extend(driven.iter().filter_map(|(id, (_, turn))| {
-                let due = turn.poll || turn.more || turn.next.is_some_and(|next| next <= now);
-                due.then_some(*id)
+            due.extend(driven.iter().filter_map(|(id, (connection, turn))| {
+                let timed_out = || connection.due().is_some_and(|due| due <= now);
+                (turn.poll || turn.more || timed_out()).then_some(*id)
             }));
             due.sort_unstable();
             due.dedup();
@@ -216,11 +250,18 @@ impl Driver {
         }
     }
 
-    fn wait(&self, events: &mut Vec<epoll::Event>, sleep: Duration) {
+    fn wait(&self, events: &mut Vec<epoll::Event>, driven: &AllDriven, idle_rounds: u32) {
         events.clear();
-        let timeout = timespec(sleep);
+        let pause = pause(driven, idle_rounds);
+        // Announced, and then one more look: a limit that was brought forward meanwhile is either
+        // seen here, or found before the end of the sleep by whoever brought it forward.
+        let until = Instant::now() + pause.min(until_due(driven));
+        self.asleep_until
+            .store(self.since_origin(until).max(1), Ordering::SeqCst);
+        let sleep = timespec(pause.min(until_due(driven)));
         // Interrupted or not, the caller looks at the events there are.
-        let _ = epoll::wait(&self.epoll, spare_capacity(events), Some(&timeout));
+        let _ = epoll::wait(&self.epoll, spare_capacity(events), Some(&sleep));
+        self.asleep_until.store(0, Ordering::SeqCst);
     }
 }
 
@@ -232,28 +273,29 @@ impl std::fmt::Debug for Driver {
     }
 }
 
-/// How long nothing needs to be done, unless something happens.
-fn sleep_time(driven: &HashMap<DrivenId, (Arc<dyn Driven>, Turn)>, idle_rounds: u32) -> Duration {
-    let now = Instant::now();
-    let mut sleep = MAX_SLEEP;
-    for (_, turn) in driven.values() {
-        if turn.more {
-            return Duration::ZERO;
-        }
-        if turn.poll {
-            let pause = if idle_rounds < BUSY_ROUNDS {
-                std::thread::yield_now();
-                Duration::ZERO
-            } else {
-                POLL_PAUSE
-            };
-            sleep = sleep.min(pause);
-        }
-        if let Some(next) = turn.next {
-            sleep = sleep.min(next.saturating_duration_since(now));
-        }
+/// How long the thread may sleep, as far as unannounced work goes.
+fn pause(driven: &AllDriven, idle_rounds: u32) -> Duration {
+    if driven.values().any(|(_, turn)| turn.more) {
+        return Duration::ZERO;
     }
-    sleep
+    match driven.values().any(|(_, turn)| turn.poll) {
+        true if idle_rounds < BUSY_ROUNDS => {
+            std::thread::yield_now();
+            Duration::ZERO
+        }
+        true => POLL_PAUSE,
+        false => MAX_SLEEP,
+    }
+}
+
+/// How long until the first limit, at most [`MAX_SLEEP`].
+fn until_due(driven: &AllDriven) -> Duration {
+    let now = Instant::now();
+    driven
+        .values()
+        .filter_map(|(connection, _)| connection.due())
+        .map(|due| due.saturating_duration_since(now))
+        .fold(MAX_SLEEP, Duration::min)
 }
 
 /// A span of time as the system's waits take it.
@@ -272,11 +314,12 @@ const fn flags(write: bool) -> EventFlags {
     }
 }
 
-const START: Turn = Turn {
-    next: None,
+/// Everything is to be looked at.
+pub(crate) const START: Turn = Turn {
     poll: false,
     more: false,
     busy: true,
+    moving: false,
     finished: false,
 };
 const WAKE: u64 = 0;

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use tcpx_net::{DialOptions, ListenOptions, Listener, Side, dial};
 
+use tcpx_wire::handshake::Session;
+
 use crate::connection::Connection;
 use crate::error::Error;
 use crate::establish::{Authenticated, establish};
@@ -27,7 +29,7 @@ impl Endpoint {
             address,
             auth: options.auth.clone(),
             one_time: options.one_time,
-            capabilities: 0,
+            capabilities: capabilities(&options),
         })?;
         Ok(Self { listener, options })
     }
@@ -51,6 +53,7 @@ impl Endpoint {
             side: Side::Server,
             peer: accepted.peer,
             lanes: Some(accepted.lanes),
+            listening: Some(accepted.listening),
         };
         let deadline = Instant::now() + self.options.connect_timeout;
         establish(authenticated, &self.options, deadline)
@@ -63,7 +66,14 @@ impl Endpoint {
     /// finish the set-up in time.
     pub fn connect(address: SocketAddr, options: &Options) -> Result<Connection, Error> {
         let deadline = Instant::now() + options.connect_timeout;
-        let dialled = dial(address, &options.auth, &DialOptions::until(deadline))?;
+        let dialled = dial(
+            address,
+            &options.auth,
+            &DialOptions {
+                capabilities: capabilities(options),
+                ..DialOptions::until(deadline)
+            },
+        )?;
         let authenticated = Authenticated {
             stream: dialled.stream,
             leftover: Vec::new(),
@@ -71,7 +81,17 @@ impl Endpoint {
             side: Side::Client,
             peer: address,
             lanes: None,
+            listening: None,
         };
         establish(authenticated, options, deadline)
+    }
+}
+
+/// What this side can do.
+fn capabilities(options: &Options) -> u64 {
+    if options.network.resumes_control() {
+        Session::RESUMES
+    } else {
+        0
     }
 }

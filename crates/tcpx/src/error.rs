@@ -147,6 +147,16 @@ pub enum Error {
         /// For how long.
         stuck: Duration,
     },
+    /// The engine, or the network that it drives, panicked.
+    #[error(
+        "peer {peer}: a defect of tcpx ended the connection: {cause}; connect afresh, and report this with the log"
+    )]
+    Defect {
+        /// The peer.
+        peer: SocketAddr,
+        /// The panic's words.
+        cause: String,
+    },
     /// A setting cannot work.
     #[error("{what}: expected {expected}, {arrived} was given")]
     Setting {
@@ -230,6 +240,9 @@ impl Error {
                 cause: error.to_string(),
             },
             ControlEnd::Encode(error) => ConnectionFailure::Frame {
+                cause: error.to_string(),
+            },
+            ControlEnd::Position(error) => ConnectionFailure::Frame {
                 cause: error.to_string(),
             },
         };

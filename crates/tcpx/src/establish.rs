@@ -8,15 +8,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use tcpx_memory::{CopyWorker, MemoryKind};
+use tcpx_memory::{CopyWorker, MemoryKind, SmallCopies};
 use tcpx_net::{Channel, Exchange, LaneInbox, NetworkError, Readiness, Setup, Side};
 use tcpx_wire::handshake;
 use tcpx_wire::session::{Action, CHUNK_GRAIN_BYTES, Config};
 use tcpx_wire::{Session, Settings, Time};
 
-use crate::connection::{Connection, PeerInfo, Shared};
+use crate::connection::{Connection, Patience, PeerInfo, Shared};
 use crate::control::Control;
-use crate::core::{Core, Parts, Unpacker};
+use crate::core::{Core, Parts, Resume, Unpacker};
 use crate::driver::{Driver, timespec};
 use crate::error::Error;
 use crate::event::Event;
@@ -32,6 +32,8 @@ pub(crate) struct Authenticated {
     /// Client: the address it dialled. Server: the client's address.
     pub(crate) peer: SocketAddr,
     pub(crate) lanes: Option<LaneInbox>,
+    /// Server: the address that it listens on.
+    pub(crate) listening: Option<SocketAddr>,
 }
 
 /// Sets the connection up and gives it to a driver.
@@ -47,11 +49,14 @@ pub(crate) fn establish(
         side,
         peer,
         lanes,
+        listening,
     } = authenticated;
     let local = stream
         .local_addr()
         .map_err(|error| Error::system("reading the control socket's address", error))?;
-    let mut set_up = SetUp::new(Control::new(stream, &leftover), options, peer, deadline)?;
+    let control = Control::new(stream, &leftover, secrets.resumes());
+    let mut set_up = SetUp::new(control, options, peer, deadline)?;
+    let inbox = lanes.clone();
     let settings = set_up.wait("the peer's settings", |action| match action {
         Action::PeerSettings(settings) => Ok(settings),
         other => Err(other),
@@ -70,6 +75,7 @@ pub(crate) fn establish(
         deadline,
         workers: options.gpu.as_ref().map_or(&[], |_| gpu_worker),
         lanes,
+        listening,
     };
     let channels = options.network.establish(&setup, &mut set_up)?;
     set_up.session.ready();
@@ -77,7 +83,8 @@ pub(crate) fn establish(
         Action::PeerReady => Ok(()),
         other => Err(other),
     })?;
-    run(set_up, channels, settings, worker, options)
+    let resume = secrets.resumes().then_some((secrets, side, inbox));
+    run(set_up, channels, settings, worker, options, resume)
 }
 
 /// Gives an established connection to its driver.
@@ -87,6 +94,7 @@ fn run(
     settings: Settings,
     worker: Arc<CopyWorker>,
     options: &Options,
+    resume: Option<(handshake::Session, Side, Option<LaneInbox>)>,
 ) -> Result<Connection, Error> {
     let system = |error| Error::system("starting the engine's thread", error);
     let poll_only = channels
@@ -124,16 +132,19 @@ fn run(
     };
     let path = describe_path(&channels, &peer, options);
     tracing::info!(peer = %peer.address, %path, "connected");
+    let small = small_copies(options, agreed.eager_limit);
     let core = Core::new(Parts {
         session: set_up.session,
         control: set_up.control,
         channels,
         unpacker: Unpacker::new(worker, options.unpack),
         gpu: options.gpu.clone(),
+        small,
         sink: Sink::new(Arc::clone(&driver), id),
         observer: options.observer.clone(),
         peer: set_up.peer,
         origin: set_up.origin,
+        resume: resume.map(|(session, side, inbox)| Resume::new(session, side, inbox, &driver, id)),
         early: set_up.pending,
     });
     core.emit(&Event::Connected {
@@ -141,13 +152,26 @@ fn run(
         network: peer.network.clone(),
         channels: peer.channels,
     });
-    let shared = Shared::new(core, Arc::clone(&driver), id, peer, path);
+    // Networks that can only be polled are those of foreign code.
+    let patience = Patience::new(poll_only, options.deadlines.stall);
+    let shared = Shared::new(core, Arc::clone(&driver), id, peer, path, patience);
     driver.add(id, shared.clone()).map_err(system)?;
     Ok(Connection::new(shared))
 }
 
+/// What copies small messages to and from the GPU, where they may travel with their announcement.
+/// Without it they take the way of large ones.
+fn small_copies(options: &Options, eager_limit: u32) -> Option<SmallCopies> {
+    let gpu = options.gpu.as_ref().filter(|_| eager_limit > 0)?;
+    SmallCopies::new(gpu)
+        .inspect_err(|error| {
+            tracing::warn!(%error, "small messages of GPU memory travel as large ones");
+        })
+        .ok()
+}
+
 fn describe_path(channels: &[Box<dyn Channel>], peer: &PeerInfo, options: &Options) -> String {
-    let first = channels.first().map(|channel| channel.describe());
+    let first = channels.first().map(|channel| channel.path());
     let channels = match (first, peer.channels) {
         (None, _) => "no data channel".to_owned(),
         (Some(first), 1) => first,
@@ -390,6 +414,9 @@ fn session_config(options: &Options) -> Result<Config, Error> {
     config.hold_until_placed = network.matches_by_sequence();
     config.window_spans = network.matches_by_sequence();
     config.close_timeout = CLOSE_TIMEOUT;
+    if options.chunk_bytes.is_none() {
+        config.pieces = network.pieces(options.channels);
+    }
     Ok(config)
 }
 

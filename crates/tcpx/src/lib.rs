@@ -35,6 +35,7 @@
 mod connection;
 mod control;
 mod core;
+mod drive;
 mod driver;
 mod endpoint;
 mod error;

@@ -1,5 +1,6 @@
 //! Where the copy worker leaves its results for the engine.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tcpx_memory::{CompletionSink, MemoryError};
@@ -13,6 +14,8 @@ pub(crate) type Finished = (u64, Result<u64, MemoryError>);
 #[derive(Debug)]
 pub(crate) struct Sink {
     finished: Mutex<Vec<Finished>>,
+    /// A thread of the program looks for results by itself.
+    looked_for: AtomicBool,
     driver: Arc<Driver>,
     id: DrivenId,
 }
@@ -21,9 +24,24 @@ impl Sink {
     pub(crate) fn new(driver: Arc<Driver>, id: DrivenId) -> Arc<Self> {
         Arc::new(Self {
             finished: Mutex::new(Vec::new()),
+            looked_for: AtomicBool::new(false),
             driver,
             id,
         })
+    }
+
+    /// Says whether somebody looks for results without being woken. Whoever stops takes a last look
+    /// afterwards.
+    pub(crate) fn set_looked_for(&self, looked_for: bool) {
+        self.looked_for.store(looked_for, Ordering::SeqCst);
+    }
+
+    pub(crate) fn has_results(&self) -> bool {
+        !self
+            .finished
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_empty()
     }
 
     /// Moves the results so far to `into`, which is empty; both vectors keep their room.
@@ -39,6 +57,8 @@ impl CompletionSink for Sink {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push((token, result));
-        self.driver.wake(self.id);
+        if !self.looked_for.load(Ordering::SeqCst) {
+            self.driver.wake(self.id);
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! The handle of an operation.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,8 +13,6 @@ use crate::report::{Progress, Report};
 
 /// How often a waiting thread makes sure that the engine lives.
 const LIVENESS_CHECK: Duration = Duration::from_secs(1);
-/// Longest time the engine may spend in one turn; networks promise not to block.
-const STUCK_AFTER: Duration = Duration::from_secs(20);
 
 /// A running send or receive.
 ///
@@ -29,10 +28,14 @@ pub struct Transfer {
 pub(crate) struct TransferState {
     inner: Mutex<Inner>,
     ended: Condvar,
+    /// There is an outcome; for looking without the lock.
+    has_ended: AtomicBool,
 }
 
 #[derive(Debug)]
 struct Inner {
+    /// Threads that sleep until the end.
+    sleeping: usize,
     outcome: Option<Result<Report, Error>>,
     progress: Progress,
 }
@@ -41,6 +44,7 @@ impl TransferState {
     pub(crate) fn new(total: u64) -> Arc<Self> {
         Arc::new(Self {
             inner: Mutex::new(Inner {
+                sleeping: 0,
                 outcome: None,
                 progress: Progress {
                     bytes_done: 0,
@@ -48,6 +52,7 @@ impl TransferState {
                 },
             }),
             ended: Condvar::new(),
+            has_ended: AtomicBool::new(false),
         })
     }
 
@@ -61,7 +66,14 @@ impl TransferState {
         if inner.outcome.is_none() {
             inner.outcome = Some(outcome);
         }
-        self.ended.notify_all();
+        self.has_ended.store(true, Ordering::Release);
+        if inner.sleeping > 0 {
+            self.ended.notify_all();
+        }
+    }
+
+    fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
     }
 
     pub(crate) fn set_total(&self, total: u64) {
@@ -102,6 +114,8 @@ impl Transfer {
     /// As [`Transfer::wait`].
     pub fn wait_timeout(&self, timeout: Duration) -> Option<Result<Report, Error>> {
         let started = Instant::now();
+        let is_over = || self.state.has_ended() || started.elapsed() >= timeout;
+        self.connection.0.drive(is_over);
         let mut inner = self.state.lock();
         loop {
             if let Some(outcome) = &inner.outcome {
@@ -109,14 +123,16 @@ impl Transfer {
             }
             let left = timeout.saturating_sub(started.elapsed());
             if left.is_zero() {
-                return self.connection.0.stuck(STUCK_AFTER).map(Err);
+                return self.connection.0.stuck().map(Err);
             }
+            inner.sleeping += 1;
             inner = self
                 .state
                 .ended
                 .wait_timeout(inner, left)
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
+            inner.sleeping -= 1;
         }
     }
 

@@ -13,8 +13,15 @@ use crate::properties::Properties;
 ///
 /// The last 16 belong to this module, which keeps the state of a pending connect there. The bytes
 /// come from a peer: treat them as hostile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PeerHandle(pub [u8; Self::BYTES]);
+
+impl std::fmt::Debug for PeerHandle {
+    /// Leaves the bytes out: plugins keep secrets in them.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PeerHandle").finish_non_exhaustive()
+    }
+}
 
 impl PeerHandle {
     /// Bytes that a plugin may use.

@@ -97,6 +97,12 @@ pub(crate) struct NetworkArgs {
     /// Has the card send out of device memory too (Linux 6.16 and later).
     #[arg(long, requires = "devmem_interface")]
     pub(crate) devmem_send: bool,
+    /// Interfaces that TCP lanes may use, as in NCCL_SOCKET_IFNAME: name beginnings between commas, = in front for whole names, ^ for all others [default: NCCL_SOCKET_IFNAME, else the cards nearest to the GPU].
+    #[arg(long, value_name = "LIST", env = "TCPX_SOCKET_IFNAME")]
+    pub(crate) interfaces: Option<String>,
+    /// Used for --interfaces when that is not given.
+    #[arg(long, value_name = "LIST", env = "NCCL_SOCKET_IFNAME")]
+    pub(crate) nccl_interfaces: Option<String>,
     /// How scattered fragments reach their destination: host, d2d or kernel [default: the fastest that works here].
     #[arg(long, value_name = "METHOD", env = "UCCL_TCPX_UNPACK_IMPL", value_parser = unpack)]
     pub(crate) unpack: Option<UnpackMethod>,
@@ -131,5 +137,13 @@ impl NetworkArgs {
     /// The chunk size given for this program, else the one given for NCCL.
     pub(crate) fn chunk_bytes(&self) -> Option<Size> {
         self.chunk_bytes.or(self.nccl_chunk_bytes)
+    }
+
+    /// The interfaces given for this program, else those given for NCCL.
+    pub(crate) fn interfaces(&self) -> Option<&str> {
+        let given = [&self.interfaces, &self.nccl_interfaces];
+        // An empty variable counts as unset.
+        let mut given = given.into_iter().flatten().map(|text| text.trim());
+        given.find(|text| !text.is_empty())
     }
 }

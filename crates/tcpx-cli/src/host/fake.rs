@@ -63,6 +63,7 @@ impl FakeHost {
             kind,
             up: true,
             addresses,
+            prefixes: Vec::new(),
             speed: None,
             mtu: Some(1500),
             pci_path: Vec::new(),

@@ -11,6 +11,8 @@ pub struct InterfaceAddress {
     pub interface: String,
     /// The address.
     pub address: IpAddr,
+    /// Leading bits that all addresses of its network share.
+    pub prefix: u8,
 }
 
 /// A list from getifaddrs, freed on drop.
@@ -44,17 +46,30 @@ pub fn addresses() -> io::Result<Vec<InterfaceAddress>> {
             (!element.ifa_name.is_null())
                 .then(|| CStr::from_ptr(element.ifa_name))
                 .zip(address(element.ifa_addr))
+                .map(|entry| (entry, address(element.ifa_netmask)))
         };
-        if let Some((name, address)) = entry
+        if let Some(((name, address), mask)) = entry
             && let Ok(name) = name.to_str()
         {
             found.push(InterfaceAddress {
                 interface: name.to_owned(),
                 address,
+                prefix: prefix(address, mask),
             });
         }
     }
     Ok(found)
+}
+
+/// The bits of a mask; without one of the same family the address is a network of its own.
+fn prefix(address: IpAddr, mask: Option<IpAddr>) -> u8 {
+    let bits = match (address, mask) {
+        (IpAddr::V4(_), Some(IpAddr::V4(mask))) => mask.to_bits().leading_ones(),
+        (IpAddr::V6(_), Some(IpAddr::V6(mask))) => mask.to_bits().leading_ones(),
+        (IpAddr::V4(_), _) => 32,
+        (IpAddr::V6(_), _) => 128,
+    };
+    u8::try_from(bits).unwrap_or(128)
 }
 
 /// The IP address in a socket address.

@@ -209,6 +209,7 @@ impl Acceptor {
             stream: greeting.stream,
             session,
             peer,
+            listening: self.inner.address,
             lanes,
         };
         self.inner.lock().push_back(accepted);
@@ -246,10 +247,18 @@ impl Acceptor {
                 .refused(now, peer, &"the lane's session has ended");
         };
         // The answer first: behind it the stream belongs to the lane's owner.
-        let answered = socket::prepare_lane(&stream)
-            .and_then(|()| auth::send_message(&stream, &accepted.send));
+        let prepared = if accepted.resumes {
+            Ok(())
+        } else {
+            socket::prepare_lane(&stream)
+        };
+        let answered = prepared.and_then(|()| auth::send_message(&stream, &accepted.send));
         if let Err(error) = answered {
             return self.reports.refused(now, peer, &error);
+        }
+        if accepted.resumes {
+            tracing::info!(%peer, session = %accepted.session, "control connection resumed");
+            return session.lanes.deliver_control(stream);
         }
         let lane = AcceptedLane {
             stream,

@@ -192,31 +192,35 @@ impl PluginChannel {
         self.stats.chunks_received += 1;
         self.stats.bytes_received += bytes;
         let scattered = from.kind == MemoryType::Cuda;
-        let payload = match (done.slot, &self.offload) {
-            (Some(slot), Some(offload)) => {
-                let ready = !scattered;
-                let ticket = done.ticket;
-                self.unconsumed.push_back(Unconsumed { ticket, ready });
-                if scattered {
-                    offload.read(slot, &mut self.entries).map_err(|error| {
-                        ChannelError::Plugin {
-                            channel: self.name.clone(),
-                            call: "test (device queue)",
-                            cause: error.to_string(),
-                        }
+        let Some(slot) = done.slot else {
+            return Ok(Completion::Received {
+                token: from.token,
+                payload: Payload::InPlace { bytes },
+            });
+        };
+        // Every receive of a comm with a device queue takes a slot, whatever memory it went to.
+        let ticket = done.ticket;
+        let unpacks = self.offload.as_ref().filter(|_| scattered);
+        let ready = unpacks.is_none();
+        self.unconsumed.push_back(Unconsumed { ticket, ready });
+        let payload = match unpacks {
+            Some(offload) => {
+                offload
+                    .take(slot, &mut self.entries)
+                    .map_err(|error| ChannelError::Plugin {
+                        channel: self.name.clone(),
+                        call: "test (device queue)",
+                        cause: error.to_string(),
                     })?;
-                    self.stats.fragments += self.entries.len() as u64;
-                    Payload::Scattered {
-                        pool: Arc::clone(offload.pool()),
-                        list: scatter_list(&self.entries, self.lists.pop().unwrap_or_default()),
-                        bytes,
-                        ticket: Ticket(ticket.0),
-                    }
-                } else {
-                    Payload::InPlace { bytes }
+                self.stats.fragments += self.entries.len() as u64;
+                Payload::Scattered {
+                    pool: Arc::clone(offload.pool()),
+                    list: scatter_list(&self.entries, self.lists.pop().unwrap_or_default()),
+                    bytes,
+                    ticket: Ticket(ticket.0),
                 }
             }
-            _ => Payload::InPlace { bytes },
+            None => Payload::InPlace { bytes },
         };
         Ok(Completion::Received {
             token: from.token,

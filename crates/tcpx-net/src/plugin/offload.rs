@@ -12,12 +12,28 @@ use super::PluginMemory;
 
 /// Where received fragments are listed and where they lie.
 #[derive(Debug)]
-pub(super) struct Offload {
+pub struct Offload {
     queue: UnpackQueue,
     pool: Arc<BouncePool>,
 }
 
 impl Offload {
+    /// The queue of a receive comm whose memory is not known: of the GPU whose context is current
+    /// on the calling thread if the queue is there, else in host memory that stands in for one.
+    ///
+    /// # Errors
+    /// In words: the queue is in neither, or of another layout.
+    pub fn discover(comm: &RecvComm) -> Result<Option<Self>, String> {
+        let Some(handle) = comm.device_handle() else {
+            return Ok(None);
+        };
+        let memory = match Gpu::current() {
+            Ok(gpu) if gpu.pointer(handle.address.get() as u64).is_ok() => PluginMemory::Gpu(gpu),
+            _ => PluginMemory::StandIn,
+        };
+        Self::of(comm, &memory)
+    }
+
     /// Reads the device handle of a receive comm; `None` if the plugin gave none.
     pub(super) fn of(comm: &RecvComm, memory: &PluginMemory) -> Result<Option<Self>, String> {
         let Some(handle) = comm.device_handle() else {
@@ -40,7 +56,7 @@ impl Offload {
     /// Everything lies in host memory of this process.
     fn in_host_memory(address: usize) -> Result<Self, String> {
         let size = size_of::<UnpackNetDeviceHandle>();
-        let mapped = mapped_from(address)?;
+        let mapped = mapped_from(address, false)?;
         if mapped < size || !address.is_multiple_of(align_of::<UnpackNetDeviceHandle>()) {
             return Err("the device handle is not in this process's memory".to_owned());
         }
@@ -48,9 +64,9 @@ impl Offload {
         // SAFETY: mapped, aligned, and written by the plugin before its accept succeeded.
         let handle = unsafe { handle.read() };
         let meta = handle.meta.expose_provenance();
-        let queue = queue_at(meta, mapped_from(meta)?)?;
+        let queue = queue_at(meta, mapped_from(meta, true)?)?;
         let bounce = handle.bounce_buf.expose_provenance();
-        let len = mapped_from(bounce)?;
+        let len = mapped_from(bounce, false)?;
         let keep: Arc<dyn Any + Send + Sync> = Arc::new(());
         // SAFETY: the plugin's pool, mapped to its end and alive as long as the comm, which the
         // channel closes only after the last unpack. Offsets are checked against this length.
@@ -107,7 +123,7 @@ impl Offload {
     }
 
     /// The pool that fragments lie in.
-    pub(super) fn pool(&self) -> &Arc<BouncePool> {
+    pub fn pool(&self) -> &Arc<BouncePool> {
         &self.pool
     }
 
@@ -118,9 +134,12 @@ impl Offload {
         Arc::strong_count(&self.pool) > 1 || self.pool.slice().region().shares() > OURS
     }
 
-    /// The fragments of a finished receive.
-    pub(super) fn read(&self, slot: QueueSlot, into: &mut Vec<LoadMeta>) -> Result<(), QueueError> {
-        self.queue.read_into(slot, into).map(|_| ())
+    /// Takes the fragments of a finished receive, as the plugin lists them, out of the queue.
+    ///
+    /// # Errors
+    /// More than a slot can hold.
+    pub fn take(&self, slot: QueueSlot, into: &mut Vec<LoadMeta>) -> Result<(), QueueError> {
+        self.queue.take_into(slot, into).map(|_| ())
     }
 }
 
@@ -128,19 +147,19 @@ fn queue_at(address: usize, mapped: usize) -> Result<UnpackQueue, String> {
     let needed = size_of::<nccl_net::device::NetUnpackMeta>();
     if mapped < needed || !address.is_multiple_of(16) {
         return Err(format!(
-            "the device queue needs {needed} readable bytes at a multiple of 16, there are {mapped} at {address:#x}"
+            "the device queue needs {needed} writable bytes at a multiple of 16, there are {mapped} at {address:#x}"
         ));
     }
     let meta = NonNull::new(std::ptr::with_exposed_provenance_mut(address))
         .ok_or("the device queue's address is 0")?;
-    // SAFETY: aligned, readable for its whole length, alive as long as the comm of the channel.
+    // SAFETY: aligned, writable for its whole length, alive as long as the comm of the channel.
     Ok(unsafe { UnpackQueue::new(meta) })
 }
 
 /// Bytes from `address` to the end of the mapping (or run of adjacent mappings) that contains it.
 ///
 /// A stand-in plugin names its pool by address only; this bounds what its offsets may reach.
-fn mapped_from(address: usize) -> Result<usize, String> {
+fn mapped_from(address: usize, writable: bool) -> Result<usize, String> {
     let maps = std::fs::read_to_string("/proc/self/maps").map_err(|error| error.to_string())?;
     let mut end = None;
     for line in maps.lines() {
@@ -157,7 +176,7 @@ fn mapped_from(address: usize) -> Result<usize, String> {
         ) else {
             continue;
         };
-        let readable = rights.starts_with('r');
+        let readable = rights.starts_with(if writable { "rw" } else { "r" });
         match end {
             None if readable && (low..high).contains(&address) => end = Some(high),
             Some(until) if low == until && readable => end = Some(high),
@@ -176,9 +195,11 @@ mod tests {
     #[test]
     fn memory_is_bounded_by_its_mapping() {
         let bytes = vec![0u8; 1 << 20];
-        let mapped = mapped_from(bytes.as_ptr().expose_provenance()).expect("it is mapped");
+        let mapped = mapped_from(bytes.as_ptr().expose_provenance(), true).expect("it is mapped");
         assert!(mapped >= bytes.len());
-        assert!(mapped_from(16).is_err());
+        assert!(mapped_from(16, false).is_err());
+        let code = mapped_from as *const () as usize;
+        assert!(mapped_from(code, false).is_ok() && mapped_from(code, true).is_err());
     }
 
     #[test]

@@ -9,11 +9,14 @@ use std::fmt::Debug;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
+use tcpx_memory::awake::Awake;
 
 use super::signal::Signal;
+use super::splice::ignore_broken_pipes;
 use crate::error::IoError;
 
 /// Something that a loop drives: one direction of one lane.
@@ -103,6 +106,7 @@ impl EventLoop {
         )?;
         let inner = Arc::clone(&mailbox);
         std::thread::Builder::new().name(name).spawn(move || {
+            ignore_broken_pipes();
             Runner {
                 poller,
                 mailbox: inner,
@@ -138,6 +142,8 @@ impl EventLoop {
     }
 }
 
+/// How long a loop looks for the next event without a pause, where there are cores to spare.
+const PATIENCE: Duration = Duration::from_micros(200);
 const SIGNAL: u64 = u64::MAX;
 const EVENTS: usize = 64;
 
@@ -151,18 +157,25 @@ struct Runner {
 impl Runner {
     fn run(&mut self) {
         let mut events = Vec::with_capacity(EVENTS);
+        let awake = Awake::begin();
+        let mut last = Instant::now();
         loop {
             let now = rustix::event::Timespec {
                 tv_sec: 0,
                 tv_nsec: 0,
             };
-            let timeout = if self.turns.is_empty() {
-                None
-            } else {
-                Some(&now)
-            };
+            // Another event comes soon while bytes move, and waking up takes longer than they do.
+            let busy = !self.turns.is_empty();
+            let looks = busy || last.elapsed() < PATIENCE && awake.may_look();
             events.clear();
-            match epoll::wait(&self.poller, spare_capacity(&mut events), timeout) {
+            let mut wait =
+                |timeout| epoll::wait(&self.poller, spare_capacity(&mut events), timeout);
+            let waited = if looks {
+                wait(Some(&now))
+            } else {
+                awake.asleep(|| wait(None))
+            };
+            match waited {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => {
                     // Only a closed or foreign descriptor gets here, and this one is ours.
@@ -175,6 +188,9 @@ impl Runner {
                     SIGNAL => self.read_mail(),
                     index => self.queue(usize::try_from(index).unwrap_or(usize::MAX)),
                 }
+            }
+            if !self.turns.is_empty() {
+                last = Instant::now();
             }
             for _ in 0..self.turns.len() {
                 if let Some(index) = self.turns.pop_front() {

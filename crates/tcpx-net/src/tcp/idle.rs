@@ -27,6 +27,11 @@ impl LaneSet {
         self.0.fetch_and(!(1 << lane), Ordering::SeqCst);
     }
 
+    #[cfg(all(test, loom))]
+    fn contains(&self, lane: u16) -> bool {
+        self.0.load(Ordering::SeqCst) & 1 << lane != 0
+    }
+
     /// Removes and returns one lane.
     pub(super) fn take(&self) -> Option<u16> {
         // A read-modify-write, for a plain load could miss an `insert` that came before our
@@ -55,6 +60,64 @@ mod model {
     use super::LaneSet;
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicBool, Ordering};
+
+    /// A lane that dies at rest: the poster may wake it and nobody else, so it hands its turn on.
+    #[test]
+    fn a_lane_that_dies_hands_its_turn_on() {
+        loom::model(|| {
+            // Lanes 1 and 2 are at rest; 1 dies. A lane that is woken takes what is queued.
+            let shared = Arc::new((LaneSet::new(), AtomicBool::new(false), LaneSet::new()));
+            let (idle, queued, gone) = &*shared;
+            idle.insert(1);
+            idle.insert(2);
+            let dying = {
+                let shared = Arc::clone(&shared);
+                loom::thread::spawn(move || {
+                    let (idle, _, gone) = &*shared;
+                    gone.insert(1);
+                    idle.remove(1);
+                    idle.take()
+                })
+            };
+            queued.swap(true, Ordering::SeqCst);
+            // The poster skips a lane that it finds gone.
+            let woken = loop {
+                match idle.take() {
+                    Some(1) if gone.contains(1) => {}
+                    woken => break woken,
+                }
+            };
+            let handed = dying.join().expect("the lane dies");
+            assert!(
+                woken == Some(2) || handed == Some(2),
+                "nobody was woken for the work: {woken:?} {handed:?}"
+            );
+        });
+    }
+
+    /// A lane that waits for a chunk in another's hands sees it given back, or is woken.
+    #[test]
+    fn a_chunk_that_is_given_back_is_seen_or_announced() {
+        loom::model(|| {
+            let shared = Arc::new((LaneSet::new(), AtomicBool::new(false)));
+            let holder = {
+                let shared = Arc::clone(&shared);
+                loom::thread::spawn(move || {
+                    let (waiting, free) = &*shared;
+                    free.swap(true, Ordering::AcqRel);
+                    waiting.take_all()
+                })
+            };
+            let (waiting, free) = &*shared;
+            let mut claimed = free.swap(false, Ordering::AcqRel);
+            if !claimed {
+                waiting.insert(5);
+                claimed = free.swap(false, Ordering::AcqRel);
+            }
+            let woken = holder.join().expect("the holder lets go");
+            assert!(claimed || woken == 1 << 5, "the chunk was left behind");
+        });
+    }
 
     #[test]
     fn work_is_never_left_with_every_lane_at_rest() {

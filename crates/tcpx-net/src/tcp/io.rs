@@ -28,7 +28,7 @@ pub(super) struct Part<'a> {
 }
 
 /// The address of a part, after checking that it lies in its slice and that the CPU reaches it.
-fn address(part: &Part<'_>) -> io::Result<*mut u8> {
+pub(super) fn address(part: &Part<'_>) -> io::Result<*mut u8> {
     let end = part.from.checked_add(part.len);
     if end.is_none_or(|end| end > part.slice.len()) {
         return Err(io::Error::new(
@@ -48,7 +48,7 @@ fn address(part: &Part<'_>) -> io::Result<*mut u8> {
 }
 
 /// Runs a system call that returns a byte count.
-fn call(mut system_call: impl FnMut() -> libc::ssize_t) -> io::Result<Moved> {
+pub(super) fn call(mut system_call: impl FnMut() -> libc::ssize_t) -> io::Result<Moved> {
     loop {
         if let Ok(bytes) = usize::try_from(system_call()) {
             return Ok(Moved::Bytes(bytes));
@@ -99,6 +99,19 @@ pub(super) fn send(socket: BorrowedFd<'_>, head: &[u8], part: Part<'_>) -> io::R
             socket.as_raw_fd(),
             &raw const message,
             libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+        )
+    })
+}
+
+/// Sends `head`, which more bytes follow at once.
+pub(super) fn send_more(socket: BorrowedFd<'_>, head: &[u8]) -> io::Result<Moved> {
+    // SAFETY: `head` is a live range that the kernel only reads.
+    call(|| unsafe {
+        libc::send(
+            socket.as_raw_fd(),
+            head.as_ptr().cast(),
+            head.len(),
+            libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_MORE,
         )
     })
 }

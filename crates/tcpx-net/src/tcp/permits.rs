@@ -83,7 +83,7 @@ impl Drop for Permit {
         if self.0.has_waiting.swap(false, Ordering::SeqCst) {
             let waiting = std::mem::take(&mut *lock(&self.0.waiting));
             for wakers in waiting.iter().filter_map(Weak::upgrade) {
-                wakers.wake_sender(0);
+                wakers.wake_any_sender();
             }
         }
     }

@@ -11,8 +11,9 @@ use tcpx_wire::chunk_header::ChunkHeader;
 
 use super::event_loop::{Source, Turn};
 use super::io::{self, Moved, Part};
+use super::loss::Lost;
 use super::receive_table::{Arrival, Claim, ReceiveState, position};
-use super::shared::{Ended, Event, LaneSocket, Shared, Violation};
+use super::shared::{Event, LaneSocket, Shared, Violation};
 use super::staging::Landing;
 use crate::error::{ChannelError, ChunkPosition};
 
@@ -106,7 +107,7 @@ impl ReceiveLane {
                 Ok(Moved::Bytes(bytes)) => self.have += bytes,
                 Ok(Moved::WouldBlock) => return Step::Rest,
                 Ok(Moved::End) if self.have == 0 => {
-                    self.shared.end(Ended::ByPeer);
+                    self.shared.lane_lost(self.socket.lane, Lost::ByPeer);
                     return Step::End;
                 }
                 Ok(Moved::End) => return self.lost(None, ended_early()),
@@ -146,6 +147,13 @@ impl ReceiveLane {
                 self.state = State::Early(header);
                 Step::Rest
             }
+            Ok(Arrival::HeldBy(holder)) => {
+                // Its sender gave that lane up. Nothing of it may be written once this one begins,
+                // so it ends first; this lane is woken when it has.
+                self.shared.lane_lost(holder, Lost::Superseded);
+                self.state = State::Early(header);
+                Step::Rest
+            }
             Err(violation) => self.violation(violation),
         }
     }
@@ -155,11 +163,11 @@ impl ReceiveLane {
         if self.shared.receive.is_cancelled(claim.slot) {
             return self.let_go(header, claim, 0);
         }
-        match self
-            .shared
-            .staging
-            .landing(&claim.destination, self.socket.lane, &self.shared.wakers)
-        {
+        match self.shared.staging.landing(
+            &claim.chunk.destination,
+            self.socket.lane,
+            &self.shared.wakers,
+        ) {
             Landing::At(into) => {
                 self.state = State::Payload {
                     header,
@@ -264,12 +272,8 @@ impl ReceiveLane {
     }
 
     fn fail(&self, claim: Claim, error: ChannelError) {
-        let Claim {
-            slot,
-            destination,
-            fence,
-        } = claim;
-        drop((destination, fence));
+        let Claim { slot, chunk } = claim;
+        drop(chunk);
         self.shared.receive.set(slot, ReceiveState::Finished);
         self.shared.report(Event::ReceiveFailed { slot, error });
     }
@@ -281,7 +285,7 @@ impl ReceiveLane {
 
     fn lost(&self, position: Option<ChunkPosition>, cause: std::io::Error) -> Step {
         self.shared
-            .lane_lost(&self.socket, "receiving", position, cause);
+            .lane_lost(self.socket.lane, Lost::broken("receiving", position, cause));
         Step::End
     }
 }
@@ -320,9 +324,15 @@ impl Source for ReceiveLane {
             State::Header | State::Early(_) | State::Unwanted { .. } => None,
         };
         if let Some(claim) = claim {
-            self.fail(claim, self.shared.failure(1));
+            if self.shared.is_over() {
+                self.fail(claim, self.shared.failure(1));
+            } else if let Err(claim) = self.shared.receive.put_back(claim) {
+                self.fail(claim, ChannelError::Cancelled);
+            }
         }
-        self.shared.half_gone();
+        // Another lane may wait for what this one had.
+        self.shared.wake_early();
+        self.shared.half_gone(self.socket.lane);
     }
 }
 

@@ -4,7 +4,6 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use tcpx_memory::{Fence, RegionSlice};
 use tcpx_wire::chunk_header::ChunkHeader;
 
 use super::discards::Discards;
@@ -24,6 +23,8 @@ pub(super) enum ReceiveState {
     /// In a lane's hands.
     Claimed {
         lane: u16,
+        sequence: u64,
+        attempt: u8,
     },
     /// The copy worker moves it from a pinned slot to its destination.
     Copying {
@@ -44,8 +45,7 @@ struct ReceiveSlot {
 #[derive(Debug)]
 pub(super) struct Claim {
     pub(super) slot: u16,
-    pub(super) destination: RegionSlice,
-    pub(super) fence: Option<Fence>,
+    pub(super) chunk: ReceiveChunk,
 }
 
 /// What a chunk's header leads to.
@@ -56,12 +56,18 @@ pub(super) enum Arrival {
     Unwanted,
     /// Not posted yet; the lane is on the list of those to wake.
     Early,
+    /// It was sent again because this lane died, which this side did not know: end it. The lane that
+    /// asks is on the list of those to wake.
+    HeldBy(u16),
 }
 
 #[derive(Debug)]
 pub(super) struct ReceiveTable {
     slots: Box<[ReceiveSlot]>,
     discards: Mutex<Discards>,
+    /// Sequences that were taken from a lane which sent them again: should the lane that had them
+    /// first come back to life, its copies are dropped.
+    again: Mutex<Discards>,
     /// One behind the highest sequence posted.
     next: AtomicU64,
     /// Lanes paused in front of a chunk that is not posted yet.
@@ -77,6 +83,7 @@ impl ReceiveTable {
         Self {
             slots: (0..window).map(|_| slot()).collect(),
             discards: Mutex::new(Discards::default()),
+            again: Mutex::new(Discards::default()),
             next: AtomicU64::new(0),
             early: LaneSet::new(),
         }
@@ -119,12 +126,12 @@ impl ReceiveTable {
     /// Finds the receive for a header that has arrived.
     pub(super) fn claim(&self, lane: u16, header: &ChunkHeader) -> Result<Arrival, Violation> {
         match self.try_claim(lane, header)? {
-            Arrival::Early => {
-                // Onto the list first and then a second look: whoever posts in between either is
-                // seen here or sees the list.
+            Arrival::Early | Arrival::HeldBy(_) => {
+                // Onto the list first and then a second look: whoever posts or lets go in between
+                // either is seen here or sees the list.
                 self.early.insert(lane);
                 let arrival = self.try_claim(lane, header)?;
-                if !matches!(arrival, Arrival::Early) {
+                if !matches!(arrival, Arrival::Early | Arrival::HeldBy(_)) {
                     self.early.remove(lane);
                 }
                 Ok(arrival)
@@ -141,20 +148,40 @@ impl ReceiveTable {
             && posted.sequence == sequence
         {
             check(posted, header)?;
-            let claimed = std::mem::replace(&mut *state, ReceiveState::Claimed { lane });
-            let ReceiveState::Posted(posted) = claimed else {
+            if header.attempt > 0 {
+                lock(&self.again).insert(sequence..sequence.saturating_add(1));
+            }
+            let attempt = header.attempt;
+            let claimed = ReceiveState::Claimed {
+                lane,
+                sequence,
+                attempt,
+            };
+            let ReceiveState::Posted(chunk) = std::mem::replace(&mut *state, claimed) else {
                 return Ok(Arrival::Early);
             };
-            return Ok(Arrival::Claimed(Claim {
-                slot: index,
-                destination: posted.destination,
-                fence: posted.fence,
-            }));
+            return Ok(Arrival::Claimed(Claim { slot: index, chunk }));
+        }
+        // Before the lists below, for what a dead lane still holds is not at its destination.
+        if let ReceiveState::Claimed {
+            lane: holder,
+            sequence: held,
+            attempt,
+        } = *state
+            && held == sequence
+            && holder != lane
+            // An older attempt that comes late supersedes nobody.
+            && (header.attempt > attempt || header.attempt == u8::MAX)
+        {
+            return Ok(Arrival::HeldBy(holder));
         }
         if lock(&self.discards).contains(sequence) {
             return Ok(Arrival::Unwanted);
         }
         let next = self.next();
+        if sequence < next && (header.attempt > 0 || lock(&self.again).contains(sequence)) {
+            return Ok(Arrival::Unwanted);
+        }
         if sequence < next {
             return Err(Violation {
                 expected: format!("each chunk once, the next new one being {next}"),
@@ -175,6 +202,18 @@ impl ReceiveTable {
         Ok(Arrival::Early)
     }
 
+    /// A lane lets go of its receive so that another one may take it; gives it back when it
+    /// was cancelled meanwhile, which is then to be reported. Wake the early lanes afterwards.
+    pub(super) fn put_back(&self, claim: Claim) -> Result<(), Claim> {
+        let slot = &self.slots[usize::from(claim.slot)];
+        let mut state = lock(&slot.state);
+        if slot.cancelled.load(Ordering::Acquire) {
+            return Err(claim);
+        }
+        *state = ReceiveState::Posted(claim.chunk);
+        Ok(())
+    }
+
     /// Takes back a receive that no lane has claimed, or asks its lane to let go.
     pub(super) fn cancel(&self, slot: u16) -> Withdrawal {
         let slot = &self.slots[usize::from(slot)];
@@ -187,7 +226,7 @@ impl ReceiveTable {
                 *state = ReceiveState::Empty;
                 Withdrawal::Done
             }
-            ReceiveState::Claimed { lane } => {
+            ReceiveState::Claimed { lane, .. } => {
                 slot.cancelled.store(true, Ordering::Release);
                 Withdrawal::AskLane(*lane)
             }

@@ -3,24 +3,33 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crossbeam_queue::ArrayQueue;
 
 use super::receive_table::ReceiveTable;
+use super::repair::Repair;
+use super::roster::Roster;
 use super::staging::Staging;
 use super::tcp_info::tcp_counters;
 use super::transmit_table::TransmitTable;
 use super::wakers::Wakers;
+use super::watch::Attention;
 use crate::channel::ChannelStats;
-use crate::error::{ChannelError, ChunkPosition, IoError};
+use crate::error::{ChannelError, ChunkPosition};
 
 /// Most lanes of a channel: lane sets are one machine word.
 pub(super) const MAX_LANES: u16 = 64;
 
-/// The end of a request on its way to the channel's owner. A slot has at most one under way.
+/// News of a request on their way to the channel's owner. A send's slot has at most two under way, a
+/// receive's one.
 #[derive(Debug)]
 pub(super) enum Event {
+    /// The send's source may be reused; the slot is still in use.
+    Copied {
+        slot: u16,
+    },
+    /// The send has ended; its slot may be used again.
     Sent {
         slot: u16,
     },
@@ -28,7 +37,7 @@ pub(super) enum Event {
         slot: u16,
         error: ChannelError,
     },
-    /// A send that was taken back; its slot may be used again.
+    /// A send that ended in the queue; its slot may be used again.
     SendWithdrawn {
         slot: u16,
     },
@@ -74,6 +83,9 @@ pub(super) struct Counters {
     pub(super) wire_calls: AtomicU64,
     pub(super) early_arrivals: AtomicU64,
     pub(super) bytes_discarded: AtomicU64,
+    pub(super) lanes_lost: AtomicU64,
+    pub(super) lanes_restored: AtomicU64,
+    pub(super) chunks_resent: AtomicU64,
 }
 
 impl Counters {
@@ -88,6 +100,9 @@ impl Counters {
             wire_calls: value(&self.wire_calls),
             early_arrivals: value(&self.early_arrivals),
             bytes_discarded: value(&self.bytes_discarded),
+            lanes_lost: value(&self.lanes_lost),
+            lanes_restored: value(&self.lanes_restored),
+            chunks_resent: value(&self.chunks_resent),
             ..ChannelStats::default()
         }
     }
@@ -97,38 +112,71 @@ impl Counters {
 pub(super) struct Shared {
     /// `tcp, 4 lanes to 10.0.0.2:12345`.
     pub(super) name: String,
+    /// The cards that lanes were spread over: empty, or ` over eth0 10.0.0.1 to 10.0.0.2 ...`.
+    pub(super) ways: String,
     pub(super) transmit: TransmitTable,
     pub(super) receive: ReceiveTable,
     pub(super) staging: Staging,
     pub(super) wakers: Arc<Wakers>,
     pub(super) counters: Counters,
     pub(super) closing: AtomicBool,
+    pub(super) roster: Roster,
+    pub(super) repair: Repair,
+    pub(super) attention: Attention,
+    /// A lane's death can be survived: what was sent is kept until the peer has placed it.
+    pub(super) resend: bool,
+    splice: bool,
+    /// Held while lanes are added, and while closing begins.
+    pub(super) membership: Mutex<()>,
     /// Lane halves that a loop still holds.
     pub(super) halves: AtomicUsize,
-    /// The streams, for the kernel's counters; they close when both halves have let go.
-    pub(super) sockets: OnceLock<Box<[Weak<LaneSocket>]>>,
     events: ArrayQueue<Event>,
     has_ended: AtomicBool,
     ended: Mutex<Option<Ended>>,
 }
 
+/// What [`Shared::new`] needs.
+#[derive(Debug)]
+pub(super) struct Parts {
+    pub(super) name: String,
+    pub(super) ways: String,
+    pub(super) lanes: u16,
+    pub(super) window: u16,
+    pub(super) resend: bool,
+    pub(super) splice: bool,
+    pub(super) staging: Staging,
+    pub(super) repair: Repair,
+}
+
 impl Shared {
-    pub(super) fn new(
-        name: String,
-        window: u16,
-        staging: Staging,
-    ) -> Result<Self, rustix::io::Errno> {
+    pub(super) fn new(parts: Parts) -> Result<Self, rustix::io::Errno> {
+        let Parts {
+            name,
+            ways,
+            lanes,
+            window,
+            resend,
+            splice,
+            staging,
+            repair,
+        } = parts;
         Ok(Self {
             name,
-            transmit: TransmitTable::new(window),
+            ways,
+            transmit: TransmitTable::new(window, resend),
             receive: ReceiveTable::new(window),
             staging,
-            wakers: Arc::new(Wakers::new()?),
+            wakers: Arc::new(Wakers::new(lanes)?),
             counters: Counters::default(),
             closing: AtomicBool::new(false),
+            roster: Roster::new(lanes),
+            repair,
+            attention: Attention::default(),
+            resend,
+            splice: splice && resend,
+            membership: Mutex::new(()),
             halves: AtomicUsize::new(0),
-            sockets: OnceLock::new(),
-            events: ArrayQueue::new(2 * usize::from(window)),
+            events: ArrayQueue::new(3 * usize::from(window)),
             has_ended: AtomicBool::new(false),
             ended: Mutex::new(None),
         })
@@ -137,8 +185,7 @@ impl Shared {
     /// What the channel moved, and what the kernel says that its open streams did.
     pub(super) fn stats(&self) -> ChannelStats {
         let mut stats = self.counters.read();
-        let sockets = self.sockets.get().into_iter().flatten();
-        for socket in sockets.filter_map(Weak::upgrade) {
+        for socket in (0..self.roster.lanes()).filter_map(|lane| self.roster.socket(lane)) {
             stats.streams += 1;
             if let Some(counters) = tcp_counters(&*socket) {
                 stats.tcp_bytes_sent += counters.sent;
@@ -150,7 +197,7 @@ impl Shared {
 
     /// Reports an end and wakes the owner. Drop what points at the request's memory before.
     pub(super) fn report(&self, event: Event) {
-        // Each slot has at most one event under way, so the queue cannot be full.
+        // A send has at most two under way and a receive one, so the queue cannot be full.
         let pushed = self.events.push(event);
         debug_assert!(pushed.is_ok(), "more events than slots");
         self.wakers.signal.raise();
@@ -197,22 +244,9 @@ impl Shared {
         }
     }
 
-    /// A lane failed: the channel is broken.
-    pub(super) fn lane_lost(
-        &self,
-        socket: &LaneSocket,
-        operation: &'static str,
-        position: Option<ChunkPosition>,
-        cause: impl Into<IoError>,
-    ) {
-        self.end(Ended::Broken(ChannelError::LaneLost {
-            channel: self.name.clone(),
-            lane: socket.lane,
-            peer: socket.peer,
-            operation,
-            position: position.map(Box::new),
-            cause: cause.into(),
-        }));
+    /// Nothing is sent or received any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire) || self.closing.load(Ordering::Acquire)
     }
 
     /// The peer broke the protocol: the channel is broken.
@@ -231,10 +265,18 @@ impl Shared {
         }));
     }
 
+    /// Whether slots are sent by references to their pages.
+    pub(super) fn splices(&self) -> bool {
+        self.splice
+    }
+
     /// Gives a turn to a lane that can send.
     pub(super) fn wake_sender(&self) {
-        if let Some(lane) = self.transmit.idle.take() {
-            self.wakers.wake_sender(lane);
+        while let Some(lane) = self.transmit.idle.take() {
+            // A lane that is gone hands its turn on.
+            if self.wakers.wake_sender(lane) {
+                return;
+            }
         }
     }
 
@@ -244,7 +286,8 @@ impl Shared {
     }
 
     /// A loop has let go of a half.
-    pub(super) fn half_gone(&self) {
+    pub(super) fn half_gone(&self, lane: u16) {
+        self.roster.half_gone(lane);
         self.halves.fetch_sub(1, Ordering::AcqRel);
         self.wakers.signal.raise();
     }

@@ -6,6 +6,8 @@ use loom::sync::atomic::{AtomicBool, Ordering};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -27,9 +29,15 @@ impl Raised {
         !self.0.swap(true, Ordering::AcqRel)
     }
 
-    /// Before looking for work. A swap and not a store: it must see what the raisers published.
-    pub(crate) fn lower(&self) {
-        self.0.swap(false, Ordering::AcqRel);
+    /// Before looking for work; whether it was raised. A swap and not a store: it must see what the
+    /// raisers published.
+    pub(crate) fn lower(&self) -> bool {
+        self.0.swap(false, Ordering::AcqRel)
+    }
+
+    /// Whether somebody raised it. Who publishes work after this has answered `false` raises it.
+    pub(crate) fn is_raised(&self) -> bool {
+        self.0.load(Ordering::Acquire)
     }
 }
 
@@ -38,6 +46,8 @@ impl Raised {
 pub(crate) struct Signal {
     descriptor: OwnedFd,
     raised: Raised,
+    /// The consumer's own count of writes that it has seen announced and not read yet.
+    unread: AtomicU64,
 }
 
 impl Signal {
@@ -46,6 +56,7 @@ impl Signal {
         Ok(Self {
             descriptor,
             raised: Raised::new(),
+            unread: AtomicU64::new(0),
         })
     }
 
@@ -57,12 +68,22 @@ impl Signal {
         }
     }
 
-    /// Makes the descriptor quiet; call it before looking for work.
+    /// Makes the descriptor quiet; call it before looking for work. Costs nothing while nobody has
+    /// raised it.
     pub(crate) fn clear(&self) {
+        let unread = self.unread.load(Relaxed);
+        if unread == 0 && !self.raised.is_raised() {
+            return;
+        }
         let mut count = [0u8; 8];
-        // EAGAIN: nobody raised it.
-        let _ = rustix::io::read(&self.descriptor, &mut count);
-        self.raised.lower();
+        // EAGAIN: whoever raised it is about to write.
+        let read = match rustix::io::read(&self.descriptor, &mut count) {
+            Ok(_) => u64::from_ne_bytes(count),
+            Err(_) => 0,
+        };
+        let announced = u64::from(self.raised.lower());
+        self.unread
+            .store((unread + announced).saturating_sub(read), Relaxed);
     }
 }
 

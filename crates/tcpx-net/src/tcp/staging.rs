@@ -19,7 +19,7 @@ use super::receive_table::{Claim, ReceiveState};
 use super::shared::{Event, Shared, lock};
 use super::transmit_table::{Outgoing, SendState, Unstaged};
 use super::wakers::Wakers;
-use crate::channel::{Cancel, MemoryKinds};
+use crate::channel::MemoryKinds;
 use crate::error::{ChannelError, NetworkError};
 
 #[derive(Debug)]
@@ -161,6 +161,17 @@ impl Staging {
     }
 }
 
+/// What became of a send that was taken back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Withdrawn {
+    /// It and its slot are free.
+    Now,
+    /// It is free; an event says when its slot is.
+    Later,
+    /// Something still reads it; an event says when it has ended.
+    NotYet,
+}
+
 /// Marks a job's token as that of a receive; the low bits are the slot.
 const RECEIVE: u64 = 1 << 32;
 
@@ -215,7 +226,7 @@ impl Shared {
             };
             drop(pinned);
             let fence = shared.transmit.with(slot, |state| {
-                match std::mem::replace(state, SendState::Taken) {
+                match std::mem::replace(state, SendState::Free) {
                     SendState::Waiting(Unstaged {
                         header,
                         position,
@@ -227,7 +238,9 @@ impl Shared {
                             header,
                             position,
                             payload: payload.clone(),
+                            attempt: 0,
                             permit: Some(permit),
+                            spliced: false,
                         };
                         *state = SendState::Copying {
                             outgoing,
@@ -264,23 +277,34 @@ impl Shared {
     }
 
     /// Takes a send back, if no lane has it and no copy reads it.
-    pub(super) fn withdraw_send(&self, slot: u16) -> Cancel {
-        self.transmit.with(slot, |state| match state {
+    pub(super) fn withdraw_send(&self, slot: u16) -> Withdrawn {
+        let (answer, before) = self.transmit.with(slot, |state| match state {
             SendState::Queued(_) | SendState::Waiting(_) => {
-                *state = SendState::Withdrawn;
-                Cancel::Done
+                let before = std::mem::replace(state, SendState::Withdrawn);
+                (Withdrawn::Later, Some(before))
+            }
+            SendState::Written { .. } => {
+                let before = std::mem::replace(state, SendState::Free);
+                (Withdrawn::Now, Some(before))
             }
             SendState::Copying { cancelled, .. } => {
                 *cancelled = true;
-                Cancel::Pending
+                (Withdrawn::NotYet, None)
             }
-            SendState::Taken | SendState::Free | SendState::Withdrawn => Cancel::Pending,
-        })
+            SendState::Taken { settled, .. } => {
+                *settled = true;
+                (Withdrawn::NotYet, None)
+            }
+            SendState::Free | SendState::Withdrawn => (Withdrawn::NotYet, None),
+        });
+        // Outside of the slot's lock: a permit that comes back wakes others.
+        drop(before);
+        answer
     }
 
     fn send_copied(&self, slot: u16, result: Result<u64, MemoryError>) {
         let copied = self.transmit.with(slot, |state| {
-            match std::mem::replace(state, SendState::Taken) {
+            match std::mem::replace(state, SendState::Free) {
                 SendState::Copying {
                     outgoing,
                     cancelled,
@@ -297,6 +321,8 @@ impl Shared {
         let error = match result {
             Ok(_) if cancelled => ChannelError::Cancelled,
             Ok(_) => {
+                // First: the chunk's end may be reported as soon as a lane can see it.
+                self.report(Event::Copied { slot });
                 self.transmit.enqueue(outgoing);
                 self.wake_sender();
                 if self.closing.load(Ordering::Acquire) {
@@ -313,11 +339,8 @@ impl Shared {
 
     /// All of a receive's payload is in `into`: the destination itself, or a slot to be copied.
     pub(super) fn deliver(shared: &Arc<Self>, claim: Claim, into: RegionSlice) {
-        let Claim {
-            slot,
-            destination,
-            fence,
-        } = claim;
+        let Claim { slot, chunk } = claim;
+        let (destination, fence) = (chunk.destination, chunk.fence);
         let bytes = destination.len() as u64;
         let Some(worker) = shared.staging.worker(destination.kind()) else {
             drop((into, destination));

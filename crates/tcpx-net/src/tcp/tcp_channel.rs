@@ -9,11 +9,13 @@ use tcpx_wire::TransferId;
 use tcpx_wire::chunk_header::ChunkHeader;
 
 use super::receive_table::{ReceiveState, Withdrawal};
-use super::shared::{Ended, Event, Shared};
-use super::transmit_table::{Outgoing, SendState, Unstaged};
+use super::repair::Repair;
+use super::shared::{Ended, Event, Shared, lock};
+use super::staging::Withdrawn;
+use super::transmit_table::{Forgotten, Outgoing, SendState, Unstaged};
 use crate::channel::{
     Cancel, Capabilities, Channel, ChannelStats, Completion, Payload, Posted, Readiness,
-    ReceiveChunk, SendChunk, Ticket,
+    ReceiveChunk, SendChunk, Ticket, Way,
 };
 use crate::error::{ChannelError, ChunkPosition};
 
@@ -21,15 +23,26 @@ use crate::error::{ChannelError, ChunkPosition};
 #[derive(Debug)]
 pub(super) struct TcpChannel {
     shared: Arc<Shared>,
-    /// By slot: the token of the send in flight.
-    sends: Box<[Option<u64>]>,
+    /// By slot: the send in flight.
+    sends: Box<[SendSlot]>,
     free_sends: Vec<u16>,
     /// By slot: the token of the receive in flight.
     receives: Box<[Option<u64>]>,
     in_flight: usize,
+    /// Ends that were found before they were asked for.
+    found: Vec<Completion>,
     capabilities: Capabilities,
     /// Wakes the channel when pinned slots come back.
     _watches: Vec<FreeWatch>,
+}
+
+/// What the owner knows of a send's slot.
+#[derive(Debug, Clone, Copy, Default)]
+struct SendSlot {
+    /// The request, until its source may be reused.
+    token: Option<u64>,
+    /// The chunk that had the slot last.
+    sequence: Option<u64>,
 }
 
 impl TcpChannel {
@@ -45,10 +58,11 @@ impl TcpChannel {
         };
         Self {
             shared,
-            sends: (0..window).map(|_| None).collect(),
+            sends: (0..window).map(|_| SendSlot::default()).collect(),
             free_sends: (0..window).rev().collect(),
             receives: (0..window).map(|_| None).collect(),
             in_flight: 0,
+            found: Vec::new(),
             capabilities,
             _watches: watches,
         }
@@ -85,7 +99,12 @@ impl TcpChannel {
 
     fn send_done(&mut self, slot: u16) -> Option<u64> {
         self.free_sends.push(slot);
-        let token = self.sends[usize::from(slot)].take();
+        self.source_done(slot)
+    }
+
+    /// Nobody reads the source any more.
+    fn source_done(&mut self, slot: u16) -> Option<u64> {
+        let token = self.sends[usize::from(slot)].token.take();
         self.taken(token)
     }
 
@@ -103,6 +122,9 @@ impl TcpChannel {
     fn drain_events(&mut self, out: &mut Vec<Completion>) {
         while let Some(event) = self.shared.next_event() {
             let completion = match event {
+                Event::Copied { slot } => self
+                    .source_done(slot)
+                    .map(|token| Completion::Sent { token }),
                 Event::Sent { slot } => {
                     self.send_done(slot).map(|token| Completion::Sent { token })
                 }
@@ -131,9 +153,9 @@ impl TcpChannel {
     fn fail_remaining(&mut self, out: &mut Vec<Completion>) {
         let error = self.shared.failure(self.in_flight);
         let shared = Arc::clone(&self.shared);
-        for (slot, token) in (0u16..).zip(self.sends.iter_mut()) {
+        for (slot, SendSlot { token, .. }) in (0u16..).zip(self.sends.iter_mut()) {
             let ended = shared.transmit.with(slot, |state| match state {
-                SendState::Queued(_) | SendState::Waiting(_) => {
+                SendState::Queued(_) | SendState::Waiting(_) | SendState::Written { .. } => {
                     *state = SendState::Free;
                     true
                 }
@@ -142,7 +164,7 @@ impl TcpChannel {
                     *cancelled = true;
                     false
                 }
-                SendState::Free | SendState::Taken | SendState::Withdrawn => false,
+                SendState::Free | SendState::Taken { .. } | SendState::Withdrawn => false,
             });
             if ended && let Some(token) = token.take() {
                 self.in_flight -= 1;
@@ -170,6 +192,34 @@ impl TcpChannel {
         }
     }
 
+    /// The chunk of this sequence is needed no more; `placed`: because the peer has read all of it.
+    fn forget_chunk(&mut self, sequence: u64, placed: bool) {
+        if !self.shared.resend {
+            return;
+        }
+        // News of the slots' former chunks must not be taken for those of the next.
+        let mut found = std::mem::take(&mut self.found);
+        self.drain_events(&mut found);
+        self.found = found;
+        for slot in (0u16..).take(self.sends.len()) {
+            if self.sends[usize::from(slot)].sequence != Some(sequence) {
+                continue;
+            }
+            let done = match self.shared.transmit.forget(slot, sequence, placed) {
+                Forgotten::Free => self.send_done(slot),
+                Forgotten::Settled => self.source_done(slot),
+                Forgotten::Later => return,
+                Forgotten::Unknown => continue,
+            };
+            self.found
+                .extend(done.map(|token| Completion::Sent { token }));
+            if !self.found.is_empty() {
+                self.shared.wakers.signal.raise();
+            }
+            return;
+        }
+    }
+
     fn lanes_gone(&self) -> bool {
         self.shared.halves.load(Ordering::Acquire) == 0
     }
@@ -185,7 +235,10 @@ impl Channel for TcpChannel {
         let Some(slot) = self.free_sends.pop() else {
             return Ok(Posted::Full(chunk));
         };
-        self.sends[usize::from(slot)] = Some(chunk.token);
+        self.sends[usize::from(slot)] = SendSlot {
+            token: Some(chunk.token),
+            sequence: Some(chunk.sequence),
+        };
         self.in_flight += 1;
         let SendChunk {
             sequence,
@@ -211,9 +264,14 @@ impl Channel for TcpChannel {
                 header,
                 position,
                 payload: source,
+                attempt: 0,
                 permit: None,
+                spliced: false,
             });
             self.shared.wake_sender();
+        }
+        if self.shared.resend {
+            self.shared.attention.draw();
         }
         Ok(Posted::Accepted)
     }
@@ -245,6 +303,7 @@ impl Channel for TcpChannel {
         // First the question and then the events: those that came before the end are seen.
         let lanes_gone = self.lanes_gone();
         let ended = self.shared.ended();
+        out.append(&mut self.found);
         self.drain_events(out);
         if self.is_closing() {
             if lanes_gone {
@@ -267,15 +326,18 @@ impl Channel for TcpChannel {
     }
 
     fn cancel(&mut self, token: u64) -> Cancel {
-        if let Some(slot) = slot_with(&self.sends, token) {
-            if self.shared.withdraw_send(slot) == Cancel::Pending {
-                return Cancel::Pending;
+        let held = |slot: &SendSlot| slot.token == Some(token);
+        if let Some(slot) = slot_where(&self.sends, held) {
+            match self.shared.withdraw_send(slot) {
+                Withdrawn::NotYet => return Cancel::Pending,
+                Withdrawn::Later => {}
+                Withdrawn::Now => self.free_sends.push(slot),
             }
-            self.sends[usize::from(slot)] = None;
+            self.sends[usize::from(slot)].token = None;
             self.in_flight -= 1;
             return Cancel::Done;
         }
-        let Some(slot) = slot_with(&self.receives, token) else {
+        let Some(slot) = slot_where(&self.receives, |held| *held == Some(token)) else {
             return Cancel::Done;
         };
         match self.shared.receive.cancel(slot) {
@@ -297,6 +359,28 @@ impl Channel for TcpChannel {
         self.shared.wake_early();
     }
 
+    fn placed(&mut self, sequence: u64) -> Result<(), ChannelError> {
+        let held = |slot: &SendSlot| slot.sequence == Some(sequence);
+        if self.shared.resend
+            && let Some(slot) = slot_where(&self.sends, held)
+            && self.shared.transmit.is_unsent(slot, sequence)
+        {
+            return Err(ChannelError::Protocol {
+                channel: self.shared.name.clone(),
+                lane: 0,
+                expected: "acknowledgements of chunks that were sent".to_owned(),
+                arrived: format!("one of chunk {sequence}, which was not"),
+                position: None,
+            });
+        }
+        self.forget_chunk(sequence, true);
+        Ok(())
+    }
+
+    fn forget(&mut self, sequence: u64) {
+        self.forget_chunk(sequence, false);
+    }
+
     fn readiness(&self) -> Readiness<'_> {
         Readiness::Fd(self.shared.wakers.signal.as_fd())
     }
@@ -306,12 +390,16 @@ impl Channel for TcpChannel {
     }
 
     fn close(&mut self) {
+        let joining = lock(&self.shared.membership);
         if self.shared.closing.swap(true, Ordering::AcqRel) {
             return;
         }
-        for lane in self.shared.wakers.lanes.get().into_iter().flatten() {
-            lane.transmit.remove();
-            lane.receive.remove();
+        drop(joining);
+        for lane in 0..self.shared.roster.lanes() {
+            if let Some(remotes) = self.shared.wakers.take(lane) {
+                remotes.transmit.remove();
+                remotes.receive.remove();
+            }
         }
         self.shared.wakers.signal.raise();
     }
@@ -322,6 +410,31 @@ impl Channel for TcpChannel {
 
     fn describe(&self) -> String {
         self.shared.name.clone()
+    }
+
+    fn is_alive(&self) -> bool {
+        self.shared.roster.live() > 0
+    }
+
+    fn ways(&self) -> Vec<Way> {
+        let Repair::Dial(dialler) = &self.shared.repair else {
+            return Vec::new();
+        };
+        let mut ways: Vec<Way> = Vec::new();
+        // Those of living lanes first.
+        for living in [true, false] {
+            for (lane, way) in (0u16..).zip(&dialler.routes) {
+                let lives = self.shared.roster.socket(lane).is_some();
+                if lives == living && !ways.contains(way) {
+                    ways.push(way.clone());
+                }
+            }
+        }
+        ways
+    }
+
+    fn path(&self) -> String {
+        format!("{}{}", self.shared.name, self.shared.ways)
     }
 
     fn stats(&self) -> ChannelStats {
@@ -336,9 +449,8 @@ impl Drop for TcpChannel {
     }
 }
 
-fn slot_with(tokens: &[Option<u64>], token: u64) -> Option<u16> {
-    let index = tokens.iter().position(|held| *held == Some(token))?;
-    u16::try_from(index).ok()
+fn slot_where<T>(slots: &[T], held: impl Fn(&T) -> bool) -> Option<u16> {
+    u16::try_from(slots.iter().position(held)?).ok()
 }
 
 /// The header of a chunk whose length was checked, and its position with nothing done.
@@ -361,6 +473,7 @@ fn describe(
         transfer: TransferId(transfer),
         offset,
         length,
+        attempt: 0,
     };
     (header.encode(), position)
 }

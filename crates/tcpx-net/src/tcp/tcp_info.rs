@@ -12,8 +12,36 @@ pub(super) struct TcpCounters {
     pub(super) received: u64,
 }
 
+/// How far a stream's sending side is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Transport {
+    /// Bytes that the peer's system has acknowledged (Linux 4.2 and later, else 0).
+    pub(super) acknowledged: u64,
+    /// Packets that it has not acknowledged yet.
+    pub(super) in_flight: u32,
+}
+
+/// How far a stream is; `None` where it is no TCP stream.
+pub(super) fn transport(socket: &impl AsFd) -> Option<Transport> {
+    let (info, _) = tcp_info(socket)?;
+    Some(Transport {
+        acknowledged: info.tcpi_bytes_acked,
+        in_flight: info.tcpi_unacked,
+    })
+}
+
 /// The counters of a stream; `None` where the kernel is too old to keep them.
 pub(super) fn tcp_counters(socket: &impl AsFd) -> Option<TcpCounters> {
+    let (info, length) = tcp_info(socket)?;
+    let needed = offset_of!(libc::tcp_info, tcpi_bytes_sent) + size_of::<u64>();
+    (length >= needed).then_some(TcpCounters {
+        sent: info.tcpi_bytes_sent,
+        received: info.tcpi_bytes_received,
+    })
+}
+
+/// What the kernel tells, and how many bytes of it; the rest is zero.
+fn tcp_info(socket: &impl AsFd) -> Option<(libc::tcp_info, usize)> {
     let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
     let mut length = libc::socklen_t::try_from(size_of::<libc::tcp_info>()).ok()?;
     // SAFETY: the kernel writes at most `length` bytes to `info`, which has that many; the
@@ -27,16 +55,12 @@ pub(super) fn tcp_counters(socket: &impl AsFd) -> Option<TcpCounters> {
             &raw mut length,
         )
     };
-    let needed = offset_of!(libc::tcp_info, tcpi_bytes_sent) + size_of::<u64>();
-    if done != 0 || usize::try_from(length).ok()? < needed {
+    if done != 0 {
         return None;
     }
     // SAFETY: every field is an integer, so zeroes and whatever the kernel wrote are values.
     let info = unsafe { info.assume_init() };
-    Some(TcpCounters {
-        sent: info.tcpi_bytes_sent,
-        received: info.tcpi_bytes_received,
-    })
+    Some((info, usize::try_from(length).ok()?))
 }
 
 #[cfg(test)]

@@ -1,9 +1,15 @@
 //! Sends in flight: a slot for each, and the queue from which any writable lane takes the next.
+//!
+//! Where a lane's death can be survived, a chunk keeps its slot and its bytes until the peer has
+//! placed it: [`forget`](TransmitTable::forget) ends it then. A lane that dies puts what it had
+//! written back into the queue.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 use tcpx_memory::{Fence, RegionSlice};
+use tcpx_wire::TransferId;
 use tcpx_wire::chunk_header::ChunkHeader;
 
 use super::idle::LaneSet;
@@ -19,8 +25,36 @@ pub(super) struct Outgoing {
     pub(super) position: ChunkPosition,
     /// The source itself, or a pinned slot with a copy of it.
     pub(super) payload: RegionSlice,
-    /// Held along with a pinned slot.
+    /// How many lanes died with it.
+    pub(super) attempt: u8,
+    /// Held along with a pinned slot, and given back after it.
     pub(super) permit: Option<Permit>,
+    /// The kernel refers to the payload's pages.
+    pub(super) spliced: bool,
+}
+
+/// A payload that nobody wants any more while the kernel may still send its pages.
+#[derive(Debug)]
+struct Lingering {
+    lane: u16,
+    order: u64,
+    _payload: RegionSlice,
+    _permit: Option<Permit>,
+}
+
+impl Outgoing {
+    /// The peer may have it already: marks the header so.
+    fn mark_again(&mut self) {
+        let header = ChunkHeader {
+            sequence: self.position.sequence,
+            transfer: TransferId(self.position.transfer),
+            offset: self.position.offset,
+            length: u32::try_from(self.position.length).unwrap_or(u32::MAX),
+            attempt: self.attempt.saturating_add(1),
+        };
+        self.header = header.encode();
+        self.attempt = header.attempt;
+    }
 }
 
 /// A chunk whose bytes must be copied to a pinned slot first.
@@ -45,8 +79,20 @@ pub(super) enum SendState {
     /// In the queue.
     Queued(Outgoing),
     /// In a lane's hands, or its end is being reported.
-    Taken,
-    /// Taken back while it was in the queue; whoever finds the queue's entry frees the slot.
+    Taken {
+        lane: u16,
+        sequence: u64,
+        /// The peer has placed it or nobody wants it any more: it ends once the lane lets go.
+        settled: bool,
+    },
+    /// A lane wrote it to the last byte; it is kept until the peer has placed it.
+    Written {
+        lane: u16,
+        /// Its place among all chunks that were written.
+        order: u64,
+        chunk: Outgoing,
+    },
+    /// Ended while it was in the queue; whoever finds the queue's entry frees the slot.
     Withdrawn,
 }
 
@@ -55,6 +101,15 @@ pub(super) struct TransmitTable {
     slots: Box<[Mutex<SendState>]>,
     /// Slots that are `Queued` or `Withdrawn`, each once.
     queue: ArrayQueue<u16>,
+    /// Chunks are kept until they are forgotten.
+    keep: bool,
+    /// One behind the highest sequence that was forgotten.
+    forgotten: AtomicU64,
+    /// Chunks that were written to the last byte.
+    writes: AtomicU64,
+    /// Bounded by the pinned slots there are.
+    lingering: Mutex<Vec<Lingering>>,
+    lingers: AtomicBool,
     /// Lanes at rest because the queue was empty.
     pub(super) idle: LaneSet,
 }
@@ -67,11 +122,30 @@ pub(super) enum Taken {
     Withdrawn(u16),
 }
 
+/// What [`TransmitTable::forget`] came to.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Forgotten {
+    /// The slot is free now.
+    Free,
+    /// Nobody reads the chunk's source any more; an event will say when the slot is free.
+    Settled,
+    /// A lane still reads the source; its end brings an event.
+    Later,
+    /// The slot holds no such chunk.
+    Unknown,
+}
+
 impl TransmitTable {
-    pub(super) fn new(window: u16) -> Self {
+    /// `keep`: a chunk may have to be sent again.
+    pub(super) fn new(window: u16, keep: bool) -> Self {
         Self {
             slots: (0..window).map(|_| Mutex::new(SendState::Free)).collect(),
             queue: ArrayQueue::new(usize::from(window)),
+            keep,
+            forgotten: AtomicU64::new(0),
+            writes: AtomicU64::new(0),
+            lingering: Mutex::new(Vec::new()),
+            lingers: AtomicBool::new(false),
             idle: LaneSet::new(),
         }
     }
@@ -84,6 +158,10 @@ impl TransmitTable {
     pub(super) fn enqueue(&self, outgoing: Outgoing) {
         let slot = outgoing.slot;
         self.with(slot, |state| *state = SendState::Queued(outgoing));
+        self.push(slot);
+    }
+
+    fn push(&self, slot: u16) {
         let pushed = self.queue.push(slot);
         debug_assert!(pushed.is_ok(), "a slot is in the queue at most once");
     }
@@ -101,12 +179,16 @@ impl TransmitTable {
                 }
             };
             let taken = self.with(slot, |state| {
-                match std::mem::replace(state, SendState::Taken) {
-                    SendState::Queued(outgoing) => Some(Taken::Chunk(outgoing)),
-                    SendState::Withdrawn => {
-                        *state = SendState::Free;
-                        Some(Taken::Withdrawn(slot))
+                match std::mem::replace(state, SendState::Free) {
+                    SendState::Queued(outgoing) => {
+                        *state = SendState::Taken {
+                            lane,
+                            sequence: outgoing.position.sequence,
+                            settled: false,
+                        };
+                        Some(Taken::Chunk(outgoing))
                     }
+                    SendState::Withdrawn => Some(Taken::Withdrawn(slot)),
                     other => {
                         *state = other;
                         None
@@ -119,8 +201,208 @@ impl TransmitTable {
         }
     }
 
+    /// A lane wrote the chunk to its last byte. Gives it back if it has ended with that: drop it and
+    /// [`free`](Self::free) its slot.
+    pub(super) fn written(&self, mut chunk: Outgoing) -> Option<Outgoing> {
+        let order = self.writes.fetch_add(1, Ordering::Relaxed);
+        self.with(chunk.slot, |state| match *state {
+            SendState::Taken {
+                lane,
+                settled: false,
+                ..
+            } if self.keep => {
+                *state = SendState::Written { lane, order, chunk };
+                None
+            }
+            SendState::Taken { lane, .. } => {
+                self.linger(lane, order, &mut chunk);
+                Some(chunk)
+            }
+            _ => Some(chunk),
+        })
+    }
+
+    /// Keeps the pages that the kernel may still send for a lane as they are. The peer drops them, but
+    /// they must neither change before it has heard of that nor show it another transfer's bytes.
+    fn linger(&self, lane: u16, order: u64, chunk: &mut Outgoing) {
+        if chunk.spliced {
+            lock(&self.lingering).push(Lingering {
+                lane,
+                order,
+                _payload: chunk.payload.clone(),
+                _permit: chunk.permit.take(),
+            });
+            self.lingers.store(true, Ordering::Release);
+        }
+    }
+
+    /// The peer has read what this lane wrote before this place.
+    fn let_go(&self, lane: u16, order: u64) {
+        if !self.lingers.load(Ordering::Acquire) {
+            return;
+        }
+        let mut lingering = lock(&self.lingering);
+        let (gone, left) = lingering
+            .drain(..)
+            .partition::<Vec<_>, _>(|one| one.lane == lane && one.order < order);
+        self.lingers.store(!left.is_empty(), Ordering::Release);
+        *lingering = left;
+        drop(lingering);
+        // Outside of the lock: permits that come back wake others.
+        drop(gone);
+    }
+
+    /// Whether the kernel may refer to pages that this lane sent and that the peer has not read.
+    pub(super) fn has_unread_pages(&self, lane: u16) -> bool {
+        let written = |state: &mut SendState| matches!(state, SendState::Written { lane: of, chunk, .. } if *of == lane && chunk.spliced);
+        lock(&self.lingering).iter().any(|one| one.lane == lane)
+            || (0..self.window()).any(|slot| self.with(slot, written))
+    }
+
+    /// The chunk in the hands of a lane that dies goes back into the queue, unless it has ended:
+    /// drop it then and [`free`](Self::free) its slot. Wake a lane afterwards.
+    pub(super) fn put_back(&self, mut chunk: Outgoing) -> Option<Outgoing> {
+        let slot = chunk.slot;
+        let ended = self.with(slot, |state| match state {
+            SendState::Taken { settled: false, .. } if self.keep => {
+                chunk.mark_again();
+                *state = SendState::Queued(chunk);
+                None
+            }
+            _ => Some(chunk),
+        });
+        if ended.is_none() {
+            self.push(slot);
+        }
+        ended
+    }
+
+    /// What a lane that died had written goes back into the queue, oldest first; returns how many
+    /// chunks that were. Wake lanes afterwards.
+    pub(super) fn requeue(&self, dead: u16) -> usize {
+        let mut found = Vec::new();
+        for slot in 0..self.window() {
+            let sequence = self.with(slot, |state| match state {
+                SendState::Written { lane, chunk, .. } if *lane == dead => {
+                    Some(chunk.position.sequence)
+                }
+                _ => None,
+            });
+            found.extend(sequence.map(|sequence| (sequence, slot)));
+        }
+        found.sort_unstable();
+        let mut count = 0;
+        for (_, slot) in found {
+            let queued = self.with(slot, |state| {
+                match std::mem::replace(state, SendState::Free) {
+                    SendState::Written {
+                        lane, mut chunk, ..
+                    } if lane == dead => {
+                        chunk.mark_again();
+                        *state = SendState::Queued(chunk);
+                        true
+                    }
+                    // Forgotten since.
+                    other => {
+                        *state = other;
+                        false
+                    }
+                }
+            });
+            if queued {
+                self.push(slot);
+                count += 1;
+            }
+        }
+        count
+    }
+
+    /// Whether the slot holds the chunk of this sequence, and no byte of it was sent.
+    pub(super) fn is_unsent(&self, slot: u16, sequence: u64) -> bool {
+        self.with(slot, |state| match state {
+            SendState::Waiting(Unstaged { position, .. })
+            | SendState::Copying {
+                outgoing: Outgoing { position, .. },
+                ..
+            } => position.sequence == sequence,
+            SendState::Queued(chunk) => chunk.attempt == 0 && chunk.position.sequence == sequence,
+            _ => false,
+        })
+    }
+
+    /// The peer has placed the chunk of this sequence in this slot, or nobody wants it any more.
+    pub(super) fn forget(&self, slot: u16, sequence: u64, placed: bool) -> Forgotten {
+        let mut read = None;
+        let (answer, chunk) = self.with(slot, |state| match state {
+            SendState::Written { lane, order, chunk } if chunk.position.sequence == sequence => {
+                if placed {
+                    read = Some((*lane, *order));
+                } else {
+                    self.linger(*lane, *order, chunk);
+                }
+                (
+                    Forgotten::Free,
+                    Some(std::mem::replace(state, SendState::Free)),
+                )
+            }
+            SendState::Queued(chunk) if chunk.position.sequence == sequence => (
+                Forgotten::Settled,
+                Some(std::mem::replace(state, SendState::Withdrawn)),
+            ),
+            SendState::Taken {
+                sequence: held,
+                settled,
+                ..
+            } if *held == sequence => {
+                *settled = true;
+                (Forgotten::Later, None)
+            }
+            _ => (Forgotten::Unknown, None),
+        });
+        // Outside of the slot's lock: a permit that comes back wakes others.
+        drop(chunk);
+        if let Some((lane, order)) = read {
+            self.let_go(lane, order);
+        }
+        if answer != Forgotten::Unknown {
+            self.forgotten
+                .fetch_max(sequence.saturating_add(1), Ordering::Relaxed);
+        }
+        answer
+    }
+
+    /// One behind the highest sequence that was forgotten.
+    pub(super) fn forgotten(&self) -> u64 {
+        self.forgotten.load(Ordering::Relaxed)
+    }
+
+    /// The oldest chunk that each lane took and that was not forgotten, by lane.
+    pub(super) fn oldest_by_lane(&self, oldest: &mut [Option<u64>]) {
+        oldest.fill(None);
+        for slot in 0..self.window() {
+            let held = self.with(slot, |state| match state {
+                SendState::Taken {
+                    lane,
+                    sequence,
+                    settled: false,
+                } => Some((*lane, *sequence)),
+                SendState::Written { lane, chunk, .. } => Some((*lane, chunk.position.sequence)),
+                _ => None,
+            });
+            if let Some((lane, sequence)) = held
+                && let Some(place) = oldest.get_mut(usize::from(lane))
+            {
+                *place = Some(place.map_or(sequence, |other| other.min(sequence)));
+            }
+        }
+    }
+
     /// Frees a slot whose end is about to be reported.
     pub(super) fn free(&self, slot: u16) {
         self.with(slot, |state| *state = SendState::Free);
+    }
+
+    fn window(&self) -> u16 {
+        u16::try_from(self.slots.len()).unwrap_or(u16::MAX)
     }
 }

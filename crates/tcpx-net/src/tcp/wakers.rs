@@ -1,14 +1,15 @@
 //! Whom a channel can wake: its owner and the halves of its lanes. It holds no memory and no slot,
 //! so callbacks of the pinned pool may keep it.
 
-use std::sync::OnceLock;
+use std::sync::Mutex;
 
 use super::event_loop::Remote;
 use super::idle::LaneSet;
+use super::shared::lock;
 use super::signal::Signal;
 
 /// How to reach the halves of a lane.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct LaneRemotes {
     pub(super) transmit: Remote,
     pub(super) receive: Remote,
@@ -18,46 +19,68 @@ pub(super) struct LaneRemotes {
 pub(super) struct Wakers {
     /// Readable while the owner has something to poll.
     pub(super) signal: Signal,
-    /// Set once, before any lane starts.
-    pub(super) lanes: OnceLock<Box<[LaneRemotes]>>,
+    /// By lane; a lane that is gone has none.
+    lanes: Box<[Mutex<Option<LaneRemotes>>]>,
     /// Lanes that wait for a pinned slot to receive into.
     pub(super) unplaced: LaneSet,
 }
 
 impl Wakers {
-    pub(super) fn new() -> rustix::io::Result<Self> {
+    pub(super) fn new(lanes: u16) -> rustix::io::Result<Self> {
         Ok(Self {
             signal: Signal::new()?,
-            lanes: OnceLock::new(),
+            lanes: (0..lanes).map(|_| Mutex::new(None)).collect(),
             unplaced: LaneSet::new(),
         })
     }
 
-    pub(super) fn remotes(&self, lane: u16) -> Option<&LaneRemotes> {
-        self.lanes.get()?.get(usize::from(lane))
+    /// Before the lane starts.
+    pub(super) fn set(&self, lane: u16, remotes: LaneRemotes) {
+        if let Some(place) = self.lanes.get(usize::from(lane)) {
+            *lock(place) = Some(remotes);
+        }
     }
 
-    pub(super) fn wake_sender(&self, lane: u16) {
-        if let Some(remotes) = self.remotes(lane) {
+    /// The lane ends: nobody reaches it any more but through what is returned.
+    pub(super) fn take(&self, lane: u16) -> Option<LaneRemotes> {
+        lock(self.lanes.get(usize::from(lane))?).take()
+    }
+
+    /// Gives a turn to a lane's sending half; false when the lane is gone.
+    pub(super) fn wake_sender(&self, lane: u16) -> bool {
+        let Some(place) = self.lanes.get(usize::from(lane)) else {
+            return false;
+        };
+        let remotes = lock(place);
+        if let Some(remotes) = &*remotes {
             remotes.transmit.resume();
         }
+        remotes.is_some()
+    }
+
+    /// Gives a turn to the sending half of some lane.
+    pub(super) fn wake_any_sender(&self) {
+        let lanes = u16::try_from(self.lanes.len()).unwrap_or(u16::MAX);
+        (0..lanes).any(|lane| self.wake_sender(lane));
     }
 
     /// Gives a turn to the receiving half of each lane in the mask.
     pub(super) fn wake_receivers(&self, mut mask: u64) {
         while mask != 0 {
-            let lane = mask.trailing_zeros();
+            let lane = mask.trailing_zeros() as usize;
             mask &= mask - 1;
-            if let Some(remotes) = u16::try_from(lane).ok().and_then(|lane| self.remotes(lane)) {
+            if let Some(place) = self.lanes.get(lane)
+                && let Some(remotes) = &*lock(place)
+            {
                 remotes.receive.resume();
             }
         }
     }
 
-    /// A pinned slot may be free: whoever waits for one tries again. The first lane's sending half
-    /// looks after the sends that wait.
+    /// A pinned slot may be free: whoever waits for one tries again. One lane's sending half looks
+    /// after the sends that wait.
     pub(super) fn slot_free(&self) {
         self.wake_receivers(self.unplaced.take_all());
-        self.wake_sender(0);
+        self.wake_any_sender();
     }
 }

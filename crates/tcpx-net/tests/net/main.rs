@@ -5,6 +5,7 @@
 mod breakage;
 mod cancel;
 mod cuda;
+mod lanes;
 mod listener;
 mod support;
 mod transfers;

@@ -93,6 +93,7 @@ pub(crate) fn server_side(
         deadline: deadline(),
         workers,
         lanes: Some(accepted.lanes.clone()),
+        listening: Some(accepted.listening),
     };
     let mut channels = TcpNetwork::new(options).establish(&setup, exchange)?;
     Ok(channels.remove(0))
@@ -132,6 +133,7 @@ pub(crate) fn pair_with(
             deadline: deadline(),
             workers: &client_workers,
             lanes: None,
+            listening: None,
         };
         TcpNetwork::new(client)
             .establish(&setup, &mut ours)
@@ -163,7 +165,8 @@ pub(crate) fn raw_peer(lanes: u16, options: TcpOptions) -> Raw {
         let until = DialOptions::until(deadline());
         let dialled = dial(address, &auth, &until).unwrap();
         let [low, high] = lanes.to_le_bytes();
-        ours.exchange(&[b'T', b'C', b'P', b'L', 1, 0, low, high])
+        // As many lanes as asked for, and no addresses.
+        ours.exchange(&[b'T', b'C', b'P', b'L', 2, 0, low, high, 1, 0, 0, 0])
             .unwrap();
         (0..lanes)
             .map(|lane| {
@@ -195,6 +198,7 @@ pub(crate) fn header(
         transfer: TransferId(transfer),
         offset,
         length,
+        attempt: 0,
     }
     .encode()
 }
@@ -381,9 +385,11 @@ pub(crate) fn sent_token(completion: &Completion) -> u64 {
     }
 }
 
+/// For tests without acknowledgements: what was sent is forgotten.
 pub(crate) fn options(stage_host: bool) -> TcpOptions {
     TcpOptions {
         stage_host,
+        resend: false,
         ..TcpOptions::default()
     }
 }

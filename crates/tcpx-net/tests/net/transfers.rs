@@ -96,13 +96,22 @@ impl Flow {
     }
 }
 
-fn drain(channel: &mut dyn Channel, sends: &mut Flow, receives: &mut Flow) -> usize {
+fn drain(
+    channel: &mut dyn Channel,
+    peer: &mut dyn Channel,
+    sends: &mut Flow,
+    receives: &mut Flow,
+) -> usize {
     let mut out = Vec::new();
     channel.poll(&mut out).unwrap();
     for completion in &out {
         match completion {
             Completion::Sent { .. } => sends.sent += 1,
-            Completion::Received { .. } => receives.arrived(received_token(completion)),
+            Completion::Received { .. } => {
+                let token = received_token(completion);
+                receives.arrived(token);
+                peer.placed(token & 0xffff_ffff).unwrap();
+            }
             Completion::Failed { .. }
             | Completion::Part { .. }
             | Completion::PathChanged { .. } => panic!("{completion:?}"),
@@ -123,8 +132,8 @@ fn exchange(lanes: u16, options: [TcpOptions; 2], sizes: [Vec<usize>; 2], schedu
     let (mut up, mut down) = (Flow::new(up, 77), Flow::new(down, 88));
     let mut schedule = schedule.iter().cycle();
     while !(up.done() && down.done()) {
-        let mut moved = drain(&mut *pair.client, &mut up, &mut down) > 0;
-        moved |= drain(&mut *pair.server, &mut down, &mut up) > 0;
+        let mut moved = drain(&mut *pair.client, &mut *pair.server, &mut up, &mut down) > 0;
+        moved |= drain(&mut *pair.server, &mut *pair.client, &mut down, &mut up) > 0;
         // A few posts by schedule, and only when nothing else goes on any that is possible.
         for _ in 0..3 {
             moved |= match schedule.next().unwrap() % 4 {
@@ -169,12 +178,18 @@ proptest! {
         lanes in 1u16..=4,
         windows in (1u16..20, 1u16..20),
         staged in (any::<bool>(), any::<bool>()),
+        resend in (any::<bool>(), any::<bool>()),
         up in sizes(),
         down in sizes(),
         schedule in prop::collection::vec(any::<u8>(), 1..64),
     ) {
-        let make = |window, stage_host| TcpOptions { window, stage_host, ..TcpOptions::default() };
-        let options = [make(windows.0, staged.0), make(windows.1, staged.1)];
+        let make = |window, stage_host, resend| {
+            TcpOptions { window, stage_host, resend, ..TcpOptions::default() }
+        };
+        let options = [
+            make(windows.0, staged.0, resend.0),
+            make(windows.1, staged.1, resend.1),
+        ];
         exchange(lanes, options, [up, down], &schedule);
     }
 }

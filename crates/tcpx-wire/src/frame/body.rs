@@ -79,6 +79,9 @@ pub(super) fn parse(kind: u8, bytes: &[u8]) -> Result<Frame, FrameError> {
             detail: body.detail()?,
         },
         17 => Frame::GoodbyeAck,
+        18 => Frame::Received {
+            next: body.u32("next")?,
+        },
         _ => return Err(FrameError::Kind { arrived: kind }),
     };
     match body.rest.len() {

@@ -60,6 +60,16 @@ impl FrameDecoder {
         self.partial.len()
     }
 
+    /// The number of the frame that is expected next.
+    pub fn next_sequence(&self) -> u32 {
+        self.sequence
+    }
+
+    /// Another connection goes on: what has arrived of an incomplete frame comes again.
+    pub fn restart(&mut self) {
+        self.partial.clear();
+    }
+
     fn advance(&mut self, input: &mut &[u8]) -> Result<Option<Frame>, FrameError> {
         if self.partial.is_empty()
             && let Some((bytes, rest)) = input.split_first_chunk()

@@ -145,6 +145,7 @@ fn body(frame: &Frame, out: &mut Vec<u8>) {
             body.put([*from as u8]);
         }
         Frame::Heartbeat { counter } => body.put(counter.to_le_bytes()),
+        Frame::Received { next } => body.put(next.to_le_bytes()),
         Frame::Goodbye { reason, detail } => {
             body.put([*reason as u8]);
             body.text(detail);

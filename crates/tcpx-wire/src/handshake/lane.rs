@@ -1,9 +1,11 @@
-//! Both sides of a lane that joins a session.
+//! Both sides of a lane that joins a session, and of a control connection that takes the place of a
+//! broken one: the same messages with another purpose, which the proofs cover.
 
 use super::error::Status;
 use super::mac::{self, MAC_BYTES, Proof};
 use super::message::{
-    Collector, HEAD_BYTES, Head, LANE_CHALLENGE_BYTES, LANE_HELLO_BYTES, PURPOSE_LANE, array,
+    Collector, HEAD_BYTES, Head, LANE_CHALLENGE_BYTES, LANE_HELLO_BYTES, PURPOSE_LANE,
+    PURPOSE_RESUME, array,
 };
 use super::server::ServerStep;
 use super::session::SessionKey;
@@ -36,8 +38,32 @@ impl LaneClient {
         nonce: [u8; NONCE_BYTES],
     ) -> Result<(Self, Message), HandshakeError> {
         in_range(lane, lanes)?;
+        Ok(Self::with_purpose(
+            PURPOSE_LANE,
+            session,
+            lane,
+            lanes,
+            nonce,
+        ))
+    }
+
+    /// A handshake for a connection that takes the place of the session's control connection, and
+    /// the first bytes to send.
+    ///
+    /// `nonce` must be fresh from a cryptographic random source.
+    pub fn resume(session: &Session, nonce: [u8; NONCE_BYTES]) -> (Self, Message) {
+        Self::with_purpose(PURPOSE_RESUME, session, 0, 1, nonce)
+    }
+
+    fn with_purpose(
+        purpose: u8,
+        session: &Session,
+        lane: u16,
+        lanes: u16,
+        nonce: [u8; NONCE_BYTES],
+    ) -> (Self, Message) {
         let mut hello: [u8; LANE_HELLO_BYTES] =
-            Head::ours(PURPOSE_LANE, u8::from(session.authenticated), lane).start();
+            Head::ours(purpose, u8::from(session.authenticated), lane).start();
         hello[LANES_AT..LANES_AT + 2].copy_from_slice(&lanes.to_le_bytes());
         hello[SESSION_AT..HELLO_NONCE_AT].copy_from_slice(&session.id.0);
         hello[HELLO_NONCE_AT..].copy_from_slice(&nonce);
@@ -50,7 +76,7 @@ impl LaneClient {
             state: State::Challenge,
         };
         let first = Message::from(&handshake.hello);
-        Ok((handshake, first))
+        (handshake, first)
     }
 
     /// Takes what the handshake needs from the front of `input`.
@@ -129,6 +155,7 @@ pub struct LaneRequest {
     session: SessionId,
     lane: u16,
     lanes: u16,
+    resumes: bool,
     hello: [u8; LANE_HELLO_BYTES],
     nonce: [u8; NONCE_BYTES],
 }
@@ -154,6 +181,7 @@ impl LaneRequest {
             session: self.session,
             lane: self.lane,
             lanes: self.lanes,
+            resumes: self.resumes,
             proofs: Some(proofs),
             collector: Collector::new(),
         };
@@ -186,6 +214,11 @@ impl LaneRequest {
         self.lane
     }
 
+    /// It wants to take the place of the control connection instead.
+    pub fn resumes(&self) -> bool {
+        self.resumes
+    }
+
     /// The number of lanes it believes the session to have; 1 to [`Settings::MAX_CHANNELS`].
     pub fn lanes(&self) -> u16 {
         self.lanes
@@ -198,6 +231,7 @@ pub struct LaneServer {
     session: SessionId,
     lane: u16,
     lanes: u16,
+    resumes: bool,
     /// Gone once the handshake ended.
     proofs: Option<Proofs>,
     collector: Collector,
@@ -212,6 +246,8 @@ pub struct LaneAccepted {
     pub lane: u16,
     /// Lanes of the session.
     pub lanes: u16,
+    /// It is no lane, but takes the place of the control connection.
+    pub resumes: bool,
     /// The last message of the handshake, to be sent.
     pub send: Message,
 }
@@ -238,6 +274,7 @@ impl LaneServer {
             session: self.session,
             lane: self.lane,
             lanes: self.lanes,
+            resumes: self.resumes,
             send,
         }))
     }
@@ -276,6 +313,9 @@ pub(super) fn request(
     }
     let lane = head.extra;
     let lanes = u16::from_le_bytes(array(&hello, LANES_AT));
+    if head.kind == PURPOSE_RESUME && (lane, lanes) != (0, 1) {
+        return Err(value("lanes", "lane 0 of 1", lanes.into()));
+    }
     if let Err(error) = in_range(lane, lanes) {
         return Ok(ServerStep::Refuse {
             send: Message::from(&challenge(Status::LaneOutOfRange, [0; NONCE_BYTES])),
@@ -286,6 +326,7 @@ pub(super) fn request(
         session: SessionId(array(&hello, SESSION_AT)),
         lane,
         lanes,
+        resumes: head.kind == PURPOSE_RESUME,
         hello,
         nonce,
     }))

@@ -26,6 +26,7 @@ pub(super) const NONCE_AT: usize = 24;
 
 pub(super) const PURPOSE_CONTROL: u8 = 0;
 pub(super) const PURPOSE_LANE: u8 = 1;
+pub(super) const PURPOSE_RESUME: u8 = 2;
 
 /// Bytes to send, at most a hello long; dereferences to a slice.
 #[derive(Clone, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use super::error::Status;
 use super::mac::{self, Hellos, MAC_BYTES, Proof};
 use super::message::{
     CAPABILITIES_AT, CLIENT_HELLO_BYTES, Collector, Head, LANE_HELLO_BYTES, NONCE_AT,
-    PURPOSE_CONTROL, PURPOSE_LANE, SERVER_HELLO_BYTES, WELCOME_BYTES, array,
+    PURPOSE_CONTROL, PURPOSE_LANE, PURPOSE_RESUME, SERVER_HELLO_BYTES, WELCOME_BYTES, array,
 };
 use super::session::SessionKey;
 use super::{HandshakeError, LaneRequest, Message, NONCE_BYTES, Session, SessionId, Version, lane};
@@ -114,7 +114,7 @@ impl ServerHandshake {
                     return self.answer(head, &hello);
                 }
             }
-            PURPOSE_LANE => {
+            PURPOSE_LANE | PURPOSE_RESUME => {
                 if let Some(hello) = self.collector.message::<LANE_HELLO_BYTES>(input) {
                     return lane::request(head, hello, self.nonce);
                 }
@@ -123,7 +123,7 @@ impl ServerHandshake {
                 return Err(HandshakeError::Value {
                     message: "hello",
                     field: "purpose",
-                    expected: "0 (control) or 1 (lane)",
+                    expected: "0 (control), 1 (lane) or 2 (control again)",
                     arrived: other.into(),
                 });
             }

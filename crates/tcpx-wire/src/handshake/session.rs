@@ -17,6 +17,17 @@ pub struct Session {
     pub authenticated: bool,
 }
 
+impl Session {
+    /// Capability bit: the control connection can be replaced by another one, which goes on where it
+    /// broke.
+    pub const RESUMES: u64 = 1;
+
+    /// Whether both sides can do that.
+    pub fn resumes(&self) -> bool {
+        self.capabilities & Self::RESUMES != 0
+    }
+}
+
 /// Names a session on the server that made it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SessionId(pub [u8; Self::BYTES]);

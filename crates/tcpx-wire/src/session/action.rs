@@ -163,6 +163,12 @@ pub enum Action {
         /// The chunk.
         chunk: Chunk,
     },
+    /// A chunk of a send was sent, and whether the peer has placed it will not be heard any more: no
+    /// network need keep it, see [`Config::hold_until_placed`](super::Config::hold_until_placed).
+    ChunkDropped {
+        /// The chunk.
+        chunk: Chunk,
+    },
     /// Copy the payload to the start of the receive's destination; answer
     /// [`eager_copied`](super::Session::eager_copied).
     DeliverEager {

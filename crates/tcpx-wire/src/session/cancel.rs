@@ -258,9 +258,13 @@ impl Session {
             granted.digesting = false;
             let held = self.config.hold_until_placed;
             let unsent = granted.posted.difference(&granted.sent);
-            let unacked = granted.sent.difference(&granted.acked).filter(|_| held);
-            for index in unsent.chain(unacked) {
+            for index in unsent {
                 self.send_stream.release(&granted.plan.chunk(index));
+            }
+            for index in granted.sent.difference(&granted.acked).filter(|_| held) {
+                let chunk = granted.plan.chunk(index);
+                self.send_stream.release(&chunk);
+                self.actions.push_back(Action::ChunkDropped { chunk });
             }
         }
         self.pump_sends();

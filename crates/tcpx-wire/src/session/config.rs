@@ -53,6 +53,12 @@ pub struct Config {
     /// with [`Config::hold_until_placed`]: else one late chunk lets others run so far ahead that
     /// they occupy every lane it could take. Off by default.
     pub window_spans: bool,
+    /// Chunks that a transfer to here is cut into at least, as far as chunks of
+    /// [`Config::least_chunk_bytes`] allow it, so that a transfer of medium size keeps all lanes of
+    /// its channels busy. 1 by default: all chunks have the agreed size.
+    pub pieces: u32,
+    /// Bytes below which [`Config::pieces`] cuts no chunk; 256 KiB by default.
+    pub least_chunk_bytes: u32,
     /// Whether [`Action::ChunkAcknowledged`](super::Action::ChunkAcknowledged) is wanted. Off by
     /// default.
     pub report_acknowledged: bool,
@@ -74,10 +80,24 @@ impl Config {
             cancellable: true,
             hold_until_placed: false,
             window_spans: false,
+            pieces: 1,
+            least_chunk_bytes: 256 * 1024,
             report_acknowledged: false,
             close_timeout: Duration::from_secs(2),
             cancel_timeout: Duration::from_secs(5),
         }
+    }
+}
+
+impl Config {
+    /// Bytes of the chunks of a transfer to here.
+    pub(super) fn chunk_bytes(&self, bytes: u64, agreed: u32) -> u32 {
+        let piece = bytes.div_ceil(self.pieces.max(1).into());
+        let piece = u32::try_from(piece.next_multiple_of(CHUNK_GRAIN_BYTES.into()));
+        piece
+            .unwrap_or(agreed)
+            .max(self.least_chunk_bytes)
+            .min(agreed)
     }
 }
 
@@ -86,7 +106,7 @@ impl Config {
 pub struct Agreed {
     /// Data channels in use: the lesser of both sides.
     pub channels: u16,
-    /// Bytes of every chunk but the last of a transfer: the lesser of both sides.
+    /// Most bytes of a chunk: the lesser of both sides.
     pub chunk_bytes: u32,
     /// Chunks in flight per channel from here: our send window, at most the peer's receive window.
     pub send_window: u16,
@@ -141,5 +161,31 @@ impl Agreed {
             heartbeat: Duration::from_millis(heartbeat_ms.into()),
             dead_after: Duration::from_millis(ours.dead_after_ms.into()),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(pieces: u32) -> Config {
+        Config {
+            pieces,
+            ..Config::new(crate::session::tests::settings())
+        }
+    }
+
+    #[test]
+    fn medium_transfers_are_cut_into_the_pieces_and_others_into_the_agreed_chunks() {
+        const MIB: u64 = 1 << 20;
+        let cut = |bytes| config(24).chunk_bytes(bytes, 1 << 20);
+        assert_eq!(
+            [1, 4 * MIB, 256 * MIB, MAX_TRANSFER_BYTES].map(cut),
+            [256 << 10, 256 << 10, 1 << 20, 1 << 20]
+        );
+        assert_eq!(cut(12 * MIB), 512 << 10);
+        assert_eq!(cut(12 * MIB + 1), (512 << 10) + CHUNK_GRAIN_BYTES);
+        assert_eq!(config(1).chunk_bytes(4 * MIB, 1 << 20), 1 << 20);
+        assert_eq!(config(24).chunk_bytes(4 * MIB, 64 << 10), 64 << 10);
     }
 }

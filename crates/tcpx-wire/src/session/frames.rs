@@ -128,6 +128,8 @@ impl Session {
                 });
                 self.end_all(now, &EndCause::PeerClosed { reason, detail }, failure);
             }
+            // The stream's; a caller that does not resume has no use for it.
+            Frame::Received { .. } => {}
             Frame::GoodbyeAck => {
                 if !self.goodbye_sent() {
                     return Err(unexpected(

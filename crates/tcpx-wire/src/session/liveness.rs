@@ -49,6 +49,11 @@ impl Liveness {
 }
 
 impl Session {
+    /// When the peer was last heard.
+    pub fn heard(&self) -> Time {
+        self.liveness.heard
+    }
+
     pub(super) fn check_liveness(&mut self, now: Time) {
         let Liveness {
             heard,

@@ -122,7 +122,12 @@ impl Session {
             }
             None => {
                 let first_sequence = self.receive_stream.end();
-                let chunk_bytes = agreed.chunk_bytes;
+                // Beside other transfers the lanes are busy anyway, and large chunks cost less.
+                let chunk_bytes = if self.receive_stream.is_idle() {
+                    self.config.chunk_bytes(bytes, agreed.chunk_bytes)
+                } else {
+                    agreed.chunk_bytes
+                };
                 let plan = Plan::new(bytes, chunk_bytes, first_sequence, agreed.channels);
                 self.receive_stream.append(operation, plan.chunks);
                 self.actions.push_back(matched(

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::action::{Action, OperationId};
 use super::chunk_set::ChunkSet;
+use super::config::CHUNK_GRAIN_BYTES;
 use super::error::{AckProblem, Delivered, EndCause, SessionError};
 use super::outgoing::{GrantedSend, Outgoing, SendStage};
 use super::stream::Plan;
@@ -44,7 +45,15 @@ impl Session {
                 arrived,
             })
         };
-        check("chunk_bytes", agreed.chunk_bytes.into(), chunk_bytes.into())?;
+        let most = agreed.chunk_bytes;
+        if chunk_bytes > most || chunk_bytes == 0 || !chunk_bytes.is_multiple_of(CHUNK_GRAIN_BYTES)
+        {
+            check(
+                "chunk_bytes in grains, at most",
+                most.into(),
+                chunk_bytes.into(),
+            )?;
+        }
         check("first_sequence", self.send_stream.end(), first_sequence)?;
         if level < send.asked {
             check("level", send.asked as u64, level as u64)?;

@@ -231,6 +231,11 @@ impl ChunkStream {
         }
     }
 
+    /// Nothing is in flight, and nothing waits to be.
+    pub(super) fn is_idle(&self) -> bool {
+        self.transfers.is_empty() && self.lanes.iter().all(|lane| lane.in_flight.is_empty())
+    }
+
     #[cfg(test)]
     pub(super) fn idle(&self) -> bool {
         self.lanes.iter().all(|lane| lane.in_flight.is_empty())

@@ -18,7 +18,7 @@ use super::*;
 use crate::frame::{Level, Settings, Tag};
 
 /// Chunks of 512 KiB over 4 channels.
-fn settings() -> Settings {
+pub(in crate::session) fn settings() -> Settings {
     Settings {
         network: "tcp".into(),
         channels: 4,

@@ -53,7 +53,13 @@ impl Core {
                 let event = chunk_event(Role::Receiver, chunk, transfer.0, tag.0);
                 self.queue_chunk(operation, event, chunk.sequence);
             }
+            Action::ChunkDropped { chunk } => {
+                if let Some(state) = self.channels.get_mut(usize::from(chunk.channel)) {
+                    state.channel.forget(chunk.sequence);
+                }
+            }
             Action::ChunkAcknowledged { operation, chunk } => {
+                self.chunk_placed_there(chunk);
                 if let Some(operation) = self.operations.get(&operation) {
                     operation.state.add_done(u64::from(chunk.length));
                 }
@@ -72,6 +78,16 @@ impl Core {
             }
             // Set-up is over when a connection has a core.
             Action::PeerSettings(_) | Action::Setup { .. } | Action::PeerReady => {}
+        }
+    }
+
+    /// The peer has the chunk: the network need not send it again.
+    fn chunk_placed_there(&mut self, chunk: Chunk) {
+        let index = usize::from(chunk.channel);
+        if let Some(state) = self.channels.get_mut(index)
+            && let Err(error) = state.channel.placed(chunk.sequence)
+        {
+            self.channel_failed(index, error);
         }
     }
 

@@ -50,6 +50,11 @@ impl ChannelState {
         refused || (poll_only && (self.channel.in_flight() > 0 || queued))
     }
 
+    /// Chunks are in flight or wait to be.
+    pub(super) fn is_moving(&self) -> bool {
+        self.channel.in_flight() > 0 || !self.sends.is_empty() || !self.receives.is_empty()
+    }
+
     /// Closes the channel, which takes its pool with it, as soon as no unpack reads that.
     pub(super) fn close(&mut self) {
         self.closing = true;

@@ -1,8 +1,9 @@
 //! Work for the copy worker: unpacking, digests, eager payloads.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use tcpx_memory::{BouncePool, Job, MemoryError, MemoryKind, Region, Work};
+use tcpx_memory::{BouncePool, Fence, Job, MemoryError, MemoryKind, Region, RegionSlice, Work};
 use tcpx_net::Ticket;
 use tcpx_wire::descriptor::{Descriptors, Limits};
 use tcpx_wire::scatter::ScatterList;
@@ -18,6 +19,10 @@ use crate::event::{ChunkEvent, Event};
 const SAMPLE: usize = 8;
 /// Bytes of the first fragment shown in an event.
 const PROBE: usize = 64;
+
+/// How long the start of a send may wait for a small message's bytes: several times what the copy
+/// takes on a GPU at rest.
+const READ_LIMIT: Duration = Duration::from_micros(50);
 
 impl Core {
     /// Hands fragments to the copy worker; `false` if that was not possible or not wanted.
@@ -182,6 +187,41 @@ impl Core {
         any
     }
 
+    /// The bytes of a message that is to travel with its announcement; `None` if they cannot be had at
+    /// once, because the program's GPU work comes first.
+    pub(crate) fn read_small(
+        &mut self,
+        from: &RegionSlice,
+        fence: Option<&Fence>,
+    ) -> Result<Option<Vec<u8>>, MemoryError> {
+        if from.is_empty() {
+            return Ok(Some(Vec::new()));
+        }
+        if !matches!(from.kind(), MemoryKind::Cuda { .. }) {
+            let mut payload = vec![0; from.len()];
+            return from.read_to(&mut payload).map(|()| Some(payload));
+        }
+        match &mut self.small {
+            Some(small) => small.read(from, fence, READ_LIMIT),
+            None => Ok(None),
+        }
+    }
+
+    /// Takes the eager payloads that have reached the GPU; `true` if any has.
+    pub(super) fn poll_small(&mut self) -> bool {
+        let Some(small) = self.small.as_mut().filter(|small| small.is_busy()) else {
+            return false;
+        };
+        let mut finished = std::mem::take(&mut self.finished_jobs);
+        small.poll(&mut finished);
+        let any = !finished.is_empty();
+        for (token, result) in finished.drain(..) {
+            self.job_finished(token, result);
+        }
+        self.finished_jobs = finished;
+        any
+    }
+
     fn job_finished(&mut self, token: u64, result: Result<u64, MemoryError>) {
         let now = self.now();
         match self.tokens.remove(&token) {
@@ -261,23 +301,65 @@ impl Core {
             return;
         }
         let copied = operation.lease.slice(..payload.len()).and_then(|to| {
-            if !matches!(to.kind(), MemoryKind::Cuda { .. }) {
-                // The slice rides on the operation's lease, so this is the only writer.
-                return to.write_from(payload).map(|()| None);
+            if matches!(to.kind(), MemoryKind::Cuda { .. }) {
+                return Ok(Some(to));
             }
-            let staging = Region::host(payload.len())?;
-            staging.write_from(0, payload)?;
-            let from = staging.all();
-            Ok(Some(Work::Copy { from, to }))
+            // The slice rides on the operation's lease, so this is the only writer.
+            to.write_from(payload).map(|()| None)
         });
-        match copied {
-            Ok(None) => self.session.eager_copied(now, id),
-            Ok(Some(work)) => {
-                operation.outstanding += 1;
-                let token = self.new_token(Token::Eager(id));
-                self.submit(work, token, id);
+        let copied = match copied {
+            Ok(Some(to)) => self.deliver_to_gpu(id, to, payload),
+            Ok(None) => {
+                self.session.eager_copied(now, id);
+                Ok(())
             }
-            Err(error) => self.memory_failed(id, &error),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = copied {
+            self.memory_failed(id, &error);
+        }
+    }
+
+    /// Starts the copy of an eager payload: here if that is possible at once, else on the worker.
+    fn deliver_to_gpu(
+        &mut self,
+        id: OperationId,
+        to: RegionSlice,
+        payload: &[u8],
+    ) -> Result<(), MemoryError> {
+        let token = self.new_token(Token::Eager(id));
+        let fence = self.operations.get(&id).and_then(|op| op.fence.clone());
+        let started = self.start_write(&to, payload, fence.as_ref(), token);
+        let job = match started {
+            Ok(true) => Ok(None),
+            Ok(false) => Region::host(payload.len()).and_then(|staging| {
+                staging.write_from(0, payload)?;
+                let from = staging.all();
+                Ok(Some(Work::Copy { from, to }))
+            }),
+            Err(error) => Err(error),
+        };
+        if job.is_err() {
+            self.tokens.remove(&token);
+        } else if let Some(operation) = self.operations.get_mut(&id) {
+            operation.outstanding += 1;
+        }
+        if let Some(work) = job? {
+            self.submit(work, token, id);
+        }
+        Ok(())
+    }
+
+    fn start_write(
+        &mut self,
+        to: &RegionSlice,
+        payload: &[u8],
+        fence: Option<&Fence>,
+        token: u64,
+    ) -> Result<bool, MemoryError> {
+        match &mut self.small {
+            Some(small) => small.start_write(to, payload, fence, token),
+            None => Ok(false),
         }
     }
 

@@ -143,6 +143,14 @@ impl Channel for GatedChannel {
         self.channel.discard(first, end);
     }
 
+    fn placed(&mut self, sequence: u64) -> Result<(), ChannelError> {
+        self.channel.placed(sequence)
+    }
+
+    fn forget(&mut self, sequence: u64) {
+        self.channel.forget(sequence);
+    }
+
     fn readiness(&self) -> Readiness<'_> {
         if self.gate.poll_only.load(Ordering::Acquire) {
             return Readiness::PollOnly;

@@ -1,7 +1,6 @@
 //! The loop of a GPU's copy worker. Nothing in it waits for the GPU: it looks, and goes on.
 
 use std::collections::VecDeque;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use super::device::{Device, Lane};
@@ -10,6 +9,7 @@ use super::kernel_jobs::KernelJobs;
 use super::pipe::{CpuSteps, Pipe};
 use super::staging::Staging;
 use super::unpack::Unpacking;
+use crate::awake::Awake;
 use crate::bounce::UnpackMethod;
 use crate::cpu;
 use crate::error::{CudaError, MemoryError};
@@ -29,11 +29,9 @@ const STARTS: usize = 32;
 const RESERVE: usize = 64;
 /// CPU work up to this many bytes is done at once, more in steps.
 const AT_ONCE: u64 = 1 << 20;
-/// How long to look without a pause after the last progress, where there are cores to spare: longer than a
-/// copy of 4 MiB over the bus, because a pause costs more than it says.
-const SPIN: Duration = Duration::from_micros(100);
-/// How long to look for the next job before sleeping: waking up takes about as long as a small unpack.
-const IDLE_SPIN: Duration = Duration::from_micros(50);
+/// How long to look without a pause after the last progress or job, where there are cores to spare: longer
+/// than the way of a transfer of 4 MiB, because a pause costs more than it says and the next job comes soon.
+const SPIN: Duration = Duration::from_micros(500);
 /// The pause between looks after that.
 const PAUSE: Duration = Duration::from_micros(20);
 /// The pause while only fences are waited for, which may take as long as the caller's kernels.
@@ -103,7 +101,7 @@ impl<'queue> Engine<'queue> {
 
     /// Works until the queue is stopped and all accepted jobs have ended.
     pub(super) fn run(mut self) {
-        let may_spin = thread::available_parallelism().is_ok_and(|cores| cores.get() > 2);
+        let awake = Awake::begin();
         let mut last = Instant::now();
         loop {
             // Read before the queue: whoever stops it has submitted all there will be.
@@ -118,16 +116,17 @@ impl<'queue> Engine<'queue> {
                 last = Instant::now();
                 continue;
             }
-            let (spin, pause) = match (self.is_idle(), self.is_working()) {
+            let pause = match (self.is_idle(), self.is_working()) {
                 (true, _) if stopping => break,
-                (true, _) => (IDLE_SPIN, None),
-                (false, true) => (SPIN, Some(PAUSE)),
-                (false, false) => (Duration::ZERO, Some(LONG_PAUSE)),
+                (true, _) => None,
+                (false, true) => Some(PAUSE),
+                (false, false) => Some(LONG_PAUSE),
             };
+            let looks = pause != Some(LONG_PAUSE) && last.elapsed() < SPIN && awake.may_look();
             // Without a pause of the processor: the host of a virtual machine may take that for idleness, and
             // stop the processor for longer than a copy takes.
-            if !(may_spin && last.elapsed() < spin) {
-                self.queue.sleep(pause);
+            if !looks {
+                awake.asleep(|| self.queue.sleep(pause));
                 if pause.is_none() {
                     last = Instant::now();
                 }

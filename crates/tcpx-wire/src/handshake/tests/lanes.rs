@@ -70,3 +70,41 @@ fn a_lane_out_of_range_is_refused_on_both_sides() {
         assert!(matches!(step, Ok(ServerStep::Refuse { error, .. }) if error == expected));
     }
 }
+
+#[test]
+fn a_control_connection_takes_the_place_of_another_with_the_sessions_key() {
+    let session = session();
+    let (mut client, hello) = LaneClient::resume(&session, [3; 32]);
+    let Ok(ServerStep::Lane(request)) = server(None).receive(&mut &hello[..]) else {
+        panic!("a good hello");
+    };
+    assert!(request.resumes());
+    assert_eq!(request.session(), session.id);
+    let (mut server, challenge) = request.accept(&session.key);
+    let proof = sent(client.receive(&mut &challenge[..]));
+    let Ok(Step::Done(accepted)) = server.receive(&mut &proof[..]) else {
+        panic!("the proof did not fit");
+    };
+    assert!(accepted.resumes);
+    assert_eq!(client.receive(&mut &accepted.send[..]), Ok(Step::Done(())));
+}
+
+#[test]
+fn a_lane_is_not_turned_into_a_control_connection_on_the_way() {
+    let session = session();
+    let (mut client, hello) = LaneClient::new(&session, 0, 1, [3; 32]).unwrap();
+    let mut changed = hello.to_vec();
+    changed[12] = 2;
+    let Ok(ServerStep::Lane(request)) = server(None).receive(&mut &changed[..]) else {
+        panic!("a good hello");
+    };
+    let (mut server, challenge) = request.accept(&session.key);
+    let proof = sent(client.receive(&mut &challenge[..]));
+    assert_eq!(
+        server.receive(&mut &proof[..]),
+        Err(HandshakeError::LaneProof { lane: 0 })
+    );
+    let mut wrong = LaneClient::resume(&session, [3; 32]).1.to_vec();
+    wrong[16] = 2;
+    assert!(super::server(None).receive(&mut &wrong[..]).is_err());
+}

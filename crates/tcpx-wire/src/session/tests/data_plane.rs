@@ -20,6 +20,8 @@ impl Pair {
         let agreed = *side.session.agreed().unwrap();
         // The sequence number of a chunk follows from any posted one.
         for index in std::mem::take(&mut watched.held) {
+            // A network lets go of a chunk that it had not sent when it becomes quiet.
+            side.kept.retain(|_, held| *held != (operation, index));
             let channel = watched_channel(&side.session, operation, index, agreed.channels);
             lanes.release(channel);
         }
@@ -78,7 +80,14 @@ impl Pair {
         assert!(side.closed.is_none(), "after Closed: {action:?}");
         match action {
             Action::PeerSettings(_) | Action::PeerReady | Action::Setup { .. } => {}
-            Action::ChunkAcknowledged { .. } => {}
+            // It may come after the drop.
+            Action::ChunkAcknowledged { chunk, .. } => {
+                side.kept.remove(&chunk.sequence);
+            }
+            Action::ChunkDropped { chunk } => {
+                let kept = side.kept.remove(&chunk.sequence);
+                assert!(kept.is_some(), "{chunk:?} was not kept");
+            }
             Action::Matched {
                 operation,
                 transfer,
@@ -103,6 +112,7 @@ impl Pair {
                 assert_eq!(watched.matched.map(|(matched, _)| matched), Some(transfer));
                 watched.transfer = Some(transfer);
                 assert!(watched.held.insert(chunk.index));
+                side.kept.insert(chunk.sequence, (operation, chunk.index));
                 let Chunk { index, channel, .. } = chunk;
                 if self.weather.no_send {
                     return;

@@ -217,13 +217,15 @@ fn credit_that_was_never_used_does_not_come_back() {
 }
 
 #[test]
-fn a_grant_must_continue_the_stream_with_the_agreed_chunks() {
+fn a_grant_must_continue_the_stream_with_chunks_of_at_most_the_agreed_size() {
+    const MOST: &str = "chunk_bytes in grains, at most";
     let chunk = 512 * 1024;
     for (wrong, field) in [
         (grant(chunk, 1), "first_sequence"),
         (grant(chunk, u64::MAX), "first_sequence"),
-        (grant(4096, 0), "chunk_bytes"),
-        (grant(0, 0), "chunk_bytes"),
+        (grant(chunk + 4096, 0), MOST),
+        (grant(4097, 0), MOST),
+        (grant(0, 0), MOST),
     ] {
         let found = error(&mut sending(1 << 20), [wrong]);
         assert!(

@@ -71,6 +71,8 @@ pub(super) struct Side {
     pub(super) heads: BTreeMap<u16, VecDeque<(u64, u32)>>,
     pub(super) data_at: BTreeMap<u16, Time>,
     pub(super) setup_done: bool,
+    /// By sequence: what a network that can send again keeps.
+    pub(super) kept: BTreeMap<u64, (OperationId, u32)>,
 }
 
 pub(super) struct Pair {
@@ -109,6 +111,7 @@ impl Pair {
             frames_in: Vec::new(),
             data: BTreeMap::new(),
             heads: BTreeMap::new(),
+            kept: BTreeMap::new(),
             data_at: BTreeMap::new(),
             setup_done: true,
         };
@@ -368,6 +371,10 @@ impl Pair {
             assert_eq!(session.eager_used, 0);
             assert!(session.send_stream.idle() && session.receive_stream.idle());
             assert_eq!(session.matching.arrivals(), 0);
+            let config = &session.config;
+            if config.hold_until_placed && config.report_acknowledged {
+                assert!(side.kept.is_empty(), "kept for ever: {:?}", side.kept);
+            }
         }
     }
 }

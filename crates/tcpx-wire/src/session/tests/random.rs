@@ -62,6 +62,7 @@ fn play(schedule: &Schedule) {
     config.ours.receive_window = schedule.receive_window;
     config.ours.eager_credit = 64 * 1024;
     config.hold_until_placed = schedule.hold_until_placed;
+    config.report_acknowledged = true;
     config.cancellable = schedule.cancellable;
     config.close_timeout = Duration::from_secs(100);
     let mut pair = Pair::new(config, schedule.seed);

@@ -1,0 +1,439 @@
+//! One end of a connection: its comm, and a ledger of what C was promised.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use nccl_net::constants::{MAX_REQUESTS_PER_COMM, UNPACK_MAX_RECEIVE_BYTES};
+use nccl_net::{
+    Done, HostError, MemoryHandle, MemoryType, PostOutcome, RecvComm, SendComm, Ticket,
+};
+
+use crate::descriptors::Queue;
+use crate::error::{Failure, Outcome};
+use crate::handles::Handle;
+use crate::memory::Registered;
+use crate::types::{TCPX_SIZE_UNKNOWN, tcpx_completion, tcpx_descriptor, tcpx_device_handle};
+
+/// An end. One call at a time; other ends are not held up by it.
+#[derive(Debug)]
+pub(crate) struct End {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    comm: Comm,
+    /// In the order of posting, as the comm holds them.
+    in_flight: VecDeque<Flight>,
+    /// Done, in the same order. Sends leave when C was told; receives when they are consumed.
+    finished: VecDeque<Finished>,
+    memories: Vec<Handle>,
+    /// The first failure; nothing is posted or tested after it.
+    failed: Option<Failure>,
+    /// The queue as `accept` shows it, at an address that stays.
+    device: Option<Shown>,
+}
+
+/// What C may look at as long as the comm is open.
+#[derive(Debug)]
+struct Shown(Box<tcpx_device_handle>);
+
+// SAFETY: addresses that nobody follows here.
+unsafe impl Send for Shown {}
+
+#[derive(Debug)]
+enum Comm {
+    Send(SendComm),
+    Recv(RecvComm, Option<Queue>),
+    Closed,
+}
+
+#[derive(Debug)]
+struct Flight {
+    ticket: Ticket,
+    request: Option<Handle>,
+    memory: Handle,
+    kind: MemoryType,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Finished {
+    flight: Flight,
+    size: i64,
+    descriptors: Vec<tcpx_descriptor>,
+    pool: (u64, usize),
+    /// C has seen `done`.
+    told: bool,
+}
+
+impl Finished {
+    fn completion(&self) -> tcpx_completion {
+        let empty = self.descriptors.is_empty();
+        let (pool, pool_bytes) = if empty { (0, 0) } else { self.pool };
+        tcpx_completion {
+            size: self.size,
+            descriptors: if empty {
+                std::ptr::null()
+            } else {
+                self.descriptors.as_ptr()
+            },
+            count: self.descriptors.len(),
+            pool: std::ptr::with_exposed_provenance(pool as usize),
+            pool_bytes,
+        }
+    }
+}
+
+/// A piece of registered memory and what to post on it.
+#[derive(Debug)]
+pub(crate) struct Piece<'a> {
+    pub(crate) handle: Handle,
+    pub(crate) memory: &'a Registered,
+    pub(crate) offset: usize,
+    pub(crate) bytes: usize,
+    pub(crate) tag: i32,
+}
+
+impl End {
+    fn new(comm: Comm, device: Option<Shown>) -> Self {
+        Self {
+            state: Mutex::new(State {
+                comm,
+                in_flight: VecDeque::new(),
+                finished: VecDeque::new(),
+                memories: Vec::new(),
+                failed: None,
+                device,
+            }),
+        }
+    }
+
+    pub(crate) fn sending(comm: SendComm) -> Self {
+        Self::new(Comm::Send(comm), None)
+    }
+
+    pub(crate) fn receiving(comm: RecvComm) -> Outcome<Self> {
+        let queue = Queue::of(&comm)?;
+        let device = comm.device_handle().map(|device| {
+            Shown(Box::new(tcpx_device_handle {
+                net_device_type: nccl_net::constants::NET_DEVICE_UNPACK,
+                net_device_version: nccl_net::constants::NET_DEVICE_UNPACK_VERSION,
+                handle: std::ptr::with_exposed_provenance_mut(device.address.get()),
+                size: device.size,
+                needs_proxy_progress: i32::from(device.needs_proxy_progress),
+            }))
+        });
+        Ok(Self::new(Comm::Recv(comm, queue), device))
+    }
+
+    fn state(&self) -> Outcome<MutexGuard<'_, State>> {
+        let state = self.state.lock().map_err(|_| Failure::poisoned())?;
+        if matches!(state.comm, Comm::Closed) {
+            return Err(Failure::closed("the comm"));
+        }
+        Ok(state)
+    }
+
+    /// Where the description of the device queue lies; NULL without one.
+    pub(crate) fn device(&self) -> Outcome<*mut tcpx_device_handle> {
+        Ok(match &mut self.state()?.device {
+            Some(device) => &raw mut *device.0,
+            None => std::ptr::null_mut(),
+        })
+    }
+
+    /// Registers memory and enters its handle with `enter`.
+    ///
+    /// # Safety
+    /// As for [`SendComm::register`].
+    pub(crate) unsafe fn register(
+        &self,
+        data: *mut u8,
+        bytes: usize,
+        kind: MemoryType,
+        enter: impl FnOnce(MemoryHandle) -> Outcome<Handle>,
+    ) -> Outcome<Handle> {
+        let mut state = self.state()?;
+        let memory = match &state.comm {
+            // SAFETY: forwarded.
+            Comm::Send(comm) => unsafe { comm.register(data, bytes, kind) }?,
+            // SAFETY: forwarded.
+            Comm::Recv(comm, _) => unsafe { comm.register(data, bytes, kind) }?,
+            Comm::Closed => return Err(Failure::closed("the comm")),
+        };
+        let handle = enter(memory)?;
+        state.memories.push(handle);
+        Ok(handle)
+    }
+
+    /// Gives memory up, unless a request needs it; `forget` then takes its handle out.
+    pub(crate) fn deregister(&self, memory: Handle, forget: impl FnOnce()) -> Outcome<()> {
+        let mut state = self.state()?;
+        let Some(at) = state.memories.iter().position(|known| *known == memory) else {
+            return Err(Failure::argument(
+                "mhandle is registered on another comm: pass the comm that it was registered on",
+            ));
+        };
+        let uses = |flight: &Flight| flight.memory == memory;
+        let flying = state.in_flight.iter().filter(|flight| uses(flight)).count();
+        let unconsumed = state.finished.iter().filter(|done| uses(&done.flight));
+        // A send that is done needs its memory no more, told or not.
+        let unconsumed = match state.comm {
+            Comm::Recv(..) => unconsumed.count(),
+            _ => 0,
+        };
+        if flying + unconsumed > 0 {
+            return Err(Failure::usage(format!(
+                "{flying} requests in flight and {unconsumed} receives that are not consumed use \
+                 this memory: finish and consume them, or close the comm, before you deregister \
+                 or free it"
+            )));
+        }
+        state.memories.swap_remove(at);
+        forget();
+        Ok(())
+    }
+
+    /// Posts a request; `enter` makes its handle out of its number. `None`: no room now.
+    pub(crate) fn post(
+        &self,
+        piece: &Piece<'_>,
+        enter: impl FnOnce(u64) -> Outcome<Handle>,
+    ) -> Outcome<Option<Handle>> {
+        let mut guard = self.state()?;
+        let state = &mut *guard;
+        state.check()?;
+        // Receives count until they are consumed, sends until C knows that they are done.
+        if state.in_flight.len() + state.finished.len() >= MAX_REQUESTS_PER_COMM {
+            return Ok(None);
+        }
+        let Piece {
+            memory,
+            offset,
+            bytes,
+            tag,
+            ..
+        } = *piece;
+        let posted = match &mut state.comm {
+            Comm::Send(comm) => comm.isend(&memory.memory, offset, bytes, tag),
+            Comm::Recv(comm, queue) => {
+                if queue.is_some()
+                    && memory.kind == MemoryType::Cuda
+                    && bytes > UNPACK_MAX_RECEIVE_BYTES
+                {
+                    return Err(Failure::argument(format!(
+                        "a receive of {bytes} bytes: the plugin's queue describes at most \
+                         {UNPACK_MAX_RECEIVE_BYTES} a request; send and receive in chunks"
+                    )));
+                }
+                comm.irecv(&memory.memory, offset, bytes, tag)
+            }
+            Comm::Closed => return Err(Failure::closed("the comm")),
+        };
+        let ticket = match posted? {
+            PostOutcome::Posted(ticket) => ticket,
+            PostOutcome::Full => return Ok(None),
+        };
+        state.in_flight.push_back(Flight {
+            ticket,
+            request: None,
+            memory: piece.handle,
+            kind: memory.kind,
+            bytes,
+        });
+        // Without a handle nobody could ever collect it.
+        let handle = enter(ticket.0).map_err(|failure| state.fail(failure))?;
+        if let Some(flight) = state.in_flight.back_mut() {
+            flight.request = Some(handle);
+        }
+        Ok(Some(handle))
+    }
+
+    /// Tests the oldest requests, and tells of this one once. `forget` takes out the handle of a
+    /// send that is told.
+    pub(crate) fn test(
+        &self,
+        number: u64,
+        forget: impl FnOnce(Option<Handle>),
+    ) -> Outcome<Option<tcpx_completion>> {
+        let mut guard = self.state()?;
+        let state = &mut *guard;
+        loop {
+            if let Some(at) = state.finished_at(number) {
+                let done = &mut state.finished[at];
+                if done.told {
+                    return Err(Failure::usage(
+                        "this receive was reported as done before: stop testing at the first done \
+                         == 1, and give the request to tcpx_irecv_consumed",
+                    ));
+                }
+                done.told = true;
+                let completion = done.completion();
+                if matches!(state.comm, Comm::Send(_)) {
+                    let told = state.finished.remove(at);
+                    forget(told.and_then(|told| told.flight.request));
+                }
+                return Ok(Some(completion));
+            }
+            state.check()?;
+            if !state.test_head().map_err(|failure| state.fail(failure))? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Where a request stands that is not done, in words.
+    pub(crate) fn standing(&self, number: u64) -> String {
+        let Ok(state) = self.state() else {
+            return "its comm is closed".to_owned();
+        };
+        let side = match state.comm {
+            Comm::Send(_) => "the peer takes no bytes",
+            _ => "the peer sends no bytes, or pool space is not consumed",
+        };
+        let ahead = state
+            .in_flight
+            .iter()
+            .position(|flight| flight.ticket.0 == number);
+        match ahead {
+            Some(ahead) => format!(
+                "request {number} of {} bytes has {ahead} ahead of it and {} done ones wait to be \
+                 collected; {side}",
+                state.in_flight[ahead].bytes,
+                state.finished.len()
+            ),
+            None => "another thread has it".to_owned(),
+        }
+    }
+
+    /// What the last test of this request found, once more.
+    pub(crate) fn completion(&self, number: u64) -> Outcome<tcpx_completion> {
+        let state = self.state()?;
+        match state.finished_at(number).map(|at| &state.finished[at]) {
+            Some(done) if done.told => Ok(done.completion()),
+            _ => Err(Failure::usage(
+                "the request is not done: test it, or wait for it, first",
+            )),
+        }
+    }
+
+    /// Gives the oldest received pool space back; `forget` takes out the request's handle.
+    pub(crate) fn consume(&self, number: u64, forget: impl FnOnce(Option<Handle>)) -> Outcome<()> {
+        let mut guard = self.state()?;
+        let state = &mut *guard;
+        match state.finished.front() {
+            Some(first) if first.flight.ticket.0 == number && first.told => {}
+            Some(first) if first.flight.ticket.0 != number => {
+                return Err(Failure::usage(format!(
+                    "receive {number} cannot be consumed now, receive {} is the oldest: consume in \
+                     the order of posting",
+                    first.flight.ticket.0
+                )));
+            }
+            _ => {
+                return Err(Failure::usage(
+                    "the receive is not done: consume it after done == 1, when its bytes are \
+                     unpacked",
+                ));
+            }
+        }
+        state.check()?;
+        if let Comm::Recv(comm, queue) = &mut state.comm
+            && queue.is_some()
+            && let Err(error) = comm.consume_next(Ticket(number))
+        {
+            return Err(state.fail(error.into()));
+        }
+        let consumed = state.finished.pop_front();
+        forget(consumed.and_then(|consumed| consumed.flight.request));
+        Ok(())
+    }
+
+    /// Closes the comm; `forget` takes out all handles that end with it.
+    pub(crate) fn close(&self, forget: impl FnOnce(Vec<Handle>)) -> Outcome<()> {
+        // Whatever a panic left half done, the comm can be closed.
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let comm = std::mem::replace(&mut state.comm, Comm::Closed);
+        let finished = state.finished.drain(..).map(|done| done.flight);
+        let mut ended: Vec<_> = finished.filter_map(|flight| flight.request).collect();
+        ended.extend(
+            state
+                .in_flight
+                .drain(..)
+                .filter_map(|flight| flight.request),
+        );
+        ended.append(&mut state.memories);
+        let result = match comm {
+            Comm::Send(comm) => comm.close(),
+            Comm::Recv(comm, queue) => {
+                // The queue reads what the comm owns.
+                drop(queue);
+                comm.close()
+            }
+            Comm::Closed => return Err(Failure::closed("the comm")),
+        };
+        drop(state);
+        // Registrations end after their comm.
+        forget(ended);
+        Ok(result?)
+    }
+}
+
+impl State {
+    fn check(&self) -> Outcome<()> {
+        self.failed.clone().map_or(Ok(()), Err)
+    }
+
+    fn fail(&mut self, failure: Failure) -> Failure {
+        self.failed.get_or_insert(failure).clone()
+    }
+
+    fn finished_at(&self, number: u64) -> Option<usize> {
+        self.finished
+            .iter()
+            .position(|done| done.flight.ticket.0 == number)
+    }
+
+    /// Tests the head; whether it is done.
+    fn test_head(&mut self) -> Outcome<bool> {
+        let done = match &mut self.comm {
+            Comm::Send(comm) => comm.test_head()?,
+            Comm::Recv(comm, _) => comm.test_head()?,
+            Comm::Closed => return Err(Failure::closed("the comm")),
+        };
+        let Some(done) = done else { return Ok(false) };
+        let Some(flight) = self.in_flight.pop_front() else {
+            return Err(HostError::SetupEnded.into());
+        };
+        let finished = self.received(flight, done)?;
+        self.finished.push_back(finished);
+        Ok(true)
+    }
+
+    fn received(&mut self, flight: Flight, done: Done) -> Outcome<Finished> {
+        let size = |bytes: usize| i64::try_from(bytes).unwrap_or(i64::MAX);
+        let mut finished = Finished {
+            size: done.bytes.map_or(TCPX_SIZE_UNKNOWN, size),
+            flight,
+            descriptors: Vec::new(),
+            pool: (0, 0),
+            told: false,
+        };
+        let bytes = finished.flight.bytes;
+        match (&mut self.comm, done.slot) {
+            (Comm::Recv(_, Some(queue)), Some(slot))
+                if finished.flight.kind == MemoryType::Cuda =>
+            {
+                let (sum, descriptors) = queue.take(slot, bytes, done.bytes)?;
+                finished.size = size(sum as usize);
+                finished.descriptors = descriptors;
+                finished.pool = queue.pool();
+            }
+            // A send is done when all of it is.
+            (Comm::Send(_), _) => finished.size = size(bytes),
+            _ => {}
+        }
+        Ok(finished)
+    }
+}

@@ -1,0 +1,370 @@
+//! The table behind every pointer that C holds.
+//!
+//! A handle is a number in a pointer's clothes: what it names, where its entry lies, and how often
+//! that place was used before. Its top bit is set, so that it is no address of the process and
+//! following it by mistake faults at once.
+
+use std::num::NonZeroUsize;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use crate::codes::TCPX_BAD_HANDLE;
+use crate::end::End;
+use crate::error::{Failure, Outcome};
+use crate::memory::Registered;
+use crate::setup::Listener;
+
+const _: () = assert!(usize::BITS == 64, "handles need 64-bit pointers");
+
+const MARK: usize = 1 << 63;
+const KIND_SHIFT: u32 = 60;
+const KIND_MASK: usize = 0b111;
+const GENERATION_SHIFT: u32 = 28;
+const INDEX_SHIFT: u32 = 4;
+const INDEX_MASK: usize = (1 << 24) - 1;
+/// The low bits are 0: C may take a handle for an aligned pointer.
+const LOW_MASK: usize = (1 << INDEX_SHIFT) - 1;
+
+/// What a handle names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Listen = 1,
+    Send = 2,
+    Recv = 3,
+    Memory = 4,
+    Request = 5,
+}
+
+impl Kind {
+    const ALL: [Self; 5] = [
+        Self::Listen,
+        Self::Send,
+        Self::Recv,
+        Self::Memory,
+        Self::Request,
+    ];
+
+    const fn words(self) -> &'static str {
+        match self {
+            Self::Listen => "a listen comm",
+            Self::Send => "a send comm",
+            Self::Recv => "a receive comm",
+            Self::Memory => "registered memory",
+            Self::Request => "a request",
+        }
+    }
+
+    /// How such a handle ends.
+    const fn ending(self) -> &'static str {
+        match self {
+            Self::Listen => "tcpx_close_listen",
+            Self::Send => "tcpx_close_send",
+            Self::Recv => "tcpx_close_recv",
+            Self::Memory => "tcpx_dereg_mr or the close of its comm",
+            Self::Request => "done == 1 (a send), tcpx_irecv_consumed, or the close of its comm",
+        }
+    }
+}
+
+/// A value that C keeps for us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Handle(NonZeroUsize);
+
+impl Handle {
+    fn new(kind: Kind, index: usize, generation: u32) -> Self {
+        let bits = MARK
+            | (kind as usize) << KIND_SHIFT
+            | (generation as usize) << GENERATION_SHIFT
+            | index << INDEX_SHIFT;
+        Self(NonZeroUsize::MIN.saturating_add(bits - 1))
+    }
+
+    /// As C sees it.
+    pub(crate) fn to_pointer<T>(self) -> *mut T {
+        std::ptr::without_provenance_mut(self.0.get())
+    }
+
+    fn parts(address: usize) -> Option<(Kind, usize, u32)> {
+        if address & MARK == 0 || address & LOW_MASK != 0 {
+            return None;
+        }
+        let number = address >> KIND_SHIFT & KIND_MASK;
+        let kind = Kind::ALL
+            .into_iter()
+            .find(|kind| *kind as usize == number)?;
+        let index = address >> INDEX_SHIFT & INDEX_MASK;
+        Some((kind, index, (address >> GENERATION_SHIFT) as u32))
+    }
+}
+
+/// What the table holds.
+#[derive(Clone, Debug)]
+pub(crate) enum Object {
+    Listen(Arc<Listener>),
+    Send(Arc<End>),
+    Recv(Arc<End>),
+    Memory(Arc<Registered>),
+    /// A request of a comm, by its number there.
+    Request(Arc<End>, u64),
+}
+
+impl Object {
+    const fn kind(&self) -> Kind {
+        match self {
+            Self::Listen(_) => Kind::Listen,
+            Self::Send(_) => Kind::Send,
+            Self::Recv(_) => Kind::Recv,
+            Self::Memory(_) => Kind::Memory,
+            Self::Request(..) => Kind::Request,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Slot<T> {
+    generation: u32,
+    object: Option<T>,
+}
+
+/// Places that are used again, each time with another generation.
+#[derive(Debug)]
+struct Table<T> {
+    slots: Vec<Slot<T>>,
+    free: Vec<usize>,
+}
+
+impl<T> Table<T> {
+    const fn new() -> Self {
+        Self {
+            slots: Vec::new(),
+            free: Vec::new(),
+        }
+    }
+
+    fn insert(&mut self, kind: Kind, object: T) -> Option<Handle> {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None if self.slots.len() > INDEX_MASK => return None,
+            None => {
+                self.slots.push(Slot {
+                    generation: 0,
+                    object: None,
+                });
+                self.slots.len() - 1
+            }
+        };
+        let slot = &mut self.slots[index];
+        slot.object = Some(object);
+        Some(Handle::new(kind, index, slot.generation))
+    }
+
+    fn at(&self, index: usize, generation: u32) -> Option<&T> {
+        let slot = self.slots.get(index)?;
+        slot.object
+            .as_ref()
+            .filter(|_| slot.generation == generation)
+    }
+
+    fn remove(&mut self, handle: Handle) -> Option<T> {
+        let (_, index, generation) = Handle::parts(handle.0.get())?;
+        let slot = self.slots.get_mut(index)?;
+        if slot.generation != generation {
+            return None;
+        }
+        let object = slot.object.take()?;
+        // A place that has been used 2^32 times rests for ever: no handle comes back.
+        if let Some(next) = slot.generation.checked_add(1) {
+            slot.generation = next;
+            self.free.push(index);
+        }
+        Some(object)
+    }
+}
+
+static TABLE: RwLock<Table<Object>> = RwLock::new(Table::new());
+
+/// Enters an object. Nothing panics while the table is locked.
+pub(crate) fn insert(object: Object) -> Outcome<Handle> {
+    let kind = object.kind();
+    TABLE
+        .write()
+        .unwrap_or_else(PoisonError::into_inner)
+        .insert(kind, object)
+        .ok_or_else(|| {
+            Failure::usage("16,777,216 handles are open: close comms and finish requests")
+        })
+}
+
+/// Takes handles out; those that are gone already are no matter.
+pub(crate) fn remove(handles: impl IntoIterator<Item = Handle>) {
+    let mut table = TABLE.write().unwrap_or_else(PoisonError::into_inner);
+    let objects: Vec<_> = handles
+        .into_iter()
+        .filter_map(|handle| table.remove(handle))
+        .collect();
+    drop(table);
+    // Their ends may call the plugin: not under the table's lock.
+    drop(objects);
+}
+
+/// What a pointer from C names; `argument` is its name in the header.
+fn find(argument: &'static str, pointer: *const u8, wanted: &[Kind]) -> Outcome<(Handle, Object)> {
+    let wanted_words = || {
+        let words: Vec<_> = wanted.iter().map(|kind| kind.words()).collect();
+        words.join(" or ")
+    };
+    let address = pointer.addr();
+    let Some(handle) = NonZeroUsize::new(address).map(Handle) else {
+        return Err(Failure::argument(format!(
+            "{argument} is NULL, {} is needed; a call that succeeds with NULL means \"not yet\" or \
+             \"no room now\"",
+            wanted_words()
+        )));
+    };
+    let Some((kind, index, generation)) = Handle::parts(address) else {
+        return Err(Failure::new(
+            TCPX_BAD_HANDLE,
+            format!(
+                "{argument} is {address:#x}, which libtcpx did not give out: pass {}",
+                wanted_words()
+            ),
+        ));
+    };
+    if !wanted.contains(&kind) {
+        return Err(Failure::new(
+            TCPX_BAD_HANDLE,
+            format!("{argument} is {}: pass {}", kind.words(), wanted_words()),
+        ));
+    }
+    let table = TABLE.read().unwrap_or_else(PoisonError::into_inner);
+    match table.at(index, generation) {
+        Some(object) if object.kind() == kind => Ok((handle, object.clone())),
+        _ => Err(Failure::new(
+            TCPX_BAD_HANDLE,
+            format!(
+                "{argument} is {} that has ended: it does with {}; do not use it after",
+                kind.words(),
+                kind.ending()
+            ),
+        )),
+    }
+}
+
+pub(crate) fn listener<T>(pointer: *const T) -> Outcome<(Handle, Arc<Listener>)> {
+    match find("listen_comm", pointer.cast(), &[Kind::Listen])? {
+        (handle, Object::Listen(listener)) => Ok((handle, listener)),
+        _ => Err(mismatch()),
+    }
+}
+
+pub(crate) fn sender<T>(pointer: *const T) -> Outcome<(Handle, Arc<End>)> {
+    match find("send_comm", pointer.cast(), &[Kind::Send])? {
+        (handle, Object::Send(end)) => Ok((handle, end)),
+        _ => Err(mismatch()),
+    }
+}
+
+pub(crate) fn receiver<T>(pointer: *const T) -> Outcome<(Handle, Arc<End>)> {
+    match find("recv_comm", pointer.cast(), &[Kind::Recv])? {
+        (handle, Object::Recv(end)) => Ok((handle, end)),
+        _ => Err(mismatch()),
+    }
+}
+
+pub(crate) fn either_end<T>(pointer: *const T) -> Outcome<Arc<End>> {
+    match find("comm", pointer.cast(), &[Kind::Send, Kind::Recv])? {
+        (_, Object::Send(end) | Object::Recv(end)) => Ok(end),
+        _ => Err(mismatch()),
+    }
+}
+
+pub(crate) fn memory<T>(pointer: *const T) -> Outcome<(Handle, Arc<Registered>)> {
+    match find("mhandle", pointer.cast(), &[Kind::Memory])? {
+        (handle, Object::Memory(memory)) => Ok((handle, memory)),
+        _ => Err(mismatch()),
+    }
+}
+
+pub(crate) fn request<T>(pointer: *const T) -> Outcome<(Arc<End>, u64)> {
+    match find("request", pointer.cast(), &[Kind::Request])? {
+        (_, Object::Request(end, number)) => Ok((end, number)),
+        _ => Err(mismatch()),
+    }
+}
+
+/// `find` has compared the kinds.
+fn mismatch() -> Failure {
+    Failure::new(TCPX_BAD_HANDLE, "the handle is of another kind")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_that_is_used_again_does_not_answer_to_its_old_handle() {
+        let mut table = Table::new();
+        let first = table.insert(Kind::Send, 1).unwrap();
+        let other = table.insert(Kind::Recv, 2).unwrap();
+        assert_eq!(table.remove(first), Some(1));
+        let second = table.insert(Kind::Send, 3).unwrap();
+        assert_ne!(first, second);
+        let (_, index, generation) = Handle::parts(second.0.get()).unwrap();
+        assert_eq!(Handle::parts(first.0.get()).unwrap().1, index);
+        assert_eq!(table.at(index, generation), Some(&3));
+        assert_eq!(table.remove(first), None);
+        assert_eq!(table.at(index, generation), Some(&3));
+        assert_eq!(table.remove(other), Some(2));
+    }
+
+    #[test]
+    fn a_place_whose_generations_are_used_up_rests() {
+        let mut table = Table::new();
+        let handle = table.insert(Kind::Memory, ()).unwrap();
+        assert!(table.remove(handle).is_some());
+        table.slots[0].generation = u32::MAX;
+        let last = table.insert(Kind::Memory, ()).unwrap();
+        assert!(table.remove(last).is_some());
+        let elsewhere = table.insert(Kind::Memory, ()).unwrap();
+        assert_eq!(Handle::parts(elsewhere.0.get()).unwrap().1, 1);
+    }
+
+    #[test]
+    fn every_part_of_a_handle_is_read_back_and_no_address_is_one() {
+        for kind in Kind::ALL {
+            for (index, generation) in [(0, 0), (INDEX_MASK, u32::MAX), (5, 7)] {
+                let handle = Handle::new(kind, index, generation);
+                let pointer = handle.to_pointer::<u8>();
+                assert_eq!(
+                    Handle::parts(pointer.addr()),
+                    Some((kind, index, generation))
+                );
+            }
+        }
+        let local = 0_u64;
+        for address in [
+            1,
+            16,
+            (&raw const local).addr(),
+            MARK,
+            usize::MAX,
+            MARK | 1 << 4,
+        ] {
+            assert_eq!(Handle::parts(address), None, "{address:#x}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_pointer_is_said() {
+        let text = |pointer: usize| {
+            request(std::ptr::without_provenance::<u8>(pointer))
+                .unwrap_err()
+                .text
+        };
+        assert!(text(0).contains("request is NULL"));
+        assert!(text(0xdead_bee0).contains("did not give out"));
+        let listening = Handle::new(Kind::Listen, 3, 0);
+        assert!(text(listening.0.get()).contains("request is a listen comm"));
+        let ended = Handle::new(Kind::Request, 0, u32::MAX);
+        assert!(text(ended.0.get()).contains("has ended"));
+    }
+}

@@ -1,0 +1,105 @@
+//! Small copies over a driver in memory that does everything as late as it may.
+
+use std::sync::atomic::Ordering;
+
+use super::*;
+use crate::driver::fake;
+use crate::fence::After;
+use crate::region::Region;
+
+const LONG: Duration = Duration::from_secs(60);
+
+fn ended(copies: &mut SmallCopies) -> Vec<(u64, Result<u64, MemoryError>)> {
+    let (start, mut ended) = (Instant::now(), Vec::new());
+    while copies.is_busy() && start.elapsed() < LONG {
+        copies.poll(&mut ended);
+    }
+    ended
+}
+
+#[test]
+fn bytes_travel_both_ways_and_nothing_beside_them() {
+    let gpu = Gpu::fake();
+    let mut copies = SmallCopies::new(&gpu).unwrap();
+    for len in [1, 8, 4096, SmallCopies::MOST_BYTES] {
+        let sent: Vec<u8> = (0..len).map(|at| (at % 251) as u8).collect();
+        let region = Region::cuda(&gpu, len + 2).unwrap();
+        region.write_from(0, &vec![0xA5; len + 2]).unwrap();
+        let middle = region.slice(1..=len).unwrap();
+        assert_eq!(copies.start_write(&middle, &sent, None, 7), Ok(true));
+        assert_eq!(ended(&mut copies), [(7, Ok(len as u64))]);
+        let got = copies.read(&middle, None, LONG).unwrap();
+        assert_eq!(got.as_deref(), Some(sent.as_slice()));
+        let mut whole = vec![0; len + 2];
+        region.read_to(0, &mut whole).unwrap();
+        assert_eq!((whole[0], whole[len + 1]), (0xA5, 0xA5));
+        assert_eq!(whole[1..=len], sent);
+    }
+}
+
+#[test]
+fn what_is_too_long_or_of_another_place_is_left_to_others() {
+    let gpu = Gpu::fake();
+    let mut copies = SmallCopies::new(&gpu).unwrap();
+    let long = Region::cuda(&gpu, SmallCopies::MOST_BYTES + 1).unwrap();
+    let elsewhere = Region::host(64).unwrap();
+    for region in [long, elsewhere] {
+        assert_eq!(copies.read(&region.all(), None, LONG), Ok(None));
+        let bytes = vec![0; region.len()];
+        let started = copies.start_write(&region.all(), &bytes, None, 1);
+        assert_eq!(started, Ok(false));
+    }
+    let region = Region::cuda(&gpu, 8).unwrap();
+    let wrong = copies.start_write(&region.all(), &[0; 7], None, 1);
+    assert!(matches!(wrong, Err(MemoryError::LengthMismatch { .. })));
+}
+
+#[test]
+fn work_that_must_come_first_is_waited_for_no_longer_than_allowed() {
+    let gpu = Gpu::fake();
+    let mut copies = SmallCopies::new(&gpu).unwrap();
+    let region = Region::cuda(&gpu, 64).unwrap();
+    let (stream, open) = fake::gated_stream();
+    let fence = Fence::take(&gpu, After::Stream(stream)).unwrap();
+    let limit = Duration::from_millis(5);
+    assert_eq!(copies.read(&region.all(), Some(&fence), limit), Ok(None));
+    let refused = copies.start_write(&region.all(), &[1; 64], Some(&fence), 1);
+    assert_eq!((refused, copies.is_busy()), (Ok(false), false));
+    open.store(true, Ordering::SeqCst);
+    let read = copies.read(&region.all(), Some(&fence), LONG).unwrap();
+    assert_eq!(read.map(|bytes| bytes.len()), Some(64));
+}
+
+#[test]
+fn copies_beyond_the_slots_are_left_to_others() {
+    let gpu = Gpu::fake();
+    let mut copies = SmallCopies::new(&gpu).unwrap();
+    let region = Region::cuda(&gpu, (SLOTS + 1) * 8).unwrap();
+    let mut write = |index: usize| {
+        let to = region.slice(index * 8..(index + 1) * 8).unwrap();
+        copies.start_write(&to, &[index as u8; 8], None, index as u64)
+    };
+    assert!((0..SLOTS).all(|index| write(index) == Ok(true)));
+    assert_eq!(write(SLOTS), Ok(false));
+    assert_eq!(ended(&mut copies).len(), SLOTS);
+    let mut got = vec![0; SLOTS * 8];
+    region.read_to(0, &mut got).unwrap();
+    assert!(
+        got.iter()
+            .enumerate()
+            .all(|(at, byte)| *byte == (at / 8) as u8)
+    );
+}
+
+#[test]
+fn memory_is_held_while_a_copy_is_under_way() {
+    let gpu = Gpu::fake();
+    let mut copies = SmallCopies::new(&gpu).unwrap();
+    let region = Region::cuda(&gpu, 64).unwrap();
+    let slice = region.all();
+    assert_eq!(copies.start_write(&slice, &[3; 64], None, 1), Ok(true));
+    let busy = region.read_to(0, &mut [0]);
+    assert!(matches!(busy, Err(MemoryError::Busy { .. })));
+    ended(&mut copies);
+    assert_eq!(region.read_to(0, &mut [0]), Ok(()));
+}

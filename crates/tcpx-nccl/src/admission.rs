@@ -1,0 +1,182 @@
+//! Strangers at a listening socket, until they prove that they know its secret.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use tcpx_wire::Key;
+use tcpx_wire::handshake::{ServerHandshake, ServerStep};
+
+use crate::error::PluginError;
+use crate::listener::key;
+use crate::log::Log;
+use crate::plugin::random;
+use crate::socket::{self, Moved};
+
+/// Connections taken from the kernel in one call.
+const MAX_ACCEPTS: usize = 16;
+/// Time for a handshake, which the other side polls like we do.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+
+/// A listening socket with the connections that are in their handshake.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    socket: TcpListener,
+    key: Key,
+    pending: Vec<Pending>,
+    /// The oldest makes room for one more.
+    limit: usize,
+}
+
+/// An authenticated connection.
+#[derive(Debug)]
+pub(crate) struct Admitted {
+    pub(crate) stream: TcpStream,
+    pub(crate) peer: SocketAddr,
+}
+
+/// A connection in its handshake.
+#[derive(Debug)]
+struct Pending {
+    stream: TcpStream,
+    peer: SocketAddr,
+    deadline: Instant,
+    handshake: ServerHandshake,
+}
+
+/// How a handshake stands.
+enum Outcome {
+    Waiting,
+    Authenticated,
+    Refused(String),
+}
+
+impl Admission {
+    pub(crate) fn new(socket: TcpListener, secret: [u8; Key::BYTES], limit: usize) -> Self {
+        Self {
+            socket,
+            key: key(secret),
+            pending: Vec::new(),
+            limit,
+        }
+    }
+
+    pub(crate) const fn listener(&self) -> &TcpListener {
+        &self.socket
+    }
+
+    /// The connections in their handshake.
+    pub(crate) fn pending(&self) -> impl Iterator<Item = &TcpStream> {
+        self.pending.iter().map(|pending| &pending.stream)
+    }
+
+    /// The next connection that proved itself; `None`: none now. `name` is for the log.
+    pub(crate) fn next(&mut self, log: &Log, name: &str) -> Result<Option<Admitted>, PluginError> {
+        self.admit(log, name)?;
+        let now = Instant::now();
+        let mut at = 0;
+        while let Some(pending) = self.pending.get_mut(at) {
+            match pending.step(now) {
+                Outcome::Waiting => at += 1,
+                Outcome::Refused(why) => {
+                    let peer = pending.peer;
+                    self.pending.remove(at);
+                    log.warn(&format!("{name}: refused {peer}: {why}"));
+                }
+                Outcome::Authenticated => {
+                    let Pending { stream, peer, .. } = self.pending.remove(at);
+                    return Ok(Some(Admitted { stream, peer }));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes new connections from the kernel, as many as are bounded.
+    fn admit(&mut self, log: &Log, name: &str) -> Result<(), PluginError> {
+        for _ in 0..MAX_ACCEPTS {
+            let (stream, peer) = match self.socket.accept() {
+                Ok(accepted) => accepted,
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => break,
+                    io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => continue,
+                    _ => {
+                        // Mostly too many open files: our peer may wait in the backlog, so this is
+                        // no end, but it must be seen.
+                        log.warn(&format!("{name}: accept: {error}"));
+                        break;
+                    }
+                },
+            };
+            if socket::prepare(&stream).is_err() {
+                continue;
+            }
+            if self.pending.len() >= self.limit {
+                let oldest = self.pending.remove(0);
+                log.warn(&format!(
+                    "{name}: too many connections wait for their handshake; dropped {}",
+                    oldest.peer
+                ));
+            }
+            self.pending.push(Pending {
+                stream,
+                peer,
+                deadline: Instant::now() + HANDSHAKE_TIME,
+                handshake: ServerHandshake::new(Some(&self.key), random()?, 0),
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Pending {
+    /// Reads what has arrived and answers it.
+    fn step(&mut self, now: Instant) -> Outcome {
+        let mut buffer = [0; 512];
+        loop {
+            let arrived = match socket::receive_bytes(&self.stream, &mut buffer) {
+                Moved::Bytes(bytes) => bytes,
+                Moved::Later if now < self.deadline => return Outcome::Waiting,
+                Moved::Later => {
+                    return Outcome::Refused(format!(
+                        "no handshake within {} s",
+                        HANDSHAKE_TIME.as_secs()
+                    ));
+                }
+                Moved::End => return Outcome::Refused(self.handshake.closed().to_string()),
+                Moved::Broken(error) => return Outcome::Refused(error.to_string()),
+            };
+            let mut input = &buffer[..arrived];
+            // Each round uses up input or ends the loop.
+            loop {
+                let (answer, end) = match self.handshake.receive(&mut input) {
+                    Ok(ServerStep::NeedMore) => break,
+                    Ok(ServerStep::Send(answer)) => (answer, None),
+                    Ok(ServerStep::Done { send, .. }) if input.is_empty() => {
+                        (send, Some(Outcome::Authenticated))
+                    }
+                    Ok(ServerStep::Done { .. }) => {
+                        let why = "bytes behind the handshake, before it was answered";
+                        return Outcome::Refused(why.to_owned());
+                    }
+                    Ok(ServerStep::Lane(_)) => {
+                        return Outcome::Refused("a lane of the embedded network".to_owned());
+                    }
+                    Ok(ServerStep::Refuse { send, error }) => {
+                        (send, Some(Outcome::Refused(error.to_string())))
+                    }
+                    Err(error) => return Outcome::Refused(error.to_string()),
+                };
+                // A few hundred bytes on a fresh connection always fit its buffer.
+                match socket::send_bytes(&self.stream, &answer) {
+                    Moved::Bytes(sent) if sent == answer.len() => {}
+                    Moved::Broken(error) => return Outcome::Refused(error.to_string()),
+                    _ => return Outcome::Refused("it takes no answer".to_owned()),
+                }
+                if let Some(end) = end {
+                    return end;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! The part of a receive comm's connection that has to do with lanes.
+
+use super::Inbound;
+use crate::error::PluginError;
+use crate::header::{HEADER_BYTES, Header, Record};
+use crate::lanes::inlet::Refusal;
+use crate::socket::{self, Moved};
+
+impl Inbound {
+    /// Ends the receives that lanes filled, grants the posted ones, and finds why none can come;
+    /// `true` when lanes moved bytes.
+    pub(super) fn look_at_lanes(&mut self) -> Result<bool, PluginError> {
+        let Some(lanes) = &mut self.lanes else {
+            return Ok(false);
+        };
+        if let Some(refusal) = lanes.refusal() {
+            return Err(match refusal {
+                Refusal::TooLarge {
+                    sequence,
+                    total,
+                    capacity,
+                } => self.refuse(sequence, total, capacity),
+                Refusal::Protocol { expected, arrived } => self.protocol(expected, arrived),
+            });
+        }
+        if let Some(why) = lanes.lost()
+            && !self.ring.is_empty()
+        {
+            return Err(PluginError::LanesEnded {
+                comm: self.name.clone(),
+                why,
+            });
+        }
+        if let Some(grant) = lanes.grant(self.ring.posted(), self.ring.len()) {
+            // 24 bytes, and the sender reads whenever it has a message: they fit.
+            let bytes = grant.encode(Record::Grant);
+            match socket::send_bytes(&self.stream, &bytes) {
+                Moved::Bytes(HEADER_BYTES) => {}
+                moved => {
+                    return Err(
+                        self.protocol("a sender that reads its grants", format!("{moved:?}"))
+                    );
+                }
+            }
+        }
+        let Some(lanes) = &mut self.lanes else {
+            return Ok(false);
+        };
+        Ok(lanes.has_moved())
+    }
+
+    /// Bytes of a receive that lanes filled.
+    pub(crate) fn landed(&mut self, sequence: u64) -> Option<usize> {
+        self.lanes.as_mut()?.landed(sequence)
+    }
+
+    /// What has become of a receive after the connection ended: lanes may still hold its bytes.
+    pub(crate) fn outlook(&self, sequence: u64) -> Result<(), PluginError> {
+        let Some(failure) = &self.failure else {
+            return Ok(());
+        };
+        let sent = self.sent_in_all.is_some_and(|all| sequence < all);
+        match (&self.lanes, failure) {
+            (Some(lanes), PluginError::PeerClosed { .. }) if sent => match lanes.ended() {
+                None => Ok(()),
+                Some(why) => Err(PluginError::LanesEnded {
+                    comm: self.name.clone(),
+                    why,
+                }),
+            },
+            _ => Err(failure.clone()),
+        }
+    }
+
+    /// The sender names its lanes.
+    pub(super) fn join(&mut self, header: Header) -> Result<(), PluginError> {
+        let joined = self
+            .lanes
+            .as_mut()
+            .is_some_and(|lanes| lanes.join(header.group()));
+        if joined {
+            Ok(())
+        } else {
+            Err(self.protocol(
+                "a sender that names its lanes once, to a receiver that has a door",
+                "another",
+            ))
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! A receive comm's use of lanes: which receives they may fill, and when the sender hears of it.
+
+use std::sync::Arc;
+
+use nccl_net::export::Buffer;
+
+use crate::header::Header;
+use crate::lanes::chunk::GroupId;
+use crate::lanes::inlet::{Inlet, Refusal};
+use crate::lanes::runtime::Runtime;
+
+/// Small messages in a row after which grants stop: they would cost a call for each receive.
+const SMALL_IN_A_ROW: u32 = 64;
+/// Receives that one grant tells of together, while the sender has others.
+const TOGETHER: u64 = 4;
+/// Calls of `test` for each look at the comm's connection, while messages come over lanes.
+const POLLS_A_LOOK: u32 = 8;
+
+/// The lanes' part of a receive comm. Dropping it takes the comm's memory away from them.
+#[derive(Debug)]
+pub(crate) struct Landing {
+    inlet: Arc<Inlet>,
+    runtime: Arc<Runtime>,
+    inline_bytes: u64,
+    /// Large messages come, so receives are granted as they are posted.
+    granting: bool,
+    /// The sender believes so.
+    told: bool,
+    granted: u64,
+    small: u32,
+    polls: u32,
+    moves: u64,
+}
+
+impl Landing {
+    /// `number` names the comm in this process.
+    pub(crate) fn new(runtime: Arc<Runtime>, number: u64, inline_bytes: usize) -> Self {
+        // 0 is no stream.
+        let inlet = Arc::new(Inlet::new(number + 1));
+        runtime.registry.open(&inlet);
+        Self {
+            inlet,
+            runtime,
+            inline_bytes: inline_bytes as u64,
+            granting: false,
+            told: false,
+            granted: 0,
+            small: 0,
+            polls: 0,
+            moves: 0,
+        }
+    }
+
+    /// The sender's lanes have a name; `false` when they had one before.
+    pub(crate) fn join(&mut self, group: GroupId) -> bool {
+        self.inlet.join(self.runtime.registry.group(group))
+    }
+
+    pub(crate) fn is_joined(&self) -> bool {
+        self.inlet.group().is_some()
+    }
+
+    /// A receive is posted.
+    pub(crate) fn post(&self, sequence: u64, buffer: Buffer) {
+        self.inlet.post(sequence, buffer);
+    }
+
+    /// A message comes over the comm's own connection; `false` when lanes carry it already.
+    pub(crate) fn comes_inline(&mut self, sequence: u64, bytes: u64) -> bool {
+        if bytes > self.inline_bytes {
+            self.granting = self.is_joined();
+            self.small = 0;
+        } else if self.granting {
+            self.small += 1;
+            self.granting = self.small < SMALL_IN_A_ROW;
+        }
+        self.inlet.withdraw(sequence)
+    }
+
+    /// What to tell the sender now, after `posted` receives of which `open` are not over.
+    pub(crate) fn grant(&mut self, posted: u64, open: usize) -> Option<Header> {
+        if !self.granting {
+            let off = Header {
+                sequence: self.granted,
+                size: 0,
+            };
+            return std::mem::take(&mut self.told).then_some(off);
+        }
+        let news = posted - self.granted;
+        let known = (open as u64).saturating_sub(news);
+        if news == 0 || (news < TOGETHER && known > TOGETHER) {
+            return None;
+        }
+        self.granted = posted;
+        self.told = true;
+        Some(Header {
+            sequence: posted,
+            size: self.inlet.id,
+        })
+    }
+
+    /// Bytes of a message that lanes brought whole.
+    pub(crate) fn landed(&mut self, sequence: u64) -> Option<usize> {
+        let (written, total) = self.inlet.progress(sequence)?;
+        if written < total {
+            return None;
+        }
+        self.small = 0;
+        usize::try_from(total).ok()
+    }
+
+    /// Bytes that lanes brought of a message, and all its bytes, once they began.
+    pub(crate) fn progress(&self, sequence: u64) -> Option<(u64, u64)> {
+        self.inlet.progress(sequence)
+    }
+
+    /// Whether this poll should look at the comm's connection.
+    pub(crate) const fn is_time_to_look(&mut self) -> bool {
+        self.polls = self.polls.wrapping_add(1);
+        !self.granting || self.polls.is_multiple_of(POLLS_A_LOOK)
+    }
+
+    /// Whether lanes moved bytes since the last call.
+    pub(crate) fn has_moved(&mut self) -> bool {
+        let moves = self.inlet.moves();
+        std::mem::replace(&mut self.moves, moves) != moves
+    }
+
+    pub(crate) fn refusal(&self) -> Option<Refusal> {
+        self.inlet.refusal().cloned()
+    }
+
+    /// Why chunks are lost, if so.
+    pub(crate) fn lost(&self) -> Option<String> {
+        self.inlet.group()?.lost().map(str::to_owned)
+    }
+
+    /// Why nothing more can come over lanes, if so.
+    pub(crate) fn ended(&self) -> Option<String> {
+        self.inlet.group()?.ended().map(str::to_owned)
+    }
+}
+
+impl Drop for Landing {
+    fn drop(&mut self) {
+        self.runtime.registry.close(&self.inlet);
+    }
+}

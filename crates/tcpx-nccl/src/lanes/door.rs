@@ -1,0 +1,156 @@
+//! Where lanes come in: a listening socket of the process for each of its addresses.
+
+use std::io;
+use std::net::{IpAddr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use tcpx_wire::Key;
+
+use super::group::Registry;
+use super::looper::Mailbox;
+use super::receive_lane::ReceiveLane;
+use crate::admission::{Admission, Admitted};
+use crate::handle::Door;
+use crate::log::Log;
+
+/// Handshakes that may be under way: many peers come at once when a job starts.
+const MAX_PENDING: usize = 256;
+/// Lanes that a process has open; a peer that knows the secret must not fill its memory.
+const MAX_LANES: usize = 16_384;
+/// Between looks at the deadlines of handshakes.
+const TICK: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
+
+/// A listening socket and the thread that accepts from it.
+#[derive(Debug)]
+pub(crate) struct LaneDoor {
+    address: IpAddr,
+    door: Door,
+    wake: Arc<OwnedFd>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    process: u32,
+}
+
+impl LaneDoor {
+    /// Accepts lanes from `listener` for the loops, with what `secret` authenticates.
+    pub(crate) fn open(
+        listener: TcpListener,
+        secret: [u8; Key::BYTES],
+        process: u64,
+        loops: Vec<Arc<Mailbox>>,
+        registry: Arc<Registry>,
+        log: Arc<Log>,
+    ) -> io::Result<Self> {
+        let address = listener.local_addr()?;
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut acceptor = Acceptor {
+            admission: Admission::new(listener, secret, MAX_PENDING),
+            wake: wake.clone(),
+            stop: stop.clone(),
+            loops,
+            registry,
+            log,
+        };
+        let thread = std::thread::Builder::new()
+            .name("tcpx-nccl-door".to_owned())
+            .spawn(move || acceptor.run())?;
+        Ok(Self {
+            address: address.ip(),
+            door: Door {
+                port: address.port(),
+                process,
+                secret,
+            },
+            wake,
+            stop,
+            thread: Some(thread),
+            process: std::process::id(),
+        })
+    }
+
+    /// The address that it listens on.
+    pub(crate) const fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// What a handle says of it.
+    pub(crate) const fn door(&self) -> Door {
+        self.door
+    }
+}
+
+impl Drop for LaneDoor {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
+        if self.process != std::process::id() {
+            // A fork left the thread in the other process.
+            std::mem::forget(thread);
+            return;
+        }
+        self.stop.store(true, Ordering::SeqCst);
+        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+        let _ = thread.join();
+    }
+}
+
+struct Acceptor {
+    admission: Admission,
+    wake: Arc<OwnedFd>,
+    stop: Arc<AtomicBool>,
+    loops: Vec<Arc<Mailbox>>,
+    registry: Arc<Registry>,
+    log: Arc<Log>,
+}
+
+impl Acceptor {
+    fn run(&mut self) {
+        while !self.stop.load(Ordering::SeqCst) {
+            self.take();
+            let watch = PollFlags::IN;
+            let mut sockets = vec![
+                PollFd::from_borrowed_fd(self.wake.as_fd(), watch),
+                PollFd::from_borrowed_fd(self.admission.listener().as_fd(), watch),
+            ];
+            let pending = self.admission.pending();
+            sockets.extend(pending.map(|stream| PollFd::from_borrowed_fd(stream.as_fd(), watch)));
+            let tick = (sockets.len() > 2).then_some(&TICK);
+            // EINTR is one more look around; nothing else can fail for sockets of ours.
+            let _ = poll(&mut sockets, tick);
+        }
+    }
+
+    fn take(&mut self) {
+        loop {
+            match self.admission.next(&self.log, "lane door") {
+                Ok(Some(Admitted { stream, peer })) => {
+                    let open: usize = self.loops.iter().map(|one| one.lanes()).sum();
+                    if open >= MAX_LANES {
+                        self.log
+                            .warn(&format!("refused a lane from {peer}: {open} are open"));
+                        continue;
+                    }
+                    let lane = ReceiveLane::new(stream, self.registry.clone(), self.log.clone());
+                    // There is at least one loop.
+                    if let Some(mailbox) = self.loops.iter().min_by_key(|one| one.lanes()) {
+                        mailbox.add(Box::new(lane));
+                    }
+                }
+                Ok(None) => return,
+                Err(error) => {
+                    self.log.warn(&format!("lane door: {error}"));
+                    return;
+                }
+            }
+        }
+    }
+}

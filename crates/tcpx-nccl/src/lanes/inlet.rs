@@ -1,0 +1,360 @@
+//! The receives of one comm that lanes may fill.
+//!
+//! The comm's host program posts into slots; lanes claim room in a slot before they write and count
+//! what they wrote. A claim can never take more than the message has, and a message is complete
+//! only when all of it was claimed and written: so after the comm reports it done, no lane can
+//! touch its memory.
+
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use nccl_net::export::{Buffer, RequestId};
+
+use super::chunk::ChunkHeader;
+use super::group::Group;
+
+/// Bits of a claim word that count claimed bytes; the rest is the message's mark.
+const CLAIM_BITS: u32 = 40;
+const CLAIM_MASK: u64 = (1 << CLAIM_BITS) - 1;
+/// No message of a lane is larger.
+const MAX_MESSAGE_BYTES: u64 = CLAIM_MASK;
+/// `total` before the first chunk.
+const UNKNOWN: u64 = u64::MAX;
+/// A mark that no posted message has.
+const NOBODY: u64 = 0;
+/// Longest wait for lanes to leave a comm that closes; each is inside one non-blocking call.
+const CLOSE_WAIT: Duration = Duration::from_secs(5);
+
+/// Why a chunk cannot be taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The message does not fit the posted receive.
+    TooLarge {
+        /// Message number.
+        sequence: u64,
+        /// Bytes of the message.
+        total: u64,
+        /// Bytes posted.
+        capacity: u64,
+    },
+    /// The peer broke the protocol.
+    Protocol {
+        /// What it says.
+        expected: String,
+        /// What came.
+        arrived: String,
+    },
+}
+
+#[derive(Debug)]
+struct Slot {
+    start: AtomicPtr<u8>,
+    capacity: AtomicUsize,
+    /// Mark and claimed bytes in one word, so that a claim is for one message.
+    claim: AtomicU64,
+    total: AtomicU64,
+    written: AtomicU64,
+}
+
+/// The lanes' side of a receive comm.
+#[derive(Debug)]
+pub(crate) struct Inlet {
+    /// Number that grants and chunks name.
+    pub(crate) id: u64,
+    slots: [Slot; RequestId::LIMIT],
+    /// Lanes that write into the comm's memory at this moment.
+    writers: AtomicUsize,
+    closed: AtomicBool,
+    group: OnceLock<Arc<Group>>,
+    refusal: OnceLock<Refusal>,
+    /// Calls that moved bytes, for whoever watches for a stall.
+    moves: AtomicU64,
+}
+
+/// A lane's right to write; the comm cannot close while it lives.
+#[derive(Debug)]
+pub(crate) struct Writing<'a>(&'a Inlet);
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        self.0.writers.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Never `NOBODY`, and different for messages that share a slot.
+const fn mark(sequence: u64) -> u64 {
+    ((sequence / RequestId::LIMIT as u64) & ((1 << (63 - CLAIM_BITS)) - 1)) + 1
+}
+
+impl Inlet {
+    pub(crate) fn new(id: u64) -> Self {
+        Self {
+            id,
+            slots: std::array::from_fn(|_| Slot {
+                start: AtomicPtr::new(std::ptr::null_mut()),
+                capacity: AtomicUsize::new(0),
+                claim: AtomicU64::new(NOBODY << CLAIM_BITS),
+                total: AtomicU64::new(UNKNOWN),
+                written: AtomicU64::new(0),
+            }),
+            writers: AtomicUsize::new(0),
+            closed: AtomicBool::new(false),
+            group: OnceLock::new(),
+            refusal: OnceLock::new(),
+            moves: AtomicU64::new(0),
+        }
+    }
+
+    fn slot(&self, sequence: u64) -> &Slot {
+        // Below the limit, which is 32.
+        &self.slots[(sequence % RequestId::LIMIT as u64) as usize]
+    }
+
+    /// Says whose lanes may write; the first answer stays.
+    pub(crate) fn join(&self, group: Arc<Group>) -> bool {
+        self.group.set(group).is_ok()
+    }
+
+    /// The lanes that may write.
+    pub(crate) fn group(&self) -> Option<&Arc<Group>> {
+        self.group.get()
+    }
+
+    /// Lets lanes fill the receive with this number.
+    pub(crate) fn post(&self, sequence: u64, buffer: Buffer) {
+        let slot = self.slot(sequence);
+        slot.start.store(buffer.data, Ordering::Relaxed);
+        slot.capacity.store(buffer.len, Ordering::Relaxed);
+        slot.total.store(UNKNOWN, Ordering::Relaxed);
+        slot.written.store(0, Ordering::Relaxed);
+        // Publishes the rest.
+        slot.claim
+            .store(mark(sequence) << CLAIM_BITS, Ordering::Release);
+    }
+
+    /// The message came another way: no lane may touch its receive. `false` when one already did.
+    pub(crate) fn withdraw(&self, sequence: u64) -> bool {
+        self.slot(sequence)
+            .claim
+            .compare_exchange(
+                mark(sequence) << CLAIM_BITS,
+                NOBODY << CLAIM_BITS,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            )
+            .is_ok()
+    }
+
+    /// Bytes written and bytes of the whole message, once a chunk of it has arrived.
+    pub(crate) fn progress(&self, sequence: u64) -> Option<(u64, u64)> {
+        let slot = self.slot(sequence);
+        let total = slot.total.load(Ordering::Acquire);
+        (total != UNKNOWN).then(|| (slot.written.load(Ordering::Acquire), total))
+    }
+
+    /// Calls that moved bytes so far.
+    pub(crate) fn moves(&self) -> u64 {
+        self.moves.load(Ordering::Relaxed)
+    }
+
+    /// Claims room for a chunk that came over a lane of `group`; gives where it goes.
+    pub(crate) fn claim(&self, group: &Arc<Group>, header: &ChunkHeader) -> Result<*mut u8, ()> {
+        self.room(group, header).map_err(|refusal| {
+            // The first reason is the news.
+            let _ = self.refusal.set(refusal);
+        })
+    }
+
+    fn room(&self, group: &Arc<Group>, header: &ChunkHeader) -> Result<*mut u8, Refusal> {
+        let protocol = |expected: &str, arrived: String| Refusal::Protocol {
+            expected: expected.to_owned(),
+            arrived,
+        };
+        if !self.group().is_some_and(|own| Arc::ptr_eq(own, group)) {
+            return Err(protocol(
+                "chunks over the lanes of this comm's peer",
+                "a chunk over another one's".to_owned(),
+            ));
+        }
+        let (sequence, total) = (header.sequence, header.total);
+        let slot = self.slot(sequence);
+        let mark = mark(sequence);
+        let mut claim = slot.claim.load(Ordering::Acquire);
+        loop {
+            let claimed = claim & CLAIM_MASK;
+            if claim >> CLAIM_BITS != mark {
+                return Err(protocol(
+                    "a chunk of a message with a grant",
+                    format!("one of message {sequence}"),
+                ));
+            }
+            let capacity = slot.capacity.load(Ordering::Relaxed) as u64;
+            if total > capacity || total > MAX_MESSAGE_BYTES {
+                return Err(Refusal::TooLarge {
+                    sequence,
+                    total,
+                    capacity,
+                });
+            }
+            let len = u64::from(header.len);
+            if claimed + len > total {
+                return Err(protocol(
+                    "chunks of a message to make up its size",
+                    format!("{claimed} and {len} of {total} bytes"),
+                ));
+            }
+            match slot.claim.compare_exchange_weak(
+                claim,
+                claim + len,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            ) {
+                Ok(_) => break,
+                Err(now) => claim = now,
+            }
+        }
+        // From here the message cannot end without us, so its slot stays its own.
+        if let Err(known) =
+            slot.total
+                .compare_exchange(UNKNOWN, total, Ordering::AcqRel, Ordering::Acquire)
+            && known != total
+        {
+            return Err(protocol(
+                "one size for all chunks of a message",
+                format!("{known} and {total}"),
+            ));
+        }
+        // Inside the capacity: offset + len <= total <= capacity, and capacity is a usize.
+        let offset = header.offset as usize;
+        Ok(slot.start.load(Ordering::Relaxed).wrapping_add(offset))
+    }
+
+    /// Asks for the right to write; `None` once the comm closes.
+    pub(crate) fn write(&self) -> Option<Writing<'_>> {
+        self.writers.fetch_add(1, Ordering::SeqCst);
+        let writing = Writing(self);
+        (!self.closed.load(Ordering::SeqCst)).then_some(writing)
+    }
+
+    /// Bytes of a claimed chunk are in place.
+    pub(crate) fn wrote(&self, sequence: u64, bytes: usize) {
+        self.slot(sequence)
+            .written
+            .fetch_add(bytes as u64, Ordering::AcqRel);
+        self.moves.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Why a chunk of this comm was refused.
+    pub(crate) fn refusal(&self) -> Option<&Refusal> {
+        self.refusal.get()
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Takes the memory away from the lanes; chunks that still arrive are read and dropped.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        let deadline = Instant::now() + CLOSE_WAIT;
+        while self.writers.load(Ordering::SeqCst) > 0 && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lanes::group::Group;
+
+    fn header(sequence: u64, offset: u64, len: u32, total: u64) -> ChunkHeader {
+        ChunkHeader {
+            stream: 1,
+            sequence,
+            offset,
+            total,
+            len,
+        }
+    }
+
+    fn inlet(bytes: &mut [u8]) -> (Inlet, Arc<Group>) {
+        let (inlet, group) = (Inlet::new(1), Arc::new(Group::default()));
+        assert!(inlet.join(group.clone()));
+        inlet.post(
+            5,
+            Buffer {
+                data: bytes.as_mut_ptr(),
+                len: bytes.len(),
+            },
+        );
+        (inlet, group)
+    }
+
+    #[test]
+    fn chunks_fill_a_receive_in_any_order_and_never_beyond_it() {
+        let mut bytes = [0; 100];
+        let start = bytes.as_mut_ptr();
+        let (inlet, group) = inlet(&mut bytes);
+        assert_eq!(inlet.progress(5), None);
+        assert_eq!(
+            inlet.claim(&group, &header(5, 40, 40, 80)),
+            Ok(start.wrapping_add(40))
+        );
+        inlet.wrote(5, 40);
+        assert_eq!(inlet.progress(5), Some((40, 80)));
+        assert_eq!(inlet.claim(&group, &header(5, 0, 40, 80)), Ok(start));
+        inlet.wrote(5, 40);
+        assert_eq!(inlet.progress(5), Some((80, 80)));
+        assert_eq!(inlet.claim(&group, &header(5, 0, 1, 80)), Err(()));
+        assert!(matches!(inlet.refusal(), Some(Refusal::Protocol { .. })));
+    }
+
+    #[test]
+    fn a_message_that_does_not_fit_is_refused_with_both_sizes() {
+        let mut bytes = [0; 100];
+        let (inlet, group) = inlet(&mut bytes);
+        assert_eq!(inlet.claim(&group, &header(5, 0, 10, 101)), Err(()));
+        assert_eq!(
+            inlet.refusal(),
+            Some(&Refusal::TooLarge {
+                sequence: 5,
+                total: 101,
+                capacity: 100
+            })
+        );
+    }
+
+    #[test]
+    fn only_posted_messages_and_the_peers_own_lanes_get_in() {
+        let mut bytes = [0; 100];
+        let (own, group) = inlet(&mut bytes);
+        for sequence in [4, 6, 5 + RequestId::LIMIT as u64] {
+            assert_eq!(own.claim(&group, &header(sequence, 0, 1, 1)), Err(()));
+        }
+        let stranger = Arc::new(Group::default());
+        let (other, _) = inlet(&mut bytes);
+        assert_eq!(other.claim(&stranger, &header(5, 0, 1, 1)), Err(()));
+        assert!(other.refusal().is_some());
+    }
+
+    #[test]
+    fn a_message_that_came_another_way_is_closed_to_lanes() {
+        let mut bytes = [0; 100];
+        let (one, group) = inlet(&mut bytes);
+        assert!(one.withdraw(5));
+        assert_eq!(one.claim(&group, &header(5, 0, 1, 1)), Err(()));
+        let (two, group) = inlet(&mut bytes);
+        assert!(two.claim(&group, &header(5, 0, 1, 1)).is_ok());
+        assert!(!two.withdraw(5));
+    }
+
+    #[test]
+    fn closing_ends_the_right_to_write() {
+        let inlet = Inlet::new(1);
+        drop(inlet.write().expect("open"));
+        inlet.close();
+        assert!(inlet.write().is_none() && inlet.is_closed());
+    }
+}

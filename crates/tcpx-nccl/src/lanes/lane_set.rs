@@ -1,0 +1,271 @@
+//! The lanes from this process to one peer process, and the queue that feeds them.
+
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use crossbeam_queue::ArrayQueue;
+
+use super::chunk::{GroupId, encode_group};
+use super::looper::Mailbox;
+use super::outlet::Chunk;
+use super::transmit_lane::TransmitLane;
+use crate::dialer::Dialer;
+use crate::error::PluginError;
+use crate::socket::{self, Moved};
+
+/// Chunks that wait for a lane; a comm that finds no room tries again at its next call.
+const QUEUE_CHUNKS: usize = 2048;
+/// Lanes of a set: the idle ones are bits of a word.
+pub(crate) const MAX_LANES: usize = 64;
+/// The peer's loop answers by itself, so this is a broken path and not a slow program.
+const CONNECT_TIME: Duration = Duration::from_secs(15);
+
+/// Lanes to one peer process.
+#[derive(Debug)]
+pub(crate) struct LaneSet {
+    group: GroupId,
+    queue: ArrayQueue<Chunk>,
+    /// Lanes without work, by their bit.
+    idle: AtomicU64,
+    /// The loop of each lane.
+    loops: Vec<Arc<Mailbox>>,
+    comms: AtomicUsize,
+    closing: AtomicBool,
+    failed: AtomicBool,
+    why: OnceLock<String>,
+    connecting: Mutex<Connecting>,
+}
+
+#[derive(Debug)]
+struct Connecting {
+    dialers: Vec<Dialer>,
+    /// Authenticated, kept until all are.
+    streams: Vec<TcpStream>,
+    deadline: Instant,
+    done: bool,
+    failed: Option<Instant>,
+}
+
+/// How the connecting stands.
+#[derive(Debug)]
+pub(crate) enum Standing {
+    /// Ask again.
+    Connecting,
+    /// Chunks may be queued; `true` for the first who hears it.
+    Ready(bool),
+    /// There are no lanes; the comm goes on without.
+    Failed(String),
+}
+
+impl LaneSet {
+    /// A set that `dialers` will connect, each lane in the loop of the same place.
+    pub(crate) fn new(group: GroupId, dialers: Vec<Dialer>, loops: Vec<Arc<Mailbox>>) -> Self {
+        Self {
+            group,
+            queue: ArrayQueue::new(QUEUE_CHUNKS),
+            idle: AtomicU64::new(0),
+            loops,
+            comms: AtomicUsize::new(0),
+            closing: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
+            why: OnceLock::new(),
+            connecting: Mutex::new(Connecting {
+                dialers,
+                streams: Vec::new(),
+                deadline: Instant::now() + CONNECT_TIME,
+                done: false,
+                failed: None,
+            }),
+        }
+    }
+
+    pub(crate) const fn group(&self) -> GroupId {
+        self.group
+    }
+
+    pub(crate) fn lanes(&self) -> usize {
+        self.loops.len()
+    }
+
+    fn connecting(&self) -> MutexGuard<'_, Connecting> {
+        self.connecting
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// When the connecting failed, if it did.
+    pub(crate) fn unreachable_since(&self) -> Option<Instant> {
+        self.connecting().failed
+    }
+
+    /// Drives the connecting; whichever comm waits for it may call.
+    pub(crate) fn connect(self: &Arc<Self>, now: Instant) -> Standing {
+        if let Some(why) = self.failure() {
+            return Standing::Failed(why.to_owned());
+        }
+        let mut connecting = self.connecting();
+        if connecting.done {
+            return Standing::Ready(false);
+        }
+        match self.dial(&mut connecting, now) {
+            Ok(true) => {
+                connecting.done = true;
+                Standing::Ready(true)
+            }
+            Ok(false) => Standing::Connecting,
+            Err(why) => {
+                connecting.dialers.clear();
+                connecting.streams.clear();
+                connecting.failed = Some(now);
+                self.fail(why.clone());
+                Standing::Failed(why)
+            }
+        }
+    }
+
+    fn dial(self: &Arc<Self>, connecting: &mut Connecting, now: Instant) -> Result<bool, String> {
+        let mut at = 0;
+        while let Some(dialer) = connecting.dialers.get_mut(at) {
+            match dialer.poll(now)? {
+                Some(stream) => {
+                    connecting.dialers.remove(at);
+                    // 24 bytes on a fresh connection always fit its buffer.
+                    let record = encode_group(&self.group);
+                    match socket::send_bytes(&stream, &record) {
+                        Moved::Bytes(bytes) if bytes == record.len() => {}
+                        moved => return Err(format!("a fresh lane takes no bytes: {moved:?}")),
+                    }
+                    connecting.streams.push(stream);
+                }
+                None => at += 1,
+            }
+        }
+        if connecting.dialers.is_empty() {
+            for (number, stream) in connecting.streams.drain(..).enumerate() {
+                let lane = TransmitLane::new(Arc::clone(self), number, stream);
+                self.loops[number].add(Box::new(lane));
+            }
+            return Ok(true);
+        }
+        if now >= connecting.deadline {
+            return Err(format!(
+                "{} of {} lanes are not connected after {} s",
+                connecting.dialers.len(),
+                self.loops.len(),
+                CONNECT_TIME.as_secs()
+            ));
+        }
+        Ok(false)
+    }
+
+    /// A comm begins to use the lanes; `false` when they are closing already.
+    pub(crate) fn enter(&self) -> bool {
+        self.comms.fetch_add(1, Ordering::SeqCst);
+        if self.closing.load(Ordering::SeqCst) || self.failed.load(Ordering::SeqCst) {
+            self.leave();
+            return false;
+        }
+        true
+    }
+
+    /// A comm is done with the lanes; the last one closes them.
+    pub(crate) fn leave(&self) {
+        if self.comms.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.closing.store(true, Ordering::SeqCst);
+            self.kick_all();
+        }
+    }
+
+    /// Whether the set can serve another comm.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.closing.load(Ordering::SeqCst) && !self.failed.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::SeqCst)
+    }
+
+    /// Queues a chunk and wakes a lane for it; gives it back when there is no room.
+    pub(crate) fn push(&self, chunk: Chunk) -> Result<(), Chunk> {
+        self.queue.push(chunk)?;
+        if self.failed.load(Ordering::SeqCst) {
+            // No lane will take it.
+            self.drain();
+        }
+        if let Some(lane) = self.take_idle() {
+            self.loops[lane].kick.kick();
+        }
+        Ok(())
+    }
+
+    pub(super) fn pop(&self) -> Option<Chunk> {
+        self.queue.pop()
+    }
+
+    pub(super) fn has_work(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// The lane found no work. It must look once more before it rests.
+    pub(super) fn rest(&self, lane: usize) {
+        self.idle.fetch_or(1 << lane, Ordering::SeqCst);
+    }
+
+    pub(super) fn unrest(&self, lane: usize) {
+        self.idle.fetch_and(!(1 << lane), Ordering::SeqCst);
+    }
+
+    fn take_idle(&self) -> Option<usize> {
+        // A read-modify-write, for a plain load could miss a lane that rested before our queueing.
+        let mut idle = self.idle.fetch_or(0, Ordering::SeqCst);
+        while idle != 0 {
+            let lane = idle.trailing_zeros();
+            let bit = 1u64 << lane;
+            let before = self.idle.fetch_and(!bit, Ordering::SeqCst);
+            if before & bit != 0 {
+                // Below 64.
+                return Some(lane as usize);
+            }
+            idle = before & !bit;
+        }
+        None
+    }
+
+    fn kick_all(&self) {
+        for mailbox in &self.loops {
+            mailbox.kick.kick();
+        }
+    }
+
+    /// Ends every lane: chunks may be lost, so every comm must fail.
+    pub(crate) fn fail(&self, why: String) {
+        let _ = self.why.set(why);
+        self.failed.store(true, Ordering::SeqCst);
+        self.drain();
+        self.kick_all();
+    }
+
+    fn drain(&self) {
+        while self.queue.pop().is_some() {}
+    }
+
+    /// Why the lanes ended, if they did.
+    pub(crate) fn failure(&self) -> Option<&str> {
+        self.failed
+            .load(Ordering::SeqCst)
+            .then(|| self.why.get().map_or("they ended", String::as_str))
+    }
+
+    /// The failure as an answer for a comm.
+    pub(crate) fn check(&self, comm: &str) -> Result<(), PluginError> {
+        match self.failure() {
+            None => Ok(()),
+            Some(why) => Err(PluginError::LanesEnded {
+                comm: comm.to_owned(),
+                why: why.to_owned(),
+            }),
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! Large messages off NCCL's proxy thread: lanes that all comms to one peer process share.
+//!
+//! A comm keeps its own connection, which its host program drives: small messages, and everything
+//! that keeps order. A message above the inline limit goes another way once the receiver has said
+//! that a receive is posted for it (a *grant*): it is cut into chunks, the chunks are queued on
+//! the [`lane_set`] of the peer process, and the first lane that is writable takes the next one.
+//! Each lane is one TCP connection with its own place in an event loop. On the other side a lane
+//! reads each chunk straight into the posted buffer that its [`chunk`] header names.
+//!
+//! Nothing is put on a lane without a grant, so a lane never waits for a receive to be posted, and
+//! one comm that stands still cannot hold up another.
+
+pub(crate) mod carriage;
+pub(crate) mod chunk;
+pub(crate) mod door;
+pub(crate) mod group;
+pub(crate) mod inlet;
+mod kick;
+pub(crate) mod lane_set;
+mod looper;
+pub(crate) mod outlet;
+mod receive_lane;
+pub(crate) mod runtime;
+mod transmit_lane;

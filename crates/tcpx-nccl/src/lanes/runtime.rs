@@ -1,0 +1,188 @@
+//! What all comms of the process share: event loops, the door for lanes, the lanes to each peer.
+//!
+//! It starts with the first comm that can use it and ends with the last one: then its threads are
+//! gone and its sockets closed. A process that forked gets a runtime of its own.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tcpx_wire::Key;
+
+use super::door::LaneDoor;
+use super::group::Registry;
+use super::lane_set::LaneSet;
+use super::looper::{Looper, Mailbox};
+use crate::dialer::Dialer;
+use crate::error::PluginError;
+use crate::handle::Door;
+use crate::listener;
+use crate::plugin::{Shared, random};
+
+/// How long a peer whose door could not be reached is left alone.
+const UNREACHABLE_TIME: Duration = Duration::from_secs(60);
+/// From this number of cores on, a loop without work spins before it sleeps.
+const SPIN_CORES: usize = 16;
+/// Longer than the pause between two messages of a collective; waking a virtual core costs as much.
+const SPIN: Duration = Duration::from_micros(200);
+/// A lane's handshake is done in milliseconds; a full backlog may take some dials.
+const DIAL_TIME: Duration = Duration::from_secs(15);
+
+/// Which lanes: the peer's runtime, its address, our address.
+type Route = (u64, SocketAddr, IpAddr);
+
+/// The process's part in lanes.
+#[derive(Debug)]
+pub(crate) struct Runtime {
+    process: u32,
+    id: u64,
+    lanes: usize,
+    secret: [u8; Key::BYTES],
+    doors: Mutex<Vec<LaneDoor>>,
+    sets: Mutex<HashMap<Route, Arc<LaneSet>>>,
+    pub(crate) registry: Arc<Registry>,
+    transmit: Vec<Looper>,
+    receive: Vec<Looper>,
+}
+
+impl Runtime {
+    pub(crate) fn start(shared: &Shared) -> Result<Self, PluginError> {
+        crate::pin::keep_loaded();
+        let cores = cores();
+        let threads = shared.config.threads.unwrap_or_else(|| threads_for(cores));
+        let spin = if cores >= SPIN_CORES {
+            SPIN
+        } else {
+            Duration::ZERO
+        };
+        let start = |kind: &str| {
+            (0..threads)
+                .map(|number| Looper::start(format!("tcpx-nccl-{kind}{number}"), spin))
+                .collect::<Result<Vec<_>, _>>()
+                .map_err(|error| {
+                    PluginError::system(
+                        "starting event loops",
+                        &error,
+                        "raise the limits on processes and open files",
+                    )
+                })
+        };
+        let lanes = shared.config.lanes.unwrap_or_else(|| lanes_for(threads));
+        let runtime = Self {
+            process: std::process::id(),
+            id: u64::from_ne_bytes(random()?),
+            lanes,
+            secret: random()?,
+            doors: Mutex::new(Vec::new()),
+            sets: Mutex::new(HashMap::new()),
+            registry: Arc::new(Registry::default()),
+            transmit: start("tx")?,
+            receive: start("rx")?,
+        };
+        shared.log.info(&format!(
+            "messages above {} bytes leave NCCL's thread: {lanes} lanes to each peer process, \
+             {threads} loops a direction, on {cores} cores",
+            shared.config.inline_bytes
+        ));
+        Ok(runtime)
+    }
+
+    /// Whether this is the process that started it.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    fn doors(&self) -> MutexGuard<'_, Vec<LaneDoor>> {
+        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The door on an address, opened on first use.
+    pub(crate) fn door(&self, shared: &Shared, address: IpAddr) -> Result<Door, PluginError> {
+        let mut doors = self.doors();
+        if let Some(known) = doors.iter().find(|door| door.address() == address) {
+            return Ok(known.door());
+        }
+        let listener = listener::bind(shared, address)?;
+        let loops = mailboxes(&self.receive);
+        let opened = LaneDoor::open(
+            listener,
+            self.secret,
+            self.id,
+            loops,
+            self.registry.clone(),
+            shared.log.clone(),
+        )
+        .map_err(|error| {
+            PluginError::system(
+                "starting the lane door",
+                &error,
+                "raise the limits on processes and open files",
+            )
+        })?;
+        let door = opened.door();
+        doors.push(opened);
+        Ok(door)
+    }
+
+    /// The lanes to the process behind a door; `None` for one that could not be reached lately.
+    pub(crate) fn lanes_to(
+        &self,
+        local: SocketAddr,
+        address: SocketAddr,
+        door: &Door,
+    ) -> Result<Option<Arc<LaneSet>>, PluginError> {
+        let route = (door.process, address, local.ip());
+        let now = Instant::now();
+        let mut sets = self.sets.lock().unwrap_or_else(PoisonError::into_inner);
+        sets.retain(|_, set| {
+            set.is_open()
+                || set
+                    .unreachable_since()
+                    .is_some_and(|since| now.duration_since(since) < UNREACHABLE_TIME)
+        });
+        if let Some(known) = sets.get(&route) {
+            return Ok(known.is_open().then(|| known.clone()));
+        }
+        let dialers = (0..self.lanes)
+            .map(|_| Dialer::new(local, address, door.secret, now + DIAL_TIME))
+            .collect();
+        // Each set begins at the loop with the fewest lanes.
+        let mut loops = mailboxes(&self.transmit);
+        loops.sort_by_key(|mailbox| mailbox.lanes());
+        let loops = loops.iter().cycle().take(self.lanes).cloned().collect();
+        let set = Arc::new(LaneSet::new(random()?, dialers, loops));
+        sets.insert(route, set.clone());
+        Ok(Some(set))
+    }
+}
+
+fn mailboxes(loops: &[Looper]) -> Vec<Arc<Mailbox>> {
+    loops.iter().map(|one| one.mailbox().clone()).collect()
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Loops a direction: one copies cold memory at some 3 to 4 GB/s, and several processes share a host.
+fn threads_for(cores: usize) -> usize {
+    (cores * 3 / 8).clamp(1, 12)
+}
+
+/// Lanes to one peer: at least two, so that a lost packet does not stop everything.
+const fn lanes_for(threads: usize) -> usize {
+    if threads < 2 { 2 } else { threads }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loops_and_lanes_grow_with_the_cores_up_to_a_limit() {
+        let counted = [1, 2, 8, 16, 32, 256].map(threads_for);
+        assert_eq!(counted, [1, 1, 3, 6, 12, 12]);
+        assert_eq!([1, 2, 8].map(lanes_for), [2, 2, 8]);
+    }
+}

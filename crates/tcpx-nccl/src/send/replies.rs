@@ -1,0 +1,107 @@
+//! What a send comm hears from its receiver, and what it says when nothing moves.
+
+use std::time::Instant;
+
+use super::State;
+use crate::error::PluginError;
+use crate::header::{FROM_RECEIVER, HEADER_BYTES, Header, Record};
+use crate::plugin::Shared;
+use crate::socket::{self, Moved};
+
+impl State {
+    /// Reads the other direction, where a receiver grants, or says that it cannot take a message.
+    pub(super) fn read_back(&mut self) -> Result<(), PluginError> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        let failure = loop {
+            let moved = socket::receive_bytes(&self.stream, &mut self.record[self.record_bytes..]);
+            match moved {
+                Moved::Later => return Ok(()),
+                Moved::Bytes(bytes) => {
+                    self.record_bytes += bytes;
+                    if self.record_bytes < HEADER_BYTES {
+                        return Ok(());
+                    }
+                    self.record_bytes = 0;
+                    match self.answered() {
+                        None => {}
+                        Some(failure) => break failure,
+                    }
+                }
+                Moved::End => break self.closed("end of stream".to_owned()),
+                Moved::Broken(error) => break self.closed(error.to_string()),
+            }
+        };
+        self.failure = Some(failure.clone());
+        Err(failure)
+    }
+
+    /// A whole record came back; gives the failure that it means, if one.
+    pub(super) fn answered(&mut self) -> Option<PluginError> {
+        match Header::decode(&FROM_RECEIVER, &self.record) {
+            Ok((Record::Grant, grant)) => {
+                self.granted = self.granted.max(grant.sequence);
+                self.granting = grant.size != 0;
+                if self.granting {
+                    self.stream_number = grant.size;
+                }
+                None
+            }
+            Ok((_, refusal)) => Some(PluginError::RefusedByPeer {
+                comm: self.name.clone(),
+                sequence: refusal.sequence,
+                message: self
+                    .ring
+                    .by_sequence(refusal.sequence)
+                    .map(|request| request.size as u64),
+                capacity: refusal.size,
+            }),
+            Err((expected, arrived)) => Some(PluginError::Protocol {
+                comm: self.name.clone(),
+                expected,
+                arrived,
+            }),
+        }
+    }
+
+    pub(super) fn closed(&mut self, why: String) -> PluginError {
+        let (done, total) = self.ring.by_sequence(self.next).map_or((0, 0), |request| {
+            let done = request.written.saturating_sub(HEADER_BYTES);
+            (done as u64, request.size as u64)
+        });
+        PluginError::PeerClosed {
+            comm: self.name.clone(),
+            why,
+            sequence: self.next,
+            done,
+            total,
+        }
+    }
+
+    pub(super) fn report_stall(&mut self, shared: &Shared) {
+        let Some(stalled) = self.stall.waiting(Instant::now()) else {
+            return;
+        };
+        let sequence = self.next;
+        if sequence == self.ring.posted() {
+            shared.log.warn(&format!(
+                "{}: no byte moved for {} s; messages before {sequence} wait on lanes to the peer; \
+                 see whether its process still runs",
+                self.name,
+                stalled.as_secs()
+            ));
+            return;
+        }
+        let (done, total) = self
+            .ring
+            .by_sequence(sequence)
+            .map_or((0, 0), |r| (r.written.saturating_sub(HEADER_BYTES), r.size));
+        shared.log.warn(&format!(
+            "{}: no byte moved for {} s; message {sequence}, {done} of {total} bytes are sent; the \
+             peer reads nothing: see whether it posts receives",
+            self.name,
+            stalled.as_secs()
+        ));
+    }
+}

@@ -1,0 +1,87 @@
+//! How many of its channels NCCL should use for a collective over this network.
+//!
+//! Each channel costs NCCL's one proxy thread some microseconds for each message, so a small
+//! collective is quicker over few; bandwidth needs many.
+
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nccl_net::constants::{level, subsystem};
+use nccl_net::export::HostLogger;
+use nccl_net::tuner::{Choice, Collective, Tuner};
+
+/// Collectives up to so many bytes, and their channels.
+const CHANNELS: [(usize, u32); 3] = [(16 << 10, 1), (1 << 20, 2), (8 << 20, 4)];
+/// Channels of larger ones, as far as NCCL has them: with more they stand in each other's way.
+const MOST_CHANNELS: u32 = 16;
+/// Up to here NCCL may choose LL, whose messages are small and many.
+const LOW_LATENCY_BYTES: usize = 128 << 10;
+
+static NETWORK_IN_USE: AtomicBool = AtomicBool::new(false);
+
+/// The network was started: its tuner may speak.
+pub(crate) fn enable() {
+    NETWORK_IN_USE.store(true, Ordering::Relaxed);
+}
+
+/// The tuner of a communicator.
+#[derive(Debug)]
+pub struct TcpxTuner;
+
+impl Tuner for TcpxTuner {
+    const NAME: &'static CStr = c"TCPX";
+
+    fn start(logger: HostLogger, _ranks: usize, nodes: usize) -> Option<Self> {
+        // NCCL may have this file and another network, and within a host it has better ways.
+        if nodes < 2 || !NETWORK_IN_USE.load(Ordering::Relaxed) {
+            return None;
+        }
+        let [(few, one), (some, two), (more, four)] = CHANNELS.map(|(bytes, n)| (bytes >> 10, n));
+        let low_latency = LOW_LATENCY_BYTES >> 10;
+        logger.log(
+            level::INFO,
+            subsystem::INIT | subsystem::TUNING,
+            c"tcpx",
+            0,
+            &format!(
+                "NET/TCPX : collectives up to {few} KiB take {one} channel, up to {some} KiB {two}, \
+                 up to {more} KiB {four}, larger ones {MOST_CHANNELS}, LL up to {low_latency} KiB; \
+                 NCCL_TUNER_PLUGIN=none leaves NCCL its own choice"
+            ),
+        );
+        Some(Self)
+    }
+
+    fn choose(&self, _collective: Collective, bytes: usize) -> Choice {
+        Choice {
+            channels: Some(
+                CHANNELS
+                    .iter()
+                    .find(|(limit, _)| bytes <= *limit)
+                    .map_or(MOST_CHANNELS, |(_, channels)| *channels),
+            ),
+            low_latency: bytes <= LOW_LATENCY_BYTES,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn channels_grow_with_the_bytes() {
+        let of = |bytes| TcpxTuner.choose(Collective::AllReduce, bytes);
+        let channels = [8, (16 << 10) + 1, 1 << 20, 8 << 20].map(|bytes| of(bytes).channels);
+        assert_eq!(channels, [Some(1), Some(2), Some(2), Some(4)]);
+        assert_eq!(of((8 << 20) + 1).channels, Some(16));
+        assert!(of(128 << 10).low_latency && !of(1 << 20).low_latency);
+    }
+
+    #[test]
+    fn a_communicator_within_a_host_is_left_alone() {
+        enable();
+        assert!(TcpxTuner::start(HostLogger::default(), 8, 1).is_none());
+        assert!(TcpxTuner::start(HostLogger::default(), 8, 2).is_some());
+    }
+}

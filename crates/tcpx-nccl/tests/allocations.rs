@@ -1,0 +1,94 @@
+//! Once connected, the host's thread allocates nothing, however its messages travel.
+
+#![expect(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
+
+#[expect(dead_code, reason = "not every test needs all of it")]
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use common::{Pair, Registered, host_config, pair, plugin, until};
+use nccl_net::export::{NetComm, NetRecv, NetSend};
+use nccl_net_tcpx::Config;
+
+thread_local! {
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The system's allocator, counting for each thread.
+struct Counting;
+
+// SAFETY: everything is the system allocator's; counting touches a constant-initialised cell only,
+// which needs no allocation itself.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: forwarded.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: forwarded.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Moves messages one after the other, several in flight.
+fn stream(pair: &Pair, from: &mut Registered, to: &mut Registered, len: usize, messages: usize) {
+    const FLIGHT: usize = 4;
+    let (mut sends, mut receives) = ([None; FLIGHT], [None; FLIGHT]);
+    let (mut posted, mut over) = ([0; 2], [0; 2]);
+    until("a stream of messages", || {
+        for slot in 0..FLIGHT {
+            let send = &mut sends[slot];
+            match *send {
+                None if posted[0] < messages => {
+                    let buffer = from.buffer(slot * len, len);
+                    *send = pair.send.isend(buffer, 0, &from.memory).unwrap();
+                    posted[0] += usize::from(send.is_some());
+                }
+                Some(id) if pair.send.test(id).unwrap().is_some() => {
+                    *send = None;
+                    over[0] += 1;
+                }
+                _ => {}
+            }
+            let receive = &mut receives[slot];
+            match *receive {
+                None if posted[1] < messages => {
+                    let buffer = to.buffer(slot * len, len);
+                    *receive = pair.receive.irecv(buffer, 0, &to.memory).unwrap();
+                    posted[1] += usize::from(receive.is_some());
+                }
+                Some(id) if pair.receive.test(id).unwrap().is_some() => {
+                    *receive = None;
+                    over[1] += 1;
+                }
+                _ => {}
+            }
+        }
+        (over == [messages; 2]).then_some(())
+    });
+}
+
+#[test]
+fn neither_small_messages_nor_those_on_lanes_allocate_in_the_host_s_thread() {
+    let plugin = plugin(Config {
+        lanes: Some(3),
+        threads: Some(2),
+        ..host_config()
+    });
+    let pair = pair(&plugin);
+    let mut from = Registered::new(&pair.send, vec![1; 4 << 20], false);
+    let mut to = Registered::new(&pair.receive, vec![0; 4 << 20], false);
+    for len in [24, 100_000, 1 << 20] {
+        stream(&pair, &mut from, &mut to, len, 20);
+        let before = ALLOCATIONS.get();
+        stream(&pair, &mut from, &mut to, len, 300);
+        assert_eq!(ALLOCATIONS.get() - before, 0, "messages of {len} bytes");
+    }
+}

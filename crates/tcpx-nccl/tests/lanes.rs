@@ -1,0 +1,231 @@
+//! Large messages: over lanes that the comms of a process share.
+
+#![expect(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
+
+#[expect(dead_code, reason = "not every test needs all of it")]
+mod common;
+
+use common::{Pair, Registered, finish, host_config, pair, plugin, posted, random, until};
+use nccl_net::ResultCode;
+use nccl_net::export::{NetComm, NetPlugin, NetRecv, NetSend};
+use nccl_net_tcpx::{Config, RecvComm, SendComm};
+
+const MIB: usize = 1 << 20;
+
+fn config() -> Config {
+    Config {
+        lanes: Some(3),
+        threads: Some(2),
+        chunk_bytes: 64 << 10,
+        ..host_config()
+    }
+}
+
+/// Sends `messages` of `len` bytes with as many in flight as fit; everything must arrive.
+fn stream(pair: &Pair, len: usize, messages: usize) {
+    stream_between(&pair.send, &pair.receive, len, messages);
+}
+
+fn stream_between(send: &SendComm, receive: &RecvComm, len: usize, messages: usize) {
+    let bytes = random(len + messages, 11);
+    let mut from = Registered::new(send, bytes.clone(), false);
+    let mut to = Registered::new(receive, vec![0; len * messages], false);
+    let (mut sends, mut receives) = (Vec::new(), Vec::new());
+    let (mut sent, mut received) = (0, 0);
+    until("a stream of messages", || {
+        // The contents differ by one byte of offset, so that no message can be taken for another.
+        if sends.len() < messages
+            && let Some(id) = send
+                .isend(from.buffer(sends.len(), len), 0, &from.memory)
+                .unwrap()
+        {
+            sends.push(id);
+        }
+        if receives.len() < messages
+            && let Some(id) = receive
+                .irecv(to.buffer(receives.len() * len, len), 0, &to.memory)
+                .unwrap()
+        {
+            receives.push(id);
+        }
+        if sent < sends.len() && send.test(sends[sent]).unwrap().is_some() {
+            sent += 1;
+        }
+        if received < receives.len() && receive.test(receives[received]).unwrap().is_some() {
+            received += 1;
+        }
+        (sent == messages && received == messages).then_some(())
+    });
+    for (number, message) in to.bytes.chunks(len).enumerate() {
+        assert!(message == &bytes[number..number + len], "message {number}");
+    }
+}
+
+#[test]
+fn messages_of_any_size_stream_in_order_whichever_way_they_take() {
+    let plugin = plugin(config());
+    let pair = pair(&plugin);
+    for len in [1, 65_536, 65_537, 100_000, MIB, 3 * MIB + 1] {
+        stream(&pair, len, 40);
+    }
+    // Small ones long enough that grants end, then large ones again.
+    stream(&pair, 24, 200);
+    stream(&pair, MIB, 20);
+}
+
+#[test]
+fn sixteen_comms_share_three_lanes() {
+    let plugin = plugin(config());
+    let pairs: Vec<Pair> = (0..16).map(|_| pair(&plugin)).collect();
+    std::thread::scope(|scope| {
+        for pair in &pairs {
+            let (send, receive) = (&pair.send, &pair.receive);
+            scope.spawn(move || stream_between(send, receive, MIB + 7, 30));
+        }
+    });
+    // 16 own connections and 3 lanes, each seen from both ends, 2 listeners at most beside them.
+    let sockets = std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok())
+        .filter(|link| link.to_string_lossy().starts_with("socket:"))
+        .count();
+    assert!(sockets < 16 * 2 * 3, "{sockets} sockets");
+}
+
+#[test]
+fn a_comm_that_posts_nothing_does_not_hold_up_the_others() {
+    let plugin = plugin(config());
+    let (idle, busy) = (pair(&plugin), pair(&plugin));
+    stream(&idle, MIB, 20);
+    let mut from = Registered::new(&idle.send, vec![1; 16 * MIB], false);
+    let ids: Vec<_> = (0..16)
+        .map(|n| posted(idle.send.isend(from.buffer(n * MIB, MIB), 0, &from.memory)))
+        .collect();
+    stream(&busy, MIB, 50);
+    let mut to = Registered::new(&idle.receive, vec![0; 16 * MIB], false);
+    for (n, id) in ids.into_iter().enumerate() {
+        let receive = posted(idle.receive.irecv(to.buffer(n * MIB, MIB), 0, &to.memory));
+        assert_eq!(finish(&idle, id, receive), MIB);
+    }
+    assert_eq!(to.bytes, from.bytes);
+}
+
+#[test]
+fn closing_amid_a_transfer_fails_the_peer_and_leaves_the_other_comms_whole() {
+    let plugin = plugin(config());
+    for sender_closes in [true, false] {
+        let (gone, stays) = (pair(&plugin), pair(&plugin));
+        stream(&gone, MIB, 20);
+        let mut from = Registered::new(&gone.send, vec![1; 64 * MIB], false);
+        let mut to = Registered::new(&gone.receive, vec![0; 64 * MIB], false);
+        let receive = posted(gone.receive.irecv(to.buffer(0, 64 * MIB), 0, &to.memory));
+        let send = posted(gone.send.isend(from.buffer(0, 64 * MIB), 0, &from.memory));
+        until("the first bytes", || {
+            assert_eq!(gone.send.test(send).unwrap(), None);
+            assert_eq!(gone.receive.test(receive).unwrap(), None);
+            // Written by a lane meanwhile, hence read as such.
+            // SAFETY: a byte of a buffer that lives.
+            let last = unsafe { to.bytes.as_ptr().add(1000).read_volatile() };
+            (last == 1).then_some(())
+        });
+        let Pair {
+            send: s,
+            receive: r,
+            ..
+        } = gone;
+        if sender_closes {
+            drop(s);
+            // Its memory is its host's again.
+            drop(from);
+            let error = until("the receiver's error", || r.test(receive).err());
+            assert_eq!(error.code(), ResultCode::SystemError, "{error}");
+        } else {
+            drop(r);
+            to.bytes.fill(7);
+            // What is in sockets counts as sent; the next call hears of the end.
+            until("the send's end", || {
+                s.test(send).map_or(Some(()), |done| done.map(drop))
+            });
+            let error = until("the sender's error", || {
+                s.isend(from.buffer(0, 1), 0, &from.memory).err()
+            });
+            assert_eq!(error.code(), ResultCode::SystemError, "{error}");
+            assert!(
+                to.bytes.iter().all(|byte| *byte == 7),
+                "written after the close"
+            );
+        }
+        stream(&stays, MIB, 30);
+    }
+}
+
+#[test]
+fn what_lanes_carry_arrives_although_its_sender_closes_right_after() {
+    let plugin = plugin(config());
+    for _ in 0..20 {
+        let pair = pair(&plugin);
+        stream(&pair, MIB, 8);
+        let mut from = Registered::new(&pair.send, random(MIB, 5), false);
+        let mut to = Registered::new(&pair.receive, vec![0; MIB], false);
+        let receive = posted(pair.receive.irecv(to.buffer(0, MIB), 0, &to.memory));
+        let send = posted(pair.send.isend(from.buffer(0, MIB), 0, &from.memory));
+        until("the send", || pair.send.test(send).unwrap());
+        drop(pair.send);
+        let bytes = until("the receive", || pair.receive.test(receive).unwrap());
+        assert_eq!(bytes, MIB);
+        assert!(to.bytes == from.bytes);
+    }
+}
+
+#[test]
+fn a_large_message_for_a_small_receive_fails_on_both_sides_and_writes_nothing() {
+    let plugin = plugin(config());
+    let (broken, stays) = (pair(&plugin), pair(&plugin));
+    stream(&broken, MIB, 20);
+    let mut to = Registered::new(&broken.receive, vec![0xee; MIB], false);
+    let receive = posted(broken.receive.irecv(to.buffer(0, MIB - 1), 0, &to.memory));
+    let mut from = Registered::new(&broken.send, vec![1; MIB], false);
+    let send = posted(broken.send.isend(from.buffer(0, MIB), 0, &from.memory));
+    let error = until("the receiver's error", || {
+        // The sender drives its own part; that it ends is looked at below.
+        let _ = broken.send.test(send);
+        broken.receive.test(receive).err()
+    });
+    assert_eq!(error.code(), ResultCode::InternalError, "{error}");
+    let error = until("the sender's error", || {
+        broken.send.isend(from.buffer(0, 1), 0, &from.memory).err()
+    });
+    assert_eq!(error.code(), ResultCode::RemoteError, "{error}");
+    assert!(to.bytes.iter().all(|byte| *byte == 0xee));
+    stream(&stays, MIB, 30);
+}
+
+#[test]
+fn without_lanes_on_either_side_everything_still_arrives() {
+    let without = Config {
+        lanes: Some(0),
+        ..config()
+    };
+    let (with, without) = (plugin(config()), plugin(without));
+    for (listening, connecting) in [(&with, &without), (&without, &with)] {
+        let (handle, listener) = listening.listen(0).unwrap();
+        let mut connect = connecting.connect(0, &handle).unwrap();
+        let (mut send, mut receive) = (None, None);
+        until("connecting", || {
+            use nccl_net::export::{NetConnect, NetListen};
+            if send.is_none() {
+                send = connect.poll().unwrap();
+            }
+            if receive.is_none() {
+                receive = listener.accept(false).unwrap();
+            }
+            (send.is_some() && receive.is_some()).then_some(())
+        });
+        let pair = Pair {
+            send: send.unwrap(),
+            receive: receive.unwrap().comm,
+            queue: None,
+        };
+        stream(&pair, MIB, 30);
+    }
+}

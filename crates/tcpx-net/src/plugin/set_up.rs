@@ -1,0 +1,177 @@
+//! Setting up a plugin's comms, on a thread of its own: a call that does not return must not hold
+//! whoever wants a connection.
+
+use std::net::SocketAddr;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use nccl_net::{Accepting, Handle128, Plugin, Properties};
+
+use super::channel::PluginChannel;
+use super::offload::Offload;
+use super::{HANDLE_BYTES, PluginMemory};
+use crate::channel::Channel;
+use crate::error::NetworkError;
+use crate::network::Setup;
+
+/// Pause between polls of a connect or accept that is not up yet.
+const PAUSE: Duration = Duration::from_millis(1);
+/// What an orderly end by the deadline may take after it.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// A plugin that runs, and what it is given.
+#[derive(Debug)]
+pub(super) struct Started {
+    pub(super) plugin: Plugin,
+    pub(super) device: usize,
+    pub(super) properties: Properties,
+    pub(super) memory: PluginMemory,
+    /// Plugins need not allow set-up calls from several threads at once.
+    pub(super) setup: Mutex<()>,
+}
+
+/// Whose set-up it is, and how long it may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    peer: SocketAddr,
+    deadline: Instant,
+}
+
+impl Limits {
+    pub(super) fn of(setup: &Setup<'_>) -> Self {
+        Self {
+            peer: setup.peer,
+            deadline: setup.deadline,
+        }
+    }
+
+    /// Runs a part of the set-up on a thread of its own and waits for it until the deadline. A
+    /// call that hangs keeps that thread, and what it was given, until it returns.
+    pub(super) fn bound<T: Send + 'static>(
+        self,
+        started: &Arc<Started>,
+        operation: &'static str,
+        work: impl FnOnce(&Started) -> Result<T, NetworkError> + Send + 'static,
+    ) -> Result<T, NetworkError> {
+        let (answer, answered) = mpsc::sync_channel(1);
+        let shared = Arc::clone(started);
+        std::thread::Builder::new()
+            .name("tcpx-set-up".to_owned())
+            .spawn(move || {
+                // Nobody waits any more if the deadline has passed: what came up is closed here.
+                let _ = answer.send(work(&shared));
+            })
+            .map_err(|error| started.failed("starting a thread for set-up", error))?;
+        let left = self.deadline.saturating_duration_since(Instant::now()) + GRACE;
+        match answered.recv_timeout(left) {
+            Ok(answer) => answer,
+            Err(RecvTimeoutError::Timeout) => Err(NetworkError::TimedOut {
+                peer: self.peer,
+                operation,
+            }),
+            Err(RecvTimeoutError::Disconnected) => Err(started.failed(
+                operation,
+                "the thread that made it panicked: report this with the log",
+            )),
+        }
+    }
+}
+
+impl Started {
+    pub(super) fn name(&self) -> String {
+        format!("plugin:{}", self.plugin.name())
+    }
+
+    pub(super) fn failed(&self, call: &'static str, cause: impl ToString) -> NetworkError {
+        NetworkError::Plugin {
+            network: self.name(),
+            call,
+            cause: cause.to_string(),
+        }
+    }
+
+    /// One set-up call at a time, whichever connection it is for.
+    fn calls(&self) -> MutexGuard<'_, ()> {
+        self.setup.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Listens for `count` connections; their handles one behind the other.
+    pub(super) fn listen(&self, count: usize) -> Result<(Vec<u8>, Vec<Accepting>), NetworkError> {
+        let _entered = self
+            .memory
+            .enter()
+            .map_err(|error| self.failed("listen", error))?;
+        let mut handles = Vec::with_capacity(count * HANDLE_BYTES);
+        let mut accepting = Vec::with_capacity(count);
+        let _calls = self.calls();
+        for _ in 0..count {
+            let (handle, listen) = self
+                .plugin
+                .listen(self.device)
+                .map_err(|error| self.failed("listen", error))?;
+            handles.extend_from_slice(&handle.0);
+            accepting.push(listen.accept());
+        }
+        Ok((handles, accepting))
+    }
+
+    /// Brings up one connection in each direction per channel.
+    pub(super) fn bring_up(
+        &self,
+        theirs: &[Handle128],
+        accepting: Vec<Accepting>,
+        limits: Limits,
+    ) -> Result<Vec<Box<dyn Channel>>, NetworkError> {
+        let _entered = self
+            .memory
+            .enter()
+            .map_err(|error| self.failed("connect", error))?;
+        let mut sends = Vec::with_capacity(theirs.len());
+        for handle in theirs {
+            let connecting = self
+                .plugin
+                .connect(self.device, *handle)
+                .map_err(|error| self.failed("connect", error))?;
+            sends.push((connecting, None));
+        }
+        let mut receives: Vec<_> = accepting.into_iter().map(|comm| (comm, None)).collect();
+        loop {
+            let calls = self.calls();
+            // Every connect is polled before any accept: there are plugins whose accept blocks
+            // until the peer has connected.
+            for (comm, up) in sends.iter_mut().filter(|(_, up)| up.is_none()) {
+                *up = comm.poll().map_err(|error| self.failed("connect", error))?;
+            }
+            for (comm, up) in receives.iter_mut().filter(|(_, up)| up.is_none()) {
+                *up = comm.poll().map_err(|error| self.failed("accept", error))?;
+            }
+            drop(calls);
+            let up = sends.iter().filter(|(_, up)| up.is_some()).count()
+                + receives.iter().filter(|(_, up)| up.is_some()).count();
+            if up == sends.len() + receives.len() {
+                break;
+            }
+            if Instant::now() >= limits.deadline {
+                return Err(NetworkError::TimedOut {
+                    peer: limits.peer,
+                    operation: "connecting the plugin's comms",
+                });
+            }
+            std::thread::sleep(PAUSE);
+        }
+        let sends = sends.into_iter().filter_map(|(_, up)| up);
+        let receives = receives.into_iter().filter_map(|(_, up)| up);
+        let mut channels: Vec<Box<dyn Channel>> = Vec::with_capacity(sends.size_hint().0);
+        for (index, (send, receive)) in sends.zip(receives).enumerate() {
+            let offload = Offload::of(&receive, &self.memory)
+                .map_err(|cause| self.failed("accept (device handle)", cause))?;
+            let name = format!("{} channel {index} to {}", self.name(), limits.peer);
+            let memory = self.memory.clone();
+            let cuda = self.properties.pointer_support.cuda();
+            let channel = PluginChannel::new(name, send, receive, memory, cuda, offload);
+            channels.push(Box::new(channel));
+        }
+        Ok(channels)
+    }
+}

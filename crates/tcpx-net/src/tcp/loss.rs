@@ -1,0 +1,128 @@
+//! The death of a lane: what dies with it, and what the others take over.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::shared::{Ended, LaneSocket, Shared};
+use super::watch;
+use crate::error::{ChannelError, ChunkPosition, IoError};
+
+/// Why a lane is dead.
+#[derive(Debug)]
+pub(super) enum Lost {
+    /// The peer closed it between two chunks.
+    ByPeer,
+    /// Its socket failed.
+    Broken {
+        /// `sending` or `receiving`.
+        operation: &'static str,
+        position: Option<ChunkPosition>,
+        cause: IoError,
+    },
+    /// What was sent on it has moved no further for this long, and other lanes did.
+    Stalled(Duration),
+    /// The peer sent its chunk again on another lane.
+    Superseded,
+    /// The peer opened it anew.
+    Replaced,
+}
+
+impl Lost {
+    pub(super) fn broken(
+        operation: &'static str,
+        position: Option<ChunkPosition>,
+        cause: std::io::Error,
+    ) -> Self {
+        Self::Broken {
+            operation,
+            position,
+            cause: cause.into(),
+        }
+    }
+
+    fn into_error(self, channel: &str, socket: &LaneSocket) -> ChannelError {
+        let timed_out = |text: String| IoError {
+            kind: std::io::ErrorKind::TimedOut,
+            text,
+        };
+        let (operation, position, cause) = match self {
+            Self::ByPeer => {
+                let cause = std::io::Error::from(std::io::ErrorKind::UnexpectedEof);
+                ("receiving", None, cause.into())
+            }
+            Self::Broken {
+                operation,
+                position,
+                cause,
+            } => (operation, position, cause),
+            Self::Stalled(waited) => {
+                let text = format!("nothing moved for {} ms", waited.as_millis());
+                ("sending", None, timed_out(text))
+            }
+            Self::Superseded => {
+                let text = "the peer gave it up and sent its chunk on another lane";
+                ("receiving", None, timed_out(text.to_owned()))
+            }
+            Self::Replaced => {
+                let text = "the peer gave it up and opened it anew";
+                ("receiving", None, timed_out(text.to_owned()))
+            }
+        };
+        ChannelError::LaneLost {
+            channel: channel.to_owned(),
+            lane: socket.lane,
+            peer: socket.peer,
+            operation,
+            position: position.map(Box::new),
+            cause,
+        }
+    }
+}
+
+impl Shared {
+    /// A lane is dead. The others take over what it had; without others the channel is broken.
+    pub(super) fn lane_lost(&self, lane: u16, how: Lost) {
+        self.lane_lost_only(lane, None, how);
+    }
+
+    /// As [`lane_lost`](Self::lane_lost), unless another stream has taken the lane's place.
+    pub(super) fn lane_lost_only(&self, lane: u16, only: Option<&Arc<LaneSocket>>, how: Lost) {
+        let Some((socket, left)) = self.roster.leave(lane, only) else {
+            return;
+        };
+        let (by_peer, replaced) = (matches!(how, Lost::ByPeer), matches!(how, Lost::Replaced));
+        let error = how.into_error(&self.name, &socket);
+        let closing = self.closing.load(Ordering::Acquire);
+        if !by_peer && !closing {
+            self.counters.lanes_lost.fetch_add(1, Ordering::Relaxed);
+        }
+        if left > 0 && self.resend {
+            if by_peer || closing {
+                tracing::debug!(%error, left, "a lane ended");
+            } else {
+                tracing::warn!(%error, left, "a lane died; the others take over");
+            }
+        } else if replaced {
+            tracing::debug!(%error, "the last lane comes back");
+        } else if by_peer {
+            self.end(Ended::ByPeer);
+        } else if self.resend {
+            self.end(Ended::Broken(ChannelError::NoLaneLeft {
+                lanes: self.roster.lanes(),
+                last: Box::new(error),
+            }));
+        } else {
+            self.end(Ended::Broken(error));
+        }
+        // Nothing more goes in or out, whatever its buffers hold; the peer sees that it is over.
+        if let Err(error) = rustix::net::shutdown(&socket.descriptor, rustix::net::Shutdown::Both) {
+            tracing::debug!(%error, lane, "the lane was down already");
+        }
+        if let Some(remotes) = self.wakers.take(lane) {
+            remotes.transmit.remove();
+            remotes.receive.remove();
+        }
+        watch::wake();
+    }
+}

@@ -1,0 +1,208 @@
+//! Bringing dead lanes back: the client opens them anew, the server takes what comes.
+
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tcpx_wire::handshake::Session;
+
+use super::loss::Lost;
+use super::open::bind_to_card;
+use super::shared::{Shared, lock};
+use super::watch;
+use crate::channel::Way;
+use crate::dial::{DialOptions, dial_lane};
+use crate::interfaces::Nic;
+use crate::lane_inbox::{AcceptedLane, LaneInbox};
+
+/// A lane is opened anew this long after it died, so that a peer that closes all of them in turn is
+/// left alone.
+const PAUSE: Duration = Duration::from_millis(300);
+/// Longest pause between two attempts.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// For one attempt.
+const ATTEMPT: Duration = Duration::from_secs(2);
+
+/// How the lanes of a channel come back.
+#[derive(Debug)]
+pub(super) enum Repair {
+    /// Not at all.
+    Never,
+    /// This side opens them.
+    Dial(Arc<Dialler>),
+    /// The peer opens them.
+    Take(Arrivals),
+}
+
+/// What the client needs to open a lane.
+#[derive(Debug)]
+pub(super) struct Dialler {
+    pub(super) session: Session,
+    /// By lane.
+    pub(super) routes: Vec<Way>,
+    /// A thread is at it.
+    busy: AtomicBool,
+    next: Mutex<Next>,
+}
+
+#[derive(Debug)]
+struct Next {
+    at: Option<Instant>,
+    pause: Duration,
+}
+
+impl Dialler {
+    pub(super) fn new(session: Session, routes: Vec<Way>) -> Self {
+        Self {
+            session,
+            routes,
+            busy: AtomicBool::new(false),
+            next: Mutex::new(Next {
+                at: None,
+                pause: PAUSE,
+            }),
+        }
+    }
+
+    /// Opens one lane.
+    pub(super) fn open(
+        &self,
+        lane: u16,
+        deadline: Instant,
+    ) -> Result<TcpStream, crate::NetworkError> {
+        let lanes = u16::try_from(self.routes.len()).unwrap_or(u16::MAX);
+        let Some(route) = self.routes.get(usize::from(lane)) else {
+            return Err(crate::NetworkError::Control {
+                reason: format!("lane {lane} of {lanes} has no route"),
+            });
+        };
+        let options = DialOptions {
+            deadline,
+            interface: route.interface.clone(),
+            source: route.local,
+            capabilities: 0,
+        };
+        dial_lane(route.peer, &self.session, lane, lanes, &options)
+    }
+
+    fn run(&self, channel: &std::sync::Weak<Shared>) {
+        let lost = channel.upgrade().map(|channel| channel.roster.lost());
+        let mut all = true;
+        for (lane, _) in lost.unwrap_or_default() {
+            let opened = self.open(lane, Instant::now() + ATTEMPT);
+            let Some(channel) = channel.upgrade().filter(|channel| !channel.is_over()) else {
+                break;
+            };
+            match opened {
+                Ok(stream) => all &= Shared::restore(&channel, lane, stream).is_none(),
+                Err(error) => {
+                    tracing::debug!(channel = %channel.name, lane, %error, "a lane is still dead");
+                    all = false;
+                }
+            }
+        }
+        let mut next = lock(&self.next);
+        next.pause = if all {
+            PAUSE
+        } else {
+            (next.pause * 2).min(LONGEST_PAUSE)
+        };
+        next.at = Some(Instant::now() + next.pause);
+        drop(next);
+        self.busy.store(false, Ordering::Release);
+        watch::wake();
+    }
+}
+
+/// Lanes that the peer opens anew.
+#[derive(Debug)]
+pub(super) struct Arrivals {
+    inbox: LaneInbox,
+    /// Our cards.
+    nics: Vec<Nic>,
+    /// Those whose place is not empty yet.
+    waiting: Mutex<Vec<AcceptedLane>>,
+}
+
+impl Arrivals {
+    /// From now on, what arrives in the inbox is taken soon.
+    pub(super) fn new(inbox: LaneInbox, nics: Vec<Nic>) -> Self {
+        inbox.notify(watch::wake);
+        Self {
+            inbox,
+            nics,
+            waiting: Mutex::new(Vec::new()),
+        }
+    }
+}
+
+impl Repair {
+    /// Does what is due; true while there is more to come.
+    pub(super) fn advance(&self, channel: &Arc<Shared>) -> bool {
+        match self {
+            Self::Never => false,
+            Self::Dial(dialler) => dial_lost(channel, dialler),
+            Self::Take(arrivals) => take_arrived(channel, arrivals),
+        }
+    }
+}
+
+fn dial_lost(channel: &Arc<Shared>, dialler: &Arc<Dialler>) -> bool {
+    let lost = channel.roster.lost();
+    let Some(first) = lost.iter().map(|(_, since)| *since).min() else {
+        return false;
+    };
+    let now = Instant::now();
+    let due = lock(&dialler.next)
+        .at
+        .map_or(first + PAUSE, |at| at.max(first + PAUSE));
+    if now < due || dialler.busy.swap(true, Ordering::AcqRel) {
+        return true;
+    }
+    let (weak, inner) = (Arc::downgrade(channel), Arc::clone(dialler));
+    let started = std::thread::Builder::new()
+        .name("tcpx-redial".to_owned())
+        .spawn(move || inner.run(&weak));
+    if let Err(error) = started {
+        tracing::warn!(%error, "no thread to open a lane anew; trying again");
+        lock(&dialler.next).at = Some(now + LONGEST_PAUSE);
+        dialler.busy.store(false, Ordering::Release);
+    }
+    true
+}
+
+fn take_arrived(channel: &Arc<Shared>, arrivals: &Arrivals) -> bool {
+    let mut waiting = lock(&arrivals.waiting);
+    while let Some(arrived) = arrivals.inbox.try_take() {
+        if arrived.lane >= channel.roster.lanes() || arrived.lanes != channel.roster.lanes() {
+            tracing::warn!(
+                channel = %channel.name, peer = %arrived.peer, lane = arrived.lane, lanes = arrived.lanes,
+                "a lane came that the channel does not have; it is closed"
+            );
+            continue;
+        }
+        bind_to_card(&arrived.stream, &arrivals.nics);
+        // The peer opens a lane anew when the old stream is dead, whether we noticed or not.
+        channel.lane_lost(arrived.lane, Lost::Replaced);
+        waiting.retain(|other| other.lane != arrived.lane);
+        waiting.push(arrived);
+    }
+    for arrived in std::mem::take(&mut *waiting) {
+        let AcceptedLane {
+            stream,
+            lane,
+            lanes,
+            peer,
+        } = arrived;
+        if let Some(stream) = Shared::restore(channel, lane, stream) {
+            waiting.push(AcceptedLane {
+                stream,
+                lane,
+                lanes,
+                peer,
+            });
+        }
+    }
+    !waiting.is_empty()
+}

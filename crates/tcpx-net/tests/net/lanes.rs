@@ -1,0 +1,262 @@
+//! Lanes that die while others live: every chunk arrives once, and nobody else writes.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+
+use tcpx_net::{ChannelError, Completion, TcpOptions};
+use tcpx_wire::TransferId;
+use tcpx_wire::chunk_header::ChunkHeader;
+
+use crate::support::*;
+
+fn resending() -> TcpOptions {
+    TcpOptions::default()
+}
+
+fn staged() -> TcpOptions {
+    TcpOptions {
+        stage_host: true,
+        ..TcpOptions::default()
+    }
+}
+
+/// The header of a chunk of transfer 1 that is sent again.
+fn again(sequence: u64, length: u32) -> [u8; ChunkHeader::BYTES] {
+    ChunkHeader {
+        sequence,
+        transfer: TransferId(1),
+        offset: sequence * u64::from(length),
+        length,
+        attempt: 1,
+    }
+    .encode()
+}
+
+fn write_again(mut lane: &TcpStream, sequence: u64, length: u32) {
+    lane.write_all(&again(sequence, length)).unwrap();
+    write_payload(lane, sequence, 0..length as usize);
+}
+
+/// Blocks until the other end has closed this lane.
+fn wait_closed(mut lane: &TcpStream) {
+    let mut rest = Vec::new();
+    match lane.read_to_end(&mut rest) {
+        Ok(_) => {}
+        Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
+    }
+}
+
+fn read_header(mut lane: &TcpStream) -> ChunkHeader {
+    let mut bytes = [0; ChunkHeader::BYTES];
+    lane.read_exact(&mut bytes).unwrap();
+    ChunkHeader::decode(&bytes).unwrap()
+}
+
+/// Reads the payload of a chunk and checks it.
+fn read_payload(mut lane: &TcpStream, header: &ChunkHeader) {
+    let mut payload = vec![0; header.length as usize];
+    lane.read_exact(&mut payload).unwrap();
+    let sequence = header.sequence;
+    let wrong = (0..payload.len()).find(|&at| payload[at] != pattern(sequence, at));
+    assert_eq!(wrong, None, "chunk {sequence}");
+}
+
+#[test]
+fn a_lane_is_shut_before_its_chunk_is_taken_from_another_one() {
+    for options in [resending(), staged()] {
+        let mut raw = raw_peer(2, options);
+        let length = 300_000;
+        let destination = guarded(length);
+        post_receive(&mut *raw.channel, 0, destination.clone());
+        write_chunk(&raw.lanes[0], 0, length as u32, 200_000);
+        wait_until(|| raw.channel.stats().bytes_received >= 100_000);
+        write_again(&raw.lanes[1], 0, length as u32);
+        assert_eq!(received_token(&completions(&mut *raw.channel, 1)[0]), 1000);
+        check(&destination, 0);
+        // The old lane wakes up late, with other bytes: it is closed, and they go nowhere.
+        wait_closed(&raw.lanes[0]);
+        let late = (&raw.lanes[0]).write_all(&[0x55; 100_000]);
+        post_receive(&mut *raw.channel, 1, guarded(10));
+        write_chunk(&raw.lanes[1], 1, 10, 0);
+        drop(late);
+        check(&destination, 0);
+        assert_eq!(raw.channel.stats().lanes_lost, 1);
+        drop(close(&mut *raw.channel));
+    }
+}
+
+#[test]
+fn a_copy_of_a_chunk_that_has_arrived_is_dropped_if_it_says_that_it_may_be_one() {
+    let mut raw = raw_peer(2, resending());
+    let (first, second) = (guarded(1000), guarded(1000));
+    post_receive(&mut *raw.channel, 0, first.clone());
+    post_receive(&mut *raw.channel, 1, second.clone());
+    write_chunk(&raw.lanes[0], 0, 1000, 1000);
+    completions(&mut *raw.channel, 1);
+    // Again, with other bytes that must not be written.
+    let mut lane = &raw.lanes[1];
+    lane.write_all(&again(0, 1000)).unwrap();
+    lane.write_all(&[0x55; 1000]).unwrap();
+    write_chunk(lane, 1, 1000, 1000);
+    assert_eq!(received_token(&completions(&mut *raw.channel, 1)[0]), 1001);
+    check(&first, 0);
+    check(&second, 1);
+    assert_eq!(raw.channel.stats().bytes_discarded, 1000);
+    // Without the mark it is a replay.
+    lane.write_all(&header(0, 1, 0, 1000)).unwrap();
+    let (error, _) = breakage(&mut *raw.channel);
+    assert!(error.to_string().contains("a second chunk 0"), "{error}");
+}
+
+#[test]
+fn what_the_first_lane_sends_late_is_dropped_once_another_has_sent_it_again() {
+    let mut raw = raw_peer(2, resending());
+    let (first, second) = (guarded(1000), guarded(1000));
+    post_receive(&mut *raw.channel, 0, first.clone());
+    write_again(&raw.lanes[1], 0, 1000);
+    completions(&mut *raw.channel, 1);
+    let mut old = &raw.lanes[0];
+    old.write_all(&header(0, 1, 0, 1000)).unwrap();
+    old.write_all(&[0x55; 1000]).unwrap();
+    post_receive(&mut *raw.channel, 1, second.clone());
+    write_chunk(old, 1, 1000, 1000);
+    assert_eq!(received_token(&completions(&mut *raw.channel, 1)[0]), 1001);
+    check(&first, 0);
+    check(&second, 1);
+}
+
+#[test]
+fn a_receive_that_was_cancelled_on_a_dead_lane_ends_cancelled() {
+    let mut raw = raw_peer(2, resending());
+    let destination = guarded(300_000);
+    post_receive(&mut *raw.channel, 0, destination);
+    write_chunk(&raw.lanes[0], 0, 300_000, 200_000);
+    wait_until(|| raw.channel.stats().bytes_received >= 100_000);
+    raw.lanes[0].shutdown(Shutdown::Both).unwrap();
+    raw.channel.cancel(1000);
+    // Either the lane let go of it before it died, or the cancel found it free: then it is done.
+    let ended = close(&mut *raw.channel);
+    assert!(
+        ended
+            .iter()
+            .all(|one| failed(one).1 == ChannelError::Cancelled),
+        "{ended:?}"
+    );
+}
+
+#[test]
+fn a_dead_lanes_chunks_go_again_over_the_others_until_they_are_placed() {
+    for options in [resending(), staged()] {
+        let is_staged = options.stage_host;
+        let mut raw = raw_peer(2, options);
+        let length = 4 << 20 >> 2;
+        for sequence in 0..6 {
+            post_send(&mut *raw.channel, sequence, filled(sequence, length));
+        }
+        let mut sent = Vec::new();
+        // One lane carries a chunk, dies, and takes what it had with it.
+        let lost = read_header(&raw.lanes[1]);
+        assert_eq!(lost.attempt, 0);
+        drop(raw.lanes.remove(1));
+        let mut arrived = Vec::new();
+        while arrived.len() < 6 {
+            let header = read_header(&raw.lanes[0]);
+            read_payload(&raw.lanes[0], &header);
+            assert!(!arrived.contains(&header.sequence), "{header:?}");
+            arrived.push(header.sequence);
+            if header.sequence == lost.sequence {
+                assert_eq!(header.attempt, 1);
+            }
+            if !is_staged {
+                raw.channel.poll(&mut sent).unwrap();
+                assert_eq!(sent.len(), arrived.len() - 1, "sent before it was placed");
+            }
+            raw.channel.placed(header.sequence).unwrap();
+            if !is_staged {
+                while sent.len() < arrived.len() {
+                    wait_any(&[&*raw.channel]);
+                    raw.channel.poll(&mut sent).unwrap();
+                }
+            }
+        }
+        while sent.len() < 6 {
+            wait_any(&[&*raw.channel]);
+            raw.channel.poll(&mut sent).unwrap();
+        }
+        let mut tokens: Vec<_> = sent.iter().map(sent_token).collect();
+        tokens.sort_unstable();
+        assert_eq!(tokens, [0, 1, 2, 3, 4, 5]);
+        let stats = raw.channel.stats();
+        assert_eq!(stats.lanes_lost, 1);
+        assert!(stats.chunks_resent >= 1, "{stats:?}");
+        drop(close(&mut *raw.channel));
+    }
+}
+
+#[test]
+fn an_acknowledgement_of_a_chunk_that_was_not_sent_is_a_protocol_error() {
+    let mut raw = raw_peer(2, resending());
+    // More than two lanes' buffers hold: the last one waits.
+    let last = 40;
+    for sequence in 0..=last {
+        post_send(&mut *raw.channel, sequence, filled(sequence, 4 << 20));
+    }
+    let error = raw.channel.placed(last).unwrap_err();
+    assert!(matches!(error, ChannelError::Protocol { .. }), "{error:?}");
+    assert!(error.to_string().contains("chunk 40"), "{error}");
+    let ended = close(&mut *raw.channel);
+    assert_eq!(ended.len() as u64, last + 1);
+}
+
+#[test]
+fn a_chunk_that_nobody_waits_for_is_not_sent_again() {
+    let mut raw = raw_peer(2, resending());
+    post_send(&mut *raw.channel, 0, filled(0, 1000));
+    let carrier = (0..2)
+        .find(|&lane| {
+            let lane: &TcpStream = &raw.lanes[lane];
+            lane.set_read_timeout(Some(std::time::Duration::from_millis(500)))
+                .unwrap();
+            let found = lane.peek(&mut [0]).is_ok();
+            lane.set_read_timeout(Some(PATIENCE)).unwrap();
+            found
+        })
+        .unwrap();
+    raw.channel.forget(0);
+    assert_eq!(sent_token(&completions(&mut *raw.channel, 1)[0]), 0);
+    drop(raw.lanes.remove(carrier));
+    wait_until(|| raw.channel.stats().lanes_lost == 1);
+    post_send(&mut *raw.channel, 1, filled(1, 1000));
+    assert_eq!(read_header(&raw.lanes[0]).sequence, 1);
+    assert_eq!(raw.channel.stats().chunks_resent, 0);
+    drop(close(&mut *raw.channel));
+}
+
+#[test]
+fn when_no_lane_is_left_the_error_says_so() {
+    let mut raw = raw_peer(3, resending());
+    post_receive(&mut *raw.channel, 0, guarded(1000));
+    for lane in raw.lanes.drain(..) {
+        write_partial(&lane);
+        drop(lane);
+    }
+    let (error, _) = breakage(&mut *raw.channel);
+    assert!(
+        matches!(error, ChannelError::NoLaneLeft { lanes: 3, .. }),
+        "{error:?}"
+    );
+    assert!(
+        error.to_string().contains("none of 3 lanes is left"),
+        "{error}"
+    );
+    let ended = close(&mut *raw.channel);
+    assert!(matches!(
+        &ended[..],
+        [Completion::Failed { token: 1000, .. }]
+    ));
+}
+
+/// So that its end is not an orderly one.
+fn write_partial(mut lane: &TcpStream) {
+    lane.write_all(b"TC").unwrap();
+}

@@ -1,0 +1,90 @@
+//! What the engine's thread is told to wait for.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
+use std::sync::{MutexGuard, PoisonError};
+use std::time::Instant;
+
+use super::Shared;
+use crate::core::Core;
+use crate::driver::Turn;
+
+/// What the driver is told to look for on the control socket.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Watching {
+    Read,
+    ReadWrite,
+    /// A thread of the program looks by itself.
+    Muted,
+    /// Until another connection takes its place.
+    Away,
+    Nothing,
+}
+
+impl Shared {
+    /// Leaves to the engine's thread what a turn on another thread left over.
+    pub(crate) fn after(&self, mut core: MutexGuard<'_, Core>, turn: Turn) {
+        self.watch_control(&mut core);
+        self.set_due(core.due);
+        let due = core.due;
+        drop(core);
+        if turn.poll || turn.more || turn.finished {
+            self.driver.wake(self.id);
+        } else if let Some(due) = due {
+            self.driver.wake_by(self.id, due);
+        }
+    }
+
+    pub(super) fn set_due(&self, due: Option<Instant>) {
+        let due = due.map_or(u64::MAX, |due| {
+            let span = due.saturating_duration_since(self.origin);
+            u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+        });
+        self.due.store(due, Ordering::SeqCst);
+    }
+
+    /// Watches the control socket for what is wanted of it.
+    pub(crate) fn watch_control(&self, core: &mut Core) {
+        let replaced = core.control_was_replaced();
+        let wanted = if core.control_done() {
+            Watching::Nothing
+        } else if core.control.is_away() {
+            Watching::Away
+        } else if self.driving.is_on() {
+            Watching::Muted
+        } else if core.control.wants_write() {
+            Watching::ReadWrite
+        } else {
+            Watching::Read
+        };
+        let mut watching = self.watching.lock().unwrap_or_else(PoisonError::into_inner);
+        if replaced {
+            // The old descriptor went with its connection; the new one is not watched yet.
+            *watching = Watching::Away;
+        }
+        if *watching == wanted || *watching == Watching::Nothing {
+            return;
+        }
+        let fd = core.control.as_fd();
+        let done = match wanted {
+            Watching::Muted if *watching == Watching::Away => {
+                let watched = self.driver.watch(self.id, fd, false);
+                watched.is_ok() && self.driver.mute(self.id, fd).is_ok()
+            }
+            Watching::Read | Watching::ReadWrite if *watching == Watching::Away => {
+                let write = wanted == Watching::ReadWrite;
+                self.driver.watch(self.id, fd, write).is_ok()
+            }
+            Watching::Nothing | Watching::Away => {
+                self.driver.unwatch(fd);
+                true
+            }
+            Watching::Muted => self.driver.mute(self.id, fd).is_ok(),
+            Watching::Read => self.driver.rewatch(self.id, fd, false).is_ok(),
+            Watching::ReadWrite => self.driver.rewatch(self.id, fd, true).is_ok(),
+        };
+        if done {
+            *watching = wanted;
+        }
+    }
+}

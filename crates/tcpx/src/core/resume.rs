@@ -1,0 +1,212 @@
+//! A control connection that breaks, or falls silent, while the peer lives: another one takes its place,
+//! over any way that works, and goes on with the frame that the peer expects next.
+
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tcpx_net::{DialOptions, LaneInbox, Side, Way, dial_control_again};
+use tcpx_wire::handshake;
+
+use super::Core;
+use crate::control::ControlEnd;
+use crate::driver::{DrivenId, Driver};
+use crate::error::Error;
+
+/// For one way.
+const ATTEMPT: Duration = Duration::from_secs(1);
+/// Between two rounds over all ways.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// How a session's control connection comes back.
+pub(crate) struct Resume {
+    side: Source,
+    /// How the connection ended, while another one is waited for.
+    lost: Option<ControlEnd>,
+    replaced: bool,
+}
+
+/// Where the new connection comes from.
+enum Source {
+    /// This side opens it.
+    Dial {
+        inner: Arc<Dial>,
+        /// No round before.
+        next: Instant,
+    },
+    /// The peer opens it.
+    Take(LaneInbox),
+}
+
+struct Dial {
+    session: handshake::Session,
+    opened: Mutex<Option<TcpStream>>,
+    /// A thread is at it.
+    busy: AtomicBool,
+    driver: Arc<Driver>,
+    id: DrivenId,
+}
+
+impl Dial {
+    fn run(&self, ways: &[Way]) {
+        for way in ways {
+            let options = DialOptions {
+                deadline: Instant::now() + ATTEMPT,
+                interface: way.interface.clone(),
+                source: way.local,
+                capabilities: 0,
+            };
+            match dial_control_again(way.peer, &self.session, &options) {
+                Ok(stream) => {
+                    *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream);
+                    break;
+                }
+                Err(error) => {
+                    tracing::debug!(peer = %way.peer, %error, "no control connection this way");
+                }
+            }
+        }
+        self.busy.store(false, Ordering::Release);
+        self.driver.wake(self.id);
+    }
+}
+
+impl Resume {
+    pub(crate) fn new(
+        session: handshake::Session,
+        side: Side,
+        inbox: Option<LaneInbox>,
+        driver: &Arc<Driver>,
+        id: DrivenId,
+    ) -> Self {
+        let source = match (side, inbox) {
+            (Side::Server, Some(inbox)) => {
+                let driver = Arc::clone(driver);
+                inbox.notify_control(Box::new(move || driver.wake(id)));
+                Source::Take(inbox)
+            }
+            _ => Source::Dial {
+                inner: Arc::new(Dial {
+                    session,
+                    opened: Mutex::new(None),
+                    busy: AtomicBool::new(false),
+                    driver: Arc::clone(driver),
+                    id,
+                }),
+                next: Instant::now(),
+            },
+        };
+        Self {
+            side: source,
+            lost: None,
+            replaced: false,
+        }
+    }
+
+    fn arrived(&self) -> Option<TcpStream> {
+        match &self.side {
+            Source::Take(inbox) => inbox.take_control(),
+            Source::Dial { inner, .. } => inner
+                .opened
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take(),
+        }
+    }
+}
+
+impl Core {
+    /// The control connection broke. Gives the reason back where that is the end.
+    pub(super) fn leave_control(&mut self, end: ControlEnd) -> Option<ControlEnd> {
+        let alive = self.channels.iter().all(|state| state.channel.is_alive());
+        match &mut self.resume {
+            Some(resume) if alive && end.is_loss() => {
+                tracing::warn!(peer = %self.peer, reason = ?end, "the control connection broke; waiting for another");
+                self.control.leave();
+                resume.lost = Some(end);
+                None
+            }
+            _ => Some(end),
+        }
+    }
+
+    /// Goes on over another connection if one has come; `true` if so.
+    pub(super) fn replace_control(&mut self) -> bool {
+        if self.ended.is_some() || self.session.ended() {
+            return false;
+        }
+        let Some(resume) = &mut self.resume else {
+            return false;
+        };
+        let Some(stream) = resume.arrived() else {
+            return false;
+        };
+        tracing::info!(peer = %self.peer, "the control connection goes on over another one");
+        resume.lost = None;
+        resume.replaced = true;
+        self.control.replace(stream);
+        true
+    }
+
+    /// Opens another control connection when this one broke or is silent for too long, and ends the
+    /// wait for one when the peer is gone. Returns when to look again.
+    pub(super) fn look_after_control(&mut self) -> Option<Instant> {
+        if self.ended.is_some() || self.session.ended() {
+            return None;
+        }
+        let resume = self.resume.as_mut()?;
+        if resume.lost.is_some()
+            && !self.channels.iter().all(|state| state.channel.is_alive())
+            && let Some(end) = resume.lost.take()
+        {
+            // Lanes and all: its process ended.
+            self.fail(Error::control(self.peer, end));
+            self.perform_actions();
+            return None;
+        }
+        let Source::Dial { inner, next } = &mut resume.side else {
+            return None;
+        };
+        let patience = self.session.agreed()?.dead_after * 2 / 5;
+        let heard = self.origin + Duration::from_micros(self.session.heard().0);
+        let mut due = match resume.lost {
+            Some(_) => *next,
+            None => (heard + patience).max(*next),
+        };
+        let now = Instant::now();
+        if due <= now && !inner.busy.swap(true, Ordering::AcqRel) {
+            *next = now + PAUSE;
+            due = *next;
+            let mut ways: Vec<Way> = self
+                .channels
+                .iter()
+                .flat_map(|state| state.channel.ways())
+                .collect();
+            let first = Way {
+                local: None,
+                interface: None,
+                peer: self.peer,
+            };
+            if !ways.contains(&first) {
+                ways.push(first);
+            }
+            let dial = Arc::clone(inner);
+            let started = std::thread::Builder::new()
+                .name("tcpx-resume".to_owned())
+                .spawn(move || dial.run(&ways));
+            if let Err(error) = started {
+                tracing::warn!(%error, "no thread to open a control connection; trying again");
+                inner.busy.store(false, Ordering::Release);
+            }
+        }
+        // While a thread is at it, its end wakes the engine.
+        (!inner.busy.load(Ordering::Acquire)).then_some(due.max(now))
+    }
+
+    /// Whether another connection has taken the control connection's place since the last call.
+    pub(crate) fn control_was_replaced(&mut self) -> bool {
+        let resume = self.resume.as_mut();
+        resume.is_some_and(|resume| std::mem::take(&mut resume.replaced))
+    }
+}

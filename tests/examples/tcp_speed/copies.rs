@@ -1,0 +1,95 @@
+//! The GPU's part of a small message, without a network: each step alone, median and p99.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tcpx::{After, Gpu, Region, UnpackMethod};
+use tcpx_memory::{BouncePool, Fence, SmallCopies, Unpacker, Work};
+use tcpx_wire::{Descriptors, Fragment, Limits, ScatterList};
+
+use crate::{Outcome, text};
+
+const LIMIT: Duration = Duration::from_secs(1);
+
+/// Prints a line a step.
+pub(crate) fn run(gpu: &Gpu, bytes: usize, count: usize) -> Outcome<()> {
+    let device = Region::cuda(gpu, bytes).map_err(text)?;
+    let pinned = Region::pinned(gpu, bytes).map_err(text)?;
+    let mut small = SmallCopies::new(gpu).map_err(text)?;
+    let payload = vec![7; bytes];
+    time("fence of the default streams, taken", count, || {
+        Fence::take(gpu, After::DefaultStreams).map(drop)
+    })?;
+    time("the same, taken and reached", count, || {
+        let fence = Fence::take(gpu, After::DefaultStreams)?;
+        while !fence.is_reached()? {}
+        Ok::<_, tcpx::CudaError>(())
+    })?;
+    time("read by a copy", count, || {
+        small.read(&device.all(), None, LIMIT).map(drop)
+    })?;
+    time("read by a copy, after the default streams", count, || {
+        let fence = Fence::take(gpu, After::DefaultStreams)?;
+        small.read(&device.all(), Some(&fence), LIMIT).map(drop)
+    })?;
+    let mut ended = Vec::new();
+    time("written by a copy", count, || {
+        small.start_write(&device.all(), &payload, None, 1)?;
+        while small.is_busy() {
+            small.poll(&mut ended);
+        }
+        Ok::<_, tcpx::MemoryError>(())
+    })?;
+    let mut unpacker = Unpacker::new(gpu).map_err(text)?;
+    for (what, from, to) in [
+        ("read by the kernel", &device, &pinned),
+        ("written by the kernel", &pinned, &device),
+    ] {
+        let pool = BouncePool::new(from.all());
+        let descriptors = whole(bytes)?;
+        time(what, count, || {
+            let work = Work::Unpack {
+                pool: pool.clone(),
+                descriptors: Arc::clone(&descriptors),
+                to: to.all(),
+                with: UnpackMethod::Kernel,
+            };
+            unpacker.run(work, LIMIT).map(drop)
+        })?;
+    }
+    Ok(())
+}
+
+/// One piece that covers everything.
+fn whole(bytes: usize) -> Outcome<Arc<Descriptors>> {
+    let mut list = ScatterList::new();
+    list.push(Fragment {
+        source_offset: 0,
+        length: u32::try_from(bytes).map_err(text)?,
+        destination_offset: 0,
+    });
+    let limits = Limits {
+        pool_bytes: bytes as u64,
+        destination_bytes: bytes as u64,
+        received_bytes: bytes as u64,
+    };
+    let mut descriptors = Descriptors::new();
+    descriptors.build(&list, limits).map_err(text)?;
+    Ok(Arc::new(descriptors))
+}
+
+fn time<E: ToString>(
+    what: &str,
+    count: usize,
+    mut step: impl FnMut() -> Result<(), E>,
+) -> Outcome<()> {
+    let mut times = Vec::with_capacity(count);
+    for _ in 0..count {
+        let start = Instant::now();
+        step().map_err(text)?;
+        times.push(start.elapsed());
+    }
+    let (p50, p99) = crate::cases::percentiles(times, 1.0);
+    eprintln!("  {what}: {p50:.1} us, p99 {p99:.1} us");
+    Ok(())
+}

@@ -1,0 +1,168 @@
+//! A connected pair of comms, as NCCL makes and uses them through a bare table.
+
+#![expect(
+    clippy::missing_panics_doc,
+    reason = "a test ends at what it does not expect"
+)]
+
+use std::ptr;
+use std::time::{Duration, Instant};
+
+use crate::nccl_part::{Calls, Opaque};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Host memory.
+pub const HOST: i32 = 1;
+/// CUDA memory.
+pub const CUDA: i32 = 2;
+
+/// Calls `attempt` until it is content, or fails after a minute.
+#[track_caller]
+pub fn until(what: &str, mut attempt: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !attempt() {
+        assert!(
+            Instant::now() < deadline,
+            "{what}: nothing after {PATIENCE:?}"
+        );
+        std::thread::yield_now();
+    }
+}
+
+/// One direction between two ranks, both of this process.
+#[expect(
+    missing_debug_implementations,
+    reason = "a table of functions has nothing to show"
+)]
+pub struct Link<'a> {
+    /// Through which it was made.
+    pub table: &'a dyn Calls,
+    /// The send comm.
+    pub send: Opaque,
+    /// The receive comm.
+    pub receive: Opaque,
+}
+
+impl<'a> Link<'a> {
+    /// Connects as NCCL does.
+    pub fn new(table: &'a dyn Calls, context: Opaque) -> Self {
+        let mut handle = [0; 128];
+        let (rc, listen) = table.listen(context, &mut handle);
+        assert!(rc == 0 && !listen.is_null());
+        let (mut send, mut receive): (Opaque, Opaque) = (ptr::null_mut(), ptr::null_mut());
+        // Nobody answers yet: the first polls must come back empty, not wait.
+        let (rc, early) = table.connect(context, &mut handle);
+        assert!(rc == 0 && early.is_null());
+        until("connecting", || {
+            if send.is_null() {
+                let (rc, comm) = table.connect(context, &mut handle);
+                assert_eq!(rc, 0);
+                send = comm;
+            }
+            if receive.is_null() {
+                let (rc, comm) = table.accept(listen);
+                assert_eq!(rc, 0);
+                receive = comm;
+                if !receive.is_null() {
+                    assert_eq!(table.close_listen(listen), 0);
+                }
+            }
+            !send.is_null() && !receive.is_null()
+        });
+        Self {
+            table,
+            send,
+            receive,
+        }
+    }
+
+    /// Tests a request until it is done and gives its size.
+    pub fn finish(&self, request: Opaque) -> usize {
+        let mut found = 0;
+        until("a request", || {
+            let (rc, done, size) = self.table.test(request);
+            assert_eq!(rc, 0);
+            assert!(done == 0 || done == 1, "done was set to {done}");
+            found = size;
+            done == 1
+        });
+        usize::try_from(found).expect("a size")
+    }
+
+    /// Moves `len` bytes into a receive of `capacity`, and looks at both sides of every edge.
+    pub fn transfer(&self, len: usize, capacity: usize) {
+        let mut data = content(len);
+        let mut target = vec![0xee; capacity + 1];
+        let (rc, from) = self.table.reg_mr(self.send, &mut data, HOST);
+        assert_eq!(rc, 0);
+        let (rc, to) = self
+            .table
+            .reg_mr(self.receive, &mut target[..capacity], HOST);
+        assert_eq!(rc, 0);
+        assert!(
+            self.table
+                .device_mr(self.receive, to)
+                .is_none_or(|rc| rc == 0)
+        );
+        // NCCL's mark of an optional completion must be overwritten.
+        let mark = ptr::without_provenance_mut(1);
+        let at = target.as_mut_ptr();
+        let (rc, received) = self.table.irecv(self.receive, at, capacity, to, mark);
+        assert!(rc == 0 && !received.is_null() && received != mark);
+        let (rc, sent) = self.table.isend(self.send, data.as_mut_ptr(), len, from);
+        assert!(rc == 0 && !sent.is_null() && sent != mark);
+        let mut sizes = [None, None];
+        until("a transfer", || {
+            for (request, size) in [sent, received].into_iter().zip(&mut sizes) {
+                if size.is_none() {
+                    let (rc, done, found) = self.table.test(request);
+                    assert_eq!(rc, 0);
+                    *size = (done == 1).then_some(found);
+                }
+            }
+            sizes.iter().all(Option::is_some)
+        });
+        let wanted = i32::try_from(len).expect("an int");
+        assert_eq!(
+            sizes,
+            [Some(wanted); 2],
+            "sizes of the send and the receive"
+        );
+        assert!(
+            self.table
+                .consumed(self.receive, received)
+                .is_none_or(|rc| rc == 0)
+        );
+        assert!(target[..len] == data, "{len} bytes arrived changed");
+        assert!(
+            target[len..].iter().all(|byte| *byte == 0xee),
+            "written beyond {len} bytes"
+        );
+        assert_eq!(self.table.dereg_mr(self.send, from), 0);
+        assert_eq!(self.table.dereg_mr(self.receive, to), 0);
+    }
+
+    /// Closes both ends.
+    pub fn close(self) {
+        assert_eq!(self.table.close_send(self.send), 0);
+        assert_eq!(self.table.close_recv(self.receive), 0);
+    }
+}
+
+/// Random bytes, repeated in blocks that each carry their number.
+pub fn content(len: usize) -> Vec<u8> {
+    let mut block = vec![0; len.min(1 << 20)];
+    getrandom::fill(&mut block).expect("random bytes");
+    let mut bytes = Vec::with_capacity(len);
+    for number in 0_u64.. {
+        if bytes.len() == len {
+            break;
+        }
+        let take = block.len().min(len - bytes.len());
+        if take >= 8 {
+            block[..8].copy_from_slice(&number.to_le_bytes());
+        }
+        bytes.extend_from_slice(&block[..take]);
+    }
+    bytes
+}

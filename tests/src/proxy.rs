@@ -1,0 +1,251 @@
+//! A relay in front of a listener that can do to one stream what networks do.
+//!
+//! The first bytes of a stream say what it is ([`Line`]); faults are set for a line and happen at an
+//! exact byte of its first stream.
+
+use std::collections::HashMap;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// How long a pump waits before it looks at its orders again.
+const LOOK: Duration = Duration::from_millis(20);
+/// Bytes moved at a time.
+const PIECE: usize = 16 << 10;
+
+/// What happens to a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Both directions are reset.
+    Reset,
+    /// Both directions end in order.
+    Close,
+    /// Nothing is taken any more, in either direction, until [`Proxy::wake`].
+    Stall,
+    /// Everything is taken and nothing comes out; what was taken is held until [`Proxy::wake`].
+    Swallow,
+}
+
+/// What a stream is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Line {
+    /// The first control connection.
+    Control,
+    /// One that takes its place.
+    ControlAgain,
+    /// A lane.
+    Lane(u16),
+}
+
+/// A line's orders and what has happened to it.
+#[derive(Debug, Default)]
+struct State {
+    /// The fault, and the bytes towards the server after which it happens.
+    fault: Option<(u64, Fault)>,
+    up: u64,
+    down: u64,
+    opened: u32,
+    woken: bool,
+}
+
+#[derive(Debug, Default)]
+struct Board {
+    lines: Mutex<HashMap<Line, State>>,
+    changed: Condvar,
+}
+
+impl Board {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Line, State>> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The relay; it lives as long as the process.
+#[derive(Debug)]
+pub struct Proxy {
+    address: SocketAddr,
+    board: Arc<Board>,
+}
+
+impl Proxy {
+    /// Relays to `target` from a port of its own.
+    pub fn start(target: SocketAddr) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+        let address = listener.local_addr().expect("it is bound");
+        let board = Arc::new(Board::default());
+        let lines = Arc::clone(&board);
+        thread::spawn(move || {
+            while let Ok((client, _)) = listener.accept() {
+                let lines = Arc::clone(&lines);
+                thread::spawn(move || relay(client, target, &lines));
+            }
+        });
+        Self { address, board }
+    }
+
+    /// Where to connect to.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The line's first stream gets this fault after `bytes` bytes in both directions together.
+    pub fn break_line(&self, line: Line, bytes: u64, fault: Fault) {
+        let mut lines = self.board.lock();
+        let line = lines.entry(line).or_default();
+        line.fault = Some((bytes, fault));
+        line.woken = false;
+        self.board.changed.notify_all();
+    }
+
+    /// Stalled and swallowed streams of the line go on.
+    pub fn wake(&self, line: Line) {
+        let mut lines = self.board.lock();
+        lines.entry(line).or_default().woken = true;
+        self.board.changed.notify_all();
+    }
+
+    /// Bytes that this line's streams have carried, both directions together.
+    pub fn carried(&self, line: Line) -> u64 {
+        let lines = self.board.lock();
+        lines.get(&line).map_or(0, |line| line.up + line.down)
+    }
+
+    /// How many streams this line has had.
+    pub fn opened(&self, line: Line) -> u32 {
+        let lines = self.board.lock();
+        lines.get(&line).map_or(0, |line| line.opened)
+    }
+}
+
+fn relay(mut client: TcpStream, target: SocketAddr, board: &Arc<Board>) {
+    let Ok(mut server) = TcpStream::connect(target) else {
+        return;
+    };
+    let mut head = [0; 16];
+    if client.read_exact(&mut head).is_err() || server.write_all(&head).is_err() {
+        return;
+    }
+    let line = match head[12] {
+        0 => Line::Control,
+        1 => Line::Lane(u16::from_le_bytes([head[14], head[15]])),
+        _ => Line::ControlAgain,
+    };
+    let opened = {
+        let mut lines = board.lock();
+        let held = lines.entry(line).or_default();
+        held.opened += 1;
+        held.opened
+    };
+    for stream in [&client, &server] {
+        // Without these the relay is slower, nothing else.
+        let _ = stream.set_nodelay(true);
+        let _ = stream.set_read_timeout(Some(LOOK));
+    }
+    let (Ok(up_from), Ok(up_to)) = (client.try_clone(), server.try_clone()) else {
+        return;
+    };
+    let up_board = Arc::clone(board);
+    let up = thread::spawn(move || {
+        pump(up_from, up_to, true, line, opened, &up_board);
+    });
+    pump(server, client, false, line, opened, board);
+    // It has ended or ends within one look.
+    let _ = up.join();
+}
+
+fn pump(mut from: TcpStream, mut to: TcpStream, up: bool, name: Line, opened: u32, board: &Board) {
+    let mut piece = vec![0; PIECE];
+    let mut held = Vec::new();
+    loop {
+        let room = {
+            let mut lines = board.lock();
+            loop {
+                let line = lines.entry(name).or_default();
+                // A fault is for the stream that was there first.
+                let due = line.fault.filter(|_| opened == 1 && !line.woken);
+                let left = due.map(|(after, _)| after.saturating_sub(line.up + line.down));
+                match (due, left) {
+                    (Some((_, Fault::Stall)), Some(0)) => {
+                        lines = board
+                            .changed
+                            .wait(lines)
+                            .unwrap_or_else(PoisonError::into_inner);
+                    }
+                    (Some((_, Fault::Reset)), Some(0)) => return reset(&from, &to),
+                    (Some((_, Fault::Close)), Some(0)) => return end(&from, &to),
+                    (Some((_, Fault::Swallow)), Some(0)) => break None,
+                    (_, Some(left)) => break Some(left.min(PIECE as u64) as usize),
+                    (_, None) => break Some(PIECE),
+                }
+            }
+        };
+        if room.is_some() && !held.is_empty() && to.write_all(&std::mem::take(&mut held)).is_err() {
+            return end(&from, &to);
+        }
+        let count = match from.read(&mut piece[..room.unwrap_or(PIECE)]) {
+            Ok(0) => {
+                let _ = to.shutdown(Shutdown::Write);
+                return;
+            }
+            Ok(count) => count,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                continue;
+            }
+            Err(_) => return end(&from, &to),
+        };
+        if room.is_none() {
+            held.extend_from_slice(&piece[..count]);
+            continue;
+        }
+        {
+            let mut lines = board.lock();
+            let line = lines.entry(name).or_default();
+            *(if up { &mut line.up } else { &mut line.down }) += count as u64;
+        }
+        if to.write_all(&piece[..count]).is_err() {
+            return end(&from, &to);
+        }
+    }
+}
+
+fn end(from: &TcpStream, to: &TcpStream) {
+    for stream in [from, to] {
+        // It may be down already.
+        let _ = stream.shutdown(Shutdown::Both);
+    }
+}
+
+/// Closing with a linger time of 0 sends a reset; the clones of the other pump end with it.
+fn reset(from: &TcpStream, to: &TcpStream) {
+    for stream in [from, to] {
+        let linger = libc::linger {
+            l_onoff: 1,
+            l_linger: 0,
+        };
+        // SAFETY: the option's value is a `linger` that lives for the call.
+        unsafe {
+            libc::setsockopt(
+                std::os::fd::AsRawFd::as_raw_fd(stream),
+                libc::SOL_SOCKET,
+                libc::SO_LINGER,
+                (&raw const linger).cast(),
+                size_of::<libc::linger>() as libc::socklen_t,
+            );
+        }
+        // To an address family of none: an abort of the connection, which both clones see.
+        let mut none = libc::sockaddr {
+            sa_family: libc::AF_UNSPEC as libc::sa_family_t,
+            sa_data: [0; 14],
+        };
+        // SAFETY: `none` is a socket address of its stated length that lives for the call.
+        unsafe {
+            libc::connect(
+                std::os::fd::AsRawFd::as_raw_fd(stream),
+                &raw mut none,
+                size_of::<libc::sockaddr>() as libc::socklen_t,
+            );
+        }
+    }
+}

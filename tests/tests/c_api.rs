@@ -1,0 +1,201 @@
+//! `tcpx.h` and `libtcpx.so`, from C programs that are compiled here.
+#![expect(clippy::unwrap_used, reason = "helpers fail the test that calls them")]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use tcpx_tests::instructions::Carrier;
+use tcpx_tests::{c_api, double, plugin_file};
+
+/// Far beyond what any of these takes.
+const LIMIT: Duration = Duration::from_secs(120);
+
+fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("c")
+}
+
+fn program(name: &str, source: &Path) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    c_api::build_program(source, &path);
+    path
+}
+
+fn transfer() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let source = plugin_file::workspace().join("crates/tcpx-capi/examples/transfer.c");
+        program("transfer", &source)
+    })
+}
+
+/// Ends with the test.
+struct Running(Child);
+
+impl Running {
+    fn start(command: &mut Command) -> Self {
+        let command = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        Self(command.spawn().unwrap())
+    }
+
+    /// Exit code and all that it said.
+    fn end(mut self) -> (Option<i32>, String) {
+        let until = Instant::now() + LIMIT;
+        let status = loop {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                break status;
+            }
+            assert!(Instant::now() < until, "the program does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let mut said = String::new();
+        for pipe in [
+            self.0
+                .stdout
+                .take()
+                .map(|pipe| Box::new(pipe) as Box<dyn Read>),
+            self.0
+                .stderr
+                .take()
+                .map(|pipe| Box::new(pipe) as Box<dyn Read>),
+        ] {
+            pipe.into_iter().for_each(|mut pipe| {
+                pipe.read_to_string(&mut said).unwrap();
+            });
+        }
+        (status.code(), said)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It has ended already, unless the test failed.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn command(carrier: &Carrier) -> Command {
+    let path = match carrier {
+        Carrier::PluginHost(path) | Carrier::PluginUnpack(path) => path.clone(),
+        _ => double::path().to_owned(),
+    };
+    let mut command = Command::new(transfer());
+    command
+        .env("UCCL_TCPX_PLUGIN_PATH", path)
+        .envs(carrier.environment().iter().copied());
+    command
+}
+
+/// One transfer of fresh random bytes between two processes; whether they came in fragments.
+fn moves(carrier: &Carrier, bytes: usize, device_memory: bool) -> bool {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, target) = (folder.path().join("source"), folder.path().join("target"));
+    let mut content = vec![0_u8; bytes];
+    getrandom::fill(&mut content).unwrap();
+    std::fs::write(&source, &content).unwrap();
+    let memory = device_memory.then_some("--device-memory");
+
+    let mut server = command(carrier);
+    server
+        .args(["server", "0", "--out"])
+        .arg(&target)
+        .args(memory);
+    let mut server = Running::start(&mut server);
+    let mut lines = BufReader::new(server.0.stdout.take().unwrap());
+    let mut shown = String::new();
+    let port = loop {
+        let mut line = String::new();
+        assert!(lines.read_line(&mut line).unwrap() > 0, "no port: {shown}");
+        if let Some(port) = line.trim().strip_prefix("listening on port ") {
+            break port.to_owned();
+        }
+        shown += &line;
+    };
+    let mut client = command(carrier);
+    client
+        .args(["client", "127.0.0.1", &port, "--in"])
+        .arg(&source);
+    let (code, said) = Running::start(client.args(memory)).end();
+    lines.read_to_string(&mut shown).unwrap();
+    let (server_code, complaints) = server.end();
+    assert_eq!(
+        (code, server_code),
+        (Some(0), Some(0)),
+        "{said}{shown}{complaints}"
+    );
+    assert!(
+        said.contains(&format!("PASSED: sent {bytes} bytes")),
+        "{said}"
+    );
+    assert!(shown.contains(&format!("PASSED: received {bytes} bytes")));
+    assert!(std::fs::read(&target).unwrap() == content, "{bytes} bytes");
+    !shown.contains("in 0 fragments")
+}
+
+const SIZES: [usize; 6] = [0, 1, 23, 4097, (512 << 10) + 1, 20_000_003];
+
+#[test]
+fn the_example_moves_every_size_through_the_double_in_place_and_in_fragments() {
+    for bytes in SIZES {
+        assert!(!moves(&Carrier::double(), bytes, false));
+        assert_eq!(moves(&Carrier::double(), bytes, true), bytes > 0);
+    }
+}
+
+#[test]
+fn the_example_moves_every_size_through_our_plugin() {
+    for bytes in SIZES {
+        assert!(!moves(&Carrier::plugin_host(), bytes, false));
+        assert!(!moves(&Carrier::plugin_unpack(), bytes, false));
+        assert_eq!(moves(&Carrier::plugin_unpack(), bytes, true), bytes > 0);
+    }
+}
+
+#[test]
+fn the_example_says_what_to_do_without_a_plugin() {
+    let mut command = Command::new(transfer());
+    let command = command
+        .env("UCCL_TCPX_PLUGIN_PATH", "/nonexistent/plugin.so")
+        .args(["server", "0"]);
+    let (code, said) = Running::start(command).end();
+    assert_eq!(code, Some(1));
+    assert!(
+        said.contains("/nonexistent/plugin.so") && said.contains("install the plugin"),
+        "{said}"
+    );
+}
+
+#[test]
+fn every_wrong_use_that_can_be_seen_gives_a_code_and_a_text_and_leaves_nothing_open() {
+    let program = program("misuse", &sources().join("misuse.c"));
+    let (code, said) = Running::start(Command::new(&program).arg(double::path())).end();
+    assert_eq!((code, said.as_str()), (Some(0), "PASSED\n"));
+}
+
+#[test]
+fn the_header_compiles_alone_and_for_historic_sources() {
+    let folder = tempfile::tempdir().unwrap();
+    let alone = folder.path().join("alone.c");
+    std::fs::write(
+        &alone,
+        "#include <tcpx.h>\nint n(void);\nint n(void) { return (int)sizeof(tcpx_handle); }\n",
+    )
+    .unwrap();
+    for source in [alone, sources().join("historic.c")] {
+        for cpp in [false, true] {
+            let Some(output) = c_api::compiles(&source, cpp) else {
+                let name = "the_header_compiles_alone_and_for_historic_sources";
+                writeln!(std::io::stderr(), "skipped: {name}: no C++ compiler").unwrap();
+                continue;
+            };
+            let words = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{}: {words}", source.display());
+        }
+    }
+}

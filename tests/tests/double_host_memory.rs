@@ -1,0 +1,99 @@
+//! Host memory through a plugin with a device queue, in place. A process of its own: a plugin is
+//! started once, for one kind of memory.
+#![expect(clippy::unwrap_used, reason = "helpers fail the test that calls them")]
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tcpx::{Connection, Deadlines, Error, Level, Region, Report};
+use tcpx_net::{Network, PluginMemory, PluginNetwork, PluginOptions};
+use tcpx_tests::double::{self, Lie};
+use tcpx_tests::pair::{LONG, Listening, close};
+
+fn network() -> Arc<dyn Network> {
+    static NETWORK: OnceLock<Arc<PluginNetwork>> = OnceLock::new();
+    NETWORK
+        .get_or_init(|| {
+            let options = PluginOptions {
+                path: double::path().to_owned(),
+                abi: None,
+                device: 0,
+                memory: PluginMemory::Host,
+            };
+            Arc::new(PluginNetwork::load(options).unwrap())
+        })
+        .clone()
+}
+
+fn connected() -> (Connection, Connection) {
+    let one_channel = |options: &mut tcpx::Options| {
+        options.channels = 1;
+        options.eager_limit = 0;
+        options.deadlines = Deadlines {
+            stall: Duration::from_secs(10),
+            total: None,
+        };
+    };
+    Listening::new(network(), one_channel, one_channel).connect()
+}
+
+/// The receiver's end, and whether every byte is there.
+fn transfer(
+    server: &Connection,
+    client: &Connection,
+    len: usize,
+    level: Level,
+) -> (Result<Report, Error>, bool) {
+    let mut bytes = vec![0; len];
+    getrandom::fill(&mut bytes).unwrap();
+    let (source, target) = (Region::host(len).unwrap(), Region::host(len).unwrap());
+    source.write_from(0, &bytes).unwrap();
+    target.write_from(0, &vec![0xA5; len]).unwrap();
+    let receive = server
+        .receive(target.all(), 1)
+        .level(level)
+        .start()
+        .unwrap();
+    let send = client.send(source.all(), 1).level(level).start().unwrap();
+    let received = receive.wait_timeout(LONG).unwrap();
+    let sent = send.wait_timeout(LONG).unwrap();
+    assert_eq!(received.is_ok(), sent.is_ok(), "{received:?} {sent:?}");
+    let same = target.with_bytes(.., |there| there == bytes).unwrap();
+    (received, same)
+}
+
+/// Slots are taken whatever the memory, so they must be given back whatever the memory.
+#[test]
+fn more_messages_than_the_queue_has_slots_arrive() {
+    let _serial = double::serial();
+    let (server, client) = connected();
+    for len in [0, 1, 23, 4097, 16 * (512 << 10), 64 << 20] {
+        let (received, same) = transfer(&server, &client, len, Level::Placed);
+        assert_eq!((received.unwrap().bytes, same), (len as u64, true));
+    }
+    close(server, client);
+}
+
+#[test]
+fn a_lie_in_a_size_ends_in_an_error() {
+    let _serial = double::serial();
+    for lie in Lie::IN_SIZE {
+        let (server, client) = connected();
+        double::lie_next(lie);
+        let (received, _) = transfer(&server, &client, 4 << 20, Level::Placed);
+        received.expect_err("the size is wrong");
+        // The channel was lost, or the other end went first.
+        let _ = (server.close(LONG), client.close(LONG));
+    }
+}
+
+/// Nothing but the contents tells that bytes in place came short when the plugin tells no size.
+#[test]
+fn a_completion_without_its_bytes_is_found_by_comparing_checksums() {
+    let _serial = double::serial();
+    let (server, client) = connected();
+    double::lie_next(Lie::DoneEarly);
+    let (received, same) = transfer(&server, &client, 4 << 20, Level::Verified);
+    assert!(received.is_err() && !same, "{received:?}");
+    let _ = (server.close(LONG), client.close(LONG));
+}

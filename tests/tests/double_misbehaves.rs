@@ -1,0 +1,231 @@
+//! A plugin that lies or fails: a typed error on both sides, never a wrong success, nothing left
+//! open.
+#![expect(clippy::unwrap_used, reason = "helpers fail the test that calls them")]
+
+use std::time::Duration;
+
+use tcpx::{Connection, Deadlines, Error, Region, Report};
+use tcpx_tests::double::{self, Call, Fault, Lie};
+use tcpx_tests::pair::{LONG, Listening, double_network};
+use tcpx_tests::support::until;
+
+const CHUNK: usize = 512 << 10;
+
+fn connected() -> (Connection, Connection) {
+    // One channel, so that the lie hits the receive that the test means.
+    Listening::new(double_network(), one_channel, one_channel).connect()
+}
+
+fn one_channel(options: &mut tcpx::Options) {
+    options.channels = 1;
+    options.eager_limit = 0;
+    options.deadlines = Deadlines {
+        stall: Duration::from_secs(10),
+        total: None,
+    };
+}
+
+fn random(len: usize) -> (Region, Vec<u8>) {
+    let mut bytes = vec![0; len];
+    getrandom::fill(&mut bytes).unwrap();
+    let region = Region::host(len).unwrap();
+    region.write_from(0, &bytes).unwrap();
+    (region, bytes)
+}
+
+/// Moves fresh bytes; what both ends say, and whether the destination has them.
+fn transfer(
+    server: &Connection,
+    client: &Connection,
+    len: usize,
+) -> (Result<Report, Error>, Result<Report, Error>, bool) {
+    let (source, bytes) = random(len);
+    let destination = Region::host(len).unwrap();
+    destination.write_from(0, &vec![0xA5; len]).unwrap();
+    let receive = server.receive(destination.all(), 3).start();
+    let send = client.send(source.all(), 3).start();
+    let end = |transfer: Result<tcpx::Transfer, Error>| {
+        transfer.and_then(|transfer| transfer.wait_timeout(LONG).expect("it ends"))
+    };
+    let (receive, send) = (end(receive), end(send));
+    // Whatever the end was, nothing holds the memory.
+    let same = destination.with_bytes(.., |there| there == bytes).unwrap();
+    (receive, send, same)
+}
+
+fn part(server: Connection, client: Connection) {
+    for end in [server, client] {
+        // The channel was lost, or the other end went first.
+        let _ = end.close(LONG);
+    }
+}
+
+/// Runs a test that must leave no comm behind.
+fn leaving_nothing_open(test: impl FnOnce()) {
+    let before = double::stats().open_comms;
+    test();
+    until("the comms are closed", || {
+        (double::stats().open_comms <= before).then_some(())
+    });
+}
+
+fn lied_to(lie: Lie) -> Error {
+    let mut found = None;
+    leaving_nothing_open(|| {
+        let (server, client) = connected();
+        // Every slot of the queue has held a chunk before: what is left in it looks right.
+        let (received, sent, same) = transfer(&server, &client, 32 * CHUNK);
+        assert!(
+            received.is_ok() && sent.is_ok() && same,
+            "{received:?} {sent:?}"
+        );
+        double::lie_next(lie);
+        let (received, sent, same) = transfer(&server, &client, 2 * CHUNK);
+        assert!(
+            received.is_err() && sent.is_err(),
+            "{lie:?} was believed, contents the same: {same}; {received:?} {sent:?}"
+        );
+        found = received.err();
+        part(server, client);
+    });
+    found.unwrap_or_else(|| panic!("{lie:?} was believed"))
+}
+
+#[test]
+fn every_lie_in_the_device_queue_ends_in_an_error_that_names_it() {
+    let _serial = double::serial();
+    for lie in Lie::IN_QUEUE {
+        let words = match lie {
+            Lie::CountBeyond => "claims 2049 fragments",
+            Lie::CountHuge => "claims 18446744073709551615 fragments",
+            Lie::CountZero => "an empty list arrived",
+            Lie::OutsidePool => "inside the pool of",
+            Lie::OutsideTarget => "expected a destination inside 524288 bytes",
+            Lie::SumShort => "expected fragments of 524288 bytes together",
+            // The byte too many lies behind the destination, or on its neighbour.
+            Lie::SumLong | Lie::Overlap => "expected",
+            _ => unreachable!("not in the queue"),
+        };
+        let error = lied_to(lie).to_string();
+        assert!(error.contains(words), "{lie:?}: {error}");
+    }
+}
+
+#[test]
+fn a_completion_without_its_bytes_is_not_taken_for_the_one_that_was_in_the_slot_before() {
+    let _serial = double::serial();
+    let error = lied_to(Lie::DoneEarly).to_string();
+    assert!(error.contains("an empty list arrived"), "{error}");
+}
+
+#[test]
+fn every_lie_in_a_size_ends_in_an_error() {
+    let _serial = double::serial();
+    for lie in Lie::IN_SIZE {
+        let error = lied_to(lie).to_string();
+        let size = match lie {
+            Lie::SizeShort => "524287",
+            Lie::SizeLong => "524289",
+            _ => "-7",
+        };
+        assert!(error.contains(size), "{lie:?}: {error}");
+    }
+}
+
+#[test]
+fn an_error_from_any_call_of_a_transfer_ends_it_and_names_the_call() {
+    let _serial = double::serial();
+    for (call, name) in [
+        (Call::RegMr, "regMr"),
+        (Call::Isend, "isend"),
+        (Call::Irecv, "irecv"),
+        (Call::Test, "test"),
+        (Call::Consumed, "irecvConsumed"),
+    ] {
+        for (code, after) in [
+            (1, 0),
+            (2, 3),
+            (3, 0),
+            (4, 1),
+            (5, 0),
+            (6, 2),
+            (7, 0),
+            (99, 0),
+        ] {
+            leaving_nothing_open(|| {
+                let (server, client) = connected();
+                // Memory is registered as a whole: the third registration never comes.
+                let after = if call == Call::RegMr {
+                    after.min(1)
+                } else {
+                    after
+                };
+                let fault = Fault::returns(call, code, after);
+                let (received, sent, _) = transfer(&server, &client, 8 * CHUNK);
+                let words: Vec<_> = [received.err(), sent.err()]
+                    .into_iter()
+                    .flatten()
+                    .map(|error| error.to_string())
+                    .collect();
+                let named = words.iter().any(|words| words.contains(name));
+                assert!(named, "{name} returned {code}: {words:?}");
+                part(server, client);
+                drop(fault);
+            });
+        }
+    }
+}
+
+#[test]
+fn an_error_from_any_call_of_the_set_up_ends_it_and_names_the_call() {
+    let _serial = double::serial();
+    for (call, name) in [
+        (Call::Properties, "getProperties"),
+        (Call::Listen, "listen"),
+        (Call::Connect, "connect"),
+        (Call::Accept, "accept"),
+    ] {
+        for (code, after) in [(1, 0), (3, 1), (99, 0)] {
+            let before = double::stats().open_comms;
+            let listening = Listening::new(double_network(), one_channel, one_channel);
+            let fault = Fault::returns(call, code, after);
+            let (server, client) = listening.try_connect();
+            let words: Vec<_> = [server.err(), client.err()]
+                .into_iter()
+                .flatten()
+                .map(|error| error.to_string())
+                .collect();
+            let named = words.iter().any(|words| words.contains(name));
+            assert!(named, "{name} returned {code}: {words:?}");
+            drop(fault);
+            // A plugin of this kind accepts on threads of its own: the listen comm of an accept
+            // that is given up stays open on purpose, one on each side.
+            until("the comms are closed", || {
+                (double::stats().open_comms <= before + 2).then_some(())
+            });
+        }
+    }
+}
+
+#[test]
+fn an_error_from_a_call_that_gives_something_back_changes_no_outcome() {
+    let _serial = double::serial();
+    for call in [
+        Call::DeregMr,
+        Call::CloseSend,
+        Call::CloseRecv,
+        Call::CloseListen,
+    ] {
+        leaving_nothing_open(|| {
+            let fault = Fault::returns(call, 2, 0);
+            let (server, client) = connected();
+            let (received, sent, same) = transfer(&server, &client, 8 * CHUNK);
+            assert!(
+                received.is_ok() && sent.is_ok() && same,
+                "{received:?} {sent:?}"
+            );
+            part(server, client);
+            drop(fault);
+        });
+    }
+}

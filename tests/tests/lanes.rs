@@ -1,0 +1,249 @@
+//! Lanes that break in the middle of a transfer: it completes, every byte in place, and what the dead
+//! lane still has goes nowhere.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tcpx::{Auth, Connection, Endpoint, Key, Level, Options, TcpNetwork};
+use tcpx_net::{ChannelStats, TcpOptions};
+use tcpx_tests::buffers::{Destination, Source};
+use tcpx_tests::content::Content;
+use tcpx_tests::pair::{LONG, close};
+use tcpx_tests::proxy::{Fault, Line, Proxy};
+
+const LANES: u16 = 4;
+const BYTES: u64 = 24 << 20;
+/// A lane has carried some chunks by then and is in the middle of one.
+const BREAK_AFTER: u64 = (1 << 20) + 77_777;
+/// Silence after which a side gives the other up; two fifths of it and it tries another way.
+const DEAD_AFTER: Duration = Duration::from_secs(5);
+/// Bytes of a control connection beyond its set-up: some transfers' worth.
+const BREAK_CONTROL_AFTER: u64 = 4_003;
+/// Transfers within which every lane carries that much.
+const MOST: u64 = 50;
+
+struct Ends {
+    server: Connection,
+    client: Connection,
+    proxy: Proxy,
+    _endpoint: Endpoint,
+}
+
+fn connect(stage_host: bool) -> Ends {
+    let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("there is randomness"));
+    let network = TcpNetwork::new(TcpOptions {
+        stage_host,
+        ..TcpOptions::default()
+    });
+    let mut options = Options::new(Arc::new(network), Auth::Key(key));
+    options.channels = LANES;
+    options.chunk_bytes = Some(256 << 10);
+    options.heartbeat = Duration::from_millis(300);
+    options.dead_after = DEAD_AFTER;
+    let endpoint =
+        Endpoint::listen(([127, 0, 0, 1], 0).into(), options.clone()).expect("a free port");
+    let proxy = Proxy::start(endpoint.local_addr());
+    let address = proxy.address();
+    let client = thread::spawn(move || Endpoint::connect(address, &options));
+    let server = endpoint.accept(LONG).expect("the client connects");
+    let client = client.join().expect("no panic").expect("it listens");
+    Ends {
+        server,
+        client,
+        proxy,
+        _endpoint: endpoint,
+    }
+}
+
+/// One transfer, compared byte by byte and by checksum.
+fn transfer(from: &Connection, to: &Connection, number: u64) -> Destination {
+    let content = Content::new(9, number);
+    let source = Source::new(content, BYTES, 0);
+    let destination = Destination::new(BYTES, 17);
+    let receive = to
+        .receive(destination.slice(), number)
+        .level(Level::Verified)
+        .start()
+        .expect("room");
+    let send = from.send(source.slice(), number).start().expect("room");
+    send.wait().expect("the other lanes carry it");
+    receive.wait().expect("the other lanes carry it");
+    assert_eq!(destination.defect(content), None);
+    destination
+}
+
+fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < LONG, "{what} never came true");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn sum(ends: &Ends) -> ChannelStats {
+    let mut both = ends.server.statistics();
+    both += ends.client.statistics();
+    both
+}
+
+/// A transfer during which lanes break; upwards the client sends.
+fn breaks(fault: Fault, lanes: &[u16], upwards: bool, stage_host: bool) {
+    let what = format!("{fault:?} of {lanes:?}, upwards: {upwards}, staged: {stage_host}");
+    let ends = connect(stage_host);
+    for lane in lanes {
+        ends.proxy.break_line(Line::Lane(*lane), BREAK_AFTER, fault);
+    }
+    let (from, to) = match upwards {
+        true => (&ends.client, &ends.server),
+        false => (&ends.server, &ends.client),
+    };
+    // Which lane carries how much of a transfer is for the lanes to decide.
+    let struck = |lane: &u16| ends.proxy.carried(Line::Lane(*lane)) >= BREAK_AFTER;
+    let mut destinations = Vec::new();
+    while !lanes.iter().all(struck) {
+        let number = destinations.len() as u64 + 1;
+        destinations.push(transfer(from, to, number));
+        assert!(number < MOST, "{what}: a lane carries nothing");
+    }
+    let stats = from.statistics();
+    assert!(stats.chunks_resent > 0, "{what}: {stats:?}");
+    // What was held up comes now; the destination is the program's again and stays as it is.
+    for lane in lanes {
+        ends.proxy.wake(Line::Lane(*lane));
+    }
+    wait_until(&what, || {
+        let dead = lanes
+            .iter()
+            .all(|lane| ends.proxy.opened(Line::Lane(*lane)) > 1);
+        dead && ends.client.statistics().lanes_restored == lanes.len() as u64
+            && ends.server.statistics().lanes_restored == lanes.len() as u64
+    });
+    for (number, destination) in (1..).zip(&destinations) {
+        assert_eq!(destination.defect(Content::new(9, number)), None, "{what}");
+    }
+    // The lanes that came back carry their part.
+    let before: Vec<_> = lanes
+        .iter()
+        .map(|lane| ends.proxy.carried(Line::Lane(*lane)))
+        .collect();
+    let mut number = destinations.len() as u64 + 1;
+    let most = number + MOST;
+    while lanes
+        .iter()
+        .zip(&before)
+        .any(|(lane, before)| ends.proxy.carried(Line::Lane(*lane)) == *before)
+    {
+        transfer(from, to, number);
+        number += 1;
+        assert!(
+            number < most,
+            "{what}: a lane that came back carries nothing"
+        );
+    }
+    assert!(sum(&ends).lanes_lost >= lanes.len() as u64, "{what}");
+    close(ends.server, ends.client);
+}
+
+#[test]
+fn a_lane_that_is_reset() {
+    breaks(Fault::Reset, &[1], true, false);
+    breaks(Fault::Reset, &[2], false, true);
+}
+
+#[test]
+fn a_lane_that_is_closed_in_mid_chunk() {
+    breaks(Fault::Close, &[0], true, true);
+    breaks(Fault::Close, &[3], false, false);
+}
+
+#[test]
+fn a_lane_that_stalls_and_wakes_up_late() {
+    breaks(Fault::Stall, &[1], true, false);
+    breaks(Fault::Stall, &[1], false, true);
+}
+
+#[test]
+fn a_lane_that_swallows_everything_and_wakes_up_late() {
+    breaks(Fault::Swallow, &[0], true, true);
+    breaks(Fault::Swallow, &[2], false, false);
+}
+
+#[test]
+fn all_lanes_but_one() {
+    breaks(Fault::Reset, &[0, 1, 2], true, false);
+    breaks(Fault::Stall, &[1, 2, 3], false, false);
+}
+
+/// The control connection breaks while transfers run one after the other in both directions.
+fn control_breaks(fault: Fault, also_a_lane: bool) {
+    let what = format!("{fault:?}, also a lane: {also_a_lane}");
+    let ends = connect(false);
+    ends.proxy
+        .break_line(Line::Control, BREAK_CONTROL_AFTER, fault);
+    if also_a_lane {
+        ends.proxy
+            .break_line(Line::Lane(0), BREAK_AFTER, Fault::Stall);
+    }
+    let mut number = 1;
+    let mut most = MOST;
+    while ends.proxy.opened(Line::ControlAgain) == 0 || most > number + 3 {
+        if ends.proxy.opened(Line::ControlAgain) > 0 {
+            // A few more, over the connection that took its place.
+            most = most.min(number + 3);
+        }
+        transfer(&ends.client, &ends.server, number);
+        transfer(&ends.server, &ends.client, number);
+        number += 1;
+        assert!(number < MOST, "{what}: it never broke");
+    }
+    assert_eq!(
+        ends.proxy.carried(Line::Control),
+        BREAK_CONTROL_AFTER,
+        "{what}"
+    );
+    ends.proxy.wake(Line::Control);
+    transfer(&ends.client, &ends.server, MOST + 1);
+    close(ends.server, ends.client);
+}
+
+#[test]
+fn a_control_connection_that_is_reset() {
+    control_breaks(Fault::Reset, false);
+}
+
+#[test]
+fn a_control_connection_that_is_closed() {
+    control_breaks(Fault::Close, true);
+}
+
+#[test]
+fn a_control_connection_that_stalls_and_wakes_up_late() {
+    control_breaks(Fault::Stall, false);
+}
+
+#[test]
+fn a_control_connection_that_swallows_everything() {
+    control_breaks(Fault::Swallow, true);
+}
+
+#[test]
+fn no_lane_is_left() {
+    let ends = connect(false);
+    for lane in 0..LANES {
+        ends.proxy
+            .break_line(Line::Lane(lane), BREAK_AFTER, Fault::Reset);
+    }
+    let source = Source::new(Content::new(9, 1), 4 * BYTES, 0);
+    let destination = Destination::new(4 * BYTES, 17);
+    let receive = ends.server.receive(destination.slice(), 1).start().unwrap();
+    let send = ends.client.send(source.slice(), 1).start().unwrap();
+    let errors = [send.wait().unwrap_err(), receive.wait().unwrap_err()];
+    let texts = errors.map(|error| error.to_string());
+    assert!(
+        texts
+            .iter()
+            .any(|text| text.contains("none of 4 lanes is left")),
+        "{texts:?}"
+    );
+}

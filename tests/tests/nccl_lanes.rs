@@ -1,0 +1,345 @@
+//! Large messages as NCCL posts them: shared lanes, peers that die, forks, secrets, closing early.
+
+#![expect(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
+
+use std::panic::AssertUnwindSafe;
+use std::path::{Path, PathBuf};
+use std::ptr;
+
+use tcpx_tests::child;
+use tcpx_tests::nccl_link::{HOST, Link, content, until};
+use tcpx_tests::nccl_part::{self, Calls, Opaque};
+
+const LOOPBACK: (&str, &str) = ("NCCL_SOCKET_IFNAME", "lo");
+const MIB: usize = 1 << 20;
+
+/// Threads of this process that are the plugin's.
+fn threads() -> usize {
+    std::fs::read_dir("/proc/self/task")
+        .unwrap()
+        .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok())
+        .filter(|name| name.starts_with("tcpx-nccl"))
+        .count()
+}
+
+/// Enough large messages that they take lanes: the first one asks for grants.
+fn warm(link: &Link<'_>) {
+    for _ in 0..3 {
+        link.transfer(MIB, MIB);
+    }
+}
+
+#[test]
+fn sixteen_channels_share_threads_that_end_with_the_last_comm() {
+    child::run(
+        "sixteen_channels_share_threads_that_end_with_the_last_comm",
+        &[LOOPBACK, ("TCPX_NET_THREADS", "2"), ("TCPX_NET_LANES", "4")],
+        || {
+            let table = nccl_part::table(12);
+            let (rc, context) = table.init();
+            assert_eq!(rc, 0);
+            for _ in 0..2 {
+                let links: Vec<_> = (0..16).map(|_| Link::new(&*table, context)).collect();
+                links.iter().for_each(warm);
+                // Two loops a direction and the door, whatever the number of comms.
+                assert_eq!(threads(), 5);
+                links.into_iter().for_each(Link::close);
+                assert_eq!(threads(), 0);
+            }
+            assert_eq!(table.finalize(context), 0);
+        },
+    );
+}
+
+#[test]
+fn the_file_stays_mapped_after_it_was_closed() {
+    child::run(
+        "the_file_stays_mapped_after_it_was_closed",
+        &[LOOPBACK],
+        || {
+            let path = tcpx_tests::plugin_file::path();
+            let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
+            let table = nccl_part::table(11);
+            let (rc, context) = table.init();
+            assert_eq!(rc, 0);
+            let link = Link::new(&*table, context);
+            warm(&link);
+            link.close();
+            // SAFETY: our own file, loaded before; each call takes back one use of it.
+            unsafe {
+                let library = libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
+                assert!(!library.is_null());
+                for _ in 0..3 {
+                    libc::dlclose(library);
+                }
+            }
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            assert!(maps.contains(path.to_str().unwrap()), "it was unmapped");
+            // And it works as before, as for a communicator made again.
+            let link = Link::new(&*table, context);
+            warm(&link);
+            link.close();
+        },
+    );
+}
+
+#[test]
+fn a_forked_process_starts_lanes_of_its_own() {
+    child::run(
+        "a_forked_process_starts_lanes_of_its_own",
+        &[LOOPBACK],
+        || {
+            let table = nccl_part::table(12);
+            let (rc, context) = table.init();
+            assert_eq!(rc, 0);
+            let link = Link::new(&*table, context);
+            warm(&link);
+            // SAFETY: the child uses its own copy of everything and ends by _exit.
+            match unsafe { libc::fork() } {
+                0 => {
+                    // The parent's threads are not here.
+                    let started = std::panic::catch_unwind(AssertUnwindSafe(|| {
+                        let (rc, context) = table.init();
+                        assert_eq!(rc, 0);
+                        let own = Link::new(&*table, context);
+                        warm(&own);
+                        own.transfer(20 * MIB, 20 * MIB);
+                        own.close();
+                    }));
+                    // SAFETY: ends the child without its parent's exit handlers.
+                    unsafe { libc::_exit(i32::from(started.is_err())) };
+                }
+                child => {
+                    let mut status = -1;
+                    until("the forked process", || {
+                        // SAFETY: a child of ours, an out pointer of this frame.
+                        unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) == child }
+                    });
+                    assert_eq!(status, 0, "the forked process failed");
+                }
+            }
+            // What the child did to its copies is not seen here.
+            link.transfer(20 * MIB, 20 * MIB);
+            link.close();
+        },
+    );
+}
+
+#[test]
+fn only_who_holds_a_secret_gets_in() {
+    child::run("only_who_holds_a_secret_gets_in", &[LOOPBACK], || {
+        let table = nccl_part::table(12);
+        let (rc, context) = table.init();
+        assert_eq!(rc, 0);
+        let mut handle = [0; 128];
+        let (rc, listen) = table.listen(context, &mut handle);
+        assert_eq!(rc, 0);
+        // The comm's own secret lies at byte 32, the lanes' at 72.
+        let mut stranger = handle;
+        stranger[32] ^= 1;
+        let mut refused = false;
+        let mut receive: Opaque = ptr::null_mut();
+        until("the stranger's end", || {
+            let (rc, comm) = table.connect(context, &mut stranger);
+            assert!(comm.is_null(), "a wrong secret got in");
+            refused |= rc != 0;
+            let (rc, comm) = table.accept(listen);
+            assert!(rc == 0 && comm.is_null());
+            refused
+        });
+        // The right peer with a wrong secret for lanes: its messages come without them.
+        let mut peer = handle;
+        peer[72] ^= 1;
+        let mut send: Opaque = ptr::null_mut();
+        until("connecting", || {
+            if send.is_null() {
+                let (rc, comm) = table.connect(context, &mut peer);
+                assert_eq!(rc, 0);
+                send = comm;
+            }
+            if receive.is_null() {
+                let (rc, comm) = table.accept(listen);
+                assert_eq!(rc, 0);
+                receive = comm;
+            }
+            !send.is_null() && !receive.is_null()
+        });
+        assert_eq!(table.close_listen(listen), 0);
+        let link = Link {
+            table: &*table,
+            send,
+            receive,
+        };
+        warm(&link);
+        link.close();
+    });
+}
+
+#[test]
+fn a_comm_closes_with_requests_in_flight_and_its_memory_is_free() {
+    child::run(
+        "a_comm_closes_with_requests_in_flight_and_its_memory_is_free",
+        &[LOOPBACK],
+        || {
+            let table = nccl_part::table(12);
+            let (rc, context) = table.init();
+            assert_eq!(rc, 0);
+            let stays = Link::new(&*table, context);
+            for sender_first in [true, false] {
+                let link = Link::new(&*table, context);
+                warm(&link);
+                let (mut data, mut target) = (content(64 * MIB), vec![0; 64 * MIB]);
+                let (_, from) = table.reg_mr(link.send, &mut data, HOST);
+                let (_, to) = table.reg_mr(link.receive, &mut target, HOST);
+                let mut requests = Vec::new();
+                for part in 0..4 {
+                    let at = part * 16 * MIB;
+                    let start = target.as_mut_ptr().wrapping_add(at);
+                    let (rc, request) =
+                        table.irecv(link.receive, start, 16 * MIB, to, ptr::null_mut());
+                    assert!(rc == 0 && !request.is_null());
+                    requests.push(request);
+                    let start = data.as_mut_ptr().wrapping_add(at);
+                    let (rc, request) = table.isend(link.send, start, 16 * MIB, from);
+                    assert!(rc == 0 && !request.is_null());
+                    requests.push(request);
+                }
+                for request in requests {
+                    assert_eq!(table.test(request).0, 0);
+                }
+                if sender_first {
+                    assert_eq!(table.close_send(link.send), 0);
+                    drop(data);
+                    assert_eq!(table.close_recv(link.receive), 0);
+                } else {
+                    assert_eq!(table.close_recv(link.receive), 0);
+                    target.fill(7);
+                    assert_eq!(table.close_send(link.send), 0);
+                    assert!(target.iter().all(|byte| *byte == 7), "written after close");
+                }
+                warm(&stays);
+            }
+            stays.close();
+        },
+    );
+}
+
+/// The file through which the two processes below meet.
+fn meeting(role: &str) -> PathBuf {
+    Path::new(&std::env::var(role).unwrap()).to_owned()
+}
+
+const COMMS: usize = 4;
+
+/// Connects to each handle in the file, and sends without end.
+fn send_until_killed(table: &dyn Calls) {
+    let (rc, context) = table.init();
+    assert_eq!(rc, 0);
+    let handles = std::fs::read(meeting("TCPX_TEST_FILE")).unwrap();
+    let mut data = content(16 * MIB);
+    let (start, len) = (data.as_mut_ptr(), data.len());
+    let mut comms = Vec::new();
+    for handle in handles.chunks_exact(128) {
+        let mut handle: [u8; 128] = handle.try_into().unwrap();
+        let mut send: Opaque = ptr::null_mut();
+        until("connecting", || {
+            let (rc, comm) = table.connect(context, &mut handle);
+            assert_eq!(rc, 0);
+            send = comm;
+            !send.is_null()
+        });
+        let (_, memory) = table.reg_mr(send, &mut data, HOST);
+        comms.push((send, memory, Vec::new()));
+    }
+    loop {
+        for (send, memory, requests) in &mut comms {
+            let (rc, request) = table.isend(*send, start, len, *memory);
+            assert_eq!(rc, 0);
+            if !request.is_null() {
+                requests.push(request);
+            }
+            requests.retain(|request| {
+                let (rc, done, _) = table.test(*request);
+                assert_eq!(rc, 0);
+                done == 0
+            });
+        }
+    }
+}
+
+#[test]
+fn a_killed_peer_is_an_error_on_every_comm() {
+    const TEST: &str = "a_killed_peer_is_an_error_on_every_comm";
+    const PEER: &str = "the peer of a_killed_peer_is_an_error_on_every_comm";
+    if child::is_child(PEER) {
+        send_until_killed(&*nccl_part::table(12));
+        return;
+    }
+    child::run(TEST, &[LOOPBACK], || {
+        let table = nccl_part::table(12);
+        let (rc, context) = table.init();
+        assert_eq!(rc, 0);
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("handles");
+        let mut handles = Vec::new();
+        let listens: Vec<Opaque> = (0..COMMS)
+            .map(|_| {
+                let mut handle = [0; 128];
+                let (rc, listen) = table.listen(context, &mut handle);
+                assert_eq!(rc, 0);
+                handles.extend_from_slice(&handle);
+                listen
+            })
+            .collect();
+        std::fs::write(&file, &handles).unwrap();
+        let meeting = ("TCPX_TEST_FILE", file.to_str().unwrap());
+        let mut peer = child::start(TEST, PEER, &[LOOPBACK, meeting]);
+        let mut target = vec![0; 16 * MIB];
+        let (start, len) = (target.as_mut_ptr(), target.len());
+        let mut comms = Vec::new();
+        for listen in listens {
+            let mut receive: Opaque = ptr::null_mut();
+            until("accepting", || {
+                let (rc, comm) = table.accept(listen);
+                assert_eq!(rc, 0);
+                receive = comm;
+                !receive.is_null()
+            });
+            assert_eq!(table.close_listen(listen), 0);
+            let (_, memory) = table.reg_mr(receive, &mut target, HOST);
+            comms.push((receive, memory, ptr::null_mut::<std::ffi::c_void>(), 0));
+        }
+        // All comms write into the same memory: what arrives does not matter here.
+        let step = |comms: &mut Vec<(Opaque, Opaque, Opaque, usize)>| {
+            let mut errors = 0;
+            for (receive, memory, request, messages) in comms {
+                if request.is_null() {
+                    let (rc, posted) = table.irecv(*receive, start, len, *memory, ptr::null_mut());
+                    *request = posted;
+                    errors += usize::from(rc != 0);
+                    continue;
+                }
+                let (rc, done, _) = table.test(*request);
+                if rc != 0 {
+                    errors += 1;
+                } else if done == 1 {
+                    *request = ptr::null_mut();
+                    *messages += 1;
+                }
+            }
+            errors
+        };
+        until("messages on every comm", || {
+            assert_eq!(step(&mut comms), 0);
+            comms.iter().all(|comm| comm.3 >= 5)
+        });
+        // Only the process that was started above.
+        peer.kill().unwrap();
+        peer.wait().unwrap();
+        until("an error on every comm", || step(&mut comms) == COMMS);
+        for (receive, ..) in comms {
+            assert_eq!(table.close_recv(receive), 0);
+        }
+        assert_eq!(threads(), 0);
+    });
+}

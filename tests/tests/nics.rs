@@ -1,0 +1,127 @@
+//! Several links between two hosts: all of them carry bytes, none holds the others up, and one may go
+//! in the middle of a transfer. The links are shaped far below what this machine can do, so that
+//! their rates and not its speed decide. Needs root.
+
+#![expect(clippy::unwrap_used, reason = "what fails here fails its test")]
+
+use std::io::Write;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tcpx_tests::namespaces::{Hosts, Told, missing};
+
+const STRIPED: &str = env!("CARGO_BIN_EXE_striped");
+/// Of a link, in Mb/s.
+const RATE: u32 = 200;
+const BYTES: u64 = 256 << 20;
+
+/// One test at a time, so that they do not measure each other; `None` where it cannot run.
+fn turn(test: &str) -> Option<MutexGuard<'static, ()>> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(why) = missing() else {
+        return Some(turn);
+    };
+    // Not eprintln: the harness hides that.
+    let _ = writeln!(std::io::stderr(), "skipped: {test}: {why}");
+    None
+}
+
+/// A server on host b and a client on host a that sends `count` transfers.
+fn start(hosts: &Hosts, bytes: u64, count: u64, interfaces: Option<&str>) -> (Told, Told) {
+    let (bytes, count) = (bytes.to_string(), count.to_string());
+    let mut server = hosts
+        .start(false, STRIPED, &["server", "7077", &bytes, &count])
+        .unwrap();
+    server.wait_for("listening").unwrap();
+    let mut arguments = vec!["client", "10.78.0.2:7077", &bytes, &count];
+    arguments.extend(interfaces);
+    let client = hosts.start(true, STRIPED, &arguments).unwrap();
+    (server, client)
+}
+
+/// Bytes a second of a verified transfer over these interfaces; and the path.
+fn rate(hosts: &Hosts, bytes: u64, interfaces: Option<&str>) -> (f64, String) {
+    let (mut server, mut client) = start(hosts, bytes, 1, interfaces);
+    let (path, _) = client.wait_for("path").unwrap();
+    let (_, line) = client.wait_for("sent").unwrap();
+    server.wait_for("verified").unwrap();
+    client.wait_for("lanes_lost").unwrap();
+    let rate = line["bytes_per_second"].as_f64().unwrap();
+    (rate, path.as_str().unwrap().to_owned())
+}
+
+#[test]
+fn four_links_carry_four_times_as_much() {
+    let Some(_turn) = turn("four_links_carry_four_times_as_much") else {
+        return;
+    };
+    let hosts = Hosts::new("four", &[RATE; 4]).unwrap();
+    let (one, path) = rate(&hosts, BYTES / 4, Some("=nic0"));
+    assert!(!path.contains("nic1"), "{path}");
+    let (four, path) = rate(&hosts, BYTES, None);
+    for nic in ["nic0", "nic1", "nic2", "nic3"] {
+        assert!(path.contains(nic), "{path}");
+    }
+    let part = four / (4.0 * one);
+    let _ = writeln!(
+        std::io::stderr(),
+        "measured: one link {:.1} MB/s, four {:.1} MB/s, {part:.2} of four times",
+        one / 1e6,
+        four / 1e6
+    );
+    assert!(part >= 0.9, "{part:.2} of four times one link");
+}
+
+#[test]
+fn a_link_of_a_tenth_of_the_speed_adds_its_part() {
+    let Some(_turn) = turn("a_link_of_a_tenth_of_the_speed_adds_its_part") else {
+        return;
+    };
+    let hosts = Hosts::new("slow", &[RATE, RATE, RATE, RATE / 10]).unwrap();
+    let (one, _) = rate(&hosts, BYTES / 4, Some("=nic0"));
+    let (all, path) = rate(&hosts, 2 * BYTES, None);
+    assert!(path.contains("nic3"), "{path}");
+    let part = all / (3.1 * one);
+    let _ = writeln!(
+        std::io::stderr(),
+        "measured: one link {:.1} MB/s, three and a slow one {:.1} MB/s, {part:.2} of the sum",
+        one / 1e6,
+        all / 1e6
+    );
+    assert!(part >= 0.9, "{part:.2} of the sum of the links");
+}
+
+#[test]
+fn a_link_that_is_cut_in_the_middle_of_a_transfer_is_left_and_comes_back() {
+    let Some(_turn) = turn("a_link_that_is_cut_in_the_middle_of_a_transfer_is_left_and_comes_back")
+    else {
+        return;
+    };
+    cut_and_mend("cut", 2);
+}
+
+#[test]
+fn the_link_of_the_control_connection_may_be_the_one_that_is_cut() {
+    let Some(_turn) = turn("the_link_of_the_control_connection_may_be_the_one_that_is_cut") else {
+        return;
+    };
+    cut_and_mend("control", 0);
+}
+
+fn cut_and_mend(name: &str, link: usize) {
+    let hosts = Hosts::new(name, &[RATE; 4]).unwrap();
+    let (mut server, mut client) = start(&hosts, BYTES, 3, None);
+    client.wait_for("quarter").unwrap();
+    hosts.cut(link).unwrap();
+    client.wait_for("sent").unwrap();
+    server.wait_for("verified").unwrap();
+    hosts.mend(link).unwrap();
+    for _ in 0..2 {
+        client.wait_for("sent").unwrap();
+        server.wait_for("verified").unwrap();
+    }
+    let (lost, line) = client.wait_for("lanes_lost").unwrap();
+    assert_eq!(lost, 1, "{line}");
+    assert!(line["chunks_resent"].as_u64().unwrap() > 0, "{line}");
+    assert_eq!(line["lanes_restored"], 1, "{line}");
+}

@@ -1,0 +1,193 @@
+//! Foreign code that does not return, and code of ours that panics: every wait ends, and other
+//! connections go on.
+#![expect(clippy::unwrap_used, reason = "helpers fail the test that calls them")]
+
+use std::time::{Duration, Instant};
+
+use tcpx::{Connection, Deadlines, Error, Region};
+use tcpx_tests::double::{self, Call, Fault};
+use tcpx_tests::pair::{LONG, Listening, double_network};
+use tcpx_tests::panicking::Panicking;
+use tcpx_tests::support::until;
+
+const CHUNK: usize = 512 << 10;
+/// What a transfer may stand still; a call that takes longer is stuck.
+const STALL: Duration = Duration::from_millis(1200);
+/// Ten times that.
+const BOUND: Duration = Duration::from_secs(12);
+
+fn impatient(options: &mut tcpx::Options) {
+    options.channels = 1;
+    options.eager_limit = 0;
+    options.connect_timeout = Duration::from_secs(2);
+    options.deadlines = Deadlines {
+        stall: STALL,
+        total: None,
+    };
+}
+
+fn listening() -> Listening {
+    Listening::new(double_network(), impatient, impatient)
+}
+
+fn moves(server: &Connection, client: &Connection) {
+    let mut bytes = vec![0; 3 * CHUNK];
+    getrandom::fill(&mut bytes).unwrap();
+    let (source, target) = (
+        Region::host(bytes.len()).unwrap(),
+        Region::host(bytes.len()).unwrap(),
+    );
+    source.write_from(0, &bytes).unwrap();
+    target.write_from(0, &vec![0xA5; bytes.len()]).unwrap();
+    let receive = server.receive(target.all(), 1).start().unwrap();
+    let send = client.send(source.all(), 1).start().unwrap();
+    send.wait_timeout(LONG).unwrap().unwrap();
+    receive.wait_timeout(LONG).unwrap().unwrap();
+    assert!(target.with_bytes(.., |there| there == bytes).unwrap());
+}
+
+fn within<T>(bound: Duration, what: &str, work: impl FnOnce() -> T) -> T {
+    let started = Instant::now();
+    let answer = work();
+    assert!(started.elapsed() < bound, "{what}: {:?}", started.elapsed());
+    answer
+}
+
+#[test]
+fn a_call_that_hangs_holds_no_caller_and_no_other_connection() {
+    let _serial = double::serial();
+    for call in [
+        Call::RegMr,
+        Call::Isend,
+        Call::Irecv,
+        Call::Test,
+        Call::Consumed,
+    ] {
+        let (server, client) = listening().connect();
+        let (other_server, other_client) = Listening::new(
+            std::sync::Arc::new(tcpx::TcpNetwork::default()),
+            impatient,
+            impatient,
+        )
+        .connect();
+        let fault = Fault::hangs(call, 0);
+        let memory = Region::host(4 * CHUNK).unwrap();
+        let target = Region::host(4 * CHUNK).unwrap();
+        let receive = within(BOUND, "starting", || {
+            server.receive(target.all(), 1).start()
+        });
+        let send = within(BOUND, "starting", || client.send(memory.all(), 1).start());
+        until("the call hangs", || fault.is_hanging().then_some(()));
+
+        // Neither end's memory can be given up, so the wait says that instead.
+        let ended: Vec<_> = [receive, send]
+            .into_iter()
+            .map(|transfer| within(BOUND, "waiting", || transfer.and_then(tcpx::Transfer::wait)))
+            .collect();
+        assert!(ended.iter().all(Result::is_err), "{call:?}: {ended:?}");
+        let stuck = |end: &Connection| {
+            within(BOUND, "status", || end.status())
+                .iter()
+                .any(|line| line.contains("inside one call of the network"))
+        };
+        assert!(stuck(&server) || stuck(&client), "{call:?}");
+        for end in [&server, &client] {
+            within(BOUND, "statistics", || end.statistics());
+            let more = Region::host(16).unwrap();
+            // On the end that hangs it does not start; on the other the connection is lost.
+            let refused = within(BOUND, "one more", || end.send(more.all(), 2).start());
+            if let Ok(transfer) = refused {
+                within(BOUND, "its end", || transfer.wait()).expect_err("the peer hangs");
+            }
+        }
+        moves(&other_server, &other_client);
+        for end in [server, client] {
+            within(BOUND, "closing", || end.close(Duration::from_secs(1))).expect_err("it hangs");
+        }
+        // The call returns after all: then everything is let go of.
+        drop(fault);
+        for region in [&memory, &target] {
+            until("the memory is free", || region.with_bytes(.., |_| ()).ok());
+        }
+    }
+}
+
+#[test]
+fn a_set_up_call_that_hangs_ends_at_the_deadline_of_the_set_up() {
+    let _serial = double::serial();
+    for call in [Call::Properties, Call::Listen, Call::Connect, Call::Accept] {
+        let listening = listening();
+        let fault = Fault::hangs(call, 0);
+        let (server, client) = within(BOUND, "the set-up", || listening.try_connect());
+        assert!(server.is_err() && client.is_err(), "{call:?}");
+        let words = format!("{} {}", server.unwrap_err(), client.unwrap_err());
+        assert!(words.contains("plugin"), "{call:?}: {words}");
+        drop(fault);
+        let (server, client) = listening.connect();
+        moves(&server, &client);
+    }
+}
+
+#[test]
+fn a_close_that_hangs_holds_nobody_who_closes_with_a_limit() {
+    let _serial = double::serial();
+    for call in [Call::DeregMr, Call::CloseSend, Call::CloseRecv] {
+        let (server, client) = listening().connect();
+        moves(&server, &client);
+        let fault = Fault::hangs(call, 0);
+        let limit = Duration::from_secs(1);
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| client.close(limit));
+            within(BOUND, "closing", || server.close(limit).ok());
+            within(BOUND, "closing", || other.join().expect("no panic").ok());
+        });
+        drop(fault);
+    }
+}
+
+#[test]
+fn a_network_that_panics_ends_its_connection_and_no_other() {
+    let tcp = || std::sync::Arc::new(tcpx::TcpNetwork::default());
+    // Printing where a panic came from takes seconds on a busy machine, and is no hang.
+    let patient = |options: &mut tcpx::Options| {
+        impatient(options);
+        options.deadlines.stall = LONG;
+    };
+    // Both kinds share the engine's thread with the connection that must live on.
+    let (server, client) = Listening::new(tcp(), patient, patient).connect();
+    for times in [1, 100] {
+        let panicking = Panicking::after(tcp(), 2, times);
+        let listening = Listening::new(
+            tcp(),
+            |options| {
+                patient(options);
+                options.network = panicking.clone();
+                // What is posted may still arrive, but the rest is never posted.
+                options.receive_window = Some(2);
+            },
+            patient,
+        );
+        let (bad_server, bad_client) = listening.connect();
+        let (source, target) = (
+            Region::host(64 * CHUNK).unwrap(),
+            Region::host(64 * CHUNK).unwrap(),
+        );
+        let receive = bad_server.receive(target.all(), 1).start();
+        let send = bad_client.send(source.all(), 1).start();
+        let end = |transfer: Result<tcpx::Transfer, Error>| {
+            transfer.and_then(|transfer| within(LONG, "its end", || transfer.wait()))
+        };
+        let error = end(receive).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("a defect of tcpx ended the connection: made to panic"),
+            "{error}"
+        );
+        end(send).expect_err("the other end is gone");
+        within(LONG, "closing", || bad_server.close(LONG)).expect_err("it panicked");
+        within(LONG, "closing", || bad_client.close(LONG)).expect_err("it was lost");
+        moves(&server, &client);
+        until("the memory is free", || target.with_bytes(.., |_| ()).ok());
+    }
+}

@@ -1,0 +1,102 @@
+//! `cargo xtask header`: `tcpx.h` is what the sources of crate `tcpx-capi` declare.
+
+use std::fmt::Write as _;
+
+use anyhow::{Context, Result, anyhow};
+
+use crate::workspace::{files, publish, root};
+
+const HEADER: &str = "crates/tcpx-capi/include/tcpx.h";
+const CRATE: &str = "crates/tcpx-capi";
+/// The order of the header; other files declare nothing for C.
+const SOURCES: [&str; 7] = [
+    "codes", "types", "error", "log", "library", "setup", "memory",
+];
+/// Last, because it is about everything before.
+const LAST: &str = "transfer";
+
+/// Writes the header, or with `--check` fails if it is not what the sources say.
+pub(crate) fn run(arguments: &[String]) -> Result<()> {
+    publish(HEADER, &generate()?, "header", arguments)
+}
+
+fn generate() -> Result<String> {
+    let folder = root()?.join(CRATE);
+    let config = cbindgen::Config::from_file(folder.join("cbindgen.toml"))
+        .map_err(|error| anyhow!("cbindgen.toml: {error}"))?;
+    let mut builder = cbindgen::Builder::new().with_config(config);
+    for name in SOURCES.iter().chain([&LAST]) {
+        builder = builder.with_src(folder.join(format!("src/{name}.rs")));
+    }
+    let bindings = builder.generate().context("cbindgen")?;
+    let mut text = Vec::new();
+    bindings.write(&mut text);
+    // What Rust calls safety is the caller's part of the contract in C.
+    let text = String::from_utf8(text)
+        .context("cbindgen wrote no UTF-8")?
+        .replace(" * # Safety\n", " * The caller's part:\n");
+    complete(&text)?;
+    Ok(text)
+}
+
+/// Every exported function of the crate is in the header, whichever file it stands in.
+fn complete(header: &str) -> Result<()> {
+    let mut missing = String::new();
+    for path in files(&root()?.join(CRATE).join("src"), "rs", true)? {
+        let source = crate::workspace::read(&path)?;
+        for name in exported(&source) {
+            if !header.contains(&format!("{name}(")) {
+                let _ = write!(missing, " {name}");
+            }
+        }
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(anyhow!("exported but not in the header:{missing}"))
+}
+
+/// Names of functions that C can call.
+fn exported(source: &str) -> impl Iterator<Item = &str> {
+    source
+        .lines()
+        .filter(|line| line.starts_with("pub ") && line.contains("extern \"C\" fn "))
+        .filter_map(|line| line.split("fn ").nth(1)?.split('(').next())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exported_functions_are_found_by_their_line() {
+        let source = "pub unsafe extern \"C\" fn tcpx_a(\n    x: i32,\n) {}\n\
+                      extern \"C\" fn hidden() {}\npub extern \"C\" fn tcpx_b() {}\n";
+        assert_eq!(Vec::from_iter(exported(source)), ["tcpx_a", "tcpx_b"]);
+    }
+
+    #[test]
+    fn the_header_declares_the_historic_calls() {
+        let header = generate().unwrap();
+        for call in [
+            "load_plugin",
+            "get_device_count",
+            "get_properties",
+            "listen",
+            "connect_v5",
+            "accept_v5",
+            "reg_mr",
+            "dereg_mr",
+            "isend",
+            "irecv",
+            "test",
+            "irecv_consumed",
+            "close_send",
+            "close_recv",
+            "close_listen",
+            "wait_request",
+        ] {
+            assert!(header.contains(&format!("int tcpx_{call}(")), "{call}");
+        }
+    }
+}
