@@ -46,6 +46,17 @@ pub(super) struct Parts {
 /// Why payload is not in the pool.
 const PLAIN: &str = "payload arrives as plain data, not in the pool: the queue's binding ended, or the flow is not steered to it; `tcpx devmem status` shows both";
 
+/// Why a path changed when the other end was the first to give the payload connection up.
+const PEER_ENDED: &str = "the peer ended the payload connection; its own output says why";
+
+/// How the peer's end of the connection shows where one writes, or reads too late.
+fn is_the_peers_end(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+    )
+}
+
 /// How a direction's bytes travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Path {

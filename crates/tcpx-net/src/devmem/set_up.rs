@@ -140,6 +140,7 @@ fn dial_all(
     let payload_to = address.map_or(setup.peer, to);
     let payload = DialOptions {
         deadline: setup.deadline,
+        source: None,
         interface: interface.map(str::to_owned),
         source: None,
         capabilities: 0,

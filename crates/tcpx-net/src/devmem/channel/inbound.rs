@@ -5,7 +5,7 @@ use std::io;
 use tcpx_wire::cmsg::Dialect;
 use tcpx_wire::tokens::Returned;
 
-use super::{DevmemChannel, Path};
+use super::{DevmemChannel, PEER_ENDED, Path, is_the_peers_end};
 use crate::channel::Completion;
 use crate::devmem::calls::Arrival;
 use crate::devmem::companion::{CompanionError, Read, Word};
@@ -59,13 +59,17 @@ impl DevmemChannel {
                 Err(error) if error.raw_os_error() == Some(TOO_SMALL) && self.more_control() => {
                     continue;
                 }
+                Err(error) if is_the_peers_end(&error) => {
+                    self.leave_in(PEER_ENDED.to_owned(), out);
+                    return Ok(());
+                }
                 Err(error) => {
                     self.leave_in(receive_failed(&error), out);
                     return Ok(());
                 }
             };
             if arrival.bytes == 0 {
-                self.leave_in("the peer ended the payload connection".to_owned(), out);
+                self.leave_in(PEER_ENDED.to_owned(), out);
                 return Ok(());
             }
             let control = self.control.get(..arrival.control_bytes).unwrap_or(&[]);

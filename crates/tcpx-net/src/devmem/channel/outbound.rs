@@ -4,7 +4,7 @@ use std::io;
 
 use tcpx_memory::RegionSlice;
 
-use super::{DevmemChannel, Path};
+use super::{DevmemChannel, PEER_ENDED, Path, is_the_peers_end};
 use crate::channel::{Completion, SendChunk};
 use crate::devmem::outflow::{Next, Source};
 use crate::error::ChannelError;
@@ -125,6 +125,7 @@ impl DevmemChannel {
                 }
                 Err(error) => {
                     let why = match slot {
+                        _ if is_the_peers_end(&error) => PEER_ENDED.to_owned(),
                         Some(_) => format!("sending out of device memory failed: {error}"),
                         None => format!("sending on the payload connection failed: {error}"),
                     };
@@ -240,7 +241,11 @@ impl DevmemChannel {
                 Err(error) => {
                     // The connection's own error: its bytes go another way, and what the kernel
                     // still had of them is purged with the socket.
-                    let why = format!("the payload connection failed: {error}");
+                    let why = if is_the_peers_end(&error) {
+                        PEER_ENDED.to_owned()
+                    } else {
+                        format!("the payload connection failed: {error}")
+                    };
                     self.in_kernel.clear();
                     self.leave_out(&why);
                     self.path_changed(why, out);
