@@ -142,7 +142,6 @@ fn dial_all(
         deadline: setup.deadline,
         source: None,
         interface: interface.map(str::to_owned),
-        source: None,
         capabilities: 0,
     };
     let companion = DialOptions::until(setup.deadline);
