@@ -2,7 +2,7 @@
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::NAME;
 use super::event_loop::Loops;
@@ -63,6 +63,7 @@ fn lane_socket(lane: u16, stream: TcpStream, peer: SocketAddr) -> Arc<LaneSocket
         descriptor: stream.into(),
         peer,
         lane,
+        ended_by_peer: AtomicBool::new(false),
     })
 }
 

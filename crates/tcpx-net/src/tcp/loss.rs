@@ -94,7 +94,9 @@ impl Shared {
         let (by_peer, replaced) = (matches!(how, Lost::ByPeer), matches!(how, Lost::Replaced));
         let error = how.into_error(&self.name, &socket);
         let closing = self.closing.load(Ordering::Acquire);
-        if !by_peer && !closing {
+        if by_peer {
+            socket.ended_by_peer.store(true, Ordering::Release);
+        } else if !closing {
             self.counters.lanes_lost.fetch_add(1, Ordering::Relaxed);
         }
         if left > 0 && self.resend {

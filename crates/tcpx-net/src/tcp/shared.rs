@@ -57,6 +57,8 @@ pub(super) struct LaneSocket {
     pub(super) descriptor: OwnedFd,
     pub(super) peer: SocketAddr,
     pub(super) lane: u16,
+    /// It ended between two of the peer's chunks, as a peer that is done ends it.
+    pub(super) ended_by_peer: AtomicBool,
 }
 
 impl AsFd for LaneSocket {

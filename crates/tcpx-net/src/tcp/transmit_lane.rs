@@ -14,7 +14,7 @@ use super::loss::Lost;
 use super::shared::{Event, LaneSocket, Shared};
 use super::splice::Splice;
 use super::transmit_table::{Outgoing, Taken};
-use crate::error::ChunkPosition;
+use crate::error::{ChannelError, ChunkPosition};
 use crate::socket::forget_unsent;
 
 /// Bytes that a lane may write before the others of its loop get their turn.
@@ -172,6 +172,13 @@ impl TransmitLane {
         }
         let lane = self.socket.lane;
         count += self.shared.transmit.requeue(lane);
+        if count > 0 && self.socket.ended_by_peer.load(Ordering::Acquire) {
+            // It looked like an end in order, and was none: chunks of ours were on it.
+            self.shared
+                .counters
+                .lanes_lost
+                .fetch_add(1, Ordering::Relaxed);
+        }
         self.shared
             .counters
             .chunks_resent
@@ -230,11 +237,21 @@ impl Source for TransmitLane {
         {
             forget_unsent(self.socket.as_fd());
         }
-        if self.shared.is_over() {
+        // Where nothing is sent again, a lane's end is the channel's, even if the half that saw it first
+        // has not said so yet.
+        let is_over = self.shared.is_over();
+        if is_over || !self.shared.resend {
             if let Some(Writing { chunk, .. }) = self.current.take() {
                 let slot = chunk.slot;
                 drop(chunk);
-                let error = self.shared.failure(1);
+                let error = if is_over {
+                    self.shared.failure(1)
+                } else {
+                    ChannelError::PeerClosed {
+                        channel: self.shared.name.clone(),
+                        outstanding: 1,
+                    }
+                };
                 self.shared.transmit.free(slot);
                 self.shared.report(Event::SendFailed { slot, error });
             }

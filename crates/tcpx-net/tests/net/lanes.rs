@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 
-use tcpx_net::{ChannelError, Completion, TcpOptions};
+use tcpx_net::{Cancel, ChannelError, Completion, TcpOptions};
 use tcpx_wire::TransferId;
 use tcpx_wire::chunk_header::ChunkHeader;
 
@@ -133,15 +133,16 @@ fn a_receive_that_was_cancelled_on_a_dead_lane_ends_cancelled() {
     write_chunk(&raw.lanes[0], 0, 300_000, 200_000);
     wait_until(|| raw.channel.stats().bytes_received >= 100_000);
     raw.lanes[0].shutdown(Shutdown::Both).unwrap();
-    raw.channel.cancel(1000);
-    // Either the lane let go of it before it died, or the cancel found it free: then it is done.
-    let ended = close(&mut *raw.channel);
-    assert!(
-        ended
-            .iter()
-            .all(|one| failed(one).1 == ChannelError::Cancelled),
-        "{ended:?}"
-    );
+    // Either the lane has let go of it, and the cancel finds it free, or the lane does so when it ends.
+    match raw.channel.cancel(1000) {
+        Cancel::Done => {}
+        Cancel::Pending => {
+            let ended = completions(&mut *raw.channel, 1);
+            assert_eq!(failed(&ended[0]), (1000, ChannelError::Cancelled));
+        }
+        Cancel::Unsupported => panic!("tcp can cancel"),
+    }
+    assert!(close(&mut *raw.channel).is_empty());
 }
 
 #[test]
@@ -225,10 +226,15 @@ fn a_chunk_that_nobody_waits_for_is_not_sent_again() {
     raw.channel.forget(0);
     assert_eq!(sent_token(&completions(&mut *raw.channel, 1)[0]), 0);
     drop(raw.lanes.remove(carrier));
-    wait_until(|| raw.channel.stats().lanes_lost == 1);
-    post_send(&mut *raw.channel, 1, filled(1, 1000));
-    assert_eq!(read_header(&raw.lanes[0]).sequence, 1);
-    assert_eq!(raw.channel.stats().chunks_resent, 0);
+    wait_until(|| raw.channel.stats().streams == 1);
+    // The dying lane may have a hand on the first of these, but none may be the forgotten one.
+    for sequence in 1..4 {
+        post_send(&mut *raw.channel, sequence, filled(sequence, 1000));
+        let header = read_header(&raw.lanes[0]);
+        assert_eq!(header.sequence, sequence);
+        read_payload(&raw.lanes[0], &header);
+        raw.channel.placed(sequence).unwrap();
+    }
     drop(close(&mut *raw.channel));
 }
 
