@@ -251,6 +251,18 @@ fn tokens_that_the_kernel_refuses_move_the_stream_to_plain_tcp() {
     goes_on_over_plain_tcp(weather, "tokens cannot be given back");
 }
 
+/// A channel that gave its connection up has the whole pool until it closes that; the other one waits
+/// for a page of it.
+#[test]
+fn a_pool_that_a_closed_connection_held_serves_the_other_one() {
+    let weather = Weather {
+        refuses_tokens_at: Some((1, libc::EINVAL)),
+        ..Weather::default()
+    };
+    let seen = run(256 << 10, weather, &SIZES);
+    assert_eq!(seen.changes.len(), 2, "{:?}", seen.changes);
+}
+
 #[test]
 fn errno_525_is_met_with_more_room() {
     let weather = Weather {
@@ -342,5 +354,8 @@ fn nothing_is_held_between_transfers() {
     }
     close(server, client);
     // Closing a socket gives its tokens back; all were given back before that.
-    assert_eq!(kernel.tokens_held(), 0);
+    assert_eq!(
+        (kernel.tokens_held(), kernel.counts().freed_by_close),
+        (0, 0)
+    );
 }
