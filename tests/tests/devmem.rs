@@ -251,16 +251,16 @@ fn tokens_that_the_kernel_refuses_move_the_stream_to_plain_tcp() {
     goes_on_over_plain_tcp(weather, "tokens cannot be given back");
 }
 
-/// A channel that gave its connection up has the whole pool until it closes that; the other one waits
-/// for a page of it.
 #[test]
-fn a_pool_that_a_closed_connection_held_serves_the_other_one() {
+fn the_pages_of_a_closed_connection_serve_the_other_channel() {
     let weather = Weather {
         refuses_tokens_at: Some((1, libc::EINVAL)),
         ..Weather::default()
     };
-    let seen = run(256 << 10, weather, &SIZES);
+    // One page: the first channel to have it keeps it until its connection is closed.
+    let seen = run(4096, weather, &SIZES);
     assert_eq!(seen.changes.len(), 2, "{:?}", seen.changes);
+    assert!(seen.path.contains("over plain TCP"), "{}", seen.path);
 }
 
 #[test]

@@ -1,4 +1,9 @@
 # Bindings that end, processes that are killed, and many transfers that leave nothing behind.
+# afresh: nobody is to read what the last ones wrote; a process empties its file only once it runs
+afresh() {
+	: >/tmp/server
+	: >/tmp/client
+}
 # says WORDS FILE PID: until it does
 says() {
 	tries=0
@@ -11,6 +16,7 @@ says() {
 # pair NAME SERVER CLIENT: both ends with these arguments, the server at the receiver's card
 pair() {
 	echo "- $1"
+	afresh
 	devmem_peer listen=5000 $2 >/tmp/server 2>&1 &
 	server=$!
 	says listening /tmp/server $server
@@ -37,6 +43,7 @@ same /tmp/before /tmp/after
 
 echo "- the sender is killed, and another one comes"
 long="sizes=10000000 seed=9 rounds=1000 rounds_shown=yes"
+afresh
 devmem_peer listen=5000 interface=dm1 queue=3 $pool $long >/tmp/server 2>&1 &
 server=$!
 says listening /tmp/server $server
@@ -50,6 +57,7 @@ settings >/tmp/after
 same /tmp/before /tmp/after
 
 echo "- the receiver is killed, and binds the same queue again"
+afresh
 devmem_peer listen=5000 interface=dm1 queue=3 $pool $long >/tmp/server 2>&1 &
 server=$!
 says listening /tmp/server $server
