@@ -3,12 +3,12 @@
 //!
 //! What it says follows the facts in `docs/device-memory-receive.md`: lowest free token first, no
 //! receive that mixes plain bytes and records, `ENODEV` for ever, errno 525 without room. Memory whose
-//! last token came back is overwritten at once, so that a token given back too early is seen.
+//! last token came back is overwritten at once, so that a token given back too early is seen; the close of
+//! a socket gives all of its tokens back.
 
-use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::net::RecvFlags;
@@ -20,6 +20,10 @@ use tcpx_net::devmem::{
 use tcpx_wire::cmsg::{Dialect, HEADER_BYTES, SOL_SOCKET, cmsg_align, cmsg_len, cmsg_space};
 
 use crate::content::scramble;
+
+mod sockets;
+
+use sockets::Sockets;
 
 const PAGE: usize = 4096;
 /// Memory to send from: fewer slots than chunks in flight.
@@ -83,21 +87,9 @@ impl Default for Weather {
     }
 }
 
-/// What one socket has of the pool.
-#[derive(Debug, Default)]
-struct Socket {
-    position: u64,
-    /// Token to place and length.
-    tokens: HashMap<u32, (usize, usize)>,
-    free_tokens: BTreeSet<u32>,
-    next_token: u32,
-    /// Sends out of bound memory that were not reported on.
-    unreported: u64,
-}
-
 #[derive(Debug, Default)]
 struct State {
-    sockets: HashMap<RawFd, Socket>,
+    sockets: Sockets,
     /// Fragments on each page.
     pages: Vec<u32>,
     next_page: usize,
@@ -124,6 +116,8 @@ pub struct Counts {
     pub dry: u64,
     /// Calls that returned tokens.
     pub returns: u64,
+    /// Fragments whose pages came back with the close of their socket.
+    pub freed_by_close: u64,
     /// Calls that named a token which nobody had.
     pub strange_returns: u64,
     /// Receives that failed on purpose.
@@ -185,8 +179,7 @@ impl FakeKernel {
 
     /// Tokens that nobody gave back.
     pub fn tokens_held(&self) -> usize {
-        let state = self.lock();
-        state.sockets.values().map(|one| one.tokens.len()).sum()
+        self.lock().sockets.tokens_held()
     }
 
     /// Flows that are steered now.
@@ -254,6 +247,14 @@ impl FakeKernel {
         let part = self.memory.slice(at..at + length).expect("in the pool");
         part.write_from(&vec![POISON; length]).expect("our lease");
     }
+
+    /// A socket's close gives its tokens back.
+    fn free_closed(&self, state: &mut State) {
+        for (at, length) in state.sockets.take_closed() {
+            self.free(state, at, length);
+            state.counts.freed_by_close += 1;
+        }
+    }
 }
 
 fn record(kind: i32, offset: u64, size: usize, token: u32, id: u32) -> Vec<u8> {
@@ -284,11 +285,8 @@ impl SocketCalls for FakeKernel {
             state.counts.failures += 1;
             return Err(io::Error::from_raw_os_error(TOO_SMALL));
         }
-        let position = state
-            .sockets
-            .entry(socket.as_raw_fd())
-            .or_default()
-            .position;
+        self.free_closed(state);
+        let position = state.sockets.of(socket).position;
         if let Some((at, errno)) = self.weather.fails_at
             && position >= at
         {
@@ -340,7 +338,7 @@ impl SocketCalls for FakeKernel {
                     };
                     let part = self.memory.slice(at..at + length).expect("in the pool");
                     part.write_from(bytes).expect("our lease");
-                    let own = state.sockets.entry(socket.as_raw_fd()).or_default();
+                    let own = state.sockets.of(socket);
                     let token = own.free_tokens.pop_first().unwrap_or_else(|| {
                         own.next_token += 1;
                         own.next_token
@@ -374,9 +372,7 @@ impl SocketCalls for FakeKernel {
         let taken = &mut seen[..arrival.bytes];
         let (_, taken) = rustix::net::recv(socket, taken, RecvFlags::DONTWAIT)?;
         assert_eq!(taken, arrival.bytes, "what was seen can be taken");
-        if let Some(own) = state.sockets.get_mut(&socket.as_raw_fd()) {
-            own.position += arrival.bytes as u64;
-        }
+        state.sockets.of(socket).position += arrival.bytes as u64;
         Ok(arrival)
     }
 
@@ -412,7 +408,7 @@ impl SocketCalls for FakeKernel {
                 if freed >= self.weather.frees_at_most.min(1024) {
                     break;
                 }
-                let own = state.sockets.entry(socket.as_raw_fd()).or_default();
+                let own = state.sockets.of(socket);
                 let Some((at, length)) = own.tokens.remove(&token) else {
                     state.counts.strange_returns += 1;
                     continue;
@@ -440,7 +436,8 @@ impl SocketCalls for FakeKernel {
         assert_eq!(dmabuf_id, SEND_ID);
         let mut state = self.lock();
         let state = &mut *state;
-        let own = state.sockets.entry(socket.as_raw_fd()).or_default();
+        self.free_closed(state);
+        let own = state.sockets.of(socket);
         let counts = &mut state.counts;
         counts.device_sends += 1;
         if let Some((at, errno)) = self.weather.send_fails_at
@@ -479,9 +476,7 @@ impl SocketCalls for FakeKernel {
             let reported = u64::from(done.last.wrapping_sub(done.first)) + 1;
             let mut state = self.lock();
             state.counts.reports += reported;
-            if let Some(own) = state.sockets.get_mut(&socket.as_raw_fd()) {
-                own.unreported -= reported;
-            }
+            state.sockets.of(socket).unreported -= reported;
         }
         Ok(done)
     }

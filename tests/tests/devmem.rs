@@ -252,6 +252,18 @@ fn tokens_that_the_kernel_refuses_move_the_stream_to_plain_tcp() {
 }
 
 #[test]
+fn the_pages_of_a_closed_connection_serve_the_other_channel() {
+    let weather = Weather {
+        refuses_tokens_at: Some((1, libc::EINVAL)),
+        ..Weather::default()
+    };
+    // One page: the first channel to have it keeps it until its connection is closed.
+    let seen = run(4096, weather, &SIZES);
+    assert_eq!(seen.changes.len(), 2, "{:?}", seen.changes);
+    assert!(seen.path.contains("over plain TCP"), "{}", seen.path);
+}
+
+#[test]
 fn errno_525_is_met_with_more_room() {
     let weather = Weather {
         too_small: 2,
@@ -342,5 +354,8 @@ fn nothing_is_held_between_transfers() {
     }
     close(server, client);
     // Closing a socket gives its tokens back; all were given back before that.
-    assert_eq!(kernel.tokens_held(), 0);
+    assert_eq!(
+        (kernel.tokens_held(), kernel.counts().freed_by_close),
+        (0, 0)
+    );
 }

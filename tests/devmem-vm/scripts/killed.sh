@@ -5,6 +5,8 @@ settings >/tmp/before
 hold() {
 	input=$((7 + $2))
 	rm -f "/tmp/in$2" && mkfifo "/tmp/in$2"
+	# The last holder of the queue wrote that it is bound; this one empties the file only once it runs.
+	: >"/tmp/out$2"
 	devmem_setup hold dm1 "$2" "$3" <"/tmp/in$2" >"/tmp/out$2" 8>&- 9>&- &
 	eval "$1=$!; exec $input>/tmp/in$2"
 	tries=0

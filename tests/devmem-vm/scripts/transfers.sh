@@ -12,6 +12,8 @@ listening() {
 # pair NAME SERVER CLIENT: both ends with these arguments, the server at the receiver's card
 pair() {
 	echo "- $1"
+	# The last server wrote that it listens; this one empties the file only once it runs.
+	: >/tmp/server
 	devmem_peer listen=5000 $2 >/tmp/server 2>&1 &
 	server=$!
 	listening /tmp/server $server
@@ -61,6 +63,7 @@ ip link set dm1 mtu 1500
 sender ip link set dm0 mtu 1500
 
 echo "- two flows into two pools"
+: >/tmp/second
 devmem_peer listen=5001 interface=dm1 queue=2 pool=8388608 expect=all $large >/tmp/second 2>&1 &
 second=$!
 listening /tmp/second $second

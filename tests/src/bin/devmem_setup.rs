@@ -1,11 +1,13 @@
 //! Sets up device memory on a real kernel and says whether everything went as it must. Runs in the machine
 //! of `cargo xtask devmem-vm`, as root:
 //!
-//!     devmem_setup hold IFACE QUEUE PORT    bind and steer, say so, undo at the end of standard input
-//!     devmem_setup refusals IFACE           each refusal of the kernel is its own error
-//!     devmem_setup refused IFACE KIND       binding is refused with an error of that kind
-//!     devmem_setup cycles IFACE COUNT       bind, steer and undo, so often; nothing may be left
-//!     devmem_setup threshold IFACE [BYTES]  print the header split's threshold, or set it
+//! ```text
+//! devmem_setup hold IFACE QUEUE PORT    bind and steer, say so, undo at the end of standard input
+//! devmem_setup refusals IFACE           each refusal of the kernel is its own error
+//! devmem_setup refused IFACE KIND       binding is refused with an error of that kind
+//! devmem_setup cycles IFACE COUNT       bind, steer and undo, so often; nothing may be left
+//! devmem_setup threshold IFACE [BYTES]  print the header split's threshold, or set it
+//! ```
 
 #[path = "devmem_setup/threshold.rs"]
 mod threshold;
