@@ -267,6 +267,9 @@ impl Bench<'_> {
         if contender == Contender::Iperf3 {
             return Ok(0);
         }
+        if matches!(contender, Contender::Raw(_)) && case.mode != Mode::Latency {
+            self.verify_plain(case, results.streams)?;
+        }
         let least = u32::from(case.depth).max(2);
         let most = u64::from(MOST_MESSAGES);
         let mut count = least;
@@ -347,24 +350,12 @@ impl Bench<'_> {
         } else {
             results.streams
         };
-        let mut order = RawRun {
+        let order = RawRun {
             run: *run,
             streams,
             drive,
             seed: None,
         };
-        if !results.series.iter().any(|series| {
-            series.contender == Contender::Raw(drive)
-                && series.case == *case
-                && !series.samples.is_empty()
-        }) && case.mode != Mode::Latency
-        {
-            order.seed = Some(getrandom::u64().map_err(crate::key::KeyError::random)?);
-            order.run.count = run.depth.into();
-            self.plain(case, &order)?;
-            order.seed = None;
-            order.run.count = run.count;
-        }
         let (part, theirs, elapsed, control) = self.plain(case, &order)?;
         let note = format!("raw: {} streams, {control}", results.streams);
         if case.mode != Mode::Latency && !results.notes.contains(&note) {
@@ -377,6 +368,22 @@ impl Bench<'_> {
         }
         sample.latency = Latency::of(&part.times);
         Ok(sample)
+    }
+
+    /// Has plain loops carry fresh contents once; every byte is compared.
+    fn verify_plain(&self, case: &Case, streams: u16) -> Result<(), Error> {
+        let order = RawRun {
+            run: Run {
+                mode: case.mode,
+                bytes: case.bytes,
+                count: case.depth.into(),
+                depth: case.depth,
+            },
+            streams,
+            drive: Drive::Blocking,
+            seed: Some(getrandom::u64().map_err(crate::key::KeyError::random)?),
+        };
+        self.plain(case, &order).map(drop)
     }
 
     fn plain(&self, case: &Case, order: &RawRun) -> Result<(Part, Cost, Duration, String), Error> {
