@@ -42,7 +42,7 @@ mod watch;
 use crate::channel::Channel;
 use crate::error::NetworkError;
 use crate::network::{Exchange, Network, Setup};
-use crate::socket::limit_buffers;
+use crate::socket::congestion_control;
 use shared::{MAX_LANES, Parts};
 use staging::Staging;
 
@@ -162,9 +162,12 @@ impl Network for TcpNetwork {
         let agreed = agree::agree(wanted, self.options.interfaces.as_deref(), setup, exchange)?;
         let lanes = agreed.lanes;
         let (streams, repair, ways) = open::open(agreed, setup)?;
-        for stream in &streams {
-            limit_buffers(stream, self.options.socket_buffer);
-        }
+        tracing::info!(
+            peer = %setup.peer,
+            lanes,
+            congestion_control = streams.first().and_then(congestion_control),
+            "lanes opened"
+        );
         let window = self.windows().0;
         let parts = Parts {
             name: lanes::name(lanes, setup.peer),
@@ -173,6 +176,7 @@ impl Network for TcpNetwork {
             window,
             resend: self.options.resend && lanes > 1,
             splice: self.options.splice,
+            socket_buffer: self.options.socket_buffer,
             staging: Staging::new(setup.workers, self.options.stage_host, window)?,
             repair,
         };

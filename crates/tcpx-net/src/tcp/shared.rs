@@ -128,6 +128,8 @@ pub(super) struct Shared {
     /// A lane's death can be survived: what was sent is kept until the peer has placed it.
     pub(super) resend: bool,
     splice: bool,
+    /// Bytes that every lane's socket buffers hold each way, restored lanes' too; 0: automatic.
+    pub(super) socket_buffer: u32,
     /// Held while lanes are added, and while closing begins.
     pub(super) membership: Mutex<()>,
     /// Lane halves that a loop still holds.
@@ -146,6 +148,8 @@ pub(super) struct Parts {
     pub(super) window: u16,
     pub(super) resend: bool,
     pub(super) splice: bool,
+    /// Bytes that a lane's socket buffers hold each way; 0: automatic.
+    pub(super) socket_buffer: u32,
     pub(super) staging: Staging,
     pub(super) repair: Repair,
 }
@@ -159,6 +163,7 @@ impl Shared {
             window,
             resend,
             splice,
+            socket_buffer,
             staging,
             repair,
         } = parts;
@@ -176,6 +181,7 @@ impl Shared {
             attention: Attention::default(),
             resend,
             splice: splice && resend,
+            socket_buffer,
             membership: Mutex::new(()),
             halves: AtomicUsize::new(0),
             events: ArrayQueue::new(3 * usize::from(window)),
