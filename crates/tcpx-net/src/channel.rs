@@ -331,6 +331,11 @@ pub trait Channel: Send + Debug {
         self.describe()
     }
 
+    /// The congestion control of its TCP sockets, as the kernel names it; `None` without such sockets.
+    fn congestion_control(&self) -> Option<String> {
+        None
+    }
+
     /// Counters.
     fn stats(&self) -> ChannelStats;
 }

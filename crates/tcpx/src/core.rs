@@ -451,6 +451,12 @@ impl Core {
         self.finished || self.control_is_down() || self.peer_closed
     }
 
+    /// The congestion control of the channels' sockets, where they have some.
+    pub(crate) fn congestion_control(&self) -> Option<String> {
+        let mut channels = self.channels.iter();
+        channels.find_map(|state| state.channel.congestion_control())
+    }
+
     /// Counters of all channels, summed.
     pub(crate) fn statistics(&self) -> ChannelStats {
         let mut sum = ChannelStats::default();
