@@ -263,6 +263,7 @@ fn choose_network(
         return Ok((
             Arc::new(TcpNetwork::new(TcpOptions {
                 interfaces: args.interfaces().map(str::to_owned),
+                zero_copy: args.zero_copy,
                 ..TcpOptions::default()
             })),
             format!("tcp, embedded ({why})"),

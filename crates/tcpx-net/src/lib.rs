@@ -19,6 +19,7 @@ pub mod plain;
 pub mod plugin;
 mod socket;
 pub mod tcp;
+mod zero_copy;
 
 pub use auth::Auth;
 pub use channel::{

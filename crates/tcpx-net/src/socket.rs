@@ -110,12 +110,8 @@ const NEAR_BUFFER: u32 = 512 << 10;
 
 /// Bounds what the kernel buffers for a lane, in bytes each way; with 0 only inside one host.
 pub(crate) fn limit_buffers(stream: &TcpStream, bytes: u32) {
-    let is_near = || match (stream.local_addr(), stream.peer_addr()) {
-        (Ok(local), Ok(peer)) => local.ip() == peer.ip(),
-        _ => false,
-    };
     let bytes = match bytes {
-        0 if is_near() => NEAR_BUFFER,
+        0 if is_near(stream) => NEAR_BUFFER,
         0 => return,
         bytes => bytes,
     };
@@ -124,6 +120,14 @@ pub(crate) fn limit_buffers(stream: &TcpStream, bytes: u32) {
     // Where the system allows less, its own choice is no worse than ours.
     drop(socket.set_send_buffer_size(bytes));
     drop(socket.set_recv_buffer_size(bytes));
+}
+
+/// Whether both ends are on this host, as far as their addresses tell.
+pub(crate) fn is_near(socket: &impl AsFd) -> bool {
+    let socket = socket2::SockRef::from(socket);
+    let ip = |address: io::Result<socket2::SockAddr>| address.ok()?.as_socket().map(|one| one.ip());
+    let (local, peer) = (ip(socket.local_addr()), ip(socket.peer_addr()));
+    peer.is_some_and(|peer| local == Some(peer) || peer.to_canonical().is_loopback())
 }
 
 /// Has the kernel drop what the peer has not acknowledged when the socket is closed.

@@ -36,6 +36,7 @@ mod tcp_channel;
 mod tcp_info;
 mod transmit_lane;
 mod transmit_table;
+mod uncopied;
 mod wakers;
 mod watch;
 
@@ -85,6 +86,11 @@ pub struct TcpOptions {
     /// Sends slots by references to their pages, where chunks are kept for sending again: the sender
     /// copies nothing. Where the system refuses it, slots are copied as before.
     pub splice: bool,
+    /// Sends host memory to other hosts from where it lies (`MSG_ZEROCOPY`) in calls of 64 KiB or more.
+    /// Where the kernel reports that it copied after all, or lacks memory for more, the lane copies as
+    /// without this. Sources are held until the kernel has let go of them. Off: it is worth it only on
+    /// a card whose speed a copying core does not reach, and costs where the kernel copies.
+    pub zero_copy: bool,
 }
 
 impl Default for TcpOptions {
@@ -97,6 +103,7 @@ impl Default for TcpOptions {
             resend: true,
             socket_buffer: 0,
             splice: true,
+            zero_copy: false,
         }
     }
 }
@@ -176,6 +183,7 @@ impl Network for TcpNetwork {
             window,
             resend: self.options.resend && lanes > 1,
             splice: self.options.splice,
+            zero_copy: self.options.zero_copy,
             socket_buffer: self.options.socket_buffer,
             staging: Staging::new(setup.workers, self.options.stage_host, window)?,
             repair,

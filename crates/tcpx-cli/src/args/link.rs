@@ -106,6 +106,9 @@ pub(crate) struct NetworkArgs {
     /// Congestion control of the TCP sockets, one of /proc/sys/net/ipv4/tcp_available_congestion_control [default: cubic, else reno].
     #[arg(long, value_name = "NAME", env = "TCPX_CONGESTION")]
     pub(crate) congestion: Option<String>,
+    /// Send host memory to other hosts from where it lies (MSG_ZEROCOPY); a lane whose route makes the kernel copy copies again.
+    #[arg(long, env = "TCPX_ZERO_COPY", value_parser = FalseyValueParser::new())]
+    pub(crate) zero_copy: bool,
     /// How scattered fragments reach their destination: host, d2d or kernel [default: the fastest that works here].
     #[arg(long, value_name = "METHOD", env = "UCCL_TCPX_UNPACK_IMPL", value_parser = unpack)]
     pub(crate) unpack: Option<UnpackMethod>,

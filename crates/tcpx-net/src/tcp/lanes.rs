@@ -132,6 +132,7 @@ mod tests {
                 window: 4,
                 resend: true,
                 splice: false,
+                zero_copy: false,
                 socket_buffer: bytes,
                 staging: Staging::new(&[], false, 4).unwrap(),
                 repair: Repair::Never,
