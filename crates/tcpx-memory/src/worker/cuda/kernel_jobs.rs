@@ -3,9 +3,9 @@
 
 use std::collections::VecDeque;
 
-use tcpx_wire::Descriptor;
+use tcpx_wire::{Descriptor, Descriptors, EvenList};
 
-use super::cut::Cut;
+use super::cut::{Cut, List};
 use super::feed::{EVEN, Inline};
 use super::kernel::Kernels;
 use super::launch::{self, Sum};
@@ -42,7 +42,9 @@ pub(super) struct KernelJobs {
 #[derive(Default)]
 struct Group {
     tickets: Vec<Ticket>,
-    /// The descriptors of several jobs, from the lowest destination; empty where there is one job.
+    /// The pieces of several jobs, from the lowest destination: as an even list where that is what they are
+    /// together, else as descriptors. Both are empty where there is one job.
+    even: EvenList,
     joined: Vec<Descriptor>,
     ends: (u64, u64),
     cut: Cut,
@@ -187,6 +189,7 @@ impl Group {
     fn begin(&mut self, gpu: &Gpu, kernels: &Kernels, first: &Ticket) {
         (self.sum, self.error, self.cut) = (None, None, Cut::default());
         self.joined.clear();
+        self.even.clear();
         if let Work::Checksum { of } = first.work() {
             let address = of.device_address().unwrap_or_default();
             self.sum = Some(Sum::new(kernels, address, of.len()));
@@ -206,20 +209,33 @@ impl Group {
         self.tickets.sort_unstable_by_key(destination_of);
         let lowest = self.tickets.first().and_then(destination_of);
         self.ends.1 = lowest.unwrap_or_default();
-        let mut bytes = 0;
-        for ticket in &self.tickets {
-            let Work::Unpack { descriptors, .. } = ticket.work() else {
-                continue;
-            };
-            let further = destination_of(ticket).unwrap_or_default() - self.ends.1;
-            bytes += descriptors.bytes();
-            self.joined
-                .extend(descriptors.as_slice().iter().map(|one| Descriptor {
-                    destination_offset: one.destination_offset + further,
-                    ..*one
-                }));
-        }
+        let bytes = self
+            .tickets
+            .iter()
+            .map(|ticket| ticket.work().bytes())
+            .sum();
         self.cut = Cut::for_kernel(piece_bytes(bytes, gpu.multiprocessors()));
+        if self.join_even() {
+            return;
+        }
+        self.even.clear();
+        for (descriptors, further) in lists(&self.tickets, self.ends.1) {
+            let all = descriptors.as_slice().iter();
+            self.joined.extend(all.map(|one| Descriptor {
+                destination_offset: one.destination_offset + further,
+                ..*one
+            }));
+        }
+    }
+
+    /// As one even list, if all of them together are one.
+    fn join_even(&mut self) -> bool {
+        lists(&self.tickets, self.ends.1).all(|(descriptors, further)| {
+            let pieces = descriptors.even_pieces();
+            pieces.is_some_and(|pieces| {
+                self.cut.takes(pieces.unit) && self.even.append(pieces, further)
+            })
+        })
     }
 
     /// One launch, if there is a slot for it. An error ends the group as if all were launched.
@@ -234,14 +250,12 @@ impl Group {
             // SAFETY: the ticket keeps the bytes until the slot has landed; the context is current.
             Some(sum) => unsafe { sum.launch(api, kernels, slots) },
             None => {
-                let single = match self.tickets.first().map(Ticket::work) {
-                    Some(Work::Unpack { descriptors, .. }) => descriptors.as_slice(),
-                    _ => &[],
-                };
-                let list = if self.joined.is_empty() {
-                    single
-                } else {
-                    &self.joined
+                let list = match (&self.tickets[..], self.tickets.first().map(Ticket::work)) {
+                    ([_], Some(Work::Unpack { descriptors, .. })) => descriptors.as_ref().into(),
+                    _ => List {
+                        descriptors: &self.joined,
+                        even: self.even.pieces(),
+                    },
                 };
                 let cut = &mut self.cut;
                 let room = (slots, room);
@@ -249,7 +263,7 @@ impl Group {
                 // descriptors were checked against both; the context is current.
                 let launched = unsafe { launch::pieces(api, kernels, room, self.ends, cut, list) };
                 match launched {
-                    Ok(true) if cut.peek(list).is_some() => return Launched::Some,
+                    Ok(true) if !cut.is_through(list) => return Launched::Some,
                     other => other,
                 }
             }
@@ -279,6 +293,19 @@ fn pool_of(ticket: &Ticket) -> Option<u64> {
 
 fn destination_of(ticket: &Ticket) -> Option<u64> {
     ticket.work().ends().1?.device_address()
+}
+
+/// The lists of unpacks, and how far each one's destination lies behind `lowest`.
+fn lists(tickets: &[Ticket], lowest: u64) -> impl Iterator<Item = (&Descriptors, u64)> {
+    tickets
+        .iter()
+        .filter_map(move |ticket| match ticket.work() {
+            Work::Unpack { descriptors, .. } => {
+                let further = destination_of(ticket).unwrap_or_default() - lowest;
+                Some((descriptors.as_ref(), further))
+            }
+            _ => None,
+        })
 }
 
 fn count(ticket: &Ticket) -> usize {

@@ -18,6 +18,8 @@ use crate::worker::cuda::kernel::{Flag, Kernels};
 pub(super) const FIRST_ENTRIES: usize = 2048;
 pub(super) const LIST_ENTRIES: usize = 8192;
 const LIST_BYTES: usize = LIST_ENTRIES * 16;
+/// Sources of an even list that fit into the same room.
+pub(super) const LIST_SOURCES: usize = LIST_BYTES / 4;
 const SLOTS: usize = 16;
 /// Apart, so that neither the CPU nor the GPU finds two in one line of a cache.
 const APART: usize = 128;
