@@ -349,7 +349,9 @@ impl Drop for Unpacker {
             // A launch may still run: streams, kernels and lists stay until the process ends.
             return;
         }
-        if let Ok(_current) = Current::enter(&self.gpu) {
+        if let Ok(_current) = Current::enter(&self.gpu)
+            && self.slots.retire(self.gpu.api())
+        {
             self.slots.destroy(&self.gpu);
             self.kernels.unload(&self.gpu);
         }

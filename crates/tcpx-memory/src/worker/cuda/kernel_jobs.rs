@@ -29,6 +29,8 @@ pub(super) struct KernelJobs {
     /// Where lists are written that a launch carries.
     list: Box<Inline>,
     waiting: VecDeque<Ticket>,
+    /// How many of those at the front get launches of their own: they shared one that was refused.
+    alone: usize,
     /// What is being launched, and what waits for its end, oldest first.
     current: Option<Group>,
     under_way: VecDeque<Group>,
@@ -49,6 +51,8 @@ struct Group {
     ends: (u64, u64),
     cut: Cut,
     sum: Option<Sum>,
+    /// Something of it was launched, and more is to be.
+    has_begun: bool,
     /// An error of a launch; told once what was launched before has ended.
     error: Option<CudaError>,
     /// Launches that have been armed once its last one was.
@@ -65,6 +69,7 @@ impl KernelJobs {
             slots,
             list: Box::new(Inline::EMPTY),
             waiting: VecDeque::with_capacity(64),
+            alone: 0,
             current: None,
             under_way: VecDeque::with_capacity(64),
             spare: Vec::with_capacity(64),
@@ -72,9 +77,9 @@ impl KernelJobs {
         })
     }
 
-    /// Ends everything; nothing is under way. What is broken stays until the process ends.
+    /// Ends everything; every launch has told its end. What is broken stays until the process ends.
     pub(super) fn destroy(mut self) {
-        if self.broken.is_none() {
+        if self.broken.is_none() && self.slots.retire(self.gpu.api()) {
             self.slots.destroy(&self.gpu);
             self.kernels.unload(&self.gpu);
         }
@@ -108,6 +113,10 @@ impl KernelJobs {
             Launched::All => {
                 group.until = self.slots.armed();
                 self.under_way.extend(self.current.take());
+                progress = true;
+            }
+            Launched::Refused => {
+                self.divide();
                 progress = true;
             }
         }
@@ -147,12 +156,14 @@ impl KernelJobs {
     /// The jobs that wait together at the front, as one group.
     fn next_group(&mut self) -> Option<Group> {
         let first = self.waiting.pop_front()?;
+        let most = if self.alone > 0 { 1 } else { TOGETHER };
+        self.alone = self.alone.saturating_sub(1);
         let mut group = self.spare.pop().unwrap_or_default();
         group.begin(&self.gpu, &self.kernels, &first);
         let mut descriptors = count(&first);
         group.tickets.push(first);
         while group.sum.is_none()
-            && group.tickets.len() < TOGETHER
+            && group.tickets.len() < most
             && let Some(next) = self.waiting.front()
             && pool_of(next) == Some(group.ends.0)
             && descriptors + count(next) <= TOGETHER_DESCRIPTORS
@@ -164,6 +175,19 @@ impl KernelJobs {
         Some(group)
     }
 
+    /// Puts the jobs of the current group back, of which nothing was launched: each gets a launch of its own, so
+    /// that one job's fault is not that of its neighbours.
+    fn divide(&mut self) {
+        let Some(mut group) = self.current.take() else {
+            return;
+        };
+        self.alone += group.tickets.len();
+        for ticket in group.tickets.drain(..).rev() {
+            self.waiting.push_front(ticket);
+        }
+        self.spare.push(group);
+    }
+
     /// Keeps the memory of everything launched for ever, because something may still touch it.
     fn give_up(&mut self, error: &CudaError) {
         let launched = self.under_way.drain(..).chain(self.current.take());
@@ -173,6 +197,7 @@ impl KernelJobs {
         for ticket in self.waiting.drain(..) {
             ticket.finish(Err(error.clone().into()));
         }
+        self.alone = 0;
         self.broken = Some(error.clone());
     }
 }
@@ -182,12 +207,15 @@ enum Launched {
     Nothing,
     Some,
     All,
+    /// The first launch of several jobs was refused.
+    Refused,
 }
 
 impl Group {
     /// Starts from the group's first job.
     fn begin(&mut self, gpu: &Gpu, kernels: &Kernels, first: &Ticket) {
         (self.sum, self.error, self.cut) = (None, None, Cut::default());
+        self.has_begun = false;
         self.joined.clear();
         self.even.clear();
         if let Work::Checksum { of } = first.work() {
@@ -263,7 +291,10 @@ impl Group {
                 // descriptors were checked against both; the context is current.
                 let launched = unsafe { launch::pieces(api, kernels, room, self.ends, cut, list) };
                 match launched {
-                    Ok(true) if !cut.is_through(list) => return Launched::Some,
+                    Ok(true) if !cut.is_through(list) => {
+                        self.has_begun = true;
+                        return Launched::Some;
+                    }
                     other => other,
                 }
             }
@@ -271,6 +302,7 @@ impl Group {
         match launched {
             Ok(true) => Launched::All,
             Ok(false) => Launched::Nothing,
+            Err(_) if self.tickets.len() > 1 && !self.has_begun => Launched::Refused,
             Err(error) => {
                 self.error = Some(error);
                 Launched::All
