@@ -51,6 +51,7 @@ impl Link {
         let (network, network_line) = choose_network(&args.network, memory, args.timeout.0)?;
         let mut options = Options::new(network, auth);
         options.channels = args.network.channels.unwrap_or(0);
+        options.congestion = args.network.congestion();
         options.chunk_bytes = match args.network.chunk_bytes() {
             None => None,
             Some(size) => Some(u32::try_from(size.0).map_err(|_| Error::Usage {
@@ -263,6 +264,7 @@ fn choose_network(
         return Ok((
             Arc::new(TcpNetwork::new(TcpOptions {
                 interfaces: args.interfaces().map(str::to_owned),
+                zero_copy: args.zero_copy,
                 ..TcpOptions::default()
             })),
             format!("tcp, embedded ({why})"),

@@ -301,6 +301,16 @@ pub enum NetworkError {
         /// What to do: empty, or starting with `; `.
         hint: &'static str,
     },
+    /// The congestion control that was asked for cannot be had.
+    #[error("congestion control `{name}` cannot be used: {cause}; {remedy}")]
+    Congestion {
+        /// Its name.
+        name: String,
+        /// The system's reason.
+        cause: IoError,
+        /// What there is, and what to do.
+        remedy: String,
+    },
     /// Nobody connected.
     #[error(
         "no client connected to {address} within {waited:?}; start one with this address and key, and check that a firewall lets the port through"
