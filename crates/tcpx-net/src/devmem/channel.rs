@@ -444,3 +444,6 @@ impl Drop for DevmemChannel {
         self.close();
     }
 }
+
+#[cfg(test)]
+mod tests;
