@@ -64,6 +64,8 @@ pub struct Config {
     pub inline_bytes: usize,
     /// `TCPX_NET_CHUNK_BYTES`: largest part of a message that one lane carries.
     pub chunk_bytes: usize,
+    /// `TCPX_NET_SPLICE`: large chunks are sent without a copy; 0 for with one.
+    pub splice: bool,
 }
 
 impl Config {
@@ -87,6 +89,7 @@ impl Default for Config {
             threads: None,
             inline_bytes: DEFAULT_INLINE_BYTES,
             chunk_bytes: DEFAULT_CHUNK_BYTES,
+            splice: true,
         }
     }
 }
@@ -176,6 +179,9 @@ impl Config {
         )? {
             config.chunk_bytes = bytes;
         }
+        if let Some(number) = number("TCPX_NET_SPLICE", 0..=1, "0 or 1")? {
+            config.splice = number == 1;
+        }
         Ok(config)
     }
 }
@@ -242,12 +248,14 @@ mod tests {
             ("TCPX_NET_STANDIN", "host"),
             ("NCCL_SOCKET_IFNAME", "^lo"),
             ("TCPX_PORT_RANGE", "20000-20010"),
+            ("TCPX_NET_SPLICE", "0"),
         ])
         .unwrap();
         assert_eq!(config.mode, Mode::Unpack);
         assert_eq!(config.pool, PoolKind::Gpu);
         assert_eq!(config.pool_bytes, 12288);
         assert!(config.standin);
+        assert!(!config.splice);
         assert_eq!(config.interfaces, "^lo");
         assert_eq!(config.ports, Some(20000..=20010));
     }
@@ -261,6 +269,7 @@ mod tests {
             ("TCPX_NET_POOL_BYTES", "0"),
             ("TCPX_NET_POOL_BYTES", "4294967296"),
             ("TCPX_NET_STANDIN", "cuda"),
+            ("TCPX_NET_SPLICE", "yes"),
             ("TCPX_PORT_RANGE", "20000"),
             ("TCPX_PORT_RANGE", "300-200"),
             ("TCPX_PORT_RANGE", "0-10"),

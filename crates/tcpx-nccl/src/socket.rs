@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::TcpStream;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use crate::error::PluginError;
 
@@ -92,6 +92,58 @@ pub(crate) unsafe fn receive(stream: &TcpStream, spans: &[Span]) -> Moved {
     outcome(true, || {
         // SAFETY: as for `send`; the kernel writes into the message only what it owns there.
         unsafe { libc::recvmsg(stream.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) }
+    })
+}
+
+/// Sends plain bytes that more will follow.
+pub(crate) fn send_more(stream: &TcpStream, bytes: &[u8]) -> Moved {
+    outcome(false, || {
+        // SAFETY: the descriptor is open, the range is the slice.
+        unsafe {
+            libc::send(
+                stream.as_raw_fd(),
+                bytes.as_ptr().cast(),
+                bytes.len(),
+                libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_MORE,
+            )
+        }
+    })
+}
+
+/// Puts references to a span's pages into a pipe.
+///
+/// # Safety
+/// The span is readable memory, which nobody writes to before the bytes have been read.
+pub(crate) unsafe fn load_pipe(pipe: &OwnedFd, span: Span) -> Moved {
+    outcome(false, || {
+        // SAFETY: the descriptor is open; the caller vouches for the span.
+        unsafe {
+            libc::vmsplice(
+                pipe.as_raw_fd(),
+                &raw const span.0,
+                1,
+                libc::SPLICE_F_NONBLOCK,
+            )
+        }
+    })
+}
+
+/// Moves up to `bytes` from a pipe into a socket; `more` will follow.
+pub(crate) fn move_pipe(pipe: &OwnedFd, socket: RawFd, bytes: usize, more: bool) -> Moved {
+    let more = if more { libc::SPLICE_F_MORE } else { 0 };
+    let null = std::ptr::null_mut();
+    outcome(false, || {
+        // SAFETY: both descriptors are open, and no offsets are passed.
+        unsafe {
+            libc::splice(
+                pipe.as_raw_fd(),
+                null,
+                socket,
+                null,
+                bytes,
+                libc::SPLICE_F_NONBLOCK | more,
+            )
+        }
     })
 }
 

@@ -1,5 +1,6 @@
 //! The lanes from this process to one peer process, and the queue that feeds them.
 
+use std::io;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -13,10 +14,13 @@ use super::outlet::Chunk;
 use super::transmit_lane::TransmitLane;
 use crate::dialer::Dialer;
 use crate::error::PluginError;
+use crate::log::Log;
 use crate::socket::{self, Moved};
 
 /// Chunks that wait for a lane; a comm that finds no room tries again at its next call.
 const QUEUE_CHUNKS: usize = 2048;
+/// Sleeping loops that one thread wakes for one message or chunk.
+const WAKES: usize = 2;
 /// Lanes of a set: the idle ones are bits of a word.
 pub(crate) const MAX_LANES: usize = 64;
 /// The peer's loop answers by itself, so this is a broken path and not a slow program.
@@ -27,6 +31,8 @@ const CONNECT_TIME: Duration = Duration::from_secs(15);
 pub(crate) struct LaneSet {
     group: GroupId,
     queue: ArrayQueue<Chunk>,
+    /// Chunks that wait, leave, or lie unread in a socket as pages of ours.
+    pending: AtomicUsize,
     /// Lanes without work, by their bit.
     idle: AtomicU64,
     /// The loop of each lane.
@@ -35,6 +41,9 @@ pub(crate) struct LaneSet {
     closing: AtomicBool,
     failed: AtomicBool,
     why: OnceLock<String>,
+    /// Large chunks go without a copy.
+    splice: AtomicBool,
+    log: Arc<Log>,
     connecting: Mutex<Connecting>,
 }
 
@@ -60,17 +69,27 @@ pub(crate) enum Standing {
 }
 
 impl LaneSet {
-    /// A set that `dialers` will connect, each lane in the loop of the same place.
-    pub(crate) fn new(group: GroupId, dialers: Vec<Dialer>, loops: Vec<Arc<Mailbox>>) -> Self {
+    /// A set that `dialers` will connect, each lane in the loop of the same place; with `splice`, large
+    /// chunks go without a copy.
+    pub(crate) fn new(
+        group: GroupId,
+        dialers: Vec<Dialer>,
+        loops: Vec<Arc<Mailbox>>,
+        splice: bool,
+        log: Arc<Log>,
+    ) -> Self {
         Self {
             group,
             queue: ArrayQueue::new(QUEUE_CHUNKS),
+            pending: AtomicUsize::new(0),
             idle: AtomicU64::new(0),
             loops,
             comms: AtomicUsize::new(0),
             closing: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             why: OnceLock::new(),
+            splice: AtomicBool::new(splice),
+            log,
             connecting: Mutex::new(Connecting {
                 dialers,
                 streams: Vec::new(),
@@ -187,17 +206,56 @@ impl LaneSet {
         self.closing.load(Ordering::SeqCst)
     }
 
-    /// Queues a chunk and wakes a lane for it; gives it back when there is no room.
+    /// Whether large chunks go without a copy.
+    pub(super) fn splices(&self) -> bool {
+        self.splice.load(Ordering::Relaxed)
+    }
+
+    /// The system refuses; from now on chunks are copied.
+    pub(super) fn stop_splicing(&self, error: &io::Error) {
+        if self.splice.swap(false, Ordering::Relaxed) {
+            self.log.info(&format!(
+                "large messages are copied into sockets, which costs processor time: {error}"
+            ));
+        }
+    }
+
+    /// Whether most lanes have nothing to do.
+    pub(crate) fn is_quiet(&self) -> bool {
+        2 * self.pending.load(Ordering::Relaxed) < self.loops.len()
+    }
+
+    /// A chunk that was [popped](Self::pop) is over.
+    pub(super) fn finished(&self) {
+        self.pending.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Queues a chunk; gives it back when there is no room. [`wake`](Self::wake) when all are queued.
     pub(crate) fn push(&self, chunk: Chunk) -> Result<(), Chunk> {
-        self.queue.push(chunk)?;
+        // First: the lane that takes it may be quicker than we are.
+        self.pending.fetch_add(1, Ordering::Relaxed);
+        if let Err(chunk) = self.queue.push(chunk) {
+            self.finished();
+            return Err(chunk);
+        }
         if self.failed.load(Ordering::SeqCst) {
             // No lane will take it.
             self.drain();
         }
-        if let Some(lane) = self.take_idle() {
-            self.loops[lane].kick.kick();
-        }
         Ok(())
+    }
+
+    /// Wakes lanes that have nothing to do, as many as there are chunks, but only a few that sleep:
+    /// they wake others.
+    pub(crate) fn wake(&self) {
+        let mut slept = 0;
+        for _ in 0..self.queue.len() {
+            let Some(lane) = self.take_idle() else { return };
+            slept += usize::from(self.loops[lane].kick.kick());
+            if slept == WAKES {
+                return;
+            }
+        }
     }
 
     pub(super) fn pop(&self) -> Option<Chunk> {
@@ -248,7 +306,9 @@ impl LaneSet {
     }
 
     fn drain(&self) {
-        while self.queue.pop().is_some() {}
+        while self.queue.pop().is_some() {
+            self.finished();
+        }
     }
 
     /// Why the lanes ended, if they did.
