@@ -25,7 +25,7 @@
 //! | `TCPX_NET_THREADS` | event loops a direction | half the cores, at most 16 |
 //! | `TCPX_NET_RAILS` | devices that an interface stands for | 8 |
 //! | `TCPX_NET_INLINE_BYTES` | messages above take lanes | 65536 |
-//! | `TCPX_NET_CHUNK_BYTES` | largest part of a message on one lane | 262144 |
+//! | `TCPX_NET_CHUNK_BYTES` | largest part of a message on one lane | 524288 |
 //! | `NCCL_SOCKET_IFNAME` | interfaces: prefixes, `=` exact names, `^` all but these | first that is not loopback |
 //! | `TCPX_PORT_RANGE` | `lo-hi` for listening ports | any free port |
 

@@ -13,7 +13,7 @@ use crate::socket::Span;
 /// host program does.
 const CLOSE_WAIT: Duration = Duration::from_secs(5);
 
-/// Least bytes of a chunk of a message that is divided among idle lanes.
+/// Least bytes of a chunk, but for the last of a message.
 const SMALL_CHUNK_BYTES: usize = 64 << 10;
 
 /// Lanes, and what keeps their loops running.
@@ -68,12 +68,14 @@ impl Carriage {
         if queued == 0 {
             self.outlet.begin(load.sequence, total);
         }
-        // Where lanes are idle, a message is sooner there over several.
-        let chunk_bytes = if self.route.set.is_quiet() {
-            (total / 4).max(SMALL_CHUNK_BYTES).min(self.chunk_bytes)
-        } else {
-            self.chunk_bytes
+        // Where lanes are idle a message is sooner there over several; where they are not, fewer chunks
+        // cost less.
+        let parts = match self.route.set.load() {
+            0 => 4,
+            1 | 2 => 2,
+            _ => 1,
         };
+        let chunk_bytes = (total / parts).max(SMALL_CHUNK_BYTES).min(self.chunk_bytes);
         while queued < total {
             let rest = load.payload.from(queued);
             let len = rest.len().min(chunk_bytes);

@@ -220,9 +220,9 @@ impl LaneSet {
         }
     }
 
-    /// Whether most lanes have nothing to do.
-    pub(crate) fn is_quiet(&self) -> bool {
-        2 * self.pending.load(Ordering::Relaxed) < self.loops.len()
+    /// Chunks under way for each lane.
+    pub(crate) fn load(&self) -> usize {
+        self.pending.load(Ordering::Relaxed) / self.loops.len().max(1)
     }
 
     /// A chunk that was [popped](Self::pop) is over.

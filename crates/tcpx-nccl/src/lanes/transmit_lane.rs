@@ -19,9 +19,9 @@ use crate::socket::{self, Moved, Span};
 
 /// Bytes of a turn, so that the lanes of a loop advance together.
 const TURN_BYTES: usize = 2 << 20;
-/// Chunks sent and not answered, after which the other lanes shall have the next ones: unlike copying,
+/// Bytes sent and not answered, after which the other lanes shall have the next chunks: unlike copying,
 /// splicing would fill one lane in no time.
-const UNANSWERED: usize = 4;
+const UNANSWERED_BYTES: usize = 2 << 20;
 /// Chunks up to here are copied: that takes one call and no answer.
 const COPIED_BYTES: u32 = 64 << 10;
 
@@ -42,8 +42,9 @@ pub(super) struct TransmitLane {
     stream: TcpStream,
     pipe: Option<Splice>,
     leaving: Option<Leaving>,
-    /// Spliced chunks that the peer has not answered.
+    /// Spliced chunks that the peer has not answered, and their bytes.
     unanswered: VecDeque<Chunk>,
+    unanswered_bytes: usize,
     /// Answered in all.
     answers: u64,
     answer: [u8; ANSWER_BYTES],
@@ -58,7 +59,8 @@ impl TransmitLane {
             stream,
             pipe: None,
             leaving: None,
-            unanswered: VecDeque::with_capacity(UNANSWERED),
+            unanswered: VecDeque::with_capacity(UNANSWERED_BYTES / COPIED_BYTES as usize),
+            unanswered_bytes: 0,
             answers: 0,
             answer: [0; ANSWER_BYTES],
             answer_bytes: 0,
@@ -67,7 +69,7 @@ impl TransmitLane {
 
     /// Whether the next chunk is for other lanes.
     fn is_waiting(&self) -> bool {
-        self.leaving.is_none() && self.unanswered.len() >= UNANSWERED
+        self.leaving.is_none() && self.unanswered_bytes >= UNANSWERED_BYTES
     }
 
     /// Whether a chunk goes without a copy.
@@ -154,6 +156,7 @@ impl TransmitLane {
                     && let Some(Leaving { chunk, .. }) = self.leaving.take()
                 {
                     if chunk.header.answered {
+                        self.unanswered_bytes += chunk.payload.len();
                         self.unanswered.push_back(chunk);
                     } else {
                         chunk.sent();
@@ -189,6 +192,7 @@ impl TransmitLane {
                         self.answers
                     ));
                 };
+                self.unanswered_bytes -= chunk.payload.len();
                 chunk.sent();
                 self.set.finished();
                 self.answers += 1;
