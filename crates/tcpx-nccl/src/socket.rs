@@ -2,12 +2,31 @@
 
 use std::io;
 use std::net::TcpStream;
+use std::ops::Deref;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use crate::error::PluginError;
 
 /// Most pieces in one call; the kernel takes 1024.
 pub(crate) const MAX_SPANS: usize = 512;
+
+/// A connection of this process.
+#[derive(Debug)]
+pub(crate) struct Stream(TcpStream);
+
+impl Stream {
+    pub(crate) fn new(stream: TcpStream) -> Self {
+        Self(stream)
+    }
+}
+
+impl Deref for Stream {
+    type Target = TcpStream;
+
+    fn deref(&self) -> &TcpStream {
+        &self.0
+    }
+}
 
 /// A span of memory for the kernel to read or write.
 #[derive(Clone, Copy, Debug)]
@@ -145,6 +164,18 @@ pub(crate) fn move_pipe(pipe: &OwnedFd, socket: RawFd, bytes: usize, more: bool)
             )
         }
     })
+}
+
+/// Ends a connection at once: the peer learns of it, and what it has not got is not sent. Closing with
+/// `SO_LINGER` would do so too, but not while a forked process holds a copy of the socket.
+pub(crate) fn reset(stream: &TcpStream) {
+    // SAFETY: an address of zeros is a valid one of no family.
+    let mut nobody: libc::sockaddr = unsafe { std::mem::zeroed() };
+    nobody.sa_family = libc::AF_UNSPEC as libc::sa_family_t;
+    // A sockaddr has 16 bytes.
+    let bytes = size_of::<libc::sockaddr>() as libc::socklen_t;
+    // SAFETY: the descriptor is open, the address has its length. It fails only for what is no socket.
+    let _ = unsafe { libc::connect(stream.as_raw_fd(), &raw const nobody, bytes) };
 }
 
 /// Sends plain bytes.

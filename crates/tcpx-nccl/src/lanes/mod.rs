@@ -23,3 +23,4 @@ mod receive_lane;
 pub(crate) mod runtime;
 mod splice;
 mod transmit_lane;
+mod users;

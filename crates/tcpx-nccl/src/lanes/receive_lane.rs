@@ -1,7 +1,6 @@
 //! The receiving end of a lane: reads each chunk to where its header says.
 
 use std::collections::HashMap;
-use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
@@ -12,7 +11,7 @@ use super::group::{Group, Registry};
 use super::inlet::Inlet;
 use super::looper::{Lane, Turn};
 use crate::log::Log;
-use crate::socket::{self, Moved, Span};
+use crate::socket::{self, Moved, Span, Stream};
 
 /// Bytes of a turn, so that the lanes of a loop advance together.
 const TURN_BYTES: usize = 2 << 20;
@@ -33,7 +32,7 @@ struct Arriving {
 /// One lane, from the end of its handshake on.
 #[derive(Debug)]
 pub(crate) struct ReceiveLane {
-    stream: TcpStream,
+    stream: Stream,
     registry: Arc<Registry>,
     log: Arc<Log>,
     group: Option<Arc<Group>>,
@@ -51,7 +50,7 @@ pub(crate) struct ReceiveLane {
 }
 
 impl ReceiveLane {
-    pub(crate) fn new(stream: TcpStream, registry: Arc<Registry>, log: Arc<Log>) -> Self {
+    pub(crate) fn new(stream: Stream, registry: Arc<Registry>, log: Arc<Log>) -> Self {
         Self {
             stream,
             registry,
@@ -248,7 +247,7 @@ impl Lane for ReceiveLane {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::net::TcpListener;
+    use std::net::{TcpListener, TcpStream};
     use std::time::Duration;
 
     use nccl_net::export::{Buffer, HostLogger};
@@ -278,7 +277,11 @@ mod tests {
             inlet.post(sequence as u64, buffer);
         }
         let log = Arc::new(Log::new(HostLogger::default()));
-        (ReceiveLane::new(stream, registry, log), peer, inlet)
+        (
+            ReceiveLane::new(Stream::new(stream), registry, log),
+            peer,
+            inlet,
+        )
     }
 
     fn header(sequence: u64) -> [u8; CHUNK_HEADER_BYTES] {

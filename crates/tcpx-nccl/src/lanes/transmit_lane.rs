@@ -4,7 +4,7 @@
 //! that it was read, others when they are in the socket.
 
 use std::collections::VecDeque;
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::lane_set::LaneSet;
 use super::looper::{Lane, Turn};
 use super::outlet::Chunk;
 use super::splice::Splice;
-use crate::socket::{self, Moved, Span};
+use crate::socket::{self, Moved, Span, Stream};
 
 /// Bytes of a turn, so that the lanes of a loop advance together.
 const TURN_BYTES: usize = 2 << 20;
@@ -39,7 +39,7 @@ pub(super) struct TransmitLane {
     set: Arc<LaneSet>,
     number: usize,
     // Closed before the chunks below end: what the kernel still has of their pages is not sent then.
-    stream: TcpStream,
+    stream: Stream,
     pipe: Option<Splice>,
     leaving: Option<Leaving>,
     /// Spliced chunks that the peer has not answered, and their bytes.
@@ -52,7 +52,7 @@ pub(super) struct TransmitLane {
 }
 
 impl TransmitLane {
-    pub(super) fn new(set: Arc<LaneSet>, number: usize, stream: TcpStream) -> Self {
+    pub(super) fn new(set: Arc<LaneSet>, number: usize, stream: Stream) -> Self {
         Self {
             set,
             number,
@@ -213,11 +213,15 @@ impl TransmitLane {
 impl Drop for TransmitLane {
     fn drop(&mut self) {
         if self.leaving.is_none() && self.unanswered.is_empty() {
+            if self.set.is_open() {
+                // Its loop ended or took no more lanes: chunks might wait for it without an end.
+                self.set.fail("a lane was given up".to_owned());
+            }
             let _ = self.stream.shutdown(Shutdown::Write);
             return;
         }
         // Half a chunk must not look like a whole stream, nor pages that are free again like a chunk.
-        let _ = socket2::SockRef::from(&self.stream).set_linger(Some(std::time::Duration::ZERO));
+        socket::reset(&self.stream);
         self.set.fail("a lane ended within a chunk".to_owned());
     }
 }
@@ -268,7 +272,7 @@ impl Lane for TransmitLane {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::net::TcpListener;
+    use std::net::{TcpListener, TcpStream};
 
     use nccl_net::export::HostLogger;
 
@@ -285,7 +289,7 @@ mod tests {
         peer.set_nonblocking(true).unwrap();
         let log = Arc::new(Log::new(HostLogger::default()));
         let set = Arc::new(LaneSet::new([7; 16], Vec::new(), Vec::new(), splice, log));
-        let lane = TransmitLane::new(Arc::clone(&set), 0, stream);
+        let lane = TransmitLane::new(Arc::clone(&set), 0, Stream::new(stream));
         (set, lane, peer)
     }
 
@@ -357,6 +361,8 @@ mod tests {
         let payload = vec![3; 300_000];
         let (set, mut lane, mut peer) = lane(true);
         let (outlet, _) = send(&set, &mut lane, &mut peer, &payload);
+        // As a fork would hold it.
+        let _copy = lane.stream.try_clone().unwrap();
         drop(lane);
         assert!(!outlet.is_busy() && !outlet.is_sent(0));
         assert!(set.failure().is_some());
