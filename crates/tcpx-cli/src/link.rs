@@ -48,7 +48,7 @@ impl Link {
         } else {
             sources.for_client()?
         };
-        let (network, network_line) = choose_network(&args.network, memory)?;
+        let (network, network_line) = choose_network(&args.network, memory, args.timeout.0)?;
         let mut options = Options::new(network, auth);
         options.channels = args.network.channels.unwrap_or(0);
         options.congestion = args.network.congestion();
@@ -250,6 +250,7 @@ pub(crate) fn is_plugin(args: &NetworkArgs) -> bool {
 fn choose_network(
     args: &NetworkArgs,
     memory: &MemoryChoice,
+    limit: Duration,
 ) -> Result<(Arc<dyn Network>, String), Error> {
     if args.network == Some(NetworkName::Devmem) {
         return devmem::network(args, memory);
@@ -270,7 +271,7 @@ fn choose_network(
         ));
     }
     let file = Places::of_process().find(args.plugin.as_deref())?;
-    let network = plugin_network(&file, args.abi, args.plugin_device, memory)?;
+    let network = plugin_network(&file, args.abi, args.plugin_device, memory, limit)?;
     let line = format!(
         "plugin {} {}, device {} ({}), {} ({})",
         network.plugin_name(),
@@ -283,12 +284,16 @@ fn choose_network(
     Ok((Arc::new(network), line))
 }
 
-/// Loads the plugin file and starts the plugin.
+/// What the start of a plugin may take where nobody said.
+pub(crate) const PLUGIN_START: Duration = Duration::from_secs(60);
+
+/// Loads the plugin file and starts the plugin, within `limit`.
 pub(crate) fn plugin_network(
     file: &PluginFile,
     abi: Option<u8>,
     device: usize,
     memory: &MemoryChoice,
+    limit: Duration,
 ) -> Result<PluginNetwork, Error> {
     let memory = match &memory.gpu {
         Some(gpu) => PluginMemory::Gpu(gpu.clone()),
@@ -307,7 +312,7 @@ pub(crate) fn plugin_network(
         device,
         memory,
     };
-    Ok(PluginNetwork::load(options).map_err(tcpx::Error::from)?)
+    Ok(PluginNetwork::load_within(options, limit).map_err(tcpx::Error::from)?)
 }
 
 fn say_plugin_limits() {

@@ -347,6 +347,18 @@ pub enum NetworkError {
         /// What it returned, what that means, and what to do.
         cause: String,
     },
+    /// A call of a plugin did not come back.
+    #[error(
+        "{network}: {call} has not returned for {waited:?}, and keeps the thread that made it; look at the plugin's log, and use another build of it if it waits for nothing that can come"
+    )]
+    PluginStuck {
+        /// The network.
+        network: String,
+        /// What was being done; the plugin's function, or `loading` for the file's constructors.
+        call: &'static str,
+        /// How long we waited.
+        waited: Duration,
+    },
     /// Memory for the network could not be had.
     #[error("{network}: {cause}")]
     Memory {

@@ -42,6 +42,7 @@ mod error;
 mod establish;
 mod event;
 mod options;
+mod path_news;
 mod report;
 mod requests;
 mod sink;

@@ -72,6 +72,13 @@ pub trait SocketCalls: Send + Sync + Debug {
         length: usize,
     ) -> io::Result<usize>;
 
+    /// Ends the connection at once: the peer sees a reset, and what was not sent never will be. The
+    /// socket stays, for what [`Self::done`] has to say about sends.
+    ///
+    /// # Errors
+    /// The system's.
+    fn reset(&self, socket: BorrowedFd<'_>) -> io::Result<()>;
+
     /// The next report about zero-copy sends; `None` when there is none.
     ///
     /// # Errors
@@ -203,6 +210,10 @@ impl SocketCalls for LinuxSockets {
         length: usize,
     ) -> io::Result<usize> {
         super::zero_copy::send(socket, dmabuf_id, offset, length)
+    }
+
+    fn reset(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(rustix::net::connect_unspec(socket)?)
     }
 
     fn done(&self, socket: BorrowedFd<'_>) -> io::Result<Option<Done>> {

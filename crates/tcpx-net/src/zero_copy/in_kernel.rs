@@ -81,9 +81,9 @@ impl<S> InKernel<S> {
         Ok(())
     }
 
-    /// The socket was closed and its queue purged.
-    pub(crate) fn clear(&mut self) {
-        self.slots.clear();
+    /// The slots that no report has named, one for each send; nothing more is to be reported on.
+    pub(crate) fn take(&mut self) -> impl Iterator<Item = S> {
+        std::mem::take(&mut self.slots).into_iter().flatten()
     }
 }
 
