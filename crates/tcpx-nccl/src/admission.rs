@@ -1,7 +1,7 @@
 //! Strangers at a listening socket, until they prove that they know its secret.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use tcpx_wire::Key;
@@ -11,7 +11,7 @@ use crate::error::PluginError;
 use crate::listener::key;
 use crate::log::Log;
 use crate::plugin::random;
-use crate::socket::{self, Moved, Stream};
+use crate::socket::{self, Listener, Moved, Stream};
 
 /// Connections taken from the kernel in one call.
 const MAX_ACCEPTS: usize = 16;
@@ -21,7 +21,7 @@ const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 /// A listening socket with the connections that are in their handshake.
 #[derive(Debug)]
 pub(crate) struct Admission {
-    socket: TcpListener,
+    socket: Listener,
     key: Key,
     pending: Vec<Pending>,
     /// The oldest makes room for one more.
@@ -52,7 +52,7 @@ enum Outcome {
 }
 
 impl Admission {
-    pub(crate) fn new(socket: TcpListener, secret: [u8; Key::BYTES], limit: usize) -> Self {
+    pub(crate) fn new(socket: Listener, secret: [u8; Key::BYTES], limit: usize) -> Self {
         Self {
             socket,
             key: key(secret),
@@ -61,7 +61,7 @@ impl Admission {
         }
     }
 
-    pub(crate) const fn listener(&self) -> &TcpListener {
+    pub(crate) const fn listener(&self) -> &Listener {
         &self.socket
     }
 

@@ -41,6 +41,7 @@ mod fragments;
 mod gpu_pool;
 mod handle;
 mod header;
+mod held;
 mod inbound;
 mod interfaces;
 mod landing;
