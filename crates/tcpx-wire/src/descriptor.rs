@@ -108,6 +108,11 @@ impl Descriptors {
         self.even.pieces()
     }
 
+    /// Descriptors for which there is room without new memory.
+    pub fn capacity(&self) -> usize {
+        self.entries.capacity()
+    }
+
     /// Lets go of room for more than `descriptors`, so that one long list does not hold memory for ever.
     pub fn shrink_to(&mut self, descriptors: usize) {
         self.entries.shrink_to(descriptors);
