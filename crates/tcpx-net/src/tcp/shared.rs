@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crossbeam_queue::ArrayQueue;
 
+use super::presence::Presence;
 use super::receive_table::ReceiveTable;
 use super::repair::Repair;
 use super::roster::Roster;
@@ -85,6 +86,7 @@ pub(super) struct Counters {
     pub(super) wire_calls: AtomicU64,
     pub(super) early_arrivals: AtomicU64,
     pub(super) bytes_discarded: AtomicU64,
+    pub(super) bytes_spliced: AtomicU64,
     pub(super) lanes_lost: AtomicU64,
     pub(super) lanes_restored: AtomicU64,
     pub(super) chunks_resent: AtomicU64,
@@ -102,6 +104,7 @@ impl Counters {
             wire_calls: value(&self.wire_calls),
             early_arrivals: value(&self.early_arrivals),
             bytes_discarded: value(&self.bytes_discarded),
+            bytes_spliced: value(&self.bytes_spliced),
             lanes_lost: value(&self.lanes_lost),
             lanes_restored: value(&self.lanes_restored),
             chunks_resent: value(&self.chunks_resent),
@@ -125,6 +128,7 @@ pub(super) struct Shared {
     pub(super) roster: Roster,
     pub(super) repair: Repair,
     pub(super) attention: Attention,
+    pub(super) presence: Presence,
     /// A lane's death can be survived: what was sent is kept until the peer has placed it.
     pub(super) resend: bool,
     splice: bool,
@@ -174,6 +178,7 @@ impl Shared {
             roster: Roster::new(lanes),
             repair,
             attention: Attention::default(),
+            presence: Presence::new(),
             resend,
             splice: splice && resend,
             membership: Mutex::new(()),

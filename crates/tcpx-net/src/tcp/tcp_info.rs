@@ -2,6 +2,7 @@
 
 use std::mem::{MaybeUninit, offset_of};
 use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
 
 /// Payload bytes of a stream, both ways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,7 +20,32 @@ pub(super) struct Transport {
     pub(super) acknowledged: u64,
     /// Packets that it has not acknowledged yet.
     pub(super) in_flight: u32,
+    /// Bytes that were not sent yet.
+    pub(super) unsent: u32,
+    /// Since the last packet with data left, sent again or not.
+    pub(super) sent_ago: Duration,
+    /// Since the peer's system acknowledged anything, be it again.
+    pub(super) answered_ago: Duration,
 }
+
+impl Transport {
+    /// The peer's system has read everything that the stream was given.
+    pub(super) fn is_drained(&self) -> bool {
+        self.in_flight == 0 && self.unsent == 0
+    }
+
+    /// For this long nothing came from the peer's system, not even where packets were sent to it again
+    /// meanwhile, which it would answer however little room it has.
+    pub(super) fn is_unanswered_for(&self, limit: Duration) -> bool {
+        self.in_flight > 0
+            && self.answered_ago >= limit
+            && self.sent_ago >= ANSWER
+            && self.answered_ago >= self.sent_ago + ANSWER
+    }
+}
+
+/// Within this time a system answers a packet.
+const ANSWER: Duration = Duration::from_millis(200);
 
 /// How far a stream is; `None` where it is no TCP stream.
 pub(super) fn transport(socket: &impl AsFd) -> Option<Transport> {
@@ -27,6 +53,9 @@ pub(super) fn transport(socket: &impl AsFd) -> Option<Transport> {
     Some(Transport {
         acknowledged: info.tcpi_bytes_acked,
         in_flight: info.tcpi_unacked,
+        unsent: info.tcpi_notsent_bytes,
+        sent_ago: Duration::from_millis(info.tcpi_last_data_sent.into()),
+        answered_ago: Duration::from_millis(info.tcpi_last_ack_recv.into()),
     })
 }
 

@@ -15,7 +15,7 @@ use super::shared::{Event, LaneSocket, Shared};
 use super::splice::Splice;
 use super::transmit_table::{Outgoing, Taken};
 use crate::error::{ChannelError, ChunkPosition};
-use crate::socket::forget_unsent;
+use crate::socket::abort;
 
 /// Bytes that a lane may write before the others of its loop get their turn.
 const TURN_BYTES: usize = 4 << 20;
@@ -111,10 +111,15 @@ impl TransmitLane {
         }
         match splice.send(socket, part) {
             Ok(moved) => {
-                chunk.spliced = true;
+                if let Moved::Bytes(bytes) = moved {
+                    chunk.spliced = Some(self.socket.lane);
+                    let counter = &self.shared.counters.bytes_spliced;
+                    counter.fetch_add(bytes as u64, Ordering::Relaxed);
+                }
                 Ok(moved)
             }
-            Err(error) if !splice.is_loaded() => {
+            // What the pipe has taken and the socket has not is still to be sent.
+            Err(error) if is_refusal(&error) => {
                 tracing::info!(%error, "pages cannot be sent as they are; slots are copied");
                 self.pipe = Pipe::Unused;
                 socket_io::send(socket, head, part)
@@ -194,6 +199,21 @@ impl TransmitLane {
     }
 }
 
+/// The system does not send pages in this way, whatever the state of the lane.
+fn is_refusal(error: &io::Error) -> bool {
+    !matches!(
+        error.kind(),
+        io::ErrorKind::BrokenPipe
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::NotConnected
+            | io::ErrorKind::TimedOut
+            | io::ErrorKind::HostUnreachable
+            | io::ErrorKind::NetworkUnreachable
+            | io::ErrorKind::NetworkDown
+    )
+}
+
 impl Source for TransmitLane {
     fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
@@ -231,11 +251,11 @@ impl Source for TransmitLane {
 
     fn finish(&mut self) {
         // What the kernel still has of pages that may be used for something else is not sent.
-        let is_spliced = |writing: &Writing| writing.chunk.spliced;
+        let is_spliced = |writing: &Writing| writing.chunk.spliced == Some(self.socket.lane);
         if self.current.as_ref().is_some_and(is_spliced)
             || self.shared.transmit.has_unread_pages(self.socket.lane)
         {
-            forget_unsent(self.socket.as_fd());
+            abort(self.socket.as_fd());
         }
         // Where nothing is sent again, a lane's end is the channel's, even if the half that saw it first
         // has not said so yet.
