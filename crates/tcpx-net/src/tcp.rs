@@ -21,6 +21,7 @@ mod lanes;
 mod lingering;
 mod loss;
 mod open;
+mod pace;
 mod pairs;
 mod permits;
 mod presence;

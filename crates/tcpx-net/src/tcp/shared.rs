@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crossbeam_queue::ArrayQueue;
 
+use super::pace::Paces;
 use super::presence::Presence;
 use super::receive_table::ReceiveTable;
 use super::repair::Repair;
@@ -129,6 +130,7 @@ pub(super) struct Shared {
     pub(super) repair: Repair,
     pub(super) attention: Attention,
     pub(super) presence: Presence,
+    pub(super) paces: Paces,
     /// A lane's death can be survived: what was sent is kept until the peer has placed it.
     pub(super) resend: bool,
     splice: bool,
@@ -179,6 +181,7 @@ impl Shared {
             repair,
             attention: Attention::default(),
             presence: Presence::new(),
+            paces: Paces::new(lanes),
             resend,
             splice: splice && resend,
             membership: Mutex::new(()),
@@ -285,6 +288,14 @@ impl Shared {
                 return;
             }
         }
+    }
+
+    /// A lane leaves what is queued to others: one of them gets its turn, unless none is at rest, for
+    /// those that are not look at the queue before they rest.
+    pub(super) fn leave_to_others(&self, lane: u16) {
+        self.transmit.idle.remove(lane);
+        self.wake_sender();
+        self.transmit.idle.insert(lane);
     }
 
     /// Has the lanes that paused in front of an unposted chunk look again.

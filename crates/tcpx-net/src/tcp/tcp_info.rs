@@ -22,30 +22,25 @@ pub(super) struct Transport {
     pub(super) in_flight: u32,
     /// Bytes that were not sent yet.
     pub(super) unsent: u32,
-    /// Since the last packet with data left, sent again or not.
-    pub(super) sent_ago: Duration,
+    /// Most bytes of a packet.
+    pub(super) packet: u32,
+    /// How often the oldest of them was to be sent again because nothing came back in time.
+    pub(super) tries: u8,
     /// Since the peer's system acknowledged anything, be it again.
     pub(super) answered_ago: Duration,
 }
 
 impl Transport {
-    /// The peer's system has read everything that the stream was given.
+    /// Bytes that the peer's system has not acknowledged, at most.
+    pub(super) fn backlog(&self) -> u64 {
+        u64::from(self.unsent) + u64::from(self.in_flight) * u64::from(self.packet)
+    }
+
+    /// The peer's system has everything that the stream was given.
     pub(super) fn is_drained(&self) -> bool {
         self.in_flight == 0 && self.unsent == 0
     }
-
-    /// For this long nothing came from the peer's system, not even where packets were sent to it again
-    /// meanwhile, which it would answer however little room it has.
-    pub(super) fn is_unanswered_for(&self, limit: Duration) -> bool {
-        self.in_flight > 0
-            && self.answered_ago >= limit
-            && self.sent_ago >= ANSWER
-            && self.answered_ago >= self.sent_ago + ANSWER
-    }
 }
-
-/// Within this time a system answers a packet.
-const ANSWER: Duration = Duration::from_millis(200);
 
 /// How far a stream is; `None` where it is no TCP stream.
 pub(super) fn transport(socket: &impl AsFd) -> Option<Transport> {
@@ -54,7 +49,8 @@ pub(super) fn transport(socket: &impl AsFd) -> Option<Transport> {
         acknowledged: info.tcpi_bytes_acked,
         in_flight: info.tcpi_unacked,
         unsent: info.tcpi_notsent_bytes,
-        sent_ago: Duration::from_millis(info.tcpi_last_data_sent.into()),
+        packet: info.tcpi_snd_mss,
+        tries: info.tcpi_retransmits,
         answered_ago: Duration::from_millis(info.tcpi_last_ack_recv.into()),
     })
 }

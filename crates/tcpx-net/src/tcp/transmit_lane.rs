@@ -11,8 +11,10 @@ use tcpx_wire::chunk_header::ChunkHeader;
 use super::event_loop::{Source, Turn};
 use super::io::{self as socket_io, Moved, Part};
 use super::loss::Lost;
+use super::pace::Load;
 use super::shared::{Event, LaneSocket, Shared};
 use super::splice::Splice;
+use super::tcp_info::transport;
 use super::transmit_table::{Outgoing, Taken};
 use crate::error::{ChannelError, ChunkPosition};
 use crate::socket::abort;
@@ -25,6 +27,8 @@ pub(super) struct TransmitLane {
     shared: Arc<Shared>,
     socket: Arc<LaneSocket>,
     current: Option<Writing>,
+    /// Bytes of its last chunk.
+    chunk: u64,
     pipe: Pipe,
 }
 
@@ -67,15 +71,41 @@ impl TransmitLane {
             shared,
             socket,
             current: None,
+            chunk: 0,
             pipe,
         }
+    }
+
+    /// Whether the lane leaves what is queued to others, which are done with it sooner.
+    fn leaves_the_rest(&self) -> bool {
+        let shared = &self.shared;
+        let lane = self.socket.lane;
+        if !shared.resend || !shared.paces.is_slow(lane) {
+            return false;
+        }
+        let (queued, with_others) = shared.transmit.left(lane);
+        let backlog = transport(&*self.socket).unwrap_or_default().backlog();
+        let load = Load {
+            chunk: self.chunk,
+            queued,
+            with_others,
+            backlog,
+        };
+        queued > 0 && shared.paces.is_too_slow(lane, load)
     }
 
     /// Makes sure that there is a chunk to write.
     fn take(&mut self) -> bool {
         while self.current.is_none() {
+            if self.leaves_the_rest() {
+                self.shared.leave_to_others(self.socket.lane);
+                return false;
+            }
             match self.shared.transmit.take(self.socket.lane) {
-                Some(Taken::Chunk(chunk)) => self.current = Some(Writing { chunk, written: 0 }),
+                Some(Taken::Chunk(chunk)) => {
+                    self.chunk = chunk.payload.len() as u64;
+                    self.current = Some(Writing { chunk, written: 0 });
+                }
                 Some(Taken::Withdrawn(slot)) => self.shared.report(Event::SendWithdrawn { slot }),
                 None => return false,
             }

@@ -423,6 +423,24 @@ impl TransmitTable {
         }
     }
 
+    /// Whether a chunk waits for a lane.
+    pub(super) fn has_queued(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// Chunks in the queue, about, and those that other lanes took and that were not forgotten.
+    pub(super) fn left(&self, lane: u16) -> (u64, u64) {
+        let by_other = |state: &mut SendState| match state {
+            SendState::Taken {
+                lane: by, settled, ..
+            } => !*settled && *by != lane,
+            SendState::Written { lane: by, .. } => *by != lane,
+            _ => false,
+        };
+        let others = (0..self.window()).filter(|slot| self.with(*slot, by_other));
+        (self.queue.len() as u64, others.count() as u64)
+    }
+
     /// Frees a slot whose end is about to be reported.
     pub(super) fn free(&self, slot: u16) {
         self.with(slot, |state| *state = SendState::Free);

@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::loss::Lost;
+use super::pace::Paces;
 use super::shared::Shared;
 use super::tcp_info::{Transport, transport};
 
@@ -17,6 +18,9 @@ const TICK: Duration = Duration::from_millis(100);
 /// Looks further apart than this: this process was stopped, or had no core. What its lanes did
 /// meanwhile, and what was said to it, is not known yet.
 const REST: Duration = Duration::from_millis(500);
+
+/// Within this time a system answers a packet, however little room it has.
+const ANSWER: Duration = Duration::from_millis(200);
 
 /// A lane on which the peer's system answers nothing is dead after this long without any movement,
 /// if other lanes had some.
@@ -49,9 +53,29 @@ struct Clock {
     since: Instant,
     oldest: Option<u64>,
     acknowledged: u64,
+    /// When the peer's system last answered.
+    answered: Instant,
+    /// The lane had something to send.
+    busy: bool,
+    /// Tries of the oldest packet that had been made by then.
+    tries: u8,
+    /// Since when there is one that it has not answered.
+    unanswered: Option<Instant>,
 }
 
 impl Clock {
+    fn new(now: Instant) -> Self {
+        Self {
+            since: now,
+            oldest: None,
+            acknowledged: 0,
+            answered: now,
+            busy: false,
+            tries: 0,
+            unanswered: None,
+        }
+    }
+
     /// Whether the lane has moved since it was last looked at.
     fn moves(&mut self, now: Instant, oldest: Option<u64>, transport: Transport) -> bool {
         let moved = self.oldest != oldest || self.acknowledged != transport.acknowledged;
@@ -60,18 +84,35 @@ impl Clock {
         if moved || oldest.is_none() {
             self.since = now;
         }
+        let answered = now.checked_sub(transport.answered_ago).unwrap_or(now);
+        let again = answered > self.answered + TICK / 2;
+        if moved || again || transport.in_flight == 0 {
+            (self.answered, self.tries, self.unanswered) = (answered, transport.tries, None);
+        } else if transport.tries > self.tries {
+            self.unanswered.get_or_insert(now);
+        }
         moved
+    }
+
+    /// Says how fast the lane is, if it had something to send all the time since the last look.
+    fn paces(&mut self, paces: &Paces, lane: u16, passed: Duration, transport: Transport) {
+        let was_busy = std::mem::replace(&mut self.busy, !transport.is_drained());
+        if was_busy && self.busy {
+            let bytes = transport.acknowledged.saturating_sub(self.acknowledged);
+            let micros = u64::try_from(passed.as_micros()).unwrap_or(u64::MAX);
+            paces.measured(lane, bytes, micros);
+        } else if !self.busy {
+            paces.rested(lane);
+        }
     }
 
     /// For how long it has stood still, if that is too long. The peer was at work in this time, as
     /// far as is known.
-    fn hangs(
-        &self,
-        now: Instant,
-        transport: Transport,
-        at_work: (Instant, Instant),
-    ) -> Option<Duration> {
-        let (since, until, limit) = if transport.is_unanswered_for(STALL) {
+    fn hangs(&self, now: Instant, at_work: (Instant, Instant)) -> Option<Duration> {
+        let is_silent = self
+            .unanswered
+            .is_some_and(|since| now.saturating_duration_since(since) >= ANSWER);
+        let (since, until, limit) = if is_silent {
             (self.since, now, STALL)
         } else {
             (self.since.max(at_work.0), at_work.1, STALL_BEHIND)
@@ -120,11 +161,7 @@ impl Attention {
 /// The system has no thread left.
 pub(super) fn register(channel: &Arc<Shared>) -> std::io::Result<()> {
     let lanes = usize::from(channel.roster.lanes());
-    let clock = Clock {
-        since: Instant::now(),
-        oldest: None,
-        acknowledged: 0,
-    };
+    let now = Instant::now();
     let mut state = WATCH.lock();
     if !state.running {
         std::thread::Builder::new()
@@ -134,9 +171,9 @@ pub(super) fn register(channel: &Arc<Shared>) -> std::io::Result<()> {
     }
     state.channels.push(Watched {
         channel: Arc::downgrade(channel),
-        lanes: vec![clock; lanes],
+        lanes: vec![Clock::new(now); lanes],
         oldest: vec![None; lanes],
-        looked: Instant::now(),
+        looked: now,
     });
     Ok(())
 }
@@ -198,8 +235,8 @@ impl Watched {
         let repairing = channel.repair.advance(channel);
         channel.transmit.oldest_by_lane(&mut self.oldest);
         let now = Instant::now();
-        let rested = now.saturating_duration_since(self.looked) > REST;
-        self.looked = now;
+        let looked = std::mem::replace(&mut self.looked, now);
+        let rested = now.saturating_duration_since(looked) > REST;
         let at_work = channel.presence.at_work(now);
         let mut owing = !channel.transmit.lingering.is_empty();
         for (lane, (clock, oldest)) in (0u16..).zip(self.lanes.iter_mut().zip(&self.oldest)) {
@@ -209,27 +246,39 @@ impl Watched {
                 if channel.roster.is_vacant(lane) {
                     channel.transmit.lingering.lane_gone(lane);
                 }
+                clock.busy = false;
                 continue;
             };
             let transport = transport(&*socket).unwrap_or_default();
             if transport.is_drained() {
                 channel.transmit.lingering.acknowledged(lane, written);
             }
+            clock.paces(
+                &channel.paces,
+                lane,
+                now.saturating_duration_since(looked),
+                transport,
+            );
             let moved = clock.moves(now, *oldest, transport);
             if rested {
-                clock.since = now;
+                (clock.since, clock.unanswered) = (now, None);
             }
             let Some(oldest) = oldest.filter(|_| !moved) else {
                 continue;
             };
             // Without others that got further nothing says that this lane is the reason.
             let overtaken = channel.transmit.forgotten() > oldest;
-            if let Some(waited) = clock.hangs(now, transport, at_work)
+            if let Some(waited) = clock.hangs(now, at_work)
                 && overtaken
                 && channel.roster.live() > 1
             {
                 channel.lane_lost_only(lane, Some(&socket), Lost::Stalled(waited));
             }
+        }
+        if channel.transmit.has_queued() {
+            // Should one that others rely on stand still, those that left work to it look again.
+            owing = true;
+            channel.wake_sender();
         }
         if owing {
             // Spares the posters a wake-up: this channel is looked at again anyway.
@@ -243,93 +292,101 @@ impl Watched {
 mod tests {
     use super::*;
 
-    const HALF: Duration = Duration::from_millis(500);
-
     fn ms(millis: u64) -> Duration {
         Duration::from_millis(millis)
     }
 
-    fn stopped_at(since: Instant) -> Clock {
-        Clock {
-            since,
-            oldest: Some(7),
-            acknowledged: 1000,
-        }
-    }
-
-    /// Everything was acknowledged, or the peer has no room: its system answers.
-    fn answered() -> Transport {
+    /// A lane with bytes under way of which the peer's system has acknowledged so many.
+    fn at(acknowledged: u64, in_flight: u32, tries: u8, answered_ago: Duration) -> Transport {
         Transport {
-            acknowledged: 1000,
+            acknowledged,
+            in_flight,
             unsent: 1 << 20,
-            sent_ago: ms(4000),
-            answered_ago: ms(4000),
-            ..Transport::default()
+            packet: 1448,
+            tries,
+            answered_ago,
         }
     }
 
-    /// Packets left, the last one `sent` ago, and the last answer came `heard` ago.
-    fn in_flight(sent: Duration, heard: Duration) -> Transport {
-        Transport {
-            in_flight: 10,
-            sent_ago: sent,
-            answered_ago: heard,
-            ..answered()
+    /// Looks at a lane from the first millisecond to the last, ten times a second; `tell` says how
+    /// often its oldest packet was sent again by then, and when that was last answered.
+    fn looked_at(
+        clock: &mut Clock,
+        start: Instant,
+        span: std::ops::Range<u64>,
+        tell: impl Fn(u64) -> (u8, u64),
+    ) -> Instant {
+        let mut now = start;
+        for passed in span.step_by(100) {
+            now = start + ms(passed);
+            let (tries, answered) = tell(passed);
+            clock.moves(now, Some(7), at(1000, 10, tries, ms(passed - answered)));
         }
+        now
+    }
+
+    /// Packets are sent again after 200, 600, 1400 and 3000 ms.
+    fn tries(passed: u64) -> (u8, u64) {
+        let sent = [200, 600, 1400, 3000];
+        let done = sent.iter().filter(|at| **at <= passed).count();
+        let last = if done == 0 { 0 } else { sent[done - 1] };
+        (done as u8, last)
     }
 
     #[test]
     fn a_lane_that_the_peers_system_leaves_unanswered_hangs_after_a_second() {
         let start = Instant::now();
-        let (clock, now) = (stopped_at(start), start + ms(1100));
+        let mut clock = Clock::new(start);
         let silent = (start, start);
-        let lost = in_flight(ms(500), ms(1100));
-        assert_eq!(clock.hangs(now, lost, silent), Some(ms(1100)));
-        // Sent again a moment ago: the answer may be on its way.
-        assert_eq!(clock.hangs(now, in_flight(ms(50), ms(1100)), silent), None);
-        // A full receiver answers what is sent again, and has no room all the same.
-        let now = start + ms(2900);
-        assert_eq!(
-            clock.hangs(now, in_flight(ms(1300), ms(1300)), silent),
-            None
-        );
+        let now = looked_at(&mut clock, start, 0..1000, |passed| (tries(passed).0, 0));
+        assert_eq!(clock.hangs(now, silent), None);
+        let now = looked_at(&mut clock, start, 1000..1200, |passed| (tries(passed).0, 0));
+        assert_eq!(clock.hangs(now, silent), Some(ms(1100)));
+    }
+
+    #[test]
+    fn a_full_receiver_that_answers_what_is_sent_again_does_not_hang() {
+        let start = Instant::now();
+        let mut clock = Clock::new(start);
+        for end in (100..5000).step_by(100) {
+            let now = looked_at(&mut clock, start, end..end + 1, tries);
+            assert_eq!(clock.hangs(now, (start, start)), None, "after {end} ms");
+        }
     }
 
     #[test]
     fn a_lane_stands_still_only_while_the_peer_is_at_work() {
         let start = Instant::now();
-        let clock = stopped_at(start);
+        let clock = Clock {
+            oldest: Some(7),
+            ..Clock::new(start)
+        };
         let now = start + 8 * STALL_BEHIND;
         // It was heard all the time.
-        let waited = clock.hangs(now, answered(), (start, now));
-        assert_eq!(waited, Some(8 * STALL_BEHIND));
+        assert_eq!(clock.hangs(now, (start, now)), Some(8 * STALL_BEHIND));
         // It was stopped soon after the lane moved last.
-        assert_eq!(clock.hangs(now, answered(), (start, start + HALF)), None);
+        assert_eq!(clock.hangs(now, (start, start + STALL)), None);
         // It is back: the lane has as much time as before.
-        let back = now - STALL_BEHIND + HALF;
-        assert_eq!(clock.hangs(now, answered(), (back, now)), None);
-        let later = now + HALF;
-        assert_eq!(
-            clock.hangs(later, answered(), (back, later)),
-            Some(STALL_BEHIND)
-        );
+        let back = now - STALL_BEHIND + STALL;
+        assert_eq!(clock.hangs(now, (back, now)), None);
+        let later = now + STALL;
+        assert_eq!(clock.hangs(later, (back, later)), Some(STALL_BEHIND));
     }
 
     #[test]
     fn a_lane_that_moved_or_owes_nothing_starts_anew() {
         let start = Instant::now();
-        let mut clock = stopped_at(start);
-        let now = start + HALF;
-        assert!(!clock.moves(now, Some(7), answered()));
+        let mut clock = Clock::new(start);
+        let stands = at(1000, 0, 0, ms(0));
+        assert!(clock.moves(start, Some(7), stands));
+        let now = start + STALL;
+        assert!(!clock.moves(now, Some(7), stands));
         assert_eq!(clock.since, start);
-        let further = Transport {
-            acknowledged: 1001,
-            ..answered()
-        };
+        let further = at(1001, 0, 0, ms(0));
         assert!(clock.moves(now, Some(7), further));
         assert_eq!(clock.since, now);
-        assert!(clock.moves(now + HALF, None, further));
-        assert!(!clock.moves(now + 2 * HALF, None, further));
-        assert_eq!(clock.since, now + 2 * HALF);
+        assert!(clock.moves(now + STALL, None, further));
+        assert!(!clock.moves(now + 2 * STALL, None, further));
+        assert_eq!(clock.since, now + 2 * STALL);
     }
 }
