@@ -1,6 +1,6 @@
 //! What happens to a peer program at a named point of the protocol.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Signal, getpid, kill_process};
@@ -35,6 +35,8 @@ pub enum How {
     Kill,
     /// `SIGSTOP`: its sockets stay open and nobody answers.
     Stop,
+    /// `SIGSTOP`, as long as the test likes; then it goes on.
+    Rest,
 }
 
 /// An end at a point.
@@ -58,22 +60,23 @@ impl Accident {
             ]
             .as_slice(),
             How::Stop => &["nothing arrived from the peer for "],
+            How::Rest => &[],
         };
         words.iter().any(|words| error.contains(words))
     }
 
-    /// Ends or stops this process if this is the point.
-    pub fn happen(self, at: Point) {
-        if self.at != at {
-            return;
-        }
+    /// Ends or stops this process.
+    fn happen(self) {
         let signal = match self.how {
             How::Kill => Signal::KILL,
-            How::Stop => Signal::STOP,
+            How::Stop | How::Rest => Signal::STOP,
         };
         // A process may always signal itself. Another thread may take the signal, so this one goes
         // no further meanwhile.
         let _ = kill_process(getpid(), signal);
+        if self.how == How::Rest {
+            return;
+        }
         std::thread::sleep(ENOUGH);
         std::process::abort();
     }
@@ -86,6 +89,7 @@ const ENOUGH: Duration = Duration::from_secs(120);
 #[derive(Debug)]
 pub struct Witness {
     accident: Option<Accident>,
+    happened: AtomicBool,
     half: u64,
     placed: AtomicU64,
     arrivals: AtomicU64,
@@ -96,6 +100,7 @@ impl Witness {
     pub fn new(accident: Option<Accident>, incoming: u64) -> Self {
         Self {
             accident,
+            happened: AtomicBool::new(false),
             half: incoming / 2,
             placed: AtomicU64::new(0),
             arrivals: AtomicU64::new(0),
@@ -109,8 +114,11 @@ impl Witness {
 
     /// The program is at this point.
     pub fn reach(&self, at: Point) {
-        if let Some(accident) = self.accident {
-            accident.happen(at);
+        if let Some(accident) = self.accident
+            && at == accident.at
+            && !self.happened.swap(true, Ordering::Relaxed)
+        {
+            accident.happen();
         }
     }
 }

@@ -182,6 +182,10 @@ pub struct Summary {
     pub fragments: u64,
     /// Chunks that were announced as arrived in fragments.
     pub arrivals: u64,
+    /// Lanes that died.
+    pub lanes_lost: u64,
+    /// Chunks that were sent again.
+    pub chunks_resent: u64,
     /// Transfers that ended with an error.
     pub failures: Vec<Failure>,
     /// Memory that does not hold what it must.

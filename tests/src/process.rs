@@ -115,6 +115,15 @@ impl Peer {
         });
     }
 
+    /// Has it go on after it was stopped.
+    pub fn go_on(&self) {
+        let number = i32::try_from(self.child.id()).ok();
+        let process = number.and_then(rustix::process::Pid::from_raw);
+        let process = process.expect("it has a number");
+        rustix::process::kill_process(process, rustix::process::Signal::CONT)
+            .expect("it is our child");
+    }
+
     /// Waits for its end, and fails if that does not come in time.
     pub fn finish(mut self, limit: Duration) -> Ended {
         let deadline = Instant::now() + limit;

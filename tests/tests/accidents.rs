@@ -91,7 +91,7 @@ fn one(carrier: &Carrier, side: Side, accident: Accident) {
             assert!(ended.was_killed(), "{what}: {ended:?}");
             check(&what, side, accident, &survivor.finish(BOUND));
         }
-        How::Stop => {
+        How::Stop | How::Rest => {
             victim.wait_stopped(START);
             check(&what, side, accident, &survivor.finish(BOUND));
         }

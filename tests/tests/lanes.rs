@@ -175,6 +175,76 @@ fn all_lanes_but_one() {
     breaks(Fault::Stall, &[1, 2, 3], false, false);
 }
 
+/// Transfers run in both directions at once while every lane but one breaks, one after the other, so that slots
+/// whose pages a dead lane still has are filled with something else at once.
+fn slots_break(fault: Fault) {
+    let what = format!("{fault:?}");
+    let ends = connect(true);
+    for lane in 1..LANES {
+        let after = u64::from(lane) * (BREAK_AFTER + 3_333);
+        ends.proxy.break_line(Line::Lane(lane), after, fault);
+    }
+    let struck = || {
+        (1..LANES).all(|lane| {
+            let after = u64::from(lane) * (BREAK_AFTER + 3_333);
+            ends.proxy.carried(Line::Lane(lane)) >= after
+        })
+    };
+    let run = |from: &Connection, to: &Connection, first: u64| {
+        let mut destinations = Vec::new();
+        let mut number = first;
+        let mut left = 4;
+        while left > 0 {
+            left -= u32::from(struck());
+            destinations.push((number, transfer(from, to, number)));
+            number += 1;
+            assert!(number < first + MOST, "{what}: a lane carries nothing");
+        }
+        destinations
+    };
+    let destinations = thread::scope(|scope| {
+        let (server, client) = (&ends.server, &ends.client);
+        let runs = [
+            (client, server, 1_000),
+            (client, server, 2_000),
+            (server, client, 3_000),
+        ]
+        .map(|(from, to, first)| scope.spawn(move || run(from, to, first)));
+        runs.map(|run| run.join().expect("every transfer ends well"))
+    });
+    let stats = sum(&ends);
+    assert!(stats.chunks_resent > 0, "{what}: {stats:?}");
+    assert!(stats.bytes_spliced > 0, "{what}: {stats:?}");
+    for lane in 1..LANES {
+        ends.proxy.wake(Line::Lane(lane));
+    }
+    let restored = u64::from(LANES) - 1;
+    wait_until(&what, || {
+        ends.client.statistics().lanes_restored >= restored
+            && ends.server.statistics().lanes_restored >= restored
+    });
+    for (number, destination) in destinations.iter().flatten() {
+        assert_eq!(destination.defect(Content::new(9, *number)), None, "{what}");
+    }
+    close(ends.server, ends.client);
+}
+
+#[test]
+fn slots_of_lanes_that_are_reset_or_closed() {
+    slots_break(Fault::Reset);
+    slots_break(Fault::Close);
+}
+
+#[test]
+fn slots_of_lanes_that_stall() {
+    slots_break(Fault::Stall);
+}
+
+#[test]
+fn slots_of_lanes_that_swallow_everything() {
+    slots_break(Fault::Swallow);
+}
+
 /// The control connection breaks while transfers run one after the other in both directions.
 fn control_breaks(fault: Fault, also_a_lane: bool) {
     let what = format!("{fault:?}, also a lane: {also_a_lane}");

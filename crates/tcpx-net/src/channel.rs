@@ -201,6 +201,8 @@ pub struct ChannelStats {
     pub bytes_discarded: u64,
     /// Received bytes that a network card left in a bounce pool; the rest passed through the CPU.
     pub bytes_in_pool: u64,
+    /// Payload bytes that were sent by references to their pages, without a copy.
+    pub bytes_spliced: u64,
     /// Lanes that died; 0 for networks without lanes.
     pub lanes_lost: u64,
     /// Lanes that came back.
@@ -302,6 +304,12 @@ pub trait Channel: Send + Debug {
         let _ = sequence;
     }
 
+    /// Says that the peer's process was heard on the control connection; `rested`: after a silence
+    /// that one at work does not keep. A network may take what does not move meanwhile for broken.
+    fn peer_heard(&mut self, rested: bool) {
+        let _ = rested;
+    }
+
     /// How to wait for completions.
     fn readiness(&self) -> Readiness<'_>;
 
@@ -353,6 +361,7 @@ impl std::ops::AddAssign for ChannelStats {
         self.early_arrivals += other.early_arrivals;
         self.bytes_discarded += other.bytes_discarded;
         self.bytes_in_pool += other.bytes_in_pool;
+        self.bytes_spliced += other.bytes_spliced;
         self.lanes_lost += other.lanes_lost;
         self.lanes_restored += other.lanes_restored;
         self.chunks_resent += other.chunks_resent;

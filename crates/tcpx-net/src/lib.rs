@@ -30,7 +30,7 @@ pub use congestion::Congestion;
 pub use dial::{DialOptions, Dialled, dial, dial_control_again};
 pub use error::{ChannelError, ChunkPosition, IoError, NetworkError};
 pub use lane_inbox::{AcceptedLane, LaneInbox};
-pub use listener::{Accepted, DEFAULT_PORT, ListenOptions, Listener};
+pub use listener::{Accepted, DEFAULT_PORT, ListenOptions, Listener, ListenerNudge};
 pub use network::{Exchange, Network, Setup, Side};
 pub use plugin::{PluginMemory, PluginNetwork, PluginOptions};
 pub use tcp::{TcpNetwork, TcpOptions};

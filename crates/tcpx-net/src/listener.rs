@@ -130,18 +130,44 @@ impl Listener {
         self.inner.address
     }
 
+    /// For [`accept_unless`](Self::accept_unless).
+    pub fn nudge(&self) -> ListenerNudge {
+        ListenerNudge(Arc::clone(&self.inner))
+    }
+
     /// The next authenticated control connection.
     ///
     /// # Errors
     /// [`NetworkError::AcceptTimedOut`] when none came before the deadline,
     /// [`NetworkError::ListenerClosed`] when the acceptor has ended.
     pub fn accept(&self, deadline: Instant) -> Result<Accepted, NetworkError> {
+        loop {
+            if let Some(accepted) = self.accept_unless(deadline, true, || false)? {
+                return Ok(accepted);
+            }
+        }
+    }
+
+    /// As [`accept`](Self::accept), but `None` once `other` is true, which is asked at first and after
+    /// each [`ListenerNudge::nudge`]; with `takes` off that is all it waits for.
+    ///
+    /// # Errors
+    /// As for [`accept`](Self::accept).
+    pub fn accept_unless(
+        &self,
+        deadline: Instant,
+        takes: bool,
+        mut other: impl FnMut() -> bool,
+    ) -> Result<Option<Accepted>, NetworkError> {
         let address = self.inner.address;
         let started = Instant::now();
         let mut waiting = self.inner.lock();
         loop {
-            if let Some(accepted) = waiting.pop_front() {
-                return Ok(accepted);
+            if other() {
+                return Ok(None);
+            }
+            if takes && let Some(accepted) = waiting.pop_front() {
+                return Ok(Some(accepted));
             }
             if self.inner.stop.load(Ordering::Acquire) {
                 return Err(NetworkError::ListenerClosed { address });
@@ -160,6 +186,19 @@ impl Listener {
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
+    }
+}
+
+/// Has those that wait at a listener look again.
+#[derive(Debug, Clone)]
+pub struct ListenerNudge(Arc<Inner>);
+
+impl ListenerNudge {
+    /// After what they wait for beside peers has come true.
+    pub fn nudge(&self) {
+        // Whoever has looked already waits before this has the lock.
+        drop(self.0.lock());
+        self.0.arrived.notify_all();
     }
 }
 

@@ -130,11 +130,18 @@ pub(crate) fn is_near(socket: &impl AsFd) -> bool {
     peer.is_some_and(|peer| local == Some(peer) || peer.to_canonical().is_loopback())
 }
 
-/// Has the kernel drop what the peer has not acknowledged when the socket is closed.
-pub(crate) fn forget_unsent(socket: std::os::fd::BorrowedFd<'_>) {
-    let reset = socket2::SockRef::from(&socket).set_linger(Some(Duration::ZERO));
-    if let Err(error) = reset {
-        tracing::debug!(%error, "a lane that ends is not reset");
+/// Resets a stream: the kernel drops at once what it still has of it, and nobody sends or receives on it
+/// any more.
+pub(crate) fn abort(socket: std::os::fd::BorrowedFd<'_>) {
+    // connect(2): an address of no family dissolves the association. Not by closing: others may hold
+    // the socket for a while, and the kernel would go on sending meanwhile.
+    let aborted = rustix::net::connect_unspec(socket);
+    if let Err(error) = aborted {
+        tracing::debug!(%error, "a lane that ends is reset when it is closed");
+        let reset = socket2::SockRef::from(&socket).set_linger(Some(Duration::ZERO));
+        if let Err(error) = reset {
+            tracing::debug!(%error, "a lane that ends is not reset");
+        }
     }
 }
 

@@ -285,6 +285,7 @@ impl Core {
             Some(Err(_)) => return false,
         }
         let mut any = false;
+        let heard = self.session.heard();
         for _ in 0..FRAMES_AT_A_TIME {
             match self.control.receive() {
                 Ok(Some(frame)) => {
@@ -303,6 +304,7 @@ impl Core {
                 }
             }
         }
+        self.tell_that_peer_was_heard(heard);
         any
     }
 

@@ -1,9 +1,11 @@
 //! Where connections begin: listening and connecting.
 
+mod set_ups;
+
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use tcpx_net::{DialOptions, ListenOptions, Listener, Side, dial};
+use tcpx_net::{Accepted, DialOptions, ListenOptions, Listener, Side, dial};
 
 use tcpx_wire::handshake::Session;
 
@@ -11,12 +13,17 @@ use crate::connection::Connection;
 use crate::error::Error;
 use crate::establish::{Authenticated, establish};
 use crate::options::Options;
+use set_ups::SetUps;
+
+/// For a set-up that met its deadline to say so.
+const SPARE: Duration = Duration::from_secs(1);
 
 /// A listening port: control connections and all lanes of the embedded network use it.
 #[derive(Debug)]
 pub struct Endpoint {
     listener: Listener,
     options: Options,
+    set_ups: SetUps,
 }
 
 impl Endpoint {
@@ -32,7 +39,11 @@ impl Endpoint {
             capabilities: capabilities(&options),
             congestion: options.congestion.clone(),
         })?;
-        Ok(Self { listener, options })
+        Ok(Self {
+            set_ups: SetUps::new(listener.nudge()),
+            listener,
+            options,
+        })
     }
 
     /// Where it listens.
@@ -41,12 +52,34 @@ impl Endpoint {
     }
 
     /// Waits at most `timeout` for a peer and sets the connection up. Peers that fail to prove
-    /// themselves are logged and cost nobody anything.
+    /// themselves are logged and cost nobody anything. One that has proved itself is set up beside
+    /// others that do so meanwhile; the first that is done, or has failed, is the answer, and the rest
+    /// is for the next calls.
     ///
     /// # Errors
     /// Nobody came in time, or the set-up with an authenticated peer failed.
     pub fn accept(&self, timeout: Duration) -> Result<Connection, Error> {
-        let accepted = self.listener.accept(Instant::now() + timeout)?;
+        let mut deadline = Instant::now() + timeout;
+        loop {
+            if let Some(ended) = self.set_ups.take() {
+                return ended;
+            }
+            if self.set_ups.are_running() {
+                // Each of them ends by then.
+                deadline = deadline.max(Instant::now() + self.options.connect_timeout + SPARE);
+            }
+            let (set_ups, takes) = (&self.set_ups, !self.set_ups.are_full());
+            let accepted = self
+                .listener
+                .accept_unless(deadline, takes, || set_ups.has_ended())?;
+            if let Some(accepted) = accepted {
+                self.set_up(accepted)?;
+            }
+        }
+    }
+
+    /// Sets a connection up, elsewhere.
+    fn set_up(&self, accepted: Accepted) -> Result<(), Error> {
         let authenticated = Authenticated {
             stream: accepted.stream,
             leftover: Vec::new(),
@@ -56,8 +89,10 @@ impl Endpoint {
             lanes: Some(accepted.lanes),
             listening: Some(accepted.listening),
         };
-        let deadline = Instant::now() + self.options.connect_timeout;
-        establish(authenticated, &self.options, deadline)
+        let options = self.options.clone();
+        let deadline = Instant::now() + options.connect_timeout;
+        self.set_ups
+            .start(move || establish(authenticated, &options, deadline))
     }
 
     /// Connects to a listening endpoint.

@@ -64,6 +64,9 @@ fn follow(instructions: &Instructions) -> anyhow::Result<Summary> {
     };
     let mut summary = part::play(&connection, scenario, side);
     witness.reach(Point::BeforeClose);
+    let statistics = connection.statistics();
+    summary.lanes_lost = statistics.lanes_lost;
+    summary.chunks_resent = statistics.chunks_resent;
     summary.close = connection
         .close(GOODBYE)
         .err()

@@ -213,7 +213,8 @@ impl Acceptor {
             lanes,
         };
         self.inner.lock().push_back(accepted);
-        self.inner.arrived.notify_one();
+        // Not all of those that wait take one.
+        self.inner.arrived.notify_all();
     }
 
     fn answer_lane(&mut self, now: Instant, greeting: &mut Greeting, request: LaneRequest) -> Keep {

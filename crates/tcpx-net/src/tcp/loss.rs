@@ -91,6 +91,8 @@ impl Shared {
         let Some((socket, left)) = self.roster.leave(lane, only) else {
             return;
         };
+        // Nobody leaves work to it any more.
+        self.paces.forget(lane);
         let (by_peer, replaced) = (matches!(how, Lost::ByPeer), matches!(how, Lost::Replaced));
         let error = how.into_error(&self.name, &socket);
         let closing = self.closing.load(Ordering::Acquire);

@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crossbeam_queue::ArrayQueue;
 
+use super::pace::Paces;
+use super::presence::Presence;
 use super::receive_table::ReceiveTable;
 use super::repair::Repair;
 use super::roster::Roster;
@@ -85,6 +87,7 @@ pub(super) struct Counters {
     pub(super) wire_calls: AtomicU64,
     pub(super) early_arrivals: AtomicU64,
     pub(super) bytes_discarded: AtomicU64,
+    pub(super) bytes_spliced: AtomicU64,
     pub(super) lanes_lost: AtomicU64,
     pub(super) lanes_restored: AtomicU64,
     pub(super) chunks_resent: AtomicU64,
@@ -103,6 +106,7 @@ impl Counters {
             wire_calls: value(&self.wire_calls),
             early_arrivals: value(&self.early_arrivals),
             bytes_discarded: value(&self.bytes_discarded),
+            bytes_spliced: value(&self.bytes_spliced),
             lanes_lost: value(&self.lanes_lost),
             lanes_restored: value(&self.lanes_restored),
             chunks_resent: value(&self.chunks_resent),
@@ -127,6 +131,8 @@ pub(super) struct Shared {
     pub(super) roster: Roster,
     pub(super) repair: Repair,
     pub(super) attention: Attention,
+    pub(super) presence: Presence,
+    pub(super) paces: Paces,
     /// A lane's death can be survived: what was sent is kept until the peer has placed it.
     pub(super) resend: bool,
     splice: bool,
@@ -185,6 +191,8 @@ impl Shared {
             roster: Roster::new(lanes),
             repair,
             attention: Attention::default(),
+            presence: Presence::new(),
+            paces: Paces::new(lanes),
             resend,
             splice: splice && resend,
             zero_copy,
@@ -293,6 +301,14 @@ impl Shared {
                 return;
             }
         }
+    }
+
+    /// A lane leaves what is queued to others: one of them gets its turn, unless none is at rest, for
+    /// those that are not look at the queue before they rest.
+    pub(super) fn leave_to_others(&self, lane: u16) {
+        self.transmit.idle.remove(lane);
+        self.wake_sender();
+        self.transmit.idle.insert(lane);
     }
 
     /// Has the lanes that paused in front of an unposted chunk look again.

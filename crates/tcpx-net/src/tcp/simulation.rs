@@ -85,7 +85,7 @@ impl World {
                 payload: Region::host(LENGTH as usize).unwrap().all(),
                 attempt: 0,
                 permit: None,
-                spliced: false,
+                spliced: None,
             });
         }
         let first = (0..).find(|at| !self.placed.contains_key(at)).unwrap();

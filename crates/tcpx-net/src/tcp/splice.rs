@@ -33,16 +33,11 @@ impl Splice {
         })
     }
 
-    /// Bytes that it has taken and the socket has not.
-    pub(super) fn is_loaded(&self) -> bool {
-        self.loaded > 0
-    }
-
     /// Moves bytes of `part` to the socket. Call it with the rest until there is none: what an earlier
     /// call has loaded is the beginning of that rest.
     ///
     /// # Errors
-    /// The system refuses. While the pipe is empty, the bytes can be sent in another way.
+    /// The system refuses. What was not moved can be sent in another way, and this pipe be dropped.
     pub(super) fn send(&mut self, socket: BorrowedFd<'_>, part: Part<'_>) -> io::Result<Moved> {
         if self.loaded == 0 {
             let range = libc::iovec {

@@ -161,17 +161,6 @@ impl Staging {
     }
 }
 
-/// What became of a send that was taken back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Withdrawn {
-    /// It and its slot are free.
-    Now,
-    /// It is free; an event says when its slot is.
-    Later,
-    /// Something still reads it; an event says when it has ended.
-    NotYet,
-}
-
 /// Marks a job's token as that of a receive; the low bits are the slot.
 const RECEIVE: u64 = 1 << 32;
 
@@ -240,7 +229,7 @@ impl Shared {
                             payload: payload.clone(),
                             attempt: 0,
                             permit: Some(permit),
-                            spliced: false,
+                            spliced: None,
                         };
                         *state = SendState::Copying {
                             outgoing,
@@ -274,32 +263,6 @@ impl Shared {
                 shared.send_copied(slot, Err(error));
             }
         }
-    }
-
-    /// Takes a send back, if no lane has it and no copy reads it.
-    pub(super) fn withdraw_send(&self, slot: u16) -> Withdrawn {
-        let (answer, before) = self.transmit.with(slot, |state| match state {
-            SendState::Queued(_) | SendState::Waiting(_) => {
-                let before = std::mem::replace(state, SendState::Withdrawn);
-                (Withdrawn::Later, Some(before))
-            }
-            SendState::Written { .. } => {
-                let before = std::mem::replace(state, SendState::Free);
-                (Withdrawn::Now, Some(before))
-            }
-            SendState::Copying { cancelled, .. } => {
-                *cancelled = true;
-                (Withdrawn::NotYet, None)
-            }
-            SendState::Taken { settled, .. } => {
-                *settled = true;
-                (Withdrawn::NotYet, None)
-            }
-            SendState::Free | SendState::Withdrawn => (Withdrawn::NotYet, None),
-        });
-        // Outside of the slot's lock: a permit that comes back wakes others.
-        drop(before);
-        answer
     }
 
     fn send_copied(&self, slot: u16, result: Result<u64, MemoryError>) {

@@ -11,8 +11,7 @@ use tcpx_wire::chunk_header::ChunkHeader;
 use super::receive_table::{ReceiveState, Withdrawal};
 use super::repair::Repair;
 use super::shared::{Ended, Event, Shared, lock};
-use super::staging::Withdrawn;
-use super::transmit_table::{Forgotten, Outgoing, SendState, Unstaged};
+use super::transmit_table::{Forgotten, Outgoing, SendState, Unstaged, Withdrawn};
 use crate::channel::{
     Cancel, Capabilities, Channel, ChannelStats, Completion, Payload, Posted, Readiness,
     ReceiveChunk, SendChunk, Ticket, Way,
@@ -193,15 +192,23 @@ impl TcpChannel {
         }
     }
 
+    /// Takes in what has ended, for [`poll`](Channel::poll) to report: news of a slot's former chunk
+    /// must not be taken for those of the next.
+    fn find(&mut self) {
+        let mut found = std::mem::take(&mut self.found);
+        self.drain_events(&mut found);
+        self.found = found;
+        if !self.found.is_empty() {
+            self.shared.wakers.signal.raise();
+        }
+    }
+
     /// The chunk of this sequence is needed no more; `placed`: because the peer has read all of it.
     fn forget_chunk(&mut self, sequence: u64, placed: bool) {
         if !self.shared.resend {
             return;
         }
-        // News of the slots' former chunks must not be taken for those of the next.
-        let mut found = std::mem::take(&mut self.found);
-        self.drain_events(&mut found);
-        self.found = found;
+        self.find();
         for slot in (0u16..).take(self.sends.len()) {
             if self.sends[usize::from(slot)].sequence != Some(sequence) {
                 continue;
@@ -267,7 +274,7 @@ impl Channel for TcpChannel {
                 payload: source,
                 attempt: 0,
                 permit: None,
-                spliced: false,
+                spliced: None,
             });
             self.shared.wake_sender();
         }
@@ -329,7 +336,7 @@ impl Channel for TcpChannel {
     fn cancel(&mut self, token: u64) -> Cancel {
         let held = |slot: &SendSlot| slot.token == Some(token);
         if let Some(slot) = slot_where(&self.sends, held) {
-            match self.shared.withdraw_send(slot) {
+            match self.shared.transmit.withdraw(slot) {
                 Withdrawn::NotYet => return Cancel::Pending,
                 Withdrawn::Later => {}
                 Withdrawn::Now => self.free_sends.push(slot),
@@ -339,7 +346,12 @@ impl Channel for TcpChannel {
             return Cancel::Done;
         }
         let Some(slot) = slot_where(&self.receives, |held| *held == Some(token)) else {
-            return Cancel::Done;
+            // It may have ended, and that was not asked for yet.
+            let ended = |one: &Completion| ended_token(one) == Some(token);
+            return match self.found.iter().any(ended) {
+                true => Cancel::Pending,
+                false => Cancel::Done,
+            };
         };
         match self.shared.receive.cancel(slot) {
             Withdrawal::Done => {
@@ -380,6 +392,10 @@ impl Channel for TcpChannel {
 
     fn forget(&mut self, sequence: u64) {
         self.forget_chunk(sequence, false);
+    }
+
+    fn peer_heard(&mut self, rested: bool) {
+        self.shared.presence.note(rested);
     }
 
     fn readiness(&self) -> Readiness<'_> {
@@ -453,6 +469,16 @@ impl Drop for TcpChannel {
     fn drop(&mut self) {
         // The loops drop the lanes; each keeps the memory in its hands alive until then.
         self.close();
+    }
+}
+
+/// The request that a completion ends.
+fn ended_token(completion: &Completion) -> Option<u64> {
+    match completion {
+        Completion::Sent { token }
+        | Completion::Received { token, .. }
+        | Completion::Failed { token, .. } => Some(*token),
+        Completion::Part { .. } | Completion::PathChanged { .. } => None,
     }
 }
 

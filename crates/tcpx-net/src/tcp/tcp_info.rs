@@ -2,6 +2,7 @@
 
 use std::mem::{MaybeUninit, offset_of};
 use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
 
 /// Payload bytes of a stream, both ways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +20,26 @@ pub(super) struct Transport {
     pub(super) acknowledged: u64,
     /// Packets that it has not acknowledged yet.
     pub(super) in_flight: u32,
+    /// Bytes that were not sent yet.
+    pub(super) unsent: u32,
+    /// Most bytes of a packet.
+    pub(super) packet: u32,
+    /// How often the oldest of them was to be sent again because nothing came back in time.
+    pub(super) tries: u8,
+    /// Since the peer's system acknowledged anything, be it again.
+    pub(super) answered_ago: Duration,
+}
+
+impl Transport {
+    /// Bytes that the peer's system has not acknowledged, at most.
+    pub(super) fn backlog(&self) -> u64 {
+        u64::from(self.unsent) + u64::from(self.in_flight) * u64::from(self.packet)
+    }
+
+    /// The peer's system has everything that the stream was given.
+    pub(super) fn is_drained(&self) -> bool {
+        self.in_flight == 0 && self.unsent == 0
+    }
 }
 
 /// How far a stream is; `None` where it is no TCP stream.
@@ -27,6 +48,10 @@ pub(super) fn transport(socket: &impl AsFd) -> Option<Transport> {
     Some(Transport {
         acknowledged: info.tcpi_bytes_acked,
         in_flight: info.tcpi_unacked,
+        unsent: info.tcpi_notsent_bytes,
+        packet: info.tcpi_snd_mss,
+        tries: info.tcpi_retransmits,
+        answered_ago: Duration::from_millis(info.tcpi_last_ack_recv.into()),
     })
 }
 

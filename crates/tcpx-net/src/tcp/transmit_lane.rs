@@ -13,8 +13,10 @@ use tcpx_wire::chunk_header::ChunkHeader;
 use super::event_loop::{Source, Turn};
 use super::io::{self as socket_io, Moved, Part};
 use super::loss::Lost;
+use super::pace::Load;
 use super::shared::{Event, LaneSocket, Shared};
 use super::splice::Splice;
+use super::tcp_info::transport;
 use super::transmit_table::{Outgoing, Taken};
 use super::uncopied::Uncopied;
 use crate::error::ChunkPosition;
@@ -29,6 +31,8 @@ pub(super) struct TransmitLane {
     shared: Arc<Shared>,
     socket: Arc<LaneSocket>,
     current: Option<Writing>,
+    /// Bytes of its last chunk.
+    chunk: u64,
     pipe: Pipe,
     /// Host memory that the kernel reads where it lies.
     uncopied: Uncopied,
@@ -81,16 +85,40 @@ impl TransmitLane {
             shared,
             socket,
             current: None,
+            chunk: 0,
             pipe,
             uncopied: Uncopied::new(uncopied),
         }
     }
 
+    /// Whether the lane leaves what is queued to others, which are done with it sooner.
+    fn leaves_the_rest(&self) -> bool {
+        let shared = &self.shared;
+        let lane = self.socket.lane;
+        if !shared.resend || !shared.paces.is_slow(lane) {
+            return false;
+        }
+        let (queued, with_others) = shared.transmit.left(lane);
+        let backlog = transport(&*self.socket).unwrap_or_default().backlog();
+        let load = Load {
+            chunk: self.chunk,
+            queued,
+            with_others,
+            backlog,
+        };
+        queued > 0 && shared.paces.is_too_slow(lane, load)
+    }
+
     /// Makes sure that there is a chunk to write.
     fn take(&mut self) -> bool {
         while self.current.is_none() {
+            if self.leaves_the_rest() {
+                self.shared.leave_to_others(self.socket.lane);
+                return false;
+            }
             match self.shared.transmit.take(self.socket.lane) {
                 Some(Taken::Chunk(chunk)) => {
+                    self.chunk = chunk.payload.len() as u64;
                     self.current = Some(Writing {
                         chunk,
                         written: 0,
@@ -151,10 +179,15 @@ impl TransmitLane {
         }
         match splice.send(socket, part) {
             Ok(moved) => {
-                chunk.spliced = true;
+                if let Moved::Bytes(bytes) = moved {
+                    chunk.spliced = Some(self.socket.lane);
+                    let counter = &self.shared.counters.bytes_spliced;
+                    counter.fetch_add(bytes as u64, Ordering::Relaxed);
+                }
                 Ok(moved)
             }
-            Err(error) if !splice.is_loaded() => {
+            // What the pipe has taken and the socket has not is still to be sent.
+            Err(error) if is_refusal(&error) => {
                 tracing::info!(%error, "pages cannot be sent as they are; slots are copied");
                 self.pipe = Pipe::Unused;
                 socket_io::send(socket, head, part)
@@ -225,6 +258,21 @@ impl TransmitLane {
         }
         Ok(())
     }
+}
+
+/// The system does not send pages in this way, whatever the state of the lane.
+fn is_refusal(error: &io::Error) -> bool {
+    !matches!(
+        error.kind(),
+        io::ErrorKind::BrokenPipe
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::NotConnected
+            | io::ErrorKind::TimedOut
+            | io::ErrorKind::HostUnreachable
+            | io::ErrorKind::NetworkUnreachable
+            | io::ErrorKind::NetworkDown
+    )
 }
 
 impl Source for TransmitLane {

@@ -5,7 +5,7 @@
 //! written back into the queue.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 use tcpx_memory::{Fence, RegionSlice};
@@ -13,6 +13,7 @@ use tcpx_wire::TransferId;
 use tcpx_wire::chunk_header::ChunkHeader;
 
 use super::idle::LaneSet;
+use super::lingering::Lingering;
 use super::permits::Permit;
 use super::shared::lock;
 use crate::error::ChunkPosition;
@@ -29,17 +30,8 @@ pub(super) struct Outgoing {
     pub(super) attempt: u8,
     /// Held along with a pinned slot, and given back after it.
     pub(super) permit: Option<Permit>,
-    /// The kernel refers to the payload's pages.
-    pub(super) spliced: bool,
-}
-
-/// A payload that nobody wants any more while the kernel may still send its pages.
-#[derive(Debug)]
-struct Lingering {
-    lane: u16,
-    order: u64,
-    _payload: RegionSlice,
-    _permit: Option<Permit>,
+    /// The last lane whose socket refers to the payload's pages.
+    pub(super) spliced: Option<u16>,
 }
 
 impl Outgoing {
@@ -107,9 +99,8 @@ pub(super) struct TransmitTable {
     forgotten: AtomicU64,
     /// Chunks that were written to the last byte.
     writes: AtomicU64,
-    /// Bounded by the pinned slots there are.
-    lingering: Mutex<Vec<Lingering>>,
-    lingers: AtomicBool,
+    /// Of chunks that ended before their sockets were done with them.
+    pub(super) lingering: Lingering,
     /// Lanes at rest because the queue was empty.
     pub(super) idle: LaneSet,
 }
@@ -135,6 +126,17 @@ pub(super) enum Forgotten {
     Unknown,
 }
 
+/// What became of a send that was taken back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Withdrawn {
+    /// It and its slot are free.
+    Now,
+    /// It is free; an event says when its slot is.
+    Later,
+    /// Something still reads it, or has just ended to; an event says so.
+    NotYet,
+}
+
 impl TransmitTable {
     /// `keep`: a chunk may have to be sent again.
     pub(super) fn new(window: u16, keep: bool) -> Self {
@@ -144,8 +146,7 @@ impl TransmitTable {
             keep,
             forgotten: AtomicU64::new(0),
             writes: AtomicU64::new(0),
-            lingering: Mutex::new(Vec::new()),
-            lingers: AtomicBool::new(false),
+            lingering: Lingering::default(),
             idle: LaneSet::new(),
         }
     }
@@ -204,7 +205,7 @@ impl TransmitTable {
     /// A lane wrote the chunk to its last byte. Gives it back if it has ended with that: drop it and
     /// [`free`](Self::free) its slot.
     pub(super) fn written(&self, mut chunk: Outgoing) -> Option<Outgoing> {
-        let order = self.writes.fetch_add(1, Ordering::Relaxed);
+        let order = self.next_order();
         self.with(chunk.slot, |state| match *state {
             SendState::Taken {
                 lane,
@@ -214,49 +215,32 @@ impl TransmitTable {
                 *state = SendState::Written { lane, order, chunk };
                 None
             }
-            SendState::Taken { lane, .. } => {
-                self.linger(lane, order, &mut chunk);
+            _ => {
+                self.linger(order, &mut chunk);
                 Some(chunk)
             }
-            _ => Some(chunk),
         })
     }
 
-    /// Keeps the pages that the kernel may still send for a lane as they are. The peer drops them, but
-    /// they must neither change before it has heard of that nor show it another transfer's bytes.
-    fn linger(&self, lane: u16, order: u64, chunk: &mut Outgoing) {
-        if chunk.spliced {
-            lock(&self.lingering).push(Lingering {
-                lane,
-                order,
-                _payload: chunk.payload.clone(),
-                _permit: chunk.permit.take(),
-            });
-            self.lingers.store(true, Ordering::Release);
-        }
+    /// The next place among all chunks that were written.
+    pub(super) fn next_order(&self) -> u64 {
+        self.writes.fetch_add(1, Ordering::SeqCst)
     }
 
-    /// The peer has read what this lane wrote before this place.
-    fn let_go(&self, lane: u16, order: u64) {
-        if !self.lingers.load(Ordering::Acquire) {
-            return;
+    /// The chunk ends here. What the kernel may still send of it stays as it is: the peer drops it, but
+    /// it must not see another transfer's bytes.
+    fn linger(&self, order: u64, chunk: &mut Outgoing) {
+        if let Some(lane) = chunk.spliced {
+            let permit = chunk.permit.take();
+            self.lingering
+                .keep(lane, order, chunk.payload.clone(), permit);
         }
-        let mut lingering = lock(&self.lingering);
-        let (gone, left) = lingering
-            .drain(..)
-            .partition::<Vec<_>, _>(|one| one.lane == lane && one.order < order);
-        self.lingers.store(!left.is_empty(), Ordering::Release);
-        *lingering = left;
-        drop(lingering);
-        // Outside of the lock: permits that come back wake others.
-        drop(gone);
     }
 
     /// Whether the kernel may refer to pages that this lane sent and that the peer has not read.
     pub(super) fn has_unread_pages(&self, lane: u16) -> bool {
-        let written = |state: &mut SendState| matches!(state, SendState::Written { lane: of, chunk, .. } if *of == lane && chunk.spliced);
-        lock(&self.lingering).iter().any(|one| one.lane == lane)
-            || (0..self.window()).any(|slot| self.with(slot, written))
+        let written = |state: &mut SendState| matches!(state, SendState::Written { chunk, .. } if chunk.spliced == Some(lane));
+        self.lingering.has(lane) || (0..self.window()).any(|slot| self.with(slot, written))
     }
 
     /// The chunk in the hands of a lane that dies goes back into the queue, unless it has ended:
@@ -269,7 +253,10 @@ impl TransmitTable {
                 *state = SendState::Queued(chunk);
                 None
             }
-            _ => Some(chunk),
+            _ => {
+                self.linger(self.next_order(), &mut chunk);
+                Some(chunk)
+            }
         });
         if ended.is_none() {
             self.push(slot);
@@ -338,17 +325,22 @@ impl TransmitTable {
                 if placed {
                     read = Some((*lane, *order));
                 } else {
-                    self.linger(*lane, *order, chunk);
+                    self.linger(*order, chunk);
                 }
                 (
                     Forgotten::Free,
                     Some(std::mem::replace(state, SendState::Free)),
                 )
             }
-            SendState::Queued(chunk) if chunk.position.sequence == sequence => (
-                Forgotten::Settled,
-                Some(std::mem::replace(state, SendState::Withdrawn)),
-            ),
+            SendState::Queued(chunk) if chunk.position.sequence == sequence => {
+                if !placed {
+                    self.linger(self.next_order(), chunk);
+                }
+                (
+                    Forgotten::Settled,
+                    Some(std::mem::replace(state, SendState::Withdrawn)),
+                )
+            }
             SendState::Taken {
                 sequence: held,
                 settled,
@@ -362,12 +354,46 @@ impl TransmitTable {
         // Outside of the slot's lock: a permit that comes back wakes others.
         drop(chunk);
         if let Some((lane, order)) = read {
-            self.let_go(lane, order);
+            self.lingering.read(lane, order);
         }
         if answer != Forgotten::Unknown {
             self.forgotten
                 .fetch_max(sequence.saturating_add(1), Ordering::Relaxed);
         }
+        answer
+    }
+
+    /// Takes a send back, if no lane has it and no copy reads it.
+    pub(super) fn withdraw(&self, slot: u16) -> Withdrawn {
+        let (answer, before) = self.with(slot, |state| match state {
+            SendState::Queued(chunk) => {
+                self.linger(self.next_order(), chunk);
+                let before = std::mem::replace(state, SendState::Withdrawn);
+                (Withdrawn::Later, Some(before))
+            }
+            SendState::Waiting(_) => {
+                let before = std::mem::replace(state, SendState::Withdrawn);
+                (Withdrawn::Later, Some(before))
+            }
+            // News of its copy are still under way: they end the request, and must not be taken for
+            // those of the slot's next chunk.
+            SendState::Written { chunk, .. } if chunk.permit.is_some() => (Withdrawn::NotYet, None),
+            SendState::Written { .. } => {
+                let before = std::mem::replace(state, SendState::Free);
+                (Withdrawn::Now, Some(before))
+            }
+            SendState::Copying { cancelled, .. } => {
+                *cancelled = true;
+                (Withdrawn::NotYet, None)
+            }
+            SendState::Taken { settled, .. } => {
+                *settled = true;
+                (Withdrawn::NotYet, None)
+            }
+            SendState::Free | SendState::Withdrawn => (Withdrawn::NotYet, None),
+        });
+        // Outside of the slot's lock: a permit that comes back wakes others.
+        drop(before);
         answer
     }
 
@@ -397,6 +423,24 @@ impl TransmitTable {
         }
     }
 
+    /// Whether a chunk waits for a lane.
+    pub(super) fn has_queued(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// Chunks in the queue, about, and those that other lanes took and that were not forgotten.
+    pub(super) fn left(&self, lane: u16) -> (u64, u64) {
+        let by_other = |state: &mut SendState| match state {
+            SendState::Taken {
+                lane: by, settled, ..
+            } => !*settled && *by != lane,
+            SendState::Written { lane: by, .. } => *by != lane,
+            _ => false,
+        };
+        let others = (0..self.window()).filter(|slot| self.with(*slot, by_other));
+        (self.queue.len() as u64, others.count() as u64)
+    }
+
     /// Frees a slot whose end is about to be reported.
     pub(super) fn free(&self, slot: u16) {
         self.with(slot, |state| *state = SendState::Free);
@@ -404,82 +448,5 @@ impl TransmitTable {
 
     fn window(&self) -> u16 {
         u16::try_from(self.slots.len()).unwrap_or(u16::MAX)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use tcpx_memory::{CopyWorker, PinnedPool};
-
-    use super::*;
-
-    fn written(table: &TransmitTable, pool: &PinnedPool, slot: u16, lane: u16, spliced: bool) {
-        let sequence = u64::from(slot);
-        let header = ChunkHeader {
-            sequence,
-            transfer: TransferId(0),
-            offset: 0,
-            length: 8,
-            attempt: 0,
-        };
-        let position = ChunkPosition {
-            sequence,
-            transfer: 0,
-            offset: 0,
-            length: 8,
-            done: 0,
-        };
-        let pinned = pool.try_take().expect("a slot");
-        table.enqueue(Outgoing {
-            slot,
-            header: header.encode(),
-            position,
-            payload: pinned.slice().slice(..8).expect("in the slot"),
-            attempt: 0,
-            permit: None,
-            spliced: false,
-        });
-        drop(pinned);
-        let Some(Taken::Chunk(mut chunk)) = table.take(lane) else {
-            panic!("the chunk is queued");
-        };
-        chunk.spliced = spliced;
-        assert!(table.written(chunk).is_none(), "it is kept");
-    }
-
-    /// A slot whose pages the kernel may still send must not be filled with something else, though
-    /// nobody waits for its chunk any more.
-    #[test]
-    fn pages_that_may_still_be_sent_are_kept_until_the_peer_has_read_past_them() {
-        let worker = CopyWorker::host().expect("a worker");
-        let pool = worker.pinned();
-        let free = pool.free_slots();
-        let table = TransmitTable::new(4, true);
-        written(&table, pool, 0, 0, true);
-        written(&table, pool, 1, 1, true);
-        written(&table, pool, 2, 0, true);
-        assert_eq!(table.forget(0, 0, false), Forgotten::Free);
-        assert_eq!(pool.free_slots(), free - 3, "chunk 0 was not read");
-        assert!(table.has_unread_pages(0));
-        assert_eq!(table.forget(1, 1, true), Forgotten::Free);
-        assert_eq!(
-            pool.free_slots(),
-            free - 2,
-            "another lane says nothing of it"
-        );
-        assert_eq!(table.forget(2, 2, true), Forgotten::Free);
-        assert_eq!(pool.free_slots(), free, "chunk 2 came behind it");
-        assert!(!table.has_unread_pages(0));
-    }
-
-    #[test]
-    fn copies_are_let_go_of_at_once() {
-        let worker = CopyWorker::host().expect("a worker");
-        let pool = worker.pinned();
-        let free = pool.free_slots();
-        let table = TransmitTable::new(4, true);
-        written(&table, pool, 0, 0, false);
-        assert_eq!(table.forget(0, 0, false), Forgotten::Free);
-        assert_eq!(pool.free_slots(), free);
     }
 }

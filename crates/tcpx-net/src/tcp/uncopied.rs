@@ -128,7 +128,7 @@ mod tests {
             payload: Region::host(1).expect("memory").all(),
             attempt: 0,
             permit: None,
-            spliced: false,
+            spliced: None,
         }
     }
 

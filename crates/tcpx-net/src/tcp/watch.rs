@@ -8,18 +8,27 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::loss::Lost;
+use super::pace::Paces;
 use super::shared::Shared;
-use super::tcp_info::transport;
+use super::tcp_info::{Transport, transport};
 
 /// Between two looks.
 const TICK: Duration = Duration::from_millis(100);
 
-/// A lane whose bytes the peer's system does not acknowledge is dead after this long without any
-/// movement, if other lanes had some.
+/// Looks further apart than this: this process was stopped, or had no core. What its lanes did
+/// meanwhile, and what was said to it, is not known yet.
+const REST: Duration = Duration::from_millis(500);
+
+/// Within this time a system answers a packet, however little room it has.
+const ANSWER: Duration = Duration::from_millis(200);
+
+/// A lane on which the peer's system answers nothing is dead after this long without any movement,
+/// if other lanes had some.
 const STALL: Duration = Duration::from_secs(1);
 
-/// The same where the peer's system acknowledged everything, or has no room for more: the peer may
-/// just be slow to take it, which a dead lane would not mend.
+/// The same where the peer's system answers, but takes no more or has everything: the peer may just be
+/// slow to take it, which a dead lane would not mend. A peer whose process is silent meanwhile rests
+/// as a whole, so that time does not count.
 const STALL_BEHIND: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Default)]
@@ -35,6 +44,7 @@ struct Watched {
     channel: Weak<Shared>,
     lanes: Vec<Clock>,
     oldest: Vec<Option<u64>>,
+    looked: Instant,
 }
 
 /// When a lane last moved, and what that was judged by.
@@ -43,6 +53,73 @@ struct Clock {
     since: Instant,
     oldest: Option<u64>,
     acknowledged: u64,
+    /// When the peer's system last answered.
+    answered: Instant,
+    /// The lane had something to send.
+    busy: bool,
+    /// Tries of the oldest packet that had been made by then.
+    tries: u8,
+    /// Since when there is one that it has not answered.
+    unanswered: Option<Instant>,
+}
+
+impl Clock {
+    fn new(now: Instant) -> Self {
+        Self {
+            since: now,
+            oldest: None,
+            acknowledged: 0,
+            answered: now,
+            busy: false,
+            tries: 0,
+            unanswered: None,
+        }
+    }
+
+    /// Whether the lane has moved since it was last looked at.
+    fn moves(&mut self, now: Instant, oldest: Option<u64>, transport: Transport) -> bool {
+        let moved = self.oldest != oldest || self.acknowledged != transport.acknowledged;
+        self.oldest = oldest;
+        self.acknowledged = transport.acknowledged;
+        if moved || oldest.is_none() {
+            self.since = now;
+        }
+        let answered = now.checked_sub(transport.answered_ago).unwrap_or(now);
+        let again = answered > self.answered + TICK / 2;
+        if moved || again || transport.in_flight == 0 {
+            (self.answered, self.tries, self.unanswered) = (answered, transport.tries, None);
+        } else if transport.tries > self.tries {
+            self.unanswered.get_or_insert(now);
+        }
+        moved
+    }
+
+    /// Says how fast the lane is, if it had something to send all the time since the last look.
+    fn paces(&mut self, paces: &Paces, lane: u16, passed: Duration, transport: Transport) {
+        let was_busy = std::mem::replace(&mut self.busy, !transport.is_drained());
+        if was_busy && self.busy {
+            let bytes = transport.acknowledged.saturating_sub(self.acknowledged);
+            let micros = u64::try_from(passed.as_micros()).unwrap_or(u64::MAX);
+            paces.measured(lane, bytes, micros);
+        } else if !self.busy {
+            paces.rested(lane);
+        }
+    }
+
+    /// For how long it has stood still, if that is too long. The peer was at work in this time, as
+    /// far as is known.
+    fn hangs(&self, now: Instant, at_work: (Instant, Instant)) -> Option<Duration> {
+        let is_silent = self
+            .unanswered
+            .is_some_and(|since| now.saturating_duration_since(since) >= ANSWER);
+        let (since, until, limit) = if is_silent {
+            (self.since, now, STALL)
+        } else {
+            (self.since.max(at_work.0), at_work.1, STALL_BEHIND)
+        };
+        let waited = until.saturating_duration_since(since);
+        (waited >= limit).then_some(waited)
+    }
 }
 
 #[derive(Debug)]
@@ -84,11 +161,7 @@ impl Attention {
 /// The system has no thread left.
 pub(super) fn register(channel: &Arc<Shared>) -> std::io::Result<()> {
     let lanes = usize::from(channel.roster.lanes());
-    let clock = Clock {
-        since: Instant::now(),
-        oldest: None,
-        acknowledged: 0,
-    };
+    let now = Instant::now();
     let mut state = WATCH.lock();
     if !state.running {
         std::thread::Builder::new()
@@ -98,8 +171,9 @@ pub(super) fn register(channel: &Arc<Shared>) -> std::io::Result<()> {
     }
     state.channels.push(Watched {
         channel: Arc::downgrade(channel),
-        lanes: vec![clock; lanes],
+        lanes: vec![Clock::new(now); lanes],
         oldest: vec![None; lanes],
+        looked: now,
     });
     Ok(())
 }
@@ -161,36 +235,158 @@ impl Watched {
         let repairing = channel.repair.advance(channel);
         channel.transmit.oldest_by_lane(&mut self.oldest);
         let now = Instant::now();
-        let mut owing = false;
+        let looked = std::mem::replace(&mut self.looked, now);
+        let rested = now.saturating_duration_since(looked) > REST;
+        let at_work = channel.presence.at_work(now);
+        let mut owing = !channel.transmit.lingering.is_empty();
         for (lane, (clock, oldest)) in (0u16..).zip(self.lanes.iter_mut().zip(&self.oldest)) {
             owing |= oldest.is_some();
+            let written = channel.transmit.next_order();
             let Some(socket) = channel.roster.socket(lane) else {
+                if channel.roster.is_vacant(lane) {
+                    channel.transmit.lingering.lane_gone(lane);
+                }
+                clock.busy = false;
                 continue;
             };
             let transport = transport(&*socket).unwrap_or_default();
-            let moved = clock.oldest != *oldest || clock.acknowledged != transport.acknowledged;
-            clock.oldest = *oldest;
-            clock.acknowledged = transport.acknowledged;
+            if transport.is_drained() {
+                channel.transmit.lingering.acknowledged(lane, written);
+            }
+            clock.paces(
+                &channel.paces,
+                lane,
+                now.saturating_duration_since(looked),
+                transport,
+            );
+            let moved = clock.moves(now, *oldest, transport);
+            if rested {
+                (clock.since, clock.unanswered) = (now, None);
+            }
             let Some(oldest) = oldest.filter(|_| !moved) else {
-                clock.since = now;
                 continue;
             };
-            let limit = if transport.in_flight > 0 {
-                STALL
-            } else {
-                STALL_BEHIND
-            };
-            let waited = now.saturating_duration_since(clock.since);
             // Without others that got further nothing says that this lane is the reason.
             let overtaken = channel.transmit.forgotten() > oldest;
-            if waited >= limit && overtaken && channel.roster.live() > 1 {
+            if let Some(waited) = clock.hangs(now, at_work)
+                && overtaken
+                && channel.roster.live() > 1
+            {
                 channel.lane_lost_only(lane, Some(&socket), Lost::Stalled(waited));
             }
+        }
+        if channel.transmit.has_queued() {
+            // Should one that others rely on stand still, those that left work to it look again.
+            owing = true;
+            channel.wake_sender();
         }
         if owing {
             // Spares the posters a wake-up: this channel is looked at again anyway.
             channel.attention.0.store(true, Ordering::SeqCst);
         }
         owing || repairing
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    /// A lane with bytes under way of which the peer's system has acknowledged so many.
+    fn at(acknowledged: u64, in_flight: u32, tries: u8, answered_ago: Duration) -> Transport {
+        Transport {
+            acknowledged,
+            in_flight,
+            unsent: 1 << 20,
+            packet: 1448,
+            tries,
+            answered_ago,
+        }
+    }
+
+    /// Looks at a lane from the first millisecond to the last, ten times a second; `tell` says how
+    /// often its oldest packet was sent again by then, and when that was last answered.
+    fn looked_at(
+        clock: &mut Clock,
+        start: Instant,
+        span: std::ops::Range<u64>,
+        tell: impl Fn(u64) -> (u8, u64),
+    ) -> Instant {
+        let mut now = start;
+        for passed in span.step_by(100) {
+            now = start + ms(passed);
+            let (tries, answered) = tell(passed);
+            clock.moves(now, Some(7), at(1000, 10, tries, ms(passed - answered)));
+        }
+        now
+    }
+
+    /// Packets are sent again after 200, 600, 1400 and 3000 ms.
+    fn tries(passed: u64) -> (u8, u64) {
+        let sent = [200, 600, 1400, 3000];
+        let done = sent.iter().filter(|at| **at <= passed).count();
+        let last = if done == 0 { 0 } else { sent[done - 1] };
+        (done as u8, last)
+    }
+
+    #[test]
+    fn a_lane_that_the_peers_system_leaves_unanswered_hangs_after_a_second() {
+        let start = Instant::now();
+        let mut clock = Clock::new(start);
+        let silent = (start, start);
+        let now = looked_at(&mut clock, start, 0..1000, |passed| (tries(passed).0, 0));
+        assert_eq!(clock.hangs(now, silent), None);
+        let now = looked_at(&mut clock, start, 1000..1200, |passed| (tries(passed).0, 0));
+        assert_eq!(clock.hangs(now, silent), Some(ms(1100)));
+    }
+
+    #[test]
+    fn a_full_receiver_that_answers_what_is_sent_again_does_not_hang() {
+        let start = Instant::now();
+        let mut clock = Clock::new(start);
+        for end in (100..5000).step_by(100) {
+            let now = looked_at(&mut clock, start, end..end + 1, tries);
+            assert_eq!(clock.hangs(now, (start, start)), None, "after {end} ms");
+        }
+    }
+
+    #[test]
+    fn a_lane_stands_still_only_while_the_peer_is_at_work() {
+        let start = Instant::now();
+        let clock = Clock {
+            oldest: Some(7),
+            ..Clock::new(start)
+        };
+        let now = start + 8 * STALL_BEHIND;
+        // It was heard all the time.
+        assert_eq!(clock.hangs(now, (start, now)), Some(8 * STALL_BEHIND));
+        // It was stopped soon after the lane moved last.
+        assert_eq!(clock.hangs(now, (start, start + STALL)), None);
+        // It is back: the lane has as much time as before.
+        let back = now - STALL_BEHIND + STALL;
+        assert_eq!(clock.hangs(now, (back, now)), None);
+        let later = now + STALL;
+        assert_eq!(clock.hangs(later, (back, later)), Some(STALL_BEHIND));
+    }
+
+    #[test]
+    fn a_lane_that_moved_or_owes_nothing_starts_anew() {
+        let start = Instant::now();
+        let mut clock = Clock::new(start);
+        let stands = at(1000, 0, 0, ms(0));
+        assert!(clock.moves(start, Some(7), stands));
+        let now = start + STALL;
+        assert!(!clock.moves(now, Some(7), stands));
+        assert_eq!(clock.since, start);
+        let further = at(1001, 0, 0, ms(0));
+        assert!(clock.moves(now, Some(7), further));
+        assert_eq!(clock.since, now);
+        assert!(clock.moves(now + STALL, None, further));
+        assert!(!clock.moves(now + 2 * STALL, None, further));
+        assert_eq!(clock.since, now + 2 * STALL);
     }
 }

@@ -161,6 +161,49 @@ fn a_staged_send_can_be_taken_back_while_the_peer_is_silent() {
     }
 }
 
+/// The peer may take what it reads of a chunk for good until it has heard that nobody wants it any more.
+#[test]
+fn a_staged_send_that_is_taken_back_behind_its_last_byte_is_read_as_it_was() {
+    let options = TcpOptions {
+        stage_host: true,
+        window: 16,
+        ..TcpOptions::default()
+    };
+    let mut raw = raw_peer(2, options);
+    let length = 128 << 10;
+    post_send(&mut *raw.channel, 0, filled(0, length));
+    // News of its copy are not polled for.
+    wait_until(|| raw.channel.stats().chunks_sent == 1);
+    if raw.channel.cancel(0) == Cancel::Pending {
+        assert_eq!(sent_token(&completions(&mut *raw.channel, 1)[0]), 0);
+    }
+    raw.channel.forget(0);
+    let mut ended = Vec::new();
+    for sequence in 1..=16 {
+        let mut chunk = Some(send_chunk(sequence, filled(sequence, length)));
+        while let Some(posted) = chunk.take() {
+            if let Posted::Full(back) = raw.channel.post_send(posted).unwrap() {
+                chunk = Some(back);
+                wait_any(&[&*raw.channel]);
+                raw.channel.poll(&mut ended).unwrap();
+            }
+        }
+    }
+    while ended.len() < 16 {
+        wait_any(&[&*raw.channel]);
+        raw.channel.poll(&mut ended).unwrap();
+    }
+    let lane = raw.lanes.iter_mut().find_map(|lane| {
+        let mut arrived = [0; 40];
+        lane.read_exact(&mut arrived).unwrap();
+        (arrived == header(0, 1, 0, length as u32)).then_some(lane)
+    });
+    let mut payload = vec![0; length];
+    lane.unwrap().read_exact(&mut payload).unwrap();
+    let wrong = (0..length).find(|&at| payload[at] != pattern(0, at));
+    assert_eq!(wrong, None);
+}
+
 fn expect_header(lane: &mut std::net::TcpStream, expected: [u8; 40]) {
     let mut arrived = [0; 40];
     lane.read_exact(&mut arrived).unwrap();

@@ -87,11 +87,24 @@ impl FrameLog {
         self.bytes.len()
     }
 
-    /// The peer has every frame before `next`.
+    /// The peer says that it has every frame before `next`. A number that had been passed is no news:
+    /// what it said before another connection went on comes again behind that.
     ///
     /// # Errors
-    /// When `next` was not reached or had been passed before.
+    /// When `next` was not reached.
     pub fn acknowledged(&mut self, next: u32) -> Result<(), PositionError> {
+        if self.is_behind(next) {
+            return Ok(());
+        }
+        self.reach(next)
+    }
+
+    /// Whether `next` comes before the first kept frame. Numbers wrap.
+    fn is_behind(&self, next: u32) -> bool {
+        (1..=u32::MAX / 2).contains(&self.first.wrapping_sub(next))
+    }
+
+    fn reach(&mut self, next: u32) -> Result<(), PositionError> {
         let whole = self.ends.partition_point(|end| *end <= self.written);
         let count = next.wrapping_sub(self.first) as usize;
         if count > whole {
@@ -114,9 +127,9 @@ impl FrameLog {
     /// written again.
     ///
     /// # Errors
-    /// As [`acknowledged`](Self::acknowledged).
+    /// When `next` was not reached or had been passed before: nothing is left of what it lacks.
     pub fn rewind(&mut self, next: u32) -> Result<(), PositionError> {
-        self.acknowledged(next)?;
+        self.reach(next)?;
         self.written = self.base;
         Ok(())
     }
@@ -226,10 +239,28 @@ mod tests {
             })
         );
         log.acknowledged(2).unwrap();
-        assert!(log.acknowledged(1).is_err());
+        assert!(log.rewind(1).is_err());
         assert!(log.rewind(u32::MAX).is_err());
         log.rewind(2).unwrap();
         assert_eq!(log.unwritten().len(), HEADER_BYTES + 8);
+    }
+
+    /// What a side said to have received lies in its own log, and goes out again with the rest of that.
+    #[test]
+    fn what_was_acknowledged_comes_again_behind_a_rewind() {
+        let mut log = FrameLog::new(true);
+        log.first = u32::MAX - 1;
+        for counter in 0..4 {
+            log.push(&beat(counter)).unwrap();
+        }
+        log.wrote(usize::MAX);
+        log.acknowledged(u32::MAX).unwrap();
+        log.rewind(1).unwrap();
+        // Told on the old connection, and lost with it.
+        log.acknowledged(u32::MAX).unwrap();
+        log.acknowledged(0).unwrap();
+        assert_eq!((log.first, log.held()), (1, HEADER_BYTES + 8));
+        assert!(log.acknowledged(2).is_err(), "it was not written again yet");
     }
 
     #[test]

@@ -18,6 +18,8 @@ pub(super) struct Cancelling {
     pub(super) peer_quiet: bool,
     /// The peer was told that ours is.
     pub(super) confirmed: bool,
+    /// The network was told that nobody waits for the chunks any more.
+    pub(super) dropped: bool,
     /// The peer refused the transfer meanwhile.
     pub(super) refused: bool,
     /// Waiting any longer is pointless.
@@ -31,6 +33,7 @@ impl Cancelling {
             quiet: !busy,
             peer_quiet: false,
             confirmed: false,
+            dropped: false,
             refused: false,
             gave_up: false,
         }
@@ -256,18 +259,31 @@ impl Session {
             && let SendStage::Granted(granted) = &mut send.stage
         {
             granted.digesting = false;
-            let held = self.config.hold_until_placed;
             let unsent = granted.posted.difference(&granted.sent);
-            for index in unsent {
+            let unplaced = granted.sent.difference(&granted.acked);
+            for index in unsent.chain(unplaced) {
                 self.send_stream.release(&granted.plan.chunk(index));
-            }
-            for index in granted.sent.difference(&granted.acked).filter(|_| held) {
-                let chunk = granted.plan.chunk(index);
-                self.send_stream.release(&chunk);
-                self.actions.push_back(Action::ChunkDropped { chunk });
             }
         }
         self.pump_sends();
+    }
+
+    /// Gives up the chunks that the network still keeps for sending again, once the peer takes none of
+    /// them any more. Not before: until then it may count what arrives, which must be what was sent.
+    pub(super) fn drop_chunks(&mut self, transfer: TransferId) {
+        if self.config.hold_until_placed
+            && let Some(send) = self.sends.get_mut(&transfer)
+            && let Some(cancel) = &mut send.cancel
+            && cancel.quiet
+            && cancel.peer_quiet
+            && !std::mem::replace(&mut cancel.dropped, true)
+            && let SendStage::Granted(granted) = &send.stage
+        {
+            for index in granted.sent.difference(&granted.acked) {
+                let chunk = granted.plan.chunk(index);
+                self.actions.push_back(Action::ChunkDropped { chunk });
+            }
+        }
     }
 
     /// Gives back what a quiet receive holds.

@@ -38,6 +38,7 @@ impl Session {
 
     fn settle_cancelled_send(&mut self, now: Time, transfer: TransferId) {
         let ended = self.ended();
+        self.drop_chunks(transfer);
         let Some(send) = self.sends.get_mut(&transfer) else {
             return;
         };

@@ -41,6 +41,10 @@ impl Core {
                 let Some(Token::Send(id, flight)) = self.tokens.remove(&token) else {
                     return;
                 };
+                if self.operations.get(&id).is_some_and(|op| op.stopped) {
+                    // Before the operation may be quiet: the network keeps the chunk for sending again.
+                    self.session.chunk_sent(now, id, flight.event.index);
+                }
                 if self.off_wire(id) {
                     self.session.chunk_sent(now, id, flight.event.index);
                     self.emit(&Event::ChunkSent(flight.event));

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tcpx_net::{Congestion, DialOptions, LaneInbox, Side, Way, dial_control_again};
-use tcpx_wire::handshake;
+use tcpx_wire::{Time, handshake};
 
 use super::Core;
 use crate::control::ControlEnd;
@@ -159,6 +159,7 @@ impl Core {
         if self.ended.is_some() || self.session.ended() {
             return None;
         }
+        let patience = self.patience();
         let resume = self.resume.as_mut()?;
         if resume.lost.is_some()
             && !self.channels.iter().all(|state| state.channel.is_alive())
@@ -172,7 +173,7 @@ impl Core {
         let Source::Dial { inner, next } = &mut resume.side else {
             return None;
         };
-        let patience = self.session.agreed()?.dead_after * 2 / 5;
+        let patience = patience?;
         let heard = self.origin + Duration::from_micros(self.session.heard().0);
         let mut due = match resume.lost {
             Some(_) => *next,
@@ -206,6 +207,25 @@ impl Core {
         }
         // While a thread is at it, its end wakes the engine.
         (!inner.busy.load(Ordering::Acquire)).then_some(due.max(now))
+    }
+
+    /// Tells the channels that the peer has spoken, if it has since `before`.
+    pub(super) fn tell_that_peer_was_heard(&mut self, before: Time) {
+        let heard = self.session.heard();
+        if heard == before {
+            return;
+        }
+        let patience = self.patience().unwrap_or_default();
+        let rested = heard.saturating_since(before) > patience;
+        for state in self.channels.iter_mut() {
+            state.channel.peer_heard(rested);
+        }
+    }
+
+    /// The longest silence of a peer at work: it speaks at least every third part of the time after
+    /// which it counts as dead.
+    fn patience(&self) -> Option<Duration> {
+        Some(self.session.agreed()?.dead_after * 2 / 5)
     }
 
     /// Whether another connection has taken the control connection's place since the last call.

@@ -148,6 +148,28 @@ fn a_set_up_that_never_ends_meets_its_deadline_and_costs_little() {
 }
 
 #[test]
+fn peers_that_prove_themselves_and_then_say_nothing_delay_nobody() {
+    let options = Options::tcp(Auth::Key(key()));
+    let endpoint = Endpoint::listen(local(), options.clone()).expect("a free port");
+    let address = endpoint.local_addr();
+    let until = DialOptions::until(Instant::now() + LONG);
+    let silent: Vec<_> = (0..4)
+        .map(|_| dial(address, &options.auth, &until).expect("it listens"))
+        .collect();
+    let client = thread::spawn(move || Endpoint::connect(address, &options));
+    let good = endpoint
+        .accept(LONG)
+        .expect("it is set up beside the others");
+    let client = client.join().expect("no panic").expect("it is set up");
+    drop(silent);
+    for _ in 0..4 {
+        endpoint.accept(LONG).expect_err("it said nothing");
+    }
+    client.close(LONG).expect("an orderly goodbye");
+    good.close(LONG).expect("an orderly goodbye");
+}
+
+#[test]
 fn a_peer_that_reads_nothing_does_not_keep_the_connection() {
     let options = Options::tcp(Auth::Key(key()));
     let endpoint = Endpoint::listen(local(), options.clone()).expect("a free port");

@@ -10,7 +10,7 @@ use rustix::net::connect_unspec;
 
 use super::{Pipe, TransmitLane, Writing};
 use crate::error::ChannelError;
-use crate::socket::forget_unsent;
+use crate::socket::abort;
 use crate::tcp::shared::{Event, lock};
 use crate::tcp::transmit_table::Outgoing;
 
@@ -28,6 +28,7 @@ impl TransmitLane {
             shared: Arc::clone(&self.shared),
             socket: Arc::clone(&self.socket),
             current: self.current.take(),
+            chunk: self.chunk,
             pipe: Pipe::Unused,
             uncopied: std::mem::take(&mut self.uncopied),
         };
@@ -77,11 +78,11 @@ impl TransmitLane {
 
     pub(super) fn part(&mut self) {
         // What the kernel still has of pages that may be used for something else is not sent.
-        let is_spliced = |writing: &Writing| writing.chunk.spliced;
+        let is_spliced = |writing: &Writing| writing.chunk.spliced == Some(self.socket.lane);
         if self.current.as_ref().is_some_and(is_spliced)
             || self.shared.transmit.has_unread_pages(self.socket.lane)
         {
-            forget_unsent(self.socket.as_fd());
+            abort(self.socket.as_fd());
         }
         // Where nothing is sent again, a lane's end is the channel's, even if the half that saw it first
         // has not said so yet.
@@ -198,7 +199,7 @@ mod tests {
             payload: Region::host(CHUNK).unwrap().all(),
             attempt: 0,
             permit: None,
-            spliced: false,
+            spliced: None,
         });
     }
 
