@@ -37,6 +37,7 @@ impl Endpoint {
             auth: options.auth.clone(),
             one_time: options.one_time,
             capabilities: capabilities(&options),
+            congestion: options.congestion.clone(),
         })?;
         Ok(Self {
             set_ups: SetUps::new(listener.nudge()),
@@ -106,6 +107,7 @@ impl Endpoint {
             &options.auth,
             &DialOptions {
                 capabilities: capabilities(options),
+                congestion: options.congestion.clone(),
                 ..DialOptions::until(deadline)
             },
         )?;
