@@ -182,7 +182,7 @@ fn pump(mut from: TcpStream, mut to: TcpStream, up: bool, name: Line, opened: u3
             }
         };
         if room.is_some() && !held.is_empty() && to.write_all(&std::mem::take(&mut held)).is_err() {
-            return end(&from, &to);
+            return end_as_told(&from, &to, name, opened, board);
         }
         let count = match from.read(&mut piece[..room.unwrap_or(PIECE)]) {
             Ok(0) => {
@@ -193,7 +193,7 @@ fn pump(mut from: TcpStream, mut to: TcpStream, up: bool, name: Line, opened: u3
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                 continue;
             }
-            Err(_) => return end(&from, &to),
+            Err(_) => return end_as_told(&from, &to, name, opened, board),
         };
         if room.is_none() {
             held.extend_from_slice(&piece[..count]);
@@ -205,8 +205,27 @@ fn pump(mut from: TcpStream, mut to: TcpStream, up: bool, name: Line, opened: u3
             *(if up { &mut line.up } else { &mut line.down }) += count as u64;
         }
         if to.write_all(&piece[..count]).is_err() {
-            return end(&from, &to);
+            return end_as_told(&from, &to, name, opened, board);
         }
+    }
+}
+
+/// One direction has failed: where that is because the other one is being reset, this end of it must not
+/// look like one in order.
+fn end_as_told(from: &TcpStream, to: &TcpStream, name: Line, opened: u32, board: &Board) {
+    let lines = board.lock();
+    let is_reset = lines.get(&name).is_some_and(|line| {
+        let carried = line.up + line.down;
+        opened == 1
+            && line
+                .fault
+                .is_some_and(|(after, fault)| fault == Fault::Reset && carried >= after)
+    });
+    drop(lines);
+    if is_reset {
+        reset(from, to);
+    } else {
+        end(from, to);
     }
 }
 

@@ -121,6 +121,18 @@ pub enum Completion {
     },
 }
 
+impl Completion {
+    /// Whether it is the end of this request.
+    pub fn ends(&self, request: u64) -> bool {
+        match self {
+            Self::Sent { token } | Self::Received { token, .. } | Self::Failed { token, .. } => {
+                *token == request
+            }
+            Self::Part { .. } | Self::PathChanged { .. } => false,
+        }
+    }
+}
+
 /// The answer to a post.
 #[derive(Debug)]
 #[must_use = "a chunk that came back was not posted"]

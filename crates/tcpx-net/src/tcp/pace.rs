@@ -10,6 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug)]
 pub(super) struct Paces(Box<[AtomicU64]>);
 
+/// What is done sooner than this holds nobody up, and is too short to be judged by.
+const WORTH_MICROS: u128 = 50_000;
+
 /// Lanes of one kind differ by less for want of a core alone.
 const SLOW: u64 = 4;
 
@@ -46,7 +49,7 @@ impl Paces {
     }
 
     /// The peer's system has acknowledged so many bytes in so many microseconds, throughout which the
-    /// lane had something to send.
+    /// lane had something under way.
     pub(super) fn measured(&self, lane: u16, bytes: u64, micros: u64) {
         let now = bytes.saturating_mul(1_000_000) / micros.max(1);
         self.set(
@@ -62,8 +65,9 @@ impl Paces {
     /// The lane had nothing to send for a while: a slow one may have become faster.
     pub(super) fn rested(&self, lane: u16) {
         let rate = self.rate(lane);
-        if rate < self.fastest() {
-            self.set(lane, rate.saturating_add(rate / 16));
+        let fastest = self.fastest();
+        if rate > 0 && rate < fastest {
+            self.set(lane, rate + rate / 8 + fastest / 64);
         }
     }
 
@@ -91,7 +95,8 @@ impl Paces {
         let until_done =
             |bytes: u64, rate: u64| u128::from(bytes) * 1_000_000 / u128::from(rate.max(1));
         let left = (load.queued + load.with_others).saturating_mul(load.chunk);
-        until_done(load.backlog + load.chunk, own) > until_done(left, others)
+        let own_time = until_done(load.backlog + load.chunk, own);
+        own_time >= WORTH_MICROS && own_time > until_done(left, others)
     }
 }
 
@@ -129,6 +134,13 @@ mod tests {
         assert!(!paces.is_too_slow(3, left(40)));
         assert!(paces.is_too_slow(3, left(20)));
         assert!(!paces.is_too_slow(0, left(20)));
+        let small = Load {
+            chunk: 64 << 10,
+            queued: 0,
+            with_others: 0,
+            backlog: 0,
+        };
+        assert!(!paces.is_too_slow(3, small), "26 ms are not worth it");
     }
 
     #[test]
@@ -152,7 +164,7 @@ mod tests {
             paces.rested(3);
             !paces.is_slow(3)
         });
-        assert!(tries.is_some_and(|tries| tries < 60), "{tries:?}");
+        assert!(tries.is_some_and(|tries| tries < 20), "{tries:?}");
     }
 
     #[test]

@@ -192,23 +192,15 @@ impl TcpChannel {
         }
     }
 
-    /// Takes in what has ended, for [`poll`](Channel::poll) to report: news of a slot's former chunk
-    /// must not be taken for those of the next.
-    fn find(&mut self) {
-        let mut found = std::mem::take(&mut self.found);
-        self.drain_events(&mut found);
-        self.found = found;
-        if !self.found.is_empty() {
-            self.shared.wakers.signal.raise();
-        }
-    }
-
     /// The chunk of this sequence is needed no more; `placed`: because the peer has read all of it.
     fn forget_chunk(&mut self, sequence: u64, placed: bool) {
         if !self.shared.resend {
             return;
         }
-        self.find();
+        // News of the slots' former chunks must not be taken for those of the next.
+        let mut found = std::mem::take(&mut self.found);
+        self.drain_events(&mut found);
+        self.found = found;
         for slot in (0u16..).take(self.sends.len()) {
             if self.sends[usize::from(slot)].sequence != Some(sequence) {
                 continue;
@@ -347,8 +339,7 @@ impl Channel for TcpChannel {
         }
         let Some(slot) = slot_where(&self.receives, |held| *held == Some(token)) else {
             // It may have ended, and that was not asked for yet.
-            let ended = |one: &Completion| ended_token(one) == Some(token);
-            return match self.found.iter().any(ended) {
+            return match self.found.iter().any(|one| one.ends(token)) {
                 true => Cancel::Pending,
                 false => Cancel::Done,
             };
@@ -469,16 +460,6 @@ impl Drop for TcpChannel {
     fn drop(&mut self) {
         // The loops drop the lanes; each keeps the memory in its hands alive until then.
         self.close();
-    }
-}
-
-/// The request that a completion ends.
-fn ended_token(completion: &Completion) -> Option<u64> {
-    match completion {
-        Completion::Sent { token }
-        | Completion::Received { token, .. }
-        | Completion::Failed { token, .. } => Some(*token),
-        Completion::Part { .. } | Completion::PathChanged { .. } => None,
     }
 }
 

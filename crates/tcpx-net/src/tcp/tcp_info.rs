@@ -22,6 +22,8 @@ pub(super) struct Transport {
     pub(super) in_flight: u32,
     /// Bytes that were not sent yet.
     pub(super) unsent: u32,
+    /// For how long it has had something under way, in microseconds (Linux 4.10 and later, else 0).
+    pub(super) busy_micros: u64,
     /// Most bytes of a packet.
     pub(super) packet: u32,
     /// How often the oldest of them was to be sent again because nothing came back in time.
@@ -49,6 +51,7 @@ pub(super) fn transport(socket: &impl AsFd) -> Option<Transport> {
         acknowledged: info.tcpi_bytes_acked,
         in_flight: info.tcpi_unacked,
         unsent: info.tcpi_notsent_bytes,
+        busy_micros: info.tcpi_busy_time,
         packet: info.tcpi_snd_mss,
         tries: info.tcpi_retransmits,
         answered_ago: Duration::from_millis(info.tcpi_last_ack_recv.into()),

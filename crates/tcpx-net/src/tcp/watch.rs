@@ -19,6 +19,10 @@ const TICK: Duration = Duration::from_millis(100);
 /// meanwhile, and what was said to it, is not known yet.
 const REST: Duration = Duration::from_millis(500);
 
+/// Microseconds and bytes that tell a lane's speed, and microseconds that do with any bytes.
+const LEAST_BUSY: (u64, u64) = (20_000, 500_000);
+const LEAST_BYTES: u64 = 64 << 10;
+
 /// Within this time a system answers a packet, however little room it has.
 const ANSWER: Duration = Duration::from_millis(200);
 
@@ -55,8 +59,9 @@ struct Clock {
     acknowledged: u64,
     /// When the peer's system last answered.
     answered: Instant,
-    /// The lane had something to send.
-    busy: bool,
+    /// Bytes that had been acknowledged, and microseconds with something under way, when the lane's
+    /// speed was last known.
+    paced: (u64, u64),
     /// Tries of the oldest packet that had been made by then.
     tries: u8,
     /// Since when there is one that it has not answered.
@@ -70,7 +75,7 @@ impl Clock {
             oldest: None,
             acknowledged: 0,
             answered: now,
-            busy: false,
+            paced: (0, 0),
             tries: 0,
             unanswered: None,
         }
@@ -94,14 +99,16 @@ impl Clock {
         moved
     }
 
-    /// Says how fast the lane is, if it had something to send all the time since the last look.
-    fn paces(&mut self, paces: &Paces, lane: u16, passed: Duration, transport: Transport) {
-        let was_busy = std::mem::replace(&mut self.busy, !transport.is_drained());
-        if was_busy && self.busy {
-            let bytes = transport.acknowledged.saturating_sub(self.acknowledged);
-            let micros = u64::try_from(passed.as_micros()).unwrap_or(u64::MAX);
-            paces.measured(lane, bytes, micros);
-        } else if !self.busy {
+    /// Says how fast the lane was while it had something under way, once that is known.
+    fn paces(&mut self, paces: &Paces, lane: u16, transport: Transport) {
+        let (bytes, micros) = self.paced;
+        let bytes = transport.acknowledged.saturating_sub(bytes);
+        let busy = transport.busy_micros.saturating_sub(micros);
+        let is_known = busy >= LEAST_BUSY.0 && bytes >= LEAST_BYTES || busy >= LEAST_BUSY.1;
+        if is_known {
+            paces.measured(lane, bytes, busy);
+            self.paced = (transport.acknowledged, transport.busy_micros);
+        } else if transport.is_drained() {
             paces.rested(lane);
         }
     }
@@ -246,19 +253,14 @@ impl Watched {
                 if channel.roster.is_vacant(lane) {
                     channel.transmit.lingering.lane_gone(lane);
                 }
-                clock.busy = false;
+                clock.paced = (0, 0);
                 continue;
             };
             let transport = transport(&*socket).unwrap_or_default();
             if transport.is_drained() {
                 channel.transmit.lingering.acknowledged(lane, written);
             }
-            clock.paces(
-                &channel.paces,
-                lane,
-                now.saturating_duration_since(looked),
-                transport,
-            );
+            clock.paces(&channel.paces, lane, transport);
             let moved = clock.moves(now, *oldest, transport);
             if rested {
                 (clock.since, clock.unanswered) = (now, None);
@@ -302,6 +304,7 @@ mod tests {
             acknowledged,
             in_flight,
             unsent: 1 << 20,
+            busy_micros: 0,
             packet: 1448,
             tries,
             answered_ago,
