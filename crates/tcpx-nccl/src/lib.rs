@@ -48,6 +48,7 @@ mod listener;
 mod log;
 mod memory;
 mod pages;
+mod parting;
 mod pin;
 mod plugin;
 mod receive;

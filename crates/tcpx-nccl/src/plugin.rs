@@ -19,6 +19,7 @@ use crate::lanes::runtime::Runtime;
 use crate::listener::ListenComm;
 use crate::log::Log;
 use crate::memory::Memory;
+use crate::parting::Parting;
 use crate::receive::RecvComm;
 use crate::send::SendComm;
 use crate::{environment, tuner};
@@ -54,6 +55,7 @@ pub(crate) struct Shared {
     /// Sends of all comms that are under way.
     pub(crate) sends: AtomicUsize,
     numbers: AtomicU64,
+    pub(crate) parting: Parting,
     /// Lives as long as a comm uses it.
     runtime: Mutex<Weak<Runtime>>,
 }
@@ -171,6 +173,7 @@ impl TcpxPlugin {
                 rails,
                 sends: AtomicUsize::new(0),
                 numbers: AtomicU64::new(0),
+                parting: Parting::default(),
                 runtime: Mutex::new(Weak::new()),
             }),
         })

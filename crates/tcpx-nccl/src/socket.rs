@@ -2,12 +2,31 @@
 
 use std::io;
 use std::net::TcpStream;
+use std::ops::Deref;
 use std::os::fd::AsRawFd;
 
 use crate::error::PluginError;
 
 /// Most pieces in one call; the kernel takes 1024.
 pub(crate) const MAX_SPANS: usize = 512;
+
+/// A connection of this process.
+#[derive(Debug)]
+pub(crate) struct Stream(TcpStream);
+
+impl Stream {
+    pub(crate) fn new(stream: TcpStream) -> Self {
+        Self(stream)
+    }
+}
+
+impl Deref for Stream {
+    type Target = TcpStream;
+
+    fn deref(&self) -> &TcpStream {
+        &self.0
+    }
+}
 
 /// A span of memory for the kernel to read or write.
 #[derive(Clone, Copy, Debug)]

@@ -12,6 +12,7 @@ mod crc;
 
 pub mod chunk_header;
 pub mod cmsg;
+pub mod companion;
 pub mod descriptor;
 pub mod frame;
 pub mod handshake;

@@ -17,7 +17,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tcpx_memory::{CopyWorker, Gpu, SmallCopies, UnpackMethod};
@@ -30,6 +30,7 @@ use crate::control::{Control, ControlEnd};
 use crate::driver::Turn;
 use crate::error::Error;
 use crate::event::{Event, Observer};
+use crate::path_news::PathNews;
 use crate::sink::{Finished, Sink};
 
 use channels::{ChannelState, Channels};
@@ -113,7 +114,7 @@ pub(crate) struct Core {
     /// Closed, quiet, and every operation ended.
     finished: bool,
     /// The path that the bytes take since it changed.
-    pub(crate) changed_path: Arc<OnceLock<String>>,
+    pub(crate) changed_path: Arc<PathNews>,
     /// When to come again even if nothing happens.
     pub(crate) due: Option<Instant>,
     /// The last turn used up its share.
@@ -452,6 +453,12 @@ impl Core {
     /// Nothing is expected of the control connection any more.
     pub(crate) fn control_done(&self) -> bool {
         self.finished || self.control_is_down() || self.peer_closed
+    }
+
+    /// The congestion control of the channels' sockets, where they have some.
+    pub(crate) fn congestion_control(&self) -> Option<String> {
+        let mut channels = self.channels.iter();
+        channels.find_map(|state| state.channel.congestion_control())
     }
 
     /// Counters of all channels, summed.

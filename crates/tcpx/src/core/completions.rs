@@ -131,8 +131,11 @@ impl Core {
 
     fn path_changed(&mut self, index: usize, path: String, why: String) {
         tracing::warn!(peer = %self.peer, channel = index, %path, %why, "the path changed");
-        // Of several channels, the first one's change is the connection's news.
-        let _ = self.changed_path.set(format!("{path} ({why})"));
+        let which = match self.channels.len() {
+            0 | 1 => String::new(),
+            _ => format!("channel {index}: "),
+        };
+        self.changed_path.add(format!("{which}{path} ({why})"));
         self.emit(&Event::PathChanged {
             channel: u16::try_from(index).unwrap_or(u16::MAX),
             path,

@@ -197,6 +197,29 @@ fn what_cannot_be_undone_stays_recorded_with_its_reason() {
 }
 
 #[test]
+fn what_a_start_cannot_undo_of_a_dead_process_is_logged_and_kept() {
+    let host = Host::new();
+    die_bound(&host, 300);
+    host.kernel
+        .world()
+        .failing
+        .insert("delete rule", libc::EPERM);
+    let lines = log::logged(|| {
+        let bound = host.devmem().bind_receive(&options(Some(2))).unwrap();
+        assert_eq!(status(&host).holds.len(), 2, "the dead one's is kept");
+        host.kernel.world().failing.clear();
+        drop(bound);
+    });
+    let about = |line: &&String| line.contains("a dead process left");
+    let lines: Vec<_> = lines.iter().filter(about).collect();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(
+        lines[0].contains("WARN") && lines[0].contains("removing a flow rule"),
+        "{lines:?}"
+    );
+}
+
+#[test]
 fn a_renamed_interface_is_still_the_same_one() {
     let host = Host::new();
     let before = host.kernel.card(|_| ());
