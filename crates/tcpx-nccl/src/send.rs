@@ -123,7 +123,7 @@ impl SendComm {
                 }
             }
         }
-        shared.parting.look();
+        shared.parting.get().look();
         let lanes_above = shared.config.inline_bytes;
         Ok(Self {
             shared,
@@ -250,7 +250,7 @@ impl Drop for SendComm {
         self.shared
             .sends
             .fetch_sub(state.ring.len(), Ordering::Relaxed);
-        self.shared.parting.part(Arc::clone(&state.stream));
+        self.shared.parting.get().part(Arc::clone(&state.stream));
     }
 }
 

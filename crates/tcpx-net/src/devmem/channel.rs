@@ -445,3 +445,6 @@ impl Drop for DevmemChannel {
         self.close();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -25,6 +25,7 @@ pub(super) struct Stage {
     waiting: BTreeMap<u64, Waiting>,
     copying: HashMap<u64, Copying>,
     finished: Arc<Finished>,
+    closed: bool,
     _watches: Vec<FreeWatch>,
 }
 
@@ -87,6 +88,7 @@ impl Stage {
                 signal,
                 results: Mutex::default(),
             }),
+            closed: false,
             _watches: watches,
         })
     }
@@ -187,7 +189,9 @@ impl Stage {
     }
 
     fn out_of_slot(&mut self, outflow: &mut Outflow, start: u64, slice: RegionSlice) {
-        if slice.kind().is_cpu_accessible() {
+        if self.closed {
+            outflow.staged(start, Source::Failed);
+        } else if slice.kind().is_cpu_accessible() {
             outflow.staged(start, Source::Host(slice));
         } else {
             // What it had to wait for has ended, as it was copied before.
@@ -197,6 +201,7 @@ impl Stage {
 
     /// Chunks without a slot will not be sent.
     pub(super) fn close(&mut self, outflow: &mut Outflow) {
+        self.closed = true;
         for start in std::mem::take(&mut self.waiting).into_keys() {
             outflow.staged(start, Source::Failed);
         }

@@ -39,7 +39,7 @@ fn what_a_killed_process_left_is_shown_and_released() {
         shown.changes,
         [
             "ntuple-filters: off, now on",
-            "tcp-data-split: off, now on",
+            "tcp-data-split: auto, now on",
             "hds-thresh: 256, now 0",
             "RSS table: 2 of 8 entries moved to other queues"
         ]
@@ -163,6 +163,26 @@ fn what_somebody_else_changed_meanwhile_is_left_as_it_is() {
         (&theirs.table, &theirs.rules, Some(64))
     );
     assert_eq!((card.split, card.flow_rules), (Some(1), Some(false)));
+    assert_eq!(host.devmem().status(), Ok(Vec::new()));
+}
+
+#[test]
+fn a_split_goes_back_to_what_was_set_not_to_what_it_read_as() {
+    for (setting, refuses) in [(0, None), (1, None), (0, Some(1))] {
+        let host = Host::new();
+        let before = host.kernel.card(|card| {
+            (card.split_setting, card.refuses_split) = (setting, refuses);
+        });
+        let bound = host.devmem().bind_receive(&options(Some(1))).unwrap();
+        assert_eq!(host.kernel.card(|_| ()).split_setting, 2);
+        drop(bound);
+        host.assert_clean(&before);
+    }
+    // A driver that takes the decision back from nobody.
+    let host = Host::new();
+    host.kernel.card(|card| card.refuses_split = Some(0));
+    drop(host.devmem().bind_receive(&options(Some(1))).unwrap());
+    assert_eq!(host.kernel.card(|_| ()).split_setting, 1);
     assert_eq!(host.devmem().status(), Ok(Vec::new()));
 }
 
