@@ -24,13 +24,10 @@ out=$(realpath "$1")
   exit 2
 }
 
-export NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_IB_DISABLE=1 NCCL_NVLS_ENABLE=0
-export NCCL_SOCKET_IFNAME=lo GLOO_SOCKET_IFNAME=lo
+# shellcheck source-path=SCRIPTDIR source=nccl_environment.sh
+. "$here/nccl_environment.sh"
 budget=${TCPX_NCCL_SECONDS:-460} port=29600 failed=0
 ours=(NCCL_NET_PLUGIN="$plugin" NCCL_NET=TCPX)
-sockets=(NCCL_NET_PLUGIN=none NCCL_NET=Socket)
-tuned=("${sockets[@]}" NCCL_SOCKET_NTHREADS=1 NCCL_NSOCKS_PERTHREAD=1 NCCL_MIN_NCHANNELS=16
-  NCCL_NCHANNELS_PER_NET_PEER=16 NCCL_MIN_P2P_NCHANNELS=16)
 
 # ranks COUNT NAME SECONDS "WORDS" ENVIRONMENT...: a process for each GPU, all of which must succeed,
 # but for the second where NAME is killed.

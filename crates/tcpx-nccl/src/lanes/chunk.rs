@@ -1,10 +1,12 @@
 //! What travels on a lane: once the group, then chunks.
 //!
-//! Little endian. The first 24 bytes of a lane: magic u32, zero u32, group 16 bytes. Then for each
+//! Little endian. The first 24 bytes of a lane: magic u32, lanes of the group u32, group 16 bytes. Then for each
 //! chunk 40 bytes and its payload: magic u32, payload bytes u32, stream u64, sequence of the
 //! message in its comm u64, offset in the message u64, bytes of the whole message u64. A second
 //! magic asks for an answer: the other way travels nothing but the number u64 of such chunks that the
 //! lane has read to their end.
+
+use super::lane_set::MAX_LANES;
 
 /// Bytes of a lane's first record.
 pub(crate) const GROUP_BYTES: usize = 24;
@@ -83,24 +85,25 @@ impl ChunkHeader {
 }
 
 /// A lane's first record.
-pub(crate) fn encode_group(group: &GroupId) -> [u8; GROUP_BYTES] {
+pub(crate) fn encode_group(group: &GroupId, lanes: u32) -> [u8; GROUP_BYTES] {
     let mut bytes = [0; GROUP_BYTES];
     bytes[..4].copy_from_slice(&GROUP.to_le_bytes());
+    bytes[4..8].copy_from_slice(&lanes.to_le_bytes());
     bytes[8..].copy_from_slice(group);
     bytes
 }
 
-/// Reads a lane's first record.
-pub(crate) fn decode_group(bytes: &[u8; GROUP_BYTES]) -> Result<GroupId, String> {
-    let (magic, zero) = (u32_at(bytes, 0), u32_at(bytes, 4));
-    if magic != GROUP || zero != 0 {
+/// Reads a lane's first record: its group, and how many lanes that has.
+pub(crate) fn decode_group(bytes: &[u8; GROUP_BYTES]) -> Result<(GroupId, u32), String> {
+    let (magic, lanes) = (u32_at(bytes, 0), u32_at(bytes, 4));
+    if magic != GROUP || lanes == 0 || lanes as usize > MAX_LANES {
         return Err(format!(
-            "expected lane magic {GROUP:#010x} and 0, got {magic:#010x} and {zero:#x}"
+            "expected lane magic {GROUP:#010x} and 1 to {MAX_LANES} lanes, got {magic:#010x} and {lanes}"
         ));
     }
     let mut group = GroupId::default();
     group.copy_from_slice(&bytes[8..]);
-    Ok(group)
+    Ok((group, lanes))
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -135,8 +138,11 @@ mod tests {
             assert_eq!(ChunkHeader::decode(&header.encode()), Ok(header));
         }
         let group = *b"0123456789abcdef";
-        let bytes = encode_group(&group);
-        assert_eq!(decode_group(&bytes), Ok(group));
+        let bytes = encode_group(&group, 12);
+        assert_eq!(decode_group(&bytes), Ok((group, 12)));
+        for lanes in [0, 65] {
+            assert!(decode_group(&encode_group(&group, lanes)).is_err());
+        }
         let mut longer = [0; CHUNK_HEADER_BYTES];
         longer[..GROUP_BYTES].copy_from_slice(&bytes);
         assert!(ChunkHeader::decode(&longer).is_err());

@@ -146,8 +146,8 @@ impl LaneSet {
             match dialer.poll(now)? {
                 Some(stream) => {
                     connecting.dialers.remove(at);
-                    // 24 bytes on a fresh connection always fit its buffer.
-                    let record = encode_group(&self.group);
+                    // At most 64 lanes; 24 bytes on a fresh connection always fit its buffer.
+                    let record = encode_group(&self.group, self.loops.len() as u32);
                     match socket::send_bytes(&stream, &record) {
                         Moved::Bytes(bytes) if bytes == record.len() => {}
                         moved => return Err(format!("a fresh lane takes no bytes: {moved:?}")),

@@ -138,8 +138,11 @@ impl ReceiveLane {
             if self.header_bytes == GROUP_BYTES {
                 let mut record = [0; GROUP_BYTES];
                 record.copy_from_slice(&self.header[..GROUP_BYTES]);
-                let group = self.registry.group(decode_group(&record)?);
-                group.entered();
+                let (id, lanes) = decode_group(&record)?;
+                let group = self.registry.group(id);
+                if !group.entered(lanes) {
+                    return Err("lanes that disagree about their number".to_owned());
+                }
                 self.group = Some(group);
                 self.header_bytes = 0;
             }
