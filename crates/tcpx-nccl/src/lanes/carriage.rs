@@ -13,8 +13,11 @@ use crate::socket::Span;
 /// host program does.
 const CLOSE_WAIT: Duration = Duration::from_secs(5);
 
-/// Least bytes of a chunk, but for the last of a message.
-const SMALL_CHUNK_BYTES: usize = 64 << 10;
+/// Largest chunk while few are under way, so that a message is sooner there over several lanes. Much
+/// smaller ones would need more lanes than stay awake between two messages.
+const QUIET_CHUNK_BYTES: usize = 256 << 10;
+/// Chunks under way for each lane from which on fewer, larger ones cost less.
+const BUSY_LOAD: usize = 3;
 
 /// Lanes, and what keeps their loops running.
 #[derive(Clone, Debug)]
@@ -68,14 +71,11 @@ impl Carriage {
         if queued == 0 {
             self.outlet.begin(load.sequence, total);
         }
-        // Where lanes are idle a message is sooner there over several; where they are not, fewer chunks
-        // cost less.
-        let parts = match self.route.set.load() {
-            0 => 4,
-            1 | 2 => 2,
-            _ => 1,
+        let chunk_bytes = if self.route.set.load() < BUSY_LOAD {
+            self.chunk_bytes.min(QUIET_CHUNK_BYTES)
+        } else {
+            self.chunk_bytes
         };
-        let chunk_bytes = (total / parts).max(SMALL_CHUNK_BYTES).min(self.chunk_bytes);
         while queued < total {
             let rest = load.payload.from(queued);
             let len = rest.len().min(chunk_bytes);
@@ -94,9 +94,6 @@ impl Carriage {
                 break;
             }
             queued += len;
-        }
-        if queued > load.queued {
-            self.route.set.wake();
         }
         queued
     }

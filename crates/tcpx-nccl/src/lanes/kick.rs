@@ -28,16 +28,14 @@ impl Kick {
         })
     }
 
-    /// Makes the loop look around; `true` when it slept, which cost a system call.
-    pub(crate) fn kick(&self) -> bool {
+    /// Makes the loop look around.
+    pub(crate) fn kick(&self) {
         self.count.fetch_add(1, Ordering::SeqCst);
-        let slept = self.asleep.swap(false, Ordering::SeqCst);
-        if slept {
+        if self.asleep.swap(false, Ordering::SeqCst) {
             // The loop watches for edges and never reads. A counter at its end (EAGAIN) would need
             // 2^64 kicks.
             let _ = rustix::io::write(&self.descriptor, &1u64.to_ne_bytes());
         }
-        slept
     }
 
     /// Kicks so far.

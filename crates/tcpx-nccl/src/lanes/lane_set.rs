@@ -19,8 +19,6 @@ use crate::socket::{self, Moved, Stream};
 
 /// Chunks that wait for a lane; a comm that finds no room tries again at its next call.
 const QUEUE_CHUNKS: usize = 2048;
-/// Sleeping loops that one thread wakes for one message or chunk.
-const WAKES: usize = 2;
 /// Lanes of a set: the idle ones are bits of a word.
 pub(crate) const MAX_LANES: usize = 64;
 /// The peer's loop answers by itself, so this is a broken path and not a slow program.
@@ -229,7 +227,7 @@ impl LaneSet {
         self.pending.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Queues a chunk; gives it back when there is no room. [`wake`](Self::wake) when all are queued.
+    /// Queues a chunk and wakes a lane for it; gives it back when there is no room.
     pub(crate) fn push(&self, chunk: Chunk) -> Result<(), Chunk> {
         // First: the lane that takes it may be quicker than we are.
         self.pending.fetch_add(1, Ordering::Relaxed);
@@ -241,20 +239,10 @@ impl LaneSet {
             // No lane will take it.
             self.drain();
         }
-        Ok(())
-    }
-
-    /// Wakes lanes that have nothing to do, as many as there are chunks, but only a few that sleep:
-    /// they wake others.
-    pub(crate) fn wake(&self) {
-        let mut slept = 0;
-        for _ in 0..self.queue.len() {
-            let Some(lane) = self.take_idle() else { return };
-            slept += usize::from(self.loops[lane].kick.kick());
-            if slept == WAKES {
-                return;
-            }
+        if let Some(lane) = self.take_idle() {
+            self.loops[lane].kick.kick();
         }
+        Ok(())
     }
 
     pub(super) fn pop(&self) -> Option<Chunk> {

@@ -104,8 +104,6 @@ impl TransmitLane {
                 self.set.finished();
                 continue;
             }
-            // Who queued a message wakes few lanes; the lanes wake each other.
-            self.set.wake();
             chunk.header.answered = self.splices(&chunk);
             self.leaving = Some(Leaving {
                 header: chunk.header.encode(),
