@@ -6,44 +6,20 @@ use std::time::{Duration, Instant};
 use tcpx::Connection;
 use tcpx_net::congestion;
 
-use super::engine::{Buffers, End, Part, depth};
+use super::case::{Case, Contender, cases, contenders};
+use super::engine::{Buffers, End, Part};
 use super::iperf3;
 use super::orders::{self, At, Cost, Drive, MOST_MESSAGES, Mode, Order, RawRun, Run};
 use super::raw;
+use super::runs;
 use super::server::{back, sized};
-use crate::args::bench::{ModeName, NetArgs, PeerName};
+use super::threads::Threads;
+use crate::args::bench::NetArgs;
 use crate::error::Error;
 use crate::memory_choice::MemoryChoice;
 use crate::output::say::aside;
 use crate::perf::summary::Latency;
 use crate::sizes::Size;
-
-/// What is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Case {
-    pub(super) mode: Mode,
-    pub(super) bytes: u64,
-    pub(super) depth: u16,
-}
-
-/// Who is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Contender {
-    Tcpx,
-    Raw(Drive),
-    Iperf3,
-}
-
-impl Contender {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Tcpx => "tcpx",
-            Self::Raw(Drive::Blocking) => "raw",
-            Self::Raw(Drive::Spinning) => "raw, spinning",
-            Self::Iperf3 => "iperf3",
-        }
-    }
-}
 
 /// What one measurement gave.
 #[derive(Clone, Debug, Default)]
@@ -101,52 +77,6 @@ pub(super) struct Bench<'a> {
     pub(super) args: &'a NetArgs,
 }
 
-/// The cases that the arguments ask for, small messages first.
-pub(super) fn cases(args: &NetArgs) -> Vec<Case> {
-    let mut cases: Vec<Case> = Vec::new();
-    for size in &args.sizes {
-        for name in &args.modes {
-            let (mode, depths) = match name {
-                ModeName::Latency => (Mode::Latency, &[1][..]),
-                ModeName::One => (Mode::One, &args.in_flight[..]),
-                ModeName::Both => (Mode::Both, &args.in_flight[..]),
-            };
-            for &asked in depths {
-                let case = Case {
-                    mode,
-                    bytes: size.0,
-                    depth: depth(size.0, asked),
-                };
-                if !cases.contains(&case) {
-                    cases.push(case);
-                }
-            }
-        }
-    }
-    cases
-}
-
-/// Who takes part in a case. iperf3 knows no messages, so it stands beside the deepest streaming alone.
-pub(super) fn contenders(case: &Case, args: &NetArgs) -> Vec<Contender> {
-    let mut all = vec![Contender::Tcpx];
-    let wanted = |peer| args.peers.contains(&peer);
-    if wanted(PeerName::Raw) {
-        all.push(Contender::Raw(Drive::Blocking));
-        if case.mode == Mode::Latency {
-            all.push(Contender::Raw(Drive::Spinning));
-        }
-    }
-    let deepest = args
-        .in_flight
-        .iter()
-        .max()
-        .map(|&asked| depth(case.bytes, asked));
-    if wanted(PeerName::Iperf3) && case.mode == Mode::One && Some(case.depth) == deepest {
-        all.push(Contender::Iperf3);
-    }
-    all
-}
-
 impl Bench<'_> {
     /// Verifies every size, then measures. No figure is given for a size whose contents were not proven.
     pub(super) fn run(&self) -> Result<Results, Error> {
@@ -161,8 +91,10 @@ impl Bench<'_> {
         let mut buffers = None;
         let mut proven = 0;
         for case in &cases {
+            let same = cases.iter().filter(|other| other.bytes == case.bytes);
+            let deepest = same.map(|other| other.depth).max().unwrap_or(case.depth);
             if case.bytes != proven {
-                self.verify(&mut buffers, case.bytes)?;
+                self.verify(&mut buffers, &case.both(deepest))?;
                 proven = case.bytes;
                 if !self.args.json {
                     aside!("measuring messages of {}, contents verified", Size(proven));
@@ -171,10 +103,10 @@ impl Bench<'_> {
             // The rounds of a case follow each other, so that a size's memory is made once; contenders
             // take turns within a round, and another one begins each time.
             let first = results.series.len();
-            for contender in contenders(case, self.args) {
+            for contender in contenders(case, &cases, self.args) {
                 let count = self.calibrate(case, contender, &mut buffers, &mut results)?;
                 results.series.push(Series {
-                    case: *case,
+                    case: case.clone(),
                     contender,
                     samples: Vec::new(),
                     count,
@@ -186,7 +118,13 @@ impl Bench<'_> {
                     let place = first + (turn + round as usize) % here;
                     let (contender, count) =
                         (results.series[place].contender, results.series[place].count);
+                    let watched = self.args.threads && contender == Contender::Tcpx;
+                    let threads = Threads::watch(watched, &case.name);
                     let sample = self.sample(case, contender, count, &mut buffers, &mut results)?;
+                    drop(threads);
+                    if let Some(folder) = &self.args.runs {
+                        runs::write(folder, case, contender, &sample)?;
+                    }
                     results.series[place].samples.push(sample);
                 }
             }
@@ -205,30 +143,19 @@ impl Bench<'_> {
         self.limit() + self.args.span.0 * 4 + Duration::from_secs(bytes / 100_000_000)
     }
 
-    fn verify(&self, buffers: &mut Option<Buffers>, bytes: u64) -> Result<(), Error> {
-        let asked = self.args.in_flight.iter().copied().max().unwrap_or(1);
-        let depth = depth(bytes, asked);
+    fn verify(&self, buffers: &mut Option<Buffers>, case: &Case) -> Result<(), Error> {
+        let (bytes, depth) = (case.bytes, case.depth);
         let seed = getrandom::u64().map_err(crate::key::KeyError::random)?;
-        let case = Case {
-            mode: Mode::Both,
-            bytes,
-            depth,
-        };
-        let run = Run {
-            mode: Mode::Both,
-            bytes,
-            count: depth.into(),
-            depth,
-        };
+        let run = case.run(depth.into(), false);
         let buffers = sized(self.memory, buffers, bytes, depth)?;
         buffers.prepare(seed)?;
         let order = Order::Verify { bytes, depth, seed };
         let mut reply = None;
         let part = self.end_of(buffers).measure(&run, || {
-            reply = Some(orders::give(self.connection, &order, self.patience(&case))?);
+            reply = Some(orders::give(self.connection, &order, self.patience(case))?);
             Ok(())
         });
-        self.outcome(part, reply, self.patience(&case))?;
+        self.outcome(part, reply, self.patience(case))?;
         buffers.compare(back(seed), depth)
     }
 
@@ -292,12 +219,7 @@ impl Bench<'_> {
         buffers: &mut Option<Buffers>,
         results: &mut Results,
     ) -> Result<Sample, Error> {
-        let run = Run {
-            mode: case.mode,
-            bytes: case.bytes,
-            count,
-            depth: case.depth,
-        };
+        let run = case.run(count, self.args.at_once);
         match contender {
             Contender::Tcpx => self.ours(case, &run, buffers),
             Contender::Raw(drive) => self.raw(case, &run, drive, results),
@@ -306,15 +228,7 @@ impl Bench<'_> {
     }
 
     fn ours(&self, case: &Case, run: &Run, buffers: &mut Option<Buffers>) -> Result<Sample, Error> {
-        let asked = self
-            .args
-            .in_flight
-            .iter()
-            .copied()
-            .max()
-            .unwrap_or(1)
-            .max(case.depth);
-        let buffers = sized(self.memory, buffers, case.bytes, asked)?;
+        let buffers = sized(self.memory, buffers, case.bytes, case.depth)?;
         let before = self.connection.statistics();
         let mut reply = None;
         let part = self.end_of(buffers).measure(run, || {
@@ -373,12 +287,7 @@ impl Bench<'_> {
     /// Has plain loops carry fresh contents once; every byte is compared.
     fn verify_plain(&self, case: &Case, streams: u16) -> Result<(), Error> {
         let order = RawRun {
-            run: Run {
-                mode: case.mode,
-                bytes: case.bytes,
-                count: case.depth.into(),
-                depth: case.depth,
-            },
+            run: case.run(case.depth.into(), false),
             streams,
             drive: Drive::Blocking,
             seed: Some(getrandom::u64().map_err(crate::key::KeyError::random)?),

@@ -32,6 +32,8 @@ pub(super) struct Run {
     pub(super) count: u32,
     /// Of them in flight at a time.
     pub(super) depth: u16,
+    /// Wait for no work on the GPU's default streams.
+    pub(super) at_once: bool,
 }
 
 /// How plain streams are driven.

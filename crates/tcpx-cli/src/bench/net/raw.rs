@@ -319,6 +319,7 @@ mod tests {
                 bytes,
                 count,
                 depth: 3,
+                at_once: false,
             },
             streams,
             drive: Drive::Blocking,
