@@ -119,14 +119,13 @@ pub(crate) fn guarded<T>(
     let failure = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(answer)) => return Ok(answer),
         Ok(Err(failure)) => failure,
-        Err(panic) => Failure::new(
-            TCPX_PANIC,
-            format!(
-                "{}: {}",
-                phrase(TCPX_PANIC).to_string_lossy(),
-                panic_words(&*panic)
-            ),
-        ),
+        Err(panic) => {
+            let phrase = phrase(TCPX_PANIC).to_string_lossy();
+            let failure = Failure::new(TCPX_PANIC, format!("{phrase}: {}", panic_words(&*panic)));
+            // It may panic when dropped, outside of any catch.
+            std::mem::forget(panic);
+            failure
+        }
     };
     remember(&format!("{call}: {}", failure.text));
     Err(failure.code)
@@ -157,6 +156,21 @@ mod tests {
         let code = guard("tcpx_test", || panic!("the {} broke", "ring"));
         assert_eq!(code, TCPX_PANIC);
         assert!(last().contains("tcpx_test") && last().contains("the ring broke"));
+    }
+
+    #[test]
+    fn a_panic_whose_words_panic_when_dropped_does_not_reach_c() {
+        struct Bomb;
+        impl Drop for Bomb {
+            fn drop(&mut self) {
+                panic!("and again");
+            }
+        }
+        assert_eq!(
+            guard("tcpx_test", || std::panic::panic_any(Bomb)),
+            TCPX_PANIC
+        );
+        assert!(last().contains("a panic without words"));
     }
 
     #[test]
