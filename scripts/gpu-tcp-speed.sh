@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# The embedded network between GPUs, every figure beside plain sockets of the same run:
+# The embedded network between GPUs, every figure beside plain sockets and NCCL's own of the same run:
 # scripts/gpu-tcp-speed.sh [--rehearse] OUT_DIR
 #
 # Needs the folder that scripts/build-carry.sh made (TCPX_BIN, default .carry): no Cargo, no compiler,
-# no network. OUT_DIR gets 15-gpu-tcp-speed.json (format: benchmarks/README.md), one JSON file for each
-# run of a case, and log.txt. Each round starts both processes anew and runs all cases; contents are
-# verified in poisoned destinations before anything is timed. ROUNDS (default 5) sets how many.
+# no network. OUT_DIR gets 15-gpu-tcp-speed.json (format: benchmarks/README.md), runs/ with one JSON file
+# for each measurement, and log.txt. Each round starts all programs anew; `tcpx bench net` verifies contents
+# in poisoned destinations before it times anything. ROUNDS (default 5) sets how many; it ends within 8
+# minutes and takes fewer rounds where those do not suffice.
 #
-# With two GPUs data moves from GPU 0 to GPU 1, with one from GPU 0 to itself. --rehearse uses host
-# memory and small sizes, to try the script itself on a host without a GPU.
+# With two GPUs data moves from GPU 0 to GPU 1, with one from GPU 0 to itself. With two GPUs and PyTorch
+# (PYTHON, default python3) NCCL's send/recv over its own sockets takes part; with four GPUs, so does
+# the full mesh of four. --rehearse uses host memory and small sizes, to try the script itself on a host without a GPU.
 set -uo pipefail
 
 rehearse=no
@@ -17,17 +19,26 @@ if [ $# -ne 1 ]; then
   echo "usage: $0 [--rehearse] OUT_DIR" >&2
   exit 2
 fi
+here=$(dirname "$(realpath "$0")")
 bin=$(realpath "${TCPX_BIN:-.carry}")
+python=${PYTHON:-python3}
 mkdir -p "$1" || exit 2
 out=$(realpath "$1")
-for file in tcp_speed xtask; do
+for file in tcpx xtask; do
   [ -x "$bin/$file" ] || { echo "$bin/$file is missing: run scripts/build-carry.sh first" >&2; exit 2; }
 done
+runs=$out/runs
+rm -rf "$runs"
+mkdir "$runs" || exit 2
+log=$out/log.txt
+: >"$log"
+budget=450 status=0
+left() { echo $((budget - SECONDS)); }
 
-command='scripts/gpu-tcp-speed.sh OUT_DIR' mib=$((1 << 20)) much=10
+command='scripts/gpu-tcp-speed.sh OUT_DIR' mib=$((1 << 20)) span=300ms
 gpus=0
 if [ "$rehearse" = yes ]; then
-  command='scripts/gpu-tcp-speed.sh --rehearse OUT_DIR' mib=$((1 << 12)) much=1
+  command='scripts/gpu-tcp-speed.sh --rehearse OUT_DIR' mib=$((1 << 12)) span=30ms
 else
   gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
 fi
@@ -40,21 +51,84 @@ esac
 cores=$(nproc) lanes=12
 [ "$cores" -lt 24 ] && lanes=$((cores > 4 ? cores / 2 : 1))
 
-timeout --kill-after=5 400 "$bin/tcp_speed" --from "$from" --to "$to" --rounds "${ROUNDS:-5}" --out "$out" \
-  --case "ping-8=ping:8:$((200 * much))" \
-  --case "ping-4k=ping:4096:$((200 * much))" \
-  --case "4m-1=stream:$((4 * mib)):1:$((30 * much))" \
-  --case "4m-8=stream:$((4 * mib)):8:$((100 * much))" \
-  --case "64m-1=stream:$((64 * mib)):1:$((4 * much))" \
-  --case "256m-1=stream:$((256 * mib)):1:$((3 * much))" \
-  --case "256m-2=stream:$((256 * mib)):2:$((3 * much))" \
-  --case "1g-1=stream:$((1024 * mib)):1:$much" \
-  --case "both-256m=both:$((256 * mib)):2:$((2 * much))" \
-  --case "plain-cold=plain:$lanes:$mib:$((1600 * much * mib)):$((256 * mib))" \
-  --case "plain-hot=plain:$lanes:$mib:$((1600 * much * mib)):$((lanes * mib))" \
-  >"$out/runs.jsonl" 2>"$out/log.txt" </dev/null
-status=$?
-[ "$status" -eq 0 ] || { echo "tcp_speed ended with $status; $out/log.txt says why" >&2; tail -3 "$out/log.txt" >&2; }
+# step NAME SECONDS FILE COMMAND...: standard output into FILE, everything else into the log.
+step() {
+  local name=$1 limit=$2 file=$3 start=$SECONDS rc
+  shift 3
+  [ "$limit" -gt "$(left)" ] && limit=$(left)
+  if [ "$limit" -le 1 ]; then
+    echo "$name: no time left" | tee -a "$log"
+    return 1
+  fi
+  timeout --kill-after=5 "$limit" "$@" >"$file" 2>>"$log" </dev/null
+  rc=$?
+  printf '%-28s %4d s  %s\n' "$name" $((SECONDS - start)) "$([ "$rc" -eq 0 ] && echo passed || echo "FAILED ($rc)")" |
+    tee -a "$log"
+  if [ "$rc" -ne 0 ]; then
+    tail -n 3 "$log" >&2
+    status=1
+  fi
+  return "$rc"
+}
+
+# ours ROUND
+ours() {
+  step "tcpx.$1" 120 "$out/tcpx.$1.txt" "$bin/tcpx" bench net --from "$from" --to "$to" \
+    --rounds 1 --span "$span" --peer raw --runs "$runs" \
+    --case ping-8=latency:8 \
+    --case ping-4k=latency:4096 \
+    --case "4m-1=one:$((4 * mib)):1" \
+    --case "4m-8=one:$((4 * mib)):8" \
+    --case "hot=one:$((lanes * mib)):1" \
+    --case "64m-1=one:$((64 * mib)):1" \
+    --case "256m-1=one:$((256 * mib)):1" \
+    --case "256m-2=one:$((256 * mib)):2" \
+    --case "both-256m=both:$((256 * mib)):2" \
+    --case "1g-1=one:$((1024 * mib)):1"
+}
+
+# nccl NAME ROUND ENVIRONMENT...: a process for each of two GPUs.
+port=29800
+nccl() {
+  local name=$1 round=$2
+  shift 2
+  port=$((port + 10))
+  export MASTER_PORT=$port
+  # shellcheck disable=SC2016 # the inner shell's own variables
+  step "$name.$round" 75 "$out/$name.$round.txt" env WORLD_SIZE=2 "$@" bash -c '
+    RANK=1 "$@" >&2 &
+    other=$!
+    trap "kill $other 2>/dev/null" EXIT
+    RANK=0 "$@" && wait "$other"' - \
+    "$python" "$here/nccl_check.py" --operations send-recv --time 8,4096,268435456 || return
+  grep '^{' "$out/$name.$round.txt" | tail -n 1 >"$runs/$name.$round.json"
+}
+
+others=no
+if [ "$gpus" -lt 2 ]; then
+  echo "no NCCL beside it: it needs two GPUs, not $gpus" | tee -a "$log"
+elif ! "$python" -c 'import torch; assert torch.cuda.device_count() >= 2' 2>>"$log"; then
+  echo "no NCCL beside it: $python has no PyTorch with two GPUs" | tee -a "$log"
+else
+  others=yes
+  # shellcheck source-path=SCRIPTDIR source=nccl_environment.sh
+  . "$here/nccl_environment.sh"
+fi
+# Rounds outermost, so that a slow minute of the machine does not fall on one row alone.
+for ((round = 1; round <= ${ROUNDS:-5}; round++)); do
+  ours "$round" || break
+  # Starting NCCL takes several times as long as measuring it.
+  if [ "$others" = yes ] && [ "$round" -le 3 ]; then
+    nccl nccl-default "$round" "${sockets[@]}"
+    nccl nccl-tuned "$round" "${tuned[@]}"
+  fi
+done
+if [ "$gpus" -ge 4 ] || [ "$rehearse" = yes ]; then
+  step mesh 90 "$runs/mesh.json" env CUDA_VISIBLE_DEVICES=0,1,2,3 \
+    "$bin/tcpx" perf --size "$((256 * mib))" --rounds 10 --json || rm -f "$runs/mesh.json"
+else
+  echo "no mesh of four: it needs four GPUs, not $gpus" | tee -a "$log"
+fi
 
 machine="$cores cores, Linux $(uname -r), loopback TCP"
 if [ "$gpus" -gt 0 ]; then
@@ -65,30 +139,52 @@ fi
 rows=()
 # row NAME UNIT POINTER CASE: what the kept runs of a case say.
 row() {
-  local found=("$out/$4".*.json)
+  local found=("$runs/$4".*json)
   [ -e "${found[0]}" ] && rows+=(--row "$1" "$2" "$3" "${found[@]}")
 }
 rate=/gb_per_second
-row '8 B, half round trip, p50' us /latency_us/p50 ping-8
-row '8 B, half round trip, p99' us /latency_us/p99 ping-8
-row '4 KiB, half round trip, p50' us /latency_us/p50 ping-4k
-row '4 KiB, half round trip, p99' us /latency_us/p99 ping-4k
-row '4 MiB, one at a time' GB/s "$rate" 4m-1
-row '4 MiB, 8 in flight' GB/s "$rate" 4m-8
-row '64 MiB, one at a time' GB/s "$rate" 64m-1
-row '256 MiB, one at a time' GB/s "$rate" 256m-1
-row '256 MiB, 2 in flight' GB/s "$rate" 256m-2
-row '1 GiB, one at a time' GB/s "$rate" 1g-1
-row '256 MiB, both directions at once, 2 in flight each, sum' GB/s "$rate" both-256m
-row "plain sockets, $lanes lanes, over 256 MiB of host memory" GB/s "$rate" plain-cold
-row "plain sockets, $lanes lanes, each over 1 MiB of host memory" GB/s "$rate" plain-hot
+for case in 'ping-8 8 B' 'ping-4k 4 KiB'; do
+  size=${case#* }
+  case=${case%% *}
+  row "$size, half round trip, p50" us /latency_us/p50 "$case.tcpx"
+  row "$size, half round trip, p99" us /latency_us/p99 "$case.tcpx"
+  row "$size, half round trip, p50: plain sockets that sleep, host memory" us /latency_us/p50 "$case.raw"
+  row "$size, half round trip, p50: plain sockets that spin, host memory" us /latency_us/p50 "$case.raw-spinning"
+done
+row '4 MiB, one at a time' GB/s "$rate" 4m-1.tcpx
+row '4 MiB, 8 in flight' GB/s "$rate" 4m-8.tcpx
+row '64 MiB, one at a time' GB/s "$rate" 64m-1.tcpx
+row '256 MiB, one at a time' GB/s "$rate" 256m-1.tcpx
+row '256 MiB, 2 in flight' GB/s "$rate" 256m-2.tcpx
+row '1 GiB, one at a time' GB/s "$rate" 1g-1.tcpx
+row '256 MiB, both directions at once, 2 in flight each, sum' GB/s "$rate" both-256m.tcpx
+row "plain sockets, $lanes lanes, over 256 MiB of host memory" GB/s "$rate" 256m-1.raw
+row "plain sockets, $lanes lanes, each over 1 MiB of host memory" GB/s "$rate" hot.raw
+row "plain sockets, $lanes lanes, both directions at once over 512 MiB each, sum" GB/s "$rate" both-256m.raw
+for name in default tuned; do
+  how='as it comes'
+  [ "$name" = tuned ] && how='as tuned best for large messages'
+  row "NCCL over its own sockets, $how: 8 B, half round trip, p50" us /rows/0/us "nccl-$name"
+  row "NCCL over its own sockets, $how: 4 KiB, half round trip, p50" us /rows/1/us "nccl-$name"
+  row "NCCL over its own sockets, $how: 256 MiB, streaming" GB/s /rows/2/gb_per_second "nccl-$name"
+done
+if [ -s "$runs/mesh.json" ]; then
+  # The rows of `tcpx perf`: pairs alone, pairs at once, their sum, and what all cores copy.
+  count=$(grep -c '"name"' "$runs/mesh.json")
+  pairs=$(((count - 2) / 2))
+  slowest=$(grep '"median"' "$runs/mesh.json" | tr -dc '0-9.\n' |
+    awk -v pairs="$pairs" 'NR > pairs && NR <= 2 * pairs && (least == "" || $1 < least) { least = $1; at = NR - 1 } END { print at }')
+  row "full mesh, $pairs pairs at once, 256 MiB: sum" GB/s "/rows/$((count - 2))/median" mesh
+  row "full mesh, $pairs pairs at once, 256 MiB: the slowest pair" GB/s "/rows/$slowest/median" mesh
+  row 'all cores copying memory, each byte counted once' GB/s "/rows/$((count - 1))/median" mesh
+fi
 if [ "${#rows[@]}" -gt 0 ]; then
   "$bin/xtask" bench-collect --out "$out/15-gpu-tcp-speed.json" \
     --subject "Embedded network, $what, beside plain sockets" --date "$(date -u +%F)" \
     --machine "$machine" --command "$command" --cpu /cpu_seconds_per_gb \
-    --note 'A run is one start of both programs; the cases follow each other in each of them.' \
-    --note 'Both programs run on one host and share its cores and memory; the network is the loopback interface.' \
-    --note 'Plain sockets: a thread a lane and side, blocking calls of 1 MiB; they move host memory and no GPU is involved.' \
+    --note 'A run is one start of both programs; the cases follow each other in each of them, plain sockets after each case.' \
+    --note 'All programs run on one host and share its cores and memory; the network is the loopback interface.' \
+    --note 'Plain sockets: a thread a lane and side, calls of at most 1 MiB, the same congestion control; they move host memory and no GPU is involved.' \
     "${rows[@]}" || status=1
 fi
 exit "$status"

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """One process of a run of real NCCL over whatever network the environment chose.
 
-Started once for each GPU by scripts/gpu-nccl.sh, with RANK, WORLD_SIZE and MASTER_PORT set. Checks
-the contents of every operation, then times send/recv and all-reduce; or aborts a communicator, or
-loses a peer, amid a collective. Rank 0 prints one JSON object on standard output.
+Started once for each GPU by scripts/gpu-nccl.sh and scripts/gpu-tcp-speed.sh, with RANK, WORLD_SIZE
+and MASTER_PORT set. Checks the contents of every operation, then times send/recv and all-reduce; or
+aborts a communicator, or loses a peer, amid a collective. Rank 0 prints one JSON object on standard
+output.
 """
 
 import argparse
@@ -117,10 +118,13 @@ def ping_pong(rank, buffer, repeats):
 
 
 def repeats_for(size):
-    return 200 if size <= 64 << 10 else 40 if size <= 4 * MIB else 10 if size <= 64 * MIB else 5
+    for limit, repeats in ((64 << 10, 200), (4 * MIB, 40), (64 * MIB, 10), (256 * MIB, 5)):
+        if size <= limit:
+            return repeats
+    return 3
 
 
-def figures(rank, sizes):
+def figures(rank, sizes, kinds):
     rows = []
     for size in sizes:
         buffer = torch.ones(size // 4, device="cuda")
@@ -132,6 +136,8 @@ def figures(rank, sizes):
         if size > 64 << 10:
             seconds = timed(one_way, repeats)
             rows.append({"operation": "send/recv", "bytes": size, "gb_per_second": size / seconds / 1e9})
+        if kinds == "send-recv":
+            continue
         buffer.zero_()
         seconds = timed(lambda: dist.all_reduce(buffer), repeats)
         row = {"operation": "all-reduce", "bytes": size, "us": seconds * 1e6}
@@ -197,6 +203,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", default="", help="sizes in bytes to check, between commas")
     parser.add_argument("--time", default="", help="sizes in bytes to time, between commas")
+    parser.add_argument("--operations", choices=["all", "send-recv"], default="all",
+                        help="what is timed")
     parser.add_argument("--rounds", type=int, default=1, help="times that everything is checked")
     parser.add_argument("--abort", action="store_true", help="abort first, then check")
     parser.add_argument("--lose-peer", type=pathlib.Path, metavar="FILE",
@@ -225,7 +233,7 @@ def main():
         for salt, size in enumerate(checked):
             operations(rank, world, size, salt + 100 * round_number)
         if round_number + 1 == arguments.rounds:
-            report["rows"] = figures(rank, sizes(arguments.time))
+            report["rows"] = figures(rank, sizes(arguments.time), arguments.operations)
         torch.cuda.synchronize()
         dist.destroy_process_group()
     report["checked_bytes"] = checked

@@ -1,7 +1,7 @@
 //! Strangers at a listening socket, until they prove that they know its secret.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use tcpx_wire::Key;
@@ -11,7 +11,7 @@ use crate::error::PluginError;
 use crate::listener::key;
 use crate::log::Log;
 use crate::plugin::random;
-use crate::socket::{self, Moved};
+use crate::socket::{self, Listener, Moved, Stream};
 
 /// Connections taken from the kernel in one call.
 const MAX_ACCEPTS: usize = 16;
@@ -21,24 +21,26 @@ const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 /// A listening socket with the connections that are in their handshake.
 #[derive(Debug)]
 pub(crate) struct Admission {
-    socket: TcpListener,
+    socket: Listener,
     key: Key,
     pending: Vec<Pending>,
     /// The oldest makes room for one more.
     limit: usize,
+    /// The last accept failed for want of something, mostly open files.
+    choked: bool,
 }
 
 /// An authenticated connection.
 #[derive(Debug)]
 pub(crate) struct Admitted {
-    pub(crate) stream: TcpStream,
+    pub(crate) stream: Stream,
     pub(crate) peer: SocketAddr,
 }
 
 /// A connection in its handshake.
 #[derive(Debug)]
 struct Pending {
-    stream: TcpStream,
+    stream: Stream,
     peer: SocketAddr,
     deadline: Instant,
     handshake: ServerHandshake,
@@ -52,21 +54,28 @@ enum Outcome {
 }
 
 impl Admission {
-    pub(crate) fn new(socket: TcpListener, secret: [u8; Key::BYTES], limit: usize) -> Self {
+    pub(crate) fn new(socket: Listener, secret: [u8; Key::BYTES], limit: usize) -> Self {
         Self {
             socket,
             key: key(secret),
             pending: Vec::new(),
             limit,
+            choked: false,
         }
     }
 
-    pub(crate) const fn listener(&self) -> &TcpListener {
+    pub(crate) const fn listener(&self) -> &Listener {
         &self.socket
     }
 
+    /// Whether nothing could be taken from the backlog although something waits there: who polls the
+    /// listener then would find it ready again and again.
+    pub(crate) const fn is_choked(&self) -> bool {
+        self.choked
+    }
+
     /// The connections in their handshake.
-    pub(crate) fn pending(&self) -> impl Iterator<Item = &TcpStream> {
+    pub(crate) fn pending(&self) -> impl Iterator<Item = &Stream> {
         self.pending.iter().map(|pending| &pending.stream)
     }
 
@@ -94,9 +103,10 @@ impl Admission {
 
     /// Takes new connections from the kernel, as many as are bounded.
     fn admit(&mut self, log: &Log, name: &str) -> Result<(), PluginError> {
+        self.choked = false;
         for _ in 0..MAX_ACCEPTS {
             let (stream, peer) = match self.socket.accept() {
-                Ok(accepted) => accepted,
+                Ok((stream, peer)) => (Stream::new(stream), peer),
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => break,
                     io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => continue,
@@ -104,6 +114,7 @@ impl Admission {
                         // Mostly too many open files: our peer may wait in the backlog, so this is
                         // no end, but it must be seen.
                         log.warn(&format!("{name}: accept: {error}"));
+                        self.choked = true;
                         break;
                     }
                 },

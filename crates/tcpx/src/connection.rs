@@ -226,6 +226,13 @@ impl Connection {
         shared.changed_path.latest().unwrap_or(&shared.path)
     }
 
+    /// The congestion control of the data channels' sockets at this end, as the kernel names it;
+    /// `None` where the channels have no TCP sockets of ours, or where the engine hangs inside a plugin.
+    pub fn congestion_control(&self) -> Option<String> {
+        let core = self.handle.0.lock_in_time().ok()?;
+        core.congestion_control()
+    }
+
     /// Counters of all data channels, summed; while the engine hangs inside a plugin, as they were
     /// when this was last asked.
     pub fn statistics(&self) -> ChannelStats {

@@ -33,7 +33,7 @@ use crate::event::{Event, Observer};
 use crate::path_news::PathNews;
 use crate::sink::{Finished, Sink};
 
-use channels::ChannelState;
+use channels::{ChannelState, Channels};
 pub(crate) use operation::{NewOperation, Operation};
 pub(crate) use resume::Resume;
 use tokens::Token;
@@ -43,9 +43,9 @@ const FRAMES_AT_A_TIME: usize = 256;
 /// Rounds of a turn before the lock and the thread are given to others.
 const TURN_ROUNDS: usize = 32;
 
-/// Lists of descriptors kept for the next chunks, and the longest of them.
+/// Lists kept for the next chunks, and descriptors that one of them keeps room for.
 const LISTS_KEPT: usize = 32;
-const LONGEST_KEPT: usize = 4096;
+const ROOM_KEPT: usize = 4096;
 
 /// Time for the last frames to reach the socket once the session has ended.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -73,10 +73,13 @@ impl Unpacker {
         self.lists.pop().unwrap_or_default()
     }
 
-    /// Keeps a list for the next chunk, unless a job still has it or it is larger than chunks need.
+    /// Keeps a list for the next chunk, unless somebody else still has it; without room that few chunks need.
     fn give_list_back(&mut self, mut list: Arc<Descriptors>) {
-        let is_ours = Arc::get_mut(&mut list).is_some() && list.len() <= LONGEST_KEPT;
-        if is_ours && self.lists.len() < LISTS_KEPT {
+        if self.lists.len() < LISTS_KEPT
+            && let Some(ours) = Arc::get_mut(&mut list)
+        {
+            ours.clear();
+            ours.shrink_to(ROOM_KEPT);
             self.lists.push(list);
         }
     }
@@ -86,7 +89,7 @@ impl Unpacker {
 pub(crate) struct Core {
     pub(crate) session: Session,
     pub(crate) control: Control,
-    channels: Vec<ChannelState>,
+    channels: Channels,
     pub(crate) operations: HashMap<OperationId, Operation>,
     pub(crate) unpacker: Unpacker,
     pub(crate) gpu: Option<Gpu>,
@@ -256,7 +259,7 @@ impl Core {
     fn close_useless_channels(&mut self) {
         if self.session.ended() && self.ended.is_none() {
             self.say_last_words();
-            for channel in &mut self.channels {
+            for channel in self.channels.iter_mut() {
                 channel.close();
             }
         }
@@ -391,7 +394,7 @@ impl Core {
             self.control.forget();
             self.control.shutdown();
         }
-        for channel in &mut self.channels {
+        for channel in self.channels.iter_mut() {
             channel.close();
         }
         self.ended = Some(how);
@@ -452,10 +455,16 @@ impl Core {
         self.finished || self.control_is_down() || self.peer_closed
     }
 
+    /// The congestion control of the channels' sockets, where they have some.
+    pub(crate) fn congestion_control(&self) -> Option<String> {
+        let mut channels = self.channels.iter();
+        channels.find_map(|state| state.channel.congestion_control())
+    }
+
     /// Counters of all channels, summed.
     pub(crate) fn statistics(&self) -> ChannelStats {
         let mut sum = ChannelStats::default();
-        for state in &self.channels {
+        for state in self.channels.iter() {
             sum += state.channel.stats();
         }
         sum

@@ -1,12 +1,14 @@
 //! Flags of `tcpx bench`.
 
+use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::link::LinkArgs;
 use super::perf::Place;
-use crate::sizes::{Limit, Size};
+use crate::sizes::{Limit, Size, SizeError};
 
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
@@ -69,6 +71,12 @@ pub(crate) struct NetArgs {
     /// Messages in flight when streaming.
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values = ["1", "8"], value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) in_flight: Vec<u16>,
+    /// A case of its own, in place of all combinations: latency, one or both, a size, and how many are in flight; a name in front is for --runs.
+    #[arg(long = "case", value_name = "[NAME=]MODE:SIZE[:N]", conflicts_with_all = ["sizes", "modes", "in_flight"])]
+    pub(crate) cases: Vec<CaseArg>,
+    /// Start each message without waiting for work on the GPU's default streams.
+    #[arg(long)]
+    pub(crate) at_once: bool,
     /// Rounds over all cases, contenders taking turns; the figures are medians over them.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) rounds: u32,
@@ -78,6 +86,12 @@ pub(crate) struct NetArgs {
     /// What to measure beside it: `raw` are plain send and receive loops over host memory, `iperf3` the program.
     #[arg(long = "peer", value_enum, value_name = "PEER")]
     pub(crate) peers: Vec<PeerName>,
+    /// Write each measurement to DIR/CASE.WHO.N.json, for bench-collect; N counts on from what is there.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) runs: Option<PathBuf>,
+    /// Say on standard error what each busy thread did in each measurement.
+    #[arg(long)]
+    pub(crate) threads: bool,
     /// Print a benchmark file (see benchmarks/README.md) and nothing else on standard output.
     #[arg(long)]
     pub(crate) json: bool,
@@ -107,4 +121,114 @@ pub(crate) enum PeerName {
     Raw,
     /// The program of that name, which must be installed at both ends.
     Iperf3,
+}
+
+impl fmt::Display for ModeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Latency => "latency",
+            Self::One => "one",
+            Self::Both => "both",
+        })
+    }
+}
+
+/// `4m-8=one:4MiB:8`, `latency:8`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CaseArg {
+    /// For files: letters, digits, `-` and `_`.
+    pub(crate) name: Option<String>,
+    pub(crate) mode: ModeName,
+    pub(crate) size: Size,
+    pub(crate) in_flight: u16,
+}
+
+impl FromStr for CaseArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let expected = || format!("expected MODE:SIZE:N, as in `one:4MiB:8`, got `{text}`");
+        let (name, case) = match text.split_once('=') {
+            Some((name, case)) => (Some(name), case),
+            None => (None, text),
+        };
+        let is_plain = |name: &str| {
+            let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+            !name.is_empty() && name.bytes().all(plain)
+        };
+        if let Some(bad) = name.filter(|name| !is_plain(name)) {
+            return Err(format!(
+                "`{bad}` names files: take letters, digits, - and _ only"
+            ));
+        }
+        let mut parts = case.split(':');
+        let (Some(mode), Some(size)) = (parts.next(), parts.next()) else {
+            return Err(expected());
+        };
+        let mode = ModeName::from_str(mode, false)
+            .map_err(|_| format!("expected latency, one or both, got `{mode}`"))?;
+        let in_flight = match parts.next() {
+            None => 1,
+            Some(count) => count
+                .parse()
+                .ok()
+                .filter(|count| (1..=64).contains(count))
+                .ok_or_else(|| format!("expected 1 to 64 messages in flight, got `{count}`"))?,
+        };
+        if parts.next().is_some() || (mode == ModeName::Latency && in_flight > 1) {
+            return Err(expected());
+        }
+        Ok(Self {
+            name: name.map(str::to_owned),
+            mode,
+            size: size.parse().map_err(|error: SizeError| error.to_string())?,
+            in_flight,
+        })
+    }
+}
+
+impl fmt::Display for CaseArg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(name) = &self.name {
+            write!(f, "{name}=")?;
+        }
+        write!(f, "{}:{}", self.mode, self.size.0)?;
+        match self.mode {
+            ModeName::Latency => Ok(()),
+            _ => write!(f, ":{}", self.in_flight),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_case_is_read_as_it_is_written() {
+        for text in ["4m-8=one:4194304:8", "latency:8", "both:1024:1"] {
+            let case: CaseArg = text.parse().expect(text);
+            assert_eq!(case.to_string(), text);
+        }
+        let case: CaseArg = "one:1KiB".parse().expect("a case");
+        assert_eq!((case.size.0, case.in_flight), (1024, 1));
+    }
+
+    #[test]
+    fn a_case_that_is_none_is_refused_with_what_was_expected() {
+        for (text, why) in [
+            ("one", "MODE:SIZE:N"),
+            ("one:1KiB:8:9", "MODE:SIZE:N"),
+            ("latency:8:2", "MODE:SIZE:N"),
+            ("two:1KiB", "latency, one or both"),
+            ("one:1KiB:0", "1 to 64"),
+            ("one:1KiB:65", "1 to 64"),
+            ("a/b=one:1KiB", "names files"),
+            ("=one:1KiB", "names files"),
+        ] {
+            let error = text.parse::<CaseArg>().expect_err(text);
+            assert!(error.contains(why), "{text}: {error}");
+        }
+        assert!("one:lots".parse::<CaseArg>().is_err());
+    }
 }

@@ -1,5 +1,6 @@
 //! `tcpx bench net`: the network over sizes, directions and depths, with its peers in the same rotation.
 
+mod case;
 mod engine;
 mod iperf3;
 mod measure;
@@ -7,10 +8,14 @@ mod orders;
 mod plot;
 mod raw;
 mod report;
+mod runs;
 mod server;
+mod threads;
+
+use tcpx::Congestion;
 
 use super::write;
-use crate::args::bench::{NetArgs, PeerName};
+use crate::args::bench::{ModeName, NetArgs, PeerName};
 use crate::args::perf::Place;
 use crate::error::Error;
 use crate::key;
@@ -18,6 +23,7 @@ use crate::link::{self, Link};
 use crate::memory_choice::{Devices, MemoryChoice, short};
 use crate::output::say::{aside, say};
 use crate::second_process::Second;
+use crate::sizes::Size;
 
 use measure::Bench;
 use report::About;
@@ -31,7 +37,14 @@ pub(super) fn run(args: &NetArgs) -> Result<(), Error> {
 }
 
 fn measure(args: &NetArgs) -> Result<(), Error> {
-    if args.sizes.iter().any(|size| size.0 == 0) {
+    let cases = args.cases.iter().map(|case| case.size);
+    if args
+        .sizes
+        .iter()
+        .copied()
+        .chain(cases)
+        .any(|size| size.0 == 0)
+    {
         return Err(Error::Usage {
             what: "a message of 0 bytes has no rate".into(),
             hint: "give --sizes of 1 byte or more".into(),
@@ -52,11 +65,12 @@ fn measure(args: &NetArgs) -> Result<(), Error> {
                 .to
                 .unwrap_or_else(|| second_place(&memory, devices.count()));
             let key = key::fresh()?;
-            let started = Second::start(
-                &["bench", "net", "--serve", &to.to_string()],
-                &args.link,
-                &key,
-            )?;
+            let to = to.to_string();
+            let mut command = vec!["bench", "net", "--serve", &to];
+            if args.threads {
+                command.push("--threads");
+            }
+            let started = Second::start(&command, &args.link, &key)?;
             link_args.port = started.port;
             link_args.own_key = Some(key);
             link_args.insecure = false;
@@ -125,39 +139,21 @@ fn devices_of(memory: &MemoryChoice, devices: &Devices) -> String {
 /// The command as it was typed, without where files go.
 fn command(args: &NetArgs) -> String {
     let mut words = vec!["tcpx bench net".to_owned()];
-    let join = |items: Vec<String>| items.join(",");
     if let Some(server) = &args.server {
         words.push(format!("--server {server}"));
     }
     for (flag, place) in [("--from", args.from), ("--to", args.to)] {
         words.extend(place.map(|place| format!("{flag} {place}")));
     }
-    words.push(format!(
-        "--sizes {}",
-        join(
-            args.sizes
-                .iter()
-                .map(|size| size
-                    .to_string()
-                    .replace([' ', ','], "")
-                    .replace("bytes", "B"))
-                .collect()
-        )
-    ));
-    let modes = args.modes.iter().filter_map(|mode| {
-        use clap::ValueEnum;
-        Some(mode.to_possible_value()?.get_name().to_owned())
-    });
-    words.push(format!("--modes {}", join(modes.collect())));
-    words.push(format!(
-        "--in-flight {}",
-        join(args.in_flight.iter().map(u16::to_string).collect())
-    ));
+    words.extend(what(args));
     words.push(format!(
         "--rounds {} --span {}ms",
         args.rounds,
         args.span.0.as_millis()
     ));
+    if let Congestion::Named(name) = args.link.network.congestion() {
+        words.push(format!("--congestion {name}"));
+    }
     for peer in &args.peers {
         words.push(match peer {
             PeerName::Raw => "--peer raw".to_owned(),
@@ -166,4 +162,31 @@ fn command(args: &NetArgs) -> String {
     }
     words.push("--json".to_owned());
     words.join(" ")
+}
+
+/// Flags that say what is measured.
+fn what(args: &NetArgs) -> Vec<String> {
+    let join = |items: Vec<String>| items.join(",");
+    let mut words = Vec::new();
+    if args.cases.is_empty() {
+        let size = |size: &Size| {
+            size.to_string()
+                .replace([' ', ','], "")
+                .replace("bytes", "B")
+        };
+        words.push(format!(
+            "--sizes {}",
+            join(args.sizes.iter().map(size).collect())
+        ));
+        let modes = args.modes.iter().map(ModeName::to_string);
+        words.push(format!("--modes {}", join(modes.collect())));
+        let depths = args.in_flight.iter().map(u16::to_string);
+        words.push(format!("--in-flight {}", join(depths.collect())));
+    } else {
+        words.extend(args.cases.iter().map(|case| format!("--case {case}")));
+    }
+    if args.at_once {
+        words.push("--at-once".to_owned());
+    }
+    words
 }

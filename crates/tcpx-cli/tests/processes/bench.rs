@@ -106,3 +106,84 @@ fn the_other_end_does_only_what_a_benchmark_asks() {
         .assert_complains("an order of the benchmark");
     client.assert_code(1);
 }
+
+#[test]
+fn both_ends_and_the_plain_loops_use_the_congestion_control_that_was_chosen() {
+    let mut command = tcpx(&[
+        "bench", "net", "--from", "host", "--to", "host", "--peer", "raw", "--modes", "one",
+    ]);
+    command.args(SHORT).args(["--congestion", "reno"]);
+    let ended = Running::start(command).end();
+    ended.assert_code(0).assert_says("streams, reno");
+    // The other end would be named if it used another one.
+    assert!(!ended.stdout.contains(" there,"), "{}", ended.stdout);
+    assert!(!ended.stdout.contains("reno here"), "{}", ended.stdout);
+}
+
+#[test]
+fn a_congestion_control_that_the_system_lacks_is_refused_with_those_it_has() {
+    let mut command = tcpx(&["bench", "net", "--from", "host"]);
+    command.env("TCPX_CONGESTION", "no_such");
+    Running::start(command)
+        .end()
+        .assert_code(1)
+        .assert_complains("congestion control `no_such` cannot be used")
+        .assert_complains("/proc/sys/net/ipv4/tcp_available_congestion_control has `");
+}
+
+#[test]
+fn cases_of_their_own_leave_a_file_for_each_measurement() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let runs = folder.path().join("runs");
+    let measure = || {
+        let mut command = tcpx(&[
+            "bench",
+            "net",
+            "--from",
+            "host",
+            "--to",
+            "host",
+            "--span",
+            "5ms",
+            "--rounds",
+            "2",
+            "--peer",
+            "raw",
+            "--case",
+            "ping=latency:8",
+            "--case",
+            "both:64KiB:3",
+            "--at-once",
+            "--threads",
+            "--runs",
+        ]);
+        command.arg(&runs);
+        Running::start(command).end()
+    };
+    measure()
+        .assert_code(0)
+        .assert_says("8 bytes, half a round trip")
+        .assert_says("64 KiB, 3 in flight each way, sum");
+    // A second start counts on.
+    measure().assert_code(0);
+    let read = |name: &str| {
+        let text = std::fs::read_to_string(runs.join(name)).expect(name);
+        serde_json::from_str::<serde_json::Value>(&text).expect("one JSON value")
+    };
+    for who in ["tcpx", "raw", "raw-spinning"] {
+        for number in 1..=4 {
+            let run = read(&format!("ping.{who}.{number}.json"));
+            assert_eq!((&run["who"], &run["verified"]), (&who.into(), &true.into()));
+            assert!(run["latency_us"]["p50"].as_f64().expect("a time") > 0.0);
+        }
+    }
+    let both = read("both-65536-3.tcpx.4.json");
+    for figure in [
+        "gb_per_second",
+        "cpu_seconds_per_gb",
+        "tcp_bytes_per_payload_byte",
+    ] {
+        assert!(both[figure].as_f64().expect(figure) > 0.0, "{both}");
+    }
+    assert!(!runs.join("ping.tcpx.5.json").exists());
+}

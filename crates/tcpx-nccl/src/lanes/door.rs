@@ -1,7 +1,7 @@
 //! Where lanes come in: a listening socket of the process for each of its addresses.
 
 use std::io;
-use std::net::{IpAddr, TcpListener};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,12 +16,13 @@ use super::receive_lane::ReceiveLane;
 use crate::admission::{Admission, Admitted};
 use crate::handle::Door;
 use crate::log::Log;
+use crate::socket::Listener;
 
 /// Handshakes that may be under way: many peers come at once when a job starts.
 const MAX_PENDING: usize = 256;
 /// Lanes that a process has open; a peer that knows the secret must not fill its memory.
 const MAX_LANES: usize = 16_384;
-/// Between looks at the deadlines of handshakes.
+/// Between looks at the deadlines of handshakes, and at a backlog that could not be taken.
 const TICK: Timespec = Timespec {
     tv_sec: 1,
     tv_nsec: 0,
@@ -41,7 +42,7 @@ pub(crate) struct LaneDoor {
 impl LaneDoor {
     /// Accepts lanes from `listener` for the loops, with what `secret` authenticates.
     pub(crate) fn open(
-        listener: TcpListener,
+        listener: Listener,
         secret: [u8; Key::BYTES],
         process: u64,
         loops: Vec<Arc<Mailbox>>,
@@ -117,13 +118,15 @@ impl Acceptor {
         while !self.stop.load(Ordering::SeqCst) {
             self.take();
             let watch = PollFlags::IN;
-            let mut sockets = vec![
-                PollFd::from_borrowed_fd(self.wake.as_fd(), watch),
-                PollFd::from_borrowed_fd(self.admission.listener().as_fd(), watch),
-            ];
+            let mut sockets = vec![PollFd::from_borrowed_fd(self.wake.as_fd(), watch)];
             let pending = self.admission.pending();
             sockets.extend(pending.map(|stream| PollFd::from_borrowed_fd(stream.as_fd(), watch)));
-            let tick = (sockets.len() > 2).then_some(&TICK);
+            let choked = self.admission.is_choked();
+            let tick = (sockets.len() > 1 || choked).then_some(&TICK);
+            if !choked {
+                let listener = self.admission.listener().as_fd();
+                sockets.push(PollFd::from_borrowed_fd(listener, watch));
+            }
             // EINTR is one more look around; nothing else can fail for sockets of ours.
             let _ = poll(&mut sockets, tick);
         }

@@ -15,9 +15,9 @@ use tcpx_memory::RegionSlice;
 use super::calls::SocketCalls;
 use super::companion::Companion;
 use super::flow::FlowRule;
-use super::in_kernel::InKernel;
 use super::inflow::Inflow;
 use super::outflow::Outflow;
+use super::slots::SendSlot;
 use super::stage::Stage;
 use super::watch::{Watch, Which};
 use crate::channel::{
@@ -26,6 +26,7 @@ use crate::channel::{
 };
 use crate::error::{ChannelError, IoError};
 use crate::tcp::signal::Signal;
+use crate::zero_copy::InKernel;
 
 /// What [`DevmemChannel::new`] needs.
 #[derive(Debug)]
@@ -86,7 +87,7 @@ pub(super) struct DevmemChannel {
     inflow: Inflow,
     outflow: Outflow,
     stage: Stage,
-    in_kernel: InKernel,
+    in_kernel: InKernel<Arc<SendSlot>>,
     way_in: Path,
     way_out: Path,
     /// Room for control messages.

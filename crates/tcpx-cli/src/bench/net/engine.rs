@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use tcpx::{Connection, Region, Transfer};
+use tcpx::{After, Connection, Region, RegionSlice, Transfer};
 use tcpx_memory::{CopyWorker, PinnedPool};
 
 use super::orders::{Cost, Mode, Run};
@@ -39,7 +39,8 @@ pub(super) struct Buffers {
 
 impl Buffers {
     pub(super) fn new(memory: &MemoryChoice, bytes: u64, depth: u16) -> Result<Self, Error> {
-        // A ping-pong posts the next receive before it has looked at the last.
+        // One more than is in flight, so that a receive is always posted.
+        let posted = crate::bench::net::engine::depth(bytes, depth.saturating_add(1));
         let regions = |count: u16| {
             (0..count)
                 .map(|_| memory.allocate_pages(bytes))
@@ -48,7 +49,7 @@ impl Buffers {
         Ok(Self {
             bytes,
             sources: regions(depth)?,
-            sinks: regions(depth.max(2))?,
+            sinks: regions(posted.max(2))?,
         })
     }
 
@@ -173,12 +174,10 @@ impl End<'_> {
     }
 
     fn refill(&self, run: &Run, tag: u64, incoming: &mut Incoming) -> Result<(), Error> {
-        let depth = usize::from(run.depth.max(2)).min(self.buffers.sinks.len());
+        let depth = (usize::from(run.depth) + 1).min(self.buffers.sinks.len());
         while incoming.next < run.count && incoming.posted.len() < depth {
             let sink = self.slice(self.buffers.sink(incoming.next))?;
-            incoming
-                .posted
-                .push_back(self.connection.receive(sink, tag).start()?);
+            incoming.posted.push_back(self.receive(run, sink, tag)?);
             incoming.next += 1;
         }
         Ok(())
@@ -211,7 +210,7 @@ impl End<'_> {
                 pins.look();
             }
             let source = self.slice(self.buffers.source(index, run.depth))?;
-            sent.push_back(self.connection.send(source, tag).start()?);
+            sent.push_back(self.send(run, source, tag)?);
         }
         for transfer in sent {
             times.push(transfer.wait()?.elapsed);
@@ -252,9 +251,9 @@ impl End<'_> {
         for index in 0..run.count {
             let sink = self.slice(self.buffers.sink(index))?;
             let source = self.slice(self.buffers.source(index, 1))?;
-            let back = self.connection.receive(sink, BACK).start()?;
+            let back = self.receive(run, sink, BACK)?;
             let now = Instant::now();
-            unacknowledged.push_back(self.connection.send(source, THERE).start()?);
+            unacknowledged.push_back(self.send(run, source, THERE)?);
             of_size(back, run)?;
             times.push(now.elapsed() / 2);
             pins.look();
@@ -275,7 +274,7 @@ impl End<'_> {
         while let Some(transfer) = incoming.posted.pop_front() {
             of_size(transfer, run)?;
             let source = self.slice(self.buffers.source(index, 1))?;
-            unacknowledged.push_back(self.connection.send(source, BACK).start()?);
+            unacknowledged.push_back(self.send(run, source, BACK)?);
             index += 1;
             pins.look();
             self.refill(run, THERE, &mut incoming)?;
@@ -284,11 +283,30 @@ impl End<'_> {
         settle(&mut unacknowledged, 0)
     }
 
-    fn slice(&self, region: &Region) -> Result<tcpx::RegionSlice, Error> {
+    fn send(&self, run: &Run, source: RegionSlice, tag: u64) -> Result<Transfer, Error> {
+        let send = self.connection.send(source, tag);
+        Ok(send.after(after(run)).start()?)
+    }
+
+    fn receive(&self, run: &Run, sink: RegionSlice, tag: u64) -> Result<Transfer, Error> {
+        let receive = self.connection.receive(sink, tag);
+        Ok(receive.after(after(run)).start()?)
+    }
+
+    fn slice(&self, region: &Region) -> Result<RegionSlice, Error> {
         let length = usize::try_from(self.buffers.bytes).unwrap_or(usize::MAX);
         region
             .slice(..length)
             .map_err(Error::memory("take a message's memory"))
+    }
+}
+
+/// What a message waits for on the GPU.
+fn after(run: &Run) -> After {
+    if run.at_once {
+        After::Nothing
+    } else {
+        After::DefaultStreams
     }
 }
 

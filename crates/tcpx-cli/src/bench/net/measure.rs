@@ -4,46 +4,22 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use tcpx::Connection;
-use tcpx_net::plain;
+use tcpx_net::congestion;
 
-use super::engine::{Buffers, End, Part, depth};
+use super::case::{Case, Contender, cases, contenders};
+use super::engine::{Buffers, End, Part};
 use super::iperf3;
 use super::orders::{self, At, Cost, Drive, MOST_MESSAGES, Mode, Order, RawRun, Run};
 use super::raw;
+use super::runs;
 use super::server::{back, sized};
-use crate::args::bench::{ModeName, NetArgs, PeerName};
+use super::threads::Threads;
+use crate::args::bench::NetArgs;
 use crate::error::Error;
 use crate::memory_choice::MemoryChoice;
 use crate::output::say::aside;
 use crate::perf::summary::Latency;
 use crate::sizes::Size;
-
-/// What is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Case {
-    pub(super) mode: Mode,
-    pub(super) bytes: u64,
-    pub(super) depth: u16,
-}
-
-/// Who is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Contender {
-    Tcpx,
-    Raw(Drive),
-    Iperf3,
-}
-
-impl Contender {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Tcpx => "tcpx",
-            Self::Raw(Drive::Blocking) => "raw",
-            Self::Raw(Drive::Spinning) => "raw, spinning",
-            Self::Iperf3 => "iperf3",
-        }
-    }
-}
 
 /// What one measurement gave.
 #[derive(Clone, Debug, Default)]
@@ -90,7 +66,7 @@ pub(super) struct Results {
     pub(super) streams: u16,
     /// What plain streams and iperf3 ran with.
     pub(super) notes: Vec<String>,
-    /// Whether iperf3 had another congestion control: then its rates say nothing about ours.
+    /// Whether iperf3 ran under another congestion control: then its rates say nothing about ours.
     pub(super) iperf3_differs: bool,
 }
 
@@ -99,52 +75,6 @@ pub(super) struct Bench<'a> {
     pub(super) connection: &'a Connection,
     pub(super) memory: &'a MemoryChoice,
     pub(super) args: &'a NetArgs,
-}
-
-/// The cases that the arguments ask for, small messages first.
-pub(super) fn cases(args: &NetArgs) -> Vec<Case> {
-    let mut cases: Vec<Case> = Vec::new();
-    for size in &args.sizes {
-        for name in &args.modes {
-            let (mode, depths) = match name {
-                ModeName::Latency => (Mode::Latency, &[1][..]),
-                ModeName::One => (Mode::One, &args.in_flight[..]),
-                ModeName::Both => (Mode::Both, &args.in_flight[..]),
-            };
-            for &asked in depths {
-                let case = Case {
-                    mode,
-                    bytes: size.0,
-                    depth: depth(size.0, asked),
-                };
-                if !cases.contains(&case) {
-                    cases.push(case);
-                }
-            }
-        }
-    }
-    cases
-}
-
-/// Who takes part in a case. iperf3 knows no messages, so it stands beside the deepest streaming alone.
-pub(super) fn contenders(case: &Case, args: &NetArgs) -> Vec<Contender> {
-    let mut all = vec![Contender::Tcpx];
-    let wanted = |peer| args.peers.contains(&peer);
-    if wanted(PeerName::Raw) {
-        all.push(Contender::Raw(Drive::Blocking));
-        if case.mode == Mode::Latency {
-            all.push(Contender::Raw(Drive::Spinning));
-        }
-    }
-    let deepest = args
-        .in_flight
-        .iter()
-        .max()
-        .map(|&asked| depth(case.bytes, asked));
-    if wanted(PeerName::Iperf3) && case.mode == Mode::One && Some(case.depth) == deepest {
-        all.push(Contender::Iperf3);
-    }
-    all
 }
 
 impl Bench<'_> {
@@ -161,8 +91,10 @@ impl Bench<'_> {
         let mut buffers = None;
         let mut proven = 0;
         for case in &cases {
+            let same = cases.iter().filter(|other| other.bytes == case.bytes);
+            let deepest = same.map(|other| other.depth).max().unwrap_or(case.depth);
             if case.bytes != proven {
-                self.verify(&mut buffers, case.bytes)?;
+                self.verify(&mut buffers, &case.both(deepest))?;
                 proven = case.bytes;
                 if !self.args.json {
                     aside!("measuring messages of {}, contents verified", Size(proven));
@@ -171,10 +103,10 @@ impl Bench<'_> {
             // The rounds of a case follow each other, so that a size's memory is made once; contenders
             // take turns within a round, and another one begins each time.
             let first = results.series.len();
-            for contender in contenders(case, self.args) {
+            for contender in contenders(case, &cases, self.args) {
                 let count = self.calibrate(case, contender, &mut buffers, &mut results)?;
                 results.series.push(Series {
-                    case: *case,
+                    case: case.clone(),
                     contender,
                     samples: Vec::new(),
                     count,
@@ -186,7 +118,13 @@ impl Bench<'_> {
                     let place = first + (turn + round as usize) % here;
                     let (contender, count) =
                         (results.series[place].contender, results.series[place].count);
+                    let watched = self.args.threads && contender == Contender::Tcpx;
+                    let threads = Threads::watch(watched, &case.name);
                     let sample = self.sample(case, contender, count, &mut buffers, &mut results)?;
+                    drop(threads);
+                    if let Some(folder) = &self.args.runs {
+                        runs::write(folder, case, contender, &sample)?;
+                    }
                     results.series[place].samples.push(sample);
                 }
             }
@@ -205,30 +143,19 @@ impl Bench<'_> {
         self.limit() + self.args.span.0 * 4 + Duration::from_secs(bytes / 100_000_000)
     }
 
-    fn verify(&self, buffers: &mut Option<Buffers>, bytes: u64) -> Result<(), Error> {
-        let asked = self.args.in_flight.iter().copied().max().unwrap_or(1);
-        let depth = depth(bytes, asked);
+    fn verify(&self, buffers: &mut Option<Buffers>, case: &Case) -> Result<(), Error> {
+        let (bytes, depth) = (case.bytes, case.depth);
         let seed = getrandom::u64().map_err(crate::key::KeyError::random)?;
-        let case = Case {
-            mode: Mode::Both,
-            bytes,
-            depth,
-        };
-        let run = Run {
-            mode: Mode::Both,
-            bytes,
-            count: depth.into(),
-            depth,
-        };
+        let run = case.run(depth.into(), false);
         let buffers = sized(self.memory, buffers, bytes, depth)?;
         buffers.prepare(seed)?;
         let order = Order::Verify { bytes, depth, seed };
         let mut reply = None;
         let part = self.end_of(buffers).measure(&run, || {
-            reply = Some(orders::give(self.connection, &order, self.patience(&case))?);
+            reply = Some(orders::give(self.connection, &order, self.patience(case))?);
             Ok(())
         });
-        self.outcome(part, reply, self.patience(&case))?;
+        self.outcome(part, reply, self.patience(case))?;
         buffers.compare(back(seed), depth)
     }
 
@@ -292,12 +219,7 @@ impl Bench<'_> {
         buffers: &mut Option<Buffers>,
         results: &mut Results,
     ) -> Result<Sample, Error> {
-        let run = Run {
-            mode: case.mode,
-            bytes: case.bytes,
-            count,
-            depth: case.depth,
-        };
+        let run = case.run(count, self.args.at_once);
         match contender {
             Contender::Tcpx => self.ours(case, &run, buffers),
             Contender::Raw(drive) => self.raw(case, &run, drive, results),
@@ -306,15 +228,7 @@ impl Bench<'_> {
     }
 
     fn ours(&self, case: &Case, run: &Run, buffers: &mut Option<Buffers>) -> Result<Sample, Error> {
-        let asked = self
-            .args
-            .in_flight
-            .iter()
-            .copied()
-            .max()
-            .unwrap_or(1)
-            .max(case.depth);
-        let buffers = sized(self.memory, buffers, case.bytes, asked)?;
+        let buffers = sized(self.memory, buffers, case.bytes, case.depth)?;
         let before = self.connection.statistics();
         let mut reply = None;
         let part = self.end_of(buffers).measure(run, || {
@@ -373,12 +287,7 @@ impl Bench<'_> {
     /// Has plain loops carry fresh contents once; every byte is compared.
     fn verify_plain(&self, case: &Case, streams: u16) -> Result<(), Error> {
         let order = RawRun {
-            run: Run {
-                mode: case.mode,
-                bytes: case.bytes,
-                count: case.depth.into(),
-                depth: case.depth,
-            },
+            run: case.run(case.depth.into(), false),
             streams,
             drive: Drive::Blocking,
             seed: Some(getrandom::u64().map_err(crate::key::KeyError::random)?),
@@ -391,9 +300,10 @@ impl Bench<'_> {
         let patience = self.patience(case);
         let place = orders::expect_place(self.connection, patience)?;
         let reply = orders::give(self.connection, &Order::Raw(*order), patience)?;
-        let at = self.meet(place)?;
+        let (at, there) = self.meet(place)?;
+        let congestion = orders::same_congestion(self.connection);
         let started = Instant::now();
-        let measured = raw::measure(order, &mut memory, at, self.limit());
+        let measured = raw::measure(order, &mut memory, at, &congestion, self.limit());
         let theirs = orders::finished(reply, self.patience(case));
         let elapsed = started.elapsed();
         match (measured, theirs) {
@@ -404,39 +314,50 @@ impl Bench<'_> {
                 } else {
                     elapsed
                 };
+                let control = controls(&control, there.as_deref());
                 Ok((part, theirs, elapsed, control))
             }
         }
     }
 
-    fn meet(&self, place: crate::messages::Expected) -> Result<SocketAddr, Error> {
-        let At { port } = place.wait_at_most(self.limit(), "where to meet")?;
-        Ok(SocketAddr::new(self.connection.peer().address.ip(), port))
+    /// Where to meet, and the congestion control there.
+    fn meet(
+        &self,
+        place: crate::messages::Expected,
+    ) -> Result<(SocketAddr, Option<String>), Error> {
+        let At { port, congestion } = place.wait_at_most(self.limit(), "where to meet")?;
+        let at = SocketAddr::new(self.connection.peer().address.ip(), port);
+        Ok((at, congestion))
     }
 
     fn iperf3(&self, case: &Case, results: &mut Results) -> Result<Sample, Error> {
         let place = orders::expect_place(self.connection, self.limit())?;
         let reply = orders::give(self.connection, &Order::Iperf3, self.limit())?;
-        let at = self.meet(place)?;
+        let (at, _) = self.meet(place)?;
+        let ours = self.connection.congestion_control().unwrap_or_default();
+        let usual = congestion::usual().unwrap_or_default();
         let outcome = iperf3::measure(
             at,
             case.bytes,
             results.streams,
             self.args.span.0,
+            Some(ours.as_str()).filter(|ours| !ours.is_empty() && *ours != usual),
             self.limit(),
         );
         let theirs = orders::finished(reply, self.limit());
         let outcome = outcome?;
         theirs?;
-        let ours = plain::usual_congestion_control().unwrap_or_default();
-        let theirs = &outcome.congestion_control;
-        results.iperf3_differs |= *theirs != ours;
-        let mut note = format!("iperf3: {} streams, {theirs}", results.streams);
-        if *theirs != ours {
-            // Its own option sets it after the connection is made, which leaves some of them in effect.
+        let [here, _] = &outcome.congestion;
+        let used = controls(here, Some(&outcome.congestion[1]));
+        let mut note = format!("iperf3: {} streams, {used}", results.streams);
+        if *here != ours {
+            note.push_str(&format!(", ours {ours}, so the two are not compared"));
+            results.iperf3_differs = true;
+        } else if paces_on(&usual, &ours, at) {
             note.push_str(&format!(
-                ", the default of this host; ours use {ours}, so the two are not compared"
+                ", which it sets when {usual} paces its streams already and goes on to, so the two are not compared: --congestion {usual} gives both the same"
             ));
+            results.iperf3_differs = true;
         }
         if !results.notes.contains(&note) {
             results.notes.push(note);
@@ -451,6 +372,22 @@ impl Bench<'_> {
     fn end(&self) -> Result<(), Error> {
         orders::give(self.connection, &Order::End, self.limit()).map(drop)
     }
+}
+
+/// The congestion controls of both ends, for a note.
+fn controls(here: &str, there: Option<&str>) -> String {
+    match there {
+        Some(there) if there != here && !there.is_empty() => {
+            format!("{here} here and {there} there")
+        }
+        _ => here.to_owned(),
+    }
+}
+
+/// Whether streams that began under `usual` go on being paced after they were given `ours`. Loopback has
+/// no queue that a pace could hold up.
+fn paces_on(usual: &str, ours: &str, at: SocketAddr) -> bool {
+    usual.starts_with("bbr") && usual != ours && !at.ip().is_loopback()
 }
 
 /// Payload bytes of a measurement, both directions together.

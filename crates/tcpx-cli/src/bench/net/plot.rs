@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::measure::{Contender, Results, Series};
+use super::case::Contender;
+use super::measure::{Results, Series};
 use super::orders::Mode;
 use crate::bench::file::spread;
 use crate::sizes::Size;
@@ -109,7 +110,8 @@ fn label(series: &Series) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::measure::{Case, Sample};
+    use super::super::case::Case;
+    use super::super::measure::Sample;
     use super::*;
 
     #[test]
@@ -121,6 +123,7 @@ mod tests {
             };
             Series::new(
                 Case {
+                    name: "one".into(),
                     mode,
                     bytes,
                     depth: 1,

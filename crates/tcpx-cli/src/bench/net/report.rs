@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::measure::{Contender, Results, Sample, Series};
+use super::case::Contender;
+use super::measure::{Results, Sample, Series};
 use super::orders::{Drive, Mode};
 use crate::bench::file::{File, Row, digits, machine, spread, today};
 use crate::output::table::{indented, table};
@@ -269,7 +270,7 @@ fn sentence(parts: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::measure::Case;
+    use super::super::case::Case;
     use super::*;
 
     fn series(contender: Contender, rates: &[f64]) -> Series {
@@ -279,6 +280,7 @@ mod tests {
             ..Sample::default()
         });
         let case = Case {
+            name: "one".into(),
             mode: Mode::One,
             bytes: 1 << 20,
             depth: 8,

@@ -8,8 +8,9 @@ use tcpx_net::plain;
 
 use super::engine::{Buffers, End, depth};
 use super::iperf3;
-use super::orders::{self, Cost, MOST_MESSAGES, Mode, Order, RawRun, Reply, Run};
+use super::orders::{self, At, Cost, MOST_MESSAGES, Mode, Order, RawRun, Reply, Run};
 use super::raw;
+use super::threads::Threads;
 use crate::args::bench::NetArgs;
 use crate::args::perf::Place;
 use crate::error::Error;
@@ -27,11 +28,16 @@ pub(super) fn run(args: &NetArgs, place: Place) -> Result<(), Error> {
     let link = Link::new(&args.link, &memory, true)?;
     let connection = link.serve(&args.link, "bench net --server SERVER_IP", false)?;
     say!("{}", link.describe(&connection, &memory));
-    let served = serve(&connection, &memory, args.link.timeout.0);
+    let served = serve(&connection, &memory, args.link.timeout.0, args.threads);
     link::part_after(connection, served)
 }
 
-fn serve(connection: &Connection, memory: &MemoryChoice, limit: Duration) -> Result<(), Error> {
+fn serve(
+    connection: &Connection,
+    memory: &MemoryChoice,
+    limit: Duration,
+    threads: bool,
+) -> Result<(), Error> {
     let mut buffers = None;
     loop {
         // A person may look at figures between two orders, and other programs have their turns.
@@ -43,6 +49,7 @@ fn serve(connection: &Connection, memory: &MemoryChoice, limit: Duration) -> Res
                 verify(connection, memory, &mut buffers, (bytes, depth, seed))
             }
             Order::Run(run) => check(&run).and_then(|()| {
+                let _threads = Threads::watch(threads, "there");
                 let buffers = sized(memory, &mut buffers, run.bytes, run.depth)?;
                 End {
                     connection,
@@ -124,6 +131,7 @@ fn verify(
         bytes,
         count: count.into(),
         depth: count,
+        at_once: false,
     };
     check(&run)?;
     let buffers = sized(memory, buffers, bytes, count)?;
@@ -151,14 +159,20 @@ fn plain_loops(connection: &Connection, run: &RawRun, limit: Duration) -> Result
         IpAddr::V6(_) => IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED),
     };
     let any = if peer.is_loopback() { peer } else { any };
-    let listener = plain::listen(SocketAddr::new(any, 0)).map_err(tcpx::Error::from)?;
+    let congestion = orders::same_congestion(connection);
+    let listener =
+        plain::listen(SocketAddr::new(any, 0), &congestion).map_err(tcpx::Error::from)?;
     let port = listener.local_addr().map_err(|source| Error::Process {
         doing: "look at the listening socket",
         source,
     })?;
     let mut memory = raw::Memory::new(run, false);
     orders::ready(connection)?;
-    orders::meet_at(connection, port.port())?;
+    let at = At {
+        port: port.port(),
+        congestion: plain::congestion_control(&listener),
+    };
+    orders::meet_at(connection, &at)?;
     raw::serve(run, &mut memory, &listener, peer, limit)
 }
 
@@ -171,7 +185,11 @@ fn other_program(connection: &Connection, limit: Duration) -> Result<Cost, Error
     };
     let (server, port) = iperf3::Server::start(any, limit)?;
     orders::ready(connection)?;
-    orders::meet_at(connection, port)?;
+    let at = At {
+        port,
+        congestion: connection.congestion_control(),
+    };
+    orders::meet_at(connection, &at)?;
     server.end(limit)?;
     Ok(Cost::default())
 }

@@ -1,18 +1,47 @@
 //! The GPU's part of a small message, without a network: each step alone, median and p99.
+//!
+//! `small_copies [GPU [BYTES [COUNT]]]`, by default GPU 0, 8 bytes, 2000 times.
 
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tcpx::{After, Gpu, Region, UnpackMethod};
-use tcpx_memory::{BouncePool, Fence, SmallCopies, Unpacker, Work};
+use tcpx_memory::{
+    After, BouncePool, CudaError, Fence, Gpu, MemoryError, Region, SmallCopies, UnpackMethod,
+    Unpacker, Work,
+};
 use tcpx_wire::{Descriptors, Fragment, Limits, ScatterList};
-
-use crate::{Outcome, text};
 
 const LIMIT: Duration = Duration::from_secs(1);
 
+/// Errors are for the person who measures: a sentence.
+type Outcome<T> = Result<T, String>;
+
+fn text(error: impl ToString) -> String {
+    error.to_string()
+}
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let number = |index: usize, usual: usize| match words.get(index) {
+        Some(word) => word.parse().map_err(|_| format!("{word} is no number")),
+        None => Ok(usual),
+    };
+    let done = number(0, 0).and_then(|gpu| {
+        let gpu = Gpu::open(u32::try_from(gpu).map_err(text)?).map_err(text)?;
+        run(&gpu, number(1, 8)?.max(1), number(2, 2000)?.max(1))
+    });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("small_copies: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 /// Prints a line a step.
-pub(crate) fn run(gpu: &Gpu, bytes: usize, count: usize) -> Outcome<()> {
+fn run(gpu: &Gpu, bytes: usize, count: usize) -> Outcome<()> {
     let device = Region::cuda(gpu, bytes).map_err(text)?;
     let pinned = Region::pinned(gpu, bytes).map_err(text)?;
     let mut small = SmallCopies::new(gpu).map_err(text)?;
@@ -23,7 +52,7 @@ pub(crate) fn run(gpu: &Gpu, bytes: usize, count: usize) -> Outcome<()> {
     time("the same, taken and reached", count, || {
         let fence = Fence::take(gpu, After::DefaultStreams)?;
         while !fence.is_reached()? {}
-        Ok::<_, tcpx::CudaError>(())
+        Ok::<_, CudaError>(())
     })?;
     time("read by a copy", count, || {
         small.read(&device.all(), None, LIMIT).map(drop)
@@ -38,7 +67,7 @@ pub(crate) fn run(gpu: &Gpu, bytes: usize, count: usize) -> Outcome<()> {
         while small.is_busy() {
             small.poll(&mut ended);
         }
-        Ok::<_, tcpx::MemoryError>(())
+        Ok::<_, MemoryError>(())
     })?;
     let mut unpacker = Unpacker::new(gpu).map_err(text)?;
     for (what, from, to) in [
@@ -89,7 +118,9 @@ fn time<E: ToString>(
         step().map_err(text)?;
         times.push(start.elapsed());
     }
-    let (p50, p99) = crate::cases::percentiles(times, 1.0);
-    eprintln!("  {what}: {p50:.1} us, p99 {p99:.1} us");
+    times.sort_unstable();
+    let at =
+        |hundredths: usize| times[(count * hundredths / 100).min(count - 1)].as_secs_f64() * 1e6;
+    println!("{what}: {:.1} us, p99 {:.1} us", at(50), at(99));
     Ok(())
 }

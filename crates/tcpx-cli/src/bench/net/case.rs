@@ -1,0 +1,122 @@
+//! What is measured, and who takes part.
+
+use super::engine::depth;
+use super::orders::{Drive, Mode, Run};
+use crate::args::bench::{ModeName, NetArgs, PeerName};
+
+/// What is measured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Case {
+    /// For files.
+    pub(super) name: String,
+    pub(super) mode: Mode,
+    pub(super) bytes: u64,
+    pub(super) depth: u16,
+}
+
+impl Case {
+    pub(super) fn new(name: ModeName, bytes: u64, asked: u16) -> Self {
+        let depth = depth(bytes, asked);
+        let mode = match name {
+            ModeName::Latency => Mode::Latency,
+            ModeName::One => Mode::One,
+            ModeName::Both => Mode::Both,
+        };
+        let name = match mode {
+            Mode::Latency => format!("{name}-{bytes}"),
+            Mode::One | Mode::Both => format!("{name}-{bytes}-{depth}"),
+        };
+        Self {
+            name,
+            mode,
+            bytes,
+            depth,
+        }
+    }
+
+    /// One verification's worth of it, in both directions.
+    pub(super) fn both(&self, depth: u16) -> Self {
+        Self {
+            mode: Mode::Both,
+            depth,
+            ..self.clone()
+        }
+    }
+
+    pub(super) fn run(&self, count: u32, at_once: bool) -> Run {
+        Run {
+            mode: self.mode,
+            bytes: self.bytes,
+            count,
+            depth: self.depth,
+            at_once,
+        }
+    }
+}
+
+/// Who is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Contender {
+    Tcpx,
+    Raw(Drive),
+    Iperf3,
+}
+
+impl Contender {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Tcpx => "tcpx",
+            Self::Raw(Drive::Blocking) => "raw",
+            Self::Raw(Drive::Spinning) => "raw, spinning",
+            Self::Iperf3 => "iperf3",
+        }
+    }
+}
+
+/// The cases that the arguments ask for, small messages first.
+pub(super) fn cases(args: &NetArgs) -> Vec<Case> {
+    if !args.cases.is_empty() {
+        let given = args.cases.iter().map(|case| {
+            let mut made = Case::new(case.mode, case.size.0, case.in_flight);
+            if let Some(name) = &case.name {
+                made.name.clone_from(name);
+            }
+            made
+        });
+        return given.collect();
+    }
+    let mut cases: Vec<Case> = Vec::new();
+    for size in &args.sizes {
+        for name in &args.modes {
+            let depths = match name {
+                ModeName::Latency => &[1][..],
+                ModeName::One | ModeName::Both => &args.in_flight[..],
+            };
+            for &asked in depths {
+                let case = Case::new(*name, size.0, asked);
+                if !cases.contains(&case) {
+                    cases.push(case);
+                }
+            }
+        }
+    }
+    cases
+}
+
+/// Who takes part in a case. iperf3 knows no messages, so it stands beside the deepest streaming alone.
+pub(super) fn contenders(case: &Case, cases: &[Case], args: &NetArgs) -> Vec<Contender> {
+    let mut all = vec![Contender::Tcpx];
+    let wanted = |peer| args.peers.contains(&peer);
+    if wanted(PeerName::Raw) {
+        all.push(Contender::Raw(Drive::Blocking));
+        if case.mode == Mode::Latency {
+            all.push(Contender::Raw(Drive::Spinning));
+        }
+    }
+    let streams = |other: &&Case| other.mode == Mode::One && other.bytes == case.bytes;
+    let deepest = cases.iter().filter(streams).map(|other| other.depth).max();
+    if wanted(PeerName::Iperf3) && case.mode == Mode::One && Some(case.depth) == deepest {
+        all.push(Contender::Iperf3);
+    }
+    all
+}
