@@ -179,6 +179,7 @@ step 'devices' 30 "$bin/tcpx" devices
 if [ "$gpus" -gt 0 ]; then
   step 'memory, copies and unpackers (gpu_check)' 60 "$bin/gpu_check"
   step 'engine over tcp (engine_gpu_check)' 60 "$bin/engine_gpu_check" --gpus "$from,$to" --large
+  step 'device memory of a GPU, a fake kernel for the card (devmem_gpu_check)' 60 "$bin/devmem_gpu_check" "$from"
   export TCPX_NET_DEVICE=unpack
   for pool in pinned gpu; do
     export TCPX_NET_POOL=$pool

@@ -63,7 +63,12 @@ pub struct FakeKernel {
 impl FakeKernel {
     /// A kernel with a pool of so many bytes, and the network that receives into it.
     pub fn network(pool_bytes: usize, weather: Weather) -> (Arc<Self>, Arc<DevmemNetwork>) {
-        let region = Region::host(pool_bytes).expect("memory");
+        Self::network_in(Region::host(pool_bytes).expect("memory"), weather)
+    }
+
+    /// As [`Self::network`], with this memory as the pool: a GPU's too.
+    pub fn network_in(region: Region, weather: Weather) -> (Arc<Self>, Arc<DevmemNetwork>) {
+        let pool_bytes = region.len();
         let lease = region.lease(.., Access::Write).expect("nobody else");
         let kernel = Arc::new(Self {
             weather,
@@ -74,7 +79,7 @@ impl FakeKernel {
                 ..State::default()
             }),
         });
-        let pool = Arc::new(BouncePool::new(lease.all()));
+        let pool = Arc::new(BouncePool::written_by_card(lease.all()));
         let steering: Arc<dyn Steering> = Arc::<Self>::clone(&kernel);
         let queue = ReceiveQueue::new(pool, DMABUF_ID, "lo".to_owned(), 1, 1, steering);
         let send = kernel.weather.sends.then(|| {

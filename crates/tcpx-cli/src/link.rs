@@ -228,6 +228,11 @@ impl Link {
 
 /// Says goodbye: returns when the peer has everything.
 pub(crate) fn part(connection: Connection) -> Result<(), Error> {
+    if connection.peer().network == "devmem"
+        && let Some(line) = devmem::landed(&connection.statistics())
+    {
+        aside!("{line}");
+    }
     Ok(connection.close(GOODBYE)?)
 }
 

@@ -24,6 +24,7 @@ mod netlink;
 mod network;
 mod outflow;
 mod pool_use;
+mod queue_limit;
 mod receive_queue;
 mod record;
 mod refusals;

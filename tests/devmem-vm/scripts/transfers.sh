@@ -42,7 +42,9 @@ knob hds_miss_bytes 1400
 pair "long missed splits, which the kernel cannot hand out: the rest comes over plain TCP" "interface=dm1 pool=16777216 expect=moved $large" "interface=dm0 pool=16777216 expect=moved $large"
 met dm0.unsplit dm1.unsplit
 knob hds_miss_every 0
-pair "a pool that starves" "interface=dm1 pool=1048576 expect=all $medium" "interface=dm0 pool=1048576 expect=all $medium"
+pair "a small pool" "interface=dm1 pool=1048576 expect=all $medium" "interface=dm0 pool=1048576 expect=all $medium"
+# Fewer bytes than a sender has under way at once.
+pair "a pool that starves" "interface=dm1 pool=131072 expect=all $both" "interface=dm0 pool=131072 expect=all $both"
 met dm0.nobufs dm1.nobufs
 
 ip link set dm1 mtu 9000
@@ -96,6 +98,7 @@ sender tcpx transfer 10.0.0.2 --file /tmp/file --insecure --host --network devme
 wait $server || { cat /tmp/client /tmp/server; fail "the server"; }
 cmp /tmp/file /tmp/out/file || fail "the file differs"
 grep -h 'PASSED' /tmp/server /tmp/client
+grep '^landed: \([0-9]*\) of \1 received bytes' /tmp/server || { cat /tmp/server; fail "it does not say where the bytes landed"; }
 met dm1.devmem_frags dm0.sent_devmem
 
 settings >/tmp/after

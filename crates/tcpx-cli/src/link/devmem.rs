@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use tcpx::Network;
 use tcpx_memory::{DmaBuf, DmaBufError};
-use tcpx_net::NetworkError;
 use tcpx_net::devmem::{Adjust, Devmem, DevmemError, DevmemNetwork, DevmemOptions, ReceiveOptions};
+use tcpx_net::{ChannelStats, NetworkError};
 
 use crate::args::link::NetworkArgs;
 use crate::error::Error;
@@ -65,6 +65,12 @@ pub(super) fn network(
     Ok((Arc::new(network), line))
 }
 
+/// Where what was received has landed: the bytes' own word, whatever was set up.
+pub(super) fn landed(statistics: &ChannelStats) -> Option<String> {
+    let (all, in_pool) = (statistics.bytes_received, statistics.bytes_in_pool);
+    (all > 0).then(|| format!("landed: {in_pool} of {all} received bytes in device memory"))
+}
+
 /// Memory that a card can be given: the GPU's, or the host's in its place.
 fn exported(memory: &MemoryChoice, bytes: usize) -> Result<DmaBuf, Error> {
     let made = match &memory.gpu {
@@ -82,4 +88,21 @@ fn exported(memory: &MemoryChoice, bytes: usize) -> Result<DmaBuf, Error> {
 
 fn refused(error: DevmemError) -> Error {
     tcpx::Error::from(NetworkError::from(error)).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_bytes_landed_is_told_once_there_were_some() {
+        let mut statistics = ChannelStats::default();
+        assert_eq!(landed(&statistics), None);
+        (statistics.bytes_received, statistics.bytes_in_pool) = (23, 0);
+        let line = landed(&statistics);
+        assert_eq!(
+            line.as_deref(),
+            Some("landed: 0 of 23 received bytes in device memory")
+        );
+    }
 }

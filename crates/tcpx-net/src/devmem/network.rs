@@ -8,6 +8,7 @@ use super::channel::{DevmemChannel, Parts};
 use super::inflow::{Inflow, Target};
 use super::landing::Landing;
 use super::pool_use::PoolUse;
+use super::queue_limit;
 use super::receive_queue::ReceiveQueue;
 use super::send_path::SendPath;
 use super::set_up::{self, Lanes};
@@ -168,6 +169,29 @@ impl DevmemNetwork {
         DevmemChannel::new(parts).map_err(|error| system("epoll_create", error.into()))
     }
 
+    /// Before any payload may come: what waits unread leaves room in the pool.
+    fn limit_queues(&self, lanes: &[Lanes], setup: &Setup<'_>) -> Result<(), NetworkError> {
+        let parts: Vec<_> = self
+            .receive
+            .iter()
+            .enumerate()
+            .map(|(number, (_, target))| {
+                let taken_in_turn = lanes.len().saturating_sub(number);
+                let more = taken_in_turn.div_ceil(self.receive.len()) as u64;
+                target.usage.part_for(target.pool.len() as u64, more)
+            })
+            .collect();
+        for (lane, part) in lanes.iter().zip(parts.iter().cycle()) {
+            queue_limit::limit(&lane.payload, *part).map_err(|cause| NetworkError::Io {
+                operation: "SO_RCVBUF",
+                address: setup.peer.to_string(),
+                cause: cause.into(),
+                hint: "; the peer may have closed the connection: look at its log",
+            })?;
+        }
+        Ok(())
+    }
+
     fn queue(&self, index: usize) -> Option<&(ReceiveQueue, Target)> {
         let count = self.receive.len().max(1);
         self.receive.get(index % count)
@@ -215,6 +239,7 @@ impl Network for DevmemNetwork {
         let wanted = self.channel_count(setup.channels);
         let interface = self.interface.as_deref();
         let mut lanes = set_up::open(wanted, interface, setup, exchange)?;
+        self.limit_queues(&lanes, setup)?;
         let steered = lanes.iter_mut().enumerate().try_for_each(|(index, lanes)| {
             if let Some((queue, _)) = self.queue(index) {
                 lanes.rule = Some(queue.steer(lanes.flow(setup.peer)?)?);

@@ -32,6 +32,14 @@ impl PoolUse {
         }
     }
 
+    /// Bytes of pages that may wait in the queue of each of `more` channels that are to share the pool
+    /// with those that do already. The rest, half of it all, is for what is being received.
+    pub(super) fn part_for(&self, pool_bytes: u64, more: u64) -> u64 {
+        // One reference is the network's own.
+        let sharing = (Arc::strong_count(&self.pinned) as u64).saturating_sub(1);
+        pool_bytes / 2 / (sharing + more).max(1)
+    }
+
     /// Bytes of the pages under a fragment.
     pub(super) fn pages(&self, pool_offset: u64, length: u32) -> u64 {
         let start = pool_offset / self.page * self.page;
@@ -83,6 +91,14 @@ mod tests {
                 "{length} bytes at {offset} of pages of {page}"
             );
         }
+    }
+
+    #[test]
+    fn channels_that_share_a_pool_share_its_half() {
+        let usage = PoolUse::of(1 << 20);
+        assert_eq!(usage.part_for(1 << 20, 2), 1 << 18);
+        let _others = [usage.clone(), usage.clone()];
+        assert_eq!(usage.part_for(1 << 20, 2), 1 << 17);
     }
 
     #[test]
