@@ -71,7 +71,7 @@ pair() { ranks 2 "$@"; }
 : >"$out/steps.txt"
 small=8,24,1000,65532,65536,1048576,4194304
 large=8,4096,65536,1048576,16777216,67108864,268435456,1073741824
-times=8,4096,65536,1048576,16777216,67108864,268435456
+times=8,4096,65536,1048576,16777216,67108864,268435456,1073741824
 rounds=3
 if [ -n "${TCPX_NCCL_QUICK:-}" ]; then large=$small rounds=1; fi
 
@@ -94,8 +94,12 @@ if [ "$gpus" -ge 4 ]; then
   ranks 4 check4 90 "--check $small,67108864" "${ours[@]}"
 fi
 # PyTorch must not end the process that hears first of the other's abort.
-pair abort 60 "--abort --check $small" "${ours[@]}" NCCL_NET_PLUGIN_REF_COUNT=1 \
-  TORCH_NCCL_ASYNC_ERROR_HANDLING=0
+if pair abort 60 "--abort --check $small" "${ours[@]}" NCCL_NET_PLUGIN_REF_COUNT=1 \
+  TORCH_NCCL_ASYNC_ERROR_HANDLING=0; then
+  "$python" -c 'import json, sys
+print("  aborted amid an all-reduce in %.1f s" % json.load(open(sys.argv[1]))["abort_seconds"])' \
+    "$out/abort.json" | tee -a "$out/steps.txt"
+fi
 # The survivor reports how long it took to hear of the death, and in which words.
 rm -f "$out/killed.at"
 if pair killed 60 "--lose-peer $out/killed.at" "${ours[@]}" TORCH_NCCL_BLOCKING_WAIT=1 \

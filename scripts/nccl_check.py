@@ -118,7 +118,10 @@ def ping_pong(rank, buffer, repeats):
 
 
 def repeats_for(size):
-    return 200 if size <= 64 << 10 else 40 if size <= 4 * MIB else 10 if size <= 64 * MIB else 5
+    for limit, repeats in ((64 << 10, 200), (4 * MIB, 40), (64 * MIB, 10), (256 * MIB, 5)):
+        if size <= limit:
+            return repeats
+    return 3
 
 
 def figures(rank, sizes, kinds):

@@ -30,7 +30,7 @@ MARKS = {
 
 
 def text(size):
-    for unit, bytes_ in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+    for unit, bytes_ in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size >= bytes_:
             return f"{size // bytes_} {unit}"
     return f"{size} B"
@@ -63,7 +63,7 @@ def machine():
     lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
     name, driver = lines[0].split(", ")
     cores = len(os.sched_getaffinity(0))
-    return f"2 x {name}, driver {driver}, {cores} cores, Linux {platform.release()}, loopback TCP"
+    return f"{len(lines)} x {name}, driver {driver}, {cores} cores, Linux {platform.release()}, loopback TCP"
 
 
 def main():

@@ -25,6 +25,19 @@ fn sockets() -> usize {
         .count()
 }
 
+/// Descriptors that a program executed by this process would get.
+fn inherited() -> usize {
+    std::fs::read_dir("/proc/self/fdinfo")
+        .unwrap()
+        .filter_map(|entry| std::fs::read_to_string(entry.ok()?.path()).ok())
+        .filter_map(|info| {
+            let flags = info.lines().find_map(|line| line.strip_prefix("flags:"))?;
+            i32::from_str_radix(flags.trim(), 8).ok()
+        })
+        .filter(|flags| flags & libc::O_CLOEXEC == 0)
+        .count()
+}
+
 /// Runs `body` in a forked child of this process, which must end well.
 fn forked(body: impl FnOnce()) {
     // SAFETY: the child uses its own copy of everything and ends by _exit.
@@ -51,7 +64,7 @@ fn a_forked_child_is_refused_its_parents_comms_and_takes_nothing_from_them() {
         "a_forked_child_is_refused_its_parents_comms_and_takes_nothing_from_them",
         &[LOOPBACK],
         || {
-            let before = sockets();
+            let (before, kept) = (sockets(), inherited());
             let table = nccl_part::table(12);
             let (rc, context) = table.init();
             assert_eq!(rc, 0);
@@ -70,6 +83,12 @@ fn a_forked_child_is_refused_its_parents_comms_and_takes_nothing_from_them() {
             let (rc, to) = table.reg_mr(link.receive, &mut target, HOST);
             assert_eq!(rc, 0);
             let (start, sink) = (data.as_mut_ptr(), target.as_mut_ptr());
+            assert!(sockets() > before);
+            assert_eq!(
+                inherited(),
+                kept,
+                "a program that is executed gets descriptors"
+            );
             let (rc, received) = table.irecv(link.receive, sink, MIB, to, ptr::null_mut());
             assert!(rc == 0 && !received.is_null());
 

@@ -343,3 +343,65 @@ fn a_killed_peer_is_an_error_on_every_comm() {
         assert_eq!(threads(), 0);
     });
 }
+
+/// Processor time of this process so far.
+fn processor_time() -> std::time::Duration {
+    // SAFETY: plain old data, filled by the call.
+    let used = unsafe {
+        let mut used: libc::rusage = std::mem::zeroed();
+        assert_eq!(libc::getrusage(libc::RUSAGE_SELF, &raw mut used), 0);
+        used
+    };
+    let time = |value: libc::timeval| {
+        std::time::Duration::new(
+            u64::try_from(value.tv_sec).unwrap(),
+            u32::try_from(value.tv_usec * 1000).unwrap(),
+        )
+    };
+    time(used.ru_utime) + time(used.ru_stime)
+}
+
+#[test]
+fn a_door_that_can_take_no_connection_does_not_spin() {
+    child::run(
+        "a_door_that_can_take_no_connection_does_not_spin",
+        &[LOOPBACK],
+        || {
+            // SAFETY: a limit of this process, with both values set.
+            unsafe {
+                let limit = libc::rlimit {
+                    rlim_cur: 200,
+                    rlim_max: 200,
+                };
+                assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+            }
+            let table = nccl_part::table(12);
+            let (rc, context) = table.init();
+            assert_eq!(rc, 0);
+            let mut handle = [0; 128];
+            let (rc, listen) = table.listen(context, &mut handle);
+            assert_eq!(rc, 0);
+            let door = u16::from_le_bytes([handle[56], handle[57]]);
+            // A stranger at the door takes the last descriptor; the door finds none.
+            let mut files = Vec::new();
+            while let Ok(file) = std::fs::File::open("/dev/null") {
+                files.push(file);
+            }
+            files.pop();
+            let stranger = std::net::TcpStream::connect(("127.0.0.1", door)).unwrap();
+            let before = processor_time();
+            std::thread::sleep(std::time::Duration::from_secs(2));
+            let used = processor_time() - before;
+            assert!(
+                used < std::time::Duration::from_millis(200),
+                "{used:?} of two seconds"
+            );
+            // With descriptors there again it serves as before.
+            drop((files, stranger));
+            assert_eq!(table.close_listen(listen), 0);
+            let link = Link::new(&*table, context);
+            warm(&link);
+            link.close();
+        },
+    );
+}

@@ -141,6 +141,9 @@ fn play(version: u32) {
     }
     both_directions(&links[0], &links[1]);
     no_device_memory(&links[0]);
+    if version >= 9 {
+        no_size_beyond_an_int(&links[0]);
+    }
     links[0].transfer(128 << 20, 128 << 20);
 
     let [first, back, other] = links;
@@ -205,6 +208,23 @@ fn no_device_memory(link: &Link<'_>) {
             .reg_mr_dma_buf(comm, &mut bytes, file.as_raw_fd());
         assert!(rc == 5 && memory.is_null());
     }
+    link.transfer(1000, 1000);
+}
+
+/// A size that `test` could not tell is refused before a byte moves, and the comm lives on.
+fn no_size_beyond_an_int(link: &Link<'_>) {
+    // Pages that nobody touches.
+    let mut bytes = vec![0; 1 << 31];
+    let start = bytes.as_mut_ptr();
+    let (rc, from) = link.table.reg_mr(link.send, &mut bytes, HOST);
+    assert_eq!(rc, 0);
+    let (rc, to) = link.table.reg_mr(link.receive, &mut bytes, HOST);
+    assert_eq!(rc, 0);
+    let (rc, request) = link.table.isend(link.send, start, 1 << 31, from);
+    assert!(rc == 4 && request.is_null());
+    let null = ptr::null_mut();
+    let (rc, request) = link.table.irecv(link.receive, start, 1 << 31, to, null);
+    assert!(rc == 4 && request.is_null());
     link.transfer(1000, 1000);
 }
 

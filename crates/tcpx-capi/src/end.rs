@@ -1,6 +1,6 @@
 //! One end of a connection: its comm, and a ledger of what C was promised.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nccl_net::constants::{MAX_REQUESTS_PER_COMM, UNPACK_MAX_RECEIVE_BYTES};
@@ -27,7 +27,7 @@ struct State {
     in_flight: VecDeque<Flight>,
     /// Done, in the same order. Sends leave when C was told; receives when they are consumed.
     finished: VecDeque<Finished>,
-    memories: Vec<Handle>,
+    memories: HashSet<Handle>,
     /// The first failure; nothing is posted or tested after it.
     failed: Option<Failure>,
     /// The queue as `accept` shows it, at an address that stays.
@@ -102,7 +102,7 @@ impl End {
                 comm,
                 in_flight: VecDeque::new(),
                 finished: VecDeque::new(),
-                memories: Vec::new(),
+                memories: HashSet::new(),
                 failed: None,
                 device,
             }),
@@ -163,18 +163,16 @@ impl End {
             Comm::Closed => return Err(Failure::closed("the comm")),
         };
         let handle = enter(memory)?;
-        state.memories.push(handle);
+        state.memories.insert(handle);
         Ok(handle)
     }
 
     /// Gives memory up, unless a request needs it; `forget` then takes its handle out.
     pub(crate) fn deregister(&self, memory: Handle, forget: impl FnOnce()) -> Outcome<()> {
         let mut state = self.state()?;
-        let Some(at) = state.memories.iter().position(|known| *known == memory) else {
-            return Err(Failure::argument(
-                "mhandle is registered on another comm: pass the comm that it was registered on",
-            ));
-        };
+        if !state.memories.contains(&memory) {
+            return Err(elsewhere());
+        }
         let uses = |flight: &Flight| flight.memory == memory;
         let flying = state.in_flight.iter().filter(|flight| uses(flight)).count();
         let unconsumed = state.finished.iter().filter(|done| uses(&done.flight));
@@ -190,7 +188,7 @@ impl End {
                  or free it"
             )));
         }
-        state.memories.swap_remove(at);
+        state.memories.remove(&memory);
         forget();
         Ok(())
     }
@@ -204,6 +202,10 @@ impl End {
         let mut guard = self.state()?;
         let state = &mut *guard;
         state.check()?;
+        // Another thread may have deregistered it since its handle was looked up.
+        if !state.memories.contains(&piece.handle) {
+            return Err(elsewhere());
+        }
         // Receives count until they are consumed, sends until C knows that they are done.
         if state.in_flight.len() + state.finished.len() >= MAX_REQUESTS_PER_COMM {
             return Ok(None);
@@ -363,7 +365,7 @@ impl End {
                 .drain(..)
                 .filter_map(|flight| flight.request),
         );
-        ended.append(&mut state.memories);
+        ended.extend(state.memories.drain());
         let result = match comm {
             Comm::Send(comm) => comm.close(),
             Comm::Recv(comm, queue) => {
@@ -378,6 +380,12 @@ impl End {
         forget(ended);
         Ok(result?)
     }
+}
+
+fn elsewhere() -> Failure {
+    Failure::argument(
+        "mhandle is registered on another comm, or no more: pass the comm that it was registered on",
+    )
 }
 
 impl State {

@@ -90,7 +90,8 @@ thread_local! {
 fn remember(text: &str) {
     // An inner NUL would cut the text; plugins choose some of the words.
     let text = CString::new(text.replace('\0', "?")).unwrap_or_default();
-    LAST.with(|last| last.replace(text));
+    // A thread that is ending has no place for it any more.
+    let _ = LAST.try_with(|last| last.replace(text));
 }
 
 /// What went wrong in the last failing call of the calling thread, and what to do; "" if none

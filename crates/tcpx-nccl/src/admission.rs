@@ -26,6 +26,8 @@ pub(crate) struct Admission {
     pending: Vec<Pending>,
     /// The oldest makes room for one more.
     limit: usize,
+    /// The last accept failed for want of something, mostly open files.
+    choked: bool,
 }
 
 /// An authenticated connection.
@@ -58,11 +60,18 @@ impl Admission {
             key: key(secret),
             pending: Vec::new(),
             limit,
+            choked: false,
         }
     }
 
     pub(crate) const fn listener(&self) -> &Listener {
         &self.socket
+    }
+
+    /// Whether nothing could be taken from the backlog although something waits there: who polls the
+    /// listener then would find it ready again and again.
+    pub(crate) const fn is_choked(&self) -> bool {
+        self.choked
     }
 
     /// The connections in their handshake.
@@ -94,6 +103,7 @@ impl Admission {
 
     /// Takes new connections from the kernel, as many as are bounded.
     fn admit(&mut self, log: &Log, name: &str) -> Result<(), PluginError> {
+        self.choked = false;
         for _ in 0..MAX_ACCEPTS {
             let (stream, peer) = match self.socket.accept() {
                 Ok((stream, peer)) => (Stream::new(stream), peer),
@@ -104,6 +114,7 @@ impl Admission {
                         // Mostly too many open files: our peer may wait in the backlog, so this is
                         // no end, but it must be seen.
                         log.warn(&format!("{name}: accept: {error}"));
+                        self.choked = true;
                         break;
                     }
                 },

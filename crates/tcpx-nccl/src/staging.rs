@@ -156,10 +156,17 @@ impl Staging {
     }
 }
 
+impl Staging {
+    /// Waits until no copy reads the host program's memory; 5 s at most.
+    pub(crate) fn wait_quiet(&self) {
+        self.copies.wait_quiet();
+    }
+}
+
 impl Drop for Staging {
     fn drop(&mut self) {
         // The host program may free its memory after the comm is closed.
-        self.copies.wait_quiet();
+        self.wait_quiet();
     }
 }
 

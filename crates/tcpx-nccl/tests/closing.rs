@@ -16,7 +16,7 @@ fn config() -> Config {
     Config {
         lanes: Some(3),
         threads: Some(2),
-        chunk_bytes: 64 << 10,
+        chunk_bytes: 96 << 10,
         ..host_config()
     }
 }

@@ -16,7 +16,8 @@ fn config() -> Config {
     Config {
         lanes: Some(3),
         threads: Some(2),
-        chunk_bytes: 64 << 10,
+        // Some parts are then sent without a copy, some with one.
+        chunk_bytes: 96 << 10,
         ..host_config()
     }
 }

@@ -22,7 +22,7 @@ use crate::socket::Listener;
 const MAX_PENDING: usize = 256;
 /// Lanes that a process has open; a peer that knows the secret must not fill its memory.
 const MAX_LANES: usize = 16_384;
-/// Between looks at the deadlines of handshakes.
+/// Between looks at the deadlines of handshakes, and at a backlog that could not be taken.
 const TICK: Timespec = Timespec {
     tv_sec: 1,
     tv_nsec: 0,
@@ -118,13 +118,15 @@ impl Acceptor {
         while !self.stop.load(Ordering::SeqCst) {
             self.take();
             let watch = PollFlags::IN;
-            let mut sockets = vec![
-                PollFd::from_borrowed_fd(self.wake.as_fd(), watch),
-                PollFd::from_borrowed_fd(self.admission.listener().as_fd(), watch),
-            ];
+            let mut sockets = vec![PollFd::from_borrowed_fd(self.wake.as_fd(), watch)];
             let pending = self.admission.pending();
             sockets.extend(pending.map(|stream| PollFd::from_borrowed_fd(stream.as_fd(), watch)));
-            let tick = (sockets.len() > 2).then_some(&TICK);
+            let choked = self.admission.is_choked();
+            let tick = (sockets.len() > 1 || choked).then_some(&TICK);
+            if !choked {
+                let listener = self.admission.listener().as_fd();
+                sockets.push(PollFd::from_borrowed_fd(listener, watch));
+            }
             // EINTR is one more look around; nothing else can fail for sockets of ours.
             let _ = poll(&mut sockets, tick);
         }

@@ -1,7 +1,7 @@
 //! The receiving side's books: peer processes with their lanes, and the comms that lanes fill.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use super::chunk::GroupId;
@@ -10,22 +10,22 @@ use super::inlet::Inlet;
 /// The lanes of one sending process.
 #[derive(Debug, Default)]
 pub(crate) struct Group {
-    lanes: AtomicUsize,
-    empty: AtomicBool,
+    /// How many there are, as each of them says.
+    lanes: OnceLock<u32>,
+    /// Those that ended. The others may not have been looked at yet.
+    left: AtomicU32,
     lost: OnceLock<String>,
 }
 
 impl Group {
-    /// A lane came.
-    pub(crate) fn entered(&self) {
-        self.lanes.fetch_add(1, Ordering::SeqCst);
+    /// A lane came, of so many; `false` when another one said otherwise.
+    pub(crate) fn entered(&self, lanes: u32) -> bool {
+        *self.lanes.get_or_init(|| lanes) == lanes
     }
 
     /// A lane ended between chunks; the others may still hold what is missing.
     pub(crate) fn left(&self) {
-        if self.lanes.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.empty.store(true, Ordering::SeqCst);
-        }
+        self.left.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Chunks are lost.
@@ -41,7 +41,8 @@ impl Group {
 
     /// Why nothing more will arrive, if so.
     pub(crate) fn ended(&self) -> Option<&str> {
-        let empty = self.empty.load(Ordering::SeqCst);
+        let left = self.left.load(Ordering::SeqCst);
+        let empty = self.lanes.get().is_some_and(|lanes| left >= *lanes);
         self.lost()
             .or_else(|| empty.then_some("the peer closed all its lanes"))
     }
@@ -98,10 +99,12 @@ mod tests {
     #[test]
     fn a_group_ends_with_its_last_lane_and_not_before() {
         let group = Group::default();
-        group.entered();
-        group.entered();
-        group.left();
         assert_eq!(group.ended(), None);
+        assert!(group.entered(2) && !group.entered(3));
+        group.left();
+        // The other one may be in its loop's mailbox, with chunks that nobody has read.
+        assert_eq!(group.ended(), None);
+        assert!(group.entered(2));
         group.left();
         assert!(
             group

@@ -45,6 +45,9 @@ impl State {
         if let Some(carriage) = &self.carriage {
             carriage.close();
         }
+        if let Some(staging) = &self.staging {
+            staging.wait_quiet();
+        }
         // The receiver must not wait for what will not come.
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
         Some(failure)
