@@ -1,48 +1,19 @@
 //! Once warmed, a chunk that is received in fragments and unpacked needs no new memory.
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use tcpx::{Auth, Connection, Endpoint, Key, Options, Region, UnpackMethod};
 use tcpx_net::{PluginMemory, PluginNetwork, PluginOptions};
+use tcpx_tests::counting::Counting;
 use tcpx_tests::double;
 
 const LONG: Duration = Duration::from_secs(30);
 const CHUNK: usize = 512 << 10;
 
-/// Counts what this program allocates, on every thread; the double, which is C, is not counted.
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-fn count() {
-    ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-}
-
-// SAFETY: every call goes to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: the caller's duties are ours.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's duties are ours.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        count();
-        // SAFETY: the caller's duties are ours.
-        unsafe { System.realloc(pointer, layout, bytes) }
-    }
-}
-
+// The double, which is C, is not counted.
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
@@ -75,7 +46,7 @@ fn chunks_of_a_long_transfer_allocate_nothing_once_warm() {
     let destination = Region::host(LONGER * CHUNK).expect("memory");
     let transfer = |chunks: usize| {
         let bytes = chunks * CHUNK;
-        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        let before = Counting::of_program();
         let to = destination.slice(..bytes).expect("in bounds");
         let from = source.slice(..bytes).expect("in bounds");
         let receive = server.receive(to, 7).start().expect("room");
@@ -83,7 +54,7 @@ fn chunks_of_a_long_transfer_allocate_nothing_once_warm() {
         send.wait().expect("it arrives");
         let report = receive.wait().expect("it arrives");
         assert!(report.fragments >= chunks as u64, "the queue was not used");
-        ALLOCATIONS.load(Ordering::Relaxed) - before
+        Counting::of_program() - before
     };
     // Every list and table has held as much as it will ever hold.
     transfer(LONGER);

@@ -1,9 +1,9 @@
 //! `tcpx devices`: what this host has, and what is missing.
 
 mod device_memory;
-mod interfaces;
 
 use tcpx_memory::driver::{self, DriverStatus};
+use tcpx_net::interfaces::interfaces;
 
 use crate::output::say::say;
 use crate::output::table::{indented, table};
@@ -55,7 +55,7 @@ fn gpus() {
 }
 
 fn networks() {
-    let found = match interfaces::list() {
+    let found = match interfaces() {
         Ok(found) => found,
         Err(error) => {
             say!("network interfaces: unknown");
@@ -65,17 +65,18 @@ fn networks() {
     };
     say!("network interfaces: {}", found.len());
     let mut list = table(
-        &["name", "state", "speed", "MTU", "NUMA", "addresses"],
-        &[2, 3, 4],
+        &["name", "kind", "state", "speed", "MTU", "NUMA", "addresses"],
+        &[3, 4, 5],
     );
     for interface in &found {
         let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
         list.add_row([
             interface.name.clone(),
-            or_dash(interface.state.clone()),
-            or_dash(interface.megabits.map(speed)),
+            interface.kind.to_string(),
+            if interface.up { "up" } else { "down" }.to_owned(),
+            or_dash(interface.speed.map(speed)),
             or_dash(interface.mtu.map(|mtu| mtu.to_string())),
-            or_dash(interface.numa.map(|node| node.to_string())),
+            or_dash(interface.numa_node.map(|node| node.to_string())),
             interface
                 .addresses
                 .iter()
@@ -120,7 +121,9 @@ fn plugin() {
     }
 }
 
-fn speed(megabits: u64) -> String {
+/// Bits a second.
+fn speed(bits: u64) -> String {
+    let megabits = bits / 1_000_000;
     if megabits.is_multiple_of(1000) {
         format!("{} Gb/s", megabits / 1000)
     } else {

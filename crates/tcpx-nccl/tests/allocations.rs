@@ -4,35 +4,18 @@
 
 #[expect(dead_code, reason = "not every test needs all of it")]
 mod common;
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+#[path = "../../../tests/src/counting.rs"]
+#[expect(
+    dead_code,
+    unreachable_pub,
+    reason = "the same source is part of the library of the tests"
+)]
+mod counting;
 
 use common::{Pair, Registered, host_config, pair, plugin, until};
+use counting::Counting;
 use nccl_net::export::{NetComm, NetRecv, NetSend};
 use nccl_net_tcpx::Config;
-
-thread_local! {
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-/// The system's allocator, counting for each thread.
-struct Counting;
-
-// SAFETY: everything is the system allocator's; counting touches a constant-initialised cell only,
-// which needs no allocation itself.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: forwarded.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: forwarded.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -87,8 +70,8 @@ fn neither_small_messages_nor_those_on_lanes_allocate_in_the_host_s_thread() {
     let mut to = Registered::new(&pair.receive, vec![0; 4 << 20], false);
     for len in [24, 100_000, 1 << 20] {
         stream(&pair, &mut from, &mut to, len, 20);
-        let before = ALLOCATIONS.get();
+        let before = Counting::of_thread();
         stream(&pair, &mut from, &mut to, len, 300);
-        assert_eq!(ALLOCATIONS.get() - before, 0, "messages of {len} bytes");
+        assert_eq!(Counting::of_thread() - before, 0, "messages of {len} bytes");
     }
 }

@@ -145,7 +145,7 @@ pub fn interfaces_in(
 }
 
 fn describe(path: &Path, name: String, addresses: &[InterfaceAddress]) -> Interface {
-    // Negative speeds, and an error in place of a value, mean "unknown".
+    // Negative speeds, and an error in place of a value, mean "unknown"; virtual cards may say 2^32-1.
     let megabits: Option<u64> = number(&path.join("speed"));
     let own = addresses.iter().filter(|one| one.interface == name);
     Interface {
@@ -159,7 +159,7 @@ fn describe(path: &Path, name: String, addresses: &[InterfaceAddress]) -> Interf
         addresses: own.clone().map(|one| one.address).collect(),
         prefixes: own.map(|one| one.prefix).collect(),
         speed: megabits
-            .filter(|speed| *speed > 0)
+            .filter(|speed| (1..u64::from(u32::MAX)).contains(speed))
             .and_then(|speed| speed.checked_mul(1_000_000)),
         mtu: number(&path.join("mtu")),
         pci_path: pci_path(&path.join("device")),
@@ -272,6 +272,7 @@ mod tests {
         write("class/net/veth1/iflink", "8\n");
         write("class/net/vlan5/uevent", "DEVTYPE=vlan\nINTERFACE=vlan5\n");
         write("class/net/vlan5/ifindex", "9\n");
+        write("class/net/vlan5/speed", "4294967295\n");
         write("class/net/vlan5/iflink", "2\n");
         write("class/net/bonding_masters", "\n");
         root
@@ -317,6 +318,7 @@ mod tests {
         );
         assert_eq!((found[0].speed, found[0].up), (None, false));
         assert_eq!((found[2].speed, found[2].up), (None, true));
+        assert_eq!(found[4].speed, None, "no card is that fast");
     }
 
     #[test]

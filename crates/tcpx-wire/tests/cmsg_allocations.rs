@@ -1,41 +1,16 @@
 //! Once warmed, receives are parsed, gathered and given back without allocating.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+#[path = "../../../tests/src/counting.rs"]
+#[expect(
+    dead_code,
+    unreachable_pub,
+    reason = "the same source is part of the library of the tests"
+)]
+mod counting;
 
+use counting::Counting;
 use tcpx_wire::cmsg::{Binding, Gathered, Received};
 use tcpx_wire::tokens::{Returned, TokenSet};
-
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-fn count() {
-    // A thread that ends may allocate after its counter is gone.
-    let _ = ALLOCATIONS.try_with(|allocations| allocations.set(allocations.get() + 1));
-}
-
-// SAFETY: every call goes to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: the caller's duties are ours.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's duties are ours.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        count();
-        // SAFETY: the caller's duties are ours.
-        unsafe { System.realloc(pointer, layout, bytes) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -87,9 +62,9 @@ fn a_warm_receive_allocates_nothing() {
         batches
     };
     assert!(round() > 4);
-    let before = ALLOCATIONS.get();
+    let before = Counting::of_thread();
     for _ in 0..10 {
         round();
     }
-    assert_eq!(ALLOCATIONS.get(), before);
+    assert_eq!(Counting::of_thread(), before);
 }
