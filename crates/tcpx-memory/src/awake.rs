@@ -40,9 +40,14 @@ impl Awake {
     /// Whether this thread may look for work without a pause: half of the cores are left to the program
     /// and to others.
     pub fn may_look(&self) -> bool {
-        let cores = cores();
-        cores > FEW_CORES && AWAKE.load(Ordering::Relaxed) <= cores / 2
+        has_spare_cores()
     }
+}
+
+/// Whether threads that look for work without a pause leave half of the cores to the program and to others.
+pub fn has_spare_cores() -> bool {
+    let cores = cores();
+    cores > FEW_CORES && AWAKE.load(Ordering::Relaxed) <= cores / 2
 }
 
 impl Drop for Awake {

@@ -21,8 +21,8 @@ pub mod tcp;
 
 pub use auth::Auth;
 pub use channel::{
-    Cancel, Capabilities, Channel, ChannelStats, Completion, MemoryKinds, Payload, Posted,
-    Readiness, ReceiveChunk, SendChunk, Ticket, Way,
+    Cancel, Capabilities, Channel, ChannelStats, Completion, Direction, MemoryKinds, Payload,
+    Posted, Readiness, ReceiveChunk, SendChunk, Ticket, Way,
 };
 pub use dial::{DialOptions, Dialled, dial, dial_control_again};
 pub use error::{ChannelError, ChunkPosition, IoError, NetworkError};

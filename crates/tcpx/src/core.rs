@@ -2,6 +2,7 @@
 //! operations in progress. Everything happens under one lock, in [`Core::progress`].
 
 mod actions;
+mod ahead;
 mod channels;
 mod completions;
 mod coverage;
@@ -32,6 +33,7 @@ use crate::error::Error;
 use crate::event::{Event, Observer};
 use crate::sink::{Finished, Sink};
 
+use ahead::Ahead;
 use channels::ChannelState;
 pub(crate) use operation::{NewOperation, Operation};
 pub(crate) use resume::Resume;
@@ -117,6 +119,7 @@ pub(crate) struct Core {
     more: bool,
     /// Panics in `progress`.
     defects: u32,
+    ahead: Ahead,
 }
 
 /// What [`Core::new`] needs.
@@ -163,6 +166,7 @@ impl Core {
             due: None,
             more: false,
             defects: 0,
+            ahead: Ahead::default(),
         };
         for action in parts.early {
             core.perform(action);
@@ -192,6 +196,7 @@ impl Core {
             again |= self.push_out();
             busy |= again;
             if !again {
+                self.look_at_fence();
                 more = false;
                 break;
             }
@@ -214,6 +219,7 @@ impl Core {
         self.write_control();
         any |= self.post_pending();
         self.write_control();
+        self.rouse_channels();
         // What was said may have ended an operation.
         any | self.perform_actions()
     }

@@ -19,6 +19,8 @@ use tcpx_memory::awake::Awake;
 const MAX_SLEEP: Duration = Duration::from_millis(500);
 /// Rounds without any result after which a poll-only network is polled with pauses.
 const BUSY_ROUNDS: u32 = 200;
+/// How long the thread looks for more without a pause while chunks move, where there are cores to spare.
+const PATIENCE: Duration = Duration::from_micros(200);
 /// Pause between polls of a poll-only network that has been quiet.
 const POLL_PAUSE: Duration = Duration::from_micros(50);
 
@@ -201,8 +203,14 @@ impl Driver {
         let mut events = Vec::with_capacity(64);
         let mut due = Vec::new();
         let mut idle_rounds = 0;
+        let mut last = Instant::now();
         loop {
-            awake.asleep(|| self.wait(&mut events, &driven, idle_rounds));
+            let moving = driven.values().any(|(_, turn)| turn.moving);
+            if moving && last.elapsed() < PATIENCE && awake.may_look() {
+                self.look(&mut events);
+            } else {
+                awake.asleep(|| self.wait(&mut events, &driven, idle_rounds));
+            }
             due.clear();
             for event in &events {
                 match event.data.u64() {
@@ -239,6 +247,9 @@ impl Driver {
                     driven.remove(id);
                 }
             }
+            if busy {
+                last = Instant::now();
+            }
             idle_rounds = if busy { 0 } else { idle_rounds + 1 };
             if driven.is_empty() {
                 let mut state = self.lock();
@@ -248,6 +259,16 @@ impl Driver {
                 }
             }
         }
+    }
+
+    /// What there is, without a pause.
+    fn look(&self, events: &mut Vec<epoll::Event>) {
+        events.clear();
+        let _ = epoll::wait(
+            &self.epoll,
+            spare_capacity(events),
+            Some(&timespec(Duration::ZERO)),
+        );
     }
 
     fn wait(&self, events: &mut Vec<epoll::Event>, driven: &AllDriven, idle_rounds: u32) {

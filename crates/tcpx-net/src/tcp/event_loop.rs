@@ -142,8 +142,9 @@ impl EventLoop {
     }
 }
 
-/// How long a loop looks for the next event without a pause, where there are cores to spare.
-const PATIENCE: Duration = Duration::from_micros(200);
+/// How long a loop looks for the next event without a pause, where there are cores to spare: longer than
+/// the way of a transfer of 4 MiB, so that one after the other finds it awake.
+const PATIENCE: Duration = Duration::from_micros(500);
 const SIGNAL: u64 = u64::MAX;
 const EVENTS: usize = 64;
 
@@ -159,6 +160,7 @@ impl Runner {
         let mut events = Vec::with_capacity(EVENTS);
         let awake = Awake::begin();
         let mut last = Instant::now();
+        self.mailbox.signal.set_looked_for(true);
         loop {
             let now = rustix::event::Timespec {
                 tv_sec: 0,
@@ -173,7 +175,11 @@ impl Runner {
             let waited = if looks {
                 wait(Some(&now))
             } else {
-                awake.asleep(|| wait(None))
+                // What was sent since the last look makes this end at once.
+                self.mailbox.signal.set_looked_for(false);
+                let waited = awake.asleep(|| wait(None));
+                self.mailbox.signal.set_looked_for(true);
+                waited
             };
             match waited {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -184,10 +190,13 @@ impl Runner {
                 }
             }
             for event in &events {
-                match event.data.u64() {
-                    SIGNAL => self.read_mail(),
-                    index => self.queue(usize::try_from(index).unwrap_or(usize::MAX)),
+                let index = event.data.u64();
+                if index != SIGNAL {
+                    self.queue(usize::try_from(index).unwrap_or(usize::MAX));
                 }
+            }
+            if self.mailbox.signal.is_raised() {
+                self.read_mail();
             }
             if !self.turns.is_empty() {
                 last = Instant::now();

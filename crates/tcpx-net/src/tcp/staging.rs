@@ -155,6 +155,13 @@ impl Staging {
         }
     }
 
+    /// Wakes the copy workers, which have work soon.
+    pub(super) fn rouse(&self) {
+        for Worker { worker, .. } in self.host.iter().chain(&self.gpus) {
+            worker.rouse();
+        }
+    }
+
     /// Whether sends wait for a slot.
     pub(super) fn has_waiting(&self) -> bool {
         self.has_waiting.load(Ordering::SeqCst)

@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use tcpx_memory::awake::has_spare_cores;
 use tcpx_memory::{Fence, FreeWatch, RegionSlice};
 use tcpx_wire::TransferId;
 use tcpx_wire::chunk_header::ChunkHeader;
@@ -14,10 +15,13 @@ use super::shared::{Ended, Event, Shared, lock};
 use super::staging::Withdrawn;
 use super::transmit_table::{Forgotten, Outgoing, SendState, Unstaged};
 use crate::channel::{
-    Cancel, Capabilities, Channel, ChannelStats, Completion, Payload, Posted, Readiness,
+    Cancel, Capabilities, Channel, ChannelStats, Completion, Direction, Payload, Posted, Readiness,
     ReceiveChunk, SendChunk, Ticket, Way,
 };
 use crate::error::{ChannelError, ChunkPosition};
+
+/// Chunks of a transfer of medium size have this many bytes: one lane is woken for each.
+const LEAST_CHUNK_BYTES: u64 = 256 << 10;
 
 /// Several TCP streams that carry one stream of chunks.
 #[derive(Debug)]
@@ -383,6 +387,22 @@ impl Channel for TcpChannel {
 
     fn readiness(&self) -> Readiness<'_> {
         Readiness::Fd(self.shared.wakers.signal.as_fd())
+    }
+
+    fn set_looked_for(&mut self, looked_for: bool) {
+        self.shared.wakers.signal.set_looked_for(looked_for);
+    }
+
+    fn expect(&mut self, bytes: u64, direction: Direction) {
+        // Where they could not look for what comes, they would only be woken twice.
+        if !has_spare_cores() {
+            return;
+        }
+        let chunks = bytes.div_ceil(LEAST_CHUNK_BYTES);
+        self.shared.staging.rouse();
+        self.shared
+            .wakers
+            .rouse(usize::try_from(chunks).unwrap_or(usize::MAX), direction);
     }
 
     fn in_flight(&self) -> usize {
