@@ -44,6 +44,15 @@ impl Awake {
     }
 }
 
+/// Between two looks: lets a thread run that waits for this core. A thread that was just woken waits there
+/// while another looks for work, for longer than its own work takes.
+///
+/// It is no pause of the processor, which the host of a virtual machine may take for idleness: it would stop
+/// the processor for longer than a copy takes.
+pub fn give_way() {
+    std::thread::yield_now();
+}
+
 /// Whether threads that look for work without a pause leave half of the cores to the program and to others.
 pub fn has_spare_cores() -> bool {
     let cores = cores();

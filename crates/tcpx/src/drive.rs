@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use tcpx_memory::awake::{Awake, cores};
+use tcpx_memory::awake::{Awake, cores, give_way};
 
 use crate::connection::Shared;
 use crate::core::Core;
@@ -179,6 +179,8 @@ impl Shared {
                 last = Instant::now();
             } else if last.elapsed() > looking.patience(turn) {
                 break false;
+            } else if turn.is_some_and(|turn| turn.moving) {
+                give_way();
             }
             if turn.is_some_and(|turn| turn.finished || turn.moving && cores() <= FEW_CORES) {
                 break false;

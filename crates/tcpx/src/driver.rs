@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
-use tcpx_memory::awake::Awake;
+use tcpx_memory::awake::{Awake, give_way};
 
 /// Longest sleep, so that a driver notices its own end and proves that it lives.
 const MAX_SLEEP: Duration = Duration::from_millis(500);
@@ -269,6 +269,9 @@ impl Driver {
             spare_capacity(events),
             Some(&timespec(Duration::ZERO)),
         );
+        if events.is_empty() {
+            give_way();
+        }
     }
 
     fn wait(&self, events: &mut Vec<epoll::Event>, driven: &AllDriven, idle_rounds: u32) {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
-use tcpx_memory::awake::Awake;
+use tcpx_memory::awake::{Awake, give_way};
 
 use super::signal::Signal;
 use super::splice::ignore_broken_pipes;
@@ -142,9 +142,9 @@ impl EventLoop {
     }
 }
 
-/// How long a loop looks for the next event without a pause, where there are cores to spare: longer than
-/// the way of a transfer of 4 MiB, so that one after the other finds it awake.
-const PATIENCE: Duration = Duration::from_micros(500);
+/// How long a loop looks for the next event without a pause, where there are cores to spare: about the way
+/// of a transfer of 4 MiB, so that one after the other finds it awake.
+const PATIENCE: Duration = Duration::from_micros(300);
 const SIGNAL: u64 = u64::MAX;
 const EVENTS: usize = 64;
 
@@ -200,6 +200,8 @@ impl Runner {
             }
             if !self.turns.is_empty() {
                 last = Instant::now();
+            } else if looks {
+                give_way();
             }
             for _ in 0..self.turns.len() {
                 if let Some(index) = self.turns.pop_front() {

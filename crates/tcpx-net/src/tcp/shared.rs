@@ -274,7 +274,7 @@ impl Shared {
 
     /// Gives a turn to a lane that can send.
     pub(super) fn wake_sender(&self) {
-        while let Some(lane) = self.transmit.idle.take() {
+        while let Some(lane) = self.transmit.take_idle() {
             // A lane that is gone hands its turn on.
             if self.wakers.wake_sender(lane) {
                 return;

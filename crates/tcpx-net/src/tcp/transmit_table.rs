@@ -5,7 +5,7 @@
 //! written back into the queue.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 use tcpx_memory::{Fence, RegionSlice};
@@ -112,6 +112,8 @@ pub(super) struct TransmitTable {
     lingers: AtomicBool,
     /// Lanes at rest because the queue was empty.
     pub(super) idle: LaneSet,
+    /// The lane behind the one that was woken last.
+    turn: AtomicU16,
 }
 
 /// What a lane found in the queue.
@@ -147,6 +149,7 @@ impl TransmitTable {
             lingering: Mutex::new(Vec::new()),
             lingers: AtomicBool::new(false),
             idle: LaneSet::new(),
+            turn: AtomicU16::new(0),
         }
     }
 
@@ -164,6 +167,14 @@ impl TransmitTable {
     fn push(&self, slot: u16) {
         let pushed = self.queue.push(slot);
         debug_assert!(pushed.is_ok(), "a slot is in the queue at most once");
+    }
+
+    /// Takes a lane that rests, each in its turn: a lane writes a chunk in less time than its receiver needs
+    /// to read it, so the one that rests first is not the one that is through first.
+    pub(super) fn take_idle(&self) -> Option<u16> {
+        let lane = self.idle.take(self.turn.load(Ordering::Relaxed))?;
+        self.turn.store(lane + 1, Ordering::Relaxed);
+        Some(lane)
     }
 
     /// The next chunk, or `None` after noting that the lane rests.
