@@ -13,14 +13,12 @@ use std::time::{Duration, Instant};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
-use tcpx_memory::awake::{Awake, give_way};
+use tcpx_memory::awake::Awake;
 
 /// Longest sleep, so that a driver notices its own end and proves that it lives.
 const MAX_SLEEP: Duration = Duration::from_millis(500);
 /// Rounds without any result after which a poll-only network is polled with pauses.
 const BUSY_ROUNDS: u32 = 200;
-/// How long the thread looks for more without a pause while chunks move, where there are cores to spare.
-const PATIENCE: Duration = Duration::from_micros(200);
 /// Pause between polls of a poll-only network that has been quiet.
 const POLL_PAUSE: Duration = Duration::from_micros(50);
 
@@ -203,14 +201,8 @@ impl Driver {
         let mut events = Vec::with_capacity(64);
         let mut due = Vec::new();
         let mut idle_rounds = 0;
-        let mut last = Instant::now();
         loop {
-            let moving = driven.values().any(|(_, turn)| turn.moving);
-            if moving && last.elapsed() < PATIENCE && awake.may_look() {
-                self.look(&mut events);
-            } else {
-                awake.asleep(|| self.wait(&mut events, &driven, idle_rounds));
-            }
+            awake.asleep(|| self.wait(&mut events, &driven, idle_rounds));
             due.clear();
             for event in &events {
                 match event.data.u64() {
@@ -247,9 +239,6 @@ impl Driver {
                     driven.remove(id);
                 }
             }
-            if busy {
-                last = Instant::now();
-            }
             idle_rounds = if busy { 0 } else { idle_rounds + 1 };
             if driven.is_empty() {
                 let mut state = self.lock();
@@ -258,19 +247,6 @@ impl Driver {
                     return;
                 }
             }
-        }
-    }
-
-    /// What there is, without a pause.
-    fn look(&self, events: &mut Vec<epoll::Event>) {
-        events.clear();
-        let _ = epoll::wait(
-            &self.epoll,
-            spare_capacity(events),
-            Some(&timespec(Duration::ZERO)),
-        );
-        if events.is_empty() {
-            give_way();
         }
     }
 

@@ -142,9 +142,8 @@ impl EventLoop {
     }
 }
 
-/// How long a loop looks for the next event without a pause, where there are cores to spare: about the way
-/// of a transfer of 4 MiB, so that one after the other finds it awake.
-const PATIENCE: Duration = Duration::from_micros(300);
+/// How long a loop looks for the next event without a pause, where there are cores to spare.
+const PATIENCE: Duration = Duration::from_micros(200);
 const SIGNAL: u64 = u64::MAX;
 const EVENTS: usize = 64;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tcpx_memory::awake::has_spare_cores;
-use tcpx_memory::{Fence, FreeWatch, RegionSlice};
+use tcpx_memory::{Fence, FreeWatch, PinnedPool, RegionSlice};
 use tcpx_wire::TransferId;
 use tcpx_wire::chunk_header::ChunkHeader;
 
@@ -35,6 +35,10 @@ pub(super) struct TcpChannel {
     in_flight: usize,
     /// Ends that were found before they were asked for.
     found: Vec<Completion>,
+    /// The owner posts more at once.
+    more_follow: bool,
+    /// Bytes of sends whose copies were not started because of that.
+    held_bytes: usize,
     capabilities: Capabilities,
     /// Wakes the channel when pinned slots come back.
     _watches: Vec<FreeWatch>,
@@ -67,9 +71,16 @@ impl TcpChannel {
             receives: (0..window).map(|_| None).collect(),
             in_flight: 0,
             found: Vec::new(),
+            more_follow: false,
+            held_bytes: 0,
             capabilities,
             _watches: watches,
         }
+    }
+
+    fn stage(&mut self) {
+        self.held_bytes = 0;
+        Shared::stage_waiting(&self.shared);
     }
 
     fn is_closing(&self) -> bool {
@@ -260,7 +271,11 @@ impl Channel for TcpChannel {
                 source,
                 fence,
             };
-            Shared::stage(&self.shared, slot, unstaged);
+            self.held_bytes += unstaged.source.len();
+            self.shared.queue_unstaged(slot, unstaged);
+            if !self.more_follow || self.held_bytes >= PinnedPool::SLOT_BYTES {
+                self.stage();
+            }
         } else {
             drop::<Option<Fence>>(fence);
             self.shared.transmit.enqueue(Outgoing {
@@ -278,6 +293,13 @@ impl Channel for TcpChannel {
             self.shared.attention.draw();
         }
         Ok(Posted::Accepted)
+    }
+
+    fn hold_back(&mut self, more_follow: bool) {
+        self.more_follow = more_follow;
+        if !more_follow && self.held_bytes > 0 {
+            self.stage();
+        }
     }
 
     fn post_receive(&mut self, chunk: ReceiveChunk) -> Result<Posted<ReceiveChunk>, ChannelError> {

@@ -75,6 +75,8 @@ pub(super) enum SendState {
     Copying {
         outgoing: Outgoing,
         cancelled: bool,
+        /// The next send of the same copy.
+        next: Option<u16>,
     },
     /// In the queue.
     Queued(Outgoing),

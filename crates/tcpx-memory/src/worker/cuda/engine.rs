@@ -26,7 +26,7 @@ const WAITING_LIMIT: usize = 4096;
 const LOOKS: usize = 64;
 /// Jobs started in one round, so that completions are not kept waiting: the driver takes 3 us for each, and
 /// lanes wait for the first.
-const STARTS: usize = 4;
+const STARTS: usize = 8;
 /// Events kept for steps of jobs that have started.
 const RESERVE: usize = 64;
 /// CPU work up to this many bytes is done at once, more in steps.
