@@ -151,11 +151,6 @@ impl Lease {
         ))
     }
 
-    /// Whether both are one lease.
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-
     /// All leased bytes as a slice that rides on this lease.
     pub fn all(&self) -> RegionSlice {
         RegionSlice::held(

@@ -103,18 +103,6 @@ impl RegionSlice {
         Ok((self.slice(..at)?, self.slice(at..)?))
     }
 
-    /// This part and `next` as one, if both ride on the same lease and `next` begins where this one ends.
-    pub fn joined(&self, next: &Self) -> Option<Self> {
-        let (Some(Hold::Lease(own)), Some(Hold::Lease(other))) = (&self.hold, &next.hold) else {
-            return None;
-        };
-        (own.is_same(other) && self.range.end == next.range.start).then(|| Self {
-            region: self.region.clone(),
-            range: self.range.start..next.range.end,
-            hold: self.hold.clone(),
-        })
-    }
-
     /// This part in pieces of `piece` bytes, the last one shorter; `piece` 0 counts as 1.
     pub fn pieces(&self, piece: usize) -> impl Iterator<Item = Self> + '_ {
         let piece = piece.max(1);

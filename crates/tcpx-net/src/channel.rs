@@ -251,12 +251,6 @@ pub trait Channel: Send + Debug {
     /// is not in flight then.
     fn post_send(&mut self, chunk: SendChunk) -> Result<Posted<SendChunk>, ChannelError>;
 
-    /// Says whether more sends follow at once: until then the channel may wait with chunks that it could
-    /// prepare together with the next ones.
-    fn hold_back(&mut self, more_follow: bool) {
-        let _ = more_follow;
-    }
-
     /// Queues a destination for the chunk of this sequence. Post in sequence order.
     ///
     /// # Errors

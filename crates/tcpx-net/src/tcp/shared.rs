@@ -272,9 +272,9 @@ impl Shared {
         self.splice
     }
 
-    /// Gives a turn to a lane that can send.
-    pub(super) fn wake_sender(&self) {
-        while let Some(lane) = self.transmit.take_idle() {
+    /// Gives a turn to a lane that can send, for a chunk of so many bytes.
+    pub(super) fn wake_sender(&self, bytes: usize) {
+        while let Some(lane) = self.transmit.take_idle(bytes) {
             // A lane that is gone hands its turn on.
             if self.wakers.wake_sender(lane) {
                 return;

@@ -149,6 +149,49 @@ impl AsFd for Signal {
     }
 }
 
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+
+    fn is_readable(signal: &Signal) -> bool {
+        let mut watched = [PollFd::new(signal, PollFlags::IN)];
+        let at_once = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        poll(&mut watched, Some(&at_once)).expect("the descriptor can be waited on") > 0
+    }
+
+    #[test]
+    fn a_consumer_that_looks_needs_no_descriptor_until_it_stops() {
+        let signal = Signal::new().expect("an eventfd");
+        signal.set_looked_for(true);
+        signal.raise();
+        assert!(signal.is_raised() && !is_readable(&signal));
+        signal.clear();
+        assert!(!signal.is_raised());
+        signal.raise();
+        signal.set_looked_for(false);
+        assert!(is_readable(&signal), "what was not seen is announced");
+        signal.clear();
+        assert!(!signal.is_raised() && !is_readable(&signal));
+    }
+
+    #[test]
+    fn what_was_announced_before_the_consumer_looked_is_quiet_after_it() {
+        let signal = Signal::new().expect("an eventfd");
+        signal.raise();
+        signal.set_looked_for(true);
+        signal.clear();
+        signal.set_looked_for(false);
+        // The write is still unread: one more look makes it quiet.
+        signal.clear();
+        assert!(!is_readable(&signal));
+    }
+}
+
 #[cfg(all(test, loom))]
 mod model {
     use super::Raised;

@@ -183,11 +183,13 @@ pub(super) enum Withdrawn {
 const RECEIVE: u64 = 1 << 32;
 
 impl Shared {
-    /// Queues a send that needs a slot. [`stage_waiting`](Self::stage_waiting) starts its copy.
-    pub(super) fn queue_unstaged(&self, slot: u16, unstaged: Unstaged) {
-        self.transmit
+    /// Queues a send that needs a slot, and starts its copy if one is free.
+    pub(super) fn stage(shared: &Arc<Self>, slot: u16, unstaged: Unstaged) {
+        shared
+            .transmit
             .with(slot, |state| *state = SendState::Waiting(unstaged));
-        lock(&self.staging.waiting).push_back(slot);
+        lock(&shared.staging.waiting).push_back(slot);
+        Self::stage_waiting(shared);
     }
 
     /// Starts the copies of waiting sends, in order, while slots are free.
@@ -225,10 +227,12 @@ impl Shared {
                 return;
             };
             waiting.pop_front();
+            drop(waiting);
             let Ok(payload) = pinned.slice().slice(..source.len()) else {
                 return;
             };
-            let taken = shared.transmit.with(slot, |state| {
+            drop(pinned);
+            let fence = shared.transmit.with(slot, |state| {
                 match std::mem::replace(state, SendState::Free) {
                     SendState::Waiting(Unstaged {
                         header,
@@ -248,9 +252,8 @@ impl Shared {
                         *state = SendState::Copying {
                             outgoing,
                             cancelled: false,
-                            next: None,
                         };
-                        Some((fence, position.transfer))
+                        Some(fence)
                     }
                     other => {
                         *state = other;
@@ -259,95 +262,25 @@ impl Shared {
                 }
             });
             // Taken back since: its entry was the one removed above.
-            let Some((fence, transfer)) = taken else {
-                drop(waiting);
+            let Some(fence) = fence else {
                 shared.transmit.free(slot);
                 shared.report(Event::SendWithdrawn { slot });
                 continue;
             };
-            let from = shared.gather((slot, transfer), source, pinned.slice(), &mut waiting);
-            drop(waiting);
-            let Ok(to) = pinned.slice().slice(..from.len()) else {
-                return;
-            };
-            drop((payload, pinned));
             let job = Job {
-                work: Work::Copy { from, to },
+                work: Work::Copy {
+                    from: source,
+                    to: payload,
+                },
                 fence,
                 sink: Arc::<Self>::clone(shared),
                 token: slot.into(),
             };
             if let Err(refused) = worker.worker.submit(job) {
                 let error = MemoryError::from(refused);
-                shared.copy_ended(slot, &Err(error));
+                shared.send_copied(slot, Err(error));
             }
         }
-    }
-
-    /// Adds the sends that go on where `head` ends in its source to the same copy, as far as there is room in
-    /// the slot: one long copy takes less time than several short ones. Returns the source of all.
-    fn gather(
-        &self,
-        (head, transfer): (u16, u64),
-        mut source: RegionSlice,
-        pinned: &RegionSlice,
-        waiting: &mut VecDeque<u16>,
-    ) -> RegionSlice {
-        let Some(worker) = self.staging.worker(source.kind()) else {
-            return source;
-        };
-        let slots = worker.worker.pinned().slots();
-        let mut last = head;
-        while let Some(&slot) = waiting.front() {
-            if source.len() >= pinned.len() {
-                break;
-            }
-            let Some(permit) = worker.permits.take(slots, &self.wakers) else {
-                break;
-            };
-            let mut permit = Some(permit);
-            let taken = self.transmit.with(slot, |state| {
-                let SendState::Waiting(unstaged) = &*state else {
-                    return None;
-                };
-                // One transfer has one fence.
-                if unstaged.position.transfer != transfer {
-                    return None;
-                }
-                let joined = source.joined(&unstaged.source)?;
-                let payload = pinned.slice(source.len()..joined.len()).ok()?;
-                let outgoing = Outgoing {
-                    slot,
-                    header: unstaged.header,
-                    position: unstaged.position,
-                    payload,
-                    attempt: 0,
-                    permit: permit.take(),
-                    spliced: false,
-                };
-                let copying = SendState::Copying {
-                    outgoing,
-                    cancelled: false,
-                    next: None,
-                };
-                Some((joined, std::mem::replace(state, copying)))
-            });
-            // Outside of the slot's lock: a permit that comes back wakes others.
-            drop(permit);
-            let Some((joined, before)) = taken else {
-                break;
-            };
-            drop(before);
-            waiting.pop_front();
-            self.transmit.with(last, |state| {
-                if let SendState::Copying { next, .. } = state {
-                    *next = Some(slot);
-                }
-            });
-            last = slot;
-            source = joined;
-        }
-        source
     }
 
     /// Takes a send back, if no lane has it and no copy reads it.
@@ -376,25 +309,12 @@ impl Shared {
         answer
     }
 
-    /// A copy has ended: that of the send in this slot and of those that were added to it.
-    fn copy_ended(&self, head: u16, result: &Result<u64, MemoryError>) {
-        let mut at = Some(head);
-        while let Some(slot) = at {
-            at = self.transmit.with(slot, |state| match state {
-                SendState::Copying { next, .. } => next.take(),
-                _ => None,
-            });
-            self.send_copied(slot, result);
-        }
-    }
-
-    fn send_copied(&self, slot: u16, result: &Result<u64, MemoryError>) {
+    fn send_copied(&self, slot: u16, result: Result<u64, MemoryError>) {
         let copied = self.transmit.with(slot, |state| {
             match std::mem::replace(state, SendState::Free) {
                 SendState::Copying {
                     outgoing,
                     cancelled,
-                    ..
                 } => Some((outgoing, cancelled)),
                 other => {
                     *state = other;
@@ -410,14 +330,15 @@ impl Shared {
             Ok(_) => {
                 // First: the chunk's end may be reported as soon as a lane can see it.
                 self.report(Event::Copied { slot });
+                let bytes = outgoing.payload.len();
                 self.transmit.enqueue(outgoing);
-                self.wake_sender();
+                self.wake_sender(bytes);
                 if self.closing.load(Ordering::Acquire) {
                     self.wakers.signal.raise();
                 }
                 return;
             }
-            Err(error) => self.copy_failed("copying a chunk to a pinned slot", error),
+            Err(error) => self.copy_failed("copying a chunk to a pinned slot", &error),
         };
         drop(outgoing);
         self.transmit.free(slot);
@@ -483,7 +404,7 @@ impl CompletionSink for Shared {
             return;
         };
         if token & RECEIVE == 0 {
-            self.copy_ended(slot, &result);
+            self.send_copied(slot, result);
         } else {
             self.receive_copied(slot, result);
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tcpx_memory::awake::has_spare_cores;
-use tcpx_memory::{Fence, FreeWatch, PinnedPool, RegionSlice};
+use tcpx_memory::{Fence, FreeWatch, RegionSlice};
 use tcpx_wire::TransferId;
 use tcpx_wire::chunk_header::ChunkHeader;
 
@@ -35,10 +35,6 @@ pub(super) struct TcpChannel {
     in_flight: usize,
     /// Ends that were found before they were asked for.
     found: Vec<Completion>,
-    /// The owner posts more at once.
-    more_follow: bool,
-    /// Bytes of sends whose copies were not started because of that.
-    held_bytes: usize,
     capabilities: Capabilities,
     /// Wakes the channel when pinned slots come back.
     _watches: Vec<FreeWatch>,
@@ -71,16 +67,9 @@ impl TcpChannel {
             receives: (0..window).map(|_| None).collect(),
             in_flight: 0,
             found: Vec::new(),
-            more_follow: false,
-            held_bytes: 0,
             capabilities,
             _watches: watches,
         }
-    }
-
-    fn stage(&mut self) {
-        self.held_bytes = 0;
-        Shared::stage_waiting(&self.shared);
     }
 
     fn is_closing(&self) -> bool {
@@ -263,7 +252,8 @@ impl Channel for TcpChannel {
             fence,
             ..
         } = chunk;
-        let (header, position) = describe(sequence, transfer, offset, source.len());
+        let bytes = source.len();
+        let (header, position) = describe(sequence, transfer, offset, bytes);
         if self.shared.staging.is_needed(&source) {
             let unstaged = Unstaged {
                 header,
@@ -271,11 +261,7 @@ impl Channel for TcpChannel {
                 source,
                 fence,
             };
-            self.held_bytes += unstaged.source.len();
-            self.shared.queue_unstaged(slot, unstaged);
-            if !self.more_follow || self.held_bytes >= PinnedPool::SLOT_BYTES {
-                self.stage();
-            }
+            Shared::stage(&self.shared, slot, unstaged);
         } else {
             drop::<Option<Fence>>(fence);
             self.shared.transmit.enqueue(Outgoing {
@@ -287,19 +273,12 @@ impl Channel for TcpChannel {
                 permit: None,
                 spliced: false,
             });
-            self.shared.wake_sender();
+            self.shared.wake_sender(bytes);
         }
         if self.shared.resend {
             self.shared.attention.draw();
         }
         Ok(Posted::Accepted)
-    }
-
-    fn hold_back(&mut self, more_follow: bool) {
-        self.more_follow = more_follow;
-        if !more_follow && self.held_bytes > 0 {
-            self.stage();
-        }
     }
 
     fn post_receive(&mut self, chunk: ReceiveChunk) -> Result<Posted<ReceiveChunk>, ChannelError> {

@@ -17,6 +17,9 @@ use super::permits::Permit;
 use super::shared::lock;
 use crate::error::ChunkPosition;
 
+/// Bytes of a chunk that does not fit in the socket buffers of a lane.
+const LONG: usize = 1 << 20;
+
 /// A chunk that a lane can send as it is.
 #[derive(Debug)]
 pub(super) struct Outgoing {
@@ -75,8 +78,6 @@ pub(super) enum SendState {
     Copying {
         outgoing: Outgoing,
         cancelled: bool,
-        /// The next send of the same copy.
-        next: Option<u16>,
     },
     /// In the queue.
     Queued(Outgoing),
@@ -171,9 +172,13 @@ impl TransmitTable {
         debug_assert!(pushed.is_ok(), "a slot is in the queue at most once");
     }
 
-    /// Takes a lane that rests, each in its turn: a lane writes a chunk in less time than its receiver needs
-    /// to read it, so the one that rests first is not the one that is through first.
-    pub(super) fn take_idle(&self) -> Option<u16> {
+    /// Takes a lane that rests, for a chunk of so many bytes. Short ones take the lanes in turn: the system
+    /// takes all of a short chunk at once, so that its lane rests long before the peer has read it. Of long
+    /// ones as few lanes as keep up are awake.
+    pub(super) fn take_idle(&self, bytes: usize) -> Option<u16> {
+        if bytes >= LONG {
+            return self.idle.take(0);
+        }
         let lane = self.idle.take(self.turn.load(Ordering::Relaxed))?;
         self.turn.store(lane + 1, Ordering::Relaxed);
         Some(lane)
@@ -494,5 +499,24 @@ mod tests {
         written(&table, pool, 0, 0, false);
         assert_eq!(table.forget(0, 0, false), Forgotten::Free);
         assert_eq!(pool.free_slots(), free);
+    }
+
+    #[test]
+    fn lanes_at_rest_take_short_chunks_in_turn_and_long_ones_as_few_as_can() {
+        let table = TransmitTable::new(4, true);
+        let woken = |bytes: usize| {
+            for lane in [1, 4, 63] {
+                table.idle.insert(lane);
+            }
+            table.take_idle(bytes)
+        };
+        assert_eq!(
+            [1, 1, 1, 1, 1].map(woken),
+            [Some(1), Some(4), Some(63), Some(1), Some(4)]
+        );
+        assert_eq!([LONG, LONG].map(woken), [Some(1), Some(1)]);
+        assert_eq!(table.take_idle(1), Some(63), "one that rests is found");
+        assert_eq!(table.take_idle(1), Some(4));
+        assert_eq!(table.take_idle(1), None);
     }
 }

@@ -78,11 +78,7 @@ impl Core {
         let mut any = false;
         for index in 0..self.channels.len() {
             any |= self.post_receives(index);
-            if !self.channels[index].sends.is_empty() {
-                self.channels[index].channel.hold_back(true);
-                any |= self.post_sends(index);
-                self.channels[index].channel.hold_back(false);
-            }
+            any |= self.post_sends(index);
         }
         any
     }
