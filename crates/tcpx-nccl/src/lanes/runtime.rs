@@ -18,6 +18,7 @@ use crate::dialer::Dialer;
 use crate::error::PluginError;
 use crate::handle::Door;
 use crate::listener;
+use crate::log::Log;
 use crate::plugin::{Shared, random};
 
 /// How long a peer whose door could not be reached is left alone.
@@ -35,9 +36,10 @@ type Route = (u64, SocketAddr, IpAddr);
 /// The process's part in lanes.
 #[derive(Debug)]
 pub(crate) struct Runtime {
-    process: u32,
     id: u64,
     lanes: usize,
+    splice: bool,
+    log: Arc<Log>,
     secret: [u8; Key::BYTES],
     doors: Mutex<Vec<LaneDoor>>,
     sets: Mutex<HashMap<Route, Arc<LaneSet>>>,
@@ -70,9 +72,10 @@ impl Runtime {
         };
         let lanes = shared.config.lanes.unwrap_or_else(|| lanes_for(threads));
         let runtime = Self {
-            process: std::process::id(),
             id: u64::from_ne_bytes(random()?),
             lanes,
+            splice: shared.config.splice,
+            log: shared.log.clone(),
             secret: random()?,
             doors: Mutex::new(Vec::new()),
             sets: Mutex::new(HashMap::new()),
@@ -86,11 +89,6 @@ impl Runtime {
             shared.config.inline_bytes
         ));
         Ok(runtime)
-    }
-
-    /// Whether this is the process that started it.
-    pub(crate) fn is_ours(&self) -> bool {
-        self.process == std::process::id()
     }
 
     fn doors(&self) -> MutexGuard<'_, Vec<LaneDoor>> {
@@ -151,7 +149,13 @@ impl Runtime {
         let mut loops = mailboxes(&self.transmit);
         loops.sort_by_key(|mailbox| mailbox.lanes());
         let loops = loops.iter().cycle().take(self.lanes).cloned().collect();
-        let set = Arc::new(LaneSet::new(random()?, dialers, loops));
+        let set = Arc::new(LaneSet::new(
+            random()?,
+            dialers,
+            loops,
+            self.splice,
+            self.log.clone(),
+        ));
         sets.insert(route, set.clone());
         Ok(Some(set))
     }
@@ -165,9 +169,9 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Loops a direction: one copies cold memory at some 3 to 4 GB/s, and several processes share a host.
+/// Loops a direction: one copies cold memory at some 3 to 4 GB/s.
 fn threads_for(cores: usize) -> usize {
-    (cores * 3 / 8).clamp(1, 12)
+    (cores / 2).clamp(1, 16)
 }
 
 /// Lanes to one peer: at least two, so that a lost packet does not stop everything.
@@ -182,7 +186,7 @@ mod tests {
     #[test]
     fn loops_and_lanes_grow_with_the_cores_up_to_a_limit() {
         let counted = [1, 2, 8, 16, 32, 256].map(threads_for);
-        assert_eq!(counted, [1, 1, 3, 6, 12, 12]);
+        assert_eq!(counted, [1, 1, 4, 8, 16, 16]);
         assert_eq!([1, 2, 8].map(lanes_for), [2, 2, 8]);
     }
 }

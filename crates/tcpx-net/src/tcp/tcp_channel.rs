@@ -19,6 +19,7 @@ use crate::channel::{
     ReceiveChunk, SendChunk, Ticket, Way,
 };
 use crate::error::{ChannelError, ChunkPosition};
+use crate::socket::congestion_control;
 
 /// Chunks of a transfer of medium size have this many bytes: one lane is woken for each.
 const LEAST_CHUNK_BYTES: u64 = 256 << 10;
@@ -456,6 +457,12 @@ impl Channel for TcpChannel {
 
     fn path(&self) -> String {
         format!("{}{}", self.shared.name, self.shared.ways)
+    }
+
+    fn congestion_control(&self) -> Option<String> {
+        let mut lanes = 0..self.shared.roster.lanes();
+        let socket = lanes.find_map(|lane| self.shared.roster.socket(lane))?;
+        congestion_control(&*socket)
     }
 
     fn stats(&self) -> ChannelStats {

@@ -36,7 +36,7 @@ impl Core {
                 continue;
             }
             let share = bytes.div_ceil(self.channels.len().max(1) as u64);
-            for state in &mut self.channels {
+            for state in self.channels.iter_mut() {
                 state.channel.expect(share, direction);
             }
         }
@@ -65,7 +65,7 @@ impl Core {
     /// Says whether somebody polls the channels without being woken for them.
     pub(crate) fn set_looked_for(&mut self, looked_for: bool) {
         self.sink.set_looked_for(looked_for);
-        for state in &mut self.channels {
+        for state in self.channels.iter_mut() {
             state.channel.set_looked_for(looked_for);
         }
     }
