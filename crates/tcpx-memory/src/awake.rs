@@ -40,9 +40,23 @@ impl Awake {
     /// Whether this thread may look for work without a pause: half of the cores are left to the program
     /// and to others.
     pub fn may_look(&self) -> bool {
-        let cores = cores();
-        cores > FEW_CORES && AWAKE.load(Ordering::Relaxed) <= cores / 2
+        has_spare_cores()
     }
+}
+
+/// Between two looks: lets a thread run that waits for this core. A thread that was just woken waits there
+/// while another looks for work, for longer than its own work takes.
+///
+/// It is no pause of the processor, which the host of a virtual machine may take for idleness: it would stop
+/// the processor for longer than a copy takes.
+pub fn give_way() {
+    std::thread::yield_now();
+}
+
+/// Whether threads that look for work without a pause leave half of the cores to the program and to others.
+pub fn has_spare_cores() -> bool {
+    let cores = cores();
+    cores > FEW_CORES && AWAKE.load(Ordering::Relaxed) <= cores / 2
 }
 
 impl Drop for Awake {

@@ -100,6 +100,12 @@ impl CopyWorker {
         self.queue.push(Ticket::admit(job)?)
     }
 
+    /// Has the thread look for jobs for a short while if it sleeps: one comes soon, and waking up takes
+    /// longer than a small one.
+    pub fn rouse(&self) {
+        self.queue.rouse();
+    }
+
     /// Waits until the threads of all workers of GPUs have ended, which they do once their worker was dropped,
     /// and everything was given back to the driver; whether that was within `limit`. For the end of a
     /// program: the driver is torn down then, which must not happen while another thread uses it.

@@ -232,6 +232,15 @@ pub struct ChannelStats {
     pub tcp_bytes_received: u64,
 }
 
+/// Which way chunks go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// To the peer.
+    Out,
+    /// From the peer.
+    In,
+}
+
 /// From where to where a connection is opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Way {
@@ -324,6 +333,18 @@ pub trait Channel: Send + Debug {
 
     /// How to wait for completions.
     fn readiness(&self) -> Readiness<'_>;
+
+    /// Says whether the owner polls without waiting on [`readiness`](Self::readiness)'s descriptor, which
+    /// need not become readable then. What was not polled makes it readable when the owner stops.
+    fn set_looked_for(&mut self, looked_for: bool) {
+        let _ = looked_for;
+    }
+
+    /// Says that chunks of this many bytes in all, to the peer or from it, will be posted soon: threads
+    /// that sleep may be woken for them now, while the peer still prepares.
+    fn expect(&mut self, bytes: u64, direction: Direction) {
+        let _ = (bytes, direction);
+    }
 
     /// Requests accepted whose end has not been reported yet.
     fn in_flight(&self) -> usize;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use tcpx_memory::{Access, After, Fence, Gpu, Lease, MemoryKind, RegionSlice};
-use tcpx_net::ChannelStats;
+use tcpx_net::{ChannelStats, Direction};
 use tcpx_wire::session::{Deadlines, OperationId, ReceiveRequest, SendRequest};
 use tcpx_wire::{Level, Role, Tag};
 
@@ -365,6 +365,7 @@ impl Send<'_> {
             } else {
                 None
             };
+            let announced = eager.is_none();
             let request = SendRequest {
                 tag: Tag(request.tag),
                 bytes,
@@ -374,6 +375,9 @@ impl Send<'_> {
             };
             let now = core.now();
             let started = core.session.send(now, request);
+            if announced && started.is_ok() {
+                core.expect(bytes, Direction::Out);
+            }
             started.map_err(|error| core.request_error(error))
         })
     }
@@ -436,6 +440,7 @@ impl<'a> Request<'a> {
                 return Err(error);
             }
             let id = submit(core, &self, &lease, fence.as_ref())?;
+            core.foresee(fence.as_ref());
             let operation = NewOperation {
                 role,
                 tag: self.tag,

@@ -2,6 +2,7 @@
 //! operations in progress. Everything happens under one lock, in [`Core::progress`].
 
 mod actions;
+mod ahead;
 mod channels;
 mod completions;
 mod coverage;
@@ -15,13 +16,12 @@ mod tokens;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tcpx_memory::{CopyWorker, Gpu, SmallCopies, UnpackMethod};
-use tcpx_net::{Channel, ChannelError, ChannelStats, Completion, Readiness};
+use tcpx_net::{Channel, ChannelError, ChannelStats, Completion};
 use tcpx_wire::descriptor::Descriptors;
 use tcpx_wire::session::{Action, OperationId, RequestError};
 use tcpx_wire::{Session, Time};
@@ -33,6 +33,7 @@ use crate::event::{Event, Observer};
 use crate::path_news::PathNews;
 use crate::sink::{Finished, Sink};
 
+use ahead::Ahead;
 use channels::{ChannelState, Channels};
 pub(crate) use operation::{NewOperation, Operation};
 pub(crate) use resume::Resume;
@@ -121,6 +122,7 @@ pub(crate) struct Core {
     more: bool,
     /// Panics in `progress`.
     defects: u32,
+    ahead: Ahead,
 }
 
 /// What [`Core::new`] needs.
@@ -167,6 +169,7 @@ impl Core {
             due: None,
             more: false,
             defects: 0,
+            ahead: Ahead::default(),
         };
         for action in parts.early {
             core.perform(action);
@@ -196,6 +199,7 @@ impl Core {
             again |= self.push_out();
             busy |= again;
             if !again {
+                self.look_at_fence();
                 more = false;
                 break;
             }
@@ -218,6 +222,7 @@ impl Core {
         self.write_control();
         any |= self.post_pending();
         self.write_control();
+        self.rouse_channels();
         // What was said may have ended an operation.
         any | self.perform_actions()
     }
@@ -480,20 +485,5 @@ impl Core {
         {
             tracing::error!(peer = %self.peer, "the observer panicked; the engine goes on");
         }
-    }
-
-    /// Whether every channel has a descriptor to wait on.
-    pub(crate) fn announces(&self) -> bool {
-        self.channel_descriptors().count() == self.channels.len()
-    }
-
-    /// Descriptors that the driver watches for the channels.
-    pub(crate) fn channel_descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.channels
-            .iter()
-            .filter_map(|state| match state.channel.readiness() {
-                Readiness::Fd(descriptor) => Some(descriptor),
-                Readiness::PollOnly => None,
-            })
     }
 }

@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use tcpx_memory::awake::{Awake, cores};
+use tcpx_memory::awake::{Awake, cores, give_way};
 
 use crate::connection::Shared;
 use crate::core::Core;
@@ -16,6 +16,8 @@ use crate::driver::Turn;
 
 /// How long nothing may happen before the thread sleeps.
 const PATIENCE: Duration = Duration::from_micros(50);
+/// The same where there are cores to spare: longer than the peer takes to wake up.
+const SPARE_PATIENCE: Duration = Duration::from_micros(200);
 /// The same while chunks are moving, where there are cores to spare.
 const MOVING_PATIENCE: Duration = Duration::from_micros(500);
 /// Up to this many cores nobody looks without a pause while chunks are moving: the lanes need them.
@@ -57,8 +59,9 @@ impl Looking {
     /// How long nothing may happen before the thread sleeps.
     fn patience(&self, turn: Option<Turn>) -> Duration {
         match turn {
-            Some(turn) if turn.moving && self.0.may_look() => MOVING_PATIENCE,
-            _ => PATIENCE,
+            _ if !self.0.may_look() => PATIENCE,
+            Some(turn) if turn.moving => MOVING_PATIENCE,
+            _ => SPARE_PATIENCE,
         }
     }
 }
@@ -127,7 +130,7 @@ impl Shared {
 
     /// The engine's thread is not to be woken: this one looks.
     fn take_over(&self, core: &mut Core) {
-        core.sink.set_looked_for(true);
+        core.set_looked_for(true);
         self.watch_control(core);
         if core.standing().moving {
             for descriptor in core.channel_descriptors() {
@@ -140,9 +143,9 @@ impl Shared {
 
     /// Has the engine's thread woken again, at once if anything is left to do.
     fn hand_back(&self, more: bool) {
-        let core = self.lock();
+        let mut core = self.lock();
         self.driving.on.store(false, Ordering::SeqCst);
-        core.sink.set_looked_for(false);
+        core.set_looked_for(false);
         let mut turn = core.standing();
         turn.more |= more;
         if self.driving.muted.swap(false, Ordering::Relaxed) && !turn.finished {
@@ -176,6 +179,8 @@ impl Shared {
                 last = Instant::now();
             } else if last.elapsed() > looking.patience(turn) {
                 break false;
+            } else if turn.is_some_and(|turn| turn.moving) {
+                give_way();
             }
             if turn.is_some_and(|turn| turn.finished || turn.moving && cores() <= FEW_CORES) {
                 break false;

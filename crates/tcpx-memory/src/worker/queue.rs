@@ -219,6 +219,11 @@ impl JobQueue {
         });
     }
 
+    /// Wakes the thread if it sleeps.
+    pub(super) fn rouse(&self) {
+        self.wake();
+    }
+
     fn wake(&self) {
         if self.doze.must_wake()
             && let Some(thread) = self.thread.get()

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
-use tcpx_memory::awake::Awake;
+use tcpx_memory::awake::{Awake, give_way};
 
 use super::signal::Signal;
 use super::splice::ignore_broken_pipes;
@@ -159,6 +159,7 @@ impl Runner {
         let mut events = Vec::with_capacity(EVENTS);
         let awake = Awake::begin();
         let mut last = Instant::now();
+        self.mailbox.signal.set_looked_for(true);
         loop {
             let now = rustix::event::Timespec {
                 tv_sec: 0,
@@ -173,7 +174,11 @@ impl Runner {
             let waited = if looks {
                 wait(Some(&now))
             } else {
-                awake.asleep(|| wait(None))
+                // What was sent since the last look makes this end at once.
+                self.mailbox.signal.set_looked_for(false);
+                let waited = awake.asleep(|| wait(None));
+                self.mailbox.signal.set_looked_for(true);
+                waited
             };
             match waited {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -184,13 +189,18 @@ impl Runner {
                 }
             }
             for event in &events {
-                match event.data.u64() {
-                    SIGNAL => self.read_mail(),
-                    index => self.queue(usize::try_from(index).unwrap_or(usize::MAX)),
+                let index = event.data.u64();
+                if index != SIGNAL {
+                    self.queue(usize::try_from(index).unwrap_or(usize::MAX));
                 }
+            }
+            if self.mailbox.signal.is_raised() {
+                self.read_mail();
             }
             if !self.turns.is_empty() {
                 last = Instant::now();
+            } else if looks {
+                give_way();
             }
             for _ in 0..self.turns.len() {
                 if let Some(index) = self.turns.pop_front() {

@@ -23,6 +23,11 @@ impl LaneSet {
         self.0.fetch_or(1 << lane, Ordering::SeqCst);
     }
 
+    /// Adds the lanes of a bit mask.
+    pub(super) fn insert_all(&self, lanes: u64) {
+        self.0.fetch_or(lanes, Ordering::SeqCst);
+    }
+
     pub(super) fn remove(&self, lane: u16) {
         self.0.fetch_and(!(1 << lane), Ordering::SeqCst);
     }
@@ -32,13 +37,17 @@ impl LaneSet {
         self.0.load(Ordering::SeqCst) & 1 << lane != 0
     }
 
-    /// Removes and returns one lane.
-    pub(super) fn take(&self) -> Option<u16> {
+    /// Removes and returns one lane: the first from `first` on, or else the first of all.
+    pub(super) fn take(&self, first: u16) -> Option<u16> {
         // A read-modify-write, for a plain load could miss an `insert` that came before our
         // queueing in the total order.
         let mut set = self.0.fetch_or(0, Ordering::SeqCst);
         while set != 0 {
-            let lane = set.trailing_zeros();
+            let from_first = set & u64::MAX.unbounded_shl(first.into());
+            let lane = match from_first {
+                0 => set.trailing_zeros(),
+                some => some.trailing_zeros(),
+            };
             let bit = 1u64 << lane;
             let before = self.0.fetch_and(!bit, Ordering::SeqCst);
             if before & bit != 0 {
@@ -76,13 +85,13 @@ mod model {
                     let (idle, _, gone) = &*shared;
                     gone.insert(1);
                     idle.remove(1);
-                    idle.take()
+                    idle.take(0)
                 })
             };
             queued.swap(true, Ordering::SeqCst);
             // The poster skips a lane that it finds gone.
             let woken = loop {
-                match idle.take() {
+                match idle.take(0) {
                     Some(1) if gone.contains(1) => {}
                     woken => break woken,
                 }
@@ -137,7 +146,7 @@ mod model {
             };
             let (idle, queued) = &*shared;
             queued.swap(true, Ordering::Release);
-            let woken = idle.take();
+            let woken = idle.take(0);
             let found = lane.join().expect("the lane ends");
             assert!(found || woken == Some(3), "the work was left behind");
         });

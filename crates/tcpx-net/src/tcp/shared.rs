@@ -293,9 +293,9 @@ impl Shared {
         self.splice
     }
 
-    /// Gives a turn to a lane that can send.
-    pub(super) fn wake_sender(&self) {
-        while let Some(lane) = self.transmit.idle.take() {
+    /// Gives a turn to a lane that can send, for a chunk of so many bytes.
+    pub(super) fn wake_sender(&self, bytes: usize) {
+        while let Some(lane) = self.transmit.take_idle(bytes) {
             // A lane that is gone hands its turn on.
             if self.wakers.wake_sender(lane) {
                 return;
@@ -306,9 +306,17 @@ impl Shared {
     /// A lane leaves what is queued to others: one of them gets its turn, unless none is at rest, for
     /// those that are not look at the queue before they rest.
     pub(super) fn leave_to_others(&self, lane: u16) {
+        let mut slow = 1u64 << lane;
         self.transmit.idle.remove(lane);
-        self.wake_sender();
-        self.transmit.idle.insert(lane);
+        while let Some(other) = self.transmit.take_idle(0) {
+            // One that is slow as well would hand the turn back, and so on until others are done.
+            if self.paces.is_slow(other) {
+                slow |= 1 << other;
+            } else if self.wakers.wake_sender(other) {
+                break;
+            }
+        }
+        self.transmit.idle.insert_all(slow);
     }
 
     /// Has the lanes that paused in front of an unposted chunk look again.

@@ -1,9 +1,10 @@
-//! Waking a thread that waits on a descriptor, with one system call per batch.
+//! Waking a thread that waits on a descriptor: with one system call per batch, and with none while the
+//! thread looks by itself.
 
 #[cfg(loom)]
-use loom::sync::atomic::{AtomicBool, Ordering};
+use loom::sync::atomic::{AtomicU8, Ordering};
 #[cfg(not(loom))]
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
@@ -11,33 +12,71 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// Remembers that a wake-up is under way, so that further ones cost no system call.
+/// There is work.
+const RAISED: u8 = 1;
+/// The consumer was woken for it, or is about to be.
+const WOKEN: u8 = 2;
+/// The consumer looks without being woken.
+const LOOKED_FOR: u8 = 4;
+
+/// Remembers that a wake-up is under way, so that further ones cost no system call, and that none is
+/// needed while the consumer looks by itself.
 ///
 /// Producers publish their work and then call [`raise`](Self::raise); the consumer calls
 /// [`lower`](Self::lower) and then looks for work. Work published before a `raise` that returned
-/// `false` is seen by the consumer after its next `lower`.
+/// `false` is seen by the consumer after its next `lower`, for which it is woken unless it has said that
+/// it looks. Everything is one word that only read-modify-writes change, so that each sees what those
+/// before it published.
 #[derive(Debug)]
-pub(crate) struct Raised(AtomicBool);
+pub(crate) struct Raised(AtomicU8);
 
 impl Raised {
     pub(crate) fn new() -> Self {
-        Self(AtomicBool::new(false))
+        Self(AtomicU8::new(0))
     }
 
     /// True when the caller must wake the consumer.
     pub(crate) fn raise(&self) -> bool {
-        !self.0.swap(true, Ordering::AcqRel)
+        let before = self.change(|state| match state {
+            state if state & RAISED != 0 => state,
+            state if state & LOOKED_FOR != 0 => state | RAISED,
+            state => state | RAISED | WOKEN,
+        });
+        before & (RAISED | LOOKED_FOR) == 0
     }
 
-    /// Before looking for work; whether it was raised. A swap and not a store: it must see what the
-    /// raisers published.
+    /// Before looking for work; whether somebody has woken the consumer for it, or is about to.
     pub(crate) fn lower(&self) -> bool {
-        self.0.swap(false, Ordering::AcqRel)
+        self.0.fetch_and(LOOKED_FOR, Ordering::AcqRel) & WOKEN != 0
+    }
+
+    /// The consumer looks without being woken from now on, or no longer; true when it must be woken for
+    /// what was raised meanwhile.
+    pub(crate) fn set_looked_for(&self, looked_for: bool) -> bool {
+        let before = self.change(|state| match state {
+            state if looked_for => state | LOOKED_FOR,
+            state if state & RAISED != 0 => RAISED | WOKEN,
+            _ => 0,
+        });
+        !looked_for && before & (RAISED | WOKEN) == RAISED
     }
 
     /// Whether somebody raised it. Who publishes work after this has answered `false` raises it.
     pub(crate) fn is_raised(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.0.load(Ordering::Acquire) & RAISED != 0
+    }
+
+    fn is_looked_for(&self) -> bool {
+        self.0.load(Relaxed) & LOOKED_FOR != 0
+    }
+
+    /// Returns what it was before.
+    fn change(&self, to: impl Fn(u8) -> u8) -> u8 {
+        let changed = self
+            .0
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| Some(to(state)));
+        // It always answers `Some`.
+        changed.unwrap_or_else(|state| state)
     }
 }
 
@@ -60,36 +99,96 @@ impl Signal {
         })
     }
 
-    /// Makes the descriptor readable.
+    /// Makes the descriptor readable, unless the consumer looks by itself.
     pub(crate) fn raise(&self) {
         if self.raised.raise() {
-            // A full counter (EAGAIN) is readable already; nothing else can fail here.
-            let _ = rustix::io::write(&self.descriptor, &1u64.to_ne_bytes());
+            self.write();
         }
     }
 
+    /// Whether there is something to look for; the consumer's question while it looks by itself.
+    pub(crate) fn is_raised(&self) -> bool {
+        self.raised.is_raised()
+    }
+
+    /// The consumer looks without waiting on the descriptor, or no longer: what was raised meanwhile
+    /// makes the descriptor readable then.
+    pub(crate) fn set_looked_for(&self, looked_for: bool) {
+        if self.raised.set_looked_for(looked_for) {
+            self.write();
+        }
+    }
+
+    fn write(&self) {
+        // A full counter (EAGAIN) is readable already; nothing else can fail here.
+        let _ = rustix::io::write(&self.descriptor, &1u64.to_ne_bytes());
+    }
+
     /// Makes the descriptor quiet; call it before looking for work. Costs nothing while nobody has
-    /// raised it.
+    /// raised it, and no system call while the consumer looks by itself.
     pub(crate) fn clear(&self) {
-        let unread = self.unread.load(Relaxed);
+        let mut unread = self.unread.load(Relaxed);
         if unread == 0 && !self.raised.is_raised() {
             return;
         }
-        let mut count = [0u8; 8];
-        // EAGAIN: whoever raised it is about to write.
-        let read = match rustix::io::read(&self.descriptor, &mut count) {
-            Ok(_) => u64::from_ne_bytes(count),
-            Err(_) => 0,
-        };
-        let announced = u64::from(self.raised.lower());
-        self.unread
-            .store((unread + announced).saturating_sub(read), Relaxed);
+        unread += u64::from(self.raised.lower());
+        if unread > 0 && !self.raised.is_looked_for() {
+            let mut count = [0u8; 8];
+            // EAGAIN: whoever raised it is about to write.
+            if rustix::io::read(&self.descriptor, &mut count).is_ok() {
+                unread = unread.saturating_sub(u64::from_ne_bytes(count));
+            }
+        }
+        self.unread.store(unread, Relaxed);
     }
 }
 
 impl AsFd for Signal {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+
+    fn is_readable(signal: &Signal) -> bool {
+        let mut watched = [PollFd::new(signal, PollFlags::IN)];
+        let at_once = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        poll(&mut watched, Some(&at_once)).expect("the descriptor can be waited on") > 0
+    }
+
+    #[test]
+    fn a_consumer_that_looks_needs_no_descriptor_until_it_stops() {
+        let signal = Signal::new().expect("an eventfd");
+        signal.set_looked_for(true);
+        signal.raise();
+        assert!(signal.is_raised() && !is_readable(&signal));
+        signal.clear();
+        assert!(!signal.is_raised());
+        signal.raise();
+        signal.set_looked_for(false);
+        assert!(is_readable(&signal), "what was not seen is announced");
+        signal.clear();
+        assert!(!signal.is_raised() && !is_readable(&signal));
+    }
+
+    #[test]
+    fn what_was_announced_before_the_consumer_looked_is_quiet_after_it() {
+        let signal = Signal::new().expect("an eventfd");
+        signal.raise();
+        signal.set_looked_for(true);
+        signal.clear();
+        signal.set_looked_for(false);
+        // The write is still unread: one more look makes it quiet.
+        signal.clear();
+        assert!(!is_readable(&signal));
     }
 }
 
@@ -126,6 +225,45 @@ mod model {
             let woken_after = wakes.load(Ordering::Acquire);
             assert!(
                 seen == 2 || woken_after > woken_before,
+                "work was published, and neither seen nor announced"
+            );
+        });
+    }
+
+    /// A consumer that looks by itself for a while and then waits is woken for what it did not see.
+    #[test]
+    fn work_published_while_the_consumer_stops_looking_is_announced() {
+        loom::model(|| {
+            let shared = Arc::new((Raised::new(), AtomicUsize::new(0), AtomicUsize::new(0)));
+            shared.0.set_looked_for(true);
+            let producers: Vec<_> = (0..2)
+                .map(|_| {
+                    let shared = Arc::clone(&shared);
+                    loom::thread::spawn(move || {
+                        let (raised, work, wakes) = &*shared;
+                        work.fetch_add(1, Ordering::Relaxed);
+                        if raised.raise() {
+                            wakes.fetch_add(1, Ordering::Release);
+                        }
+                    })
+                })
+                .collect();
+            let (raised, work, wakes) = &*shared;
+            raised.lower();
+            let mut seen = work.load(Ordering::Relaxed);
+            if raised.set_looked_for(false) {
+                wakes.fetch_add(1, Ordering::Release);
+            }
+            for producer in producers {
+                producer.join().expect("a producer ends");
+            }
+            // It waits now: without a wake it sleeps for ever.
+            if wakes.load(Ordering::Acquire) > 0 {
+                raised.lower();
+                seen = work.load(Ordering::Relaxed);
+            }
+            assert_eq!(
+                seen, 2,
                 "work was published, and neither seen nor announced"
             );
         });

@@ -155,6 +155,13 @@ impl Staging {
         }
     }
 
+    /// Wakes the copy workers, which have work soon.
+    pub(super) fn rouse(&self) {
+        for Worker { worker, .. } in self.host.iter().chain(&self.gpus) {
+            worker.rouse();
+        }
+    }
+
     /// Whether sends wait for a slot.
     pub(super) fn has_waiting(&self) -> bool {
         self.has_waiting.load(Ordering::SeqCst)
@@ -286,8 +293,9 @@ impl Shared {
             Ok(_) => {
                 // First: the chunk's end may be reported as soon as a lane can see it.
                 self.report(Event::Copied { slot });
+                let bytes = outgoing.payload.len();
                 self.transmit.enqueue(outgoing);
-                self.wake_sender();
+                self.wake_sender(bytes);
                 if self.closing.load(Ordering::Acquire) {
                     self.wakers.signal.raise();
                 }

@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use tcpx_memory::awake::has_spare_cores;
 use tcpx_memory::{Fence, FreeWatch, RegionSlice};
 use tcpx_wire::TransferId;
 use tcpx_wire::chunk_header::ChunkHeader;
@@ -13,11 +14,14 @@ use super::repair::Repair;
 use super::shared::{Ended, Event, Shared, lock};
 use super::transmit_table::{Forgotten, Outgoing, SendState, Unstaged, Withdrawn};
 use crate::channel::{
-    Cancel, Capabilities, Channel, ChannelStats, Completion, Payload, Posted, Readiness,
+    Cancel, Capabilities, Channel, ChannelStats, Completion, Direction, Payload, Posted, Readiness,
     ReceiveChunk, SendChunk, Ticket, Way,
 };
 use crate::error::{ChannelError, ChunkPosition};
 use crate::socket::congestion_control;
+
+/// Chunks of a transfer of medium size have this many bytes: one lane is woken for each.
+const LEAST_CHUNK_BYTES: u64 = 256 << 10;
 
 /// Several TCP streams that carry one stream of chunks.
 #[derive(Debug)]
@@ -248,7 +252,8 @@ impl Channel for TcpChannel {
             fence,
             ..
         } = chunk;
-        let (header, position) = describe(sequence, transfer, offset, source.len());
+        let bytes = source.len();
+        let (header, position) = describe(sequence, transfer, offset, bytes);
         if self.shared.staging.is_needed(&source) {
             let unstaged = Unstaged {
                 header,
@@ -268,7 +273,7 @@ impl Channel for TcpChannel {
                 permit: None,
                 spliced: None,
             });
-            self.shared.wake_sender();
+            self.shared.wake_sender(bytes);
         }
         if self.shared.resend {
             self.shared.attention.draw();
@@ -391,6 +396,22 @@ impl Channel for TcpChannel {
 
     fn readiness(&self) -> Readiness<'_> {
         Readiness::Fd(self.shared.wakers.signal.as_fd())
+    }
+
+    fn set_looked_for(&mut self, looked_for: bool) {
+        self.shared.wakers.signal.set_looked_for(looked_for);
+    }
+
+    fn expect(&mut self, bytes: u64, direction: Direction) {
+        // Where they could not look for what comes, they would only be woken twice.
+        if !has_spare_cores() {
+            return;
+        }
+        let chunks = bytes.div_ceil(LEAST_CHUNK_BYTES);
+        self.shared.staging.rouse();
+        self.shared
+            .wakers
+            .rouse(usize::try_from(chunks).unwrap_or(usize::MAX), direction);
     }
 
     fn in_flight(&self) -> usize {

@@ -5,7 +5,7 @@
 //! written back into the queue.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 use tcpx_memory::{Fence, RegionSlice};
@@ -17,6 +17,9 @@ use super::lingering::Lingering;
 use super::permits::Permit;
 use super::shared::lock;
 use crate::error::ChunkPosition;
+
+/// Bytes of a chunk that does not fit in the socket buffers of a lane.
+const LONG: usize = 1 << 20;
 
 /// A chunk that a lane can send as it is.
 #[derive(Debug)]
@@ -103,6 +106,8 @@ pub(super) struct TransmitTable {
     pub(super) lingering: Lingering,
     /// Lanes at rest because the queue was empty.
     pub(super) idle: LaneSet,
+    /// The lane behind the one that was woken last.
+    turn: AtomicU16,
 }
 
 /// What a lane found in the queue.
@@ -148,6 +153,7 @@ impl TransmitTable {
             writes: AtomicU64::new(0),
             lingering: Lingering::default(),
             idle: LaneSet::new(),
+            turn: AtomicU16::new(0),
         }
     }
 
@@ -165,6 +171,18 @@ impl TransmitTable {
     fn push(&self, slot: u16) {
         let pushed = self.queue.push(slot);
         debug_assert!(pushed.is_ok(), "a slot is in the queue at most once");
+    }
+
+    /// Takes a lane that rests, for a chunk of so many bytes. Short ones take the lanes in turn: the system
+    /// takes all of a short chunk at once, so that its lane rests long before the peer has read it. Of long
+    /// ones as few lanes as keep up are awake.
+    pub(super) fn take_idle(&self, bytes: usize) -> Option<u16> {
+        if bytes >= LONG {
+            return self.idle.take(0);
+        }
+        let lane = self.idle.take(self.turn.load(Ordering::Relaxed))?;
+        self.turn.store(lane + 1, Ordering::Relaxed);
+        Some(lane)
     }
 
     /// The next chunk, or `None` after noting that the lane rests.
@@ -448,5 +466,29 @@ impl TransmitTable {
 
     fn window(&self) -> u16 {
         u16::try_from(self.slots.len()).unwrap_or(u16::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_at_rest_take_short_chunks_in_turn_and_long_ones_as_few_as_can() {
+        let table = TransmitTable::new(4, true);
+        let woken = |bytes: usize| {
+            for lane in [1, 4, 63] {
+                table.idle.insert(lane);
+            }
+            table.take_idle(bytes)
+        };
+        assert_eq!(
+            [1, 1, 1, 1, 1].map(woken),
+            [Some(1), Some(4), Some(63), Some(1), Some(4)]
+        );
+        assert_eq!([LONG, LONG].map(woken), [Some(1), Some(1)]);
+        assert_eq!(table.take_idle(1), Some(63), "one that rests is found");
+        assert_eq!(table.take_idle(1), Some(4));
+        assert_eq!(table.take_idle(1), None);
     }
 }

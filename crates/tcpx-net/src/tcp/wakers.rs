@@ -7,6 +7,7 @@ use super::event_loop::Remote;
 use super::idle::LaneSet;
 use super::shared::lock;
 use super::signal::Signal;
+use crate::channel::Direction;
 
 /// How to reach the halves of a lane.
 #[derive(Debug, Clone)]
@@ -56,6 +57,18 @@ impl Wakers {
             remotes.transmit.resume();
         }
         remotes.is_some()
+    }
+
+    /// Wakes the halves of the first lanes, which take what comes next.
+    pub(super) fn rouse(&self, lanes: usize, direction: Direction) {
+        for place in self.lanes.iter().take(lanes) {
+            if let Some(remotes) = &*lock(place) {
+                match direction {
+                    Direction::Out => remotes.transmit.resume(),
+                    Direction::In => remotes.receive.resume(),
+                }
+            }
+        }
     }
 
     /// Gives a turn to the sending half of some lane.

@@ -280,7 +280,7 @@ impl Watched {
         if channel.transmit.has_queued() {
             // Should one that others rely on stand still, those that left work to it look again.
             owing = true;
-            channel.wake_sender();
+            channel.wake_sender(0);
         }
         if owing {
             // Spares the posters a wake-up: this channel is looked at again anyway.

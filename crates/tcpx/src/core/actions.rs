@@ -1,5 +1,6 @@
 //! What the session asks for.
 
+use tcpx_net::Direction;
 use tcpx_wire::Role;
 use tcpx_wire::session::{Action, Chunk, Completed, Memory, OperationError, OperationId};
 
@@ -33,6 +34,9 @@ impl Core {
                 if let Some(operation) = self.operations.get_mut(&operation) {
                     operation.state.set_total(bytes);
                     operation.sequences = first_sequence..first_sequence + u64::from(chunks);
+                    if chunks > 0 && operation.role == Role::Receiver {
+                        self.expect(bytes, Direction::In);
+                    }
                 }
             }
             Action::PostSend {

@@ -2,10 +2,12 @@
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
+use std::os::fd::BorrowedFd;
 
 use tcpx_net::{Channel, Readiness, ReceiveChunk, SendChunk, Ticket};
 use tcpx_wire::session::OperationId;
 
+use super::Core;
 use super::operation::InFlight;
 
 /// A channel and what waits for it.
@@ -60,6 +62,23 @@ pub(super) struct Unconsumed {
     pub(super) done: bool,
     /// The bytes are at their destination.
     pub(super) placed: bool,
+}
+
+impl Core {
+    /// Whether every channel has a descriptor to wait on.
+    pub(crate) fn announces(&self) -> bool {
+        self.channel_descriptors().count() == self.channels.len()
+    }
+
+    /// Descriptors that the driver watches for the channels.
+    pub(crate) fn channel_descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.channels
+            .iter()
+            .filter_map(|state| match state.channel.readiness() {
+                Readiness::Fd(descriptor) => Some(descriptor),
+                Readiness::PollOnly => None,
+            })
+    }
 }
 
 impl ChannelState {

@@ -10,7 +10,7 @@ use super::kernel_jobs::KernelJobs;
 use super::pipe::{CpuSteps, Pipe};
 use super::staging::Staging;
 use super::unpack::Unpacking;
-use crate::awake::Awake;
+use crate::awake::{self, Awake};
 use crate::bounce::UnpackMethod;
 use crate::cpu;
 use crate::error::{CudaError, MemoryError};
@@ -24,8 +24,9 @@ use crate::worker::queue::{JobQueue, Ticket};
 const WAITING_LIMIT: usize = 4096;
 /// Fences looked at in one round.
 const LOOKS: usize = 64;
-/// Jobs started in one round, so that completions are not kept waiting.
-const STARTS: usize = 32;
+/// Jobs started in one round, so that completions are not kept waiting: the driver takes 3 us for each, and
+/// lanes wait for the first.
+const STARTS: usize = 8;
 /// Events kept for steps of jobs that have started.
 const RESERVE: usize = 64;
 /// CPU work up to this many bytes is done at once, more in steps.
@@ -124,9 +125,8 @@ impl<'queue> Engine<'queue> {
                 (false, false) => Some(LONG_PAUSE),
             };
             let looks = pause != Some(LONG_PAUSE) && last.elapsed() < SPIN && awake.may_look();
-            // Without a pause of the processor: the host of a virtual machine may take that for idleness, and
-            // stop the processor for longer than a copy takes.
             if looks {
+                awake::give_way();
                 continue;
             }
             match pause {

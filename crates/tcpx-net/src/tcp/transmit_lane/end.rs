@@ -140,7 +140,7 @@ impl TransmitLane {
         // One more than chunks: whoever woke this lane last for a chunk of its own meant any lane.
         self.shared.transmit.idle.remove(lane);
         for _ in 0..=count {
-            self.shared.wake_sender();
+            self.shared.wake_sender(0);
         }
         if self.shared.staging.has_waiting() {
             self.shared.wakers.wake_any_sender();

@@ -1,0 +1,72 @@
+//! What is done before it is needed, while the peer or the wire has its turn.
+
+use std::collections::VecDeque;
+
+use tcpx_memory::Fence;
+use tcpx_net::Direction;
+
+use super::Core;
+
+/// Fences that are looked at ahead; those of more operations are looked at when their bytes move.
+const FENCES: usize = 64;
+/// How often a fence is looked at ahead: the caller's GPU work may take long.
+const LOOKS: u8 = 8;
+
+/// What is to be done ahead.
+#[derive(Debug, Default)]
+pub(super) struct Ahead {
+    /// Bytes that will go to channels soon, by direction.
+    expected: [u64; 2],
+    /// Asking the driver whether a fence is reached takes microseconds, and its answer lasts.
+    fences: VecDeque<(Fence, u8)>,
+}
+
+impl Core {
+    /// Chunks of so many bytes will be posted soon.
+    pub(crate) fn expect(&mut self, bytes: u64, direction: Direction) {
+        let expected = &mut self.ahead.expected[direction as usize];
+        *expected = expected.saturating_add(bytes);
+    }
+
+    /// Has the channels wake whom they will need. Comes after what the peer waits for was said.
+    pub(super) fn rouse_channels(&mut self) {
+        for direction in [Direction::Out, Direction::In] {
+            let bytes = std::mem::take(&mut self.ahead.expected[direction as usize]);
+            if bytes == 0 || self.ended.is_some() {
+                continue;
+            }
+            let share = bytes.div_ceil(self.channels.len().max(1) as u64);
+            for state in self.channels.iter_mut() {
+                state.channel.expect(share, direction);
+            }
+        }
+    }
+
+    /// Notes a fence that somebody will ask for.
+    pub(crate) fn foresee(&mut self, fence: Option<&Fence>) {
+        if let Some(fence) = fence.filter(|fence| fence.gpu().is_some())
+            && self.ahead.fences.len() < FENCES
+        {
+            self.ahead.fences.push_back((fence.clone(), LOOKS));
+        }
+    }
+
+    /// Looks at one fence, when there is nothing else to do.
+    pub(super) fn look_at_fence(&mut self) {
+        let Some((fence, left)) = self.ahead.fences.pop_front() else {
+            return;
+        };
+        // An error is told to whoever needs the fence.
+        if fence.is_reached() == Ok(false) && left > 1 {
+            self.ahead.fences.push_back((fence, left - 1));
+        }
+    }
+
+    /// Says whether somebody polls the channels without being woken for them.
+    pub(crate) fn set_looked_for(&mut self, looked_for: bool) {
+        self.sink.set_looked_for(looked_for);
+        for state in self.channels.iter_mut() {
+            state.channel.set_looked_for(looked_for);
+        }
+    }
+}
