@@ -303,7 +303,7 @@ mod tests {
     fn a_chunk_is_answered_once_it_was_read_and_one_of_a_lane_that_was_reset_does_not_count() {
         let mut memory = vec![0; 2 * BYTES];
         let (mut lane, mut peer, inlet) = lane(&mut memory);
-        peer.write_all(&encode_group(&[7; 16])).unwrap();
+        peer.write_all(&encode_group(&[7; 16], 1)).unwrap();
         peer.write_all(&header(0)).unwrap();
         peer.write_all(&[5; BYTES]).unwrap();
         while inlet.progress(0) != Some((BYTES as u64, BYTES as u64)) {
