@@ -6,18 +6,16 @@ use std::sync::atomic::Ordering;
 
 use tcpx_memory::awake::has_spare_cores;
 use tcpx_memory::{Fence, FreeWatch, RegionSlice};
-use tcpx_wire::TransferId;
-use tcpx_wire::chunk_header::ChunkHeader;
 
 use super::receive_table::{ReceiveState, Withdrawal};
 use super::repair::Repair;
 use super::shared::{Ended, Event, Shared, lock};
-use super::transmit_table::{Forgotten, Outgoing, SendState, Unstaged, Withdrawn};
+use super::transmit_table::{Forgotten, Outgoing, SendState, Unstaged, Withdrawn, describe};
 use crate::channel::{
     Cancel, Capabilities, Channel, ChannelStats, Completion, Direction, Payload, Posted, Readiness,
     ReceiveChunk, SendChunk, Ticket, Way,
 };
-use crate::error::{ChannelError, ChunkPosition};
+use crate::error::ChannelError;
 use crate::socket::congestion_control;
 
 /// Chunks of a transfer of medium size have this many bytes: one lane is woken for each.
@@ -486,29 +484,4 @@ impl Drop for TcpChannel {
 
 fn slot_where<T>(slots: &[T], held: impl Fn(&T) -> bool) -> Option<u16> {
     u16::try_from(slots.iter().position(held)?).ok()
-}
-
-/// The header of a chunk whose length was checked, and its position with nothing done.
-fn describe(
-    sequence: u64,
-    transfer: u64,
-    offset: u64,
-    length: usize,
-) -> ([u8; ChunkHeader::BYTES], ChunkPosition) {
-    let position = ChunkPosition {
-        sequence,
-        transfer,
-        offset,
-        length: length as u64,
-        done: 0,
-    };
-    let length = u32::try_from(length).unwrap_or(u32::MAX);
-    let header = ChunkHeader {
-        sequence,
-        transfer: TransferId(transfer),
-        offset,
-        length,
-        attempt: 0,
-    };
-    (header.encode(), position)
 }

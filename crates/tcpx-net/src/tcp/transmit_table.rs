@@ -4,6 +4,9 @@
 //! placed it: [`forget`](TransmitTable::forget) ends it then. A lane that dies puts what it had
 //! written back into the queue.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
@@ -469,26 +472,27 @@ impl TransmitTable {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lanes_at_rest_take_short_chunks_in_turn_and_long_ones_as_few_as_can() {
-        let table = TransmitTable::new(4, true);
-        let woken = |bytes: usize| {
-            for lane in [1, 4, 63] {
-                table.idle.insert(lane);
-            }
-            table.take_idle(bytes)
-        };
-        assert_eq!(
-            [1, 1, 1, 1, 1].map(woken),
-            [Some(1), Some(4), Some(63), Some(1), Some(4)]
-        );
-        assert_eq!([LONG, LONG].map(woken), [Some(1), Some(1)]);
-        assert_eq!(table.take_idle(1), Some(63), "one that rests is found");
-        assert_eq!(table.take_idle(1), Some(4));
-        assert_eq!(table.take_idle(1), None);
-    }
+/// The header of a chunk whose length was checked, and its position with nothing done.
+pub(super) fn describe(
+    sequence: u64,
+    transfer: u64,
+    offset: u64,
+    length: usize,
+) -> ([u8; ChunkHeader::BYTES], ChunkPosition) {
+    let position = ChunkPosition {
+        sequence,
+        transfer,
+        offset,
+        length: length as u64,
+        done: 0,
+    };
+    let length = u32::try_from(length).unwrap_or(u32::MAX);
+    let header = ChunkHeader {
+        sequence,
+        transfer: TransferId(transfer),
+        offset,
+        length,
+        attempt: 0,
+    };
+    (header.encode(), position)
 }
