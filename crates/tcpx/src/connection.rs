@@ -127,6 +127,9 @@ impl Shared {
             return Ok(result);
         }
         self.requests.see_to(&mut core);
+        if core.session.waiting().urgent {
+            self.leave_to_engine(&mut core);
+        }
         let turn = core.guarded_start();
         self.after(core, turn);
         Ok(result)
@@ -182,16 +185,19 @@ impl Driven for Shared {
     fn progress(&self) -> Turn {
         self.make_way();
         let mut core = self.lock();
+        self.lapse(&mut core);
         let turn = self.turn(&mut core);
         self.watch_control(&mut core);
         turn
     }
 
     fn due(&self) -> Option<Instant> {
-        match self.due.load(Ordering::SeqCst) {
-            u64::MAX => None,
-            due => Some(self.origin + Duration::from_micros(due)),
-        }
+        let attention = self.driving.due(self.origin);
+        let due = match self.due.load(Ordering::SeqCst) {
+            u64::MAX => return attention,
+            due => self.origin + Duration::from_micros(due),
+        };
+        Some(attention.map_or(due, |attention| attention.min(due)))
     }
 }
 
@@ -357,6 +363,7 @@ impl Send<'_> {
             } else {
                 None
             };
+            core.pace.sends();
             let request = SendRequest {
                 tag: Tag(request.tag),
                 bytes,
@@ -379,6 +386,7 @@ impl Receive<'_> {
     /// run. Nothing was started then.
     pub fn start(self) -> Result<Transfer, Error> {
         self.0.start(Role::Receiver, |core, request, _, _| {
+            core.pace.receives();
             let request = ReceiveRequest {
                 tag: Tag(request.tag),
                 capacity: request.slice.len() as u64,

@@ -8,9 +8,11 @@ mod coverage;
 mod defect;
 mod jobs;
 mod operation;
+mod pace;
 mod posting;
 mod resume;
 mod stopping;
+mod talk;
 mod tokens;
 
 use std::collections::{HashMap, VecDeque};
@@ -34,11 +36,10 @@ use crate::sink::{Finished, Sink};
 
 use channels::ChannelState;
 pub(crate) use operation::{NewOperation, Operation};
+use pace::Pace;
 pub(crate) use resume::Resume;
 use tokens::Token;
 
-/// Frames read at a time before the channels get their turn.
-const FRAMES_AT_A_TIME: usize = 256;
 /// Rounds of a turn before the lock and the thread are given to others.
 const TURN_ROUNDS: usize = 32;
 
@@ -117,6 +118,8 @@ pub(crate) struct Core {
     more: bool,
     /// Panics in `progress`.
     defects: u32,
+    /// What of the things to say may wait for more.
+    pub(crate) pace: Pace,
 }
 
 /// What [`Core::new`] needs.
@@ -163,6 +166,7 @@ impl Core {
             due: None,
             more: false,
             defects: 0,
+            pace: Pace::default(),
         };
         for action in parts.early {
             core.perform(action);
@@ -189,14 +193,22 @@ impl Core {
             if self.session.next_timeout().is_some_and(|due| due <= now) {
                 self.session.handle_timeout(now);
             }
+            self.pace.looks_again(busy | again);
             again |= self.push_out();
             busy |= again;
-            if !again {
+            if !again || self.may_leave_it() {
                 more = false;
                 break;
             }
         }
+        self.pace.looks_again(false);
         self.turn(busy, more)
+    }
+
+    /// The thread that waits takes another turn anyway, and what it waits for may have come.
+    fn may_leave_it(&self) -> bool {
+        let moving = || self.channels.iter().any(ChannelState::is_moving);
+        self.pace.is_driven() && self.control.is_drained() && !moving()
     }
 
     /// Does what the program's own request led to. What has arrived meanwhile is left to whoever
@@ -268,73 +280,6 @@ impl Core {
         self.control.flush();
     }
 
-    /// Reads frames; `true` if there were any.
-    fn read_control(&mut self) -> bool {
-        match &self.ended {
-            // The session is over and waits for its operations to let go of their memory.
-            None if self.peer_closed => return false,
-            None => {}
-            Some(Ok(())) => {
-                self.peer_closed = self.peer_closed || self.control.drain();
-                return false;
-            }
-            Some(Err(_)) => return false,
-        }
-        let mut any = false;
-        for _ in 0..FRAMES_AT_A_TIME {
-            match self.control.receive() {
-                Ok(Some(frame)) => {
-                    any = true;
-                    let now = self.now();
-                    if let Err(error) = self.session.frame(now, frame) {
-                        self.fail(Error::protocol(self.peer, error));
-                        break;
-                    }
-                }
-                Ok(None) => break,
-                Err(end) => {
-                    self.control_ended(end);
-                    any = true;
-                    break;
-                }
-            }
-        }
-        any
-    }
-
-    /// Takes frames from the session as long as there is room; `true` if there were any.
-    fn queue_frames(&mut self) -> bool {
-        if self.control_is_down() {
-            return false;
-        }
-        let now = self.now();
-        let mut any = false;
-        while self.control.has_room() {
-            let Some(frame) = self.session.poll_transmit(now) else {
-                break;
-            };
-            any = true;
-            if let Err(end) = self.control.queue(&frame) {
-                self.control_ended(end);
-                break;
-            }
-        }
-        any
-    }
-
-    /// Sends what the session has to say, as far as the socket takes it.
-    fn write_control(&mut self) {
-        while self.queue_frames() {
-            self.control.flush();
-            if self.control.wants_write() {
-                return;
-            }
-        }
-        if !self.control_is_down() {
-            self.control.flush();
-        }
-    }
-
     fn control_is_down(&self) -> bool {
         matches!(self.ended, Some(Err(_)))
     }
@@ -366,6 +311,7 @@ impl Core {
     /// channels, so that is heard first; then the break is no news.
     fn channel_failed(&mut self, index: usize, error: ChannelError) {
         if self.ended.is_none() {
+            self.control.look_again();
             self.read_control();
             self.perform_actions();
         }

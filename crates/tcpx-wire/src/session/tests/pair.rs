@@ -362,13 +362,19 @@ impl Pair {
 
     /// Nothing is left anywhere in either session.
     pub(super) fn assert_clean(&self) {
-        for side in &self.sides {
+        for (at, side) in self.sides.iter().enumerate() {
             let session = &side.session;
             assert!(session.sends.is_empty(), "{:#?}", session.sends);
             assert!(session.receives.is_empty(), "{:#?}", session.receives);
             assert!(session.by_transfer.is_empty());
             assert_eq!(session.eager_held, 0);
-            assert_eq!(session.eager_used, 0);
+            let peer = &self.sides[1 - at].session;
+            assert_eq!(session.eager_used, peer.credit_owed);
+            let limit = peer.config.ours.eager_limit.into();
+            assert!(
+                peer.ended() || session.ended() || session.eager_allowed(limit),
+                "what is owed leaves no room for a payload"
+            );
             assert!(session.send_stream.idle() && session.receive_stream.idle());
             assert_eq!(session.matching.arrivals(), 0);
             let config = &session.config;
