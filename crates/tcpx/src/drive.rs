@@ -20,6 +20,9 @@ use crate::driver::Turn;
 
 /// How long nothing may happen before the thread sleeps.
 const PATIENCE: Duration = Duration::from_micros(50);
+/// The same after a try that was worth it: longer than a peer takes that had to wake two threads, or
+/// both would find each other asleep for ever.
+const GOOD_PATIENCE: Duration = Duration::from_micros(150);
 /// The same while chunks are moving, where there are cores to spare.
 const MOVING_PATIENCE: Duration = Duration::from_micros(500);
 /// How long the engine's thread leaves a connection to a thread that has found what it waited for: at
@@ -66,9 +69,10 @@ impl Looking {
     }
 
     /// How long nothing may happen before the thread sleeps.
-    fn patience(&self, turn: Option<Turn>) -> Duration {
+    fn patience(&self, turn: Option<Turn>, good: bool) -> Duration {
         match turn {
             Some(turn) if turn.moving && self.0.may_look() => MOVING_PATIENCE,
+            _ if good => GOOD_PATIENCE,
             _ => PATIENCE,
         }
     }
@@ -127,6 +131,14 @@ impl Driving {
                 left.checked_sub(1)
             })
             .is_err()
+    }
+
+    /// A wait has ended for which a little more patience would have been enough.
+    pub(crate) fn was_short(&self, waited: Duration) {
+        if waited < GOOD_PATIENCE {
+            self.misses.store(0, Ordering::Relaxed);
+            self.skip.store(0, Ordering::Relaxed);
+        }
     }
 
     fn tried(&self, hit: bool) {
@@ -270,6 +282,7 @@ impl Shared {
 
     fn work_until(&self, looking: &Looking, ended: &impl Fn() -> bool, limit: Instant) -> bool {
         let mut last = Instant::now();
+        let good = self.driving.misses.load(Ordering::Relaxed) == 0;
         let mut taken_over = false;
         let mut more = false;
         let hit = loop {
@@ -291,7 +304,7 @@ impl Shared {
                 break false;
             } else if turn.is_some_and(|turn| turn.busy) {
                 last = now;
-            } else if now.saturating_duration_since(last) > looking.patience(turn) {
+            } else if now.saturating_duration_since(last) > looking.patience(turn, good) {
                 break false;
             }
             if turn.is_some_and(|turn| turn.finished || turn.moving && cores() <= FEW_CORES) {

@@ -128,6 +128,7 @@ impl Transfer {
         let mut inner = self.state.lock();
         loop {
             if let Some(outcome) = &inner.outcome {
+                self.connection.0.driving.was_short(started.elapsed());
                 return Some(outcome.clone());
             }
             let left = timeout.saturating_sub(started.elapsed());
