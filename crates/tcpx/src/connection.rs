@@ -120,6 +120,7 @@ impl Shared {
     /// Runs `work` on the engine and then what it led to.
     fn with<R>(&self, work: impl FnOnce(&mut Core) -> R) -> Result<R, Error> {
         let mut core = self.lock_in_time()?;
+        core.tick();
         let result = work(&mut core);
         if self.patience.foreign {
             drop(core);
@@ -149,9 +150,10 @@ impl Shared {
 
     /// Everything that can be done now.
     pub(crate) fn turn(&self, core: &mut Core) -> Turn {
+        core.tick();
         self.requests.see_to(core);
-        let since = u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX);
-        self.working_since.store(since.max(1), Ordering::Relaxed);
+        self.working_since
+            .store(core.now().0.max(1), Ordering::Relaxed);
         let turn = core.guarded_progress();
         self.working_since.store(0, Ordering::Relaxed);
         if turn.finished {
@@ -240,10 +242,11 @@ impl Connection {
     /// Every live operation, where it stands and who owes its next step: one line each. While the
     /// engine hangs inside a plugin, one line that says so.
     pub fn status(&self) -> Vec<String> {
-        let core = match self.handle.0.lock_in_time() {
+        let mut core = match self.handle.0.lock_in_time() {
             Ok(core) => core,
             Err(stuck) => return vec![stuck.to_string()],
         };
+        core.tick();
         let now = core.now();
         core.session
             .snapshot(now)

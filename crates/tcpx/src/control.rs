@@ -68,6 +68,8 @@ pub(crate) struct Control {
     input: Box<[u8]>,
     /// Bytes of `input` that were read and not yet decoded.
     unread: Range<usize>,
+    /// What a read has given that [`Control::look`] did ahead of time.
+    ahead: Option<io::Result<usize>>,
     /// The last read took all that there was.
     drained: bool,
     /// [`Control::receive`] had nothing more to give.
@@ -99,6 +101,7 @@ impl Control {
             decoder: FrameDecoder::new(),
             input,
             unread: 0..leftover.len(),
+            ahead: None,
             drained: false,
             is_empty: false,
             log: FrameLog::new(resumable),
@@ -144,7 +147,8 @@ impl Control {
             if std::mem::take(&mut self.drained) {
                 return Ok(None);
             }
-            match self.stream.read(&mut self.input) {
+            let ahead = self.ahead.take();
+            match ahead.unwrap_or_else(|| self.stream.read(&mut self.input)) {
                 Ok(0) => return Err(ControlEnd::Eof),
                 Ok(count) => {
                     self.unread = 0..count;
@@ -155,6 +159,19 @@ impl Control {
                 Err(error) => return Err(ControlEnd::Io(error)),
             }
         }
+    }
+
+    /// Whether anything has come, or the end; [`Control::receive`] gives it.
+    pub(crate) fn look(&mut self) -> bool {
+        if self.away || self.position.is_some() || self.ahead.is_some() || !self.unread.is_empty() {
+            return true;
+        }
+        let read = self.stream.read(&mut self.input);
+        if matches!(&read, Err(error) if error.kind() == ErrorKind::WouldBlock) {
+            return false;
+        }
+        self.ahead = Some(read);
+        true
     }
 
     /// Everything that had come was read and taken.
@@ -237,6 +254,7 @@ impl Control {
     pub(crate) fn replace(&mut self, stream: TcpStream) {
         self.stream = stream;
         self.unread = 0..0;
+        self.ahead = None;
         self.drained = false;
         self.decoder.restart();
         self.position = Some(Position::default());
@@ -293,6 +311,7 @@ impl Control {
     /// Reads and drops what still comes; `true` once the peer has closed its end.
     pub(crate) fn drain(&mut self) -> bool {
         self.unread = 0..0;
+        self.ahead = None;
         loop {
             match self.stream.read(&mut self.input) {
                 Ok(0) => break true,

@@ -96,6 +96,8 @@ pub(crate) struct Core {
     pub(crate) observer: Option<Arc<dyn Observer>>,
     pub(crate) peer: SocketAddr,
     pub(crate) origin: Instant,
+    /// Session time when the clock was last looked at.
+    clock: Time,
     /// Requests on channels and jobs on the worker, by token.
     tokens: HashMap<u64, Token>,
     next_token: u64,
@@ -153,6 +155,7 @@ impl Core {
             observer: parts.observer,
             peer: parts.peer,
             origin: parts.origin,
+            clock: Time(0),
             tokens: HashMap::new(),
             next_token: 0,
             completions: Vec::new(),
@@ -168,22 +171,37 @@ impl Core {
             defects: 0,
             pace: Pace::default(),
         };
+        core.tick();
         for action in parts.early {
             core.perform(action);
         }
         core
     }
 
-    /// Session time: microseconds since the connection's start.
+    /// Session time: microseconds since the connection's start, as of the last [`Core::tick`].
     pub(crate) fn now(&self) -> Time {
-        Time(u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX))
+        self.clock
+    }
+
+    /// Looks at the clock: once for what is done together, as a look costs more than most steps.
+    pub(crate) fn tick(&mut self) {
+        let passed = self.origin.elapsed().as_micros();
+        self.clock = Time(u64::try_from(passed).unwrap_or(u64::MAX));
+    }
+
+    /// Whether anything may have come for a thread that looks without a pause while nothing moves.
+    pub(crate) fn has_news(&mut self) -> bool {
+        self.control.look() || self.gpu.is_some() && self.sink.has_results()
     }
 
     /// Does everything that can be done now.
     pub(crate) fn progress(&mut self) -> Turn {
         let mut busy = false;
         let mut more = true;
-        for _ in 0..TURN_ROUNDS {
+        for round in 0..TURN_ROUNDS {
+            if round > 0 {
+                self.tick();
+            }
             let mut again = self.replace_control();
             again |= self.read_control();
             again |= self.poll_channels();

@@ -31,6 +31,8 @@ pub(crate) const LINGER: (Duration, Duration) =
     (Duration::from_micros(200), Duration::from_millis(1));
 /// Up to this many cores nobody looks without a pause while chunks are moving: the lanes need them.
 const FEW_CORES: usize = 4;
+/// Looks at the socket alone, before everything is looked at again.
+const LOOKS: u32 = 16;
 /// Waits that are not tried at most, after a row of tries that came to nothing.
 const MOST_SKIPPED: u32 = 64;
 
@@ -253,6 +255,7 @@ impl Shared {
         }
         if let Some(mut core) = self.try_lock() {
             self.leave_to_engine(&mut core);
+            core.tick();
             let turn = core.guarded_start();
             self.after(core, turn);
         }
@@ -273,6 +276,7 @@ impl Shared {
             let mut core = self.lock();
             if !self.driving.is_on() {
                 self.release(&mut core);
+                core.tick();
                 let turn = core.guarded_start();
                 self.after(core, turn);
             }
@@ -285,8 +289,19 @@ impl Shared {
         let good = self.driving.misses.load(Ordering::Relaxed) == 0;
         let mut taken_over = false;
         let mut more = false;
+        let mut looks = 0_u32;
+        let mut turn: Option<Turn> = None;
         let hit = loop {
-            let turn = self.try_lock().map(|mut core| {
+            looks = looks.wrapping_add(1);
+            let at_rest = turn.is_some_and(|turn| {
+                !(turn.busy || turn.more || turn.poll || turn.moving || turn.finished)
+            });
+            let only_looks = at_rest && !looks.is_multiple_of(LOOKS);
+            let mut core = self.try_lock();
+            if only_looks {
+                core = core.and_then(|mut core| core.has_news().then_some(core));
+            }
+            let taken = core.map(|mut core| {
                 if !std::mem::replace(&mut taken_over, true) {
                     self.take_over(&mut core);
                 }
@@ -295,6 +310,9 @@ impl Shared {
                 core.pace.drive(false);
                 turn
             });
+            if taken.is_some() || !only_looks {
+                turn = taken;
+            }
             more = turn.map_or(more, |turn| turn.more);
             if ended() {
                 break true;
