@@ -10,7 +10,7 @@ set -eu
 
 seconds=${1:-60}
 [ $# -gt 0 ] && shift
-[ $# -gt 0 ] || set -- handshake frames descriptors chunk_header cmsg netlink
+[ $# -gt 0 ] || set -- handshake frames descriptors chunk_header cmsg companion netlink
 
 cd "$(dirname "$0")"
 host=$(rustc -vV | sed -n 's/^host: //p')

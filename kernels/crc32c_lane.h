@@ -73,10 +73,10 @@ TCPX_INLINE tcpx_u32 tcpx_crc_row(const tcpx_u32 *row, tcpx_u32 sum) {
 
 /* Takes the sums one row further and adds the row's word. */
 TCPX_INLINE void tcpx_crc_add(const tcpx_u32 *row, tcpx_crc_sums *sums, tcpx_word word) {
-    sums->part[0] = tcpx_crc_row(row, sums->part[0]) ^ (tcpx_u32)word.low;
-    sums->part[1] = tcpx_crc_row(row, sums->part[1]) ^ (tcpx_u32)(word.low >> 32);
-    sums->part[2] = tcpx_crc_row(row, sums->part[2]) ^ (tcpx_u32)word.high;
-    sums->part[3] = tcpx_crc_row(row, sums->part[3]) ^ (tcpx_u32)(word.high >> 32);
+    sums->part[0] = tcpx_crc_row(row, sums->part[0]) ^ word.a;
+    sums->part[1] = tcpx_crc_row(row, sums->part[1]) ^ word.b;
+    sums->part[2] = tcpx_crc_row(row, sums->part[2]) ^ word.c;
+    sums->part[3] = tcpx_crc_row(row, sums->part[3]) ^ word.d;
 }
 
 /* The aligned word at `at`, with zeros for bytes outside of `start` to `end`, which are not read. */
@@ -86,15 +86,18 @@ TCPX_INLINE tcpx_word tcpx_crc_word(tcpx_address at, tcpx_address start, tcpx_ad
     if (at >= start && at + TCPX_WORD <= end) {
         return tcpx_load((const tcpx_u8 *)at);
     }
-    word.low = 0;
-    word.high = 0;
+    word.a = word.b = word.c = word.d = 0;
     for (index = 0; index < TCPX_WORD; index++) {
         if (at + index >= start && at + index < end) {
-            tcpx_u64 byte = *(const tcpx_u8 *)(at + index);
-            if (index < 8u) {
-                word.low |= byte << (8u * index);
+            tcpx_u32 byte = (tcpx_u32) * (const tcpx_u8 *)(at + index) << (8u * (index & 3u));
+            if (index < 4u) {
+                word.a |= byte;
+            } else if (index < 8u) {
+                word.b |= byte;
+            } else if (index < 12u) {
+                word.c |= byte;
             } else {
-                word.high |= byte << (8u * (index - 8u));
+                word.d |= byte;
             }
         }
     }

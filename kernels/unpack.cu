@@ -22,6 +22,10 @@
 #define TCPX_SHORT_BATCH 4u
 #define TCPX_LONG_BATCH 2u
 
+/* Threads of a block of a long launch, and its blocks on a multiprocessor. */
+#define TCPX_LONG_THREADS 256
+#define TCPX_LONG_BLOCKS 6
+
 struct tcpx_call {
     const tcpx_u8 *pool;
     tcpx_u8 *destination;
@@ -92,14 +96,6 @@ TCPX_INLINE void tcpx_even_carried(const tcpx_call &call, const tcpx_u32 *source
     tcpx_finish(call);
 }
 
-/* Which pieces are this warp's: neighbours, so that one read across the bus brings all of them. */
-TCPX_INLINE void tcpx_share(tcpx_u32 count, tcpx_u32 *first, tcpx_u32 *end) {
-    tcpx_u32 warps = blockDim.x / TCPX_WARP * gridDim.x;
-    tcpx_u32 each = (count + warps - 1u) / warps;
-    *first = (blockIdx.x * (blockDim.x / TCPX_WARP) + threadIdx.x / TCPX_WARP) * each;
-    *end = min(count, *first + each);
-}
-
 extern "C" __global__ void __launch_bounds__(1024)
 tcpx_unpack_few(const __grid_constant__ tcpx_call call, const __grid_constant__ tcpx_few list) {
     tcpx_carried(call, list.entries);
@@ -116,43 +112,49 @@ tcpx_even_many(const __grid_constant__ tcpx_call call,
     tcpx_even_carried(call, list.sources);
 }
 
-extern "C" __global__ void __launch_bounds__(1024)
+/*
+ * Lists in mapped memory. Neighbouring warps take neighbouring pieces, so that one read across the bus brings
+ * several entries and what is copied at a moment lies close together; then all of them go on by as many
+ * pieces as there are warps. Each warp's next entry is on its way meanwhile.
+ */
+TCPX_INLINE tcpx_u32 tcpx_first(void) {
+    return blockIdx.x * (blockDim.x / TCPX_WARP) + threadIdx.x / TCPX_WARP;
+}
+
+/* Registers for as many warps as hide the memory's latency. */
+extern "C" __global__ void __launch_bounds__(TCPX_LONG_THREADS, TCPX_LONG_BLOCKS)
 tcpx_unpack_mapped(const __grid_constant__ tcpx_call call, const ulonglong2 *entries) {
-    tcpx_u32 lane = threadIdx.x % TCPX_WARP;
-    tcpx_u32 first, end, one;
-    for (tcpx_share(call.count, &first, &end); first < end; first += TCPX_WARP) {
-        tcpx_u32 here = min(TCPX_WARP, end - first);
-        ulonglong2 mine = make_ulonglong2(0, 0);
-        if (lane < here) {
-            mine = entries[first + lane];
+    tcpx_u32 warps = blockDim.x / TCPX_WARP * gridDim.x, at = tcpx_first();
+    ulonglong2 next = make_ulonglong2(0, 0);
+    if (at < call.count) {
+        next = entries[at];
+    }
+    while (at < call.count) {
+        ulonglong2 entry = next;
+        at += warps;
+        if (at < call.count) {
+            next = entries[at];
         }
-        for (one = 0; one < here; one++) {
-            tcpx_u64 ends = __shfl_sync(~0u, mine.x, one);
-            tcpx_u64 destination = __shfl_sync(~0u, mine.y, one);
-            tcpx_unpack_lane(lane, TCPX_WARP, TCPX_LONG_BATCH, call.pool + (tcpx_u32)ends,
-                             call.destination + destination, (tcpx_u32)(ends >> 32));
-        }
+        tcpx_unpack_lane(threadIdx.x % TCPX_WARP, TCPX_WARP, TCPX_LONG_BATCH,
+                         call.pool + (tcpx_u32)entry.x, call.destination + entry.y,
+                         (tcpx_u32)(entry.x >> 32));
     }
     tcpx_finish(call);
 }
 
-extern "C" __global__ void __launch_bounds__(1024)
+extern "C" __global__ void __launch_bounds__(TCPX_LONG_THREADS, TCPX_LONG_BLOCKS)
 tcpx_even_mapped(const __grid_constant__ tcpx_call call, const tcpx_u32 *sources) {
-    tcpx_u32 lane = threadIdx.x % TCPX_WARP;
-    tcpx_u32 first, end, one;
-    for (tcpx_share(call.count, &first, &end); first < end; first += TCPX_WARP) {
-        tcpx_u32 here = min(TCPX_WARP, end - first);
-        tcpx_u32 mine = 0;
-        if (lane < here) {
-            mine = sources[first + lane];
+    tcpx_u32 warps = blockDim.x / TCPX_WARP * gridDim.x, at = tcpx_first();
+    tcpx_u32 next = at < call.count ? sources[at] : 0;
+    while (at < call.count) {
+        tcpx_u32 source = next, index = at;
+        at += warps;
+        if (at < call.count) {
+            next = sources[at];
         }
-        for (one = 0; one < here; one++) {
-            tcpx_u32 source = __shfl_sync(~0u, mine, one);
-            tcpx_u32 index = first + one;
-            tcpx_unpack_lane(lane, TCPX_WARP, TCPX_LONG_BATCH, call.pool + source,
-                             call.destination + (tcpx_u64)index * call.unit,
-                             index + 1u == call.count ? call.last : call.unit);
-        }
+        tcpx_unpack_lane(threadIdx.x % TCPX_WARP, TCPX_WARP, TCPX_LONG_BATCH, call.pool + source,
+                         call.destination + (tcpx_u64)index * call.unit,
+                         index + 1u == call.count ? call.last : call.unit);
     }
     tcpx_finish(call);
 }

@@ -36,8 +36,7 @@ typedef struct {
 
 /* 16 bytes in memory order on a little-endian machine, as every CUDA host and device is. */
 typedef struct {
-    tcpx_u64 low;
-    tcpx_u64 high;
+    tcpx_u32 a, b, c, d;
 } tcpx_word;
 
 #define TCPX_WORD 16u
@@ -47,14 +46,20 @@ typedef struct {
 
 #if defined(__CUDACC__)
 TCPX_INLINE tcpx_word tcpx_load(const tcpx_u8 *from) {
-    ulonglong2 value = *(const ulonglong2 *)from;
+    uint4 value = *(const uint4 *)from;
     tcpx_word word;
-    word.low = value.x;
-    word.high = value.y;
+    word.a = value.x;
+    word.b = value.y;
+    word.c = value.z;
+    word.d = value.w;
     return word;
 }
 TCPX_INLINE void tcpx_store(tcpx_u8 *to, tcpx_word word) {
-    *(ulonglong2 *)to = make_ulonglong2(word.low, word.high);
+    *(uint4 *)to = make_uint4(word.a, word.b, word.c, word.d);
+}
+/* The upper bytes of `first` from bit `bits` on, 0 to 24, and as many lower ones of `second`. */
+TCPX_INLINE tcpx_u32 tcpx_funnel(tcpx_u32 first, tcpx_u32 second, tcpx_u32 bits) {
+    return __funnelshift_r(first, second, bits);
 }
 #else
 TCPX_INLINE tcpx_word tcpx_load(const tcpx_u8 *from) {
@@ -65,23 +70,27 @@ TCPX_INLINE tcpx_word tcpx_load(const tcpx_u8 *from) {
 TCPX_INLINE void tcpx_store(tcpx_u8 *to, tcpx_word word) {
     memcpy(to, &word, TCPX_WORD);
 }
+TCPX_INLINE tcpx_u32 tcpx_funnel(tcpx_u32 first, tcpx_u32 second, tcpx_u32 bits) {
+    return (tcpx_u32)((((tcpx_u64)second << 32) | first) >> bits);
+}
 #endif
 
-/* The upper bytes of `first` from byte `bits / 8` on, and as many lower ones of `second`. */
-TCPX_INLINE tcpx_u64 tcpx_funnel(tcpx_u64 first, tcpx_u64 second, tcpx_u32 bits) {
-    /* Two shifts, because one by 64 is not defined. */
-    return (first >> bits) | ((second << 1) << (63u - bits));
-}
-
-/* The 16 bytes that start `shift` bytes into `first` and go on in `second`; `shift` is 1 to 15. */
+/* The 16 bytes that start `shift` bytes into `first` and go on in `second`; `shift` is 1 to 15. Selected by
+ * eights, then by fours, then shifted: a lane's registers cannot be indexed. */
 TCPX_INLINE tcpx_word tcpx_join(tcpx_word first, tcpx_word second, tcpx_u32 shift) {
-    tcpx_u64 a = shift < 8u ? first.low : first.high;
-    tcpx_u64 b = shift < 8u ? first.high : second.low;
-    tcpx_u64 c = shift < 8u ? second.low : second.high;
-    tcpx_u32 bits = (shift & 7u) * 8u;
+    tcpx_u32 bits = (shift & 3u) * 8u;
+    tcpx_u32 a = first.a, b = first.b, c = first.c, d = first.d, e = second.a, f = second.b;
     tcpx_word word;
-    word.low = tcpx_funnel(a, b, bits);
-    word.high = tcpx_funnel(b, c, bits);
+    if (shift & 8u) {
+        a = first.c, b = first.d, c = second.a, d = second.b, e = second.c, f = second.d;
+    }
+    if (shift & 4u) {
+        a = b, b = c, c = d, d = e, e = f;
+    }
+    word.a = tcpx_funnel(a, b, bits);
+    word.b = tcpx_funnel(b, c, bits);
+    word.c = tcpx_funnel(c, d, bits);
+    word.d = tcpx_funnel(d, e, bits);
     return word;
 }
 

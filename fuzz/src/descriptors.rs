@@ -69,6 +69,21 @@ pub fn run(data: &[u8]) {
         });
         assert!(inside, "{piece:?} was lost");
     }
+    // The even form, where there is one, is the very pieces of the list.
+    if let Some(even) = descriptors.even_pieces() {
+        let pieces = list.fragments().iter().filter(|piece| piece.length > 0);
+        let mut next = even.start;
+        let mut count = 0;
+        for (index, piece) in pieces.enumerate() {
+            let last = index + 1 == even.sources.len();
+            assert_eq!(piece.source_offset, u64::from(even.sources[index]));
+            assert_eq!(piece.length, if last { even.last } else { even.unit });
+            assert_eq!(piece.destination_offset, next);
+            next += u64::from(piece.length);
+            count += 1;
+        }
+        assert_eq!(count, even.sources.len());
+    }
 }
 
 /// The rules, said again in the plainest way.

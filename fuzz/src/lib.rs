@@ -4,6 +4,7 @@
 
 pub mod chunk_header;
 pub mod cmsg;
+pub mod companion;
 pub mod descriptors;
 pub mod frames;
 pub mod handshake;

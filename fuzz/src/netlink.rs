@@ -25,9 +25,11 @@ pub fn run(data: &[u8]) {
                 match message.answer {
                     Answer::Object {
                         family,
+                        command,
                         attributes: inside,
                     } => {
                         assert_eq!(Some(family), kind(data, at));
+                        assert_eq!(command, body[0]);
                         assert_eq!(inside, &body[4..]);
                         walk(inside, DEPTH);
                     }

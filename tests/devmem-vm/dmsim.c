@@ -49,7 +49,7 @@ struct dmsim_rxq {
 	struct sk_buff_head in;
 	struct page_pool *pp;
 	u32 psize;
-	u64 n, devmem_frags, nobufs;
+	u64 n, devmem_frags, nobufs, packed, unsplit, large;
 };
 
 struct dmsim_rule {
@@ -62,6 +62,7 @@ struct dmsim {
 	struct dmsim *peer;
 	struct device *dma_dev;
 	struct dmsim_rxq rxq[NQ];
+	atomic64_t lost, sent_devmem;
 	struct dmsim_rule rule[NRULES];
 	u32 indir[INDIR];
 	u8 key[40];
@@ -104,6 +105,7 @@ static struct sk_buff *wire_copy(struct dmsim *ds, struct sk_buff *skb)
 			skb_put_data(n, nm_addr(ds, skb_frag_netmem(f)) +
 				     skb_frag_off(f), skb_frag_size(f));
 		}
+		atomic64_add(i, &ds->sent_devmem);
 	}
 	skb_shinfo(n)->gso_size = skb_shinfo(skb)->gso_size;
 	skb_shinfo(n)->gso_type = skb_shinfo(skb)->gso_type;
@@ -152,8 +154,10 @@ static netdev_tx_t dmsim_xmit(struct sk_buff *skb, struct net_device *dev)
 
 	if (!peer || !netif_running(peer->dev))
 		goto drop;
-	if (drop_every && atomic_inc_return(&cnt) % drop_every == 0)
+	if (drop_every && atomic_inc_return(&cnt) % drop_every == 0) {
+		atomic64_inc(&ds->lost);
 		goto drop;
+	}
 	w = wire_copy(ds, skb);
 	if (!w)
 		goto drop;
@@ -193,8 +197,12 @@ static struct sk_buff *rx_build(struct dmsim *ds, struct dmsim_rxq *q,
 	    w->len <= ds->dev->cfg->hds_thresh)
 		hlen = w->len;
 	q->n++;
-	if (hds_miss_every && q->n % hds_miss_every == 0 && hlen < w->len)
+	if (hds_miss_every && q->n % hds_miss_every == 0 && hlen < w->len) {
 		hlen += min(w->len - hlen, hds_miss_bytes);
+		q->unsplit++;
+	}
+	if (w->len > ETH_HLEN + ETH_DATA_LEN && hlen < w->len)
+		q->large++;
 
 	skb = napi_alloc_skb(&q->napi, hlen);
 	if (!skb)
@@ -211,6 +219,8 @@ static struct sk_buff *rx_build(struct dmsim *ds, struct dmsim_rxq *q,
 			truesize = ALIGN(chunk, 64);
 			nm = page_pool_alloc_frag_netmem(q->pp, &noff, truesize,
 						GFP_ATOMIC | __GFP_NOWARN);
+			if (noff)
+				q->packed++;
 		} else {
 			nm = page_pool_alloc_netmems(q->pp,
 						GFP_ATOMIC | __GFP_NOWARN);
@@ -563,6 +573,20 @@ static int set_rxfh(struct net_device *dev, struct ethtool_rxfh_param *p,
 static const char stat_names[][ETH_GSTRING_LEN] = {
 	"q0_devmem_frags", "q1_devmem_frags", "q2_devmem_frags",
 	"q3_devmem_frags", "q0_nobufs", "q1_nobufs", "q2_nobufs", "q3_nobufs",
+	/* both of all queues; how a test knows that it met what it is about */
+	"devmem_frags", "nobufs",
+	/* fragments that do not begin their page */
+	"packed",
+	/* packets with payload beside the pool */
+	"unsplit",
+	/* packets of more than 1,500 bytes whose payload went to pages */
+	"large",
+	/* packets lost by drop_every */
+	"lost",
+	/* fragments sent out of device memory */
+	"sent_devmem",
+	/* tcp-data-split as it was set: 0 auto, 1 off, 2 on; ethtool says what it is */
+	"split_setting",
 };
 
 static int sset_count(struct net_device *dev, int s)
@@ -579,12 +603,24 @@ static void get_strings(struct net_device *dev, u32 s, u8 *data)
 static void get_stats(struct net_device *dev, struct ethtool_stats *st, u64 *d)
 {
 	struct dmsim *ds = netdev_priv(dev);
+	u64 *sum = d + 2 * NQ;
 	int i;
 
+	memset(d, 0, ARRAY_SIZE(stat_names) * sizeof(*d));
 	for (i = 0; i < NQ; i++) {
-		d[i] = ds->rxq[i].devmem_frags;
-		d[NQ + i] = ds->rxq[i].nobufs;
+		struct dmsim_rxq *q = &ds->rxq[i];
+
+		d[i] = q->devmem_frags;
+		d[NQ + i] = q->nobufs;
+		sum[0] += q->devmem_frags;
+		sum[1] += q->nobufs;
+		sum[2] += q->packed;
+		sum[3] += q->unsplit;
+		sum[4] += q->large;
 	}
+	sum[5] = atomic64_read(&ds->lost);
+	sum[6] = atomic64_read(&ds->sent_devmem);
+	sum[7] = dev->cfg->hds_config;
 }
 
 static void get_drvinfo(struct net_device *dev, struct ethtool_drvinfo *info)

@@ -40,6 +40,9 @@ enum lie {
     LIE_SIZE_NEGATIVE
 };
 EXPORT void tcpx_double_lie_next(int lie);
+/* In a process that a test starts, TCPX_DOUBLE_LIE is such a number and TCPX_DOUBLE_FAULT says
+ * CALL=CODE or CALL=CODE@AFTER as for tcpx_double_fault, CALL a number. CALL 0 is the loading of
+ * the file. */
 
 /* After `after` more calls, each such call returns `code`; with HANG it does not return before
  * the next tcpx_double_fault. CALL_NONE ends that. */
@@ -58,7 +61,8 @@ enum call {
     CALL_CONSUMED,
     CALL_CLOSE_SEND,
     CALL_CLOSE_RECV,
-    CALL_CLOSE_LISTEN
+    CALL_CLOSE_LISTEN,
+    CALL_INIT
 };
 #define HANG (-1)
 EXPORT void tcpx_double_fault(int call, int code, unsigned after);
@@ -121,7 +125,7 @@ extern _Atomic size_t tcpx_double_pool_bytes;
             log_line(level, SUBSYSTEM_NET, __FILE__, __LINE__, __VA_ARGS__);                      \
     } while (0)
 
-/* misbehave.c */
+/* misbehave.c; call_fault gives the code that the call must return */
 uint64_t lie_in_queue(struct comm *comm, struct unpack_slot *slot);
 bool lie_early(struct comm *comm);
 bool lie_size(const struct request *request, int *size);

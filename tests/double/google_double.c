@@ -102,13 +102,14 @@ static int double_iflush(void *comm, int n, void **data, int *sizes, void **hand
     return INTERNAL_ERROR; /* the real plugin follows the NULL that hosts pass here */
 }
 
-/* Every call but init may be told to fail or hang. */
+/* Every call may be told to fail or hang. */
 #define GUARDED(call, name, parameters, arguments)                                                \
     static int guarded_##name parameters                                                          \
     {                                                                                             \
         int fault = call_fault(call);                                                             \
         return fault != OK ? fault : double_##name arguments;                                     \
     }
+GUARDED(CALL_INIT, init, (logger_fn log), (log))
 GUARDED(CALL_DEVICES, devices, (int *count), (count))
 GUARDED(CALL_PROPERTIES, properties, (int dev, struct properties *out), (dev, out))
 GUARDED(CALL_LISTEN, listen, (int dev, void *handle, void **comm), (dev, handle, comm))
@@ -165,7 +166,7 @@ _Static_assert(sizeof(struct table) == 152, "table v7");
 
 EXPORT volatile struct table ncclNetPlugin_v7 = {
     .name = "GPUDirectTCPX_v7",
-    .init = double_init,
+    .init = guarded_init,
     .devices = guarded_devices,
     .properties = guarded_properties,
     .listen = guarded_listen,

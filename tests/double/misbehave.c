@@ -1,6 +1,9 @@
 /* What a faulty plugin could do: lies about one receive, and calls that fail or hang on demand. */
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
 
 #include "double.h"
 
@@ -71,7 +74,9 @@ bool lie_early(struct comm *comm)
 /* The size that `test` reports, which the real plugin never does; -1 for none. */
 bool lie_size(const struct request *request, int *size)
 {
-    switch (lie_among(1u << LIE_SIZE_SHORT | 1u << LIE_SIZE_LONG | 1u << LIE_SIZE_NEGATIVE)) {
+    /* A byte less than nothing would be no size at all. */
+    unsigned shorter = request->size > 0 ? 1u << LIE_SIZE_SHORT : 0;
+    switch (lie_among(shorter | 1u << LIE_SIZE_LONG | 1u << LIE_SIZE_NEGATIVE)) {
     case LIE_SIZE_SHORT:
         *size = request->size - 1;
         return true;
@@ -129,4 +134,21 @@ int call_fault(int call)
     }
     pthread_mutex_unlock(&lock);
     return code;
+}
+
+/* ---- the same, asked for by variables ---- */
+
+__attribute__((constructor)) static void from_environment(void)
+{
+    const char *lie = getenv("TCPX_DOUBLE_LIE"), *fault = getenv("TCPX_DOUBLE_FAULT");
+    int call, code;
+    unsigned after = 0;
+    if (lie)
+        tcpx_double_lie_next(atoi(lie));
+    if (!fault || sscanf(fault, "%d=%d@%u", &call, &code, &after) < 2)
+        return;
+    if (call == CALL_NONE && code == HANG)
+        for (;;)
+            pause();
+    tcpx_double_fault(call, code, after);
 }

@@ -177,6 +177,20 @@ pub enum Call {
     CloseSend,
     CloseRecv,
     CloseListen,
+    Init,
+}
+
+/// Has the double of another process lie: a number of [`Lie`].
+pub const LIE_VARIABLE: &str = "TCPX_DOUBLE_LIE";
+/// Has a call of the double of another process fail or hang: see [`fault_value`].
+pub const FAULT_VARIABLE: &str = "TCPX_DOUBLE_FAULT";
+/// The value of [`FAULT_VARIABLE`] for which loading the file hangs.
+pub const LOADING_HANGS: &str = "0=-1";
+
+/// The value of [`FAULT_VARIABLE`] for which, after `after` more of them, every `call` returns
+/// `code`, or hangs for -1.
+pub fn fault_value(call: Call, code: i32, after: u32) -> String {
+    format!("{}={code}@{after}", call as i32)
 }
 
 /// A call that fails or hangs as long as this lives.

@@ -7,7 +7,6 @@
 //! a socket gives all of its tokens back.
 
 use std::io;
-use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -22,8 +21,10 @@ use tcpx_wire::cmsg::{Dialect, HEADER_BYTES, SOL_SOCKET, cmsg_align, cmsg_len, c
 use crate::content::scramble;
 
 mod sockets;
+mod weather;
 
 use sockets::Sockets;
+pub use weather::{Counts, Reports, Weather};
 
 const PAGE: usize = 4096;
 /// Memory to send from: fewer slots than chunks in flight.
@@ -36,57 +37,6 @@ const DMABUF_ID: u32 = 77;
 const POISON: u8 = 0xee;
 const TOO_SMALL: i32 = 525;
 
-/// How packets arrive. Positions count in the payload stream of each socket.
-#[derive(Clone, Debug)]
-pub struct Weather {
-    /// Payload bytes of a packet.
-    pub packet: usize,
-    /// Every so many packets, one is not split: its first bytes are linear.
-    pub linear_every: Option<u64>,
-    /// How many bytes are linear then.
-    pub linear_bytes: usize,
-    /// Packets lie at any place of a page, and share pages.
-    pub packed: bool,
-    /// These bytes come plain, as after an unbind.
-    pub plain: Range<u64>,
-    /// From here on each receive fails with this errno.
-    pub fails_at: Option<(u64, i32)>,
-    /// The first so many receives fail with errno 525, whatever room there is.
-    pub too_small: u32,
-    /// Each return of tokens frees at most so many.
-    pub frees_at_most: usize,
-    /// From this call on, returns of tokens fail with this errno.
-    pub refuses_tokens_at: Option<(u64, i32)>,
-    /// A record lies about its dma-buf at this place.
-    pub lies_at: Option<u64>,
-    /// There is memory to send from.
-    pub sends: bool,
-    /// Every so many sends out of it find no room to be noted (`ENOBUFS`).
-    pub no_room_every: Option<u64>,
-    /// From this send on, all of them fail with this errno.
-    pub send_fails_at: Option<(u64, i32)>,
-}
-
-impl Default for Weather {
-    fn default() -> Self {
-        Self {
-            packet: 1448,
-            linear_every: None,
-            linear_bytes: 100,
-            packed: false,
-            plain: 0..0,
-            fails_at: None,
-            too_small: 0,
-            frees_at_most: 1024,
-            refuses_tokens_at: None,
-            lies_at: None,
-            sends: false,
-            no_room_every: None,
-            send_fails_at: None,
-        }
-    }
-}
-
 #[derive(Debug, Default)]
 struct State {
     sockets: Sockets,
@@ -96,38 +46,9 @@ struct State {
     /// Where the next packed fragment goes, on a page that has one.
     packing: Option<usize>,
     steered: Vec<Flow>,
+    /// Memory to send from that closed sockets left to the card: places and lengths.
+    left_to_card: Vec<(usize, usize)>,
     counts: Counts,
-}
-
-/// What happened, for assertions.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Receives that brought records.
-    pub receives: u64,
-    /// Fragments handed out in the pool.
-    pub fragments: u64,
-    /// Bytes handed out in the pool.
-    pub device_bytes: u64,
-    /// Bytes handed out as linear ones among records.
-    pub linear_bytes: u64,
-    /// Plain bytes.
-    pub plain_bytes: u64,
-    /// Receives that found no page.
-    pub dry: u64,
-    /// Calls that returned tokens.
-    pub returns: u64,
-    /// Fragments whose pages came back with the close of their socket.
-    pub freed_by_close: u64,
-    /// Calls that named a token which nobody had.
-    pub strange_returns: u64,
-    /// Receives that failed on purpose.
-    pub failures: u64,
-    /// Sends out of bound memory.
-    pub device_sends: u64,
-    /// Those of them that the kernel has reported on.
-    pub reports: u64,
-    /// Those that found no room to be noted.
-    pub no_room: u64,
 }
 
 /// See the module's documentation.
@@ -250,10 +171,12 @@ impl FakeKernel {
 
     /// A socket's close gives its tokens back.
     fn free_closed(&self, state: &mut State) {
-        for (at, length) in state.sockets.take_closed() {
+        let closed = state.sockets.take_closed();
+        for (at, length) in closed.fragments {
             self.free(state, at, length);
             state.counts.freed_by_close += 1;
         }
+        state.left_to_card.extend(closed.sent);
     }
 }
 
@@ -437,6 +360,9 @@ impl SocketCalls for FakeKernel {
         let mut state = self.lock();
         let state = &mut *state;
         self.free_closed(state);
+        let start = usize::try_from(offset).expect("in memory");
+        let overlaps = |(at, bytes): &(usize, usize)| *at < start + length && start < at + bytes;
+        state.counts.reused_early += u64::from(state.left_to_card.iter().any(overlaps));
         let own = state.sockets.of(socket);
         let counts = &mut state.counts;
         counts.device_sends += 1;
@@ -447,12 +373,11 @@ impl SocketCalls for FakeKernel {
         }
         let number = counts.device_sends;
         let is_full = |every| number.is_multiple_of(every);
-        if self.weather.no_room_every.is_some_and(is_full) && own.unreported > 0 {
+        if self.weather.no_room_every.is_some_and(is_full) && own.unreported() > 0 {
             counts.device_sends -= 1;
             counts.no_room += 1;
             return Err(io::Error::from_raw_os_error(libc::ENOBUFS));
         }
-        let start = usize::try_from(offset).expect("in memory");
         let part = self.send_memory.slice(start..start + length);
         let base = part.expect("in the memory to send from").host_ptr();
         let flags = libc::MSG_ZEROCOPY | libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
@@ -466,19 +391,45 @@ impl SocketCalls for FakeKernel {
             counts.device_sends -= 1;
             io::Error::last_os_error()
         })?;
-        own.unreported += 1;
+        own.sent.push(Some((start, sent)));
         Ok(sent)
     }
 
+    fn reset(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        LinuxSockets.reset(socket)
+    }
+
     fn done(&self, socket: BorrowedFd<'_>) -> io::Result<Option<Done>> {
-        let done = LinuxSockets.done(socket)?;
-        if let Some(done) = done {
-            let reported = u64::from(done.last.wrapping_sub(done.first)) + 1;
-            let mut state = self.lock();
-            state.counts.reports += reported;
-            state.sockets.of(socket).unreported -= reported;
+        let mut state = self.lock();
+        let state = &mut *state;
+        let own = state.sockets.of(socket);
+        let done = match self.weather.reports {
+            Reports::InOrder => LinuxSockets.done(socket)?,
+            order => {
+                while let Some(done) = LinuxSockets.done(socket)? {
+                    let one = |number| Done {
+                        first: number,
+                        last: number,
+                        ..done
+                    };
+                    own.reports.extend((done.first..=done.last).map(one));
+                }
+                match order {
+                    Reports::Never => None,
+                    _ => own.reports.pop(),
+                }
+            }
+        };
+        let Some(done) = done else {
+            return Ok(None);
+        };
+        let numbers = done.first as usize..=done.last as usize;
+        for sent in &mut own.sent[numbers] {
+            let taken = sent.take();
+            assert!(taken.is_some(), "a report about a send that was reported");
+            state.counts.reports += 1;
         }
-        Ok(done)
+        Ok(Some(done))
     }
 }
 

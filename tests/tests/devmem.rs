@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use tcpx::{Connection, Event, Level, Observer, Region};
 use tcpx_tests::content::Content;
-use tcpx_tests::fake_kernel::{Counts, FakeKernel, Weather};
+use tcpx_tests::fake_kernel::{Counts, FakeKernel, Reports, Weather};
 use tcpx_tests::pair::{Listening, close};
 
 const POOL: usize = 8 << 20;
@@ -192,6 +192,22 @@ fn plain_bytes_in_the_middle_are_data_and_the_user_hears_of_it_once() {
 }
 
 #[test]
+fn the_path_follows_every_change() {
+    let weather = Weather {
+        plain: 700_001..2_000_000,
+        fails_at: Some((3_000_000, libc::ENODEV)),
+        ..Weather::default()
+    };
+    let seen = run(POOL, weather, &SIZES);
+    assert!(
+        seen.changes.iter().any(|why| why.contains("plain data")),
+        "{:?}",
+        seen.changes
+    );
+    assert!(seen.path.contains("over plain TCP"), "{}", seen.path);
+}
+
+#[test]
 fn a_binding_that_ends_goes_on_as_plain_data() {
     let weather = Weather {
         plain: 1_000_003..u64::MAX,
@@ -321,6 +337,37 @@ fn a_refused_send_moves_the_stream_to_plain_tcp() {
         ..Weather::default()
     };
     goes_on_over_plain_tcp(weather, "out of device memory failed");
+}
+
+#[test]
+fn reports_that_come_in_another_order_free_each_slot_once() {
+    let weather = Weather {
+        sends: true,
+        reports: Reports::Backwards,
+        ..Weather::default()
+    };
+    let counts = run_undisturbed(POOL, weather, &SIZES);
+    assert!(counts.reports > 0, "{counts:?}");
+}
+
+#[test]
+fn a_slot_that_the_card_has_not_let_go_of_is_never_used_again() {
+    let weather = Weather {
+        sends: true,
+        send_fails_at: Some((2, libc::EINVAL)),
+        reports: Reports::Never,
+        ..Weather::default()
+    };
+    let (kernel, network) = FakeKernel::network(POOL, weather);
+    let listening = Listening::new(network, |_| (), |_| ());
+    for round in 0..2 {
+        let (server, client) = listening.connect();
+        transfer(&client, &server, round, &[3 << 20]);
+        close(server, client);
+    }
+    let counts = kernel.counts();
+    assert!(counts.device_sends > 2, "both rounds sent: {counts:?}");
+    assert_eq!(counts.reused_early, 0, "{counts:?}");
 }
 
 #[test]

@@ -28,13 +28,18 @@ fn turn(test: &str) -> Option<MutexGuard<'static, ()>> {
 
 /// A server on host b and a client on host a that sends `count` transfers.
 fn start(hosts: &Hosts, bytes: u64, count: u64, interfaces: Option<&str>) -> (Told, Told) {
+    start_with(hosts, bytes, count, interfaces.as_slice())
+}
+
+/// As [`start`], with all words that may follow.
+fn start_with(hosts: &Hosts, bytes: u64, count: u64, more: &[&str]) -> (Told, Told) {
     let (bytes, count) = (bytes.to_string(), count.to_string());
     let mut server = hosts
         .start(false, STRIPED, &["server", "7077", &bytes, &count])
         .unwrap();
     server.wait_for("listening").unwrap();
     let mut arguments = vec!["client", "10.78.0.2:7077", &bytes, &count];
-    arguments.extend(interfaces);
+    arguments.extend(more);
     let client = hosts.start(true, STRIPED, &arguments).unwrap();
     (server, client)
 }
@@ -89,6 +94,30 @@ fn a_link_of_a_tenth_of_the_speed_adds_its_part() {
         all / 1e6
     );
     assert!(part >= 0.9, "{part:.2} of the sum of the links");
+}
+
+/// The kernel copies for a receiver on its own host, whatever the route: the lanes see that and copy too.
+#[test]
+fn host_memory_that_was_to_be_sent_without_a_copy_arrives_where_the_kernel_copies() {
+    let Some(_turn) =
+        turn("host_memory_that_was_to_be_sent_without_a_copy_arrives_where_the_kernel_copies")
+    else {
+        return;
+    };
+    let hosts = Hosts::new("uncopied", &[RATE * 20; 2]).unwrap();
+    for interfaces in ["=nic0", "nic"] {
+        let (mut server, mut client) = start_with(&hosts, BYTES, 3, &[interfaces, "zero-copy"]);
+        for _ in 0..3 {
+            client.wait_for("sent").unwrap();
+            server.wait_for("verified").unwrap();
+        }
+        let (uncopied, line) = client.wait_for("calls_uncopied").unwrap();
+        assert_eq!(
+            (&uncopied, &line["lanes_lost"]),
+            (&0.into(), &0.into()),
+            "{line}"
+        );
+    }
 }
 
 #[test]

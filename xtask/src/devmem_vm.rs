@@ -21,6 +21,8 @@ use crate::workspace::{cargo, files, root, run as run_command};
 
 /// Longest run of one script; emulation on a busy machine is slow.
 const LIMIT: Duration = Duration::from_secs(600);
+/// Least bytes that all scripts together check through device memory.
+const LEAST_CHECKED: u64 = 500_000_000;
 /// What `rustc` calls the only host that this machine is made for.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Programs of ours that scripts may use.
@@ -46,6 +48,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     };
     let programs = build(&root, &work)?;
     let mut failed = Vec::new();
+    let mut sum = console::Checked::default();
     for script in &scripts {
         let name = script.file_stem().unwrap_or_default().to_string_lossy();
         println!("== {name}");
@@ -53,7 +56,10 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         let outcome = machine.run(script, &programs, LIMIT)?;
         let seconds = started.elapsed().as_secs_f64();
         match outcome {
-            Ok(()) => println!("   {name}: passed in {seconds:.0} s"),
+            Ok(checked) => {
+                sum += checked;
+                println!("   {name}: passed in {seconds:.0} s");
+            }
             Err(why) => {
                 println!("   {name}: FAILED after {seconds:.0} s: {why}");
                 failed.push(name.into_owned());
@@ -66,7 +72,17 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         scripts.len() - failed.len(),
         failed.len()
     );
+    println!(
+        "every byte of {:.0} MB was checked, {:.0} MB of them came through device memory",
+        sum.bytes as f64 / 1e6,
+        sum.in_device as f64 / 1e6
+    );
     ensure!(failed.is_empty(), "failed: {}", failed.join(", "));
+    ensure!(
+        !arguments.is_empty() || sum.in_device >= LEAST_CHECKED,
+        "{} bytes came through device memory, {LEAST_CHECKED} were expected",
+        sum.in_device
+    );
     Ok(())
 }
 

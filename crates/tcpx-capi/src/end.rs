@@ -44,7 +44,7 @@ unsafe impl Send for Shown {}
 #[derive(Debug)]
 enum Comm {
     Send(SendComm),
-    Recv(RecvComm, Option<Queue>),
+    Recv(RecvComm, Option<Box<Queue>>),
     Closed,
 }
 
@@ -114,7 +114,7 @@ impl End {
     }
 
     pub(crate) fn receiving(comm: RecvComm) -> Outcome<Self> {
-        let queue = Queue::of(&comm)?;
+        let queue = Queue::of(&comm)?.map(Box::new);
         let device = comm.device_handle().map(|device| {
             Shown(Box::new(tcpx_device_handle {
                 net_device_type: nccl_net::constants::NET_DEVICE_UNPACK,

@@ -5,6 +5,7 @@ pub(crate) mod file;
 mod net;
 mod plot;
 mod report;
+mod targets;
 mod ways;
 
 use std::fs;

@@ -48,9 +48,10 @@ impl Link {
         } else {
             sources.for_client()?
         };
-        let (network, network_line) = choose_network(&args.network, memory)?;
+        let (network, network_line) = choose_network(&args.network, memory, args.timeout.0)?;
         let mut options = Options::new(network, auth);
         options.channels = args.network.channels.unwrap_or(0);
+        options.congestion = args.network.congestion();
         options.chunk_bytes = match args.network.chunk_bytes() {
             None => None,
             Some(size) => Some(u32::try_from(size.0).map_err(|_| Error::Usage {
@@ -249,6 +250,7 @@ pub(crate) fn is_plugin(args: &NetworkArgs) -> bool {
 fn choose_network(
     args: &NetworkArgs,
     memory: &MemoryChoice,
+    limit: Duration,
 ) -> Result<(Arc<dyn Network>, String), Error> {
     if args.network == Some(NetworkName::Devmem) {
         return devmem::network(args, memory);
@@ -262,13 +264,14 @@ fn choose_network(
         return Ok((
             Arc::new(TcpNetwork::new(TcpOptions {
                 interfaces: args.interfaces().map(str::to_owned),
+                zero_copy: args.zero_copy,
                 ..TcpOptions::default()
             })),
             format!("tcp, embedded ({why})"),
         ));
     }
     let file = Places::of_process().find(args.plugin.as_deref())?;
-    let network = plugin_network(&file, args.abi, args.plugin_device, memory)?;
+    let network = plugin_network(&file, args.abi, args.plugin_device, memory, limit)?;
     let line = format!(
         "plugin {} {}, device {} ({}), {} ({})",
         network.plugin_name(),
@@ -281,12 +284,16 @@ fn choose_network(
     Ok((Arc::new(network), line))
 }
 
-/// Loads the plugin file and starts the plugin.
+/// What the start of a plugin may take where nobody said.
+pub(crate) const PLUGIN_START: Duration = Duration::from_secs(60);
+
+/// Loads the plugin file and starts the plugin, within `limit`.
 pub(crate) fn plugin_network(
     file: &PluginFile,
     abi: Option<u8>,
     device: usize,
     memory: &MemoryChoice,
+    limit: Duration,
 ) -> Result<PluginNetwork, Error> {
     let memory = match &memory.gpu {
         Some(gpu) => PluginMemory::Gpu(gpu.clone()),
@@ -305,7 +312,7 @@ pub(crate) fn plugin_network(
         device,
         memory,
     };
-    Ok(PluginNetwork::load(options).map_err(tcpx::Error::from)?)
+    Ok(PluginNetwork::load_within(options, limit).map_err(tcpx::Error::from)?)
 }
 
 fn say_plugin_limits() {

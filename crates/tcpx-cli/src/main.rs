@@ -31,6 +31,8 @@ mod vendor_environment;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use tcpx_net::plugin;
+
 use crate::args::{Cli, Command};
 use crate::error::Error;
 use crate::output::say::{self, say};
@@ -40,6 +42,10 @@ const LAST_WAIT: Duration = Duration::from_secs(2);
 
 fn main() -> ExitCode {
     let code = start();
+    if plugin::is_linker_stuck() {
+        // An orderly end would wait for the plugin's constructor.
+        plugin::leave_process(u8::from(code != ExitCode::SUCCESS));
+    }
     // The driver is torn down when this function returns, and no thread should be inside it then. A worker
     // that takes longer is stuck, and the verdict has been printed.
     tcpx_memory::CopyWorker::wait_for_ends(LAST_WAIT);

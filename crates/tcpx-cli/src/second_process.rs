@@ -96,6 +96,7 @@ fn same(link: &LinkArgs) -> Vec<String> {
         "chunk-bytes",
         network.chunk_bytes().map(|size| size.0.to_string()),
     );
+    flag("congestion", network.congestion.clone());
     flag("unpack", network.unpack.map(|method| method.to_string()));
     flags
 }

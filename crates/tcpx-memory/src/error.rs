@@ -153,6 +153,13 @@ pub enum MemoryError {
     /// begun stays held, because something may still touch it.
     #[error("a fault ended the copy worker; restart the program and report the fault")]
     WorkerFailed,
+    /// Nobody can learn when the job ends. Its memory stays held for as long as the process lives, because
+    /// something may still touch it.
+    #[error("{source}; the job's memory stays held, so restart the program")]
+    EndUnknown {
+        /// Why not.
+        source: Box<Self>,
+    },
     /// The copy worker's thread could not be started.
     #[error("cannot start the copy worker's thread: {why}; raise the process's thread limit")]
     Thread {
@@ -162,6 +169,13 @@ pub enum MemoryError {
     /// The CUDA driver refused.
     #[error(transparent)]
     Cuda(#[from] CudaError),
+}
+
+impl MemoryError {
+    /// Whether something of the job may still be under way, now and later.
+    pub fn may_go_on(&self) -> bool {
+        matches!(self, Self::EndUnknown { .. } | Self::WorkerFailed)
+    }
 }
 
 /// Why the CUDA driver could not do what was asked.

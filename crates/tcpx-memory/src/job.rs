@@ -68,7 +68,8 @@ impl fmt::Debug for Job {
 /// Told when jobs end. Every job that was accepted ends exactly once.
 pub trait CompletionSink: Send + Sync {
     /// The job has ended with bytes, a checksum, or an error; nothing of it touches memory any more,
-    /// and its slices, leases and descriptors have been dropped.
+    /// and its slices, leases and descriptors have been dropped. Of an error that says
+    /// [`MemoryError::may_go_on`] neither is true, for as long as the process lives.
     ///
     /// Called on the worker's thread, which stands still meanwhile: must not block.
     fn complete(&self, token: u64, result: Result<u64, MemoryError>);

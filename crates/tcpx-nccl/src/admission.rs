@@ -1,7 +1,7 @@
 //! Strangers at a listening socket, until they prove that they know its secret.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use tcpx_wire::Key;
@@ -11,7 +11,7 @@ use crate::error::PluginError;
 use crate::listener::key;
 use crate::log::Log;
 use crate::plugin::random;
-use crate::socket::{self, Moved};
+use crate::socket::{self, Listener, Moved, Stream};
 
 /// Connections taken from the kernel in one call.
 const MAX_ACCEPTS: usize = 16;
@@ -21,7 +21,7 @@ const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 /// A listening socket with the connections that are in their handshake.
 #[derive(Debug)]
 pub(crate) struct Admission {
-    socket: TcpListener,
+    socket: Listener,
     key: Key,
     pending: Vec<Pending>,
     /// The oldest makes room for one more.
@@ -31,14 +31,14 @@ pub(crate) struct Admission {
 /// An authenticated connection.
 #[derive(Debug)]
 pub(crate) struct Admitted {
-    pub(crate) stream: TcpStream,
+    pub(crate) stream: Stream,
     pub(crate) peer: SocketAddr,
 }
 
 /// A connection in its handshake.
 #[derive(Debug)]
 struct Pending {
-    stream: TcpStream,
+    stream: Stream,
     peer: SocketAddr,
     deadline: Instant,
     handshake: ServerHandshake,
@@ -52,7 +52,7 @@ enum Outcome {
 }
 
 impl Admission {
-    pub(crate) fn new(socket: TcpListener, secret: [u8; Key::BYTES], limit: usize) -> Self {
+    pub(crate) fn new(socket: Listener, secret: [u8; Key::BYTES], limit: usize) -> Self {
         Self {
             socket,
             key: key(secret),
@@ -61,12 +61,12 @@ impl Admission {
         }
     }
 
-    pub(crate) const fn listener(&self) -> &TcpListener {
+    pub(crate) const fn listener(&self) -> &Listener {
         &self.socket
     }
 
     /// The connections in their handshake.
-    pub(crate) fn pending(&self) -> impl Iterator<Item = &TcpStream> {
+    pub(crate) fn pending(&self) -> impl Iterator<Item = &Stream> {
         self.pending.iter().map(|pending| &pending.stream)
     }
 
@@ -96,7 +96,7 @@ impl Admission {
     fn admit(&mut self, log: &Log, name: &str) -> Result<(), PluginError> {
         for _ in 0..MAX_ACCEPTS {
             let (stream, peer) = match self.socket.accept() {
-                Ok(accepted) => accepted,
+                Ok((stream, peer)) => (Stream::new(stream), peer),
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => break,
                     io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => continue,

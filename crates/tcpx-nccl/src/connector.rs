@@ -1,6 +1,6 @@
 //! A connect under way: the comm's own connection, then the lanes that it shares.
 
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use crate::lanes::carriage::{Carriage, Route};
 use crate::lanes::lane_set::Standing;
 use crate::plugin::Shared;
 use crate::send::SendComm;
+use crate::socket::Stream;
 use crate::stall::Stall;
 
 /// The peer must have accepted by then.
@@ -37,7 +38,7 @@ enum Phase {
     /// The comm's own connection.
     Own(Dialer),
     /// The lanes, with the comm's connection at hand.
-    Lanes(TcpStream, Route),
+    Lanes(Stream, Route),
     /// Over.
     Ended,
 }
@@ -122,7 +123,7 @@ impl Connector {
         }
     }
 
-    fn comm(&self, stream: TcpStream, carriage: Option<Carriage>) -> Result<SendComm, String> {
+    fn comm(&self, stream: Stream, carriage: Option<Carriage>) -> Result<SendComm, String> {
         let name = format!("send comm {} to {}", self.shared.number(), self.peer);
         SendComm::new(self.shared.clone(), stream, name, carriage)
             .map_err(|error| error.to_string())

@@ -1,7 +1,7 @@
 //! A connection under way: dial, prove that we know the secret.
 
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use tcpx_wire::Key;
@@ -9,7 +9,7 @@ use tcpx_wire::handshake::{ClientHandshake, Message, Step};
 
 use crate::listener::{key, tcp_socket};
 use crate::plugin::random;
-use crate::socket::{self, Moved};
+use crate::socket::{self, Moved, Stream};
 
 /// Pause before dialling again, after the peer dropped an unfinished handshake.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
@@ -29,9 +29,9 @@ enum Phase {
     /// Not dialled yet, or not before this moment again.
     Idle(Instant),
     /// The SYN is on its way.
-    Dialling(TcpStream),
+    Dialling(Stream),
     /// Connected; messages go back and forth.
-    Handshake(TcpStream, Box<ClientHandshake>),
+    Handshake(Stream, Box<ClientHandshake>),
     /// Over.
     Ended,
 }
@@ -62,7 +62,7 @@ impl Dialer {
     }
 
     /// The authenticated connection; `None`: not yet; an error says why there will be none.
-    pub(crate) fn poll(&mut self, now: Instant) -> Result<Option<TcpStream>, String> {
+    pub(crate) fn poll(&mut self, now: Instant) -> Result<Option<Stream>, String> {
         match self.step(now) {
             Ok(found) => Ok(found),
             Err(Failure::Retry(_)) if now < self.until => {
@@ -73,7 +73,7 @@ impl Dialer {
         }
     }
 
-    fn step(&mut self, now: Instant) -> Result<Option<TcpStream>, Failure> {
+    fn step(&mut self, now: Instant) -> Result<Option<Stream>, Failure> {
         loop {
             self.phase = match std::mem::replace(&mut self.phase, Phase::Ended) {
                 Phase::Idle(until) if now < until => {
@@ -100,7 +100,7 @@ impl Dialer {
         }
     }
 
-    fn start(&self, stream: TcpStream) -> Result<Phase, Failure> {
+    fn start(&self, stream: Stream) -> Result<Phase, Failure> {
         let nonce = random().map_err(|error| Failure::Final(error.to_string()))?;
         socket::prepare(&stream).map_err(|error| Failure::Retry(error.to_string()))?;
         let (handshake, hello) = ClientHandshake::new(Some(&self.key), nonce, 0);
@@ -109,7 +109,7 @@ impl Dialer {
     }
 }
 
-fn dial(local: SocketAddr, peer: SocketAddr) -> io::Result<TcpStream> {
+fn dial(local: SocketAddr, peer: SocketAddr) -> io::Result<Stream> {
     let socket = tcp_socket(peer)?;
     // The device is the caller's choice of interface, wherever its address can reach the peer.
     if local.is_ipv4() == peer.is_ipv4() && local.ip().is_loopback() == peer.ip().is_loopback() {
@@ -120,11 +120,11 @@ fn dial(local: SocketAddr, peer: SocketAddr) -> io::Result<TcpStream> {
         Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
         Err(error) => return Err(error),
     }
-    Ok(socket.into())
+    Ok(Stream::new(socket.into()))
 }
 
 /// Whether the connection is up.
-fn dialled(stream: &TcpStream) -> io::Result<bool> {
+fn dialled(stream: &Stream) -> io::Result<bool> {
     if let Some(error) = stream.take_error()? {
         return Err(error);
     }
@@ -136,7 +136,7 @@ fn dialled(stream: &TcpStream) -> io::Result<bool> {
 }
 
 /// Reads what has arrived and answers it; `true` at the end of the handshake.
-fn answer(stream: &TcpStream, handshake: &mut ClientHandshake) -> Result<bool, Failure> {
+fn answer(stream: &Stream, handshake: &mut ClientHandshake) -> Result<bool, Failure> {
     let mut buffer = [0; 512];
     loop {
         let arrived = match socket::receive_bytes(stream, &mut buffer) {
@@ -162,7 +162,7 @@ fn answer(stream: &TcpStream, handshake: &mut ClientHandshake) -> Result<bool, F
     }
 }
 
-fn send(stream: &TcpStream, message: &Message) -> Result<(), Failure> {
+fn send(stream: &Stream, message: &Message) -> Result<(), Failure> {
     // A few hundred bytes on a fresh connection always fit its buffer.
     match socket::send_bytes(stream, message) {
         Moved::Bytes(sent) if sent == message.len() => Ok(()),

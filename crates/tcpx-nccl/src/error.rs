@@ -92,6 +92,17 @@ pub enum PluginError {
         /// What broke.
         why: String,
     },
+    /// The host gave memory back that a request still used.
+    #[error(
+        "{comm}: memory was deregistered while message {sequence} used it, so the connection was given up; \
+         deregister after test said done"
+    )]
+    Deregistered {
+        /// Comm description.
+        comm: String,
+        /// The oldest message that used it.
+        sequence: u64,
+    },
     /// The bytes on the connection are not what the protocol says.
     #[error(
         "{comm}: expected {expected}, got {arrived}; the connection is unusable, both sides must run the same plugin version"
@@ -195,6 +206,7 @@ impl PluginError {
             | Self::LanesEnded { .. }
             | Self::NoInterface { .. } => ResultCode::SystemError,
             Self::RefusedByPeer { .. } => ResultCode::RemoteError,
+            Self::Deregistered { .. } => ResultCode::InvalidUsage,
             Self::InvalidArgument(_)
             | Self::NoSuchDevice { .. }
             | Self::BadHandle { .. }

@@ -3,8 +3,6 @@
 mod lanes;
 mod stalls;
 
-use std::net::TcpStream;
-
 use nccl_net::export::Buffer;
 
 use crate::error::PluginError;
@@ -13,7 +11,7 @@ use crate::landing::Landing;
 use crate::log::Log;
 use crate::ring::Ring;
 use crate::scatter::{Landed, Room, Scatter};
-use crate::socket::{self, MAX_SPANS, Moved, Span};
+use crate::socket::{self, MAX_SPANS, Moved, Span, Stream};
 use crate::stall::Stall;
 
 /// Bytes that one call may read before it returns to its caller.
@@ -51,6 +49,8 @@ pub(crate) enum Phase {
 pub(crate) struct Request {
     pub(crate) target: Target,
     capacity: usize,
+    /// Registration that the buffer lies in.
+    memory: u64,
     pub(crate) phase: Phase,
     /// Message bytes, once announced.
     pub(crate) size: usize,
@@ -58,10 +58,11 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    pub(crate) const fn new(target: Target, capacity: usize) -> Self {
+    pub(crate) const fn new(target: Target, capacity: usize, memory: u64) -> Self {
         Self {
             target,
             capacity,
+            memory,
             phase: Phase::Posted,
             size: 0,
             received: 0,
@@ -69,11 +70,18 @@ impl Request {
     }
 }
 
+impl Drop for Inbound {
+    fn drop(&mut self) {
+        // Told here, and not by the last close: a fork may hold a copy of the socket.
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+    }
+}
+
 /// The connection of a receive comm.
 #[derive(Debug)]
 pub(crate) struct Inbound {
     pub(crate) name: String,
-    stream: TcpStream,
+    stream: Stream,
     pub(crate) ring: Ring<Request>,
     pub(crate) scatter: Option<Scatter>,
     /// Sequence of the message that is arriving.
@@ -92,7 +100,7 @@ pub(crate) struct Inbound {
 
 impl Inbound {
     pub(crate) fn new(
-        stream: TcpStream,
+        stream: Stream,
         name: String,
         scatter: Option<Scatter>,
         lanes: Option<Landing>,
@@ -117,6 +125,28 @@ impl Inbound {
     /// The error that ended the connection, if one did.
     pub(crate) fn alive(&self) -> Result<(), PluginError> {
         self.failure.clone().map_or(Ok(()), Err)
+    }
+
+    /// The host takes memory back: nothing writes there when this returns. Gives the failure of a
+    /// comm that had receives there; NCCL frees memory before it closes a comm that it aborts.
+    pub(crate) fn give_up(&mut self, memory: u64) -> Option<PluginError> {
+        let Self { ring, lanes, .. } = self;
+        let sequence = ring.find_first(|sequence, request| {
+            let over = matches!(request.phase, Phase::Done { .. })
+                || lanes.as_ref().is_some_and(|lanes| lanes.is_whole(sequence));
+            request.memory == memory && matches!(request.target, Target::Host(_)) && !over
+        })?;
+        let failure = PluginError::Deregistered {
+            comm: self.name.clone(),
+            sequence,
+        };
+        let failure = self.failure.get_or_insert(failure).clone();
+        if let Some(lanes) = &self.lanes {
+            lanes.close();
+        }
+        // The sender must not wait for a receiver that gave up.
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+        Some(failure)
     }
 
     /// Reads what has arrived for the posted receives, and nothing beyond them.

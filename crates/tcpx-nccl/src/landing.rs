@@ -109,6 +109,17 @@ impl Landing {
         usize::try_from(total).ok()
     }
 
+    /// Whether lanes brought all of a message: then none touches its memory any more.
+    pub(crate) fn is_whole(&self, sequence: u64) -> bool {
+        self.progress(sequence)
+            .is_some_and(|(written, total)| written >= total)
+    }
+
+    /// Takes the comm's memory away from the lanes, before it returns.
+    pub(crate) fn close(&self) {
+        self.runtime.registry.close(&self.inlet);
+    }
+
     /// Bytes that lanes brought of a message, and all its bytes, once they began.
     pub(crate) fn progress(&self, sequence: u64) -> Option<(u64, u64)> {
         self.inlet.progress(sequence)
@@ -143,6 +154,6 @@ impl Landing {
 
 impl Drop for Landing {
     fn drop(&mut self) {
-        self.runtime.registry.close(&self.inlet);
+        self.close();
     }
 }

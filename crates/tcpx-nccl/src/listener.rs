@@ -1,7 +1,7 @@
 //! A listening comm: accepts connections, lets only holders of the handle in.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nccl_net::export::{Accepted, NetError, NetListen, PeerHandle};
@@ -15,6 +15,7 @@ use crate::interfaces::Interface;
 use crate::lanes::runtime::Runtime;
 use crate::plugin::{Shared, random};
 use crate::receive::RecvComm;
+use crate::socket;
 
 /// Connections that may be in their handshake at once; the oldest makes room.
 const MAX_PENDING: usize = 16;
@@ -104,7 +105,7 @@ pub(crate) fn tcp_socket(address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-pub(crate) fn bind(shared: &Shared, address: IpAddr) -> Result<TcpListener, PluginError> {
+pub(crate) fn bind(shared: &Shared, address: IpAddr) -> Result<socket::Listener, PluginError> {
     let Some(ports) = shared.config.ports.clone() else {
         return listen_on(SocketAddr::new(address, 0)).map_err(|error| {
             let operation = format!("listening on {}", address);
@@ -135,10 +136,10 @@ pub(crate) fn bind(shared: &Shared, address: IpAddr) -> Result<TcpListener, Plug
     ))
 }
 
-fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
+fn listen_on(address: SocketAddr) -> io::Result<socket::Listener> {
     let socket = tcp_socket(address)?;
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
-    Ok(socket.into())
+    Ok(socket::Listener::new(socket.into()))
 }

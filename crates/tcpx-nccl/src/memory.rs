@@ -1,5 +1,7 @@
 //! Registered memory.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use nccl_net::export::{Buffer, MemoryRegion};
 use tcpx_memory::{Region, RegionSlice};
 
@@ -9,6 +11,8 @@ use crate::error::PluginError;
 /// One registration: a range of the host program's memory.
 #[derive(Debug)]
 pub struct Memory {
+    /// Tells registrations apart, also those of the same bytes.
+    id: u64,
     start: usize,
     len: usize,
     device: Option<Region>,
@@ -26,6 +30,7 @@ pub(crate) enum Place {
 impl Memory {
     /// Registers `region`; with `device`, as memory of that device.
     pub(crate) fn new(region: MemoryRegion, device: Option<&Device>) -> Result<Self, PluginError> {
+        static REGISTRATIONS: AtomicU64 = AtomicU64::new(0);
         let start = region.data.addr();
         if start.checked_add(region.len).is_none() {
             return Err(PluginError::InvalidArgument(format!(
@@ -34,10 +39,16 @@ impl Memory {
             )));
         }
         Ok(Self {
+            id: REGISTRATIONS.fetch_add(1, Ordering::Relaxed),
             start,
             len: region.len,
             device: device.map(|device| device.region(region)),
         })
+    }
+
+    /// The registration's number in this process.
+    pub(crate) const fn id(&self) -> u64 {
+        self.id
     }
 
     /// Finds `buffer` in the registration.

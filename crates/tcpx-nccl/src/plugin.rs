@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use nccl_net::constants::{MAX_NET_BYTES, UNPACK_MAX_RECEIVE_BYTES};
+use nccl_net::export::fork::PerProcess;
 use nccl_net::export::{HostLogger, NetError, NetPlugin, PeerHandle};
 use nccl_net::{DeviceOffload, PointerSupport, Properties};
 
@@ -19,6 +20,7 @@ use crate::lanes::runtime::Runtime;
 use crate::listener::ListenComm;
 use crate::log::Log;
 use crate::memory::Memory;
+use crate::parting::Parting;
 use crate::receive::RecvComm;
 use crate::send::SendComm;
 use crate::{environment, tuner};
@@ -54,8 +56,9 @@ pub(crate) struct Shared {
     /// Sends of all comms that are under way.
     pub(crate) sends: AtomicUsize,
     numbers: AtomicU64,
+    pub(crate) parting: PerProcess<Parting>,
     /// Lives as long as a comm uses it.
-    runtime: Mutex<Weak<Runtime>>,
+    runtime: PerProcess<Mutex<Weak<Runtime>>>,
 }
 
 impl Shared {
@@ -64,13 +67,11 @@ impl Shared {
         if self.config.mode != Mode::Host || self.config.lanes == Some(0) {
             return Ok(None);
         }
-        let mut runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
+        // A fork's child gets one of its own: the threads of this one are in the other process.
+        let runtime = self.runtime.get();
+        let mut runtime = runtime.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(running) = runtime.upgrade() {
-            if running.is_ours() {
-                return Ok(Some(running));
-            }
-            // A fork's copy: its threads are in the other process, and ending it is not our part.
-            std::mem::forget(running);
+            return Ok(Some(running));
         }
         let started = Arc::new(Runtime::start(self)?);
         *runtime = Arc::downgrade(&started);
@@ -171,7 +172,8 @@ impl TcpxPlugin {
                 rails,
                 sends: AtomicUsize::new(0),
                 numbers: AtomicU64::new(0),
-                runtime: Mutex::new(Weak::new()),
+                parting: PerProcess::new(),
+                runtime: PerProcess::new(),
             }),
         })
     }

@@ -1,6 +1,5 @@
 //! The receiving side of a connection: the calls of the host program.
 
-use std::net::TcpStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nccl_net::constants::UNPACK_MAX_RECEIVE_BYTES;
@@ -14,6 +13,7 @@ use crate::landing::Landing;
 use crate::memory::{Memory, Place};
 use crate::plugin::Shared;
 use crate::scatter::Scatter;
+use crate::socket::Stream;
 
 /// A receiving comm.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl RecvComm {
     /// device memory.
     pub(crate) fn new(
         shared: Arc<Shared>,
-        stream: TcpStream,
+        stream: Stream,
         number: u64,
         name: String,
         device_queue: bool,
@@ -94,6 +94,14 @@ impl NetComm for RecvComm {
             }
         }
         Ok(Memory::new(region, device.as_ref())?)
+    }
+
+    fn deregister(&self, memory: Memory) -> Result<(), NetError> {
+        let mut state = self.lock();
+        if let Some(failure) = state.inbound.give_up(memory.id()) {
+            self.shared.log.warn(&failure.to_string());
+        }
+        Ok(())
     }
 
     fn test(&self, id: RequestId) -> Result<Option<usize>, NetError> {
@@ -182,7 +190,9 @@ impl NetRecv for RecvComm {
         if let Some(lanes) = &inbound.lanes {
             lanes.post(number, buffer);
         }
-        let id = inbound.ring.post(Request::new(target, buffer.len));
+        let id = inbound
+            .ring
+            .post(Request::new(target, buffer.len, memory.id()));
         // What fails now is told again by test, which is where the host looks for it.
         let _ = inbound.progress(&self.shared.log);
         Ok(id)

@@ -93,6 +93,16 @@ impl<T> Ring<T> {
         })
     }
 
+    /// Sequence number of the oldest request that passes.
+    pub(crate) fn find_first(&self, mut test: impl FnMut(u64, &T) -> bool) -> Option<u64> {
+        let mut found = None;
+        self.all(|sequence, request| {
+            found = test(sequence, request).then_some(sequence);
+            found.is_none()
+        });
+        found
+    }
+
     pub(crate) fn remove(&mut self, id: RequestId) -> Option<T> {
         let request = self.slots.get_mut(usize::try_from(id.0).ok()?)?.take()?;
         self.outstanding -= 1;

@@ -3,7 +3,6 @@
 mod lanes;
 mod replies;
 
-use std::net::TcpStream;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -18,7 +17,7 @@ use crate::lanes::carriage::Carriage;
 use crate::memory::{Memory, Place};
 use crate::plugin::Shared;
 use crate::ring::Ring;
-use crate::socket::{self, Moved, Span};
+use crate::socket::{self, Moved, Span, Stream};
 use crate::staging::Staging;
 use crate::stall::Stall;
 
@@ -51,6 +50,8 @@ enum Progress {
 pub(crate) struct Request {
     pub(crate) source: Source,
     pub(crate) size: usize,
+    /// Registration that the bytes lie in.
+    memory: u64,
     /// Header and payload bytes in the socket; of a message that takes lanes, bytes queued.
     written: usize,
     /// It goes over lanes.
@@ -77,7 +78,7 @@ pub struct SendComm {
 #[derive(Debug)]
 struct State {
     name: String,
-    stream: TcpStream,
+    stream: Arc<Stream>,
     ring: Ring<Request>,
     /// Sequence of the request whose turn it is.
     next: u64,
@@ -102,7 +103,7 @@ impl SendComm {
     /// A comm on an authenticated connection, with the lanes for its large messages.
     pub(crate) fn new(
         shared: Arc<Shared>,
-        stream: TcpStream,
+        stream: Stream,
         name: String,
         carriage: Option<Carriage>,
     ) -> Result<Self, PluginError> {
@@ -122,12 +123,13 @@ impl SendComm {
                 }
             }
         }
+        shared.parting.get().look();
         let lanes_above = shared.config.inline_bytes;
         Ok(Self {
             shared,
             state: Mutex::new(State {
                 name,
-                stream,
+                stream: Arc::new(stream),
                 ring: Ring::new(),
                 next: 0,
                 staging: None,
@@ -166,6 +168,14 @@ impl NetComm for SendComm {
             }
         }
         Ok(Memory::new(region, device.as_ref())?)
+    }
+
+    fn deregister(&self, memory: Memory) -> Result<(), NetError> {
+        let mut state = self.lock();
+        if let Some(failure) = state.give_up(memory.id()) {
+            self.shared.log.warn(&failure.to_string());
+        }
+        Ok(())
     }
 
     fn test(&self, request: RequestId) -> Result<Option<usize>, NetError> {
@@ -217,6 +227,7 @@ impl NetSend for SendComm {
         let id = state.ring.post(Request {
             source,
             size: buffer.len,
+            memory: memory.id(),
             written: 0,
             on_lanes: false,
         });
@@ -234,13 +245,18 @@ impl NetSend for SendComm {
 
 impl Drop for SendComm {
     fn drop(&mut self) {
-        let open = self.lock().ring.len();
-        self.shared.sends.fetch_sub(open, Ordering::Relaxed);
+        let mut state = self.lock();
+        state.end();
+        self.shared
+            .sends
+            .fetch_sub(state.ring.len(), Ordering::Relaxed);
+        self.shared.parting.get().part(Arc::clone(&state.stream));
     }
 }
 
-impl Drop for State {
-    fn drop(&mut self) {
+impl State {
+    /// Takes everything back from the lanes, and tells the receiver whether all was sent.
+    fn end(&mut self) {
         // Lanes first: after this they hold nothing of ours, and what they carried is in sockets.
         let whole = self.carriage.take().is_none_or(|carriage| {
             carriage.close()
@@ -258,9 +274,7 @@ impl Drop for State {
             let _ = socket::send_bytes(&self.stream, &end.encode(Record::End));
         }
     }
-}
 
-impl State {
     /// Writes what the socket takes.
     fn progress(&mut self, shared: &Shared) -> Result<(), PluginError> {
         if let Some(failure) = &self.failure {

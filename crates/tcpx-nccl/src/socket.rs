@@ -1,13 +1,19 @@
 //! Non-blocking socket calls over raw memory: the one place that hands addresses to the kernel.
 
 use std::io;
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 
 use crate::error::PluginError;
+use crate::held::Held;
 
 /// Most pieces in one call; the kernel takes 1024.
 pub(crate) const MAX_SPANS: usize = 512;
+
+/// A connection of this process.
+pub(crate) type Stream = Held<TcpStream>;
+/// A listening socket of this process.
+pub(crate) type Listener = Held<TcpListener>;
 
 /// A span of memory for the kernel to read or write.
 #[derive(Clone, Copy, Debug)]

@@ -21,7 +21,7 @@ use rustix::time::{ClockId, clock_gettime};
 use socket2::{Domain, SockRef, Socket, Type};
 use tcpx_memory::{CopyWorker, Gpu, Region};
 use tcpx_net::{
-    Auth, Channel, Completion, DialOptions, Exchange, ListenOptions, Listener, Network,
+    Auth, Channel, Completion, Congestion, DialOptions, Exchange, ListenOptions, Listener, Network,
     NetworkError, Posted, Readiness, ReceiveChunk, SendChunk, Setup, Side, TcpNetwork, TcpOptions,
     dial,
 };
@@ -104,6 +104,7 @@ fn main() -> Result<(), Failure> {
         auth: auth.clone(),
         one_time: false,
         capabilities: 0,
+        congestion: Congestion::Automatic,
     })?;
     let address = listener.local_addr();
     let deadline = Instant::now() + PATIENCE;
@@ -122,6 +123,7 @@ fn main() -> Result<(), Failure> {
             peer: address,
             channels: lanes,
             deadline,
+            congestion: &Congestion::Automatic,
             workers: &client_workers,
             lanes: None,
             listening: None,
@@ -141,6 +143,7 @@ fn main() -> Result<(), Failure> {
         peer: accepted.peer,
         channels: lanes,
         deadline,
+        congestion: &Congestion::Automatic,
         workers: &workers,
         lanes: Some(accepted.lanes.clone()),
         listening: Some(accepted.listening),

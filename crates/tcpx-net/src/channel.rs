@@ -207,6 +207,8 @@ pub struct ChannelStats {
     pub lanes_restored: u64,
     /// Chunks sent again because the lane that had them died.
     pub chunks_resent: u64,
+    /// Calls whose bytes the kernel sent from where they lay, without a copy.
+    pub calls_uncopied: u64,
     /// TCP streams that are open now; 0 for networks whose streams are out of sight.
     pub streams: u64,
     /// Payload bytes of TCP that the kernel sent on the channel's open streams, sent again or not;
@@ -331,6 +333,11 @@ pub trait Channel: Send + Debug {
         self.describe()
     }
 
+    /// The congestion control of its TCP sockets, as the kernel names it; `None` without such sockets.
+    fn congestion_control(&self) -> Option<String> {
+        None
+    }
+
     /// Counters.
     fn stats(&self) -> ChannelStats;
 }
@@ -349,6 +356,7 @@ impl std::ops::AddAssign for ChannelStats {
         self.lanes_lost += other.lanes_lost;
         self.lanes_restored += other.lanes_restored;
         self.chunks_resent += other.chunks_resent;
+        self.calls_uncopied += other.calls_uncopied;
         self.streams += other.streams;
         self.tcp_bytes_sent += other.tcp_bytes_sent;
         self.tcp_bytes_received += other.tcp_bytes_received;

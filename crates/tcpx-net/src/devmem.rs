@@ -16,7 +16,6 @@ mod error;
 mod flow;
 mod folder;
 mod holders;
-mod in_kernel;
 mod inflow;
 pub mod kernel;
 mod landing;
@@ -39,8 +38,9 @@ mod steering;
 mod watch;
 mod zero_copy;
 
+pub use crate::zero_copy::Done;
 pub use bind::{Adjust, Devmem, ReceiveOptions};
-pub use calls::{Arrival, Done, LinuxSockets, SocketCalls};
+pub use calls::{Arrival, LinuxSockets, SocketCalls};
 pub use capability::{Capability, KernelCapability};
 pub use card_state::CardState;
 pub use error::{DevmemError, Refusal};

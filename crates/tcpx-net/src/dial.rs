@@ -6,6 +6,7 @@ use std::time::Instant;
 use tcpx_wire::handshake::{ClientHandshake, LaneClient, Session};
 
 use crate::auth::{self, Auth};
+use crate::congestion::Congestion;
 use crate::error::NetworkError;
 use crate::socket;
 
@@ -21,16 +22,19 @@ pub struct DialOptions {
     pub source: Option<IpAddr>,
     /// Capability bits to offer.
     pub capabilities: u64,
+    /// Congestion control of the socket.
+    pub congestion: Congestion,
 }
 
 impl DialOptions {
-    /// Through any interface, without capabilities.
+    /// Through any interface, without capabilities, with automatic congestion control.
     pub fn until(deadline: Instant) -> Self {
         Self {
             deadline,
             interface: None,
             source: None,
             capabilities: 0,
+            congestion: Congestion::Automatic,
         }
     }
 }

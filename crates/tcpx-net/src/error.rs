@@ -301,6 +301,16 @@ pub enum NetworkError {
         /// What to do: empty, or starting with `; `.
         hint: &'static str,
     },
+    /// The congestion control that was asked for cannot be had.
+    #[error("congestion control `{name}` cannot be used: {cause}; {remedy}")]
+    Congestion {
+        /// Its name.
+        name: String,
+        /// The system's reason.
+        cause: IoError,
+        /// What there is, and what to do.
+        remedy: String,
+    },
     /// Nobody connected.
     #[error(
         "no client connected to {address} within {waited:?}; start one with this address and key, and check that a firewall lets the port through"
@@ -336,6 +346,18 @@ pub enum NetworkError {
         call: &'static str,
         /// What it returned, what that means, and what to do.
         cause: String,
+    },
+    /// A call of a plugin did not come back.
+    #[error(
+        "{network}: {call} has not returned for {waited:?}, and keeps the thread that made it; look at the plugin's log, and use another build of it if it waits for nothing that can come"
+    )]
+    PluginStuck {
+        /// The network.
+        network: String,
+        /// What was being done; the plugin's function, or `loading` for the file's constructors.
+        call: &'static str,
+        /// How long we waited.
+        waited: Duration,
     },
     /// Memory for the network could not be had.
     #[error("{network}: {cause}")]

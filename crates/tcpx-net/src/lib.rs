@@ -7,6 +7,7 @@
 
 pub mod auth;
 pub mod channel;
+pub mod congestion;
 pub mod devmem;
 pub mod dial;
 pub mod error;
@@ -18,12 +19,14 @@ pub mod plain;
 pub mod plugin;
 mod socket;
 pub mod tcp;
+mod zero_copy;
 
 pub use auth::Auth;
 pub use channel::{
     Cancel, Capabilities, Channel, ChannelStats, Completion, MemoryKinds, Payload, Posted,
     Readiness, ReceiveChunk, SendChunk, Ticket, Way,
 };
+pub use congestion::Congestion;
 pub use dial::{DialOptions, Dialled, dial, dial_control_again};
 pub use error::{ChannelError, ChunkPosition, IoError, NetworkError};
 pub use lane_inbox::{AcceptedLane, LaneInbox};

@@ -19,6 +19,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use tcpx_wire::handshake::Session;
 
 use crate::auth::Auth;
+use crate::congestion::Congestion;
 use crate::error::NetworkError;
 use crate::lane_inbox::LaneInbox;
 use crate::socket;
@@ -43,6 +44,8 @@ pub struct ListenOptions {
     pub one_time: bool,
     /// Capability bits to offer.
     pub capabilities: u64,
+    /// Congestion control of everything that is accepted.
+    pub congestion: Congestion,
 }
 
 /// An authenticated control connection. What the peer sends next is still in the stream.
@@ -88,7 +91,8 @@ impl Listener {
     /// Listens.
     ///
     /// # Errors
-    /// [`NetworkError::Io`] when the address cannot be bound or the thread cannot be started.
+    /// [`NetworkError::Io`] when the address cannot be bound or the thread cannot be started,
+    /// [`NetworkError::Congestion`] when the system refuses that choice.
     pub fn bind(options: ListenOptions) -> Result<Self, NetworkError> {
         let asked = options.address;
         let fail = |operation| {
@@ -99,7 +103,7 @@ impl Listener {
                 hint: "",
             }
         };
-        let socket = socket::listen(asked)?;
+        let socket = socket::listen(asked, &options.congestion)?;
         let address = socket.local_addr().map_err(fail("getsockname"))?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| fail("eventfd")(error.into()))?;

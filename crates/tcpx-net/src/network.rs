@@ -9,6 +9,7 @@ use tcpx_memory::CopyWorker;
 use tcpx_wire::handshake::Session;
 
 use crate::channel::Channel;
+use crate::congestion::Congestion;
 use crate::error::NetworkError;
 use crate::lane_inbox::LaneInbox;
 
@@ -38,6 +39,8 @@ pub struct Setup<'a> {
     pub deadline: Instant,
     /// The copy workers of the GPUs whose memory will be moved; none for host memory alone.
     pub workers: &'a [Arc<CopyWorker>],
+    /// Congestion control of the sockets that are opened.
+    pub congestion: &'a Congestion,
     /// Server only: where the listener puts lanes that joined this session.
     pub lanes: Option<LaneInbox>,
     /// Server only: the address that the listener is bound to.

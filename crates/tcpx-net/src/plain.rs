@@ -3,10 +3,12 @@
 //! Nothing here authenticates anybody: such a stream carries bytes of no meaning.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::time::Instant;
 
 use rustix::event::PollFlags;
 
+use crate::congestion::Congestion;
 use crate::dial::DialOptions;
 use crate::error::NetworkError;
 use crate::socket;
@@ -14,9 +16,9 @@ use crate::socket;
 /// Listens at `address`; the socket is non-blocking.
 ///
 /// # Errors
-/// [`NetworkError::Io`]: the system's refusal.
-pub fn listen(address: SocketAddr) -> Result<TcpListener, NetworkError> {
-    socket::listen(address)
+/// [`NetworkError::Io`] or [`NetworkError::Congestion`]: the system's refusal.
+pub fn listen(address: SocketAddr, congestion: &Congestion) -> Result<TcpListener, NetworkError> {
+    socket::listen(address, congestion)
 }
 
 /// Takes the next stream, non-blocking.
@@ -60,16 +62,19 @@ pub fn accept(
 ///
 /// # Errors
 /// As for a lane: refused, unreachable, timed out.
-pub fn connect(peer: SocketAddr, deadline: Instant) -> Result<TcpStream, NetworkError> {
-    socket::connect(peer, &DialOptions::until(deadline))
+pub fn connect(
+    peer: SocketAddr,
+    congestion: &Congestion,
+    deadline: Instant,
+) -> Result<TcpStream, NetworkError> {
+    let options = DialOptions {
+        congestion: congestion.clone(),
+        ..DialOptions::until(deadline)
+    };
+    socket::connect(peer, &options)
 }
 
-/// The congestion control of a stream, read back from the kernel.
-pub fn congestion_control(stream: &TcpStream) -> Option<String> {
-    socket::congestion_control(stream)
-}
-
-/// The congestion control that streams of the embedded network get on this host.
-pub fn usual_congestion_control() -> Option<String> {
-    socket::usual_congestion_control()
+/// The congestion control of a stream or a listener, read back from the kernel.
+pub fn congestion_control(socket: &impl AsFd) -> Option<String> {
+    socket::congestion_control(socket)
 }

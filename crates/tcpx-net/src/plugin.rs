@@ -5,15 +5,18 @@
 //! device memory arrives as fragments in the plugin's bounce pool, which the plugin lists in its
 //! device queue.
 
+mod bounded;
 mod channel;
 mod offload;
 mod registrations;
 mod set_up;
+mod start;
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::time::Duration;
 
-use nccl_net::{AbiVersion, Handle128, LoadOptions, Plugin, Properties};
+use nccl_net::{AbiVersion, Handle128, Properties};
 use tcpx_memory::{ContextGuard, CudaError, Gpu};
 
 use crate::channel::Channel;
@@ -22,9 +25,12 @@ use crate::network::{Exchange, Network, Setup};
 
 pub use offload::Offload;
 use set_up::{Limits, Started};
+pub use start::{is_linker_stuck, leave_process};
 
 /// Bytes of the handle that a plugin's listen fills.
 const HANDLE_BYTES: usize = 128;
+/// What a start may take: Google's makes a context on every GPU and waits for its buffer daemon.
+const START_TIME: Duration = Duration::from_secs(60);
 /// Most channels of one connection.
 const MAX_CHANNELS: u16 = 64;
 
@@ -73,51 +79,24 @@ pub struct PluginNetwork {
 }
 
 impl PluginNetwork {
-    /// Loads and starts a plugin. Environment variables that it reads must be set before.
+    /// Loads and starts a plugin, within a minute. Environment variables that it reads must be set before.
     ///
     /// # Errors
-    /// The file cannot be loaded, has no usable table, does not start, or lacks the device.
+    /// As for [`Self::load_within`].
     pub fn load(options: PluginOptions) -> Result<Self, NetworkError> {
-        let network = options.path.display().to_string();
-        let failed = |call: &'static str| {
-            let network = network.clone();
-            move |cause: String| NetworkError::Plugin {
-                network,
-                call,
-                cause,
-            }
-        };
-        let plugin = Plugin::load(LoadOptions {
-            path: options.path,
-            abi: options.abi,
-            observer: Some(Arc::new(log_call)),
-        })
-        .map_err(|error| failed("loading")(error.to_string()))?;
-        let _entered = options
-            .memory
-            .enter()
-            .map_err(|error| failed("init")(error.to_string()))?;
-        plugin
-            .init()
-            .map_err(|error| failed("init")(error.to_string()))?;
-        let devices = plugin
-            .devices()
-            .map_err(|error| failed("devices")(error.to_string()))?;
-        tracing::info!(plugin = plugin.name(), version = ?plugin.version(), devices, "plugin started");
-        let properties = plugin
-            .properties(options.device)
-            .map_err(|error| failed("getProperties")(error.to_string()))?;
-        if matches!(options.memory, PluginMemory::Gpu(_)) && !properties.pointer_support.cuda() {
-            tracing::info!(plugin = plugin.name(), "the plugin takes host memory only");
-        }
+        Self::load_within(options, START_TIME)
+    }
+
+    /// Loads and starts a plugin on a thread made for that, since all of it is foreign code: the
+    /// file's constructors, `init`, `devices`, `getProperties`.
+    ///
+    /// # Errors
+    /// The file cannot be loaded, has no usable table, does not start, or lacks the device; or one
+    /// of these does not come back within `limit`. Its thread stays then, and what it may still
+    /// bring up is closed. After a constructor that hangs see [`is_linker_stuck`].
+    pub fn load_within(options: PluginOptions, limit: Duration) -> Result<Self, NetworkError> {
         Ok(Self {
-            started: Arc::new(Started {
-                plugin,
-                device: options.device,
-                properties,
-                memory: options.memory,
-                setup: Mutex::new(()),
-            }),
+            started: Arc::new(start::start(options, limit)?),
         })
     }
 
@@ -173,11 +152,9 @@ impl Network for PluginNetwork {
     ) -> Result<Vec<Box<dyn Channel>>, NetworkError> {
         let count = usize::from(self.channel_count(setup.channels));
         let limits = Limits::of(setup);
-        let (handles, mut accepting) = limits.bound(
-            &self.started,
-            "listen, a call of the plugin that has not returned",
-            move |started| started.listen(count),
-        )?;
+        let (handles, mut accepting) = limits.bound(&self.started, "listen", move |started| {
+            started.listen(count)
+        })?;
         let theirs = exchange.exchange(&handles)?;
         let (theirs, rest) = theirs.as_chunks::<HANDLE_BYTES>();
         if theirs.is_empty() || !rest.is_empty() {
@@ -192,11 +169,9 @@ impl Network for PluginNetwork {
         let count = count.min(theirs.len());
         accepting.truncate(count);
         let theirs: Vec<_> = theirs[..count].iter().copied().map(Handle128).collect();
-        limits.bound(
-            &self.started,
-            "connect or accept, a call of the plugin that has not returned",
-            move |started| started.bring_up(&theirs, accepting, limits),
-        )
+        limits.bound(&self.started, "connect or accept", move |started| {
+            started.bring_up(&theirs, accepting, limits)
+        })
     }
 }
 

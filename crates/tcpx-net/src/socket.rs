@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 
+use crate::congestion::{self, Congestion};
 use crate::dial::DialOptions;
 use crate::error::NetworkError;
 
@@ -18,17 +19,16 @@ const USER_TIMEOUT: Duration = Duration::from_secs(10);
 const LANE_IDLE: Duration = Duration::from_secs(5);
 const LANE_PROBE: Duration = Duration::from_secs(2);
 
-/// Congestion controls that we ask for, best first. A host's own default may pace a local link to
-/// a quarter of its speed.
-const CONGESTION_CONTROLS: [&str; 2] = ["cubic", "reno"];
-
 /// Connections that may wait for the acceptor.
 const BACKLOG: i32 = 1024;
 
 /// A listening socket, non-blocking.
-pub(crate) fn listen(address: SocketAddr) -> Result<TcpListener, NetworkError> {
+pub(crate) fn listen(
+    address: SocketAddr,
+    congestion: &Congestion,
+) -> Result<TcpListener, NetworkError> {
     let fail = |operation, cause: io::Error| io_error(operation, address, cause);
-    let socket = new_socket(address).map_err(|cause| fail("making the listening socket", cause))?;
+    let socket = new_socket(address, congestion, "making the listening socket")?;
     socket
         .set_reuse_address(true)
         .map_err(|cause| fail("SO_REUSEADDR", cause))?;
@@ -46,7 +46,7 @@ pub(crate) fn connect(peer: SocketAddr, options: &DialOptions) -> Result<TcpStre
     let deadline = options.deadline;
     let started = Instant::now();
     let fail = |operation, cause: io::Error| io_error(operation, peer, cause);
-    let socket = new_socket(peer).map_err(|cause| fail("making a socket", cause))?;
+    let socket = new_socket(peer, &options.congestion, "making a socket")?;
     if let Some(interface) = &options.interface {
         match socket.bind_device(Some(interface.as_bytes())) {
             // The source address names the interface too, as far as the routes go.
@@ -110,12 +110,8 @@ const NEAR_BUFFER: u32 = 512 << 10;
 
 /// Bounds what the kernel buffers for a lane, in bytes each way; with 0 only inside one host.
 pub(crate) fn limit_buffers(stream: &TcpStream, bytes: u32) {
-    let is_near = || match (stream.local_addr(), stream.peer_addr()) {
-        (Ok(local), Ok(peer)) => local.ip() == peer.ip(),
-        _ => false,
-    };
     let bytes = match bytes {
-        0 if is_near() => NEAR_BUFFER,
+        0 if is_near(stream) => NEAR_BUFFER,
         0 => return,
         bytes => bytes,
     };
@@ -124,6 +120,14 @@ pub(crate) fn limit_buffers(stream: &TcpStream, bytes: u32) {
     // Where the system allows less, its own choice is no worse than ours.
     drop(socket.set_send_buffer_size(bytes));
     drop(socket.set_recv_buffer_size(bytes));
+}
+
+/// Whether both ends are on this host, as far as their addresses tell.
+pub(crate) fn is_near(socket: &impl AsFd) -> bool {
+    let socket = socket2::SockRef::from(socket);
+    let ip = |address: io::Result<socket2::SockAddr>| address.ok()?.as_socket().map(|one| one.ip());
+    let (local, peer) = (ip(socket.local_addr()), ip(socket.peer_addr()));
+    peer.is_some_and(|peer| local == Some(peer) || peer.to_canonical().is_loopback())
 }
 
 /// Has the kernel drop what the peer has not acknowledged when the socket is closed.
@@ -155,38 +159,32 @@ pub(crate) fn timespec(duration: Duration) -> Timespec {
     }
 }
 
-fn new_socket(address: SocketAddr) -> io::Result<Socket> {
-    let socket = Socket::new(
-        Domain::for_address(address),
-        Type::STREAM.nonblocking(),
-        Some(Protocol::TCP),
-    )?;
-    socket.set_tcp_nodelay(true)?;
-    socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
-    // Before connect or listen: set later, a pacing default stays in effect.
-    for name in CONGESTION_CONTROLS {
-        if socket.set_tcp_congestion(name.as_bytes()).is_ok() {
-            break;
-        }
-    }
-    if let Ok(name) = socket.tcp_congestion() {
-        let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
-        tracing::debug!(%address, congestion_control = %name.escape_ascii(), "socket made");
+fn new_socket(
+    address: SocketAddr,
+    congestion: &Congestion,
+    operation: &'static str,
+) -> Result<Socket, NetworkError> {
+    let make = || {
+        let socket = Socket::new(
+            Domain::for_address(address),
+            Type::STREAM.nonblocking(),
+            Some(Protocol::TCP),
+        )?;
+        socket.set_tcp_nodelay(true)?;
+        socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
+        Ok(socket)
+    };
+    let socket = make().map_err(|cause| io_error(operation, address, cause))?;
+    congestion.apply(&socket)?;
+    if let Ok(name) = congestion::read(&socket) {
+        tracing::debug!(%address, congestion_control = name, "socket made");
     }
     Ok(socket)
 }
 
 /// The congestion control that a stream uses, as the kernel names it.
-pub(crate) fn congestion_control(stream: &TcpStream) -> Option<String> {
-    let name = socket2::SockRef::from(stream).tcp_congestion().ok()?;
-    let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
-    Some(name.escape_ascii().to_string())
-}
-
-/// The congestion control that a new socket gets.
-pub(crate) fn usual_congestion_control() -> Option<String> {
-    let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    congestion_control(&new_socket(any).ok()?.into())
+pub(crate) fn congestion_control(stream: &impl AsFd) -> Option<String> {
+    congestion::read(&socket2::SockRef::from(stream)).ok()
 }
 
 fn connect_error(peer: SocketAddr, waited: Duration, cause: io::Error) -> NetworkError {

@@ -36,13 +36,14 @@ mod tcp_channel;
 mod tcp_info;
 mod transmit_lane;
 mod transmit_table;
+mod uncopied;
 mod wakers;
 mod watch;
 
 use crate::channel::Channel;
 use crate::error::NetworkError;
 use crate::network::{Exchange, Network, Setup};
-use crate::socket::limit_buffers;
+use crate::socket::congestion_control;
 use shared::{MAX_LANES, Parts};
 use staging::Staging;
 
@@ -85,6 +86,11 @@ pub struct TcpOptions {
     /// Sends slots by references to their pages, where chunks are kept for sending again: the sender
     /// copies nothing. Where the system refuses it, slots are copied as before.
     pub splice: bool,
+    /// Sends host memory to other hosts from where it lies (`MSG_ZEROCOPY`) in calls of 64 KiB or more.
+    /// Where the kernel reports that it copied after all, or lacks memory for more, the lane copies as
+    /// without this. Sources are held until the kernel has let go of them. Off: it is worth it only on
+    /// a card whose speed a copying core does not reach, and costs where the kernel copies.
+    pub zero_copy: bool,
 }
 
 impl Default for TcpOptions {
@@ -97,6 +103,7 @@ impl Default for TcpOptions {
             resend: true,
             socket_buffer: 0,
             splice: true,
+            zero_copy: false,
         }
     }
 }
@@ -162,9 +169,12 @@ impl Network for TcpNetwork {
         let agreed = agree::agree(wanted, self.options.interfaces.as_deref(), setup, exchange)?;
         let lanes = agreed.lanes;
         let (streams, repair, ways) = open::open(agreed, setup)?;
-        for stream in &streams {
-            limit_buffers(stream, self.options.socket_buffer);
-        }
+        tracing::info!(
+            peer = %setup.peer,
+            lanes,
+            congestion_control = streams.first().and_then(congestion_control),
+            "lanes opened"
+        );
         let window = self.windows().0;
         let parts = Parts {
             name: lanes::name(lanes, setup.peer),
@@ -173,6 +183,8 @@ impl Network for TcpNetwork {
             window,
             resend: self.options.resend && lanes > 1,
             splice: self.options.splice,
+            zero_copy: self.options.zero_copy,
+            socket_buffer: self.options.socket_buffer,
             staging: Staging::new(setup.workers, self.options.stage_host, window)?,
             repair,
         };

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use socket2::{Domain, Socket, Type};
-use tcpx_net::{Auth, DialOptions, ListenOptions, Listener, dial};
+use tcpx_net::{Auth, Congestion, DialOptions, ListenOptions, Listener, dial};
 
 #[test]
 fn a_listener_without_descriptors_rests_and_recovers() {
@@ -20,6 +20,7 @@ fn a_listener_without_descriptors_rests_and_recovers() {
         auth: auth.clone(),
         one_time: false,
         capabilities: 0,
+        congestion: Congestion::Automatic,
     })
     .unwrap();
     let address = listener.local_addr();

@@ -1,8 +1,12 @@
 //! A checked scatter list in the form that every unpacker reads.
 
+mod even;
+
 use std::mem::{offset_of, size_of};
 
 use thiserror::Error;
+
+pub use even::{EvenList, EvenPieces};
 
 use crate::scatter::{Fragment, ScatterList};
 
@@ -46,6 +50,8 @@ pub struct Limits {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Descriptors {
     entries: Vec<Descriptor>,
+    /// The same copies before neighbours were merged, where they are even.
+    even: EvenList,
     bytes: u64,
     /// Behind the last byte of any source, and of any destination.
     ends: (u64, u64),
@@ -64,8 +70,7 @@ impl Descriptors {
     pub fn with_capacity(descriptors: usize) -> Self {
         Self {
             entries: Vec::with_capacity(descriptors),
-            bytes: 0,
-            ends: (0, 0),
+            ..Self::default()
         }
     }
 
@@ -87,6 +92,7 @@ impl Descriptors {
     /// Removes all copies and keeps their room.
     pub fn clear(&mut self) {
         self.entries.clear();
+        self.even.clear();
         self.bytes = 0;
         self.ends = (0, 0);
     }
@@ -94,6 +100,23 @@ impl Descriptors {
     /// All copies.
     pub fn as_slice(&self) -> &[Descriptor] {
         &self.entries
+    }
+
+    /// The same copies as equally long pieces, where they are such and came in the order of their
+    /// destinations.
+    pub fn even_pieces(&self) -> Option<EvenPieces<'_>> {
+        self.even.pieces()
+    }
+
+    /// Descriptors for which there is room without new memory.
+    pub fn capacity(&self) -> usize {
+        self.entries.capacity()
+    }
+
+    /// Lets go of room for more than `descriptors`, so that one long list does not hold memory for ever.
+    pub fn shrink_to(&mut self, descriptors: usize) {
+        self.entries.shrink_to(descriptors);
+        self.even.shrink_to(descriptors);
     }
 
     /// All copies in blocks of at most [`Self::BLOCK`].
@@ -147,6 +170,7 @@ impl Descriptors {
                 self.ends.0.max(source_end),
                 self.ends.1.max(destination_end),
             );
+            self.even.push(descriptor, fragments.len());
             append(&mut self.entries, descriptor, adjacent);
         }
         if fragments.is_empty() && limits.received_bytes != 0 {

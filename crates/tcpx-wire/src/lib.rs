@@ -12,6 +12,7 @@ mod crc;
 
 pub mod chunk_header;
 pub mod cmsg;
+pub mod companion;
 pub mod descriptor;
 pub mod frame;
 pub mod handshake;
@@ -24,7 +25,7 @@ pub mod time;
 pub mod tokens;
 
 pub use chunk_header::{ChunkHeader, ChunkHeaderError};
-pub use descriptor::{Descriptor, Descriptors, Limits, ScatterError};
+pub use descriptor::{Descriptor, Descriptors, EvenList, EvenPieces, Limits, ScatterError};
 pub use frame::{Frame, FrameDecoder, FrameError, Level, Role, Settings, Tag, TransferId};
 pub use key::{Key, KeyError};
 pub use plan::{ChunkPlan, PlanError};

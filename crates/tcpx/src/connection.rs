@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use tcpx_memory::{Access, After, Fence, Gpu, Lease, MemoryKind, RegionSlice};
@@ -19,6 +19,7 @@ use crate::drive::Driving;
 use crate::driver::{Driven, DrivenId, Driver, Turn};
 use crate::error::Error;
 use crate::event::Event;
+use crate::path_news::PathNews;
 use crate::requests::Requests;
 use crate::transfer::{Transfer, TransferState};
 use watching::Watching;
@@ -47,7 +48,7 @@ pub(crate) struct Shared {
     pub(crate) id: DrivenId,
     peer: PeerInfo,
     path: String,
-    changed_path: Arc<OnceLock<String>>,
+    changed_path: Arc<PathNews>,
     gpu: Option<Gpu>,
     origin: Instant,
     /// Microseconds from `origin` to when the driver last began to work, and 0 when it is idle.
@@ -226,11 +227,18 @@ impl Connection {
         &self.handle.0.peer
     }
 
-    /// Which path the bytes take, and why, in one line for a person. It changes at most once, when
-    /// a network had to fall back to another path.
+    /// Which path the bytes take, and why, in one line for a person. It changes when a
+    /// channel has to take another path: then it is that of the last one that did.
     pub fn path(&self) -> &str {
         let shared = &self.handle.0;
-        shared.changed_path.get().unwrap_or(&shared.path)
+        shared.changed_path.latest().unwrap_or(&shared.path)
+    }
+
+    /// The congestion control of the data channels' sockets at this end, as the kernel names it;
+    /// `None` where the channels have no TCP sockets of ours, or where the engine hangs inside a plugin.
+    pub fn congestion_control(&self) -> Option<String> {
+        let core = self.handle.0.lock_in_time().ok()?;
+        core.congestion_control()
     }
 
     /// Counters of all data channels, summed; while the engine hangs inside a plugin, as they were

@@ -19,7 +19,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tcpx_memory::{CopyWorker, Gpu, SmallCopies, UnpackMethod};
@@ -32,9 +32,10 @@ use crate::control::{Control, ControlEnd};
 use crate::driver::Turn;
 use crate::error::Error;
 use crate::event::{Event, Observer};
+use crate::path_news::PathNews;
 use crate::sink::{Finished, Sink};
 
-use channels::ChannelState;
+use channels::{ChannelState, Channels};
 pub(crate) use operation::{NewOperation, Operation};
 use pace::Pace;
 pub(crate) use resume::Resume;
@@ -43,9 +44,9 @@ use tokens::Token;
 /// Rounds of a turn before the lock and the thread are given to others.
 const TURN_ROUNDS: usize = 32;
 
-/// Lists of descriptors kept for the next chunks, and the longest of them.
+/// Lists kept for the next chunks, and descriptors that one of them keeps room for.
 const LISTS_KEPT: usize = 32;
-const LONGEST_KEPT: usize = 4096;
+const ROOM_KEPT: usize = 4096;
 
 /// Time for the last frames to reach the socket once the session has ended.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -73,10 +74,13 @@ impl Unpacker {
         self.lists.pop().unwrap_or_default()
     }
 
-    /// Keeps a list for the next chunk, unless a job still has it or it is larger than chunks need.
+    /// Keeps a list for the next chunk, unless somebody else still has it; without room that few chunks need.
     fn give_list_back(&mut self, mut list: Arc<Descriptors>) {
-        let is_ours = Arc::get_mut(&mut list).is_some() && list.len() <= LONGEST_KEPT;
-        if is_ours && self.lists.len() < LISTS_KEPT {
+        if self.lists.len() < LISTS_KEPT
+            && let Some(ours) = Arc::get_mut(&mut list)
+        {
+            ours.clear();
+            ours.shrink_to(ROOM_KEPT);
             self.lists.push(list);
         }
     }
@@ -86,7 +90,7 @@ impl Unpacker {
 pub(crate) struct Core {
     pub(crate) session: Session,
     pub(crate) control: Control,
-    channels: Vec<ChannelState>,
+    channels: Channels,
     pub(crate) operations: HashMap<OperationId, Operation>,
     pub(crate) unpacker: Unpacker,
     pub(crate) gpu: Option<Gpu>,
@@ -113,7 +117,7 @@ pub(crate) struct Core {
     /// Closed, quiet, and every operation ended.
     finished: bool,
     /// The path that the bytes take since it changed.
-    pub(crate) changed_path: Arc<OnceLock<String>>,
+    pub(crate) changed_path: Arc<PathNews>,
     /// When to come again even if nothing happens.
     pub(crate) due: Option<Instant>,
     /// The last turn used up its share.
@@ -285,7 +289,7 @@ impl Core {
     fn close_useless_channels(&mut self) {
         if self.session.ended() && self.ended.is_none() {
             self.say_last_words();
-            for channel in &mut self.channels {
+            for channel in self.channels.iter_mut() {
                 channel.close();
             }
         }
@@ -354,7 +358,7 @@ impl Core {
             self.control.forget();
             self.control.shutdown();
         }
-        for channel in &mut self.channels {
+        for channel in self.channels.iter_mut() {
             channel.close();
         }
         self.ended = Some(how);
@@ -415,10 +419,16 @@ impl Core {
         self.finished || self.control_is_down() || self.peer_closed
     }
 
+    /// The congestion control of the channels' sockets, where they have some.
+    pub(crate) fn congestion_control(&self) -> Option<String> {
+        let mut channels = self.channels.iter();
+        channels.find_map(|state| state.channel.congestion_control())
+    }
+
     /// Counters of all channels, summed.
     pub(crate) fn statistics(&self) -> ChannelStats {
         let mut sum = ChannelStats::default();
-        for state in &self.channels {
+        for state in self.channels.iter() {
             sum += state.channel.stats();
         }
         sum

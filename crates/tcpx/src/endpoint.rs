@@ -30,6 +30,7 @@ impl Endpoint {
             auth: options.auth.clone(),
             one_time: options.one_time,
             capabilities: capabilities(&options),
+            congestion: options.congestion.clone(),
         })?;
         Ok(Self { listener, options })
     }
@@ -71,6 +72,7 @@ impl Endpoint {
             &options.auth,
             &DialOptions {
                 capabilities: capabilities(options),
+                congestion: options.congestion.clone(),
                 ..DialOptions::until(deadline)
             },
         )?;

@@ -204,6 +204,11 @@ impl Error {
                 operation: "connecting the plugin's comms",
                 ..
             }) => "TCPX-D032",
+            Self::Network(NetworkError::PluginStuck { call, .. }) => match *call {
+                "loading" => "TCPX-D011",
+                "listen" | "connect or accept" => "TCPX-D032",
+                _ => "TCPX-D033",
+            },
             Self::System { .. } => "TCPX-D003",
             Self::MemoryHeld { error } => return error.check(),
             _ => return None,

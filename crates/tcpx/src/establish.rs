@@ -73,6 +73,7 @@ pub(crate) fn establish(
         peer,
         channels: options.channels,
         deadline,
+        congestion: &options.congestion,
         workers: options.gpu.as_ref().map_or(&[], |_| gpu_worker),
         lanes,
         listening,
@@ -144,7 +145,10 @@ fn run(
         observer: options.observer.clone(),
         peer: set_up.peer,
         origin: set_up.origin,
-        resume: resume.map(|(session, side, inbox)| Resume::new(session, side, inbox, &driver, id)),
+        resume: resume.map(|(session, side, inbox)| {
+            let congestion = options.congestion.clone();
+            Resume::new(session, side, inbox, congestion, &driver, id)
+        }),
         early: set_up.pending,
     });
     core.emit(&Event::Connected {

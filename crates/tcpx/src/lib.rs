@@ -43,6 +43,7 @@ mod error;
 mod establish;
 mod event;
 mod options;
+mod path_news;
 mod report;
 mod requests;
 mod sink;
@@ -57,7 +58,7 @@ pub use report::{Progress, Report};
 pub use tcpx_memory::{
     After, CudaError, Gpu, MemoryError, MemoryKind, Region, RegionSlice, UnpackMethod,
 };
-pub use tcpx_net::{Auth, Network, NetworkError, TcpNetwork};
+pub use tcpx_net::{Auth, Congestion, Network, NetworkError, TcpNetwork};
 pub use tcpx_wire::session::Deadlines;
 pub use tcpx_wire::{Key, Level, Role};
 pub use transfer::Transfer;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tcpx_memory::{Gpu, UnpackMethod};
-use tcpx_net::{Auth, Network};
+use tcpx_net::{Auth, Congestion, Network};
 use tcpx_wire::session::Deadlines;
 
 use crate::event::Observer;
@@ -21,6 +21,8 @@ pub struct Options {
     pub auth: Auth,
     /// Data channels; 0 lets the network choose. For the embedded network: its lanes.
     pub channels: u16,
+    /// Congestion control of every TCP socket of ours: set first and read back, or an error.
+    pub congestion: Congestion,
     /// Bytes that one request of the network carries; `None` lets the network choose. The smaller
     /// of both sides' values is used.
     pub chunk_bytes: Option<u32>,
@@ -55,6 +57,7 @@ impl Options {
             network,
             auth,
             channels: 0,
+            congestion: Congestion::Automatic,
             chunk_bytes: None,
             send_window: None,
             receive_window: None,
@@ -81,6 +84,7 @@ impl fmt::Debug for Options {
         f.debug_struct("Options")
             .field("network", &self.network.name())
             .field("channels", &self.channels)
+            .field("congestion", &self.congestion)
             .field("chunk_bytes", &self.chunk_bytes)
             .field("unpack", &self.unpack)
             .field("deadlines", &self.deadlines)

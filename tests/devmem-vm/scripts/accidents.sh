@@ -1,45 +1,27 @@
 # Bindings that end, processes that are killed, and many transfers that leave nothing behind.
-# afresh: nobody is to read what the last ones wrote; a process empties its file only once it runs
-afresh() {
-	: >/tmp/server
-	: >/tmp/client
-}
-# says WORDS FILE PID: until it does
-says() {
-	tries=0
-	until grep -q "$1" "$2"; do
-		tries=$((tries + 1))
-		[ $tries -lt 600 ] && kill -0 "$3" 2>/dev/null || { cat "$2"; fail "it did not say $1"; }
-		usleep 100000
-	done
-}
-# pair NAME SERVER CLIENT: both ends with these arguments, the server at the receiver's card
-pair() {
-	echo "- $1"
-	afresh
-	devmem_peer listen=5000 $2 >/tmp/server 2>&1 &
-	server=$!
-	says listening /tmp/server $server
-	sender devmem_peer connect=10.0.0.2:5000 $3 >/tmp/client 2>&1 || { cat /tmp/client /tmp/server; fail "$1: client"; }
-	wait $server || { cat /tmp/client /tmp/server; fail "$1: server"; }
-	grep -hE '^(Totals|moved|bindings)' /tmp/server /tmp/client
-}
 pool="pool=16777216"
 large="sizes=20000000 seed=4"
 settings >/tmp/before
+bindings >/tmp/bindings
 
 pair "out of device memory, into the pool" "interface=dm1 $pool send=yes expect=all $large" "interface=dm0 $pool send=yes expect=all $large"
+met dm0.sent_devmem dm1.sent_devmem dm1.devmem_frags
 pair "out of device memory, many" "interface=dm1 $pool send=yes expect=all shuffled=150x200000" "interface=dm0 $pool send=yes expect=all shuffled=150x200000"
 pair "out of device memory, into host memory" "expect=plain $large" "interface=dm0 send=yes expect=plain $large"
 echo 50 >/sys/module/dmsim/parameters/drop_every
 pair "out of device memory, with drops" "interface=dm1 $pool send=yes expect=all $large" "interface=dm0 $pool send=yes expect=all $large"
 echo 0 >/sys/module/dmsim/parameters/drop_every
+met dm0.sent_devmem dm0.lost dm1.lost
 # Sends may be far ahead of the chunks that are counted; those of a second round come later for certain.
 twice="$large rounds=2"
-pair "the binding for sending ends in the middle" "interface=dm1 $pool expect=moved $twice" "interface=dm0 send=yes unbind_after=5 expect=moved $twice"
+pair "the binding for sending ends in the middle" "interface=dm1 $pool expect=moved $twice" "interface=dm0 send=yes unbind_after_sends=5 expect=moved $twice"
+[ "$(grep -c 'bindings ended: [1-9]' /tmp/client)" = 1 ] || fail "no binding was ended"
+met dm0.sent_devmem dm1.devmem_frags
+grep -q 'checked 40000000 bytes, [1-9]' /tmp/server || fail "nothing came before it ended"
 pair "the binding for receiving ends in the middle" "interface=dm1 $pool unbind_after=5 expect=moved $twice" "$twice"
 [ "$(grep -c 'bindings ended: [1-9]' /tmp/server)" = 1 ] || fail "no binding was ended"
-
+grep -q 'checked 40000000 bytes, [1-9]' /tmp/server || fail "nothing came before it ended"
+unbound /tmp/bindings
 settings >/tmp/after
 same /tmp/before /tmp/after
 
@@ -73,7 +55,15 @@ pair "with the same queue" "interface=dm1 queue=3 $pool expect=all $large" "$lar
 settings >/tmp/after
 same /tmp/before /tmp/after
 
-# Both ends count their open descriptors after each connection.
+# Both ends count their open descriptors after each connection, and tokens in the end. Rules and settings are counted here.
+unbound /tmp/bindings
 pair "ten thousand transfers over twenty connections" "interface=dm1 $pool connections=20 rounds=5 shuffled=50x3000" "interface=dm0 $pool connections=20 rounds=5 shuffled=50x3000"
 settings >/tmp/after
 same /tmp/before /tmp/after
+[ "$(grep -hc 'transfers: 10000,' /tmp/server /tmp/client | tr -d '\n')" = 11 ] || fail "it was not ten thousand"
+unbound /tmp/bindings
+
+# A card that cannot send out of device memory: the processor sends, and all is well.
+cards send=0
+pair "a card that cannot send" "interface=dm1 $pool send=maybe expect=all $large" "interface=dm0 $pool send=maybe expect=all $large"
+[ "$(grep -hc '^staged: ' /tmp/server /tmp/client | tr -d '\n')" = 11 ] || fail "nobody said that it cannot"

@@ -6,8 +6,12 @@
 //! `pool=BYTES` (receive there), `send=yes` (send out of device memory too); `channels=`; `seed=`,
 //! `sizes=N,N,...` or `shuffled=COUNTxLARGEST`, `one_way=yes` (only to the server), `rounds=`,
 //! `connections=`, `rounds_shown=yes`; `expect=pool` (every byte landed in the pool or beside it, no path changed), `plain`
-//! (none did), `moved` (the path changed), `any`; `unbind_after=CHUNKS`: ends the process's bindings in the
-//! middle of its transfers.
+//! (none did), `moved` (the path changed), `any`; `unbind_after=CHUNKS` received, or `unbind_after_sends=CHUNKS`: ends the process's bindings in the
+//! middle of its transfers; `send=maybe` (where the card can). In the end it says how many bytes were checked; every
+//! token that the kernel handed out must be free again, unless the path changed: then closing frees the rest.
+
+#[path = "devmem_peer/counting.rs"]
+mod counting;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -22,7 +26,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use tcpx::{Auth, Endpoint, Event, Observer, Options};
 use tcpx_memory::DmaBuf;
-use tcpx_net::devmem::{Adjust, Devmem, DevmemNetwork, DevmemOptions, ReceiveOptions};
+use tcpx_net::devmem::{Adjust, Devmem, DevmemNetwork, DevmemOptions, ReceiveOptions, SocketCalls};
 use tcpx_tests::part;
 use tcpx_tests::scenario::{Scenario, Side};
 
@@ -87,13 +91,17 @@ fn main() -> anyhow::Result<ExitCode> {
         .init();
     println!("pid {}", std::process::id());
     let arguments = Arguments::of_process()?;
-    let network = Arc::new(network(&arguments)?);
+    let calls = Arc::new(counting::Counting::default());
+    let network = Arc::new(network(&arguments, calls.clone())?);
     let mut options = Options::new(network, Auth::Insecure);
     options.channels = arguments.number("channels", 1)?;
     options.one_time = false;
-    let unbind_after = arguments.number("unbind_after", 0)?;
-    if unbind_after > 0 {
-        options.observer = Some(Arc::new(Unbinder(AtomicU64::new(unbind_after))));
+    for (name, sends) in [("unbind_after", false), ("unbind_after_sends", true)] {
+        let chunks = arguments.number(name, 0)?;
+        if chunks > 0 {
+            let left = AtomicU64::new(chunks);
+            options.observer = Some(Arc::new(Unbinder { sends, left }));
+        }
     }
     let side = match arguments.text("listen") {
         Some(_) => Side::Server,
@@ -148,11 +156,21 @@ fn main() -> anyhow::Result<ExitCode> {
         }
     }
     println!("{totals:?}");
+    // `cargo xtask devmem-vm` adds these up.
+    println!(
+        "checked {} bytes, {} of them in device memory",
+        totals.received, totals.in_pool
+    );
+    let (handed_out, freed) = calls.tokens();
+    println!("tokens: {handed_out} handed out, {freed} free again");
+    if totals.moved == 0 && handed_out != freed {
+        bail!("tokens were not given back");
+    }
     totals.check(arguments.text("expect").unwrap_or("any"))?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn network(arguments: &Arguments) -> anyhow::Result<DevmemNetwork> {
+fn network(arguments: &Arguments, calls: Arc<dyn SocketCalls>) -> anyhow::Result<DevmemNetwork> {
     let mut options = DevmemOptions::default();
     if let Some(interface) = arguments.text("interface") {
         let devmem = Devmem::system();
@@ -166,22 +184,35 @@ fn network(arguments: &Arguments) -> anyhow::Result<DevmemNetwork> {
                 adjust: Adjust::Settings,
             })?);
         }
-        if arguments.is_set("send") {
+        if let Some(send) = arguments.text("send") {
             let memory = DmaBuf::host(SEND_BYTES)?;
-            options.send = Some(devmem.bind_send(interface, &memory)?);
+            match devmem.bind_send(interface, &memory) {
+                Ok(path) => options.send = Some(path),
+                Err(error) if send == "maybe" && error.leaves_staging() => {
+                    println!("staged: {error}")
+                }
+                Err(error) => return Err(error.into()),
+            }
         }
         options.interface = Some(interface.to_owned());
     }
-    Ok(DevmemNetwork::new(options)?)
+    Ok(DevmemNetwork::with_calls(options, calls)?)
 }
 
-/// Ends the bindings after so many chunks have come.
-struct Unbinder(AtomicU64);
+/// Ends the bindings after so many chunks have come, or have gone.
+struct Unbinder {
+    sends: bool,
+    left: AtomicU64,
+}
 
 impl Observer for Unbinder {
     fn event(&self, event: &Event) {
-        if matches!(event, Event::ChunkPlaced { .. }) && self.0.fetch_sub(1, Ordering::Relaxed) == 1
-        {
+        let counts = match event {
+            Event::ChunkPlaced { .. } => !self.sends,
+            Event::ChunkSent(_) => self.sends,
+            _ => false,
+        };
+        if counts && self.left.fetch_sub(1, Ordering::Relaxed) == 1 {
             let ended = end_bindings().expect("this process's descriptors");
             println!("bindings ended: {ended}");
         }

@@ -6,6 +6,7 @@
 //! devmem_setup refusals IFACE           each refusal of the kernel is its own error
 //! devmem_setup refused IFACE KIND       binding is refused with an error of that kind
 //! devmem_setup cycles IFACE COUNT       bind, steer and undo, so often; nothing may be left
+//! devmem_setup bound IFACE              print each queue that the kernel says is bound
 //! devmem_setup threshold IFACE [BYTES]  print the header split's threshold, or set it
 //! ```
 
@@ -40,6 +41,7 @@ fn main() -> Result<ExitCode> {
         ["refusals", interface] => refusals(interface)?,
         ["refused", interface, kind] => refused(interface, kind)?,
         ["cycles", interface, count] => cycles(interface, count.parse()?)?,
+        ["bound", interface] => bound(interface)?,
         ["threshold", interface] => println!("hds-thresh {}", threshold::read(interface)?),
         ["threshold", interface, bytes] => threshold::set(interface, bytes.parse()?)?,
         _ => bail!("see the top of the source for what to say"),
@@ -69,6 +71,14 @@ fn hold(interface: &str, queue: u32, port: u16) -> Result<()> {
     let _rule = bound.steer(flow(port))?;
     println!("bound {} to queue {}", bound.dmabuf_id, bound.queue);
     std::io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
+}
+
+/// By the kernel's word, whoever bound them.
+fn bound(interface: &str) -> Result<()> {
+    for (queue, used) in Devmem::system().capability(interface)?.used {
+        println!("bound: queue {queue} of {interface}: {used:?}");
+    }
     Ok(())
 }
 

@@ -4,6 +4,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::path::PathBuf;
 
+use tcpx_net::devmem::Done;
+
 /// What one socket has of the pool.
 #[derive(Debug)]
 pub(super) struct Socket {
@@ -14,8 +16,26 @@ pub(super) struct Socket {
     pub(super) tokens: HashMap<u32, (usize, usize)>,
     pub(super) free_tokens: BTreeSet<u32>,
     pub(super) next_token: u32,
-    /// Sends out of bound memory that were not reported on.
-    pub(super) unreported: u64,
+    /// Sends out of bound memory by their number: place and length until they are reported on.
+    pub(super) sent: Vec<Option<(usize, usize)>>,
+    /// Reports taken from the kernel and not handed on.
+    pub(super) reports: Vec<Done>,
+}
+
+impl Socket {
+    /// Sends that were not reported on.
+    pub(super) fn unreported(&self) -> usize {
+        self.sent.iter().flatten().count()
+    }
+}
+
+/// What closed sockets had.
+#[derive(Debug, Default)]
+pub(super) struct Closed {
+    /// Of the pool: places and lengths.
+    pub(super) fragments: Vec<(usize, usize)>,
+    /// Of the memory to send from, and no report came: places and lengths.
+    pub(super) sent: Vec<(usize, usize)>,
 }
 
 /// The sockets that were met, by their descriptors.
@@ -31,7 +51,8 @@ impl Sockets {
             tokens: HashMap::new(),
             free_tokens: BTreeSet::new(),
             next_token: 0,
-            unreported: 0,
+            sent: Vec::new(),
+            reports: Vec::new(),
         })
     }
 
@@ -40,15 +61,18 @@ impl Sockets {
         self.0.values().map(|one| one.tokens.len()).sum()
     }
 
-    /// Forgets the sockets that were closed; where what they held lies, with lengths. Nobody tells the
-    /// fake of a close, so it looks whether a descriptor still is the socket that it was.
-    pub(super) fn take_closed(&mut self) -> Vec<(usize, usize)> {
+    /// Forgets the sockets that were closed; what they held. Nobody tells the fake of a close, so it
+    /// looks whether a descriptor still is the socket that it was.
+    pub(super) fn take_closed(&mut self) -> Closed {
+        let mut held = Closed::default();
         let closed = self
             .0
             .extract_if(|descriptor, one| identity(*descriptor) != one.identity);
-        closed
-            .flat_map(|(_, one)| one.tokens.into_values())
-            .collect()
+        for (_, one) in closed {
+            held.fragments.extend(one.tokens.into_values());
+            held.sent.extend(one.sent.into_iter().flatten());
+        }
+        held
     }
 }
 

@@ -35,9 +35,53 @@ pub(super) fn ending(console: &str) -> Ending {
     }
 }
 
+/// Bytes whose every one was checked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Checked {
+    /// All of them.
+    pub(super) bytes: u64,
+    /// Those that came through device memory.
+    pub(super) in_device: u64,
+}
+
+impl std::ops::AddAssign for Checked {
+    fn add_assign(&mut self, more: Self) {
+        self.bytes += more.bytes;
+        self.in_device += more.in_device;
+    }
+}
+
+/// The sum of what the transfers of a script say that they checked.
+pub(super) fn checked(console: &str) -> Checked {
+    let mut sum = Checked::default();
+    for line in console.lines() {
+        let mut words = line.split_whitespace();
+        if words.next() != Some("checked") {
+            continue;
+        }
+        let mut numbers = words.filter_map(|word| word.parse().ok());
+        if let (Some(bytes), Some(in_device)) = (numbers.next(), numbers.next()) {
+            sum += Checked { bytes, in_device };
+        }
+    }
+    sum
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_checked_adds_up() {
+        let console = "START\r\nchecked 10 bytes, 7 of them in device memory\r\n\
+            [ 1.0] a line of the kernel\n  checked 5 bytes, 0 of them in device memory\n\
+            unchecked 9 bytes, 9 of them\nchecked nothing\n";
+        let sum = Checked {
+            bytes: 15,
+            in_device: 7,
+        };
+        assert_eq!(checked(console), sum);
+    }
 
     #[test]
     fn only_the_last_word_of_the_script_is_success() {

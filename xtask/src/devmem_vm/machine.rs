@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 use super::archive::Archive;
-use super::console::{Ending, ending};
+use super::console::{Checked, Ending, checked, ending};
 
 /// The emulator's life is looked at this often.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -31,13 +31,14 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// Runs a script in a fresh machine. The inner error says why it failed; its console was printed.
+    /// Runs a script in a fresh machine: what it checked. The inner error says why it failed; its
+    /// console was printed.
     pub(super) fn run(
         &self,
         script: &Path,
         programs: &[PathBuf],
         limit: Duration,
-    ) -> Result<Result<(), String>> {
+    ) -> Result<Result<Checked, String>> {
         let name = script.file_stem().unwrap_or_default().to_string_lossy();
         let files = self.work.join(format!("{name}.cpio"));
         self.pack(script, programs, &files)?;
@@ -49,7 +50,7 @@ impl Machine {
             let why = match ending(&text) {
                 Ending::Good => {
                     print_indented(&text);
-                    return Ok(Ok(()));
+                    return Ok(Ok(checked(&text)));
                 }
                 Ending::Status(status) => format!("the script ended with {status}"),
                 Ending::Crash(line) => format!("the kernel died: {line}"),

@@ -1,22 +1,20 @@
 //! Process-wide state of an exported plugin: the instance, its strings, the connects under way.
 
-use std::collections::hash_map::RandomState;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
-use std::hash::BuildHasher;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
+use super::connects::Connects;
 use super::error::NetError;
+use super::fork::PerProcess;
 use super::host_logger::HostLogger;
 use super::traits::NetPlugin;
 use crate::constants::{level, subsystem};
 use crate::limiter::{RateLimiter, Verdict};
 use crate::result::{RawResult, ResultCode};
 
-/// Connects that may be under way at once; a host that abandons more than this leaks them.
-const MAX_PENDING_CONNECTS: usize = 16_384;
 /// Different property strings that may be handed out; each lives for ever.
 const MAX_STRINGS: usize = 4096;
 /// Error lines a second that reach the host's log.
@@ -26,9 +24,9 @@ const ERROR_LINES_PER_SECOND: u32 = 20;
 #[derive(Debug)]
 pub struct PluginCell<P: NetPlugin> {
     plugin: OnceLock<(P, HostLogger)>,
-    starting: Mutex<()>,
-    strings: Mutex<BTreeSet<&'static CStr>>,
-    connects: Mutex<BTreeMap<u64, P::Connect>>,
+    starting: PerProcess<Mutex<()>>,
+    strings: PerProcess<Mutex<BTreeSet<&'static CStr>>>,
+    connects: PerProcess<Mutex<Connects<P::Connect>>>,
     error_lines: RateLimiter,
     clock: OnceLock<Instant>,
 }
@@ -43,9 +41,9 @@ impl<P: NetPlugin> PluginCell<P> {
     pub const fn new() -> Self {
         Self {
             plugin: OnceLock::new(),
-            starting: Mutex::new(()),
-            strings: Mutex::new(BTreeSet::new()),
-            connects: Mutex::new(BTreeMap::new()),
+            starting: PerProcess::new(),
+            strings: PerProcess::new(),
+            connects: PerProcess::new(),
             error_lines: RateLimiter::new(ERROR_LINES_PER_SECOND),
             clock: OnceLock::new(),
         }
@@ -53,7 +51,7 @@ impl<P: NetPlugin> PluginCell<P> {
 
     /// Starts the plugin unless it runs already.
     pub(super) fn start(&self, logger: HostLogger) -> Result<(), NetError> {
-        let _starting = lock(&self.starting);
+        let _starting = lock(self.starting.get());
         if self.plugin.get().is_some() {
             return Ok(());
         }
@@ -82,7 +80,7 @@ impl<P: NetPlugin> PluginCell<P> {
     pub(super) fn intern(&self, text: &str) -> Result<&'static CStr, NetError> {
         let text = CString::new(text)
             .map_err(|_| NetError::internal("a property string holds a NUL byte"))?;
-        let mut strings = lock(&self.strings);
+        let mut strings = lock(self.strings.get());
         if let Some(known) = strings.get(text.as_c_str()) {
             return Ok(known);
         }
@@ -96,7 +94,7 @@ impl<P: NetPlugin> PluginCell<P> {
 
     /// Takes the connect that `token` names out of the table.
     pub(super) fn take_connect(&self, token: u64) -> Option<P::Connect> {
-        lock(&self.connects).remove(&token)
+        lock(self.connects.get()).take(token)
     }
 
     /// Keeps a connect for its next poll and names it, by `token` again or by a new one.
@@ -107,16 +105,7 @@ impl<P: NetPlugin> PluginCell<P> {
         token: Option<u64>,
         connect: P::Connect,
     ) -> Result<u64, NetError> {
-        let mut connects = lock(&self.connects);
-        if connects.len() >= MAX_PENDING_CONNECTS {
-            return Err(NetError::internal("too many connects under way"));
-        }
-        let mut token = token.unwrap_or(0);
-        while token == 0 || connects.contains_key(&token) {
-            token = RandomState::new().hash_one(connects.len());
-        }
-        connects.insert(token, connect);
-        Ok(token)
+        lock(self.connects.get()).keep(token, connect, Instant::now())
     }
 
     /// Runs one exported call: errors and panics are logged and become result codes.

@@ -5,6 +5,7 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
 use super::error::NetError;
+use super::fork::generation;
 use super::traits::{NetComm, NetPlugin, NetRecv, RequestId};
 
 /// First word of every comm and request, so that a foreign or mixed-up pointer is refused.
@@ -25,6 +26,8 @@ pub(super) enum CommKind<P: NetPlugin> {
 #[repr(C)]
 pub(super) struct CommBox<P: NetPlugin> {
     mark: u64,
+    /// The process that made it.
+    generation: u32,
     pub(super) kind: CommKind<P>,
     requests: [RequestSlot<P>; RequestId::LIMIT],
 }
@@ -50,6 +53,7 @@ impl<P: NetPlugin> CommBox<P> {
         });
         let comm = Box::into_raw(Box::new(Self {
             mark: COMM_MARK,
+            generation: generation(),
             kind,
             requests,
         }));
@@ -60,9 +64,30 @@ impl<P: NetPlugin> CommBox<P> {
         comm.cast()
     }
 
+    /// A comm of this process.
+    ///
     /// # Safety
     /// `comm` is NULL, foreign but readable, or a comm that was not closed.
     pub(super) unsafe fn from_ptr<'a>(comm: *mut c_void) -> Result<&'a Self, NetError> {
+        // SAFETY: forwarded.
+        let comm = unsafe { Self::marked(comm) }?;
+        comm.check_process()?;
+        Ok(comm)
+    }
+
+    /// What a fork copied is for the parent alone.
+    fn check_process(&self) -> Result<(), NetError> {
+        if self.generation == generation() {
+            return Ok(());
+        }
+        Err(NetError::invalid_usage(
+            "the comm belongs to the process that this one was forked from: make communicators after the fork",
+        ))
+    }
+
+    /// # Safety
+    /// As for [`Self::from_ptr`].
+    unsafe fn marked<'a>(comm: *mut c_void) -> Result<&'a Self, NetError> {
         let comm = checked_ptr::<Self>(comm, "comm")?;
         // SAFETY: readable by the caller's promise; the mark stands first in a C layout.
         if unsafe { comm.cast::<u64>().read() } != COMM_MARK {
@@ -74,19 +99,22 @@ impl<P: NetPlugin> CommBox<P> {
         Ok(unsafe { comm.as_ref() })
     }
 
-    /// Takes a comm back from the host.
+    /// Takes a comm back from the host; `None` for one that a fork copied: its end is the parent's
+    /// to tell, so the copy stays.
     ///
     /// # Safety
     /// As for [`Self::from_ptr`], and the host does not use the comm or its requests again.
-    pub(super) unsafe fn close(comm: *mut c_void) -> Result<Box<Self>, NetError> {
+    pub(super) unsafe fn close(comm: *mut c_void) -> Result<Option<Box<Self>>, NetError> {
         // SAFETY: forwarded.
-        unsafe { Self::from_ptr(comm) }?;
+        if unsafe { Self::marked(comm) }?.check_process().is_err() {
+            return Ok(None);
+        }
         let comm: *mut Self = comm.cast();
         // SAFETY: it came from `into_raw`; the first word is cleared so that a second close of
         // memory that was not reused yet is refused rather than freed twice.
         unsafe {
             (*comm).mark = 0;
-            Ok(Box::from_raw(comm))
+            Ok(Some(Box::from_raw(comm)))
         }
     }
 
@@ -166,6 +194,7 @@ impl<P: NetPlugin> RequestSlot<P> {
         let comm = self.comm.load(Ordering::Acquire);
         // SAFETY: set to the comm that this slot lies in before the slot was reachable.
         let comm = unsafe { &*comm };
+        comm.check_process()?;
         let done = comm.transfer_comm()?.test(self.id())?;
         if done.is_some() {
             // The plugin may reuse the id from here on, but only in a later call of the host.

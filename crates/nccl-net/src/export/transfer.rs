@@ -13,6 +13,13 @@ fn buffer(data: *mut c_void, len: usize) -> Result<Buffer, NetError> {
     if data.is_null() && len > 0 {
         return Err(NetError::invalid_argument("the data pointer is NULL"));
     }
+    if c_int::try_from(len).is_err() {
+        // `test` could not say how many bytes moved.
+        return Err(NetError::invalid_argument(format!(
+            "a request of {len} bytes: at most {} are told of by test; cut it",
+            c_int::MAX
+        )));
+    }
     Ok(Buffer {
         data: data.cast(),
         len,

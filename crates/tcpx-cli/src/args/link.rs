@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum};
-use tcpx::{Key, UnpackMethod};
+use tcpx::{Congestion, Key, UnpackMethod};
 
 use crate::sizes::{Limit, Size};
 
@@ -103,6 +103,12 @@ pub(crate) struct NetworkArgs {
     /// Used for --interfaces when that is not given.
     #[arg(long, value_name = "LIST", env = "NCCL_SOCKET_IFNAME")]
     pub(crate) nccl_interfaces: Option<String>,
+    /// Congestion control of the TCP sockets, one of /proc/sys/net/ipv4/tcp_available_congestion_control [default: cubic, else reno].
+    #[arg(long, value_name = "NAME", env = "TCPX_CONGESTION")]
+    pub(crate) congestion: Option<String>,
+    /// Send host memory to other hosts from where it lies (MSG_ZEROCOPY); a lane whose route makes the kernel copy copies again.
+    #[arg(long, env = "TCPX_ZERO_COPY", value_parser = FalseyValueParser::new())]
+    pub(crate) zero_copy: bool,
     /// How scattered fragments reach their destination: host, d2d or kernel [default: the fastest that works here].
     #[arg(long, value_name = "METHOD", env = "UCCL_TCPX_UNPACK_IMPL", value_parser = unpack)]
     pub(crate) unpack: Option<UnpackMethod>,
@@ -137,6 +143,15 @@ impl NetworkArgs {
     /// The chunk size given for this program, else the one given for NCCL.
     pub(crate) fn chunk_bytes(&self) -> Option<Size> {
         self.chunk_bytes.or(self.nccl_chunk_bytes)
+    }
+
+    /// The congestion control given, if any.
+    pub(crate) fn congestion(&self) -> Congestion {
+        // An empty variable counts as unset.
+        match self.congestion.as_deref().map(str::trim) {
+            None | Some("") => Congestion::Automatic,
+            Some(name) => Congestion::Named(name.to_owned()),
+        }
     }
 
     /// The interfaces given for this program, else those given for NCCL.

@@ -16,9 +16,11 @@ const SETS: usize = 4;
 /// Beyond the room, for a misaligned pool.
 const SLACK: usize = 4096;
 const POISON: u8 = 0xA5;
-/// Time for one way in a round, and the most calls in it.
-const BUDGET: Duration = Duration::from_millis(60);
-const CALLS: usize = 200;
+/// Turns that the ways of a case take in a round, so that a slow moment of the machine is shared by them.
+const TURNS: usize = 4;
+/// Time for one way in a turn, and the most calls in it.
+const BUDGET: Duration = Duration::from_millis(15);
+const CALLS: usize = 50;
 
 /// A list and the ways to be measured with it.
 #[derive(Clone, Debug)]
@@ -183,7 +185,7 @@ impl Bench {
         &self.gpu
     }
 
-    /// Verifies every way of every case, then times them round by round.
+    /// Verifies every way of every case, then times them round by round; in a round, a case's ways in turn.
     pub(crate) fn run(&mut self, rounds: u32) -> Result<Vec<Outcome>, Error> {
         // As in a program that keeps the context current on the threads that poll.
         let _current = self.gpu.enter().map_err(|error| Error::Memory {
@@ -194,10 +196,10 @@ impl Bench {
         let mut prepared = Vec::new();
         for case in &CASES {
             let sets = self.sets(case)?;
+            let first = outcomes.len();
             for way in case.ways.iter().copied() {
                 if self.movers.has(way) {
                     self.verify(case, way, &sets)?;
-                    prepared.push((outcomes.len(), case, way, sets.clone()));
                     outcomes.push(Outcome {
                         case: case.name,
                         way: way.name(),
@@ -206,11 +208,14 @@ impl Bench {
                     });
                 }
             }
+            prepared.push((first, case, sets));
         }
         for _ in 0..rounds {
-            for (index, case, way, sets) in &prepared {
-                let median = self.time(case, *way, sets)?;
-                outcomes[*index].micros.push(median);
+            for (first, case, sets) in &prepared {
+                let medians = self.round(case, sets)?;
+                for (outcome, median) in outcomes[*first..].iter_mut().zip(medians) {
+                    outcome.micros.push(median);
+                }
             }
         }
         Ok(outcomes)
@@ -281,16 +286,38 @@ impl Bench {
         Ok(())
     }
 
-    /// The median of many calls, in microseconds.
-    fn time(&mut self, case: &Case, way: Way, sets: &[Set]) -> Result<f64, Error> {
-        let (least, most) = if way.is_slow() && case.fragment < 64 * KIB {
-            (2, 4)
-        } else {
-            (10, CALLS)
-        };
-        let mut times = Vec::with_capacity(most);
+    /// The median of many calls of each way, in microseconds.
+    fn round(&mut self, case: &Case, sets: &[Set]) -> Result<Vec<f64>, Error> {
+        let ways = case.ways.iter().copied();
+        let ways: Vec<_> = ways.filter(|way| self.movers.has(*way)).collect();
+        let mut times = vec![Vec::new(); ways.len()];
+        for turn in 0..TURNS {
+            for (way, times) in ways.iter().zip(&mut times) {
+                let is_slow = way.is_slow() && case.fragment < 64 * KIB;
+                match is_slow {
+                    false => self.time(*way, sets, (3, CALLS), times)?,
+                    true if turn == 0 => self.time(*way, sets, (2, 4), times)?,
+                    true => {}
+                }
+            }
+        }
+        let medians = times.iter_mut().map(|times| {
+            times.sort_unstable_by(f64::total_cmp);
+            times[times.len() / 2]
+        });
+        Ok(medians.collect())
+    }
+
+    /// Adds the microseconds of some calls, as many as the budget has time for.
+    fn time(
+        &mut self,
+        way: Way,
+        sets: &[Set],
+        (least, most): (usize, usize),
+        times: &mut Vec<f64>,
+    ) -> Result<(), Error> {
         let start = Instant::now();
-        for set in sets.iter().cycle() {
+        for (index, set) in sets.iter().cycle().enumerate() {
             // A list that was built just now is in the CPU's cache.
             let touched: u64 = set
                 .list
@@ -298,24 +325,30 @@ impl Bench {
                 .iter()
                 .map(|one| u64::from(one.length))
                 .sum();
-            std::hint::black_box(touched);
+            let listed = set.list.even_pieces();
+            let named: u32 = listed.map_or(0, |even| even.sources.iter().fold(0, |a, b| a ^ b));
+            std::hint::black_box((touched, named));
             let call = Instant::now();
             self.movers.go(way, set)?;
-            times.push(call.elapsed());
-            // The first calls of each set are not counted, see below.
-            let counted = times.len().saturating_sub(sets.len());
+            // The first call of each set is not counted.
+            let Some(counted) = (index + 1).checked_sub(sets.len()) else {
+                continue;
+            };
+            if counted > 0 {
+                times.push(call.elapsed().as_secs_f64() * 1e6);
+            }
             if counted >= most || (counted >= least && start.elapsed() > BUDGET) {
                 break;
             }
         }
-        let mut counted: Vec<f64> = times
-            .iter()
-            .skip(sets.len())
-            .map(|time| time.as_secs_f64() * 1e6)
-            .collect();
-        counted.sort_unstable_by(f64::total_cmp);
-        Ok(counted[counted.len() / 2])
+        Ok(())
     }
+}
+
+/// The cases by name.
+#[cfg(test)]
+pub(super) fn names() -> Vec<&'static str> {
+    CASES.iter().map(|case| case.name).collect()
 }
 
 /// The destination in order, the sources shuffled.

@@ -9,6 +9,8 @@ mod raw;
 mod report;
 mod server;
 
+use tcpx::Congestion;
+
 use super::write;
 use crate::args::bench::{NetArgs, PeerName};
 use crate::args::perf::Place;
@@ -158,6 +160,9 @@ fn command(args: &NetArgs) -> String {
         args.rounds,
         args.span.0.as_millis()
     ));
+    if let Congestion::Named(name) = args.link.network.congestion() {
+        words.push(format!("--congestion {name}"));
+    }
     for peer in &args.peers {
         words.push(match peer {
             PeerName::Raw => "--peer raw".to_owned(),

@@ -143,8 +143,14 @@ impl Sender {
                     return Ok(network.clone());
                 }
                 let file = PluginFile::given(path)?;
-                let network: Arc<dyn Network> =
-                    Arc::new(link::plugin_network(&file, Some(7), 0, &self.memory)?);
+                let limit = link::PLUGIN_START;
+                let network: Arc<dyn Network> = Arc::new(link::plugin_network(
+                    &file,
+                    Some(7),
+                    0,
+                    &self.memory,
+                    limit,
+                )?);
                 self.plugins.insert(path.clone(), network.clone());
                 Ok(network)
             }

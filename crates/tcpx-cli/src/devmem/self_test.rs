@@ -5,8 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use tcpx::Gpu;
 use tcpx_memory::{DmaBuf, MemoryKind};
 use tcpx_net::devmem::{
-    Adjust, Devmem, DevmemError, Flow, Landed, QueueUse, ReceiveOptions, ReceiveQueue,
-    watch_landing,
+    Adjust, Devmem, Flow, Landed, QueueUse, ReceiveOptions, ReceiveQueue, watch_landing,
 };
 use tcpx_net::interfaces;
 
@@ -124,7 +123,7 @@ fn send(devmem: &Devmem, interface: &str, memory: &DmaBuf) -> Result<(), Error> 
     match devmem.bind_send(interface, memory) {
         Ok(path) => say!("bound for sending: memory {}", path.dmabuf_id),
         // Receiving works without.
-        Err(error @ (DevmemError::NoSend { .. } | DevmemError::OldKernel { .. })) => {
+        Err(error) if error.leaves_staging() => {
             say!("not bound for sending: {error}");
         }
         Err(error) => return Err(refused(error)),

@@ -52,7 +52,9 @@ pub(super) fn network(
                     line.push_str(", and leaves device memory");
                     options.send = Some(path);
                 }
-                Err(error @ DevmemError::NoSend { .. }) => aside!("note: {error}"),
+                Err(error) if error.leaves_staging() => {
+                    aside!("note: {error}; payload leaves through host memory");
+                }
                 Err(error) => return Err(refused(error)),
             }
         }

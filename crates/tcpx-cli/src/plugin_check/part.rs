@@ -18,11 +18,21 @@ pub(crate) fn run(args: &PluginPartArgs) {
     // Whoever watches is gone: so is the reason to go on, even inside a call that hangs.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     let counts = Counts::default();
-    let end = drive(args, &counts).err().unwrap_or(Event::Passed);
+    let end = drive(args, &counts).err();
     let counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
     tell(&Event::Calls(counts.clone()));
+    // Some calls give something back, and have nobody to take their error.
+    let failed = counts.iter().find(|(_, count)| count.failed > 0);
+    let end = end.or_else(|| {
+        let (call, count) = failed?;
+        Some(Event::Failed {
+            what: format!("{call} failed {} of {} times", count.failed, count.calls),
+            hint: "every byte arrived, but what the plugin holds may stay with it: see its log"
+                .into(),
+        })
+    });
     drop(counts);
-    tell(&end);
+    tell(&end.unwrap_or(Event::Passed));
     // A plugin's destructors may wait for its threads; the one who watches ends this process then.
 }
 

@@ -106,3 +106,27 @@ fn the_other_end_does_only_what_a_benchmark_asks() {
         .assert_complains("an order of the benchmark");
     client.assert_code(1);
 }
+
+#[test]
+fn both_ends_and_the_plain_loops_use_the_congestion_control_that_was_chosen() {
+    let mut command = tcpx(&[
+        "bench", "net", "--from", "host", "--to", "host", "--peer", "raw", "--modes", "one",
+    ]);
+    command.args(SHORT).args(["--congestion", "reno"]);
+    let ended = Running::start(command).end();
+    ended.assert_code(0).assert_says("streams, reno");
+    // The other end would be named if it used another one.
+    assert!(!ended.stdout.contains(" there,"), "{}", ended.stdout);
+    assert!(!ended.stdout.contains("reno here"), "{}", ended.stdout);
+}
+
+#[test]
+fn a_congestion_control_that_the_system_lacks_is_refused_with_those_it_has() {
+    let mut command = tcpx(&["bench", "net", "--from", "host"]);
+    command.env("TCPX_CONGESTION", "no_such");
+    Running::start(command)
+        .end()
+        .assert_code(1)
+        .assert_complains("congestion control `no_such` cannot be used")
+        .assert_complains("/proc/sys/net/ipv4/tcp_available_congestion_control has `");
+}

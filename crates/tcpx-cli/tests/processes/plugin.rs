@@ -144,3 +144,204 @@ fn a_file_that_is_no_plugin_for_us_says_what_it_is_instead() {
         .assert_code(1)
         .assert_complains("v12");
 }
+
+/// The double of Google's plugin with a variable that makes it misbehave, driven by a process that is running.
+fn start_double(variable: &str, value: &str, more: &[&str]) -> Running {
+    let path = double::path().to_str().expect("text");
+    let mut command = tcpx(&[&["plugin", path], more].concat());
+    command.env(variable, value);
+    Running::start(command)
+}
+
+#[test]
+fn a_plugin_that_moves_messages_passes_with_its_devices_and_properties_told() {
+    let all = json(check(double::path(), &["--json"]).assert_code(0));
+    assert_eq!(all["passed"], true);
+    assert_eq!(all["version"], 7);
+    assert_eq!(all["devices"].as_array().expect("devices").len(), 1);
+    let moved = all["self_test"].as_array().expect("messages");
+    let sizes = moved.iter().filter_map(|one| one["bytes"].as_u64());
+    let sizes: Vec<_> = sizes.collect();
+    assert_eq!(
+        (sizes.iter().min(), sizes.iter().max()),
+        (Some(&0), Some(&(64 << 20)))
+    );
+    for call in [
+        "init",
+        "devices",
+        "getProperties",
+        "listen",
+        "isend",
+        "irecv",
+        "irecvConsumed",
+        "closeRecv",
+    ] {
+        assert!(
+            all["calls"][call]["calls"].as_u64() > Some(0),
+            "{call}: {}",
+            all["calls"]
+        );
+        assert_eq!(all["calls"][call]["failed"], 0, "{call}");
+    }
+}
+
+#[test]
+fn an_error_from_any_call_ends_the_check_and_is_named_with_the_doctor_s_id() {
+    use double::Call;
+    let cases = [
+        (Call::Init, "init", 3, "TCPX-D033"),
+        (Call::Devices, "devices", 2, ""),
+        (Call::Properties, "getProperties", 4, ""),
+        (Call::Listen, "listen", 3, ""),
+        (Call::Connect, "connect", 3, "TCPX-D032"),
+        (Call::Accept, "accept", 3, "TCPX-D032"),
+        (Call::RegMr, "regMr", 3, "TCPX-D030"),
+        (Call::Isend, "isend", 3, "TCPX-D036"),
+        (Call::Irecv, "irecv", 3, "TCPX-D036"),
+        (Call::Test, "test", 2, "TCPX-D031"),
+        (Call::Consumed, "irecvConsumed", 3, ""),
+        (Call::CloseSend, "closeSend", 5, ""),
+        (Call::CloseRecv, "closeRecv", 6, ""),
+    ];
+    for (call, name, code, id) in cases {
+        let fault = double::fault_value(call, code, 0);
+        let ended = start_double(double::FAULT_VARIABLE, &fault, &["--json"]).end();
+        ended.assert_code(1);
+        let report = json(&ended);
+        assert_eq!(report["passed"], false, "{name}");
+        let error = report["error"].as_str().expect("an error");
+        assert!(
+            error.contains(&format!("{name} returned {code}")),
+            "{error}"
+        );
+        if !id.is_empty() {
+            assert_eq!(report["check"], id, "{name}");
+        }
+        assert!(
+            report["hint"].as_str().is_some_and(|hint| !hint.is_empty()),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn an_error_from_a_call_that_gives_something_back_is_no_pass() {
+    use double::Call;
+    for (call, words) in [
+        (Call::DeregMr, "deregMr failed 2 of 2 times"),
+        (Call::CloseListen, "closeListen failed 1 of 1 times"),
+    ] {
+        start_double(
+            double::FAULT_VARIABLE,
+            &double::fault_value(call, 2, 0),
+            &[],
+        )
+        .end()
+        .assert_code(1)
+        .assert_says("every byte compared")
+        .assert_complains(words)
+        .assert_says("plugin: FAILED");
+    }
+}
+
+#[test]
+fn a_hang_in_any_call_ends_the_check_in_time_and_names_the_step() {
+    use double::Call;
+    let moving = "moving 0 bytes";
+    let cases = [
+        (Some(Call::Init), "init"),
+        (Some(Call::Devices), "devices"),
+        (Some(Call::Properties), "getProperties"),
+        (Some(Call::Listen), "listen"),
+        (Some(Call::Connect), "connect and accept"),
+        (Some(Call::Accept), "connect and accept"),
+        (Some(Call::RegMr), "regMr"),
+        (Some(Call::Isend), moving),
+        (Some(Call::Irecv), moving),
+        (Some(Call::Test), moving),
+        (Some(Call::Consumed), moving),
+        (Some(Call::DeregMr), "deregMr and close"),
+        (Some(Call::CloseSend), "deregMr and close"),
+        (Some(Call::CloseRecv), "deregMr and close"),
+        (None, "loading the file"),
+    ];
+    // All at once: each is a wait.
+    let running = cases.map(|(call, step)| {
+        let fault = match call {
+            Some(call) => double::fault_value(call, -1, 0),
+            None => double::LOADING_HANGS.to_owned(),
+        };
+        let more = ["--json", "--timeout", "3s"];
+        (
+            call,
+            step,
+            start_double(double::FAULT_VARIABLE, &fault, &more),
+        )
+    });
+    for (call, step, running) in running {
+        let ended = running.end();
+        ended.assert_code(1);
+        let error = json(&ended)["error"].to_string();
+        assert!(
+            error.contains(&format!("did not come back from \\\"{step}\\\"")),
+            "{call:?}: {error}"
+        );
+    }
+}
+
+#[test]
+fn a_plugin_that_lies_does_not_pass() {
+    use double::Lie;
+    for (lie, words) in [
+        (Lie::SizeShort, ""),
+        (Lie::SizeLong, "reports 1 bytes for a request of 0"),
+        (Lie::SizeNegative, "-7"),
+        (Lie::DoneEarly, ""),
+    ] {
+        let number = (lie as i32).to_string();
+        let ended = start_double(double::LIE_VARIABLE, &number, &["--json"]).end();
+        ended.assert_code(1);
+        let report = json(&ended);
+        let error = report["error"].to_string();
+        assert!(
+            report["passed"] == false && error.contains(words),
+            "{lie:?}: {error}"
+        );
+    }
+}
+
+#[test]
+fn a_plugin_that_hangs_holds_no_transfer_and_no_exit() {
+    for (fault, words, id) in [
+        (
+            double::LOADING_HANGS.to_owned(),
+            "loading has not returned",
+            "TCPX-D011",
+        ),
+        (
+            double::fault_value(double::Call::Init, -1, 0),
+            "init has not returned",
+            "TCPX-D033",
+        ),
+    ] {
+        let path = double::path().to_str().expect("text");
+        let started = Instant::now();
+        let mut command = tcpx(&[
+            "connection",
+            "127.0.0.1",
+            "--insecure",
+            "--host",
+            "--timeout",
+            "1s",
+            "--plugin",
+            path,
+        ]);
+        command.env(double::FAULT_VARIABLE, fault);
+        Running::start(command)
+            .end()
+            .assert_code(1)
+            .assert_complains(words)
+            .assert_complains(id);
+        assert!(started.elapsed() < Duration::from_secs(60));
+    }
+}

@@ -8,7 +8,7 @@ mod memory;
 
 use std::alloc::Layout;
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::ops::Range;
 use std::ptr;
@@ -17,6 +17,8 @@ use std::sync::{Arc, Mutex};
 
 use launch::{Done, FUNCTIONS, List, launched, tcpx_crc32c_host, tcpx_crc32c_prepare_host};
 use memory::{allocate, describe, release};
+
+use tcpx_wire::Descriptor;
 
 use super::api::Api;
 use super::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmodule, CUstream};
@@ -79,6 +81,11 @@ struct World {
     events: HashMap<usize, (u64, Option<usize>)>,
     memory: HashMap<usize, Layout>,
     freed: VecDeque<(usize, Layout)>,
+    /// Destinations that no launch may write to.
+    refused: HashSet<u64>,
+    /// Pools of launches by stream, and those whose stream went before it had passed its work.
+    pools: HashMap<usize, HashSet<usize>>,
+    hasty: HashSet<usize>,
     /// Memory whose copies cannot be followed, and streams that have such a copy.
     untraceable: HashMap<usize, Fault>,
     lost: HashMap<usize, Fault>,
@@ -158,6 +165,16 @@ pub(crate) fn lose_streams_of(address: u64) {
 /// As `lose_streams_of`, but it is the look at an event that fails.
 pub(crate) fn hide_streams_of(address: u64) {
     world(|world| world.untraceable.insert(address as usize, Fault::Query));
+}
+
+/// No launch that writes to this address is accepted.
+pub(crate) fn refuse_launches_to(address: u64) {
+    world(|world| world.refused.insert(address));
+}
+
+/// Whether the stream of a launch for the pool at this address went before it had passed all its work.
+pub(crate) fn ended_hastily(pool: u64) -> bool {
+    world(|world| world.hasty.contains(&(pool as usize)))
 }
 
 /// How often somebody looked at unfinished events on this stream.
@@ -389,10 +406,12 @@ pub(crate) static API: Api = Api {
     }),
     cuStreamDestroy: call!(|stream: CUstream| {
         inside(|world| {
-            world
-                .streams
-                .remove(&stream.addr())
-                .map_or(INVALID_VALUE, |_| OK)
+            let left = world.streams.remove(&stream.addr());
+            let pools = world.pools.remove(&stream.addr()).unwrap_or_default();
+            if left.as_ref().is_some_and(|left| !left.is_empty()) {
+                world.hasty.extend(pools);
+            }
+            left.map_or(INVALID_VALUE, |_| OK)
         })
     }),
     cuThreadExchangeStreamCaptureMode: call!(|mode: *mut c_uint| {
@@ -477,8 +496,19 @@ pub(crate) static API: Api = Api {
             return INVALID_VALUE;
         }
         inside(|world| {
-            if let Operation::Unpack { pool, .. } = &operation {
+            if let Operation::Unpack { pool, to, list, .. } = &operation {
+                let ends = |one: Descriptor| *to as u64 + one.destination_offset;
+                if !world.refused.is_empty()
+                    && list
+                        .read()
+                        .into_iter()
+                        .map(ends)
+                        .any(|end| world.refused.contains(&end))
+                {
+                    return INVALID_VALUE;
+                }
                 *world.launches.entry(*pool).or_default() += 1;
+                world.pools.entry(stream.addr()).or_default().insert(*pool);
             }
             world
                 .streams

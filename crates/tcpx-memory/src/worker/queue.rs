@@ -93,7 +93,8 @@ impl Ticket {
     /// Tells the sink of an error and keeps the memory for ever, because something may still touch it.
     pub(super) fn abandon(self, error: MemoryError) {
         let Self { held: _, answer } = self;
-        answer.tell(Err(error));
+        let source = Box::new(error);
+        answer.tell(Err(MemoryError::EndUnknown { source }));
     }
 
     /// Lets go of the memory, then tells the sink.

@@ -36,6 +36,8 @@ impl Inbound {
             let bytes = grant.encode(Record::Grant);
             match socket::send_bytes(&self.stream, &bytes) {
                 Moved::Bytes(HEADER_BYTES) => {}
+                // The sender has closed. What it sent before may wait to be read, and reading tells.
+                Moved::Broken(_) => {}
                 moved => {
                     return Err(
                         self.protocol("a sender that reads its grants", format!("{moved:?}"))

@@ -1,7 +1,7 @@
 //! Where lanes come in: a listening socket of the process for each of its addresses.
 
 use std::io;
-use std::net::{IpAddr, TcpListener};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,6 +16,7 @@ use super::receive_lane::ReceiveLane;
 use crate::admission::{Admission, Admitted};
 use crate::handle::Door;
 use crate::log::Log;
+use crate::socket::Listener;
 
 /// Handshakes that may be under way: many peers come at once when a job starts.
 const MAX_PENDING: usize = 256;
@@ -41,7 +42,7 @@ pub(crate) struct LaneDoor {
 impl LaneDoor {
     /// Accepts lanes from `listener` for the loops, with what `secret` authenticates.
     pub(crate) fn open(
-        listener: TcpListener,
+        listener: Listener,
         secret: [u8; Key::BYTES],
         process: u64,
         loops: Vec<Arc<Mailbox>>,

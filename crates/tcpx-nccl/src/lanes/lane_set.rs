@@ -1,7 +1,6 @@
 //! The lanes from this process to one peer process, and the queue that feeds them.
 
-use std::net::TcpStream;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,9 +10,10 @@ use super::chunk::{GroupId, encode_group};
 use super::looper::Mailbox;
 use super::outlet::Chunk;
 use super::transmit_lane::TransmitLane;
+use super::users::Users;
 use crate::dialer::Dialer;
 use crate::error::PluginError;
-use crate::socket::{self, Moved};
+use crate::socket::{self, Moved, Stream};
 
 /// Chunks that wait for a lane; a comm that finds no room tries again at its next call.
 const QUEUE_CHUNKS: usize = 2048;
@@ -31,8 +31,7 @@ pub(crate) struct LaneSet {
     idle: AtomicU64,
     /// The loop of each lane.
     loops: Vec<Arc<Mailbox>>,
-    comms: AtomicUsize,
-    closing: AtomicBool,
+    comms: Users,
     failed: AtomicBool,
     why: OnceLock<String>,
     connecting: Mutex<Connecting>,
@@ -42,7 +41,7 @@ pub(crate) struct LaneSet {
 struct Connecting {
     dialers: Vec<Dialer>,
     /// Authenticated, kept until all are.
-    streams: Vec<TcpStream>,
+    streams: Vec<Stream>,
     deadline: Instant,
     done: bool,
     failed: Option<Instant>,
@@ -67,8 +66,7 @@ impl LaneSet {
             queue: ArrayQueue::new(QUEUE_CHUNKS),
             idle: AtomicU64::new(0),
             loops,
-            comms: AtomicUsize::new(0),
-            closing: AtomicBool::new(false),
+            comms: Users::default(),
             failed: AtomicBool::new(false),
             why: OnceLock::new(),
             connecting: Mutex::new(Connecting {
@@ -162,8 +160,10 @@ impl LaneSet {
 
     /// A comm begins to use the lanes; `false` when they are closing already.
     pub(crate) fn enter(&self) -> bool {
-        self.comms.fetch_add(1, Ordering::SeqCst);
-        if self.closing.load(Ordering::SeqCst) || self.failed.load(Ordering::SeqCst) {
+        if !self.comms.enter() {
+            return false;
+        }
+        if self.failed.load(Ordering::SeqCst) {
             self.leave();
             return false;
         }
@@ -172,19 +172,18 @@ impl LaneSet {
 
     /// A comm is done with the lanes; the last one closes them.
     pub(crate) fn leave(&self) {
-        if self.comms.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.closing.store(true, Ordering::SeqCst);
+        if self.comms.leave() {
             self.kick_all();
         }
     }
 
     /// Whether the set can serve another comm.
     pub(crate) fn is_open(&self) -> bool {
-        !self.closing.load(Ordering::SeqCst) && !self.failed.load(Ordering::SeqCst)
+        !self.comms.is_closed() && !self.failed.load(Ordering::SeqCst)
     }
 
     pub(crate) fn is_closing(&self) -> bool {
-        self.closing.load(Ordering::SeqCst)
+        self.comms.is_closed()
     }
 
     /// Queues a chunk and wakes a lane for it; gives it back when there is no room.

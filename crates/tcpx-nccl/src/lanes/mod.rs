@@ -22,3 +22,4 @@ pub(crate) mod outlet;
 mod receive_lane;
 pub(crate) mod runtime;
 mod transmit_lane;
+mod users;

@@ -1,7 +1,6 @@
 //! The receiving end of a lane: reads each chunk to where its header says.
 
 use std::collections::HashMap;
-use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
@@ -12,7 +11,7 @@ use super::group::{Group, Registry};
 use super::inlet::Inlet;
 use super::looper::{Lane, Turn};
 use crate::log::Log;
-use crate::socket::{self, Moved, Span};
+use crate::socket::{self, Moved, Span, Stream};
 
 /// Bytes of a turn, so that the lanes of a loop advance together.
 const TURN_BYTES: usize = 2 << 20;
@@ -31,7 +30,7 @@ struct Arriving {
 /// One lane, from the end of its handshake on.
 #[derive(Debug)]
 pub(crate) struct ReceiveLane {
-    stream: TcpStream,
+    stream: Stream,
     registry: Arc<Registry>,
     log: Arc<Log>,
     group: Option<Arc<Group>>,
@@ -46,7 +45,7 @@ pub(crate) struct ReceiveLane {
 }
 
 impl ReceiveLane {
-    pub(crate) fn new(stream: TcpStream, registry: Arc<Registry>, log: Arc<Log>) -> Self {
+    pub(crate) fn new(stream: Stream, registry: Arc<Registry>, log: Arc<Log>) -> Self {
         Self {
             stream,
             registry,

@@ -35,7 +35,6 @@ type Route = (u64, SocketAddr, IpAddr);
 /// The process's part in lanes.
 #[derive(Debug)]
 pub(crate) struct Runtime {
-    process: u32,
     id: u64,
     lanes: usize,
     secret: [u8; Key::BYTES],
@@ -70,7 +69,6 @@ impl Runtime {
         };
         let lanes = shared.config.lanes.unwrap_or_else(|| lanes_for(threads));
         let runtime = Self {
-            process: std::process::id(),
             id: u64::from_ne_bytes(random()?),
             lanes,
             secret: random()?,
@@ -86,11 +84,6 @@ impl Runtime {
             shared.config.inline_bytes
         ));
         Ok(runtime)
-    }
-
-    /// Whether this is the process that started it.
-    pub(crate) fn is_ours(&self) -> bool {
-        self.process == std::process::id()
     }
 
     fn doors(&self) -> MutexGuard<'_, Vec<LaneDoor>> {

@@ -1,6 +1,6 @@
 //! The sending end of a lane: takes the next chunk whenever its socket has room.
 
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::chunk::CHUNK_HEADER_BYTES;
 use super::lane_set::LaneSet;
 use super::looper::{Lane, Turn};
 use super::outlet::Chunk;
-use crate::socket::{self, Moved, Span};
+use crate::socket::{self, Moved, Span, Stream};
 
 /// Bytes of a turn, so that the lanes of a loop advance together.
 const TURN_BYTES: usize = 2 << 20;
@@ -28,12 +28,12 @@ struct Leaving {
 pub(super) struct TransmitLane {
     set: Arc<LaneSet>,
     number: usize,
-    stream: TcpStream,
+    stream: Stream,
     leaving: Option<Leaving>,
 }
 
 impl TransmitLane {
-    pub(super) const fn new(set: Arc<LaneSet>, number: usize, stream: TcpStream) -> Self {
+    pub(super) const fn new(set: Arc<LaneSet>, number: usize, stream: Stream) -> Self {
         Self {
             set,
             number,
@@ -121,8 +121,11 @@ impl Drop for TransmitLane {
         if self.leaving.take().is_some() {
             // Half a chunk must not look like a whole stream.
             let _ =
-                socket2::SockRef::from(&self.stream).set_linger(Some(std::time::Duration::ZERO));
+                socket2::SockRef::from(&*self.stream).set_linger(Some(std::time::Duration::ZERO));
             self.set.fail("a lane ended within a chunk".to_owned());
+        } else if self.set.is_open() {
+            // Its loop ended or took no more lanes: chunks might wait for it without an end.
+            self.set.fail("a lane was given up".to_owned());
         }
         let _ = self.stream.shutdown(Shutdown::Write);
     }

@@ -24,6 +24,32 @@ impl State {
         })
     }
 
+    /// The host takes memory back: nothing reads it when this returns. Gives the failure of a comm
+    /// that had requests there; NCCL frees memory before it closes a comm that it aborts.
+    pub(super) fn give_up(&mut self, memory: u64) -> Option<PluginError> {
+        let outlet = self.carriage.as_ref().map(Carriage::outlet);
+        let sequence = self.ring.find_first(|sequence, request| {
+            let over = match outlet {
+                Some(outlet) if request.on_lanes => {
+                    request.written == request.size && outlet.is_sent(sequence)
+                }
+                _ => request.done(),
+            };
+            request.memory == memory && !over
+        })?;
+        let failure = PluginError::Deregistered {
+            comm: self.name.clone(),
+            sequence,
+        };
+        let failure = self.failure.get_or_insert(failure).clone();
+        if let Some(carriage) = &self.carriage {
+            carriage.close();
+        }
+        // The receiver must not wait for what will not come.
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+        Some(failure)
+    }
+
     /// One call in many, so that an end of the comm's own connection is seen soon.
     pub(super) const fn is_time_to_look(&mut self) -> bool {
         self.polls = self.polls.wrapping_add(1);

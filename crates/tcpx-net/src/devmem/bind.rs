@@ -90,7 +90,9 @@ impl Devmem {
             .read(place.network, ifindex)?
             .unwrap_or_else(|| Record::new(&place, interface, ifindex));
         // What could not be undone stays recorded, and does not keep us from binding.
-        holders::clean(&*self.kernel, &place, &mut record);
+        for error in holders::clean(&*self.kernel, &place, &mut record) {
+            tracing::warn!(%error, interface, "what a dead process left could not all be undone");
+        }
         let queue = self.choose(&mut netdev, &record, options)?;
         record.holds.push(self.own_hold(&place, queue)?);
         records.write(&record)?;

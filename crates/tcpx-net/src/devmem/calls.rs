@@ -7,6 +7,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use tcpx_memory::RegionSlice;
 use tcpx_wire::cmsg::RECEIVE_FLAG;
 
+use crate::zero_copy::Done;
+
 /// What one receive gave back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Arrival {
@@ -16,17 +18,6 @@ pub struct Arrival {
     pub control_bytes: usize,
     /// Whether control messages found no room.
     pub truncated: bool,
-}
-
-/// Zero-copy sends that the kernel is done with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Done {
-    /// The first call's number; a socket counts its zero-copy sends from 0.
-    pub first: u32,
-    /// The last call's number.
-    pub last: u32,
-    /// The kernel copied the bytes after all.
-    pub copied: bool,
 }
 
 /// System calls on a connected, non-blocking TCP socket. None of them waits: what cannot be done now
@@ -80,6 +71,13 @@ pub trait SocketCalls: Send + Sync + Debug {
         offset: u64,
         length: usize,
     ) -> io::Result<usize>;
+
+    /// Ends the connection at once: the peer sees a reset, and what was not sent never will be. The
+    /// socket stays, for what [`Self::done`] has to say about sends.
+    ///
+    /// # Errors
+    /// The system's.
+    fn reset(&self, socket: BorrowedFd<'_>) -> io::Result<()>;
 
     /// The next report about zero-copy sends; `None` when there is none.
     ///
@@ -214,7 +212,11 @@ impl SocketCalls for LinuxSockets {
         super::zero_copy::send(socket, dmabuf_id, offset, length)
     }
 
+    fn reset(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(rustix::net::connect_unspec(socket)?)
+    }
+
     fn done(&self, socket: BorrowedFd<'_>) -> io::Result<Option<Done>> {
-        super::zero_copy::done(socket)
+        crate::zero_copy::done(socket)
     }
 }

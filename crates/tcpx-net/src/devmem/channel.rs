@@ -1,6 +1,7 @@
 //! The channel of the device-memory network: two TCP connections, and everything that happens on them
 //! in [`Channel::poll`].
 
+mod ending;
 mod inbound;
 mod outbound;
 
@@ -14,9 +15,9 @@ use tcpx_memory::RegionSlice;
 use super::calls::SocketCalls;
 use super::companion::Companion;
 use super::flow::FlowRule;
-use super::in_kernel::InKernel;
 use super::inflow::Inflow;
 use super::outflow::Outflow;
+use super::slots::SendSlot;
 use super::stage::Stage;
 use super::watch::{Watch, Which};
 use crate::channel::{
@@ -25,6 +26,7 @@ use crate::channel::{
 };
 use crate::error::{ChannelError, IoError};
 use crate::tcp::signal::Signal;
+use crate::zero_copy::InKernel;
 
 /// What [`DevmemChannel::new`] needs.
 #[derive(Debug)]
@@ -85,7 +87,7 @@ pub(super) struct DevmemChannel {
     inflow: Inflow,
     outflow: Outflow,
     stage: Stage,
-    in_kernel: InKernel,
+    in_kernel: InKernel<Arc<SendSlot>>,
     way_in: Path,
     way_out: Path,
     /// Room for control messages.
@@ -311,34 +313,6 @@ impl DevmemChannel {
         });
     }
 
-    /// Closes the payload connection once neither way uses it and nothing reads its part of the pool:
-    /// closing gives its tokens back, and the pages of what nobody will read. What of ours is under way
-    /// may be lost with it; the peer asks for that again.
-    fn close_payload_when_unread(&mut self) {
-        let unused = self.way_in == Path::Companion && self.way_out != Path::Payload;
-        if unused && !self.inflow.reads_pool() && self.payload.is_some() {
-            self.close_payload();
-        }
-    }
-
-    fn close_payload(&mut self) {
-        let Some(payload) = self.payload.take() else {
-            return;
-        };
-        // The card must not see slots again that others use by then.
-        if !self.in_kernel.is_empty()
-            && let Err(error) =
-                socket2::SockRef::from(&payload).set_linger(Some(std::time::Duration::ZERO))
-        {
-            tracing::warn!(channel = %self.name, %error, "SO_LINGER");
-        }
-        drop(payload);
-        self.in_kernel.clear();
-        self.inflow.forget_tokens();
-        self.watch.forget(Which::Payload);
-        self.rule = None;
-    }
-
     fn socket_of(payload: &Option<OwnedFd>) -> Option<BorrowedFd<'_>> {
         payload.as_ref().map(AsFd::as_fd)
     }
@@ -464,20 +438,6 @@ impl Channel for DevmemChannel {
 impl DevmemChannel {
     /// Tokens that are given back without waiting for more: half of what the kernel takes in one call.
     const RETURN_AT_ONCE: u64 = 512;
-
-    fn fail_all(&mut self) {
-        let error = match &self.broken {
-            Some(error) => error.clone(),
-            None => ChannelError::Closed {
-                channel: self.name.clone(),
-            },
-        };
-        let tokens = self.inflow.close().into_iter().chain(self.outflow.close());
-        self.failed.extend(tokens.map(|token| Completion::Failed {
-            token,
-            error: error.clone(),
-        }));
-    }
 }
 
 impl Drop for DevmemChannel {
@@ -485,3 +445,6 @@ impl Drop for DevmemChannel {
         self.close();
     }
 }
+
+#[cfg(test)]
+mod tests;

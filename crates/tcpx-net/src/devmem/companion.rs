@@ -1,75 +1,23 @@
-//! The connection beside the payload: how far each side has come, and the payload itself once it can
-//! no longer travel on its own connection.
-//!
-//! Messages of 16 bytes, little endian: kind u32, length u32, place u64 (a byte of the payload stream,
-//! counted from 0).
-//!
-//! | kind | place | length |
-//! |---|---|---|
-//! | 1 `HAVE` | all bytes before it have arrived | 0 |
-//! | 2 `MOVE` | as `HAVE`, and the bytes from it on are to come on this connection | 0 |
-//! | 3 `DATA` | of the first byte that follows this message | bytes that follow |
+//! The connection beside the payload: words of [`tcpx_wire::companion`], and the payload itself once it
+//! can no longer travel on its own connection.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{RecvFlags, SendFlags};
 use tcpx_memory::RegionSlice;
+use tcpx_wire::companion::{Word, WordError, WordReader};
 
 use super::calls::SocketCalls;
-
-const MESSAGE_BYTES: usize = 16;
-const HAVE: u32 = 1;
-const MOVE: u32 = 2;
-const DATA: u32 = 3;
 
 /// Most payload behind one message, so that words to the peer never wait long.
 const MOST_DATA: usize = 256 << 10;
 
-/// A word of the peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Word {
-    /// It has all bytes before this place.
-    Have(u64),
-    /// As `Have`, and wants the rest here.
-    Move(u64),
-    /// So much of the payload follows, from this place on.
-    Data { place: u64, length: u32 },
-}
-
-impl Word {
-    fn encode(self) -> [u8; MESSAGE_BYTES] {
-        let (kind, length, place) = match self {
-            Self::Have(place) => (HAVE, 0, place),
-            Self::Move(place) => (MOVE, 0, place),
-            Self::Data { place, length } => (DATA, length, place),
-        };
-        let mut bytes = [0; MESSAGE_BYTES];
-        bytes[..4].copy_from_slice(&kind.to_le_bytes());
-        bytes[4..8].copy_from_slice(&length.to_le_bytes());
-        bytes[8..].copy_from_slice(&place.to_le_bytes());
-        bytes
-    }
-
-    fn decode(bytes: [u8; MESSAGE_BYTES]) -> Result<Self, CompanionError> {
-        let [k0, k1, k2, k3, l0, l1, l2, l3, place @ ..] = bytes;
-        let kind = u32::from_le_bytes([k0, k1, k2, k3]);
-        let length = u32::from_le_bytes([l0, l1, l2, l3]);
-        let place = u64::from_le_bytes(place);
-        match (kind, length) {
-            (HAVE, 0) => Ok(Self::Have(place)),
-            (MOVE, 0) => Ok(Self::Move(place)),
-            (DATA, 1..) => Ok(Self::Data { place, length }),
-            _ => Err(CompanionError::Message { kind, length }),
-        }
-    }
-}
-
 /// What reading the companion can end with.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CompanionError {
-    #[error("expected a message of kind 1, 2 or 3, kind {kind} of length {length} arrived")]
-    Message { kind: u32, length: u32 },
+    #[error(transparent)]
+    Word(#[from] WordError),
     #[error(transparent)]
     Socket(#[from] io::Error),
 }
@@ -90,11 +38,7 @@ pub(super) enum Read {
 #[derive(Debug)]
 pub(super) struct Companion {
     socket: OwnedFd,
-    /// Part of a message that has come.
-    head: [u8; MESSAGE_BYTES],
-    head_bytes: usize,
-    /// Payload of the last `DATA` that has not come yet.
-    payload_left: usize,
+    reader: WordReader,
     /// What waits for the socket; a few messages at most.
     words: Vec<u8>,
     /// Payload of the last `DATA` in `words` that has not been written yet.
@@ -107,9 +51,7 @@ impl Companion {
     pub(super) fn new(socket: OwnedFd) -> Self {
         Self {
             socket,
-            head: [0; MESSAGE_BYTES],
-            head_bytes: 0,
-            payload_left: 0,
+            reader: WordReader::new(),
             words: Vec::new(),
             data_left: 0,
             later: Vec::new(),
@@ -122,27 +64,24 @@ impl Companion {
 
     /// Payload that is to be read before the next word.
     pub(super) fn payload_left(&self) -> usize {
-        self.payload_left
+        self.reader.payload_left()
     }
 
     /// Reads the next word; not while payload is to be read.
     pub(super) fn read_word(&mut self) -> Result<Read, CompanionError> {
-        while self.head_bytes < MESSAGE_BYTES {
-            let room = &mut self.head[self.head_bytes..];
-            match rustix::net::recv(&self.socket, room, RecvFlags::DONTWAIT) {
+        loop {
+            match rustix::net::recv(&self.socket, self.reader.room(), RecvFlags::DONTWAIT) {
                 Ok((0, _)) | Ok((_, 0)) => return Ok(Read::End),
-                Ok((_, bytes)) => self.head_bytes += bytes,
+                Ok((_, bytes)) => {
+                    if let Some(word) = self.reader.filled(bytes)? {
+                        return Ok(Read::Word(word));
+                    }
+                }
                 Err(rustix::io::Errno::AGAIN) => return Ok(Read::Nothing),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(io::Error::from(error).into()),
             }
         }
-        self.head_bytes = 0;
-        let word = Word::decode(self.head)?;
-        if let Word::Data { length, .. } = word {
-            self.payload_left = usize::try_from(length).unwrap_or(usize::MAX);
-        }
-        Ok(Read::Word(word))
     }
 
     /// Reads payload to `into`, which is no longer than [`Self::payload_left`].
@@ -154,7 +93,7 @@ impl Companion {
         match calls.receive_plain(self.socket.as_fd(), into) {
             Ok(0) => Ok(Read::End),
             Ok(bytes) => {
-                self.payload_left = self.payload_left.saturating_sub(bytes);
+                self.reader.took_payload(bytes);
                 Ok(Read::Payload(bytes))
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Read::Nothing),
@@ -169,10 +108,10 @@ impl Companion {
         } else {
             &mut self.words
         };
-        if let (Word::Have(_), Some(at)) = (word, queue.len().checked_sub(MESSAGE_BYTES))
-            && queue[at..at + 4] == HAVE.to_le_bytes()
+        if let (Word::Have(_), Some(last)) = (word, queue.last_chunk())
+            && let Ok(Word::Have(_)) = Word::decode(*last)
         {
-            queue.truncate(at);
+            queue.truncate(queue.len() - Word::BYTES);
         }
         queue.extend_from_slice(&word.encode());
     }
@@ -275,23 +214,5 @@ mod tests {
         region.read_to(0, &mut bytes).unwrap();
         assert_eq!((&bytes, theirs.payload_left()), (b"abcdef", 0));
         assert_eq!(theirs.read_word().unwrap(), Read::Word(Word::Have(2)));
-    }
-
-    #[test]
-    fn a_message_of_no_kind_is_refused() {
-        for bytes in [[0; MESSAGE_BYTES], [0xff; MESSAGE_BYTES], {
-            let mut empty = Word::Data {
-                place: 0,
-                length: 1,
-            }
-            .encode();
-            empty[4] = 0;
-            empty
-        }] {
-            assert!(matches!(
-                Word::decode(bytes),
-                Err(CompanionError::Message { .. })
-            ));
-        }
     }
 }

@@ -303,3 +303,11 @@ pub enum DevmemError {
         cause: String,
     },
 }
+
+impl DevmemError {
+    /// Whether this, in answer to a bind for sending, leaves the way through host memory: the card or
+    /// the kernel cannot send from device memory at all.
+    pub fn leaves_staging(&self) -> bool {
+        matches!(self, Self::NoSend { .. } | Self::OldKernel { .. })
+    }
+}

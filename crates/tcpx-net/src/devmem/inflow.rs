@@ -176,7 +176,7 @@ impl Inflow {
         if let Some(target) = &self.target {
             let new = self.gathered.list().fragments().iter().skip(before);
             let pinned = new
-                .map(|one| PoolUse::pages(one.source_offset, one.length))
+                .map(|one| target.usage.pages(one.source_offset, one.length))
                 .fold(0, u64::saturating_add);
             self.pinned += pinned;
             target.usage.pin(pinned);

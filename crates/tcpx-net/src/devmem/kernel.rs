@@ -111,6 +111,12 @@ pub trait NetlinkSocket: Send + fmt::Debug {
     /// The system's.
     fn send(&mut self, message: &[u8]) -> io::Result<()>;
 
+    /// Joins a group, whose messages come like answers from then on.
+    ///
+    /// # Errors
+    /// The system's.
+    fn join(&mut self, group: u32) -> io::Result<()>;
+
     /// Receives into the buffer and returns the bytes. It waits, but not for ever.
     ///
     /// # Errors

@@ -4,6 +4,9 @@ mod client;
 mod ethtool;
 mod netdev;
 
-pub(super) use ethtool::{HeaderSplit, RingsChange, SPLIT_ON, header_split, set_header_split};
+pub(super) use ethtool::{
+    HeaderSplit, RingsChange, SPLIT_AUTO, SPLIT_OFF, SPLIT_ON, fix_split_off, header_split,
+    set_header_split,
+};
 pub(super) use netdev::Netdev;
 pub use netdev::QueueUse;

@@ -13,11 +13,11 @@ use super::send_path::SendPath;
 use super::set_up::{self, Lanes};
 use super::slots::{SLOT_BYTES, SendSlots};
 use super::stage::Stage;
-use super::zero_copy;
 use crate::channel::Channel;
 use crate::error::NetworkError;
 use crate::network::{Exchange, Network, Setup};
 use crate::tcp::signal::Signal;
+use crate::zero_copy;
 
 /// The network's name.
 pub(super) const NAME: &str = "devmem";

@@ -118,25 +118,17 @@ impl Outflow {
         })
     }
 
-    /// If the next bytes are those of a chunk in a slot: its place, and the memory that it was copied
-    /// from. The chunk waits for [`Self::staged`] then.
-    pub(super) fn take_from_slot(&mut self) -> Option<(u64, RegionSlice)> {
-        let next = self.next()?;
-        if !matches!(next.source, Source::Device { .. }) {
-            return None;
-        }
-        let start = self.written - next.from as u64;
-        let at = self
-            .queue
-            .binary_search_by_key(&start, |one| one.start)
-            .ok()?;
-        match std::mem::replace(&mut self.queue[at].source, Source::Staging) {
-            Source::Device { slice, .. } => Some((start, slice)),
+    /// The chunks in slots: their places, and the memory that each was copied from. They wait for
+    /// [`Self::staged`] then.
+    pub(super) fn take_from_slots(&mut self) -> Vec<(u64, RegionSlice)> {
+        let take = |one: &mut Sending| match std::mem::replace(&mut one.source, Source::Staging) {
+            Source::Device { slice, .. } => Some((one.start, slice)),
             other => {
-                self.queue[at].source = other;
+                one.source = other;
                 None
             }
-        }
+        };
+        self.queue.iter_mut().filter_map(take).collect()
     }
 
     /// A socket has taken so many of the next bytes.

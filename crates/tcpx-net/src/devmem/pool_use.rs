@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes that the card takes from a pool at a time. A fragment keeps every page that it touches.
-const PAGE_BYTES: u64 = 4096;
-
 /// Pages of one pool whose tokens are not given back, counted over all channels that share it. A page
 /// that several fragments share counts for each of them.
 #[derive(Clone, Debug)]
 pub(super) struct PoolUse {
     pinned: Arc<AtomicU64>,
     enough: u64,
+    /// Bytes that the card takes from a pool at a time: a page of this kernel. A fragment keeps every
+    /// page that it touches.
+    page: u64,
 }
 
 impl PoolUse {
@@ -21,18 +21,23 @@ impl PoolUse {
     /// that it can be unpacked and given back. The rest of the pool is for the card's ring, for what
     /// waits in the sockets, and for what is being unpacked.
     pub(super) fn of(pool_bytes: u64) -> Self {
+        Self::in_pages(pool_bytes, rustix::param::page_size() as u64)
+    }
+
+    fn in_pages(pool_bytes: u64, page: u64) -> Self {
         Self {
             pinned: Arc::default(),
             enough: (pool_bytes / 4).max(1),
+            page: page.max(1),
         }
     }
 
     /// Bytes of the pages under a fragment.
-    pub(super) fn pages(pool_offset: u64, length: u32) -> u64 {
-        let start = pool_offset / PAGE_BYTES * PAGE_BYTES;
+    pub(super) fn pages(&self, pool_offset: u64, length: u32) -> u64 {
+        let start = pool_offset / self.page * self.page;
         let end = pool_offset.saturating_add(u64::from(length));
         end.saturating_sub(start)
-            .checked_next_multiple_of(PAGE_BYTES)
+            .checked_next_multiple_of(self.page)
             .unwrap_or(u64::MAX)
     }
 
@@ -61,16 +66,33 @@ mod tests {
 
     #[test]
     fn a_fragment_keeps_the_pages_that_it_touches() {
-        for (offset, length, pages) in [
-            (0, 1, 1),
-            (4095, 1, 1),
-            (4095, 2, 2),
-            (4096, 4096, 1),
-            (100, 4096, 2),
-            (u64::MAX - 5, u32::MAX, 1),
+        for (page, offset, length, pages) in [
+            (4096, 0, 1, 1),
+            (4096, 4095, 1, 1),
+            (4096, 4095, 2, 2),
+            (4096, 4096, 4096, 1),
+            (4096, 100, 4096, 2),
+            (4096, u64::MAX - 5, u32::MAX, 1),
+            (65536, 4095, 2, 1),
+            (65536, 65535, 2, 2),
         ] {
-            let bytes = PoolUse::pages(offset, length);
-            assert_eq!(bytes, pages * PAGE_BYTES, "{length} bytes at {offset}");
+            let bytes = PoolUse::in_pages(1 << 20, page).pages(offset, length);
+            assert_eq!(
+                bytes,
+                pages * page,
+                "{length} bytes at {offset} of pages of {page}"
+            );
         }
+    }
+
+    #[test]
+    fn few_fragments_press_where_pages_are_large() {
+        // 1 MiB in pages of 64 KiB, a packet in each: 4 of 16 are a quarter.
+        let usage = PoolUse::in_pages(1 << 20, 65536);
+        for page in 0..4 {
+            assert!(!usage.presses(), "after {page} packets");
+            usage.pin(usage.pages(page * 65536, 1448));
+        }
+        assert!(usage.presses());
     }
 }

@@ -143,8 +143,12 @@ fn dial_all(
         source: None,
         interface: interface.map(str::to_owned),
         capabilities: 0,
+        congestion: setup.congestion.clone(),
     };
-    let companion = DialOptions::until(setup.deadline);
+    let companion = DialOptions {
+        congestion: setup.congestion.clone(),
+        ..DialOptions::until(setup.deadline)
+    };
     (0..count)
         .map(|channel| {
             let lane = channel * 2;

@@ -1,6 +1,7 @@
 //! Places in memory that a card can send from.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tcpx_memory::{Access, MemoryError, RegionSlice};
 
@@ -16,12 +17,15 @@ pub(super) struct SendSlots {
     path: SendPath,
     /// Rides on a lease of all of it.
     memory: RegionSlice,
+    count: u64,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     free: Vec<u64>,
+    /// Slots that a card may read for ever.
+    lost: BTreeSet<u64>,
     /// Told when a slot comes back, as somebody found none.
     waiting: Vec<Arc<Signal>>,
 }
@@ -42,9 +46,10 @@ impl SendSlots {
         Ok(Arc::new(Self {
             path,
             memory: lease.all(),
+            count,
             state: Mutex::new(State {
                 free: free.collect(),
-                waiting: Vec::new(),
+                ..State::default()
             }),
         }))
     }
@@ -53,9 +58,18 @@ impl SendSlots {
         &self.path
     }
 
+    /// Whether no slot will ever be free again.
+    pub(super) fn are_lost(&self) -> bool {
+        self.lock().lost.len() as u64 == self.count
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// A free slot; else `signal` is raised when one comes back.
     pub(super) fn take(self: &Arc<Self>, signal: &Arc<Signal>) -> Option<Arc<SendSlot>> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
         let Some(offset) = state.free.pop() else {
             if !state.waiting.iter().any(|one| Arc::ptr_eq(one, signal)) {
                 state.waiting.push(Arc::clone(signal));
@@ -80,6 +94,11 @@ impl SendSlot {
         self.slots.path.dmabuf_id
     }
 
+    /// A card may read it for ever: it is never free again.
+    pub(super) fn keep_for_good(&self) {
+        self.slots.lock().lost.insert(self.offset);
+    }
+
     /// Its first bytes.
     pub(super) fn slice(&self, bytes: usize) -> Result<RegionSlice, MemoryError> {
         let start = usize::try_from(self.offset).unwrap_or(usize::MAX);
@@ -90,12 +109,10 @@ impl SendSlot {
 
 impl Drop for SendSlot {
     fn drop(&mut self) {
-        let mut state = self
-            .slots
-            .state
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        state.free.push(self.offset);
+        let mut state = self.slots.lock();
+        if !state.lost.contains(&self.offset) {
+            state.free.push(self.offset);
+        }
         for signal in state.waiting.drain(..) {
             signal.raise();
         }

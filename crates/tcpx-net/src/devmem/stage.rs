@@ -1,7 +1,7 @@
 //! Copies of chunks to where they can be sent from: pinned slots for memory that the CPU cannot reach,
 //! slots of bound memory where the card sends by itself.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tcpx_memory::{
@@ -20,16 +20,17 @@ pub(super) struct Stage {
     workers: Vec<Arc<CopyWorker>>,
     /// Where the card sends from; `None` once it no longer does.
     slots: Option<Arc<SendSlots>>,
-    /// Chunks without a slot, by their place in the stream.
-    waiting: VecDeque<Waiting>,
+    /// Chunks without a slot, by their place in the stream: the first one is served first, so that no
+    /// later one has the slot that the peer waits for.
+    waiting: BTreeMap<u64, Waiting>,
     copying: HashMap<u64, Copying>,
     finished: Arc<Finished>,
+    closed: bool,
     _watches: Vec<FreeWatch>,
 }
 
 #[derive(Debug)]
 struct Waiting {
-    start: u64,
     slice: RegionSlice,
     fence: Option<Fence>,
 }
@@ -81,12 +82,13 @@ impl Stage {
         Ok(Self {
             workers,
             slots,
-            waiting: VecDeque::new(),
+            waiting: BTreeMap::new(),
             copying: HashMap::new(),
             finished: Arc::new(Finished {
                 signal,
                 results: Mutex::default(),
             }),
+            closed: false,
             _watches: watches,
         })
     }
@@ -112,11 +114,7 @@ impl Stage {
 
     /// Copies the chunk that begins at `start` of the stream, as soon as there is a slot.
     pub(super) fn begin(&mut self, start: u64, slice: RegionSlice, fence: Option<Fence>) {
-        self.waiting.push_back(Waiting {
-            start,
-            slice,
-            fence,
-        });
+        self.waiting.insert(start, Waiting { slice, fence });
     }
 
     /// Moves on what can be: finished copies to the outflow, waiting chunks to free slots.
@@ -138,6 +136,9 @@ impl Stage {
                 continue;
             };
             match result {
+                Ok(_) if self.slots.is_none() && copied.is_in_device() => {
+                    self.out_of_slot(outflow, start, copied.slice);
+                }
                 Ok(_) => outflow.staged(start, copied.ready()),
                 Err(error) => {
                     outflow.staged(start, Source::Failed);
@@ -145,21 +146,29 @@ impl Stage {
                 }
             }
         }
-        while let Some(first) = self.waiting.pop_front() {
+        if self.slots.as_ref().is_some_and(|slots| slots.are_lost()) {
+            self.slots = None;
+        }
+        // Chunks on their way to a slot that is of no use any more are in front of those that wait.
+        let is_turned = self.slots.is_none() && self.copying.values().any(Copying::is_in_device);
+        while !is_turned && let Some((start, first)) = self.waiting.pop_first() {
+            if !self.is_needed(&first.slice) {
+                outflow.staged(start, Source::Host(first.slice));
+                continue;
+            }
             match self.slot_for(&first.slice) {
                 Ok(Some((worker, to))) => {
-                    let start = first.start;
-                    if let Err(error) = self.submit(first, &worker, to) {
+                    if let Err(error) = self.submit(start, first, &worker, to) {
                         outflow.staged(start, Source::Failed);
                         outcome = Err(error);
                     }
                 }
                 Ok(None) => {
-                    self.waiting.push_front(first);
+                    self.waiting.insert(start, first);
                     break;
                 }
                 Err(error) => {
-                    outflow.staged(first.start, Source::Failed);
+                    outflow.staged(start, Source::Failed);
                     outcome = Err(error);
                 }
             }
@@ -167,15 +176,34 @@ impl Stage {
         outcome
     }
 
-    /// The card no longer sends by itself.
-    pub(super) fn forget_slots(&mut self) {
-        self.slots = None;
+    /// The card no longer sends by itself: chunks in slots go from their own memory, by way of a pinned
+    /// slot where the CPU does not reach that.
+    pub(super) fn leave_slots(&mut self, outflow: &mut Outflow) {
+        if self.slots.take().is_none() {
+            return;
+        }
+        for (start, slice) in outflow.take_from_slots() {
+            self.out_of_slot(outflow, start, slice);
+        }
+        self.finished.signal.raise();
+    }
+
+    fn out_of_slot(&mut self, outflow: &mut Outflow, start: u64, slice: RegionSlice) {
+        if self.closed {
+            outflow.staged(start, Source::Failed);
+        } else if slice.kind().is_cpu_accessible() {
+            outflow.staged(start, Source::Host(slice));
+        } else {
+            // What it had to wait for has ended, as it was copied before.
+            self.begin(start, slice, None);
+        }
     }
 
     /// Chunks without a slot will not be sent.
     pub(super) fn close(&mut self, outflow: &mut Outflow) {
-        for waiting in self.waiting.drain(..) {
-            outflow.staged(waiting.start, Source::Failed);
+        self.closed = true;
+        for start in std::mem::take(&mut self.waiting).into_keys() {
+            outflow.staged(start, Source::Failed);
         }
     }
 
@@ -216,15 +244,12 @@ impl Stage {
 
     fn submit(
         &mut self,
+        start: u64,
         waiting: Waiting,
         worker: &Arc<CopyWorker>,
         to: To,
     ) -> Result<(), MemoryError> {
-        let Waiting {
-            start,
-            slice,
-            fence,
-        } = waiting;
+        let Waiting { slice, fence } = waiting;
         let target = match &to {
             To::Pinned(to) => to.clone(),
             To::Device(slot) => slot.slice(slice.len())?,
@@ -246,6 +271,10 @@ impl Stage {
 }
 
 impl Copying {
+    fn is_in_device(&self) -> bool {
+        matches!(self.to, To::Device(_))
+    }
+
     fn ready(self) -> Source {
         match self.to {
             To::Pinned(slice) => Source::Host(slice),
@@ -254,5 +283,99 @@ impl Copying {
                 slice: self.slice,
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use tcpx_memory::{DmaBuf, Region};
+
+    use crate::devmem::SendPath;
+
+    /// A stage over two slots, and as many chunks as are wanted, posted and begun.
+    fn stage(chunks: usize) -> (Stage, Outflow, Arc<SendSlots>, Vec<Region>) {
+        let nothing = std::fs::File::open("/dev/null").unwrap();
+        let memory = DmaBuf::from_fd(nothing.into(), Region::host(2 * SLOT_BYTES).unwrap());
+        let path = SendPath::new(memory, 1, "lo".to_owned(), 1, Arc::new(()));
+        let slots = SendSlots::new(path).unwrap();
+        let signal = Arc::new(Signal::new().unwrap());
+        let mut stage = Stage::new(&[], Some(Arc::clone(&slots)), signal).unwrap();
+        let mut outflow = Outflow::default();
+        let regions: Vec<_> = (0..chunks).map(|_| Region::host(1000).unwrap()).collect();
+        for (token, region) in (0u64..).zip(&regions) {
+            let start = outflow.post(token, 1000, Source::Staging);
+            stage.begin(start, region.all(), None);
+        }
+        (stage, outflow, slots, regions)
+    }
+
+    /// Lets the worker finish what it has.
+    fn wait(stage: &mut Stage, outflow: &mut Outflow) {
+        while !stage.copying.is_empty() {
+            let signal = Arc::clone(&stage.finished.signal);
+            let limit = Timespec::try_from(Duration::from_secs(10)).unwrap();
+            let ready = poll(&mut [PollFd::new(&*signal, PollFlags::IN)], Some(&limit));
+            assert_eq!(ready, Ok(1), "the worker copies");
+            stage.progress(outflow).unwrap();
+        }
+    }
+
+    /// Every chunk goes from its own memory.
+    fn assert_own(outflow: &mut Outflow, regions: &[Region]) {
+        for region in regions {
+            let next = outflow.next().unwrap();
+            let Source::Host(slice) = next.source else {
+                panic!("{next:?}");
+            };
+            assert_eq!(slice.host_ptr(), region.all().host_ptr());
+            outflow.wrote(1000);
+        }
+        assert!(outflow.next().is_none());
+    }
+
+    #[test]
+    fn chunks_in_slots_on_the_way_there_and_waiting_for_one_all_go_from_their_own_memory_once_slots_are_left()
+     {
+        for copied in [false, true] {
+            let (mut stage, mut outflow, slots, regions) = stage(4);
+            stage.progress(&mut outflow).unwrap();
+            assert_eq!(stage.waiting.len(), 2);
+            if copied {
+                wait(&mut stage, &mut outflow);
+                let next = outflow.next().unwrap();
+                assert!(matches!(next.source, Source::Device { .. }), "{next:?}");
+            }
+            stage.leave_slots(&mut outflow);
+            stage.progress(&mut outflow).unwrap();
+            wait(&mut stage, &mut outflow);
+            assert_own(&mut outflow, &regions);
+            let signal = Arc::new(Signal::new().unwrap());
+            let free = [slots.take(&signal), slots.take(&signal)];
+            assert!(free.iter().all(Option::is_some), "both slots came back");
+        }
+    }
+
+    #[test]
+    fn slots_that_a_card_never_lets_go_of_are_not_waited_for() {
+        let (mut stage, mut outflow, slots, regions) = stage(1);
+        for _ in 0..2 {
+            slots.take(&stage.finished.signal).unwrap().keep_for_good();
+        }
+        stage.progress(&mut outflow).unwrap();
+        assert_own(&mut outflow, &regions);
+    }
+
+    #[test]
+    fn what_the_peer_waits_for_is_first_in_line_whenever_it_came() {
+        let (mut stage, _, _, regions) = stage(2);
+        stage.waiting.clear();
+        for start in [7000, 3000, 5000] {
+            stage.begin(start, regions[0].all(), None);
+        }
+        assert_eq!(stage.waiting.pop_first().unwrap().0, 3000);
     }
 }

@@ -4,6 +4,7 @@ use super::bind::Devmem;
 use super::error::DevmemError;
 use super::holders::{self, Holder, holder};
 use super::kernel::Place;
+use super::netlink::{SPLIT_AUTO, SPLIT_OFF, SPLIT_ON};
 use super::record::{Changes, Hold, Record};
 
 /// Changes on one interface.
@@ -145,9 +146,10 @@ fn forget(record: &mut Record) {
 fn sentences(changes: &Changes) -> Vec<String> {
     let on = |value: bool| if value { "on" } else { "off" };
     let split = |value: u8| match value {
-        1 => "off".to_owned(),
-        2 => "on".to_owned(),
-        other => format!("auto ({other})"),
+        SPLIT_AUTO => "auto".to_owned(),
+        SPLIT_OFF => "off".to_owned(),
+        SPLIT_ON => "on".to_owned(),
+        other => other.to_string(),
     };
     let mut found = Vec::new();
     if let Some(change) = &changes.flow_rules {

@@ -1,5 +1,6 @@
 //! Binding, refusals and restoring, against the kernel in memory.
 
+mod log;
 mod refusals;
 mod restoring;
 

@@ -1,13 +1,12 @@
-//! Setting up a plugin's comms, on a thread of its own: a call that does not return must not hold
-//! whoever wants a connection.
+//! Setting up a plugin's comms.
 
 use std::net::SocketAddr;
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nccl_net::{Accepting, Handle128, Plugin, Properties};
 
+use super::bounded::{NoAnswer, PANICKED, bounded};
 use super::channel::PluginChannel;
 use super::offload::Offload;
 use super::{HANDLE_BYTES, PluginMemory};
@@ -46,34 +45,26 @@ impl Limits {
         }
     }
 
-    /// Runs a part of the set-up on a thread of its own and waits for it until the deadline. A
-    /// call that hangs keeps that thread, and what it was given, until it returns.
+    /// Runs a part of the set-up on a thread of its own and waits for it until the deadline.
     pub(super) fn bound<T: Send + 'static>(
         self,
         started: &Arc<Started>,
-        operation: &'static str,
+        call: &'static str,
         work: impl FnOnce(&Started) -> Result<T, NetworkError> + Send + 'static,
     ) -> Result<T, NetworkError> {
-        let (answer, answered) = mpsc::sync_channel(1);
-        let shared = Arc::clone(started);
-        std::thread::Builder::new()
-            .name("tcpx-set-up".to_owned())
-            .spawn(move || {
-                // Nobody waits any more if the deadline has passed: what came up is closed here.
-                let _ = answer.send(work(&shared));
-            })
-            .map_err(|error| started.failed("starting a thread for set-up", error))?;
         let left = self.deadline.saturating_duration_since(Instant::now()) + GRACE;
-        match answered.recv_timeout(left) {
+        let shared = Arc::clone(started);
+        match bounded(left, move || work(&shared)) {
             Ok(answer) => answer,
-            Err(RecvTimeoutError::Timeout) => Err(NetworkError::TimedOut {
-                peer: self.peer,
-                operation,
+            Err(NoAnswer::NoThread(error)) => {
+                Err(started.failed("starting a thread for set-up", error))
+            }
+            Err(NoAnswer::Panicked) => Err(started.failed(call, PANICKED)),
+            Err(NoAnswer::Stuck) => Err(NetworkError::PluginStuck {
+                network: started.name(),
+                call,
+                waited: left,
             }),
-            Err(RecvTimeoutError::Disconnected) => Err(started.failed(
-                operation,
-                "the thread that made it panicked: report this with the log",
-            )),
         }
     }
 }

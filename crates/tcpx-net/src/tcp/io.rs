@@ -103,6 +103,22 @@ pub(super) fn send(socket: BorrowedFd<'_>, head: &[u8], part: Part<'_>) -> io::R
     })
 }
 
+/// Sends `part` without a copy: its bytes must not change before the socket's error queue has reported
+/// the call.
+pub(super) fn send_uncopied(socket: BorrowedFd<'_>, part: Part<'_>) -> io::Result<Moved> {
+    let payload = address(&part)?;
+    // SAFETY: a live range that the kernel only reads; its pages stay alive by the references that the
+    // kernel takes.
+    call(|| unsafe {
+        libc::send(
+            socket.as_raw_fd(),
+            payload.cast(),
+            part.len.min(WIRE_CALL),
+            libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_ZEROCOPY,
+        )
+    })
+}
+
 /// Sends `head`, which more bytes follow at once.
 pub(super) fn send_more(socket: BorrowedFd<'_>, head: &[u8]) -> io::Result<Moved> {
     // SAFETY: `head` is a live range that the kernel only reads.

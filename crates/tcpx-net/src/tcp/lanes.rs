@@ -13,6 +13,7 @@ use super::transmit_lane::TransmitLane;
 use super::wakers::LaneRemotes;
 use super::watch;
 use crate::error::{IoError, NetworkError};
+use crate::socket::limit_buffers;
 
 /// How errors and logs call the channel.
 pub(super) fn name(lanes: u16, peer: SocketAddr) -> String {
@@ -46,7 +47,7 @@ pub(super) fn start(
     let joined: Vec<_> = (0u16..)
         .zip(streams)
         .map(|(lane, stream)| {
-            let socket = lane_socket(lane, stream, peer);
+            let socket = shared.lane_socket(lane, stream, peer);
             shared.roster.join(&socket);
             socket
         })
@@ -57,17 +58,19 @@ pub(super) fn start(
     Ok(TcpChannel::new(shared, window))
 }
 
-fn lane_socket(lane: u16, stream: TcpStream, peer: SocketAddr) -> Arc<LaneSocket> {
-    let peer = stream.peer_addr().unwrap_or(peer);
-    Arc::new(LaneSocket {
-        descriptor: stream.into(),
-        peer,
-        lane,
-        ended_by_peer: AtomicBool::new(false),
-    })
-}
-
 impl Shared {
+    /// A stream as a lane; `peer` is what errors call it if the system does not know.
+    fn lane_socket(&self, lane: u16, stream: TcpStream, peer: SocketAddr) -> Arc<LaneSocket> {
+        limit_buffers(&stream, self.socket_buffer);
+        let peer = stream.peer_addr().unwrap_or(peer);
+        Arc::new(LaneSocket {
+            descriptor: stream.into(),
+            peer,
+            lane,
+            ended_by_peer: AtomicBool::new(false),
+        })
+    }
+
     /// Gives the halves of a lane that has joined to loops.
     fn run_lane(shared: &Arc<Self>, loops: &Loops, socket: &Arc<LaneSocket>) {
         let (transmit, receive) = (loops.transmit(), loops.receive());
@@ -95,7 +98,7 @@ impl Shared {
             return Some(stream);
         }
         let peer = SocketAddr::from(([0, 0, 0, 0], 0));
-        let socket = lane_socket(lane, stream, peer);
+        let socket = shared.lane_socket(lane, stream, peer);
         if shared.roster.join(&socket) {
             shared
                 .counters
@@ -105,5 +108,50 @@ impl Shared {
             Self::run_lane(shared, loops, &socket);
         }
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::super::repair::Repair;
+    use super::super::staging::Staging;
+    use super::*;
+
+    #[test]
+    fn a_lane_that_comes_back_has_the_buffers_that_the_first_ones_had() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let connect = || TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let usual = socket2::SockRef::from(&connect()).recv_buffer_size();
+        for bytes in [0, 96 << 10] {
+            let parts = Parts {
+                name: String::new(),
+                ways: String::new(),
+                lanes: 2,
+                window: 4,
+                resend: true,
+                splice: false,
+                zero_copy: false,
+                socket_buffer: bytes,
+                staging: Staging::new(&[], false, 4).unwrap(),
+                repair: Repair::Never,
+            };
+            let shared = Arc::new(Shared::new(parts).unwrap());
+            assert!(Shared::restore(&shared, 0, connect()).is_none());
+            let back = shared.roster.socket(0).unwrap();
+            let first = connect();
+            limit_buffers(&first, bytes);
+            let sizes = |socket: socket2::SockRef<'_>| {
+                [
+                    socket.send_buffer_size().unwrap(),
+                    socket.recv_buffer_size().unwrap(),
+                ]
+            };
+            let back = sizes(socket2::SockRef::from(&*back));
+            assert_eq!(back, sizes(socket2::SockRef::from(&first)));
+            assert_ne!(Some(back[1]), usual.as_ref().ok().copied());
+            shared.closing.store(true, Ordering::Release);
+        }
     }
 }

@@ -55,7 +55,7 @@ fn dial(
         spread.map(|(_, route)| route.clone()).collect()
     };
     let every: Vec<&Way> = routes.iter().collect();
-    let first = Dialler::new(setup.session.clone(), spread(&every));
+    let first = Dialler::new(setup, spread(&every));
     let tried = routes.len().min(usize::from(lanes));
     let plain = Way {
         local: None,
@@ -119,7 +119,7 @@ fn dial(
         uses[chosen] += 1;
         taken.push(good[chosen].clone());
     }
-    let dialler = Dialler::new(setup.session.clone(), taken);
+    let dialler = Dialler::new(setup, taken);
     let streams = (0u16..)
         .zip(streams)
         .map(|(lane, stream)| stream.map_or_else(|| dialler.open(lane, setup.deadline), Ok))

@@ -12,9 +12,11 @@ use super::open::bind_to_card;
 use super::shared::{Shared, lock};
 use super::watch;
 use crate::channel::Way;
+use crate::congestion::Congestion;
 use crate::dial::{DialOptions, dial_lane};
 use crate::interfaces::Nic;
 use crate::lane_inbox::{AcceptedLane, LaneInbox};
+use crate::network::Setup;
 
 /// A lane is opened anew this long after it died, so that a peer that closes all of them in turn is
 /// left alone.
@@ -41,6 +43,8 @@ pub(super) struct Dialler {
     pub(super) session: Session,
     /// By lane.
     pub(super) routes: Vec<Way>,
+    /// Of every lane.
+    pub(super) congestion: Congestion,
     /// A thread is at it.
     busy: AtomicBool,
     next: Mutex<Next>,
@@ -53,10 +57,11 @@ struct Next {
 }
 
 impl Dialler {
-    pub(super) fn new(session: Session, routes: Vec<Way>) -> Self {
+    pub(super) fn new(setup: &Setup<'_>, routes: Vec<Way>) -> Self {
         Self {
-            session,
+            session: setup.session.clone(),
             routes,
+            congestion: setup.congestion.clone(),
             busy: AtomicBool::new(false),
             next: Mutex::new(Next {
                 at: None,
@@ -82,6 +87,7 @@ impl Dialler {
             interface: route.interface.clone(),
             source: route.local,
             capabilities: 0,
+            congestion: self.congestion.clone(),
         };
         dial_lane(route.peer, &self.session, lane, lanes, &options)
     }

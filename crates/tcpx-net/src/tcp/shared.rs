@@ -88,6 +88,7 @@ pub(super) struct Counters {
     pub(super) lanes_lost: AtomicU64,
     pub(super) lanes_restored: AtomicU64,
     pub(super) chunks_resent: AtomicU64,
+    pub(super) calls_uncopied: AtomicU64,
 }
 
 impl Counters {
@@ -105,6 +106,7 @@ impl Counters {
             lanes_lost: value(&self.lanes_lost),
             lanes_restored: value(&self.lanes_restored),
             chunks_resent: value(&self.chunks_resent),
+            calls_uncopied: value(&self.calls_uncopied),
             ..ChannelStats::default()
         }
     }
@@ -128,6 +130,10 @@ pub(super) struct Shared {
     /// A lane's death can be survived: what was sent is kept until the peer has placed it.
     pub(super) resend: bool,
     splice: bool,
+    /// Host memory may be sent from where it lies, to other hosts.
+    pub(super) zero_copy: bool,
+    /// Bytes that every lane's socket buffers hold each way, restored lanes' too; 0: automatic.
+    pub(super) socket_buffer: u32,
     /// Held while lanes are added, and while closing begins.
     pub(super) membership: Mutex<()>,
     /// Lane halves that a loop still holds.
@@ -146,6 +152,9 @@ pub(super) struct Parts {
     pub(super) window: u16,
     pub(super) resend: bool,
     pub(super) splice: bool,
+    pub(super) zero_copy: bool,
+    /// Bytes that a lane's socket buffers hold each way; 0: automatic.
+    pub(super) socket_buffer: u32,
     pub(super) staging: Staging,
     pub(super) repair: Repair,
 }
@@ -159,6 +168,8 @@ impl Shared {
             window,
             resend,
             splice,
+            zero_copy,
+            socket_buffer,
             staging,
             repair,
         } = parts;
@@ -176,6 +187,8 @@ impl Shared {
             attention: Attention::default(),
             resend,
             splice: splice && resend,
+            zero_copy,
+            socket_buffer,
             membership: Mutex::new(()),
             halves: AtomicUsize::new(0),
             events: ArrayQueue::new(3 * usize::from(window)),

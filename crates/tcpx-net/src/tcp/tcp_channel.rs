@@ -18,6 +18,7 @@ use crate::channel::{
     ReceiveChunk, SendChunk, Ticket, Way,
 };
 use crate::error::{ChannelError, ChunkPosition};
+use crate::socket::congestion_control;
 
 /// Several TCP streams that carry one stream of chunks.
 #[derive(Debug)]
@@ -435,6 +436,12 @@ impl Channel for TcpChannel {
 
     fn path(&self) -> String {
         format!("{}{}", self.shared.name, self.shared.ways)
+    }
+
+    fn congestion_control(&self) -> Option<String> {
+        let mut lanes = 0..self.shared.roster.lanes();
+        let socket = lanes.find_map(|lane| self.shared.roster.socket(lane))?;
+        congestion_control(&*socket)
     }
 
     fn stats(&self) -> ChannelStats {

@@ -1,5 +1,7 @@
 //! The sending half of a lane: takes chunks from the channel's queue and writes them.
 
+mod end;
+
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -14,8 +16,10 @@ use super::loss::Lost;
 use super::shared::{Event, LaneSocket, Shared};
 use super::splice::Splice;
 use super::transmit_table::{Outgoing, Taken};
-use crate::error::{ChannelError, ChunkPosition};
-use crate::socket::forget_unsent;
+use super::uncopied::Uncopied;
+use crate::error::ChunkPosition;
+use crate::socket::is_near;
+use crate::zero_copy;
 
 /// Bytes that a lane may write before the others of its loop get their turn.
 const TURN_BYTES: usize = 4 << 20;
@@ -26,6 +30,8 @@ pub(super) struct TransmitLane {
     socket: Arc<LaneSocket>,
     current: Option<Writing>,
     pipe: Pipe,
+    /// Host memory that the kernel reads where it lies.
+    uncopied: Uncopied,
 }
 
 /// How the lane sends slots.
@@ -44,6 +50,8 @@ struct Writing {
     chunk: Outgoing,
     /// Bytes written, header included.
     written: usize,
+    /// The last call that sent bytes of it without a copy.
+    uncopied: Option<u32>,
 }
 
 impl Writing {
@@ -63,11 +71,18 @@ impl TransmitLane {
         } else {
             Pipe::Unused
         };
+        // A receiver on this host gets a copy in any case.
+        let uncopied = shared.zero_copy
+            && !is_near(&*socket)
+            && zero_copy::enable(socket.as_fd())
+                .inspect_err(|error| tracing::info!(%error, "host memory is sent with a copy"))
+                .is_ok();
         Self {
             shared,
             socket,
             current: None,
             pipe,
+            uncopied: Uncopied::new(uncopied),
         }
     }
 
@@ -75,7 +90,13 @@ impl TransmitLane {
     fn take(&mut self) -> bool {
         while self.current.is_none() {
             match self.shared.transmit.take(self.socket.lane) {
-                Some(Taken::Chunk(chunk)) => self.current = Some(Writing { chunk, written: 0 }),
+                Some(Taken::Chunk(chunk)) => {
+                    self.current = Some(Writing {
+                        chunk,
+                        written: 0,
+                        uncopied: None,
+                    });
+                }
                 Some(Taken::Withdrawn(slot)) => self.shared.report(Event::SendWithdrawn { slot }),
                 None => return false,
             }
@@ -85,7 +106,12 @@ impl TransmitLane {
 
     /// Writes some of the current chunk.
     fn write(&mut self) -> io::Result<Moved> {
-        let Some(Writing { chunk, written }) = &mut self.current else {
+        let Some(Writing {
+            chunk,
+            written,
+            uncopied,
+        }) = &mut self.current
+        else {
             return Ok(Moved::WouldBlock);
         };
         let head = chunk.header.get(*written..).unwrap_or_default();
@@ -98,6 +124,20 @@ impl TransmitLane {
         let socket = self.socket.as_fd();
         // A slot, and nothing else: it is ours, so that it can be kept as it is.
         if chunk.permit.is_none() {
+            if self.uncopied.takes(part.len) {
+                if !head.is_empty() {
+                    return socket_io::send_more(socket, head);
+                }
+                match socket_io::send_uncopied(socket, part) {
+                    Ok(moved) => {
+                        if matches!(moved, Moved::Bytes(_)) {
+                            *uncopied = Some(self.uncopied.sent());
+                        }
+                        return Ok(moved);
+                    }
+                    Err(error) => self.uncopied.refused(&error),
+                }
+            }
             return socket_io::send(socket, head, part);
         }
         if matches!(self.pipe, Pipe::Untried) {
@@ -131,7 +171,7 @@ impl TransmitLane {
     }
 
     fn advance(&mut self, bytes: usize) {
-        if let Some(Writing { chunk, written }) = &mut self.current {
+        if let Some(Writing { chunk, written, .. }) = &mut self.current {
             *written += bytes;
             if *written == ChunkHeader::BYTES + chunk.payload.len() {
                 self.complete();
@@ -140,9 +180,17 @@ impl TransmitLane {
     }
 
     fn complete(&mut self) {
-        let Some(Writing { chunk, .. }) = self.current.take() else {
-            return;
-        };
+        if let Some(Writing {
+            chunk, uncopied, ..
+        }) = self.current.take()
+            && let Some(chunk) = self.uncopied.hold(uncopied, chunk)
+        {
+            self.sent(chunk);
+        }
+    }
+
+    /// The chunk was written, and the kernel has its bytes or reads them no more.
+    fn sent(&self, chunk: Outgoing) {
         let counters = &self.shared.counters;
         counters.chunks_sent.fetch_add(1, Ordering::Relaxed);
         counters
@@ -161,36 +209,21 @@ impl TransmitLane {
         self.shared.report(Event::Sent { slot });
     }
 
-    /// The lane is gone and the channel lives: the others send what may not have arrived.
-    fn hand_over(&mut self) {
-        let mut count = 0;
-        if let Some(Writing { chunk, .. }) = self.current.take() {
-            match self.shared.transmit.put_back(chunk) {
-                Some(chunk) => self.ended(chunk),
-                None => count += 1,
-            }
-        }
-        let lane = self.socket.lane;
-        count += self.shared.transmit.requeue(lane);
-        if count > 0 && self.socket.ended_by_peer.load(Ordering::Acquire) {
-            // It looked like an end in order, and was none: chunks of ours were on it.
+    /// Takes the kernel's reports on what it read where it lay.
+    fn collect(&mut self) -> io::Result<()> {
+        while !self.uncopied.is_idle()
+            && let Some(done) = zero_copy::done(self.socket.as_fd())?
+        {
+            let calls = self
+                .uncopied
+                .reported(done)
+                .map_err(|bad| io::Error::new(io::ErrorKind::InvalidData, bad))?;
             self.shared
                 .counters
-                .lanes_lost
-                .fetch_add(1, Ordering::Relaxed);
+                .calls_uncopied
+                .fetch_add(calls, Ordering::Relaxed);
         }
-        self.shared
-            .counters
-            .chunks_resent
-            .fetch_add(count as u64, Ordering::Relaxed);
-        // One more than chunks: whoever woke this lane last for a chunk of its own meant any lane.
-        self.shared.transmit.idle.remove(lane);
-        for _ in 0..=count {
-            self.shared.wake_sender();
-        }
-        if self.shared.staging.has_waiting() {
-            self.shared.wakers.wake_any_sender();
-        }
+        Ok(())
     }
 }
 
@@ -206,6 +239,14 @@ impl Source for TransmitLane {
     fn turn(&mut self) -> Turn {
         if self.shared.staging.has_waiting() {
             Shared::stage_waiting(&self.shared);
+        }
+        if !self.uncopied.is_idle() {
+            if let Err(error) = self.collect() {
+                return self.lost(error);
+            }
+            while let Some(chunk) = self.uncopied.release() {
+                self.sent(chunk);
+            }
         }
         let mut share = TURN_BYTES;
         while share > 0 {
@@ -230,34 +271,10 @@ impl Source for TransmitLane {
     }
 
     fn finish(&mut self) {
-        // What the kernel still has of pages that may be used for something else is not sent.
-        let is_spliced = |writing: &Writing| writing.chunk.spliced;
-        if self.current.as_ref().is_some_and(is_spliced)
-            || self.shared.transmit.has_unread_pages(self.socket.lane)
-        {
-            forget_unsent(self.socket.as_fd());
-        }
-        // Where nothing is sent again, a lane's end is the channel's, even if the half that saw it first
-        // has not said so yet.
-        let is_over = self.shared.is_over();
-        if is_over || !self.shared.resend {
-            if let Some(Writing { chunk, .. }) = self.current.take() {
-                let slot = chunk.slot;
-                drop(chunk);
-                let error = if is_over {
-                    self.shared.failure(1)
-                } else {
-                    ChannelError::PeerClosed {
-                        channel: self.shared.name.clone(),
-                        outstanding: 1,
-                    }
-                };
-                self.shared.transmit.free(slot);
-                self.shared.report(Event::SendFailed { slot, error });
-            }
+        if self.uncopied.is_idle() {
+            self.part();
         } else {
-            self.hand_over();
+            self.part_when_unread();
         }
-        self.shared.half_gone(self.socket.lane);
     }
 }

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use tcpx_net::dial::dial_lane;
-use tcpx_net::{Auth, DialOptions, ListenOptions, Listener, NetworkError, dial};
+use tcpx_net::{Auth, Congestion, DialOptions, ListenOptions, Listener, NetworkError, dial};
 use tcpx_wire::handshake::{ClientHandshake, Session};
 
 use crate::support::*;
@@ -105,6 +105,7 @@ fn a_one_time_key_is_spent_by_the_first_session_and_not_by_failures() {
         auth: auth.clone(),
         one_time: true,
         capabilities: 0,
+        congestion: Congestion::Automatic,
     };
     let listener = Listener::bind(options).unwrap();
     let address = listener.local_addr();
@@ -267,6 +268,7 @@ fn a_closed_listener_frees_its_port() {
         auth: Auth::Insecure,
         one_time: false,
         capabilities: 0,
+        congestion: Congestion::Automatic,
     };
     drop(Listener::bind(options.clone()).unwrap());
     let _taken = TcpListener::bind(address).unwrap();

@@ -10,9 +10,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tcpx_memory::{CopyWorker, Region, RegionSlice};
 use tcpx_net::dial::dial_lane;
 use tcpx_net::{
-    Accepted, Auth, Channel, ChannelError, Completion, DialOptions, Exchange, ListenOptions,
-    Listener, Network, NetworkError, Payload, Posted, Readiness, ReceiveChunk, SendChunk, Setup,
-    Side, TcpNetwork, TcpOptions, dial,
+    Accepted, Auth, Channel, ChannelError, Completion, Congestion, DialOptions, Exchange,
+    ListenOptions, Listener, Network, NetworkError, Payload, Posted, Readiness, ReceiveChunk,
+    SendChunk, Setup, Side, TcpNetwork, TcpOptions, dial,
 };
 use tcpx_wire::TransferId;
 use tcpx_wire::chunk_header::ChunkHeader;
@@ -36,6 +36,7 @@ pub(crate) fn listener(auth: Auth) -> Listener {
         auth,
         one_time: false,
         capabilities: 0,
+        congestion: Congestion::Automatic,
     })
     .unwrap()
 }
@@ -91,6 +92,7 @@ pub(crate) fn server_side(
         peer: accepted.peer,
         channels,
         deadline: deadline(),
+        congestion: &Congestion::Automatic,
         workers,
         lanes: Some(accepted.lanes.clone()),
         listening: Some(accepted.listening),
@@ -131,6 +133,7 @@ pub(crate) fn pair_with(
             peer: address,
             channels: lanes,
             deadline: deadline(),
+            congestion: &Congestion::Automatic,
             workers: &client_workers,
             lanes: None,
             listening: None,

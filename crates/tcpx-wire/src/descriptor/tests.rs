@@ -140,6 +140,83 @@ proptest! {
     }
 }
 
+proptest! {
+    #[test]
+    fn even_pieces_are_the_same_copies(
+        unit in 1u32..9,
+        sources in vec(0u64..9, 1..20),
+        last in 1u32..12,
+        odd in prop::option::of((0usize..20, 0u32..3, 0u64..2)),
+        start in 0u64..5,
+    ) {
+        // Pages anywhere in a pool, often neighbours; the last one of any length, and perhaps one that is longer or
+        // shorter or lies further away.
+        let mut destination = start;
+        let count = sources.len();
+        let list: Vec<_> = sources.iter().enumerate().map(|(index, page)| {
+            let mut length = if index + 1 == count { last } else { unit };
+            if let Some((at, less, gap)) = odd && at == index {
+                length = (length + 1).saturating_sub(less).max(1);
+                destination += gap;
+            }
+            let piece = fragment(page * 8, length, destination);
+            destination += u64::from(length);
+            piece
+        }).collect();
+        let is_even = list.windows(2).all(|two| {
+            two[0].length == list[0].length
+                && two[0].destination_offset + u64::from(two[0].length) == two[1].destination_offset
+        }) && list[count - 1].length <= list[0].length;
+        let mut descriptors = Descriptors::new();
+        // What was there before leaves no trace.
+        descriptors.build(&[fragment(0, 3, 0), fragment(8, 3, 3)].into_iter().collect(), limits(6)).unwrap();
+        let total = list.iter().map(|piece| u64::from(piece.length)).sum();
+        descriptors.build(&list.iter().copied().collect(), limits(total)).unwrap();
+        let pieces = descriptors.even_pieces();
+        prop_assert_eq!(pieces.is_some(), is_even && count > 1, "{:?}", list);
+        if let Some(EvenPieces { start, unit, last, sources }) = pieces {
+            let again: Vec<_> = sources.iter().enumerate().map(|(index, source)| {
+                let length = if index + 1 == sources.len() { last } else { unit };
+                fragment(u64::from(*source), length, start + index as u64 * u64::from(unit))
+            }).collect();
+            prop_assert_eq!(again, list);
+        }
+    }
+}
+
+#[test]
+fn even_lists_of_neighbouring_destinations_become_one() {
+    let list = |from: u64, lengths: &[u32]| {
+        let mut descriptors = Descriptors::new();
+        let mut to = 0;
+        let pieces = lengths.iter().enumerate().map(|(index, length)| {
+            to += u64::from(*length);
+            fragment(from + 100 * index as u64, *length, to - u64::from(*length))
+        });
+        let pieces: Vec<_> = pieces.collect();
+        descriptors
+            .build(&pieces.into_iter().collect(), limits(to))
+            .unwrap();
+        descriptors
+    };
+    let (first, second) = (list(0, &[8, 8]), list(1000, &[8, 8, 5]));
+    let mut joined = EvenList::new();
+    assert!(joined.append(first.even_pieces().unwrap(), 0));
+    assert!(joined.append(second.even_pieces().unwrap(), 16));
+    let pieces = joined.pieces().unwrap();
+    assert_eq!((pieces.start, pieces.unit, pieces.last), (0, 8, 5));
+    assert_eq!(pieces.sources, [0, 100, 1000, 1100, 1200]);
+    // Behind a shorter piece nothing fits, whatever comes later; nor do other units and gaps.
+    assert!(!joined.append(first.even_pieces().unwrap(), 37));
+    assert!(!joined.append(first.even_pieces().unwrap(), 0));
+    assert_eq!(joined.pieces(), None);
+    for (more, further) in [(list(0, &[7, 7]), 16), (list(0, &[8, 8]), 17)] {
+        joined.clear();
+        assert!(joined.append(first.even_pieces().unwrap(), 0));
+        assert!(!joined.append(more.even_pieces().unwrap(), further));
+    }
+}
+
 #[test]
 fn neighbours_in_both_places_become_one_copy() {
     let list = [

@@ -77,6 +77,8 @@ pub enum Answer<'a> {
     Object {
         /// The family that speaks.
         family: u16,
+        /// Its command: what kind of object this is.
+        command: u8,
         /// For [`attributes`].
         attributes: &'a [u8],
     },
@@ -156,7 +158,12 @@ fn object(family: u16, body: &[u8]) -> Result<Answer<'_>, NetlinkError> {
         left: body.len(),
         needed: GENERIC_HEADER,
     })?;
-    Ok(Answer::Object { family, attributes })
+    let command = body[0];
+    Ok(Answer::Object {
+        family,
+        command,
+        attributes,
+    })
 }
 
 /// An error message repeats the request, or its header alone, before the attributes. The end of a dump

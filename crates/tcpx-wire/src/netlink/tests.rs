@@ -35,6 +35,7 @@ fn a_request_reads_back_as_the_attributes_that_went_in() {
             answer:
                 Answer::Object {
                     family: 34,
+                    command: 13,
                     attributes: inside,
                 },
         },

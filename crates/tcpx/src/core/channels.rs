@@ -1,6 +1,7 @@
 //! The data channels and what waits for them.
 
 use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
 
 use tcpx_net::{Channel, Readiness, ReceiveChunk, SendChunk, Ticket};
 use tcpx_wire::session::OperationId;
@@ -17,6 +18,38 @@ pub(super) struct ChannelState {
     /// To be closed once nothing reads its pool any more.
     pub(super) closing: bool,
     closed: bool,
+    /// Never to be closed, see [`Self::keep`].
+    kept: bool,
+}
+
+/// The channels of a connection.
+pub(super) struct Channels(Vec<ChannelState>);
+
+impl FromIterator<ChannelState> for Channels {
+    fn from_iter<I: IntoIterator<Item = ChannelState>>(channels: I) -> Self {
+        Self(channels.into_iter().collect())
+    }
+}
+
+impl Deref for Channels {
+    type Target = Vec<ChannelState>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl DerefMut for Channels {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
+    }
+}
+
+impl Drop for Channels {
+    fn drop(&mut self) {
+        let kept = self.0.drain(..).filter(|state| state.kept);
+        kept.for_each(std::mem::forget);
+    }
 }
 
 pub(super) struct Unconsumed {
@@ -38,6 +71,7 @@ impl ChannelState {
             unconsumed: VecDeque::new(),
             closing: false,
             closed: false,
+            kept: false,
         }
     }
 
@@ -67,13 +101,152 @@ impl ChannelState {
     }
 
     pub(super) fn closed(&self) -> bool {
-        self.closed && self.channel.closed()
+        (self.closing && self.kept) || (self.closed && self.channel.closed())
+    }
+
+    /// Nobody can learn when the pool is read no more: its space never goes back, and the channel, whose end
+    /// would take the pool with it, stays for as long as the process lives.
+    pub(super) fn keep(&mut self) {
+        self.kept = true;
     }
 
     pub(super) fn close_when_unread(&mut self) {
-        if self.closing && !self.closed && self.unconsumed.iter().all(|entry| entry.done) {
+        if self.closing
+            && !self.closed
+            && !self.kept
+            && self.unconsumed.iter().all(|entry| entry.done)
+        {
             self.closed = true;
             self.channel.close();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use tcpx_memory::{CopyWorker, MemoryError};
+    use tcpx_net::{
+        Cancel, Capabilities, ChannelError, ChannelStats, Completion, MemoryKinds, Posted,
+    };
+
+    use super::*;
+
+    /// What happened to a channel.
+    #[derive(Debug, Default)]
+    struct Log {
+        closed: AtomicBool,
+        dropped: AtomicBool,
+    }
+
+    /// A channel with nothing in flight.
+    #[derive(Debug)]
+    struct Quiet(Arc<Log>);
+
+    impl Channel for Quiet {
+        fn capabilities(&self) -> Capabilities {
+            Capabilities {
+                max_in_flight: 1,
+                ordered: true,
+                can_cancel: false,
+                can_resend: false,
+                largest_request: 1,
+                kinds: MemoryKinds {
+                    host: true,
+                    pinned: false,
+                    cuda: false,
+                },
+            }
+        }
+        fn post_send(&mut self, chunk: SendChunk) -> Result<Posted<SendChunk>, ChannelError> {
+            Ok(Posted::Full(chunk))
+        }
+        fn post_receive(
+            &mut self,
+            chunk: ReceiveChunk,
+        ) -> Result<Posted<ReceiveChunk>, ChannelError> {
+            Ok(Posted::Full(chunk))
+        }
+        fn poll(&mut self, _out: &mut Vec<Completion>) -> Result<(), ChannelError> {
+            Ok(())
+        }
+        fn consume(&mut self, _ticket: Ticket) -> Result<Posted<Ticket>, ChannelError> {
+            Ok(Posted::Accepted)
+        }
+        fn cancel(&mut self, _token: u64) -> Cancel {
+            Cancel::Unsupported
+        }
+        fn readiness(&self) -> Readiness<'_> {
+            Readiness::PollOnly
+        }
+        fn in_flight(&self) -> usize {
+            0
+        }
+        fn close(&mut self) {
+            self.0.closed.store(true, Ordering::SeqCst);
+        }
+        fn closed(&self) -> bool {
+            self.0.closed.load(Ordering::SeqCst)
+        }
+        fn describe(&self) -> String {
+            "quiet".to_owned()
+        }
+        fn stats(&self) -> ChannelStats {
+            ChannelStats::default()
+        }
+    }
+
+    impl Drop for Quiet {
+        fn drop(&mut self) {
+            self.0.dropped.store(true, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn a_channel_whose_pool_may_be_read_for_ever_is_neither_closed_nor_dropped_nor_waited_for() {
+        for kept in [false, true] {
+            let log = Arc::new(Log::default());
+            let channel = ChannelState::new(Box::new(Quiet(Arc::clone(&log))));
+            let mut channels: Channels = [channel].into_iter().collect();
+            let state = &mut channels[0];
+            if kept {
+                state.keep();
+            }
+            assert!(!state.closed());
+            state.close();
+            assert!(state.closed());
+            assert_eq!(log.closed.load(Ordering::SeqCst), !kept);
+            drop(channels);
+            assert_eq!(log.dropped.load(Ordering::SeqCst), !kept);
+        }
+    }
+
+    #[test]
+    fn lists_come_back_without_the_room_of_a_long_one() {
+        let mut unpacker = super::super::Unpacker::new(CopyWorker::host().unwrap(), None);
+        let mut list = unpacker.take_list();
+        let entries = (0..100_000u64).map(|index| tcpx_wire::scatter::Fragment {
+            source_offset: index * 3,
+            length: 1,
+            destination_offset: index,
+        });
+        let limits = tcpx_wire::descriptor::Limits {
+            pool_bytes: 300_000,
+            destination_bytes: 100_000,
+            received_bytes: 100_000,
+        };
+        let built = Arc::get_mut(&mut list).map(|list| list.build(&entries.collect(), limits));
+        assert_eq!(built, Some(Ok(())));
+        let shared = Arc::clone(&list);
+        unpacker.give_list_back(Arc::clone(&list));
+        assert_eq!(unpacker.lists.len(), 0, "somebody else has it");
+        drop(shared);
+        unpacker.give_list_back(list);
+        let list = unpacker.take_list();
+        assert!(list.is_empty() && list.capacity() < 10_000);
+        let error = MemoryError::WorkerFailed;
+        assert!(error.may_go_on() && !MemoryError::WorkerStopped.may_go_on());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tcpx_memory::BouncePool;
+use tcpx_memory::{BouncePool, MemoryError};
 use tcpx_net::{Completion, Payload, Posted, Ticket};
 use tcpx_wire::scatter::ScatterList;
 use tcpx_wire::session::{DataFailure, OperationId};
@@ -11,6 +11,7 @@ use super::Core;
 use super::channels::Unconsumed;
 use super::operation::InFlight;
 use super::tokens::Token;
+use crate::error::Error;
 use crate::event::{ChunkEvent, Event};
 
 impl Core {
@@ -130,8 +131,11 @@ impl Core {
 
     fn path_changed(&mut self, index: usize, path: String, why: String) {
         tracing::warn!(peer = %self.peer, channel = index, %path, %why, "the path changed");
-        // Of several channels, the first one's change is the connection's news.
-        let _ = self.changed_path.set(format!("{path} ({why})"));
+        let which = match self.channels.len() {
+            0 | 1 => String::new(),
+            _ => format!("channel {index}: "),
+        };
+        self.changed_path.add(format!("{which}{path} ({why})"));
         self.emit(&Event::PathChanged {
             channel: u16::try_from(index).unwrap_or(u16::MAX),
             path,
@@ -232,5 +236,11 @@ impl Core {
             entry.placed = placed;
         }
         self.consume_ready(index);
+    }
+
+    /// Nobody can learn when the pool space of a channel is read no more.
+    pub(super) fn pool_lost(&mut self, index: usize, error: MemoryError) {
+        self.channels[index].keep();
+        self.fail(Error::Memory(error));
     }
 }

@@ -47,9 +47,17 @@ impl Core {
         let before = operation.parts.get(&index).map_or(0, Coverage::bytes);
         let total = before.saturating_add(bytes);
         self.session.chunk_arrived(now, id, index, total);
-        let work = self
-            .unpack_job(id, flight, &pool, list, bytes)
-            .and_then(|work| self.check_parts(id, flight).map(|()| work));
+        let work = match self.unpack_job(id, flight, &pool, list, bytes) {
+            Ok((work, descriptors)) => match self.check_parts(id, flight) {
+                Ok(()) => Ok((work, descriptors)),
+                Err(failure) => {
+                    drop(work);
+                    self.unpacker.give_list_back(descriptors);
+                    Err(failure)
+                }
+            },
+            Err(failure) => Err(failure),
+        };
         match work {
             Ok((work, descriptors)) => {
                 if let Some(operation) = self.operations.get_mut(&id) {
@@ -131,9 +139,26 @@ impl Core {
         };
         let mut descriptors = self.unpacker.take_list();
         // Nobody else has a list that is taken.
-        Arc::make_mut(&mut descriptors)
-            .build(list, limits)
-            .map_err(|error| DataFailure::Misreport(error.to_string()))?;
+        let built = Arc::make_mut(&mut descriptors).build(list, limits);
+        let work = built
+            .map_err(|error| DataFailure::Misreport(error.to_string()))
+            .and_then(|()| self.unpack_work(id, flight, pool, &descriptors));
+        match work {
+            Ok(work) => Ok((work, descriptors)),
+            Err(failure) => {
+                self.unpacker.give_list_back(descriptors);
+                Err(failure)
+            }
+        }
+    }
+
+    fn unpack_work(
+        &mut self,
+        id: OperationId,
+        flight: InFlight,
+        pool: &BouncePool,
+        descriptors: &Arc<Descriptors>,
+    ) -> Result<Work, DataFailure> {
         let gone = || DataFailure::Misreport("its operation has ended".to_owned());
         let operation = self.operations.get_mut(&id).ok_or_else(gone)?;
         let start = usize::try_from(flight.event.offset).unwrap_or(usize::MAX);
@@ -144,20 +169,19 @@ impl Core {
         let automatic = || {
             self.unpacker
                 .worker
-                .unpack_method_for(pool.kind(), to.kind(), &descriptors)
+                .unpack_method_for(pool.kind(), to.kind(), descriptors)
         };
         let with = self.unpacker.method.unwrap_or_else(automatic);
         operation.method = Some(with);
         if let Some(parts) = operation.parts.get_mut(&flight.event.index) {
-            parts.add(&descriptors);
+            parts.add(descriptors);
         }
-        let work = Work::Unpack {
+        Ok(Work::Unpack {
             pool: pool.clone(),
-            descriptors: Arc::clone(&descriptors),
+            descriptors: Arc::clone(descriptors),
             to,
             with,
-        };
-        Ok((work, descriptors))
+        })
     }
 
     /// Gives a job to the copy worker; a refusal is its result.
@@ -171,7 +195,10 @@ impl Core {
             token,
         };
         if let Err(refused) = self.unpacker.worker.submit(job) {
-            self.job_finished(token, Err(refused.error));
+            let error = refused.error;
+            // Its list is used again.
+            drop(refused.job);
+            self.job_finished(token, Err(error));
         }
     }
 
@@ -235,7 +262,10 @@ impl Core {
                     let failure = DataFailure::Memory(error.to_string());
                     self.session.data_failed(now, id, index, failure);
                 }
-                self.pool_read(channel, ticket, placed);
+                match result {
+                    Err(error) if error.may_go_on() => self.pool_lost(channel, error),
+                    _ => self.pool_read(channel, ticket, placed),
+                }
             }
             Some(Token::UnpackPart(id, flight, ticket, descriptors)) => {
                 self.unpacker.give_list_back(descriptors);
@@ -245,7 +275,11 @@ impl Core {
                     let failure = DataFailure::Memory(error.to_string());
                     self.session.data_failed(now, id, index, failure);
                 }
-                self.pool_read(usize::from(flight.event.channel), ticket, false);
+                let channel = usize::from(flight.event.channel);
+                match result {
+                    Err(error) if error.may_go_on() => self.pool_lost(channel, error),
+                    _ => self.pool_read(channel, ticket, false),
+                }
             }
             Some(Token::Digest(id)) => {
                 if self.job_off(id) {

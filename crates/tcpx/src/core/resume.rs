@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tcpx_net::{DialOptions, LaneInbox, Side, Way, dial_control_again};
+use tcpx_net::{Congestion, DialOptions, LaneInbox, Side, Way, dial_control_again};
 use tcpx_wire::handshake;
 
 use super::Core;
@@ -41,6 +41,7 @@ enum Source {
 
 struct Dial {
     session: handshake::Session,
+    congestion: Congestion,
     opened: Mutex<Option<TcpStream>>,
     /// A thread is at it.
     busy: AtomicBool,
@@ -56,6 +57,7 @@ impl Dial {
                 interface: way.interface.clone(),
                 source: way.local,
                 capabilities: 0,
+                congestion: self.congestion.clone(),
             };
             match dial_control_again(way.peer, &self.session, &options) {
                 Ok(stream) => {
@@ -77,6 +79,7 @@ impl Resume {
         session: handshake::Session,
         side: Side,
         inbox: Option<LaneInbox>,
+        congestion: Congestion,
         driver: &Arc<Driver>,
         id: DrivenId,
     ) -> Self {
@@ -89,6 +92,7 @@ impl Resume {
             _ => Source::Dial {
                 inner: Arc::new(Dial {
                     session,
+                    congestion,
                     opened: Mutex::new(None),
                     busy: AtomicBool::new(false),
                     driver: Arc::clone(driver),

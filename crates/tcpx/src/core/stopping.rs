@@ -39,7 +39,7 @@ impl Core {
                 Cancel::Unsupported => must_close = true,
             }
         }
-        for state in &mut self.channels {
+        for state in self.channels.iter_mut() {
             state.sends.retain(|(_, of, _)| *of != id);
             state.receives.retain(|(_, of, _)| *of != id);
             if role == Role::Receiver {
@@ -51,7 +51,7 @@ impl Core {
             // Only closing gets the memory back from a network that cannot cancel. The peer hears
             // of the cancellation before it sees its channels break.
             self.say_last_words();
-            for state in &mut self.channels {
+            for state in self.channels.iter_mut() {
                 state.close();
             }
         }

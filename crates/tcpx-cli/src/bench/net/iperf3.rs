@@ -24,7 +24,8 @@ pub(super) struct Outcome {
     pub(super) gb_per_second: f64,
     /// Processor seconds for 10^9 bytes at the sending and at the receiving end.
     pub(super) cpu: [f64; 2],
-    pub(super) congestion_control: String,
+    /// The congestion control of its sending and of its receiving end, at the end of its run.
+    pub(super) congestion: [String; 2],
 }
 
 /// Says whether it is there, in its words.
@@ -143,6 +144,7 @@ pub(super) fn measure(
     bytes: u64,
     streams: u16,
     span: Duration,
+    congestion: Option<&str>,
     limit: Duration,
 ) -> Result<Outcome, Error> {
     // It takes whole seconds only.
@@ -164,6 +166,7 @@ pub(super) fn measure(
             &seconds.to_string(),
         ])
         .args(["--no-delay", "--json"])
+        .args(congestion.iter().flat_map(|name| ["--congestion", name]))
         .stdin(Stdio::null())
         .stdout(output)
         .stderr(Stdio::null())
@@ -190,6 +193,8 @@ struct End {
     cpu_utilization_percent: Percent,
     #[serde(default)]
     sender_tcp_congestion: String,
+    #[serde(default)]
+    receiver_tcp_congestion: String,
 }
 
 #[derive(Deserialize)]
@@ -216,7 +221,7 @@ fn read(text: &str) -> Result<Outcome, Error> {
     Ok(Outcome {
         gb_per_second: end.sum_received.bits_per_second / 8e9,
         cpu: [cpu(percent.host_total), cpu(percent.remote_total)],
-        congestion_control: end.sender_tcp_congestion,
+        congestion: [end.sender_tcp_congestion, end.receiver_tcp_congestion],
     })
 }
 
@@ -227,11 +232,11 @@ mod tests {
     #[test]
     fn a_report_gives_rate_and_processor_time_of_both_ends() {
         let text = r#"{"end":{"sum_sent":{},"sum_received":{"seconds":2.0,"bytes":8e9,"bits_per_second":32e9},
-            "cpu_utilization_percent":{"host_total":50.0,"remote_total":80.0},"sender_tcp_congestion":"cubic"}}"#;
+            "cpu_utilization_percent":{"host_total":50.0,"remote_total":80.0},"sender_tcp_congestion":"cubic","receiver_tcp_congestion":"reno"}}"#;
         let outcome = read(text).expect("a report");
         assert!((outcome.gb_per_second - 4.0).abs() < 1e-9);
         assert!((outcome.cpu[0] - 0.125).abs() < 1e-9 && (outcome.cpu[1] - 0.2).abs() < 1e-9);
-        assert_eq!(outcome.congestion_control, "cubic");
+        assert_eq!(outcome.congestion, ["cubic", "reno"]);
     }
 
     #[test]

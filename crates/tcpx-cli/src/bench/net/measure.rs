@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use tcpx::Connection;
-use tcpx_net::plain;
+use tcpx_net::congestion;
 
 use super::engine::{Buffers, End, Part, depth};
 use super::iperf3;
@@ -90,7 +90,7 @@ pub(super) struct Results {
     pub(super) streams: u16,
     /// What plain streams and iperf3 ran with.
     pub(super) notes: Vec<String>,
-    /// Whether iperf3 had another congestion control: then its rates say nothing about ours.
+    /// Whether iperf3 ran under another congestion control: then its rates say nothing about ours.
     pub(super) iperf3_differs: bool,
 }
 
@@ -391,9 +391,10 @@ impl Bench<'_> {
         let patience = self.patience(case);
         let place = orders::expect_place(self.connection, patience)?;
         let reply = orders::give(self.connection, &Order::Raw(*order), patience)?;
-        let at = self.meet(place)?;
+        let (at, there) = self.meet(place)?;
+        let congestion = orders::same_congestion(self.connection);
         let started = Instant::now();
-        let measured = raw::measure(order, &mut memory, at, self.limit());
+        let measured = raw::measure(order, &mut memory, at, &congestion, self.limit());
         let theirs = orders::finished(reply, self.patience(case));
         let elapsed = started.elapsed();
         match (measured, theirs) {
@@ -404,39 +405,50 @@ impl Bench<'_> {
                 } else {
                     elapsed
                 };
+                let control = controls(&control, there.as_deref());
                 Ok((part, theirs, elapsed, control))
             }
         }
     }
 
-    fn meet(&self, place: crate::messages::Expected) -> Result<SocketAddr, Error> {
-        let At { port } = place.wait_at_most(self.limit(), "where to meet")?;
-        Ok(SocketAddr::new(self.connection.peer().address.ip(), port))
+    /// Where to meet, and the congestion control there.
+    fn meet(
+        &self,
+        place: crate::messages::Expected,
+    ) -> Result<(SocketAddr, Option<String>), Error> {
+        let At { port, congestion } = place.wait_at_most(self.limit(), "where to meet")?;
+        let at = SocketAddr::new(self.connection.peer().address.ip(), port);
+        Ok((at, congestion))
     }
 
     fn iperf3(&self, case: &Case, results: &mut Results) -> Result<Sample, Error> {
         let place = orders::expect_place(self.connection, self.limit())?;
         let reply = orders::give(self.connection, &Order::Iperf3, self.limit())?;
-        let at = self.meet(place)?;
+        let (at, _) = self.meet(place)?;
+        let ours = self.connection.congestion_control().unwrap_or_default();
+        let usual = congestion::usual().unwrap_or_default();
         let outcome = iperf3::measure(
             at,
             case.bytes,
             results.streams,
             self.args.span.0,
+            Some(ours.as_str()).filter(|ours| !ours.is_empty() && *ours != usual),
             self.limit(),
         );
         let theirs = orders::finished(reply, self.limit());
         let outcome = outcome?;
         theirs?;
-        let ours = plain::usual_congestion_control().unwrap_or_default();
-        let theirs = &outcome.congestion_control;
-        results.iperf3_differs |= *theirs != ours;
-        let mut note = format!("iperf3: {} streams, {theirs}", results.streams);
-        if *theirs != ours {
-            // Its own option sets it after the connection is made, which leaves some of them in effect.
+        let [here, _] = &outcome.congestion;
+        let used = controls(here, Some(&outcome.congestion[1]));
+        let mut note = format!("iperf3: {} streams, {used}", results.streams);
+        if *here != ours {
+            note.push_str(&format!(", ours {ours}, so the two are not compared"));
+            results.iperf3_differs = true;
+        } else if paces_on(&usual, &ours, at) {
             note.push_str(&format!(
-                ", the default of this host; ours use {ours}, so the two are not compared"
+                ", which it sets when {usual} paces its streams already and goes on to, so the two are not compared: --congestion {usual} gives both the same"
             ));
+            results.iperf3_differs = true;
         }
         if !results.notes.contains(&note) {
             results.notes.push(note);
@@ -451,6 +463,22 @@ impl Bench<'_> {
     fn end(&self) -> Result<(), Error> {
         orders::give(self.connection, &Order::End, self.limit()).map(drop)
     }
+}
+
+/// The congestion controls of both ends, for a note.
+fn controls(here: &str, there: Option<&str>) -> String {
+    match there {
+        Some(there) if there != here && !there.is_empty() => {
+            format!("{here} here and {there} there")
+        }
+        _ => here.to_owned(),
+    }
+}
+
+/// Whether streams that began under `usual` go on being paced after they were given `ours`. Loopback has
+/// no queue that a pace could hold up.
+fn paces_on(usual: &str, ours: &str, at: SocketAddr) -> bool {
+    usual.starts_with("bbr") && usual != ours && !at.ip().is_loopback()
 }
 
 /// Payload bytes of a measurement, both directions together.

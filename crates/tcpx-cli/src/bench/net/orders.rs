@@ -1,7 +1,7 @@
 //! What the measuring end asks of the other, and what that answers.
 
 use serde::{Deserialize, Serialize};
-use tcpx::Connection;
+use tcpx::{Congestion, Connection};
 
 use crate::error::Error;
 use crate::messages::{self, ANSWER, Answer, REQUEST, VERDICT};
@@ -80,10 +80,12 @@ pub(super) enum Reply {
 }
 
 /// Where to meet it, for plain streams and iperf3.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct At {
     pub(super) port: u16,
+    /// The congestion control of the sockets there, as that end read it back.
+    pub(super) congestion: Option<String>,
 }
 
 /// What a measurement cost one end.
@@ -129,8 +131,16 @@ pub(super) fn ready(connection: &Connection) -> Result<(), Error> {
 }
 
 /// Says where plain streams meet; the other end must have asked with [`expect_place`].
-pub(super) fn meet_at(connection: &Connection, port: u16) -> Result<(), Error> {
-    messages::tell(connection, PLACE, &At { port })
+pub(super) fn meet_at(connection: &Connection, at: &At) -> Result<(), Error> {
+    messages::tell(connection, PLACE, at)
+}
+
+/// What plain streams at this end are given: the congestion control that the connection's lanes have.
+pub(super) fn same_congestion(connection: &Connection) -> Congestion {
+    match connection.congestion_control() {
+        Some(name) => Congestion::Named(name),
+        None => Congestion::Automatic,
+    }
 }
 
 /// Posts the receive of the place where plain streams meet.

@@ -4,6 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use tcpx::Congestion;
 use tcpx_net::plain;
 
 use super::engine::{Part, depth};
@@ -131,11 +132,12 @@ pub(super) fn measure(
     run: &RawRun,
     memory: &mut Memory,
     at: SocketAddr,
+    congestion: &Congestion,
     limit: Duration,
 ) -> Result<(Part, String), Error> {
     let until = Instant::now() + limit;
     let streams = (0..run.streams)
-        .map(|_| plain::connect(at, until))
+        .map(|_| plain::connect(at, congestion, until))
         .collect::<Result<Vec<_>, _>>()
         .map_err(tcpx::Error::from)?;
     let control = streams
@@ -350,14 +352,15 @@ mod tests {
     #[test]
     fn every_mode_moves_what_it_should_and_wrong_contents_are_seen() {
         let limit = Duration::from_secs(20);
+        let control = Congestion::Named("reno".into());
         for mode in [Mode::Latency, Mode::One, Mode::Both] {
             for drive in [Drive::Blocking, Drive::Spinning] {
                 let streams = if mode == Mode::Latency { 1 } else { 3 };
                 let mut order = run(mode, 300_000, 7, streams);
                 order.drive = drive;
                 order.seed = (mode != Mode::Latency).then_some(9);
-                let listener =
-                    plain::listen("127.0.0.1:0".parse().expect("an address")).expect("listening");
+                let listener = plain::listen(SocketAddr::from(([127, 0, 0, 1], 0)), &control)
+                    .expect("listening");
                 let at = listener.local_addr().expect("an address");
                 let mut wrong = order;
                 std::thread::scope(|scope| {
@@ -370,8 +373,10 @@ mod tests {
                             limit,
                         )
                     });
-                    let (part, _) = measure(&order, &mut Memory::new(&order, true), at, limit)
-                        .expect("measured");
+                    let (part, used) =
+                        measure(&order, &mut Memory::new(&order, true), at, &control, limit)
+                            .expect("measured");
+                    assert_eq!(used, "reno");
                     assert_eq!(part.times.len(), if mode == Mode::Latency { 7 } else { 0 });
                     server.join().expect("no panic").expect("served");
                 });
@@ -388,7 +393,8 @@ mod tests {
                             )
                         });
                         // The other end may close before everything is written.
-                        let _ = measure(&order, &mut Memory::new(&order, true), at, limit);
+                        let _ =
+                            measure(&order, &mut Memory::new(&order, true), at, &control, limit);
                         let error = server
                             .join()
                             .expect("no panic")

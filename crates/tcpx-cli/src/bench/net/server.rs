@@ -8,7 +8,7 @@ use tcpx_net::plain;
 
 use super::engine::{Buffers, End, depth};
 use super::iperf3;
-use super::orders::{self, Cost, MOST_MESSAGES, Mode, Order, RawRun, Reply, Run};
+use super::orders::{self, At, Cost, MOST_MESSAGES, Mode, Order, RawRun, Reply, Run};
 use super::raw;
 use crate::args::bench::NetArgs;
 use crate::args::perf::Place;
@@ -151,14 +151,20 @@ fn plain_loops(connection: &Connection, run: &RawRun, limit: Duration) -> Result
         IpAddr::V6(_) => IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED),
     };
     let any = if peer.is_loopback() { peer } else { any };
-    let listener = plain::listen(SocketAddr::new(any, 0)).map_err(tcpx::Error::from)?;
+    let congestion = orders::same_congestion(connection);
+    let listener =
+        plain::listen(SocketAddr::new(any, 0), &congestion).map_err(tcpx::Error::from)?;
     let port = listener.local_addr().map_err(|source| Error::Process {
         doing: "look at the listening socket",
         source,
     })?;
     let mut memory = raw::Memory::new(run, false);
     orders::ready(connection)?;
-    orders::meet_at(connection, port.port())?;
+    let at = At {
+        port: port.port(),
+        congestion: plain::congestion_control(&listener),
+    };
+    orders::meet_at(connection, &at)?;
     raw::serve(run, &mut memory, &listener, peer, limit)
 }
 
@@ -171,7 +177,11 @@ fn other_program(connection: &Connection, limit: Duration) -> Result<Cost, Error
     };
     let (server, port) = iperf3::Server::start(any, limit)?;
     orders::ready(connection)?;
-    orders::meet_at(connection, port)?;
+    let at = At {
+        port,
+        congestion: connection.congestion_control(),
+    };
+    orders::meet_at(connection, &at)?;
     server.end(limit)?;
     Ok(Cost::default())
 }

@@ -1,8 +1,25 @@
 //! Descriptors cut into pieces of bounded length.
 
-use tcpx_wire::Descriptor;
+use tcpx_wire::{Descriptor, Descriptors, EvenPieces};
 
-use super::feed::Even;
+use super::feed::{Even, SHORTEST_UNIT};
+
+/// What a launch is cut from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct List<'a> {
+    pub(super) descriptors: &'a [Descriptor],
+    /// The same copies as equally long pieces, where they are such.
+    pub(super) even: Option<EvenPieces<'a>>,
+}
+
+impl<'a> From<&'a Descriptors> for List<'a> {
+    fn from(all: &'a Descriptors) -> Self {
+        Self {
+            descriptors: all.as_slice(),
+            even: all.even_pieces(),
+        }
+    }
+}
 
 /// A descriptor, or a part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +36,8 @@ pub(super) struct Piece {
 pub(super) struct Cut {
     index: usize,
     done: u32,
+    /// Pieces taken of a list's even form; nothing else is taken then.
+    listed: usize,
     longest: u64,
     /// Whether a piece must be a descriptor again, which names its source in 32 bits.
     for_kernel: bool,
@@ -30,6 +49,7 @@ impl Cut {
         Self {
             index: 0,
             done: 0,
+            listed: 0,
             longest,
             for_kernel: false,
         }
@@ -46,12 +66,52 @@ impl Cut {
 
     /// Whether nothing was taken yet.
     pub(super) fn is_at_start(&self) -> bool {
-        self.index == 0 && self.done == 0
+        self.index == 0 && self.done == 0 && self.listed == 0
+    }
+
+    /// Whether all was taken.
+    pub(super) fn is_through(&self, list: List<'_>) -> bool {
+        match self.listed(list) {
+            Some(even) => self.listed == even.sources.len(),
+            None => self.peek(list.descriptors).is_none(),
+        }
     }
 
     /// Descriptors of which something is left.
     pub(super) fn descriptors_left(&self, descriptors: &[Descriptor]) -> usize {
         descriptors.len() - self.index
+    }
+
+    /// The list's even form, where its pieces are as long as a launch wants them.
+    pub(super) fn listed<'a>(&self, list: List<'a>) -> Option<EvenPieces<'a>> {
+        list.even.filter(|even| self.takes(even.unit))
+    }
+
+    /// Whether pieces of that length are as a launch wants them.
+    pub(super) fn takes(&self, unit: u32) -> bool {
+        unit >= SHORTEST_UNIT && u64::from(unit) <= self.longest
+    }
+
+    /// The next sources of the list's even form, of which `count` or more are left.
+    pub(super) fn take_listed<'a>(
+        &mut self,
+        even: EvenPieces<'a>,
+        count: usize,
+    ) -> (Even, &'a [u32]) {
+        let first = self.listed;
+        self.listed += count;
+        let end = self.listed == even.sources.len();
+        let shape = Even {
+            start: even.start + first as u64 * u64::from(even.unit),
+            unit: even.unit,
+            last: if end { even.last } else { even.unit },
+        };
+        (shape, &even.sources[first..self.listed])
+    }
+
+    /// Pieces of the list's even form that are left.
+    pub(super) fn listed_left(&self, even: EvenPieces<'_>) -> usize {
+        even.sources.len() - self.listed
     }
 
     /// Lists the sources of as many equally long pieces as follow each other in the destination; a shorter

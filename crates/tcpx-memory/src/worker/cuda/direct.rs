@@ -231,7 +231,7 @@ impl Unpacker {
             Some(running) => match &running.task {
                 Task::Unpack {
                     cut, descriptors, ..
-                } => cut.peek(descriptors.as_slice()).is_none(),
+                } => cut.is_through(descriptors.as_ref().into()),
                 Task::Copies { issued, .. } => *issued,
                 Task::Sum(sum) => sum.is_launched(),
             },
@@ -267,11 +267,11 @@ impl Unpacker {
                     cut,
                     descriptors,
                 } => {
-                    let (ends, descriptors) = ((*pool, *to), descriptors.as_slice());
+                    let (ends, list) = ((*pool, *to), descriptors.as_ref().into());
                     let room = (slots, &mut *self.list);
                     // SAFETY: the work and its holds are kept until every slot has landed, and its
                     // descriptors were checked against both ends.
-                    unsafe { launch::pieces(api, kernels, room, ends, cut, descriptors) }
+                    unsafe { launch::pieces(api, kernels, room, ends, cut, list) }
                 }
                 // Issued above.
                 Task::Copies { .. } => break,
@@ -349,7 +349,9 @@ impl Drop for Unpacker {
             // A launch may still run: streams, kernels and lists stay until the process ends.
             return;
         }
-        if let Ok(_current) = Current::enter(&self.gpu) {
+        if let Ok(_current) = Current::enter(&self.gpu)
+            && self.slots.retire(self.gpu.api())
+        {
             self.slots.destroy(&self.gpu);
             self.kernels.unload(&self.gpu);
         }

@@ -14,6 +14,8 @@ const CRC32C: &str = concat!(include_str!("../../ptx/crc32c.ptx"), "\0");
 
 /// Sources that `tcpx_even_few` carries; `kernels/unpack.cu`.
 const EVEN_FEW: usize = 256;
+/// Blocks of a long launch that a multiprocessor runs at once; `TCPX_LONG_BLOCKS` of `kernels/unpack.cu`.
+const LONG_BLOCKS: u32 = 6;
 /// Bytes of `tcpx_crc_tables`; `kernels/crc32c_lane.h`.
 const TABLES: usize = (4 * 256 + 4 * 512) * 4;
 /// Threads of a block of the checksum kernel.
@@ -324,16 +326,18 @@ fn short_grid(multiprocessors: u32, count: u32) -> ((u32, u32), u32) {
     ((blocks, each * 32), split)
 }
 
-/// Blocks and threads for a list in mapped memory: one warp a piece, and blocks so small that every
-/// multiprocessor gets some.
+/// Blocks and threads for a list in mapped memory: one warp a piece while all of them fit at once, in blocks so
+/// small that every multiprocessor gets some; warps that take several pieces in turn beyond that, because
+/// each then fetches its next entry while it copies.
 fn long_grid(multiprocessors: u32, count: u32) -> (u32, u32) {
-    let count = count.max(1);
-    let warps = match count / multiprocessors.max(1) {
+    let (multiprocessors, count) = (multiprocessors.max(1), count.max(1));
+    let warps = match count / multiprocessors {
         0..=3 => 2,
         4..=15 => 4,
         _ => 8,
     };
-    (count.div_ceil(warps), warps * 32)
+    let blocks = count.div_ceil(warps);
+    (blocks.min(multiprocessors * LONG_BLOCKS), warps * 32)
 }
 
 fn load(gpu: &Gpu, ptx: &str) -> Result<sys::CUmodule, CudaError> {
@@ -381,7 +385,9 @@ mod tests {
         assert_eq!(long_grid(132, 0), (1, 64));
         assert_eq!(long_grid(132, 1025), (257, 128));
         assert_eq!(long_grid(132, 4096), (512, 256));
+        assert_eq!(long_grid(132, 46_341), (792, 256));
         assert_eq!(long_grid(1, 16), (2, 256));
+        assert_eq!(long_grid(1, 1000), (6, 256));
         assert_eq!(short_grid(132, 0), ((1, 128), 1));
         assert_eq!(short_grid(132, 128), ((64, 128), 1));
         assert_eq!(short_grid(132, 240), ((132, 128), 1));

@@ -3,9 +3,9 @@
 
 use std::collections::VecDeque;
 
-use tcpx_wire::Descriptor;
+use tcpx_wire::{Descriptor, Descriptors, EvenList};
 
-use super::cut::Cut;
+use super::cut::{Cut, List};
 use super::feed::{EVEN, Inline};
 use super::kernel::Kernels;
 use super::launch::{self, Sum};
@@ -29,6 +29,8 @@ pub(super) struct KernelJobs {
     /// Where lists are written that a launch carries.
     list: Box<Inline>,
     waiting: VecDeque<Ticket>,
+    /// How many of those at the front get launches of their own: they shared one that was refused.
+    alone: usize,
     /// What is being launched, and what waits for its end, oldest first.
     current: Option<Group>,
     under_way: VecDeque<Group>,
@@ -42,11 +44,15 @@ pub(super) struct KernelJobs {
 #[derive(Default)]
 struct Group {
     tickets: Vec<Ticket>,
-    /// The descriptors of several jobs, from the lowest destination; empty where there is one job.
+    /// The pieces of several jobs, from the lowest destination: as an even list where that is what they are
+    /// together, else as descriptors. Both are empty where there is one job.
+    even: EvenList,
     joined: Vec<Descriptor>,
     ends: (u64, u64),
     cut: Cut,
     sum: Option<Sum>,
+    /// Something of it was launched, and more is to be.
+    has_begun: bool,
     /// An error of a launch; told once what was launched before has ended.
     error: Option<CudaError>,
     /// Launches that have been armed once its last one was.
@@ -63,6 +69,7 @@ impl KernelJobs {
             slots,
             list: Box::new(Inline::EMPTY),
             waiting: VecDeque::with_capacity(64),
+            alone: 0,
             current: None,
             under_way: VecDeque::with_capacity(64),
             spare: Vec::with_capacity(64),
@@ -70,9 +77,9 @@ impl KernelJobs {
         })
     }
 
-    /// Ends everything; nothing is under way. What is broken stays until the process ends.
+    /// Ends everything; every launch has told its end. What is broken stays until the process ends.
     pub(super) fn destroy(mut self) {
-        if self.broken.is_none() {
+        if self.broken.is_none() && self.slots.retire(self.gpu.api()) {
             self.slots.destroy(&self.gpu);
             self.kernels.unload(&self.gpu);
         }
@@ -106,6 +113,10 @@ impl KernelJobs {
             Launched::All => {
                 group.until = self.slots.armed();
                 self.under_way.extend(self.current.take());
+                progress = true;
+            }
+            Launched::Refused => {
+                self.divide();
                 progress = true;
             }
         }
@@ -145,12 +156,14 @@ impl KernelJobs {
     /// The jobs that wait together at the front, as one group.
     fn next_group(&mut self) -> Option<Group> {
         let first = self.waiting.pop_front()?;
+        let most = if self.alone > 0 { 1 } else { TOGETHER };
+        self.alone = self.alone.saturating_sub(1);
         let mut group = self.spare.pop().unwrap_or_default();
         group.begin(&self.gpu, &self.kernels, &first);
         let mut descriptors = count(&first);
         group.tickets.push(first);
         while group.sum.is_none()
-            && group.tickets.len() < TOGETHER
+            && group.tickets.len() < most
             && let Some(next) = self.waiting.front()
             && pool_of(next) == Some(group.ends.0)
             && descriptors + count(next) <= TOGETHER_DESCRIPTORS
@@ -162,6 +175,19 @@ impl KernelJobs {
         Some(group)
     }
 
+    /// Puts the jobs of the current group back, of which nothing was launched: each gets a launch of its own, so
+    /// that one job's fault is not that of its neighbours.
+    fn divide(&mut self) {
+        let Some(mut group) = self.current.take() else {
+            return;
+        };
+        self.alone += group.tickets.len();
+        for ticket in group.tickets.drain(..).rev() {
+            self.waiting.push_front(ticket);
+        }
+        self.spare.push(group);
+    }
+
     /// Keeps the memory of everything launched for ever, because something may still touch it.
     fn give_up(&mut self, error: &CudaError) {
         let launched = self.under_way.drain(..).chain(self.current.take());
@@ -171,6 +197,7 @@ impl KernelJobs {
         for ticket in self.waiting.drain(..) {
             ticket.finish(Err(error.clone().into()));
         }
+        self.alone = 0;
         self.broken = Some(error.clone());
     }
 }
@@ -180,13 +207,17 @@ enum Launched {
     Nothing,
     Some,
     All,
+    /// The first launch of several jobs was refused.
+    Refused,
 }
 
 impl Group {
     /// Starts from the group's first job.
     fn begin(&mut self, gpu: &Gpu, kernels: &Kernels, first: &Ticket) {
         (self.sum, self.error, self.cut) = (None, None, Cut::default());
+        self.has_begun = false;
         self.joined.clear();
+        self.even.clear();
         if let Work::Checksum { of } = first.work() {
             let address = of.device_address().unwrap_or_default();
             self.sum = Some(Sum::new(kernels, address, of.len()));
@@ -206,20 +237,33 @@ impl Group {
         self.tickets.sort_unstable_by_key(destination_of);
         let lowest = self.tickets.first().and_then(destination_of);
         self.ends.1 = lowest.unwrap_or_default();
-        let mut bytes = 0;
-        for ticket in &self.tickets {
-            let Work::Unpack { descriptors, .. } = ticket.work() else {
-                continue;
-            };
-            let further = destination_of(ticket).unwrap_or_default() - self.ends.1;
-            bytes += descriptors.bytes();
-            self.joined
-                .extend(descriptors.as_slice().iter().map(|one| Descriptor {
-                    destination_offset: one.destination_offset + further,
-                    ..*one
-                }));
-        }
+        let bytes = self
+            .tickets
+            .iter()
+            .map(|ticket| ticket.work().bytes())
+            .sum();
         self.cut = Cut::for_kernel(piece_bytes(bytes, gpu.multiprocessors()));
+        if self.join_even() {
+            return;
+        }
+        self.even.clear();
+        for (descriptors, further) in lists(&self.tickets, self.ends.1) {
+            let all = descriptors.as_slice().iter();
+            self.joined.extend(all.map(|one| Descriptor {
+                destination_offset: one.destination_offset + further,
+                ..*one
+            }));
+        }
+    }
+
+    /// As one even list, if all of them together are one.
+    fn join_even(&mut self) -> bool {
+        lists(&self.tickets, self.ends.1).all(|(descriptors, further)| {
+            let pieces = descriptors.even_pieces();
+            pieces.is_some_and(|pieces| {
+                self.cut.takes(pieces.unit) && self.even.append(pieces, further)
+            })
+        })
     }
 
     /// One launch, if there is a slot for it. An error ends the group as if all were launched.
@@ -234,14 +278,12 @@ impl Group {
             // SAFETY: the ticket keeps the bytes until the slot has landed; the context is current.
             Some(sum) => unsafe { sum.launch(api, kernels, slots) },
             None => {
-                let single = match self.tickets.first().map(Ticket::work) {
-                    Some(Work::Unpack { descriptors, .. }) => descriptors.as_slice(),
-                    _ => &[],
-                };
-                let list = if self.joined.is_empty() {
-                    single
-                } else {
-                    &self.joined
+                let list = match (&self.tickets[..], self.tickets.first().map(Ticket::work)) {
+                    ([_], Some(Work::Unpack { descriptors, .. })) => descriptors.as_ref().into(),
+                    _ => List {
+                        descriptors: &self.joined,
+                        even: self.even.pieces(),
+                    },
                 };
                 let cut = &mut self.cut;
                 let room = (slots, room);
@@ -249,7 +291,10 @@ impl Group {
                 // descriptors were checked against both; the context is current.
                 let launched = unsafe { launch::pieces(api, kernels, room, self.ends, cut, list) };
                 match launched {
-                    Ok(true) if cut.peek(list).is_some() => return Launched::Some,
+                    Ok(true) if !cut.is_through(list) => {
+                        self.has_begun = true;
+                        return Launched::Some;
+                    }
                     other => other,
                 }
             }
@@ -257,6 +302,7 @@ impl Group {
         match launched {
             Ok(true) => Launched::All,
             Ok(false) => Launched::Nothing,
+            Err(_) if self.tickets.len() > 1 && !self.has_begun => Launched::Refused,
             Err(error) => {
                 self.error = Some(error);
                 Launched::All
@@ -279,6 +325,19 @@ fn pool_of(ticket: &Ticket) -> Option<u64> {
 
 fn destination_of(ticket: &Ticket) -> Option<u64> {
     ticket.work().ends().1?.device_address()
+}
+
+/// The lists of unpacks, and how far each one's destination lies behind `lowest`.
+fn lists(tickets: &[Ticket], lowest: u64) -> impl Iterator<Item = (&Descriptors, u64)> {
+    tickets
+        .iter()
+        .filter_map(move |ticket| match ticket.work() {
+            Work::Unpack { descriptors, .. } => {
+                let further = destination_of(ticket).unwrap_or_default() - lowest;
+                Some((descriptors.as_ref(), further))
+            }
+            _ => None,
+        })
 }
 
 fn count(ticket: &Ticket) -> usize {

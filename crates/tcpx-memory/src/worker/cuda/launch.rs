@@ -1,17 +1,15 @@
 //! Launches of the kernels, each followed by its slot.
 
-use tcpx_wire::Descriptor;
-
-use super::cut::Cut;
-use super::feed::{self, Inline};
+use super::cut::{Cut, List};
+use super::feed::{self, Inline, Room};
 use super::kernel::{Kernels, Source};
-use super::slots::{FIRST_ENTRIES, LIST_ENTRIES, Slots};
+use super::slots::{FIRST_ENTRIES, LIST_ENTRIES, LIST_SOURCES, Slots};
 use crate::checksum::{SumFactors, SumPlan};
 use crate::driver::Api;
 use crate::error::CudaError;
 
-/// Launches for as many pieces as a list takes; `Ok(false)` when no slot is free. `list` is room to write
-/// in.
+/// Launches for as many pieces as a launch takes; `Ok(false)` when no slot is free. `inline` is room to
+/// write in.
 ///
 /// # Safety
 /// The context is current. Every descriptor's source, from `pool`, and destination, from `to`, must be
@@ -19,25 +17,30 @@ use crate::error::CudaError;
 pub(super) unsafe fn pieces(
     api: &Api,
     kernels: &Kernels,
-    (slots, list): (&mut Slots, &mut Inline),
+    (slots, inline): (&mut Slots, &mut Inline),
     ends: (u64, u64),
     cut: &mut Cut,
-    descriptors: &[Descriptor],
+    list: List<'_>,
 ) -> Result<bool, CudaError> {
     let Some(slot) = slots.take() else {
         return Ok(false);
     };
-    let (host, address) = slots.list(slot);
-    let (shape, source) = match feed::carry(cut, descriptors, list) {
-        Some(shape) => (shape, Source::Inline(list)),
+    let (at, address) = slots.list(slot);
+    let (shape, source) = match feed::carry(cut, list, inline) {
+        Some(shape) => (shape, Source::Inline(inline)),
         None => {
             let most = if cut.is_at_start() {
                 FIRST_ENTRIES
             } else {
                 LIST_ENTRIES
             };
-            // SAFETY: the slot's list has room for that many, and no launch reads it now.
-            let shape = unsafe { feed::write(cut, descriptors, host, most, most) };
+            let room = Room {
+                at,
+                sources: LIST_SOURCES,
+                entries: LIST_ENTRIES,
+            };
+            // SAFETY: the slot's list has that room, and no launch reads it now.
+            let shape = unsafe { feed::map(cut, list, room, most) };
             (shape, Source::Mapped(address))
         }
     };

@@ -18,6 +18,8 @@ use crate::worker::cuda::kernel::{Flag, Kernels};
 pub(super) const FIRST_ENTRIES: usize = 2048;
 pub(super) const LIST_ENTRIES: usize = 8192;
 const LIST_BYTES: usize = LIST_ENTRIES * 16;
+/// Sources of an even list that fit into the same room.
+pub(super) const LIST_SOURCES: usize = LIST_BYTES / 4;
 const SLOTS: usize = 16;
 /// Apart, so that neither the CPU nor the GPU finds two in one line of a cache.
 const APART: usize = 128;
@@ -26,6 +28,8 @@ const FLAGS_BYTES: usize = SLOTS * APART;
 const STREAMS: usize = 2;
 /// After this long without an answer the streams themselves are asked.
 const PATIENCE: Duration = Duration::from_millis(2);
+/// Longest wait for the last launch to leave its stream.
+const LAST_WAIT: Duration = Duration::from_secs(1);
 /// Longest wait for the first, empty work.
 const WARM_UP: Duration = Duration::from_secs(60);
 
@@ -104,6 +108,27 @@ impl Slots {
             thread::yield_now();
         }
         Ok(())
+    }
+
+    /// Waits until the streams have passed every launch: a kernel's last instruction comes after its flag, and
+    /// until then neither its code nor its stream may go. `false` if that cannot be known, or takes too long;
+    /// the context is current.
+    pub(super) fn retire(&mut self, api: &Api) -> bool {
+        let recorded = self.events.iter().zip(self.streams);
+        let recorded = recorded.map(|(event, stream)| event.record(api, stream));
+        if recorded.collect::<Result<Vec<_>, _>>().is_err() {
+            return false;
+        }
+        let start = Instant::now();
+        loop {
+            let ready = self.events.iter().map(|event| event.is_ready(api));
+            match ready.collect::<Result<Vec<_>, _>>() {
+                Err(_) => return false,
+                Ok(ready) if ready.iter().all(|ready| *ready) => return true,
+                Ok(_) if start.elapsed() > LAST_WAIT => return false,
+                Ok(_) => thread::yield_now(),
+            }
+        }
     }
 
     /// Ends everything; nothing is under way and the context is current.

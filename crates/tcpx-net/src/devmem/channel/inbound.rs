@@ -3,12 +3,13 @@
 use std::io;
 
 use tcpx_wire::cmsg::Dialect;
+use tcpx_wire::companion::Word;
 use tcpx_wire::tokens::Returned;
 
 use super::{DevmemChannel, PEER_ENDED, Path, is_the_peers_end};
 use crate::channel::Completion;
 use crate::devmem::calls::Arrival;
-use crate::devmem::companion::{CompanionError, Read, Word};
+use crate::devmem::companion::{CompanionError, Read};
 use crate::devmem::inflow::Came;
 use crate::error::ChannelError;
 
@@ -189,7 +190,7 @@ impl DevmemChannel {
                 Err(error) => {
                     let cause = match error {
                         CompanionError::Socket(error) => error,
-                        other @ CompanionError::Message { .. } => io::Error::other(other),
+                        CompanionError::Word(error) => io::Error::other(error),
                     };
                     return Err(self.system("reading the companion connection", cause));
                 }
@@ -207,6 +208,8 @@ impl DevmemChannel {
                 self.way_out = Path::Companion;
                 self.writable = true;
                 let chunks = self.outflow.rewind(place, out);
+                // The companion cannot send out of a slot.
+                self.stage.leave_slots(&mut self.outflow);
                 self.path_changed(format!("{why}; its own output says why"), out);
                 chunks
             }

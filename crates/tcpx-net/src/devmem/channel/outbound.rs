@@ -146,7 +146,6 @@ impl DevmemChannel {
                 return Ok(());
             }
             let place = self.outflow.written();
-            self.out_of_slot();
             let Some(next) = self.outflow.next() else {
                 return Ok(());
             };
@@ -189,21 +188,6 @@ impl DevmemChannel {
         Ok(())
     }
 
-    /// The companion cannot send out of a slot: the next chunk goes from its own memory, by way of a
-    /// pinned slot if the CPU does not reach that.
-    fn out_of_slot(&mut self) {
-        self.stage.forget_slots();
-        let Some((start, slice)) = self.outflow.take_from_slot() else {
-            return;
-        };
-        if slice.kind().is_cpu_accessible() {
-            self.outflow.staged(start, Source::Host(slice));
-        } else {
-            self.stage.begin(start, slice, None);
-            self.signal.raise();
-        }
-    }
-
     /// The next bytes as one call may send them; `None` while they are being copied.
     fn bytes_of(&self, next: &Next<'_>) -> Result<Option<Bytes>, ChannelError> {
         let length = next.length.min(WIRE_CALL);
@@ -239,14 +223,13 @@ impl DevmemChannel {
                 }
                 Ok(None) => return Ok(()),
                 Err(error) => {
-                    // The connection's own error: its bytes go another way, and what the kernel
-                    // still had of them is purged with the socket.
+                    // The connection's own error: its bytes go another way. What the kernel still
+                    // has of them is waited for when the socket is closed.
                     let why = if is_the_peers_end(&error) {
                         PEER_ENDED.to_owned()
                     } else {
                         format!("the payload connection failed: {error}")
                     };
-                    self.in_kernel.clear();
                     self.leave_out(&why);
                     self.path_changed(why, out);
                     return Ok(());

@@ -127,12 +127,12 @@ fn tickets_come_back_in_order_and_once() {
 
 #[test]
 fn a_chunk_that_takes_too_much_of_the_pool_is_handed_on_in_parts() {
-    let pages = 16;
-    let mut inflow = inflow(pages * 4096);
+    let page = rustix::param::page_size() as u64;
+    let mut inflow = inflow(16 * page);
     inflow.post(5, 100);
     let mut reported = Vec::new();
     for token in 1..=9u32 {
-        let at = u64::from(token) * 4096;
+        let at = u64::from(token) * page;
         reported.extend(shape(&receive(&mut inflow, &[(at, 10, token)])));
     }
     // At a quarter of the pool, and then with each receive, as long as nothing comes back.
@@ -164,7 +164,8 @@ fn an_unbelievable_receive_takes_nothing() {
         assert!(refused.is_err(), "{bytes} bytes");
     }
     assert_eq!((inflow.received(), out.len()), (10, 0));
-    assert_eq!(inflow.target().unwrap().usage.pinned(), 4096);
+    let page = rustix::param::page_size() as u64;
+    assert_eq!(inflow.target().unwrap().usage.pinned(), page);
     assert_eq!(inflow.close(), [1]);
     assert_eq!(inflow.target().unwrap().usage.pinned(), 0);
 }

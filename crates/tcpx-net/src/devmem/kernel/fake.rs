@@ -18,7 +18,12 @@ pub(crate) struct Card {
     /// What the bind is refused with: a number and words.
     pub(crate) refuses: Option<(i32, &'static str)>,
     pub(crate) refuses_send: Option<(i32, &'static str)>,
+    /// What it does: 1 off, 2 on.
     pub(crate) split: Option<u8>,
+    /// What was set: 0 leaves it to the driver, whose choice is off.
+    pub(crate) split_setting: u8,
+    /// The driver refuses to have it set so.
+    pub(crate) refuses_split: Option<u8>,
     pub(crate) threshold: Option<u32>,
     pub(crate) flow_rules: Option<bool>,
     pub(crate) table: Option<Vec<u32>>,
@@ -39,6 +44,8 @@ impl Card {
             refuses: None,
             refuses_send: None,
             split: Some(1),
+            split_setting: 0,
+            refuses_split: None,
             threshold: Some(256),
             flow_rules: Some(false),
             table: Some((0..8).map(|entry| entry % 4).collect()),
@@ -57,6 +64,8 @@ pub(crate) struct World {
     /// Each open socket, and its process.
     pub(crate) sockets: BTreeMap<u32, u32>,
     pub(crate) sends: BTreeSet<(u32, u32)>,
+    /// Those that hear of changes.
+    pub(crate) listening: BTreeSet<u32>,
     /// The kernel's commands of the family netdev.
     pub(crate) operations: Vec<u32>,
     /// Calls that fail from now on, by name.
@@ -91,6 +100,7 @@ impl World {
 
     fn close(&mut self, socket: u32) {
         self.sockets.remove(&socket);
+        self.listening.remove(&socket);
         self.sends.retain(|(of, _)| *of != socket);
         for card in self.cards.values_mut() {
             card.bound.retain(|_, (of, _)| *of != socket);
@@ -288,6 +298,12 @@ impl NetlinkSocket for Socket {
     fn send(&mut self, message: &[u8]) -> io::Result<()> {
         self.answers = answers::to(&mut self.kernel.world(), self.number, message);
         self.answers.reverse();
+        Ok(())
+    }
+
+    fn join(&mut self, group: u32) -> io::Result<()> {
+        assert_eq!(group, answers::MONITOR);
+        self.kernel.world().listening.insert(self.number);
         Ok(())
     }
 

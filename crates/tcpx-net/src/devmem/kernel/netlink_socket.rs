@@ -18,6 +18,8 @@ const SOL_NETLINK: i32 = 270;
 const EXTENDED: i32 = 11;
 /// `NETLINK_CAP_ACK`: errors do not repeat the request.
 const CAPPED: i32 = 10;
+/// `NETLINK_ADD_MEMBERSHIP`.
+const JOIN: i32 = 1;
 
 #[derive(Debug)]
 pub(super) struct Socket(OwnedFd);
@@ -32,22 +34,21 @@ impl Socket {
         )?;
         set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
         for option in [EXTENDED, CAPPED] {
-            turn_on(&socket, option)?;
+            set(&socket, option, 1)?;
         }
         Ok(Self(socket))
     }
 }
 
-fn turn_on(socket: &impl AsFd, option: i32) -> io::Result<()> {
-    let on: libc::c_int = 1;
+fn set(socket: &impl AsFd, option: i32, value: libc::c_int) -> io::Result<()> {
     // SAFETY: the value is an int of the length given.
     let answer = unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),
             SOL_NETLINK,
             option,
-            (&raw const on).cast(),
-            size_of_val(&on) as libc::socklen_t,
+            (&raw const value).cast(),
+            size_of_val(&value) as libc::socklen_t,
         )
     };
     if answer < 0 {
@@ -63,6 +64,10 @@ impl NetlinkSocket for Socket {
             return Ok(());
         }
         Err(io::Error::other("the kernel took a part of the request"))
+    }
+
+    fn join(&mut self, group: u32) -> io::Result<()> {
+        set(&self.0, JOIN, group.cast_signed())
     }
 
     fn receive(&mut self, buffer: &mut [u8]) -> io::Result<usize> {

@@ -193,7 +193,7 @@ fn an_old_kernel_says_which_command_it_lacks() {
     host.kernel.world().operations = vec![1, 10, 13];
     let refused = host.devmem().bind_send("dm1", &memory()).unwrap_err();
     assert!(
-        matches!(refused, DevmemError::OldKernel { .. }),
+        matches!(refused, DevmemError::OldKernel { .. }) && refused.leaves_staging(),
         "{refused}"
     );
     host.kernel.world().operations = vec![1];
@@ -211,6 +211,11 @@ fn a_card_that_cannot_send_says_so() {
     let refused = host.devmem().bind_send("dm1", &memory()).unwrap_err();
     assert!(matches!(refused, DevmemError::NoSend { .. }), "{refused}");
     assert!(refused.to_string().contains("does not support netmem TX"));
+    assert!(refused.leaves_staging());
+    host.kernel
+        .card(|card| card.refuses_send = Some((libc::EPERM, "")));
+    let refused = host.devmem().bind_send("dm1", &memory()).unwrap_err();
+    assert!(!refused.leaves_staging(), "{refused}");
     assert!(host.kernel.world().sockets.is_empty());
 }
 

@@ -39,7 +39,7 @@ fn what_a_killed_process_left_is_shown_and_released() {
         shown.changes,
         [
             "ntuple-filters: off, now on",
-            "tcp-data-split: off, now on",
+            "tcp-data-split: auto, now on",
             "hds-thresh: 256, now 0",
             "RSS table: 2 of 8 entries moved to other queues"
         ]
@@ -167,6 +167,26 @@ fn what_somebody_else_changed_meanwhile_is_left_as_it_is() {
 }
 
 #[test]
+fn a_split_goes_back_to_what_was_set_not_to_what_it_read_as() {
+    for (setting, refuses) in [(0, None), (1, None), (0, Some(1))] {
+        let host = Host::new();
+        let before = host.kernel.card(|card| {
+            (card.split_setting, card.refuses_split) = (setting, refuses);
+        });
+        let bound = host.devmem().bind_receive(&options(Some(1))).unwrap();
+        assert_eq!(host.kernel.card(|_| ()).split_setting, 2);
+        drop(bound);
+        host.assert_clean(&before);
+    }
+    // A driver that takes the decision back from nobody.
+    let host = Host::new();
+    host.kernel.card(|card| card.refuses_split = Some(0));
+    drop(host.devmem().bind_receive(&options(Some(1))).unwrap());
+    assert_eq!(host.kernel.card(|_| ()).split_setting, 1);
+    assert_eq!(host.devmem().status(), Ok(Vec::new()));
+}
+
+#[test]
 fn a_table_set_by_hand_is_put_back_entry_by_entry() {
     let host = Host::new();
     let before = host
@@ -194,6 +214,29 @@ fn what_cannot_be_undone_stays_recorded_with_its_reason() {
     host.kernel.world().failing.clear();
     host.devmem().release(None).unwrap();
     host.assert_clean(&before);
+}
+
+#[test]
+fn what_a_start_cannot_undo_of_a_dead_process_is_logged_and_kept() {
+    let host = Host::new();
+    die_bound(&host, 300);
+    host.kernel
+        .world()
+        .failing
+        .insert("delete rule", libc::EPERM);
+    let lines = log::logged(|| {
+        let bound = host.devmem().bind_receive(&options(Some(2))).unwrap();
+        assert_eq!(status(&host).holds.len(), 2, "the dead one's is kept");
+        host.kernel.world().failing.clear();
+        drop(bound);
+    });
+    let about = |line: &&String| line.contains("a dead process left");
+    let lines: Vec<_> = lines.iter().filter(about).collect();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(
+        lines[0].contains("WARN") && lines[0].contains("removing a flow rule"),
+        "{lines:?}"
+    );
 }
 
 #[test]

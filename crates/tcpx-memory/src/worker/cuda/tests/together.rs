@@ -119,3 +119,80 @@ fn a_launch_that_is_refused_between_others_leaves_their_lists_alone() {
         assert!(content(to) == *expected, "job {job}");
     }
 }
+
+/// Chunks of one transfer share launches; a fault of one of them is not the others'.
+#[test]
+fn a_shared_launch_that_is_refused_costs_only_the_job_at_fault() {
+    const CHUNKS: usize = 40;
+    const SIZE: usize = 8 * 600;
+    let bench = Bench::new();
+    let bytes = noise(SIZE, 5);
+    let pool = bench.region(bench.gpu.kind(), &bytes);
+    let target = bench.region(bench.gpu.kind(), &[1; CHUNKS * SIZE]);
+    let at = |chunk: usize| target.slice(chunk * SIZE..(chunk + 1) * SIZE).unwrap();
+    let faulty = [7, 21];
+    for chunk in faulty {
+        fake::refuse_launches_to(at(chunk).device_address().unwrap());
+    }
+    let (stream, gate) = fake::gated_stream();
+    let fence = Fence::take(&bench.gpu, After::Stream(stream)).unwrap();
+    let (sink, ended) = channel();
+    for chunk in 0..CHUNKS {
+        let work = Work::Unpack {
+            pool: BouncePool::from(pool.clone()),
+            descriptors: turned(8, 600),
+            to: at(chunk),
+            with: UnpackMethod::Kernel,
+        };
+        bench.submit(chunk as u64, work, Some(fence.clone()), &sink);
+    }
+    gate.store(true, Ordering::SeqCst);
+    let mut told = [0; CHUNKS];
+    for _ in 0..CHUNKS {
+        let (token, result) = ended.recv_timeout(LIMIT).unwrap();
+        let chunk = usize::try_from(token).unwrap();
+        told[chunk] += 1;
+        let refused = matches!(result, Err(MemoryError::Cuda(CudaError::Call { .. })));
+        assert_eq!(refused, faulty.contains(&chunk), "{chunk}: {result:?}");
+    }
+    assert_eq!(told, [1; CHUNKS]);
+    let mut expected = vec![1; target.len()];
+    for (chunk, place) in expected.chunks_exact_mut(SIZE).enumerate() {
+        if !faulty.contains(&chunk) {
+            for (to, from) in place
+                .chunks_exact_mut(600)
+                .zip(bytes.chunks_exact(600).rev())
+            {
+                to.copy_from_slice(from);
+            }
+        }
+    }
+    assert!(content(&target) == expected);
+}
+
+#[test]
+fn kernels_and_streams_stay_until_the_last_launch_has_left_its_stream() {
+    let bench = Bench::new();
+    let pool = bench.region(bench.gpu.kind(), &noise(4800, 5));
+    let to = bench.region(bench.gpu.kind(), &[1; 4800]);
+    let work = Work::Unpack {
+        pool: BouncePool::from(pool.clone()),
+        descriptors: turned(8, 600),
+        to: to.all(),
+        with: UnpackMethod::Kernel,
+    };
+    let address = pool.all().device_address().unwrap();
+    let mut unpacker = Unpacker::new(&bench.gpu).unwrap();
+    assert_eq!(unpacker.run(work.clone(), LIMIT), Ok(4800));
+    drop(unpacker);
+    assert!(!fake::ended_hastily(address), "an unpacker");
+    assert_eq!(bench.run(work), Ok(4800));
+    let queue = Arc::clone(&bench.worker.queue);
+    drop(bench);
+    let start = Instant::now();
+    while !queue.is_closed() {
+        assert!(start.elapsed() < LIMIT);
+        std::thread::yield_now();
+    }
+    assert!(!fake::ended_hastily(address), "a worker");
+}

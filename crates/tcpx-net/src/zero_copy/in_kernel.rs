@@ -1,15 +1,13 @@
-//! Slots that the kernel may still send from.
+//! Memory that the kernel may still send from.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
-use super::calls::Done;
-use super::slots::SendSlot;
+use super::Done;
 
-/// Zero-copy sends of one socket whose end the kernel has not reported, by their number. Reports name
-/// ranges, and may come in any order.
+/// Zero-copy sends of one socket whose end the kernel has not reported, by their number, each with the
+/// slot that it reads. Reports name ranges, and may come in any order.
 #[derive(Debug)]
-pub(super) struct InKernel<S = Arc<SendSlot>> {
+pub(crate) struct InKernel<S> {
     /// Number of the first entry; numbers wrap.
     first: u32,
     slots: VecDeque<Option<S>>,
@@ -27,7 +25,7 @@ impl<S> Default for InKernel<S> {
 /// A report about sends that were not made, or were reported before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("zero-copy report: expected sends within {first}..{next}, {}..={} arrived", .done.first, .done.last)]
-pub(super) struct BadReport {
+pub(crate) struct BadReport {
     done: Done,
     first: u32,
     next: u32,
@@ -35,11 +33,21 @@ pub(super) struct BadReport {
 
 impl<S> InKernel<S> {
     /// The next send was made from this slot.
-    pub(super) fn sent(&mut self, slot: S) {
+    pub(crate) fn sent(&mut self, slot: S) {
         self.slots.push_back(Some(slot));
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    /// The number of the next send.
+    pub(crate) fn next(&self) -> u32 {
+        self.first.wrapping_add(self.slots.len() as u32)
+    }
+
+    /// The number of the oldest send without a report; that of the next one where all have theirs.
+    pub(crate) fn oldest(&self) -> u32 {
+        self.first
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
 
@@ -47,12 +55,12 @@ impl<S> InKernel<S> {
     ///
     /// # Errors
     /// The report cannot be; nothing was let go of.
-    pub(super) fn done(&mut self, done: Done) -> Result<(), BadReport> {
+    pub(crate) fn done(&mut self, done: Done) -> Result<(), BadReport> {
         let place = |number: u32| usize::try_from(number.wrapping_sub(self.first)).ok();
         let bad = BadReport {
             done,
             first: self.first,
-            next: self.first.wrapping_add(self.slots.len() as u32),
+            next: self.next(),
         };
         let (Some(from), Some(to)) = (place(done.first), place(done.last)) else {
             return Err(bad);
@@ -73,14 +81,16 @@ impl<S> InKernel<S> {
         Ok(())
     }
 
-    /// The socket was closed and its queue purged.
-    pub(super) fn clear(&mut self) {
-        self.slots.clear();
+    /// The slots that no report has named, one for each send; nothing more is to be reported on.
+    pub(crate) fn take(&mut self) -> impl Iterator<Item = S> {
+        std::mem::take(&mut self.slots).into_iter().flatten()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     fn range(first: u32, last: u32) -> Done {

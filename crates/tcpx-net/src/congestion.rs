@@ -1,0 +1,142 @@
+//! Which congestion control TCP sockets get: set before they connect or listen, and read back.
+
+use std::fmt;
+use std::io;
+
+use socket2::Socket;
+
+use crate::error::NetworkError;
+
+/// Best first. A host's own default may pace a local link to a quarter of its speed.
+const PREFERRED: [&str; 2] = ["cubic", "reno"];
+
+/// Where the system lists what it has.
+const AVAILABLE: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
+
+/// Where the system lists what a program without `CAP_NET_ADMIN` may choose.
+const ALLOWED: &str = "/proc/sys/net/ipv4/tcp_allowed_congestion_control";
+
+/// Where the system names what a socket gets that asks for nothing.
+const USUAL: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
+
+/// The congestion control of every TCP socket of a connection or a listener.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Congestion {
+    /// `cubic`, else `reno`, else the system's default: whichever the system permits first.
+    #[default]
+    Automatic,
+    /// This one, as the system names it, or an error.
+    Named(String),
+}
+
+impl fmt::Display for Congestion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Automatic => "automatic",
+            Self::Named(name) => name,
+        })
+    }
+}
+
+impl Congestion {
+    /// Gives it to a socket that has neither connected nor listened yet: set later, a default that
+    /// paces stays in effect.
+    pub(crate) fn apply(&self, socket: &Socket) -> Result<(), NetworkError> {
+        match self {
+            Self::Automatic => {
+                let _ = PREFERRED
+                    .iter()
+                    .any(|name| socket.set_tcp_congestion(name.as_bytes()).is_ok());
+                Ok(())
+            }
+            Self::Named(name) => set(socket, name),
+        }
+    }
+}
+
+fn set(socket: &Socket, name: &str) -> Result<(), NetworkError> {
+    let refused = |cause: io::Error| NetworkError::Congestion {
+        name: name.to_owned(),
+        remedy: remedy(&cause),
+        cause: cause.into(),
+    };
+    socket
+        .set_tcp_congestion(name.as_bytes())
+        .map_err(refused)?;
+    let got = read(socket).map_err(refused)?;
+    if got == name {
+        return Ok(());
+    }
+    let text = format!("the system took it and answers with `{got}`");
+    Err(refused(io::Error::other(text)))
+}
+
+/// The congestion control that a socket uses, as the kernel names it.
+pub(crate) fn read(socket: &Socket) -> io::Result<String> {
+    let name = socket.tcp_congestion()?;
+    let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+    Ok(name.escape_ascii().to_string())
+}
+
+/// What a socket gets that asks for nothing; `None` where the system does not say.
+pub fn usual() -> Option<String> {
+    let text = std::fs::read_to_string(USUAL).ok()?;
+    Some(text.trim().to_owned()).filter(|name| !name.is_empty())
+}
+
+fn remedy(cause: &io::Error) -> String {
+    let (file, advice) = if cause.kind() == io::ErrorKind::PermissionDenied {
+        (
+            ALLOWED,
+            "choose one of these, or give the program CAP_NET_ADMIN",
+        )
+    } else {
+        (AVAILABLE, "choose one of these, or load its kernel module")
+    };
+    let found = std::fs::read_to_string(file);
+    match found {
+        Ok(names) => format!("{file} has `{}`: {advice}", names.trim().escape_default()),
+        Err(error) => format!("look into {file} ({error})"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::*;
+    use crate::socket;
+
+    fn listen(name: &str) -> Result<String, NetworkError> {
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let listener = socket::listen(any, &Congestion::Named(name.to_owned()))?;
+        Ok(read(&Socket::from(listener)).unwrap())
+    }
+
+    #[test]
+    fn a_named_control_is_set_and_read_back() {
+        let allowed = std::fs::read_to_string(ALLOWED).unwrap();
+        for name in allowed.split_whitespace() {
+            assert_eq!(listen(name).as_deref(), Ok(name));
+        }
+    }
+
+    #[test]
+    fn an_unknown_control_is_an_error_that_names_those_there_are() {
+        for name in ["no_such", "a_name_longer_than_the_kernel_takes", ""] {
+            let error = listen(name).unwrap_err();
+            assert!(matches!(error, NetworkError::Congestion { .. }), "{error}");
+            let text = error.to_string();
+            assert!(text.contains(&format!("`{name}`")), "{text}");
+            assert!(text.contains("congestion_control has `"), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_permitted_points_to_what_is() {
+        let text = remedy(&io::ErrorKind::PermissionDenied.into());
+        assert!(text.starts_with(ALLOWED), "{text}");
+        let text = remedy(&io::ErrorKind::NotFound.into());
+        assert!(text.starts_with(AVAILABLE), "{text}");
+    }
+}

@@ -1,0 +1,271 @@
+//! The end of a lane's sending half: what becomes of the chunks that it had.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::net::connect_unspec;
+
+use super::{Pipe, TransmitLane, Writing};
+use crate::error::ChannelError;
+use crate::socket::forget_unsent;
+use crate::tcp::shared::{Event, lock};
+use crate::tcp::transmit_table::Outgoing;
+
+/// How long a card may take to let go of what a socket that was closed had given it.
+const UNREAD: Duration = Duration::from_secs(10);
+
+/// How often it is asked for.
+const LOOK: Duration = Duration::from_millis(1);
+
+impl TransmitLane {
+    /// Ends the lane once the kernel has let go of the memory that it reads where it lies: nobody may be
+    /// told before that it is free.
+    pub(super) fn part_when_unread(&mut self) {
+        let rest = Self {
+            shared: Arc::clone(&self.shared),
+            socket: Arc::clone(&self.socket),
+            current: self.current.take(),
+            pipe: Pipe::Unused,
+            uncopied: std::mem::take(&mut self.uncopied),
+        };
+        let rest = Arc::new(Mutex::new(Some(rest)));
+        let of_thread = Arc::clone(&rest);
+        let take = |rest: &Mutex<Option<Self>>| lock(rest).take();
+        let started = std::thread::Builder::new()
+            .name("tcpx-unread".to_owned())
+            .spawn(move || {
+                if let Some(mut rest) = take(&of_thread) {
+                    rest.wait_until_unread();
+                    rest.part();
+                }
+            });
+        if let Err(error) = started
+            && let Some(mut rest) = take(&rest)
+        {
+            tracing::warn!(%error, "no thread to wait for the memory of a lane; waiting here");
+            rest.wait_until_unread();
+            rest.part();
+        }
+    }
+
+    /// Drops what was not sent, so that the kernel lets go of it, and takes its reports.
+    fn wait_until_unread(&mut self) {
+        let until = Instant::now() + UNREAD;
+        let waited = connect_unspec(&*self.socket)
+            .map_err(io::Error::from)
+            .and_then(|()| {
+                loop {
+                    self.collect()?;
+                    if self.uncopied.is_idle() || Instant::now() >= until {
+                        return Ok(());
+                    }
+                    // A closed socket is always ready: there is nothing to wait on.
+                    std::thread::sleep(LOOK);
+                }
+            });
+        if !self.uncopied.is_idle() || waited.is_err() {
+            // Nobody listens at the other end of this socket any more.
+            tracing::warn!(
+                channel = %self.shared.name, error = waited.err().map(tracing::field::display),
+                "the kernel did not say that it is done with memory of a lane that is gone"
+            );
+        }
+    }
+
+    pub(super) fn part(&mut self) {
+        // What the kernel still has of pages that may be used for something else is not sent.
+        let is_spliced = |writing: &Writing| writing.chunk.spliced;
+        if self.current.as_ref().is_some_and(is_spliced)
+            || self.shared.transmit.has_unread_pages(self.socket.lane)
+        {
+            forget_unsent(self.socket.as_fd());
+        }
+        // Where nothing is sent again, a lane's end is the channel's, even if the half that saw it first
+        // has not said so yet.
+        let is_over = self.shared.is_over();
+        if is_over || !self.shared.resend {
+            for chunk in self.take_rest() {
+                let slot = chunk.slot;
+                drop(chunk);
+                let error = if is_over {
+                    self.shared.failure(1)
+                } else {
+                    ChannelError::PeerClosed {
+                        channel: self.shared.name.clone(),
+                        outstanding: 1,
+                    }
+                };
+                self.shared.transmit.free(slot);
+                self.shared.report(Event::SendFailed { slot, error });
+            }
+        } else {
+            self.hand_over();
+        }
+        self.shared.half_gone(self.socket.lane);
+    }
+
+    /// Whatever is left of a lane that is gone, oldest first.
+    fn take_rest(&mut self) -> Vec<Outgoing> {
+        let held = self.uncopied.abandon().into_iter().map(|(_, chunk)| chunk);
+        let current = self.current.take().map(|writing| writing.chunk);
+        held.chain(current).collect()
+    }
+
+    /// The lane is gone and the channel lives: the others send what may not have arrived.
+    fn hand_over(&mut self) {
+        let mut count = 0;
+        for chunk in self.take_rest() {
+            match self.shared.transmit.put_back(chunk) {
+                Some(chunk) => self.ended(chunk),
+                None => count += 1,
+            }
+        }
+        let lane = self.socket.lane;
+        count += self.shared.transmit.requeue(lane);
+        if count > 0 && self.socket.ended_by_peer.load(Ordering::Acquire) {
+            // It looked like an end in order, and was none: chunks of ours were on it.
+            self.shared
+                .counters
+                .lanes_lost
+                .fetch_add(1, Ordering::Relaxed);
+        }
+        self.shared
+            .counters
+            .chunks_resent
+            .fetch_add(count as u64, Ordering::Relaxed);
+        // One more than chunks: whoever woke this lane last for a chunk of its own meant any lane.
+        self.shared.transmit.idle.remove(lane);
+        for _ in 0..=count {
+            self.shared.wake_sender();
+        }
+        if self.shared.staging.has_waiting() {
+            self.shared.wakers.wake_any_sender();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{SocketAddr, TcpListener, TcpStream};
+    use std::sync::atomic::AtomicBool;
+
+    use tcpx_memory::Region;
+    use tcpx_wire::chunk_header::ChunkHeader;
+
+    use super::*;
+    use crate::error::ChunkPosition;
+    use crate::tcp::event_loop::Source;
+    use crate::tcp::repair::Repair;
+    use crate::tcp::shared::{LaneSocket, Parts, Shared};
+    use crate::tcp::staging::Staging;
+    use crate::tcp::transmit_table::Taken;
+    use crate::tcp::uncopied::Uncopied;
+    use crate::zero_copy;
+
+    const CHUNK: usize = 8 << 20;
+
+    fn shared() -> Arc<Shared> {
+        let parts = Parts {
+            name: String::new(),
+            ways: String::new(),
+            lanes: 2,
+            window: 4,
+            resend: true,
+            splice: false,
+            zero_copy: true,
+            socket_buffer: 0,
+            staging: Staging::new(&[], false, 4).unwrap(),
+            repair: Repair::Never,
+        };
+        Arc::new(Shared::new(parts).unwrap())
+    }
+
+    fn enqueue(shared: &Shared, slot: u16) {
+        let position = ChunkPosition {
+            sequence: slot.into(),
+            transfer: 0,
+            offset: 0,
+            length: CHUNK as u64,
+            done: 0,
+        };
+        shared.transmit.enqueue(Outgoing {
+            slot,
+            header: [0; ChunkHeader::BYTES],
+            position,
+            payload: Region::host(CHUNK).unwrap().all(),
+            attempt: 0,
+            permit: None,
+            spliced: false,
+        });
+    }
+
+    /// A lane to a peer that reads nothing, as if that were on another host.
+    fn lane(shared: &Arc<Shared>) -> (TransmitLane, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let socket = Arc::new(LaneSocket {
+            descriptor: stream.into(),
+            peer: SocketAddr::from(([0, 0, 0, 0], 0)),
+            lane: 0,
+            ended_by_peer: AtomicBool::new(false),
+        });
+        shared.roster.join(&socket);
+        shared.halves.fetch_add(2, Ordering::AcqRel);
+        let mut lane = TransmitLane::new(Arc::clone(shared), socket);
+        assert!(!lane.uncopied.takes(CHUNK), "a receiver on this host");
+        zero_copy::enable(lane.socket.as_fd()).unwrap();
+        lane.uncopied = Uncopied::new(true);
+        (lane, listener.accept().unwrap().0)
+    }
+
+    #[test]
+    fn a_dead_lanes_chunks_go_on_when_the_kernel_has_let_go_of_them() {
+        let shared = shared();
+        let (mut lane, _peer) = lane(&shared);
+        enqueue(&shared, 0);
+        lane.turn();
+        assert!(!lane.uncopied.is_idle(), "the peer reads nothing");
+        assert!(shared.next_event().is_none());
+        lane.finish();
+        let until = Instant::now() + UNREAD * 3;
+        while shared.halves.load(Ordering::Acquire) == 2 {
+            assert!(Instant::now() < until, "the lane does not end");
+            std::thread::sleep(LOOK);
+        }
+        assert!(lane.uncopied.is_idle(), "it gave everything away");
+        let Some(Taken::Chunk(again)) = shared.transmit.take(1) else {
+            panic!("the chunk is not sent again");
+        };
+        assert_eq!((again.slot, again.attempt), (0, 1));
+        assert!(shared.next_event().is_none(), "it was not sent");
+    }
+
+    #[test]
+    fn a_chunk_that_the_peer_has_placed_ends_when_the_kernel_has_let_go_of_it() {
+        use std::io::Read;
+
+        let shared = shared();
+        let (mut lane, mut peer) = lane(&shared);
+        enqueue(&shared, 1);
+        lane.turn();
+        // Its end comes as an event, as with any chunk in a lane's hands.
+        let forgotten = shared.transmit.forget(1, 1, true);
+        assert_eq!(forgotten, crate::tcp::transmit_table::Forgotten::Later);
+        let reading = std::thread::spawn(move || {
+            let mut bytes = vec![0; ChunkHeader::BYTES + CHUNK];
+            peer.read_exact(&mut bytes)
+        });
+        let until = Instant::now() + UNREAD * 3;
+        while shared.next_event().is_none() {
+            assert!(Instant::now() < until, "the chunk does not end");
+            lane.turn();
+            std::thread::sleep(LOOK);
+        }
+        assert!(lane.uncopied.is_idle(), "reported before it was let go of");
+        assert!(!lane.uncopied.takes(CHUNK), "loopback copies");
+        reading.join().unwrap().unwrap();
+    }
+}

@@ -1,0 +1,82 @@
+//! The real system calls, with tokens counted: those that the kernel handed out, and those that it says are
+//! free again.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tcpx_memory::RegionSlice;
+use tcpx_net::devmem::{Arrival, Done, LinuxSockets, SocketCalls};
+use tcpx_wire::cmsg::{ControlMessages, Dialect, SOL_SOCKET};
+
+#[derive(Debug, Default)]
+pub(crate) struct Counting {
+    handed_out: AtomicU64,
+    freed: AtomicU64,
+}
+
+impl Counting {
+    /// Tokens handed out, and tokens freed, until now.
+    pub(crate) fn tokens(&self) -> (u64, u64) {
+        (
+            self.handed_out.load(Ordering::Relaxed),
+            self.freed.load(Ordering::Relaxed),
+        )
+    }
+}
+
+impl SocketCalls for Counting {
+    fn receive(
+        &self,
+        socket: BorrowedFd<'_>,
+        into: &RegionSlice,
+        control: &mut [u8],
+    ) -> io::Result<Arrival> {
+        let arrival = LinuxSockets.receive(socket, into, control)?;
+        let records = ControlMessages::new(&control[..arrival.control_bytes])
+            .filter_map(Result::ok)
+            .filter(|one| (one.level, one.kind) == (SOL_SOCKET, Dialect::Mainline.device_type()));
+        self.handed_out
+            .fetch_add(records.count() as u64, Ordering::Relaxed);
+        Ok(arrival)
+    }
+
+    fn receive_plain(&self, socket: BorrowedFd<'_>, into: &RegionSlice) -> io::Result<usize> {
+        LinuxSockets.receive_plain(socket, into)
+    }
+
+    fn give_back(
+        &self,
+        socket: BorrowedFd<'_>,
+        level: i32,
+        option: i32,
+        tokens: &[u8],
+    ) -> io::Result<i32> {
+        let answer = LinuxSockets.give_back(socket, level, option, tokens)?;
+        self.freed
+            .fetch_add(u64::try_from(answer).unwrap_or(0), Ordering::Relaxed);
+        Ok(answer)
+    }
+
+    fn send(&self, socket: BorrowedFd<'_>, from: &RegionSlice) -> io::Result<usize> {
+        LinuxSockets.send(socket, from)
+    }
+
+    fn send_device(
+        &self,
+        socket: BorrowedFd<'_>,
+        dmabuf_id: u32,
+        offset: u64,
+        length: usize,
+    ) -> io::Result<usize> {
+        LinuxSockets.send_device(socket, dmabuf_id, offset, length)
+    }
+
+    fn reset(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        LinuxSockets.reset(socket)
+    }
+
+    fn done(&self, socket: BorrowedFd<'_>) -> io::Result<Option<Done>> {
+        LinuxSockets.done(socket)
+    }
+}

@@ -1,0 +1,145 @@
+//! A plugin that fails or hangs from its constructor to its first properties: a typed error in time.
+
+use std::time::{Duration, Instant};
+
+use tcpx_net::{NetworkError, PluginMemory, PluginNetwork, PluginOptions};
+use tcpx_tests::child;
+use tcpx_tests::double::{self, Call};
+
+/// What a start may take here.
+const LIMIT: Duration = Duration::from_millis(700);
+/// Far beyond it.
+const BOUND: Duration = Duration::from_secs(20);
+
+fn load() -> Result<PluginNetwork, NetworkError> {
+    let options = PluginOptions {
+        path: double::path().to_owned(),
+        abi: None,
+        device: 0,
+        memory: PluginMemory::StandIn,
+    };
+    let started = Instant::now();
+    let end = PluginNetwork::load_within(options, LIMIT);
+    assert!(started.elapsed() < BOUND, "{:?}", started.elapsed());
+    end
+}
+
+/// The check of the doctor that explains the error.
+fn check(error: &NetworkError) -> Option<&'static str> {
+    tcpx::Error::from(error.clone()).check()
+}
+
+/// Runs `body` in processes whose double has each of the faults; `TCPX_TEST_CASE` numbers them.
+fn each_fault(test: &str, faults: &[String], body: impl Fn(usize)) {
+    const CASE: &str = "TCPX_TEST_CASE";
+    if child::is_child(test) {
+        let case = std::env::var(CASE).ok().and_then(|case| case.parse().ok());
+        return body(case.expect("a number"));
+    }
+    for (number, fault) in faults.iter().enumerate() {
+        let environment = [
+            (double::FAULT_VARIABLE, fault.as_str()),
+            (CASE, &number.to_string()),
+        ];
+        child::run(test, &environment, || {});
+    }
+}
+
+const STARTING: [(Call, &str); 3] = [
+    (Call::Init, "init"),
+    (Call::Devices, "devices"),
+    (Call::Properties, "getProperties"),
+];
+
+#[test]
+fn a_start_that_fails_names_the_call_and_the_code() {
+    const CODES: [i32; 3] = [1, 3, 99];
+    let cases: Vec<_> = STARTING
+        .into_iter()
+        .flat_map(|(call, name)| CODES.map(|code| (call, name, code)))
+        .collect();
+    let faults: Vec<_> = cases
+        .iter()
+        .map(|(call, _, code)| double::fault_value(*call, *code, 0))
+        .collect();
+    each_fault(
+        "a_start_that_fails_names_the_call_and_the_code",
+        &faults,
+        |case| {
+            let (_, name, code) = cases[case];
+            let error = load().expect_err("it fails");
+            let text = error.to_string();
+            assert!(
+                matches!(&error, NetworkError::Plugin { call, .. } if *call == name),
+                "{text}"
+            );
+            assert!(
+                text.contains(name) && text.contains(&code.to_string()),
+                "{text}"
+            );
+            // A second attempt in the same process is an answer too.
+            load().expect_err("it has failed before, or fails again");
+        },
+    );
+}
+
+#[test]
+fn a_start_that_hangs_ends_in_time_and_names_the_call_and_its_check() {
+    let faults = STARTING.map(|(call, _)| double::fault_value(call, -1, 0));
+    each_fault(
+        "a_start_that_hangs_ends_in_time_and_names_the_call_and_its_check",
+        &faults,
+        |case| {
+            let (_, name) = STARTING[case];
+            let error = load().expect_err("it hangs");
+            let text = error.to_string();
+            assert!(
+                matches!(&error, NetworkError::PluginStuck { call, .. } if *call == name),
+                "{text}"
+            );
+            assert_eq!(check(&error), Some("TCPX-D033"), "{text}");
+            assert!(!tcpx_net::plugin::is_linker_stuck());
+            load().expect_err("the first start still holds it");
+        },
+    );
+}
+
+#[test]
+fn a_constructor_that_hangs_ends_in_time_and_the_process_can_leave() {
+    each_fault(
+        "a_constructor_that_hangs_ends_in_time_and_the_process_can_leave",
+        &[double::LOADING_HANGS.to_owned()],
+        |_| {
+            for _ in 0..2 {
+                let error = load().expect_err("it hangs");
+                let text = error.to_string();
+                assert!(
+                    matches!(
+                        &error,
+                        NetworkError::PluginStuck {
+                            call: "loading",
+                            ..
+                        }
+                    ),
+                    "{text}"
+                );
+                assert_eq!(check(&error), Some("TCPX-D011"), "{text}");
+                assert!(tcpx_net::plugin::is_linker_stuck());
+            }
+            tcpx_net::plugin::leave_process(0);
+        },
+    );
+}
+
+#[test]
+fn a_plugin_that_starts_in_time_is_there() {
+    // No fault: the call numbers end before 99.
+    each_fault(
+        "a_plugin_that_starts_in_time_is_there",
+        &["99=3".to_owned()],
+        |_| {
+            let network = load().expect("it starts");
+            assert_eq!(network.plugin_name(), "GPUDirectTCPX_v7");
+        },
+    );
+}
