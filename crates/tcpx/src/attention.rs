@@ -1,9 +1,9 @@
 //! Whether the engine's thread may leave a connection to the program for a moment.
 
 #[cfg(loom)]
-use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 #[cfg(not(loom))]
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
 /// A thread that looked after a connection may leave it unwatched for a moment, unless another thread
 /// sleeps until the engine wakes it. Whichever of the two comes second sees the other.
@@ -40,8 +40,9 @@ impl Attention {
         Some(self.until.load(Ordering::SeqCst)).filter(|until| *until > 0)
     }
 
-    /// A thread sleeps until the engine wakes it.
+    /// A thread sleeps until the engine wakes it. Comes after [`begin`](Self::begin).
     pub(crate) fn is_wanted_elsewhere(&self) -> bool {
+        fence(Ordering::SeqCst);
         self.sleepers.load(Ordering::SeqCst) > 0
     }
 
@@ -49,6 +50,7 @@ impl Attention {
     /// first.
     pub(crate) fn want(&self) -> Sleeper<'_> {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
         Sleeper(self)
     }
 }
@@ -59,7 +61,7 @@ impl Drop for Sleeper<'_> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
@@ -75,5 +77,39 @@ mod tests {
         assert!(!attention.is_wanted_elsewhere());
         attention.end();
         assert_eq!(attention.lasts_until(), None);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod model {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::sync::atomic::AtomicBool;
+
+    /// One thread leaves the connection unwatched while another goes to sleep.
+    #[test]
+    fn nobody_sleeps_while_nobody_watches() {
+        loom::model(|| {
+            let shared = Arc::new((Attention::new(), AtomicBool::new(true)));
+            let leaving = {
+                let shared = Arc::clone(&shared);
+                loom::thread::spawn(move || {
+                    let (attention, driving) = &*shared;
+                    attention.begin(1);
+                    driving.store(false, Ordering::SeqCst);
+                    if attention.is_wanted_elsewhere() {
+                        attention.end();
+                    }
+                })
+            };
+            let (attention, driving) = &*shared;
+            let sleeper = attention.want();
+            if attention.lasts_until().is_some() && !driving.load(Ordering::SeqCst) {
+                attention.end();
+            }
+            leaving.join().expect("it leaves");
+            assert_eq!(attention.lasts_until(), None);
+            drop(sleeper);
+        });
     }
 }
