@@ -15,8 +15,8 @@ pub const PAGE_BYTES: usize = 4096;
 const DEFAULT_INLINE_BYTES: usize = 64 << 10;
 /// Of several messages at a time, from here on each is better off with a thread of its own.
 const CROWDED_BYTES: usize = 16 << 10;
-/// A 1 MiB message then fills four lanes.
-const DEFAULT_CHUNK_BYTES: usize = 256 << 10;
+/// Each chunk costs a dozen system calls; with larger ones a message takes too few lanes.
+const DEFAULT_CHUNK_BYTES: usize = 512 << 10;
 const DEFAULT_POOL_BYTES: usize = 16 << 20;
 /// Fragments name their source by a 32-bit offset.
 const MAX_POOL_BYTES: usize = 2 << 30;
@@ -64,6 +64,8 @@ pub struct Config {
     pub inline_bytes: usize,
     /// `TCPX_NET_CHUNK_BYTES`: largest part of a message that one lane carries.
     pub chunk_bytes: usize,
+    /// `TCPX_NET_SPLICE`: large chunks are sent without a copy; 0 for with one.
+    pub splice: bool,
 }
 
 impl Config {
@@ -87,6 +89,7 @@ impl Default for Config {
             threads: None,
             inline_bytes: DEFAULT_INLINE_BYTES,
             chunk_bytes: DEFAULT_CHUNK_BYTES,
+            splice: true,
         }
     }
 }
@@ -176,6 +179,9 @@ impl Config {
         )? {
             config.chunk_bytes = bytes;
         }
+        if let Some(number) = number("TCPX_NET_SPLICE", 0..=1, "0 or 1")? {
+            config.splice = number == 1;
+        }
         Ok(config)
     }
 }
@@ -242,12 +248,14 @@ mod tests {
             ("TCPX_NET_STANDIN", "host"),
             ("NCCL_SOCKET_IFNAME", "^lo"),
             ("TCPX_PORT_RANGE", "20000-20010"),
+            ("TCPX_NET_SPLICE", "0"),
         ])
         .unwrap();
         assert_eq!(config.mode, Mode::Unpack);
         assert_eq!(config.pool, PoolKind::Gpu);
         assert_eq!(config.pool_bytes, 12288);
         assert!(config.standin);
+        assert!(!config.splice);
         assert_eq!(config.interfaces, "^lo");
         assert_eq!(config.ports, Some(20000..=20010));
     }
@@ -261,6 +269,7 @@ mod tests {
             ("TCPX_NET_POOL_BYTES", "0"),
             ("TCPX_NET_POOL_BYTES", "4294967296"),
             ("TCPX_NET_STANDIN", "cuda"),
+            ("TCPX_NET_SPLICE", "yes"),
             ("TCPX_PORT_RANGE", "20000"),
             ("TCPX_PORT_RANGE", "300-200"),
             ("TCPX_PORT_RANGE", "0-10"),

@@ -21,10 +21,11 @@
 //! | `TCPX_NET_POOL_BYTES` | pool of each receive comm, bytes | 16777216 |
 //! | `TCPX_NET_STANDIN` | `host`: host memory stands in for device memory | unset |
 //! | `TCPX_NET_LANES` | connections to each peer process for large messages; 0: none | as `TCPX_NET_THREADS`, at least 2 |
-//! | `TCPX_NET_THREADS` | event loops a direction | 3 for 8 cores, at most 12 |
+//! | `TCPX_NET_SPLICE` | 1: large chunks are sent without a copy; 0: with one | 1 |
+//! | `TCPX_NET_THREADS` | event loops a direction | half the cores, at most 16 |
 //! | `TCPX_NET_RAILS` | devices that an interface stands for | 8 |
 //! | `TCPX_NET_INLINE_BYTES` | messages above take lanes | 65536 |
-//! | `TCPX_NET_CHUNK_BYTES` | largest part of a message on one lane | 262144 |
+//! | `TCPX_NET_CHUNK_BYTES` | largest part of a message on one lane | 524288 |
 //! | `NCCL_SOCKET_IFNAME` | interfaces: prefixes, `=` exact names, `^` all but these | first that is not loopback |
 //! | `TCPX_PORT_RANGE` | `lo-hi` for listening ports | any free port |
 

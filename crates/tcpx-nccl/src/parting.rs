@@ -90,8 +90,12 @@ mod tests {
         let mut arrived = Vec::new();
         far.read_to_end(&mut arrived).unwrap();
         assert_eq!(arrived.len(), sent);
-        parting.look();
-        assert_eq!(kept(&parting), 0);
+        // The end, which counts as a byte, may be acknowledged a moment later.
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while kept(&parting) > 0 {
+            assert!(Instant::now() < deadline);
+            parting.look();
+        }
     }
 
     #[test]

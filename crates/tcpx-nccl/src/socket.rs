@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use crate::error::PluginError;
 use crate::held::Held;
@@ -99,6 +99,70 @@ pub(crate) unsafe fn receive(stream: &TcpStream, spans: &[Span]) -> Moved {
         // SAFETY: as for `send`; the kernel writes into the message only what it owns there.
         unsafe { libc::recvmsg(stream.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) }
     })
+}
+
+/// Sends plain bytes that more will follow.
+pub(crate) fn send_more(stream: &TcpStream, bytes: &[u8]) -> Moved {
+    outcome(false, || {
+        // SAFETY: the descriptor is open, the range is the slice.
+        unsafe {
+            libc::send(
+                stream.as_raw_fd(),
+                bytes.as_ptr().cast(),
+                bytes.len(),
+                libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_MORE,
+            )
+        }
+    })
+}
+
+/// Puts references to a span's pages into a pipe.
+///
+/// # Safety
+/// The span is readable memory, which nobody writes to before the bytes have been read.
+pub(crate) unsafe fn load_pipe(pipe: &OwnedFd, span: Span) -> Moved {
+    outcome(false, || {
+        // SAFETY: the descriptor is open; the caller vouches for the span.
+        unsafe {
+            libc::vmsplice(
+                pipe.as_raw_fd(),
+                &raw const span.0,
+                1,
+                libc::SPLICE_F_NONBLOCK,
+            )
+        }
+    })
+}
+
+/// Moves up to `bytes` from a pipe into a socket; `more` will follow.
+pub(crate) fn move_pipe(pipe: &OwnedFd, socket: RawFd, bytes: usize, more: bool) -> Moved {
+    let more = if more { libc::SPLICE_F_MORE } else { 0 };
+    let null = std::ptr::null_mut();
+    outcome(false, || {
+        // SAFETY: both descriptors are open, and no offsets are passed.
+        unsafe {
+            libc::splice(
+                pipe.as_raw_fd(),
+                null,
+                socket,
+                null,
+                bytes,
+                libc::SPLICE_F_NONBLOCK | more,
+            )
+        }
+    })
+}
+
+/// Ends a connection at once: the peer learns of it, and what it has not got is not sent. Closing with
+/// `SO_LINGER` would do so too, but not while a forked process holds a copy of the socket.
+pub(crate) fn reset(stream: &TcpStream) {
+    // SAFETY: an address of zeros is a valid one of no family.
+    let mut nobody: libc::sockaddr = unsafe { std::mem::zeroed() };
+    nobody.sa_family = libc::AF_UNSPEC as libc::sa_family_t;
+    // A sockaddr has 16 bytes.
+    let bytes = size_of::<libc::sockaddr>() as libc::socklen_t;
+    // SAFETY: the descriptor is open, the address has its length. It fails only for what is no socket.
+    let _ = unsafe { libc::connect(stream.as_raw_fd(), &raw const nobody, bytes) };
 }
 
 /// Sends plain bytes.

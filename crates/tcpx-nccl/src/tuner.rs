@@ -12,8 +12,8 @@ use nccl_net::tuner::{Choice, Collective, Tuner};
 
 /// Collectives up to so many bytes, and their channels.
 const CHANNELS: [(usize, u32); 3] = [(16 << 10, 1), (1 << 20, 2), (8 << 20, 4)];
-/// Channels of larger ones, as far as NCCL has them: with more they stand in each other's way.
-const MOST_CHANNELS: u32 = 16;
+/// Channels of larger ones: the buffers of more, some 4 MiB each way, do not stay in a processor's cache.
+const MOST_CHANNELS: u32 = 8;
 /// Up to here NCCL may choose LL, whose messages are small and many.
 const LOW_LATENCY_BYTES: usize = 128 << 10;
 
@@ -74,7 +74,7 @@ mod tests {
         let of = |bytes| TcpxTuner.choose(Collective::AllReduce, bytes);
         let channels = [8, (16 << 10) + 1, 1 << 20, 8 << 20].map(|bytes| of(bytes).channels);
         assert_eq!(channels, [Some(1), Some(2), Some(2), Some(4)]);
-        assert_eq!(of((8 << 20) + 1).channels, Some(16));
+        assert_eq!(of((8 << 20) + 1).channels, Some(8));
         assert!(of(128 << 10).low_latency && !of(1 << 20).low_latency);
     }
 

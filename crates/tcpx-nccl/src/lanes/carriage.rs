@@ -13,6 +13,9 @@ use crate::socket::Span;
 /// host program does.
 const CLOSE_WAIT: Duration = Duration::from_secs(5);
 
+/// Least bytes of a chunk, but for the last of a message.
+const SMALL_CHUNK_BYTES: usize = 64 << 10;
+
 /// Lanes, and what keeps their loops running.
 #[derive(Clone, Debug)]
 pub(crate) struct Route {
@@ -65,9 +68,17 @@ impl Carriage {
         if queued == 0 {
             self.outlet.begin(load.sequence, total);
         }
+        // Where lanes are idle a message is sooner there over several; where they are not, fewer chunks
+        // cost less.
+        let parts = match self.route.set.load() {
+            0 => 4,
+            1 | 2 => 2,
+            _ => 1,
+        };
+        let chunk_bytes = (total / parts).max(SMALL_CHUNK_BYTES).min(self.chunk_bytes);
         while queued < total {
             let rest = load.payload.from(queued);
-            let len = rest.len().min(self.chunk_bytes);
+            let len = rest.len().min(chunk_bytes);
             let header = ChunkHeader {
                 stream: load.stream,
                 sequence: load.sequence,
@@ -75,12 +86,17 @@ impl Carriage {
                 total: total as u64,
                 // A chunk's bytes are limited far below 4 GiB.
                 len: len as u32,
+                // The lane decides.
+                answered: false,
             };
             let chunk = self.outlet.chunk(header, rest.first(len));
             if self.route.set.push(chunk).is_err() {
                 break;
             }
             queued += len;
+        }
+        if queued > load.queued {
+            self.route.set.wake();
         }
         queued
     }

@@ -2,8 +2,9 @@
 //!
 //! Little endian. The first 24 bytes of a lane: magic u32, zero u32, group 16 bytes. Then for each
 //! chunk 40 bytes and its payload: magic u32, payload bytes u32, stream u64, sequence of the
-//! message in its comm u64, offset in the message u64, bytes of the whole message u64. Nothing
-//! travels the other way.
+//! message in its comm u64, offset in the message u64, bytes of the whole message u64. A second
+//! magic asks for an answer: the other way travels nothing but the number u64 of such chunks that the
+//! lane has read to their end.
 
 /// Bytes of a lane's first record.
 pub(crate) const GROUP_BYTES: usize = 24;
@@ -14,6 +15,9 @@ pub(crate) const MAX_CHUNK_BYTES: usize = 16 << 20;
 
 const GROUP: u32 = u32::from_le_bytes(*b"TxLn");
 const CHUNK: u32 = u32::from_le_bytes(*b"TxCk");
+const ANSWERED: u32 = u32::from_le_bytes(*b"TxCa");
+/// Bytes of an answer.
+pub(crate) const ANSWER_BYTES: usize = 8;
 
 /// Names a sending process to a receiving one.
 pub(crate) type GroupId = [u8; 16];
@@ -31,12 +35,15 @@ pub(crate) struct ChunkHeader {
     pub(crate) total: u64,
     /// Bytes of the payload.
     pub(crate) len: u32,
+    /// The sender waits for the answer that it was read.
+    pub(crate) answered: bool,
 }
 
 impl ChunkHeader {
     pub(crate) fn encode(&self) -> [u8; CHUNK_HEADER_BYTES] {
         let mut bytes = [0; CHUNK_HEADER_BYTES];
-        bytes[..4].copy_from_slice(&CHUNK.to_le_bytes());
+        let magic = if self.answered { ANSWERED } else { CHUNK };
+        bytes[..4].copy_from_slice(&magic.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.len.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.stream.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.sequence.to_le_bytes());
@@ -48,9 +55,9 @@ impl ChunkHeader {
     /// Reads a header; the error says what was expected and what arrived.
     pub(crate) fn decode(bytes: &[u8; CHUNK_HEADER_BYTES]) -> Result<Self, String> {
         let magic = u32_at(bytes, 0);
-        if magic != CHUNK {
+        if magic != CHUNK && magic != ANSWERED {
             return Err(format!(
-                "expected chunk magic {CHUNK:#010x}, got {magic:#010x}"
+                "expected chunk magic {CHUNK:#010x} or {ANSWERED:#010x}, got {magic:#010x}"
             ));
         }
         let header = Self {
@@ -59,6 +66,7 @@ impl ChunkHeader {
             sequence: u64_at(bytes, 16),
             offset: u64_at(bytes, 24),
             total: u64_at(bytes, 32),
+            answered: magic == ANSWERED,
         };
         let fits = header
             .offset
@@ -117,11 +125,15 @@ mod tests {
         offset: 1 << 33,
         total: (1 << 33) + 5,
         len: 5,
+        answered: false,
     };
 
     #[test]
     fn records_survive_the_round_trip_and_are_not_taken_for_each_other() {
-        assert_eq!(ChunkHeader::decode(&HEADER.encode()), Ok(HEADER));
+        for answered in [false, true] {
+            let header = ChunkHeader { answered, ..HEADER };
+            assert_eq!(ChunkHeader::decode(&header.encode()), Ok(header));
+        }
         let group = *b"0123456789abcdef";
         let bytes = encode_group(&group);
         assert_eq!(decode_group(&bytes), Ok(group));

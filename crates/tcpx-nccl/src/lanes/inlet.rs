@@ -276,6 +276,7 @@ mod tests {
             offset,
             total,
             len,
+            answered: false,
         }
     }
 

@@ -28,14 +28,16 @@ impl Kick {
         })
     }
 
-    /// Makes the loop look around.
-    pub(crate) fn kick(&self) {
+    /// Makes the loop look around; `true` when it slept, which cost a system call.
+    pub(crate) fn kick(&self) -> bool {
         self.count.fetch_add(1, Ordering::SeqCst);
-        if self.asleep.swap(false, Ordering::SeqCst) {
+        let slept = self.asleep.swap(false, Ordering::SeqCst);
+        if slept {
             // The loop watches for edges and never reads. A counter at its end (EAGAIN) would need
             // 2^64 kicks.
             let _ = rustix::io::write(&self.descriptor, &1u64.to_ne_bytes());
         }
+        slept
     }
 
     /// Kicks so far.

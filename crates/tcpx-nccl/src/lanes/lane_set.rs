@@ -1,6 +1,7 @@
 //! The lanes from this process to one peer process, and the queue that feeds them.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,10 +14,13 @@ use super::transmit_lane::TransmitLane;
 use super::users::Users;
 use crate::dialer::Dialer;
 use crate::error::PluginError;
+use crate::log::Log;
 use crate::socket::{self, Moved, Stream};
 
 /// Chunks that wait for a lane; a comm that finds no room tries again at its next call.
 const QUEUE_CHUNKS: usize = 2048;
+/// Sleeping loops that one thread wakes for one message or chunk.
+const WAKES: usize = 2;
 /// Lanes of a set: the idle ones are bits of a word.
 pub(crate) const MAX_LANES: usize = 64;
 /// The peer's loop answers by itself, so this is a broken path and not a slow program.
@@ -27,6 +31,8 @@ const CONNECT_TIME: Duration = Duration::from_secs(15);
 pub(crate) struct LaneSet {
     group: GroupId,
     queue: ArrayQueue<Chunk>,
+    /// Chunks that wait, leave, or lie unread in a socket as pages of ours.
+    pending: AtomicUsize,
     /// Lanes without work, by their bit.
     idle: AtomicU64,
     /// The loop of each lane.
@@ -34,6 +40,9 @@ pub(crate) struct LaneSet {
     comms: Users,
     failed: AtomicBool,
     why: OnceLock<String>,
+    /// Large chunks go without a copy.
+    splice: AtomicBool,
+    log: Arc<Log>,
     connecting: Mutex<Connecting>,
 }
 
@@ -59,16 +68,26 @@ pub(crate) enum Standing {
 }
 
 impl LaneSet {
-    /// A set that `dialers` will connect, each lane in the loop of the same place.
-    pub(crate) fn new(group: GroupId, dialers: Vec<Dialer>, loops: Vec<Arc<Mailbox>>) -> Self {
+    /// A set that `dialers` will connect, each lane in the loop of the same place; with `splice`, large
+    /// chunks go without a copy.
+    pub(crate) fn new(
+        group: GroupId,
+        dialers: Vec<Dialer>,
+        loops: Vec<Arc<Mailbox>>,
+        splice: bool,
+        log: Arc<Log>,
+    ) -> Self {
         Self {
             group,
             queue: ArrayQueue::new(QUEUE_CHUNKS),
+            pending: AtomicUsize::new(0),
             idle: AtomicU64::new(0),
             loops,
             comms: Users::default(),
             failed: AtomicBool::new(false),
             why: OnceLock::new(),
+            splice: AtomicBool::new(splice),
+            log,
             connecting: Mutex::new(Connecting {
                 dialers,
                 streams: Vec::new(),
@@ -186,17 +205,56 @@ impl LaneSet {
         self.comms.is_closed()
     }
 
-    /// Queues a chunk and wakes a lane for it; gives it back when there is no room.
+    /// Whether large chunks go without a copy.
+    pub(super) fn splices(&self) -> bool {
+        self.splice.load(Ordering::Relaxed)
+    }
+
+    /// The system refuses; from now on chunks are copied.
+    pub(super) fn stop_splicing(&self, error: &io::Error) {
+        if self.splice.swap(false, Ordering::Relaxed) {
+            self.log.info(&format!(
+                "large messages are copied into sockets, which costs processor time: {error}"
+            ));
+        }
+    }
+
+    /// Chunks under way for each lane.
+    pub(crate) fn load(&self) -> usize {
+        self.pending.load(Ordering::Relaxed) / self.loops.len().max(1)
+    }
+
+    /// A chunk that was [popped](Self::pop) is over.
+    pub(super) fn finished(&self) {
+        self.pending.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Queues a chunk; gives it back when there is no room. [`wake`](Self::wake) when all are queued.
     pub(crate) fn push(&self, chunk: Chunk) -> Result<(), Chunk> {
-        self.queue.push(chunk)?;
+        // First: the lane that takes it may be quicker than we are.
+        self.pending.fetch_add(1, Ordering::Relaxed);
+        if let Err(chunk) = self.queue.push(chunk) {
+            self.finished();
+            return Err(chunk);
+        }
         if self.failed.load(Ordering::SeqCst) {
             // No lane will take it.
             self.drain();
         }
-        if let Some(lane) = self.take_idle() {
-            self.loops[lane].kick.kick();
-        }
         Ok(())
+    }
+
+    /// Wakes lanes that have nothing to do, as many as there are chunks, but only a few that sleep:
+    /// they wake others.
+    pub(crate) fn wake(&self) {
+        let mut slept = 0;
+        for _ in 0..self.queue.len() {
+            let Some(lane) = self.take_idle() else { return };
+            slept += usize::from(self.loops[lane].kick.kick());
+            if slept == WAKES {
+                return;
+            }
+        }
     }
 
     pub(super) fn pop(&self) -> Option<Chunk> {
@@ -247,7 +305,9 @@ impl LaneSet {
     }
 
     fn drain(&self) {
-        while self.queue.pop().is_some() {}
+        while self.queue.pop().is_some() {
+            self.finished();
+        }
     }
 
     /// Why the lanes ended, if they did.

@@ -16,6 +16,7 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 
 use super::kick::Kick;
+use super::splice::ignore_broken_pipes;
 
 /// Events taken from the kernel in one call.
 const EVENTS: usize = 64;
@@ -94,6 +95,7 @@ impl Looper {
         )?;
         let inner = Arc::clone(&mailbox);
         let thread = std::thread::Builder::new().name(name).spawn(move || {
+            ignore_broken_pipes();
             Runner {
                 poller,
                 mailbox: inner,

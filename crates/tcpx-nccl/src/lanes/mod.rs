@@ -21,5 +21,6 @@ mod looper;
 pub(crate) mod outlet;
 mod receive_lane;
 pub(crate) mod runtime;
+mod splice;
 mod transmit_lane;
 mod users;

@@ -129,6 +129,7 @@ mod tests {
                 offset,
                 total: 10,
                 len,
+                answered: false,
             };
             outlet.chunk(header, Span::EMPTY)
         };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rustix::event::epoll;
 
-use super::chunk::{CHUNK_HEADER_BYTES, ChunkHeader, GROUP_BYTES, decode_group};
+use super::chunk::{ANSWER_BYTES, CHUNK_HEADER_BYTES, ChunkHeader, GROUP_BYTES, decode_group};
 use super::group::{Group, Registry};
 use super::inlet::Inlet;
 use super::looper::{Lane, Turn};
@@ -25,6 +25,8 @@ struct Arriving {
     inlet: Option<Arc<Inlet>>,
     sequence: u64,
     at: Span,
+    /// The sender waits until it was read.
+    answered: bool,
 }
 
 /// One lane, from the end of its handshake on.
@@ -38,6 +40,9 @@ pub(crate) struct ReceiveLane {
     header_bytes: usize,
     arriving: Option<Arriving>,
     left: usize,
+    /// Chunks read whose sender waits for the answer, and of them those it knows of.
+    read: u64,
+    answered: u64,
     /// Comms seen on this lane.
     known: HashMap<u64, Arc<Inlet>>,
     /// Made when the first chunk is dropped.
@@ -55,6 +60,8 @@ impl ReceiveLane {
             header_bytes: 0,
             arriving: None,
             left: 0,
+            read: 0,
+            answered: 0,
             known: HashMap::new(),
             scratch: Vec::new(),
         }
@@ -89,6 +96,12 @@ impl ReceiveLane {
                 // which its comm leaves to us while `writing` lives, or our scratch memory; the
                 // header is ours and empty while a payload arrives.
                 let moved = unsafe { socket::receive(&self.stream, spans) };
+                if arriving.answered
+                    && let Ok(Some(error)) = self.stream.take_error()
+                {
+                    // The sender reset the lane: its memory may have changed before we read it.
+                    return Err(error.to_string());
+                }
                 if let (Moved::Bytes(bytes), Some(inlet), Some(Some(_))) =
                     (&moved, &arriving.inlet, &writing)
                 {
@@ -114,6 +127,9 @@ impl ReceiveLane {
         if let Some(arriving) = &mut self.arriving {
             arriving.at = arriving.at.from(payload);
             if self.left == 0 {
+                if arriving.answered {
+                    self.read += 1;
+                }
                 self.arriving = None;
             }
         }
@@ -149,8 +165,24 @@ impl ReceiveLane {
             inlet,
             sequence: header.sequence,
             at,
+            answered: header.answered,
         });
         Ok(())
+    }
+
+    /// Tells the sender which chunks were read.
+    fn answer(&mut self) -> Result<(), String> {
+        if self.answered == self.read {
+            return Ok(());
+        }
+        self.answered = self.read;
+        let answer: [u8; ANSWER_BYTES] = self.read.to_le_bytes();
+        match socket::send_bytes(&self.stream, &answer) {
+            Moved::Bytes(ANSWER_BYTES) => Ok(()),
+            Moved::Broken(error) => Err(error.to_string()),
+            // The few chunks that a sender leaves unanswered fit any buffer.
+            moved => Err(format!("the sender reads no answers: {moved:?}")),
+        }
     }
 
     fn inlet(&mut self, id: u64) -> Option<Arc<Inlet>> {
@@ -199,7 +231,7 @@ impl Lane for ReceiveLane {
     fn turn(&mut self) -> Turn {
         let mut budget = TURN_BYTES;
         while budget > 0 {
-            match self.read() {
+            match self.read().and_then(|moved| self.answer().map(|()| moved)) {
                 Ok(Some(bytes)) => budget = budget.saturating_sub(bytes),
                 Ok(None) => return Turn::Rest,
                 Err(why) => {
@@ -209,5 +241,86 @@ impl Lane for ReceiveLane {
             }
         }
         Turn::Again
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
+
+    use nccl_net::export::{Buffer, HostLogger};
+
+    use super::*;
+    use crate::lanes::chunk::encode_group;
+
+    const BYTES: usize = 100_000;
+
+    /// A lane, its peer's end, and a comm that waits for messages 0 and 1.
+    fn lane(memory: &mut [u8]) -> (ReceiveLane, TcpStream, Arc<Inlet>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        peer.set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        socket::prepare(&stream).unwrap();
+        let registry = Arc::new(Registry::default());
+        let inlet = Arc::new(Inlet::new(1));
+        registry.open(&inlet);
+        assert!(inlet.join(registry.group([7; 16])));
+        for (sequence, half) in memory.chunks_mut(BYTES).enumerate() {
+            let buffer = Buffer {
+                data: half.as_mut_ptr(),
+                len: half.len(),
+            };
+            inlet.post(sequence as u64, buffer);
+        }
+        let log = Arc::new(Log::new(HostLogger::default()));
+        (
+            ReceiveLane::new(Stream::new(stream), registry, log),
+            peer,
+            inlet,
+        )
+    }
+
+    fn header(sequence: u64) -> [u8; CHUNK_HEADER_BYTES] {
+        let header = ChunkHeader {
+            stream: 1,
+            sequence,
+            offset: 0,
+            total: BYTES as u64,
+            len: BYTES as u32,
+            answered: true,
+        };
+        header.encode()
+    }
+
+    #[test]
+    fn a_chunk_is_answered_once_it_was_read_and_one_of_a_lane_that_was_reset_does_not_count() {
+        let mut memory = vec![0; 2 * BYTES];
+        let (mut lane, mut peer, inlet) = lane(&mut memory);
+        peer.write_all(&encode_group(&[7; 16])).unwrap();
+        peer.write_all(&header(0)).unwrap();
+        peer.write_all(&[5; BYTES]).unwrap();
+        while inlet.progress(0) != Some((BYTES as u64, BYTES as u64)) {
+            assert_eq!(lane.turn(), Turn::Rest);
+        }
+        let mut answer = [0; ANSWER_BYTES];
+        peer.read_exact(&mut answer).unwrap();
+        assert_eq!(u64::from_le_bytes(answer), 1);
+        // All of the next chunk has arrived when its sender takes the memory back.
+        peer.write_all(&header(1)).unwrap();
+        peer.write_all(&[5; BYTES]).unwrap();
+        let peer = socket2::Socket::from(peer);
+        peer.set_linger(Some(Duration::ZERO)).unwrap();
+        drop(peer);
+        while lane.turn() != Turn::End {}
+        assert!(
+            inlet
+                .progress(1)
+                .is_none_or(|(written, _)| written < BYTES as u64)
+        );
+        assert!(inlet.group().unwrap().lost().is_some());
     }
 }

@@ -18,6 +18,7 @@ use crate::dialer::Dialer;
 use crate::error::PluginError;
 use crate::handle::Door;
 use crate::listener;
+use crate::log::Log;
 use crate::plugin::{Shared, random};
 
 /// How long a peer whose door could not be reached is left alone.
@@ -37,6 +38,8 @@ type Route = (u64, SocketAddr, IpAddr);
 pub(crate) struct Runtime {
     id: u64,
     lanes: usize,
+    splice: bool,
+    log: Arc<Log>,
     secret: [u8; Key::BYTES],
     doors: Mutex<Vec<LaneDoor>>,
     sets: Mutex<HashMap<Route, Arc<LaneSet>>>,
@@ -71,6 +74,8 @@ impl Runtime {
         let runtime = Self {
             id: u64::from_ne_bytes(random()?),
             lanes,
+            splice: shared.config.splice,
+            log: shared.log.clone(),
             secret: random()?,
             doors: Mutex::new(Vec::new()),
             sets: Mutex::new(HashMap::new()),
@@ -144,7 +149,13 @@ impl Runtime {
         let mut loops = mailboxes(&self.transmit);
         loops.sort_by_key(|mailbox| mailbox.lanes());
         let loops = loops.iter().cycle().take(self.lanes).cloned().collect();
-        let set = Arc::new(LaneSet::new(random()?, dialers, loops));
+        let set = Arc::new(LaneSet::new(
+            random()?,
+            dialers,
+            loops,
+            self.splice,
+            self.log.clone(),
+        ));
         sets.insert(route, set.clone());
         Ok(Some(set))
     }
@@ -158,9 +169,9 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Loops a direction: one copies cold memory at some 3 to 4 GB/s, and several processes share a host.
+/// Loops a direction: one copies cold memory at some 3 to 4 GB/s.
 fn threads_for(cores: usize) -> usize {
-    (cores * 3 / 8).clamp(1, 12)
+    (cores / 2).clamp(1, 16)
 }
 
 /// Lanes to one peer: at least two, so that a lost packet does not stop everything.
@@ -175,7 +186,7 @@ mod tests {
     #[test]
     fn loops_and_lanes_grow_with_the_cores_up_to_a_limit() {
         let counted = [1, 2, 8, 16, 32, 256].map(threads_for);
-        assert_eq!(counted, [1, 1, 3, 6, 12, 12]);
+        assert_eq!(counted, [1, 1, 4, 8, 16, 16]);
         assert_eq!([1, 2, 8].map(lanes_for), [2, 2, 8]);
     }
 }

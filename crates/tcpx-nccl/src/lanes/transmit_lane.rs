@@ -1,19 +1,29 @@
 //! The sending end of a lane: takes the next chunk whenever its socket has room.
+//!
+//! Large parts are sent without a copy, see [`Splice`]; such a chunk is done when the peer has answered
+//! that it was read, others when they are in the socket.
 
+use std::collections::VecDeque;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use rustix::event::epoll;
 
-use super::chunk::CHUNK_HEADER_BYTES;
+use super::chunk::{ANSWER_BYTES, CHUNK_HEADER_BYTES};
 use super::lane_set::LaneSet;
 use super::looper::{Lane, Turn};
 use super::outlet::Chunk;
+use super::splice::Splice;
 use crate::socket::{self, Moved, Span, Stream};
 
 /// Bytes of a turn, so that the lanes of a loop advance together.
 const TURN_BYTES: usize = 2 << 20;
+/// Bytes sent and not answered, after which the other lanes shall have the next chunks: unlike copying,
+/// splicing would fill one lane in no time.
+const UNANSWERED_BYTES: usize = 2 << 20;
+/// Chunks up to here are copied: that takes one call and no answer.
+const COPIED_BYTES: u32 = 64 << 10;
 
 #[derive(Debug)]
 struct Leaving {
@@ -28,18 +38,52 @@ struct Leaving {
 pub(super) struct TransmitLane {
     set: Arc<LaneSet>,
     number: usize,
+    // Closed before the chunks below end: what the kernel still has of their pages is not sent then.
     stream: Stream,
+    pipe: Option<Splice>,
     leaving: Option<Leaving>,
+    /// Spliced chunks that the peer has not answered, and their bytes.
+    unanswered: VecDeque<Chunk>,
+    unanswered_bytes: usize,
+    /// Answered in all.
+    answers: u64,
+    answer: [u8; ANSWER_BYTES],
+    answer_bytes: usize,
 }
 
 impl TransmitLane {
-    pub(super) const fn new(set: Arc<LaneSet>, number: usize, stream: Stream) -> Self {
+    pub(super) fn new(set: Arc<LaneSet>, number: usize, stream: Stream) -> Self {
         Self {
             set,
             number,
             stream,
+            pipe: None,
             leaving: None,
+            unanswered: VecDeque::with_capacity(UNANSWERED_BYTES / COPIED_BYTES as usize),
+            unanswered_bytes: 0,
+            answers: 0,
+            answer: [0; ANSWER_BYTES],
+            answer_bytes: 0,
         }
+    }
+
+    /// Whether the next chunk is for other lanes.
+    fn is_waiting(&self) -> bool {
+        self.leaving.is_none() && self.unanswered_bytes >= UNANSWERED_BYTES
+    }
+
+    /// Whether a chunk goes without a copy.
+    fn splices(&mut self, chunk: &Chunk) -> bool {
+        if chunk.header.len <= COPIED_BYTES || !self.set.splices() {
+            return false;
+        }
+        if self.pipe.is_none() {
+            match Splice::new() {
+                Ok(splice) => self.pipe = Some(splice),
+                Err(error) => self.set.stop_splicing(&error),
+            }
+        }
+        self.pipe.is_some()
     }
 
     /// Finds a chunk unless one is under way; `false` when there is nothing to send.
@@ -48,7 +92,7 @@ impl TransmitLane {
             return true;
         }
         loop {
-            let Some(chunk) = self.set.pop() else {
+            let Some(mut chunk) = self.set.pop() else {
                 self.set.rest(self.number);
                 if !self.set.has_work() {
                     return false;
@@ -57,8 +101,12 @@ impl TransmitLane {
                 continue;
             };
             if chunk.is_stale() {
+                self.set.finished();
                 continue;
             }
+            // Who queued a message wakes few lanes; the lanes wake each other.
+            self.set.wake();
+            chunk.header.answered = self.splices(&chunk);
             self.leaving = Some(Leaving {
                 header: chunk.header.encode(),
                 chunk,
@@ -75,19 +123,45 @@ impl TransmitLane {
         };
         let header = &leaving.header[leaving.written.min(CHUNK_HEADER_BYTES)..];
         let payload_written = leaving.written.saturating_sub(CHUNK_HEADER_BYTES);
-        let spans = [
-            Span::of(header),
-            leaving.chunk.payload.from(payload_written),
-        ];
-        // SAFETY: the header is ours; the payload is registered memory that its comm keeps for as
-        // long as the chunk lives.
-        match unsafe { socket::send(&self.stream, &spans) } {
+        let payload = leaving.chunk.payload.from(payload_written);
+        let moved = match &mut self.pipe {
+            Some(_) if leaving.chunk.header.answered && !header.is_empty() => {
+                socket::send_more(&self.stream, header)
+            }
+            Some(splice) if leaving.chunk.header.answered => {
+                // SAFETY: registered memory that its comm keeps, and its host does not write, as long
+                // as the chunk lives: until the peer answers.
+                match unsafe { splice.send(&self.stream, payload) } {
+                    Ok(moved) => moved,
+                    Err(error) if splice.is_loaded() => return Err(error.to_string()),
+                    Err(error) => {
+                        // Such memory has no pages to lend. Copied, the chunk is answered all the same.
+                        self.set.stop_splicing(&error);
+                        self.pipe = None;
+                        return self.write();
+                    }
+                }
+            }
+            _ => {
+                let spans = [Span::of(header), payload];
+                // SAFETY: the header is ours; the payload is registered memory that its comm keeps
+                // for as long as the chunk lives.
+                unsafe { socket::send(&self.stream, &spans) }
+            }
+        };
+        match moved {
             Moved::Bytes(bytes) => {
                 leaving.written += bytes;
                 if leaving.written == CHUNK_HEADER_BYTES + leaving.chunk.header.len as usize
-                    && let Some(leaving) = self.leaving.take()
+                    && let Some(Leaving { chunk, .. }) = self.leaving.take()
                 {
-                    leaving.chunk.sent();
+                    if chunk.header.answered {
+                        self.unanswered_bytes += chunk.payload.len();
+                        self.unanswered.push_back(chunk);
+                    } else {
+                        chunk.sent();
+                        self.set.finished();
+                    }
                 }
                 Ok(bytes)
             }
@@ -96,13 +170,33 @@ impl TransmitLane {
         }
     }
 
-    /// A lane carries nothing back, so whatever can be read is its end.
-    fn look_for_end(&self) -> Result<(), String> {
-        match socket::receive_bytes(&self.stream, &mut [0; 1]) {
-            Moved::Later => Ok(()),
-            Moved::End => Err("end of stream".to_owned()),
-            Moved::Bytes(_) => Err("the peer sent bytes where none belong".to_owned()),
-            Moved::Broken(error) => Err(error.to_string()),
+    /// Ends the chunks that the peer has read. Its end is the lane's.
+    fn read_answers(&mut self) -> Result<(), String> {
+        loop {
+            let rest = &mut self.answer[self.answer_bytes..];
+            match socket::receive_bytes(&self.stream, rest) {
+                Moved::Later => return Ok(()),
+                Moved::End => return Err("end of stream".to_owned()),
+                Moved::Broken(error) => return Err(error.to_string()),
+                Moved::Bytes(bytes) => self.answer_bytes += bytes,
+            }
+            if self.answer_bytes < ANSWER_BYTES {
+                continue;
+            }
+            self.answer_bytes = 0;
+            let answers = u64::from_le_bytes(self.answer);
+            while self.answers < answers {
+                let Some(chunk) = self.unanswered.pop_front() else {
+                    return Err(format!(
+                        "the peer has answered {answers} chunks of {}",
+                        self.answers
+                    ));
+                };
+                self.unanswered_bytes -= chunk.payload.len();
+                chunk.sent();
+                self.set.finished();
+                self.answers += 1;
+            }
         }
     }
 
@@ -118,16 +212,17 @@ impl TransmitLane {
 
 impl Drop for TransmitLane {
     fn drop(&mut self) {
-        if self.leaving.take().is_some() {
-            // Half a chunk must not look like a whole stream.
-            let _ =
-                socket2::SockRef::from(&*self.stream).set_linger(Some(std::time::Duration::ZERO));
-            self.set.fail("a lane ended within a chunk".to_owned());
-        } else if self.set.is_open() {
-            // Its loop ended or took no more lanes: chunks might wait for it without an end.
-            self.set.fail("a lane was given up".to_owned());
+        if self.leaving.is_none() && self.unanswered.is_empty() {
+            if self.set.is_open() {
+                // Its loop ended or took no more lanes: chunks might wait for it without an end.
+                self.set.fail("a lane was given up".to_owned());
+            }
+            let _ = self.stream.shutdown(Shutdown::Write);
+            return;
         }
-        let _ = self.stream.shutdown(Shutdown::Write);
+        // Half a chunk must not look like a whole stream, nor pages that are free again like a chunk.
+        socket::reset(&self.stream);
+        self.set.fail("a lane ended within a chunk".to_owned());
     }
 }
 
@@ -137,35 +232,141 @@ impl Lane for TransmitLane {
     }
 
     fn interest(&self) -> epoll::EventFlags {
-        epoll::EventFlags::OUT | epoll::EventFlags::RDHUP
+        epoll::EventFlags::OUT | epoll::EventFlags::IN | epoll::EventFlags::RDHUP
     }
 
     fn turn(&mut self) -> Turn {
         let mut budget = TURN_BYTES;
-        while budget > 0 {
+        loop {
             if self.set.failure().is_some() {
                 return Turn::End;
             }
+            // Until nothing is to be read: the socket is watched for edges.
+            if let Err(why) = self.read_answers() {
+                return self.fail(&why);
+            }
+            if self.is_waiting() {
+                return Turn::Rest;
+            }
             if !self.find() {
-                if self.set.is_closing() {
-                    return Turn::End;
-                }
-                return match self.look_for_end() {
-                    Ok(()) => Turn::Rest,
-                    Err(why) => self.fail(&why),
+                return if self.set.is_closing() {
+                    Turn::End
+                } else {
+                    Turn::Rest
                 };
             }
-            match self.write() {
-                Ok(0) => {
-                    return match self.look_for_end() {
-                        Ok(()) => Turn::Rest,
-                        Err(why) => self.fail(&why),
-                    };
+            while budget > 0 && self.leaving.is_some() {
+                match self.write() {
+                    Ok(0) => return Turn::Rest,
+                    Ok(bytes) => budget = budget.saturating_sub(bytes),
+                    Err(why) => return self.fail(&why),
                 }
-                Ok(bytes) => budget = budget.saturating_sub(bytes),
-                Err(why) => return self.fail(&why),
+            }
+            if budget == 0 {
+                return Turn::Again;
             }
         }
-        Turn::Again
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    use nccl_net::export::HostLogger;
+
+    use super::*;
+    use crate::lanes::chunk::ChunkHeader;
+    use crate::lanes::outlet::Outlet;
+    use crate::log::Log;
+
+    fn lane(splice: bool) -> (Arc<LaneSet>, TransmitLane, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        socket::prepare(&stream).unwrap();
+        let (peer, _) = listener.accept().unwrap();
+        peer.set_nonblocking(true).unwrap();
+        let log = Arc::new(Log::new(HostLogger::default()));
+        let set = Arc::new(LaneSet::new([7; 16], Vec::new(), Vec::new(), splice, log));
+        let lane = TransmitLane::new(Arc::clone(&set), 0, Stream::new(stream));
+        (set, lane, peer)
+    }
+
+    /// Queues message 0 in one chunk, and lets the lane send until the peer has all of it.
+    fn send(
+        set: &LaneSet,
+        lane: &mut TransmitLane,
+        peer: &mut TcpStream,
+        payload: &[u8],
+    ) -> (Arc<Outlet>, Vec<u8>) {
+        let outlet = Arc::new(Outlet::new());
+        outlet.begin(0, payload.len());
+        let header = ChunkHeader {
+            stream: 1,
+            sequence: 0,
+            offset: 0,
+            total: payload.len() as u64,
+            len: payload.len() as u32,
+            answered: false,
+        };
+        set.push(outlet.chunk(header, Span::of(payload))).unwrap();
+        let mut got = Vec::new();
+        let mut some = vec![0; 65_536];
+        while got.len() < CHUNK_HEADER_BYTES + payload.len() {
+            assert_ne!(lane.turn(), Turn::End);
+            if let Ok(bytes) = peer.read(&mut some) {
+                got.extend_from_slice(&some[..bytes]);
+            }
+        }
+        (outlet, got)
+    }
+
+    #[test]
+    fn spliced_memory_is_in_use_until_the_peer_says_that_it_read_it() {
+        let payload: Vec<u8> = (0..300_001).map(|at| (at % 253) as u8).collect();
+        let (set, mut lane, mut peer) = lane(true);
+        let (outlet, got) = send(&set, &mut lane, &mut peer, &payload);
+        assert_eq!(got[CHUNK_HEADER_BYTES..], payload);
+        let mut header = [0; CHUNK_HEADER_BYTES];
+        header.copy_from_slice(&got[..CHUNK_HEADER_BYTES]);
+        assert!(ChunkHeader::decode(&header).unwrap().answered);
+        assert_eq!(lane.turn(), Turn::Rest);
+        assert!(outlet.is_busy() && !outlet.is_sent(0));
+        // In two pieces.
+        let answer = 1u64.to_le_bytes();
+        for piece in answer.chunks(5) {
+            assert!(!outlet.is_sent(0));
+            peer.write_all(piece).unwrap();
+            assert_eq!(lane.turn(), Turn::Rest);
+        }
+        assert!(outlet.is_sent(0) && !outlet.is_busy());
+        // An answer for what was never sent.
+        peer.write_all(&2u64.to_le_bytes()).unwrap();
+        assert_eq!(lane.turn(), Turn::End);
+        assert!(set.failure().unwrap().contains("answered 2 chunks"));
+    }
+
+    #[test]
+    fn small_chunks_and_those_of_a_set_that_does_not_splice_are_done_when_they_are_in_the_socket() {
+        for (splice, bytes) in [(true, 65_536), (false, 300_000)] {
+            let (set, mut lane, mut peer) = lane(splice);
+            let (outlet, _) = send(&set, &mut lane, &mut peer, &vec![3; bytes]);
+            assert!(outlet.is_sent(0) && !outlet.is_busy());
+        }
+    }
+
+    #[test]
+    fn a_lane_that_ends_with_unread_pages_resets_its_connection() {
+        let payload = vec![3; 300_000];
+        let (set, mut lane, mut peer) = lane(true);
+        let (outlet, _) = send(&set, &mut lane, &mut peer, &payload);
+        // As a fork would hold it.
+        let _copy = lane.stream.try_clone().unwrap();
+        drop(lane);
+        assert!(!outlet.is_busy() && !outlet.is_sent(0));
+        assert!(set.failure().is_some());
+        let error = peer.read(&mut [0; 1]).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
     }
 }
