@@ -36,6 +36,7 @@ mod standing;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
 pub use action::{Action, Chunk, Completed, Memory, OperationId, ReceiveRequest, SendRequest};
 pub use config::{Agreed, CHUNK_GRAIN_BYTES, Config, Deadlines, MAX_TRANSFER_BYTES};
@@ -44,6 +45,7 @@ pub use error::{
     SessionError,
 };
 pub use stall::{OperationState, Owes, StallReport};
+pub use waiting::Waiting;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

@@ -121,6 +121,7 @@ impl Shared {
     /// Runs `work` on the engine and then what it led to.
     fn with<R>(&self, work: impl FnOnce(&mut Core) -> R) -> Result<R, Error> {
         let mut core = self.lock_in_time()?;
+        core.tick();
         let result = work(&mut core);
         if self.patience.foreign {
             drop(core);
@@ -128,6 +129,9 @@ impl Shared {
             return Ok(result);
         }
         self.requests.see_to(&mut core);
+        if core.session.waiting().urgent {
+            self.leave_to_engine(&mut core);
+        }
         let turn = core.guarded_start();
         self.after(core, turn);
         Ok(result)
@@ -147,9 +151,10 @@ impl Shared {
 
     /// Everything that can be done now.
     pub(crate) fn turn(&self, core: &mut Core) -> Turn {
+        core.tick();
         self.requests.see_to(core);
-        let since = u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX);
-        self.working_since.store(since.max(1), Ordering::Relaxed);
+        self.working_since
+            .store(core.now().0.max(1), Ordering::Relaxed);
         let turn = core.guarded_progress();
         self.working_since.store(0, Ordering::Relaxed);
         if turn.finished {
@@ -183,16 +188,19 @@ impl Driven for Shared {
     fn progress(&self) -> Turn {
         self.make_way();
         let mut core = self.lock();
+        self.lapse(&mut core);
         let turn = self.turn(&mut core);
         self.watch_control(&mut core);
         turn
     }
 
     fn due(&self) -> Option<Instant> {
-        match self.due.load(Ordering::SeqCst) {
-            u64::MAX => None,
-            due => Some(self.origin + Duration::from_micros(due)),
-        }
+        let attention = self.driving.due(self.origin);
+        let due = match self.due.load(Ordering::SeqCst) {
+            u64::MAX => return attention,
+            due => self.origin + Duration::from_micros(due),
+        };
+        Some(attention.map_or(due, |attention| attention.min(due)))
     }
 }
 
@@ -242,10 +250,11 @@ impl Connection {
     /// Every live operation, where it stands and who owes its next step: one line each. While the
     /// engine hangs inside a plugin, one line that says so.
     pub fn status(&self) -> Vec<String> {
-        let core = match self.handle.0.lock_in_time() {
+        let mut core = match self.handle.0.lock_in_time() {
             Ok(core) => core,
             Err(stuck) => return vec![stuck.to_string()],
         };
+        core.tick();
         let now = core.now();
         core.session
             .snapshot(now)
@@ -366,6 +375,7 @@ impl Send<'_> {
                 None
             };
             let announced = eager.is_none();
+            core.pace.sends();
             let request = SendRequest {
                 tag: Tag(request.tag),
                 bytes,
@@ -391,6 +401,7 @@ impl Receive<'_> {
     /// run. Nothing was started then.
     pub fn start(self) -> Result<Transfer, Error> {
         self.0.start(Role::Receiver, |core, request, _, _| {
+            core.pace.receives();
             let request = ReceiveRequest {
                 tag: Tag(request.tag),
                 capacity: request.slice.len() as u64,

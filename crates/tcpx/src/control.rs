@@ -2,6 +2,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use tcpx_wire::frame::{EncodeError, Frame, FrameDecoder, FrameError, FrameLog, PositionError};
@@ -11,11 +12,11 @@ use tcpx_wire::frame::{EncodeError, Frame, FrameDecoder, FrameError, FrameLog, P
 const MAX_QUEUED: usize = 1 << 20;
 
 /// Bytes asked of the socket at a time.
-const READ_BYTES: usize = 64 * 1024;
+const READ_BYTES: usize = 256 * 1024;
 
 /// The peer is told what has arrived after so many frames, or so many bytes of them.
-const TELL_FRAMES: u32 = 32;
-const TELL_BYTES: usize = 64 << 10;
+const TELL_FRAMES: u32 = 64;
+const TELL_BYTES: usize = 256 << 10;
 
 /// Why the control connection ended.
 #[derive(Debug)]
@@ -64,9 +65,15 @@ impl Position {
 pub(crate) struct Control {
     stream: TcpStream,
     decoder: FrameDecoder,
-    /// Bytes read and not yet decoded: `input[consumed..]`.
-    input: Vec<u8>,
-    consumed: usize,
+    input: Box<[u8]>,
+    /// Bytes of `input` that were read and not yet decoded.
+    unread: Range<usize>,
+    /// What a read has given that [`Control::look`] did ahead of time.
+    ahead: Option<io::Result<usize>>,
+    /// The last read took all that there was.
+    drained: bool,
+    /// [`Control::receive`] had nothing more to give.
+    is_empty: bool,
     /// What goes to the peer.
     log: FrameLog,
     /// Another connection may go on where this one breaks.
@@ -86,13 +93,17 @@ impl Control {
     /// `stream` must be non-blocking; `leftover` are bytes that arrived with the handshake;
     /// `resumable`: both sides can go on over another connection.
     pub(crate) fn new(stream: TcpStream, leftover: &[u8], resumable: bool) -> Self {
-        let mut input = Vec::with_capacity(READ_BYTES);
-        input.extend_from_slice(leftover);
+        // Untouched pages of it cost nothing.
+        let mut input = vec![0; READ_BYTES.max(leftover.len())].into_boxed_slice();
+        input[..leftover.len()].copy_from_slice(leftover);
         Self {
             stream,
             decoder: FrameDecoder::new(),
             input,
-            consumed: 0,
+            unread: 0..leftover.len(),
+            ahead: None,
+            drained: false,
+            is_empty: false,
             log: FrameLog::new(resumable),
             resumable,
             untold: (0, 0),
@@ -105,15 +116,22 @@ impl Control {
 
     /// The next frame, or `None` when the peer has sent nothing complete.
     pub(crate) fn receive(&mut self) -> Result<Option<Frame>, ControlEnd> {
+        let received = self.next_frame();
+        self.is_empty = matches!(received, Ok(None));
+        received
+    }
+
+    fn next_frame(&mut self) -> Result<Option<Frame>, ControlEnd> {
         if self.away || !self.receive_position()? {
             return Ok(None);
         }
         loop {
-            let mut rest = &self.input[self.consumed..];
+            let mut rest = &self.input[self.unread.clone()];
             let before = rest.len();
             let decoded = self.decoder.next(&mut rest);
-            self.consumed = self.input.len() - rest.len();
-            self.untold.1 += before - rest.len();
+            let taken = before - rest.len();
+            self.unread.start += taken;
+            self.untold.1 += taken;
             match decoded.map_err(ControlEnd::Frame)? {
                 Some(Frame::Received { next }) if self.resumable => {
                     self.log.acknowledged(next).map_err(ControlEnd::Position)?;
@@ -126,18 +144,44 @@ impl Control {
                 None => {}
             }
             // Without a frame the decoder has taken all input.
-            self.input.resize(READ_BYTES, 0);
-            self.consumed = 0;
-            let read = self.stream.read(&mut self.input);
-            self.input.truncate(*read.as_ref().unwrap_or(&0));
-            match read {
+            if std::mem::take(&mut self.drained) {
+                return Ok(None);
+            }
+            let ahead = self.ahead.take();
+            match ahead.unwrap_or_else(|| self.stream.read(&mut self.input)) {
                 Ok(0) => return Err(ControlEnd::Eof),
-                Ok(_) => {}
+                Ok(count) => {
+                    self.unread = 0..count;
+                    self.drained = count < self.input.len();
+                }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(ControlEnd::Io(error)),
             }
         }
+    }
+
+    /// Whether anything has come, or the end; [`Control::receive`] gives it.
+    pub(crate) fn look(&mut self) -> bool {
+        if self.away || self.position.is_some() || self.ahead.is_some() || !self.unread.is_empty() {
+            return true;
+        }
+        let read = self.stream.read(&mut self.input);
+        if matches!(&read, Err(error) if error.kind() == ErrorKind::WouldBlock) {
+            return false;
+        }
+        self.ahead = Some(read);
+        true
+    }
+
+    /// Everything that had come was read and taken.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.is_empty
+    }
+
+    /// Asks the socket again, whatever the last read has found.
+    pub(crate) fn look_again(&mut self) {
+        self.drained = false;
     }
 
     /// Counts a frame, and tells the peer now and then what has arrived.
@@ -209,8 +253,9 @@ impl Control {
     /// Another connection goes on where the old one broke; that one is closed.
     pub(crate) fn replace(&mut self, stream: TcpStream) {
         self.stream = stream;
-        self.input.clear();
-        self.consumed = 0;
+        self.unread = 0..0;
+        self.ahead = None;
+        self.drained = false;
         self.decoder.restart();
         self.position = Some(Position::default());
         self.away = false;
@@ -265,9 +310,9 @@ impl Control {
 
     /// Reads and drops what still comes; `true` once the peer has closed its end.
     pub(crate) fn drain(&mut self) -> bool {
-        self.input.resize(READ_BYTES, 0);
-        self.consumed = 0;
-        let ended = loop {
+        self.unread = 0..0;
+        self.ahead = None;
+        loop {
             match self.stream.read(&mut self.input) {
                 Ok(0) => break true,
                 Ok(_) => {}
@@ -275,9 +320,7 @@ impl Control {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(_) => break true,
             }
-        };
-        self.input.clear();
-        ended
+        }
     }
 
     /// Tells the peer that nothing more comes.

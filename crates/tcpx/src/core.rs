@@ -9,9 +9,11 @@ mod coverage;
 mod defect;
 mod jobs;
 mod operation;
+mod pace;
 mod posting;
 mod resume;
 mod stopping;
+mod talk;
 mod tokens;
 
 use std::collections::{HashMap, VecDeque};
@@ -36,11 +38,10 @@ use crate::sink::{Finished, Sink};
 use ahead::Ahead;
 use channels::{ChannelState, Channels};
 pub(crate) use operation::{NewOperation, Operation};
+use pace::Pace;
 pub(crate) use resume::Resume;
 use tokens::Token;
 
-/// Frames read at a time before the channels get their turn.
-const FRAMES_AT_A_TIME: usize = 256;
 /// Rounds of a turn before the lock and the thread are given to others.
 const TURN_ROUNDS: usize = 32;
 
@@ -100,6 +101,8 @@ pub(crate) struct Core {
     pub(crate) observer: Option<Arc<dyn Observer>>,
     pub(crate) peer: SocketAddr,
     pub(crate) origin: Instant,
+    /// Session time when the clock was last looked at.
+    clock: Time,
     /// Requests on channels and jobs on the worker, by token.
     tokens: HashMap<u64, Token>,
     next_token: u64,
@@ -123,6 +126,8 @@ pub(crate) struct Core {
     /// Panics in `progress`.
     defects: u32,
     ahead: Ahead,
+    /// What of the things to say may wait for more.
+    pub(crate) pace: Pace,
 }
 
 /// What [`Core::new`] needs.
@@ -156,6 +161,7 @@ impl Core {
             observer: parts.observer,
             peer: parts.peer,
             origin: parts.origin,
+            clock: Time(0),
             tokens: HashMap::new(),
             next_token: 0,
             completions: Vec::new(),
@@ -170,23 +176,39 @@ impl Core {
             more: false,
             defects: 0,
             ahead: Ahead::default(),
+            pace: Pace::default(),
         };
+        core.tick();
         for action in parts.early {
             core.perform(action);
         }
         core
     }
 
-    /// Session time: microseconds since the connection's start.
+    /// Session time: microseconds since the connection's start, as of the last [`Core::tick`].
     pub(crate) fn now(&self) -> Time {
-        Time(u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX))
+        self.clock
+    }
+
+    /// Looks at the clock: once for what is done together, as a look costs more than most steps.
+    pub(crate) fn tick(&mut self) {
+        let passed = self.origin.elapsed().as_micros();
+        self.clock = Time(u64::try_from(passed).unwrap_or(u64::MAX));
+    }
+
+    /// Whether anything may have come for a thread that looks without a pause while nothing moves.
+    pub(crate) fn has_news(&mut self) -> bool {
+        self.control.look() || self.gpu.is_some() && self.sink.has_results()
     }
 
     /// Does everything that can be done now.
     pub(crate) fn progress(&mut self) -> Turn {
         let mut busy = false;
         let mut more = true;
-        for _ in 0..TURN_ROUNDS {
+        for round in 0..TURN_ROUNDS {
+            if round > 0 {
+                self.tick();
+            }
             let mut again = self.replace_control();
             again |= self.read_control();
             again |= self.poll_channels();
@@ -196,15 +218,25 @@ impl Core {
             if self.session.next_timeout().is_some_and(|due| due <= now) {
                 self.session.handle_timeout(now);
             }
+            self.pace.looks_again(busy | again);
             again |= self.push_out();
             busy |= again;
-            if !again {
-                self.look_at_fence();
+            if !again || self.may_leave_it() {
+                if !again {
+                    self.look_at_fence();
+                }
                 more = false;
                 break;
             }
         }
+        self.pace.looks_again(false);
         self.turn(busy, more)
+    }
+
+    /// The thread that waits takes another turn anyway, and what it waits for may have come.
+    fn may_leave_it(&self) -> bool {
+        let moving = || self.channels.iter().any(ChannelState::is_moving);
+        self.pace.is_driven() && self.control.is_drained() && !moving()
     }
 
     /// Does what the program's own request led to. What has arrived meanwhile is left to whoever
@@ -277,75 +309,6 @@ impl Core {
         self.control.flush();
     }
 
-    /// Reads frames; `true` if there were any.
-    fn read_control(&mut self) -> bool {
-        match &self.ended {
-            // The session is over and waits for its operations to let go of their memory.
-            None if self.peer_closed => return false,
-            None => {}
-            Some(Ok(())) => {
-                self.peer_closed = self.peer_closed || self.control.drain();
-                return false;
-            }
-            Some(Err(_)) => return false,
-        }
-        let mut any = false;
-        let heard = self.session.heard();
-        for _ in 0..FRAMES_AT_A_TIME {
-            match self.control.receive() {
-                Ok(Some(frame)) => {
-                    any = true;
-                    let now = self.now();
-                    if let Err(error) = self.session.frame(now, frame) {
-                        self.fail(Error::protocol(self.peer, error));
-                        break;
-                    }
-                }
-                Ok(None) => break,
-                Err(end) => {
-                    self.control_ended(end);
-                    any = true;
-                    break;
-                }
-            }
-        }
-        self.tell_that_peer_was_heard(heard);
-        any
-    }
-
-    /// Takes frames from the session as long as there is room; `true` if there were any.
-    fn queue_frames(&mut self) -> bool {
-        if self.control_is_down() {
-            return false;
-        }
-        let now = self.now();
-        let mut any = false;
-        while self.control.has_room() {
-            let Some(frame) = self.session.poll_transmit(now) else {
-                break;
-            };
-            any = true;
-            if let Err(end) = self.control.queue(&frame) {
-                self.control_ended(end);
-                break;
-            }
-        }
-        any
-    }
-
-    /// Sends what the session has to say, as far as the socket takes it.
-    fn write_control(&mut self) {
-        while self.queue_frames() {
-            self.control.flush();
-            if self.control.wants_write() {
-                return;
-            }
-        }
-        if !self.control_is_down() {
-            self.control.flush();
-        }
-    }
-
     fn control_is_down(&self) -> bool {
         matches!(self.ended, Some(Err(_)))
     }
@@ -377,6 +340,7 @@ impl Core {
     /// channels, so that is heard first; then the break is no news.
     fn channel_failed(&mut self, index: usize, error: ChannelError) {
         if self.ended.is_none() {
+            self.control.look_again();
             self.read_control();
             self.perform_actions();
         }

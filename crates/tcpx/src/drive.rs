@@ -4,12 +4,16 @@
 //! two wake-ups, each longer than a small message takes on the wire. So a thread that waits first
 //! looks after its connection by itself, without a pause, and only then sleeps. It does so where it
 //! has a core to itself, and for at most [`PATIENCE`] after the last thing that happened.
+//!
+//! A thread that finds what it waited for usually comes back at once. So the engine's thread is not
+//! woken for the connection before [`LINGER`] has passed in which nobody came.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tcpx_memory::awake::{Awake, cores, give_way};
 
+use crate::attention::{Attention, Sleeper};
 use crate::connection::Shared;
 use crate::core::Core;
 use crate::driver::Turn;
@@ -18,10 +22,19 @@ use crate::driver::Turn;
 const PATIENCE: Duration = Duration::from_micros(50);
 /// The same where there are cores to spare: longer than the peer takes to wake up.
 const SPARE_PATIENCE: Duration = Duration::from_micros(200);
+/// The same after a try that was worth it: longer than a peer takes that had to wake two threads, or
+/// both would find each other asleep for ever.
+const GOOD_PATIENCE: Duration = Duration::from_micros(150);
 /// The same while chunks are moving, where there are cores to spare.
 const MOVING_PATIENCE: Duration = Duration::from_micros(500);
+/// How long the engine's thread leaves a connection to a thread that has found what it waited for: at
+/// first, and at most, as long as somebody comes back each time. Looking costs it a wake-up.
+pub(crate) const LINGER: (Duration, Duration) =
+    (Duration::from_micros(200), Duration::from_millis(1));
 /// Up to this many cores nobody looks without a pause while chunks are moving: the lanes need them.
 const FEW_CORES: usize = 4;
+/// Looks at the socket alone, before everything is looked at again.
+const LOOKS: u32 = 16;
 /// Waits that are not tried at most, after a row of tries that came to nothing.
 const MOST_SKIPPED: u32 = 64;
 
@@ -38,6 +51,9 @@ pub(crate) struct Driving {
     misses: AtomicU32,
     /// Waits that are not tried because of them.
     skip: AtomicU32,
+    attention: Attention,
+    /// Since when, in microseconds of the connection, the engine's thread has left it to others.
+    since: AtomicU64,
 }
 
 /// One thread of those that look without a pause, of which few cores bear only one.
@@ -57,8 +73,9 @@ impl Looking {
     }
 
     /// How long nothing may happen before the thread sleeps.
-    fn patience(&self, turn: Option<Turn>) -> Duration {
+    fn patience(&self, turn: Option<Turn>, good: bool) -> Duration {
         match turn {
+            _ if !self.0.may_look() && good => GOOD_PATIENCE,
             _ if !self.0.may_look() => PATIENCE,
             Some(turn) if turn.moving => MOVING_PATIENCE,
             _ => SPARE_PATIENCE,
@@ -79,12 +96,37 @@ impl Driving {
             muted: AtomicBool::new(false),
             misses: AtomicU32::new(0),
             skip: AtomicU32::new(0),
+            attention: Attention::new(),
+            since: AtomicU64::new(0),
         }
     }
 
+    /// How long the engine's thread waits for somebody to come back: the longer, the longer somebody
+    /// always has.
+    fn linger(&self, now: u64) -> Duration {
+        let lasted = now.saturating_sub(self.since.load(Ordering::Relaxed));
+        Duration::from_micros(lasted / 4).clamp(LINGER.0, LINGER.1)
+    }
+
     /// A thread that waits does the engine's work.
-    pub(crate) fn is_on(&self) -> bool {
+    fn is_on(&self) -> bool {
         self.on.load(Ordering::SeqCst)
+    }
+
+    /// A thread that waits does the engine's work, or did a moment ago.
+    pub(crate) fn is_attended(&self) -> bool {
+        self.is_on() || self.attention.lasts_until().is_some()
+    }
+
+    /// When the engine's thread looks whether somebody still attends to the connection.
+    pub(crate) fn due(&self, origin: Instant) -> Option<Instant> {
+        let until = self.attention.lasts_until()?;
+        if self.is_on() {
+            let now = Instant::now();
+            let passed = now.saturating_duration_since(origin).as_micros();
+            return Some(now + self.linger(passed.try_into().unwrap_or(u64::MAX)));
+        }
+        Some(origin + Duration::from_micros(until))
     }
 
     /// Whether a try is worth it.
@@ -94,6 +136,14 @@ impl Driving {
                 left.checked_sub(1)
             })
             .is_err()
+    }
+
+    /// A wait has ended for which a little more patience would have been enough.
+    pub(crate) fn was_short(&self, waited: Duration) {
+        if waited < GOOD_PATIENCE {
+            self.misses.store(0, Ordering::Relaxed);
+            self.skip.store(0, Ordering::Relaxed);
+        }
     }
 
     fn tried(&self, hit: bool) {
@@ -108,8 +158,9 @@ impl Driving {
 }
 
 impl Shared {
-    /// Looks after the connection until `ended`, for a short while; whether it has ended.
-    pub(crate) fn drive(&self, ended: impl Fn() -> bool) -> bool {
+    /// Looks after the connection until `ended`, for a short while and at most until `limit`; whether it
+    /// has ended.
+    pub(crate) fn drive(&self, ended: impl Fn() -> bool, limit: Instant) -> bool {
         if ended() {
             return true;
         }
@@ -120,9 +171,9 @@ impl Shared {
             return false;
         };
         let hit = if self.driving.on.swap(true, Ordering::SeqCst) {
-            look(&ended)
+            look(&ended, limit)
         } else {
-            self.work_until(&looking, &ended)
+            self.work_until(&looking, &ended, limit)
         };
         self.driving.tried(hit);
         hit
@@ -131,6 +182,8 @@ impl Shared {
     /// The engine's thread is not to be woken: this one looks.
     fn take_over(&self, core: &mut Core) {
         core.set_looked_for(true);
+        core.pace.attend(true);
+        core.pace.waits();
         self.watch_control(core);
         if core.standing().moving {
             for descriptor in core.channel_descriptors() {
@@ -141,12 +194,35 @@ impl Shared {
         }
     }
 
-    /// Has the engine's thread woken again, at once if anything is left to do.
-    fn hand_back(&self, more: bool) {
+    /// Has the engine's thread woken again: at once if anything is left to do, in a while if the thread
+    /// has what it waited for and is likely to come back.
+    fn hand_back(&self, hit: bool, more: bool) {
         let mut core = self.lock();
-        self.driving.on.store(false, Ordering::SeqCst);
-        core.set_looked_for(false);
         let mut turn = core.standing();
+        turn.more |= more;
+        let muted = self.driving.muted.load(Ordering::Relaxed);
+        let quiet = !turn.more && !turn.moving && !turn.poll && !turn.finished && !muted;
+        if hit && quiet && !core.control.wants_write() && !core.sink.has_results() {
+            core.pace.leaves();
+            core.speak();
+            let now = Instant::now();
+            let micros = self.since_origin(now);
+            if self.driving.attention.lasts_until().is_none() {
+                self.driving.since.store(micros, Ordering::Relaxed);
+            }
+            let until = now + self.driving.linger(micros);
+            self.driving.attention.begin(self.since_origin(until));
+            self.driving.on.store(false, Ordering::SeqCst);
+            core.set_looked_for(false);
+            if !self.driving.attention.is_wanted_elsewhere() && !core.sink.has_results() {
+                drop(core);
+                return self.driver.wake_by(self.id, until);
+            }
+        }
+        self.driving.on.store(false, Ordering::SeqCst);
+        self.release(&mut core);
+        core.set_looked_for(false);
+        turn = core.guarded_start();
         turn.more |= more;
         if self.driving.muted.swap(false, Ordering::Relaxed) && !turn.finished {
             for descriptor in core.channel_descriptors() {
@@ -160,24 +236,96 @@ impl Shared {
         }
     }
 
-    fn work_until(&self, looking: &Looking, ended: &impl Fn() -> bool) -> bool {
+    /// The engine's thread looks after the connection again.
+    fn release(&self, core: &mut Core) {
+        self.driving.attention.end();
+        core.pace.attend(false);
+    }
+
+    /// The engine's thread looks: nobody has come back in time.
+    pub(crate) fn lapse(&self, core: &mut Core) {
+        let until = self.driving.attention.lasts_until();
+        let over = until.is_some_and(|until| until <= self.since_origin(Instant::now()));
+        if over && !self.driving.is_on() {
+            self.release(core);
+        }
+    }
+
+    /// The program looks whether a transfer has ended, and does not wait: the engine's thread watches.
+    pub(crate) fn watches_from_afar(&self) {
+        if self.driving.attention.lasts_until().is_none() || self.driving.is_on() {
+            return;
+        }
+        if let Some(mut core) = self.try_lock() {
+            self.leave_to_engine(&mut core);
+            core.tick();
+            let turn = core.guarded_start();
+            self.after(core, turn);
+        }
+    }
+
+    /// What the program began takes more than a moment: the engine's thread is to see to it.
+    pub(crate) fn leave_to_engine(&self, core: &mut Core) {
+        if self.driving.attention.lasts_until().is_some() && !self.driving.is_on() {
+            self.release(core);
+        }
+    }
+
+    /// The calling thread sleeps until the engine wakes it; as long as what this returns lives, the
+    /// engine's thread is not kept from its work.
+    pub(crate) fn about_to_sleep(&self) -> Sleeper<'_> {
+        let sleeper = self.driving.attention.want();
+        if self.driving.attention.lasts_until().is_some() && !self.driving.is_on() {
+            let mut core = self.lock();
+            if !self.driving.is_on() {
+                self.release(&mut core);
+                core.tick();
+                let turn = core.guarded_start();
+                self.after(core, turn);
+            }
+        }
+        sleeper
+    }
+
+    fn work_until(&self, looking: &Looking, ended: &impl Fn() -> bool, limit: Instant) -> bool {
         let mut last = Instant::now();
+        let good = self.driving.misses.load(Ordering::Relaxed) == 0;
         let mut taken_over = false;
         let mut more = false;
+        let mut looks = 0_u32;
+        let mut turn: Option<Turn> = None;
         let hit = loop {
-            let turn = self.try_lock().map(|mut core| {
+            looks = looks.wrapping_add(1);
+            let at_rest = turn.is_some_and(|turn| {
+                !(turn.busy || turn.more || turn.poll || turn.moving || turn.finished)
+            });
+            let only_looks = at_rest && !looks.is_multiple_of(LOOKS);
+            let mut core = self.try_lock();
+            if only_looks {
+                core = core.and_then(|mut core| core.has_news().then_some(core));
+            }
+            let taken = core.map(|mut core| {
                 if !std::mem::replace(&mut taken_over, true) {
                     self.take_over(&mut core);
                 }
-                self.turn(&mut core)
+                core.pace.drive(true);
+                let turn = self.turn(&mut core);
+                core.pace.drive(false);
+                turn
             });
+            if taken.is_some() || !only_looks {
+                turn = taken;
+            }
             more = turn.map_or(more, |turn| turn.more);
             if ended() {
                 break true;
             }
-            if turn.is_some_and(|turn| turn.busy) {
-                last = Instant::now();
-            } else if last.elapsed() > looking.patience(turn) {
+            let now = Instant::now();
+            if now >= limit {
+                break false;
+            } else if turn.is_some_and(|turn| turn.busy) {
+                last = now;
+            } else if now.saturating_duration_since(last) > looking.patience(turn, good) {
                 break false;
             } else if turn.is_some_and(|turn| turn.moving) {
                 give_way();
@@ -187,7 +335,7 @@ impl Shared {
             }
         };
         if taken_over {
-            self.hand_back(more);
+            self.hand_back(hit, more);
         } else {
             self.driving.on.store(false, Ordering::SeqCst);
         }
@@ -197,10 +345,10 @@ impl Shared {
 
 /// Another thread does the work; this one looks for its own end. Without pauses of the processor, which
 /// the host of a virtual machine may take for idleness.
-fn look(ended: &impl Fn() -> bool) -> bool {
-    let start = Instant::now();
+fn look(ended: &impl Fn() -> bool, limit: Instant) -> bool {
+    let limit = limit.min(Instant::now() + PATIENCE);
     while !ended() {
-        if start.elapsed() > PATIENCE {
+        if Instant::now() >= limit {
             return false;
         }
     }

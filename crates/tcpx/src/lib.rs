@@ -32,6 +32,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod attention;
 mod connection;
 mod control;
 mod core;

@@ -1,5 +1,6 @@
 //! What is asked of the engine without waiting for its lock.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tcpx_wire::session::OperationId;
@@ -9,7 +10,11 @@ use crate::core::Core;
 /// Requests that the next turn sees to. The engine may hang inside the network's library while it
 /// holds its lock; leaving a request never waits for that.
 #[derive(Default)]
-pub(crate) struct Requests(Mutex<Asked>);
+pub(crate) struct Requests {
+    asked: Mutex<Asked>,
+    /// There may be some; for looking without the lock.
+    any: AtomicBool,
+}
 
 #[derive(Default)]
 struct Asked {
@@ -20,14 +25,20 @@ struct Asked {
 impl Requests {
     pub(crate) fn cancel(&self, operation: OperationId) {
         self.lock().cancels.push(operation);
+        self.any.store(true, Ordering::Release);
     }
 
     pub(crate) fn close(&self) {
         self.lock().close = true;
+        self.any.store(true, Ordering::Release);
     }
 
     /// Passes everything asked so far to the session.
     pub(crate) fn see_to(&self, core: &mut Core) {
+        if !self.any.load(Ordering::Acquire) {
+            return;
+        }
+        self.any.store(false, Ordering::Relaxed);
         let asked = std::mem::take(&mut *self.lock());
         let now = core.now();
         for operation in asked.cancels {
@@ -39,6 +50,6 @@ impl Requests {
     }
 
     fn lock(&self) -> MutexGuard<'_, Asked> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

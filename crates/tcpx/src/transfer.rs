@@ -92,7 +92,11 @@ impl TransferState {
 impl Transfer {
     /// The outcome, or `None` while the operation runs. Never blocks.
     pub fn test(&self) -> Option<Result<Report, Error>> {
-        self.state.outcome()
+        let outcome = self.state.outcome();
+        if outcome.is_none() {
+            self.connection.0.watches_from_afar();
+        }
+        outcome
     }
 
     /// Waits for the end, which the operation's deadlines bound.
@@ -114,11 +118,17 @@ impl Transfer {
     /// As [`Transfer::wait`].
     pub fn wait_timeout(&self, timeout: Duration) -> Option<Result<Report, Error>> {
         let started = Instant::now();
-        let is_over = || self.state.has_ended() || started.elapsed() >= timeout;
-        self.connection.0.drive(is_over);
+        let has_ended = || self.state.has_ended();
+        if self.connection.0.drive(has_ended, started + timeout)
+            && let Some(outcome) = self.state.outcome()
+        {
+            return Some(outcome);
+        }
+        let _sleeper = self.connection.0.about_to_sleep();
         let mut inner = self.state.lock();
         loop {
             if let Some(outcome) = &inner.outcome {
+                self.connection.0.driving.was_short(started.elapsed());
                 return Some(outcome.clone());
             }
             let left = timeout.saturating_sub(started.elapsed());
@@ -150,7 +160,7 @@ impl Transfer {
 
 impl Drop for Transfer {
     fn drop(&mut self) {
-        if self.test().is_none() {
+        if !self.state.has_ended() {
             self.cancel();
         }
     }

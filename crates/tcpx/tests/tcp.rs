@@ -205,3 +205,49 @@ fn host_memory_cannot_wait_for_gpu_work_and_says_so() {
         assert!(matches!(error, Error::Setting { .. }), "{error}");
     }
 }
+
+/// Both ends are used to an answer, or another message, at once, and then there is none.
+#[test]
+fn what_waited_for_company_leaves_without_it() {
+    let (server, client) = pair(|options| {
+        // Nothing else is to carry along what waits.
+        options.heartbeat = Duration::from_secs(60);
+        options.dead_after = Duration::from_secs(200);
+        options.deadlines.stall = LONG;
+    });
+    let source = region(&random(4096));
+    let sinks: Vec<Region> = (0..8).map(|_| region(&[0; 4096])).collect();
+    let send = |from: &Connection, tag| from.send(source.all(), tag).start().expect("room");
+    let receive =
+        |at: &Connection, sink: &Region, tag| at.receive(sink.all(), tag).start().expect("room");
+    for _ in 0..20 {
+        for round in 0..50 {
+            let there = receive(&server, &sinks[0], 1);
+            let back = receive(&client, &sinks[1], 2);
+            let sent = send(&client, 1);
+            there.wait().expect("it arrives");
+            let answered = send(&server, 2);
+            back.wait().expect("the answer arrives");
+            if round % 8 == 0 {
+                sent.wait().expect("acknowledged");
+                answered.wait().expect("acknowledged");
+            }
+        }
+        // An acknowledgement that no answer follows.
+        let there = receive(&server, &sinks[0], 1);
+        let sent = send(&client, 1);
+        there.wait().expect("it arrives");
+        sent.wait().expect("acknowledged");
+        // Messages behind others, and nobody who waits where they come from.
+        let all: Vec<_> = sinks.iter().map(|sink| receive(&server, sink, 1)).collect();
+        let sent: Vec<_> = sinks.iter().map(|_| send(&client, 1)).collect();
+        for there in all {
+            there.wait().expect("it arrives");
+        }
+        for sent in sent {
+            sent.wait().expect("acknowledged");
+        }
+    }
+    client.close(LONG).expect("an orderly goodbye");
+    server.close(LONG).ok();
+}

@@ -15,11 +15,12 @@ use super::{EncodeError, Frame, encode};
 #[derive(Debug)]
 pub struct FrameLog {
     keep: bool,
-    /// Kept frames, oldest first.
+    /// Kept frames, oldest first, from `start` on.
     bytes: Vec<u8>,
+    start: usize,
     /// Where each of them ends, counted from the first byte of the direction.
     ends: VecDeque<u64>,
-    /// Place of `bytes[0]`.
+    /// Place of `bytes[start]`.
     base: u64,
     /// What was written ends here.
     written: u64,
@@ -47,6 +48,7 @@ impl FrameLog {
         Self {
             keep,
             bytes: Vec::new(),
+            start: 0,
             ends: VecDeque::new(),
             base: 0,
             written: 0,
@@ -62,19 +64,24 @@ impl FrameLog {
         // Far fewer frames than a u32 counts are kept.
         let sequence = self.first.wrapping_add(self.ends.len() as u32);
         encode(frame, sequence, &mut self.bytes)?;
-        self.ends.push_back(self.base + self.bytes.len() as u64);
+        self.ends.push_back(self.end());
         Ok(())
     }
 
     /// What is to be written next.
     pub fn unwritten(&self) -> &[u8] {
         let at = usize::try_from(self.written - self.base).unwrap_or(usize::MAX);
-        self.bytes.get(at..).unwrap_or_default()
+        self.bytes[self.start..].get(at..).unwrap_or_default()
+    }
+
+    /// Where the last frame ends.
+    fn end(&self) -> u64 {
+        self.base + self.held() as u64
     }
 
     /// The connection took this many bytes of [`unwritten`](Self::unwritten).
     pub fn wrote(&mut self, bytes: usize) {
-        let end = self.base + self.bytes.len() as u64;
+        let end = self.end();
         self.written = self.written.saturating_add(bytes as u64).min(end);
         // In one go, when all is written, and not by the frame.
         if !self.keep && self.written == end {
@@ -84,7 +91,7 @@ impl FrameLog {
 
     /// Bytes that are held.
     pub fn held(&self) -> usize {
-        self.bytes.len()
+        self.bytes.len() - self.start
     }
 
     /// The peer says that it has every frame before `next`. A number that had been passed is no news:
@@ -114,10 +121,16 @@ impl FrameLog {
                 arrived: next,
             });
         }
-        if let Some(end) = self.ends.drain(..count).next_back() {
+        let last = self.ends.drain(..count).next_back();
+        if let Some(end) = last {
             let bytes = usize::try_from(end - self.base).unwrap_or(usize::MAX);
-            self.bytes.drain(..bytes.min(self.bytes.len()));
+            self.start = self.bytes.len().min(self.start.saturating_add(bytes));
             self.base = end;
+            // What is kept moves seldom, and never more of it than has gone.
+            if self.start >= self.bytes.len() - self.start {
+                self.bytes.drain(..self.start);
+                self.start = 0;
+            }
         }
         self.first = next;
         Ok(())
@@ -137,10 +150,11 @@ impl FrameLog {
     /// Drops everything that is held, written or not.
     pub fn forget(&mut self) {
         self.first = self.first.wrapping_add(self.ends.len() as u32);
-        self.base += self.bytes.len() as u64;
+        self.base = self.end();
         self.written = self.base;
         self.ends.clear();
         self.bytes.clear();
+        self.start = 0;
     }
 }
 

@@ -12,6 +12,9 @@ use crate::time::Time;
 /// Most frames that wait while the peer still sends: answers to a peer that reads none.
 const MAX_BACKLOG: usize = 1 << 16;
 
+/// Credit is given back once it is more than this part of the whole.
+const CREDIT_PARTS: u64 = 8;
+
 impl Session {
     pub(super) fn take_frame(&mut self, now: Time, frame: Frame) -> Result<(), SessionError> {
         if self.ended() {
@@ -218,13 +221,20 @@ impl Session {
         Ok(())
     }
 
+    /// Whether credit goes back: not for every payload, and in time for the longest.
+    fn credit_is_due(&self) -> bool {
+        let ours = &self.config.ours;
+        let (owed, credit) = (self.credit_owed, u64::from(ours.eager_credit));
+        owed > credit / CREDIT_PARTS || owed > credit.saturating_sub(ours.eager_limit.into())
+    }
+
     pub(super) fn next_frame(&mut self, now: Time) -> Option<Frame> {
         if !self.ended() {
             if self.acks.ready(now) {
                 self.flush_acks();
             }
             self.advance_close();
-            if self.transmit.is_empty() && self.credit_owed > 0 {
+            if self.transmit.is_empty() && self.credit_is_due() {
                 let bytes = u32::try_from(self.credit_owed).unwrap_or(u32::MAX);
                 self.credit_owed -= u64::from(bytes);
                 self.transmit.push_back(Frame::EagerCredit { bytes });

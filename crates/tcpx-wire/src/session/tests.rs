@@ -11,6 +11,7 @@ mod pair;
 mod random;
 mod stopping;
 mod transfers;
+mod waiting;
 
 use std::time::Duration;
 

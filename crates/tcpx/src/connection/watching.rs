@@ -36,11 +36,14 @@ impl Shared {
     }
 
     pub(super) fn set_due(&self, due: Option<Instant>) {
-        let due = due.map_or(u64::MAX, |due| {
-            let span = due.saturating_duration_since(self.origin);
-            u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
-        });
+        let due = due.map_or(u64::MAX, |due| self.since_origin(due));
         self.due.store(due, Ordering::SeqCst);
+    }
+
+    /// Microseconds of the connection.
+    pub(crate) fn since_origin(&self, at: Instant) -> u64 {
+        let span = at.saturating_duration_since(self.origin);
+        u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
     }
 
     /// Watches the control socket for what is wanted of it.
@@ -50,7 +53,7 @@ impl Shared {
             Watching::Nothing
         } else if core.control.is_away() {
             Watching::Away
-        } else if self.driving.is_on() {
+        } else if self.driving.is_attended() {
             Watching::Muted
         } else if core.control.wants_write() {
             Watching::ReadWrite

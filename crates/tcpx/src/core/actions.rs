@@ -147,9 +147,10 @@ impl Core {
         if reported {
             return;
         }
-        let channels = self.describe_channels();
-        let result =
-            result.map_err(|error| Error::operation(self.peer, channels, tag, error, held));
+        let result = result.map_err(|error| {
+            let channels = self.describe_channels();
+            Error::operation(self.peer, channels, tag, error, held)
+        });
         self.emit(&match &result {
             Ok(report) => Event::Completed {
                 role,

@@ -25,6 +25,8 @@ pub(super) struct Weather {
     pub(super) no_quiet: bool,
     /// The receiver's digests are wrong.
     pub(super) corrupt: bool,
+    /// What may wait for transmission does.
+    pub(super) holds: bool,
 }
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,6 +55,8 @@ pub(super) enum Event {
     Quiet {
         operation: OperationId,
     },
+    /// What waited for transmission leaves.
+    Speak,
 }
 
 pub(super) struct Side {
@@ -73,6 +77,9 @@ pub(super) struct Side {
     pub(super) setup_done: bool,
     /// By sequence: what a network that can send again keeps.
     pub(super) kept: BTreeMap<u64, (OperationId, u32)>,
+    /// An [`Event::Speak`] is to come; it has come.
+    pub(super) holds: bool,
+    pub(super) speaks: bool,
 }
 
 pub(super) struct Pair {
@@ -114,6 +121,8 @@ impl Pair {
             kept: BTreeMap::new(),
             data_at: BTreeMap::new(),
             setup_done: true,
+            holds: false,
+            speaks: false,
         };
         Self {
             now,
@@ -128,6 +137,7 @@ impl Pair {
                 no_digest: false,
                 no_quiet: false,
                 corrupt: false,
+                holds: false,
             },
             events: BinaryHeap::new(),
             scheduled: 0,
@@ -334,6 +344,7 @@ impl Pair {
                 }
             }
             Event::Quiet { operation } => self.become_quiet(at, operation),
+            Event::Speak => (side.holds, side.speaks) = (false, true),
         }
     }
 
@@ -345,7 +356,9 @@ impl Pair {
                 idle = false;
                 self.act(at, action);
             }
-            while let Some(frame) = self.sides[at].session.poll_transmit(self.now) {
+            while !self.holds(at)
+                && let Some(frame) = self.sides[at].session.poll_transmit(self.now)
+            {
                 idle = false;
                 let delay = Duration::from_micros(self.random.below(self.weather.jitter) + 1);
                 let peer = &mut self.sides[1 - at];
@@ -355,20 +368,41 @@ impl Pair {
                 self.schedule_at(1 - at, arrives, Event::Frame);
             }
             if idle {
+                self.sides[at].speaks = false;
                 return;
             }
         }
     }
 
+    /// Whether everything that waits for transmission may go on waiting, and does.
+    fn holds(&mut self, at: usize) -> bool {
+        let side = &mut self.sides[at];
+        let waiting = side.session.waiting();
+        let any = waiting.acknowledgements + waiting.eager > 0;
+        if !self.weather.holds || !any || waiting.urgent || side.speaks {
+            return false;
+        }
+        if !std::mem::replace(&mut side.holds, true) {
+            self.schedule(at, Event::Speak);
+        }
+        true
+    }
+
     /// Nothing is left anywhere in either session.
     pub(super) fn assert_clean(&self) {
-        for side in &self.sides {
+        for (at, side) in self.sides.iter().enumerate() {
             let session = &side.session;
             assert!(session.sends.is_empty(), "{:#?}", session.sends);
             assert!(session.receives.is_empty(), "{:#?}", session.receives);
             assert!(session.by_transfer.is_empty());
             assert_eq!(session.eager_held, 0);
-            assert_eq!(session.eager_used, 0);
+            let peer = &self.sides[1 - at].session;
+            assert_eq!(session.eager_used, peer.credit_owed);
+            let limit = peer.config.ours.eager_limit.into();
+            assert!(
+                peer.ended() || session.ended() || session.eager_allowed(limit),
+                "what is owed leaves no room for a payload"
+            );
             assert!(session.send_stream.idle() && session.receive_stream.idle());
             assert_eq!(session.matching.arrivals(), 0);
             let config = &session.config;

@@ -19,6 +19,8 @@ struct Schedule {
     hold_until_placed: bool,
     cancellable: bool,
     close: bool,
+    /// Acknowledgements and eager payloads wait for others.
+    holds: bool,
 }
 
 fn any_schedule() -> impl Strategy<Value = Schedule> {
@@ -26,7 +28,12 @@ fn any_schedule() -> impl Strategy<Value = Schedule> {
         (any::<u64>(), 1u16..9, 1u16..6, 1u16..6),
         (1u64..3000, 1u64..80),
         prop_oneof![Just(0u64), 1u64..60],
-        (any::<bool>(), prop::bool::weighted(0.8), any::<bool>()),
+        (
+            any::<bool>(),
+            prop::bool::weighted(0.8),
+            any::<bool>(),
+            any::<bool>(),
+        ),
     )
         .prop_map(
             |(
@@ -35,7 +42,7 @@ fn any_schedule() -> impl Strategy<Value = Schedule> {
                 cancels,
                 flags,
             )| {
-                let (hold_until_placed, cancellable, close) = flags;
+                let (hold_until_placed, cancellable, close, holds) = flags;
                 Schedule {
                     seed,
                     channels,
@@ -47,6 +54,7 @@ fn any_schedule() -> impl Strategy<Value = Schedule> {
                     hold_until_placed,
                     cancellable,
                     close,
+                    holds,
                 }
             },
         )
@@ -67,6 +75,7 @@ fn play(schedule: &Schedule) {
     config.close_timeout = Duration::from_secs(100);
     let mut pair = Pair::new(config, schedule.seed);
     pair.weather.jitter = schedule.jitter;
+    pair.weather.holds = schedule.holds;
     let mut random = Random(!schedule.seed);
     // One entry per message: what is sent from which side, and the receive that must match it.
     let mut tags = Vec::new();

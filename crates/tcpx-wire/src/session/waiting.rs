@@ -1,0 +1,49 @@
+//! What waits for transmission, and whether it bears waiting.
+
+use super::Session;
+use crate::frame::Frame;
+
+/// Frames that wait for [`Session::poll_transmit`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waiting {
+    /// There are others than those counted here, or the session closes: nothing should be held back.
+    pub urgent: bool,
+    /// Acknowledgements of eager payload, and credit for it.
+    pub acknowledgements: usize,
+    /// Eager payloads.
+    pub eager: usize,
+    /// Their bytes.
+    pub eager_bytes: u64,
+}
+
+impl Session {
+    /// What waits for transmission. A caller may leave acknowledgements and eager payloads where they
+    /// are for a moment, so that several leave together; nothing else.
+    pub fn waiting(&self) -> Waiting {
+        let mut waiting = Waiting {
+            urgent: self.acks.due.is_some() || self.closing(),
+            ..Waiting::default()
+        };
+        for frame in &self.transmit {
+            match frame {
+                Frame::EagerDone { .. } | Frame::EagerCredit { .. } => {
+                    waiting.acknowledgements += 1;
+                }
+                Frame::Eager { payload, .. } => {
+                    waiting.eager += 1;
+                    waiting.eager_bytes += payload.len() as u64;
+                }
+                _ => {
+                    waiting.urgent = true;
+                    break;
+                }
+            }
+        }
+        waiting
+    }
+
+    /// Sends that the peer has not acknowledged, those included that wait for transmission.
+    pub fn sends_under_way(&self) -> usize {
+        self.sends.len()
+    }
+}

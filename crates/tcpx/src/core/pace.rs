@@ -1,0 +1,209 @@
+//! What may wait for company before it is written: acknowledgements, and small messages behind others.
+//!
+//! A write costs more than a small message. So an acknowledgement waits while the thread that looks
+//! after the connection will look again at once, or has answered its last messages at once; and small
+//! messages that follow each other closely go together while earlier ones are on their way. Nothing
+//! waits unless a thread of the program looks after the connection: who stops doing so writes, and if
+//! it does not come back, the engine's thread does within [`LINGER`](crate::drive::LINGER) at the latest.
+
+use std::time::{Duration, Instant};
+
+use tcpx_wire::session::Waiting;
+
+/// What follows within this time follows at once.
+const SOON: Duration = Duration::from_micros(20);
+/// How often in a row something must have followed at once before it is counted on.
+const USUAL: u8 = 4;
+/// Most acknowledgements that wait.
+const MOST_ACKNOWLEDGEMENTS: usize = 64;
+/// Bytes of small messages that are written at once.
+const WORTH_A_WRITE: u64 = 64 << 10;
+
+/// What a thread of the program last did with the connection.
+#[derive(Clone, Copy, Debug)]
+enum Did {
+    /// It sent something small.
+    Sent(Instant),
+    /// It left with what it had waited for.
+    Left(Instant),
+}
+
+/// How the program goes about with a connection.
+#[derive(Debug, Default)]
+pub(crate) struct Pace {
+    /// A thread of the program looks after the connection, or did a moment ago.
+    attended: bool,
+    /// The work of this turn is done by a thread of the program, which takes another turn.
+    driven: bool,
+    looks_again: bool,
+    last: Option<Did>,
+    /// Ends of waits in a row that a send followed at once.
+    replies: u8,
+    /// Sends in a row that another call followed at once.
+    company: u8,
+}
+
+impl Pace {
+    /// Says whether somebody will write soon what waits.
+    pub(crate) fn attend(&mut self, attended: bool) {
+        self.attended = attended;
+    }
+
+    /// The turns that follow are those of a thread that waits, or no more.
+    pub(crate) fn drive(&mut self, driven: bool) {
+        self.driven = driven;
+    }
+
+    pub(super) fn is_driven(&self) -> bool {
+        self.driven
+    }
+
+    /// Whether the turn goes on, or another one follows it.
+    pub(super) fn looks_again(&mut self, again: bool) {
+        self.looks_again = again;
+    }
+
+    /// The program starts a send.
+    pub(crate) fn sends(&mut self) {
+        if let Some(Did::Left(at)) = self.last {
+            count(&mut self.replies, at);
+        }
+        self.comes_back();
+        self.last = Some(Did::Sent(Instant::now()));
+    }
+
+    /// The program starts a receive, which may stand between a message and its answer.
+    pub(crate) fn receives(&mut self) {
+        self.comes_back();
+    }
+
+    /// The program waits for something.
+    pub(crate) fn waits(&mut self) {
+        if let Some(Did::Left(_)) = self.last {
+            self.replies = 0;
+            self.last = None;
+        }
+        self.comes_back();
+    }
+
+    /// The program has what it waited for.
+    pub(crate) fn leaves(&mut self) {
+        self.last = Some(Did::Left(Instant::now()));
+    }
+
+    fn comes_back(&mut self) {
+        if let Some(Did::Sent(at)) = self.last {
+            count(&mut self.company, at);
+            self.last = None;
+        }
+    }
+
+    /// Whether `waiting` may go with what comes next; `sends` are under way or waiting.
+    pub(super) fn holds(&self, waiting: &Waiting, sends: usize) -> bool {
+        if !self.attended || waiting.urgent || waiting.acknowledgements > MOST_ACKNOWLEDGEMENTS {
+            return false;
+        }
+        if self.driven {
+            return self.looks_again;
+        }
+        match waiting.eager {
+            0 => self.replies >= USUAL,
+            held => {
+                let on_the_way = sends > held;
+                self.company >= USUAL && on_the_way && waiting.eager_bytes < WORTH_A_WRITE
+            }
+        }
+    }
+}
+
+/// Counts what followed `at`, if it did at once.
+fn count(row: &mut u8, at: Instant) {
+    *row = if at.elapsed() <= SOON {
+        row.saturating_add(1)
+    } else {
+        0
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ACKNOWLEDGEMENT: Waiting = Waiting {
+        urgent: false,
+        acknowledgements: 1,
+        eager: 0,
+        eager_bytes: 0,
+    };
+    const MESSAGE: Waiting = Waiting {
+        urgent: false,
+        acknowledgements: 0,
+        eager: 1,
+        eager_bytes: 4096,
+    };
+
+    fn used_to(what: impl Fn(&mut Pace)) -> Pace {
+        let mut pace = Pace::default();
+        pace.attend(true);
+        // The machine may pause between two of them.
+        for _ in 0..1000 {
+            what(&mut pace);
+            if pace.company >= USUAL || pace.replies >= USUAL {
+                break;
+            }
+        }
+        pace
+    }
+
+    #[test]
+    fn an_acknowledgement_waits_for_the_answer_that_usually_follows() {
+        let mut pace = used_to(|pace| {
+            pace.leaves();
+            pace.receives();
+            pace.sends();
+        });
+        assert!(pace.holds(&ACKNOWLEDGEMENT, 0));
+        let urgent = Waiting {
+            urgent: true,
+            ..ACKNOWLEDGEMENT
+        };
+        assert!(!pace.holds(&urgent, 0));
+        pace.leaves();
+        pace.waits();
+        assert!(!pace.holds(&ACKNOWLEDGEMENT, 0));
+    }
+
+    #[test]
+    fn a_message_waits_for_the_next_only_behind_others_that_are_on_their_way() {
+        let pace = used_to(Pace::sends);
+        assert!(!pace.holds(&MESSAGE, 1));
+        assert!(pace.holds(&MESSAGE, 2));
+        let enough = Waiting {
+            eager_bytes: WORTH_A_WRITE,
+            ..MESSAGE
+        };
+        assert!(!pace.holds(&enough, 2));
+        assert!(!Pace::default().holds(&MESSAGE, 2));
+    }
+
+    #[test]
+    fn nothing_waits_where_nobody_looks_after_the_connection() {
+        let mut pace = used_to(Pace::sends);
+        pace.attend(false);
+        assert!(!pace.holds(&MESSAGE, 2));
+        pace.drive(true);
+        pace.looks_again(true);
+        assert!(!pace.holds(&ACKNOWLEDGEMENT, 0));
+    }
+
+    #[test]
+    fn a_thread_that_waits_writes_before_it_looks_in_vain() {
+        let mut pace = Pace::default();
+        pace.attend(true);
+        pace.drive(true);
+        pace.looks_again(true);
+        assert!(pace.holds(&ACKNOWLEDGEMENT, 0) && pace.holds(&MESSAGE, 1));
+        pace.looks_again(false);
+        assert!(!pace.holds(&ACKNOWLEDGEMENT, 0) && !pace.holds(&MESSAGE, 2));
+    }
+}

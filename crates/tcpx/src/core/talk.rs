@@ -1,0 +1,96 @@
+//! Frames in and out.
+
+use super::Core;
+use crate::error::Error;
+
+/// Frames read at a time before the channels get their turn.
+const FRAMES_AT_A_TIME: usize = 256;
+
+impl Core {
+    /// Reads frames; `true` if there were any.
+    pub(super) fn read_control(&mut self) -> bool {
+        match &self.ended {
+            // The session is over and waits for its operations to let go of their memory.
+            None if self.peer_closed => return false,
+            None => {}
+            Some(Ok(())) => {
+                self.peer_closed = self.peer_closed || self.control.drain();
+                return false;
+            }
+            Some(Err(_)) => return false,
+        }
+        let mut any = false;
+        let heard = self.session.heard();
+        for _ in 0..FRAMES_AT_A_TIME {
+            match self.control.receive() {
+                Ok(Some(frame)) => {
+                    any = true;
+                    let now = self.now();
+                    if let Err(error) = self.session.frame(now, frame) {
+                        self.fail(Error::protocol(self.peer, error));
+                        break;
+                    }
+                }
+                Ok(None) => break,
+                Err(end) => {
+                    self.control_ended(end);
+                    any = true;
+                    break;
+                }
+            }
+        }
+        self.tell_that_peer_was_heard(heard);
+        any
+    }
+
+    /// Takes frames from the session as long as there is room; `true` if there were any.
+    pub(super) fn queue_frames(&mut self) -> bool {
+        if self.control_is_down() {
+            return false;
+        }
+        let now = self.now();
+        let mut any = false;
+        while self.control.has_room() {
+            let Some(frame) = self.session.poll_transmit(now) else {
+                break;
+            };
+            any = true;
+            if let Err(end) = self.control.queue(&frame) {
+                self.control_ended(end);
+                break;
+            }
+        }
+        any
+    }
+
+    /// Sends what the session has to say, as far as the socket takes it and it may not wait.
+    pub(super) fn write_control(&mut self) {
+        if self.may_hold() {
+            return;
+        }
+        while self.queue_frames() {
+            self.control.flush();
+            if self.control.wants_write() {
+                return;
+            }
+        }
+        if !self.control_is_down() {
+            self.control.flush();
+        }
+    }
+
+    /// Sends what there is to say, unless it may wait for what comes next.
+    pub(crate) fn speak(&mut self) {
+        self.write_control();
+        self.perform_actions();
+    }
+
+    /// Whether all that there is to say may wait for what comes next.
+    fn may_hold(&self) -> bool {
+        if self.control.wants_write() || self.control_is_down() {
+            return false;
+        }
+        let (waiting, sends) = (self.session.waiting(), self.session.sends_under_way());
+        self.pace.holds(&waiting, sends)
+    }
+}
