@@ -179,6 +179,13 @@ impl TcpxPlugin {
     }
 }
 
+#[cfg(test)]
+impl TcpxPlugin {
+    pub(crate) fn shared(&self) -> Arc<Shared> {
+        Arc::clone(&self.shared)
+    }
+}
+
 impl NetPlugin for TcpxPlugin {
     const NAME: &'static CStr = c"TCPX";
     // Receives of a host-memory plugin may be reported consumed too; NCCL does so.

@@ -186,3 +186,32 @@ fn what_was_reported_as_sent_arrives_although_its_sender_closed_before_a_receive
         }
     }
 }
+
+#[test]
+fn a_receiver_that_closes_with_its_message_leaves_the_send_done() {
+    let plugin = plugin(config());
+    let mut early = 0;
+    for round in 0..200 {
+        let Pair { send, receive, .. } = {
+            let pair = pair(&plugin);
+            moves(&pair, MIB, 2);
+            pair
+        };
+        let mut from = Registered::new(&send, random(MIB, round), false);
+        let mut to = Registered::new(&receive, vec![0; MIB], false);
+        let received = posted(receive.irecv(to.buffer(0, MIB), 0, &to.memory));
+        let sent = posted(send.isend(from.buffer(0, MIB), 0, &from.memory));
+        let mut done = false;
+        until("the receive", || {
+            done = done || send.test(sent).unwrap().is_some();
+            receive.test(received).unwrap()
+        });
+        drop(receive);
+        if !done {
+            early += 1;
+            until("the send", || send.test(sent).unwrap());
+        }
+        assert!(to.bytes == from.bytes);
+    }
+    assert!(early > 0, "the sends were always done before");
+}

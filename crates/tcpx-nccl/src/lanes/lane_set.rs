@@ -245,7 +245,7 @@ impl LaneSet {
         Ok(())
     }
 
-    pub(super) fn pop(&self) -> Option<Chunk> {
+    pub(crate) fn pop(&self) -> Option<Chunk> {
         self.queue.pop()
     }
 

@@ -40,9 +40,8 @@ pub(crate) struct ReceiveLane {
     header_bytes: usize,
     arriving: Option<Arriving>,
     left: usize,
-    /// Chunks read whose sender waits for the answer, and of them those it knows of.
+    /// Chunks read whose senders waited for the answer.
     read: u64,
-    answered: u64,
     /// Comms seen on this lane.
     known: HashMap<u64, Arc<Inlet>>,
     /// Made when the first chunk is dropped.
@@ -61,7 +60,6 @@ impl ReceiveLane {
             arriving: None,
             left: 0,
             read: 0,
-            answered: 0,
             known: HashMap::new(),
             scratch: Vec::new(),
         }
@@ -102,6 +100,14 @@ impl ReceiveLane {
                     // The sender reset the lane: its memory may have changed before we read it.
                     return Err(error.to_string());
                 }
+                if let Moved::Bytes(bytes) = moved
+                    && arriving.answered
+                    && bytes >= self.left
+                {
+                    // Before the comm hears of it: it may close then, and so may its process.
+                    self.read += 1;
+                    answer(&self.stream, self.read)?;
+                }
                 if let (Moved::Bytes(bytes), Some(inlet), Some(Some(_))) =
                     (&moved, &arriving.inlet, &writing)
                 {
@@ -127,9 +133,6 @@ impl ReceiveLane {
         if let Some(arriving) = &mut self.arriving {
             arriving.at = arriving.at.from(payload);
             if self.left == 0 {
-                if arriving.answered {
-                    self.read += 1;
-                }
                 self.arriving = None;
             }
         }
@@ -173,21 +176,6 @@ impl ReceiveLane {
         Ok(())
     }
 
-    /// Tells the sender which chunks were read.
-    fn answer(&mut self) -> Result<(), String> {
-        if self.answered == self.read {
-            return Ok(());
-        }
-        self.answered = self.read;
-        let answer: [u8; ANSWER_BYTES] = self.read.to_le_bytes();
-        match socket::send_bytes(&self.stream, &answer) {
-            Moved::Bytes(ANSWER_BYTES) => Ok(()),
-            Moved::Broken(error) => Err(error.to_string()),
-            // The few chunks that a sender leaves unanswered fit any buffer.
-            moved => Err(format!("the sender reads no answers: {moved:?}")),
-        }
-    }
-
     fn inlet(&mut self, id: u64) -> Option<Arc<Inlet>> {
         if let Some(inlet) = self.known.get(&id) {
             return Some(Arc::clone(inlet));
@@ -216,6 +204,17 @@ impl ReceiveLane {
     }
 }
 
+/// Tells the sender how many chunks were read.
+fn answer(stream: &Stream, read: u64) -> Result<(), String> {
+    let answer: [u8; ANSWER_BYTES] = read.to_le_bytes();
+    match socket::send_bytes(stream, &answer) {
+        Moved::Bytes(ANSWER_BYTES) => Ok(()),
+        Moved::Broken(error) => Err(error.to_string()),
+        // The few chunks that a sender leaves unanswered fit any buffer.
+        moved => Err(format!("the sender reads no answers: {moved:?}")),
+    }
+}
+
 impl Drop for ReceiveLane {
     fn drop(&mut self) {
         self.end("our side closed it");
@@ -234,7 +233,7 @@ impl Lane for ReceiveLane {
     fn turn(&mut self) -> Turn {
         let mut budget = TURN_BYTES;
         while budget > 0 {
-            match self.read().and_then(|moved| self.answer().map(|()| moved)) {
+            match self.read() {
                 Ok(Some(bytes)) => budget = budget.saturating_sub(bytes),
                 Ok(None) => return Turn::Rest,
                 Err(why) => {

@@ -236,12 +236,13 @@ impl Lane for TransmitLane {
     fn turn(&mut self) -> Turn {
         let mut budget = TURN_BYTES;
         loop {
-            if self.set.failure().is_some() {
-                return Turn::End;
-            }
-            // Until nothing is to be read: the socket is watched for edges.
+            // Until nothing is to be read: the socket is watched for edges. Before a failure counts: a
+            // peer that was done may have ended another lane first.
             if let Err(why) = self.read_answers() {
                 return self.fail(&why);
+            }
+            if self.set.failure().is_some() {
+                return Turn::End;
             }
             if self.is_waiting() {
                 return Turn::Rest;

@@ -59,8 +59,16 @@ impl State {
         self.failure.is_some() || self.polls.is_multiple_of(POLLS_BETWEEN_LOOKS)
     }
 
+    /// Whether lanes have all that is left, and still hold some of it: how that ends is theirs to say,
+    /// and they do when they end themselves.
+    pub(super) fn is_with_lanes(&self) -> bool {
+        self.next == self.ring.posted()
+            && self.carriage.as_ref().is_some_and(|c| c.outlet().is_busy())
+    }
+
     pub(super) fn check_lanes(&mut self) -> Result<(), PluginError> {
         match &self.carriage {
+            Some(_) if self.is_with_lanes() => Ok(()),
             Some(carriage) => {
                 let standing = carriage.set().check(&self.name);
                 if standing.is_err() {
@@ -116,5 +124,132 @@ impl State {
             self.next += 1;
         }
         Ok(queued)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::sync::Arc;
+
+    use nccl_net::export::{Buffer, HostLogger, MemoryRegion, NetComm, NetSend, RequestId};
+
+    use super::*;
+    use crate::config::Config;
+    use crate::header::{HEADER_BYTES, Header, Record};
+    use crate::lanes::carriage::Route;
+    use crate::lanes::lane_set::LaneSet;
+    use crate::lanes::outlet::Chunk;
+    use crate::memory::Memory;
+    use crate::plugin::TcpxPlugin;
+    use crate::send::SendComm;
+    use crate::socket::{self, Stream};
+
+    const BYTES: usize = 300_000;
+
+    struct Fixture {
+        comm: SendComm,
+        set: Arc<LaneSet>,
+        memory: Memory,
+        bytes: Vec<u8>,
+        peer: Option<TcpStream>,
+    }
+
+    impl Fixture {
+        /// A comm whose receiver has granted a message, with lanes that nobody drives.
+        fn new() -> Self {
+            let config = Config {
+                interfaces: "lo".to_owned(),
+                lanes: Some(1),
+                threads: Some(1),
+                ..Config::default()
+            };
+            let plugin = TcpxPlugin::with_config(config, HostLogger::default()).unwrap();
+            let shared = plugin.shared();
+            let runtime = shared.runtime().unwrap().unwrap();
+            let log = Arc::clone(&shared.log);
+            let set = Arc::new(LaneSet::new([7; 16], Vec::new(), Vec::new(), true, log));
+            let route = Route {
+                set: Arc::clone(&set),
+                _runtime: runtime,
+            };
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            socket::prepare(&stream).unwrap();
+            let (mut peer, _) = listener.accept().unwrap();
+            let carriage = Carriage::new(route, BYTES);
+            let comm = SendComm::new(shared, Stream::new(stream), String::new(), carriage).unwrap();
+            peer.read_exact(&mut [0; HEADER_BYTES]).unwrap();
+            let grant = Header {
+                sequence: 1,
+                size: 5,
+            };
+            peer.write_all(&grant.encode(Record::Grant)).unwrap();
+            let mut bytes = vec![3; BYTES];
+            let region = MemoryRegion {
+                data: bytes.as_mut_ptr(),
+                len: BYTES,
+                cuda: false,
+            };
+            let memory = comm.register(region).unwrap();
+            Self {
+                comm,
+                set,
+                memory,
+                bytes,
+                peer: Some(peer),
+            }
+        }
+
+        fn send(&mut self) -> RequestId {
+            let buffer = Buffer {
+                data: self.bytes.as_mut_ptr(),
+                len: BYTES,
+            };
+            self.comm.isend(buffer, 0, &self.memory).unwrap().unwrap()
+        }
+
+        /// The message in the hands of a lane, and its receiver gone.
+        fn with_a_lane(&mut self) -> (RequestId, Vec<Chunk>) {
+            let request = self.send();
+            let mut chunks = Vec::new();
+            while chunks.is_empty() {
+                assert_eq!(self.comm.test(request).unwrap(), None);
+                chunks.extend(std::iter::from_fn(|| self.set.pop()));
+            }
+            drop(self.peer.take());
+            for _ in 0..10 * POLLS_BETWEEN_LOOKS {
+                assert_eq!(self.comm.test(request).unwrap(), None, "lanes have all");
+            }
+            (request, chunks)
+        }
+    }
+
+    #[test]
+    fn a_receiver_that_closes_before_its_answers_are_heard_leaves_the_send_done() {
+        let mut fixture = Fixture::new();
+        let (request, chunks) = fixture.with_a_lane();
+        // A lane of a process that ends may be the first to say so.
+        fixture.set.fail("end of stream".to_owned());
+        assert_eq!(fixture.comm.test(request).unwrap(), None);
+        chunks.into_iter().for_each(Chunk::sent);
+        assert_eq!(fixture.comm.test(request).unwrap(), Some(BYTES));
+        let buffer = Buffer {
+            data: fixture.bytes.as_mut_ptr(),
+            len: BYTES,
+        };
+        let next = fixture.comm.isend(buffer, 0, &fixture.memory);
+        assert!(next.is_err(), "{next:?}");
+    }
+
+    #[test]
+    fn a_send_whose_lane_ends_without_an_answer_fails() {
+        let mut fixture = Fixture::new();
+        let (request, chunks) = fixture.with_a_lane();
+        fixture.set.fail("reset".to_owned());
+        drop(chunks);
+        let failed = |_| fixture.comm.test(request).is_err();
+        assert!((0..2 * POLLS_BETWEEN_LOOKS).any(failed));
     }
 }

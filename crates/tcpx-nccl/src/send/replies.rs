@@ -29,6 +29,8 @@ impl State {
                         Some(failure) => break failure,
                     }
                 }
+                // A receiver that has everything may close before its lanes' answers are heard.
+                Moved::End | Moved::Broken(_) if self.is_with_lanes() => return Ok(()),
                 Moved::End => break self.closed("end of stream".to_owned()),
                 Moved::Broken(error) => break self.closed(error.to_string()),
             }
