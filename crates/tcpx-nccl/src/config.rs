@@ -16,7 +16,7 @@ const DEFAULT_INLINE_BYTES: usize = 64 << 10;
 /// Of several messages at a time, from here on each is better off with a thread of its own.
 const CROWDED_BYTES: usize = 16 << 10;
 /// Each chunk costs a dozen system calls; with larger ones a message takes too few lanes.
-const DEFAULT_CHUNK_BYTES: usize = 512 << 10;
+const DEFAULT_CHUNK_BYTES: usize = 256 << 10;
 const DEFAULT_POOL_BYTES: usize = 16 << 20;
 /// Fragments name their source by a 32-bit offset.
 const MAX_POOL_BYTES: usize = 2 << 30;

@@ -13,12 +13,6 @@ use crate::socket::Span;
 /// host program does.
 const CLOSE_WAIT: Duration = Duration::from_secs(5);
 
-/// Largest chunk while few are under way, so that a message is sooner there over several lanes. Much
-/// smaller ones would need more lanes than stay awake between two messages.
-const QUIET_CHUNK_BYTES: usize = 256 << 10;
-/// Chunks under way for each lane from which on fewer, larger ones cost less.
-const BUSY_LOAD: usize = 3;
-
 /// Lanes, and what keeps their loops running.
 #[derive(Clone, Debug)]
 pub(crate) struct Route {
@@ -71,14 +65,9 @@ impl Carriage {
         if queued == 0 {
             self.outlet.begin(load.sequence, total);
         }
-        let chunk_bytes = if self.route.set.load() < BUSY_LOAD {
-            self.chunk_bytes.min(QUIET_CHUNK_BYTES)
-        } else {
-            self.chunk_bytes
-        };
         while queued < total {
             let rest = load.payload.from(queued);
-            let len = rest.len().min(chunk_bytes);
+            let len = rest.len().min(self.chunk_bytes);
             let header = ChunkHeader {
                 stream: load.stream,
                 sequence: load.sequence,

@@ -1,7 +1,7 @@
 //! The lanes from this process to one peer process, and the queue that feeds them.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -29,8 +29,6 @@ const CONNECT_TIME: Duration = Duration::from_secs(15);
 pub(crate) struct LaneSet {
     group: GroupId,
     queue: ArrayQueue<Chunk>,
-    /// Chunks that wait, leave, or lie unread in a socket as pages of ours.
-    pending: AtomicUsize,
     /// Lanes without work, by their bit.
     idle: AtomicU64,
     /// The loop of each lane.
@@ -78,7 +76,6 @@ impl LaneSet {
         Self {
             group,
             queue: ArrayQueue::new(QUEUE_CHUNKS),
-            pending: AtomicUsize::new(0),
             idle: AtomicU64::new(0),
             loops,
             comms: Users::default(),
@@ -217,24 +214,9 @@ impl LaneSet {
         }
     }
 
-    /// Chunks under way for each lane.
-    pub(crate) fn load(&self) -> usize {
-        self.pending.load(Ordering::Relaxed) / self.loops.len().max(1)
-    }
-
-    /// A chunk that was [popped](Self::pop) is over.
-    pub(super) fn finished(&self) {
-        self.pending.fetch_sub(1, Ordering::Relaxed);
-    }
-
     /// Queues a chunk and wakes a lane for it; gives it back when there is no room.
     pub(crate) fn push(&self, chunk: Chunk) -> Result<(), Chunk> {
-        // First: the lane that takes it may be quicker than we are.
-        self.pending.fetch_add(1, Ordering::Relaxed);
-        if let Err(chunk) = self.queue.push(chunk) {
-            self.finished();
-            return Err(chunk);
-        }
+        self.queue.push(chunk)?;
         if self.failed.load(Ordering::SeqCst) {
             // No lane will take it.
             self.drain();
@@ -293,9 +275,7 @@ impl LaneSet {
     }
 
     fn drain(&self) {
-        while self.queue.pop().is_some() {
-            self.finished();
-        }
+        while self.queue.pop().is_some() {}
     }
 
     /// Why the lanes ended, if they did.

@@ -171,7 +171,7 @@ fn cores() -> usize {
 
 /// Loops a direction: one copies cold memory at some 3 to 4 GB/s.
 fn threads_for(cores: usize) -> usize {
-    (cores / 2).clamp(1, 16)
+    (cores / 2).clamp(1, 12)
 }
 
 /// Lanes to one peer: at least two, so that a lost packet does not stop everything.
@@ -186,7 +186,7 @@ mod tests {
     #[test]
     fn loops_and_lanes_grow_with_the_cores_up_to_a_limit() {
         let counted = [1, 2, 8, 16, 32, 256].map(threads_for);
-        assert_eq!(counted, [1, 1, 4, 8, 16, 16]);
+        assert_eq!(counted, [1, 1, 4, 8, 12, 12]);
         assert_eq!([1, 2, 8].map(lanes_for), [2, 2, 8]);
     }
 }

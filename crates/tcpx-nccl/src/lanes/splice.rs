@@ -14,11 +14,11 @@ use rustix::pipe::{PipeFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with}
 use crate::socket::{self, Moved, Span};
 
 /// Most bytes in the pipe: a chunk of the default size.
-const PIPE_BYTES: usize = 512 << 10;
+const PIPE_BYTES: usize = 256 << 10;
 /// With a smaller pipe, which a user with many of them gets, copying costs less than the calls.
 const MIN_PIPE_BYTES: usize = 64 << 10;
-/// Pipes of the process. All together take half of the 64 MiB after which Linux gives a user who is not
-/// root small ones only.
+/// Pipes of the process. All together take a quarter of the 64 MiB after which Linux gives a user who is
+/// not root small ones only.
 const MOST_PIPES: usize = 64;
 
 static PIPES: AtomicUsize = AtomicUsize::new(0);

@@ -101,7 +101,6 @@ impl TransmitLane {
                 continue;
             };
             if chunk.is_stale() {
-                self.set.finished();
                 continue;
             }
             chunk.header.answered = self.splices(&chunk);
@@ -158,7 +157,6 @@ impl TransmitLane {
                         self.unanswered.push_back(chunk);
                     } else {
                         chunk.sent();
-                        self.set.finished();
                     }
                 }
                 Ok(bytes)
@@ -192,7 +190,6 @@ impl TransmitLane {
                 };
                 self.unanswered_bytes -= chunk.payload.len();
                 chunk.sent();
-                self.set.finished();
                 self.answers += 1;
             }
         }
