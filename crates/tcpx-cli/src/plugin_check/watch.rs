@@ -24,6 +24,8 @@ const KEPT_CHARACTERS: usize = 4096;
 const LOOK: Duration = Duration::from_millis(100);
 /// What a step may take beyond its limit: the process itself notices most ends.
 const GRACE: Duration = Duration::from_secs(5);
+/// How long what the process wrote last is waited for once it has ended.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 type Lines = Arc<Mutex<VecDeque<String>>>;
 
@@ -33,6 +35,8 @@ pub(super) struct Watched {
     child: Child,
     events: Receiver<Event>,
     log: Lines,
+    /// Ends when both pipes were read to their end; nothing is sent.
+    readers: Receiver<()>,
     limit: Duration,
     step: String,
 }
@@ -73,11 +77,13 @@ impl Watched {
         let mut child = command.spawn().map_err(failed)?;
         let (sender, events) = mpsc::channel();
         let log = Lines::default();
+        let (reader, readers) = mpsc::channel::<()>();
         let show = args.debug;
         // Both threads end with the pipes, which end with the process.
         if let Some(output) = child.stdout.take() {
-            let log = Arc::clone(&log);
+            let (log, reader) = (Arc::clone(&log), reader.clone());
             std::thread::spawn(move || {
+                let _reader = reader;
                 each_line(output, |line| match Event::from_line(&line) {
                     Some(event) => sender.send(event).is_ok(),
                     None => keep(&log, line, show),
@@ -86,12 +92,16 @@ impl Watched {
         }
         if let Some(output) = child.stderr.take() {
             let log = Arc::clone(&log);
-            std::thread::spawn(move || each_line(output, |line| keep(&log, line, show)));
+            std::thread::spawn(move || {
+                let _reader = reader;
+                each_line(output, |line| keep(&log, line, show));
+            });
         }
         Ok(Self {
             child,
             events,
             log,
+            readers,
             limit: args.timeout.0,
             step: "starting".into(),
         })
@@ -134,10 +144,21 @@ impl Watched {
         }
     }
 
-    /// The last lines that the plugin logged or printed.
-    pub(super) fn log(&self) -> Vec<String> {
+    /// Ends the process; the last lines that the plugin logged or printed.
+    pub(super) fn log(&mut self) -> Vec<String> {
+        self.end();
+        // They may still lie in the pipes, which a process of the plugin's own may hold open.
+        let _ = self.readers.recv_timeout(LAST_WORDS);
         let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         log.iter().cloned().collect()
+    }
+
+    fn end(&mut self) {
+        let _ = self.child.kill();
+        let until = Instant::now() + GRACE;
+        while Instant::now() < until && !matches!(self.child.try_wait(), Ok(Some(_)) | Err(_)) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Its output ended without a last word.
@@ -185,11 +206,7 @@ fn mark(step: &str) -> &'static str {
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let until = Instant::now() + GRACE;
-        while Instant::now() < until && !matches!(self.child.try_wait(), Ok(Some(_)) | Err(_)) {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        self.end();
     }
 }
 
