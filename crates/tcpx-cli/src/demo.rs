@@ -1,5 +1,6 @@
 //! `tcpx demo`: the whole flow on one host, between this process, which receives, and a second one, which sends.
 
+mod networks;
 mod orders;
 pub(crate) mod peer;
 mod peer_process;

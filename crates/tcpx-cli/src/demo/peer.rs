@@ -1,21 +1,18 @@
 //! The sending process: obeys one order after the other until its standard input ends.
 
-use std::collections::HashMap;
 use std::io::{self, BufRead, Write};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use tcpx::{Auth, Deadlines, Endpoint, Network, Options, TcpNetwork};
+use tcpx::{Auth, Deadlines, Endpoint, Options};
 
-use super::orders::{NetworkOrder, Order, Reply, SendOrder};
+use super::networks::Networks;
+use super::orders::{Order, Reply, SendOrder};
 use crate::args::link::MemoryArgs;
 use crate::error::Error;
 use crate::link;
 use crate::memory_choice::{self, Devices, MemoryChoice};
 use crate::messages::{self, ANSWER, PAYLOAD};
-use crate::plugin_file::PluginFile;
 use crate::transfer::greeting::Payload;
 
 /// How much of the source is shown.
@@ -74,7 +71,7 @@ fn obey(line: &str, sender: &mut Option<Sender>) -> Result<Reply, Error> {
             *sender = Some(Sender {
                 memory,
                 limit,
-                plugins: HashMap::new(),
+                networks: Networks::default(),
             });
             Ok(Reply::Started { memory: text })
         }
@@ -89,7 +86,7 @@ fn obey(line: &str, sender: &mut Option<Sender>) -> Result<Reply, Error> {
 struct Sender {
     memory: MemoryChoice,
     limit: Duration,
-    plugins: HashMap<PathBuf, Arc<dyn Network>>,
+    networks: Networks,
 }
 
 impl Sender {
@@ -98,7 +95,10 @@ impl Sender {
             expected: "the key of the session",
             arrived: "something else".into(),
         })?;
-        let mut options = Options::new(self.network(&order.network)?, Auth::Key(key));
+        let mut options = Options::new(
+            self.networks.get(&order.network, &self.memory)?,
+            Auth::Key(key),
+        );
         options.deadlines = Deadlines {
             stall: self.limit,
             total: None,
@@ -133,27 +133,5 @@ impl Sender {
                 .map_err(Error::memory("checksum the source"))?,
             head: memory_choice::head(&source, order.bytes, SHOWN)?,
         })
-    }
-
-    fn network(&mut self, order: &NetworkOrder) -> Result<Arc<dyn Network>, Error> {
-        match order {
-            NetworkOrder::Tcp => Ok(Arc::new(TcpNetwork::default())),
-            NetworkOrder::Plugin { path } => {
-                if let Some(network) = self.plugins.get(path) {
-                    return Ok(network.clone());
-                }
-                let file = PluginFile::given(path)?;
-                let limit = link::PLUGIN_START;
-                let network: Arc<dyn Network> = Arc::new(link::plugin_network(
-                    &file,
-                    Some(7),
-                    0,
-                    &self.memory,
-                    limit,
-                )?);
-                self.plugins.insert(path.clone(), network.clone());
-                Ok(network)
-            }
-        }
     }
 }

@@ -1,16 +1,13 @@
 //! The receiving process: one connection and one transfer per step, each byte compared.
 
-use std::collections::HashMap;
 use std::fmt::Write;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tcpx::{
-    Auth, Deadlines, Endpoint, Event, Network, Observer, Options, TcpNetwork, UnpackMethod,
-};
+use tcpx::{Auth, Deadlines, Endpoint, Event, Observer, Options, UnpackMethod};
 
+use super::networks::Networks;
 use super::orders::{NetworkOrder, SendOrder};
 use super::peer_process::PeerProcess;
 use crate::error::Error;
@@ -20,7 +17,6 @@ use crate::memory_choice::{self, MemoryChoice};
 use crate::messages::{self, ANSWER, Answer, PAYLOAD};
 use crate::output::hexdump::hex_dump;
 use crate::output::progress::{Busy, Progress};
-use crate::plugin_file::PluginFile;
 use crate::sizes::grouped;
 use crate::transfer::greeting::Payload;
 
@@ -65,7 +61,7 @@ pub(crate) struct Received {
 pub(crate) struct Receiver {
     memory: MemoryChoice,
     limit: Duration,
-    plugins: HashMap<PathBuf, Arc<dyn Network>>,
+    networks: Networks,
     first: Arc<FirstFragments>,
 }
 
@@ -89,7 +85,7 @@ impl Receiver {
         Self {
             memory,
             limit,
-            plugins: HashMap::new(),
+            networks: Networks::default(),
             first: Arc::default(),
         }
     }
@@ -124,7 +120,10 @@ impl Receiver {
             bytes: step.bytes,
             seed: getrandom::u64().map_err(key::KeyError::random)?,
         };
-        let mut options = Options::new(self.network(&step.network)?, Auth::Key(key.clone()));
+        let mut options = Options::new(
+            self.networks.get(&step.network, &self.memory)?,
+            Auth::Key(key.clone()),
+        );
         options.deadlines = Deadlines {
             stall: self.limit,
             total: None,
@@ -178,27 +177,5 @@ impl Receiver {
             sent_dump: hex_dump(&head, 0, SHOWN, "    "),
             received_dump: hex_dump(&shown, 0, SHOWN, "    "),
         })
-    }
-
-    fn network(&mut self, order: &NetworkOrder) -> Result<Arc<dyn Network>, Error> {
-        match order {
-            NetworkOrder::Tcp => Ok(Arc::new(TcpNetwork::default())),
-            NetworkOrder::Plugin { path } => {
-                if let Some(network) = self.plugins.get(path) {
-                    return Ok(network.clone());
-                }
-                let file = PluginFile::given(path)?;
-                let limit = link::PLUGIN_START;
-                let network: Arc<dyn Network> = Arc::new(link::plugin_network(
-                    &file,
-                    Some(7),
-                    0,
-                    &self.memory,
-                    limit,
-                )?);
-                self.plugins.insert(path.clone(), network.clone());
-                Ok(network)
-            }
-        }
     }
 }
