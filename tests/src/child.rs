@@ -3,8 +3,8 @@
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Names the test that a process was started for.
-const MARK: &str = "TCPX_TEST_CHILD";
+/// The variable that names the test or part that a process was started for.
+pub const MARK: &str = "TCPX_TEST_CHILD";
 /// Longest life of a child.
 const PATIENCE: Duration = Duration::from_secs(300);
 
