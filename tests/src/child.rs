@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 /// The variable that keeps our plugin file on this host.
 pub const LOOPBACK: (&str, &str) = ("NCCL_SOCKET_IFNAME", "lo");
 
-/// Names the test that a process was started for.
-const MARK: &str = "TCPX_TEST_CHILD";
+/// The variable that names the test or part that a process was started for.
+pub const MARK: &str = "TCPX_TEST_CHILD";
 /// Longest life of a child.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Longest life of a forked process.
