@@ -1,7 +1,7 @@
 //! Two network namespaces with several links between them, for tests that run as root.
 
 use std::io::{BufRead, BufReader, Lines};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, bail};
@@ -237,6 +237,18 @@ impl Told {
             }
         }
         bail!("it ended without {field:?}: {}", self.child.wait()?)
+    }
+
+    /// How it ended, whatever it printed. The program bounds its own waits.
+    ///
+    /// # Errors
+    /// Its output is no text.
+    pub fn end(mut self) -> anyhow::Result<ExitStatus> {
+        // It never waits for its reader.
+        for line in self.lines.by_ref() {
+            line?;
+        }
+        Ok(self.child.wait()?)
     }
 }
 

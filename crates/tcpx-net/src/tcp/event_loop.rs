@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
+use tcpx_memory::PagePipe;
 use tcpx_memory::awake::{Awake, give_way};
 
 use super::shared::MAX_LANES;
 use super::signal::Signal;
-use super::splice::ignore_broken_pipes;
 use crate::error::IoError;
 
 /// Something that a loop drives: one direction of one lane.
@@ -107,7 +107,7 @@ impl EventLoop {
         )?;
         let inner = Arc::clone(&mailbox);
         std::thread::Builder::new().name(name).spawn(move || {
-            ignore_broken_pipes();
+            PagePipe::ignore_broken_pipes();
             Runner {
                 poller,
                 mailbox: inner,
