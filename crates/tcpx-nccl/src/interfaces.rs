@@ -4,6 +4,7 @@ use std::ffi::CStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
+use crate::config::Family;
 use crate::error::PluginError;
 
 /// Speed of an adapter that does not tell, in Mb/s: virtual ones in clouds do not.
@@ -192,8 +193,9 @@ fn has_other(all: &[Interface], filter: &Filter) -> bool {
         .any(|interface| !interface.is_loopback() && filter.admits(&interface.name))
 }
 
-/// Interfaces that are up and have an address: IPv4 if there is one, else a routable IPv6.
-pub(crate) fn list() -> Result<Vec<Interface>, PluginError> {
+/// Interfaces that are up and have an address, of that family if one is given: IPv4 if there is one,
+/// else a routable IPv6.
+pub(crate) fn list(family: Option<Family>) -> Result<Vec<Interface>, PluginError> {
     let mut head: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: the out pointer is valid; the list is freed below.
     if unsafe { libc::getifaddrs(&raw mut head) } != 0 {
@@ -218,7 +220,7 @@ pub(crate) fn list() -> Result<Vec<Interface>, PluginError> {
         let Some(address) = (unsafe { address(entry.ifa_addr) }) else {
             continue;
         };
-        if !flag(libc::IFF_UP) {
+        if !flag(libc::IFF_UP) || family.is_some_and(|family| !is_of(family, address)) {
             continue;
         }
         match found.iter_mut().find(|(known, ..)| *known == name) {
@@ -239,6 +241,13 @@ pub(crate) fn list() -> Result<Vec<Interface>, PluginError> {
         }
     });
     Ok(described.collect())
+}
+
+fn is_of(family: Family, address: IpAddr) -> bool {
+    match family {
+        Family::V4 => address.is_ipv4(),
+        Family::V6 => address.is_ipv6(),
+    }
 }
 
 /// Which of an interface's addresses is used: the highest.
@@ -376,10 +385,14 @@ mod tests {
 
     #[test]
     fn this_machine_has_a_loopback_interface_with_an_address() {
-        let all = list().unwrap();
+        let all = list(None).unwrap();
         let lo = all.iter().find(|i| i.is_loopback()).unwrap();
         assert!(lo.address.is_loopback(), "{lo:?}");
         assert_eq!(lo.pci_path(), None);
         assert_eq!(lo.speed_mbps(), MEMORY_SPEED_MBPS);
+        for family in [Family::V4, Family::V6] {
+            let all = list(Some(family)).unwrap();
+            assert!(all.iter().all(|one| is_of(family, one.address)), "{all:?}");
+        }
     }
 }
