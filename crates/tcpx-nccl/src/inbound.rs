@@ -22,6 +22,8 @@ const CALL_BUDGET: usize = 8 << 20;
 pub(crate) enum Target {
     /// Straight into the posted buffer.
     Host(Buffer),
+    /// Into device memory, by lanes.
+    Lanes,
     /// Into pages of the pool.
     Device,
 }
@@ -134,7 +136,8 @@ impl Inbound {
         let sequence = ring.find_first(|sequence, request| {
             let over = matches!(request.phase, Phase::Done { .. })
                 || lanes.as_ref().is_some_and(|lanes| lanes.is_whole(sequence));
-            request.memory == memory && matches!(request.target, Target::Host(_)) && !over
+            let in_place = matches!(request.target, Target::Host(_) | Target::Lanes);
+            request.memory == memory && in_place && !over
         })?;
         let failure = PluginError::Deregistered {
             comm: self.name.clone(),
@@ -277,6 +280,12 @@ impl Inbound {
             _ => return Err(self.refuse(sequence, header.size, capacity)),
         };
         request.size = size;
+        if size > 0 && matches!(request.target, Target::Lanes) {
+            return Err(self.protocol(
+                "messages for CUDA memory over lanes",
+                format!("one of {size} bytes beside them: TCPX_NET_DEVICE must be the same on both sides"),
+            ));
+        }
         match (request.target, &mut self.scatter) {
             (Target::Device, Some(scatter)) => {
                 if !scatter.announce(size) {
@@ -332,7 +341,9 @@ impl Inbound {
                 self.spans.push(Span::new(start, left));
             }
             (Target::Device, Some(scatter)) => scatter.spans(number, &mut self.spans),
-            (Target::Device, None) => return Err(self.protocol("a device queue", "none")),
+            (Target::Device | Target::Lanes, _) => {
+                return Err(self.protocol("a device queue", "none"));
+            }
         }
         let offered: usize = self.spans.iter().map(|span| span.len()).sum();
         if another && offered == left {

@@ -21,6 +21,11 @@ impl Inbound {
                     capacity,
                 } => self.refuse(sequence, total, capacity),
                 Refusal::Protocol { expected, arrived } => self.protocol(expected, arrived),
+                Refusal::Copy(error) => PluginError::Copy {
+                    comm: self.name.clone(),
+                    operation: "copying a receive to GPU memory".to_owned(),
+                    error,
+                },
             });
         }
         if let Some(why) = lanes.lost()
