@@ -9,6 +9,7 @@ use crate::header::Header;
 use crate::lanes::chunk::GroupId;
 use crate::lanes::inlet::{Inlet, Refusal};
 use crate::lanes::runtime::Runtime;
+use crate::lanes::to_gpu::ToGpu;
 use crate::memory::DeviceSlice;
 
 /// Small messages in a row after which grants stop: they would cost a call for each receive.
@@ -74,6 +75,21 @@ impl Landing {
     pub(crate) fn post(&mut self, sequence: u64, buffer: Buffer, device: Option<DeviceSlice>) {
         self.needed |= device.is_some();
         self.inlet.post(sequence, buffer, device);
+    }
+
+    /// The message for device memory that [`Self::comes_inline`] was told of is to be read.
+    pub(crate) fn to_gpu(&self, sequence: u64, bytes: u64) -> Option<ToGpu> {
+        self.inlet.claim_inline(sequence, bytes).map(ToGpu::new)
+    }
+
+    /// Bytes of such a message have arrived where [`ToGpu::room`] said.
+    pub(crate) fn arrived(&self, to_gpu: &mut ToGpu, bytes: usize, sequence: u64) {
+        to_gpu.arrived(bytes, &self.inlet, sequence);
+    }
+
+    /// Whether all of a message was read, and copies to the GPU are still under way.
+    pub(crate) fn is_copying(&self, sequence: u64) -> bool {
+        self.lost().is_none() && self.inlet.is_copying(sequence)
     }
 
     /// A message comes over the comm's own connection; `false` when lanes carry it already.

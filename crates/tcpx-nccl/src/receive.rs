@@ -168,7 +168,7 @@ impl NetRecv for RecvComm {
             Place::Host => Target::Host(buffer),
             Place::Device(slice) if self.shared.config.mode == Mode::Cuda => {
                 on_device = Some(slice);
-                Target::Lanes
+                Target::Gpu
             }
             Place::Device(_) if inbound.scatter.is_none() => {
                 return Err(PluginError::InvalidArgument(format!(

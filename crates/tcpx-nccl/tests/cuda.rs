@@ -5,7 +5,7 @@
 #[expect(dead_code, reason = "not every test needs all of it")]
 mod common;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::{
@@ -14,7 +14,7 @@ use common::{
 use nccl_net::ResultCode;
 use nccl_net::export::{NetComm, NetRecv, NetSend, RequestId};
 use nccl_net_tcpx::{Config, Mode};
-use tcpx_memory::{CopyWorker, PinnedSlot};
+use tcpx_memory::{CompletionSink, CopyWorker, Job, MemoryError, PinnedSlot, Region, Work};
 
 /// All tests of this process share the worker for host memory, and its slots.
 static SLOTS: Mutex<()> = Mutex::new(());
@@ -155,16 +155,151 @@ fn deregistered_memory_is_neither_read_nor_written_and_its_requests_fail() {
 }
 
 #[test]
-fn a_message_that_comes_beside_the_lanes_for_cuda_memory_is_refused() {
+fn host_memory_lands_in_the_gpu_s_and_back_whichever_way_it_takes() {
     let _alone = alone();
     let pair = pair(&plugin(config()));
-    // As a peer sends whose plugin takes host memory only.
-    let mut from = Registered::new(&pair.send, vec![1; 100], false);
-    let mut to = Registered::new(&pair.receive, vec![0xee; 100], true);
-    let (_, receive) = start(&pair, &mut from, &mut to);
-    let error = common::until("the refusal", || pair.receive.test(receive).err());
-    assert!(error.to_string().contains("TCPX_NET_DEVICE"), "{error}");
-    assert!(to.bytes.iter().all(|byte| *byte == 0xee));
+    // As with NCCL's LL: sent from host memory, received into the GPU's; large ones before a grant too.
+    for (number, size) in SIZES
+        .into_iter()
+        .chain([3 << 20, 16, 65_536, 70_000, 16])
+        .enumerate()
+    {
+        for (sends, receives) in [(false, true), (true, false), (true, true)] {
+            let data = random(size, number as u64 + 3);
+            let mut from = Registered::new(&pair.send, data.clone(), sends);
+            let mut to = Registered::new(&pair.receive, vec![0xee; size + 64], receives);
+            transfer(&pair, &mut from, &mut to, size, size);
+            assert!(to.bytes[..size] == data, "{size} bytes, {sends} {receives}");
+            assert!(to.bytes[size..].iter().all(|byte| *byte == 0xee));
+        }
+    }
+}
+
+#[test]
+fn a_small_message_for_the_gpu_waits_for_a_slot() {
+    let _alone = alone();
+    let worker = CopyWorker::host().unwrap();
+    let pair = pair(&plugin(config()));
+    let mut from = Registered::new(&pair.send, random(100, 5), false);
+    let mut to = Registered::new(&pair.receive, vec![0; 100], true);
+    let held = take_all(&worker);
+    let len = to.bytes.len();
+    let receive = posted(pair.receive.irecv(to.buffer(0, len), 0, &to.memory));
+    let send = posted(pair.send.isend(from.buffer(0, len), 0, &from.memory));
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(50) {
+        assert_eq!(pair.receive.test(receive).unwrap(), None);
+    }
+    drop(held);
+    finish(&pair, send, receive);
+    assert!(to.bytes == from.bytes);
+}
+
+#[test]
+fn many_messages_from_either_memory_arrive_in_the_order_of_posting() {
+    let _alone = alone();
+    let pair = pair(&plugin(config()));
+    const SPACE: usize = 300_000;
+    const MESSAGES: usize = 200;
+    let len = |n: usize| match n % 5 {
+        0 => 16,
+        1 => SPACE - n,
+        2 => 0,
+        3 => 20_000 + n,
+        _ => 70_000 + n,
+    };
+    let data = random(16 * SPACE, 9);
+    let mut sources = [false, true].map(|cuda| Registered::new(&pair.send, data.clone(), cuda));
+    let mut targets =
+        [false, true].map(|cuda| Registered::new(&pair.receive, vec![0; 16 * SPACE], cuda));
+    let (mut sends, mut receives) = (Vec::new(), Vec::new());
+    let (mut sent, mut received) = (0, 0);
+    common::until("a crowd of messages", || {
+        // A slot of the target is looked at before it is posted again.
+        while receives.len() < MESSAGES.min(received + 8) {
+            let n = receives.len();
+            let target = &mut targets[n / 3 % 2];
+            let buffer = target.buffer(n % 16 * SPACE, SPACE);
+            match pair.receive.irecv(buffer, 0, &target.memory).unwrap() {
+                Some(id) => receives.push(id),
+                None => break,
+            }
+        }
+        while sends.len() < MESSAGES.min(sent + 8) {
+            let n = sends.len();
+            let source = &mut sources[n / 2 % 2];
+            let buffer = source.buffer(n % 16 * SPACE, len(n));
+            match pair.send.isend(buffer, 0, &source.memory).unwrap() {
+                Some(id) => sends.push(id),
+                None => break,
+            }
+        }
+        if sent < sends.len() && pair.send.test(sends[sent]).unwrap().is_some() {
+            sent += 1;
+        }
+        if received < receives.len()
+            && let Some(size) = pair.receive.test(receives[received]).unwrap()
+        {
+            assert_eq!(size, len(received), "message {received}");
+            let at = received % 16 * SPACE;
+            let bytes = &mut targets[received / 3 % 2].bytes[at..at + SPACE];
+            assert!(bytes[..size] == data[at..at + size], "message {received}");
+            assert!(bytes[size..].iter().all(|byte| *byte == 0));
+            bytes.fill(0);
+            received += 1;
+        }
+        (sent == MESSAGES && received == MESSAGES).then_some(())
+    });
+}
+
+/// Nobody asks how a job ended.
+struct Silent;
+
+impl CompletionSink for Silent {
+    fn complete(&self, _token: u64, _result: Result<u64, MemoryError>) {}
+}
+
+#[test]
+fn what_waits_to_be_copied_arrives_although_its_sender_closed_and_the_lanes_ended() {
+    let _alone = alone();
+    let worker = CopyWorker::host().unwrap();
+    let space = Region::host(512 << 20).unwrap();
+    let plugin = plugin(config());
+    for round in 0..4 {
+        let pair = pair(&plugin);
+        let mut from = Registered::new(&pair.send, random(700_000, round + 1), false);
+        let mut to = Registered::new(&pair.receive, vec![0; 700_000], true);
+        let mut first = Registered::new(&pair.send, vec![0; 100], true);
+        transfer(&pair, &mut first, &mut to, 100, 700_000);
+        // Work that lies ahead of what is to come.
+        let halves = space.all().split_at(256 << 20).unwrap();
+        for (from, to) in halves.0.pieces(64 << 20).zip(halves.1.pieces(64 << 20)) {
+            let job = Job {
+                work: Work::Copy { from, to },
+                fence: None,
+                sink: Arc::new(Silent),
+                token: 0,
+            };
+            worker.submit(job).map_err(|refused| refused.error).unwrap();
+        }
+        let (send, receive) = start(&pair, &mut from, &mut to);
+        let mut received = None;
+        common::until("the send", || {
+            received = received.or_else(|| pair.receive.test(receive).unwrap());
+            pair.send.test(send).unwrap()
+        });
+        let Pair {
+            send: sender,
+            receive: receiver,
+            ..
+        } = pair;
+        drop(sender);
+        common::until("the receive", || {
+            received = received.or_else(|| receiver.test(receive).unwrap());
+            received
+        });
+        assert!(to.bytes == from.bytes);
+    }
 }
 
 #[test]

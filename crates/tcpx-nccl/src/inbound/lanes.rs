@@ -70,6 +70,7 @@ impl Inbound {
         match (&self.lanes, failure) {
             (Some(lanes), PluginError::PeerClosed { .. }) if sent => match lanes.ended() {
                 None => Ok(()),
+                Some(_) if lanes.is_copying(sequence) => Ok(()),
                 Some(why) => Err(PluginError::LanesEnded {
                     comm: self.name.clone(),
                     why,

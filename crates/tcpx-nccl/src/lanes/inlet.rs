@@ -257,7 +257,33 @@ impl Inlet {
         part.ok()
     }
 
-    /// A copy into the comm's memory begins; only while a lane has the right to write.
+    /// Claims all of a withdrawn receive into device memory, whose message comes beside the lanes.
+    pub(crate) fn claim_inline(&self, sequence: u64, total: u64) -> Option<DeviceSlice> {
+        let slot = self.slot(sequence);
+        slot.total.store(total, Ordering::Release);
+        let claimed = (mark(sequence) << CLAIM_BITS) | (total & CLAIM_MASK);
+        slot.claim
+            .compare_exchange(
+                NOBODY << CLAIM_BITS,
+                claimed,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            )
+            .ok()?;
+        let len = usize::try_from(total).ok()?;
+        slot.lock_device().as_ref()?.part(0, len).ok()
+    }
+
+    /// Whether every byte of a message has a taker, and copies to the GPU are still under way.
+    pub(crate) fn is_copying(&self, sequence: u64) -> bool {
+        let slot = self.slot(sequence);
+        let claimed = slot.claim.load(Ordering::Acquire) & CLAIM_MASK;
+        slot.on_device.load(Ordering::Relaxed)
+            && claimed == slot.total.load(Ordering::Acquire)
+            && self.writers.load(Ordering::SeqCst) > 0
+    }
+
+    /// A copy into the comm's memory begins; only while the comm is open.
     pub(super) fn begin_copy(&self) {
         self.writers.fetch_add(1, Ordering::SeqCst);
     }

@@ -26,6 +26,6 @@ pub(crate) mod outlet;
 mod receive_lane;
 pub(crate) mod runtime;
 mod splice;
-mod to_gpu;
+pub(crate) mod to_gpu;
 mod transmit_lane;
 mod users;

@@ -1,4 +1,5 @@
-//! A chunk on its way into GPU memory: read into pinned slots, and copied from there.
+//! A chunk, or a whole small message, on its way into GPU memory: read into pinned slots, and copied from
+//! there.
 
 use std::sync::Arc;
 
@@ -8,22 +9,22 @@ use super::inlet::Inlet;
 use crate::memory::DeviceSlice;
 use crate::socket::Span;
 
-/// What is left of a chunk whose place is in GPU memory.
+/// What is left of bytes whose place is in GPU memory.
 #[derive(Debug)]
-pub(super) struct ToGpu {
+pub(crate) struct ToGpu {
     to: DeviceSlice,
     /// The slot that is being filled, cut to its piece, and the bytes in it.
     piece: Option<(RegionSlice, usize)>,
 }
 
 impl ToGpu {
-    pub(super) const fn new(to: DeviceSlice) -> Self {
+    pub(crate) const fn new(to: DeviceSlice) -> Self {
         Self { to, piece: None }
     }
 
     /// Where the next bytes go; `None` when no slot is free. The pool then kicks the loops, see
     /// `Runtime::watch`.
-    pub(super) fn room(&mut self) -> Option<Span> {
+    pub(crate) fn room(&mut self) -> Option<Span> {
         if self.piece.is_none() {
             let slot = self.to.device.worker().pinned().try_take()?;
             let len = self.to.slice.len().min(PinnedPool::SLOT_BYTES);
@@ -34,7 +35,7 @@ impl ToGpu {
     }
 
     /// So many bytes of the last [`Self::room`] have arrived. The comm hears of them when they are copied.
-    pub(super) fn arrived(&mut self, bytes: usize, inlet: &Arc<Inlet>, sequence: u64) {
+    pub(crate) fn arrived(&mut self, bytes: usize, inlet: &Arc<Inlet>, sequence: u64) {
         let Some((piece, filled)) = &mut self.piece else {
             return;
         };
