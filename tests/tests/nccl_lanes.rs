@@ -169,6 +169,7 @@ fn only_who_holds_a_secret_gets_in() {
             table: &*table,
             send,
             receive,
+            kind: HOST,
         };
         warm(&link);
         link.close();

@@ -142,14 +142,7 @@ pub(crate) fn read(
     // SAFETY: the kernel writes at most 128 bytes to our array; what it reads may be any address of this
     // process, which it checks.
     let copied = unsafe {
-        libc::process_vm_readv(
-            libc::getpid(),
-            &raw const local,
-            1,
-            &raw const remote,
-            1,
-            0,
-        )
+        libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0)
     };
     match usize::try_from(copied) {
         Ok(BYTES) => parse(&bytes, posted),
@@ -198,7 +191,12 @@ fn parse(bytes: &[u8; BYTES], posted: &Posted) -> Result<PrivateRequest, Private
         });
     };
     let slot = &raw.unpack_slot;
-    expect(slot.active <= 1, "unpack_slot.active", &"0 or 1", &slot.active)?;
+    expect(
+        slot.active <= 1,
+        "unpack_slot.active",
+        &"0 or 1",
+        &slot.active,
+    )?;
     let fragments = match (slot.active, posted.slot) {
         (0, _) => None,
         (_, None) => {
