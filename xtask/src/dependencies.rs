@@ -1,11 +1,14 @@
-//! `cargo xtask dependencies`: every dependency has its reason in `docs/dependencies.md`.
+//! `cargo xtask dependencies`: every dependency has its reason in `docs/dependencies.md`, and is named in
+//! the sources of each crate that declares it.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use crate::workspace::{metadata, read, root};
+use serde_json::Value;
+
+use crate::workspace::{files, metadata, read, root};
 
 const DOCUMENT: &str = "docs/dependencies.md";
 
@@ -17,7 +20,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let root = root()?;
     let declared = declared(&read(&root.join("Cargo.toml"))?);
     let mut faults = undocumented(&declared, &read(&root.join(DOCUMENT))?);
-    let used = used(&root)?;
+    let packages = packages(&root)?;
+    let used: BTreeSet<_> = packages.iter().flat_map(Package::registry).collect();
     for name in declared.difference(&used) {
         faults.push(format!(
             "{name}: in [workspace.dependencies] but used by no crate: take it out"
@@ -27,6 +31,9 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         faults.push(format!(
             "{name}: used by a crate but not in [workspace.dependencies]: move it there"
         ));
+    }
+    for package in &packages {
+        faults.extend(package.unnamed()?);
     }
     if !faults.is_empty() {
         bail!("{} dependency faults:\n{}", faults.len(), faults.join("\n"));
@@ -73,27 +80,114 @@ fn undocumented(declared: &BTreeSet<String>, document: &str) -> Vec<String> {
     missing.chain(gone).collect()
 }
 
-/// Registry dependencies of the workspace's members, of every kind.
-fn used(root: &Path) -> Result<BTreeSet<String>> {
-    let metadata = metadata(root)?;
-    let packages = metadata["packages"]
-        .as_array()
-        .context("cargo metadata lists no packages")?;
-    let mut names = BTreeSet::new();
-    for package in packages {
+/// A member of the workspace.
+struct Package {
+    name: String,
+    folder: PathBuf,
+    dependencies: Vec<Dependency>,
+}
+
+struct Dependency {
+    name: String,
+    ours: bool,
+    /// Declared for the build script.
+    builds: bool,
+}
+
+impl Package {
+    fn from_metadata(package: &Value) -> Result<Self> {
+        let manifest = Path::new(text(&package["manifest_path"])?);
         let dependencies = package["dependencies"]
             .as_array()
             .context("cargo metadata lists no dependencies")?;
-        for dependency in dependencies {
-            if dependency["path"].is_null() {
-                let name = dependency["name"]
-                    .as_str()
-                    .context("cargo metadata names no dependency")?;
-                names.insert(name.to_owned());
-            }
-        }
+        Ok(Self {
+            name: text(&package["name"])?.to_owned(),
+            folder: manifest.parent().unwrap_or(manifest).to_path_buf(),
+            dependencies: dependencies
+                .iter()
+                .map(|dependency| {
+                    Ok(Dependency {
+                        name: text(&dependency["name"])?.to_owned(),
+                        ours: !dependency["path"].is_null(),
+                        builds: dependency["kind"] == "build",
+                    })
+                })
+                .collect::<Result<_>>()?,
+        })
     }
-    Ok(names)
+
+    fn registry(&self) -> impl Iterator<Item = String> {
+        self.dependencies
+            .iter()
+            .filter(|dependency| !dependency.ours)
+            .map(|dependency| dependency.name.clone())
+    }
+
+    /// One line for each dependency that the package's sources never name.
+    fn unnamed(&self) -> Result<Vec<String>> {
+        let script = self.folder.join("build.rs");
+        let (mut sources, mut build) = (String::new(), String::new());
+        for path in files(&self.folder, "rs", true)? {
+            let into = if path == script {
+                &mut build
+            } else {
+                &mut sources
+            };
+            let source = read(&path)?;
+            for elsewhere in path_attributes(&source) {
+                into.push_str(&read(&path.with_file_name(elsewhere))?);
+            }
+            into.push_str(&source);
+        }
+        let idle = self.dependencies.iter().filter(|dependency| {
+            let searched = if dependency.builds { &build } else { &sources };
+            !names(searched, &dependency.name)
+        });
+        Ok(idle
+            .map(|dependency| {
+                format!(
+                    "{}: declared by {} but not named in its sources: take it out there",
+                    dependency.name, self.name
+                )
+            })
+            .collect())
+    }
+}
+
+/// The workspace's members with their dependencies of every kind.
+fn packages(root: &Path) -> Result<Vec<Package>> {
+    let metadata = metadata(root)?;
+    metadata["packages"]
+        .as_array()
+        .context("cargo metadata lists no packages")?
+        .iter()
+        .map(Package::from_metadata)
+        .collect()
+}
+
+fn text(value: &Value) -> Result<&str> {
+    value.as_str().context("cargo metadata names nothing")
+}
+
+/// Files of other packages that a source has as its modules.
+fn path_attributes(source: &str) -> impl Iterator<Item = &str> {
+    source
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("#[path = \"")?.strip_suffix("\"]"))
+}
+
+/// Whether a line of the sources, comments apart, has a path into the crate.
+fn names(sources: &str, dependency: &str) -> bool {
+    let path = format!("{}::", dependency.replace('-', "_"));
+    sources
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"))
+        .any(|line| {
+            line.match_indices(&path).any(|(at, _)| {
+                let before = line[..at].chars().next_back();
+                !before.is_some_and(|before| before.is_alphanumeric() || before == '_')
+            })
+        })
 }
 
 #[cfg(test)]
@@ -128,5 +222,15 @@ mod tests {
     #[test]
     fn a_row_without_words_is_no_reason() {
         assert!(documented("| `libc` |  |\n").is_empty());
+    }
+
+    #[test]
+    fn only_a_path_into_a_crate_names_it_and_files_elsewhere_count() {
+        assert!(names("use tcpx_net::Network;", "tcpx-net"));
+        assert!(!names("// see tcpx_net::Network", "tcpx-net"));
+        assert!(!names("let net = my_tcpx_net::open();", "tcpx-net"));
+        assert!(!names("fn tcpx_net() {}", "tcpx-net"));
+        let source = "#[path = \"../user.rs\"]\nmod user;\n";
+        assert_eq!(Vec::from_iter(path_attributes(source)), ["../user.rs"]);
     }
 }

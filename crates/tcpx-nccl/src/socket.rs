@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::AsRawFd;
 
 use crate::error::PluginError;
 use crate::held::Held;
@@ -43,6 +43,10 @@ impl Span {
     /// Its first `bytes`, at most all.
     pub(crate) fn first(self, bytes: usize) -> Self {
         Self::new(self.0.iov_base.cast(), bytes.min(self.0.iov_len))
+    }
+
+    pub(crate) const fn start(self) -> *const u8 {
+        self.0.iov_base.cast_const().cast()
     }
 
     pub(crate) const fn len(self) -> usize {
@@ -111,43 +115,6 @@ pub(crate) fn send_more(stream: &TcpStream, bytes: &[u8]) -> Moved {
                 bytes.as_ptr().cast(),
                 bytes.len(),
                 libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | libc::MSG_MORE,
-            )
-        }
-    })
-}
-
-/// Puts references to a span's pages into a pipe.
-///
-/// # Safety
-/// The span is readable memory, which nobody writes to before the bytes have been read.
-pub(crate) unsafe fn load_pipe(pipe: &OwnedFd, span: Span) -> Moved {
-    outcome(false, || {
-        // SAFETY: the descriptor is open; the caller vouches for the span.
-        unsafe {
-            libc::vmsplice(
-                pipe.as_raw_fd(),
-                &raw const span.0,
-                1,
-                libc::SPLICE_F_NONBLOCK,
-            )
-        }
-    })
-}
-
-/// Moves up to `bytes` from a pipe into a socket; `more` will follow.
-pub(crate) fn move_pipe(pipe: &OwnedFd, socket: RawFd, bytes: usize, more: bool) -> Moved {
-    let more = if more { libc::SPLICE_F_MORE } else { 0 };
-    let null = std::ptr::null_mut();
-    outcome(false, || {
-        // SAFETY: both descriptors are open, and no offsets are passed.
-        unsafe {
-            libc::splice(
-                pipe.as_raw_fd(),
-                null,
-                socket,
-                null,
-                bytes,
-                libc::SPLICE_F_NONBLOCK | more,
             )
         }
     })

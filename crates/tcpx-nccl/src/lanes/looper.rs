@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
+use tcpx_memory::PagePipe;
 
 use super::kick::Kick;
-use super::splice::ignore_broken_pipes;
 
 /// Events taken from the kernel in one call.
 const EVENTS: usize = 64;
@@ -95,7 +95,7 @@ impl Looper {
         )?;
         let inner = Arc::clone(&mailbox);
         let thread = std::thread::Builder::new().name(name).spawn(move || {
-            ignore_broken_pipes();
+            PagePipe::ignore_broken_pipes();
             Runner {
                 poller,
                 mailbox: inner,
