@@ -5,11 +5,10 @@
 use std::os::fd::AsRawFd;
 use std::ptr;
 
-use tcpx_tests::child;
-use tcpx_tests::nccl_link::{CUDA, HOST, Link, content, until};
-use tcpx_tests::nccl_part::{self, Opaque};
+use tcpx_tests::child::{self, LOOPBACK};
+use tcpx_tests::nccl_link::{CUDA, HOST, Link, content, started, until};
+use tcpx_tests::nccl_part::Opaque;
 
-const LOOPBACK: (&str, &str) = ("NCCL_SOCKET_IFNAME", "lo");
 const UNPACK: (&str, &str) = ("TCPX_NET_DEVICE", "unpack");
 const STANDIN: (&str, &str) = ("TCPX_NET_STANDIN", "host");
 
@@ -97,10 +96,8 @@ fn crowd(link: &Link<'_>) {
 
 /// Everything NCCL does of a network, through one table.
 fn play(version: u32) {
-    let table = nccl_part::table(version);
+    let (table, context) = started(version);
     let table = table.as_ref();
-    let (rc, context) = table.init();
-    assert_eq!(rc, 0);
     // An interface stands for eight devices.
     assert_eq!(table.devices(), (0, 8));
     let (rc, facts) = table.properties(0);
@@ -230,9 +227,7 @@ fn no_size_beyond_an_int(link: &Link<'_>) {
 
 /// In unpack mode each table offers only what a host can use through it.
 fn unpack(version: u32) {
-    let table = nccl_part::table(version);
-    let (rc, context) = table.init();
-    assert_eq!(rc, 0);
+    let (table, context) = started(version);
     let (rc, facts) = table.properties(0);
     assert_eq!(rc, 0);
     if version < 7 {
@@ -298,9 +293,7 @@ versions! {
 #[ignore = "large: run with --release -- --ignored"]
 fn the_largest_message_of_nccl_passes() {
     child::run_ignored("the_largest_message_of_nccl_passes", &[LOOPBACK], || {
-        let table = nccl_part::table(12);
-        let (rc, context) = table.init();
-        assert_eq!(rc, 0);
+        let (table, context) = started(12);
         let link = Link::new(&*table, context);
         // The first comes over the comm's own connection, the second over lanes.
         for _ in 0..2 {

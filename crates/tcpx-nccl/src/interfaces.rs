@@ -11,12 +11,35 @@ const UNKNOWN_SPEED_MBPS: i32 = 100_000;
 /// Speed of an interface without an adapter, such as loopback: as fast as the cores copy.
 const MEMORY_SPEED_MBPS: i32 = 400_000;
 
+/// Most interfaces that become devices: NCCL's search for rings takes longer with each.
+const MAX_INTERFACES: usize = 16;
+/// How the names of interfaces begin that container software and hypervisors keep for themselves.
+const CONTAINER_NAMES: [&str; 12] = [
+    "docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "cilium", "lxc", "lxd", "podman",
+    "kube",
+];
+
 /// One interface with an address to listen on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Interface {
     pub(crate) name: String,
     pub(crate) address: IpAddr,
-    pub(crate) loopback: bool,
+    pub(crate) reach: Reach,
+    /// Link speed in Mb/s, where it tells.
+    pub(crate) speed: Option<i32>,
+}
+
+/// Who can be reached over an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// This host alone.
+    Loopback,
+    /// Containers and virtual machines of this host, or one network segment.
+    Neighbours,
+    /// Others, over an interface without an adapter of its own: as in a container.
+    Virtual,
+    /// Others, over an adapter.
+    Adapter,
 }
 
 impl Interface {
@@ -27,18 +50,41 @@ impl Interface {
         Some(path.to_str()?.to_owned())
     }
 
-    /// Link speed in Mb/s.
+    /// Link speed in Mb/s, assumed where it does not tell.
     pub(crate) fn speed_mbps(&self) -> i32 {
-        let file = Path::new("/sys/class/net").join(&self.name).join("speed");
-        std::fs::read_to_string(file)
-            .ok()
-            .and_then(|text| text.trim().parse().ok())
-            .filter(|speed| *speed > 0)
-            .unwrap_or_else(|| match self.pci_path() {
-                Some(_) => UNKNOWN_SPEED_MBPS,
-                None => MEMORY_SPEED_MBPS,
-            })
+        self.speed.unwrap_or_else(|| match self.pci_path() {
+            Some(_) => UNKNOWN_SPEED_MBPS,
+            None => MEMORY_SPEED_MBPS,
+        })
     }
+
+    fn is_loopback(&self) -> bool {
+        self.reach == Reach::Loopback
+    }
+}
+
+/// What sysfs tells of an interface: who can be reached over it, and its speed.
+fn describe(name: &str, address: IpAddr, loopback: bool) -> (Reach, Option<i32>) {
+    let folder = Path::new("/sys/class/net").join(name);
+    let speed = std::fs::read_to_string(folder.join("speed"));
+    let speed = speed.ok().and_then(|text| text.trim().parse().ok());
+    let is_reserved = CONTAINER_NAMES.iter().any(|start| name.starts_with(start))
+        || folder.join("bridge").is_dir()
+        || is_link_local(address);
+    let reach = if loopback {
+        Reach::Loopback
+    } else if is_reserved {
+        Reach::Neighbours
+    } else if folder.join("device").exists() {
+        Reach::Adapter
+    } else {
+        Reach::Virtual
+    };
+    (reach, speed.filter(|speed| *speed > 0))
+}
+
+fn is_link_local(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V4(address) if address.is_link_local())
 }
 
 /// `NCCL_SOCKET_IFNAME`: names or prefixes between commas; `=` in front asks for whole names, `^`
@@ -93,16 +139,12 @@ pub(crate) fn choose(filter: &str, all: Vec<Interface>) -> Result<Vec<Interface>
             .iter()
             .filter(|interface| parsed.admits(&interface.name))
             // Leaving out names is no wish for loopback.
-            .filter(|interface| !(parsed.exclude && interface.loopback && has_other(&all, &parsed)))
+            .filter(|interface| {
+                !(parsed.exclude && interface.is_loopback() && has_other(&all, &parsed))
+            })
             .cloned()
             .collect(),
-        None => all
-            .iter()
-            .find(|interface| !interface.loopback)
-            .or_else(|| all.first())
-            .cloned()
-            .into_iter()
-            .collect(),
+        None => unasked(&all),
     };
     if chosen.is_empty() {
         let found: Vec<&str> = all.iter().map(|i| i.name.as_str()).collect();
@@ -114,9 +156,26 @@ pub(crate) fn choose(filter: &str, all: Vec<Interface>) -> Result<Vec<Interface>
     Ok(chosen)
 }
 
+/// The fastest adapters; without one, the first interface that reaches others, else whatever there is.
+fn unasked(all: &[Interface]) -> Vec<Interface> {
+    let adapters = || all.iter().filter(|one| one.reach == Reach::Adapter);
+    // One that does not tell its speed is taken among its like.
+    let fastest = adapters().map(|one| one.speed).max();
+    if let Some(fastest) = fastest {
+        let fastest = adapters().filter(|one| one.speed == fastest);
+        return fastest.take(MAX_INTERFACES).cloned().collect();
+    }
+    [Reach::Virtual, Reach::Neighbours, Reach::Loopback]
+        .into_iter()
+        .find_map(|reach| all.iter().find(|one| one.reach == reach))
+        .cloned()
+        .into_iter()
+        .collect()
+}
+
 fn has_other(all: &[Interface], filter: &Filter) -> bool {
     all.iter()
-        .any(|interface| !interface.loopback && filter.admits(&interface.name))
+        .any(|interface| !interface.is_loopback() && filter.admits(&interface.name))
 }
 
 /// Interfaces that are up and have an address: IPv4 if there is one, else a routable IPv6.
@@ -130,7 +189,7 @@ pub(crate) fn list() -> Result<Vec<Interface>, PluginError> {
             "check the limits of this process",
         ));
     }
-    let mut found: Vec<Interface> = Vec::new();
+    let mut found: Vec<(String, IpAddr, bool)> = Vec::new();
     let mut at = head;
     // SAFETY: `at` walks the list that getifaddrs made, until its NULL.
     while let Some(entry) = unsafe { at.as_ref() } {
@@ -148,19 +207,33 @@ pub(crate) fn list() -> Result<Vec<Interface>, PluginError> {
         if !flag(libc::IFF_UP) {
             continue;
         }
-        match found.iter_mut().find(|known| known.name == name) {
-            Some(known) if known.address.is_ipv6() && address.is_ipv4() => known.address = address,
+        match found.iter_mut().find(|(known, ..)| *known == name) {
+            Some((_, known, _)) if rank(address) > rank(*known) => *known = address,
             Some(_) => {}
-            None => found.push(Interface {
-                name,
-                address,
-                loopback: flag(libc::IFF_LOOPBACK),
-            }),
+            None => found.push((name, address, flag(libc::IFF_LOOPBACK))),
         }
     }
     // SAFETY: the list came from getifaddrs and is not used again.
     unsafe { libc::freeifaddrs(head) };
-    Ok(found)
+    let described = found.into_iter().map(|(name, address, loopback)| {
+        let (reach, speed) = describe(&name, address, loopback);
+        Interface {
+            name,
+            address,
+            reach,
+            speed,
+        }
+    });
+    Ok(described.collect())
+}
+
+/// Which of an interface's addresses is used: the highest.
+fn rank(address: IpAddr) -> u8 {
+    match address {
+        _ if is_link_local(address) => 0,
+        IpAddr::V6(_) => 1,
+        IpAddr::V4(_) => 2,
+    }
 }
 
 /// An IP address that can be used without naming an interface.
@@ -194,7 +267,12 @@ mod tests {
         Interface {
             name: name.to_owned(),
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
-            loopback: name == "lo",
+            reach: match name {
+                "lo" => Reach::Loopback,
+                "docker0" => Reach::Neighbours,
+                _ => Reach::Adapter,
+            },
+            speed: None,
         }
     }
 
@@ -213,7 +291,7 @@ mod tests {
 
     #[test]
     fn filters_work_as_nccl_documents_them() {
-        check("", &["eth0"]);
+        check("", &["eth0", "eth1", "eth10"]);
         check("eth", &["eth0", "eth1", "eth10"]);
         check("eth1,docker", &["eth1", "eth10", "docker0"]);
         check("=eth1", &["eth1"]);
@@ -223,20 +301,67 @@ mod tests {
         check("^eth,docker", &["lo"]);
         check("lo", &["lo"]);
         check("ib", &[]);
-        check("^", &["eth0"]);
+        check("^", &["eth0", "eth1", "eth10"]);
+    }
+
+    #[test]
+    fn unasked_it_takes_the_fastest_adapters_and_never_what_containers_use_if_there_is_another() {
+        let of = |name: &str, reach, speed| Interface {
+            reach,
+            speed,
+            ..interface(name)
+        };
+        let lo = || of("lo", Reach::Loopback, None);
+        let docker = || of("docker0", Reach::Neighbours, Some(1_000_000));
+        let pod = || of("eth0", Reach::Virtual, Some(10_000));
+        let card = |name: &str, speed| of(name, Reach::Adapter, speed);
+        let many: Vec<Interface> = (0..40)
+            .map(|n| card(&format!("eth{n}"), Some(100)))
+            .collect();
+        let names = |all: Vec<Interface>| -> Vec<String> {
+            let chosen = choose("", all).unwrap();
+            chosen.into_iter().map(|one| one.name).collect()
+        };
+        let managed = [
+            docker(),
+            card("eno1", Some(1000)),
+            lo(),
+            card("ens1", Some(200_000)),
+            pod(),
+            card("ens2", Some(200_000)),
+            card("usb0", None),
+        ];
+        assert_eq!(names(managed.to_vec()), ["ens1", "ens2"]);
+        assert_eq!(names(vec![lo(), docker(), pod()]), ["eth0"]);
+        assert_eq!(names(vec![lo(), docker()]), ["docker0"]);
+        let untold = [card("eth0", None), card("eth1", None)];
+        assert_eq!(names(untold.to_vec()), ["eth0", "eth1"]);
+        assert_eq!(names(many).len(), MAX_INTERFACES);
+    }
+
+    #[test]
+    fn an_address_for_others_goes_before_one_for_the_segment() {
+        let by_rank = ["169.254.3.1", "fd00::1", "10.0.0.1"].map(|text| text.parse().unwrap());
+        assert!(by_rank.is_sorted_by_key(|address: &IpAddr| rank(*address)));
+        let segment = describe("eth77", by_rank[0], false);
+        assert_eq!(segment, (Reach::Neighbours, None));
+        assert_eq!(describe("virbr9", by_rank[2], false).0, Reach::Neighbours);
+        assert_eq!(describe("eth77", by_rank[2], false).0, Reach::Virtual);
     }
 
     #[test]
     fn loopback_serves_when_there_is_nothing_else() {
         let chosen = choose("", vec![interface("lo")]).unwrap();
         assert_eq!(chosen, [interface("lo")]);
-        assert!(choose("", Vec::new()).is_err());
+        let error = choose("", Vec::new()).unwrap_err().to_string();
+        assert!(error.contains("ip link set"), "{error}");
+        assert!(!error.contains("NCCL_SOCKET_IFNAME"), "{error}");
     }
 
     #[test]
     fn this_machine_has_a_loopback_interface_with_an_address() {
         let all = list().unwrap();
-        let lo = all.iter().find(|i| i.loopback).unwrap();
+        let lo = all.iter().find(|i| i.is_loopback()).unwrap();
         assert!(lo.address.is_loopback(), "{lo:?}");
         assert_eq!(lo.pci_path(), None);
         assert_eq!(lo.speed_mbps(), MEMORY_SPEED_MBPS);

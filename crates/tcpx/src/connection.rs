@@ -129,7 +129,7 @@ impl Shared {
             return Ok(result);
         }
         self.requests.see_to(&mut core);
-        if core.session.waiting().urgent {
+        if core.session.waiting().urgent && !self.comes_back(&core) {
             self.leave_to_engine(&mut core);
         }
         let turn = core.guarded_start();
@@ -149,6 +149,16 @@ impl Shared {
         self.after(core, turn);
     }
 
+    /// Foreign code is called, which only the engine's thread may be inside of.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.patience.foreign
+    }
+
+    /// This side moves memory of a GPU.
+    pub(crate) fn has_gpu(&self) -> bool {
+        self.gpu.is_some()
+    }
+
     /// Everything that can be done now.
     pub(crate) fn turn(&self, core: &mut Core) -> Turn {
         core.tick();
@@ -166,6 +176,7 @@ impl Shared {
             self.ended.notify_all();
         }
         self.set_due(core.due);
+        self.call(core);
         turn
     }
 
@@ -198,7 +209,7 @@ impl Driven for Shared {
         let attention = self.driving.due(self.origin);
         let due = match self.due.load(Ordering::SeqCst) {
             u64::MAX => return attention,
-            due => self.origin + Duration::from_micros(due),
+            due => self.due_for_engine(self.origin + Duration::from_micros(due)),
         };
         Some(attention.map_or(due, |attention| attention.min(due)))
     }

@@ -128,6 +128,8 @@ pub(crate) struct Core {
     pub(crate) due: Option<Instant>,
     /// The last turn used up its share.
     more: bool,
+    /// The program was told of the end of an operation since this was last forgotten.
+    ended_some: bool,
     /// Panics in `progress`.
     defects: u32,
     ahead: Ahead,
@@ -180,6 +182,7 @@ impl Core {
             changed_path: Arc::default(),
             due: None,
             more: false,
+            ended_some: false,
             defects: 0,
             ahead: Ahead::default(),
             pace: Pace::default(),
@@ -207,6 +210,15 @@ impl Core {
         let passed = self.ticked.saturating_duration_since(self.origin);
         let passed = passed.as_micros();
         self.clock = Time(u64::try_from(passed).unwrap_or(u64::MAX));
+    }
+
+    /// Whether an operation has ended since [`Core::forget_ended`].
+    pub(crate) fn has_ended_some(&self) -> bool {
+        self.ended_some
+    }
+
+    pub(crate) fn forget_ended(&mut self) {
+        self.ended_some = false;
     }
 
     /// Whether anything may have come for a thread that looks without a pause while nothing moves.

@@ -1,6 +1,6 @@
 //! Every pair of hosts and GPUs: one after the other, then all at once.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -50,10 +50,10 @@ struct Pair<'a> {
     to: &'a End,
 }
 
-/// What the pair's measurement gave.
+/// What the pair's measurement gave, or why there is nothing.
 struct Measured<'a> {
     pair: &'a Pair<'a>,
-    summary: Summary,
+    outcome: Result<Summary, Error>,
 }
 
 /// Measures and prints the matrix.
@@ -66,7 +66,20 @@ pub(super) fn run(args: &MatrixArgs) -> Result<(), Error> {
     }
     let mut link_args = args.link.clone();
     let (listed, started) = match &args.hosts {
-        Some(path) => (hosts::read(path)?, Vec::new()),
+        Some(path) => {
+            let listed = hosts::read(path)?;
+            if let [only] = listed.as_slice() {
+                return Err(Error::Usage {
+                    what: format!(
+                        "{} lists {only} alone, which has nobody to talk to",
+                        path.display()
+                    ),
+                    hint: "list two hosts or more; without --hosts this host's GPUs are measured"
+                        .into(),
+                });
+            }
+            (listed, Vec::new())
+        }
         None => {
             // Two processes, so that every byte leaves one and reaches another.
             let key = key::fresh()?;
@@ -84,11 +97,8 @@ pub(super) fn run(args: &MatrixArgs) -> Result<(), Error> {
         args,
         limit: args.link.timeout.0,
     };
-    let mut hosts = Vec::new();
-    for address in &listed {
-        hosts.push(matrix.describe(address)?);
-    }
     let one_host = args.hosts.is_none();
+    let (hosts, absent) = matrix.describe_all(&listed)?;
     let pairs = pairs(&hosts, one_host);
     let mut alone = Vec::new();
     for pair in &pairs {
@@ -99,14 +109,15 @@ pub(super) fn run(args: &MatrixArgs) -> Result<(), Error> {
                 pair.to.title(one_host)
             );
         }
-        let summary = matrix.measure(pair, || {})?;
-        alone.push(Measured { pair, summary });
+        let outcome = matrix.measure(pair, || {});
+        if let Err(error) = &outcome {
+            aside!("  {}", crate::output::say::one_line(&error.what()));
+        }
+        alone.push(Measured { pair, outcome });
     }
-    let (at_once, span) = matrix.all_at_once(&pairs)?;
-    let sum = rate(
-        args.size.0 * u64::from(args.rounds) * pairs.len() as u64,
-        span,
-    );
+    let (at_once, span) = matrix.all_at_once(&pairs);
+    let measured = at_once.iter().filter(|one| one.outcome.is_ok()).count();
+    let sum = rate(args.size.0 * u64::from(args.rounds) * measured as u64, span);
     let limit = one_host.then(memory_limit::copy_rate);
     drop(started);
     let results = Results {
@@ -115,13 +126,14 @@ pub(super) fn run(args: &MatrixArgs) -> Result<(), Error> {
         at_once,
         sum,
         limit,
+        absent,
     };
     if args.json {
         say!("{}", results.json(args));
     } else {
         say!("{}", results.text(args));
     }
-    Ok(())
+    results.complete()
 }
 
 /// Every ordered pair of different memories; of one host the first agent sends and the second receives. A single
@@ -160,6 +172,12 @@ impl Matrix<'_> {
     fn agent(&self, address: &str) -> Result<(Connection, SocketAddr), Error> {
         let mut last = None;
         for at in addresses::resolve(address, self.args.link.port)? {
+            if matches!(at.ip(), IpAddr::V6(v6) if v6.is_unicast_link_local()) {
+                return Err(Error::Address {
+                    address: address.to_owned(),
+                    why: "an address of one link means something else to every host".into(),
+                });
+            }
             match self.link.connect_to(at) {
                 Ok(connection) => return Ok((connection, at)),
                 Err(error) => last = Some(error),
@@ -173,6 +191,46 @@ impl Matrix<'_> {
             address: address.to_owned(),
             why: format!("{why} (does `tcpx perf agent` run there?)"),
         })
+    }
+
+    /// The memories of every host that answers, and why others do not.
+    ///
+    /// # Errors
+    /// None answers, or two lines of the list are the same host.
+    fn describe_all(&self, listed: &[String]) -> Result<(Vec<Vec<End>>, Vec<Absent>), Error> {
+        let mut hosts: Vec<Vec<End>> = Vec::new();
+        let mut absent = Vec::new();
+        for host in listed {
+            let ends = match self.describe(host) {
+                Ok(ends) => ends,
+                Err(error) => {
+                    aside!("{host}: {}", crate::output::say::one_line(&error.what()));
+                    absent.push(Absent {
+                        host: host.clone(),
+                        error,
+                    });
+                    continue;
+                }
+            };
+            let known = hosts.iter().flatten().find(|known| {
+                let is_same = |end: &End| end.agent == known.agent;
+                ends.iter().any(is_same)
+            });
+            if let Some(known) = known {
+                return Err(Error::Usage {
+                    what: format!("{host} and {} are the same host", known.host),
+                    hint: "list each host once".into(),
+                });
+            }
+            hosts.push(ends);
+        }
+        match absent.pop() {
+            Some(last) if hosts.is_empty() => Err(last.error),
+            last => {
+                absent.extend(last);
+                Ok((hosts, absent))
+            }
+        }
     }
 
     fn describe(&self, address: &str) -> Result<Vec<End>, Error> {
@@ -228,10 +286,7 @@ impl Matrix<'_> {
     }
 
     /// All pairs together; the time from the common start to the end of the last.
-    fn all_at_once<'p>(
-        &self,
-        pairs: &'p [Pair<'p>],
-    ) -> Result<(Vec<Measured<'p>>, Duration), Error> {
+    fn all_at_once<'p>(&self, pairs: &'p [Pair<'p>]) -> (Vec<Measured<'p>>, Duration) {
         if !self.args.json {
             aside!("measuring all {} pairs at once", pairs.len());
         }
@@ -242,28 +297,28 @@ impl Matrix<'_> {
                 .map(|pair| {
                     let barrier = &barrier;
                     scope.spawn(move || {
-                        let summary = self.measure(pair, || {
+                        self.measure(pair, || {
                             barrier.wait();
-                        })?;
-                        Ok(Measured { pair, summary })
+                        })
                     })
                 })
                 .collect();
             barrier.wait();
             let started = Instant::now();
-            let ended: Vec<Result<_, Error>> = running
+            let ended = running
                 .into_iter()
-                .map(|one| {
-                    one.join().unwrap_or_else(|_| {
+                .zip(pairs)
+                .map(|(one, pair)| {
+                    let outcome = one.join().unwrap_or_else(|_| {
                         Err(Error::Failed {
                             what: "a measuring thread ended before its time".into(),
                             hint: "its message stands above",
                         })
-                    })
+                    });
+                    Measured { pair, outcome }
                 })
                 .collect();
-            let span = started.elapsed();
-            Ok((ended.into_iter().collect::<Result<_, _>>()?, span))
+            (ended, started.elapsed())
         })
     }
 }
@@ -272,6 +327,12 @@ impl Matrix<'_> {
 #[expect(clippy::cast_precision_loss, reason = "three digits are printed")]
 fn rate(bytes: u64, span: Duration) -> f64 {
     bytes as f64 / span.as_secs_f64().max(1e-9) / 1e9
+}
+
+/// A host of the list that takes no part.
+struct Absent {
+    host: String,
+    error: Error,
 }
 
 /// What is printed.
@@ -283,9 +344,45 @@ struct Results<'a> {
     sum: f64,
     /// What all cores of this host copy together.
     limit: Option<f64>,
+    absent: Vec<Absent>,
 }
 
 impl Results<'_> {
+    /// Everything was measured; otherwise what was not.
+    fn complete(&self) -> Result<(), Error> {
+        let missing = self.missing();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        Err(Error::Failed {
+            what: format!("not everything was measured: {}", missing.join("; ")),
+            hint: "mend or leave out the hosts that are named, then run it again",
+        })
+    }
+
+    /// Hosts and pairs without figures, with the reason.
+    fn missing(&self) -> Vec<String> {
+        let brief = |error: &Error| crate::output::say::one_line(&error.what());
+        let hosts = self
+            .absent
+            .iter()
+            .map(|one| format!("{}: {}", one.host, brief(&one.error)));
+        let pairs = [("alone", &self.alone), ("all at once", &self.at_once)];
+        let pairs = pairs.into_iter().flat_map(|(when, measured)| {
+            measured.iter().filter_map(move |one| {
+                let error = one.outcome.as_ref().err()?;
+                let (from, to) = (one.pair.from, one.pair.to);
+                Some(format!(
+                    "{} -> {}, {when}: {}",
+                    from.title(self.one_host),
+                    to.title(self.one_host),
+                    brief(error)
+                ))
+            })
+        });
+        hosts.chain(pairs).collect()
+    }
+
     fn text(&self, args: &MatrixArgs) -> String {
         let mut out = format!(
             "{} transfers of {} each, contents verified; GB/s, rows send to columns\n",
@@ -326,7 +423,10 @@ impl Results<'_> {
                 });
                 found.map_or_else(
                     || "-".to_owned(),
-                    |one| format!("{:.2}", one.summary.gb_per_second),
+                    |one| match &one.outcome {
+                        Ok(summary) => format!("{:.2}", summary.gb_per_second),
+                        Err(_) => "failed".to_owned(),
+                    },
                 )
             });
             out.add_row(std::iter::once(from.clone()).chain(cells));
@@ -336,17 +436,23 @@ impl Results<'_> {
 
     fn json(&self, args: &MatrixArgs) -> String {
         let row = |when: &str, one: &Measured<'_>| {
+            let summary = one.outcome.as_ref().ok()?;
             let name = format!(
                 "{} -> {}, {when}",
                 one.pair.from.title(self.one_host),
                 one.pair.to.title(self.one_host)
             );
-            let mut row = Row::of(name, "GB/s", &[one.summary.gb_per_second], String::new());
-            row.cpu_seconds_per_gb = (when == "alone").then_some(one.summary.cpu_seconds_per_gb);
-            row
+            let mut row = Row::of(name, "GB/s", &[summary.gb_per_second], String::new());
+            row.cpu_seconds_per_gb = (when == "alone").then_some(summary.cpu_seconds_per_gb);
+            Some(row)
         };
-        let mut rows: Vec<Row> = self.alone.iter().map(|one| row("alone", one)).collect();
-        rows.extend(self.at_once.iter().map(|one| row("all at once", one)));
+        let alone = self.alone.iter().filter_map(|one| row("alone", one));
+        let mut rows: Vec<Row> = alone.collect();
+        rows.extend(
+            self.at_once
+                .iter()
+                .filter_map(|one| row("all at once", one)),
+        );
         rows.push(Row::of(
             "sum of all at once".into(),
             "GB/s",
@@ -378,9 +484,11 @@ impl Results<'_> {
                 args.size.0, args.rounds
             ),
             rows,
-            notes: vec![
+            notes: std::iter::once(
                 "Contents of every pair were compared before anything was timed. Each figure is one measurement of several transfers.".to_owned(),
-            ],
+            )
+            .chain(self.missing().iter().map(|one| format!("Not measured: {one}.")))
+            .collect(),
         }
         .text()
     }

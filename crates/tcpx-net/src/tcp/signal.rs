@@ -195,27 +195,51 @@ mod tests {
 #[cfg(all(test, loom))]
 mod model {
     use super::Raised;
+    use loom::model::Builder;
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicUsize, Ordering};
+    use loom::thread::{JoinHandle, spawn};
+
+    /// The flag, the work, and the wakes that the consumer's descriptor would count.
+    type Shared = (Raised, AtomicUsize, AtomicUsize);
+
+    /// Each publishes a piece of work.
+    const PRODUCERS: usize = 2;
+
+    /// All interleavings take minutes. Each fault that these models find in a broken copy of the code
+    /// takes one or two switches of a thread that could go on; `LOOM_MAX_PREEMPTIONS` sets more.
+    const MOST_SWITCHES: usize = 3;
+
+    fn explore(model: impl Fn() + Send + Sync + 'static) {
+        let mut builder = Builder::new();
+        builder.preemption_bound.get_or_insert(MOST_SWITCHES);
+        builder.check(model);
+    }
+
+    fn producers(shared: &Arc<Shared>) -> [JoinHandle<()>; PRODUCERS] {
+        std::array::from_fn(|_| {
+            let shared = Arc::clone(shared);
+            spawn(move || {
+                let (raised, work, wakes) = &*shared;
+                work.fetch_add(1, Ordering::Relaxed);
+                if raised.raise() {
+                    wakes.fetch_add(1, Ordering::Release);
+                }
+            })
+        })
+    }
+
+    fn shared() -> Arc<Shared> {
+        Arc::new((Raised::new(), AtomicUsize::new(0), AtomicUsize::new(0)))
+    }
 
     #[test]
     fn work_published_before_a_silent_raise_is_seen() {
-        loom::model(|| {
-            let shared = Arc::new((Raised::new(), AtomicUsize::new(0), AtomicUsize::new(0)));
-            let producers: Vec<_> = (0..2)
-                .map(|_| {
-                    let shared = Arc::clone(&shared);
-                    loom::thread::spawn(move || {
-                        let (raised, work, wakes) = &*shared;
-                        work.fetch_add(1, Ordering::Relaxed);
-                        if raised.raise() {
-                            wakes.fetch_add(1, Ordering::Release);
-                        }
-                    })
-                })
-                .collect();
+        explore(|| {
+            let shared = shared();
+            let producers = producers(&shared);
             let (raised, work, wakes) = &*shared;
-            // The consumer's descriptor is the count of wakes; it must end with nothing unseen.
+            // It must end with nothing unseen.
             let woken_before = wakes.load(Ordering::Acquire);
             raised.lower();
             let seen = work.load(Ordering::Relaxed);
@@ -224,7 +248,7 @@ mod model {
             }
             let woken_after = wakes.load(Ordering::Acquire);
             assert!(
-                seen == 2 || woken_after > woken_before,
+                seen == PRODUCERS || woken_after > woken_before,
                 "work was published, and neither seen nor announced"
             );
         });
@@ -233,21 +257,10 @@ mod model {
     /// A consumer that looks by itself for a while and then waits is woken for what it did not see.
     #[test]
     fn work_published_while_the_consumer_stops_looking_is_announced() {
-        loom::model(|| {
-            let shared = Arc::new((Raised::new(), AtomicUsize::new(0), AtomicUsize::new(0)));
+        explore(|| {
+            let shared = shared();
             shared.0.set_looked_for(true);
-            let producers: Vec<_> = (0..2)
-                .map(|_| {
-                    let shared = Arc::clone(&shared);
-                    loom::thread::spawn(move || {
-                        let (raised, work, wakes) = &*shared;
-                        work.fetch_add(1, Ordering::Relaxed);
-                        if raised.raise() {
-                            wakes.fetch_add(1, Ordering::Release);
-                        }
-                    })
-                })
-                .collect();
+            let producers = producers(&shared);
             let (raised, work, wakes) = &*shared;
             raised.lower();
             let mut seen = work.load(Ordering::Relaxed);
@@ -257,13 +270,13 @@ mod model {
             for producer in producers {
                 producer.join().expect("a producer ends");
             }
-            // It waits now: without a wake it sleeps for ever.
-            if wakes.load(Ordering::Acquire) > 0 {
+            // It waits now: without a wake it sleeps for ever, and woken it looks for what was raised.
+            if wakes.load(Ordering::Acquire) > 0 && raised.is_raised() {
                 raised.lower();
                 seen = work.load(Ordering::Relaxed);
             }
             assert_eq!(
-                seen, 2,
+                seen, PRODUCERS,
                 "work was published, and neither seen nor announced"
             );
         });

@@ -166,6 +166,7 @@ impl Core {
             },
         });
         state.end(result);
+        self.ended_some = true;
     }
 
     /// Short name of the data path, for errors.

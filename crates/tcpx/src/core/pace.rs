@@ -2,7 +2,7 @@
 //!
 //! A write costs more than a small message. So an acknowledgement waits while the thread that looks
 //! after the connection will look again at once, or has answered its last messages at once; and small
-//! messages that follow each other closely go together while earlier ones are on their way. Nothing
+//! messages that follow each other closely go together while as many earlier ones are on their way. Nothing
 //! waits unless a thread of the program looks after the connection: who stops doing so writes, and if
 //! it does not come back, the engine's thread does within [`LINGER`](crate::drive::LINGER) at the latest.
 
@@ -115,8 +115,9 @@ impl Pace {
         match waiting.eager {
             0 => self.replies >= USUAL,
             held => {
-                let on_the_way = sends > held;
-                self.company >= USUAL && on_the_way && waiting.eager_bytes < WORTH_A_WRITE
+                // Else the peer is done with those on the way before these come.
+                let busy = sends.saturating_sub(held) >= held;
+                self.company >= USUAL && busy && waiting.eager_bytes < WORTH_A_WRITE
             }
         }
     }
@@ -206,6 +207,11 @@ mod tests {
             ..MESSAGE
         };
         assert!(!pace.holds(&enough, 2));
+        let half = Waiting {
+            eager: 4,
+            ..MESSAGE
+        };
+        assert!(pace.holds(&half, 8) && !pace.holds(&half, 7));
         assert!(!Pace::default().holds(&MESSAGE, 2));
     }
 

@@ -62,7 +62,6 @@ fn payload_is_handed_out_ahead_of_what_else_there_is_to_do_in_the_order_of_arriv
     assert_eq!(delivered, expected);
     let mut left = std::iter::from_fn(|| receiver.poll_action());
     assert!(left.all(|action| matches!(action, Action::Matched { .. })));
-    drop(left);
     for (into, _) in expected {
         receiver.eager_copied(now, into);
         assert!(matches!(
