@@ -201,13 +201,17 @@ impl Send<'_> {
     pub fn start(self) -> Result<Transfer, Error> {
         self.0.start(Role::Sender, |core, request, lease, fence| {
             let bytes = request.slice.len() as u64;
+            core.pace.answers(core.ticked());
             let eager = if core.session.eager_allowed(bytes) {
                 core.read_small(&lease.all(), fence)?
             } else {
                 None
             };
             let announced = eager.is_none();
-            core.pace.sends();
+            if core.gpu.is_some() {
+                core.tick();
+            }
+            core.pace.sends(core.ticked());
             let request = SendRequest {
                 tag: Tag(request.tag),
                 bytes,
@@ -233,7 +237,7 @@ impl Receive<'_> {
     /// run. Nothing was started then.
     pub fn start(self) -> Result<Transfer, Error> {
         self.0.start(Role::Receiver, |core, request, _, _| {
-            core.pace.receives();
+            core.pace.receives(core.ticked());
             let request = ReceiveRequest {
                 tag: Tag(request.tag),
                 capacity: request.slice.len() as u64,
@@ -296,7 +300,8 @@ impl<'a> Request<'a> {
                 tag: self.tag,
                 bytes: self.slice.len() as u64,
             });
-            core.operations.insert(id, Operation::new(operation));
+            let operation = Operation::new(operation, core.ticked());
+            core.operations.insert(id, operation);
             Ok(id)
         })??;
         Ok(Transfer {
