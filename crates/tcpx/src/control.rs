@@ -9,7 +9,7 @@ use tcpx_wire::frame::{EncodeError, Frame, FrameDecoder, FrameError, FrameLog, P
 
 /// Most bytes queued for the peer before the session is asked for no more frames. Every kind of
 /// frame is bounded by a window of its own, so this only limits what lies in user memory.
-const MAX_QUEUED: usize = 1 << 20;
+const MAX_QUEUED: usize = 2 << 20;
 
 /// Bytes asked of the socket at a time.
 const READ_BYTES: usize = 256 * 1024;

@@ -3,11 +3,17 @@
 //! Handing a message from the socket to the engine's thread, and from there to the waiting one, costs
 //! two wake-ups, each longer than a small message takes on the wire. So a thread that waits first
 //! looks after its connection by itself, without a pause, and only then sleeps. It does so where it
-//! has a core to itself, and for at most [`PATIENCE`] after the last thing that happened.
+//! has a core to itself, and for at most [`PATIENCE`] after the last thing that happened. On few cores
+//! it then sleeps on the connection's descriptors, so that the peer's bytes wake it directly: through the
+//! engine's thread each answer would take two wake-ups, longer than the peer's patience, and both ends
+//! would find each other asleep for ever.
 //!
 //! A thread that finds what it waited for usually comes back at once. So the engine's thread is not
 //! woken for the connection before [`LINGER`] has passed in which nobody came.
 
+mod descriptors;
+
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -17,6 +23,7 @@ use crate::attention::{Attention, Sleeper};
 use crate::connection::Shared;
 use crate::core::Core;
 use crate::driver::Turn;
+use descriptors::Descriptors;
 
 /// How long nothing may happen before the thread sleeps.
 const PATIENCE: Duration = Duration::from_micros(50);
@@ -31,6 +38,11 @@ const MOVING_PATIENCE: Duration = Duration::from_micros(500);
 /// first, and at most, as long as somebody comes back each time. Looking costs it a wake-up.
 pub(crate) const LINGER: (Duration, Duration) =
     (Duration::from_micros(200), Duration::from_millis(1));
+/// How long nothing may happen before a thread that sleeps on the connection's descriptors leaves them to the
+/// engine's thread.
+const SLEEP: Duration = Duration::from_millis(4);
+/// Sleeps in a row that ended without anything to do: something is ready that nobody can take.
+const VAIN_SLEEPS: u32 = 3;
 /// Up to this many cores nobody looks without a pause while chunks are moving: the lanes need them.
 const FEW_CORES: usize = 4;
 /// Looks at the socket alone, before everything is looked at again.
@@ -54,6 +66,7 @@ pub(crate) struct Driving {
     attention: Attention,
     /// Since when, in microseconds of the connection, the engine's thread has left it to others.
     since: AtomicU64,
+    descriptors: Descriptors,
 }
 
 /// One thread of those that look without a pause, of which few cores bear only one.
@@ -98,6 +111,7 @@ impl Driving {
             skip: AtomicU32::new(0),
             attention: Attention::new(),
             since: AtomicU64::new(0),
+            descriptors: Descriptors::default(),
         }
     }
 
@@ -138,6 +152,11 @@ impl Driving {
             .is_err()
     }
 
+    /// Another connection has taken the control connection's place.
+    pub(crate) fn control_replaced(&self) {
+        self.descriptors.control_replaced();
+    }
+
     /// A wait has ended for which a little more patience would have been enough.
     pub(crate) fn was_short(&self, waited: Duration) {
         if waited < GOOD_PATIENCE {
@@ -164,33 +183,49 @@ impl Shared {
         if ended() {
             return true;
         }
-        if !self.announces || !self.driving.may_try() {
+        if !self.announces {
             return false;
         }
-        let Some(looking) = Looking::begin() else {
+        let looking = self.driving.may_try().then(Looking::begin).flatten();
+        if looking.is_none() && !self.may_sleep() {
             return false;
-        };
-        let hit = if self.driving.on.swap(true, Ordering::SeqCst) {
-            look(&ended, limit)
-        } else {
-            self.work_until(&looking, &ended, limit)
-        };
+        }
+        if !self.driving.on.swap(true, Ordering::SeqCst) {
+            return self.work_until(looking, &ended, limit);
+        }
+        // Somebody does the work.
+        if looking.is_none() || self.driving.descriptors.is_asleep() {
+            return false;
+        }
+        let hit = look(&ended, limit);
         self.driving.tried(hit);
         hit
+    }
+
+    /// Whether a thread that does the engine's work may sleep meanwhile: on few cores, where the engine's
+    /// thread could not run beside it, and where nothing else than descriptors tells of news.
+    fn may_sleep(&self) -> bool {
+        cores() <= FEW_CORES && !self.is_foreign() && !self.has_gpu()
     }
 
     /// The engine's thread is not to be woken: this one looks.
     fn take_over(&self, core: &mut Core) {
         core.set_looked_for(true);
-        core.pace.attend(true);
-        core.pace.waits();
+        core.tick();
+        core.pace.waits(core.ticked());
         self.watch_control(core);
         if core.standing().moving {
+            self.mute_channels(core);
+        }
+    }
+
+    /// Has the engine's thread hear nothing of the channels.
+    fn mute_channels(&self, core: &Core) {
+        if !self.driving.muted.swap(true, Ordering::Relaxed) {
             for descriptor in core.channel_descriptors() {
                 // Not muted, the engine's thread wakes and finds nothing to do.
                 drop(self.driver.mute(self.id, descriptor));
             }
-            self.driving.muted.store(true, Ordering::Relaxed);
         }
     }
 
@@ -200,12 +235,13 @@ impl Shared {
         let mut core = self.lock();
         let mut turn = core.standing();
         turn.more |= more;
-        let muted = self.driving.muted.load(Ordering::Relaxed);
-        let quiet = !turn.more && !turn.moving && !turn.poll && !turn.finished && !muted;
+        // Where it would have to share a core with the lanes, the engine's thread leaves chunks too.
+        let still = self.may_sleep() || !turn.moving && !self.driving.muted.load(Ordering::Relaxed);
+        let quiet = still && !turn.more && !turn.poll && !turn.finished;
         if hit && quiet && !core.control.wants_write() && !core.sink.has_results() {
-            core.pace.leaves();
-            core.speak();
             let now = Instant::now();
+            core.pace.leaves(now);
+            core.speak();
             let micros = self.since_origin(now);
             if self.driving.attention.lasts_until().is_none() {
                 self.driving.since.store(micros, Ordering::Relaxed);
@@ -224,11 +260,6 @@ impl Shared {
         core.set_looked_for(false);
         turn = core.guarded_start();
         turn.more |= more;
-        if self.driving.muted.swap(false, Ordering::Relaxed) && !turn.finished {
-            for descriptor in core.channel_descriptors() {
-                drop(self.driver.rewatch(self.id, descriptor, false));
-            }
-        }
         let results = core.sink.has_results();
         self.after(core, turn);
         if results {
@@ -240,6 +271,50 @@ impl Shared {
     fn release(&self, core: &mut Core) {
         self.driving.attention.end();
         core.pace.attend(false);
+        if self.driving.muted.swap(false, Ordering::Relaxed) && !core.standing().finished {
+            for descriptor in core.channel_descriptors() {
+                drop(self.driver.rewatch(self.id, descriptor, false));
+            }
+        }
+    }
+
+    /// Wakes the thread that sleeps on the connection's descriptors, if others have done what it waits for
+    /// or left it something to do. Called with the lock held by whoever has changed anything.
+    pub(crate) fn call(&self, core: &Core) {
+        let descriptors = &self.driving.descriptors;
+        if descriptors.is_asleep() && (core.has_ended_some() || core.control.wants_write()) {
+            descriptors.call();
+        }
+    }
+
+    /// Sleeps until the connection has news, at most until `until`; `false` if that cannot be had here.
+    fn sleep(&self, ended: &impl Fn() -> bool, until: Instant) -> bool {
+        let mut core = self.lock();
+        self.watch_control(&mut core);
+        let turn = core.standing();
+        let unfit = turn.more || turn.poll || turn.finished;
+        if unfit || core.control_done() || core.control.is_away() {
+            return false;
+        }
+        self.mute_channels(&core);
+        core.forget_ended();
+        let write = core.control.wants_write();
+        let (descriptors, channels) = (&self.driving.descriptors, core.channel_descriptors());
+        if !descriptors.lie_down(core.control.as_fd(), write, channels) {
+            return false;
+        }
+        // Nobody writes soon what would be held back.
+        core.pace.attend(false);
+        // What was raised meanwhile makes a descriptor readable.
+        core.set_looked_for(false);
+        let until = core.due.map_or(until, |due| due.min(until));
+        drop(core);
+        if ended() {
+            descriptors.get_up();
+        } else {
+            descriptors.sleep(until);
+        }
+        true
     }
 
     /// The engine's thread looks: nobody has come back in time.
@@ -262,6 +337,12 @@ impl Shared {
             let turn = core.guarded_start();
             self.after(core, turn);
         }
+    }
+
+    /// Whether the program streams: it waits for one of the transfers under way soon, and until then the
+    /// engine's thread would only take the core from it.
+    pub(crate) fn comes_back(&self, core: &Core) -> bool {
+        self.may_sleep() && core.standing().moving
     }
 
     /// What the program began takes more than a moment: the engine's thread is to see to it.
@@ -287,20 +368,33 @@ impl Shared {
         sleeper
     }
 
-    fn work_until(&self, looking: &Looking, ended: &impl Fn() -> bool, limit: Instant) -> bool {
-        let mut last = Instant::now();
+    fn work_until(
+        &self,
+        mut looking: Option<Looking>,
+        ended: &impl Fn() -> bool,
+        limit: Instant,
+    ) -> bool {
+        let began = Instant::now();
+        let mut last = began;
         let good = self.driving.misses.load(Ordering::Relaxed) == 0;
+        let may_sleep = self.may_sleep();
         let mut taken_over = false;
         let mut more = false;
         let mut looks = 0_u32;
+        let mut vain = 0;
+        let mut missed = false;
         let mut turn: Option<Turn> = None;
         let hit = loop {
             looks = looks.wrapping_add(1);
             let at_rest = turn.is_some_and(|turn| {
-                !(turn.busy || turn.more || turn.poll || turn.moving || turn.finished)
+                let polls = turn.poll && !turn.copying;
+                !(turn.busy || turn.more || polls || turn.moving || turn.finished)
             });
-            let only_looks = at_rest && !looks.is_multiple_of(LOOKS);
-            let mut core = self.try_lock();
+            let only_looks = looking.is_some() && at_rest && !looks.is_multiple_of(LOOKS);
+            let mut core = match looking {
+                Some(_) => self.try_lock(),
+                None => Some(self.lock()),
+            };
             if only_looks {
                 core = core.and_then(|mut core| core.has_news().then_some(core));
             }
@@ -308,6 +402,7 @@ impl Shared {
                 if !std::mem::replace(&mut taken_over, true) {
                     self.take_over(&mut core);
                 }
+                core.pace.attend(true);
                 core.pace.drive(true);
                 let turn = self.turn(&mut core);
                 core.pace.drive(false);
@@ -321,23 +416,44 @@ impl Shared {
                 break true;
             }
             let now = Instant::now();
-            if now >= limit {
-                break false;
-            } else if turn.is_some_and(|turn| turn.busy) {
-                last = now;
-            } else if now.saturating_duration_since(last) > looking.patience(turn, good) {
-                break false;
-            } else if turn.is_some_and(|turn| turn.moving) {
-                give_way();
-            }
-            if turn.is_some_and(|turn| turn.finished || turn.moving && cores() <= FEW_CORES) {
+            if now >= limit || turn.is_some_and(|turn| turn.finished) {
                 break false;
             }
+            let busy = turn.is_some_and(|turn| turn.busy);
+            if busy {
+                (last, vain) = (now, 0);
+                continue;
+            }
+            let moving = turn.is_some_and(|turn| turn.moving);
+            if let Some(one) = &looking {
+                let lanes_need_it = moving && cores() <= FEW_CORES;
+                let patient = now.saturating_duration_since(last) <= one.patience(turn, good);
+                if patient && !lanes_need_it {
+                    if moving {
+                        give_way();
+                    }
+                    continue;
+                }
+                missed = !patient;
+                looking = None;
+            }
+            let until = limit.min(last + SLEEP);
+            let sleeps = may_sleep && now < until && vain < VAIN_SLEEPS;
+            if !sleeps || !self.sleep(ended, until) {
+                break false;
+            }
+            vain += 1;
         };
         if taken_over {
             self.hand_back(hit, more);
         } else {
             self.driving.on.store(false, Ordering::SeqCst);
+        }
+        if missed || looking.is_some() {
+            self.driving.tried(hit && !missed);
+        }
+        if hit && looking.is_none() {
+            self.driving.was_short(began.elapsed());
         }
         hit
     }

@@ -429,6 +429,6 @@ const MOST_PENDING: usize = 64;
 /// Frames taken before the clock is looked at.
 const FRAMES_AT_A_TIME: usize = 16;
 /// Eager bytes that a side holds for messages without a receive.
-const EAGER_CREDIT: u32 = 1024 * 1024;
+const EAGER_CREDIT: u32 = 2 * 1024 * 1024;
 /// Longest orderly goodbye.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);

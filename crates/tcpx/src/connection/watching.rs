@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use super::Shared;
 use crate::core::Core;
+use crate::drive::LINGER;
 use crate::driver::Turn;
 
 /// What the driver is told to look for on the control socket.
@@ -26,12 +27,21 @@ impl Shared {
     pub(crate) fn after(&self, mut core: MutexGuard<'_, Core>, turn: Turn) {
         self.watch_control(&mut core);
         self.set_due(core.due);
-        let due = core.due;
+        let due = core.due.map(|due| self.due_for_engine(due));
+        self.call(&core);
         drop(core);
         if turn.poll || turn.more || turn.finished {
             self.driver.wake(self.id);
         } else if let Some(due) = due {
             self.driver.wake_by(self.id, due);
+        }
+    }
+
+    /// When the engine's thread sees to what is due: a thread that looks after the connection does it in time.
+    pub(super) fn due_for_engine(&self, due: Instant) -> Instant {
+        match self.driving.is_attended() {
+            true => due + LINGER.0,
+            false => due,
         }
     }
 
@@ -64,6 +74,7 @@ impl Shared {
         if replaced {
             // The old descriptor went with its connection; the new one is not watched yet.
             *watching = Watching::Away;
+            self.driving.control_replaced();
         }
         if *watching == wanted || *watching == Watching::Nothing {
             return;

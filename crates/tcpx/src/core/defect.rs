@@ -44,6 +44,7 @@ impl Core {
         // points at their memory keeps it.
         for operation in self.operations.values() {
             operation.state.end(Err(error.clone()));
+            self.ended_some = true;
         }
         self.ended.get_or_insert(Err(error));
         self.ended_at.get_or_insert_with(Instant::now);

@@ -1,0 +1,216 @@
+//! Sleeping on a connection's own descriptors: a thread that does the engine's work is woken by the peer's
+//! bytes themselves, and not by the engine's thread, which would have to be woken for them first.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Instant;
+
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::driver::timespec;
+
+/// Descriptors looked at after one sleep; one is enough to go on.
+const EVENTS: usize = 4;
+const CALLED: u64 = 0;
+const OTHERS: u64 = 1;
+
+/// What one thread at a time sleeps on.
+#[derive(Debug, Default)]
+pub(super) struct Descriptors {
+    /// Made when a thread first sleeps so; `None` where the system gave no descriptor.
+    set: OnceLock<Option<Set>>,
+    /// A thread sleeps, or is about to.
+    asleep: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Set {
+    epoll: OwnedFd,
+    /// Makes the sleep end.
+    call: OwnedFd,
+    control: Mutex<Control>,
+}
+
+/// How the control socket is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Control {
+    Not,
+    Read,
+    ReadWrite,
+}
+
+impl Set {
+    fn new<'a>(channels: impl Iterator<Item = BorrowedFd<'a>>) -> rustix::io::Result<Self> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let call = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll::add(&epoll, &call, EventData::new_u64(CALLED), EventFlags::IN)?;
+        for channel in channels {
+            epoll::add(&epoll, channel, EventData::new_u64(OTHERS), EventFlags::IN)?;
+        }
+        let control = Mutex::new(Control::Not);
+        Ok(Self {
+            epoll,
+            call,
+            control,
+        })
+    }
+
+    fn watch_control(&self, control: BorrowedFd<'_>, write: bool) -> rustix::io::Result<()> {
+        let (wanted, flags) = match write {
+            false => (Control::Read, EventFlags::IN),
+            true => (Control::ReadWrite, EventFlags::IN | EventFlags::OUT),
+        };
+        let mut watched = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        let data = EventData::new_u64(OTHERS);
+        match *watched {
+            now if now == wanted => return Ok(()),
+            Control::Not => epoll::add(&self.epoll, control, data, flags)?,
+            _ => epoll::modify(&self.epoll, control, data, flags)?,
+        }
+        *watched = wanted;
+        Ok(())
+    }
+}
+
+impl Descriptors {
+    /// The calling thread is about to sleep; whether it can. What others change from now on they
+    /// [`call`](Self::call) it for.
+    pub(super) fn lie_down<'a>(
+        &self,
+        control: BorrowedFd<'_>,
+        write: bool,
+        channels: impl Iterator<Item = BorrowedFd<'a>>,
+    ) -> bool {
+        let set = self.set.get_or_init(|| Set::new(channels).ok());
+        let ready = set
+            .as_ref()
+            .is_some_and(|set| set.watch_control(control, write).is_ok());
+        self.asleep.store(ready, Ordering::SeqCst);
+        ready
+    }
+
+    /// Sleeps until there is news, at most until `until`.
+    pub(super) fn sleep(&self, until: Instant) {
+        if let Some(Some(set)) = self.set.get() {
+            let left = timespec(until.saturating_duration_since(Instant::now()));
+            let mut events = Vec::with_capacity(EVENTS);
+            // Interrupted or not, the caller looks at everything.
+            let _ = epoll::wait(&set.epoll, spare_capacity(&mut events), Some(&left));
+            if events.iter().any(|event| event.data.u64() == CALLED) {
+                // Draining an empty counter is no error worth knowing.
+                let _ = rustix::io::read(&set.call, &mut [0u8; 8]);
+            }
+        }
+        self.get_up();
+    }
+
+    /// The calling thread sleeps no longer.
+    pub(super) fn get_up(&self) {
+        self.asleep.store(false, Ordering::SeqCst);
+    }
+
+    pub(super) fn is_asleep(&self) -> bool {
+        self.asleep.load(Ordering::SeqCst)
+    }
+
+    /// Ends the sleep of whoever sleeps.
+    pub(super) fn call(&self) {
+        if self.asleep.swap(false, Ordering::SeqCst)
+            && let Some(Some(set)) = self.set.get()
+        {
+            // A full counter means that a call is already under way.
+            let _ = rustix::io::write(set.call.as_fd(), &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Another connection has taken the control connection's place: the old descriptor is closed.
+    pub(super) fn control_replaced(&self) {
+        if let Some(Some(set)) = self.set.get() {
+            *set.control.lock().unwrap_or_else(PoisonError::into_inner) = Control::Not;
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Far more than anything here takes.
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let near = TcpStream::connect(address).expect("connected");
+        (near, listener.accept().expect("accepted").0)
+    }
+
+    fn lie_down(descriptors: &Descriptors, control: &TcpStream, write: bool) {
+        assert!(descriptors.lie_down(control.as_fd(), write, std::iter::empty()));
+    }
+
+    fn sleeps_at_once(descriptors: &Descriptors) -> bool {
+        let began = Instant::now();
+        descriptors.sleep(began + LONG);
+        began.elapsed() < LONG
+    }
+
+    #[test]
+    fn bytes_and_room_end_a_sleep_and_nothing_lets_it_last() {
+        let descriptors = Descriptors::default();
+        let (near, mut far) = pair();
+        lie_down(&descriptors, &near, false);
+        let (began, short) = (Instant::now(), Duration::from_millis(20));
+        descriptors.sleep(began + short);
+        assert!(began.elapsed() >= short && !descriptors.is_asleep());
+        lie_down(&descriptors, &near, true);
+        assert!(sleeps_at_once(&descriptors), "there is room to write");
+        lie_down(&descriptors, &near, false);
+        far.write_all(b"news").expect("written");
+        assert!(sleeps_at_once(&descriptors));
+    }
+
+    #[test]
+    fn a_call_ends_the_sleep_it_finds_and_no_later_one() {
+        let descriptors = Descriptors::default();
+        let (near, _far) = pair();
+        descriptors.call();
+        for before in [true, false] {
+            lie_down(&descriptors, &near, false);
+            if before {
+                descriptors.call();
+                assert!(sleeps_at_once(&descriptors));
+                continue;
+            }
+            std::thread::scope(|scope| {
+                scope.spawn(|| descriptors.call());
+                assert!(sleeps_at_once(&descriptors));
+            });
+        }
+        lie_down(&descriptors, &near, false);
+        let (began, short) = (Instant::now(), Duration::from_millis(20));
+        descriptors.sleep(began + short);
+        assert!(began.elapsed() >= short, "an old call was heard again");
+    }
+
+    #[test]
+    fn the_connection_that_takes_anothers_place_is_listened_to() {
+        let descriptors = Descriptors::default();
+        let (old, gone) = pair();
+        lie_down(&descriptors, &old, true);
+        assert!(sleeps_at_once(&descriptors));
+        let (new, mut far) = pair();
+        drop((old, gone));
+        descriptors.control_replaced();
+        lie_down(&descriptors, &new, false);
+        far.write_all(b"news").expect("written");
+        assert!(sleeps_at_once(&descriptors));
+    }
+}
