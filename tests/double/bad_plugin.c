@@ -1,5 +1,6 @@
 /* A plugin that fails at its start, in the way that the variable TCPX_BAD_PLUGIN names. With OLD defined it exports
  * only a table that is too old for anybody. */
+#include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,7 +34,15 @@ static int bad_init(logger_fn log)
     fflush(stdout);
     if (is("init-hangs"))
         hang();
-    if (is("init-exits"))
+    if (is("init-forges"))
+        puts("\x1e\"passed\"\n\"passed\"");
+    if (is("init-redirects")) {
+        int null = open("/dev/null", O_RDWR);
+        for (int file = 0; file < 3; file++)
+            dup2(null, file);
+        return 3;
+    }
+    if (is("init-exits") || is("init-forges"))
         exit(0);
     if (is("init-crashes"))
         abort();

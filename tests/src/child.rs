@@ -1,12 +1,18 @@
 //! Tests whose body runs in a process of its own, with variables of its own.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Names the test that a process was started for.
-const MARK: &str = "TCPX_TEST_CHILD";
+/// The variable that keeps our plugin file on this host.
+pub const LOOPBACK: (&str, &str) = ("NCCL_SOCKET_IFNAME", "lo");
+
+/// The variable that names the test or part that a process was started for.
+pub const MARK: &str = "TCPX_TEST_CHILD";
 /// Longest life of a child.
 const PATIENCE: Duration = Duration::from_secs(300);
+/// Longest life of a forked process.
+const FORK_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs `body` in a new process with the variables `environment`, and fails when it fails.
 ///
@@ -62,6 +68,38 @@ pub fn start(test: &str, role: &str, environment: &[(&str, &str)]) -> Child {
     command(test, role, environment)
         .spawn()
         .expect("the test program starts again")
+}
+
+/// Runs `body` in a process forked from this one without exec, which must end well and in time.
+///
+/// # Panics
+/// It did not.
+pub fn forked(body: impl FnOnce()) {
+    // SAFETY: the child uses its own copy of everything and ends by _exit.
+    let child = match unsafe { libc::fork() } {
+        0 => {
+            let ended = catch_unwind(AssertUnwindSafe(body));
+            // SAFETY: ends the child without its parent's exit handlers.
+            unsafe { libc::_exit(i32::from(ended.is_err())) };
+        }
+        child => child,
+    };
+    assert!(child > 0, "a process forks");
+    let deadline = Instant::now() + FORK_PATIENCE;
+    let mut status = -1;
+    // SAFETY: a child of ours, an out pointer of this frame.
+    while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } != child {
+        if Instant::now() >= deadline {
+            // SAFETY: only the child that was forked here, which nobody has waited for.
+            unsafe {
+                libc::kill(child, libc::SIGKILL);
+                libc::waitpid(child, &raw mut status, 0);
+            }
+            panic!("the forked process did not end within {FORK_PATIENCE:?}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(status, 0, "the forked process failed");
 }
 
 fn command(test: &str, role: &str, environment: &[(&str, &str)]) -> Command {

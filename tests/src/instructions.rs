@@ -11,6 +11,7 @@ use tcpx::{Auth, Deadlines, Key, Network, NetworkError, Options, TcpNetwork};
 use tcpx_net::{PluginMemory, PluginNetwork, PluginOptions};
 
 use crate::accident::Accident;
+use crate::child::LOOPBACK;
 use crate::scenario::Scenario;
 use crate::{double, plugin_file};
 
@@ -87,8 +88,6 @@ impl Carrier {
         Ok(Arc::new(network))
     }
 }
-
-const LOOPBACK: (&str, &str) = ("NCCL_SOCKET_IFNAME", "lo");
 
 /// Everything a peer program has to know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

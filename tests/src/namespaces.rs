@@ -1,7 +1,7 @@
 //! Two network namespaces with several links between them, for tests that run as root.
 
 use std::io::{BufRead, BufReader, Lines};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, bail};
@@ -13,6 +13,8 @@ use serde_json::Value;
 pub struct Hosts {
     a: String,
     b: String,
+    /// Where the hosts' links meet, if they are not cables between the two.
+    switch: Option<String>,
 }
 
 /// Why the links cannot be made here; `None` when they can.
@@ -50,6 +52,7 @@ impl Hosts {
         let hosts = Self {
             a: format!("tcpx-{name}-{id}-a"),
             b: format!("tcpx-{name}-{id}-b"),
+            switch: None,
         };
         for namespace in [&hosts.a, &hosts.b] {
             run("ip", &["netns", "add", namespace])?;
@@ -84,12 +87,87 @@ impl Hosts {
         Ok(hosts)
     }
 
+    /// Two hosts with so many links each to one switch, all in the network `10.78.0.0/24`, in which `a` has
+    /// 10, 11 ... and `b` 20, 21 ...; and `b` 2 on its first link.
+    ///
+    /// # Errors
+    /// What `ip` said.
+    pub fn flat(name: &str, links: usize) -> anyhow::Result<Self> {
+        let mut hosts = Self::new(name, &[])?;
+        let switch = format!("tcpx-{name}-{}-s", std::process::id());
+        run("ip", &["netns", "add", &switch])?;
+        hosts.switch = Some(switch.clone());
+        let bridge = ["link", "add", "switch", "type", "bridge"];
+        run("ip", &[&["-n", &switch], &bridge[..]].concat())?;
+        run("ip", &["-n", &switch, "link", "set", "switch", "up"])?;
+        for (side, namespace, first) in [("a", &hosts.a, 10), ("b", &hosts.b, 20)] {
+            for index in 0..links {
+                let (link, port) = (format!("nic{index}"), format!("{side}{index}"));
+                let pair = ["link", "add", &link, "netns", namespace, "type", "veth"];
+                let peer = ["peer", "name", &port, "netns", &switch];
+                run("ip", &[&pair[..], &peer[..]].concat())?;
+                let on_switch = ["-n", &switch, "link", "set", &port];
+                run(
+                    "ip",
+                    &[&on_switch[..], &["master", "switch", "up"]].concat(),
+                )?;
+                let mut addresses = vec![format!("10.78.0.{}/24", first + index)];
+                if side == "b" && index == 0 {
+                    addresses.insert(0, "10.78.0.2/24".to_owned());
+                }
+                for address in &addresses {
+                    run(
+                        "ip",
+                        &["-n", namespace, "addr", "add", address, "dev", &link],
+                    )?;
+                }
+                run("ip", &["-n", namespace, "link", "set", &link, "up"])?;
+            }
+        }
+        Ok(hosts)
+    }
+
+    /// Whether a card of a host answers for addresses that its other cards have.
+    ///
+    /// # Errors
+    /// What `ip` said.
+    pub fn answer_for_others(&self, answer: bool) -> anyhow::Result<()> {
+        let (ignore, announce) = if answer { ("0", "0") } else { ("1", "2") };
+        for namespace in [&self.a, &self.b] {
+            for (setting, value) in [("arp_ignore", ignore), ("arp_announce", announce)] {
+                let write = format!("echo {value} > /proc/sys/net/ipv4/conf/all/{setting}");
+                run("ip", &["netns", "exec", namespace, "sh", "-c", &write])?;
+            }
+            run("ip", &["-n", namespace, "neigh", "flush", "all"])?;
+        }
+        Ok(())
+    }
+
     /// Takes a link down, on both hosts.
     ///
     /// # Errors
     /// What `ip` said.
     pub fn cut(&self, link: usize) -> anyhow::Result<()> {
         self.set(link, "down")
+    }
+
+    /// Gives the addresses of a link this label, on both hosts.
+    ///
+    /// # Errors
+    /// What `ip` said.
+    pub fn label(&self, link: usize, label: &str) -> anyhow::Result<()> {
+        let nic = format!("nic{link}");
+        for (namespace, host) in [(&self.a, 1), (&self.b, 2)] {
+            let address = format!("10.78.{link}.{host}/24");
+            let on = ["dev", nic.as_str()];
+            let ip = |verb, more: &[&str]| {
+                let words = ["-n", namespace.as_str(), "addr", verb, &address];
+                run("ip", &[&words[..], &on, more].concat())
+            };
+            ip("del", &[])?;
+            ip("add", &["label", label])?;
+        }
+        Ok(())
     }
 
     /// Brings a link up again, on both hosts.
@@ -132,7 +210,7 @@ impl Hosts {
 
 impl Drop for Hosts {
     fn drop(&mut self) {
-        for namespace in [&self.a, &self.b] {
+        for namespace in [&self.a, &self.b].into_iter().chain(&self.switch) {
             // Both ends of a link go with either.
             let _ = run("ip", &["netns", "del", namespace]);
         }
@@ -159,6 +237,18 @@ impl Told {
             }
         }
         bail!("it ended without {field:?}: {}", self.child.wait()?)
+    }
+
+    /// How it ended, whatever it printed. The program bounds its own waits.
+    ///
+    /// # Errors
+    /// Its output is no text.
+    pub fn end(mut self) -> anyhow::Result<ExitStatus> {
+        // It never waits for its reader.
+        for line in self.lines.by_ref() {
+            line?;
+        }
+        Ok(self.child.wait()?)
     }
 }
 

@@ -8,13 +8,57 @@
 use std::ptr;
 use std::time::{Duration, Instant};
 
-use crate::nccl_part::{Calls, Opaque};
+use crate::nccl_part::{self, Calls, Opaque};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Host memory.
 pub const HOST: i32 = 1;
 /// CUDA memory.
 pub const CUDA: i32 = 2;
+
+/// Bytes of a message that is large enough for lanes.
+pub const MIB: usize = 1 << 20;
+
+/// The plugin's table of a version, and a context of it.
+pub fn started(version: u32) -> (Box<dyn Calls>, Opaque) {
+    let table = nccl_part::table(version);
+    let (rc, context) = table.init();
+    assert_eq!(rc, 0);
+    (table, context)
+}
+
+/// A listen comm, and the handle by which its peer finds it.
+pub fn listening(table: &dyn Calls, context: Opaque) -> (Opaque, [u8; 128]) {
+    let mut handle = [0; 128];
+    let (rc, listen) = table.listen(context, &mut handle);
+    assert!(rc == 0 && !listen.is_null());
+    (listen, handle)
+}
+
+/// Connects to a process that accepts meanwhile.
+pub fn connected(table: &dyn Calls, context: Opaque, mut handle: [u8; 128]) -> Opaque {
+    let mut send: Opaque = ptr::null_mut();
+    until("connecting", || {
+        let (rc, comm) = table.connect(context, &mut handle);
+        assert_eq!(rc, 0);
+        send = comm;
+        !send.is_null()
+    });
+    send
+}
+
+/// Accepts from a process that connects meanwhile, and closes the listen comm.
+pub fn accepted(table: &dyn Calls, listen: Opaque) -> Opaque {
+    let mut receive: Opaque = ptr::null_mut();
+    until("accepting", || {
+        let (rc, comm) = table.accept(listen);
+        assert_eq!(rc, 0);
+        receive = comm;
+        !receive.is_null()
+    });
+    assert_eq!(table.close_listen(listen), 0);
+    receive
+}
 
 /// Calls `attempt` until it is content, or fails after a minute.
 #[track_caller]
@@ -41,18 +85,28 @@ pub struct Link<'a> {
     pub send: Opaque,
     /// The receive comm.
     pub receive: Opaque,
+    /// What its memory is registered as.
+    pub kind: i32,
 }
 
 impl<'a> Link<'a> {
     /// Connects as NCCL does.
     pub fn new(table: &'a dyn Calls, context: Opaque) -> Self {
-        let mut handle = [0; 128];
-        let (rc, listen) = table.listen(context, &mut handle);
-        assert!(rc == 0 && !listen.is_null());
-        let (mut send, mut receive): (Opaque, Opaque) = (ptr::null_mut(), ptr::null_mut());
+        let (listen, mut handle) = listening(table, context);
         // Nobody answers yet: the first polls must come back empty, not wait.
         let (rc, early) = table.connect(context, &mut handle);
         assert!(rc == 0 && early.is_null());
+        Self::between(table, context, listen, handle)
+    }
+
+    /// Connects to a listen comm by its handle, or one like it, and closes the listen comm.
+    pub fn between(
+        table: &'a dyn Calls,
+        context: Opaque,
+        listen: Opaque,
+        mut handle: [u8; 128],
+    ) -> Self {
+        let (mut send, mut receive): (Opaque, Opaque) = (ptr::null_mut(), ptr::null_mut());
         until("connecting", || {
             if send.is_null() {
                 let (rc, comm) = table.connect(context, &mut handle);
@@ -73,6 +127,14 @@ impl<'a> Link<'a> {
             table,
             send,
             receive,
+            kind: HOST,
+        }
+    }
+
+    /// Moves so many large messages that they take lanes: the first one asks for grants.
+    pub fn warm(&self) {
+        for _ in 0..3 {
+            self.transfer(MIB, MIB);
         }
     }
 
@@ -93,11 +155,11 @@ impl<'a> Link<'a> {
     pub fn transfer(&self, len: usize, capacity: usize) {
         let mut data = content(len);
         let mut target = vec![0xee; capacity + 1];
-        let (rc, from) = self.table.reg_mr(self.send, &mut data, HOST);
+        let (rc, from) = self.table.reg_mr(self.send, &mut data, self.kind);
         assert_eq!(rc, 0);
         let (rc, to) = self
             .table
-            .reg_mr(self.receive, &mut target[..capacity], HOST);
+            .reg_mr(self.receive, &mut target[..capacity], self.kind);
         assert_eq!(rc, 0);
         assert!(
             self.table

@@ -1,10 +1,11 @@
 //! What an open connection costs that nobody uses.
 
+use std::io::Write;
 use std::thread;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
-use tcpx::{Region, TcpNetwork};
+use tcpx::{Connection, Region, TcpNetwork};
 use tcpx_net::TcpOptions;
 use tcpx_tests::pair::{Listening, close};
 
@@ -17,15 +18,8 @@ fn spent() -> Duration {
     Duration::new(now.tv_sec.unsigned_abs(), nanos)
 }
 
-#[test]
-fn an_open_idle_connection_costs_less_than_a_thousandth_of_a_core() {
-    let network = TcpNetwork::new(TcpOptions {
-        lanes: 4,
-        ..TcpOptions::default()
-    });
-    let listening = Listening::new(std::sync::Arc::new(network), |_| {}, |_| {});
-    let (server, client) = listening.connect();
-    // Used before, small and large, so that everything that looks for more work has a reason to.
+/// Small and large, so that everything that looks for more work has a reason to.
+fn use_it(server: &Connection, client: &Connection) {
     for bytes in [8, 8 << 20] {
         let (from, to) = (
             Region::host(bytes).expect("memory"),
@@ -36,12 +30,41 @@ fn an_open_idle_connection_costs_less_than_a_thousandth_of_a_core() {
         sent.wait().expect("it arrives");
         received.wait().expect("it arrives");
     }
-    // Whatever looks for more work gives up within half a second.
-    thread::sleep(Duration::from_millis(500));
-    let before = spent();
-    thread::sleep(IDLE);
-    let cost = spent() - before;
-    // Both ends are in this process.
-    assert!(cost < 2 * IDLE / 1000, "{cost:?} in {IDLE:?}");
-    close(server, client);
+}
+
+#[test]
+fn open_idle_connections_cost_less_than_a_thousandth_of_a_core_each() {
+    let network = TcpNetwork::new(TcpOptions {
+        lanes: 4,
+        ..TcpOptions::default()
+    });
+    let network = std::sync::Arc::new(network);
+    // Never used, then used before; one, and several.
+    for count in [1, 12] {
+        let listening = Listening::new(network.clone(), |_| {}, |_| {});
+        let connections: Vec<_> = (0..count).map(|_| listening.connect()).collect();
+        for used in [false, true] {
+            if used {
+                for (server, client) in &connections {
+                    use_it(server, client);
+                }
+            }
+            // Whatever looks for more work gives up within half a second.
+            thread::sleep(Duration::from_millis(500));
+            let before = spent();
+            thread::sleep(IDLE);
+            let cost = spent() - before;
+            let _ = writeln!(
+                std::io::stderr(),
+                "measured: {count} idle connections, used: {used}: {:.4} % of a core for each end",
+                cost.as_secs_f64() / IDLE.as_secs_f64() * 50.0 / f64::from(count)
+            );
+            // Both ends are in this process.
+            let most = 2 * count * IDLE / 1000;
+            assert!(cost < most, "{count}, {used}: {cost:?} in {IDLE:?}");
+        }
+        for (server, client) in connections {
+            close(server, client);
+        }
+    }
 }

@@ -2,17 +2,15 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
 
-use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::ptr;
 use std::time::{Duration, Instant};
 
-use tcpx_tests::child;
-use tcpx_tests::nccl_link::{HOST, Link, content, until};
-use tcpx_tests::nccl_part::{self, Opaque};
+use tcpx_tests::child::{self, LOOPBACK};
+use tcpx_tests::nccl_link::{
+    HOST, Link, MIB, accepted, connected, content, listening, started, until,
+};
 
-const LOOPBACK: (&str, &str) = ("NCCL_SOCKET_IFNAME", "lo");
-const MIB: usize = 1 << 20;
 /// `ncclInvalidUsage`.
 const INVALID_USAGE: i32 = 5;
 
@@ -38,26 +36,6 @@ fn inherited() -> usize {
         .count()
 }
 
-/// Runs `body` in a forked child of this process, which must end well.
-fn forked(body: impl FnOnce()) {
-    // SAFETY: the child uses its own copy of everything and ends by _exit.
-    match unsafe { libc::fork() } {
-        0 => {
-            let ended = std::panic::catch_unwind(AssertUnwindSafe(body));
-            // SAFETY: ends the child without its parent's exit handlers.
-            unsafe { libc::_exit(i32::from(ended.is_err())) };
-        }
-        child => {
-            let mut status = -1;
-            until("the forked process", || {
-                // SAFETY: a child of ours, an out pointer of this frame.
-                unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) == child }
-            });
-            assert_eq!(status, 0, "the forked process failed");
-        }
-    }
-}
-
 #[test]
 fn a_forked_child_is_refused_its_parents_comms_and_takes_nothing_from_them() {
     child::run(
@@ -65,17 +43,10 @@ fn a_forked_child_is_refused_its_parents_comms_and_takes_nothing_from_them() {
         &[LOOPBACK],
         || {
             let (before, kept) = (sockets(), inherited());
-            let table = nccl_part::table(12);
-            let (rc, context) = table.init();
-            assert_eq!(rc, 0);
+            let (table, context) = started(12);
             let link = Link::new(&*table, context);
-            for _ in 0..3 {
-                link.transfer(MIB, MIB);
-            }
-            let mut waits = [0; 128];
-            let (rc, listen) = table.listen(context, &mut waits);
-            assert_eq!(rc, 0);
-            let mut dials = waits;
+            link.warm();
+            let (listen, mut dials) = listening(&*table, context);
             assert_eq!(table.connect(context, &mut dials).0, 0);
             let (mut data, mut target) = (content(MIB), vec![0; MIB]);
             let (rc, from) = table.reg_mr(link.send, &mut data, HOST);
@@ -92,7 +63,7 @@ fn a_forked_child_is_refused_its_parents_comms_and_takes_nothing_from_them() {
             let (rc, received) = table.irecv(link.receive, sink, MIB, to, ptr::null_mut());
             assert!(rc == 0 && !received.is_null());
 
-            forked(|| {
+            child::forked(|| {
                 assert_eq!(sockets(), before, "the child holds connections");
                 let began = Instant::now();
                 assert_eq!(table.test(received).0, INVALID_USAGE);
@@ -116,9 +87,7 @@ fn a_forked_child_is_refused_its_parents_comms_and_takes_nothing_from_them() {
                 let (rc, context) = table.init();
                 assert_eq!(rc, 0);
                 let own = Link::new(&*table, context);
-                for _ in 0..3 {
-                    own.transfer(MIB, MIB);
-                }
+                own.warm();
                 own.close();
             });
 
@@ -143,17 +112,9 @@ fn a_forked_child_is_refused_its_parents_comms_and_takes_nothing_from_them() {
 
 /// Connects, forks a process that lives as long as the file, and waits to be killed.
 fn fork_and_wait(file: PathBuf) {
-    let table = nccl_part::table(12);
-    let (rc, context) = table.init();
-    assert_eq!(rc, 0);
-    let mut handle: [u8; 128] = std::fs::read(&file).unwrap().try_into().unwrap();
-    let mut send: Opaque = ptr::null_mut();
-    until("connecting", || {
-        let (rc, comm) = table.connect(context, &mut handle);
-        assert_eq!(rc, 0);
-        send = comm;
-        !send.is_null()
-    });
+    let (table, context) = started(12);
+    let handle = std::fs::read(&file).unwrap().try_into().unwrap();
+    let send = connected(&*table, context, handle);
     // SAFETY: the child ends by _exit.
     if unsafe { libc::fork() } == 0 {
         let until = Instant::now() + Duration::from_secs(100);
@@ -188,25 +149,14 @@ fn a_process_that_is_killed_is_seen_to_end_although_a_child_of_it_lives() {
         return;
     }
     child::run(TEST, &[LOOPBACK], || {
-        let table = nccl_part::table(12);
-        let (rc, context) = table.init();
-        assert_eq!(rc, 0);
+        let (table, context) = started(12);
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("handle");
-        let mut handle = [0; 128];
-        let (rc, listen) = table.listen(context, &mut handle);
-        assert_eq!(rc, 0);
+        let (listen, handle) = listening(&*table, context);
         std::fs::write(&file, handle).unwrap();
         let meeting = ("TCPX_TEST_FILE", file.to_str().unwrap());
         let mut peer = child::start(TEST, PEER, &[LOOPBACK, meeting]);
-        let mut receive: Opaque = ptr::null_mut();
-        until("accepting", || {
-            let (rc, comm) = table.accept(listen);
-            assert_eq!(rc, 0);
-            receive = comm;
-            !receive.is_null()
-        });
-        assert_eq!(table.close_listen(listen), 0);
+        let receive = accepted(&*table, listen);
         let mut target = vec![0; MIB];
         let (_, memory) = table.reg_mr(receive, &mut target, HOST);
         let start = target.as_mut_ptr();

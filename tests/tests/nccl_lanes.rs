@@ -2,16 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
 
-use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::ptr;
 
-use tcpx_tests::child;
-use tcpx_tests::nccl_link::{HOST, Link, content, until};
+use tcpx_tests::child::{self, LOOPBACK};
+use tcpx_tests::nccl_link::{
+    HOST, Link, MIB, accepted, connected, content, listening, started, until,
+};
 use tcpx_tests::nccl_part::{self, Calls, Opaque};
-
-const LOOPBACK: (&str, &str) = ("NCCL_SOCKET_IFNAME", "lo");
-const MIB: usize = 1 << 20;
 
 /// Threads of this process that are the plugin's.
 fn threads() -> usize {
@@ -22,25 +20,16 @@ fn threads() -> usize {
         .count()
 }
 
-/// Enough large messages that they take lanes: the first one asks for grants.
-fn warm(link: &Link<'_>) {
-    for _ in 0..3 {
-        link.transfer(MIB, MIB);
-    }
-}
-
 #[test]
 fn sixteen_channels_share_threads_that_end_with_the_last_comm() {
     child::run(
         "sixteen_channels_share_threads_that_end_with_the_last_comm",
         &[LOOPBACK, ("TCPX_NET_THREADS", "2"), ("TCPX_NET_LANES", "4")],
         || {
-            let table = nccl_part::table(12);
-            let (rc, context) = table.init();
-            assert_eq!(rc, 0);
+            let (table, context) = started(12);
             for _ in 0..2 {
                 let links: Vec<_> = (0..16).map(|_| Link::new(&*table, context)).collect();
-                links.iter().for_each(warm);
+                links.iter().for_each(Link::warm);
                 // Two loops a direction and the door, whatever the number of comms.
                 assert_eq!(threads(), 5);
                 links.into_iter().for_each(Link::close);
@@ -59,11 +48,9 @@ fn the_file_stays_mapped_after_it_was_closed() {
         || {
             let path = tcpx_tests::plugin_file::path();
             let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
-            let table = nccl_part::table(11);
-            let (rc, context) = table.init();
-            assert_eq!(rc, 0);
+            let (table, context) = started(11);
             let link = Link::new(&*table, context);
-            warm(&link);
+            link.warm();
             link.close();
             // SAFETY: our own file, loaded before; each call takes back one use of it.
             unsafe {
@@ -77,7 +64,7 @@ fn the_file_stays_mapped_after_it_was_closed() {
             assert!(maps.contains(path.to_str().unwrap()), "it was unmapped");
             // And it works as before, as for a communicator made again.
             let link = Link::new(&*table, context);
-            warm(&link);
+            link.warm();
             link.close();
         },
     );
@@ -89,35 +76,18 @@ fn a_forked_process_starts_lanes_of_its_own() {
         "a_forked_process_starts_lanes_of_its_own",
         &[LOOPBACK],
         || {
-            let table = nccl_part::table(12);
-            let (rc, context) = table.init();
-            assert_eq!(rc, 0);
+            let (table, context) = started(12);
             let link = Link::new(&*table, context);
-            warm(&link);
-            // SAFETY: the child uses its own copy of everything and ends by _exit.
-            match unsafe { libc::fork() } {
-                0 => {
-                    // The parent's threads are not here.
-                    let started = std::panic::catch_unwind(AssertUnwindSafe(|| {
-                        let (rc, context) = table.init();
-                        assert_eq!(rc, 0);
-                        let own = Link::new(&*table, context);
-                        warm(&own);
-                        own.transfer(20 * MIB, 20 * MIB);
-                        own.close();
-                    }));
-                    // SAFETY: ends the child without its parent's exit handlers.
-                    unsafe { libc::_exit(i32::from(started.is_err())) };
-                }
-                child => {
-                    let mut status = -1;
-                    until("the forked process", || {
-                        // SAFETY: a child of ours, an out pointer of this frame.
-                        unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) == child }
-                    });
-                    assert_eq!(status, 0, "the forked process failed");
-                }
-            }
+            link.warm();
+            child::forked(|| {
+                // The parent's threads are not here.
+                let (rc, context) = table.init();
+                assert_eq!(rc, 0);
+                let own = Link::new(&*table, context);
+                own.warm();
+                own.transfer(20 * MIB, 20 * MIB);
+                own.close();
+            });
             // What the child did to its copies is not seen here.
             link.transfer(20 * MIB, 20 * MIB);
             link.close();
@@ -128,17 +98,12 @@ fn a_forked_process_starts_lanes_of_its_own() {
 #[test]
 fn only_who_holds_a_secret_gets_in() {
     child::run("only_who_holds_a_secret_gets_in", &[LOOPBACK], || {
-        let table = nccl_part::table(12);
-        let (rc, context) = table.init();
-        assert_eq!(rc, 0);
-        let mut handle = [0; 128];
-        let (rc, listen) = table.listen(context, &mut handle);
-        assert_eq!(rc, 0);
+        let (table, context) = started(12);
+        let (listen, handle) = listening(&*table, context);
         // The comm's own secret lies at byte 32, the lanes' at 72.
         let mut stranger = handle;
         stranger[32] ^= 1;
         let mut refused = false;
-        let mut receive: Opaque = ptr::null_mut();
         until("the stranger's end", || {
             let (rc, comm) = table.connect(context, &mut stranger);
             assert!(comm.is_null(), "a wrong secret got in");
@@ -150,27 +115,8 @@ fn only_who_holds_a_secret_gets_in() {
         // The right peer with a wrong secret for lanes: its messages come without them.
         let mut peer = handle;
         peer[72] ^= 1;
-        let mut send: Opaque = ptr::null_mut();
-        until("connecting", || {
-            if send.is_null() {
-                let (rc, comm) = table.connect(context, &mut peer);
-                assert_eq!(rc, 0);
-                send = comm;
-            }
-            if receive.is_null() {
-                let (rc, comm) = table.accept(listen);
-                assert_eq!(rc, 0);
-                receive = comm;
-            }
-            !send.is_null() && !receive.is_null()
-        });
-        assert_eq!(table.close_listen(listen), 0);
-        let link = Link {
-            table: &*table,
-            send,
-            receive,
-        };
-        warm(&link);
+        let link = Link::between(&*table, context, listen, peer);
+        link.warm();
         link.close();
     });
 }
@@ -181,13 +127,11 @@ fn a_comm_closes_with_requests_in_flight_and_its_memory_is_free() {
         "a_comm_closes_with_requests_in_flight_and_its_memory_is_free",
         &[LOOPBACK],
         || {
-            let table = nccl_part::table(12);
-            let (rc, context) = table.init();
-            assert_eq!(rc, 0);
+            let (table, context) = started(12);
             let stays = Link::new(&*table, context);
             for sender_first in [true, false] {
                 let link = Link::new(&*table, context);
-                warm(&link);
+                link.warm();
                 let (mut data, mut target) = (content(64 * MIB), vec![0; 64 * MIB]);
                 let (_, from) = table.reg_mr(link.send, &mut data, HOST);
                 let (_, to) = table.reg_mr(link.receive, &mut target, HOST);
@@ -217,7 +161,7 @@ fn a_comm_closes_with_requests_in_flight_and_its_memory_is_free() {
                     assert_eq!(table.close_send(link.send), 0);
                     assert!(target.iter().all(|byte| *byte == 7), "written after close");
                 }
-                warm(&stays);
+                stays.warm();
             }
             stays.close();
         },
@@ -240,14 +184,7 @@ fn send_until_killed(table: &dyn Calls) {
     let (start, len) = (data.as_mut_ptr(), data.len());
     let mut comms = Vec::new();
     for handle in handles.chunks_exact(128) {
-        let mut handle: [u8; 128] = handle.try_into().unwrap();
-        let mut send: Opaque = ptr::null_mut();
-        until("connecting", || {
-            let (rc, comm) = table.connect(context, &mut handle);
-            assert_eq!(rc, 0);
-            send = comm;
-            !send.is_null()
-        });
+        let send = connected(table, context, handle.try_into().unwrap());
         let (_, memory) = table.reg_mr(send, &mut data, HOST);
         comms.push((send, memory, Vec::new()));
     }
@@ -276,17 +213,13 @@ fn a_killed_peer_is_an_error_on_every_comm() {
         return;
     }
     child::run(TEST, &[LOOPBACK], || {
-        let table = nccl_part::table(12);
-        let (rc, context) = table.init();
-        assert_eq!(rc, 0);
+        let (table, context) = started(12);
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("handles");
         let mut handles = Vec::new();
         let listens: Vec<Opaque> = (0..COMMS)
             .map(|_| {
-                let mut handle = [0; 128];
-                let (rc, listen) = table.listen(context, &mut handle);
-                assert_eq!(rc, 0);
+                let (listen, handle) = listening(&*table, context);
                 handles.extend_from_slice(&handle);
                 listen
             })
@@ -298,14 +231,7 @@ fn a_killed_peer_is_an_error_on_every_comm() {
         let (start, len) = (target.as_mut_ptr(), target.len());
         let mut comms = Vec::new();
         for listen in listens {
-            let mut receive: Opaque = ptr::null_mut();
-            until("accepting", || {
-                let (rc, comm) = table.accept(listen);
-                assert_eq!(rc, 0);
-                receive = comm;
-                !receive.is_null()
-            });
-            assert_eq!(table.close_listen(listen), 0);
+            let receive = accepted(&*table, listen);
             let (_, memory) = table.reg_mr(receive, &mut target, HOST);
             comms.push((receive, memory, ptr::null_mut::<std::ffi::c_void>(), 0));
         }
@@ -375,12 +301,8 @@ fn a_door_that_can_take_no_connection_does_not_spin() {
                 };
                 assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
             }
-            let table = nccl_part::table(12);
-            let (rc, context) = table.init();
-            assert_eq!(rc, 0);
-            let mut handle = [0; 128];
-            let (rc, listen) = table.listen(context, &mut handle);
-            assert_eq!(rc, 0);
+            let (table, context) = started(12);
+            let (listen, handle) = listening(&*table, context);
             let door = u16::from_le_bytes([handle[56], handle[57]]);
             // A stranger at the door takes the last descriptor; the door finds none.
             let mut files = Vec::new();
@@ -400,7 +322,7 @@ fn a_door_that_can_take_no_connection_does_not_spin() {
             drop((files, stranger));
             assert_eq!(table.close_listen(listen), 0);
             let link = Link::new(&*table, context);
-            warm(&link);
+            link.warm();
             link.close();
         },
     );

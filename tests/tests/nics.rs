@@ -28,15 +28,21 @@ fn turn(test: &str) -> Option<MutexGuard<'static, ()>> {
 
 /// A server on host b and a client on host a that sends `count` transfers.
 fn start(hosts: &Hosts, bytes: u64, count: u64, interfaces: Option<&str>) -> (Told, Told) {
-    start_with(hosts, bytes, count, interfaces.as_slice())
+    start_with(hosts, bytes, count, interfaces.as_slice(), &[])
 }
 
-/// As [`start`], with all words that may follow.
-fn start_with(hosts: &Hosts, bytes: u64, count: u64, more: &[&str]) -> (Told, Told) {
+/// As [`start`], with all words that may follow at the client and at the server.
+fn start_with(
+    hosts: &Hosts,
+    bytes: u64,
+    count: u64,
+    more: &[&str],
+    at_server: &[&str],
+) -> (Told, Told) {
     let (bytes, count) = (bytes.to_string(), count.to_string());
-    let mut server = hosts
-        .start(false, STRIPED, &["server", "7077", &bytes, &count])
-        .unwrap();
+    let mut arguments = vec!["server", "7077", &bytes, &count];
+    arguments.extend(at_server);
+    let mut server = hosts.start(false, STRIPED, &arguments).unwrap();
     server.wait_for("listening").unwrap();
     let mut arguments = vec!["client", "10.78.0.2:7077", &bytes, &count];
     arguments.extend(more);
@@ -96,6 +102,81 @@ fn a_link_of_a_tenth_of_the_speed_adds_its_part() {
     assert!(part >= 0.94, "{part:.2} of the sum of the links");
 }
 
+#[test]
+fn lanes_go_where_either_side_allows_and_the_path_says_so() {
+    let Some(_turn) = turn("lanes_go_where_either_side_allows_and_the_path_says_so") else {
+        return;
+    };
+    let hosts = Hosts::new("allowed", &[RATE * 20; 3]).unwrap();
+    hosts.label(2, "nic2:tail").unwrap();
+    for (at_client, at_server, expected) in [
+        (&[][..], &[][..], &["nic0", "nic1", "nic2"][..]),
+        (&["=nic1"], &[], &["nic1"]),
+        (&[], &["=nic2"], &["nic2"]),
+        (&["nic1,nic2"], &["^nic1"], &["nic2"]),
+    ] {
+        let (mut server, mut client) = start_with(&hosts, 1 << 20, 1, at_client, at_server);
+        let (path, _) = client.wait_for("path").unwrap();
+        let path = path.as_str().unwrap();
+        let named = ["nic0", "nic1", "nic2"].map(|nic| path.contains(nic));
+        let wanted = ["nic0", "nic1", "nic2"].map(|nic| expected.contains(&nic));
+        assert_eq!(named, wanted, "{at_client:?} {at_server:?}: {path}");
+        assert!(path.contains("event loop"), "{path}");
+        server.wait_for("verified").unwrap();
+    }
+}
+
+#[test]
+fn interfaces_that_lead_nowhere_are_an_error_on_both_sides_and_no_other_is_taken() {
+    let Some(_turn) =
+        turn("interfaces_that_lead_nowhere_are_an_error_on_both_sides_and_no_other_is_taken")
+    else {
+        return;
+    };
+    let hosts = Hosts::new("nowhere", &[RATE * 20; 3]).unwrap();
+    // The receiver's first card answers for its second, or nobody does.
+    for answers in [true, false] {
+        hosts.answer_for_others(answers).unwrap();
+        let (mut server, mut client) = start_with(&hosts, 1 << 20, 1, &["=nic1"], &["=nic2"]);
+        let (at_client, _) = client.wait_for("refused").unwrap();
+        let (at_server, _) = server.wait_for("refused").unwrap();
+        let (why, filter) = match answers {
+            true => (at_server, "`=nic2`"),
+            false => (at_client, "`=nic1`"),
+        };
+        assert!(why.as_str().unwrap().contains(filter), "{why}");
+    }
+    // A server that allows what nobody reaches does not take what came another way.
+    let (mut server, mut client) = start_with(&hosts, 1 << 20, 1, &["^nic2"], &["=nic2"]);
+    let (why, _) = server.wait_for("refused").unwrap();
+    let why = why.as_str().unwrap();
+    assert!(
+        why.contains("`=nic2`") && why.contains("10.78.0.2"),
+        "{why}"
+    );
+    client.wait_for("refused").unwrap();
+}
+
+/// Without further settings any card of a host answers for all of its addresses.
+#[test]
+fn cards_of_one_network_that_answer_for_each_other_lose_no_lane() {
+    let Some(_turn) = turn("cards_of_one_network_that_answer_for_each_other_lose_no_lane") else {
+        return;
+    };
+    let hosts = Hosts::flat("flat", 3).unwrap();
+    for answers in [true, false] {
+        hosts.answer_for_others(answers).unwrap();
+        let (mut server, mut client) = start(&hosts, 32 << 20, 4, None);
+        let (path, _) = client.wait_for("path").unwrap();
+        for _ in 0..4 {
+            client.wait_for("sent").unwrap();
+            server.wait_for("verified").unwrap();
+        }
+        let (lost, line) = client.wait_for("lanes_lost").unwrap();
+        assert_eq!(lost, 0, "{path}: {line}");
+    }
+}
+
 /// The kernel copies for a receiver on its own host, whatever the route: the lanes see that and copy too.
 #[test]
 fn host_memory_that_was_to_be_sent_without_a_copy_arrives_where_the_kernel_copies() {
@@ -106,7 +187,8 @@ fn host_memory_that_was_to_be_sent_without_a_copy_arrives_where_the_kernel_copie
     };
     let hosts = Hosts::new("uncopied", &[RATE * 20; 2]).unwrap();
     for interfaces in ["=nic0", "nic"] {
-        let (mut server, mut client) = start_with(&hosts, BYTES, 3, &[interfaces, "zero-copy"]);
+        let (mut server, mut client) =
+            start_with(&hosts, BYTES, 3, &[interfaces, "zero-copy"], &[]);
         for _ in 0..3 {
             client.wait_for("sent").unwrap();
             server.wait_for("verified").unwrap();

@@ -12,11 +12,11 @@ use nccl_net::{
     AbiVersion, DeviceOffload, Done, Handle128, HostError, LoadMeta, LoadOptions, MemoryHandle,
     MemoryType, Plugin, PostOutcome, QueueSlot, RecvComm, SendComm, UnpackQueue,
 };
-use tcpx_tests::{child, plugin_file};
+use tcpx_tests::child::{self, LOOPBACK};
+use tcpx_tests::plugin_file;
 
 /// Everything here runs on loopback within this time, or something hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
-const LOOPBACK: (&str, &str) = ("NCCL_SOCKET_IFNAME", "lo");
 const UNPACK: (&str, &str) = ("TCPX_NET_DEVICE", "unpack");
 const STANDIN: (&str, &str) = ("TCPX_NET_STANDIN", "host");
 const POOL_BYTES: usize = 16 << 20;

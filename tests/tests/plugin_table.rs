@@ -155,7 +155,7 @@ impl Drop for Bare {
 }
 
 const ENVIRONMENT: [(&str, &str); 3] = [
-    ("NCCL_SOCKET_IFNAME", "lo"),
+    child::LOOPBACK,
     ("TCPX_NET_DEVICE", "unpack"),
     ("TCPX_NET_STANDIN", "host"),
 ];

@@ -85,9 +85,10 @@ pub(crate) fn origin(origin: Origin) -> &'static str {
     }
 }
 
-/// `text` as one word of a POSIX shell.
+/// `text` as one word of a POSIX shell. Not plain to all of them: zsh looks for a program where a value
+/// begins with `=`.
 fn quoted(text: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:,=+@%".contains(c);
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:,+@%".contains(c);
     if !text.is_empty() && text.chars().all(is_plain) {
         return text.to_owned();
     }
@@ -99,6 +100,14 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+
+    #[test]
+    fn what_some_shell_would_expand_is_quoted() {
+        assert_eq!(quoted("eth1,eth2"), "eth1,eth2");
+        for text in ["=eth1", "~root", "^lo", "a=~", "{a,b}"] {
+            assert_eq!(quoted(text), format!("'{text}'"));
+        }
+    }
 
     #[test]
     fn a_shell_takes_every_value_as_it_stands() {

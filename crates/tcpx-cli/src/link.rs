@@ -269,6 +269,7 @@ fn choose_network(
         return Ok((
             Arc::new(TcpNetwork::new(TcpOptions {
                 interfaces: args.interfaces().map(str::to_owned),
+                loops: args.loops.unwrap_or(0),
                 zero_copy: args.zero_copy,
                 ..TcpOptions::default()
             })),

@@ -92,6 +92,7 @@ fn same(link: &LinkArgs) -> Vec<String> {
     flag("abi", network.abi.map(|version| format!("v{version}")));
     flag("plugin-device", Some(network.plugin_device.to_string()));
     flag("channels", network.channels.map(|count| count.to_string()));
+    flag("loops", network.loops.map(|count| count.to_string()));
     flag(
         "chunk-bytes",
         network.chunk_bytes().map(|size| size.0.to_string()),

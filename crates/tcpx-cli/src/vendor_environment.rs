@@ -14,7 +14,9 @@ use std::path::Path;
 pub(crate) use interfaces::{choose as choose_interfaces, filter_for};
 pub(crate) use trouble::trouble;
 
-use crate::host::Host;
+use tcpx_net::interfaces::Interface;
+
+use crate::host::{Host, default_route};
 
 /// Whose value a variable has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -85,6 +87,17 @@ fn decide(host: &dyn Host, wanted: Wanted) -> Option<Setting> {
         why,
         trouble: None,
     })
+}
+
+/// The interfaces of `all` that will carry payload: those that the person's filter admits, else those of our choice.
+pub(crate) fn data_interfaces<'a>(host: &dyn Host, all: &'a [Interface]) -> Vec<&'a Interface> {
+    if let Some(filter) = host.variable(settings::DATA_INTERFACES) {
+        let admitted = interfaces::admitted(&filter, all).into_iter();
+        return admitted.filter(|one| one.up).collect();
+    }
+    let choice = interfaces::choose(all, default_route(host).as_deref());
+    let is_chosen = |one: &&Interface| choice.data.contains(&one.name);
+    all.iter().filter(is_chosen).collect()
 }
 
 /// The folder with the sockets of the buffer daemon, and how it was found.

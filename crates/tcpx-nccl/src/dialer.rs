@@ -1,9 +1,12 @@
 //! A connection under way: dial, prove that we know the secret.
 
+use std::collections::BTreeSet;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use nccl_net::export::fork::PerProcess;
 use tcpx_wire::Key;
 use tcpx_wire::handshake::{ClientHandshake, Message, Step};
 
@@ -14,13 +17,33 @@ use crate::socket::{self, Moved, Stream};
 /// Pause before dialling again, after the peer dropped an unfinished handshake.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
+/// How long an attempt from the device's own address goes unanswered before the routes choose.
+const OWN_ADDRESS_TIME: Duration = Duration::from_secs(3);
+/// How long after that the kernel may still hold the peer for unreachable.
+const SETTLING_TIME: Duration = Duration::from_secs(10);
+
+/// Pairs of own and peer's addresses between which only the address that the routes choose works.
+static ROUTED: PerProcess<Mutex<BTreeSet<(IpAddr, IpAddr)>>> = PerProcess::new();
+/// Most of them that are remembered.
+const MOST_ROUTED: usize = 4096;
+
+fn routed() -> MutexGuard<'static, BTreeSet<(IpAddr, IpAddr)>> {
+    ROUTED.get().lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A connection under way; whoever wants it polls.
 #[derive(Debug)]
 pub(crate) struct Dialer {
-    local: SocketAddr,
+    /// The device's address; `None`: the routes choose one. A host may drop what comes from an
+    /// address of another network than the one it was sent to.
+    local: Option<SocketAddr>,
+    /// The device's address, once nothing came of it.
+    in_vain: Option<IpAddr>,
     peer: SocketAddr,
     key: Key,
     until: Instant,
+    /// Until then a peer that cannot be reached is dialled again.
+    settling: Instant,
     phase: Phase,
 }
 
@@ -28,8 +51,8 @@ pub(crate) struct Dialer {
 enum Phase {
     /// Not dialled yet, or not before this moment again.
     Idle(Instant),
-    /// The SYN is on its way.
-    Dialling(Stream),
+    /// The SYN is on its way since then.
+    Dialling(Stream, Instant),
     /// Connected; messages go back and forth.
     Handshake(Stream, Box<ClientHandshake>),
     /// Over.
@@ -52,13 +75,25 @@ impl Dialer {
         secret: [u8; Key::BYTES],
         until: Instant,
     ) -> Self {
+        let now = Instant::now();
+        // An address of one family, or of loopback, reaches no other.
+        let fits = local.is_ipv4() == peer.is_ipv4()
+            && local.ip().is_loopback() == peer.ip().is_loopback();
+        let is_in_vain = routed().contains(&(local.ip(), peer.ip()));
         Self {
-            local,
+            local: (fits && !is_in_vain).then_some(local),
+            in_vain: None,
             peer,
             key: key(secret),
             until,
-            phase: Phase::Idle(Instant::now()),
+            settling: now,
+            phase: Phase::Idle(now),
         }
+    }
+
+    /// The device's address, where another one had to take its place.
+    pub(crate) fn in_vain(&self) -> Option<IpAddr> {
+        self.in_vain
     }
 
     /// The authenticated connection; `None`: not yet; an error says why there will be none.
@@ -80,13 +115,20 @@ impl Dialer {
                     self.phase = Phase::Idle(until);
                     return Ok(None);
                 }
-                Phase::Idle(_) => Phase::Dialling(dial(self.local, self.peer).map_err(fatal)?),
-                Phase::Dialling(stream) => match dialled(&stream).map_err(fatal)? {
-                    false => {
-                        self.phase = Phase::Dialling(stream);
+                Phase::Idle(_) => {
+                    let dialling = dial(self.local, self.peer);
+                    Phase::Dialling(dialling.map_err(|error| self.undialled(error, now))?, now)
+                }
+                Phase::Dialling(stream, since) => match dialled(&stream) {
+                    Ok(true) => self.start(stream)?,
+                    Ok(false) if self.local.is_some() && now >= since + OWN_ADDRESS_TIME => {
+                        return Err(self.undialled(io::ErrorKind::TimedOut.into(), now));
+                    }
+                    Ok(false) => {
+                        self.phase = Phase::Dialling(stream, since);
                         return Ok(None);
                     }
-                    true => self.start(stream)?,
+                    Err(error) => return Err(self.undialled(error, now)),
                 },
                 Phase::Handshake(stream, mut handshake) => {
                     if answer(&stream, &mut handshake)? {
@@ -100,7 +142,35 @@ impl Dialer {
         }
     }
 
+    /// What a failed attempt means: the next one leaves the choice of the address to the routes, if
+    /// that can help.
+    fn undialled(&mut self, error: io::Error, now: Instant) -> Failure {
+        let is_unreachable = matches!(
+            error.kind(),
+            io::ErrorKind::TimedOut
+                | io::ErrorKind::HostUnreachable
+                | io::ErrorKind::NetworkUnreachable
+                | io::ErrorKind::AddrNotAvailable
+        );
+        if is_unreachable && let Some(local) = self.local.take() {
+            self.in_vain = Some(local.ip());
+            self.settling = now + SETTLING_TIME;
+        }
+        if is_unreachable && now < self.settling {
+            return Failure::Retry(error.to_string());
+        }
+        Failure::Final(format!(
+            "{error}; see whether the peer still listens and no firewall is between"
+        ))
+    }
+
     fn start(&self, stream: Stream) -> Result<Phase, Failure> {
+        if let Some(local) = self.in_vain {
+            let mut routed = routed();
+            if routed.len() < MOST_ROUTED {
+                routed.insert((local, self.peer.ip()));
+            }
+        }
         let nonce = random().map_err(|error| Failure::Final(error.to_string()))?;
         socket::prepare(&stream).map_err(|error| Failure::Retry(error.to_string()))?;
         let (handshake, hello) = ClientHandshake::new(Some(&self.key), nonce, 0);
@@ -109,10 +179,10 @@ impl Dialer {
     }
 }
 
-fn dial(local: SocketAddr, peer: SocketAddr) -> io::Result<Stream> {
+fn dial(local: Option<SocketAddr>, peer: SocketAddr) -> io::Result<Stream> {
     let socket = tcp_socket(peer)?;
     // The device is the caller's choice of interface, wherever its address can reach the peer.
-    if local.is_ipv4() == peer.is_ipv4() && local.ip().is_loopback() == peer.ip().is_loopback() {
+    if let Some(local) = local {
         socket.bind(&local.into())?;
     }
     match socket.connect(&peer.into()) {
@@ -173,8 +243,63 @@ fn send(stream: &Stream, message: &Message) -> Result<(), Failure> {
     }
 }
 
-fn fatal(error: io::Error) -> Failure {
-    Failure::Final(format!(
-        "{error}; see whether the peer still listens and no firewall is between"
-    ))
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::{Ipv4Addr, TcpListener, UdpSocket};
+
+    use super::*;
+
+    /// An address of this host that is not loopback. No packet is sent.
+    fn own_address() -> Option<Ipv4Addr> {
+        let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
+        socket.connect("192.0.2.1:9").ok()?;
+        match socket.local_addr().ok()?.ip() {
+            IpAddr::V4(address) if !address.is_loopback() => Some(address),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn an_address_that_cannot_be_dialled_from_leaves_the_choice_to_the_routes() {
+        let Some(own) = own_address() else {
+            // Not eprintln: the harness hides that.
+            let name = "an_address_that_cannot_be_dialled_from_leaves_the_choice_to_the_routes";
+            let _ = writeln!(io::stderr(), "skipped: {name}: there is no route");
+            return;
+        };
+        let listener = TcpListener::bind((own, 0)).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let peer = listener.local_addr().unwrap();
+        // Nobody's: for documents.
+        let local = SocketAddr::new(Ipv4Addr::new(192, 0, 2, 7).into(), 0);
+        let until = Instant::now() + Duration::from_secs(60);
+        let mut dialer = Dialer::new(local, peer, [7; Key::BYTES], until);
+        let mut now = Instant::now();
+        while !matches!(dialer.phase, Phase::Handshake(..)) {
+            assert!(now < until, "{dialer:?}");
+            assert!(dialer.poll(now).unwrap().is_none());
+            now = Instant::now();
+        }
+        assert_eq!(listener.accept().unwrap().1.ip(), own);
+        // The next one knows.
+        assert_eq!(Dialer::new(local, peer, [7; Key::BYTES], until).local, None);
+    }
+
+    #[test]
+    fn a_peer_that_refuses_is_not_asked_again_from_another_address() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let peer = listener.local_addr().unwrap();
+        drop(listener);
+        let until = Instant::now() + Duration::from_secs(60);
+        let local = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
+        let mut dialer = Dialer::new(local, peer, [7; Key::BYTES], until);
+        let error = loop {
+            assert!(Instant::now() < until);
+            if let Err(error) = dialer.poll(Instant::now()) {
+                break error;
+            }
+        };
+        assert!(error.contains("refused"), "{error}");
+    }
 }

@@ -34,8 +34,8 @@ pub enum PluginError {
     },
     /// No interface passed the filter.
     #[error(
-        "no network interface that is up matches NCCL_SOCKET_IFNAME={filter:?}; found {found}; \
-         correct the variable or unset it"
+        "no network interface is up with an address{}",
+        no_interface(filter, found)
     )]
     NoInterface {
         /// The filter.
@@ -194,6 +194,20 @@ pub enum PluginError {
         /// The copy worker's words.
         error: String,
     },
+}
+
+/// Which interfaces were asked for and which there are, and what to do.
+fn no_interface(filter: &str, found: &str) -> String {
+    let asked = match filter {
+        "" => String::new(),
+        filter => format!(" and a name that NCCL_SOCKET_IFNAME={filter:?} admits"),
+    };
+    match found {
+        "" => format!(
+            "{asked}; bring one up and give it an address (`ip link set IF up`, `ip address add ...`)"
+        ),
+        found => format!("{asked}; there are {found}; correct the variable or unset it"),
+    }
 }
 
 impl PluginError {

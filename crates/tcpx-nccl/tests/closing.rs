@@ -5,21 +5,12 @@
 #[expect(dead_code, reason = "not every test needs all of it")]
 mod common;
 
-use common::{Pair, Registered, finish, host_config, pair, plugin, posted, random, until};
+use common::{
+    MIB, Pair, Registered, finish, has, lane_config, pair, plugin, posted, random, until,
+};
 use nccl_net::ResultCode;
 use nccl_net::export::{NetComm, NetRecv, NetSend, RequestId};
-use nccl_net_tcpx::{Config, TcpxPlugin};
-
-const MIB: usize = 1 << 20;
-
-fn config() -> Config {
-    Config {
-        lanes: Some(3),
-        threads: Some(2),
-        chunk_bytes: 96 << 10,
-        ..host_config()
-    }
-}
+use nccl_net_tcpx::TcpxPlugin;
 
 /// Moves `messages` of `len` bytes, one after the other; with large ones the receiver grants from then on.
 fn moves(pair: &Pair, len: usize, messages: u64) {
@@ -32,12 +23,6 @@ fn moves(pair: &Pair, len: usize, messages: u64) {
         assert!(to.bytes == from.bytes);
         to.bytes.fill(0);
     }
-}
-
-/// Whether a byte that a lane may write meanwhile has this value.
-fn has(bytes: &[u8], at: usize, value: u8) -> bool {
-    // SAFETY: a byte of a slice that lives.
-    unsafe { bytes.as_ptr().add(at).read_volatile() == value }
 }
 
 /// Calls `attempt` until a transfer was caught amid its bytes: one may be over before it is looked at.
@@ -63,7 +48,7 @@ fn under_way(plugin: &TcpxPlugin) -> (Pair, [Registered; 2], [RequestId; 2]) {
 
 #[test]
 fn deregistered_memory_is_no_longer_written_and_its_requests_fail() {
-    let plugin = plugin(config());
+    let plugin = plugin(lane_config());
     let stays = pair(&plugin);
     caught(|| {
         let (torn, [_from, to], [_, receive]) = under_way(&plugin);
@@ -88,7 +73,7 @@ fn deregistered_memory_is_no_longer_written_and_its_requests_fail() {
 
 #[test]
 fn deregistered_memory_is_no_longer_read_and_its_requests_fail() {
-    let plugin = plugin(config());
+    let plugin = plugin(lane_config());
     let stays = pair(&plugin);
     caught(|| {
         let (torn, [from, to], [send, receive]) = under_way(&plugin);
@@ -112,7 +97,7 @@ fn deregistered_memory_is_no_longer_read_and_its_requests_fail() {
 
 #[test]
 fn memory_of_finished_requests_and_other_memory_is_deregistered_amid_a_transfer() {
-    let plugin = plugin(config());
+    let plugin = plugin(lane_config());
     let pair = pair(&plugin);
     moves(&pair, MIB, 3);
     let mut from = Registered::new(&pair.send, random(32 * MIB, 3), false);
@@ -143,7 +128,7 @@ fn fill(pair: &Pair, from: &mut Registered, len: usize) -> (usize, Option<Reques
 
 #[test]
 fn what_was_reported_as_sent_arrives_although_its_sender_closed_before_a_receive_was_posted() {
-    let plugin = plugin(config());
+    let plugin = plugin(lane_config());
     // A handful that fits the receiver's socket, and as many as fit both sockets.
     for (len, some) in [(100, Some(8)), (16 << 10, None)] {
         let pair = pair(&plugin);
@@ -189,7 +174,7 @@ fn what_was_reported_as_sent_arrives_although_its_sender_closed_before_a_receive
 
 #[test]
 fn a_receiver_that_closes_with_its_message_leaves_the_send_done() {
-    let plugin = plugin(config());
+    let plugin = plugin(lane_config());
     let mut early = 0;
     for round in 0..200 {
         let Pair { send, receive, .. } = {

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
 
+#[expect(dead_code, reason = "not every test needs all of it")]
 mod common;
 
 use std::net::TcpStream;

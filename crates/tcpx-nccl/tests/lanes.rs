@@ -5,22 +5,12 @@
 #[expect(dead_code, reason = "not every test needs all of it")]
 mod common;
 
-use common::{Pair, Registered, finish, host_config, pair, plugin, posted, random, until};
+use common::{
+    MIB, Pair, Registered, finish, has, lane_config, pair, plugin, posted, random, until,
+};
 use nccl_net::ResultCode;
 use nccl_net::export::{NetComm, NetPlugin, NetRecv, NetSend};
 use nccl_net_tcpx::{Config, RecvComm, SendComm};
-
-const MIB: usize = 1 << 20;
-
-fn config() -> Config {
-    Config {
-        lanes: Some(3),
-        threads: Some(2),
-        // Some parts are then sent without a copy, some with one.
-        chunk_bytes: 96 << 10,
-        ..host_config()
-    }
-}
 
 /// Sends `messages` of `len` bytes with as many in flight as fit; everything must arrive.
 fn stream(pair: &Pair, len: usize, messages: usize) {
@@ -64,7 +54,7 @@ fn stream_between(send: &SendComm, receive: &RecvComm, len: usize, messages: usi
 
 #[test]
 fn messages_of_any_size_stream_in_order_whichever_way_they_take() {
-    let plugin = plugin(config());
+    let plugin = plugin(lane_config());
     let pair = pair(&plugin);
     for len in [1, 65_536, 65_537, 100_000, MIB, 3 * MIB + 1] {
         stream(&pair, len, 40);
@@ -76,7 +66,7 @@ fn messages_of_any_size_stream_in_order_whichever_way_they_take() {
 
 #[test]
 fn sixteen_comms_share_three_lanes() {
-    let plugin = plugin(config());
+    let plugin = plugin(lane_config());
     let pairs: Vec<Pair> = (0..16).map(|_| pair(&plugin)).collect();
     std::thread::scope(|scope| {
         for pair in &pairs {
@@ -95,7 +85,7 @@ fn sixteen_comms_share_three_lanes() {
 
 #[test]
 fn a_comm_that_posts_nothing_does_not_hold_up_the_others() {
-    let plugin = plugin(config());
+    let plugin = plugin(lane_config());
     let (idle, busy) = (pair(&plugin), pair(&plugin));
     stream(&idle, MIB, 20);
     let mut from = Registered::new(&idle.send, vec![1; 16 * MIB], false);
@@ -113,7 +103,7 @@ fn a_comm_that_posts_nothing_does_not_hold_up_the_others() {
 
 #[test]
 fn closing_amid_a_transfer_fails_the_peer_and_leaves_the_other_comms_whole() {
-    let plugin = plugin(config());
+    let plugin = plugin(lane_config());
     for sender_closes in [true, false] {
         let (gone, stays) = (pair(&plugin), pair(&plugin));
         stream(&gone, MIB, 20);
@@ -124,10 +114,7 @@ fn closing_amid_a_transfer_fails_the_peer_and_leaves_the_other_comms_whole() {
         until("the first bytes", || {
             assert_eq!(gone.send.test(send).unwrap(), None);
             assert_eq!(gone.receive.test(receive).unwrap(), None);
-            // Written by a lane meanwhile, hence read as such.
-            // SAFETY: a byte of a buffer that lives.
-            let last = unsafe { to.bytes.as_ptr().add(1000).read_volatile() };
-            (last == 1).then_some(())
+            has(&to.bytes, 1000, 1).then_some(())
         });
         let Pair {
             send: s,
@@ -162,7 +149,7 @@ fn closing_amid_a_transfer_fails_the_peer_and_leaves_the_other_comms_whole() {
 
 #[test]
 fn what_lanes_carry_arrives_although_its_sender_closes_right_after() {
-    let plugin = plugin(config());
+    let plugin = plugin(lane_config());
     for _ in 0..20 {
         let pair = pair(&plugin);
         stream(&pair, MIB, 8);
@@ -180,7 +167,7 @@ fn what_lanes_carry_arrives_although_its_sender_closes_right_after() {
 
 #[test]
 fn a_large_message_for_a_small_receive_fails_on_both_sides_and_writes_nothing() {
-    let plugin = plugin(config());
+    let plugin = plugin(lane_config());
     let (broken, stays) = (pair(&plugin), pair(&plugin));
     stream(&broken, MIB, 20);
     let mut to = Registered::new(&broken.receive, vec![0xee; MIB], false);
@@ -205,9 +192,9 @@ fn a_large_message_for_a_small_receive_fails_on_both_sides_and_writes_nothing() 
 fn without_lanes_on_either_side_everything_still_arrives() {
     let without = Config {
         lanes: Some(0),
-        ..config()
+        ..lane_config()
     };
-    let (with, without) = (plugin(config()), plugin(without));
+    let (with, without) = (plugin(lane_config()), plugin(without));
     for (listening, connecting) in [(&with, &without), (&without, &with)] {
         let (handle, listener) = listening.listen(0).unwrap();
         let mut connect = connecting.connect(0, &handle).unwrap();

@@ -331,6 +331,18 @@ pub enum NetworkError {
         /// The interfaces there are.
         found: String,
     },
+    /// No lane can be opened over the interfaces that the user allows.
+    #[error(
+        "no lane to {peer} can be opened over the interfaces that `{filter}` allows: {found}; name interfaces whose networks both hosts share, or none"
+    )]
+    NoWay {
+        /// The peer.
+        peer: SocketAddr,
+        /// What was asked for.
+        filter: String,
+        /// What was found instead.
+        found: String,
+    },
     /// The listener was closed on this side.
     #[error("the listener on {address} is closed")]
     ListenerClosed {

@@ -102,11 +102,12 @@ pub fn interfaces() -> Result<Vec<Interface>, NetworkError> {
     })?;
     let mut found = interfaces_in(Path::new(SYSFS), &addresses)?;
     for one in &mut found {
-        // In sysfs a cable whose ends have the same number in two namespaces looks like anything.
-        if one.kind == InterfaceKind::Virtual
-            && driver::driver_of(&one.name).as_deref() == Some("veth")
-        {
-            one.kind = InterfaceKind::Veth;
+        if one.kind == InterfaceKind::Virtual {
+            one.driver = driver::driver_of(&one.name);
+            // In sysfs a cable whose ends have the same number in two namespaces looks like anything.
+            if one.driver.as_deref() == Some("veth") {
+                one.kind = InterfaceKind::Veth;
+            }
         }
     }
     Ok(found)

@@ -5,6 +5,7 @@
 //! scatter list over a bounce pool ([`Payload`]), so that networks which place bytes themselves and
 //! networks which fill a pool look alike.
 
+mod arrival;
 pub mod auth;
 pub mod channel;
 pub mod congestion;

@@ -65,6 +65,9 @@ pub struct TcpOptions {
     /// Lanes per channel when the user asks for none in particular; 0: one per event loop, and enough
     /// for every pair of cards. The smaller of both peers' numbers counts.
     pub lanes: u16,
+    /// Event-loop threads of this process for each direction, where its first connection asks; 0: one up
+    /// to four cores, else one for every two, at most twelve.
+    pub loops: u16,
     /// Most chunks in flight per direction; at least 1.
     pub window: u16,
     /// Interfaces that lanes may use, in the notation of `NCCL_SOCKET_IFNAME`
@@ -100,6 +103,7 @@ impl Default for TcpOptions {
     fn default() -> Self {
         Self {
             lanes: 0,
+            loops: 0,
             window: WINDOW,
             interfaces: None,
             stage_host: false,
@@ -126,7 +130,8 @@ impl TcpNetwork {
     /// How many lanes this side wants when the user asked for `asked` (0: automatic), and whether
     /// anybody asked.
     fn lanes(&self, asked: u16) -> (u16, bool) {
-        let automatic = || u16::try_from(event_loop::loops_per_direction()).unwrap_or(1);
+        let loops = || event_loop::loops_per_direction(self.options.loops);
+        let automatic = || u16::try_from(loops()).unwrap_or(1);
         let wanted = [asked, self.options.lanes]
             .into_iter()
             .find(|lanes| *lanes > 0);
@@ -171,13 +176,20 @@ impl Network for TcpNetwork {
         let wanted = self.lanes(setup.channels);
         let agreed = agree::agree(wanted, self.options.interfaces.as_deref(), setup, exchange)?;
         let lanes = agreed.lanes;
-        let (streams, repair, ways) = open::open(agreed, setup)?;
+        let (streams, repair, mut ways) = open::open(agreed, setup)?;
+        let congestion = streams.first().and_then(congestion_control);
         tracing::info!(
             peer = %setup.peer,
             lanes,
-            congestion_control = streams.first().and_then(congestion_control),
+            congestion_control = congestion,
             "lanes opened"
         );
+        let loops = event_loop::loops_per_direction(self.options.loops);
+        let plural = if loops == 1 { "" } else { "s" };
+        ways.push_str(&format!(", {loops} event loop{plural} each way"));
+        if let Some(congestion) = congestion {
+            ways.push_str(&format!(", {congestion}"));
+        }
         let window = self.windows().0;
         let parts = Parts {
             name: lanes::name(lanes, setup.peer),
@@ -191,7 +203,7 @@ impl Network for TcpNetwork {
             staging: Staging::new(setup.workers, self.options.stage_host, window)?,
             repair,
         };
-        let channel = lanes::start(streams, setup.peer, parts)?;
+        let channel = lanes::start(streams, setup.peer, parts, self.options.loops)?;
         Ok(vec![Box::new(channel)])
     }
 }

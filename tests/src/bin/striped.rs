@@ -1,7 +1,7 @@
 //! One end of a connection in a network namespace: sends or receives transfers and says how fast.
 //!
-//! `striped server PORT BYTES COUNT`, `striped client ADDRESS BYTES COUNT [INTERFACES [zero-copy]]`. Both print a
-//! line of JSON for each step.
+//! `striped server PORT BYTES COUNT [INTERFACES]`, `striped client ADDRESS BYTES COUNT [INTERFACES [zero-copy]]`. Both
+//! print a line of JSON for each step.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -41,18 +41,24 @@ fn main() -> anyhow::Result<()> {
             let port: u16 = place.parse()?;
             let endpoint = Endpoint::listen(([0, 0, 0, 0], port).into(), options)?;
             say(&json!({ "listening": endpoint.local_addr().to_string() }))?;
-            let connection = endpoint.accept(LONG)?;
+            let connection = endpoint.accept(LONG).inspect_err(refused)?;
             receive(&connection, bytes, count)?;
             finish(connection)
         }
         "client" => {
             let address: SocketAddr = place.parse()?;
-            let connection = Endpoint::connect(address, &options)?;
+            let connection = Endpoint::connect(address, &options).inspect_err(refused)?;
             send(&connection, bytes, count)?;
             finish(connection)
         }
         other => bail!("no role {other:?}"),
     }
+}
+
+/// Tells why there is no connection.
+fn refused(error: &tcpx::Error) {
+    // Whoever reads it may have gone.
+    let _ = say(&json!({ "refused": error.to_string() }));
 }
 
 fn receive(connection: &Connection, bytes: u64, count: u64) -> anyhow::Result<()> {

@@ -2,13 +2,11 @@
 
 use std::path::Path;
 
-use tcpx_net::interfaces::Interface;
-
 use super::check::{Context, Finding};
 use crate::buffer_daemon::{Answer, Question};
-use crate::host::{Driver, FileKind, Host, default_route, gpu_addresses};
+use crate::host::{Driver, FileKind, Host, gpu_addresses};
 use crate::sizes::Size;
-use crate::vendor_environment::{choose_interfaces, for_google, served_gpus, socket_folder};
+use crate::vendor_environment::{data_interfaces, for_google, served_gpus, socket_folder};
 
 const NOT_GOOGLE: &str = "only Google's plugin needs it, and that is not in question";
 /// Sockets for the rules that steer flows to a GPU.
@@ -166,11 +164,7 @@ pub(super) fn pci_cards(context: &Context<'_>) -> Finding {
         return Finding::not_needed(NOT_GOOGLE);
     }
     let all = context.host.interfaces().unwrap_or_default();
-    let choice = choose_interfaces(&all, default_route(context.host).as_deref());
-    let chosen: Vec<&Interface> = all
-        .iter()
-        .filter(|one| choice.data.contains(&one.name))
-        .collect();
+    let chosen = data_interfaces(context.host, &all);
     let without: Vec<&str> = chosen
         .iter()
         .filter(|one| one.pci_path.is_empty())
@@ -179,7 +173,8 @@ pub(super) fn pci_cards(context: &Context<'_>) -> Finding {
     if chosen.is_empty() {
         Finding::blocks("there is no interface for data")
     } else if without.is_empty() {
-        Finding::fine(format!("{} are PCI devices", choice.data.join(", ")))
+        let names: Vec<&str> = chosen.iter().map(|one| one.name.as_str()).collect();
+        Finding::fine(format!("{} are PCI devices", names.join(", ")))
     } else {
         Finding::warning(format!(
             "{} have no PCI device behind them",

@@ -1,5 +1,6 @@
 //! Checks of the host, whatever network is used.
 
+use std::net::IpAddr;
 use std::path::Path;
 
 use tcpx_net::interfaces::InterfaceKind;
@@ -26,7 +27,7 @@ pub(super) fn interfaces(context: &Context<'_>) -> Finding {
     };
     let reachable = |kind: InterfaceKind| {
         let of_kind = all.iter().filter(move |one| one.kind == kind && one.up);
-        of_kind.filter(|one| one.addresses.iter().any(|address| !address.is_loopback()))
+        of_kind.filter(|one| one.addresses.iter().any(is_for_others))
     };
     let names = |kinds: &[InterfaceKind]| -> Vec<&str> {
         let found = kinds.iter().flat_map(|kind| reachable(*kind));
@@ -54,6 +55,14 @@ pub(super) fn interfaces(context: &Context<'_>) -> Finding {
             names.join(", ")
         }
     ))
+}
+
+/// Whether other hosts can reach the address by itself: one for the network segment alone says too little.
+fn is_for_others(address: &IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_link_local(),
+        IpAddr::V6(v6) => !v6.is_loopback() && !v6.is_unicast_link_local(),
+    }
 }
 
 fn bound(value: Option<u64>, show: impl Fn(u64) -> String) -> String {

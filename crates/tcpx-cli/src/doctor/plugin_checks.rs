@@ -32,6 +32,10 @@ pub(super) fn library(context: &Context<'_>) -> Finding {
         None => Finding::not_needed(NONE),
         Some(Ok(contents)) => Finding::fine(format!("a shared library, {}", contents.kind)),
         Some(Err(ContentsError::NoTable { .. })) => Finding::fine("a shared library"),
+        // The check before this one has said so.
+        Some(Err(ContentsError::Unreadable { .. } | ContentsError::NotAFile(_))) => {
+            Finding::not_needed("the file cannot be read")
+        }
         Some(Err(error)) => Finding::blocks(error.to_string()).with_fix(error.hint()),
     }
 }
@@ -66,7 +70,9 @@ pub(super) fn version(context: &Context<'_>) -> Finding {
         Some(Err(error @ ContentsError::NoTable { .. })) => {
             Finding::blocks(error.to_string()).with_fix(error.hint())
         }
-        Some(Err(_)) => Finding::not_needed("the file is no shared library for this host"),
+        Some(Err(_)) => {
+            Finding::not_needed("the file is not there, or no shared library for this host")
+        }
         Some(Ok(contents)) => {
             let tables = format!("tables {}", contents.versions());
             let ours = env!("TCPX_BUILD_ID");

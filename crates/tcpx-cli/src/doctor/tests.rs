@@ -142,6 +142,15 @@ fn no_reachable_interface_blocks() {
         "172.17.0.1",
     );
     assert_eq!(finding(&host, "D001").verdict, Verdict::Warning);
+    for segment in ["fe80::7", "169.254.7.7"] {
+        let mut host = FakeHost::default();
+        let card = tcpx_net::interfaces::InterfaceKind::Physical;
+        host.interface("eth0", card, segment);
+        assert_eq!(finding(&host, "D001").verdict, Verdict::Blocks, "{segment}");
+        host.interface("eth1", card, "fd00::1");
+        let found = finding(&host, "D001");
+        assert_eq!(found.measured, "eth1 up with an address");
+    }
 }
 
 #[test]
@@ -209,7 +218,16 @@ fn a_plugin_file_that_is_not_there_blocks() {
     let mut host = healthy();
     host.contents.clear();
     assert_eq!(finding(&host, "D010").verdict, Verdict::Blocks);
-    assert!(troubles(&host).contains(&"TCPX-D010"));
+    assert_eq!(
+        troubles(&host),
+        ["TCPX-D010"],
+        "one fault is told once, with its own fix"
+    );
+    let nowhere = RealHost::default();
+    let context = Context::new(&nowhere, Some("/nonexistent/x.so".into()));
+    let error = context.contents.as_ref().expect("asked for").as_ref();
+    let hint = error.expect_err("it is not there").hint();
+    assert!(hint.contains("that is there"), "{hint}");
 }
 
 #[test]
@@ -275,6 +293,14 @@ fn values_that_stop_google_s_plugin_block_and_are_named() {
             host.set("NCCL_DYNAMIC_CHUNK_SIZE", "0");
         },
     );
+    let older = "NCCL_TCPX_RXMEM_IMPORT_USE_GPU_PCI_CLIENT";
+    assert_finds("TCPX-D020", Verdict::Blocks, "give 1", |host| {
+        host.set(older, "0");
+    });
+    let mut host = healthy();
+    host.set(older, "0");
+    host.file("/tmp/nvdma-0000:04:00.0", "");
+    assert_eq!(finding(&host, "D020").verdict, Verdict::Fine);
     let mut host = healthy();
     host.set("NCCL_DYNAMIC_CHUNK_SIZE", "0");
     for error in ["D032", "D033", "D034"] {
@@ -339,6 +365,11 @@ fn a_gpu_without_its_socket_blocks_and_explains_a_refused_registration() {
 fn data_on_interfaces_without_a_pci_device_is_warned_of() {
     assert_finds("TCPX-D024", Verdict::Warning, "eth3", |host| {
         host.interfaces[3].pci_path.clear();
+    });
+    assert_finds("TCPX-D024", Verdict::Warning, "tun0", |host| {
+        let kind = tcpx_net::interfaces::InterfaceKind::Virtual;
+        host.interface("tun0", kind, "10.8.0.1");
+        host.set("NCCL_GPUDIRECTTCPX_SOCKET_IFNAME", "=tun0");
     });
 }
 

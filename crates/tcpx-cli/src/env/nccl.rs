@@ -1,8 +1,10 @@
 //! What makes NCCL use a plugin file as its network.
 
+use std::net::IpAddr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use tcpx_net::interfaces::InterfaceKind;
+use tcpx_net::interfaces::{Interface, InterfaceKind};
 
 use crate::error::Error;
 use crate::host::{Host, default_route};
@@ -16,6 +18,8 @@ const NETWORK: &str = "NCCL_NET";
 const KEEP: &str = "NCCL_NET_PLUGIN_REF_COUNT";
 const INTERFACES: &str = "NCCL_SOCKET_IFNAME";
 const PROTOCOL: &str = "NCCL_PROTO";
+/// Longest name in the list of plugins that NCCL takes, in bytes.
+const MOST_PLUGIN_BYTES: usize = 254;
 
 /// The variables for NCCL with the plugin at `path`.
 pub(super) fn settings(host: &dyn Host, path: &Path) -> Result<Vec<Setting>, Error> {
@@ -24,13 +28,15 @@ pub(super) fn settings(host: &dyn Host, path: &Path) -> Result<Vec<Setting>, Err
 }
 
 fn for_contents(host: &dyn Host, path: &Path, contents: &Contents) -> Vec<Setting> {
-    let mut all = vec![ours(
+    let mut plugin = ours(
         host,
         PLUGIN,
         path.display().to_string(),
-        "file that NCCL loads as its network",
+        "file that NCCL loads as its network (NCCL before 2.21 takes only the part after libnccl-net- of a file in LD_LIBRARY_PATH)",
         format!("{}, tables {}", contents.kind, contents.versions()),
-    )];
+    );
+    plugin.trouble = unusable(path);
+    let mut all = vec![plugin];
     if let Some(name) = common_name(contents) {
         all.push(ours(
             host,
@@ -74,30 +80,76 @@ fn for_contents(host: &dyn Host, path: &Path, contents: &Contents) -> Vec<Settin
     all
 }
 
+/// Why NCCL cannot take the file by this path.
+fn unusable(path: &Path) -> Option<String> {
+    let bytes = path.as_os_str().as_bytes();
+    if bytes.contains(&b',') {
+        return Some(
+            "NCCL ends a path at a comma: give --plugin a copy or link whose path has none".into(),
+        );
+    }
+    (bytes.len() > MOST_PLUGIN_BYTES).then(|| {
+        format!(
+            "NCCL takes paths of at most {MOST_PLUGIN_BYTES} bytes, this one has {}: give --plugin a copy or link with a shorter path",
+            bytes.len()
+        )
+    })
+}
+
 /// The fastest cards of this host, or what takes their place.
 fn interfaces(host: &dyn Host) -> (String, String) {
     let all = host.interfaces().unwrap_or_default();
-    let cards: Vec<_> = all
-        .iter()
-        .filter(|one| one.kind == InterfaceKind::Physical && one.up)
-        .filter(|one| one.addresses.iter().any(|address| address.is_ipv4()))
-        .collect();
+    let (v4, v6) = (is_for_others_v4, is_for_others_v6);
+    let cards = |has: fn(&IpAddr) -> bool| usable(&all, &[InterfaceKind::Physical], has);
+    let (cards, family) = match cards(v4) {
+        none if none.is_empty() => (cards(v6), "IPv6"),
+        some => (some, "IPv4"),
+    };
     let fastest = cards.iter().map(|one| one.speed).max();
     let names: Vec<String> = cards
         .iter()
         .filter(|one| Some(one.speed) == fastest)
         .map(|one| one.name.clone())
         .collect();
-    if names.is_empty() {
-        let choice = choose_interfaces(&all, default_route(host).as_deref());
-        return (filter_for(&choice.data, &all), choice.data_why);
+    if !names.is_empty() {
+        let what = if names.len() == cards.len() {
+            "the network cards"
+        } else {
+            "the fastest of the network cards"
+        };
+        let why = format!("{what} that are up and have an {family} address");
+        return (filter_for(&names, &all), why);
     }
-    let why = if names.len() == cards.len() {
-        "the network cards that are up and have an IPv4 address"
-    } else {
-        "the fastest of the network cards that are up and have an IPv4 address"
-    };
-    (filter_for(&names, &all), why.into())
+    let without_card = [InterfaceKind::Veth, InterfaceKind::Virtual];
+    let inside = usable(&all, &without_card, v6);
+    if usable(&all, &without_card, v4).is_empty() && !inside.is_empty() {
+        let names: Vec<String> = inside.iter().map(|one| one.name.clone()).collect();
+        let why = "no network card is visible here, this is up and has an IPv6 address";
+        return (filter_for(&names, &all), why.into());
+    }
+    let choice = choose_interfaces(&all, default_route(host).as_deref());
+    (filter_for(&choice.data, &all), choice.data_why)
+}
+
+/// Those of these kinds that are up and have such an address.
+fn usable<'a>(
+    all: &'a [Interface],
+    kinds: &[InterfaceKind],
+    has: fn(&IpAddr) -> bool,
+) -> Vec<&'a Interface> {
+    all.iter()
+        .filter(|one| one.up && kinds.contains(&one.kind) && one.addresses.iter().any(has))
+        .collect()
+}
+
+/// An IPv4 address that other hosts can reach.
+fn is_for_others_v4(address: &IpAddr) -> bool {
+    matches!(address, IpAddr::V4(v4) if !v4.is_link_local() && !v4.is_loopback())
+}
+
+/// An IPv6 address that other hosts can reach.
+fn is_for_others_v6(address: &IpAddr) -> bool {
+    matches!(address, IpAddr::V6(v6) if !v6.is_unicast_link_local() && !v6.is_loopback())
 }
 
 /// The name that all tables share: NCCL may take any of them.
@@ -212,6 +264,40 @@ mod tests {
         );
         host.set(INTERFACES, "eth0");
         assert!(values(&host, &contents).contains(&(INTERFACES, "eth0".to_owned())));
+    }
+
+    fn chosen(host: &FakeHost) -> Option<String> {
+        let all = values(host, &contents(PluginKind::Ours, &["TCPX"]));
+        let found = all.into_iter().find(|(name, _)| *name == INTERFACES);
+        found.map(|(_, value)| value)
+    }
+
+    #[test]
+    fn a_host_of_ipv6_alone_uses_its_cards_and_a_management_port_is_no_card_for_others() {
+        let mut host = FakeHost::default();
+        host.interface("lo", InterfaceKind::Loopback, "127.0.0.1");
+        assert_eq!(chosen(&host).as_deref(), Some("lo"));
+        host.interface("eth9", InterfaceKind::Veth, "fd00::9");
+        assert_eq!(chosen(&host).as_deref(), Some("eth9"));
+        host.interface("ens1", InterfaceKind::Physical, "fd00::1");
+        host.interface("ens2", InterfaceKind::Physical, "fe80::2");
+        host.interface("usb0", InterfaceKind::Physical, "169.254.3.1");
+        assert_eq!(chosen(&host).as_deref(), Some("ens1"));
+        host.interface("eth0", InterfaceKind::Physical, "10.0.0.1");
+        assert_eq!(chosen(&host).as_deref(), Some("eth0"));
+    }
+
+    #[test]
+    fn a_path_that_nccl_would_cut_is_warned_of() {
+        let trouble = |path: &str| {
+            let contents = contents(PluginKind::Ours, &["TCPX"]);
+            let settings = for_contents(&FakeHost::default(), Path::new(path), &contents);
+            settings[0].trouble.clone()
+        };
+        assert_eq!(trouble("/opt/a b/x.so"), None);
+        assert!(trouble("/opt/a,b/x.so").is_some_and(|words| words.contains("comma")));
+        assert_eq!(trouble(&"x".repeat(254)), None);
+        assert!(trouble(&"x".repeat(255)).is_some_and(|words| words.contains("has 255")));
     }
 
     #[test]

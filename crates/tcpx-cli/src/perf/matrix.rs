@@ -1,23 +1,23 @@
 //! Every pair of hosts and GPUs: one after the other, then all at once.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use tcpx::Connection;
 
+mod results;
+
+use self::results::{Absent, Results};
 use super::orders::{Order, Reply, ask, part, unexpected};
 use super::summary::Summary;
 use super::{hosts, memory_limit};
 use crate::args::perf::MatrixArgs;
-use crate::bench::file::{File, Row, machine, today};
 use crate::error::Error;
 use crate::link::Link;
 use crate::memory_choice::Devices;
 use crate::output::say::{aside, say};
-use crate::output::table::{indented, table};
 use crate::second_process::Second;
-use crate::sizes::Size;
 use crate::{addresses, key};
 
 /// A memory of a host.
@@ -50,10 +50,10 @@ struct Pair<'a> {
     to: &'a End,
 }
 
-/// What the pair's measurement gave.
+/// What the pair's measurement gave, or why there is nothing.
 struct Measured<'a> {
     pair: &'a Pair<'a>,
-    summary: Summary,
+    outcome: Result<Summary, Error>,
 }
 
 /// Measures and prints the matrix.
@@ -66,7 +66,20 @@ pub(super) fn run(args: &MatrixArgs) -> Result<(), Error> {
     }
     let mut link_args = args.link.clone();
     let (listed, started) = match &args.hosts {
-        Some(path) => (hosts::read(path)?, Vec::new()),
+        Some(path) => {
+            let listed = hosts::read(path)?;
+            if let [only] = listed.as_slice() {
+                return Err(Error::Usage {
+                    what: format!(
+                        "{} lists {only} alone, which has nobody to talk to",
+                        path.display()
+                    ),
+                    hint: "list two hosts or more; without --hosts this host's GPUs are measured"
+                        .into(),
+                });
+            }
+            (listed, Vec::new())
+        }
         None => {
             // Two processes, so that every byte leaves one and reaches another.
             let key = key::fresh()?;
@@ -84,11 +97,8 @@ pub(super) fn run(args: &MatrixArgs) -> Result<(), Error> {
         args,
         limit: args.link.timeout.0,
     };
-    let mut hosts = Vec::new();
-    for address in &listed {
-        hosts.push(matrix.describe(address)?);
-    }
     let one_host = args.hosts.is_none();
+    let (hosts, absent) = matrix.describe_all(&listed)?;
     let pairs = pairs(&hosts, one_host);
     let mut alone = Vec::new();
     for pair in &pairs {
@@ -99,14 +109,15 @@ pub(super) fn run(args: &MatrixArgs) -> Result<(), Error> {
                 pair.to.title(one_host)
             );
         }
-        let summary = matrix.measure(pair, || {})?;
-        alone.push(Measured { pair, summary });
+        let outcome = matrix.measure(pair, || {});
+        if let Err(error) = &outcome {
+            aside!("  {}", crate::output::say::one_line(&error.what()));
+        }
+        alone.push(Measured { pair, outcome });
     }
-    let (at_once, span) = matrix.all_at_once(&pairs)?;
-    let sum = rate(
-        args.size.0 * u64::from(args.rounds) * pairs.len() as u64,
-        span,
-    );
+    let (at_once, span) = matrix.all_at_once(&pairs);
+    let measured = at_once.iter().filter(|one| one.outcome.is_ok()).count();
+    let sum = rate(args.size.0 * u64::from(args.rounds) * measured as u64, span);
     let limit = one_host.then(memory_limit::copy_rate);
     drop(started);
     let results = Results {
@@ -115,13 +126,14 @@ pub(super) fn run(args: &MatrixArgs) -> Result<(), Error> {
         at_once,
         sum,
         limit,
+        absent,
     };
     if args.json {
         say!("{}", results.json(args));
     } else {
         say!("{}", results.text(args));
     }
-    Ok(())
+    results.complete()
 }
 
 /// Every ordered pair of different memories; of one host the first agent sends and the second receives. A single
@@ -160,6 +172,12 @@ impl Matrix<'_> {
     fn agent(&self, address: &str) -> Result<(Connection, SocketAddr), Error> {
         let mut last = None;
         for at in addresses::resolve(address, self.args.link.port)? {
+            if matches!(at.ip(), IpAddr::V6(v6) if v6.is_unicast_link_local()) {
+                return Err(Error::Address {
+                    address: address.to_owned(),
+                    why: "an address of one link means something else to every host".into(),
+                });
+            }
             match self.link.connect_to(at) {
                 Ok(connection) => return Ok((connection, at)),
                 Err(error) => last = Some(error),
@@ -173,6 +191,46 @@ impl Matrix<'_> {
             address: address.to_owned(),
             why: format!("{why} (does `tcpx perf agent` run there?)"),
         })
+    }
+
+    /// The memories of every host that answers, and why others do not.
+    ///
+    /// # Errors
+    /// None answers, or two lines of the list are the same host.
+    fn describe_all(&self, listed: &[String]) -> Result<(Vec<Vec<End>>, Vec<Absent>), Error> {
+        let mut hosts: Vec<Vec<End>> = Vec::new();
+        let mut absent = Vec::new();
+        for host in listed {
+            let ends = match self.describe(host) {
+                Ok(ends) => ends,
+                Err(error) => {
+                    aside!("{host}: {}", crate::output::say::one_line(&error.what()));
+                    absent.push(Absent {
+                        host: host.clone(),
+                        error,
+                    });
+                    continue;
+                }
+            };
+            let known = hosts.iter().flatten().find(|known| {
+                let is_same = |end: &End| end.agent == known.agent;
+                ends.iter().any(is_same)
+            });
+            if let Some(known) = known {
+                return Err(Error::Usage {
+                    what: format!("{host} and {} are the same host", known.host),
+                    hint: "list each host once".into(),
+                });
+            }
+            hosts.push(ends);
+        }
+        match absent.pop() {
+            Some(last) if hosts.is_empty() => Err(last.error),
+            last => {
+                absent.extend(last);
+                Ok((hosts, absent))
+            }
+        }
     }
 
     fn describe(&self, address: &str) -> Result<Vec<End>, Error> {
@@ -228,10 +286,7 @@ impl Matrix<'_> {
     }
 
     /// All pairs together; the time from the common start to the end of the last.
-    fn all_at_once<'p>(
-        &self,
-        pairs: &'p [Pair<'p>],
-    ) -> Result<(Vec<Measured<'p>>, Duration), Error> {
+    fn all_at_once<'p>(&self, pairs: &'p [Pair<'p>]) -> (Vec<Measured<'p>>, Duration) {
         if !self.args.json {
             aside!("measuring all {} pairs at once", pairs.len());
         }
@@ -242,28 +297,28 @@ impl Matrix<'_> {
                 .map(|pair| {
                     let barrier = &barrier;
                     scope.spawn(move || {
-                        let summary = self.measure(pair, || {
+                        self.measure(pair, || {
                             barrier.wait();
-                        })?;
-                        Ok(Measured { pair, summary })
+                        })
                     })
                 })
                 .collect();
             barrier.wait();
             let started = Instant::now();
-            let ended: Vec<Result<_, Error>> = running
+            let ended = running
                 .into_iter()
-                .map(|one| {
-                    one.join().unwrap_or_else(|_| {
+                .zip(pairs)
+                .map(|(one, pair)| {
+                    let outcome = one.join().unwrap_or_else(|_| {
                         Err(Error::Failed {
                             what: "a measuring thread ended before its time".into(),
                             hint: "its message stands above",
                         })
-                    })
+                    });
+                    Measured { pair, outcome }
                 })
                 .collect();
-            let span = started.elapsed();
-            Ok((ended.into_iter().collect::<Result<_, _>>()?, span))
+            (ended, started.elapsed())
         })
     }
 }
@@ -272,118 +327,6 @@ impl Matrix<'_> {
 #[expect(clippy::cast_precision_loss, reason = "three digits are printed")]
 fn rate(bytes: u64, span: Duration) -> f64 {
     bytes as f64 / span.as_secs_f64().max(1e-9) / 1e9
-}
-
-/// What is printed.
-struct Results<'a> {
-    one_host: bool,
-    alone: Vec<Measured<'a>>,
-    at_once: Vec<Measured<'a>>,
-    /// All pairs at once, 10^9 bytes a second.
-    sum: f64,
-    /// What all cores of this host copy together.
-    limit: Option<f64>,
-}
-
-impl Results<'_> {
-    fn text(&self, args: &MatrixArgs) -> String {
-        let mut out = format!(
-            "{} transfers of {} each, contents verified; GB/s, rows send to columns\n",
-            args.rounds,
-            Size(args.size.0)
-        );
-        out.push_str(&self.matrix("alone", &self.alone));
-        out.push_str(&self.matrix("all at once", &self.at_once));
-        out.push_str(&format!("sum of all at once: {:.2} GB/s", self.sum));
-        if let Some(limit) = self.limit {
-            out.push_str(&format!(
-                "; this host's cores copy {limit:.1} GB/s of memory"
-            ));
-        }
-        out
-    }
-
-    fn matrix(&self, title: &str, measured: &[Measured<'_>]) -> String {
-        let mut ends: Vec<String> = Vec::new();
-        for one in measured {
-            for end in [one.pair.from, one.pair.to] {
-                let title = end.title(self.one_host);
-                if !ends.contains(&title) {
-                    ends.push(title);
-                }
-            }
-        }
-        let header: Vec<&str> = std::iter::once(title)
-            .chain(ends.iter().map(String::as_str))
-            .collect();
-        let numbers: Vec<usize> = (1..header.len()).collect();
-        let mut out = table(&header, &numbers);
-        for from in &ends {
-            let cells = ends.iter().map(|to| {
-                let found = measured.iter().find(|one| {
-                    one.pair.from.title(self.one_host) == *from
-                        && one.pair.to.title(self.one_host) == *to
-                });
-                found.map_or_else(
-                    || "-".to_owned(),
-                    |one| format!("{:.2}", one.summary.gb_per_second),
-                )
-            });
-            out.add_row(std::iter::once(from.clone()).chain(cells));
-        }
-        indented(&out, "  ")
-    }
-
-    fn json(&self, args: &MatrixArgs) -> String {
-        let row = |when: &str, one: &Measured<'_>| {
-            let name = format!(
-                "{} -> {}, {when}",
-                one.pair.from.title(self.one_host),
-                one.pair.to.title(self.one_host)
-            );
-            let mut row = Row::of(name, "GB/s", &[one.summary.gb_per_second], String::new());
-            row.cpu_seconds_per_gb = (when == "alone").then_some(one.summary.cpu_seconds_per_gb);
-            row
-        };
-        let mut rows: Vec<Row> = self.alone.iter().map(|one| row("alone", one)).collect();
-        rows.extend(self.at_once.iter().map(|one| row("all at once", one)));
-        rows.push(Row::of(
-            "sum of all at once".into(),
-            "GB/s",
-            &[self.sum],
-            String::new(),
-        ));
-        rows.extend(self.limit.map(|limit| {
-            Row::of(
-                "all cores copying memory".into(),
-                "GB/s",
-                &[limit],
-                String::new(),
-            )
-        }));
-        let devices = Devices::probe().count();
-        let devices = if devices == 0 {
-            "host memory".to_owned()
-        } else {
-            format!("{devices} GPUs")
-        };
-        let hosts = if self.one_host { "" } else { "--hosts FILE " };
-        File {
-            schema: 1,
-            subject: "Every pair",
-            date: today(),
-            machine: machine(&devices),
-            command: format!(
-                "tcpx perf {hosts}--size {} --rounds {} --json",
-                args.size.0, args.rounds
-            ),
-            rows,
-            notes: vec![
-                "Contents of every pair were compared before anything was timed. Each figure is one measurement of several transfers.".to_owned(),
-            ],
-        }
-        .text()
-    }
 }
 
 #[cfg(test)]

@@ -1,12 +1,9 @@
-//! What the process that drives the plugin tells the one that watches it: a mark and a line of JSON.
+//! What the process that drives the plugin tells the one that watches it: lines of JSON, on a pipe of their own.
 
 use std::collections::BTreeMap;
 
 use nccl_net::{DeviceOffload, HostError, LoadError, Properties};
 use serde::{Deserialize, Serialize};
-
-/// Stands before each event: a plugin may print on standard output too.
-const MARK: char = '\u{1e}';
 
 /// One thing that happened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,7 +38,8 @@ pub(crate) struct Device {
     pub(crate) pci_path: Option<String>,
     pub(crate) guid: u64,
     pub(crate) port: i32,
-    pub(crate) latency_us: f32,
+    /// `None`: the plugin reports no number.
+    pub(crate) latency_us: Option<f32>,
     pub(crate) max_comms: i32,
     pub(crate) max_recvs: i32,
     pub(crate) max_p2p_bytes: Option<usize>,
@@ -65,13 +63,12 @@ pub(crate) struct Count {
 
 impl Event {
     pub(crate) fn to_line(&self) -> Result<String, serde_json::Error> {
-        Ok(format!("{MARK}{}", serde_json::to_string(self)?))
+        serde_json::to_string(self)
     }
 
-    /// The event in a line of output; `None` for lines of the plugin's own.
+    /// The event of a line; `None` for what is none.
     pub(crate) fn from_line(line: &str) -> Option<Self> {
-        let (_, json) = line.split_once(MARK)?;
-        serde_json::from_str(json).ok()
+        serde_json::from_str(line).ok()
     }
 
     /// What a failure of the plugin host means, apart from what to do.
@@ -128,7 +125,7 @@ impl Device {
             pci_path: properties.pci_path.clone(),
             guid: properties.guid,
             port: properties.port,
-            latency_us: properties.latency_us,
+            latency_us: Some(properties.latency_us).filter(|latency| latency.is_finite()),
             max_comms: properties.max_comms,
             max_recvs: properties.max_recvs,
             max_p2p_bytes: properties.max_p2p_bytes,
@@ -141,17 +138,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_are_found_behind_what_a_plugin_prints_and_nothing_else_is_one() {
-        let event = Event::Moved(Moved {
-            bytes: 3,
-            requests: 1,
-            microseconds: 9,
-        });
-        let line = event.to_line().expect("JSON");
-        assert_eq!(Event::from_line(&line).as_ref(), Some(&event));
-        assert_eq!(Event::from_line(&format!("hello {line}")), Some(event));
-        assert_eq!(Event::from_line("{\"doing\":{\"step\":\"x\"}}"), None);
-        assert_eq!(Event::from_line("\u{1e}garbage"), None);
+    fn an_event_survives_its_line_whatever_the_plugin_reports() {
+        for (latency_us, told) in [(f32::NAN, None), (f32::INFINITY, None), (1.5, Some(1.5))] {
+            let device = Device::new(&Properties {
+                name: "eth0\n\u{1b}[2J".into(),
+                latency_us,
+                ..Properties::default()
+            });
+            assert_eq!(device.latency_us, told);
+            let event = Event::Devices(vec![device]);
+            let line = event.to_line().expect("JSON");
+            assert!(!line.contains('\n'));
+            assert_eq!(Event::from_line(&line), Some(event));
+        }
+        assert_eq!(Event::from_line("garbage"), None);
     }
 
     #[test]

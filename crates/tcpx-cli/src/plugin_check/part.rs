@@ -1,8 +1,10 @@
 //! The process that loads the plugin and drives it. It may hang, crash or be ended by the plugin: another watches it.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::Write;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use nccl_net::{AbiVersion, CallReport, LoadOptions, Plugin, ResultCode};
@@ -11,12 +13,19 @@ use super::events::{Count, Device, Event};
 use super::self_test;
 use crate::args::plugin::PluginPartArgs;
 
+/// Where events go: not to an output that the plugin prints on, closes or gives away.
+static EVENTS: OnceLock<File> = OnceLock::new();
+
 type Counts = Arc<Mutex<BTreeMap<String, Count>>>;
 
 /// Drives the plugin to its end; every outcome is an event.
 pub(crate) fn run(args: &PluginPartArgs) {
     // Whoever watches is gone: so is the reason to go on, even inside a call that hangs.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+    // The watching process reads the other end of this standard input.
+    if let Ok(events) = std::io::stdin().as_fd().try_clone_to_owned() {
+        let _ = EVENTS.set(events.into());
+    }
     let counts = Counts::default();
     let end = drive(args, &counts).err();
     let counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -36,12 +45,10 @@ pub(crate) fn run(args: &PluginPartArgs) {
     // A plugin's destructors may wait for its threads; the one who watches ends this process then.
 }
 
-/// Prints an event at once.
+/// Tells an event at once.
 pub(super) fn tell(event: &Event) {
-    let mut out = std::io::stdout().lock();
-    if let Ok(line) = event.to_line() {
-        let _ = writeln!(out, "{line}");
-        let _ = out.flush();
+    if let (Some(mut events), Ok(line)) = (EVENTS.get(), event.to_line()) {
+        let _ = events.write_all(format!("{line}\n").as_bytes());
     }
 }
 

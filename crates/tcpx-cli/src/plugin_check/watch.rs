@@ -35,7 +35,7 @@ pub(super) struct Watched {
     child: Child,
     events: Receiver<Event>,
     log: Lines,
-    /// Ends when both pipes were read to their end; nothing is sent.
+    /// Ends when both outputs were read to their end; nothing is sent.
     readers: Receiver<()>,
     limit: Duration,
     step: String,
@@ -48,6 +48,7 @@ impl Watched {
             doing: "start the process that drives the plugin",
             source,
         };
+        let (heard, told) = std::io::pipe().map_err(failed)?;
         let mut command = Command::new(environment::own_program());
         command.arg("plugin-part");
         if let Some(abi) = args.abi {
@@ -68,35 +69,39 @@ impl Watched {
                     .filter(|setting| setting.origin != Origin::Yours)
                     .map(|setting| (setting.name, &setting.value)),
             )
-            .stdin(Stdio::null())
+            // Its input takes the events: what a plugin prints is no event then.
+            .stdin(told)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         if std::env::var_os("RUST_LOG").is_none() {
             command.env("RUST_LOG", if args.debug { "debug" } else { "info" });
         }
         let mut child = command.spawn().map_err(failed)?;
+        // It holds our copy of the pipe's other end, and the events would have no end.
+        drop(command);
         let (sender, events) = mpsc::channel();
         let log = Lines::default();
         let (reader, readers) = mpsc::channel::<()>();
         let show = args.debug;
-        // Both threads end with the pipes, which end with the process.
-        if let Some(output) = child.stdout.take() {
-            let (log, reader) = (Arc::clone(&log), reader.clone());
-            std::thread::spawn(move || {
-                let _reader = reader;
-                each_line(output, |line| match Event::from_line(&line) {
-                    Some(event) => sender.send(event).is_ok(),
-                    None => keep(&log, line, show),
-                });
+        // The threads end with the pipes, which end with the process.
+        std::thread::spawn(move || {
+            each_line(heard, |line| match Event::from_line(&line) {
+                Some(event) => sender.send(event).is_ok(),
+                None => true,
             });
-        }
-        if let Some(output) = child.stderr.take() {
-            let log = Arc::clone(&log);
+        });
+        let outputs: [Option<Box<dyn Read + Send>>; 2] = [
+            child.stdout.take().map(|output| Box::new(output) as _),
+            child.stderr.take().map(|output| Box::new(output) as _),
+        ];
+        for output in outputs.into_iter().flatten() {
+            let (log, reader) = (Arc::clone(&log), reader.clone());
             std::thread::spawn(move || {
                 let _reader = reader;
                 each_line(output, |line| keep(&log, line, show));
             });
         }
+        drop(reader);
         Ok(Self {
             child,
             events,
@@ -161,7 +166,7 @@ impl Watched {
         }
     }
 
-    /// Its output ended without a last word.
+    /// Its events ended without a last word.
     fn ended(&mut self) -> Event {
         let until = Instant::now() + GRACE;
         while Instant::now() < until {
@@ -171,10 +176,7 @@ impl Watched {
             std::thread::sleep(LOOK);
         }
         Event::Failed {
-            what: format!(
-                "the plugin closed the program's output in \"{}\"",
-                self.step
-            ),
+            what: format!("the plugin closed the program's files in \"{}\"", self.step),
             hint: "use another build of the plugin".into(),
         }
     }

@@ -98,6 +98,9 @@ impl ContentsError {
     /// What a person can do about it.
     pub(crate) fn hint(&self) -> &'static str {
         match self {
+            Self::Unreadable { error, .. } if error.kind() == std::io::ErrorKind::NotFound => {
+                "give the path of an NCCL network plugin, a .so file that is there"
+            }
             Self::Unreadable { .. } => {
                 "give this user the right to read the file and to enter its folders"
             }

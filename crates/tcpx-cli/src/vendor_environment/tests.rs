@@ -141,6 +141,8 @@ fn values_that_stop_the_plugin_are_reported_and_kept() {
         (STEERING, "2"),
         (ENABLE, "0"),
         (DMA_BUF, "0"),
+        // No socket of the daemon is there.
+        (GPU_CLIENT, "1"),
     ] {
         host.set(name, bad);
         let settings = for_google(&host);
@@ -154,6 +156,7 @@ fn values_that_stop_the_plugin_are_reported_and_kept() {
         (DATA_INTERFACES, "^lo"),
         (DATA_INTERFACES, "=eth1"),
         (STEERING, "3"),
+        (GPU_CLIENT, "0"),
     ] {
         assert_eq!(trouble(&host, name, good), None, "{name}={good}");
     }

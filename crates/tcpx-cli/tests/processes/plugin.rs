@@ -100,6 +100,17 @@ fn a_plugin_that_ends_or_crashes_its_process_does_neither_to_ours() {
 }
 
 #[test]
+fn what_a_plugin_prints_is_no_verdict_and_what_it_gives_away_silences_nobody() {
+    check_bad("init-forges", &[])
+        .assert_code(1)
+        .assert_complains("the process ended inside \"init\": exit status: 0")
+        .assert_says("plugin: FAILED");
+    check_bad("init-redirects", &[])
+        .assert_code(1)
+        .assert_complains("error: init returned 3");
+}
+
+#[test]
 fn a_plugin_that_hangs_is_given_up_in_time() {
     for (way, step) in [("init-hangs", "init"), ("load-hangs", "loading the file")] {
         let started = Instant::now();

@@ -193,7 +193,10 @@ pub(crate) struct Server {
 impl Server {
     /// Starts `command` with a free port and reads the line that it prints for the other side.
     pub(crate) fn start(mut command: Command) -> Self {
-        command.args(["--bind", "127.0.0.1", "--port", "0"]);
+        if !command.get_args().any(|word| word == "--bind") {
+            command.args(["--bind", "127.0.0.1"]);
+        }
+        command.args(["--port", "0"]);
         let mut running = Running::start(command);
         let invitation =
             running.find(|line| line.starts_with("  ").then(|| line.trim().to_owned()));

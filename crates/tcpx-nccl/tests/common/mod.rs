@@ -23,6 +23,9 @@ pub(crate) const SIZES: [usize; 11] = [
     4 << 20,
 ];
 
+/// Bytes of a message that is large enough for lanes.
+pub(crate) const MIB: usize = 1 << 20;
+
 /// Everything here runs on loopback within this time, or something hangs.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -30,6 +33,16 @@ pub(crate) fn host_config() -> Config {
     Config {
         interfaces: "lo".to_owned(),
         ..Config::default()
+    }
+}
+
+/// A few lanes for large messages, some parts of which are then sent without a copy and some with one.
+pub(crate) fn lane_config() -> Config {
+    Config {
+        lanes: Some(3),
+        threads: Some(2),
+        chunk_bytes: 96 << 10,
+        ..host_config()
     }
 }
 
@@ -113,6 +126,12 @@ impl Registered {
             len,
         }
     }
+}
+
+/// Whether a byte that a lane may write meanwhile has this value.
+pub(crate) fn has(bytes: &[u8], at: usize, value: u8) -> bool {
+    // SAFETY: a byte of a slice that lives.
+    unsafe { bytes.as_ptr().add(at).read_volatile() == value }
 }
 
 pub(crate) fn random(len: usize, seed: u64) -> Vec<u8> {

@@ -52,13 +52,19 @@ pub fn addresses() -> io::Result<Vec<InterfaceAddress>> {
             && let Ok(name) = name.to_str()
         {
             found.push(InterfaceAddress {
-                interface: name.to_owned(),
+                interface: device(name).to_owned(),
                 address,
                 prefix: prefix(address, mask),
             });
         }
     }
     Ok(found)
+}
+
+/// The interface behind a name that may be the label of an address, such as `eth0:1`: no interface has a
+/// colon in its name.
+fn device(name: &str) -> &str {
+    name.split_once(':').map_or(name, |(device, _)| device)
 }
 
 /// The bits of a mask; without one of the same family the address is a network of its own.
@@ -91,5 +97,15 @@ unsafe fn address(pointer: *const libc::sockaddr) -> Option<IpAddr> {
             Some(Ipv6Addr::from(address.sin6_addr.s6_addr).into())
         }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::device;
+
+    #[test]
+    fn a_labelled_address_belongs_to_its_interface() {
+        assert_eq!(["eth0:1", "eth0:", "eth0"].map(device), ["eth0"; 3]);
     }
 }

@@ -40,6 +40,9 @@ pub struct Nic {
     pub speed: Option<u64>,
     /// How far it is from the GPU, where there is one.
     pub distance: Option<Distance>,
+    /// Packets of these addresses leave through it, so that sockets can be bound to it: not so on
+    /// interfaces that only hold an address which other ones route.
+    pub carries: bool,
 }
 
 /// The interfaces that were chosen, and why.
@@ -49,6 +52,8 @@ pub struct Choice {
     pub nics: Vec<Nic>,
     /// The rule that decided.
     pub why: String,
+    /// The peer is on this host: the loopback interface carries everything, whatever addresses say.
+    pub within_host: bool,
 }
 
 impl fmt::Display for Choice {
@@ -80,6 +85,7 @@ pub fn choose(all: &[Interface], wish: &Wish<'_>) -> Result<Choice, NetworkError
         return Ok(Choice {
             nics: same.into_iter().map(|one| only(one, wish.local)).collect(),
             why: "the peer is on this host".to_owned(),
+            within_host: true,
         });
     }
     if let Some(filter) = wish.filter {
@@ -88,7 +94,12 @@ pub fn choose(all: &[Interface], wish: &Wish<'_>) -> Result<Choice, NetworkError
             .filter(|one| one.up && filter.admits(&one.name))
             // Leaving out names is no wish for what others cannot reach.
             .filter(|one| !filter.is_exclusion() || !is_local_only(one))
-            .filter_map(|one| nic(one, wish.gpu))
+            .filter_map(|one| {
+                // Who names a card means it, whatever addresses it has.
+                nic(one, wish.gpu, |address| {
+                    is_usable(address) || !filter.is_exclusion() && is_link_local(address)
+                })
+            })
             .collect();
         if nics.is_empty() {
             return Err(NetworkError::NoInterface {
@@ -99,6 +110,7 @@ pub fn choose(all: &[Interface], wish: &Wish<'_>) -> Result<Choice, NetworkError
         return Ok(Choice {
             nics,
             why: format!("`{filter}` allows them"),
+            within_host: false,
         });
     }
     Ok(automatic(all, wish, &has))
@@ -117,7 +129,12 @@ fn automatic(
             let card = matches!(one.kind, InterfaceKind::Physical | InterfaceKind::Veth);
             one.up && card && !is_local_only(one) || has(one, wish.local)
         })
-        .filter_map(|one| nic(one, wish.gpu))
+        .filter_map(|one| {
+            // The control connection shows that its own address works.
+            nic(one, wish.gpu, |address| {
+                is_usable(address) || is_link_local(address) && address == wish.local
+            })
+        })
         .collect();
     let fastest = nics.iter().filter_map(|nic| nic.speed).max();
     if let Some(fastest) = fastest {
@@ -135,7 +152,11 @@ fn automatic(
         (_, None) => "the cards that are up".to_owned(),
         (_, Some(_)) => "nearest to the GPU".to_owned(),
     };
-    Choice { nics, why }
+    Choice {
+        nics,
+        why,
+        within_host: false,
+    }
 }
 
 /// Peers on other hosts cannot reach it.
@@ -148,16 +169,21 @@ fn is_local_only(interface: &Interface) -> bool {
         .any(|name| interface.name.starts_with(name))
 }
 
-fn nic(interface: &Interface, gpu: Option<&PciPlace>) -> Option<Nic> {
+fn nic(
+    interface: &Interface,
+    gpu: Option<&PciPlace>,
+    usable: impl Fn(IpAddr) -> bool,
+) -> Option<Nic> {
     let addresses: Vec<_> = interface
         .networks()
-        .filter(|(address, _)| is_usable(*address))
+        .filter(|(address, _)| usable(*address))
         .collect();
     (!addresses.is_empty()).then(|| Nic {
         name: interface.name.clone(),
         addresses,
         speed: interface.speed,
         distance: gpu.map(|gpu| gpu.distance(interface)),
+        carries: carries(interface),
     })
 }
 
@@ -170,22 +196,35 @@ fn only(interface: &Interface, address: IpAddr) -> Nic {
             .collect(),
         speed: interface.speed,
         distance: None,
+        carries: carries(interface),
     }
+}
+
+fn carries(interface: &Interface) -> bool {
+    interface.kind != InterfaceKind::Loopback && interface.driver.as_deref() != Some("dummy")
 }
 
 /// An address that means the same to every host.
 fn is_usable(address: IpAddr) -> bool {
     match address {
-        IpAddr::V4(v4) => !v4.is_link_local() && !v4.is_unspecified(),
-        IpAddr::V6(v6) => !v6.is_unicast_link_local() && !v6.is_unspecified(),
+        IpAddr::V4(v4) => !v4.is_link_local() && !v4.is_unspecified() && !v4.is_loopback(),
+        IpAddr::V6(v6) => !v6.is_unicast_link_local() && !v6.is_unspecified() && !v6.is_loopback(),
     }
+}
+
+/// Of a network that ends at the cable. Those of IPv6 mean nothing without the name of a card, which
+/// differs from host to host.
+fn is_link_local(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V4(v4) if v4.is_link_local())
 }
 
 fn listing(all: &[Interface]) -> String {
     let each = all.iter().map(|one| {
+        let usable = one.addresses.iter().any(|address| is_usable(*address));
         let state = match (one.up, one.addresses.is_empty()) {
             (false, _) => " (down)",
             (true, true) => " (no address)",
+            (true, false) if !usable => " (no address that other hosts know)",
             (true, false) => "",
         };
         format!("{}{state}", one.name)
@@ -281,7 +320,7 @@ mod tests {
 
     #[test]
     fn a_filter_that_leaves_nothing_names_what_there_is() {
-        let filter = InterfaceFilter::parse("ib,eth3").unwrap();
+        let filter = InterfaceFilter::parse("ib,lo").unwrap();
         let wish = Wish {
             filter: Some(&filter),
             gpu: None,
@@ -290,9 +329,30 @@ mod tests {
         };
         let error = choose(&host(), &wish).unwrap_err().to_string();
         assert!(
-            error.contains("`ib,eth3`") && error.contains("eth0, eth1"),
+            error.contains("`ib,lo`")
+                && error.contains("eth0, eth1")
+                && error.contains("lo (no address that"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_link_local_address_counts_on_a_card_that_is_named_or_carries_the_control_connection() {
+        let taken = |filter, local| chosen(filter, local, "169.254.7.8");
+        assert_eq!(taken(Some("=eth3"), "169.254.7.7"), ["eth3"]);
+        assert_eq!(taken(Some("eth1,eth3"), "10.0.1.1"), ["eth1", "eth3"]);
+        assert_eq!(taken(None, "169.254.7.7"), ["eth1", "eth2", "eth3"]);
+        assert_eq!(taken(None, "10.0.1.1"), ["eth1", "eth2"]);
+        assert!(!taken(Some("^eth1"), "10.0.1.1").contains(&"eth3".to_owned()));
+    }
+
+    #[test]
+    fn what_only_holds_an_address_is_not_bound_to() {
+        let mut dummy = interface("dummy0", InterfaceKind::Virtual, "10.255.0.1");
+        dummy.driver = Some("dummy".to_owned());
+        let bond = interface("bond0", InterfaceKind::Virtual, "10.3.0.1");
+        let looped = interface("lo", InterfaceKind::Loopback, "10.255.0.2");
+        assert_eq!([&dummy, &bond, &looped].map(carries), [false, true, false]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::NAME;
 use super::advert::{Advert, NicAddress};
-use super::pairs::pair_up;
+use super::pairs::{pair_up, same_network};
 use crate::channel::Way;
 use crate::error::NetworkError;
 use crate::interfaces::{Choice, InterfaceFilter, Nic, PciPlace, SYSFS, Wish, choose, interfaces};
@@ -18,7 +18,53 @@ pub(super) struct Agreed {
     /// Client: the ways to try, at least one.
     pub(super) routes: Vec<Way>,
     /// Our cards.
+    pub(super) cards: Cards,
+}
+
+/// The cards of this side that carry lanes.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Cards {
     pub(super) nics: Vec<Nic>,
+    /// What the user allows, if he said: lanes take no other way.
+    pub(super) filter: Option<InterfaceFilter>,
+    /// The peer is on this host: nothing leaves through a card, whatever addresses say.
+    within_host: bool,
+}
+
+impl Cards {
+    /// The card with this address.
+    pub(super) fn with(&self, address: IpAddr) -> Option<&Nic> {
+        let address = address.to_canonical();
+        let has = |nic: &&Nic| nic.addresses.iter().any(|(own, _)| *own == address);
+        self.nics.iter().find(has)
+    }
+
+    /// Whether a card of this name is one of them.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.nics.iter().any(|nic| nic.name == name)
+    }
+
+    /// Whether other cards of this side have the network of this way too, and may carry its lanes.
+    pub(super) fn share_network(&self, way: &Way) -> bool {
+        let peer = way.peer.ip();
+        let near = |nic: &&Nic| {
+            let mut networks = nic.addresses.iter();
+            networks.any(|(own, prefix)| same_network(*own, peer, *prefix))
+        };
+        self.filter.is_none() && self.nics.iter().filter(near).count() > 1
+    }
+
+    /// Whether sockets are bound to their cards. With one card that nobody asked for, the routes say
+    /// the same.
+    pub(super) fn bind(&self) -> bool {
+        !self.within_host && (self.nics.len() > 1 || self.filter.is_some())
+    }
+
+    /// The filter that forbids lanes at this address of ours, if one does.
+    pub(super) fn forbids(&self, address: IpAddr) -> Option<&InterfaceFilter> {
+        let filter = self.filter.as_ref().filter(|_| !self.within_host)?;
+        self.with(address).is_none().then_some(filter)
+    }
 }
 
 /// One round with the peer.
@@ -28,11 +74,11 @@ pub(super) fn agree(
     setup: &Setup<'_>,
     exchange: &mut dyn Exchange,
 ) -> Result<Agreed, NetworkError> {
-    let nics = our_nics(filter, setup)?;
+    let cards = our_cards(filter, setup)?;
     let ours = Advert {
         lanes,
         asked,
-        addresses: told(&nics, setup.listening),
+        addresses: told(&cards.nics, setup.listening),
     };
     let arrived = exchange.exchange(&ours.encode())?;
     let theirs = Advert::decode(&arrived)
@@ -46,14 +92,29 @@ pub(super) fn agree(
         Side::Server => vec![plain],
         Side::Client => {
             let port = setup.peer.port();
-            let routes = pair_up(&ours.addresses, &theirs.addresses, port);
+            let mut routes = pair_up(&ours.addresses, &theirs.addresses, port);
+            for route in &mut routes {
+                let nic = route.local.and_then(|local| cards.with(local));
+                route
+                    .interface
+                    .take_if(|_| nic.is_some_and(|nic| !nic.carries));
+            }
             let is_plain = |route: &Way| {
                 route.local == Some(setup.local.ip()) && route.peer.ip() == setup.peer.ip()
             };
             match routes.as_slice() {
+                [] => {
+                    if let Some(filter) = cards.forbids(setup.local.ip()) {
+                        return Err(NetworkError::NoWay {
+                            peer: setup.peer,
+                            filter: filter.to_string(),
+                            found: "the peer has no address that they reach".to_owned(),
+                        });
+                    }
+                    vec![plain]
+                }
                 // The control connection came this way without being told to.
-                [] => vec![plain],
-                [only] if is_plain(only) => vec![plain],
+                [only] if is_plain(only) && !cards.bind() => vec![plain],
                 _ => routes,
             }
         }
@@ -61,14 +122,14 @@ pub(super) fn agree(
     Ok(Agreed {
         lanes: ours.agree(&theirs),
         routes,
-        nics,
+        cards,
     })
 }
 
-fn our_nics(filter: Option<&str>, setup: &Setup<'_>) -> Result<Vec<Nic>, NetworkError> {
+fn our_cards(filter: Option<&str>, setup: &Setup<'_>) -> Result<Cards, NetworkError> {
     if setup.local.ip().to_canonical().is_loopback() {
         // Within this host there is nothing to choose.
-        return Ok(Vec::new());
+        return Ok(Cards::default());
     }
     let filter = filter.and_then(InterfaceFilter::parse);
     let gpu = setup
@@ -94,7 +155,11 @@ fn our_nics(filter: Option<&str>, setup: &Setup<'_>) -> Result<Vec<Nic>, Network
         },
     )?;
     tracing::info!(peer = %setup.peer, interfaces = %choice, "interfaces chosen");
-    Ok(choice.nics)
+    Ok(Cards {
+        nics: choice.nics,
+        filter,
+        within_host: choice.within_host,
+    })
 }
 
 /// The addresses that the peer may open lanes from or to.

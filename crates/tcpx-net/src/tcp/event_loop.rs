@@ -16,6 +16,7 @@ use rustix::event::epoll;
 use tcpx_memory::PagePipe;
 use tcpx_memory::awake::{Awake, give_way};
 
+use super::shared::MAX_LANES;
 use super::signal::Signal;
 use crate::error::IoError;
 
@@ -145,6 +146,8 @@ impl EventLoop {
 /// How long a loop looks for the next event without a pause, where there are cores to spare.
 const PATIENCE: Duration = Duration::from_micros(200);
 const SIGNAL: u64 = u64::MAX;
+/// Most loops of a direction: no channel has more lanes.
+const MAX_LOOPS: u16 = MAX_LANES;
 const EVENTS: usize = 64;
 
 struct Runner {
@@ -299,14 +302,21 @@ pub(super) struct Loops {
     receive: Vec<EventLoop>,
 }
 
+static LOOPS: OnceLock<Result<Loops, IoError>> = OnceLock::new();
+
 impl Loops {
-    /// The process's loops, started on first use.
-    pub(super) fn get() -> Result<&'static Self, IoError> {
-        static LOOPS: OnceLock<Result<Loops, IoError>> = OnceLock::new();
+    /// The process's loops. The first use starts them: `asked` in each direction, or with 0 as many as
+    /// suit the machine; later ones take what there is.
+    pub(super) fn get(asked: u16) -> Result<&'static Self, IoError> {
         LOOPS
-            .get_or_init(|| Self::start(loops_per_direction()).map_err(IoError::from))
+            .get_or_init(|| Self::start(wanted(asked)).map_err(IoError::from))
             .as_ref()
             .map_err(Clone::clone)
+    }
+
+    /// How many there are in each direction.
+    pub(super) fn per_direction(&self) -> usize {
+        self.receive.len()
     }
 
     fn start(count: usize) -> std::io::Result<Self> {
@@ -341,9 +351,19 @@ fn least_loaded(loops: &[EventLoop]) -> &EventLoop {
     chosen
 }
 
-/// Event loops per direction on this machine.
-pub(super) fn loops_per_direction() -> usize {
-    loops_for(std::thread::available_parallelism().map_or(1, usize::from))
+/// Event loops per direction: those that run, else those that would be started.
+pub(super) fn loops_per_direction(asked: u16) -> usize {
+    match LOOPS.get() {
+        Some(Ok(loops)) => loops.per_direction(),
+        _ => wanted(asked),
+    }
+}
+
+fn wanted(asked: u16) -> usize {
+    match asked {
+        0 => loops_for(std::thread::available_parallelism().map_or(1, usize::from)),
+        asked => usize::from(asked.min(MAX_LOOPS)),
+    }
 }
 
 /// One loop up to 4 cores, then one for every 2 cores, at most 12. A loop copies cold memory through
@@ -355,11 +375,18 @@ fn loops_for(cores: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::loops_for;
+    use super::{MAX_LOOPS, loops_for, wanted};
 
     #[test]
     fn loops_grow_with_the_cores_up_to_a_limit() {
         let counted = [1, 2, 4, 5, 8, 16, 24, 32, 256].map(loops_for);
         assert_eq!(counted, [1, 1, 1, 2, 4, 8, 12, 12, 12]);
+    }
+
+    #[test]
+    fn a_number_that_was_asked_for_counts_within_reason() {
+        let counted = [1, 3, MAX_LOOPS, u16::MAX].map(wanted);
+        assert_eq!(counted, [1, 3, MAX_LOOPS.into(), MAX_LOOPS.into()]);
+        assert!(wanted(0) > 0);
     }
 }

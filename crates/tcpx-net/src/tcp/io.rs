@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tcpx_memory::RegionSlice;
 
 /// Most payload bytes that one call offers.
@@ -185,6 +186,38 @@ pub(super) fn discard(socket: BorrowedFd<'_>, len: usize) -> io::Result<Moved> {
             libc::MSG_DONTWAIT | libc::MSG_TRUNC,
         )
     })
+}
+
+/// Whether a socket that nobody reads has come to its end.
+#[derive(Debug)]
+pub(super) enum Ended {
+    /// More may come.
+    Not,
+    /// The peer has ended its direction in order; so many bytes wait to be read.
+    ByPeer { waiting: usize },
+    /// It was reset, or the system gave it up.
+    Broken(io::Error),
+}
+
+/// Looks at a socket without reading from it.
+pub(super) fn ended(socket: BorrowedFd<'_>) -> io::Result<Ended> {
+    let mut watched = [PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    rustix::io::retry_on_intr(|| poll(&mut watched, Some(&now)))?;
+    let found = watched[0].revents();
+    if found.intersects(PollFlags::ERR | PollFlags::HUP) {
+        let error = rustix::net::sockopt::socket_error(socket)?.err();
+        let cause = error.unwrap_or(rustix::io::Errno::CONNRESET);
+        return Ok(Ended::Broken(cause.into()));
+    }
+    if !found.contains(PollFlags::RDHUP) {
+        return Ok(Ended::Not);
+    }
+    let waiting = usize::try_from(rustix::io::ioctl_fionread(socket)?).unwrap_or(usize::MAX);
+    Ok(Ended::ByPeer { waiting })
 }
 
 /// Sets how many bytes must wait before the socket counts as readable (`SO_RCVLOWAT`).

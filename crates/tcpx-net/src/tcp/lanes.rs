@@ -21,11 +21,12 @@ pub(super) fn name(lanes: u16, peer: SocketAddr) -> String {
     format!("{NAME}, {lanes} {plural} to {peer}")
 }
 
-/// Hands the lanes to the event loops.
+/// Hands the lanes to the event loops, of which `loops` a direction were asked for.
 pub(super) fn start(
     streams: Vec<TcpStream>,
     peer: SocketAddr,
     parts: Parts,
+    loops: u16,
 ) -> Result<TcpChannel, NetworkError> {
     let fail = |operation, cause: IoError| NetworkError::Io {
         operation,
@@ -33,7 +34,7 @@ pub(super) fn start(
         cause,
         hint: "; raise the limits on threads and descriptors",
     };
-    let loops = Loops::get().map_err(|cause| fail("starting the event loops", cause))?;
+    let loops = Loops::get(loops).map_err(|cause| fail("starting the event loops", cause))?;
     let (window, resend) = (parts.window, parts.resend);
     let shared =
         Shared::new(parts).map_err(|error| fail("eventfd", std::io::Error::from(error).into()))?;
@@ -90,7 +91,9 @@ impl Shared {
     /// still there. A channel that has ended drops it.
     pub(super) fn restore(shared: &Arc<Self>, lane: u16, stream: TcpStream) -> Option<TcpStream> {
         let _adding = lock(&shared.membership);
-        let Ok(loops) = Loops::get() else { return None };
+        let Ok(loops) = Loops::get(0) else {
+            return None;
+        };
         if shared.is_over() {
             return None;
         }

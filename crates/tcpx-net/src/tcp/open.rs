@@ -1,15 +1,14 @@
 //! Opening the lanes: the client tries each way, the server takes what comes.
 
-use std::fmt::Write as _;
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::agree::{Agreed, mismatch};
+use super::agree::{Agreed, Cards, mismatch};
 use super::repair::{Arrivals, Dialler, Repair};
+use crate::arrival;
 use crate::channel::Way;
 use crate::error::NetworkError;
-use crate::interfaces::Nic;
 use crate::network::{Setup, Side};
 
 /// A way that no lane could be opened over for this long is not used.
@@ -23,22 +22,22 @@ pub(super) fn open(
     let Agreed {
         lanes,
         routes,
-        nics,
+        cards,
     } = agreed;
     match setup.side {
         Side::Client => {
-            let (streams, dialler) = dial(lanes, &routes, setup)?;
-            let ways = describe(&streams, &nics);
+            let (streams, dialler) = dial(lanes, &routes, &cards, setup)?;
+            let ways = describe(&streams, &cards);
             Ok((streams, Repair::Dial(Arc::new(dialler)), ways))
         }
         Side::Server => {
             let streams = collect(lanes, setup)?;
             for stream in &streams {
-                bind_to_card(stream, &nics);
+                accept_on_card(stream, &cards, setup)?;
             }
-            let ways = describe(&streams, &nics);
+            let ways = describe(&streams, &cards);
             let repair = setup.lanes.clone().map_or(Repair::Never, |inbox| {
-                Repair::Take(Arrivals::new(inbox, nics))
+                Repair::Take(Arrivals::new(inbox, cards))
             });
             Ok((streams, repair, ways))
         }
@@ -48,6 +47,7 @@ pub(super) fn open(
 fn dial(
     lanes: u16,
     routes: &[Way],
+    cards: &Cards,
     setup: &Setup<'_>,
 ) -> Result<(Vec<TcpStream>, Dialler), NetworkError> {
     let spread = |routes: &[&Way]| -> Vec<Way> {
@@ -68,14 +68,18 @@ fn dial(
     } else {
         setup.deadline.min(Instant::now() + TRY)
     };
-    let mut streams: Vec<Option<TcpStream>> = (0..lanes).map(|_| None).collect();
-    let mut good = Vec::new();
+    let mut streams: Vec<Option<(TcpStream, usize)>> = (0..lanes).map(|_| None).collect();
+    let mut good: Vec<Way> = Vec::new();
     let mut last = None;
     let opened: Vec<_> = std::thread::scope(|scope| {
         let dialler = &first;
         let threads: Vec<_> = (0u16..)
             .take(tried)
-            .map(|lane| scope.spawn(move || dialler.open(lane, deadline)))
+            .zip(routes)
+            .map(|(lane, route)| {
+                let shared = cards.share_network(route);
+                scope.spawn(move || dialler.try_way(lane, shared, deadline))
+            })
             .collect();
         threads
             .into_iter()
@@ -84,9 +88,9 @@ fn dial(
     });
     for ((route, opened), place) in routes.iter().zip(opened).zip(&mut streams) {
         match opened {
-            Ok(Ok(stream)) => {
-                good.push(route);
-                *place = Some(stream);
+            Ok(Ok((stream, way))) => {
+                *place = Some((stream, good.len()));
+                good.push(way);
             }
             Ok(Err(error)) => {
                 tracing::warn!(peer = %route.peer, interface = route.interface, %error, "no lane this way");
@@ -100,20 +104,29 @@ fn dial(
         }
     }
     if good.is_empty() {
-        match last {
-            Some(error) if routes == [plain.clone()] => return Err(error),
+        match (last, cards.forbids(setup.local.ip())) {
+            (Some(error), _) if routes == [plain.clone()] => return Err(error),
+            (Some(error), Some(filter)) => {
+                let text = error.to_string();
+                // Without that error's own advice.
+                let found = text
+                    .split_once("; ")
+                    .map_or(text.as_str(), |(found, _)| found);
+                return Err(NetworkError::NoWay {
+                    peer: setup.peer,
+                    filter: filter.to_string(),
+                    found: found.to_owned(),
+                });
+            }
             // It works whatever the cards say.
-            _ => good.push(&plain),
+            _ => good.push(plain),
         }
     }
     // Lanes that are open stay where they are; the others go where there are fewest.
     let mut taken: Vec<Way> = Vec::with_capacity(streams.len());
     let mut uses = vec![0u32; good.len()];
-    for (index, place) in streams.iter().enumerate() {
-        let own = place.as_ref().and_then(|_| {
-            let route = routes.get(index)?;
-            good.iter().position(|one| *one == route)
-        });
+    for place in &streams {
+        let own = place.as_ref().map(|(_, way)| *way);
         let fewest = || (0..good.len()).min_by_key(|at| uses[*at]).unwrap_or(0);
         let chosen = own.unwrap_or_else(fewest);
         uses[chosen] += 1;
@@ -122,7 +135,10 @@ fn dial(
     let dialler = Dialler::new(setup, taken);
     let streams = (0u16..)
         .zip(streams)
-        .map(|(lane, stream)| stream.map_or_else(|| dialler.open(lane, setup.deadline), Ok))
+        .map(|(lane, place)| match place {
+            Some((stream, _)) => Ok(stream),
+            None => dialler.open(lane, setup.deadline),
+        })
         .collect::<Result<_, _>>()?;
     Ok((streams, dialler))
 }
@@ -158,48 +174,79 @@ fn collect(lanes: u16, setup: &Setup<'_>) -> Result<Vec<TcpStream>, NetworkError
     Ok(streams.into_iter().flatten().collect())
 }
 
-/// What an accepted lane sends leaves through the card that it came to, whatever the routes say.
-pub(super) fn bind_to_card(stream: &TcpStream, nics: &[Nic]) {
-    if nics.len() < 2 {
-        return;
-    }
-    let Some(name) = card_of(stream, nics) else {
-        return;
+/// As [`bind_to_card`], for a lane of the set-up: one that came to a card which the user does not allow, or
+/// through one, is an error.
+fn accept_on_card(
+    stream: &TcpStream,
+    cards: &Cards,
+    setup: &Setup<'_>,
+) -> Result<(), NetworkError> {
+    let through = bind_to_card(stream, cards);
+    let Ok(local) = stream.local_addr() else {
+        return Ok(());
     };
-    if let Err(error) = socket2::SockRef::from(stream).bind_device(Some(name.as_bytes())) {
-        tracing::debug!(interface = name, %error, "a lane is bound by address alone");
+    let by_address = cards
+        .forbids(local.ip())
+        .map(|filter| (filter, local.ip().to_string()));
+    let filter = cards.filter.as_ref();
+    let by_arrival = || filter.zip(through.filter(|name| !cards.has(name)));
+    let Some((filter, place)) = by_address.or_else(by_arrival) else {
+        return Ok(());
+    };
+    Err(NetworkError::NoWay {
+        peer: setup.peer,
+        filter: filter.to_string(),
+        found: format!("the peer came to {place} instead"),
+    })
+}
+
+/// What an accepted lane sends leaves through the card that it came to, whatever the routes say. A lane that
+/// came in through another one than its address is of stays unbound, for a socket that is bound to a card
+/// hears nothing from others; the answer is which one that was.
+pub(super) fn bind_to_card(stream: &TcpStream, cards: &Cards) -> Option<String> {
+    let local = stream.local_addr().ok()?.ip();
+    let nic = cards.with(local).filter(|nic| nic.carries);
+    let nic = nic.filter(|_| cards.bind())?;
+    let through = arrival::interface(stream);
+    if let Some(other) = through.filter(|name| *name != nic.name) {
+        tracing::warn!(
+            address = %local, interface = nic.name, through = other,
+            "a lane came in through another card than its address is of, so all may share one: where cards have one network, set net.ipv4.conf.all.arp_ignore=1 and net.ipv4.conf.all.arp_announce=2"
+        );
+        return Some(other);
     }
+    if let Err(error) = socket2::SockRef::from(stream).bind_device(Some(nic.name.as_bytes())) {
+        tracing::debug!(interface = nic.name, %error, "a lane is bound by address alone");
+    }
+    None
 }
 
-/// The name of the card that has the stream's local address.
-fn card_of<'a>(stream: &TcpStream, nics: &'a [Nic]) -> Option<&'a str> {
-    let local = stream.local_addr().ok()?.ip().to_canonical();
-    let has = |nic: &&Nic| nic.addresses.iter().any(|(own, _)| *own == local);
-    Some(nics.iter().find(has)?.name.as_str())
-}
-
-/// The ways of the lanes, where there is more than one.
-fn describe(streams: &[TcpStream], nics: &[Nic]) -> String {
+/// The ways of the lanes: between which addresses, through which cards, and how many where they differ.
+fn describe(streams: &[TcpStream], cards: &Cards) -> String {
     let mut ways: Vec<(String, u32)> = Vec::new();
     for stream in streams {
         let (Ok(local), Ok(peer)) = (stream.local_addr(), stream.peer_addr()) else {
             continue;
         };
-        let name = card_of(stream, nics).map_or_else(String::new, |name| format!("{name} "));
-        let way = format!("{name}{} to {}", local.ip(), peer.ip());
+        let (local, peer) = (local.ip().to_canonical(), peer.ip().to_canonical());
+        let nic = cards.with(local);
+        let name = nic.map_or_else(String::new, |nic| format!("{} ", nic.name));
+        let way = format!("{name}{local} to {peer}");
         match ways.iter_mut().find(|(known, _)| *known == way) {
             Some((_, count)) => *count += 1,
             None => ways.push((way, 1)),
         }
     }
-    if ways.len() < 2 {
-        return String::new();
+    match ways.as_slice() {
+        [] => String::new(),
+        // Within a host nothing was chosen.
+        [_] if cards.nics.is_empty() => String::new(),
+        [(way, _)] => format!(" over {way}"),
+        several => {
+            let each = several
+                .iter()
+                .map(|(way, count)| format!("{way} ({count})"));
+            format!(" over {}", each.collect::<Vec<_>>().join(", "))
+        }
     }
-    let mut text = String::from(" over");
-    for (index, (way, count)) in ways.iter().enumerate() {
-        let comma = if index > 0 { "," } else { "" };
-        // Writing to a string does not fail.
-        let _ = write!(text, "{comma} {way} ({count})");
-    }
-    text
 }

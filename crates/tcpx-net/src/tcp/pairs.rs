@@ -70,18 +70,18 @@ impl Candidate<'_> {
 
     fn same_network(self) -> bool {
         let prefix = self.our.prefix.min(self.their.prefix);
-        match (self.our.address, self.their.address) {
-            (IpAddr::V4(our), IpAddr::V4(their)) => {
-                let differ = (our.to_bits() ^ their.to_bits()).leading_zeros();
-                differ >= prefix.into()
-            }
-            (IpAddr::V6(our), IpAddr::V6(their)) => {
-                let differ = (our.to_bits() ^ their.to_bits()).leading_zeros();
-                differ >= prefix.into()
-            }
-            _ => false,
-        }
+        same_network(self.our.address, self.their.address, prefix)
     }
+}
+
+/// Whether the first bits of two addresses are the same.
+pub(super) fn same_network(our: IpAddr, their: IpAddr, prefix: u8) -> bool {
+    let equal_bits = match (our, their) {
+        (IpAddr::V4(our), IpAddr::V4(their)) => (our.to_bits() ^ their.to_bits()).leading_zeros(),
+        (IpAddr::V6(our), IpAddr::V6(their)) => (our.to_bits() ^ their.to_bits()).leading_zeros(),
+        _ => return false,
+    };
+    equal_bits >= prefix.into()
 }
 
 fn cards(addresses: &[NicAddress]) -> Vec<u8> {

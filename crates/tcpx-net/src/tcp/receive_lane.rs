@@ -119,7 +119,14 @@ impl ReceiveLane {
         }
         self.have = 0;
         match ChunkHeader::decode(&self.header) {
-            Ok(header) => self.arrive(header),
+            Ok(header) => {
+                let step = self.arrive(header);
+                if matches!(self.state, State::Early(_)) {
+                    let early = &self.shared.counters.early_arrivals;
+                    early.fetch_add(1, Ordering::Relaxed);
+                }
+                step
+            }
             Err(error) => self.violation(Violation {
                 expected: "a chunk header".to_owned(),
                 arrived: format!("something else ({error})"),
@@ -140,10 +147,6 @@ impl ReceiveLane {
                 Step::Moved(0)
             }
             Ok(Arrival::Early) => {
-                self.shared
-                    .counters
-                    .early_arrivals
-                    .fetch_add(1, Ordering::Relaxed);
                 self.state = State::Early(header);
                 Step::Rest
             }
@@ -278,6 +281,23 @@ impl ReceiveLane {
         self.shared.report(Event::ReceiveFailed { slot, error });
     }
 
+    /// A lane that does not read, because its chunk has no place yet, hears nothing of its end either:
+    /// asks whether the rest of the chunk can still come.
+    fn dies_waiting(&self) -> Option<Step> {
+        let header = match &self.state {
+            State::Early(header) | State::Unplaced(header, _) => header,
+            State::Header | State::Payload { .. } | State::Unwanted { .. } => return None,
+        };
+        let cause = match io::ended(self.socket.as_fd()) {
+            Ok(io::Ended::Not) => return None,
+            // Everything that came before is in the socket, and may be enough.
+            Ok(io::Ended::ByPeer { waiting }) if waiting >= header.length as usize => return None,
+            Ok(io::Ended::ByPeer { .. }) => ended_early(),
+            Ok(io::Ended::Broken(cause)) | Err(cause) => cause,
+        };
+        Some(self.lost(Some(at(header, 0)), cause))
+    }
+
     fn violation(&self, violation: Violation) -> Step {
         self.shared.protocol_error(self.socket.lane, violation);
         Step::End
@@ -302,7 +322,11 @@ impl Source for ReceiveLane {
     fn turn(&mut self) -> Turn {
         let mut share = TURN_BYTES;
         while share > 0 {
-            match self.step() {
+            let step = match self.step() {
+                Step::Rest => self.dies_waiting().unwrap_or(Step::Rest),
+                step => step,
+            };
+            match step {
                 Step::Moved(bytes) => share = share.saturating_sub(bytes),
                 Step::Rest => {
                     self.rest();

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use tcpx_wire::handshake::Session;
 
+use super::agree::Cards;
 use super::loss::Lost;
 use super::open::bind_to_card;
 use super::shared::{Shared, lock};
@@ -14,7 +15,6 @@ use super::watch;
 use crate::channel::Way;
 use crate::congestion::Congestion;
 use crate::dial::{DialOptions, dial_lane};
-use crate::interfaces::Nic;
 use crate::lane_inbox::{AcceptedLane, LaneInbox};
 use crate::network::Setup;
 
@@ -78,18 +78,71 @@ impl Dialler {
     ) -> Result<TcpStream, crate::NetworkError> {
         let lanes = u16::try_from(self.routes.len()).unwrap_or(u16::MAX);
         let Some(route) = self.routes.get(usize::from(lane)) else {
-            return Err(crate::NetworkError::Control {
-                reason: format!("lane {lane} of {lanes} has no route"),
-            });
+            return Err(self.no_route(lane));
         };
+        self.dial(lane, lanes, route, deadline)
+    }
+
+    /// Opens one lane, and says which way it took: without the card's name where answers come in through
+    /// another card, as they do where cards of one network answer for each other; `shared` says whether
+    /// that may be.
+    pub(super) fn try_way(
+        &self,
+        lane: u16,
+        shared: bool,
+        deadline: Instant,
+    ) -> Result<(TcpStream, Way), crate::NetworkError> {
+        let route = self.routes.get(usize::from(lane)).cloned();
+        let Some(route) = route else {
+            return Err(self.no_route(lane));
+        };
+        if route.interface.is_none() || !shared {
+            return Ok((self.open(lane, deadline)?, route));
+        }
+        let now = Instant::now();
+        let half = now + deadline.saturating_duration_since(now) / 2;
+        let lanes = u16::try_from(self.routes.len()).unwrap_or(u16::MAX);
+        let bound = self.dial(lane, lanes, &route, half);
+        let unanswered = matches!(
+            bound,
+            Err(crate::NetworkError::ConnectTimedOut { .. } | crate::NetworkError::TimedOut { .. })
+        );
+        if !unanswered {
+            return bound.map(|stream| (stream, route));
+        }
+        let unbound = Way {
+            interface: None,
+            ..route.clone()
+        };
+        let opened = self.dial(lane, lanes, &unbound, deadline)?;
+        tracing::warn!(
+            peer = %route.peer, interface = route.interface,
+            "nothing comes back through this card unless others may bring it, so all lanes may share one: where cards have one network, set net.ipv4.conf.all.arp_ignore=1 and net.ipv4.conf.all.arp_announce=2"
+        );
+        Ok((opened, unbound))
+    }
+
+    fn no_route(&self, lane: u16) -> crate::NetworkError {
+        crate::NetworkError::Control {
+            reason: format!("lane {lane} of {} has no route", self.routes.len()),
+        }
+    }
+
+    fn dial(
+        &self,
+        lane: u16,
+        lanes: u16,
+        way: &Way,
+        deadline: Instant,
+    ) -> Result<TcpStream, crate::NetworkError> {
         let options = DialOptions {
             deadline,
-            interface: route.interface.clone(),
-            source: route.local,
+            interface: way.interface.clone(),
+            source: way.local,
             capabilities: 0,
             congestion: self.congestion.clone(),
         };
-        dial_lane(route.peer, &self.session, lane, lanes, &options)
+        dial_lane(way.peer, &self.session, lane, lanes, &options)
     }
 
     fn run(&self, channel: &std::sync::Weak<Shared>) {
@@ -126,18 +179,18 @@ impl Dialler {
 pub(super) struct Arrivals {
     inbox: LaneInbox,
     /// Our cards.
-    nics: Vec<Nic>,
+    cards: Cards,
     /// Those whose place is not empty yet.
     waiting: Mutex<Vec<AcceptedLane>>,
 }
 
 impl Arrivals {
     /// From now on, what arrives in the inbox is taken soon.
-    pub(super) fn new(inbox: LaneInbox, nics: Vec<Nic>) -> Self {
+    pub(super) fn new(inbox: LaneInbox, cards: Cards) -> Self {
         inbox.notify(watch::wake);
         Self {
             inbox,
-            nics,
+            cards,
             waiting: Mutex::new(Vec::new()),
         }
     }
@@ -188,7 +241,7 @@ fn take_arrived(channel: &Arc<Shared>, arrivals: &Arrivals) -> bool {
             );
             continue;
         }
-        bind_to_card(&arrived.stream, &arrivals.nics);
+        let _ = bind_to_card(&arrived.stream, &arrivals.cards);
         // The peer opens a lane anew when the old stream is dead, whether we noticed or not.
         channel.lane_lost(arrived.lane, Lost::Replaced);
         waiting.retain(|other| other.lane != arrived.lane);

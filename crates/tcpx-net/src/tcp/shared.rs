@@ -120,7 +120,7 @@ impl Counters {
 pub(super) struct Shared {
     /// `tcp, 4 lanes to 10.0.0.2:12345`.
     pub(super) name: String,
-    /// The cards that lanes were spread over: empty, or ` over eth0 10.0.0.1 to 10.0.0.2 ...`.
+    /// What was chosen, for a person: ` over eth0 10.0.0.1 to 10.0.0.2, 1 event loop each way, cubic`.
     pub(super) ways: String,
     pub(super) transmit: TransmitTable,
     pub(super) receive: ReceiveTable,

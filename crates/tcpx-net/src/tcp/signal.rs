@@ -50,6 +50,17 @@ impl Raised {
         self.0.fetch_and(LOOKED_FOR, Ordering::AcqRel) & WOKEN != 0
     }
 
+    /// As [`lower`](Self::lower), for a consumer whose wakes are counted: `unread` of them were announced and
+    /// not read yet; the answer is how many are then. `read` takes those that came, unless the consumer
+    /// looks by itself.
+    ///
+    /// It reads first: a wake that comes after the flag was lowered is for work that it may not see any more.
+    fn lower_and_read(&self, unread: u64, read: impl FnOnce() -> u64) -> u64 {
+        let taken = if self.is_looked_for() { 0 } else { read() };
+        // Whatever was taken had been announced before, or is by the flag that is lowered now.
+        (unread + u64::from(self.lower())).saturating_sub(taken)
+    }
+
     /// The consumer looks without being woken from now on, or no longer; true when it must be woken for
     /// what was raised meanwhile.
     pub(crate) fn set_looked_for(&self, looked_for: bool) -> bool {
@@ -127,18 +138,16 @@ impl Signal {
     /// Makes the descriptor quiet; call it before looking for work. Costs nothing while nobody has
     /// raised it, and no system call while the consumer looks by itself.
     pub(crate) fn clear(&self) {
-        let mut unread = self.unread.load(Relaxed);
+        let unread = self.unread.load(Relaxed);
         if unread == 0 && !self.raised.is_raised() {
             return;
         }
-        unread += u64::from(self.raised.lower());
-        if unread > 0 && !self.raised.is_looked_for() {
+        let unread = self.raised.lower_and_read(unread, || {
             let mut count = [0u8; 8];
             // EAGAIN: whoever raised it is about to write.
-            if rustix::io::read(&self.descriptor, &mut count).is_ok() {
-                unread = unread.saturating_sub(u64::from_ne_bytes(count));
-            }
-        }
+            let read = rustix::io::read(&self.descriptor, &mut count);
+            read.map_or(0, |_| u64::from_ne_bytes(count))
+        });
         self.unread.store(unread, Relaxed);
     }
 }
@@ -180,6 +189,19 @@ mod tests {
     }
 
     #[test]
+    fn what_is_raised_while_the_descriptor_is_read_keeps_nothing_quiet_that_comes_later() {
+        let raised = Raised::new();
+        assert!(raised.raise());
+        let mut wakes = 1;
+        let unread = raised.lower_and_read(0, || {
+            wakes += u64::from(raised.raise());
+            std::mem::take(&mut wakes)
+        });
+        assert_eq!(unread, 0);
+        assert!(raised.raise(), "nobody wakes the consumer any more");
+    }
+
+    #[test]
     fn what_was_announced_before_the_consumer_looked_is_quiet_after_it() {
         let signal = Signal::new().expect("an eventfd");
         signal.raise();
@@ -195,27 +217,51 @@ mod tests {
 #[cfg(all(test, loom))]
 mod model {
     use super::Raised;
+    use loom::model::Builder;
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicUsize, Ordering};
+    use loom::thread::{JoinHandle, spawn};
+
+    /// The flag, the work, and the wakes that the consumer's descriptor would count.
+    type Shared = (Raised, AtomicUsize, AtomicUsize);
+
+    /// Each publishes a piece of work.
+    const PRODUCERS: usize = 2;
+
+    /// All interleavings take minutes. Each fault that these models find in a broken copy of the code
+    /// takes one or two switches of a thread that could go on; `LOOM_MAX_PREEMPTIONS` sets more.
+    const MOST_SWITCHES: usize = 3;
+
+    fn explore(model: impl Fn() + Send + Sync + 'static) {
+        let mut builder = Builder::new();
+        builder.preemption_bound.get_or_insert(MOST_SWITCHES);
+        builder.check(model);
+    }
+
+    fn producers(shared: &Arc<Shared>) -> [JoinHandle<()>; PRODUCERS] {
+        std::array::from_fn(|_| {
+            let shared = Arc::clone(shared);
+            spawn(move || {
+                let (raised, work, wakes) = &*shared;
+                work.fetch_add(1, Ordering::Relaxed);
+                if raised.raise() {
+                    wakes.fetch_add(1, Ordering::Release);
+                }
+            })
+        })
+    }
+
+    fn shared() -> Arc<Shared> {
+        Arc::new((Raised::new(), AtomicUsize::new(0), AtomicUsize::new(0)))
+    }
 
     #[test]
     fn work_published_before_a_silent_raise_is_seen() {
-        loom::model(|| {
-            let shared = Arc::new((Raised::new(), AtomicUsize::new(0), AtomicUsize::new(0)));
-            let producers: Vec<_> = (0..2)
-                .map(|_| {
-                    let shared = Arc::clone(&shared);
-                    loom::thread::spawn(move || {
-                        let (raised, work, wakes) = &*shared;
-                        work.fetch_add(1, Ordering::Relaxed);
-                        if raised.raise() {
-                            wakes.fetch_add(1, Ordering::Release);
-                        }
-                    })
-                })
-                .collect();
+        explore(|| {
+            let shared = shared();
+            let producers = producers(&shared);
             let (raised, work, wakes) = &*shared;
-            // The consumer's descriptor is the count of wakes; it must end with nothing unseen.
+            // It must end with nothing unseen.
             let woken_before = wakes.load(Ordering::Acquire);
             raised.lower();
             let seen = work.load(Ordering::Relaxed);
@@ -224,7 +270,29 @@ mod model {
             }
             let woken_after = wakes.load(Ordering::Acquire);
             assert!(
-                seen == 2 || woken_after > woken_before,
+                seen == PRODUCERS || woken_after > woken_before,
+                "work was published, and neither seen nor announced"
+            );
+        });
+    }
+
+    /// A consumer whose descriptor counts the wakes reads them, looks, and then waits.
+    #[test]
+    fn work_published_while_the_descriptor_is_read_is_seen_or_announced() {
+        explore(|| {
+            let shared = shared();
+            // One wake has been announced.
+            assert!(shared.0.raise());
+            shared.2.fetch_add(1, Ordering::Release);
+            let producers = producers(&shared);
+            let (raised, work, wakes) = &*shared;
+            raised.lower_and_read(0, || wakes.swap(0, Ordering::AcqRel) as u64);
+            let seen = work.load(Ordering::Relaxed);
+            for producer in producers {
+                producer.join().expect("a producer ends");
+            }
+            assert!(
+                seen == PRODUCERS || wakes.load(Ordering::Acquire) > 0,
                 "work was published, and neither seen nor announced"
             );
         });
@@ -233,21 +301,10 @@ mod model {
     /// A consumer that looks by itself for a while and then waits is woken for what it did not see.
     #[test]
     fn work_published_while_the_consumer_stops_looking_is_announced() {
-        loom::model(|| {
-            let shared = Arc::new((Raised::new(), AtomicUsize::new(0), AtomicUsize::new(0)));
+        explore(|| {
+            let shared = shared();
             shared.0.set_looked_for(true);
-            let producers: Vec<_> = (0..2)
-                .map(|_| {
-                    let shared = Arc::clone(&shared);
-                    loom::thread::spawn(move || {
-                        let (raised, work, wakes) = &*shared;
-                        work.fetch_add(1, Ordering::Relaxed);
-                        if raised.raise() {
-                            wakes.fetch_add(1, Ordering::Release);
-                        }
-                    })
-                })
-                .collect();
+            let producers = producers(&shared);
             let (raised, work, wakes) = &*shared;
             raised.lower();
             let mut seen = work.load(Ordering::Relaxed);
@@ -257,13 +314,13 @@ mod model {
             for producer in producers {
                 producer.join().expect("a producer ends");
             }
-            // It waits now: without a wake it sleeps for ever.
-            if wakes.load(Ordering::Acquire) > 0 {
+            // It waits now: without a wake it sleeps for ever, and woken it looks for what was raised.
+            if wakes.load(Ordering::Acquire) > 0 && raised.is_raised() {
                 raised.lower();
                 seen = work.load(Ordering::Relaxed);
             }
             assert_eq!(
-                seen, 2,
+                seen, PRODUCERS,
                 "work was published, and neither seen nor announced"
             );
         });

@@ -125,6 +125,59 @@ fn what_the_first_lane_sends_late_is_dropped_once_another_has_sent_it_again() {
     check(&second, 1);
 }
 
+/// A reset instead of an orderly end.
+fn reset(lane: TcpStream) {
+    let socket = socket2::Socket::from(lane);
+    socket.set_linger(Some(std::time::Duration::ZERO)).unwrap();
+}
+
+#[test]
+fn a_lane_that_waits_for_a_receive_notices_that_it_is_dead() {
+    for options in [resending(), staged()] {
+        let mut raw = raw_peer(3, options);
+        let length = 1000;
+        // All of one chunk, and a part of another.
+        write_chunk(&raw.lanes[0], 0, length as u32, length);
+        write_chunk(&raw.lanes[1], 1, length as u32, 200);
+        wait_until(|| raw.channel.stats().early_arrivals == 2);
+        raw.lanes[1].shutdown(Shutdown::Write).unwrap();
+        wait_until(|| raw.channel.stats().lanes_lost == 1);
+        reset(raw.lanes.remove(0));
+        wait_until(|| raw.channel.stats().lanes_lost == 2);
+        // Their chunks come again on the lane that is left.
+        let destinations = [0, 1].map(|sequence| {
+            let destination = guarded(length);
+            post_receive(&mut *raw.channel, sequence, destination.clone());
+            write_again(&raw.lanes[1], sequence, length as u32);
+            destination
+        });
+        completions(&mut *raw.channel, 2);
+        for (sequence, destination) in (0..).zip(&destinations) {
+            check(destination, sequence);
+        }
+    }
+}
+
+#[test]
+fn what_a_lane_brought_before_its_orderly_end_is_kept_for_its_receive() {
+    let mut raw = raw_peer(2, resending());
+    write_chunk(&raw.lanes[0], 0, 1000, 1000);
+    wait_until(|| raw.channel.stats().early_arrivals == 1);
+    raw.lanes[0].shutdown(Shutdown::Write).unwrap();
+    // The other lane shows that the loop has looked at both.
+    write_chunk(&raw.lanes[1], 1, 1000, 1000);
+    wait_until(|| raw.channel.stats().early_arrivals == 2);
+    let destinations = [0, 1].map(|sequence| {
+        let destination = guarded(1000);
+        post_receive(&mut *raw.channel, sequence, destination.clone());
+        destination
+    });
+    completions(&mut *raw.channel, 2);
+    check(&destinations[0], 0);
+    check(&destinations[1], 1);
+    assert_eq!(raw.channel.stats().lanes_lost, 0);
+}
+
 #[test]
 fn a_receive_that_was_cancelled_on_a_dead_lane_ends_cancelled() {
     let mut raw = raw_peer(2, resending());

@@ -138,6 +138,14 @@ fn refused(source: std::io::Error) -> Error {
     }
 }
 
+/// An address as the program takes it.
+fn host(at: SocketAddr) -> String {
+    match at {
+        SocketAddr::V6(v6) if v6.scope_id() != 0 => format!("{}%{}", v6.ip(), v6.scope_id()),
+        at => at.ip().to_string(),
+    }
+}
+
 /// Runs a client for `span` and reads its report.
 pub(super) fn measure(
     at: SocketAddr,
@@ -152,12 +160,7 @@ pub(super) fn measure(
     let report = tempfile::NamedTempFile::new().map_err(refused)?;
     let output = report.reopen().map_err(refused)?;
     let mut child = Command::new(PROGRAM)
-        .args([
-            "--client",
-            &at.ip().to_string(),
-            "--port",
-            &at.port().to_string(),
-        ])
+        .args(["--client", &host(at), "--port", &at.port().to_string()])
         .args(["--length", &bytes.clamp(1, LARGEST_BUFFER).to_string()])
         .args([
             "--parallel",
@@ -210,7 +213,19 @@ struct Percent {
     remote_total: f64,
 }
 
+/// What it says when it fails, beside a report without figures.
+#[derive(Deserialize)]
+struct Complaint {
+    error: String,
+}
+
 fn read(text: &str) -> Result<Outcome, Error> {
+    if let Ok(Complaint { error }) = serde_json::from_str(text) {
+        return Err(Error::Unexpected {
+            expected: "a report of iperf3",
+            arrived: crate::messages::brief(&error),
+        });
+    }
     let Json { end } = serde_json::from_str(text).map_err(|error| Error::Unexpected {
         expected: "a report of iperf3",
         arrived: error.to_string(),
@@ -237,6 +252,21 @@ mod tests {
         assert!((outcome.gb_per_second - 4.0).abs() < 1e-9);
         assert!((outcome.cpu[0] - 0.125).abs() < 1e-9 && (outcome.cpu[1] - 0.2).abs() < 1e-9);
         assert_eq!(outcome.congestion, ["cubic", "reno"]);
+    }
+
+    #[test]
+    fn what_it_complains_of_is_passed_on() {
+        let text = r#"{"start":{},"end":{},"error":"unable to connect"}"#;
+        let error = read(text).expect_err("no report").to_string();
+        assert!(error.contains("unable to connect"), "{error}");
+    }
+
+    #[test]
+    fn an_address_of_one_link_says_of_which() {
+        let text = |at: &str| host(at.parse().expect("an address"));
+        assert_eq!(text("[fe80::1%3]:7"), "fe80::1%3");
+        assert_eq!(text("[fd00::1]:7"), "fd00::1");
+        assert_eq!(text("10.0.0.1:7"), "10.0.0.1");
     }
 
     #[test]

@@ -326,7 +326,9 @@ impl Bench<'_> {
         place: crate::messages::Expected,
     ) -> Result<(SocketAddr, Option<String>), Error> {
         let At { port, congestion } = place.wait_at_most(self.limit(), "where to meet")?;
-        let at = SocketAddr::new(self.connection.peer().address.ip(), port);
+        // Its address as it is: one of a single link says of which.
+        let mut at = self.connection.peer().address;
+        at.set_port(port);
         Ok((at, congestion))
     }
 

@@ -1,6 +1,6 @@
 //! The other end: does its part of each measurement until there is no more.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use tcpx::Connection;
@@ -146,6 +146,15 @@ fn verify(
     Ok(cost)
 }
 
+/// Where to listen for this peer.
+fn reached_from(peer: IpAddr) -> IpAddr {
+    match peer {
+        loopback if loopback.is_loopback() => loopback,
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    }
+}
+
 fn plain_loops(connection: &Connection, run: &RawRun, limit: Duration) -> Result<Cost, Error> {
     if run.streams == 0 || run.streams > MOST_STREAMS {
         return Err(Error::Unexpected {
@@ -154,11 +163,7 @@ fn plain_loops(connection: &Connection, run: &RawRun, limit: Duration) -> Result
         });
     }
     let peer = connection.peer().address.ip();
-    let any = match peer {
-        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-        IpAddr::V6(_) => IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED),
-    };
-    let any = if peer.is_loopback() { peer } else { any };
+    let any = reached_from(peer);
     let congestion = orders::same_congestion(connection);
     let listener =
         plain::listen(SocketAddr::new(any, 0), &congestion).map_err(tcpx::Error::from)?;
@@ -178,11 +183,7 @@ fn plain_loops(connection: &Connection, run: &RawRun, limit: Duration) -> Result
 
 fn other_program(connection: &Connection, limit: Duration) -> Result<Cost, Error> {
     let peer = connection.peer().address.ip();
-    let any = if peer.is_loopback() {
-        peer
-    } else {
-        IpAddr::V4(Ipv4Addr::UNSPECIFIED)
-    };
+    let any = reached_from(peer);
     let (server, port) = iperf3::Server::start(any, limit)?;
     orders::ready(connection)?;
     let at = At {
@@ -192,4 +193,22 @@ fn other_program(connection: &Connection, limit: Duration) -> Result<Cost, Error
     orders::meet_at(connection, &at)?;
     server.end(limit)?;
     Ok(Cost::default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_listen_where_the_peer_reaches_them() {
+        for (peer, expected) in [
+            ("10.0.0.2", "0.0.0.0"),
+            ("fd00::2", "::"),
+            ("127.0.0.1", "127.0.0.1"),
+            ("::1", "::1"),
+        ] {
+            let peer = peer.parse().expect("an address");
+            assert_eq!(reached_from(peer).to_string(), expected);
+        }
+    }
 }
