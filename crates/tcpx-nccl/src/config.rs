@@ -41,6 +41,15 @@ pub enum PoolKind {
     Gpu,
 }
 
+/// Which addresses are listened on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
 /// Settings of the plugin.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -54,6 +63,8 @@ pub struct Config {
     pub standin: bool,
     /// `NCCL_SOCKET_IFNAME`, as it stands; empty when unset.
     pub interfaces: String,
+    /// `NCCL_SOCKET_FAMILY`: `AF_INET` or `AF_INET6`; either when unset.
+    pub family: Option<Family>,
     /// `TCPX_PORT_RANGE=lo-hi` for listening ports; any free port when unset.
     pub ports: Option<RangeInclusive<u16>>,
     /// `TCPX_NET_LANES`: connections to each peer process that carry large messages; 0 for none.
@@ -85,6 +96,7 @@ impl Default for Config {
             pool_bytes: DEFAULT_POOL_BYTES,
             standin: false,
             interfaces: String::new(),
+            family: None,
             ports: None,
             lanes: None,
             rails: None,
@@ -154,6 +166,12 @@ impl Config {
             config.standin = true;
         }
         config.interfaces = value("NCCL_SOCKET_IFNAME").unwrap_or_default();
+        config.family = match value("NCCL_SOCKET_FAMILY").as_deref() {
+            Some("AF_INET") => Some(Family::V4),
+            Some("AF_INET6") => Some(Family::V6),
+            // NCCL takes anything else for nothing too.
+            _ => None,
+        };
         if let Some(text) = value("TCPX_PORT_RANGE") {
             config.ports = Some(port_range(&text)?);
         }
@@ -258,10 +276,12 @@ mod tests {
             ("TCPX_NET_POOL_BYTES", "10000"),
             ("TCPX_NET_STANDIN", "host"),
             ("NCCL_SOCKET_IFNAME", "^lo"),
+            ("NCCL_SOCKET_FAMILY", "AF_INET6"),
             ("TCPX_PORT_RANGE", "20000-20010"),
             ("TCPX_NET_SPLICE", "0"),
         ])
         .unwrap();
+        assert_eq!(config.family, Some(Family::V6));
         assert_eq!(config.mode, Mode::Unpack);
         assert_eq!(config.pool, PoolKind::Gpu);
         assert_eq!(config.pool_bytes, 12288);

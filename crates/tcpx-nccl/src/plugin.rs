@@ -139,7 +139,8 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N], PluginError> {
 impl TcpxPlugin {
     /// Starts the plugin with given settings.
     pub fn with_config(config: Config, logger: HostLogger) -> Result<Self, PluginError> {
-        let interfaces = interfaces::choose(&config.interfaces, interfaces::list()?)?;
+        let (interfaces, why) =
+            interfaces::choose(&config.interfaces, interfaces::list(config.family)?)?;
         let log = Arc::new(Log::new(logger));
         let rails = match config.mode {
             Mode::Host | Mode::Cuda => config.rails.unwrap_or_else(|| rails_for(interfaces.len())),
@@ -147,7 +148,7 @@ impl TcpxPlugin {
         };
         let names: Vec<&str> = interfaces.iter().map(|i| i.name.as_str()).collect();
         log.info(&format!(
-            "{}, interfaces {}, {rails} devices each, {}",
+            "{}, interfaces {} ({why}), {rails} devices each, {}",
             crate::build_id(),
             names.join(", "),
             match config.mode {

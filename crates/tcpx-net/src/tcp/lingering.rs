@@ -91,6 +91,7 @@ mod tests {
     use tcpx_wire::TransferId;
     use tcpx_wire::chunk_header::ChunkHeader;
 
+    use super::super::staging::alone;
     use super::super::transmit_table::{Forgotten, Outgoing, Taken, TransmitTable};
     use crate::error::ChunkPosition;
 
@@ -132,6 +133,7 @@ mod tests {
     /// nobody waits for its chunk any more.
     #[test]
     fn pages_that_may_still_be_sent_are_kept_until_the_peer_has_read_past_them() {
+        let _alone = alone();
         let worker = CopyWorker::host().expect("a worker");
         let pool = worker.pinned();
         let free = pool.free_slots();
@@ -155,6 +157,7 @@ mod tests {
 
     #[test]
     fn copies_are_let_go_of_at_once() {
+        let _alone = alone();
         let worker = CopyWorker::host().expect("a worker");
         let pool = worker.pinned();
         let free = pool.free_slots();
