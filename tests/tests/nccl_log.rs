@@ -36,7 +36,13 @@ fn choices_and_the_reasons_of_failures_reach_the_hosts_logger() {
         set_log_sink(keep, LogLevel::Info);
         let plugin = Plugin::load(LoadOptions::new(plugin_file::path())).unwrap();
         plugin.init().unwrap();
-        said(LogLevel::Info, &["NET/TCPX : ", "interfaces lo, 8 devices"]);
+        said(
+            LogLevel::Info,
+            &[
+                "NET/TCPX : ",
+                "interfaces lo (NCCL_SOCKET_IFNAME admits them), 8 devices",
+            ],
+        );
         let chunk = "set NCCL_P2P_NET_CHUNKSIZE=524288: ";
         said(LogLevel::Info, &["NET/TCPX : ", chunk]);
 

@@ -26,6 +26,8 @@ const MAX_POOL_BYTES: usize = 2 << 30;
 pub enum Mode {
     /// Flat, in host memory.
     Host,
+    /// Flat, in host or GPU memory; a copy worker moves what lies in a GPU's.
+    Cuda,
     /// Device receives leave fragments in a pool and a queue that says where they go.
     Unpack,
 }
@@ -39,10 +41,19 @@ pub enum PoolKind {
     Gpu,
 }
 
+/// Which addresses are listened on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
 /// Settings of the plugin.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// `TCPX_NET_DEVICE`: `host` (default) or `unpack`.
+    /// `TCPX_NET_DEVICE`: `host` (default), `cuda` or `unpack`.
     pub mode: Mode,
     /// `TCPX_NET_POOL`: `pinned` (default) or `gpu`.
     pub pool: PoolKind,
@@ -52,6 +63,8 @@ pub struct Config {
     pub standin: bool,
     /// `NCCL_SOCKET_IFNAME`, as it stands; empty when unset.
     pub interfaces: String,
+    /// `NCCL_SOCKET_FAMILY`: `AF_INET` or `AF_INET6`; either when unset.
+    pub family: Option<Family>,
     /// `TCPX_PORT_RANGE=lo-hi` for listening ports; any free port when unset.
     pub ports: Option<RangeInclusive<u16>>,
     /// `TCPX_NET_LANES`: connections to each peer process that carry large messages; 0 for none.
@@ -83,6 +96,7 @@ impl Default for Config {
             pool_bytes: DEFAULT_POOL_BYTES,
             standin: false,
             interfaces: String::new(),
+            family: None,
             ports: None,
             lanes: None,
             rails: None,
@@ -111,13 +125,14 @@ impl Config {
         if let Some(text) = value("TCPX_NET_DEVICE") {
             config.mode = match text.as_str() {
                 "host" => Mode::Host,
+                "cuda" => Mode::Cuda,
                 "unpack" => Mode::Unpack,
                 _ => {
                     return Err(bad(
                         "TCPX_NET_DEVICE",
                         text,
                         "unknown kind",
-                        "host or unpack",
+                        "host, cuda or unpack",
                     ));
                 }
             };
@@ -151,6 +166,12 @@ impl Config {
             config.standin = true;
         }
         config.interfaces = value("NCCL_SOCKET_IFNAME").unwrap_or_default();
+        config.family = match value("NCCL_SOCKET_FAMILY").as_deref() {
+            Some("AF_INET") => Some(Family::V4),
+            Some("AF_INET6") => Some(Family::V6),
+            // NCCL takes anything else for nothing too.
+            _ => None,
+        };
         if let Some(text) = value("TCPX_PORT_RANGE") {
             config.ports = Some(port_range(&text)?);
         }
@@ -163,6 +184,14 @@ impl Config {
                 .transpose()
         };
         config.lanes = number("TCPX_NET_LANES", 0..=MAX_LANES, "0 to 64")?;
+        if config.mode == Mode::Cuda && config.lanes == Some(0) {
+            return Err(bad(
+                "TCPX_NET_LANES",
+                "0".to_owned(),
+                "TCPX_NET_DEVICE=cuda moves GPU memory over lanes",
+                "1 to 64, or unset",
+            ));
+        }
         config.rails = number("TCPX_NET_RAILS", 1..=16, "1 to 16")?;
         config.threads = number("TCPX_NET_THREADS", 1..=64, "1 to 64")?;
         if let Some(bytes) = number(
@@ -247,17 +276,33 @@ mod tests {
             ("TCPX_NET_POOL_BYTES", "10000"),
             ("TCPX_NET_STANDIN", "host"),
             ("NCCL_SOCKET_IFNAME", "^lo"),
+            ("NCCL_SOCKET_FAMILY", "AF_INET6"),
             ("TCPX_PORT_RANGE", "20000-20010"),
             ("TCPX_NET_SPLICE", "0"),
         ])
         .unwrap();
+        assert_eq!(config.family, Some(Family::V6));
         assert_eq!(config.mode, Mode::Unpack);
         assert_eq!(config.pool, PoolKind::Gpu);
         assert_eq!(config.pool_bytes, 12288);
         assert!(config.standin);
         assert!(!config.splice);
         assert_eq!(config.interfaces, "^lo");
+        assert_eq!(
+            read(&[("TCPX_NET_DEVICE", "cuda")]).unwrap().mode,
+            Mode::Cuda
+        );
         assert_eq!(config.ports, Some(20000..=20010));
+    }
+
+    #[test]
+    fn gpu_memory_without_lanes_is_refused() {
+        let pairs = [("TCPX_NET_DEVICE", "cuda"), ("TCPX_NET_LANES", "0")];
+        let text = read(&pairs).unwrap_err().to_string();
+        assert!(
+            text.contains("TCPX_NET_LANES") && text.contains("TCPX_NET_DEVICE"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -68,10 +68,18 @@ impl Connector {
                         self.phase = Phase::Own(dialer);
                         return Ok(None);
                     }
-                    Some(stream) => match self.lanes() {
-                        None => return self.comm(stream, None).map(Some),
-                        Some(route) => self.phase = Phase::Lanes(stream, route),
-                    },
+                    Some(stream) => {
+                        if let Some(local) = dialer.in_vain() {
+                            self.shared.log.info(&format!(
+                                "{} cannot be reached from {local}: the routes choose from where to connect to it",
+                                self.peer.ip()
+                            ));
+                        }
+                        match self.lanes() {
+                            None => return self.comm(stream, None).map(Some),
+                            Some(route) => self.phase = Phase::Lanes(stream, route),
+                        }
+                    }
                 },
                 Phase::Lanes(stream, route) => match route.set.connect(now) {
                     Standing::Connecting => {

@@ -20,7 +20,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// How long an attempt from the device's own address goes unanswered before the routes choose.
 const OWN_ADDRESS_TIME: Duration = Duration::from_secs(3);
 /// How long after that the kernel may still hold the peer for unreachable.
-const SETTLING_TIME: Duration = Duration::from_secs(5);
+const SETTLING_TIME: Duration = Duration::from_secs(10);
 
 /// Pairs of own and peer's addresses between which only the address that the routes choose works.
 static ROUTED: PerProcess<Mutex<BTreeSet<(IpAddr, IpAddr)>>> = PerProcess::new();
@@ -89,6 +89,11 @@ impl Dialer {
             settling: now,
             phase: Phase::Idle(now),
         }
+    }
+
+    /// The device's address, where another one had to take its place.
+    pub(crate) fn in_vain(&self) -> Option<IpAddr> {
+        self.in_vain
     }
 
     /// The authenticated connection; `None`: not yet; an error says why there will be none.

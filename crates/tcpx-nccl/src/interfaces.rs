@@ -4,6 +4,7 @@ use std::ffi::CStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
+use crate::config::Family;
 use crate::error::PluginError;
 
 /// Speed of an adapter that does not tell, in Mb/s: virtual ones in clouds do not.
@@ -131,19 +132,23 @@ fn strip(text: &str, mark: char) -> (bool, &str) {
         .map_or((false, text), |rest| (true, rest))
 }
 
-/// Chooses the devices: what the filter admits, or without one the first interface that is not
-/// loopback, or loopback when there is nothing else.
-pub(crate) fn choose(filter: &str, all: Vec<Interface>) -> Result<Vec<Interface>, PluginError> {
-    let chosen: Vec<Interface> = match Filter::parse(filter) {
-        Some(parsed) => all
-            .iter()
-            .filter(|interface| parsed.admits(&interface.name))
-            // Leaving out names is no wish for loopback.
-            .filter(|interface| {
-                !(parsed.exclude && interface.is_loopback() && has_other(&all, &parsed))
-            })
-            .cloned()
-            .collect(),
+/// Chooses the devices, and says why: what the filter admits, or without one what is best.
+pub(crate) fn choose(
+    filter: &str,
+    all: Vec<Interface>,
+) -> Result<(Vec<Interface>, &'static str), PluginError> {
+    let (chosen, why): (Vec<Interface>, _) = match Filter::parse(filter) {
+        Some(parsed) => {
+            let admitted = all
+                .iter()
+                .filter(|interface| parsed.admits(&interface.name))
+                // Leaving out names is no wish for loopback.
+                .filter(|interface| {
+                    !(parsed.exclude && interface.is_loopback() && has_other(&all, &parsed))
+                })
+                .cloned();
+            (admitted.collect(), "NCCL_SOCKET_IFNAME admits them")
+        }
         None => unasked(&all),
     };
     if chosen.is_empty() {
@@ -153,24 +158,34 @@ pub(crate) fn choose(filter: &str, all: Vec<Interface>) -> Result<Vec<Interface>
             found: found.join(", "),
         });
     }
-    Ok(chosen)
+    Ok((chosen, why))
 }
 
 /// The fastest adapters; without one, the first interface that reaches others, else whatever there is.
-fn unasked(all: &[Interface]) -> Vec<Interface> {
+fn unasked(all: &[Interface]) -> (Vec<Interface>, &'static str) {
     let adapters = || all.iter().filter(|one| one.reach == Reach::Adapter);
     // One that does not tell its speed is taken among its like.
     let fastest = adapters().map(|one| one.speed).max();
     if let Some(fastest) = fastest {
         let fastest = adapters().filter(|one| one.speed == fastest);
-        return fastest.take(MAX_INTERFACES).cloned().collect();
+        let why = "the fastest network cards that are up";
+        return (fastest.take(MAX_INTERFACES).cloned().collect(), why);
     }
-    [Reach::Virtual, Reach::Neighbours, Reach::Loopback]
+    let rest = [
+        (
+            Reach::Virtual,
+            "the first that is up, there is no network card",
+        ),
+        (Reach::Neighbours, "there is none that reaches other hosts"),
+        (
+            Reach::Loopback,
+            "there is no other: this host alone can be reached",
+        ),
+    ];
+    let found = rest
         .into_iter()
-        .find_map(|reach| all.iter().find(|one| one.reach == reach))
-        .cloned()
-        .into_iter()
-        .collect()
+        .find_map(|(reach, why)| Some((all.iter().find(|one| one.reach == reach)?, why)));
+    found.map_or_else(Default::default, |(one, why)| (vec![one.clone()], why))
 }
 
 fn has_other(all: &[Interface], filter: &Filter) -> bool {
@@ -178,8 +193,9 @@ fn has_other(all: &[Interface], filter: &Filter) -> bool {
         .any(|interface| !interface.is_loopback() && filter.admits(&interface.name))
 }
 
-/// Interfaces that are up and have an address: IPv4 if there is one, else a routable IPv6.
-pub(crate) fn list() -> Result<Vec<Interface>, PluginError> {
+/// Interfaces that are up and have an address, of that family if one is given: IPv4 if there is one,
+/// else a routable IPv6.
+pub(crate) fn list(family: Option<Family>) -> Result<Vec<Interface>, PluginError> {
     let mut head: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: the out pointer is valid; the list is freed below.
     if unsafe { libc::getifaddrs(&raw mut head) } != 0 {
@@ -204,7 +220,7 @@ pub(crate) fn list() -> Result<Vec<Interface>, PluginError> {
         let Some(address) = (unsafe { address(entry.ifa_addr) }) else {
             continue;
         };
-        if !flag(libc::IFF_UP) {
+        if !flag(libc::IFF_UP) || family.is_some_and(|family| !is_of(family, address)) {
             continue;
         }
         match found.iter_mut().find(|(known, ..)| *known == name) {
@@ -225,6 +241,13 @@ pub(crate) fn list() -> Result<Vec<Interface>, PluginError> {
         }
     });
     Ok(described.collect())
+}
+
+fn is_of(family: Family, address: IpAddr) -> bool {
+    match family {
+        Family::V4 => address.is_ipv4(),
+        Family::V6 => address.is_ipv6(),
+    }
 }
 
 /// Which of an interface's addresses is used: the highest.
@@ -280,7 +303,7 @@ mod tests {
     fn check(filter: &str, expected: &[&str]) {
         let all = ["lo", "eth0", "eth1", "eth10", "docker0"].map(interface);
         let names: Vec<String> = match choose(filter, all.to_vec()) {
-            Ok(chosen) => chosen.into_iter().map(|i| i.name).collect(),
+            Ok((chosen, _)) => chosen.into_iter().map(|i| i.name).collect(),
             Err(error) => {
                 assert!(error.to_string().contains("docker0"), "{error}");
                 Vec::new()
@@ -319,7 +342,8 @@ mod tests {
             .map(|n| card(&format!("eth{n}"), Some(100)))
             .collect();
         let names = |all: Vec<Interface>| -> Vec<String> {
-            let chosen = choose("", all).unwrap();
+            let (chosen, why) = choose("", all).unwrap();
+            assert!(!why.is_empty());
             chosen.into_iter().map(|one| one.name).collect()
         };
         let managed = [
@@ -351,7 +375,8 @@ mod tests {
 
     #[test]
     fn loopback_serves_when_there_is_nothing_else() {
-        let chosen = choose("", vec![interface("lo")]).unwrap();
+        let (chosen, why) = choose("", vec![interface("lo")]).unwrap();
+        assert!(why.contains("this host alone"), "{why}");
         assert_eq!(chosen, [interface("lo")]);
         let error = choose("", Vec::new()).unwrap_err().to_string();
         assert!(error.contains("ip link set"), "{error}");
@@ -360,10 +385,14 @@ mod tests {
 
     #[test]
     fn this_machine_has_a_loopback_interface_with_an_address() {
-        let all = list().unwrap();
+        let all = list(None).unwrap();
         let lo = all.iter().find(|i| i.is_loopback()).unwrap();
         assert!(lo.address.is_loopback(), "{lo:?}");
         assert_eq!(lo.pci_path(), None);
         assert_eq!(lo.speed_mbps(), MEMORY_SPEED_MBPS);
+        for family in [Family::V4, Family::V6] {
+            let all = list(Some(family)).unwrap();
+            assert!(all.iter().all(|one| is_of(family, one.address)), "{all:?}");
+        }
     }
 }
