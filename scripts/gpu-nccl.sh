@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Real NCCL over libnccl-net-tcpx.so on a host with two GPUs and PyTorch: scripts/gpu-nccl.sh OUT_DIR
 #
-# Contents first (with four GPUs also among four), then what ends badly: a communicator aborted and
-# made again, a peer killed amid a collective. Then times: ours, NCCL's own sockets by default, and
-# as tuned best. P2P and shared memory are off, so that every byte passes the network. TCPX_BIN (default .carry) is
+# Contents first (with four GPUs also among four), with host pointers and with CUDA pointers, then what
+# ends badly: a communicator aborted and made again, a peer killed amid a collective. Then times: ours,
+# ours with CUDA pointers, NCCL's own sockets by default, and as tuned best. P2P and shared memory are off, so that every byte passes the network. TCPX_BIN (default .carry) is
 # the folder with libnccl-net-tcpx.so; PYTHON (default python3) has PyTorch. Ends within 8 minutes
 # and exits with 1 if anything failed. OUT_DIR gets 40-nccl.json (format: benchmarks/README.md),
-# table.txt and the logs. TCPX_NCCL_QUICK=1 checks small sizes only and takes one round of times.
+# table.txt and the logs. TCPX_NCCL_QUICK=1 checks small sizes only and takes one round of times;
+# TCPX_NCCL_ONLY=check-cuda,ours,... takes those steps alone.
 set -uo pipefail
 
 if [ $# -ne 1 ]; then
@@ -28,12 +29,19 @@ out=$(realpath "$1")
 . "$here/nccl_environment.sh"
 budget=${TCPX_NCCL_SECONDS:-460} port=29600 failed=0
 ours=(NCCL_NET_PLUGIN="$plugin" NCCL_NET=TCPX)
+# Without the second variable a kernel's first launch amid a collective stops both for ever (docs/nccl.md).
+cuda=("${ours[@]}" TCPX_NET_DEVICE=cuda CUDA_MODULE_LOADING=EAGER)
+
+# is_wanted STEP: whether TCPX_NCCL_ONLY, if there is one, names it.
+is_wanted() { [[ -z "${TCPX_NCCL_ONLY:-}" || ",$TCPX_NCCL_ONLY," == *",$1,"* ]]; }
 
 # ranks COUNT NAME SECONDS "WORDS" ENVIRONMENT...: a process for each GPU, all of which must succeed,
 # but for the second where NAME is killed.
 ranks() {
   local world=$1 name=$2 seconds=$3 words=$4 rc=0 one rank pids=() start=$SECONDS
   shift 4
+  # Left out: neither passed nor failed.
+  is_wanted "${name%%.*}" || return 2
   [ "$seconds" -gt $((budget - SECONDS)) ] && seconds=$((budget - SECONDS))
   if [ "$seconds" -le 1 ]; then
     echo "$name: no time left" | tee -a "$out/steps.txt"
@@ -68,7 +76,18 @@ ranks() {
 # pair NAME SECONDS "WORDS" ENVIRONMENT...
 pair() { ranks 2 "$@"; }
 
+# says TEXT: NCCL's log of the last step has such a line; the log is kept.
+says() {
+  if ! grep -h -m 1 "$1" "$out"/nccl.*.log; then
+    echo "NCCL's log has no line with: $1" | tee -a "$out/steps.txt"
+    failed=$((failed + 1))
+  fi
+  cat "$out"/nccl.*.log >>"$out/nccl.txt"
+  rm -f "$out"/nccl.*.log
+}
+
 : >"$out/steps.txt"
+: >"$out/nccl.txt"
 small=8,24,1000,65532,65536,1048576,4194304
 large=8,4096,65536,1048576,16777216,67108864,268435456,1073741824
 times=8,4096,65536,1048576,16777216,67108864,268435456,1073741824
@@ -76,12 +95,9 @@ rounds=3
 if [ -n "${TCPX_NCCL_QUICK:-}" ]; then large=$small rounds=1; fi
 
 pair check 120 "--check $large" "${ours[@]}" NCCL_DEBUG=INFO NCCL_DEBUG_FILE="$out/nccl.%p.log"
-if ! grep -h -m 1 'Using network TCPX' "$out"/nccl.*.log; then
-  echo 'NCCL did not say that it uses TCPX' | tee -a "$out/steps.txt"
-  failed=$((failed + 1))
-fi
-cat "$out"/nccl.*.log >"$out/nccl.txt"
-rm -f "$out"/nccl.*.log
+if is_wanted check; then says 'Using network TCPX'; fi
+pair check-cuda 120 "--check $large" "${cuda[@]}" NCCL_DEBUG=INFO NCCL_DEBUG_FILE="$out/nccl.%p.log"
+if is_wanted check-cuda; then says 'via NET/TCPX/./GDRDMA'; fi
 # The last communicator ends and a new one begins in the same processes. NCCL unloads the plugin in
 # between and then looks for a file of the default name, hence the link and the search path.
 ln -sf "$plugin" "$out/libnccl-net.so"
@@ -116,6 +132,7 @@ fi
 # Rounds outermost, so that a slow minute of the machine does not fall on one row alone.
 for ((round = 1; round <= rounds; round++)); do
   pair "ours.$round" 60 "--time $times" "${ours[@]}"
+  pair "cuda.$round" 60 "--time $times" "${cuda[@]}"
   pair "default.$round" 60 "--time $times" "${sockets[@]}"
   pair "tuned.$round" 60 "--time $times" "${tuned[@]}"
 done

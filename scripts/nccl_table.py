@@ -13,6 +13,7 @@ import sys
 
 NETWORKS = {
     "ours": "tcpx, untuned",
+    "cuda": "tcpx, CUDA pointers",
     "default": "NCCL's sockets, default",
     "tuned": "NCCL's sockets, 16 channels",
 }
@@ -127,6 +128,7 @@ def main():
             "half of a round trip, each message synchronised, median; all-reduce: time of one in a queue.",
             "16 channels: NCCL_SOCKET_NTHREADS=1 NCCL_NSOCKS_PERTHREAD=1 NCCL_MIN_NCHANNELS=16 "
             "NCCL_NCHANNELS_PER_NET_PEER=16 NCCL_MIN_P2P_NCHANNELS=16, the best found for bulk.",
+            "CUDA pointers: TCPX_NET_DEVICE=cuda CUDA_MODULE_LOADING=EAGER; see docs/nccl.md.",
             "Both processes run on one host and share its cores; the network is the loopback interface.",
         ],
     }

@@ -234,7 +234,8 @@ static void requests_out_of_order(void)
         HOLDS(receives[i]);
     }
     HOLDS(!receive_piece(&pair, 0, 8));
-    FAILS(TCPX_TIMEOUT, "wait again", tcpx_wait_request(receives[0], 1, &done));
+    FAILS(TCPX_TIMEOUT, getenv("TCPX_DOUBLE_SHOW_REQUESTS") ? "256 of 256 bytes have not moved" : "wait again",
+          tcpx_wait_request(receives[0], 1, &done));
     FAILS(TCPX_INVALID_USAGE, "in flight", tcpx_dereg_mr(pair.receiver, pair.to));
     FAILS(TCPX_INVALID_USAGE, "not done", tcpx_irecv_consumed(pair.receiver, 1, receives[0]));
     FAILS(TCPX_INVALID_USAGE, "not done", tcpx_get_completion(receives[0], &done));

@@ -23,6 +23,9 @@ EXPORT extern struct double_stats tcpx_double_stats;
 
 /* Bytes of the pools of receive comms that are accepted from now on. */
 EXPORT void tcpx_double_set_pool_bytes(size_t bytes);
+/* Requests are handed out as the addresses of the private structure from now on, or not. Also with
+ * TCPX_DOUBLE_SHOW_REQUESTS in the environment of init. */
+EXPORT void tcpx_double_show_requests(int show);
 /* The next receive that the lie can be told of is misreported, once. */
 enum lie {
     LIE_NONE,

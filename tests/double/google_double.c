@@ -11,6 +11,7 @@
  * Environment (read by init):
  *   TCPX_DOUBLE_POOL_BYTES   bounce pool of each receive comm, default 2 MiB
  *   TCPX_DOUBLE_NO_CUDA      when set, registering CUDA memory fails
+ *   TCPX_DOUBLE_SHOW_REQUESTS  when set, requests can be looked into
  */
 #include <stdlib.h>
 
@@ -35,6 +36,7 @@ static int double_init(logger_fn log)
     if (bytes)
         tcpx_double_set_pool_bytes(strtoull(bytes, NULL, 0));
     no_cuda = getenv("TCPX_DOUBLE_NO_CUDA") != NULL;
+    tcpx_double_show_requests(getenv("TCPX_DOUBLE_SHOW_REQUESTS") != NULL);
     tcpx_double_logger = log;
     initialised = true;
     LOG(LEVEL_INFO, "double of GPUDirectTCPX: %zu bytes of bounce pool a comm",

@@ -23,6 +23,7 @@ pub fn serial() -> MutexGuard<'static, ()> {
     set_pool_bytes(DEFAULT_POOL_BYTES);
     set_lie(0);
     set_fault(0, 0, 0);
+    show_requests(false);
     guard
 }
 
@@ -98,6 +99,17 @@ pub fn set_pool_bytes(bytes: usize) {
     // SAFETY: the symbol is a function of this signature.
     let function: extern "C" fn(usize) = unsafe { std::mem::transmute(function) };
     function(bytes);
+}
+
+/// Has the double of another process hand out requests that can be looked into.
+pub const SHOW_VARIABLE: &str = "TCPX_DOUBLE_SHOW_REQUESTS";
+
+/// Has requests be the addresses of the private structure, as the real plugin's are, or of nothing.
+pub fn show_requests(show: bool) {
+    let function = symbol(c"tcpx_double_show_requests");
+    // SAFETY: the symbol is a function of this signature.
+    let function: extern "C" fn(i32) = unsafe { std::mem::transmute(function) };
+    function(show.into());
 }
 
 /// Something untrue that the double says of one receive.

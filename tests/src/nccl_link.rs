@@ -85,6 +85,8 @@ pub struct Link<'a> {
     pub send: Opaque,
     /// The receive comm.
     pub receive: Opaque,
+    /// What its memory is registered as.
+    pub kind: i32,
 }
 
 impl<'a> Link<'a> {
@@ -125,6 +127,7 @@ impl<'a> Link<'a> {
             table,
             send,
             receive,
+            kind: HOST,
         }
     }
 
@@ -152,11 +155,11 @@ impl<'a> Link<'a> {
     pub fn transfer(&self, len: usize, capacity: usize) {
         let mut data = content(len);
         let mut target = vec![0xee; capacity + 1];
-        let (rc, from) = self.table.reg_mr(self.send, &mut data, HOST);
+        let (rc, from) = self.table.reg_mr(self.send, &mut data, self.kind);
         assert_eq!(rc, 0);
         let (rc, to) = self
             .table
-            .reg_mr(self.receive, &mut target[..capacity], HOST);
+            .reg_mr(self.receive, &mut target[..capacity], self.kind);
         assert_eq!(rc, 0);
         assert!(
             self.table

@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use crate::instructions::{Answer, Instructions, Summary};
 
 /// Longest wait for a program to come up, on a machine that is busy with other tests.
@@ -115,13 +117,20 @@ impl Peer {
         });
     }
 
+    /// Stops it by a signal, which takes a moment.
+    pub fn stop(&self) {
+        self.signal(Signal::STOP);
+    }
+
     /// Has it go on after it was stopped.
     pub fn go_on(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
         let number = i32::try_from(self.child.id()).ok();
-        let process = number.and_then(rustix::process::Pid::from_raw);
-        let process = process.expect("it has a number");
-        rustix::process::kill_process(process, rustix::process::Signal::CONT)
-            .expect("it is our child");
+        let process = number.and_then(Pid::from_raw).expect("it has a number");
+        kill_process(process, signal).expect("it is our child");
     }
 
     /// Waits for its end, and fails if that does not come in time.

@@ -176,6 +176,11 @@ fn every_wrong_use_that_can_be_seen_gives_a_code_and_a_text_and_leaves_nothing_o
     let program = program("misuse", &sources().join("misuse.c"));
     let (code, said) = Running::start(Command::new(&program).arg(double::path())).end();
     assert_eq!((code, said.as_str()), (Some(0), "PASSED\n"));
+    // The same with requests that can be looked into: a wait that ran out tells what is inside.
+    let mut shown = Command::new(&program);
+    let (code, said) =
+        Running::start(shown.arg(double::path()).env(double::SHOW_VARIABLE, "1")).end();
+    assert_eq!((code, said.as_str()), (Some(0), "PASSED\n"));
 }
 
 #[test]

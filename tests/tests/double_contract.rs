@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use nccl_net::device::UnpackNetDeviceHandle;
 use nccl_net::{
     AbiVersion, DeviceOffload, Done, HostError, LoadError, LoadOptions, MemoryType, Plugin,
-    PostOutcome, RecvComm, ResultCode, SendComm, Ticket, UnpackQueue,
+    PostOutcome, PrivateError, QueueSlot, RecvComm, ResultCode, SendComm, Ticket, UnpackQueue,
 };
 use tcpx_tests::double::{self, plugin, serial};
 use tcpx_tests::support::{PAGE, Pages, until};
@@ -152,6 +152,67 @@ fn every_size_arrives_whole_through_the_queue_in_fragments_of_all_kinds() {
     }
     assert!(seen.contains(&4096) && seen.contains(&1448));
     assert!(seen.iter().any(|len| len % 2 == 1 && *len > 64));
+}
+
+#[test]
+fn the_plugin_s_own_record_says_how_far_a_request_is() {
+    let _serial = serial();
+    double::set_pool_bytes(2 * PAGE);
+    double::show_requests(true);
+    let len = 16 * PAGE;
+    let (mut sender, mut receiver) = pair();
+    assert_eq!(receiver.look_inside_head(), None, "nothing is in flight");
+    let (mut source, mut target) = (Pages::random(len), Pages::new(len));
+    // SAFETY: the pages outlive the comms.
+    let (from, to) = unsafe {
+        (
+            sender
+                .register(source.as_mut_ptr(), len, MemoryType::Host)
+                .unwrap(),
+            receiver
+                .register(target.as_mut_ptr(), len, MemoryType::Cuda)
+                .unwrap(),
+        )
+    };
+    posted(receiver.irecv(&to, 0, len, 1).unwrap());
+    let first = receiver.look_inside_head().unwrap().unwrap();
+    assert_eq!(
+        (first.size, first.pending, first.fragments),
+        (len, len, None)
+    );
+    posted(sender.isend(&from, 0, len, 1).unwrap());
+    let sending = sender.look_inside_head().unwrap().unwrap();
+    assert_eq!((sending.size, sending.fragments), (len, None));
+    // The pool holds two pages, and nobody consumes them.
+    let standing = until("the pool to fill", || {
+        let _ = sender.test_head().unwrap();
+        assert_eq!(receiver.test_head().unwrap(), None);
+        let now = receiver.look_inside_head().unwrap().unwrap();
+        (double::stats().pool_low_water == 0 && now.fragments.is_some_and(|n| n > 1)).then_some(now)
+    });
+    assert_eq!(standing.size, len);
+    assert!((1..len).contains(&standing.pending), "{standing}");
+    let (queue, _) = queue_and_pool(&receiver);
+    // The device queue is published at the end; the record knows before.
+    let listed = queue.read(QueueSlot::of_receive(0)).unwrap().len();
+    assert!(listed <= standing.fragments.unwrap());
+}
+
+#[test]
+fn a_record_of_another_layout_is_no_more_than_an_answer() {
+    let _serial = serial();
+    let len = PAGE;
+    let (sender, mut receiver) = pair();
+    let mut target = Pages::new(len);
+    // SAFETY: the pages outlive the comms.
+    let to = unsafe { receiver.register(target.as_mut_ptr(), len, MemoryType::Cuda) }.unwrap();
+    posted(receiver.irecv(&to, 0, len, 1).unwrap());
+    let inside = receiver.look_inside_head().unwrap();
+    assert!(
+        matches!(inside, Err(PrivateError::Unreadable { .. })),
+        "{inside:?}"
+    );
+    assert_eq!(sender.look_inside_head(), None);
 }
 
 #[test]

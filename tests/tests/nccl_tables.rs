@@ -10,6 +10,7 @@ use tcpx_tests::nccl_link::{CUDA, HOST, Link, content, started, until};
 use tcpx_tests::nccl_part::Opaque;
 
 const UNPACK: (&str, &str) = ("TCPX_NET_DEVICE", "unpack");
+const CUDA_POINTERS: (&str, &str) = ("TCPX_NET_DEVICE", "cuda");
 const STANDIN: (&str, &str) = ("TCPX_NET_STANDIN", "host");
 
 /// More posts than the plugin holds, both ends full, every message with its own content and size.
@@ -19,9 +20,9 @@ fn crowd(link: &Link<'_>) {
     let mut data = content(MESSAGES * SPACE);
     let mut target = vec![0xee; MESSAGES * SPACE];
     let table = link.table;
-    let (rc, from) = table.reg_mr(link.send, &mut data, HOST);
+    let (rc, from) = table.reg_mr(link.send, &mut data, link.kind);
     assert_eq!(rc, 0);
-    let (rc, to) = table.reg_mr(link.receive, &mut target, HOST);
+    let (rc, to) = table.reg_mr(link.receive, &mut target, link.kind);
     assert_eq!(rc, 0);
     let (source, sink) = (data.as_mut_ptr(), target.as_mut_ptr());
     // Small ones and large ones in turn.
@@ -166,9 +167,9 @@ fn both_directions(there: &Link<'_>, back: &Link<'_>) {
     let mut ends = Vec::new();
     for link in [there, back] {
         let (mut data, mut target) = (content(LEN), vec![0; LEN]);
-        let (rc, from) = link.table.reg_mr(link.send, &mut data, HOST);
+        let (rc, from) = link.table.reg_mr(link.send, &mut data, link.kind);
         assert_eq!(rc, 0);
-        let (rc, to) = link.table.reg_mr(link.receive, &mut target, HOST);
+        let (rc, to) = link.table.reg_mr(link.receive, &mut target, link.kind);
         assert_eq!(rc, 0);
         let (rc, sent) = link.table.isend(link.send, data.as_mut_ptr(), LEN, from);
         assert_eq!(rc, 0);
@@ -223,6 +224,39 @@ fn no_size_beyond_an_int(link: &Link<'_>) {
     let (rc, request) = link.table.irecv(link.receive, start, 1 << 31, to, null);
     assert!(rc == 4 && request.is_null());
     link.transfer(1000, 1000);
+}
+
+/// With CUDA pointers: one comm takes both kinds of memory, whose messages keep their order.
+fn cuda_pointers(version: u32) {
+    let (table, context) = started(version);
+    let table = table.as_ref();
+    for (name, value) in [
+        ("NCCL_P2P_NET_CHUNKSIZE", "524288"),
+        ("NCCL_NET_GDR_LEVEL", "SYS"),
+    ] {
+        assert_eq!(std::env::var(name).as_deref(), Ok(value));
+    }
+    assert_eq!(table.devices(), (0, 8));
+    let (rc, facts) = table.properties(0);
+    assert_eq!(rc, 0);
+    assert_eq!((facts.pointers, facts.device), (HOST | CUDA, (0, 0)));
+    assert_eq!((facts.global, facts.flush), (0, 0));
+    let mut links = [Link::new(table, context), Link::new(table, context)];
+    for kind in [CUDA, HOST, CUDA] {
+        for link in &mut links {
+            link.kind = kind;
+            for len in [0, 1, 24, 65_536, (1 << 20) - 1, (1 << 20) + 1, 9 << 20, 0] {
+                link.transfer(len, len);
+                link.transfer(len, len + 4096);
+            }
+            crowd(link);
+        }
+        both_directions(&links[0], &links[1]);
+    }
+    for link in links {
+        link.close();
+    }
+    assert_eq!(table.finalize(context), 0);
 }
 
 /// In unpack mode each table offers only what a host can use through it.
@@ -287,6 +321,24 @@ versions! {
     10 the_v10_table_serves_nccl the_v10_table_in_unpack_mode;
     11 the_v11_table_serves_nccl the_v11_table_in_unpack_mode;
     12 the_v12_table_serves_nccl the_v12_table_in_unpack_mode;
+}
+
+#[test]
+fn the_oldest_table_takes_cuda_pointers() {
+    child::run(
+        "the_oldest_table_takes_cuda_pointers",
+        &[LOOPBACK, CUDA_POINTERS, STANDIN],
+        || cuda_pointers(6),
+    );
+}
+
+#[test]
+fn the_newest_table_takes_cuda_pointers() {
+    child::run(
+        "the_newest_table_takes_cuda_pointers",
+        &[LOOPBACK, CUDA_POINTERS, STANDIN],
+        || cuda_pointers(12),
+    );
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::error::{CallError, HostError};
 use crate::memory::{MemoryHandle, MemoryOwner, MemoryType, Registration};
 use crate::plugin::Plugin;
+use crate::private_request::{self, Posted, PrivateError, PrivateRequest};
 use crate::queue::QueueSlot;
 use crate::request::{Done, InFlight, PostOutcome, Ring, Ticket};
 use crate::setup::{AlignedHandle, DeviceHandle, DeviceStorage, PluginBuffer};
@@ -184,6 +185,30 @@ impl CommCore {
         Ok(registration.data.wrapping_add(offset).cast())
     }
 
+    /// What the plugin keeps of the oldest request; `None` when none is in flight, or for a plugin whose
+    /// layout is not known.
+    fn look_inside(
+        &self,
+        ring: &Ring,
+        slot: impl FnOnce(Ticket) -> Option<QueueSlot>,
+    ) -> Option<Result<PrivateRequest, PrivateError>> {
+        let head = ring.head()?;
+        if self.plugin.name() != private_request::PLUGIN {
+            return None;
+        }
+        self.with(|comm| {
+            let posted = Posted {
+                comm: comm.addr() as u64,
+                data: head.data.addr() as u64,
+                len: head.len,
+                kind: head.memory.memory_type(),
+                slot: slot(head.ticket),
+            };
+            private_request::read(head.request, &posted)
+        })
+        .ok()
+    }
+
     /// Tests the head of a ring.
     fn test_head(&self, ring: &mut Ring) -> Result<Option<(InFlight, Option<usize>)>, HostError> {
         /// A size that no plugin reports, to see whether one was.
@@ -346,7 +371,13 @@ impl SendComm {
             }
         })?;
         inner.report("isend", rc)?;
-        Ok(self.ring.push(request, len, memory))
+        Ok(self.ring.push(request, data, len, memory))
+    }
+
+    /// For diagnosis: what Google's plugin keeps of the oldest send in flight. `None` when there is none,
+    /// and for every other plugin.
+    pub fn look_inside_head(&self) -> Option<Result<PrivateRequest, PrivateError>> {
+        self.core.look_inside(&self.ring, |_| None)
     }
 
     /// Drives the comm and tests the oldest send. `None`: it still runs, or none is in flight.
@@ -425,7 +456,14 @@ impl RecvComm {
             }
         })?;
         inner.report("irecv", rc)?;
-        Ok(self.ring.push(request, len, memory))
+        Ok(self.ring.push(request, data, len, memory))
+    }
+
+    /// For diagnosis: what Google's plugin keeps of the oldest receive in flight. `None` when there is
+    /// none, and for every other plugin.
+    pub fn look_inside_head(&self) -> Option<Result<PrivateRequest, PrivateError>> {
+        self.core
+            .look_inside(&self.ring, |ticket| Some(QueueSlot::of_receive(ticket.0)))
     }
 
     /// Drives the comm and tests the oldest receive. `None`: it still runs, or none is in flight.

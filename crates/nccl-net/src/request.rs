@@ -44,8 +44,10 @@ pub(crate) struct InFlight {
     pub(crate) request: NonNull<c_void>,
     pub(crate) ticket: Ticket,
     pub(crate) len: usize,
+    /// First byte.
+    pub(crate) data: *mut c_void,
     /// Keeps the memory registered.
-    _memory: MemoryHandle,
+    pub(crate) memory: MemoryHandle,
 }
 
 /// A queue of requests with a bound.
@@ -89,6 +91,7 @@ impl Ring {
     pub(crate) fn push(
         &mut self,
         request: *mut c_void,
+        data: *mut c_void,
         len: usize,
         memory: &MemoryHandle,
     ) -> PostOutcome {
@@ -101,7 +104,8 @@ impl Ring {
             request,
             ticket,
             len,
-            _memory: memory.clone(),
+            data,
+            memory: memory.clone(),
         });
         PostOutcome::Posted(ticket)
     }

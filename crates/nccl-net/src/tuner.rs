@@ -59,10 +59,13 @@ pub struct Choice {
     pub channels: Option<u32>,
     /// Whether NCCL may choose LL, which sends a flag with every four bytes.
     pub low_latency: bool,
+    /// Whether NCCL may choose LL128, which sends a flag with every 120 bytes.
+    pub low_latency_128: bool,
 }
 
-/// Places of LL and Simple in a row of NCCL's table of costs.
+/// Places of the protocols in a row of NCCL's table of costs.
 const LL: usize = 0;
+const LL128: usize = 1;
 const SIMPLE: usize = 2;
 /// Protocols in a row.
 const PROTOCOLS: c_int = 3;
@@ -71,11 +74,11 @@ const IGNORE: f32 = -1.0;
 /// More rows than NCCL has algorithms would be another table.
 const MAX_ALGORITHMS: c_int = 64;
 
-/// Takes LL out of the costs, for every algorithm that can do without.
+/// Takes a protocol out of the costs, for every algorithm that can do without.
 ///
 /// # Safety
 /// `costs` points to `algorithms` rows of three numbers, written by nobody else.
-unsafe fn forbid_low_latency(costs: *mut f32, algorithms: c_int) {
+unsafe fn forbid(protocol: usize, costs: *mut f32, algorithms: c_int) {
     let rows = usize::try_from(algorithms).unwrap_or(0);
     for row in 0..rows {
         // SAFETY: inside the table.
@@ -83,7 +86,7 @@ unsafe fn forbid_low_latency(costs: *mut f32, algorithms: c_int) {
             std::slice::from_raw_parts_mut(costs.wrapping_add(row * PROTOCOLS as usize), 3)
         };
         if row[SIMPLE] >= 0.0 {
-            row[LL] = IGNORE;
+            row[protocol] = IGNORE;
         }
     }
 }
@@ -260,9 +263,11 @@ unsafe extern "C" fn get_info_v3<T: Tuner>(
         }
         let choice = tuner.choose(collective, bytes);
         let is_known_table = protocols == PROTOCOLS && (0..=MAX_ALGORITHMS).contains(&algorithms);
-        if !choice.low_latency && !costs.is_null() && is_known_table {
-            // SAFETY: NCCL passes its table of rows under this type.
-            unsafe { forbid_low_latency(costs.cast(), algorithms) };
+        for (protocol, allowed) in [(LL, choice.low_latency), (LL128, choice.low_latency_128)] {
+            if !allowed && !costs.is_null() && is_known_table {
+                // SAFETY: NCCL passes its table of rows under this type.
+                unsafe { forbid(protocol, costs.cast(), algorithms) };
+            }
         }
         if let Some(count) = choice.channels
             && let Ok(count) = c_int::try_from(count)
@@ -340,6 +345,7 @@ mod tests {
             Choice {
                 channels: (bytes < 100).then_some(self.0 as u32 / 2),
                 low_latency: bytes < 100,
+                low_latency_128: bytes < 101,
             }
         }
     }
@@ -367,6 +373,10 @@ mod tests {
         if rc == 0 && !context.is_null() && collective < 5 && bytes >= 100 {
             wanted[0][LL] = IGNORE;
         }
+        if rc == 0 && !context.is_null() && collective < 5 && bytes >= 101 {
+            // The second algorithm has no Simple protocol, and keeps what it has.
+            wanted[0][LL128] = IGNORE;
+        }
         assert_eq!(left, wanted);
         (rc, channels)
     }
@@ -382,6 +392,7 @@ mod tests {
             assert_eq!(rc, 0);
             assert_eq!(ask(&table, context, 4, 99), (0, small));
             assert_eq!(ask(&table, context, 4, 100), (0, -1));
+            assert_eq!(ask(&table, context, 4, 101), (0, -1));
             assert_eq!(ask(&table, context, 77, 1), (0, -1));
             if nodes > 1 {
                 let quiet = std::panic::take_hook();

@@ -294,6 +294,17 @@ impl End {
             Comm::Send(_) => "the peer takes no bytes",
             _ => "the peer sends no bytes, or pool space is not consumed",
         };
+        let inside = match &state.comm {
+            Comm::Send(comm) => comm.look_inside_head(),
+            Comm::Recv(comm, _) => comm.look_inside_head(),
+            Comm::Closed => None,
+        };
+        // A plugin of another layout has nothing to say.
+        let inside = inside
+            .and_then(Result::ok)
+            .map_or_else(String::new, |found| {
+                format!("; of the oldest in flight the plugin says that {found}")
+            });
         let ahead = state
             .in_flight
             .iter()
@@ -301,7 +312,7 @@ impl End {
         match ahead {
             Some(ahead) => format!(
                 "request {number} of {} bytes has {ahead} ahead of it and {} done ones wait to be \
-                 collected; {side}",
+                 collected; {side}{inside}",
                 state.in_flight[ahead].bytes,
                 state.finished.len()
             ),

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::driver::{Api, sys};
 use crate::error::CudaError;
-use crate::gpu::{Current, Gpu};
+use crate::gpu::{Current, Gpu, LEGACY};
 use crate::kind::MemoryKind;
 
 /// Which of the caller's GPU work an operation must wait for.
@@ -15,7 +15,7 @@ pub enum After {
     /// Nothing: the caller knows that the bytes are ready.
     Nothing,
     /// All work submitted so far to the context's default streams: the legacy one, and with it every
-    /// stream that synchronises with it, and the calling thread's own. Work on other non-blocking
+    /// stream that synchronises with it, which each thread's own does too. Work on other non-blocking
     /// streams is the caller's to name.
     #[default]
     DefaultStreams,
@@ -31,11 +31,8 @@ const PREPARED: usize = 256;
 /// The most events a GPU's fences may use at a time.
 const LIMIT: usize = 16_384;
 
-const NOT_READY: i32 = 600;
-
-/// `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`, the driver's names for the two default streams.
-const LEGACY: usize = 1;
-const PER_THREAD: usize = 2;
+/// The driver's answer as long as work is left.
+pub(crate) const NOT_READY: i32 = 600;
 
 /// A point in the caller's GPU work. Taken on the caller's thread when an operation is submitted;
 /// cheap to clone. The copy worker starts a job once its fence is reached, and until then goes on
@@ -45,10 +42,9 @@ pub struct Fence(Option<Arc<Inner>>);
 
 struct Inner {
     gpu: Gpu,
-    /// Events from the pool, returned on drop.
-    recorded: [Option<Event>; 2],
-    /// The caller's own event.
-    foreign: Option<Event>,
+    event: Event,
+    /// The event came from the pool and returns there; else it is the caller's own.
+    pooled: bool,
     /// It was seen reached: every chunk of a transfer asks, and the driver's answer takes microseconds.
     reached: AtomicBool,
 }
@@ -110,30 +106,36 @@ impl Fence {
     /// [`CudaError::FencesExhausted`], or the driver's refusal, for example of a stream that belongs
     /// to another context or is being captured.
     pub fn take(gpu: &Gpu, after: After) -> Result<Self, CudaError> {
-        let streams = match after {
+        let fence = |event, pooled| {
+            Self(Some(Arc::new(Inner {
+                gpu: gpu.clone(),
+                event,
+                pooled,
+                reached: AtomicBool::new(false),
+            })))
+        };
+        let stream = match after {
             After::Nothing => return Ok(Self::none()),
-            After::DefaultStreams => [Some(LEGACY), Some(PER_THREAD)],
-            After::Stream(stream) => [Some(stream as usize), None],
-            After::Event(_) => [None, None],
+            After::Event(event) => {
+                let event = Event(std::ptr::with_exposed_provenance_mut(event as usize));
+                return Ok(fence(event, false));
+            }
+            After::DefaultStreams => LEGACY,
+            After::Stream(stream) => stream,
         };
-        let mut inner = Inner {
-            gpu: gpu.clone(),
-            recorded: [None; 2],
-            foreign: None,
-            reached: AtomicBool::new(false),
-        };
-        if let After::Event(event) = after {
-            inner.foreign = Some(Event(std::ptr::with_exposed_provenance_mut(event as usize)));
-            return Ok(Self(Some(Arc::new(inner))));
-        }
         let _current = Current::enter(gpu)?;
-        for (slot, stream) in inner.recorded.iter_mut().zip(streams) {
-            let Some(stream) = stream else { continue };
-            let event = gpu.events().take(gpu)?;
-            *slot = Some(event);
-            event.record(gpu.api(), std::ptr::with_exposed_provenance_mut(stream))?;
+        if after == After::DefaultStreams && gpu.default_streams_rest() {
+            return Ok(Self::none());
         }
-        Ok(Self(Some(Arc::new(inner))))
+        let event = gpu.events().take(gpu)?;
+        let stream = std::ptr::with_exposed_provenance_mut(stream as usize);
+        match event.record(gpu.api(), stream) {
+            Ok(()) => Ok(fence(event, true)),
+            Err(error) => {
+                gpu.events().give_back(event);
+                Err(error)
+            }
+        }
     }
 
     /// Whether the work has ended.
@@ -156,13 +158,18 @@ impl Fence {
         if inner.reached.load(Ordering::Acquire) {
             return Ok(true);
         }
-        for event in inner.recorded.iter().chain([&inner.foreign]).flatten() {
-            if !event.is_ready(inner.gpu.api())? {
-                return Ok(false);
-            }
+        let reached = inner.event.is_ready(inner.gpu.api())?;
+        if reached {
+            inner.reached.store(true, Ordering::Release);
         }
-        inner.reached.store(true, Ordering::Release);
-        Ok(true)
+        Ok(reached)
+    }
+
+    /// Whether it is known to be reached; never calls the driver. What is not known may be reached all the
+    /// same: [`Self::is_reached`] finds out.
+    pub fn was_reached(&self) -> bool {
+        let inner = self.0.as_ref();
+        inner.is_none_or(|inner| inner.reached.load(Ordering::Acquire))
     }
 
     /// The GPU the fence was taken on; `None` if it waits for nothing.
@@ -178,8 +185,8 @@ impl Fence {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        for event in self.recorded.iter().flatten() {
-            self.gpu.events().give_back(*event);
+        if self.pooled {
+            self.gpu.events().give_back(self.event);
         }
     }
 }
@@ -250,6 +257,7 @@ mod tests {
     #[test]
     fn a_fence_on_nothing_is_reached() {
         assert_eq!(Fence::none().is_reached(), Ok(true));
+        assert!(Fence::none().was_reached());
         assert!(Fence::none().gpu().is_none());
         assert_eq!(After::default(), After::DefaultStreams);
     }

@@ -1,6 +1,7 @@
 //! A CUDA device and the context that memory and work on it live in.
 
 mod context;
+mod default_streams;
 mod pointer;
 mod rdma;
 mod sync;
@@ -15,7 +16,8 @@ pub use pointer::PointerInfo;
 pub(crate) use context::{
     Current, MappedHost, device_alloc, device_free, host_free, ignore_captures,
 };
-pub(crate) use sync::{create_stream, destroy_stream};
+pub(crate) use default_streams::LEGACY;
+pub(crate) use sync::{create_stream, destroy_stream, is_at_rest};
 
 use crate::driver::{self, Api, DeviceInfo, sys};
 use crate::error::CudaError;
@@ -35,6 +37,8 @@ struct Inner {
     multiprocessors: u32,
     events: EventPool,
     sync: Mutex<Option<sync::SyncPath>>,
+    /// See [`default_streams`]; unknown during set-up.
+    legacy_answers_for_all: OnceLock<bool>,
 }
 
 /// A context, and whether we retained it.
@@ -150,9 +154,11 @@ impl Gpu {
             multiprocessors,
             events: EventPool::default(),
             sync: Mutex::default(),
+            legacy_answers_for_all: OnceLock::new(),
         });
         let gpu = Self(inner);
         gpu.0.events.fill(&gpu)?;
+        gpu.try_legacy_stream()?;
         Ok(gpu)
     }
 

@@ -1,5 +1,6 @@
 //! Copies of a few KiB between GPU memory and the program, from the caller's own thread.
 
+mod ends;
 #[cfg(test)]
 mod tests;
 
@@ -9,13 +10,14 @@ use std::time::{Duration, Instant};
 
 use crate::driver::{Api, sys};
 use crate::error::{CudaError, MemoryError};
-use crate::fence::{Event, Fence};
+use crate::fence::Fence;
 use crate::gpu::{Current, Gpu, MappedHost, create_stream, destroy_stream, host_free};
 use crate::lease::{Access, Hold};
 use crate::slice::RegionSlice;
+use ends::Ends;
 
 /// Copies under way at a time.
-const SLOTS: usize = 16;
+const SLOTS: usize = u16::BITS as usize;
 /// Longest wait for the first copies, at set-up.
 const WARM_UP: Duration = Duration::from_secs(60);
 /// How long a drop waits for what is under way.
@@ -33,7 +35,13 @@ pub struct SmallCopies {
     gpu: Gpu,
     /// To the GPU, and from it.
     streams: [sys::CUstream; 2],
-    slots: Vec<Slot>,
+    slots: [Option<Copy>; SLOTS],
+    /// Slots whose copy is under way, and those of them whose end is to be told, a bit each.
+    under_way: u16,
+    writes: u16,
+    /// How their ends are seen; `None` before set-up is over.
+    ends: Option<Ends>,
+    /// The slots' bytes, and behind them the words of their ends.
     memory: MappedHost,
     /// The driver refused something: nothing is started any more.
     broken: bool,
@@ -41,11 +49,6 @@ pub struct SmallCopies {
 
 // SAFETY: streams and events may be used from any thread, and the memory belongs to this value.
 unsafe impl Send for SmallCopies {}
-
-struct Slot {
-    event: Event,
-    copy: Option<Copy>,
-}
 
 /// A copy under way, and what it touches.
 struct Copy {
@@ -58,22 +61,30 @@ struct Copy {
 impl SmallCopies {
     /// Most bytes of a copy.
     pub const MOST_BYTES: usize = 16 << 10;
+    /// Bytes of all slots.
+    const SLOT_BYTES: usize = SLOTS * Self::MOST_BYTES;
 
     /// Pins memory and makes streams and events; for set-up.
     ///
     /// # Errors
     /// The driver's refusal.
     pub fn new(gpu: &Gpu) -> Result<Self, MemoryError> {
-        let memory = MappedHost::alloc(gpu, SLOTS * Self::MOST_BYTES)?;
+        let memory = MappedHost::alloc(gpu, Self::SLOT_BYTES + Ends::BYTES)?;
         let mut copies = Self {
             gpu: gpu.clone(),
             streams: [std::ptr::null_mut(); 2],
-            slots: Vec::with_capacity(SLOTS),
+            slots: Default::default(),
+            under_way: 0,
+            writes: 0,
+            ends: None,
             memory,
             broken: false,
         };
         let _current = Current::enter(gpu)?;
-        copies.prepare()?;
+        copies.prepare().inspect_err(|error| {
+            // The first copy may still run.
+            copies.broken = matches!(error, CudaError::TimedOut { .. });
+        })?;
         Ok(copies)
     }
 
@@ -83,18 +94,19 @@ impl SmallCopies {
         for stream in &mut self.streams {
             *stream = create_stream(api)?;
         }
-        for _ in 0..SLOTS {
-            let event = Event::create(api)?;
-            self.slots.push(Slot { event, copy: None });
-        }
+        let host = self.memory.host;
+        // SAFETY: the words lie behind the slots, in the same allocation.
+        let words = unsafe { host.add(Self::SLOT_BYTES) };
+        let device = self.memory.device + Self::SLOT_BYTES as u64;
+        let mut ends = Ends::new(&self.gpu, (words, device), self.streams[0])?;
         let (first, second) = (self.device_address(0), self.device_address(1));
-        for (slot, stream) in self.slots.iter().zip(self.streams) {
+        for (slot, stream) in self.streams.into_iter().enumerate() {
             // SAFETY: both ends are in the pinned memory, and nobody else knows of it yet.
             let code = unsafe { (api.cuMemcpyAsync)(first, second, 64, stream) };
             api.check("cuMemcpyAsync", code)?;
-            slot.event.record(api, stream)?;
+            ends.mark(slot, stream)?;
             let start = Instant::now();
-            while !slot.event.is_ready(api)? {
+            while !ends.has_come(slot, stream)? {
                 if start.elapsed() > WARM_UP {
                     return Err(CudaError::TimedOut {
                         device: self.gpu.ordinal(),
@@ -105,15 +117,22 @@ impl SmallCopies {
                 thread::yield_now();
             }
         }
+        self.ends = Some(ends);
         Ok(())
     }
 
     /// Whether something is under way that [`Self::poll`] will tell of.
     pub fn is_busy(&self) -> bool {
-        let is_write = |copy: &Copy| copy.token.is_some();
-        self.slots
-            .iter()
-            .any(|slot| slot.copy.as_ref().is_some_and(is_write))
+        self.writes != 0
+    }
+
+    /// Whether [`Self::poll`] has something to tell, as far as that is seen without a call of the driver,
+    /// which also knows of errors.
+    pub fn has_news(&self) -> bool {
+        let ends = self.ends.as_ref();
+        ends.is_some_and(|ends| {
+            set_bits(self.writes).any(|slot| ends.shows(slot)) || ends.must_ask() && self.is_busy()
+        })
     }
 
     /// The bytes of `from`, which is memory of this GPU, once `fence` is reached. `None` if that takes
@@ -196,21 +215,12 @@ impl SmallCopies {
 
     /// Appends the writes that have ended: the caller's token, and the bytes that are in place.
     pub fn poll(&mut self, ended: &mut Vec<(u64, Result<u64, MemoryError>)>) {
-        if self.slots.iter().all(|slot| slot.copy.is_none()) {
-            return;
-        }
-        let gpu = self.gpu.clone();
-        let current = Current::enter(&gpu);
-        for index in 0..self.slots.len() {
-            let Some(copy) = &self.slots[index].copy else {
+        for slot in set_bits(self.under_way) {
+            let Some(copy) = &self.slots[slot] else {
                 continue;
             };
             let (token, bytes) = (copy.token, copy.bytes as u64);
-            let landed = match &current {
-                Ok(_) => self.land(index),
-                Err(error) => Err(self.give_up(index, error.clone())),
-            };
-            let result = match landed {
+            let result = match self.land(slot) {
                 Ok(false) => continue,
                 Ok(true) => Ok(bytes),
                 Err(error) => Err(error),
@@ -228,7 +238,7 @@ impl SmallCopies {
         if self.broken || !is_ours || !(1..=Self::MOST_BYTES).contains(&memory.len()) {
             return None;
         }
-        let slot = self.slots.iter().position(|slot| slot.copy.is_none())?;
+        let slot = set_bits(!self.under_way).next()?;
         Some((slot, memory.device_address()?))
     }
 
@@ -244,34 +254,52 @@ impl SmallCopies {
         let api = self.gpu.api();
         let bytes = memory.0.len();
         let stream = self.streams[usize::from(token.is_none())];
-        self.slots[slot].copy = Some(Copy {
+        self.slots[slot] = Some(Copy {
             token,
             bytes,
             _memory: memory,
         });
+        self.under_way |= 1 << slot;
+        self.writes |= u16::from(token.is_some()) << slot;
         // SAFETY: the slot and the held memory have that many bytes, and stay until the event.
         let code = unsafe { (api.cuMemcpyAsync)(to, from, bytes, stream) };
         let issued = api.check("cuMemcpyAsync", code);
-        let marked = issued.and_then(|()| self.slots[slot].event.record(api, stream));
+        let marked = issued.and_then(|()| match &mut self.ends {
+            Some(ends) => ends.mark(slot, stream),
+            None => Ok(()),
+        });
         marked.map_err(|error| self.give_up(slot, error))
     }
 
-    /// Frees the slot if its copy has ended; the context is current.
+    /// Frees the slot if its copy has ended.
     fn land(&mut self, slot: usize) -> Result<bool, MemoryError> {
-        match self.slots[slot].event.is_ready(self.gpu.api()) {
-            Ok(false) => Ok(false),
+        let writes = self.writes & 1 << slot != 0;
+        let stream = self.streams[usize::from(!writes)];
+        let come = match &mut self.ends {
+            Some(ends) => ends.has_come(slot, stream),
+            None => Ok(false),
+        };
+        match come {
             Ok(true) => {
-                self.slots[slot].copy = None;
+                drop(self.take(slot));
                 Ok(true)
             }
+            Ok(false) => Ok(false),
             Err(error) => Err(self.give_up(slot, error)),
         }
+    }
+
+    /// The slot is free.
+    fn take(&mut self, slot: usize) -> Option<Copy> {
+        self.under_way &= !(1 << slot);
+        self.writes &= !(1 << slot);
+        self.slots[slot].take()
     }
 
     /// Keeps the memory for ever, because something may still touch it.
     fn give_up(&mut self, slot: usize, error: CudaError) -> MemoryError {
         self.broken = true;
-        std::mem::forget(self.slots[slot].copy.take());
+        std::mem::forget(self.take(slot));
         error.into()
     }
 
@@ -285,15 +313,24 @@ impl SmallCopies {
     }
 
     fn destroy(&mut self, api: &Api) {
-        self.slots
-            .drain(..)
-            .for_each(|slot| slot.event.destroy(api));
+        if let Some(ends) = &mut self.ends {
+            ends.destroy(api);
+        }
         for stream in self.streams.into_iter().filter(|stream| !stream.is_null()) {
             destroy_stream(api, stream);
         }
         // SAFETY: no copy is under way that could use it.
         unsafe { host_free(&self.gpu, self.memory) };
     }
+}
+
+/// The numbers of the bits that are set.
+fn set_bits(mut bits: u16) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let next = (bits != 0).then(|| bits.trailing_zeros() as usize);
+        bits &= bits.wrapping_sub(1);
+        next
+    })
 }
 
 /// The GPU's context is current.
@@ -305,14 +342,11 @@ impl Drop for SmallCopies {
     fn drop(&mut self) {
         let start = Instant::now();
         let mut ended = Vec::new();
-        while !self.broken
-            && self.slots.iter().any(|slot| slot.copy.is_some())
-            && start.elapsed() < LAST_WAIT
-        {
+        while !self.broken && self.under_way != 0 && start.elapsed() < LAST_WAIT {
             self.poll(&mut ended);
             thread::yield_now();
         }
-        if self.broken || self.slots.iter().any(|slot| slot.copy.is_some()) {
+        if self.broken || self.under_way != 0 {
             // A copy may still run: its memory, the streams and the slots stay until the process ends.
             std::mem::forget(std::mem::take(&mut self.slots));
             return;

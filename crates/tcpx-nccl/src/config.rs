@@ -26,6 +26,8 @@ const MAX_POOL_BYTES: usize = 2 << 30;
 pub enum Mode {
     /// Flat, in host memory.
     Host,
+    /// Flat, in host or GPU memory; a copy worker moves what lies in a GPU's.
+    Cuda,
     /// Device receives leave fragments in a pool and a queue that says where they go.
     Unpack,
 }
@@ -51,7 +53,7 @@ pub enum Family {
 /// Settings of the plugin.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// `TCPX_NET_DEVICE`: `host` (default) or `unpack`.
+    /// `TCPX_NET_DEVICE`: `host` (default), `cuda` or `unpack`.
     pub mode: Mode,
     /// `TCPX_NET_POOL`: `pinned` (default) or `gpu`.
     pub pool: PoolKind,
@@ -123,13 +125,14 @@ impl Config {
         if let Some(text) = value("TCPX_NET_DEVICE") {
             config.mode = match text.as_str() {
                 "host" => Mode::Host,
+                "cuda" => Mode::Cuda,
                 "unpack" => Mode::Unpack,
                 _ => {
                     return Err(bad(
                         "TCPX_NET_DEVICE",
                         text,
                         "unknown kind",
-                        "host or unpack",
+                        "host, cuda or unpack",
                     ));
                 }
             };
@@ -181,6 +184,14 @@ impl Config {
                 .transpose()
         };
         config.lanes = number("TCPX_NET_LANES", 0..=MAX_LANES, "0 to 64")?;
+        if config.mode == Mode::Cuda && config.lanes == Some(0) {
+            return Err(bad(
+                "TCPX_NET_LANES",
+                "0".to_owned(),
+                "TCPX_NET_DEVICE=cuda moves GPU memory over lanes",
+                "1 to 64, or unset",
+            ));
+        }
         config.rails = number("TCPX_NET_RAILS", 1..=16, "1 to 16")?;
         config.threads = number("TCPX_NET_THREADS", 1..=64, "1 to 64")?;
         if let Some(bytes) = number(
@@ -277,7 +288,21 @@ mod tests {
         assert!(config.standin);
         assert!(!config.splice);
         assert_eq!(config.interfaces, "^lo");
+        assert_eq!(
+            read(&[("TCPX_NET_DEVICE", "cuda")]).unwrap().mode,
+            Mode::Cuda
+        );
         assert_eq!(config.ports, Some(20000..=20010));
+    }
+
+    #[test]
+    fn gpu_memory_without_lanes_is_refused() {
+        let pairs = [("TCPX_NET_DEVICE", "cuda"), ("TCPX_NET_LANES", "0")];
+        let text = read(&pairs).unwrap_err().to_string();
+        assert!(
+            text.contains("TCPX_NET_LANES") && text.contains("TCPX_NET_DEVICE"),
+            "{text}"
+        );
     }
 
     #[test]

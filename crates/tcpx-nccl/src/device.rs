@@ -9,6 +9,10 @@ use crate::config::Mode;
 use crate::error::PluginError;
 use crate::plugin::Shared;
 
+/// Slots of 1 MiB through which a process moves a GPU's memory: half for sends, half for receives. NCCL has
+/// eight channels with eight messages of 512 KiB each way.
+const PINNED_SLOTS: usize = 128;
+
 /// A device and the copy worker that moves its memory.
 #[derive(Clone)]
 pub(crate) struct Device {
@@ -62,11 +66,23 @@ impl Device {
         if shared.config.mode == Mode::Host {
             return Err(PluginError::InvalidArgument(
                 "CUDA memory cannot be registered: this plugin runs with host memory only; set \
-                 TCPX_NET_DEVICE=unpack for device memory"
+                 TCPX_NET_DEVICE=cuda or TCPX_NET_DEVICE=unpack for device memory"
                     .to_owned(),
             ));
         }
-        Self::current(shared).map(Some)
+        let device = Self::current(shared)?;
+        if shared.config.mode == Mode::Cuda {
+            device
+                .worker
+                .pinned()
+                .reserve(PINNED_SLOTS)
+                .map_err(|error| PluginError::Copy {
+                    comm: "plugin".to_owned(),
+                    operation: "pinning memory that CUDA memory is moved through".to_owned(),
+                    error: error.to_string(),
+                })?;
+        }
+        Ok(Some(device))
     }
 
     /// The host program's memory as a region of this device.
@@ -104,7 +120,7 @@ impl Device {
         self.gpu.as_ref().map(Gpu::ordinal) == other.gpu.as_ref().map(Gpu::ordinal)
     }
 
-    pub(crate) fn worker(&self) -> &CopyWorker {
+    pub(crate) const fn worker(&self) -> &Arc<CopyWorker> {
         &self.worker
     }
 }

@@ -9,16 +9,22 @@ use crate::log::Log;
 type Choice = (&'static str, &'static str, &'static str);
 
 /// NCCL reads these after it started the network, in the same call, once in a process.
-const CHOICES: [Choice; 1] = [(
+pub(crate) const ALWAYS: [Choice; 1] = [(
     "NCCL_P2P_NET_CHUNKSIZE",
     "524288",
     "messages of 128 KiB, the default, keep NCCL's thread busier than the network",
 )];
+/// As above, where the plugin takes CUDA pointers.
+pub(crate) const WITH_CUDA_POINTERS: [Choice; 1] = [(
+    "NCCL_NET_GDR_LEVEL",
+    "SYS",
+    "the copy worker reaches the GPU however far the interface is, and NCCL gives CUDA pointers to near ones only",
+)];
 
 /// Sets what the user left unset, and says so.
-pub(crate) fn choose(log: &Log, lookup: impl Fn(&str) -> Option<OsString>) {
+pub(crate) fn choose(log: &Log, choices: &[Choice], lookup: impl Fn(&str) -> Option<OsString>) {
     let mut added = Vec::new();
-    for (name, value, why) in CHOICES {
+    for (name, value, why) in choices {
         match lookup(name) {
             Some(set) => log.info(&format!(
                 "{name}={} stays as it is set",
@@ -78,8 +84,8 @@ mod tests {
     #[test]
     fn what_the_user_set_is_left_alone() {
         let log = Log::new(nccl_net::export::HostLogger::default());
-        choose(&log, |_| Some("7".into()));
-        for (name, value, _) in CHOICES {
+        for (name, value, why) in [ALWAYS, WITH_CUDA_POINTERS].concat() {
+            choose(&log, &[(name, value, why)], |_| Some("7".into()));
             assert_ne!(std::env::var(name).as_deref(), Ok(value));
         }
     }

@@ -8,6 +8,7 @@ use nccl_net::export::Buffer;
 use crate::error::PluginError;
 use crate::header::{FROM_SENDER, HEADER_BYTES, Header, Record};
 use crate::landing::Landing;
+use crate::lanes::to_gpu::ToGpu;
 use crate::log::Log;
 use crate::ring::Ring;
 use crate::scatter::{Landed, Room, Scatter};
@@ -22,6 +23,8 @@ const CALL_BUDGET: usize = 8 << 20;
 pub(crate) enum Target {
     /// Straight into the posted buffer.
     Host(Buffer),
+    /// Into device memory, through pinned slots.
+    Gpu,
     /// Into pages of the pool.
     Device,
 }
@@ -96,6 +99,8 @@ pub(crate) struct Inbound {
     sent_in_all: Option<u64>,
     stall: Stall,
     pub(crate) lanes: Option<Landing>,
+    /// The message that is arriving, on its way into device memory.
+    to_gpu: Option<ToGpu>,
 }
 
 impl Inbound {
@@ -119,6 +124,7 @@ impl Inbound {
             sent_in_all: None,
             stall: Stall::new(),
             lanes,
+            to_gpu: None,
         }
     }
 
@@ -134,7 +140,8 @@ impl Inbound {
         let sequence = ring.find_first(|sequence, request| {
             let over = matches!(request.phase, Phase::Done { .. })
                 || lanes.as_ref().is_some_and(|lanes| lanes.is_whole(sequence));
-            request.memory == memory && matches!(request.target, Target::Host(_)) && !over
+            let in_place = matches!(request.target, Target::Host(_) | Target::Gpu);
+            request.memory == memory && in_place && !over
         })?;
         let failure = PluginError::Deregistered {
             comm: self.name.clone(),
@@ -277,6 +284,13 @@ impl Inbound {
             _ => return Err(self.refuse(sequence, header.size, capacity)),
         };
         request.size = size;
+        if size > 0
+            && matches!(request.target, Target::Gpu)
+            && let Some(lanes) = &self.lanes
+        {
+            // NCCL sends LL messages from host memory, and receives them into the GPU's.
+            self.to_gpu = lanes.to_gpu(sequence, header.size);
+        }
         match (request.target, &mut self.scatter) {
             (Target::Device, Some(scatter)) => {
                 if !scatter.announce(size) {
@@ -332,6 +346,12 @@ impl Inbound {
                 self.spans.push(Span::new(start, left));
             }
             (Target::Device, Some(scatter)) => scatter.spans(number, &mut self.spans),
+            (Target::Gpu, _) => match self.to_gpu.as_mut().map(ToGpu::room) {
+                Some(Some(room)) => self.spans.push(room),
+                // Slots come back by themselves.
+                Some(None) => return Ok(None),
+                None => return Err(self.protocol("each message once", "one twice")),
+            },
             (Target::Device, None) => return Err(self.protocol("a device queue", "none")),
         }
         let offered: usize = self.spans.iter().map(|span| span.len()).sum();
@@ -349,8 +369,17 @@ impl Inbound {
         self.header_bytes = bytes - payload;
         if let Some(request) = self.ring.by_sequence(number) {
             request.received += payload;
-            if let (Target::Device, Some(scatter)) = (request.target, &mut self.scatter) {
-                scatter.arrived(payload);
+            match (
+                request.target,
+                &mut self.scatter,
+                &self.lanes,
+                &mut self.to_gpu,
+            ) {
+                (Target::Device, Some(scatter), ..) => scatter.arrived(payload),
+                (Target::Gpu, _, Some(lanes), Some(to_gpu)) => {
+                    lanes.arrived(to_gpu, payload, number);
+                }
+                _ => {}
             }
         }
         self.finish_if_whole()?;
@@ -364,6 +393,13 @@ impl Inbound {
             return Ok(());
         };
         if request.received < request.size || request.phase == Phase::Announced {
+            return Ok(());
+        }
+        if matches!(request.target, Target::Gpu) && request.size > 0 {
+            // It is done when it is copied, like one that lanes brought.
+            request.phase = Phase::Posted;
+            self.to_gpu = None;
+            self.next += 1;
             return Ok(());
         }
         let landed = match (request.target, &mut self.scatter) {

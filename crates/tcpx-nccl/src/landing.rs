@@ -4,10 +4,13 @@ use std::sync::Arc;
 
 use nccl_net::export::Buffer;
 
+use crate::device::Device;
 use crate::header::Header;
 use crate::lanes::chunk::GroupId;
 use crate::lanes::inlet::{Inlet, Refusal};
 use crate::lanes::runtime::Runtime;
+use crate::lanes::to_gpu::ToGpu;
+use crate::memory::DeviceSlice;
 
 /// Small messages in a row after which grants stop: they would cost a call for each receive.
 const SMALL_IN_A_ROW: u32 = 64;
@@ -24,6 +27,8 @@ pub(crate) struct Landing {
     inline_bytes: u64,
     /// Large messages come, so receives are granted as they are posted.
     granting: bool,
+    /// A receive into device memory is posted, which only lanes can fill.
+    needed: bool,
     /// The sender believes so.
     told: bool,
     granted: u64,
@@ -43,6 +48,7 @@ impl Landing {
             runtime,
             inline_bytes: inline_bytes as u64,
             granting: false,
+            needed: false,
             told: false,
             granted: 0,
             small: 0,
@@ -60,9 +66,30 @@ impl Landing {
         self.inlet.group().is_some()
     }
 
-    /// A receive is posted.
-    pub(crate) fn post(&self, sequence: u64, buffer: Buffer) {
-        self.inlet.post(sequence, buffer);
+    /// Prepares for receives into a device's memory.
+    pub(crate) fn serve_gpu(&self, device: &Device) {
+        self.runtime.watch(device);
+    }
+
+    /// A receive is posted; `device` is its buffer where it lies in device memory.
+    pub(crate) fn post(&mut self, sequence: u64, buffer: Buffer, device: Option<DeviceSlice>) {
+        self.needed |= device.is_some();
+        self.inlet.post(sequence, buffer, device);
+    }
+
+    /// The message for device memory that [`Self::comes_inline`] was told of is to be read.
+    pub(crate) fn to_gpu(&self, sequence: u64, bytes: u64) -> Option<ToGpu> {
+        self.inlet.claim_inline(sequence, bytes).map(ToGpu::new)
+    }
+
+    /// Bytes of such a message have arrived where [`ToGpu::room`] said.
+    pub(crate) fn arrived(&self, to_gpu: &mut ToGpu, bytes: usize, sequence: u64) {
+        to_gpu.arrived(bytes, &self.inlet, sequence);
+    }
+
+    /// Whether all of a message was read, and copies to the GPU are still under way.
+    pub(crate) fn is_copying(&self, sequence: u64) -> bool {
+        self.lost().is_none() && self.inlet.is_copying(sequence)
     }
 
     /// A message comes over the comm's own connection; `false` when lanes carry it already.
@@ -79,6 +106,11 @@ impl Landing {
 
     /// What to tell the sender now, after `posted` receives of which `open` are not over.
     pub(crate) fn grant(&mut self, posted: u64, open: usize) -> Option<Header> {
+        if self.needed && self.is_joined() {
+            self.needed = false;
+            self.granting = true;
+            self.small = 0;
+        }
         if !self.granting {
             let off = Header {
                 sequence: self.granted,

@@ -2,9 +2,10 @@
 //!
 //! One TCP connection for each comm, driven in the caller's thread inside `isend`, `irecv` and
 //! `test`, for small messages and for order; large ones take lanes that all comms to one peer
-//! process share, driven by event loops (`lanes`). By default the plugin serves host memory. With `TCPX_NET_DEVICE=unpack` it serves
-//! device memory the way GPUDirect-TCPX does: payload lands in pages of a pool, a queue says
-//! which fragment belongs where, and the consumer gathers.
+//! process share, driven by event loops (`lanes`). By default the plugin serves host memory. With
+//! `TCPX_NET_DEVICE=cuda` it takes CUDA pointers too, and a copy worker moves their bytes. With
+//! `TCPX_NET_DEVICE=unpack` it serves device memory the way GPUDirect-TCPX does: payload lands in pages
+//! of a pool, a queue says which fragment belongs where, and the consumer gathers.
 //!
 //! All tables, v6 to v12, are this one implementation. In unpack mode v7 and later say so in their
 //! properties, with 4 MiB as the largest transfer; v6, which has no device handle, offers host
@@ -16,16 +17,16 @@
 //!
 //! | variable | meaning | default |
 //! |---|---|---|
-//! | `TCPX_NET_DEVICE` | `host` or `unpack` | `host` |
+//! | `TCPX_NET_DEVICE` | `host`, `cuda` or `unpack` | `host` |
 //! | `TCPX_NET_POOL` | pool of device receives: `pinned` or `gpu` | `pinned` |
 //! | `TCPX_NET_POOL_BYTES` | pool of each receive comm, bytes | 16777216 |
 //! | `TCPX_NET_STANDIN` | `host`: host memory stands in for device memory | unset |
 //! | `TCPX_NET_LANES` | connections to each peer process for large messages; 0: none | as `TCPX_NET_THREADS`, at least 2 |
 //! | `TCPX_NET_SPLICE` | 1: large chunks are sent without a copy; 0: with one | 1 |
-//! | `TCPX_NET_THREADS` | event loops a direction | half the cores, at most 16 |
+//! | `TCPX_NET_THREADS` | event loops a direction | half the cores, at most 12 |
 //! | `TCPX_NET_RAILS` | devices that an interface stands for | 8 |
 //! | `TCPX_NET_INLINE_BYTES` | messages above take lanes | 65536 |
-//! | `TCPX_NET_CHUNK_BYTES` | largest part of a message on one lane | 524288 |
+//! | `TCPX_NET_CHUNK_BYTES` | largest part of a message on one lane | 262144 |
 //! | `NCCL_SOCKET_IFNAME` | interfaces: prefixes, `=` exact names, `^` all but these | first that is not loopback |
 //! | `TCPX_PORT_RANGE` | `lo-hi` for listening ports | any free port |
 

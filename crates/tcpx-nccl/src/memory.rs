@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nccl_net::export::{Buffer, MemoryRegion};
-use tcpx_memory::{Region, RegionSlice};
+use tcpx_memory::{Access, Lease, MemoryError, RegionSlice};
 
 use crate::device::Device;
 use crate::error::PluginError;
@@ -15,7 +15,24 @@ pub struct Memory {
     id: u64,
     start: usize,
     len: usize,
-    device: Option<Region>,
+    device: Option<(Device, Lease)>,
+}
+
+/// Bytes in device memory, and who copies them.
+#[derive(Clone, Debug)]
+pub(crate) struct DeviceSlice {
+    pub(crate) device: Device,
+    pub(crate) slice: RegionSlice,
+}
+
+impl DeviceSlice {
+    /// `len` of its bytes from `offset` on.
+    pub(crate) fn part(&self, offset: usize, len: usize) -> Result<Self, MemoryError> {
+        Ok(Self {
+            device: self.device.clone(),
+            slice: self.slice.slice(offset..offset.saturating_add(len))?,
+        })
+    }
 }
 
 /// Where a buffer of a send or receive lies.
@@ -24,7 +41,7 @@ pub(crate) enum Place {
     /// Memory that the CPU reads and writes directly.
     Host,
     /// Device memory, or host memory that stands in for it.
-    Device(RegionSlice),
+    Device(DeviceSlice),
 }
 
 impl Memory {
@@ -38,11 +55,17 @@ impl Memory {
                 region.len
             )));
         }
+        let invalid = |error: MemoryError| PluginError::InvalidArgument(error.to_string());
+        let leased = |device: &Device| {
+            // For as long as it is registered: then jobs take no lease of their own.
+            let lease = device.region(region).lease(.., Access::Write);
+            lease.map(|lease| (device.clone(), lease)).map_err(invalid)
+        };
         Ok(Self {
             id: REGISTRATIONS.fetch_add(1, Ordering::Relaxed),
             start,
             len: region.len,
-            device: device.map(|device| device.region(region)),
+            device: device.map(leased).transpose()?,
         })
     }
 
@@ -64,14 +87,19 @@ impl Memory {
                 buffer.len, self.len, self.start
             )));
         }
-        let Some(region) = &self.device else {
+        let Some((device, lease)) = &self.device else {
             return Ok(Place::Host);
         };
         // An empty buffer may point anywhere.
         let offset = if buffer.len == 0 { 0 } else { offset };
-        region
+        lease
             .slice(offset..offset + buffer.len)
-            .map(Place::Device)
+            .map(|slice| {
+                Place::Device(DeviceSlice {
+                    device: device.clone(),
+                    slice,
+                })
+            })
             .map_err(|error| PluginError::InvalidArgument(error.to_string()))
     }
 }

@@ -64,7 +64,7 @@ pub(crate) struct Shared {
 impl Shared {
     /// The lanes' part of the process; `None` where large messages take no lanes.
     pub(crate) fn runtime(&self) -> Result<Option<Arc<Runtime>>, PluginError> {
-        if self.config.mode != Mode::Host || self.config.lanes == Some(0) {
+        if self.config.mode == Mode::Unpack || self.config.lanes == Some(0) {
             return Ok(None);
         }
         // A fork's child gets one of its own: the threads of this one are in the other process.
@@ -143,7 +143,7 @@ impl TcpxPlugin {
             interfaces::choose(&config.interfaces, interfaces::list(config.family)?)?;
         let log = Arc::new(Log::new(logger));
         let rails = match config.mode {
-            Mode::Host => config.rails.unwrap_or_else(|| rails_for(interfaces.len())),
+            Mode::Host | Mode::Cuda => config.rails.unwrap_or_else(|| rails_for(interfaces.len())),
             Mode::Unpack => 1,
         };
         let names: Vec<&str> = interfaces.iter().map(|i| i.name.as_str()).collect();
@@ -153,6 +153,7 @@ impl TcpxPlugin {
             names.join(", "),
             match config.mode {
                 Mode::Host => "host memory".to_owned(),
+                Mode::Cuda => "host and CUDA memory".to_owned(),
                 Mode::Unpack => format!(
                     "device unpack: {:?} pool of {} bytes a receive comm{}",
                     config.pool,
@@ -200,10 +201,24 @@ impl NetPlugin for TcpxPlugin {
 
     fn init(logger: HostLogger) -> Result<Self, NetError> {
         let plugin = Self::with_config(Config::from_environment()?, logger)?;
-        if plugin.shared.config.mode == Mode::Host {
-            environment::choose(&plugin.shared.log, |name| std::env::var_os(name));
-            tuner::enable();
+        let log = &plugin.shared.log;
+        let lookup = |name: &str| std::env::var_os(name);
+        match plugin.shared.config.mode {
+            Mode::Host => environment::choose(log, &environment::ALWAYS, lookup),
+            Mode::Cuda => {
+                environment::choose(log, &environment::ALWAYS, lookup);
+                environment::choose(log, &environment::WITH_CUDA_POINTERS, lookup);
+                if lookup("CUDA_MODULE_LOADING").is_none_or(|value| value != "EAGER") {
+                    log.warn(
+                        "CUDA pointers without CUDA_MODULE_LOADING=EAGER: the first launch of a kernel while \
+                         a collective runs can stop both for ever; set it before the program starts, or \
+                         unset TCPX_NET_DEVICE",
+                    );
+                }
+            }
+            Mode::Unpack => return Ok(plugin),
         }
+        tuner::enable(plugin.shared.config.mode == Mode::Cuda);
         Ok(plugin)
     }
 
@@ -215,6 +230,11 @@ impl NetPlugin for TcpxPlugin {
         let interface = self.shared.interface(device)?;
         let (pointer_support, offload, max_bytes) = match self.shared.config.mode {
             Mode::Host => (PointerSupport::HOST, DeviceOffload::None, MAX_NET_BYTES),
+            Mode::Cuda => (
+                PointerSupport::HOST_AND_CUDA,
+                DeviceOffload::None,
+                MAX_NET_BYTES,
+            ),
             Mode::Unpack => (
                 PointerSupport::HOST_AND_CUDA,
                 DeviceOffload::UNPACK_V7,

@@ -77,7 +77,15 @@ impl NetComm for RecvComm {
 
     fn register(&self, region: MemoryRegion) -> Result<Memory, NetError> {
         let device = Device::for_registration(&self.shared, region)?;
-        if let Some(device) = &device {
+        if let Some(device) = &device
+            && self.shared.config.mode == Mode::Cuda
+        {
+            let state = self.lock();
+            // There is a runtime: without one the settings would have been refused.
+            if let Some(lanes) = &state.inbound.lanes {
+                lanes.serve_gpu(device);
+            }
+        } else if let Some(device) = &device {
             // The pool was made in accept: the device that gathers from it must be the same.
             let state = self.lock();
             let scatter = state.inbound.scatter.as_ref();
@@ -155,8 +163,13 @@ impl NetRecv for RecvComm {
         let place = memory.place(buffer)?;
         let mut state = self.lock();
         let inbound = &mut state.inbound;
+        let mut on_device = None;
         let target = match place {
             Place::Host => Target::Host(buffer),
+            Place::Device(slice) if self.shared.config.mode == Mode::Cuda => {
+                on_device = Some(slice);
+                Target::Gpu
+            }
             Place::Device(_) if inbound.scatter.is_none() => {
                 return Err(PluginError::InvalidArgument(format!(
                     "{}: a receive into device memory needs a device queue, and accept was not asked \
@@ -187,8 +200,8 @@ impl NetRecv for RecvComm {
         if let Some(scatter) = &mut inbound.scatter {
             scatter.post(number);
         }
-        if let Some(lanes) = &inbound.lanes {
-            lanes.post(number, buffer);
+        if let Some(lanes) = &mut inbound.lanes {
+            lanes.post(number, buffer, on_device);
         }
         let id = inbound
             .ring

@@ -7,14 +7,13 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nccl_net::export::{Buffer, MemoryRegion, NetComm, NetError, NetSend, RequestId};
-use tcpx_memory::RegionSlice;
 
 use crate::config::Mode;
 use crate::device::Device;
 use crate::error::PluginError;
 use crate::header::{HEADER_BYTES, Header, Record};
 use crate::lanes::carriage::Carriage;
-use crate::memory::{Memory, Place};
+use crate::memory::{DeviceSlice, Memory, Place};
 use crate::plugin::Shared;
 use crate::ring::Ring;
 use crate::socket::{self, Moved, Span, Stream};
@@ -31,8 +30,8 @@ const POLLS_BETWEEN_LOOKS: u32 = 32;
 pub(crate) enum Source {
     /// Host memory, read by the kernel from where it is.
     Host(Span),
-    /// Device memory, read through pinned staging.
-    Device(RegionSlice),
+    /// Device memory, read through pinned memory.
+    Device(DeviceSlice),
 }
 
 /// How far a send is.
@@ -167,6 +166,13 @@ impl NetComm for SendComm {
                 state.staging = Some(Staging::new(device)?);
             }
         }
+        if device.is_some() && self.shared.config.mode == Mode::Cuda {
+            let state = self.lock();
+            let Some(carriage) = &state.carriage else {
+                return Err(no_lanes(&state.name).into());
+            };
+            carriage.serve_gpu();
+        }
         Ok(Memory::new(region, device.as_ref())?)
     }
 
@@ -281,7 +287,10 @@ impl State {
             return Err(failure.clone());
         }
         let before = self.next;
-        let result = self.check_lanes().and_then(|()| self.write());
+        let result = self
+            .look_at_gpu()
+            .and_then(|()| self.check_lanes())
+            .and_then(|()| self.write());
         let lane_moves = self.carriage.as_ref().map_or(0, |c| c.outlet().moves());
         let lanes_moved = std::mem::replace(&mut self.lane_moves, lane_moves) != lane_moves;
         let resting = self.next == self.ring.posted()
@@ -379,6 +388,13 @@ impl State {
         }
         Ok(bytes)
     }
+}
+
+fn no_lanes(comm: &str) -> PluginError {
+    PluginError::InvalidArgument(format!(
+        "{comm}: CUDA memory is moved over lanes, and none could be opened to the peer; see the warning about \
+         them, or unset TCPX_NET_DEVICE"
+    ))
 }
 
 fn no_staging(comm: &str) -> PluginError {

@@ -75,7 +75,7 @@ impl Staging {
             };
             let len = PIECE_BYTES.min(request.size - self.offset);
             let slot = self.pieces_made % PIECES;
-            let from = source.slice(self.offset..self.offset + len);
+            let from = source.slice.slice(self.offset..self.offset + len);
             let to = self.slot(slot, len);
             let (from, to) = from
                 .and_then(|from| Ok((from, to?)))

@@ -18,9 +18,11 @@ const MOST_CHANNELS: u32 = 8;
 const LOW_LATENCY_BYTES: usize = 128 << 10;
 
 static NETWORK_IN_USE: AtomicBool = AtomicBool::new(false);
+static CUDA_POINTERS: AtomicBool = AtomicBool::new(false);
 
-/// The network was started: its tuner may speak.
-pub(crate) fn enable() {
+/// The network was started, with or without CUDA pointers: its tuner may speak.
+pub(crate) fn enable(cuda_pointers: bool) {
+    CUDA_POINTERS.store(cuda_pointers, Ordering::Relaxed);
     NETWORK_IN_USE.store(true, Ordering::Relaxed);
 }
 
@@ -53,15 +55,21 @@ impl Tuner for TcpxTuner {
     }
 
     fn choose(&self, _collective: Collective, bytes: usize) -> Choice {
-        Choice {
-            channels: Some(
-                CHANNELS
-                    .iter()
-                    .find(|(limit, _)| bytes <= *limit)
-                    .map_or(MOST_CHANNELS, |(_, channels)| *channels),
-            ),
-            low_latency: bytes <= LOW_LATENCY_BYTES,
-        }
+        choice(bytes, CUDA_POINTERS.load(Ordering::Relaxed))
+    }
+}
+
+fn choice(bytes: usize, cuda_pointers: bool) -> Choice {
+    Choice {
+        channels: Some(
+            CHANNELS
+                .iter()
+                .find(|(limit, _)| bytes <= *limit)
+                .map_or(MOST_CHANNELS, |(_, channels)| *channels),
+        ),
+        low_latency: bytes <= LOW_LATENCY_BYTES,
+        // Its flags lie within each line of 128 bytes, and a copy may write a line in two parts.
+        low_latency_128: !cuda_pointers,
     }
 }
 
@@ -79,8 +87,14 @@ mod tests {
     }
 
     #[test]
+    fn lines_with_flags_are_not_for_memory_that_copies_fill() {
+        assert!(!choice(1 << 20, true).low_latency_128);
+        assert!(choice(1 << 20, false).low_latency_128);
+    }
+
+    #[test]
     fn a_communicator_within_a_host_is_left_alone() {
-        enable();
+        enable(false);
         assert!(TcpxTuner::start(HostLogger::default(), 8, 1).is_none());
         assert!(TcpxTuner::start(HostLogger::default(), 8, 2).is_some());
     }

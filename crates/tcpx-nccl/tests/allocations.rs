@@ -15,7 +15,7 @@ mod counting;
 use common::{Pair, Registered, host_config, pair, plugin, until};
 use counting::Counting;
 use nccl_net::export::{NetComm, NetRecv, NetSend};
-use nccl_net_tcpx::Config;
+use nccl_net_tcpx::{Config, Mode};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -60,14 +60,26 @@ fn stream(pair: &Pair, from: &mut Registered, to: &mut Registered, len: usize, m
 
 #[test]
 fn neither_small_messages_nor_those_on_lanes_allocate_in_the_host_s_thread() {
+    never_allocates(Mode::Host);
+}
+
+#[test]
+fn cuda_pointers_do_not_allocate_in_the_host_s_thread() {
+    never_allocates(Mode::Cuda);
+}
+
+fn never_allocates(mode: Mode) {
     let plugin = plugin(Config {
+        mode,
+        standin: true,
         lanes: Some(3),
         threads: Some(2),
         ..host_config()
     });
     let pair = pair(&plugin);
-    let mut from = Registered::new(&pair.send, vec![1; 4 << 20], false);
-    let mut to = Registered::new(&pair.receive, vec![0; 4 << 20], false);
+    let cuda = mode == Mode::Cuda;
+    let mut from = Registered::new(&pair.send, vec![1; 4 << 20], cuda);
+    let mut to = Registered::new(&pair.receive, vec![0; 4 << 20], cuda);
     for len in [24, 100_000, 1 << 20] {
         stream(&pair, &mut from, &mut to, len, 20);
         let before = Counting::of_thread();

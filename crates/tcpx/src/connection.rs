@@ -1,31 +1,27 @@
 //! A connection to one peer: where sends and receives start.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use tcpx_memory::{Access, After, Fence, Gpu, Lease, MemoryKind, RegionSlice};
+use tcpx_memory::{Access, After, Fence, Lease, MemoryKind, RegionSlice};
 use tcpx_net::{ChannelStats, Direction};
 use tcpx_wire::session::{Deadlines, OperationId, ReceiveRequest, SendRequest};
 use tcpx_wire::{Level, Role, Tag};
 
 mod patience;
 mod peer;
+mod shared;
 mod watching;
 
 use crate::core::{Core, NewOperation, Operation};
-use crate::drive::Driving;
-use crate::driver::{Driven, DrivenId, Driver, Turn};
 use crate::error::Error;
 use crate::event::Event;
-use crate::path_news::PathNews;
-use crate::requests::Requests;
 use crate::transfer::{Transfer, TransferState};
-use watching::Watching;
 
 pub(crate) use patience::Patience;
 pub use peer::PeerInfo;
+pub(crate) use shared::Shared;
 
 /// An authenticated connection with its data channels. Clones are the same connection.
 ///
@@ -39,181 +35,6 @@ pub struct Connection {
 /// What the program holds of a connection, in [`Connection`]s and [`Transfer`]s. The engine keeps
 /// the rest alive until nothing points at anybody's memory.
 pub(crate) struct Handle(pub(crate) Arc<Shared>);
-
-/// What the engine and all handles share.
-pub(crate) struct Shared {
-    core: Mutex<Core>,
-    ended: Condvar,
-    pub(crate) driver: Arc<Driver>,
-    pub(crate) id: DrivenId,
-    peer: PeerInfo,
-    path: String,
-    changed_path: Arc<PathNews>,
-    gpu: Option<Gpu>,
-    origin: Instant,
-    /// Microseconds from `origin` to when the driver last began to work, and 0 when it is idle.
-    working_since: AtomicU64,
-    /// When the engine must look again by itself, in microseconds from `origin`; at most.
-    due: AtomicU64,
-    /// Whether a thread that waits does the engine's work.
-    pub(crate) driving: Driving,
-    /// All of it tells by itself when there is something to do.
-    pub(crate) announces: bool,
-    /// What becomes of callers while the engine is inside foreign code.
-    patience: Patience,
-    /// How the control socket is watched.
-    watching: Mutex<Watching>,
-    /// What is asked of the engine without waiting for its lock.
-    requests: Requests,
-    /// How the connection ended, once nothing of it is left.
-    outcome: Mutex<Option<Result<(), Error>>>,
-}
-
-impl Shared {
-    pub(crate) fn new(
-        core: Core,
-        driver: Arc<Driver>,
-        id: DrivenId,
-        peer: PeerInfo,
-        path: String,
-        patience: Patience,
-    ) -> Arc<Self> {
-        let origin = core.origin;
-        let gpu = core.gpu.clone();
-        let changed_path = Arc::clone(&core.changed_path);
-        let announces = core.announces();
-        Arc::new(Self {
-            core: Mutex::new(core),
-            ended: Condvar::new(),
-            driver,
-            id,
-            peer,
-            path,
-            changed_path,
-            gpu,
-            origin,
-            working_since: AtomicU64::new(0),
-            due: AtomicU64::new(0),
-            driving: Driving::new(),
-            announces,
-            patience,
-            watching: Mutex::new(Watching::Read),
-            requests: Requests::default(),
-            outcome: Mutex::new(None),
-        })
-    }
-
-    /// Takes the engine's lock. A thread that panicked inside left the connection unusable, but
-    /// never memory in use by others: it is still closed in order.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// As [`lock`](Self::lock), if nobody has it.
-    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Core>> {
-        match self.core.try_lock() {
-            Ok(core) => Some(core),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
-    }
-
-    /// Runs `work` on the engine and then what it led to.
-    fn with<R>(&self, work: impl FnOnce(&mut Core) -> R) -> Result<R, Error> {
-        let mut core = self.lock_in_time()?;
-        core.tick();
-        let result = work(&mut core);
-        if self.patience.foreign {
-            drop(core);
-            self.driver.wake(self.id);
-            return Ok(result);
-        }
-        self.requests.see_to(&mut core);
-        if core.session.waiting().urgent && !self.comes_back(&core) {
-            self.leave_to_engine(&mut core);
-        }
-        let turn = core.guarded_start();
-        self.after(core, turn);
-        Ok(result)
-    }
-
-    /// Has a request that was left seen to: here if the engine is at rest, else by its thread.
-    fn nudge(&self) {
-        if self.patience.foreign {
-            return self.driver.wake(self.id);
-        }
-        let Some(mut core) = self.try_lock() else {
-            return self.driver.wake(self.id);
-        };
-        let turn = self.turn(&mut core);
-        self.after(core, turn);
-    }
-
-    /// Foreign code is called, which only the engine's thread may be inside of.
-    pub(crate) fn is_foreign(&self) -> bool {
-        self.patience.foreign
-    }
-
-    /// This side moves memory of a GPU.
-    pub(crate) fn has_gpu(&self) -> bool {
-        self.gpu.is_some()
-    }
-
-    /// Everything that can be done now.
-    pub(crate) fn turn(&self, core: &mut Core) -> Turn {
-        core.tick();
-        self.requests.see_to(core);
-        self.working_since
-            .store(core.now().0.max(1), Ordering::Relaxed);
-        let turn = core.guarded_progress();
-        self.working_since.store(0, Ordering::Relaxed);
-        if turn.finished {
-            // A late signal would keep the driver awake: nobody lowers it any more.
-            for descriptor in core.channel_descriptors() {
-                self.driver.unwatch(descriptor);
-            }
-            *self.outcome() = core.outcome();
-            self.ended.notify_all();
-        }
-        self.set_due(core.due);
-        self.call(core);
-        turn
-    }
-
-    fn outcome(&self) -> MutexGuard<'_, Option<Result<(), Error>>> {
-        self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn cancel(&self, operation: OperationId) {
-        self.requests.cancel(operation);
-        self.nudge();
-    }
-
-    fn close(&self) {
-        self.requests.close();
-        self.nudge();
-    }
-}
-
-impl Driven for Shared {
-    fn progress(&self) -> Turn {
-        self.make_way();
-        let mut core = self.lock();
-        self.lapse(&mut core);
-        let turn = self.turn(&mut core);
-        self.watch_control(&mut core);
-        turn
-    }
-
-    fn due(&self) -> Option<Instant> {
-        let attention = self.driving.due(self.origin);
-        let due = match self.due.load(Ordering::SeqCst) {
-            u64::MAX => return attention,
-            due => self.due_for_engine(self.origin + Duration::from_micros(due)),
-        };
-        Some(attention.map_or(due, |attention| attention.min(due)))
-    }
-}
 
 impl Connection {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
@@ -380,13 +201,17 @@ impl Send<'_> {
     pub fn start(self) -> Result<Transfer, Error> {
         self.0.start(Role::Sender, |core, request, lease, fence| {
             let bytes = request.slice.len() as u64;
+            core.pace.answers(core.ticked());
             let eager = if core.session.eager_allowed(bytes) {
                 core.read_small(&lease.all(), fence)?
             } else {
                 None
             };
             let announced = eager.is_none();
-            core.pace.sends();
+            if core.gpu.is_some() {
+                core.tick();
+            }
+            core.pace.sends(core.ticked());
             let request = SendRequest {
                 tag: Tag(request.tag),
                 bytes,
@@ -412,7 +237,7 @@ impl Receive<'_> {
     /// run. Nothing was started then.
     pub fn start(self) -> Result<Transfer, Error> {
         self.0.start(Role::Receiver, |core, request, _, _| {
-            core.pace.receives();
+            core.pace.receives(core.ticked());
             let request = ReceiveRequest {
                 tag: Tag(request.tag),
                 capacity: request.slice.len() as u64,
@@ -475,7 +300,8 @@ impl<'a> Request<'a> {
                 tag: self.tag,
                 bytes: self.slice.len() as u64,
             });
-            core.operations.insert(id, Operation::new(operation));
+            let operation = Operation::new(operation, core.ticked());
+            core.operations.insert(id, operation);
             Ok(id)
         })??;
         Ok(Transfer {

@@ -49,6 +49,9 @@ const TURN_ROUNDS: usize = 32;
 const LISTS_KEPT: usize = 32;
 const ROOM_KEPT: usize = 4096;
 
+/// Looks at copies under way, which cost nothing, between two at the socket.
+const LOOKS_AT_COPIES: usize = 64;
+
 /// Time for the last frames to reach the socket once the session has ended.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -103,6 +106,8 @@ pub(crate) struct Core {
     pub(crate) origin: Instant,
     /// Session time when the clock was last looked at.
     clock: Time,
+    /// The same as the system counts.
+    ticked: Instant,
     /// Requests on channels and jobs on the worker, by token.
     tokens: HashMap<u64, Token>,
     next_token: u64,
@@ -164,6 +169,7 @@ impl Core {
             peer: parts.peer,
             origin: parts.origin,
             clock: Time(0),
+            ticked: parts.origin,
             tokens: HashMap::new(),
             next_token: 0,
             completions: Vec::new(),
@@ -193,9 +199,16 @@ impl Core {
         self.clock
     }
 
+    /// When the clock was last looked at.
+    pub(crate) fn ticked(&self) -> Instant {
+        self.ticked
+    }
+
     /// Looks at the clock: once for what is done together, as a look costs more than most steps.
     pub(crate) fn tick(&mut self) {
-        let passed = self.origin.elapsed().as_micros();
+        self.ticked = Instant::now();
+        let passed = self.ticked.saturating_duration_since(self.origin);
+        let passed = passed.as_micros();
         self.clock = Time(u64::try_from(passed).unwrap_or(u64::MAX));
     }
 
@@ -210,6 +223,11 @@ impl Core {
 
     /// Whether anything may have come for a thread that looks without a pause while nothing moves.
     pub(crate) fn has_news(&mut self) -> bool {
+        if let Some(small) = self.small.as_ref().filter(|small| small.is_busy())
+            && (0..LOOKS_AT_COPIES).any(|_| small.has_news())
+        {
+            return true;
+        }
         self.control.look() || self.gpu.is_some() && self.sink.has_results()
     }
 
@@ -221,11 +239,17 @@ impl Core {
             if round > 0 {
                 self.tick();
             }
-            let mut again = self.replace_control();
+            let mut again = self.poll_small();
+            if again && self.pace.is_driven() && !self.is_moving() {
+                // As a rule the thread has waited for just this.
+                self.perform_actions();
+                return self.turn(true, false);
+            }
+            again |= self.replace_control();
             again |= self.read_control();
+            self.deliver_first();
             again |= self.poll_channels();
             again |= self.drain_worker();
-            again |= self.poll_small();
             let now = self.now();
             if self.session.next_timeout().is_some_and(|due| due <= now) {
                 self.session.handle_timeout(now);
@@ -247,8 +271,12 @@ impl Core {
 
     /// The thread that waits takes another turn anyway, and what it waits for may have come.
     fn may_leave_it(&self) -> bool {
-        let moving = || self.channels.iter().any(ChannelState::is_moving);
-        self.pace.is_driven() && self.control.is_drained() && !moving()
+        self.pace.is_driven() && self.control.is_drained() && !self.is_moving()
+    }
+
+    /// Chunks are in flight, or wait for a channel.
+    fn is_moving(&self) -> bool {
+        self.channels.iter().any(ChannelState::is_moving)
     }
 
     /// Does what the program's own request led to. What has arrived meanwhile is left to whoever
@@ -273,12 +301,14 @@ impl Core {
 
     /// What a turn would say in which nothing happens.
     pub(crate) fn standing(&self) -> Turn {
+        let polls = self.channels.iter().any(ChannelState::must_poll);
+        let copying = self.small.as_ref().is_some_and(SmallCopies::is_busy);
         Turn {
             more: self.more && !self.finished,
-            poll: self.channels.iter().any(ChannelState::must_poll)
-                || self.small.as_ref().is_some_and(SmallCopies::is_busy),
+            poll: polls || copying,
+            copying: copying && !polls,
             busy: false,
-            moving: self.channels.iter().any(ChannelState::is_moving),
+            moving: self.is_moving(),
             finished: self.finished,
         }
     }

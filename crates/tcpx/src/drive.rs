@@ -211,7 +211,8 @@ impl Shared {
     /// The engine's thread is not to be woken: this one looks.
     fn take_over(&self, core: &mut Core) {
         core.set_looked_for(true);
-        core.pace.waits();
+        core.tick();
+        core.pace.waits(core.ticked());
         self.watch_control(core);
         if core.standing().moving {
             self.mute_channels(core);
@@ -238,9 +239,9 @@ impl Shared {
         let still = self.may_sleep() || !turn.moving && !self.driving.muted.load(Ordering::Relaxed);
         let quiet = still && !turn.more && !turn.poll && !turn.finished;
         if hit && quiet && !core.control.wants_write() && !core.sink.has_results() {
-            core.pace.leaves();
-            core.speak();
             let now = Instant::now();
+            core.pace.leaves(now);
+            core.speak();
             let micros = self.since_origin(now);
             if self.driving.attention.lasts_until().is_none() {
                 self.driving.since.store(micros, Ordering::Relaxed);
@@ -386,7 +387,8 @@ impl Shared {
         let hit = loop {
             looks = looks.wrapping_add(1);
             let at_rest = turn.is_some_and(|turn| {
-                !(turn.busy || turn.more || turn.poll || turn.moving || turn.finished)
+                let polls = turn.poll && !turn.copying;
+                !(turn.busy || turn.more || polls || turn.moving || turn.finished)
             });
             let only_looks = looking.is_some() && at_rest && !looks.is_multiple_of(LOOKS);
             let mut core = match looking {

@@ -36,6 +36,8 @@ pub(crate) trait Driven: Send + Sync {
 pub(crate) struct Turn {
     /// Requests are in flight on a network that can only be polled.
     pub(crate) poll: bool,
+    /// Only small copies of a GPU are, which whoever looks without a pause sees by himself.
+    pub(crate) copying: bool,
     /// Its share was used up with work left over that no descriptor announces.
     pub(crate) more: bool,
     /// Something was done in this call.
@@ -317,6 +319,7 @@ const fn flags(write: bool) -> EventFlags {
 /// Everything is to be looked at.
 pub(crate) const START: Turn = Turn {
     poll: false,
+    copying: false,
     more: false,
     busy: true,
     moving: false,

@@ -6,18 +6,18 @@ use std::time::{Duration, Instant};
 
 use tcpx::Connection;
 
+mod results;
+
+use self::results::{Absent, Results};
 use super::orders::{Order, Reply, ask, part, unexpected};
 use super::summary::Summary;
 use super::{hosts, memory_limit};
 use crate::args::perf::MatrixArgs;
-use crate::bench::file::{File, Row, machine, today};
 use crate::error::Error;
 use crate::link::Link;
 use crate::memory_choice::Devices;
 use crate::output::say::{aside, say};
-use crate::output::table::{indented, table};
 use crate::second_process::Second;
-use crate::sizes::Size;
 use crate::{addresses, key};
 
 /// A memory of a host.
@@ -327,171 +327,6 @@ impl Matrix<'_> {
 #[expect(clippy::cast_precision_loss, reason = "three digits are printed")]
 fn rate(bytes: u64, span: Duration) -> f64 {
     bytes as f64 / span.as_secs_f64().max(1e-9) / 1e9
-}
-
-/// A host of the list that takes no part.
-struct Absent {
-    host: String,
-    error: Error,
-}
-
-/// What is printed.
-struct Results<'a> {
-    one_host: bool,
-    alone: Vec<Measured<'a>>,
-    at_once: Vec<Measured<'a>>,
-    /// All pairs at once, 10^9 bytes a second.
-    sum: f64,
-    /// What all cores of this host copy together.
-    limit: Option<f64>,
-    absent: Vec<Absent>,
-}
-
-impl Results<'_> {
-    /// Everything was measured; otherwise what was not.
-    fn complete(&self) -> Result<(), Error> {
-        let missing = self.missing();
-        if missing.is_empty() {
-            return Ok(());
-        }
-        Err(Error::Failed {
-            what: format!("not everything was measured: {}", missing.join("; ")),
-            hint: "mend or leave out the hosts that are named, then run it again",
-        })
-    }
-
-    /// Hosts and pairs without figures, with the reason.
-    fn missing(&self) -> Vec<String> {
-        let brief = |error: &Error| crate::output::say::one_line(&error.what());
-        let hosts = self
-            .absent
-            .iter()
-            .map(|one| format!("{}: {}", one.host, brief(&one.error)));
-        let pairs = [("alone", &self.alone), ("all at once", &self.at_once)];
-        let pairs = pairs.into_iter().flat_map(|(when, measured)| {
-            measured.iter().filter_map(move |one| {
-                let error = one.outcome.as_ref().err()?;
-                let (from, to) = (one.pair.from, one.pair.to);
-                Some(format!(
-                    "{} -> {}, {when}: {}",
-                    from.title(self.one_host),
-                    to.title(self.one_host),
-                    brief(error)
-                ))
-            })
-        });
-        hosts.chain(pairs).collect()
-    }
-
-    fn text(&self, args: &MatrixArgs) -> String {
-        let mut out = format!(
-            "{} transfers of {} each, contents verified; GB/s, rows send to columns\n",
-            args.rounds,
-            Size(args.size.0)
-        );
-        out.push_str(&self.matrix("alone", &self.alone));
-        out.push_str(&self.matrix("all at once", &self.at_once));
-        out.push_str(&format!("sum of all at once: {:.2} GB/s", self.sum));
-        if let Some(limit) = self.limit {
-            out.push_str(&format!(
-                "; this host's cores copy {limit:.1} GB/s of memory"
-            ));
-        }
-        out
-    }
-
-    fn matrix(&self, title: &str, measured: &[Measured<'_>]) -> String {
-        let mut ends: Vec<String> = Vec::new();
-        for one in measured {
-            for end in [one.pair.from, one.pair.to] {
-                let title = end.title(self.one_host);
-                if !ends.contains(&title) {
-                    ends.push(title);
-                }
-            }
-        }
-        let header: Vec<&str> = std::iter::once(title)
-            .chain(ends.iter().map(String::as_str))
-            .collect();
-        let numbers: Vec<usize> = (1..header.len()).collect();
-        let mut out = table(&header, &numbers);
-        for from in &ends {
-            let cells = ends.iter().map(|to| {
-                let found = measured.iter().find(|one| {
-                    one.pair.from.title(self.one_host) == *from
-                        && one.pair.to.title(self.one_host) == *to
-                });
-                found.map_or_else(
-                    || "-".to_owned(),
-                    |one| match &one.outcome {
-                        Ok(summary) => format!("{:.2}", summary.gb_per_second),
-                        Err(_) => "failed".to_owned(),
-                    },
-                )
-            });
-            out.add_row(std::iter::once(from.clone()).chain(cells));
-        }
-        indented(&out, "  ")
-    }
-
-    fn json(&self, args: &MatrixArgs) -> String {
-        let row = |when: &str, one: &Measured<'_>| {
-            let summary = one.outcome.as_ref().ok()?;
-            let name = format!(
-                "{} -> {}, {when}",
-                one.pair.from.title(self.one_host),
-                one.pair.to.title(self.one_host)
-            );
-            let mut row = Row::of(name, "GB/s", &[summary.gb_per_second], String::new());
-            row.cpu_seconds_per_gb = (when == "alone").then_some(summary.cpu_seconds_per_gb);
-            Some(row)
-        };
-        let alone = self.alone.iter().filter_map(|one| row("alone", one));
-        let mut rows: Vec<Row> = alone.collect();
-        rows.extend(
-            self.at_once
-                .iter()
-                .filter_map(|one| row("all at once", one)),
-        );
-        rows.push(Row::of(
-            "sum of all at once".into(),
-            "GB/s",
-            &[self.sum],
-            String::new(),
-        ));
-        rows.extend(self.limit.map(|limit| {
-            Row::of(
-                "all cores copying memory".into(),
-                "GB/s",
-                &[limit],
-                String::new(),
-            )
-        }));
-        let devices = Devices::probe().count();
-        let devices = if devices == 0 {
-            "host memory".to_owned()
-        } else {
-            format!("{devices} GPUs")
-        };
-        let hosts = if self.one_host { "" } else { "--hosts FILE " };
-        File {
-            schema: 1,
-            subject: "Every pair",
-            date: today(),
-            machine: machine(&devices),
-            command: format!(
-                "tcpx perf {hosts}--size {} --rounds {} --json",
-                args.size.0, args.rounds
-            ),
-            rows,
-            notes: std::iter::once(
-                "Contents of every pair were compared before anything was timed. Each figure is one measurement of several transfers.".to_owned(),
-            )
-            .chain(self.missing().iter().map(|one| format!("Not measured: {one}.")))
-            .collect(),
-        }
-        .text()
-    }
 }
 
 #[cfg(test)]

@@ -55,6 +55,8 @@ functions! {
     optional {
         cuMemGetHandleForAddressRange(*mut c_void, CUdeviceptr, usize, i32, u64);
         cuFlushGPUDirectRDMAWrites(i32, i32);
+        cuStreamWaitValue32_v2(CUstream, CUdeviceptr, u32, c_uint);
+        cuStreamWriteValue32_v2(CUstream, CUdeviceptr, u32, c_uint);
     }
     cuInit = "cuInit", "2.0", (c_uint);
     cuDriverGetVersion = "cuDriverGetVersion", "2.2", (*mut i32);
@@ -85,6 +87,7 @@ functions! {
         (CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, usize, CUstream);
     cuStreamCreate = "cuStreamCreate", "2.0", (*mut CUstream, c_uint);
     cuStreamDestroy = "cuStreamDestroy_v2", "4.0", (CUstream);
+    cuStreamQuery = "cuStreamQuery", "2.0", (CUstream);
     cuThreadExchangeStreamCaptureMode = "cuThreadExchangeStreamCaptureMode", "10.1", (*mut c_uint);
     cuEventCreate = "cuEventCreate", "2.0", (*mut CUevent, c_uint);
     cuEventDestroy = "cuEventDestroy_v2", "4.0", (CUevent);

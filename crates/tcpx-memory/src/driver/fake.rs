@@ -5,6 +5,7 @@
 pub(crate) mod device_memory;
 mod launch;
 mod memory;
+mod streams;
 
 use std::alloc::Layout;
 use std::cell::{Cell, RefCell};
@@ -17,6 +18,7 @@ use std::sync::{Arc, Mutex};
 
 use launch::{Done, FUNCTIONS, List, launched, tcpx_crc32c_host, tcpx_crc32c_prepare_host};
 use memory::{allocate, describe, release};
+pub(crate) use streams::{keep_default_streams, with_a_legacy_stream_alone};
 
 use tcpx_wire::Descriptor;
 
@@ -65,6 +67,9 @@ enum Operation {
     /// An event, and which of its recordings.
     Mark(usize, u64),
     Gate(Arc<AtomicBool>),
+    /// A word, and what it must say before the stream goes on, or what is written to it.
+    Wait(usize, u32),
+    Write(usize, u32),
 }
 
 /// Which call fails for a stream's events.
@@ -77,6 +82,8 @@ enum Fault {
 #[derive(Default)]
 struct World {
     streams: HashMap<usize, VecDeque<Operation>>,
+    /// Those that synchronise with the default ones.
+    blocking: HashSet<usize>,
     /// An event's last recording, and the stream it waits for.
     events: HashMap<usize, (u64, Option<usize>)>,
     memory: HashMap<usize, Layout>,
@@ -205,9 +212,7 @@ impl World {
         let Some(queue) = self.streams.get_mut(&stream) else {
             return false;
         };
-        if let Some(Operation::Gate(gate)) = queue.front()
-            && !gate.load(Ordering::SeqCst)
-        {
+        if streams::is_held(queue.front()) {
             return false;
         }
         match queue.pop_front() {
@@ -260,7 +265,10 @@ impl World {
                     state.1 = None;
                 }
             }
-            Some(Operation::Gate(_)) => {}
+            Some(Operation::Write(word, value)) => {
+                streams::word(word).store(value, Ordering::Release);
+            }
+            Some(Operation::Gate(_) | Operation::Wait(..)) => {}
             None => return false,
         }
         true
@@ -397,9 +405,12 @@ pub(crate) static API: Api = Api {
         }
     ),
     cuMemcpyPeerAsync: device_memory::copy_to_peer,
-    cuStreamCreate: call!(|stream: *mut CUstream, _flags: c_uint| {
+    cuStreamCreate: call!(|stream: *mut CUstream, flags: c_uint| {
         inside(|world| {
             let new = world.handle();
+            if flags == 0 {
+                world.blocking.insert(new);
+            }
             world.streams.insert(new, VecDeque::new());
             handle(stream, new)
         })
@@ -414,6 +425,7 @@ pub(crate) static API: Api = Api {
             left.map_or(INVALID_VALUE, |_| OK)
         })
     }),
+    cuStreamQuery: streams::query,
     cuThreadExchangeStreamCaptureMode: call!(|mode: *mut c_uint| {
         // SAFETY: every caller passes a valid place.
         answer(mode, CAPTURE_MODE.replace(unsafe { mode.read() }))
@@ -438,8 +450,7 @@ pub(crate) static API: Api = Api {
             if world.lost.get(&stream.addr()) == Some(&Fault::Record) {
                 return UNKNOWN;
             }
-            // The default streams have nothing to do.
-            let waits_for = (stream.addr() > 2).then_some(stream.addr());
+            let waits_for = streams::behind(stream);
             let Some(state) = world.events.get_mut(&event.addr()) else {
                 return INVALID_VALUE;
             };
@@ -521,4 +532,6 @@ pub(crate) static API: Api = Api {
     }),
     cuMemGetHandleForAddressRange: Some(device_memory::export),
     cuFlushGPUDirectRDMAWrites: Some(device_memory::flush),
+    cuStreamWaitValue32_v2: Some(streams::wait_value),
+    cuStreamWriteValue32_v2: Some(streams::write_value),
 };

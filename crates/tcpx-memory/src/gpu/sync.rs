@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::{Current, Gpu, MappedHost, host_free};
 use crate::driver::{Api, sys};
 use crate::error::CudaError;
-use crate::fence::{After, Event, Fence};
+use crate::fence::{After, Event, Fence, NOT_READY};
 
 /// Bytes moved at a time.
 const PIECE: usize = 4 << 20;
@@ -89,6 +89,15 @@ pub(crate) fn create_stream(api: &Api) -> Result<sys::CUstream, CudaError> {
 pub(crate) fn destroy_stream(api: &Api, stream: sys::CUstream) {
     // SAFETY: ours, and given up here.
     api.check_teardown("cuStreamDestroy", unsafe { (api.cuStreamDestroy)(stream) });
+}
+
+/// Whether all work of the stream has ended; its context is current.
+pub(crate) fn is_at_rest(api: &Api, stream: sys::CUstream) -> Result<bool, CudaError> {
+    // SAFETY: the stream is alive.
+    match unsafe { (api.cuStreamQuery)(stream) } {
+        NOT_READY => Ok(false),
+        code => api.check("cuStreamQuery", code).map(|()| true),
+    }
 }
 
 /// Looks until `ready` or the limit: first without pause, then with short ones.

@@ -17,17 +17,15 @@ fn ended(copies: &mut SmallCopies) -> Vec<(u64, Result<u64, MemoryError>)> {
     ended
 }
 
-#[test]
-fn bytes_travel_both_ways_and_nothing_beside_them() {
-    let gpu = Gpu::fake();
-    let mut copies = SmallCopies::new(&gpu).unwrap();
+/// Every length goes to the GPU and back.
+fn round_trips(gpu: &Gpu, copies: &mut SmallCopies) {
     for len in [1, 8, 4096, SmallCopies::MOST_BYTES] {
         let sent: Vec<u8> = (0..len).map(|at| (at % 251) as u8).collect();
-        let region = Region::cuda(&gpu, len + 2).unwrap();
+        let region = Region::cuda(gpu, len + 2).unwrap();
         region.write_from(0, &vec![0xA5; len + 2]).unwrap();
         let middle = region.slice(1..=len).unwrap();
         assert_eq!(copies.start_write(&middle, &sent, None, 7), Ok(true));
-        assert_eq!(ended(&mut copies), [(7, Ok(len as u64))]);
+        assert_eq!(ended(copies), [(7, Ok(len as u64))]);
         let got = copies.read(&middle, None, LONG).unwrap();
         assert_eq!(got.as_deref(), Some(sent.as_slice()));
         let mut whole = vec![0; len + 2];
@@ -35,6 +33,61 @@ fn bytes_travel_both_ways_and_nothing_beside_them() {
         assert_eq!((whole[0], whole[len + 1]), (0xA5, 0xA5));
         assert_eq!(whole[1..=len], sent);
     }
+}
+
+#[test]
+fn bytes_travel_both_ways_and_nothing_beside_them() {
+    let gpu = Gpu::fake();
+    round_trips(&gpu, &mut SmallCopies::new(&gpu).unwrap());
+}
+
+#[test]
+fn where_streams_write_no_words_events_show_the_ends() {
+    let gpu = Gpu::fake();
+    let mut copies = SmallCopies::new(&gpu).unwrap();
+    copies.ends.as_mut().unwrap().look_at_events();
+    round_trips(&gpu, &mut copies);
+}
+
+#[test]
+fn an_end_is_seen_without_the_driver_and_never_before_it_has_come() {
+    let gpu = Gpu::fake();
+    let mut copies = SmallCopies::new(&gpu).unwrap();
+    let region = Region::cuda(&gpu, 64).unwrap();
+    let (started, mut told) = (Instant::now(), Vec::new());
+    for number in 1..=3 {
+        let written = copies.start_write(&region.all(), &[number; 64], None, 1);
+        assert_eq!(written, Ok(true));
+        // Nothing runs on this driver before somebody asks it.
+        assert!(!copies.has_news());
+        while !copies.has_news() && told.is_empty() {
+            copies.poll(&mut told);
+            assert!(started.elapsed() < LONG);
+        }
+        told.extend(ended(&mut copies));
+        assert_eq!(std::mem::take(&mut told), [(1, Ok(64))]);
+        let mut got = [0; 64];
+        region.read_to(0, &mut got).unwrap();
+        assert_eq!(got, [number; 64]);
+    }
+}
+
+#[test]
+fn a_copy_that_cannot_be_followed_is_an_error_and_keeps_its_memory() {
+    let gpu = Gpu::fake();
+    let mut copies = SmallCopies::new(&gpu).unwrap();
+    let region = Region::cuda(&gpu, 64).unwrap();
+    fake::hide_streams_of(region.all().device_address().unwrap());
+    assert_eq!(
+        copies.start_write(&region.all(), &[3; 64], None, 1),
+        Ok(true)
+    );
+    let told = ended(&mut copies);
+    assert!(matches!(told.as_slice(), [(1, Err(_))]), "{told:?}");
+    let busy = region.read_to(0, &mut [0]);
+    assert!(matches!(busy, Err(MemoryError::Busy { .. })));
+    let refused = copies.start_write(&region.all(), &[3; 64], None, 2);
+    assert_eq!(refused, Ok(false));
 }
 
 #[test]

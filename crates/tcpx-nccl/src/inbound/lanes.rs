@@ -21,6 +21,11 @@ impl Inbound {
                     capacity,
                 } => self.refuse(sequence, total, capacity),
                 Refusal::Protocol { expected, arrived } => self.protocol(expected, arrived),
+                Refusal::Copy(error) => PluginError::Copy {
+                    comm: self.name.clone(),
+                    operation: "copying a receive to GPU memory".to_owned(),
+                    error,
+                },
             });
         }
         if let Some(why) = lanes.lost()
@@ -65,6 +70,7 @@ impl Inbound {
         match (&self.lanes, failure) {
             (Some(lanes), PluginError::PeerClosed { .. }) if sent => match lanes.ended() {
                 None => Ok(()),
+                Some(_) if lanes.is_copying(sequence) => Ok(()),
                 Some(why) => Err(PluginError::LanesEnded {
                     comm: self.name.clone(),
                     why,

@@ -1,13 +1,16 @@
 //! A send comm's use of the lanes to its peer.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use tcpx_memory::{MemoryError, PinnedPool};
+
 use super::chunk::ChunkHeader;
+use super::from_gpu::FromGpu;
 use super::lane_set::LaneSet;
 use super::outlet::Outlet;
 use super::runtime::Runtime;
-use crate::socket::Span;
+use crate::send::Source;
 
 /// Longest wait for lanes to finish a chunk of a comm that closes: a peer's loop reads whatever its
 /// host program does.
@@ -27,15 +30,19 @@ pub(crate) struct Carriage {
     outlet: Arc<Outlet>,
     route: Route,
     chunk_bytes: usize,
+    /// Made when the comm registers GPU memory.
+    from_gpu: OnceLock<Arc<FromGpu>>,
 }
 
 /// A message that takes lanes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Load {
+pub(crate) struct Load<'a> {
     /// The receiver's number for the comm.
     pub(crate) stream: u64,
     pub(crate) sequence: u64,
-    pub(crate) payload: Span,
+    pub(crate) source: &'a Source,
+    /// Bytes of the message.
+    pub(crate) total: usize,
     /// Bytes queued before.
     pub(crate) queued: usize,
 }
@@ -47,7 +54,14 @@ impl Carriage {
             outlet: Arc::new(Outlet::new()),
             route,
             chunk_bytes,
+            from_gpu: OnceLock::new(),
         })
+    }
+
+    /// Prepares for sends from GPU memory.
+    pub(crate) fn serve_gpu(&self) {
+        self.from_gpu
+            .get_or_init(|| Arc::new(FromGpu::new(Arc::clone(&self.route.set))));
     }
 
     pub(crate) fn set(&self) -> &LaneSet {
@@ -59,15 +73,18 @@ impl Carriage {
     }
 
     /// Queues what is left of a message, as far as there is room; gives the bytes queued in all.
-    pub(crate) fn queue(&self, load: Load) -> usize {
-        let total = load.payload.len();
+    pub(crate) fn queue(&self, load: Load<'_>) -> Result<usize, MemoryError> {
+        let total = load.total;
         let mut queued = load.queued;
+        let most = match load.source {
+            Source::Host(_) => self.chunk_bytes,
+            Source::Device(_) => self.chunk_bytes.min(PinnedPool::SLOT_BYTES),
+        };
         if queued == 0 {
             self.outlet.begin(load.sequence, total);
         }
         while queued < total {
-            let rest = load.payload.from(queued);
-            let len = rest.len().min(self.chunk_bytes);
+            let len = (total - queued).min(most);
             let header = ChunkHeader {
                 stream: load.stream,
                 sequence: load.sequence,
@@ -78,13 +95,31 @@ impl Carriage {
                 // The lane decides.
                 answered: false,
             };
-            let chunk = self.outlet.chunk(header, rest.first(len));
-            if self.route.set.push(chunk).is_err() {
+            let is_queued = match (load.source, self.from_gpu.get()) {
+                (Source::Host(payload), _) => {
+                    let chunk = self.outlet.chunk(header, payload.from(queued).first(len));
+                    self.route.set.push(chunk).is_ok()
+                }
+                (Source::Device(from), Some(from_gpu)) => {
+                    from_gpu.start(&self.outlet, header, from.part(queued, len)?)?
+                }
+                (Source::Device(_), None) => false,
+            };
+            if !is_queued {
                 break;
             }
             queued += len;
         }
-        queued
+        Ok(queued)
+    }
+
+    /// Queues what found no room before; an error when a part was lost on its way out of GPU memory.
+    pub(crate) fn look_at_gpu(&self) -> Result<(), MemoryError> {
+        let Some(from_gpu) = self.from_gpu.get() else {
+            return Ok(());
+        };
+        from_gpu.push_late();
+        from_gpu.failure().cloned().map_or(Ok(()), Err)
     }
 }
 
@@ -92,6 +127,9 @@ impl Carriage {
     /// Takes the comm's memory back from the lanes; `false` when chunks were lost.
     pub(crate) fn close(&self) -> bool {
         self.outlet.close();
+        if let Some(from_gpu) = self.from_gpu.get() {
+            from_gpu.close();
+        }
         if !self.outlet.wait_idle(CLOSE_WAIT) {
             // The peer's loops read nothing: half a chunk cannot be taken back, the lane can.
             self.route

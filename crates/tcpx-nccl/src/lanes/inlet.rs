@@ -6,13 +6,15 @@
 //! touch its memory.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use nccl_net::export::{Buffer, RequestId};
+use tcpx_memory::{CompletionSink, MemoryError};
 
 use super::chunk::ChunkHeader;
 use super::group::Group;
+use crate::memory::DeviceSlice;
 
 /// Bits of a claim word that count claimed bytes; the rest is the message's mark.
 const CLAIM_BITS: u32 = 40;
@@ -45,12 +47,17 @@ pub(crate) enum Refusal {
         /// What came.
         arrived: String,
     },
+    /// What came could not be copied to the GPU.
+    Copy(String),
 }
 
 #[derive(Debug)]
 struct Slot {
     start: AtomicPtr<u8>,
     capacity: AtomicUsize,
+    /// The posted buffer is in device memory, which is this.
+    on_device: AtomicBool,
+    device: Mutex<Option<DeviceSlice>>,
     /// Mark and claimed bytes in one word, so that a claim is for one message.
     claim: AtomicU64,
     total: AtomicU64,
@@ -63,7 +70,7 @@ pub(crate) struct Inlet {
     /// Number that grants and chunks name.
     pub(crate) id: u64,
     slots: [Slot; RequestId::LIMIT],
-    /// Lanes that write into the comm's memory at this moment.
+    /// Lanes, and copies for them, that write into the comm's memory at this moment.
     writers: AtomicUsize,
     closed: AtomicBool,
     group: OnceLock<Arc<Group>>,
@@ -94,6 +101,8 @@ impl Inlet {
             slots: std::array::from_fn(|_| Slot {
                 start: AtomicPtr::new(std::ptr::null_mut()),
                 capacity: AtomicUsize::new(0),
+                on_device: AtomicBool::new(false),
+                device: Mutex::new(None),
                 claim: AtomicU64::new(NOBODY << CLAIM_BITS),
                 total: AtomicU64::new(UNKNOWN),
                 written: AtomicU64::new(0),
@@ -121,9 +130,13 @@ impl Inlet {
         self.group.get()
     }
 
-    /// Lets lanes fill the receive with this number.
-    pub(crate) fn post(&self, sequence: u64, buffer: Buffer) {
+    /// Lets lanes fill the receive with this number; `device` is the buffer where it lies in device memory.
+    pub(crate) fn post(&self, sequence: u64, buffer: Buffer, device: Option<DeviceSlice>) {
         let slot = self.slot(sequence);
+        slot.on_device.store(device.is_some(), Ordering::Relaxed);
+        if device.is_some() {
+            *slot.lock_device() = device;
+        }
         slot.start.store(buffer.data, Ordering::Relaxed);
         slot.capacity.store(buffer.len, Ordering::Relaxed);
         slot.total.store(UNKNOWN, Ordering::Relaxed);
@@ -230,6 +243,62 @@ impl Inlet {
         Ok(slot.start.load(Ordering::Relaxed).wrapping_add(offset))
     }
 
+    /// Where in device memory a claimed chunk goes, if there.
+    pub(super) fn device(&self, header: &ChunkHeader) -> Option<DeviceSlice> {
+        let slot = self.slot(header.sequence);
+        if !slot.on_device.load(Ordering::Relaxed) {
+            return None;
+        }
+        let device = slot.lock_device();
+        // The claim has shown that it is inside.
+        let part = device
+            .as_ref()?
+            .part(header.offset as usize, header.len as usize);
+        part.ok()
+    }
+
+    /// Claims all of a withdrawn receive into device memory, whose message comes beside the lanes.
+    pub(crate) fn claim_inline(&self, sequence: u64, total: u64) -> Option<DeviceSlice> {
+        let slot = self.slot(sequence);
+        slot.total.store(total, Ordering::Release);
+        let claimed = (mark(sequence) << CLAIM_BITS) | (total & CLAIM_MASK);
+        slot.claim
+            .compare_exchange(
+                NOBODY << CLAIM_BITS,
+                claimed,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            )
+            .ok()?;
+        let len = usize::try_from(total).ok()?;
+        slot.lock_device().as_ref()?.part(0, len).ok()
+    }
+
+    /// Whether every byte of a message has a taker, and copies to the GPU are still under way.
+    pub(crate) fn is_copying(&self, sequence: u64) -> bool {
+        let slot = self.slot(sequence);
+        let claimed = slot.claim.load(Ordering::Acquire) & CLAIM_MASK;
+        slot.on_device.load(Ordering::Relaxed)
+            && claimed == slot.total.load(Ordering::Acquire)
+            && self.writers.load(Ordering::SeqCst) > 0
+    }
+
+    /// A copy into the comm's memory begins; only while the comm is open.
+    pub(super) fn begin_copy(&self) {
+        self.writers.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// A copy touches the comm's memory no more.
+    pub(super) fn end_copy(&self) {
+        self.writers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Bytes are lost: they could not be copied.
+    pub(super) fn copy_failed(&self, error: &MemoryError) {
+        // The first reason is the news.
+        let _ = self.refusal.set(Refusal::Copy(error.to_string()));
+    }
+
     /// Asks for the right to write; `None` once the comm closes.
     pub(crate) fn write(&self) -> Option<Writing<'_>> {
         self.writers.fetch_add(1, Ordering::SeqCst);
@@ -264,6 +333,30 @@ impl Inlet {
     }
 }
 
+impl Slot {
+    fn lock_device(&self) -> MutexGuard<'_, Option<DeviceSlice>> {
+        self.device.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl CompletionSink for Inlet {
+    /// `token`: the message's number.
+    fn complete(&self, token: u64, result: Result<u64, MemoryError>) {
+        match result {
+            // At most a slot's bytes.
+            Ok(bytes) => self.wrote(token, bytes as usize),
+            Err(error) => {
+                self.copy_failed(&error);
+                if error.may_go_on() {
+                    // Closing then takes its full time; nobody can tell when the copy has ended.
+                    return;
+                }
+            }
+        }
+        self.end_copy();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -289,6 +382,7 @@ mod tests {
                 data: bytes.as_mut_ptr(),
                 len: bytes.len(),
             },
+            None,
         );
         (inlet, group)
     }

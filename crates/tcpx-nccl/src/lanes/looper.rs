@@ -3,6 +3,11 @@
 //! Lanes are watched edge-triggered. A loop without work spins for a moment where the machine has
 //! cores to spare, because the next chunk of a running transfer is microseconds away, and then
 //! sleeps until a socket or a poster has something.
+//!
+//! The embedded network (`tcpx-net`) has a loop of its own, and one for both would be two in one: that
+//! one lives as long as its process, has each poster name the lane it means, and counts itself among the
+//! threads that look for work. This one ends with the last comm, must leave a forked child alone, and
+//! takes every kick as news for all of its lanes, as chunks lie in one queue for whichever is free.
 
 use std::fmt::Debug;
 use std::io;

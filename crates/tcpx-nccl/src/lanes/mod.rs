@@ -7,12 +7,16 @@
 //! Each lane is one TCP connection with its own place in an event loop. On the other side a lane
 //! reads each chunk straight into the posted buffer that its [`chunk`] header names.
 //!
+//! GPU memory takes the same way with a stop in a pinned slot at each end, see `from_gpu` and
+//! `to_gpu`.
+//!
 //! Nothing is put on a lane without a grant, so a lane never waits for a receive to be posted, and
 //! one comm that stands still cannot hold up another.
 
 pub(crate) mod carriage;
 pub(crate) mod chunk;
 pub(crate) mod door;
+mod from_gpu;
 pub(crate) mod group;
 pub(crate) mod inlet;
 mod kick;
@@ -22,5 +26,6 @@ pub(crate) mod outlet;
 mod receive_lane;
 pub(crate) mod runtime;
 mod splice;
+pub(crate) mod to_gpu;
 mod transmit_lane;
 mod users;

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use nccl_net::export::RequestId;
+use tcpx_memory::RegionSlice;
 
 use super::chunk::ChunkHeader;
 use crate::socket::Span;
@@ -27,6 +28,8 @@ pub(crate) struct Chunk {
     outlet: Arc<Outlet>,
     pub(crate) header: ChunkHeader,
     pub(crate) payload: Span,
+    /// Keeps the pinned slot that the payload lies in, if it is a copy of GPU memory.
+    _slot: Option<RegionSlice>,
 }
 
 impl Outlet {
@@ -56,11 +59,31 @@ impl Outlet {
 
     /// A part of a message for the queue.
     pub(crate) fn chunk(self: &Arc<Self>, header: ChunkHeader, payload: Span) -> Chunk {
+        self.make(header, payload, None)
+    }
+
+    /// As [`Self::chunk`], of a payload that lies in a pinned slot.
+    pub(crate) fn staged_chunk(
+        self: &Arc<Self>,
+        header: ChunkHeader,
+        payload: Span,
+        slot: RegionSlice,
+    ) -> Chunk {
+        self.make(header, payload, Some(slot))
+    }
+
+    fn make(
+        self: &Arc<Self>,
+        header: ChunkHeader,
+        payload: Span,
+        slot: Option<RegionSlice>,
+    ) -> Chunk {
         self.chunks.fetch_add(1, Ordering::AcqRel);
         Chunk {
             outlet: Arc::clone(self),
             header,
             payload,
+            _slot: slot,
         }
     }
 

@@ -10,6 +10,7 @@ use super::chunk::{ANSWER_BYTES, CHUNK_HEADER_BYTES, ChunkHeader, GROUP_BYTES, d
 use super::group::{Group, Registry};
 use super::inlet::Inlet;
 use super::looper::{Lane, Turn};
+use super::to_gpu::ToGpu;
 use crate::log::Log;
 use crate::socket::{self, Moved, Span, Stream};
 
@@ -25,6 +26,8 @@ struct Arriving {
     inlet: Option<Arc<Inlet>>,
     sequence: u64,
     at: Span,
+    /// It goes to GPU memory, and `at` is nothing.
+    to_gpu: Option<ToGpu>,
     /// The sender waits until it was read.
     answered: bool,
 }
@@ -67,7 +70,7 @@ impl ReceiveLane {
 
     /// Reads once; `None` when nothing has arrived, an error when the lane ended.
     fn read(&mut self) -> Result<Option<usize>, String> {
-        let moved = match &self.arriving {
+        let moved = match &mut self.arriving {
             None => {
                 let end = if self.group.is_some() {
                     CHUNK_HEADER_BYTES
@@ -79,8 +82,13 @@ impl ReceiveLane {
             Some(arriving) => {
                 // The comm's memory is ours only while the right to write lives.
                 let writing = arriving.inlet.as_ref().map(|inlet| inlet.write());
-                let payload = match writing {
-                    Some(Some(_)) => arriving.at,
+                let may_write = matches!(writing, Some(Some(_)));
+                let payload = match &mut arriving.to_gpu {
+                    Some(to_gpu) if may_write => match to_gpu.room() {
+                        Some(room) => room,
+                        None => return Ok(None),
+                    },
+                    None if may_write => arriving.at,
                     _ => {
                         self.scratch.resize(SCRATCH_BYTES, 0);
                         let bytes = self.left.min(self.scratch.len());
@@ -91,8 +99,8 @@ impl ReceiveLane {
                 let spans = [payload, Span::of_mut(&mut self.header)];
                 let spans = if whole { &spans[..] } else { &spans[..1] };
                 // SAFETY: the payload's span is what is left of a claimed part of a posted buffer,
-                // which its comm leaves to us while `writing` lives, or our scratch memory; the
-                // header is ours and empty while a payload arrives.
+                // which its comm leaves to us while `writing` lives, or of a pinned slot that is
+                // ours, or our scratch memory; the header is ours and empty while a payload arrives.
                 let moved = unsafe { socket::receive(&self.stream, spans) };
                 if arriving.answered
                     && let Ok(Some(error)) = self.stream.take_error()
@@ -108,10 +116,14 @@ impl ReceiveLane {
                     self.read += 1;
                     answer(&self.stream, self.read)?;
                 }
-                if let (Moved::Bytes(bytes), Some(inlet), Some(Some(_))) =
-                    (&moved, &arriving.inlet, &writing)
+                if let (Moved::Bytes(bytes), Some(inlet), true) =
+                    (&moved, &arriving.inlet, may_write)
                 {
-                    inlet.wrote(arriving.sequence, (*bytes).min(self.left));
+                    let bytes = (*bytes).min(self.left);
+                    match &mut arriving.to_gpu {
+                        Some(to_gpu) => to_gpu.arrived(bytes, inlet, arriving.sequence),
+                        None => inlet.wrote(arriving.sequence, bytes),
+                    }
                 }
                 moved
             }
@@ -163,14 +175,18 @@ impl ReceiveLane {
             Some((inlet, at))
         });
         self.left = header.len as usize;
-        let (inlet, at) = match claimed {
-            Some((inlet, at)) => (Some(inlet), Span::new(at, self.left)),
-            None => (None, Span::EMPTY),
+        let (inlet, at, to_gpu) = match claimed {
+            Some((inlet, at)) => match inlet.device(&header) {
+                Some(device) => (Some(inlet), Span::EMPTY, Some(ToGpu::new(device))),
+                None => (Some(inlet), Span::new(at, self.left), None),
+            },
+            None => (None, Span::EMPTY, None),
         };
         self.arriving = Some(Arriving {
             inlet,
             sequence: header.sequence,
             at,
+            to_gpu,
             answered: header.answered,
         });
         Ok(())
@@ -276,7 +292,7 @@ mod tests {
                 data: half.as_mut_ptr(),
                 len: half.len(),
             };
-            inlet.post(sequence as u64, buffer);
+            inlet.post(sequence as u64, buffer, None);
         }
         let log = Arc::new(Log::new(HostLogger::default()));
         (

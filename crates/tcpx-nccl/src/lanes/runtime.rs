@@ -8,12 +8,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use tcpx_memory::{CopyWorker, FreeWatch};
 use tcpx_wire::Key;
 
 use super::door::LaneDoor;
 use super::group::Registry;
 use super::lane_set::LaneSet;
 use super::looper::{Looper, Mailbox};
+use crate::device::Device;
 use crate::dialer::Dialer;
 use crate::error::PluginError;
 use crate::handle::Door;
@@ -46,6 +48,8 @@ pub(crate) struct Runtime {
     pub(crate) registry: Arc<Registry>,
     transmit: Vec<Looper>,
     receive: Vec<Looper>,
+    /// Kick the receiving loops when a pinned slot is free again; with the workers whose slots they are.
+    watches: Mutex<Vec<(Arc<CopyWorker>, FreeWatch)>>,
 }
 
 impl Runtime {
@@ -82,6 +86,7 @@ impl Runtime {
             registry: Arc::new(Registry::default()),
             transmit: start("tx")?,
             receive: start("rx")?,
+            watches: Mutex::default(),
         };
         shared.log.info(&format!(
             "messages above {} bytes leave NCCL's thread: {lanes} lanes to each peer process, \
@@ -93,6 +98,19 @@ impl Runtime {
 
     fn doors(&self) -> MutexGuard<'_, Vec<LaneDoor>> {
         self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Prepares for receives into a device's memory.
+    pub(crate) fn watch(&self, device: &Device) {
+        let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        let worker = device.worker();
+        if watches.iter().any(|(known, _)| Arc::ptr_eq(known, worker)) {
+            return;
+        }
+        let loops = mailboxes(&self.receive);
+        let kick = move || loops.iter().for_each(|mailbox| mailbox.kick.kick());
+        let watch = worker.pinned().on_free(Arc::new(kick));
+        watches.push((Arc::clone(worker), watch));
     }
 
     /// The door on an address, opened on first use.

@@ -1,6 +1,7 @@
 //! The part of a send comm that has to do with lanes.
 
 use nccl_net::export::RequestId;
+use tcpx_memory::MemoryError;
 
 use super::{POLLS_BETWEEN_LOOKS, Progress, Source, State};
 use crate::error::PluginError;
@@ -66,6 +67,24 @@ impl State {
             && self.carriage.as_ref().is_some_and(|c| c.outlet().is_busy())
     }
 
+    /// Whether copies out of GPU memory go well.
+    pub(super) fn look_at_gpu(&self) -> Result<(), PluginError> {
+        match &self.carriage {
+            Some(carriage) => carriage
+                .look_at_gpu()
+                .map_err(|error| self.not_copied(&error)),
+            None => Ok(()),
+        }
+    }
+
+    fn not_copied(&self, error: &MemoryError) -> PluginError {
+        PluginError::Copy {
+            comm: self.name.clone(),
+            operation: "copying a send out of GPU memory".to_owned(),
+            error: error.to_string(),
+        }
+    }
+
     pub(super) fn check_lanes(&mut self) -> Result<(), PluginError> {
         match &self.carriage {
             Some(_) if self.is_with_lanes() => Ok(()),
@@ -81,19 +100,24 @@ impl State {
         }
     }
 
-    /// Whether the message whose turn it is goes over lanes: it is large, none of it is on the
-    /// comm's own connection, and the receiver grants.
+    /// Whether the message whose turn it is goes over lanes: it lies in GPU memory, or it is large, none of
+    /// it is on the comm's own connection, and the receiver grants.
     pub(super) fn takes_lanes(&mut self) -> bool {
-        if self.carriage.is_none() || !self.granting {
-            // Chunks in the queue stay there whatever the receiver says later.
-            return self.ring.by_sequence(self.next).is_some_and(|r| r.on_lanes);
+        if self.carriage.is_none() {
+            return false;
         }
-        let lanes_above = self.lanes_above;
+        let above = if self.granting {
+            self.lanes_above
+        } else {
+            usize::MAX
+        };
         self.ring.by_sequence(self.next).is_some_and(|request| {
-            request.on_lanes
-                || (request.size > lanes_above
-                    && request.written == 0
-                    && matches!(request.source, Source::Host(_)))
+            let is_for_lanes = match request.source {
+                Source::Host(_) => request.size > above,
+                Source::Device(_) => request.size > 0,
+            };
+            // Chunks in the queue stay there whatever the receiver says later.
+            request.on_lanes || (request.written == 0 && is_for_lanes)
         })
     }
 
@@ -105,20 +129,22 @@ impl State {
         else {
             return Ok(0);
         };
-        let Source::Host(payload) = &request.source else {
-            return Ok(0);
-        };
         if sequence >= self.granted {
             return Ok(0);
         }
         request.on_lanes = true;
         let before = request.written;
-        request.written = carriage.queue(Load {
+        let load = Load {
             stream,
             sequence,
-            payload: *payload,
+            source: &request.source,
+            total: request.size,
             queued: before,
-        });
+        };
+        match carriage.queue(load) {
+            Ok(queued) => request.written = queued,
+            Err(error) => return Err(self.not_copied(&error)),
+        }
         let queued = request.written - before;
         if request.written == request.size {
             self.next += 1;

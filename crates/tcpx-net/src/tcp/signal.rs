@@ -50,6 +50,17 @@ impl Raised {
         self.0.fetch_and(LOOKED_FOR, Ordering::AcqRel) & WOKEN != 0
     }
 
+    /// As [`lower`](Self::lower), for a consumer whose wakes are counted: `unread` of them were announced and
+    /// not read yet; the answer is how many are then. `read` takes those that came, unless the consumer
+    /// looks by itself.
+    ///
+    /// It reads first: a wake that comes after the flag was lowered is for work that it may not see any more.
+    fn lower_and_read(&self, unread: u64, read: impl FnOnce() -> u64) -> u64 {
+        let taken = if self.is_looked_for() { 0 } else { read() };
+        // Whatever was taken had been announced before, or is by the flag that is lowered now.
+        (unread + u64::from(self.lower())).saturating_sub(taken)
+    }
+
     /// The consumer looks without being woken from now on, or no longer; true when it must be woken for
     /// what was raised meanwhile.
     pub(crate) fn set_looked_for(&self, looked_for: bool) -> bool {
@@ -127,18 +138,16 @@ impl Signal {
     /// Makes the descriptor quiet; call it before looking for work. Costs nothing while nobody has
     /// raised it, and no system call while the consumer looks by itself.
     pub(crate) fn clear(&self) {
-        let mut unread = self.unread.load(Relaxed);
+        let unread = self.unread.load(Relaxed);
         if unread == 0 && !self.raised.is_raised() {
             return;
         }
-        unread += u64::from(self.raised.lower());
-        if unread > 0 && !self.raised.is_looked_for() {
+        let unread = self.raised.lower_and_read(unread, || {
             let mut count = [0u8; 8];
             // EAGAIN: whoever raised it is about to write.
-            if rustix::io::read(&self.descriptor, &mut count).is_ok() {
-                unread = unread.saturating_sub(u64::from_ne_bytes(count));
-            }
-        }
+            let read = rustix::io::read(&self.descriptor, &mut count);
+            read.map_or(0, |_| u64::from_ne_bytes(count))
+        });
         self.unread.store(unread, Relaxed);
     }
 }
@@ -177,6 +186,19 @@ mod tests {
         assert!(is_readable(&signal), "what was not seen is announced");
         signal.clear();
         assert!(!signal.is_raised() && !is_readable(&signal));
+    }
+
+    #[test]
+    fn what_is_raised_while_the_descriptor_is_read_keeps_nothing_quiet_that_comes_later() {
+        let raised = Raised::new();
+        assert!(raised.raise());
+        let mut wakes = 1;
+        let unread = raised.lower_and_read(0, || {
+            wakes += u64::from(raised.raise());
+            std::mem::take(&mut wakes)
+        });
+        assert_eq!(unread, 0);
+        assert!(raised.raise(), "nobody wakes the consumer any more");
     }
 
     #[test]
@@ -249,6 +271,28 @@ mod model {
             let woken_after = wakes.load(Ordering::Acquire);
             assert!(
                 seen == PRODUCERS || woken_after > woken_before,
+                "work was published, and neither seen nor announced"
+            );
+        });
+    }
+
+    /// A consumer whose descriptor counts the wakes reads them, looks, and then waits.
+    #[test]
+    fn work_published_while_the_descriptor_is_read_is_seen_or_announced() {
+        explore(|| {
+            let shared = shared();
+            // One wake has been announced.
+            assert!(shared.0.raise());
+            shared.2.fetch_add(1, Ordering::Release);
+            let producers = producers(&shared);
+            let (raised, work, wakes) = &*shared;
+            raised.lower_and_read(0, || wakes.swap(0, Ordering::AcqRel) as u64);
+            let seen = work.load(Ordering::Relaxed);
+            for producer in producers {
+                producer.join().expect("a producer ends");
+            }
+            assert!(
+                seen == PRODUCERS || wakes.load(Ordering::Acquire) > 0,
                 "work was published, and neither seen nor announced"
             );
         });

@@ -99,6 +99,11 @@ impl Clock {
         moved
     }
 
+    /// This process was stopped until now, perhaps with the machine, whose clock went on.
+    fn rested(&mut self, now: Instant) {
+        (self.since, self.unanswered) = (now, None);
+    }
+
     /// Says how fast the lane was while it had something under way, once that is known.
     fn paces(&mut self, paces: &Paces, lane: u16, transport: Transport) {
         let (bytes, micros) = self.paced;
@@ -263,7 +268,7 @@ impl Watched {
             clock.paces(&channel.paces, lane, transport);
             let moved = clock.moves(now, *oldest, transport);
             if rested {
-                (clock.since, clock.unanswered) = (now, None);
+                clock.rested(now);
             }
             let Some(oldest) = oldest.filter(|_| !moved) else {
                 continue;
@@ -374,6 +379,20 @@ mod tests {
         assert_eq!(clock.hangs(now, (back, now)), None);
         let later = now + STALL;
         assert_eq!(clock.hangs(later, (back, later)), Some(STALL_BEHIND));
+    }
+
+    #[test]
+    fn a_lane_that_nobody_looked_at_has_its_time_anew() {
+        let start = Instant::now();
+        let mut clock = Clock::new(start);
+        let silent = |passed| (tries(passed).0, 0);
+        looked_at(&mut clock, start, 0..900, silent);
+        let back = start + 8 * STALL;
+        clock.rested(back);
+        assert_eq!(clock.hangs(back, (start, back)), None);
+        // It owes an answer as before.
+        let now = looked_at(&mut clock, start, 8000..9100, silent);
+        assert_eq!(clock.hangs(now, (start, start)), Some(STALL));
     }
 
     #[test]

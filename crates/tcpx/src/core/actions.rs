@@ -132,10 +132,11 @@ impl Core {
         let Some(outcome) = operation.outcome.clone() else {
             return;
         };
+        let now = self.ticked;
         let role = operation.role;
         let tag = operation.tag;
         let result = match outcome {
-            Ok(completed) => Ok(operation.report(&completed)),
+            Ok(completed) => Ok(operation.report(&completed, now)),
             Err(error) => Err(error),
         };
         let state = std::sync::Arc::clone(&operation.state);

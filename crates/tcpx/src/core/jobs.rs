@@ -324,6 +324,16 @@ impl Core {
         }
     }
 
+    /// Has payload that came set out for a GPU before anything else is done: that takes longest.
+    pub(super) fn deliver_first(&mut self) {
+        if self.small.is_none() {
+            return;
+        }
+        while let Some((operation, payload)) = self.session.poll_delivery() {
+            self.deliver_eager(operation, &payload);
+        }
+    }
+
     /// Copies an eager payload to its destination.
     pub(super) fn deliver_eager(&mut self, id: OperationId, payload: &[u8]) {
         let now = self.now();

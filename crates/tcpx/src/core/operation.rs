@@ -57,7 +57,7 @@ pub(crate) struct Operation {
 }
 
 impl Operation {
-    pub(crate) fn new(new: NewOperation) -> Self {
+    pub(crate) fn new(new: NewOperation, started: Instant) -> Self {
         Self {
             role: new.role,
             tag: new.tag,
@@ -75,7 +75,7 @@ impl Operation {
             digest: None,
             parts: HashMap::new(),
             chunks: 0,
-            started: Instant::now(),
+            started,
             phases: Phases::new(),
         }
     }
@@ -103,8 +103,8 @@ impl Operation {
         self.outstanding -= 1;
     }
 
-    pub(crate) fn report(&self, completed: &Completed) -> Report {
-        let elapsed = self.started.elapsed();
+    pub(crate) fn report(&self, completed: &Completed, now: Instant) -> Report {
+        let elapsed = now.saturating_duration_since(self.started);
         let (wire, unpack, wait) = self.phases.split(elapsed);
         Report {
             bytes: completed.bytes,

@@ -1,0 +1,139 @@
+//! Whether a context's default streams are at rest, by one call of the driver.
+//!
+//! An event recorded on the legacy default stream comes behind all streams that synchronise with it. Asked
+//! whether that stream itself is at rest, drivers answer for those streams too, which takes a fraction of the
+//! time. As that is written nowhere, it is tried once for each context, and not relied on where it fails.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{Current, Gpu, MappedHost, destroy_stream, host_free, is_at_rest};
+use crate::driver::sys;
+use crate::error::CudaError;
+
+/// `CU_STREAM_LEGACY`, the driver's name for the default stream that waits for all others that are not
+/// non-blocking, those of the threads included.
+pub(crate) const LEGACY: u64 = 1;
+
+/// Longest wait for the stream of the trial: work that the program has begun meanwhile may keep it.
+const LIMIT: Duration = Duration::from_millis(100);
+/// What the stream of the trial waits for.
+const OPEN: u32 = 1;
+
+fn legacy() -> sys::CUstream {
+    std::ptr::with_exposed_provenance_mut(LEGACY as usize)
+}
+
+impl Gpu {
+    /// Whether all work on the default streams, and on those that synchronise with them, is known to have
+    /// ended. The context is current.
+    pub(crate) fn default_streams_rest(&self) -> bool {
+        // An error is told by the event that is recorded instead.
+        self.0.legacy_answers_for_all.get() == Some(&true)
+            && is_at_rest(self.api(), legacy()) == Ok(true)
+    }
+
+    /// Tries what [`default_streams_rest`](Self::default_streams_rest) relies on; for set-up.
+    pub(super) fn try_legacy_stream(&self) -> Result<(), CudaError> {
+        let word = MappedHost::alloc(self, size_of::<AtomicU32>())?;
+        let _current = Current::enter(self)?;
+        let sees = self.try_with(word);
+        if let Ok(Some(_)) | Err(_) = sees {
+            // SAFETY: no stream waits for the word, or one that did has passed it.
+            unsafe { host_free(self, word) };
+        }
+        // Set once, at set-up.
+        let _ = self.0.legacy_answers_for_all.set(sees? == Some(true));
+        Ok(())
+    }
+
+    /// Holds a stream up for a moment; whether the legacy one is said to be busy meanwhile. `None` where the
+    /// stream may still read the word.
+    fn try_with(&self, word: MappedHost) -> Result<Option<bool>, CudaError> {
+        let api = self.api();
+        let Some(wait) = api.cuStreamWaitValue32_v2 else {
+            return Ok(Some(false));
+        };
+        if is_at_rest(api, legacy()) != Ok(true) {
+            // It is busy by itself, and the trial would wait for that.
+            return Ok(Some(false));
+        }
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: the pointer is valid for one handle; flags of 0 make it synchronise with the legacy one.
+        let made = unsafe { (api.cuStreamCreate)(&raw mut stream, 0) };
+        api.check("cuStreamCreate", made)?;
+        let equal = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_EQ as u32;
+        // SAFETY: the word is pinned, aligned and stays until the stream has passed; the GPU only reads it.
+        let held = unsafe { wait(stream, word.device, OPEN, equal) };
+        if held != 0 {
+            tracing::debug!(code = held, "this GPU's streams cannot wait for words");
+            destroy_stream(api, stream);
+            return Ok(Some(false));
+        }
+        let busy = is_at_rest(api, legacy());
+        // SAFETY: as above; nobody else knows of the word.
+        let opened = unsafe { AtomicU32::from_ptr(word.host.as_ptr().cast()) };
+        opened.store(OPEN, Ordering::Release);
+        let start = Instant::now();
+        while is_at_rest(api, stream) != Ok(true) {
+            if start.elapsed() > LIMIT {
+                tracing::debug!("a stream of the trial stays behind the program's work");
+                return Ok(None);
+            }
+            thread::yield_now();
+        }
+        destroy_stream(api, stream);
+        Ok(Some(busy == Ok(false)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::fake;
+    use crate::fence::{After, Fence};
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn taken(gpu: &Gpu) -> Fence {
+        Fence::take(gpu, After::DefaultStreams).unwrap()
+    }
+
+    #[test]
+    fn a_fence_of_streams_at_rest_waits_for_nothing() {
+        let start = Instant::now();
+        // Another test's trial may hold a stream up for a moment.
+        while taken(&Gpu::fake()).gpu().is_some() {
+            assert!(start.elapsed() < LONG);
+        }
+    }
+
+    #[test]
+    fn work_on_a_stream_that_synchronises_with_the_default_one_is_waited_for() {
+        let gpu = Gpu::fake();
+        let open = fake::keep_default_streams();
+        let fence = taken(&gpu);
+        assert_eq!(fence.is_reached(), Ok(false));
+        open.store(true, Ordering::SeqCst);
+        let start = Instant::now();
+        while fence.is_reached() != Ok(true) {
+            assert!(start.elapsed() < LONG);
+        }
+    }
+
+    #[test]
+    fn a_driver_that_answers_for_the_legacy_stream_alone_is_not_relied_on() {
+        let gpu = fake::with_a_legacy_stream_alone(Gpu::fake);
+        let _open = fake::keep_default_streams();
+        assert!(!gpu.default_streams_rest());
+        assert_eq!(taken(&gpu).is_reached(), Ok(false));
+    }
+
+    #[test]
+    fn a_program_that_is_busy_at_set_up_is_not_waited_for() {
+        let _open = fake::keep_default_streams();
+        let gpu = Gpu::fake();
+        assert!(!gpu.default_streams_rest());
+    }
+}

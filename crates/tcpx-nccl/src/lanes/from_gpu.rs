@@ -1,0 +1,167 @@
+//! Parts of messages on their way out of GPU memory: the copy worker puts each into a pinned slot, and
+//! when it is there, on the lanes.
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use tcpx_memory::{CompletionSink, Job, MemoryError, Work};
+
+use super::chunk::ChunkHeader;
+use super::lane_set::LaneSet;
+use super::outlet::{Chunk, Outlet};
+use crate::memory::DeviceSlice;
+use crate::socket::Span;
+
+/// Parts of one comm that are copied at a time.
+const PARTS: usize = 64;
+
+enum Part {
+    Free,
+    /// The copy worker writes its slot.
+    Copying(Chunk),
+    /// Copied, when the lanes' queue had no room.
+    Late(Chunk),
+}
+
+/// One comm's parts; the copy worker tells it of each that is copied.
+pub(crate) struct FromGpu {
+    set: Arc<LaneSet>,
+    parts: [Mutex<Part>; PARTS],
+    started: AtomicUsize,
+    late: AtomicUsize,
+    failure: OnceLock<MemoryError>,
+}
+
+impl FromGpu {
+    pub(super) fn new(set: Arc<LaneSet>) -> Self {
+        Self {
+            set,
+            parts: std::array::from_fn(|_| Mutex::new(Part::Free)),
+            started: AtomicUsize::new(0),
+            late: AtomicUsize::new(0),
+            failure: OnceLock::new(),
+        }
+    }
+
+    fn part(&self, number: usize) -> MutexGuard<'_, Part> {
+        self.parts[number % PARTS]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the copy of a part, which must fit a slot; `false` when there is no room now.
+    ///
+    /// The pool's last half is for receives. Theirs come back when the GPU has copied them; one of a send
+    /// comes back when the peer has read it, for which the peer may need slots that its own sends hold.
+    pub(super) fn start(
+        self: &Arc<Self>,
+        outlet: &Arc<Outlet>,
+        header: ChunkHeader,
+        from: DeviceSlice,
+    ) -> Result<bool, MemoryError> {
+        let number = self.started.load(Ordering::Relaxed);
+        let pool = from.device.worker().pinned();
+        let is_busy = !matches!(*self.part(number), Part::Free);
+        if is_busy || pool.free_slots() * 2 <= pool.slots() {
+            return Ok(false);
+        }
+        let Some(slot) = pool.try_take() else {
+            return Ok(false);
+        };
+        let to = slot.slice().slice(..from.slice.len())?;
+        let start = to.host_ptr().unwrap_or(std::ptr::null_mut());
+        let payload = Span::new(start, to.len());
+        *self.part(number) = Part::Copying(outlet.staged_chunk(header, payload, to.clone()));
+        let job = Job {
+            work: Work::Copy {
+                from: from.slice,
+                to,
+            },
+            // NCCL posts a send when its kernel has written the bytes; that kernel may still run, so
+            // waiting for a stream would be waiting for ourselves.
+            fence: None,
+            sink: Arc::<Self>::clone(self),
+            // Below 64.
+            token: (number % PARTS) as u64,
+        };
+        if let Err(refused) = from.device.worker().submit(job) {
+            *self.part(number) = Part::Free;
+            return match refused.error {
+                MemoryError::QueueFull { .. } => Ok(false),
+                error => Err(error),
+            };
+        }
+        self.started
+            .store(number.wrapping_add(1), Ordering::Relaxed);
+        Ok(true)
+    }
+
+    /// Queues what found no room when it was copied.
+    pub(super) fn push_late(&self) {
+        if self.late.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        for number in 0..PARTS {
+            let mut part = self.part(number);
+            match std::mem::replace(&mut *part, Part::Free) {
+                Part::Late(chunk) => {
+                    self.late.fetch_sub(1, Ordering::AcqRel);
+                    self.queue(&mut part, chunk);
+                }
+                other => *part = other,
+            }
+        }
+    }
+
+    fn queue(&self, part: &mut Part, chunk: Chunk) {
+        if let Err(chunk) = self.set.push(chunk) {
+            *part = Part::Late(chunk);
+            self.late.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Why a part was lost, if one was.
+    pub(super) fn failure(&self) -> Option<&MemoryError> {
+        self.failure.get()
+    }
+
+    /// Drops what waits for room: its comm closes.
+    pub(super) fn close(&self) {
+        for number in 0..PARTS {
+            let mut part = self.part(number);
+            if matches!(*part, Part::Late(_)) {
+                *part = Part::Free;
+                self.late.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+    }
+}
+
+impl CompletionSink for FromGpu {
+    fn complete(&self, token: u64, result: Result<u64, MemoryError>) {
+        // Below 64.
+        let mut part = self.part(token as usize);
+        let Part::Copying(chunk) = std::mem::replace(&mut *part, Part::Free) else {
+            return;
+        };
+        match result {
+            Ok(_) => self.queue(&mut part, chunk),
+            Err(error) => {
+                if error.may_go_on() {
+                    // The slot may still be written; nobody else may have it.
+                    std::mem::forget(chunk);
+                }
+                // The first error explains the others.
+                let _ = self.failure.set(error);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for FromGpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let started = self.started.load(Ordering::Relaxed);
+        write!(f, "FromGpu({started} parts started)")
+    }
+}

@@ -1,0 +1,68 @@
+//! A chunk, or a whole small message, on its way into GPU memory: read into pinned slots, and copied from
+//! there.
+
+use std::sync::Arc;
+
+use tcpx_memory::{Job, PinnedPool, RegionSlice, Work};
+
+use super::inlet::Inlet;
+use crate::memory::DeviceSlice;
+use crate::socket::Span;
+
+/// What is left of bytes whose place is in GPU memory.
+#[derive(Debug)]
+pub(crate) struct ToGpu {
+    to: DeviceSlice,
+    /// The slot that is being filled, cut to its piece, and the bytes in it.
+    piece: Option<(RegionSlice, usize)>,
+}
+
+impl ToGpu {
+    pub(crate) const fn new(to: DeviceSlice) -> Self {
+        Self { to, piece: None }
+    }
+
+    /// Where the next bytes go; `None` when no slot is free. The pool then kicks the loops, see
+    /// `Runtime::watch`.
+    pub(crate) fn room(&mut self) -> Option<Span> {
+        if self.piece.is_none() {
+            let slot = self.to.device.worker().pinned().try_take()?;
+            let len = self.to.slice.len().min(PinnedPool::SLOT_BYTES);
+            self.piece = Some((slot.slice().slice(..len).ok()?, 0));
+        }
+        let (piece, filled) = self.piece.as_ref()?;
+        Some(Span::new(piece.host_ptr()?, piece.len()).from(*filled))
+    }
+
+    /// So many bytes of the last [`Self::room`] have arrived. The comm hears of them when they are copied.
+    pub(crate) fn arrived(&mut self, bytes: usize, inlet: &Arc<Inlet>, sequence: u64) {
+        let Some((piece, filled)) = &mut self.piece else {
+            return;
+        };
+        *filled += bytes;
+        if *filled < piece.len() {
+            return;
+        }
+        let Some((from, _)) = self.piece.take() else {
+            return;
+        };
+        let submitted = self.to.slice.split_at(from.len()).and_then(|(to, rest)| {
+            self.to.slice = rest;
+            inlet.begin_copy();
+            let job = Job {
+                work: Work::Copy { from, to },
+                // Only this receive's own memory is written, which NCCL's kernel leaves to us.
+                fence: None,
+                sink: Arc::<Inlet>::clone(inlet),
+                token: sequence,
+            };
+            self.to.device.worker().submit(job).map_err(|refused| {
+                inlet.end_copy();
+                refused.error
+            })
+        });
+        if let Err(error) = submitted {
+            inlet.copy_failed(&error);
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! What the engine's threads and the program's handles have of a connection.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+use tcpx_memory::Gpu;
+use tcpx_wire::session::OperationId;
+
+use super::patience::Patience;
+use super::peer::PeerInfo;
+use super::watching::Watching;
+use crate::core::Core;
+use crate::drive::Driving;
+use crate::driver::{Driven, DrivenId, Driver, Turn};
+use crate::error::Error;
+use crate::path_news::PathNews;
+use crate::requests::Requests;
+
+/// What the engine and all handles share.
+pub(crate) struct Shared {
+    pub(super) core: Mutex<Core>,
+    pub(super) ended: Condvar,
+    pub(crate) driver: Arc<Driver>,
+    pub(crate) id: DrivenId,
+    pub(super) peer: PeerInfo,
+    pub(super) path: String,
+    pub(super) changed_path: Arc<PathNews>,
+    pub(super) gpu: Option<Gpu>,
+    pub(super) origin: Instant,
+    /// Microseconds from `origin` to when the driver last began to work, and 0 when it is idle.
+    pub(super) working_since: AtomicU64,
+    /// When the engine must look again by itself, in microseconds from `origin`; at most.
+    pub(super) due: AtomicU64,
+    /// Whether a thread that waits does the engine's work.
+    pub(crate) driving: Driving,
+    /// All of it tells by itself when there is something to do.
+    pub(crate) announces: bool,
+    /// What becomes of callers while the engine is inside foreign code.
+    pub(super) patience: Patience,
+    /// How the control socket is watched.
+    pub(super) watching: Mutex<Watching>,
+    /// What is asked of the engine without waiting for its lock.
+    pub(super) requests: Requests,
+    /// How the connection ended, once nothing of it is left.
+    pub(super) outcome: Mutex<Option<Result<(), Error>>>,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        core: Core,
+        driver: Arc<Driver>,
+        id: DrivenId,
+        peer: PeerInfo,
+        path: String,
+        patience: Patience,
+    ) -> Arc<Self> {
+        let origin = core.origin;
+        let gpu = core.gpu.clone();
+        let changed_path = Arc::clone(&core.changed_path);
+        let announces = core.announces();
+        Arc::new(Self {
+            core: Mutex::new(core),
+            ended: Condvar::new(),
+            driver,
+            id,
+            peer,
+            path,
+            changed_path,
+            gpu,
+            origin,
+            working_since: AtomicU64::new(0),
+            due: AtomicU64::new(0),
+            driving: Driving::new(),
+            announces,
+            patience,
+            watching: Mutex::new(Watching::Read),
+            requests: Requests::default(),
+            outcome: Mutex::new(None),
+        })
+    }
+
+    /// Takes the engine's lock. A thread that panicked inside left the connection unusable, but
+    /// never memory in use by others: it is still closed in order.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As [`lock`](Self::lock), if nobody has it.
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Core>> {
+        match self.core.try_lock() {
+            Ok(core) => Some(core),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Runs `work` on the engine and then what it led to.
+    pub(super) fn with<R>(&self, work: impl FnOnce(&mut Core) -> R) -> Result<R, Error> {
+        let mut core = self.lock_in_time()?;
+        core.tick();
+        let result = work(&mut core);
+        if self.patience.foreign {
+            drop(core);
+            self.driver.wake(self.id);
+            return Ok(result);
+        }
+        self.requests.see_to(&mut core);
+        if core.session.waiting().urgent && !self.comes_back(&core) {
+            self.leave_to_engine(&mut core);
+        }
+        let turn = core.guarded_start();
+        self.after(core, turn);
+        Ok(result)
+    }
+
+    /// Has a request that was left seen to: here if the engine is at rest, else by its thread.
+    pub(super) fn nudge(&self) {
+        if self.patience.foreign {
+            return self.driver.wake(self.id);
+        }
+        let Some(mut core) = self.try_lock() else {
+            return self.driver.wake(self.id);
+        };
+        let turn = self.turn(&mut core);
+        self.after(core, turn);
+    }
+
+    /// Foreign code is called, which only the engine's thread may be inside of.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.patience.foreign
+    }
+
+    /// This side moves memory of a GPU.
+    pub(crate) fn has_gpu(&self) -> bool {
+        self.gpu.is_some()
+    }
+
+    /// Everything that can be done now.
+    pub(crate) fn turn(&self, core: &mut Core) -> Turn {
+        core.tick();
+        self.requests.see_to(core);
+        self.working_since
+            .store(core.now().0.max(1), Ordering::Relaxed);
+        let turn = core.guarded_progress();
+        self.working_since.store(0, Ordering::Relaxed);
+        if turn.finished {
+            // A late signal would keep the driver awake: nobody lowers it any more.
+            for descriptor in core.channel_descriptors() {
+                self.driver.unwatch(descriptor);
+            }
+            *self.outcome() = core.outcome();
+            self.ended.notify_all();
+        }
+        self.set_due(core.due);
+        self.call(core);
+        turn
+    }
+
+    pub(super) fn outcome(&self) -> MutexGuard<'_, Option<Result<(), Error>>> {
+        self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn cancel(&self, operation: OperationId) {
+        self.requests.cancel(operation);
+        self.nudge();
+    }
+
+    pub(super) fn close(&self) {
+        self.requests.close();
+        self.nudge();
+    }
+}
+
+impl Driven for Shared {
+    fn progress(&self) -> Turn {
+        self.make_way();
+        let mut core = self.lock();
+        self.lapse(&mut core);
+        let turn = self.turn(&mut core);
+        self.watch_control(&mut core);
+        turn
+    }
+
+    fn due(&self) -> Option<Instant> {
+        let attention = self.driving.due(self.origin);
+        let due = match self.due.load(Ordering::SeqCst) {
+            u64::MAX => return attention,
+            due => self.due_for_engine(self.origin + Duration::from_micros(due)),
+        };
+        Some(attention.map_or(due, |attention| attention.min(due)))
+    }
+}
