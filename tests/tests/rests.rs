@@ -2,7 +2,7 @@
 //! is moved: the transfer goes on behind that as if nothing had been.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tcpx_tests::accident::{Accident, How, Point};
 use tcpx_tests::instructions::{Carrier, Instructions};
@@ -23,10 +23,10 @@ const BYTES: u64 = 64 << 20;
 const CHUNK_BYTES: u32 = 256 << 10;
 const LANES: u16 = 4;
 
-/// Bytes after which one lane is held up, and that the others carry beyond it: parts that the peer has
-/// acknowledged, within what may be under way behind the oldest.
+/// Bytes after which one lane is held up.
 const HELD_AFTER: u64 = 5 << 20;
-const BEYOND: u64 = 4 << 20;
+/// The others have used up what may be under way behind the oldest chunk when nothing moved for so long.
+const STILL: Duration = Duration::from_millis(300);
 const HELD: u16 = 1;
 /// Some looks at the lane, and less than it may stand still.
 const HELD_FURTHER: Duration = Duration::from_secs(1);
@@ -107,9 +107,13 @@ fn rests_with_a_lane_behind(side: Side) {
     wait(LONG, "the lane to be held up", || {
         (peers.proxy.carried(Line::Lane(HELD)) >= HELD_AFTER).then_some(())
     });
-    let then = peers.carried_beside_the_held();
-    wait(LONG, "the other lanes to overtake it", || {
-        (peers.carried_beside_the_held() >= then + BEYOND).then_some(())
+    let mut carried = (peers.carried_beside_the_held(), Instant::now());
+    wait(LONG, "the other lanes to wait for it", || {
+        let now = peers.carried_beside_the_held();
+        if now != carried.0 {
+            carried = (now, Instant::now());
+        }
+        (carried.1.elapsed() >= STILL).then_some(())
     });
     peers.of(side).stop();
     peers.of(side).wait_stopped(LONG);
