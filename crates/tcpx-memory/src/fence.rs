@@ -165,6 +165,13 @@ impl Fence {
         Ok(reached)
     }
 
+    /// Whether it is known to be reached; never calls the driver. What is not known may be reached all the
+    /// same: [`Self::is_reached`] finds out.
+    pub fn was_reached(&self) -> bool {
+        let inner = self.0.as_ref();
+        inner.is_none_or(|inner| inner.reached.load(Ordering::Acquire))
+    }
+
     /// The GPU the fence was taken on; `None` if it waits for nothing.
     pub fn gpu(&self) -> Option<&Gpu> {
         self.0.as_ref().map(|inner| &inner.gpu)
@@ -250,6 +257,7 @@ mod tests {
     #[test]
     fn a_fence_on_nothing_is_reached() {
         assert_eq!(Fence::none().is_reached(), Ok(true));
+        assert!(Fence::none().was_reached());
         assert!(Fence::none().gpu().is_none());
         assert_eq!(After::default(), After::DefaultStreams);
     }

@@ -135,6 +135,11 @@ impl Lease {
         self.0.access
     }
 
+    /// Whether both are clones of one.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// A part of the leased bytes, relative to the start of the lease. The slice rides on this lease:
     /// jobs that get it take no lease of their own, and the lease lasts until the slice is gone.
     /// Several such jobs at a time are the holder's to keep apart.

@@ -14,6 +14,7 @@
 
 pub mod awake;
 mod bounce;
+mod cache;
 mod checksum;
 mod cpu;
 mod dma_buf;

@@ -103,6 +103,22 @@ impl RegionSlice {
         Ok((self.slice(..at)?, self.slice(at..)?))
     }
 
+    /// This part and the one that begins where it ends, as one. `None` unless both ride on one lease.
+    pub fn joined(&self, next: &Self) -> Option<Self> {
+        match (&self.hold, &next.hold) {
+            (Some(Hold::Lease(one)), Some(Hold::Lease(other)))
+                if one.is_same(other) && self.range.end == next.range.start =>
+            {
+                Some(Self {
+                    region: self.region.clone(),
+                    range: self.range.start..next.range.end,
+                    hold: self.hold.clone(),
+                })
+            }
+            _ => None,
+        }
+    }
+
     /// This part in pieces of `piece` bytes, the last one shorter; `piece` 0 counts as 1.
     pub fn pieces(&self, piece: usize) -> impl Iterator<Item = Self> + '_ {
         let piece = piece.max(1);
@@ -212,6 +228,21 @@ mod tests {
             .collect();
         assert_eq!(lengths, [(15, 4), (19, 4), (23, 2)]);
         assert_eq!(region.slice(7..7).unwrap().pieces(4).count(), 0);
+    }
+
+    #[test]
+    fn neighbours_of_one_lease_join_and_others_do_not() {
+        let region = Region::host(100).unwrap();
+        let lease = region.lease(10..90, Access::Read).unwrap();
+        let slice = |range| lease.slice(range).unwrap();
+        let joined = slice(0..20).joined(&slice(20..50)).unwrap();
+        assert_eq!((joined.offset(), joined.len()), (10, 50));
+        assert!(slice(0..20).joined(&slice(21..50)).is_none());
+        assert!(slice(20..50).joined(&slice(0..20)).is_none());
+        let other = region.lease(0..100, Access::Read).unwrap();
+        assert!(slice(0..20).joined(&other.slice(30..40).unwrap()).is_none());
+        let plain = |range| region.slice(range).unwrap();
+        assert!(plain(0..20).joined(&plain(20..50)).is_none());
     }
 
     #[test]

@@ -144,7 +144,7 @@ impl EventLoop {
 }
 
 /// How long a loop looks for the next event without a pause, where there are cores to spare.
-const PATIENCE: Duration = Duration::from_micros(200);
+const PATIENCE: Duration = Duration::from_micros(300);
 const SIGNAL: u64 = u64::MAX;
 /// Most loops of a direction: no channel has more lanes.
 const MAX_LOOPS: u16 = MAX_LANES;

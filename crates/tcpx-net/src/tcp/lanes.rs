@@ -38,7 +38,6 @@ pub(super) fn start(
     let (window, resend) = (parts.window, parts.resend);
     let shared =
         Shared::new(parts).map_err(|error| fail("eventfd", std::io::Error::from(error).into()))?;
-    let shared = Arc::new(shared);
     if resend {
         watch::register(&shared)
             .map_err(|cause| fail("starting the watching thread", cause.into()))?;
@@ -140,7 +139,7 @@ mod tests {
                 staging: Staging::new(&[], false, 4).unwrap(),
                 repair: Repair::Never,
             };
-            let shared = Arc::new(Shared::new(parts).unwrap());
+            let shared = Shared::new(parts).unwrap();
             assert!(Shared::restore(&shared, 0, connect()).is_none());
             let back = shared.roster.socket(0).unwrap();
             let first = connect();

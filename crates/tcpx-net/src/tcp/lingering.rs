@@ -87,17 +87,13 @@ impl Lingering {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Mutex, PoisonError};
-
     use tcpx_memory::{CopyWorker, PinnedPool};
     use tcpx_wire::TransferId;
     use tcpx_wire::chunk_header::ChunkHeader;
 
+    use super::super::staging::alone;
     use super::super::transmit_table::{Forgotten, Outgoing, Taken, TransmitTable};
     use crate::error::ChunkPosition;
-
-    /// The free slots that are counted here are the process's.
-    static TURN: Mutex<()> = Mutex::new(());
 
     fn written(table: &TransmitTable, pool: &PinnedPool, slot: u16, lane: u16, spliced: bool) {
         let sequence = u64::from(slot);
@@ -137,7 +133,7 @@ mod tests {
     /// nobody waits for its chunk any more.
     #[test]
     fn pages_that_may_still_be_sent_are_kept_until_the_peer_has_read_past_them() {
-        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = alone();
         let worker = CopyWorker::host().expect("a worker");
         let pool = worker.pinned();
         let free = pool.free_slots();
@@ -161,7 +157,7 @@ mod tests {
 
     #[test]
     fn copies_are_let_go_of_at_once() {
-        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = alone();
         let worker = CopyWorker::host().expect("a worker");
         let pool = worker.pinned();
         let free = pool.free_slots();

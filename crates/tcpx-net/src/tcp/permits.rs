@@ -67,6 +67,11 @@ impl Permits {
         })
     }
 
+    /// Whether sends hold slots.
+    pub(super) fn are_taken(&self) -> bool {
+        self.taken.load(Ordering::Relaxed) > 0
+    }
+
     fn try_take(self: &Arc<Self>, most: usize) -> Option<Permit> {
         self.taken
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |taken| {

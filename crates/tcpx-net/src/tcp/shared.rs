@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crossbeam_queue::ArrayQueue;
 
@@ -118,6 +118,8 @@ impl Counters {
 
 #[derive(Debug)]
 pub(super) struct Shared {
+    /// Itself.
+    pub(super) own: Weak<Self>,
     /// `tcp, 4 lanes to 10.0.0.2:12345`.
     pub(super) name: String,
     /// What was chosen, for a person: ` over eth0 10.0.0.1 to 10.0.0.2, 1 event loop each way, cubic`.
@@ -166,7 +168,7 @@ pub(super) struct Parts {
 }
 
 impl Shared {
-    pub(super) fn new(parts: Parts) -> Result<Self, rustix::io::Errno> {
+    pub(super) fn new(parts: Parts) -> Result<Arc<Self>, rustix::io::Errno> {
         let Parts {
             name,
             ways,
@@ -179,13 +181,15 @@ impl Shared {
             staging,
             repair,
         } = parts;
-        Ok(Self {
+        let wakers = Arc::new(Wakers::new(lanes)?);
+        Ok(Arc::new_cyclic(|own| Self {
+            own: Weak::clone(own),
             name,
             ways,
             transmit: TransmitTable::new(window, resend),
             receive: ReceiveTable::new(window),
             staging,
-            wakers: Arc::new(Wakers::new(lanes)?),
+            wakers,
             counters: Counters::default(),
             closing: AtomicBool::new(false),
             roster: Roster::new(lanes),
@@ -202,7 +206,7 @@ impl Shared {
             events: ArrayQueue::new(3 * usize::from(window)),
             has_ended: AtomicBool::new(false),
             ended: Mutex::new(None),
-        })
+        }))
     }
 
     /// What the channel moved, and what the kernel says that its open streams did.

@@ -4,20 +4,24 @@
 //! then copied to its destination. The copy worker does both, so lanes never call CUDA, and copies
 //! overlap with the wire.
 
+mod sending;
+
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tcpx_memory::{
-    CompletionSink, CopyWorker, FreeWatch, Job, MemoryError, MemoryKind, PinnedPool, RegionSlice,
-    Work,
+    CompletionSink, CopyWorker, FreeWatch, Job, MemoryError, MemoryKind, PinnedPool, PinnedSlot,
+    RegionSlice, Work,
 };
 use tcpx_wire::frame::Settings;
 
 use super::permits::Permits;
 use super::receive_table::{Claim, ReceiveState};
-use super::shared::{Event, Shared, lock};
-use super::transmit_table::{Outgoing, SendState, Unstaged};
+#[cfg(test)]
+use super::shared::lock;
+use super::shared::{Event, Shared};
+use super::transmit_table::LONG;
 use super::wakers::Wakers;
 use crate::channel::MemoryKinds;
 use crate::error::{ChannelError, NetworkError};
@@ -37,6 +41,10 @@ pub(super) struct Staging {
     has_waiting: AtomicBool,
     /// Slots of the transmit table, in sequence order.
     waiting: Mutex<VecDeque<u16>>,
+    /// Copies of short chunks to slots that are under way and wait for nothing else.
+    short_copies: AtomicUsize,
+    /// Copies from slots that are under way.
+    landing_copies: AtomicUsize,
 }
 
 /// Where a receive's payload is read to.
@@ -72,6 +80,8 @@ impl Staging {
             gpus,
             has_waiting: AtomicBool::new(false),
             waiting: Mutex::new(VecDeque::with_capacity(usize::from(window))),
+            short_copies: AtomicUsize::new(0),
+            landing_copies: AtomicUsize::new(0),
         })
     }
 
@@ -137,7 +147,7 @@ impl Staging {
             return Landing::At(destination.clone());
         };
         let take = || {
-            let slot = worker.pinned().try_take()?;
+            let slot = take_slot(worker, destination.len())?;
             slot.slice().slice(..destination.len()).ok()
         };
         if let Some(slot) = take() {
@@ -168,158 +178,50 @@ impl Staging {
     }
 }
 
+/// A slot for a copy of so many bytes.
+fn take_slot(worker: &CopyWorker, bytes: usize) -> Option<PinnedSlot> {
+    if bytes < LONG {
+        worker.pinned().try_take_rested()
+    } else {
+        worker.pinned().try_take()
+    }
+}
+
+/// Copies from slots behind which another one waits for longer than it is worth to prepare it.
+const COPIES_AHEAD: usize = 2;
+
+/// Whether the core that has read a chunk makes its copy to the GPU shorter, which takes that core as long as
+/// half of the reading: where copies hold up the rest. Of long chunks that go in one direction only, the
+/// cores do.
+fn is_copy_bound(bytes: usize, under_way: usize, also_sends: bool) -> bool {
+    under_way >= COPIES_AHEAD && (bytes < LONG || also_sends)
+}
+
 /// Marks a job's token as that of a receive; the low bits are the slot.
 const RECEIVE: u64 = 1 << 32;
+/// Marks it as that of short sends that are counted; the low bits are the slot of the first.
+const COUNTED: u64 = 1 << 33;
 
 impl Shared {
-    /// Queues a send that needs a slot, and starts its copy if one is free.
-    pub(super) fn stage(shared: &Arc<Self>, slot: u16, unstaged: Unstaged) {
-        shared
-            .transmit
-            .with(slot, |state| *state = SendState::Waiting(unstaged));
-        lock(&shared.staging.waiting).push_back(slot);
-        Self::stage_waiting(shared);
-    }
-
-    /// Starts the copies of waiting sends, in order, while slots are free.
-    pub(super) fn stage_waiting(shared: &Arc<Self>) {
-        let staging = &shared.staging;
-        // Set before looking, so that a slot that comes back meanwhile leads to another look.
-        staging.has_waiting.store(true, Ordering::SeqCst);
-        loop {
-            // Held over taking the slot: two threads must not start copies out of order.
-            let mut waiting = lock(&staging.waiting);
-            let Some(&slot) = waiting.front() else {
-                staging.has_waiting.store(false, Ordering::SeqCst);
-                return;
-            };
-            let source = shared.transmit.with(slot, |state| match state {
-                SendState::Waiting(unstaged) => Some(unstaged.source.clone()),
-                _ => None,
-            });
-            let Some(source) = source else {
-                // Taken back.
-                waiting.pop_front();
-                drop(waiting);
-                shared.transmit.free(slot);
-                shared.report(Event::SendWithdrawn { slot });
-                continue;
-            };
-            let Some(worker) = staging.worker(source.kind()) else {
-                return;
-            };
-            let pool = worker.worker.pinned();
-            let Some(permit) = worker.permits.take(pool.slots(), &shared.wakers) else {
-                return;
-            };
-            let Some(pinned) = pool.try_take() else {
-                return;
-            };
-            waiting.pop_front();
-            drop(waiting);
-            let Ok(payload) = pinned.slice().slice(..source.len()) else {
-                return;
-            };
-            drop(pinned);
-            let fence = shared.transmit.with(slot, |state| {
-                match std::mem::replace(state, SendState::Free) {
-                    SendState::Waiting(Unstaged {
-                        header,
-                        position,
-                        fence,
-                        ..
-                    }) => {
-                        let outgoing = Outgoing {
-                            slot,
-                            header,
-                            position,
-                            payload: payload.clone(),
-                            attempt: 0,
-                            permit: Some(permit),
-                            spliced: None,
-                        };
-                        *state = SendState::Copying {
-                            outgoing,
-                            cancelled: false,
-                        };
-                        Some(fence)
-                    }
-                    other => {
-                        *state = other;
-                        None
-                    }
-                }
-            });
-            // Taken back since: its entry was the one removed above.
-            let Some(fence) = fence else {
-                shared.transmit.free(slot);
-                shared.report(Event::SendWithdrawn { slot });
-                continue;
-            };
-            let job = Job {
-                work: Work::Copy {
-                    from: source,
-                    to: payload,
-                },
-                fence,
-                sink: Arc::<Self>::clone(shared),
-                token: slot.into(),
-            };
-            if let Err(refused) = worker.worker.submit(job) {
-                let error = MemoryError::from(refused);
-                shared.send_copied(slot, Err(error));
-            }
-        }
-    }
-
-    fn send_copied(&self, slot: u16, result: Result<u64, MemoryError>) {
-        let copied = self.transmit.with(slot, |state| {
-            match std::mem::replace(state, SendState::Free) {
-                SendState::Copying {
-                    outgoing,
-                    cancelled,
-                } => Some((outgoing, cancelled)),
-                other => {
-                    *state = other;
-                    None
-                }
-            }
-        });
-        let Some((outgoing, cancelled)) = copied else {
-            return;
-        };
-        let error = match result {
-            Ok(_) if cancelled => ChannelError::Cancelled,
-            Ok(_) => {
-                // First: the chunk's end may be reported as soon as a lane can see it.
-                self.report(Event::Copied { slot });
-                let bytes = outgoing.payload.len();
-                self.transmit.enqueue(outgoing);
-                self.wake_sender(bytes);
-                if self.closing.load(Ordering::Acquire) {
-                    self.wakers.signal.raise();
-                }
-                return;
-            }
-            Err(error) => self.copy_failed("copying a chunk to a pinned slot", &error),
-        };
-        drop(outgoing);
-        self.transmit.free(slot);
-        self.report(Event::SendFailed { slot, error });
-    }
-
     /// All of a receive's payload is in `into`: the destination itself, or a slot to be copied.
     pub(super) fn deliver(shared: &Arc<Self>, claim: Claim, into: RegionSlice) {
         let Claim { slot, chunk } = claim;
         let (destination, fence) = (chunk.destination, chunk.fence);
         let bytes = destination.len() as u64;
-        let Some(worker) = shared.staging.worker(destination.kind()) else {
+        let Some(Worker { worker, permits }) = shared.staging.worker(destination.kind()) else {
             drop((into, destination));
             shared.receive.set(slot, ReceiveState::Finished);
             shared.report(Event::Received { slot, bytes });
             return;
         };
         shared.receive.set(slot, ReceiveState::Copying { bytes });
+        let under_way = shared
+            .staging
+            .landing_copies
+            .fetch_add(1, Ordering::Relaxed);
+        if is_copy_bound(into.len(), under_way, permits.are_taken()) {
+            into.leave_core();
+        }
         let job = Job {
             work: Work::Copy {
                 from: into,
@@ -329,7 +231,7 @@ impl Shared {
             sink: Arc::<Self>::clone(shared),
             token: RECEIVE | u64::from(slot),
         };
-        if let Err(refused) = worker.worker.submit(job) {
+        if let Err(refused) = worker.submit(job) {
             shared.receive_copied(slot, Err(MemoryError::from(refused)));
         }
     }
@@ -343,6 +245,7 @@ impl Shared {
             _ => None,
         });
         let Some(bytes) = bytes else { return };
+        self.staging.landing_copies.fetch_sub(1, Ordering::Relaxed);
         self.report(match result {
             Ok(_) => Event::Received { slot, bytes },
             Err(error) => {
@@ -366,10 +269,32 @@ impl CompletionSink for Shared {
         let Ok(slot) = u16::try_from(token & u64::from(u16::MAX)) else {
             return;
         };
-        if token & RECEIVE == 0 {
-            self.send_copied(slot, result);
-        } else {
+        if token & RECEIVE != 0 {
             self.receive_copied(slot, result);
+        } else {
+            self.sends_copied(slot, &result, token & COUNTED != 0);
         }
+    }
+}
+
+/// For tests that count the slots of the process's host worker: one at a time.
+#[cfg(test)]
+pub(super) fn alone() -> std::sync::MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    lock(&ALONE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_are_made_shorter_only_where_they_hold_up_the_rest() {
+        for short in [1, LONG - 1] {
+            assert!(!is_copy_bound(short, 1, true), "it goes at once");
+            assert!(is_copy_bound(short, 2, false));
+        }
+        assert!(!is_copy_bound(LONG, 9, false));
+        assert!(is_copy_bound(LONG, 2, true));
     }
 }

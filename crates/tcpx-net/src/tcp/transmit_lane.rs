@@ -17,7 +17,7 @@ use super::pace::Load;
 use super::shared::{Event, LaneSocket, Shared};
 use super::splice::Splice;
 use super::tcp_info::transport;
-use super::transmit_table::{Outgoing, Taken};
+use super::transmit_table::{LONG, Next, Outgoing, Taken};
 use super::uncopied::Uncopied;
 use crate::error::ChunkPosition;
 use crate::socket::is_near;
@@ -33,6 +33,8 @@ pub(super) struct TransmitLane {
     current: Option<Writing>,
     /// Bytes of its last chunk.
     chunk: u64,
+    /// It has just sent a short chunk.
+    sent_short: bool,
     pipe: Pipe,
     /// Host memory that the kernel reads where it lies.
     uncopied: Uncopied,
@@ -86,6 +88,7 @@ impl TransmitLane {
             socket,
             current: None,
             chunk: 0,
+            sent_short: false,
             pipe,
             uncopied: Uncopied::new(uncopied),
         }
@@ -109,8 +112,27 @@ impl TransmitLane {
         queued > 0 && shared.paces.is_too_slow(lane, load)
     }
 
+    /// Leaves the next chunk to lanes that rest, after a short one; whether this lane rests then.
+    fn gives_way(&mut self) -> bool {
+        if !std::mem::take(&mut self.sent_short) {
+            return false;
+        }
+        loop {
+            match self.shared.transmit.next_after_short(self.socket.lane) {
+                Next::Rest => return true,
+                Next::Go => return false,
+                Next::Wake(other) if self.shared.wakers.wake_sender(other) => return true,
+                // It is gone, and rests no more.
+                Next::Wake(_) => {}
+            }
+        }
+    }
+
     /// Makes sure that there is a chunk to write.
     fn take(&mut self) -> bool {
+        if self.current.is_none() && self.gives_way() {
+            return false;
+        }
         while self.current.is_none() {
             if self.leaves_the_rest() {
                 self.shared.leave_to_others(self.socket.lane);
@@ -216,9 +238,11 @@ impl TransmitLane {
         if let Some(Writing {
             chunk, uncopied, ..
         }) = self.current.take()
-            && let Some(chunk) = self.uncopied.hold(uncopied, chunk)
         {
-            self.sent(chunk);
+            self.sent_short = chunk.payload.len() < LONG;
+            if let Some(chunk) = self.uncopied.hold(uncopied, chunk) {
+                self.sent(chunk);
+            }
         }
     }
 

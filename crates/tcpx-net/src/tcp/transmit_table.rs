@@ -22,7 +22,7 @@ use super::shared::lock;
 use crate::error::ChunkPosition;
 
 /// Bytes of a chunk that does not fit in the socket buffers of a lane.
-const LONG: usize = 1 << 20;
+pub(super) const LONG: usize = 1 << 20;
 
 /// A chunk that a lane can send as it is.
 #[derive(Debug)]
@@ -73,6 +73,8 @@ pub(super) enum SendState {
     Copying {
         outgoing: Outgoing,
         cancelled: bool,
+        /// The next send that the same copy takes along.
+        next: Option<u16>,
     },
     /// In the queue.
     Queued(Outgoing),
@@ -119,6 +121,17 @@ pub(super) enum Taken {
     Chunk(Outgoing),
     /// This slot was taken back; report it free.
     Withdrawn(u16),
+}
+
+/// What follows a short chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// The lane is at rest.
+    Rest,
+    /// The lane is at rest, and this one is to be woken in its place.
+    Wake(u16),
+    /// It is the lane's turn again.
+    Go,
 }
 
 /// What [`TransmitTable::forget`] came to.
@@ -186,6 +199,22 @@ impl TransmitTable {
         let lane = self.idle.take(self.turn.load(Ordering::Relaxed))?;
         self.turn.store(lane + 1, Ordering::Relaxed);
         Some(lane)
+    }
+
+    /// What a lane does that has just sent a short chunk, whose peer is not through with it for long: lanes
+    /// that rest go first.
+    pub(super) fn next_after_short(&self, lane: u16) -> Next {
+        self.idle.insert(lane);
+        // Looked at afterwards: who queues a chunk later than this finds the lane at rest.
+        if self.queue.is_empty() {
+            return Next::Rest;
+        }
+        match self.take_idle(0) {
+            Some(longest) if longest == lane => Next::Go,
+            Some(other) => Next::Wake(other),
+            // Somebody has taken this lane off the list to wake it.
+            None => Next::Rest,
+        }
     }
 
     /// The next chunk, or `None` after noting that the lane rests.

@@ -35,6 +35,10 @@ impl Core {
             if bytes == 0 || self.ended.is_some() {
                 continue;
             }
+            // What follows is put together by what is known of it, and waking others takes longer.
+            if direction == Direction::Out {
+                self.look_at_fence();
+            }
             let share = bytes.div_ceil(self.channels.len().max(1) as u64);
             for state in self.channels.iter_mut() {
                 state.channel.expect(share, direction);

@@ -1,12 +1,12 @@
 //! Sleeping on a connection's own descriptors: a thread that does the engine's work is woken by the peer's
 //! bytes themselves, and not by the engine's thread, which would have to be woken for them first.
 
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
-use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -96,10 +96,11 @@ impl Descriptors {
     pub(super) fn sleep(&self, until: Instant) {
         if let Some(Some(set)) = self.set.get() {
             let left = timespec(until.saturating_duration_since(Instant::now()));
-            let mut events = Vec::with_capacity(EVENTS);
+            let mut space = [const { MaybeUninit::uninit() }; EVENTS];
             // Interrupted or not, the caller looks at everything.
-            let _ = epoll::wait(&set.epoll, spare_capacity(&mut events), Some(&left));
-            if events.iter().any(|event| event.data.u64() == CALLED) {
+            if let Ok((events, _)) = epoll::wait(&set.epoll, &mut space, Some(&left))
+                && events.iter().any(|event| event.data.u64() == CALLED)
+            {
                 // Draining an empty counter is no error worth knowing.
                 let _ = rustix::io::read(&set.call, &mut [0u8; 8]);
             }

@@ -280,12 +280,14 @@ fn a_job_waits_for_its_fence_and_others_do_not_wait_for_it() {
     bench.submit(2, copy(&targets[1]), None, &sink);
     assert_eq!(ended.recv_timeout(LIMIT), Ok((2, Ok(100))));
     assert_eq!(fence.is_reached(), Ok(false));
+    assert!(!fence.was_reached());
     assert!(matches!(
         targets[0].read_to(0, &mut [0]),
         Err(MemoryError::Busy { .. })
     ));
     gate.store(true, Ordering::SeqCst);
     assert_eq!(ended.recv_timeout(LIMIT), Ok((1, Ok(100))));
+    assert!(fence.was_reached());
     assert_eq!(content(&targets[0]), [1; 100]);
 }
 

@@ -29,6 +29,7 @@ impl TransmitLane {
             socket: Arc::clone(&self.socket),
             current: self.current.take(),
             chunk: self.chunk,
+            sent_short: false,
             pipe: Pipe::Unused,
             uncopied: std::mem::take(&mut self.uncopied),
         };
@@ -181,7 +182,7 @@ mod tests {
             staging: Staging::new(&[], false, 4).unwrap(),
             repair: Repair::Never,
         };
-        Arc::new(Shared::new(parts).unwrap())
+        Shared::new(parts).unwrap()
     }
 
     fn enqueue(shared: &Shared, slot: u16) {

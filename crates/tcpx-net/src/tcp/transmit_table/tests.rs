@@ -20,3 +20,22 @@ fn lanes_at_rest_take_short_chunks_in_turn_and_long_ones_as_few_as_can() {
     assert_eq!(table.take_idle(1), Some(4));
     assert_eq!(table.take_idle(1), None);
 }
+
+#[test]
+fn behind_a_short_chunk_lanes_that_rest_go_first() {
+    let table = TransmitTable::new(4, true);
+    assert_eq!(table.next_after_short(3), Next::Rest);
+    assert_eq!(table.take_idle(LONG), Some(3), "it rests");
+    // Only whether the queue is empty counts here.
+    table.push(0);
+    assert_eq!(table.next_after_short(3), Next::Go, "nobody else is there");
+    assert_eq!(table.take_idle(LONG), None, "it does not rest");
+    table.idle.insert(1);
+    table.idle.insert(5);
+    let turns: Vec<_> = [3, 5, 1]
+        .map(|lane| table.next_after_short(lane))
+        .into_iter()
+        .collect();
+    assert_eq!(turns, [Next::Wake(5), Next::Wake(1), Next::Wake(3)]);
+    assert_eq!(table.take_idle(LONG), Some(1), "the last of them rests");
+}

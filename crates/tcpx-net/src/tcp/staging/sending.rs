@@ -1,0 +1,261 @@
+//! Sends that are copied to pinned slots: in order, and short ones several at a time.
+//!
+//! A copy costs a GPU some microseconds beside its bytes, as much as those of a short chunk. So only a few
+//! copies of short chunks are under way at a time; those that wait meanwhile follow each other in memory,
+//! and one copy takes to one slot what fits there.
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tcpx_memory::{Fence, Job, MemoryError, PinnedPool, PinnedSlot, RegionSlice, Work};
+
+use super::super::permits::Permit;
+use super::super::shared::{Event, Shared, lock};
+use super::super::transmit_table::{LONG, Outgoing, SendState, Unstaged};
+use super::{COUNTED, Worker, take_slot};
+use crate::error::ChannelError;
+
+/// Copies of short chunks under way at a time: one that runs, and those that follow at once.
+const SHORT_COPIES: usize = 3;
+
+/// Sends that one copy takes to one slot.
+struct Batch {
+    first: u16,
+    last: u16,
+    transfer: u64,
+    source: RegionSlice,
+    to: RegionSlice,
+    fence: Option<Fence>,
+}
+
+impl Shared {
+    /// Queues a send that needs a slot, and starts its copy if one is free.
+    pub(in super::super) fn stage(shared: &Arc<Self>, slot: u16, unstaged: Unstaged) {
+        shared
+            .transmit
+            .with(slot, |state| *state = SendState::Waiting(unstaged));
+        lock(&shared.staging.waiting).push_back(slot);
+        Self::stage_waiting(shared);
+    }
+
+    /// Starts the copies of waiting sends, in order, while slots are free.
+    pub(in super::super) fn stage_waiting(shared: &Arc<Self>) {
+        let staging = &shared.staging;
+        // Set before looking, so that a slot that comes back meanwhile leads to another look.
+        staging.has_waiting.store(true, Ordering::SeqCst);
+        loop {
+            // Held over taking the slot: two threads must not start copies out of order.
+            let mut waiting = lock(&staging.waiting);
+            let Some(&slot) = waiting.front() else {
+                staging.has_waiting.store(false, Ordering::SeqCst);
+                return;
+            };
+            let source = shared.transmit.with(slot, |state| match state {
+                SendState::Waiting(unstaged) => {
+                    let ready = unstaged.fence.as_ref().is_none_or(Fence::was_reached);
+                    Some((unstaged.source.clone(), ready))
+                }
+                _ => None,
+            });
+            let Some((source, ready)) = source else {
+                // Taken back.
+                waiting.pop_front();
+                drop(waiting);
+                shared.transmit.free(slot);
+                shared.report(Event::SendWithdrawn { slot });
+                continue;
+            };
+            let Some(worker) = staging.worker(source.kind()) else {
+                return;
+            };
+            // Copies that wait for the program's own GPU work hold up nothing.
+            let counted = ready && source.len() < LONG;
+            // Who ends one looks here again.
+            if counted && staging.short_copies.load(Ordering::SeqCst) >= SHORT_COPIES {
+                return;
+            }
+            let Some(permit) = shared.permit(worker) else {
+                return;
+            };
+            let Some(pinned) = take_slot(&worker.worker, source.len()) else {
+                return;
+            };
+            let Ok(payload) = pinned.slice().slice(..source.len()) else {
+                return;
+            };
+            let Some(mut batch) = shared.begin_copy(slot, payload, permit) else {
+                // Taken back since: the next round removes its entry.
+                continue;
+            };
+            waiting.pop_front();
+            if counted {
+                while let Some(&next) = waiting.front()
+                    && batch.source.len() < PinnedPool::SLOT_BYTES
+                    && let Some(permit) = shared.permit(worker)
+                    && shared.join_copy(&mut batch, next, &pinned, permit)
+                {
+                    waiting.pop_front();
+                }
+                staging.short_copies.fetch_add(1, Ordering::SeqCst);
+            }
+            drop(waiting);
+            drop(pinned);
+            let job = Job {
+                work: Work::Copy {
+                    from: batch.source,
+                    to: batch.to,
+                },
+                fence: batch.fence,
+                sink: Arc::<Self>::clone(shared),
+                token: u64::from(batch.first) | if counted { COUNTED } else { 0 },
+            };
+            if let Err(refused) = worker.worker.submit(job) {
+                if counted {
+                    staging.short_copies.fetch_sub(1, Ordering::SeqCst);
+                }
+                shared.end_sends(batch.first, &Err(MemoryError::from(refused)));
+            }
+        }
+    }
+
+    fn permit(&self, worker: &Worker) -> Option<Permit> {
+        let slots = worker.worker.pinned().slots();
+        worker.permits.take(slots, &self.wakers)
+    }
+
+    /// The first send of a copy to `payload`; `None` if it does not wait any more.
+    fn begin_copy(&self, slot: u16, payload: RegionSlice, permit: Permit) -> Option<Batch> {
+        let mut permit = Some(permit);
+        self.transmit.with(slot, |state| {
+            let SendState::Waiting(unstaged) = state else {
+                return None;
+            };
+            let batch = Batch {
+                first: slot,
+                last: slot,
+                transfer: unstaged.position.transfer,
+                source: unstaged.source.clone(),
+                to: payload.clone(),
+                fence: unstaged.fence.take(),
+            };
+            *state = copying(slot, unstaged, payload, permit.take());
+            Some(batch)
+        })
+    }
+
+    /// Has a copy take this send along, if it waits, follows what the copy takes, and the slot has room.
+    fn join_copy(&self, batch: &mut Batch, slot: u16, pinned: &PinnedSlot, permit: Permit) -> bool {
+        // What is not used of it goes back outside of the slot's lock.
+        let mut permit = Some(permit);
+        let joined = self.transmit.with(slot, |state| {
+            let SendState::Waiting(unstaged) = state else {
+                return None;
+            };
+            // The sends of one transfer wait for the same work of the GPU.
+            if unstaged.position.transfer != batch.transfer {
+                return None;
+            }
+            let source = batch.source.joined(&unstaged.source)?;
+            let to = pinned.slice().slice(..source.len()).ok()?;
+            let payload = to.slice(batch.source.len()..).ok()?;
+            *state = copying(slot, unstaged, payload, permit.take());
+            Some((source, to))
+        });
+        let Some((source, to)) = joined else {
+            return false;
+        };
+        self.transmit.with(batch.last, |state| {
+            if let SendState::Copying { next, .. } = state {
+                *next = Some(slot);
+            }
+        });
+        (batch.source, batch.to, batch.last) = (source, to, slot);
+        true
+    }
+
+    /// The copy has ended that took this send and those linked to it.
+    pub(super) fn sends_copied(
+        &self,
+        first: u16,
+        result: &Result<u64, MemoryError>,
+        counted: bool,
+    ) {
+        self.end_sends(first, result);
+        if counted {
+            self.staging.short_copies.fetch_sub(1, Ordering::SeqCst);
+            if self.staging.has_waiting()
+                && let Some(shared) = self.own.upgrade()
+            {
+                Self::stage_waiting(&shared);
+            }
+        }
+    }
+
+    fn end_sends(&self, first: u16, result: &Result<u64, MemoryError>) {
+        let mut next = Some(first);
+        while let Some(slot) = next {
+            next = self.send_copied(slot, result);
+        }
+    }
+
+    /// Returns the next send of the same copy.
+    fn send_copied(&self, slot: u16, result: &Result<u64, MemoryError>) -> Option<u16> {
+        let copied = self.transmit.with(slot, |state| {
+            match std::mem::replace(state, SendState::Free) {
+                SendState::Copying {
+                    outgoing,
+                    cancelled,
+                    next,
+                } => Some((outgoing, cancelled, next)),
+                other => {
+                    *state = other;
+                    None
+                }
+            }
+        });
+        let (outgoing, cancelled, next) = copied?;
+        let error = match result {
+            Ok(_) if cancelled => ChannelError::Cancelled,
+            Ok(_) => {
+                // First: the chunk's end may be reported as soon as a lane can see it.
+                self.report(Event::Copied { slot });
+                let bytes = outgoing.payload.len();
+                self.transmit.enqueue(outgoing);
+                self.wake_sender(bytes);
+                if self.closing.load(Ordering::Acquire) {
+                    self.wakers.signal.raise();
+                }
+                return next;
+            }
+            Err(error) => self.copy_failed("copying a chunk to a pinned slot", error),
+        };
+        drop(outgoing);
+        self.transmit.free(slot);
+        self.report(Event::SendFailed { slot, error });
+        next
+    }
+}
+
+fn copying(
+    slot: u16,
+    unstaged: &Unstaged,
+    payload: RegionSlice,
+    permit: Option<Permit>,
+) -> SendState {
+    SendState::Copying {
+        outgoing: Outgoing {
+            slot,
+            header: unstaged.header,
+            position: unstaged.position,
+            payload,
+            attempt: 0,
+            permit,
+            spliced: None,
+        },
+        cancelled: false,
+        next: None,
+    }
+}
