@@ -223,6 +223,13 @@ fn bad_arguments_are_answers_not_crashes() {
         let memory = std::mem::replace(&mut bare.send_memory, ptr::null_mut());
         assert_eq!(bare.isend(10).0, 4);
         bare.send_memory = memory;
+        // A comm of another kind is not closed.
+        let close = bare.table.close_recv.unwrap();
+        // SAFETY: an open comm.
+        assert_eq!(unsafe { close(bare.send) }, 4);
+        let close = bare.table.close_send.unwrap();
+        // SAFETY: as above.
+        assert_eq!(unsafe { close(bare.receive) }, 4);
         // A second init is no new start: comms live on.
         // SAFETY: as in `new`.
         assert_eq!(unsafe { bare.table.init.unwrap()(None) }, 0);

@@ -11,7 +11,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::error::{CallError, HostError};
 use crate::memory::{MemoryHandle, MemoryOwner, MemoryType, Registration};
 use crate::plugin::Plugin;
-use crate::private_request::{self, Posted, PrivateError, PrivateRequest};
 use crate::queue::QueueSlot;
 use crate::request::{Done, InFlight, PostOutcome, Ring, Ticket};
 use crate::setup::{AlignedHandle, DeviceHandle, DeviceStorage, PluginBuffer};
@@ -27,7 +26,7 @@ pub(crate) enum Side {
 
 /// The open comm. Registrations share it; every call on it holds its lock.
 pub(crate) struct CommCore {
-    plugin: Plugin,
+    pub(crate) plugin: Plugin,
     side: Side,
     state: Mutex<CommState>,
 }
@@ -150,7 +149,7 @@ impl CommCore {
     }
 
     /// Runs a call on the open comm.
-    fn with<T>(&self, call: impl FnOnce(*mut c_void) -> T) -> Result<T, HostError> {
+    pub(crate) fn with<T>(&self, call: impl FnOnce(*mut c_void) -> T) -> Result<T, HostError> {
         let state = self.state();
         Ok(call(state.comm.ok_or(HostError::SetupEnded)?.as_ptr()))
     }
@@ -183,30 +182,6 @@ impl CommCore {
             });
         }
         Ok(registration.data.wrapping_add(offset).cast())
-    }
-
-    /// What the plugin keeps of the oldest request; `None` when none is in flight, or for a plugin whose
-    /// layout is not known.
-    fn look_inside(
-        &self,
-        ring: &Ring,
-        slot: impl FnOnce(Ticket) -> Option<QueueSlot>,
-    ) -> Option<Result<PrivateRequest, PrivateError>> {
-        let head = ring.head()?;
-        if self.plugin.name() != private_request::PLUGIN {
-            return None;
-        }
-        self.with(|comm| {
-            let posted = Posted {
-                comm: comm.addr() as u64,
-                data: head.data.addr() as u64,
-                len: head.len,
-                kind: head.memory.memory_type(),
-                slot: slot(head.ticket),
-            };
-            private_request::read(head.request, &posted)
-        })
-        .ok()
     }
 
     /// Tests the head of a ring.
@@ -328,8 +303,8 @@ macro_rules! common_methods {
 
 /// The sending end of a connection.
 pub struct SendComm {
-    core: Arc<CommCore>,
-    ring: Ring,
+    pub(crate) core: Arc<CommCore>,
+    pub(crate) ring: Ring,
     /// The plugin keeps pointers into it.
     _handle: PluginBuffer<AlignedHandle>,
 }
@@ -374,12 +349,6 @@ impl SendComm {
         Ok(self.ring.push(request, data, len, memory))
     }
 
-    /// For diagnosis: what Google's plugin keeps of the oldest send in flight. `None` when there is none,
-    /// and for every other plugin.
-    pub fn look_inside_head(&self) -> Option<Result<PrivateRequest, PrivateError>> {
-        self.core.look_inside(&self.ring, |_| None)
-    }
-
     /// Drives the comm and tests the oldest send. `None`: it still runs, or none is in flight.
     ///
     /// Done means that the memory may be reused, not that the peer has the data.
@@ -395,8 +364,8 @@ impl SendComm {
 
 /// The receiving end of a connection.
 pub struct RecvComm {
-    core: Arc<CommCore>,
-    ring: Ring,
+    pub(crate) core: Arc<CommCore>,
+    pub(crate) ring: Ring,
     /// Received, not consumed: they still take a place in the plugin.
     received: Ring,
     device: Option<DeviceHandle>,
@@ -457,13 +426,6 @@ impl RecvComm {
         })?;
         inner.report("irecv", rc)?;
         Ok(self.ring.push(request, data, len, memory))
-    }
-
-    /// For diagnosis: what Google's plugin keeps of the oldest receive in flight. `None` when there is
-    /// none, and for every other plugin.
-    pub fn look_inside_head(&self) -> Option<Result<PrivateRequest, PrivateError>> {
-        self.core
-            .look_inside(&self.ring, |ticket| Some(QueueSlot::of_receive(ticket.0)))
     }
 
     /// Drives the comm and tests the oldest receive. `None`: it still runs, or none is in flight.

@@ -183,6 +183,8 @@ pub(crate) fn plugin_logger() -> LoggerFn {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::constants::{level, subsystem};
+    use crate::export::HostLogger;
     use std::sync::Mutex;
 
     static LINES: Mutex<Vec<(LogLevel, String, String, u64)>> = Mutex::new(Vec::new());
@@ -194,6 +196,12 @@ mod tests {
             record.message.to_owned(),
             record.suppressed,
         ));
+    }
+
+    static MARKED: Mutex<Vec<u64>> = Mutex::new(Vec::new());
+
+    fn mark(record: &LogRecord<'_>) {
+        MARKED.lock().unwrap().push(record.subsystems);
     }
 
     /// One test, because the sink is the process's.
@@ -225,6 +233,15 @@ mod tests {
         );
         assert_eq!(lines[1].1, "");
         assert_eq!(lines[1].2.len(), 1023);
+
+        set_log_sink(mark, LogLevel::Info);
+        // SAFETY: a logger of this process, which stays.
+        let host = unsafe { HostLogger::new(Some(logger)) };
+        host.log(level::WARN, subsystem::NET, c"a.cc", 1, "a call failed");
+        host.log(level::INFO, subsystem::NET, c"a.cc", 1, "news");
+        let marked = std::mem::take(&mut *MARKED.lock().unwrap());
+        assert_eq!(marked, [subsystem::ALL, subsystem::NET]);
+        set_log_sink(collect, LogLevel::Info);
 
         let total: u64 = 200_000;
         std::thread::scope(|scope| {

@@ -12,12 +12,14 @@ use std::fmt;
 use std::mem::{offset_of, size_of};
 use std::ptr::NonNull;
 
+use crate::comm::{CommCore, RecvComm, SendComm};
 use crate::constants::{UNPACK_QUEUE_DEPTH, UNPACK_SLOT_ENTRIES};
 use crate::memory::MemoryType;
 use crate::queue::QueueSlot;
+use crate::request::{Ring, Ticket};
 
 /// The plugin whose requests are laid out so.
-pub(crate) const PLUGIN: &str = "GPUDirectTCPX_v7";
+const PLUGIN: &str = "GPUDirectTCPX_v7";
 /// Bytes of a request.
 const BYTES: usize = 128;
 
@@ -69,13 +71,13 @@ const _: () = assert!(offset_of!(RawRequest, unpack_slot) == 56);
 
 /// What the host knows of a request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Posted {
-    pub(crate) comm: u64,
-    pub(crate) data: u64,
-    pub(crate) len: usize,
-    pub(crate) kind: MemoryType,
+struct Posted {
+    comm: u64,
+    data: u64,
+    len: usize,
+    kind: MemoryType,
     /// The queue slot that a receive takes.
-    pub(crate) slot: Option<QueueSlot>,
+    slot: Option<QueueSlot>,
 }
 
 /// What Google's plugin keeps of a request in flight.
@@ -126,10 +128,7 @@ pub enum PrivateError {
 }
 
 /// Reads a request of the plugin.
-pub(crate) fn read(
-    request: NonNull<c_void>,
-    posted: &Posted,
-) -> Result<PrivateRequest, PrivateError> {
+fn read(request: NonNull<c_void>, posted: &Posted) -> Result<PrivateRequest, PrivateError> {
     let mut bytes = [0_u8; BYTES];
     let local = libc::iovec {
         iov_base: bytes.as_mut_ptr().cast(),
@@ -230,6 +229,46 @@ fn parse(bytes: &[u8; BYTES], posted: &Posted) -> Result<PrivateRequest, Private
         pending,
         fragments,
     })
+}
+
+/// What the plugin keeps of a comm's oldest request, if there is one and the layout may be known.
+fn look_inside(
+    core: &CommCore,
+    ring: &Ring,
+    slot: impl FnOnce(Ticket) -> Option<QueueSlot>,
+) -> Option<Result<PrivateRequest, PrivateError>> {
+    let head = ring.head()?;
+    if core.plugin.name() != PLUGIN {
+        return None;
+    }
+    core.with(|comm| {
+        let posted = Posted {
+            comm: comm.addr() as u64,
+            data: head.data.addr() as u64,
+            len: head.len,
+            kind: head.memory.memory_type(),
+            slot: slot(head.ticket),
+        };
+        read(head.request, &posted)
+    })
+    .ok()
+}
+
+impl SendComm {
+    /// For diagnosis: what Google's plugin keeps of the oldest send in flight. `None` when there is none,
+    /// and for every other plugin.
+    pub fn look_inside_head(&self) -> Option<Result<PrivateRequest, PrivateError>> {
+        look_inside(&self.core, &self.ring, |_| None)
+    }
+}
+
+impl RecvComm {
+    /// For diagnosis: what Google's plugin keeps of the oldest receive in flight. `None` when there is
+    /// none, and for every other plugin.
+    pub fn look_inside_head(&self) -> Option<Result<PrivateRequest, PrivateError>> {
+        let slot = |ticket: Ticket| Some(QueueSlot::of_receive(ticket.0));
+        look_inside(&self.core, &self.ring, slot)
+    }
 }
 
 #[cfg(test)]

@@ -44,6 +44,16 @@ fn unpack(args: &UnpackArgs) -> Result<(), Error> {
     Ok(())
 }
 
+/// Finds out before anything is measured; what the file holds stays until there are figures.
+fn can_write(path: &Path) -> Result<(), Error> {
+    let opened = fs::OpenOptions::new().create(true).append(true).open(path);
+    opened.map(drop).map_err(|source| Error::Io {
+        doing: "write",
+        path: path.to_owned(),
+        source,
+    })
+}
+
 fn write(path: &Path, text: &str) -> Result<(), Error> {
     fs::write(path, text).map_err(|source| Error::Io {
         doing: "write",

@@ -295,6 +295,15 @@ mod tests {
     }
 
     #[test]
+    fn a_gpus_pool_pins_64_mib_for_all_its_connections_together() {
+        let pool = PinnedPool::new(Some(&Gpu::fake())).unwrap();
+        let taken: Vec<_> = std::iter::from_fn(|| pool.try_take()).collect();
+        assert_eq!(taken.len() * PinnedPool::SLOT_BYTES, 64 << 20);
+        drop(taken);
+        assert_eq!(pool.free_slots(), pool.slots());
+    }
+
+    #[test]
     fn slots_are_disjoint_and_come_back() {
         let pool = pool();
         let slots: Vec<_> = std::iter::from_fn(|| pool.try_take()).collect();

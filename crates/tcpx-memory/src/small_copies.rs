@@ -213,7 +213,8 @@ impl SmallCopies {
         Ok(true)
     }
 
-    /// Appends the writes that have ended: the caller's token, and the bytes that are in place.
+    /// Appends the writes that have ended: the caller's token, and the bytes that are in place. Lets go of
+    /// the memory of reads that were given up and have ended.
     pub fn poll(&mut self, ended: &mut Vec<(u64, Result<u64, MemoryError>)>) {
         for slot in set_bits(self.under_way) {
             let Some(copy) = &self.slots[slot] else {

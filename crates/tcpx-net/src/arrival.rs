@@ -7,6 +7,8 @@ use std::os::fd::AsRawFd;
 
 use tcpx_wire::cmsg::ControlMessages;
 
+use crate::socket::set_option;
+
 /// `IPV6_2292PKTOPTIONS` of linux/in6.h; libc has no name for it.
 const PACKET_OPTIONS_V6: libc::c_int = 6;
 /// `IP_PKTOPTIONS` of linux/in.h.
@@ -42,9 +44,9 @@ pub(crate) fn interface(stream: &TcpStream) -> Option<String> {
 fn index(stream: &TcpStream) -> io::Result<Option<u32>> {
     let is_v4 = matches!(stream.local_addr()?.ip().to_canonical(), IpAddr::V4(_));
     let (level, ask, answers, kind) = if is_v4 { V4 } else { V6 };
-    set(stream, level, ask, 1)?;
+    set_option(stream, level, ask, 1)?;
     let read = read(stream, level, answers);
-    set(stream, level, ask, 0)?;
+    set_option(stream, level, ask, 0)?;
     let (bytes, filled) = read?;
     for found in ControlMessages::new(&bytes.0[..filled]) {
         let bad = |error| io::Error::new(io::ErrorKind::InvalidData, format!("{error}"));
@@ -86,29 +88,6 @@ fn read(stream: &TcpStream, level: libc::c_int, option: libc::c_int) -> io::Resu
     }
     let filled = (filled as usize).min(room.0.len());
     Ok((room, filled))
-}
-
-fn set(
-    stream: &TcpStream,
-    level: libc::c_int,
-    option: libc::c_int,
-    value: libc::c_int,
-) -> io::Result<()> {
-    // SAFETY: the option's value is an int, and `value` is one that lives for the call.
-    let result = unsafe {
-        libc::setsockopt(
-            stream.as_raw_fd(),
-            level,
-            option,
-            (&raw const value).cast(),
-            size_of::<libc::c_int>() as libc::socklen_t,
-        )
-    };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -187,6 +187,30 @@ fn new_socket(
         tracing::debug!(%address, congestion_control = name, "socket made");
     }
     Ok(socket)
+}
+
+/// Sets an option whose value is an int.
+pub(crate) fn set_option(
+    socket: &impl AsFd,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: libc::c_int,
+) -> io::Result<()> {
+    // SAFETY: the option's value is an int, and `value` is one that lives for the call.
+    let answer = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            level,
+            option,
+            (&raw const value).cast(),
+            size_of_val(&value) as libc::socklen_t,
+        )
+    };
+    if answer == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// The congestion control that a stream uses, as the kernel names it.

@@ -10,6 +10,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use tcpx_wire::cmsg::ControlMessages;
 
+use crate::socket::set_option;
+
 pub(crate) use in_kernel::{BadReport, InKernel};
 
 /// `SO_EE_ORIGIN_ZEROCOPY` and `SO_EE_CODE_ZEROCOPY_COPIED` of `linux/errqueue.h`.
@@ -29,22 +31,7 @@ pub struct Done {
 
 /// Has the socket report on sends without a copy.
 pub(crate) fn enable(socket: BorrowedFd<'_>) -> io::Result<()> {
-    let on: libc::c_int = 1;
-    // SAFETY: the option's value is an int, and `on` is one that lives for the call.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_ZEROCOPY,
-            (&raw const on).cast(),
-            size_of::<libc::c_int>() as libc::socklen_t,
-        )
-    };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    set_option(&socket, libc::SOL_SOCKET, libc::SO_ZEROCOPY, 1)
 }
 
 /// The next report about sends without a copy; `None` when there is none.

@@ -99,14 +99,19 @@ impl<P: NetPlugin> CommBox<P> {
         Ok(unsafe { comm.as_ref() })
     }
 
-    /// Takes a comm back from the host; `None` for one that a fork copied: its end is the parent's
-    /// to tell, so the copy stays.
+    /// Takes a comm that `check` finds right back from the host; `None` for one that a fork copied: its
+    /// end is the parent's to tell, so the copy stays.
     ///
     /// # Safety
     /// As for [`Self::from_ptr`], and the host does not use the comm or its requests again.
-    pub(super) unsafe fn close(comm: *mut c_void) -> Result<Option<Box<Self>>, NetError> {
+    pub(super) unsafe fn close(
+        comm: *mut c_void,
+        check: impl FnOnce(&Self) -> Result<(), NetError>,
+    ) -> Result<Option<Box<Self>>, NetError> {
         // SAFETY: forwarded.
-        if unsafe { Self::marked(comm) }?.check_process().is_err() {
+        let marked = unsafe { Self::marked(comm) }?;
+        check(marked)?;
+        if marked.check_process().is_err() {
             return Ok(None);
         }
         let comm: *mut Self = comm.cast();

@@ -303,12 +303,21 @@ pub(super) unsafe extern "C" fn accept_v7<P: Exported>(
     })
 }
 
-/// `closeSend`, `closeRecv` and `closeListen`.
-pub(super) unsafe extern "C" fn close<P: Exported>(comm: *mut c_void) -> RawResult {
-    P::cell().guard("close", || {
-        // SAFETY: the host passes a comm of ours and does not use it again.
-        let comm = unsafe { CommBox::<P>::close(comm) }?;
-        drop(comm);
-        Ok(())
-    })
+macro_rules! closes {
+    ($($entry:ident: $call:literal, $of:ident;)*) => {$(
+        pub(super) unsafe extern "C" fn $entry<P: Exported>(comm: *mut c_void) -> RawResult {
+            P::cell().guard($call, || {
+                // SAFETY: the host passes a comm of ours and does not use it again.
+                let comm = unsafe { CommBox::<P>::close(comm, |comm| comm.$of().map(|_| ())) }?;
+                drop(comm);
+                Ok(())
+            })
+        }
+    )*};
+}
+
+closes! {
+    close_send: "closeSend", sender;
+    close_recv: "closeRecv", receiver;
+    close_listen: "closeListen", listener;
 }

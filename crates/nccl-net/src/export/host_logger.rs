@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, CString, c_int, c_ulong};
 
+use crate::constants::{level, subsystem as subsystems};
 use crate::tables::LoggerFn;
 
 /// The logger that the host passed to `init`; silent when it passed none.
@@ -19,11 +20,18 @@ impl HostLogger {
     }
 
     /// Logs one line. `message` may hold anything: it is passed as an argument of `%s`, never as
-    /// a format, and is cut at its first NUL.
+    /// a format, and is cut at its first NUL. A warning is for every subsystem, as NCCL's own are: the
+    /// host drops lines of subsystems that its user did not ask for, and networks are none of those that
+    /// NCCL shows by itself.
     pub fn log(self, level: c_int, subsystem: c_ulong, file: &CStr, line: u32, message: &str) {
         let Some(logger) = self.0 else { return };
         let text = message.split('\0').next().unwrap_or_default();
         let Ok(text) = CString::new(text) else { return };
+        let subsystem = if level == level::WARN {
+            subsystems::ALL
+        } else {
+            subsystem
+        };
         // SAFETY: `new` vouches for the pointer; the strings are NUL-terminated and outlive the
         // call; the one argument matches the one conversion of the format.
         unsafe {

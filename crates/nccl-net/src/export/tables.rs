@@ -20,9 +20,9 @@ pub const fn table_v5<P: Exported>() -> NetV5 {
         irecv: Some(transfer::irecv_v5::<P>),
         iflush: Some(transfer::iflush::<P>),
         test: Some(transfer::test::<P>),
-        close_send: Some(entries::close::<P>),
-        close_recv: Some(entries::close::<P>),
-        close_listen: Some(entries::close::<P>),
+        close_send: Some(entries::close_send::<P>),
+        close_recv: Some(entries::close_recv::<P>),
+        close_listen: Some(entries::close_listen::<P>),
     }
 }
 
@@ -43,9 +43,9 @@ pub const fn table_v6<P: Exported>() -> NetV6 {
         irecv: Some(transfer::irecv_v5::<P>),
         iflush: Some(transfer::iflush::<P>),
         test: Some(transfer::test::<P>),
-        close_send: Some(entries::close::<P>),
-        close_recv: Some(entries::close::<P>),
-        close_listen: Some(entries::close::<P>),
+        close_send: Some(entries::close_send::<P>),
+        close_recv: Some(entries::close_recv::<P>),
+        close_listen: Some(entries::close_listen::<P>),
     }
 }
 
@@ -66,9 +66,9 @@ pub const fn table_v7<P: Exported>() -> NetV7 {
         irecv: Some(transfer::irecv_v5::<P>),
         iflush: Some(transfer::iflush::<P>),
         test: Some(transfer::test::<P>),
-        close_send: Some(entries::close::<P>),
-        close_recv: Some(entries::close::<P>),
-        close_listen: Some(entries::close::<P>),
+        close_send: Some(entries::close_send::<P>),
+        close_recv: Some(entries::close_recv::<P>),
+        close_listen: Some(entries::close_listen::<P>),
         get_device_mr: if P::DEVICE_QUEUE {
             Some(register::get_device_mr::<P>)
         } else {
@@ -99,9 +99,9 @@ pub const fn table_v8<P: Exported>() -> NetV8 {
         irecv: Some(transfer::irecv_v5::<P>),
         iflush: Some(transfer::iflush::<P>),
         test: Some(transfer::test::<P>),
-        close_send: Some(entries::close::<P>),
-        close_recv: Some(entries::close::<P>),
-        close_listen: Some(entries::close::<P>),
+        close_send: Some(entries::close_send::<P>),
+        close_recv: Some(entries::close_recv::<P>),
+        close_listen: Some(entries::close_listen::<P>),
         get_device_mr: if P::DEVICE_QUEUE {
             Some(register::get_device_mr::<P>)
         } else {
@@ -132,9 +132,9 @@ pub const fn table_v9<P: Exported>() -> NetV9 {
         irecv: Some(transfer::irecv_v9::<P>),
         iflush: Some(transfer::iflush::<P>),
         test: Some(transfer::test::<P>),
-        close_send: Some(entries::close::<P>),
-        close_recv: Some(entries::close::<P>),
-        close_listen: Some(entries::close::<P>),
+        close_send: Some(entries::close_send::<P>),
+        close_recv: Some(entries::close_recv::<P>),
+        close_listen: Some(entries::close_listen::<P>),
         get_device_mr: if P::DEVICE_QUEUE {
             Some(register::get_device_mr::<P>)
         } else {
@@ -166,9 +166,9 @@ pub const fn table_v10<P: Exported>() -> NetV10 {
         irecv: Some(transfer::irecv_v10::<P>),
         iflush: Some(transfer::iflush::<P>),
         test: Some(transfer::test::<P>),
-        close_send: Some(entries::close::<P>),
-        close_recv: Some(entries::close::<P>),
-        close_listen: Some(entries::close::<P>),
+        close_send: Some(entries::close_send::<P>),
+        close_recv: Some(entries::close_recv::<P>),
+        close_listen: Some(entries::close_listen::<P>),
         get_device_mr: if P::DEVICE_QUEUE {
             Some(register::get_device_mr::<P>)
         } else {
@@ -200,9 +200,9 @@ pub const fn table_v11<P: Exported>() -> NetV11 {
         irecv: Some(transfer::irecv_v10::<P>),
         iflush: Some(transfer::iflush::<P>),
         test: Some(transfer::test::<P>),
-        close_send: Some(entries::close::<P>),
-        close_recv: Some(entries::close::<P>),
-        close_listen: Some(entries::close::<P>),
+        close_send: Some(entries::close_send::<P>),
+        close_recv: Some(entries::close_recv::<P>),
+        close_listen: Some(entries::close_listen::<P>),
         get_device_mr: if P::DEVICE_QUEUE {
             Some(register::get_device_mr::<P>)
         } else {
@@ -236,9 +236,9 @@ pub const fn table_v12<P: Exported>() -> NetV12 {
         irecv: Some(transfer::irecv_v10::<P>),
         iflush: Some(transfer::iflush::<P>),
         test: Some(transfer::test::<P>),
-        close_send: Some(entries::close::<P>),
-        close_recv: Some(entries::close::<P>),
-        close_listen: Some(entries::close::<P>),
+        close_send: Some(entries::close_send::<P>),
+        close_recv: Some(entries::close_recv::<P>),
+        close_listen: Some(entries::close_listen::<P>),
         get_device_mr: if P::DEVICE_QUEUE {
             Some(register::get_device_mr::<P>)
         } else {

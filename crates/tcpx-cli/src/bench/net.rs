@@ -14,7 +14,7 @@ mod threads;
 
 use tcpx::Congestion;
 
-use super::write;
+use super::{can_write, write};
 use crate::args::bench::{ModeName, NetArgs, PeerName};
 use crate::args::perf::Place;
 use crate::error::Error;
@@ -49,6 +49,10 @@ fn measure(args: &NetArgs) -> Result<(), Error> {
             what: "a message of 0 bytes has no rate".into(),
             hint: "give --sizes of 1 byte or more".into(),
         });
+    }
+    // Not after minutes of measuring.
+    for path in [&args.csv, &args.plot].into_iter().flatten() {
+        can_write(path)?;
     }
     if args.peers.contains(&PeerName::Iperf3) {
         let version = iperf3::version()?;

@@ -97,6 +97,17 @@ fn a_benchmark_that_cannot_be_is_refused() {
 }
 
 #[test]
+fn a_file_that_cannot_be_written_is_refused_before_anything_is_measured() {
+    let mut command = tcpx(&["bench", "net", "--from", "host", "--to", "host"]);
+    command.args(SHORT).args(["--csv", "/nonexistent/net.csv"]);
+    let ended = Running::start(command).end();
+    ended
+        .assert_code(1)
+        .assert_complains("/nonexistent/net.csv");
+    assert_eq!(ended.stdout, "");
+}
+
+#[test]
 fn the_other_end_does_only_what_a_benchmark_asks() {
     let server = Server::start(tcpx(&["bench", "net", "--serve", "host"]));
     let client = server.client(&["transfer"], &["--host"]);

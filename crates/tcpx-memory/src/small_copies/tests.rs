@@ -73,6 +73,23 @@ fn an_end_is_seen_without_the_driver_and_never_before_it_has_come() {
 }
 
 #[test]
+fn memory_of_a_read_that_was_given_up_is_free_once_the_copy_has_ended() {
+    let gpu = Gpu::fake();
+    let mut copies = SmallCopies::new(&gpu).unwrap();
+    let region = Region::cuda(&gpu, 64).unwrap();
+    assert_eq!(copies.read(&region.all(), None, Duration::ZERO), Ok(None));
+    assert!(!copies.is_busy());
+    let busy = copies.start_write(&region.all(), &[1; 64], None, 1);
+    assert!(matches!(busy, Err(MemoryError::Busy { .. })));
+    let (start, mut told) = (Instant::now(), Vec::new());
+    while copies.start_write(&region.all(), &[1; 64], None, 1) != Ok(true) {
+        copies.poll(&mut told);
+        assert!(start.elapsed() < LONG);
+    }
+    assert_eq!(told, []);
+}
+
+#[test]
 fn a_copy_that_cannot_be_followed_is_an_error_and_keeps_its_memory() {
     let gpu = Gpu::fake();
     let mut copies = SmallCopies::new(&gpu).unwrap();

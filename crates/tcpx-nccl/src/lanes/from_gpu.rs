@@ -165,3 +165,70 @@ impl fmt::Debug for FromGpu {
         write!(f, "FromGpu({started} parts started)")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use nccl_net::export::HostLogger;
+
+    use super::*;
+    use crate::log::Log;
+
+    /// A comm's parts of which the first is being copied, and the lanes for it, which nobody drives.
+    fn copying() -> (Arc<Outlet>, Arc<LaneSet>, FromGpu) {
+        let log = Arc::new(Log::new(HostLogger::default()));
+        let set = Arc::new(LaneSet::new([7; 16], Vec::new(), Vec::new(), true, log));
+        let (outlet, from_gpu) = (Arc::new(Outlet::new()), FromGpu::new(Arc::clone(&set)));
+        *from_gpu.part(0) = Part::Copying(chunk(&outlet));
+        (outlet, set, from_gpu)
+    }
+
+    fn chunk(outlet: &Arc<Outlet>) -> Chunk {
+        let header = ChunkHeader {
+            stream: 1,
+            sequence: 0,
+            offset: 0,
+            total: 10,
+            len: 10,
+            answered: false,
+        };
+        outlet.chunk(header, Span::EMPTY)
+    }
+
+    #[test]
+    fn a_part_that_is_copied_while_the_lanes_have_no_room_is_queued_later() {
+        let (outlet, set, from_gpu) = copying();
+        while set.push(chunk(&outlet)).is_ok() {}
+        from_gpu.complete(0, Ok(10));
+        from_gpu.push_late();
+        let queued = std::iter::from_fn(|| set.pop()).count();
+        assert!(outlet.is_busy(), "the part is still there");
+        from_gpu.push_late();
+        assert!(set.pop().is_some() && set.pop().is_none() && queued > 0);
+        assert!(!outlet.is_busy() && from_gpu.failure().is_none());
+    }
+
+    #[test]
+    fn a_closing_comm_drops_what_waits_for_room() {
+        let (outlet, set, from_gpu) = copying();
+        while set.push(chunk(&outlet)).is_ok() {}
+        from_gpu.complete(0, Ok(10));
+        from_gpu.close();
+        while set.pop().is_some() {}
+        from_gpu.push_late();
+        assert!(set.pop().is_none() && !outlet.is_busy());
+    }
+
+    #[test]
+    fn a_copy_that_fails_is_told_and_one_that_may_go_on_keeps_its_slot() {
+        let error = MemoryError::WorkerStopped;
+        let (outlet, set, from_gpu) = copying();
+        from_gpu.complete(0, Err(error.clone()));
+        assert_eq!(from_gpu.failure(), Some(&error));
+        assert!(!outlet.is_busy() && set.pop().is_none());
+
+        let (outlet, set, from_gpu) = copying();
+        from_gpu.complete(0, Err(MemoryError::WorkerFailed));
+        assert!(outlet.is_busy() && set.pop().is_none());
+        assert!(from_gpu.failure().is_some());
+    }
+}

@@ -446,6 +446,26 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_counts_when_it_has_ended_and_a_failed_one_refuses_its_message() {
+        let mut bytes = [0; 100];
+        let (inlet, group) = inlet(&mut bytes);
+        assert!(inlet.claim(&group, &header(5, 0, 80, 80)).is_ok());
+        inlet.begin_copy();
+        assert_eq!(inlet.progress(5), Some((0, 80)));
+        inlet.complete(5, Ok(50));
+        assert_eq!(inlet.progress(5), Some((50, 80)));
+        inlet.begin_copy();
+        inlet.complete(5, Err(MemoryError::WorkerStopped));
+        assert_eq!(inlet.progress(5), Some((50, 80)));
+        assert!(matches!(inlet.refusal(), Some(Refusal::Copy(_))));
+        // Nothing holds the memory any more.
+        assert_eq!(inlet.writers.load(Ordering::SeqCst), 0);
+        inlet.begin_copy();
+        inlet.complete(5, Err(MemoryError::WorkerFailed));
+        assert_eq!(inlet.writers.load(Ordering::SeqCst), 1, "it may go on");
+    }
+
+    #[test]
     fn closing_ends_the_right_to_write() {
         let inlet = Inlet::new(1);
         drop(inlet.write().expect("open"));

@@ -6,7 +6,8 @@
 use std::fs;
 use std::io;
 use std::net::TcpStream;
-use std::os::fd::{AsFd, AsRawFd};
+
+use crate::socket::set_option;
 
 /// The kernel's limits for the queue of a connection whose size nobody set: least, at first, most.
 const AUTOMATIC: &str = "/proc/sys/net/ipv4/tcp_rmem";
@@ -25,29 +26,12 @@ pub(super) fn limit(payload: &TcpStream, pages: u64) -> io::Result<()> {
     // The kernel takes twice what it is given.
     let bytes = libc::c_int::try_from(pages / 2).unwrap_or(libc::c_int::MAX);
     // Beyond the limit for everybody where we may, else up to that.
-    set(payload, libc::SO_RCVBUFFORCE, bytes).or_else(|_| set(payload, libc::SO_RCVBUF, bytes))
+    let set = |option| set_option(payload, libc::SOL_SOCKET, option, bytes);
+    set(libc::SO_RCVBUFFORCE).or_else(|_| set(libc::SO_RCVBUF))
 }
 
 fn most(limits: &str) -> Option<u64> {
     limits.split_whitespace().nth(2)?.parse().ok()
-}
-
-fn set(socket: &impl AsFd, option: libc::c_int, bytes: libc::c_int) -> io::Result<()> {
-    // SAFETY: the option's value is an int, and `bytes` is one that lives for the call.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            option,
-            (&raw const bytes).cast(),
-            size_of_val(&bytes) as libc::socklen_t,
-        )
-    };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
 }
 
 #[cfg(test)]

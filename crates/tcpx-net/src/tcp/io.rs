@@ -6,6 +6,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tcpx_memory::RegionSlice;
 
+use crate::socket::set_option;
+
 /// Most payload bytes that one call offers.
 pub(super) const WIRE_CALL: usize = 1 << 20;
 
@@ -223,19 +225,5 @@ pub(super) fn ended(socket: BorrowedFd<'_>) -> io::Result<Ended> {
 /// Sets how many bytes must wait before the socket counts as readable (`SO_RCVLOWAT`).
 pub(super) fn set_low_water(socket: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
     let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
-    // SAFETY: the option's value is an int, and `bytes` is one that lives for the call.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_RCVLOWAT,
-            (&raw const bytes).cast(),
-            size_of::<libc::c_int>() as libc::socklen_t,
-        )
-    };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    set_option(&socket, libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes)
 }

@@ -43,8 +43,6 @@ pub(super) struct Staging {
     waiting: Mutex<VecDeque<u16>>,
     /// Copies of short chunks to slots that are under way and wait for nothing else.
     short_copies: AtomicUsize,
-    /// Copies from slots that are under way.
-    landing_copies: AtomicUsize,
 }
 
 /// Where a receive's payload is read to.
@@ -81,7 +79,6 @@ impl Staging {
             has_waiting: AtomicBool::new(false),
             waiting: Mutex::new(VecDeque::with_capacity(usize::from(window))),
             short_copies: AtomicUsize::new(0),
-            landing_copies: AtomicUsize::new(0),
         })
     }
 
@@ -187,14 +184,11 @@ fn take_slot(worker: &CopyWorker, bytes: usize) -> Option<PinnedSlot> {
     }
 }
 
-/// Copies from slots behind which another one waits for longer than it is worth to prepare it.
-const COPIES_AHEAD: usize = 2;
-
-/// Whether the core that has read a chunk makes its copy to the GPU shorter, which takes that core as long as
-/// half of the reading: where copies hold up the rest. Of long chunks that go in one direction only, the
+/// Whether the core that has read a chunk makes its copy to the GPU shorter, which takes that core two thirds
+/// of the time of reading: where copies hold up the rest. Of long chunks that go in one direction only, the
 /// cores do.
-fn is_copy_bound(bytes: usize, under_way: usize, also_sends: bool) -> bool {
-    under_way >= COPIES_AHEAD && (bytes < LONG || also_sends)
+fn is_copy_bound(bytes: usize, also_sends: bool) -> bool {
+    bytes < LONG || also_sends
 }
 
 /// Marks a job's token as that of a receive; the low bits are the slot.
@@ -215,11 +209,7 @@ impl Shared {
             return;
         };
         shared.receive.set(slot, ReceiveState::Copying { bytes });
-        let under_way = shared
-            .staging
-            .landing_copies
-            .fetch_add(1, Ordering::Relaxed);
-        if is_copy_bound(into.len(), under_way, permits.are_taken()) {
+        if is_copy_bound(into.len(), permits.are_taken()) {
             into.leave_core();
         }
         let job = Job {
@@ -245,7 +235,6 @@ impl Shared {
             _ => None,
         });
         let Some(bytes) = bytes else { return };
-        self.staging.landing_copies.fetch_sub(1, Ordering::Relaxed);
         self.report(match result {
             Ok(_) => Event::Received { slot, bytes },
             Err(error) => {
@@ -290,11 +279,8 @@ mod tests {
 
     #[test]
     fn copies_are_made_shorter_only_where_they_hold_up_the_rest() {
-        for short in [1, LONG - 1] {
-            assert!(!is_copy_bound(short, 1, true), "it goes at once");
-            assert!(is_copy_bound(short, 2, false));
-        }
-        assert!(!is_copy_bound(LONG, 9, false));
-        assert!(is_copy_bound(LONG, 2, true));
+        assert!(is_copy_bound(LONG - 1, false));
+        assert!(is_copy_bound(LONG, true));
+        assert!(!is_copy_bound(LONG, false));
     }
 }

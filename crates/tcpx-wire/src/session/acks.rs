@@ -120,6 +120,44 @@ fn placed_frame(transfer: TransferId, run: &[u32]) -> Option<Frame> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::session::tests::config;
+
+    #[test]
+    fn acknowledgements_go_with_the_last_chunk_of_a_batch_and_the_next_batch_starts_anew() {
+        let config = Config {
+            ack_batch: 3,
+            ..config()
+        };
+        let (now, owing) = (Time(0), OperationId::receive(0));
+        let mut acks = Acks::default();
+        for _ in 0..2 {
+            acks.placed(now, owing, true, &config);
+            acks.placed(now, owing, false, &config);
+            assert!(!acks.ready(now));
+            acks.placed(now, owing, false, &config);
+            assert!(acks.ready(now));
+            acks.paid(owing, 3);
+            assert!(!acks.ready(now + config.ack_delay));
+        }
+    }
+
+    #[test]
+    fn what_one_operation_paid_no_longer_counts_towards_the_batch_of_others() {
+        let config = Config {
+            ack_batch: 3,
+            ..config()
+        };
+        let [paid, owing] = [0, 1].map(OperationId::receive);
+        let now = Time(0);
+        let mut acks = Acks::default();
+        acks.placed(now, paid, true, &config);
+        acks.placed(now, owing, true, &config);
+        acks.paid(paid, 1);
+        acks.placed(now, owing, false, &config);
+        assert!(!acks.ready(now), "two chunks of three");
+        acks.placed(now, owing, false, &config);
+        assert!(acks.ready(now));
+    }
 
     #[test]
     fn runs_span_at_most_one_frame() {

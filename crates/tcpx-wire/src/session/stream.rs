@@ -276,6 +276,29 @@ mod tests {
         assert_eq!(post_all(&mut stream), [4, 5, 6, 7]);
     }
 
+    /// However many transfers are granted and given up behind one that is stuck.
+    #[test]
+    fn what_was_dropped_takes_one_place_in_whichever_order() {
+        for backwards in [false, true] {
+            let (mut stream, _) = stream(1, 1, false, 10);
+            assert_eq!(post_all(&mut stream), [0]);
+            let mut dropped: Vec<_> = (1..100)
+                .map(|number| {
+                    let (owner, first) = (OperationId::send(TransferId(number)), stream.end());
+                    stream.append(owner, 3);
+                    (owner, first)
+                })
+                .collect();
+            if backwards {
+                dropped.reverse();
+            }
+            for (owner, first) in dropped {
+                stream.drop_from(owner, first);
+            }
+            assert_eq!(stream.transfers.len(), 2, "backwards: {backwards}");
+        }
+    }
+
     #[test]
     fn without_spans_only_the_number_in_flight_counts() {
         let (mut stream, plan) = stream(1, 4, false, 100);

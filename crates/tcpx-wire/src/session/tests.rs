@@ -35,7 +35,7 @@ pub(in crate::session) fn settings() -> Settings {
     }
 }
 
-fn config() -> Config {
+pub(super) fn config() -> Config {
     Config::new(settings())
 }
 

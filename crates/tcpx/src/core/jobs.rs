@@ -236,7 +236,7 @@ impl Core {
 
     /// Takes the eager payloads that have reached the GPU; `true` if any has.
     pub(super) fn poll_small(&mut self) -> bool {
-        let Some(small) = self.small.as_mut().filter(|small| small.is_busy()) else {
+        let Some(small) = &mut self.small else {
             return false;
         };
         let mut finished = std::mem::take(&mut self.finished_jobs);

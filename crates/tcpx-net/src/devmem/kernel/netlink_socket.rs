@@ -1,7 +1,7 @@
 //! A generic netlink socket of this host.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -10,6 +10,7 @@ use rustix::net::{
 };
 
 use super::NetlinkSocket;
+use crate::socket::set_option;
 
 /// Restarting a queue of a busy card takes a while; an answer that takes longer than this never comes.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -34,27 +35,10 @@ impl Socket {
         )?;
         set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
         for option in [EXTENDED, CAPPED] {
-            set(&socket, option, 1)?;
+            set_option(&socket, SOL_NETLINK, option, 1)?;
         }
         Ok(Self(socket))
     }
-}
-
-fn set(socket: &impl AsFd, option: i32, value: libc::c_int) -> io::Result<()> {
-    // SAFETY: the value is an int of the length given.
-    let answer = unsafe {
-        libc::setsockopt(
-            socket.as_fd().as_raw_fd(),
-            SOL_NETLINK,
-            option,
-            (&raw const value).cast(),
-            size_of_val(&value) as libc::socklen_t,
-        )
-    };
-    if answer < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
 }
 
 impl NetlinkSocket for Socket {
@@ -67,7 +51,7 @@ impl NetlinkSocket for Socket {
     }
 
     fn join(&mut self, group: u32) -> io::Result<()> {
-        set(&self.0, JOIN, group.cast_signed())
+        set_option(&self.0, SOL_NETLINK, JOIN, group.cast_signed())
     }
 
     fn receive(&mut self, buffer: &mut [u8]) -> io::Result<usize> {

@@ -114,6 +114,31 @@ fn an_idle_connection_lives_on_heartbeats() {
 }
 
 #[test]
+fn frames_that_wait_to_leave_do_for_heartbeats() {
+    let mut pair = Pair::new(config(), 1);
+    pair.run(Duration::from_millis(10));
+    let mut now = pair.now;
+    let session = &mut pair.sides[0].session;
+    session.send(now, send(1, 1 << 20, Level::Placed)).unwrap();
+    // The control connection takes nothing for a while.
+    for _ in 0..5 {
+        now = now + Duration::from_secs(1);
+        session.handle_timeout(now);
+    }
+    let left = |session: &mut Session, now| {
+        let frames: Vec<_> = std::iter::from_fn(|| session.poll_transmit(now)).collect();
+        let beats = frames
+            .iter()
+            .filter(|one| matches!(one, Frame::Heartbeat { .. }));
+        (frames.len(), beats.count())
+    };
+    assert_eq!(left(session, now), (1, 0), "the announcement alone");
+    now = now + Duration::from_secs(1);
+    session.handle_timeout(now);
+    assert_eq!(left(session, now), (1, 1), "it was silent since");
+}
+
+#[test]
 fn a_silent_peer_is_given_up_even_while_data_flows() {
     let mut pair = Pair::new(small_chunks(1), 1);
     let got = pair.receive(1, receive(1, 1 << 40, Level::Placed));

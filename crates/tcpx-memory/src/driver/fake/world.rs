@@ -1,0 +1,251 @@
+//! What the fake driver has: streams with their work, events, memory, and what tests make of them.
+
+use std::alloc::Layout;
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::ffi::c_uint;
+use std::ops::Range;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::launch::{Done, List, tcpx_crc32c_host, tcpx_crc32c_prepare_host};
+use super::{CAPTURE_UNSUPPORTED, CONTEXT, INVALID_CONTEXT, streams};
+use crate::bounce::UnpackMethod;
+use crate::cpu;
+
+/// A piece of a stream's work.
+pub(super) enum Operation {
+    Copy {
+        to: usize,
+        from: usize,
+        len: usize,
+    },
+    Unpack {
+        pool: usize,
+        to: usize,
+        list: List,
+        done: Option<Done>,
+    },
+    Checksum {
+        tables: usize,
+        blocks: Vec<Range<u64>>,
+        bytes: Range<u64>,
+        sums: usize,
+        done: Option<Done>,
+    },
+    Prepare(usize),
+    /// An event, and which of its recordings.
+    Mark(usize, u64),
+    Gate(Arc<AtomicBool>),
+    /// A word, and what it must say before the stream goes on, or what is written to it.
+    Wait(usize, u32),
+    Write(usize, u32),
+}
+
+/// Which call fails for a stream's events.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Fault {
+    Record,
+    Query,
+}
+
+#[derive(Default)]
+pub(super) struct World {
+    pub(super) streams: HashMap<usize, VecDeque<Operation>>,
+    /// Those that synchronise with the default ones.
+    pub(super) blocking: HashSet<usize>,
+    /// An event's last recording, and the stream it waits for.
+    pub(super) events: HashMap<usize, (u64, Option<usize>)>,
+    pub(super) memory: HashMap<usize, Layout>,
+    pub(super) freed: VecDeque<(usize, Layout)>,
+    /// Destinations that no launch may write to.
+    pub(super) refused: HashSet<u64>,
+    /// Pools of launches by stream, and those whose stream went before it had passed its work.
+    pub(super) pools: HashMap<usize, HashSet<usize>>,
+    pub(super) hasty: HashSet<usize>,
+    /// Memory whose copies cannot be followed, and streams that have such a copy.
+    pub(super) untraceable: HashMap<usize, Fault>,
+    pub(super) lost: HashMap<usize, Fault>,
+    /// Looks at unfinished events, by the stream that they wait for.
+    pub(super) looks: HashMap<usize, usize>,
+    /// Launches of the unpack kernel by the pool's address.
+    pub(super) launches: HashMap<usize, usize>,
+    pub(super) next: usize,
+}
+
+static WORLD: Mutex<Option<World>> = Mutex::new(None);
+
+thread_local! {
+    pub(super) static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    pub(super) static CAPTURE_MODE: Cell<c_uint> = const { Cell::new(0) };
+}
+
+/// Graph captures under way, in the mode that concerns every thread, and how often one was broken.
+static CAPTURES: AtomicUsize = AtomicUsize::new(0);
+static BROKEN_CAPTURES: AtomicUsize = AtomicUsize::new(0);
+
+/// Captures a graph while `run` runs; `false` if a call of any thread has broken a capture.
+pub(crate) fn capture(run: impl FnOnce()) -> bool {
+    let broken = BROKEN_CAPTURES.load(Ordering::SeqCst);
+    CAPTURES.fetch_add(1, Ordering::SeqCst);
+    run();
+    CAPTURES.fetch_sub(1, Ordering::SeqCst);
+    BROKEN_CAPTURES.load(Ordering::SeqCst) == broken
+}
+
+/// The calling thread's capture mode.
+pub(crate) fn capture_mode() -> c_uint {
+    CAPTURE_MODE.get()
+}
+
+/// As `inside`, for calls that the driver refuses while another thread captures.
+pub(super) fn outside_captures(call: impl FnOnce(&mut World) -> i32) -> i32 {
+    if CAPTURES.load(Ordering::SeqCst) > 0 && CAPTURE_MODE.get() == 0 {
+        BROKEN_CAPTURES.fetch_add(1, Ordering::SeqCst);
+        return CAPTURE_UNSUPPORTED;
+    }
+    inside(call)
+}
+
+pub(super) fn world<R>(call: impl FnOnce(&mut World) -> R) -> R {
+    call(WORLD.lock().unwrap().get_or_insert_with(World::default))
+}
+
+/// As `world`, for calls that need a current context.
+pub(super) fn inside(call: impl FnOnce(&mut World) -> i32) -> i32 {
+    let current = CURRENT.with_borrow(|stack| stack.last().copied().unwrap_or(0));
+    if current == CONTEXT {
+        world(call)
+    } else {
+        INVALID_CONTEXT
+    }
+}
+
+/// Puts a gate into a stream of the caller's: nothing behind it runs before it is opened.
+pub(crate) fn gated_stream() -> (u64, Arc<AtomicBool>) {
+    let gate = Arc::new(AtomicBool::new(false));
+    let stream = world(|world| {
+        let stream = world.handle();
+        world
+            .streams
+            .insert(stream, VecDeque::from([Operation::Gate(Arc::clone(&gate))]));
+        stream
+    });
+    (stream as u64, gate)
+}
+
+/// From a copy from or to this address on, no event can be recorded on that copy's stream.
+pub(crate) fn lose_streams_of(address: u64) {
+    world(|world| world.untraceable.insert(address as usize, Fault::Record));
+}
+
+/// As `lose_streams_of`, but it is the look at an event that fails.
+pub(crate) fn hide_streams_of(address: u64) {
+    world(|world| world.untraceable.insert(address as usize, Fault::Query));
+}
+
+/// No launch that writes to this address is accepted.
+pub(crate) fn refuse_launches_to(address: u64) {
+    world(|world| world.refused.insert(address));
+}
+
+/// Whether the stream of a launch for the pool at this address went before it had passed all its work.
+pub(crate) fn ended_hastily(pool: u64) -> bool {
+    world(|world| world.hasty.contains(&(pool as usize)))
+}
+
+/// How often somebody looked at unfinished events on this stream.
+pub(crate) fn looks(stream: u64) -> usize {
+    let looks = |world: &mut World| world.looks.get(&(stream as usize)).copied();
+    world(looks).unwrap_or(0)
+}
+
+/// How often the unpack kernel was launched for the pool at this address.
+pub(crate) fn launches(pool: u64) -> usize {
+    let launches = |world: &mut World| world.launches.get(&(pool as usize)).copied();
+    world(launches).unwrap_or(0)
+}
+
+/// How many contexts are stacked on the calling thread.
+pub(crate) fn contexts_on_this_thread() -> usize {
+    CURRENT.with_borrow(Vec::len)
+}
+
+impl World {
+    pub(super) fn handle(&mut self) -> usize {
+        self.next += 0x10;
+        0x10_0000 + self.next
+    }
+
+    /// Does the stream's next piece of work; whether there was any.
+    pub(super) fn advance(&mut self, stream: usize) -> bool {
+        let Some(queue) = self.streams.get_mut(&stream) else {
+            return false;
+        };
+        if streams::is_held(queue.front()) {
+            return false;
+        }
+        match queue.pop_front() {
+            Some(Operation::Copy { to, from, len }) => {
+                // SAFETY: the code under test promises that the memory is there when the stream gets
+                // here; freed memory is poisoned and never unmapped.
+                unsafe { pointer(to).copy_from(pointer(from), len) };
+            }
+            Some(Operation::Unpack {
+                pool,
+                to,
+                list,
+                done,
+            }) => {
+                let list = list.read();
+                // SAFETY: as above.
+                unsafe { cpu::unpack(UnpackMethod::Kernel, pointer(pool), pointer(to), &list) };
+                done.iter().for_each(Done::tell);
+            }
+            Some(Operation::Checksum {
+                tables,
+                blocks,
+                bytes,
+                sums,
+                done,
+            }) => {
+                for (index, block) in blocks.iter().enumerate() {
+                    // SAFETY: as above; only the bytes are read.
+                    unsafe {
+                        let sum = tcpx_crc32c_host(
+                            pointer(tables).cast(),
+                            block.start as usize,
+                            block.end as usize,
+                            bytes.start as usize,
+                            bytes.end as usize,
+                        );
+                        pointer(sums).cast::<u32>().add(index).write(sum);
+                    }
+                }
+                done.iter().for_each(Done::tell);
+            }
+            // SAFETY: as above; the tables are as large as the kernel's.
+            Some(Operation::Prepare(tables)) => unsafe {
+                tcpx_crc32c_prepare_host(pointer(tables).cast());
+            },
+            Some(Operation::Mark(event, recording)) => {
+                if let Some(state) = self.events.get_mut(&event)
+                    && state.0 == recording
+                {
+                    state.1 = None;
+                }
+            }
+            Some(Operation::Write(word, value)) => {
+                streams::word(word).store(value, Ordering::Release);
+            }
+            Some(Operation::Gate(_) | Operation::Wait(..)) => {}
+            None => return false,
+        }
+        true
+    }
+}
+
+pub(super) fn pointer(address: usize) -> *mut u8 {
+    ptr::with_exposed_provenance_mut(address)
+}

@@ -1,0 +1,77 @@
+//! What a connection holds of the pinned slots that GPU memory goes through: nothing at rest, and a window of
+//! 64 MiB at most while bytes move one way. Host memory takes the same way here.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use tcpx::{Connection, TcpNetwork};
+use tcpx_memory::{CopyWorker, PinnedPool};
+use tcpx_net::TcpOptions;
+use tcpx_tests::buffers::{Destination, Source};
+use tcpx_tests::content::Content;
+use tcpx_tests::pair::{LONG, Listening, close};
+use tcpx_tests::process::wait;
+
+const BYTES: u64 = 96 << 20;
+/// A window of chunks, at one end.
+const MOST: usize = 64 << 20;
+
+fn transfer(from: &Connection, to: &Connection, number: u64) {
+    let content = Content::new(12, number);
+    let source = Source::new(content, BYTES, 0);
+    let destination = Destination::new(BYTES, 0);
+    let receive = to.receive(destination.slice(), number).start();
+    let receive = receive.expect("room");
+    let send = from.send(source.slice(), number).start().expect("room");
+    send.wait().expect("it arrives");
+    receive.wait().expect("it arrives");
+    assert_eq!(destination.defect(content), None);
+}
+
+#[test]
+fn a_connection_holds_pinned_memory_for_its_window_while_it_moves_bytes_and_none_at_rest() {
+    let worker = CopyWorker::host().expect("a worker");
+    let pool = worker.pinned();
+    let held = || (pool.slots() - pool.free_slots()) * PinnedPool::SLOT_BYTES;
+    let network = TcpNetwork::new(TcpOptions {
+        lanes: 3,
+        stage_host: true,
+        ..TcpOptions::default()
+    });
+    let listening = Listening::new(Arc::new(network), |_| {}, |_| {});
+    let (server, client) = listening.connect();
+    assert_eq!(held(), 0, "before anything was sent");
+    let over = AtomicBool::new(false);
+    let most = thread::scope(|scope| {
+        let watching = scope.spawn(|| {
+            let mut most = 0;
+            while !over.load(Ordering::Acquire) {
+                most = most.max(held());
+                thread::yield_now();
+            }
+            most
+        });
+        for number in 0..4 {
+            transfer(&client, &server, number);
+            transfer(&server, &client, number);
+        }
+        over.store(true, Ordering::Release);
+        watching.join().expect("it only looks")
+    });
+    let _ = writeln!(
+        std::io::stderr(),
+        "measured: {} MiB in use by both ends",
+        most >> 20
+    );
+    // Both ends are in this process and share the pool. That of a GPU is no larger than one window.
+    assert!(most > 0, "nothing was staged");
+    assert!(most <= 2 * MOST, "{most} bytes at a time");
+    // The last acknowledgement may be under way.
+    wait(LONG, "a connection at rest to hold nothing", || {
+        (held() == 0).then_some(())
+    });
+    close(server, client);
+    assert_eq!(held(), 0);
+}
