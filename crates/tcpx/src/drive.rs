@@ -238,7 +238,9 @@ impl Shared {
         // Where it would have to share a core with the lanes, the engine's thread leaves chunks too.
         let still = self.may_sleep() || !turn.moving && !self.driving.muted.load(Ordering::Relaxed);
         let quiet = still && !turn.more && !turn.poll && !turn.finished;
-        if hit && quiet && !core.control.wants_write() && !core.sink.has_results() {
+        // What the socket does not take now goes out with the next wait.
+        let written = self.may_sleep() || !core.control.wants_write();
+        if hit && quiet && written && !core.sink.has_results() {
             let now = Instant::now();
             core.pace.leaves(now);
             core.speak();
