@@ -29,6 +29,21 @@ pub struct SendChunk {
     pub fence: Option<Fence>,
 }
 
+/// A send whose chunks will be posted once the peer grants it.
+#[derive(Debug)]
+pub struct Foreseen {
+    /// The engine's name for this request; comes back in its [`Completion::Sent`].
+    pub token: u64,
+    /// The transfer that the chunks will belong to.
+    pub transfer: u64,
+    /// All bytes of the transfer.
+    pub source: RegionSlice,
+    /// Bytes that its chunks will probably have.
+    pub chunk_bytes: u32,
+    /// What the read of `source` must wait for on the GPU.
+    pub fence: Option<Fence>,
+}
+
 /// One chunk to receive.
 #[derive(Debug)]
 pub struct ReceiveChunk {
@@ -266,6 +281,15 @@ pub trait Channel: Send + Debug {
     /// The channel is broken or closed, or the chunk does not fit its [`Capabilities`]. The chunk
     /// is not in flight then.
     fn post_send(&mut self, chunk: SendChunk) -> Result<Posted<SendChunk>, ChannelError>;
+
+    /// Offers the bytes of a send that the peer has yet to grant: a network that copies them before it sends
+    /// them may begin. `true` if it does; the request then ends as [`Completion::Sent`] once nothing reads
+    /// the source because of it any more, at the latest after all chunks of the transfer were posted, or
+    /// after [`cancel`](Self::cancel). It is none of [`in_flight`](Self::in_flight).
+    fn foresee(&mut self, send: Foreseen) -> bool {
+        drop(send);
+        false
+    }
 
     /// Queues a destination for the chunk of this sequence. Post in sequence order.
     ///

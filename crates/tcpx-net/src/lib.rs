@@ -25,7 +25,7 @@ mod zero_copy;
 pub use auth::Auth;
 pub use channel::{
     Cancel, Capabilities, Channel, ChannelStats, Completion, Direction, MemoryKinds, Payload,
-    Posted, Readiness, ReceiveChunk, SendChunk, Ticket, Way,
+    Foreseen, Posted, Readiness, ReceiveChunk, SendChunk, Ticket, Way,
 };
 pub use congestion::Congestion;
 pub use dial::{DialOptions, Dialled, dial, dial_control_again};

@@ -130,6 +130,14 @@ impl Session {
         })
     }
 
+    /// Bytes of the chunks of a send of so many bytes, if nothing else is under way to the peer and it cuts
+    /// as this side does; its grant says. 0 before [`Action::PeerSettings`].
+    pub fn likely_chunk_bytes(&self, bytes: u64) -> u32 {
+        self.agreed.map_or(0, |agreed| {
+            self.config.chunk_bytes(bytes, agreed.chunk_bytes)
+        })
+    }
+
     /// What both sides agreed on; `None` before [`Action::PeerSettings`].
     pub fn agreed(&self) -> Option<&Agreed> {
         self.agreed.as_ref()

@@ -221,8 +221,9 @@ impl Send<'_> {
             };
             let now = core.now();
             let started = core.session.send(now, request);
-            if announced && started.is_ok() {
+            if announced && let Ok(id) = &started {
                 core.expect(bytes, Direction::Out);
+                core.copy_soon(*id, bytes);
             }
             started.map_err(|error| core.request_error(error))
         })

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tcpx_memory::CopyWorker;
 
-use super::shared::lock;
+use super::shared::{Shared, lock};
 use super::wakers::Wakers;
 
 /// The slots of one worker's pool that sends may hold; one per worker and process.
@@ -18,6 +18,9 @@ pub(super) struct Permits {
     taken: AtomicUsize,
     has_waiting: AtomicBool,
     waiting: Mutex<Vec<Weak<Wakers>>>,
+    /// Channels that hold slots for chunks that are not there yet.
+    ahead: Mutex<Vec<Weak<Shared>>>,
+    any_ahead: AtomicBool,
 }
 
 /// The right to hold one slot for a send; dropping it wakes those who wait.
@@ -43,6 +46,8 @@ impl Permits {
             taken: AtomicUsize::new(0),
             has_waiting: AtomicBool::new(false),
             waiting: Mutex::new(Vec::new()),
+            ahead: Mutex::new(Vec::new()),
+            any_ahead: AtomicBool::new(false),
         });
         registry.push((Arc::downgrade(worker), Arc::downgrade(&permits)));
         permits
@@ -65,6 +70,32 @@ impl Permits {
             // A second look: one given back before the line above woke nobody.
             self.try_take(most)
         })
+    }
+
+    /// Takes a permit for bytes that nobody waits for yet: while fewer than a quarter of `slots` are taken.
+    pub(super) fn take_spare(self: &Arc<Self>, slots: usize) -> Option<Permit> {
+        self.try_take(slots / 4)
+    }
+
+    /// Notes that a channel has begun to hold slots for chunks that are not there yet.
+    pub(super) fn lend(&self, shared: &Weak<Shared>) {
+        let mut ahead = lock(&self.ahead);
+        if !ahead.iter().any(|held| held.ptr_eq(shared)) {
+            ahead.push(Weak::clone(shared));
+        }
+        drop(ahead);
+        self.any_ahead.store(true, Ordering::SeqCst);
+    }
+
+    /// Has all channels give back the slots that they hold for chunks that are not there yet: chunks that
+    /// are there have none. Those that copies write to come back when these end.
+    pub(super) fn reclaim(&self) {
+        if self.any_ahead.swap(false, Ordering::SeqCst) {
+            let ahead = std::mem::take(&mut *lock(&self.ahead));
+            for shared in ahead.iter().filter_map(Weak::upgrade) {
+                shared.give_back_ahead();
+            }
+        }
     }
 
     /// Whether sends hold slots.

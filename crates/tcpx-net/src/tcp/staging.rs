@@ -4,6 +4,8 @@
 //! then copied to its destination. The copy worker does both, so lanes never call CUDA, and copies
 //! overlap with the wire.
 
+mod ahead;
+mod foreseeing;
 mod sending;
 
 use std::collections::VecDeque;
@@ -26,6 +28,9 @@ use super::wakers::Wakers;
 use crate::channel::MemoryKinds;
 use crate::error::{ChannelError, NetworkError};
 
+use ahead::Ahead;
+use foreseeing::{Place, Source};
+
 #[derive(Debug)]
 struct Worker {
     worker: Arc<CopyWorker>,
@@ -43,6 +48,8 @@ pub(super) struct Staging {
     waiting: Mutex<VecDeque<u16>>,
     /// Copies of short chunks to slots that are under way and wait for nothing else.
     short_copies: AtomicUsize,
+    /// What was copied of sends that the peer has yet to grant.
+    ahead: Mutex<Ahead<Source, Place>>,
 }
 
 /// Where a receive's payload is read to.
@@ -79,6 +86,7 @@ impl Staging {
             has_waiting: AtomicBool::new(false),
             waiting: Mutex::new(VecDeque::with_capacity(usize::from(window))),
             short_copies: AtomicUsize::new(0),
+            ahead: Mutex::default(),
         })
     }
 
@@ -140,7 +148,7 @@ impl Staging {
 
     /// The memory that a lane reads a receive's payload into.
     pub(super) fn landing(&self, destination: &RegionSlice, lane: u16, wakers: &Wakers) -> Landing {
-        let Some(Worker { worker, .. }) = self.worker(destination.kind()) else {
+        let Some(Worker { worker, permits }) = self.worker(destination.kind()) else {
             return Landing::At(destination.clone());
         };
         let take = || {
@@ -153,6 +161,7 @@ impl Staging {
         // Onto the list first and then a second look: a slot that comes back in between either is
         // seen here or sees the list.
         wakers.unplaced.insert(lane);
+        permits.reclaim();
         match take() {
             Some(slot) => {
                 wakers.unplaced.remove(lane);
@@ -195,6 +204,8 @@ fn is_copy_bound(bytes: usize, also_sends: bool) -> bool {
 const RECEIVE: u64 = 1 << 32;
 /// Marks it as that of short sends that are counted; the low bits are the slot of the first.
 const COUNTED: u64 = 1 << 33;
+/// Marks it as that of a copy for a chunk that is not there yet; the low bits are the copy's number.
+const AHEAD: u64 = 1 << 34;
 
 impl Shared {
     /// All of a receive's payload is in `into`: the destination itself, or a slot to be copied.
@@ -255,6 +266,10 @@ impl Shared {
 
 impl CompletionSink for Shared {
     fn complete(&self, token: u64, result: Result<u64, MemoryError>) {
+        if token & AHEAD != 0 {
+            let number = u32::try_from(token & u64::from(u32::MAX)).unwrap_or_default();
+            return self.copied_ahead(number, &result);
+        }
         let Ok(slot) = u16::try_from(token & u64::from(u16::MAX)) else {
             return;
         };

@@ -1,5 +1,7 @@
 //! The channel of the embedded network: the owner's side of [`Shared`].
 
+mod remaining;
+
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,9 +12,9 @@ use tcpx_memory::{Fence, FreeWatch, RegionSlice};
 use super::receive_table::{ReceiveState, Withdrawal};
 use super::repair::Repair;
 use super::shared::{Ended, Event, Shared, lock};
-use super::transmit_table::{Forgotten, Outgoing, SendState, Unstaged, Withdrawn, describe};
+use super::transmit_table::{Forgotten, Outgoing, Unstaged, Withdrawn, describe};
 use crate::channel::{
-    Cancel, Capabilities, Channel, ChannelStats, Completion, Direction, Payload, Posted, Readiness,
+    Cancel, Capabilities, Channel, ChannelStats, Completion, Direction, Foreseen, Payload, Posted, Readiness,
     ReceiveChunk, SendChunk, Ticket, Way,
 };
 use crate::error::ChannelError;
@@ -31,6 +33,8 @@ pub(super) struct TcpChannel {
     /// By slot: the token of the receive in flight.
     receives: Box<[Option<u64>]>,
     in_flight: usize,
+    /// Sends offered by [`Channel::foresee`] whose end was not reported.
+    foreseen: usize,
     /// Ends that were found before they were asked for.
     found: Vec<Completion>,
     capabilities: Capabilities,
@@ -64,6 +68,7 @@ impl TcpChannel {
             free_sends: (0..window).rev().collect(),
             receives: (0..window).map(|_| None).collect(),
             in_flight: 0,
+            foreseen: 0,
             found: Vec::new(),
             capabilities,
             _watches: watches,
@@ -90,6 +95,12 @@ impl TcpChannel {
             .staging
             .admit(memory)
             .map_err(|reason| self.bad_request(reason))
+    }
+
+    /// Whether the bytes of a whole transfer may be read now.
+    fn admit_whole(&self, memory: &RegionSlice) -> bool {
+        let over = self.is_closing() || self.shared.ended().is_some();
+        !over && self.shared.staging.admit(memory).is_ok()
     }
 
     fn bad_request(&self, reason: String) -> ChannelError {
@@ -148,49 +159,6 @@ impl TcpChannel {
                     .map(|token| Completion::Failed { token, error }),
             };
             out.extend(completion);
-        }
-    }
-
-    /// No lane runs any more: ends what none of them had in its hands.
-    fn fail_remaining(&mut self, out: &mut Vec<Completion>) {
-        let error = self.shared.failure(self.in_flight);
-        let shared = Arc::clone(&self.shared);
-        for (slot, SendSlot { token, .. }) in (0u16..).zip(self.sends.iter_mut()) {
-            let ended = shared.transmit.with(slot, |state| match state {
-                SendState::Queued(_) | SendState::Waiting(_) | SendState::Written { .. } => {
-                    *state = SendState::Free;
-                    true
-                }
-                // The copy worker still reads or writes; its end brings an event.
-                SendState::Copying { cancelled, .. } => {
-                    *cancelled = true;
-                    false
-                }
-                SendState::Free | SendState::Taken { .. } | SendState::Withdrawn => false,
-            });
-            if ended && let Some(token) = token.take() {
-                self.in_flight -= 1;
-                out.push(Completion::Failed {
-                    token,
-                    error: error.clone(),
-                });
-            }
-        }
-        for (slot, token) in (0u16..).zip(self.receives.iter_mut()) {
-            let ended = shared.receive.with(slot, |state| {
-                let posted = matches!(state, ReceiveState::Posted(_));
-                if posted {
-                    *state = ReceiveState::Empty;
-                }
-                posted
-            });
-            if ended && let Some(token) = token.take() {
-                self.in_flight -= 1;
-                out.push(Completion::Failed {
-                    token,
-                    error: error.clone(),
-                });
-            }
         }
     }
 
@@ -259,7 +227,13 @@ impl Channel for TcpChannel {
                 source,
                 fence,
             };
-            Shared::stage(&self.shared, slot, unstaged);
+            let rest = match self.foreseen {
+                0 => Some(unstaged),
+                _ => self.shared.stage_ahead(slot, unstaged),
+            };
+            if let Some(unstaged) = rest {
+                Shared::stage(&self.shared, slot, unstaged);
+            }
         } else {
             drop::<Option<Fence>>(fence);
             self.shared.transmit.enqueue(Outgoing {
@@ -277,6 +251,12 @@ impl Channel for TcpChannel {
             self.shared.attention.draw();
         }
         Ok(Posted::Accepted)
+    }
+
+    fn foresee(&mut self, send: Foreseen) -> bool {
+        let begun = self.admit_whole(&send.source) && Shared::foresee(&self.shared, send);
+        self.foreseen += usize::from(begun);
+        begun
     }
 
     fn post_receive(&mut self, chunk: ReceiveChunk) -> Result<Posted<ReceiveChunk>, ChannelError> {
@@ -308,6 +288,11 @@ impl Channel for TcpChannel {
         let ended = self.shared.ended();
         out.append(&mut self.found);
         self.drain_events(out);
+        if self.foreseen > 0 {
+            let ended = self.shared.ended_ahead();
+            self.foreseen -= ended.len();
+            out.extend(ended.into_iter().map(|token| Completion::Sent { token }));
+        }
         if self.is_closing() {
             if lanes_gone {
                 self.fail_remaining(out);
@@ -329,6 +314,12 @@ impl Channel for TcpChannel {
     }
 
     fn cancel(&mut self, token: u64) -> Cancel {
+        if self.foreseen > 0
+            && let Some(answer) = self.shared.cancel_ahead(token)
+        {
+            self.foreseen -= usize::from(answer == Cancel::Done);
+            return answer;
+        }
         let held = |slot: &SendSlot| slot.token == Some(token);
         if let Some(slot) = slot_where(&self.sends, held) {
             match self.shared.transmit.withdraw(slot) {
@@ -428,11 +419,12 @@ impl Channel for TcpChannel {
                 remotes.receive.remove();
             }
         }
+        self.shared.give_back_ahead();
         self.shared.wakers.signal.raise();
     }
 
     fn closed(&self) -> bool {
-        self.is_closing() && self.in_flight == 0 && self.lanes_gone()
+        self.is_closing() && self.in_flight + self.foreseen == 0 && self.lanes_gone()
     }
 
     fn describe(&self) -> String {

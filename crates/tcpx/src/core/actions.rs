@@ -102,6 +102,7 @@ impl Core {
             return;
         };
         operation.outcome = Some(outcome);
+        self.end_foreseen(id);
         if memory == Memory::Held {
             self.report_outcome(id, true);
         }

@@ -38,8 +38,10 @@ impl Core {
         let now = self.now();
         match completion {
             Completion::Sent { token } => {
-                let Some(Token::Send(id, flight)) = self.tokens.remove(&token) else {
-                    return;
+                let (id, flight) = match self.tokens.remove(&token) {
+                    Some(Token::Send(id, flight)) => (id, flight),
+                    Some(Token::Foreseen(id)) => return self.foreseen_ended(id),
+                    _ => return,
                 };
                 if self.operations.get(&id).is_some_and(|op| op.stopped) {
                     // Before the operation may be quiet: the network keeps the chunk for sending again.

@@ -304,7 +304,7 @@ impl Core {
                     }
                 }
             }
-            Some(Token::Send(..) | Token::Receive(..)) | None => {}
+            Some(Token::Send(..) | Token::Receive(..) | Token::Foreseen(_)) | None => {}
         }
     }
 

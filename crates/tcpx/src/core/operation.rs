@@ -49,6 +49,8 @@ pub(crate) struct Operation {
     pub(crate) fragments: u64,
     pub(crate) method: Option<UnpackMethod>,
     pub(crate) digest: Option<u32>,
+    /// The request by which a channel copies it ahead of its grant.
+    pub(crate) foreseen: Option<u64>,
     /// What has come of chunks that arrive in parts, by the chunk's index.
     pub(crate) parts: HashMap<u32, Coverage>,
     chunks: u32,
@@ -73,6 +75,7 @@ impl Operation {
             fragments: 0,
             method: None,
             digest: None,
+            foreseen: None,
             parts: HashMap::new(),
             chunks: 0,
             started,

@@ -28,6 +28,7 @@ impl Core {
                 _ => None,
             })
             .collect();
+        self.end_foreseen(id);
         let mut must_close = false;
         for (token, channel) in in_flight {
             match self.channels[usize::from(channel)].channel.cancel(token) {

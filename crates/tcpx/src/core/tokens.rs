@@ -17,6 +17,8 @@ pub(super) enum Token {
     Unpack(OperationId, InFlight, Ticket, Arc<Descriptors>),
     /// A part of a chunk whose rest is still to come; with its list.
     UnpackPart(OperationId, InFlight, Ticket, Arc<Descriptors>),
+    /// A send that a channel copies ahead of its grant.
+    Foreseen(OperationId),
     Digest(OperationId),
     Eager(OperationId),
 }

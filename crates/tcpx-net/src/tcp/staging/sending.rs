@@ -19,7 +19,7 @@ use super::{COUNTED, Worker, take_slot};
 use crate::error::ChannelError;
 
 /// Copies of short chunks under way at a time: one that runs, and those that follow at once.
-const SHORT_COPIES: usize = 3;
+pub(super) const SHORT_COPIES: usize = 3;
 
 /// Sends that one copy takes to one slot.
 struct Batch {
@@ -77,10 +77,18 @@ impl Shared {
             if counted && staging.short_copies.load(Ordering::SeqCst) >= SHORT_COPIES {
                 return;
             }
-            let Some(permit) = shared.permit(worker) else {
+            // What is held for chunks that are not there yet goes back first.
+            let Some(permit) = shared.permit(worker).or_else(|| {
+                worker.permits.reclaim();
+                shared.permit(worker)
+            }) else {
                 return;
             };
-            let Some(pinned) = take_slot(&worker.worker, source.len()) else {
+            let take = || take_slot(&worker.worker, source.len());
+            let Some(pinned) = take().or_else(|| {
+                worker.permits.reclaim();
+                take()
+            }) else {
                 return;
             };
             let Ok(payload) = pinned.slice().slice(..source.len()) else {
@@ -185,16 +193,21 @@ impl Shared {
     ) {
         self.end_sends(first, result);
         if counted {
-            self.staging.short_copies.fetch_sub(1, Ordering::SeqCst);
-            if self.staging.has_waiting()
-                && let Some(shared) = self.own.upgrade()
-            {
-                Self::stage_waiting(&shared);
-            }
+            self.short_copy_ended();
         }
     }
 
-    fn end_sends(&self, first: u16, result: &Result<u64, MemoryError>) {
+    pub(super) fn short_copy_ended(&self) {
+        self.staging.short_copies.fetch_sub(1, Ordering::SeqCst);
+        if let Some(shared) = self.own.upgrade() {
+            if self.staging.has_waiting() {
+                Self::stage_waiting(&shared);
+            }
+            Self::copy_ahead(&shared);
+        }
+    }
+
+    pub(super) fn end_sends(&self, first: u16, result: &Result<u64, MemoryError>) {
         let mut next = Some(first);
         while let Some(slot) = next {
             next = self.send_copied(slot, result);
@@ -239,7 +252,7 @@ impl Shared {
     }
 }
 
-fn copying(
+pub(super) fn copying(
     slot: u16,
     unstaged: &Unstaged,
     payload: RegionSlice,

@@ -1,0 +1,53 @@
+//! What is left of a channel without lanes.
+
+use std::sync::Arc;
+
+use super::super::receive_table::ReceiveState;
+use super::super::transmit_table::SendState;
+use super::{SendSlot, TcpChannel};
+use crate::channel::Completion;
+
+impl TcpChannel {
+    /// No lane runs any more: ends what none of them had in its hands.
+    pub(super) fn fail_remaining(&mut self, out: &mut Vec<Completion>) {
+        let error = self.shared.failure(self.in_flight);
+        let shared = Arc::clone(&self.shared);
+        for (slot, SendSlot { token, .. }) in (0u16..).zip(self.sends.iter_mut()) {
+            let ended = shared.transmit.with(slot, |state| match state {
+                SendState::Queued(_) | SendState::Waiting(_) | SendState::Written { .. } => {
+                    *state = SendState::Free;
+                    true
+                }
+                // The copy worker still reads or writes; its end brings an event.
+                SendState::Copying { cancelled, .. } => {
+                    *cancelled = true;
+                    false
+                }
+                SendState::Free | SendState::Taken { .. } | SendState::Withdrawn => false,
+            });
+            if ended && let Some(token) = token.take() {
+                self.in_flight -= 1;
+                out.push(Completion::Failed {
+                    token,
+                    error: error.clone(),
+                });
+            }
+        }
+        for (slot, token) in (0u16..).zip(self.receives.iter_mut()) {
+            let ended = shared.receive.with(slot, |state| {
+                let posted = matches!(state, ReceiveState::Posted(_));
+                if posted {
+                    *state = ReceiveState::Empty;
+                }
+                posted
+            });
+            if ended && let Some(token) = token.take() {
+                self.in_flight -= 1;
+                out.push(Completion::Failed {
+                    token,
+                    error: error.clone(),
+                });
+            }
+        }
+    }
+}
