@@ -24,8 +24,8 @@ mod zero_copy;
 
 pub use auth::Auth;
 pub use channel::{
-    Cancel, Capabilities, Channel, ChannelStats, Completion, Direction, MemoryKinds, Payload,
-    Foreseen, Posted, Readiness, ReceiveChunk, SendChunk, Ticket, Way,
+    Cancel, Capabilities, Channel, ChannelStats, Completion, Direction, Foreseen, MemoryKinds,
+    Payload, Posted, Readiness, ReceiveChunk, SendChunk, Ticket, Way,
 };
 pub use congestion::Congestion;
 pub use dial::{DialOptions, Dialled, dial, dial_control_again};

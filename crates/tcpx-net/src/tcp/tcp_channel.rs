@@ -14,8 +14,8 @@ use super::repair::Repair;
 use super::shared::{Ended, Event, Shared, lock};
 use super::transmit_table::{Forgotten, Outgoing, Unstaged, Withdrawn, describe};
 use crate::channel::{
-    Cancel, Capabilities, Channel, ChannelStats, Completion, Direction, Foreseen, Payload, Posted, Readiness,
-    ReceiveChunk, SendChunk, Ticket, Way,
+    Cancel, Capabilities, Channel, ChannelStats, Completion, Direction, Foreseen, Payload, Posted,
+    Readiness, ReceiveChunk, SendChunk, Ticket, Way,
 };
 use crate::error::ChannelError;
 use crate::socket::congestion_control;

@@ -2,6 +2,8 @@
 //! from the first on. A chunk that comes takes the place of its piece over; where one finds none, the
 //! chunks were cut otherwise, or all pieces were given back. No copies and no system calls here.
 
+#[cfg(test)]
+mod tests;
 
 /// Sends that pieces are copied of at a time.
 const SENDS: usize = 4;
@@ -164,9 +166,8 @@ impl<S, T> Ahead<S, T> {
         };
         let send = &mut self.sends[at];
         send.source = None;
-        let fits = |piece: &Piece<T>| {
-            piece.offset == offset && piece.length == length && !piece.is_over
-        };
+        let fits =
+            |piece: &Piece<T>| piece.offset == offset && piece.length == length && !piece.is_over;
         let found = match send.pieces.iter().position(fits) {
             Some(piece) => {
                 let piece = send.pieces.swap_remove(piece);

@@ -2,6 +2,8 @@
 //! once. Chunks that are there come first: such a copy begins only where none waits and slots abound, and
 //! its slot goes back when a chunk finds none.
 
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
