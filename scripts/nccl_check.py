@@ -118,7 +118,7 @@ def ping_pong(rank, buffer, repeats):
 
 
 def repeats_for(size):
-    for limit, repeats in ((64 << 10, 200), (4 * MIB, 40), (64 * MIB, 10), (256 * MIB, 5)):
+    for limit, repeats in ((64 << 10, 1000), (4 * MIB, 40), (64 * MIB, 10), (256 * MIB, 5)):
         if size <= limit:
             return repeats
     return 3
@@ -205,7 +205,7 @@ def main():
     parser.add_argument("--time", default="", help="sizes in bytes to time, between commas")
     parser.add_argument("--operations", choices=["all", "send-recv"], default="all",
                         help="what is timed")
-    parser.add_argument("--rounds", type=int, default=1, help="times that everything is checked")
+    parser.add_argument("--rounds", type=int, default=1, help="communicators made one after the other; each is checked and timed")
     parser.add_argument("--abort", action="store_true", help="abort first, then check")
     parser.add_argument("--lose-peer", type=pathlib.Path, metavar="FILE",
                         help="rank 1 dies, and writes when into FILE")
@@ -227,13 +227,13 @@ def main():
         report |= abort(rank)
         number += 1
     checked = sizes(arguments.check)
+    report["rows"] = []
     # A second round destroys the communicator and makes a new one in the same process.
     for round_number in range(arguments.rounds):
         start(rank, world, number + round_number)
         for salt, size in enumerate(checked):
             operations(rank, world, size, salt + 100 * round_number)
-        if round_number + 1 == arguments.rounds:
-            report["rows"] = figures(rank, sizes(arguments.time), arguments.operations)
+        report["rows"] += figures(rank, sizes(arguments.time), arguments.operations)
         torch.cuda.synchronize()
         dist.destroy_process_group()
     report["checked_bytes"] = checked

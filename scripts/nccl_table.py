@@ -125,7 +125,9 @@ def main():
             f"{', '.join(sorted(versions))}, torch.distributed, two processes, one GPU each; P2P and "
             "shared memory are off.",
             "Bandwidth: operations queued one behind the other; all-reduce as bus bandwidth. Latency: "
-            "half of a round trip, each message synchronised, median; all-reduce: time of one in a queue.",
+            "half of a round trip, each message synchronised, median; all-reduce: time of one in a queue. "
+            "A run of a rate is one start of both processes, one of a latency is one communicator, four in "
+            "each start: where the scheduler puts NCCL's threads changes these by half or more, in each network.",
             "16 channels: NCCL_SOCKET_NTHREADS=1 NCCL_NSOCKS_PERTHREAD=1 NCCL_MIN_NCHANNELS=16 "
             "NCCL_NCHANNELS_PER_NET_PEER=16 NCCL_MIN_P2P_NCHANNELS=16, the best found for bulk.",
             "CUDA pointers: TCPX_NET_DEVICE=cuda CUDA_MODULE_LOADING=EAGER; see docs/nccl.md.",
