@@ -4,6 +4,7 @@
 //! placed it: [`forget`](TransmitTable::forget) ends it then. A lane that dies puts what it had
 //! written back into the queue.
 
+mod send;
 #[cfg(test)]
 mod tests;
 
@@ -11,90 +12,14 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use crossbeam_queue::ArrayQueue;
-use tcpx_memory::{Fence, RegionSlice};
-use tcpx_wire::TransferId;
-use tcpx_wire::chunk_header::ChunkHeader;
 
 use super::idle::LaneSet;
 use super::lingering::Lingering;
-use super::permits::Permit;
 use super::shared::lock;
-use crate::error::ChunkPosition;
+pub(super) use send::{Outgoing, SendState, Unstaged, describe};
 
 /// Bytes of a chunk that does not fit in the socket buffers of a lane.
 pub(super) const LONG: usize = 1 << 20;
-
-/// A chunk that a lane can send as it is.
-#[derive(Debug)]
-pub(super) struct Outgoing {
-    pub(super) slot: u16,
-    pub(super) header: [u8; ChunkHeader::BYTES],
-    pub(super) position: ChunkPosition,
-    /// The source itself, or a pinned slot with a copy of it.
-    pub(super) payload: RegionSlice,
-    /// How many lanes died with it.
-    pub(super) attempt: u8,
-    /// Held along with a pinned slot, and given back after it.
-    pub(super) permit: Option<Permit>,
-    /// The last lane whose socket refers to the payload's pages.
-    pub(super) spliced: Option<u16>,
-}
-
-impl Outgoing {
-    /// The peer may have it already: marks the header so.
-    fn mark_again(&mut self) {
-        let header = ChunkHeader {
-            sequence: self.position.sequence,
-            transfer: TransferId(self.position.transfer),
-            offset: self.position.offset,
-            length: u32::try_from(self.position.length).unwrap_or(u32::MAX),
-            attempt: self.attempt.saturating_add(1),
-        };
-        self.header = header.encode();
-        self.attempt = header.attempt;
-    }
-}
-
-/// A chunk whose bytes must be copied to a pinned slot first.
-#[derive(Debug)]
-pub(super) struct Unstaged {
-    pub(super) header: [u8; ChunkHeader::BYTES],
-    pub(super) position: ChunkPosition,
-    pub(super) source: RegionSlice,
-    pub(super) fence: Option<Fence>,
-}
-
-#[derive(Debug)]
-pub(super) enum SendState {
-    Free,
-    /// Waits in order for a pinned slot.
-    Waiting(Unstaged),
-    /// The copy worker fills the pinned slot in `Outgoing::payload`.
-    Copying {
-        outgoing: Outgoing,
-        cancelled: bool,
-        /// The next send that the same copy takes along.
-        next: Option<u16>,
-    },
-    /// In the queue.
-    Queued(Outgoing),
-    /// In a lane's hands, or its end is being reported.
-    Taken {
-        lane: u16,
-        sequence: u64,
-        /// The peer has placed it or nobody wants it any more: it ends once the lane lets go.
-        settled: bool,
-    },
-    /// A lane wrote it to the last byte; it is kept until the peer has placed it.
-    Written {
-        lane: u16,
-        /// Its place among all chunks that were written.
-        order: u64,
-        chunk: Outgoing,
-    },
-    /// Ended while it was in the queue; whoever finds the queue's entry frees the slot.
-    Withdrawn,
-}
 
 #[derive(Debug)]
 pub(super) struct TransmitTable {
@@ -499,29 +424,4 @@ impl TransmitTable {
     fn window(&self) -> u16 {
         u16::try_from(self.slots.len()).unwrap_or(u16::MAX)
     }
-}
-
-/// The header of a chunk whose length was checked, and its position with nothing done.
-pub(super) fn describe(
-    sequence: u64,
-    transfer: u64,
-    offset: u64,
-    length: usize,
-) -> ([u8; ChunkHeader::BYTES], ChunkPosition) {
-    let position = ChunkPosition {
-        sequence,
-        transfer,
-        offset,
-        length: length as u64,
-        done: 0,
-    };
-    let length = u32::try_from(length).unwrap_or(u32::MAX);
-    let header = ChunkHeader {
-        sequence,
-        transfer: TransferId(transfer),
-        offset,
-        length,
-        attempt: 0,
-    };
-    (header.encode(), position)
 }

@@ -1,0 +1,105 @@
+//! What a send slot holds from one stage to the next.
+
+use tcpx_memory::{Fence, RegionSlice};
+use tcpx_wire::TransferId;
+use tcpx_wire::chunk_header::ChunkHeader;
+
+use super::super::permits::Permit;
+use crate::error::ChunkPosition;
+
+/// A chunk that a lane can send as it is.
+#[derive(Debug)]
+pub(in crate::tcp) struct Outgoing {
+    pub(in crate::tcp) slot: u16,
+    pub(in crate::tcp) header: [u8; ChunkHeader::BYTES],
+    pub(in crate::tcp) position: ChunkPosition,
+    /// The source itself, or a pinned slot with a copy of it.
+    pub(in crate::tcp) payload: RegionSlice,
+    /// How many lanes died with it.
+    pub(in crate::tcp) attempt: u8,
+    /// Held along with a pinned slot, and given back after it.
+    pub(in crate::tcp) permit: Option<Permit>,
+    /// The last lane whose socket refers to the payload's pages.
+    pub(in crate::tcp) spliced: Option<u16>,
+}
+
+impl Outgoing {
+    /// The peer may have it already: marks the header so.
+    pub(super) fn mark_again(&mut self) {
+        let header = ChunkHeader {
+            sequence: self.position.sequence,
+            transfer: TransferId(self.position.transfer),
+            offset: self.position.offset,
+            length: u32::try_from(self.position.length).unwrap_or(u32::MAX),
+            attempt: self.attempt.saturating_add(1),
+        };
+        self.header = header.encode();
+        self.attempt = header.attempt;
+    }
+}
+
+/// A chunk whose bytes must be copied to a pinned slot first.
+#[derive(Debug)]
+pub(in crate::tcp) struct Unstaged {
+    pub(in crate::tcp) header: [u8; ChunkHeader::BYTES],
+    pub(in crate::tcp) position: ChunkPosition,
+    pub(in crate::tcp) source: RegionSlice,
+    pub(in crate::tcp) fence: Option<Fence>,
+}
+
+#[derive(Debug)]
+pub(in crate::tcp) enum SendState {
+    Free,
+    /// Waits in order for a pinned slot.
+    Waiting(Unstaged),
+    /// The copy worker fills the pinned slot in `Outgoing::payload`.
+    Copying {
+        outgoing: Outgoing,
+        cancelled: bool,
+        /// The next send that the same copy takes along.
+        next: Option<u16>,
+    },
+    /// In the queue.
+    Queued(Outgoing),
+    /// In a lane's hands, or its end is being reported.
+    Taken {
+        lane: u16,
+        sequence: u64,
+        /// The peer has placed it or nobody wants it any more: it ends once the lane lets go.
+        settled: bool,
+    },
+    /// A lane wrote it to the last byte; it is kept until the peer has placed it.
+    Written {
+        lane: u16,
+        /// Its place among all chunks that were written.
+        order: u64,
+        chunk: Outgoing,
+    },
+    /// Ended while it was in the queue; whoever finds the queue's entry frees the slot.
+    Withdrawn,
+}
+
+/// The header of a chunk whose length was checked, and its position with nothing done.
+pub(in crate::tcp) fn describe(
+    sequence: u64,
+    transfer: u64,
+    offset: u64,
+    length: usize,
+) -> ([u8; ChunkHeader::BYTES], ChunkPosition) {
+    let position = ChunkPosition {
+        sequence,
+        transfer,
+        offset,
+        length: length as u64,
+        done: 0,
+    };
+    let length = u32::try_from(length).unwrap_or(u32::MAX);
+    let header = ChunkHeader {
+        sequence,
+        transfer: TransferId(transfer),
+        offset,
+        length,
+        attempt: 0,
+    };
+    (header.encode(), position)
+}
