@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use nccl_net::constants::UNPACK_QUEUE_DEPTH;
+use nccl_net::constants::{UNPACK_QUEUE_DEPTH, UNPACK_SLOT_ENTRIES};
 use nccl_net::device::LoadMeta;
 use tcpx_memory::{Access, BouncePool, Job, Lease, MemoryError, Region, UnpackMethod, Work};
 use tcpx_wire::{Descriptors, Fragment, Limits, ScatterList};
@@ -21,6 +21,10 @@ pub(crate) struct GpuPool {
     /// Rides on a lease of ours: the socket fills other pages while some are moved.
     landing: BouncePool,
     copies: Arc<Copies<UNPACK_QUEUE_DEPTH>>,
+    /// Kept from message to message: the host's thread allocates nothing.
+    list: ScatterList,
+    /// By slot; the copy worker shares one while its job lasts.
+    descriptors: [Arc<Descriptors>; UNPACK_QUEUE_DEPTH],
 }
 
 impl GpuPool {
@@ -40,21 +44,29 @@ impl GpuPool {
             lease,
             landing: BouncePool::new(source.all()),
             copies: Arc::new(Copies::new()),
+            list: ScatterList::with_capacity(UNPACK_SLOT_ENTRIES),
+            descriptors: std::array::from_fn(|_| {
+                Arc::new(Descriptors::with_capacity(UNPACK_SLOT_ENTRIES))
+            }),
         })
     }
 
     /// Starts to move the fragments to the same offsets in GPU memory; `false` when the copy worker takes
     /// no more jobs now.
     pub(crate) fn fetch(
-        &self,
+        &mut self,
         comm: &str,
         slot: usize,
         entries: &[LoadMeta],
     ) -> Result<bool, PluginError> {
-        let mut list = ScatterList::default();
+        // The slot's last job has ended, but its end is told before the worker lets go of it.
+        let Some(descriptors) = Arc::get_mut(&mut self.descriptors[slot]) else {
+            return Ok(false);
+        };
         let mut bytes = 0;
+        self.list.clear();
         for entry in entries {
-            list.push(Fragment {
+            self.list.push(Fragment {
                 source_offset: entry.src_off.into(),
                 length: entry.len,
                 destination_offset: entry.src_off.into(),
@@ -62,10 +74,9 @@ impl GpuPool {
             bytes += u64::from(entry.len);
         }
         let pool_bytes = self.memory.len() as u64;
-        let mut descriptors = Descriptors::new();
         descriptors
             .build(
-                &list,
+                &self.list,
                 Limits {
                     pool_bytes,
                     destination_bytes: pool_bytes,
@@ -77,7 +88,7 @@ impl GpuPool {
         let job = Job {
             work: Work::Unpack {
                 pool: self.landing.clone(),
-                descriptors: Arc::new(descriptors),
+                descriptors: Arc::clone(&self.descriptors[slot]),
                 to: self.lease.all(),
                 with: UnpackMethod::Kernel,
             },

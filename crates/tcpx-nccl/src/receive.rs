@@ -221,16 +221,17 @@ impl NetRecv for RecvComm {
         }
         let mut state = self.lock();
         let number = state.consumed;
-        let name = state.inbound.name.clone();
+        let oldest = state.inbound.ring.by_sequence(number).map(|oldest| {
+            let reported = matches!(oldest.phase, Phase::Done { reported: true });
+            (reported, matches!(oldest.target, Target::Device))
+        });
         let disorder = |why: String| PluginError::ConsumeOrder {
-            comm: name.clone(),
+            comm: state.inbound.name.clone(),
             why,
         };
-        let Some(oldest) = state.inbound.ring.by_sequence(number) else {
+        let Some((reported, is_device)) = oldest else {
             return Err(disorder("was called with no receive outstanding".to_owned()).into());
         };
-        let reported = matches!(oldest.phase, Phase::Done { reported: true });
-        let is_device = matches!(oldest.target, Target::Device);
         if crate::ring::id(number) != id {
             return Err(disorder(format!(
                 "named request {}, the oldest is request {} (receive {number})",

@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 
-use nccl_net::constants::UNPACK_QUEUE_DEPTH;
+use nccl_net::constants::{UNPACK_QUEUE_DEPTH, UNPACK_SLOT_ENTRIES};
 use nccl_net::device::{LoadMeta, NetUnpackMeta, UnpackNetDeviceHandle};
 use nccl_net::export::DeviceQueue;
 use nccl_net::{QueueSlot, UnpackQueueWriter};
@@ -16,6 +16,9 @@ use crate::gpu_pool::GpuPool;
 use crate::pages::Pages;
 use crate::shuffle::Shuffle;
 use crate::socket::{MAX_SPANS, Span};
+
+/// Pages that a receive may hold: each has a piece at least.
+const MOST_PAGES: usize = UNPACK_SLOT_ENTRIES;
 
 /// The pool, the queue and the handle of one receive comm.
 #[derive(Debug)]
@@ -123,9 +126,9 @@ impl Scatter {
             handle,
             pages: Pages::new(total, &mut shuffle),
             shuffle,
-            held: std::array::from_fn(|_| Vec::new()),
-            pieces: Vec::new(),
-            entries: Vec::new(),
+            held: std::array::from_fn(|_| Vec::with_capacity(MOST_PAGES)),
+            pieces: Vec::with_capacity(UNPACK_SLOT_ENTRIES),
+            entries: Vec::with_capacity(UNPACK_SLOT_ENTRIES),
             pages_needed: 0,
             piece: 0,
             inside: 0,
@@ -233,7 +236,7 @@ impl Scatter {
                 operation: "publishing fragments".to_owned(),
                 error: error.to_string(),
             })?;
-        match &self.gpu_pool {
+        match &mut self.gpu_pool {
             Some(pool) if !self.entries.is_empty() => {
                 match pool.fetch(comm, slot(number), &self.entries)? {
                     true => Ok(Landed::Moving),

@@ -70,6 +70,7 @@ impl Descriptors {
     pub fn with_capacity(descriptors: usize) -> Self {
         Self {
             entries: Vec::with_capacity(descriptors),
+            even: EvenList::with_capacity(descriptors),
             ..Self::default()
         }
     }

@@ -34,6 +34,14 @@ impl EvenList {
         Self::default()
     }
 
+    /// No pieces, with room for `pieces`.
+    pub fn with_capacity(pieces: usize) -> Self {
+        Self {
+            sources: Vec::with_capacity(pieces),
+            ..Self::default()
+        }
+    }
+
     /// Removes all pieces and keeps their room.
     pub fn clear(&mut self) {
         self.sources.clear();
