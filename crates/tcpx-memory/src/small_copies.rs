@@ -81,10 +81,7 @@ impl SmallCopies {
             broken: false,
         };
         let _current = Current::enter(gpu)?;
-        copies.prepare().inspect_err(|error| {
-            // The first copy may still run.
-            copies.broken = matches!(error, CudaError::TimedOut { .. });
-        })?;
+        copies.prepare()?;
         Ok(copies)
     }
 
@@ -99,6 +96,8 @@ impl SmallCopies {
         let words = unsafe { host.add(Self::SLOT_BYTES) };
         let device = self.memory.device + Self::SLOT_BYTES as u64;
         let mut ends = Ends::new(&self.gpu, (words, device), self.streams[0])?;
+        // Until all is seen to have ended, the GPU may still write there.
+        self.broken = true;
         let (first, second) = (self.device_address(0), self.device_address(1));
         for (slot, stream) in self.streams.into_iter().enumerate() {
             // SAFETY: both ends are in the pinned memory, and nobody else knows of it yet.
@@ -118,6 +117,7 @@ impl SmallCopies {
             }
         }
         self.ends = Some(ends);
+        self.broken = false;
         Ok(())
     }
 

@@ -240,7 +240,8 @@ impl Shared {
         let quiet = still && !turn.more && !turn.poll && !turn.finished;
         // What the socket does not take now goes out with the next wait.
         let written = self.may_sleep() || !core.control.wants_write();
-        if hit && quiet && written && !core.sink.has_results() {
+        let leaves = hit && quiet && written && !core.sink.has_results();
+        if leaves {
             let now = Instant::now();
             core.pace.leaves(now);
             core.speak();
@@ -256,8 +257,9 @@ impl Shared {
                 drop(core);
                 return self.driver.wake_by(self.id, until);
             }
+        } else {
+            self.driving.on.store(false, Ordering::SeqCst);
         }
-        self.driving.on.store(false, Ordering::SeqCst);
         self.release(&mut core);
         core.set_looked_for(false);
         turn = core.guarded_start();
@@ -292,6 +294,9 @@ impl Shared {
     /// Sleeps until the connection has news, at most until `until`; `false` if that cannot be had here.
     fn sleep(&self, ended: &impl Fn() -> bool, until: Instant) -> bool {
         let mut core = self.lock();
+        // Nobody writes soon what would be held back, nor what was.
+        core.pace.attend(false);
+        core.speak();
         self.watch_control(&mut core);
         let turn = core.standing();
         let unfit = turn.more || turn.poll || turn.finished;
@@ -305,10 +310,12 @@ impl Shared {
         if !descriptors.lie_down(core.control.as_fd(), write, channels) {
             return false;
         }
-        // Nobody writes soon what would be held back.
-        core.pace.attend(false);
-        // What was raised meanwhile makes a descriptor readable.
+        // What was raised meanwhile makes a descriptor readable, but for the copy worker's results.
         core.set_looked_for(false);
+        if core.sink.has_results() {
+            descriptors.get_up();
+            return true;
+        }
         let until = core.due.map_or(until, |due| due.min(until));
         drop(core);
         if ended() {
@@ -446,11 +453,8 @@ impl Shared {
             }
             vain += 1;
         };
-        if taken_over {
-            self.hand_back(hit, more);
-        } else {
-            self.driving.on.store(false, Ordering::SeqCst);
-        }
+        // Also where others have held the lock all the time: they saw that somebody looks, and left it to him.
+        self.hand_back(hit, more);
         if missed || looking.is_some() {
             self.driving.tried(hit && !missed);
         }

@@ -5,6 +5,7 @@
 //! time. As that is written nowhere, it is tried once for each context, and not relied on where it fails.
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,8 @@ pub(crate) const LEGACY: u64 = 1;
 
 /// Longest wait for the stream of the trial: work that the program has begun meanwhile may keep it.
 const LIMIT: Duration = Duration::from_millis(100);
+/// Longest time for which the trial holds its stream up.
+const HOLD: Duration = Duration::from_millis(20);
 /// What the stream of the trial waits for.
 const OPEN: u32 = 1;
 
@@ -63,18 +66,30 @@ impl Gpu {
         // SAFETY: the pointer is valid for one handle; flags of 0 make it synchronise with the legacy one.
         let made = unsafe { (api.cuStreamCreate)(&raw mut stream, 0) };
         api.check("cuStreamCreate", made)?;
-        let equal = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_EQ as u32;
-        // SAFETY: the word is pinned, aligned and stays until the stream has passed; the GPU only reads it.
-        let held = unsafe { wait(stream, word.device, OPEN, equal) };
-        if held != 0 {
-            tracing::debug!(code = held, "this GPU's streams cannot wait for words");
+        // SAFETY: pinned and aligned, and it stays until the thread below has ended; nobody else knows of it.
+        let opened = unsafe { AtomicU32::from_ptr(word.host.as_ptr().cast()) };
+        let busy = thread::scope(|scope| {
+            let (ask, asked) = mpsc::channel::<()>();
+            // A thread of its own opens it, asked or not: while a stream is held up, a call of another thread of
+            // the program may wait for that stream with the lock that our next call needs.
+            let open = move || {
+                let _ = asked.recv_timeout(HOLD);
+                opened.store(OPEN, Ordering::Release);
+            };
+            let opener = thread::Builder::new().name("tcpx-trial".into());
+            opener.spawn_scoped(scope, open).ok()?;
+            let equal = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_EQ as u32;
+            // SAFETY: the word is pinned, aligned and stays until the stream has passed; the GPU only reads it.
+            let held = unsafe { wait(stream, word.device, OPEN, equal) };
+            let busy = (held == 0).then(|| is_at_rest(api, legacy()) == Ok(false));
+            drop(ask);
+            busy
+        });
+        let Some(busy) = busy else {
+            tracing::debug!("no stream here waits for words");
             destroy_stream(api, stream);
             return Ok(Some(false));
-        }
-        let busy = is_at_rest(api, legacy());
-        // SAFETY: as above; nobody else knows of the word.
-        let opened = unsafe { AtomicU32::from_ptr(word.host.as_ptr().cast()) };
-        opened.store(OPEN, Ordering::Release);
+        };
         let start = Instant::now();
         while is_at_rest(api, stream) != Ok(true) {
             if start.elapsed() > LIMIT {
@@ -84,7 +99,9 @@ impl Gpu {
             thread::yield_now();
         }
         destroy_stream(api, stream);
-        Ok(Some(busy == Ok(false)))
+        // Busy because of that stream alone, and not of work that the program began meanwhile.
+        let rests = is_at_rest(api, legacy());
+        Ok(Some(busy && rests == Ok(true)))
     }
 }
 

@@ -29,7 +29,10 @@ impl LaneSet {
     }
 
     pub(super) fn remove(&self, lane: u16) {
-        self.0.fetch_and(!(1 << lane), Ordering::SeqCst);
+        // Mostly it is not there, and lanes that write would take the line from each other.
+        if self.0.load(Ordering::SeqCst) & 1 << lane != 0 {
+            self.0.fetch_and(!(1 << lane), Ordering::SeqCst);
+        }
     }
 
     #[cfg(all(test, loom))]

@@ -80,6 +80,7 @@ impl Permits {
     /// Notes that a channel has begun to hold slots for chunks that are not there yet.
     pub(super) fn lend(&self, shared: &Weak<Shared>) {
         let mut ahead = lock(&self.ahead);
+        ahead.retain(|held| held.strong_count() > 0);
         if !ahead.iter().any(|held| held.ptr_eq(shared)) {
             ahead.push(Weak::clone(shared));
         }

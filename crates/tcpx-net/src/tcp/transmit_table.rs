@@ -149,11 +149,12 @@ impl TransmitTable {
                 Some(slot) => slot,
                 None => {
                     self.idle.insert(lane);
-                    let slot = self.queue.pop()?;
-                    self.idle.remove(lane);
-                    slot
+                    self.queue.pop()?
                 }
             };
+            // Also where it found one at once: a lane may be woken for other reasons than its place there,
+            // and one with a chunk in its hands must not be given another's turn.
+            self.idle.remove(lane);
             let taken = self.with(slot, |state| {
                 match std::mem::replace(state, SendState::Free) {
                     SendState::Queued(outgoing) => {

@@ -132,6 +132,8 @@ impl Descriptors {
         if let Some(Some(set)) = self.set.get() {
             *set.control.lock().unwrap_or_else(PoisonError::into_inner) = Control::Not;
         }
+        // Who sleeps does not hear of the new one.
+        self.call();
     }
 }
 

@@ -111,8 +111,13 @@ impl Shared {
             };
             if let Err(refused) = worker.worker.submit(job) {
                 let error = MemoryError::from(refused);
+                shared.copy_ahead_ended(number, &Err(error));
                 staging.short_copies.fetch_sub(1, Ordering::SeqCst);
-                return shared.copy_ahead_ended(number, &Err(error));
+                // Who found too many copies under way relies on the end of each.
+                if staging.has_waiting() {
+                    Self::stage_waiting(shared);
+                }
+                return;
             }
         }
     }

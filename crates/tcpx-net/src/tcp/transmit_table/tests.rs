@@ -39,3 +39,13 @@ fn behind_a_short_chunk_lanes_that_rest_go_first() {
     assert_eq!(turns, [Next::Wake(5), Next::Wake(1), Next::Wake(3)]);
     assert_eq!(table.take_idle(LONG), Some(1), "the last of them rests");
 }
+
+#[test]
+fn a_lane_that_has_found_something_is_not_at_rest_however_it_was_woken() {
+    let table = TransmitTable::new(4, true);
+    table.idle.insert(2);
+    table.with(0, |state| *state = SendState::Withdrawn);
+    table.push(0);
+    assert!(matches!(table.take(2), Some(Taken::Withdrawn(0))));
+    assert_eq!(table.take_idle(1), None, "it has its hands full");
+}
