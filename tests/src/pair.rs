@@ -4,8 +4,8 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-use tcpx::{Auth, Connection, Endpoint, Error, Key, Network, Options};
-use tcpx_net::{PluginMemory, PluginNetwork, PluginOptions};
+use tcpx::{Auth, Connection, Endpoint, Error, Key, Network, Options, TcpNetwork};
+use tcpx_net::{PluginMemory, PluginNetwork, PluginOptions, TcpOptions};
 
 use crate::double;
 
@@ -52,6 +52,16 @@ impl Listening {
             endpoint,
             client: theirs,
         }
+    }
+
+    /// On the embedded network, host memory taking the way of GPU memory: through pinned slots.
+    pub fn staged() -> Self {
+        let network = TcpNetwork::new(TcpOptions {
+            lanes: 3,
+            stage_host: true,
+            ..TcpOptions::default()
+        });
+        Self::new(Arc::new(network), |_| {}, |_| {})
     }
 
     /// As [`Self::connect`], when either end may fail.

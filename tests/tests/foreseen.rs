@@ -4,9 +4,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tcpx::{Connection, Deadlines, Error, TcpNetwork, Transfer};
+use tcpx::{Connection, Deadlines, Error, Transfer};
 use tcpx_memory::{CopyWorker, PinnedPool};
-use tcpx_net::TcpOptions;
 use tcpx_tests::buffers::{Destination, Source};
 use tcpx_tests::content::Content;
 use tcpx_tests::pair::{LONG, Listening, close};
@@ -27,13 +26,7 @@ impl Pair {
         static ALONE: Mutex<()> = Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let worker = CopyWorker::host().expect("a worker");
-        let network = TcpNetwork::new(TcpOptions {
-            lanes: 3,
-            stage_host: true,
-            ..TcpOptions::default()
-        });
-        let listening = Listening::new(Arc::new(network), |_| {}, |_| {});
-        let (server, client) = listening.connect();
+        let (server, client) = Listening::staged().connect();
         Self {
             worker,
             server,

@@ -8,8 +8,7 @@ use std::ptr;
 
 use tcpx_tests::child;
 use tcpx_tests::namespaces::{Hosts, missing};
-use tcpx_tests::nccl_link::{HOST, until};
-use tcpx_tests::nccl_part::{self, Opaque};
+use tcpx_tests::nccl_link::{HOST, accepted, connected, listening, started, until};
 
 const FILE: &str = "TCPX_TEST_FILE";
 /// Large enough for lanes.
@@ -26,22 +25,12 @@ fn meeting() -> PathBuf {
 
 /// Listens, leaves the handle in the file, and takes one message.
 fn listen() {
-    let table = nccl_part::table(12);
-    let (rc, context) = table.init();
-    assert_eq!(rc, 0);
-    let mut handle = [0; 128];
-    let (rc, listen) = table.listen(context, &mut handle);
-    assert_eq!(rc, 0);
+    let (table, context) = started(12);
+    let (listen, handle) = listening(&*table, context);
     let half = meeting().with_extension("half");
     std::fs::write(&half, handle).unwrap();
     std::fs::rename(half, meeting()).unwrap();
-    let mut receive: Opaque = ptr::null_mut();
-    until("accepting", || {
-        let (rc, comm) = table.accept(listen);
-        assert_eq!(rc, 0);
-        receive = comm;
-        !receive.is_null()
-    });
+    let receive = accepted(&*table, listen);
     let mut target = vec![0; LEN];
     let (rc, memory) = table.reg_mr(receive, &mut target, HOST);
     assert_eq!(rc, 0);
@@ -58,9 +47,7 @@ fn listen() {
 
 /// Connects to the handle in the file, and sends one message.
 fn connect() {
-    let table = nccl_part::table(12);
-    let (rc, context) = table.init();
-    assert_eq!(rc, 0);
+    let (table, context) = started(12);
     let mut handle = [0; 128];
     until("the handle", || {
         let read = std::fs::read(meeting());
@@ -69,13 +56,7 @@ fn connect() {
             true
         })
     });
-    let mut send: Opaque = ptr::null_mut();
-    until("connecting", || {
-        let (rc, comm) = table.connect(context, &mut handle);
-        assert_eq!(rc, 0);
-        send = comm;
-        !send.is_null()
-    });
+    let send = connected(&*table, context, handle);
     let mut data = content();
     let (rc, memory) = table.reg_mr(send, &mut data, HOST);
     assert_eq!(rc, 0);

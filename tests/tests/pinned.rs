@@ -2,13 +2,11 @@
 //! 64 MiB at most while bytes move one way. Host memory takes the same way here.
 
 use std::io::Write;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use tcpx::{Connection, TcpNetwork};
+use tcpx::Connection;
 use tcpx_memory::{CopyWorker, PinnedPool};
-use tcpx_net::TcpOptions;
 use tcpx_tests::buffers::{Destination, Source};
 use tcpx_tests::content::Content;
 use tcpx_tests::pair::{LONG, Listening, close};
@@ -35,12 +33,7 @@ fn a_connection_holds_pinned_memory_for_its_window_while_it_moves_bytes_and_none
     let worker = CopyWorker::host().expect("a worker");
     let pool = worker.pinned();
     let held = || (pool.slots() - pool.free_slots()) * PinnedPool::SLOT_BYTES;
-    let network = TcpNetwork::new(TcpOptions {
-        lanes: 3,
-        stage_host: true,
-        ..TcpOptions::default()
-    });
-    let listening = Listening::new(Arc::new(network), |_| {}, |_| {});
+    let listening = Listening::staged();
     let (server, client) = listening.connect();
     assert_eq!(held(), 0, "before anything was sent");
     let over = AtomicBool::new(false);

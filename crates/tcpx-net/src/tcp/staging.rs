@@ -288,6 +288,24 @@ pub(super) fn alone() -> std::sync::MutexGuard<'static, ()> {
     lock(&ALONE)
 }
 
+/// For tests without lanes: a channel whose host memory is copied to slots first.
+#[cfg(test)]
+fn staged_channel() -> Arc<Shared> {
+    let parts = super::shared::Parts {
+        name: String::new(),
+        ways: String::new(),
+        lanes: 2,
+        window: 32,
+        resend: true,
+        splice: false,
+        zero_copy: false,
+        socket_buffer: 0,
+        staging: Staging::new(&[], true, 32).unwrap(),
+        repair: super::repair::Repair::Never,
+    };
+    Shared::new(parts).unwrap()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,10 +5,9 @@ use std::time::{Duration, Instant};
 
 use tcpx_memory::{Access, CopyWorker, Lease, Region};
 
-use super::super::{Staging, Worker, alone};
+use super::super::{Worker, alone, staged_channel};
 use super::*;
-use crate::tcp::repair::Repair;
-use crate::tcp::shared::{Event, Parts};
+use crate::tcp::shared::Event;
 use crate::tcp::transmit_table::{Outgoing, SendState, Taken, describe};
 
 const CHUNK: usize = 256 << 10;
@@ -27,7 +26,7 @@ impl Stand {
         let alone = alone();
         let worker = CopyWorker::host().unwrap();
         Self {
-            shared: channel(),
+            shared: staged_channel(),
             free: worker.pinned().free_slots(),
             worker,
             _alone: alone,
@@ -51,22 +50,6 @@ impl Stand {
         assert!(!self.host().permits.are_taken());
         assert!(lock(&self.shared.staging.ahead).next().is_none());
     }
-}
-
-fn channel() -> Arc<Shared> {
-    let parts = Parts {
-        name: String::new(),
-        ways: String::new(),
-        lanes: 2,
-        window: 32,
-        resend: true,
-        splice: false,
-        zero_copy: false,
-        socket_buffer: 0,
-        staging: Staging::new(&[], true, 32).unwrap(),
-        repair: Repair::Never,
-    };
-    Shared::new(parts).unwrap()
 }
 
 fn until(what: &str, mut reached: impl FnMut() -> bool) {
@@ -225,7 +208,7 @@ fn chunks_of_any_channel_that_find_no_slot_get_those_of_chunks_to_come() {
     let pinned = stand.worker.pinned();
     let taken: Vec<_> = std::iter::from_fn(|| pinned.try_take()).collect();
     assert_eq!(taken.len(), stand.free - 8);
-    let other = channel();
+    let other = staged_channel();
     Shared::stage(&other, 0, unstaged(&lease, 9, 0, CHUNK));
     assert_bytes(&queued(&other, 1)[0], 1);
     assert_eq!(shared.ended_ahead(), [1]);

@@ -4,30 +4,12 @@ use std::time::{Duration, Instant};
 
 use tcpx_memory::{Access, Lease, Region};
 
-use super::super::{Staging, alone};
+use super::super::{alone, staged_channel};
 use super::*;
-use crate::tcp::repair::Repair;
-use crate::tcp::shared::Parts;
 use crate::tcp::transmit_table::{Taken, Withdrawn, describe};
 
 const CHUNK: usize = 192 << 10;
 const LIMIT: Duration = Duration::from_secs(20);
-
-fn shared() -> Arc<Shared> {
-    let parts = Parts {
-        name: String::new(),
-        ways: String::new(),
-        lanes: 2,
-        window: 32,
-        resend: true,
-        splice: false,
-        zero_copy: false,
-        socket_buffer: 0,
-        staging: Staging::new(&[], true, 32).unwrap(),
-        repair: Repair::Never,
-    };
-    Shared::new(parts).unwrap()
-}
 
 /// Memory of so many chunks, each filled with its number and one.
 fn source(chunks: usize) -> Lease {
@@ -99,7 +81,7 @@ fn follows(chunks: &[Outgoing]) -> Vec<bool> {
 #[test]
 fn sends_that_wait_go_together_as_far_as_a_slot_has_room() {
     let _alone = alone();
-    let (shared, source) = (shared(), source(7));
+    let (shared, source) = (staged_channel(), source(7));
     let sends = (0..7).map(|index| unstaged(&source, 1, index as u64, index));
     start_together(&shared, sends.collect());
     let chunks = queued(&shared, 7);
@@ -114,7 +96,7 @@ fn sends_that_wait_go_together_as_far_as_a_slot_has_room() {
 #[test]
 fn what_does_not_follow_or_belongs_to_another_transfer_is_copied_apart() {
     let _alone = alone();
-    let (shared, source) = (shared(), source(5));
+    let (shared, source) = (staged_channel(), source(5));
     let sends = vec![
         unstaged(&source, 1, 0, 0),
         unstaged(&source, 1, 1, 2),
@@ -132,7 +114,7 @@ fn what_does_not_follow_or_belongs_to_another_transfer_is_copied_apart() {
 #[test]
 fn sends_held_back_start_when_copies_end() {
     let _alone = alone();
-    let (shared, source) = (shared(), source(32));
+    let (shared, source) = (staged_channel(), source(32));
     for index in 0..32 {
         let unstaged = unstaged(&source, 1, index as u64, index);
         Shared::stage(&shared, index as u16, unstaged);
@@ -150,7 +132,7 @@ fn sends_held_back_start_when_copies_end() {
 #[test]
 fn one_that_is_taken_back_leaves_the_others_of_its_copy_alone() {
     let _alone = alone();
-    let (shared, source) = (shared(), source(3));
+    let (shared, source) = (staged_channel(), source(3));
     let copies = &shared.staging.short_copies;
     copies.store(SHORT_COPIES, Ordering::SeqCst);
     for index in 0..3 {
@@ -185,7 +167,7 @@ fn one_that_is_taken_back_leaves_the_others_of_its_copy_alone() {
 #[test]
 fn an_error_of_a_copy_is_told_for_every_send_in_it() {
     let _alone = alone();
-    let (shared, source) = (shared(), source(2));
+    let (shared, source) = (staged_channel(), source(2));
     let worker = &shared.staging.host.as_ref().unwrap().worker;
     let pinned = worker.pinned().try_take().unwrap();
     for slot in 0..2 {
