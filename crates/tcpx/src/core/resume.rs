@@ -159,7 +159,7 @@ impl Core {
         if self.ended.is_some() || self.session.ended() {
             return None;
         }
-        let patience = self.patience();
+        let (patience, now) = (self.patience(), self.ticked);
         let resume = self.resume.as_mut()?;
         if resume.lost.is_some()
             && !self.channels.iter().all(|state| state.channel.is_alive())
@@ -179,7 +179,6 @@ impl Core {
             Some(_) => *next,
             None => (heard + patience).max(*next),
         };
-        let now = Instant::now();
         if due <= now && !inner.busy.swap(true, Ordering::AcqRel) {
             *next = now + PAUSE;
             due = *next;
