@@ -40,6 +40,8 @@ pub(crate) struct LaneSet {
     idle: AtomicU64,
     /// The loop of each lane.
     loops: Vec<Arc<Mailbox>>,
+    /// How many different ones there are: so many lanes move at a time.
+    at_a_time: usize,
     comms: Users,
     failed: AtomicBool,
     why: OnceLock<String>,
@@ -80,7 +82,11 @@ impl LaneSet {
         splice: bool,
         log: Arc<Log>,
     ) -> Self {
+        let mut different: Vec<_> = loops.iter().map(Arc::as_ptr).collect();
+        different.sort_unstable();
+        different.dedup();
         Self {
+            at_a_time: different.len(),
             group,
             queue: ArrayQueue::new(QUEUE_CHUNKS),
             load: Arc::default(),
@@ -129,7 +135,7 @@ impl LaneSet {
     /// a part.
     pub(super) fn part_bytes(&self, total: usize, left: usize, largest: usize) -> usize {
         let load = self.load.load(Ordering::Relaxed);
-        part_bytes(total, left, largest, self.loops.len(), load)
+        part_bytes(total, left, largest, self.at_a_time, load)
     }
 
     fn connecting(&self) -> MutexGuard<'_, Connecting> {
@@ -328,7 +334,7 @@ impl LaneSet {
     }
 }
 
-/// While `lanes` have less than a part each, a message is spread over all of them.
+/// While the `lanes` that move at a time have less than a part each, a message is spread over all of them.
 fn part_bytes(total: usize, left: usize, largest: usize, lanes: usize, load: usize) -> usize {
     let lanes = lanes.max(1);
     let most = if load < lanes * largest {
@@ -364,6 +370,7 @@ mod tests {
         assert_eq!(parts(256 * KIB, 12, 0), [64; 4]);
         assert_eq!(parts(256 * KIB, 12, 3 << 20), [256]);
         assert_eq!(parts(256 * KIB, 2, 0), [128; 2]);
+        assert_eq!(parts(256 * KIB, 1, 0), [256]);
         assert_eq!(parts(100 * KIB, 12, 0), [52, 48]);
         assert_eq!(parts(300 * KIB, 2, 1 << 20), [152, 148]);
         assert_eq!(parts(4 << 20, 12, 0), [256; 16]);

@@ -20,10 +20,11 @@ use crate::socket::{self, Moved, Span, Stream};
 /// Bytes of a turn, so that the lanes of a loop advance together.
 const TURN_BYTES: usize = 2 << 20;
 /// Bytes sent and not answered, after which the other lanes shall have the next chunks: unlike copying,
-/// splicing would fill one lane in no time. Within a host there is no way to fill, and what is read soon is
-/// read from the cache.
+/// splicing would fill one lane in no time.
 const UNANSWERED_BYTES: usize = 2 << 20;
-const UNANSWERED_BYTES_IN_HOST: usize = 512 << 10;
+/// The same within a host, of all lanes together or of one, whichever is more: there is no way to fill, and
+/// what is read soon is read from the cache.
+const UNANSWERED_IN_HOST: (usize, usize) = (4 << 20, 512 << 10);
 /// Chunks up to here are copied: that takes one call and no answer.
 const COPIED_BYTES: u32 = 64 << 10;
 
@@ -56,11 +57,7 @@ pub(super) struct TransmitLane {
 
 impl TransmitLane {
     pub(super) fn new(set: Arc<LaneSet>, number: usize, stream: Stream) -> Self {
-        let most_unanswered = if is_in_host(&stream) {
-            UNANSWERED_BYTES_IN_HOST
-        } else {
-            UNANSWERED_BYTES
-        };
+        let most_unanswered = most_unanswered(set.lanes(), is_in_host(&stream));
         Self {
             set,
             number,
@@ -213,6 +210,15 @@ impl TransmitLane {
             .map_or_else(|_| "the peer".to_owned(), |peer| peer.to_string());
         self.set.fail(format!("a lane to {peer} broke: {why}"));
         Turn::End
+    }
+}
+
+/// Bytes that a lane of so many may have unanswered.
+fn most_unanswered(lanes: usize, in_host: bool) -> usize {
+    let (all, one) = UNANSWERED_IN_HOST;
+    match in_host {
+        true => (all / lanes.max(1)).clamp(one, UNANSWERED_BYTES),
+        false => UNANSWERED_BYTES,
     }
 }
 
@@ -384,9 +390,14 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_within_a_host_leaves_the_next_chunk_to_others_while_512_kib_are_unanswered() {
+    fn a_lane_leaves_the_next_chunk_to_others_while_enough_is_unanswered() {
+        let of = |lanes, in_host| most_unanswered(lanes, in_host) >> 10;
+        let found = [of(2, true), of(12, true), of(12, false)];
+        assert_eq!(found, [2048, 512, 2048]);
         let payload = vec![3; 256 << 10];
         let (set, mut lane, mut peer) = lane(true);
+        assert!(is_in_host(&lane.stream));
+        lane.most_unanswered = 512 << 10;
         let outlets: Vec<_> = [payload.len(), payload.len(), 1]
             .into_iter()
             .map(|len| {
