@@ -176,7 +176,7 @@ impl Network for TcpNetwork {
         let wanted = self.lanes(setup.channels);
         let agreed = agree::agree(wanted, self.options.interfaces.as_deref(), setup, exchange)?;
         let lanes = agreed.lanes;
-        let (streams, repair, mut ways) = open::open(agreed, setup)?;
+        let (streams, repair, mut ways) = open::open(agreed, setup, exchange)?;
         let congestion = streams.first().and_then(congestion_control);
         tracing::info!(
             peer = %setup.peer,
