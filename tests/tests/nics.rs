@@ -208,7 +208,7 @@ fn a_link_that_is_cut_in_the_middle_of_a_transfer_is_left_and_comes_back() {
     else {
         return;
     };
-    cut_and_mend("cut", 2);
+    cut_and_mend("cut", 2, &[]);
 }
 
 #[test]
@@ -216,12 +216,22 @@ fn the_link_of_the_control_connection_may_be_the_one_that_is_cut() {
     let Some(_turn) = turn("the_link_of_the_control_connection_may_be_the_one_that_is_cut") else {
         return;
     };
-    cut_and_mend("control", 0);
+    cut_and_mend("control", 0, &[]);
 }
 
-fn cut_and_mend(name: &str, link: usize) {
+/// The client finds out from its system's vain tries: the silence that it grants the peer is longer than a
+/// transfer may stand still.
+#[test]
+fn a_control_connection_whose_link_is_cut_is_not_waited_for() {
+    let Some(_turn) = turn("a_control_connection_whose_link_is_cut_is_not_waited_for") else {
+        return;
+    };
+    cut_and_mend("unanswered", 0, &["", "patient"]);
+}
+
+fn cut_and_mend(name: &str, link: usize, more: &[&str]) {
     let hosts = Hosts::new(name, &[RATE; 4]).unwrap();
-    let (mut server, mut client) = start(&hosts, BYTES, 3, None);
+    let (mut server, mut client) = start_with(&hosts, BYTES, 3, more, more);
     client.wait_for("quarter").unwrap();
     hosts.cut(link).unwrap();
     client.wait_for("sent").unwrap();

@@ -43,6 +43,8 @@ mod uncopied;
 mod wakers;
 mod watch;
 
+pub use tcp_info::is_unanswered;
+
 use crate::channel::Channel;
 use crate::error::NetworkError;
 use crate::network::{Exchange, Network, Setup};

@@ -1,7 +1,7 @@
 //! The control connection: frames in and out of one non-blocking stream.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{IpAddr, TcpStream};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -263,6 +263,11 @@ impl Control {
         self.position = Some(Position::default());
         self.away = false;
         self.broken = false;
+    }
+
+    /// This side's address on the connection.
+    pub(crate) fn local_ip(&self) -> Option<IpAddr> {
+        Some(self.stream.local_addr().ok()?.ip())
     }
 
     /// Room for another frame from the session.
