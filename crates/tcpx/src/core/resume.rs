@@ -166,7 +166,7 @@ impl Core {
         if self.ended.is_some() || self.session.ended() {
             return None;
         }
-        let (patience, now) = (self.patience(), self.ticked);
+        let patience = self.patience();
         let resume = self.resume.as_mut()?;
         if resume.lost.is_some()
             && !self.channels.iter().all(|state| state.channel.is_alive())
@@ -178,7 +178,7 @@ impl Core {
             return None;
         }
         let patience = patience.filter(|_| matches!(resume.side, Source::Dial { .. }))?;
-        let now = Instant::now();
+        let now = self.ticked;
         let heard = self.origin + Duration::from_micros(self.session.heard().0);
         let broken = resume.lost.is_some();
         let suspect = match broken {
