@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tcpx_memory::CopyWorker;
+use tcpx_wire::Taper;
 use tcpx_wire::handshake::Session;
 
 use crate::channel::Channel;
@@ -72,6 +73,12 @@ pub trait Network: Send + Sync + Debug {
     /// so many that all lanes of the channels carry a part. 1 leaves every chunk at its full size.
     fn pieces(&self, _asked: u16) -> u32 {
         1
+    }
+
+    /// Shorter chunks at the end of a large transfer, where the user chose no chunk size, so that the lanes of
+    /// the channels are done with their last ones at about the same time. `None`: all have their full size.
+    fn taper(&self, _asked: u16) -> Option<Taper> {
+        None
     }
 
     /// Default windows per channel in chunks: (send, receive).

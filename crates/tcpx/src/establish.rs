@@ -55,7 +55,7 @@ pub(crate) fn establish(
         .local_addr()
         .map_err(|error| Error::system("reading the control socket's address", error))?;
     let control = Control::new(stream, &leftover, secrets.resumes());
-    let mut set_up = SetUp::new(control, options, peer, deadline)?;
+    let mut set_up = SetUp::new(control, options, peer, deadline, secrets.tapers())?;
     let inbox = lanes.clone();
     let settings = set_up.wait("the peer's settings", |action| match action {
         Action::PeerSettings(settings) => Ok(settings),
@@ -217,8 +217,9 @@ impl SetUp {
         options: &Options,
         peer: SocketAddr,
         deadline: Instant,
+        tapers: bool,
     ) -> Result<Self, Error> {
-        let config = session_config(options)?;
+        let config = session_config(options, tapers)?;
         let session =
             Session::new(config, Time(0)).map_err(|error| Error::protocol(peer, error))?;
         Ok(Self {
@@ -375,8 +376,9 @@ impl Exchange for SetUp {
     }
 }
 
-/// Our part of the settings, from the options and the network's defaults.
-fn session_config(options: &Options) -> Result<Config, Error> {
+/// Our part of the settings, from the options and the network's defaults. `tapers`: the peer knows
+/// shorter chunks at the end.
+fn session_config(options: &Options, tapers: bool) -> Result<Config, Error> {
     let network = &options.network;
     let (send_window, receive_window) = network.windows();
     let chunk_bytes = options.chunk_bytes.unwrap_or_else(|| network.chunk_bytes());
@@ -420,6 +422,7 @@ fn session_config(options: &Options) -> Result<Config, Error> {
     config.close_timeout = CLOSE_TIMEOUT;
     if options.chunk_bytes.is_none() {
         config.pieces = network.pieces(options.channels);
+        config.taper = tapers.then(|| network.taper(options.channels)).flatten();
     }
     Ok(config)
 }
