@@ -88,6 +88,33 @@ part() {
 }
 carried() { ip netns exec "$a" cat "/sys/class/net/$1/statistics/tx_bytes"; }
 
+# cut NIC TO: how long a file takes that loses a card on its way; it arrives only if its digest is right.
+cut() {
+  local nic=$1 before started ended cutter
+  mkdir "$work/arrived"
+  serve transfer server --out "$work/arrived"
+  before=$(carried "$nic")
+  (
+    # A quarter of the card's share has gone.
+    until [ $(($(carried "$nic") - before)) -gt $((file * 65536)) ]; do sleep 0.01; done
+    ip -n "$a" link set "$nic" down
+    ip -n "$b" link set "$nic" down
+    touch "$2.was-cut"
+  ) &
+  cutter=$!
+  started=$(date +%s%N)
+  ip netns exec "$a" timeout 120 "$bin/tcpx" transfer 10.77.0.2 --file "$work/file" >"$work/client" 2>&1 ||
+    { cat "$work/client" >&2; fail 'the transfer did not survive the cut'; }
+  ended=$(date +%s%N)
+  served
+  [ -e "$2.was-cut" ] || { kill "$cutter"; fail 'the transfer ended before the cut'; }
+  wait "$cutter"
+  cmp "$work/file" "$work/arrived/file" || fail 'something else arrived'
+  rm -r "$work/arrived"
+  awk -v ns=$((ended - started)) 'BEGIN { printf "{\"seconds\": %.3f}\n", ns / 1e9 }' >"$2"
+  for host in "$a" "$b"; do ip -n "$host" link set "$nic" up; done
+}
+
 head -c "${file}M" /dev/urandom >"$work/file" || fail 'no room for a file'
 for round in $(seq "$rounds"); do
   echo "round $round of $rounds"
@@ -98,29 +125,9 @@ for round in $(seq "$rounds"); do
   perf "$work/slow.$round" "$size"
   part "$work/slow.$round" 3.1 "$work/one.$round" "$work/slow-part.$round"
   shape nic3 "$rate"
-  # A file arrives only if its digest is right.
-  mkdir "$work/arrived.$round"
-  serve transfer server --out "$work/arrived.$round"
-  before=$(carried nic2)
-  (
-    # A quarter of the card's share has gone.
-    until [ $(($(carried nic2) - before)) -gt $((file * 65536)) ]; do sleep 0.01; done
-    ip -n "$a" link set nic2 down
-    ip -n "$b" link set nic2 down
-    touch "$work/was-cut.$round"
-  ) &
-  cutter=$!
-  started=$(date +%s%N)
-  ip netns exec "$a" timeout 120 "$bin/tcpx" transfer 10.77.0.2 --file "$work/file" >"$work/client" 2>&1 ||
-    { cat "$work/client" >&2; fail 'the transfer did not survive the cut'; }
-  ended=$(date +%s%N)
-  served
-  [ -e "$work/was-cut.$round" ] || { kill "$cutter"; fail 'the transfer ended before the cut'; }
-  wait "$cutter"
-  cmp "$work/file" "$work/arrived.$round/file" || fail 'something else arrived'
-  rm -r "$work/arrived.$round"
-  awk -v ns=$((ended - started)) 'BEGIN { printf "{\"seconds\": %.3f}\n", ns / 1e9 }' >"$work/cut.$round"
-  for host in "$a" "$b"; do ip -n "$host" link set nic2 up; done
+  cut nic2 "$work/cut.$round"
+  # The one that the control connection is on.
+  cut nic0 "$work/control.$round"
 done
 
 runs() { for round in $(seq "$rounds"); do printf '%s ' "$work/$1.$round"; done; }
@@ -137,6 +144,7 @@ runs() { for round in $(seq "$rounds"); do printf '%s ' "$work/$1.$round"; done;
   --row 'four cards: part of the sum' 'x' /part $(runs four-part) \
   --row "three cards and one of a tenth of the rate, $size MiB" GB/s /gb_per_second $(runs slow) \
   --row 'three cards and one of a tenth: part of the sum' 'x' /part $(runs slow-part) \
-  --row "file of $file MiB over four cards of which one is cut in the middle" s /seconds $(runs cut) || exit 1
+  --row "file of $file MiB over four cards of which one is cut in the middle" s /seconds $(runs cut) \
+  --row "the same, and the cut card is that of the control connection" s /seconds $(runs control) || exit 1
 awk '/"name"/ { short = /part of the sum/ } /"median"/ && short { split($0, field, /[:,]/); if (field[2] < 0.9) { print "less than 0.9 of the sum: " field[2]; bad = 1 } } END { exit bad }' \
   "$out/50-veth-nics.json"

@@ -17,6 +17,7 @@ pub mod constants;
 pub mod device;
 mod error;
 pub mod export;
+mod finalize;
 mod library;
 mod limiter;
 mod logger;

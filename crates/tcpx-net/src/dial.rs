@@ -1,5 +1,7 @@
 //! Connecting to a listener: the control connection and its lanes.
 
+mod again;
+
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Instant;
 
@@ -9,6 +11,8 @@ use crate::auth::{self, Auth};
 use crate::congestion::Congestion;
 use crate::error::NetworkError;
 use crate::socket;
+
+pub use again::dial_control_again;
 
 /// How to dial.
 #[derive(Debug, Clone)]
@@ -96,22 +100,6 @@ pub fn dial_lane(
         cause: cause.into(),
         hint: "",
     })?;
-    Ok(stream)
-}
-
-/// Opens a connection that takes the place of a session's control connection.
-///
-/// # Errors
-/// As [`dial_lane`].
-pub fn dial_control_again(
-    address: SocketAddr,
-    session: &Session,
-    options: &DialOptions,
-) -> Result<TcpStream, NetworkError> {
-    let stream = socket::connect(address, options)?;
-    let nonce = auth::nonce().map_err(|cause| no_random(address, cause))?;
-    let (handshake, first) = LaneClient::resume(session, nonce);
-    auth::run_client(&stream, address, handshake, first, options.deadline)?;
     Ok(stream)
 }
 

@@ -289,6 +289,14 @@ pub enum NetworkError {
         /// What happened.
         reason: String,
     },
+    /// The peer ended the set-up and said why.
+    #[error("{peer} gave the set-up up: {reason}")]
+    GivenUp {
+        /// The other end.
+        peer: SocketAddr,
+        /// Its words, without control characters: what it found, and as a rule what to do.
+        reason: String,
+    },
     /// A system call failed.
     #[error("{operation} ({address}) failed: {cause}{hint}")]
     Io {

@@ -3,8 +3,14 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::error::NetworkError;
+use crate::network::Exchange;
 
 /// Lanes that may wait in one inbox; a peer that joins more is refused.
 pub const INBOX_CAPACITY: usize = 128;
@@ -28,6 +34,8 @@ struct Inner {
     arrived: Condvar,
     /// Told of each arrival, once set.
     notify: OnceLock<fn()>,
+    /// Readable after arrivals, once somebody waits for them among other things.
+    readable: OnceLock<OwnedFd>,
     /// A connection that takes the place of the control connection.
     control: Mutex<Option<TcpStream>>,
     notify_control: OnceLock<Notify>,
@@ -62,6 +70,10 @@ impl LaneInbox {
         waiting.push_back(lane);
         drop(waiting);
         self.0.arrived.notify_one();
+        if let Some(readable) = self.0.readable.get() {
+            // A full counter is readable already; nothing else can fail here.
+            let _ = rustix::io::write(readable, &1u64.to_ne_bytes());
+        }
         if let Some(notify) = self.0.notify.get() {
             notify();
         }
@@ -123,6 +135,41 @@ impl LaneInbox {
                 .wait_timeout(waiting, left)
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
+        }
+    }
+
+    /// As [`take`](Self::take), and hears meanwhile whether the peer gives the set-up up.
+    ///
+    /// # Errors
+    /// What [`Exchange::wait`] says, or the system has no descriptor left.
+    pub(crate) fn take_beside(
+        &self,
+        exchange: &mut dyn Exchange,
+        deadline: Instant,
+    ) -> Result<Option<AcceptedLane>, NetworkError> {
+        let readable = match self.0.readable.get() {
+            Some(readable) => readable,
+            None => {
+                let made = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+                let made = made.map_err(|error| NetworkError::Io {
+                    operation: "eventfd",
+                    address: "waiting for lanes".to_owned(),
+                    cause: std::io::Error::from(error).into(),
+                    hint: "; raise the limit on descriptors (ulimit -n)",
+                })?;
+                self.0.readable.get_or_init(|| made)
+            }
+        };
+        loop {
+            // Quiet before the look: what comes after it makes it readable again.
+            let _ = rustix::io::read(readable, &mut [0; 8]);
+            if let Some(lane) = self.try_take() {
+                return Ok(Some(lane));
+            }
+            if Instant::now() >= deadline {
+                return Ok(None);
+            }
+            exchange.wait(readable.as_fd(), deadline)?;
         }
     }
 

@@ -2,9 +2,11 @@
 
 use std::fmt::Debug;
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use rustix::event::{PollFd, PollFlags, poll};
 use tcpx_memory::CopyWorker;
 use tcpx_wire::Taper;
 use tcpx_wire::handshake::Session;
@@ -13,6 +15,7 @@ use crate::channel::Channel;
 use crate::congestion::Congestion;
 use crate::error::NetworkError;
 use crate::lane_inbox::LaneInbox;
+use crate::socket::timespec;
 
 /// Which end of the control connection this process is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -55,6 +58,21 @@ pub trait Exchange {
     /// # Errors
     /// The control connection failed, the peer sent something else, or the set-up deadline passed.
     fn exchange(&mut self, payload: &[u8]) -> Result<Vec<u8>, NetworkError>;
+
+    /// Between rounds: waits until `descriptor` is readable, at most until `deadline`, and hears meanwhile
+    /// whether the peer gives the set-up up; one that cannot hear waits all the same. May come back early.
+    ///
+    /// # Errors
+    /// The peer gave up, or the control connection failed.
+    fn wait(&mut self, descriptor: BorrowedFd<'_>, deadline: Instant) -> Result<(), NetworkError> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        // Interrupted or in vain: the caller looks again.
+        let _ = poll(
+            &mut [PollFd::new(&descriptor, PollFlags::IN)],
+            Some(&timespec(left)),
+        );
+        Ok(())
+    }
 }
 
 /// A way of moving chunks between processes.

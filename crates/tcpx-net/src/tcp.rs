@@ -43,6 +43,8 @@ mod uncopied;
 mod wakers;
 mod watch;
 
+pub use tcp_info::is_unanswered;
+
 use tcpx_wire::Taper;
 
 use crate::channel::Channel;
@@ -188,7 +190,7 @@ impl Network for TcpNetwork {
         let wanted = self.lanes(setup.channels);
         let agreed = agree::agree(wanted, self.options.interfaces.as_deref(), setup, exchange)?;
         let lanes = agreed.lanes;
-        let (streams, repair, mut ways) = open::open(agreed, setup)?;
+        let (streams, repair, mut ways) = open::open(agreed, setup, exchange)?;
         let congestion = streams.first().and_then(congestion_control);
         tracing::info!(
             peer = %setup.peer,

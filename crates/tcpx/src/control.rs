@@ -1,7 +1,7 @@
 //! The control connection: frames in and out of one non-blocking stream.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{IpAddr, TcpStream};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -13,6 +13,9 @@ const MAX_QUEUED: usize = 2 << 20;
 
 /// Bytes asked of the socket at a time.
 const READ_BYTES: usize = 256 * 1024;
+
+/// Reads of what nobody wants at a time.
+const DRAINED_READS: usize = 16;
 
 /// The peer is told what has arrived after so many frames, or so many bytes of them.
 const TELL_FRAMES: u32 = 64;
@@ -262,6 +265,11 @@ impl Control {
         self.broken = false;
     }
 
+    /// This side's address on the connection.
+    pub(crate) fn local_ip(&self) -> Option<IpAddr> {
+        Some(self.stream.local_addr().ok()?.ip())
+    }
+
     /// Room for another frame from the session.
     pub(crate) fn has_room(&self) -> bool {
         self.log.held() < MAX_QUEUED
@@ -308,19 +316,21 @@ impl Control {
         self.log.forget();
     }
 
-    /// Reads and drops what still comes; `true` once the peer has closed its end.
+    /// Reads and drops what still comes, a bounded part of it, so that a peer that never stops sending
+    /// holds nobody; `true` once the peer has closed its end.
     pub(crate) fn drain(&mut self) -> bool {
         self.unread = 0..0;
         self.ahead = None;
-        loop {
+        for _ in 0..DRAINED_READS {
             match self.stream.read(&mut self.input) {
-                Ok(0) => break true,
+                Ok(0) => return true,
                 Ok(_) => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break false,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => break true,
+                Err(_) => return true,
             }
         }
+        false
     }
 
     /// Tells the peer that nothing more comes.

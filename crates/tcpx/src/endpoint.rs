@@ -11,7 +11,7 @@ use tcpx_wire::handshake::Session;
 
 use crate::connection::Connection;
 use crate::error::Error;
-use crate::establish::{Authenticated, establish};
+use crate::establish::{Authenticated, establish, session_config};
 use crate::options::Options;
 use set_ups::SetUps;
 
@@ -32,6 +32,8 @@ impl Endpoint {
     /// # Errors
     /// The address cannot be used, or a setting cannot work.
     pub fn listen(address: SocketAddr, options: Options) -> Result<Self, Error> {
+        // What cannot work is said here rather than to each peer.
+        session_config(&options)?;
         let listener = Listener::bind(ListenOptions {
             address,
             auth: options.auth.clone(),
@@ -101,6 +103,7 @@ impl Endpoint {
     /// The peer cannot be reached, is not tcpx, has another key or other settings, or did not
     /// finish the set-up in time.
     pub fn connect(address: SocketAddr, options: &Options) -> Result<Connection, Error> {
+        session_config(options)?;
         let deadline = Instant::now() + options.connect_timeout;
         let dialled = dial(
             address,

@@ -1,27 +1,27 @@
 //! From an authenticated control stream to a running connection: settings, the network's set-up
 //! rounds, data channels.
 
-use std::collections::VecDeque;
+mod set_up;
+
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
 use tcpx_memory::{CopyWorker, MemoryKind, SmallCopies};
-use tcpx_net::{Channel, Exchange, LaneInbox, NetworkError, Readiness, Setup, Side};
-use tcpx_wire::handshake;
+use tcpx_net::{Channel, LaneInbox, Readiness, Setup, Side};
 use tcpx_wire::session::{Action, CHUNK_GRAIN_BYTES, Config};
-use tcpx_wire::{Session, Settings, Time};
+use tcpx_wire::{Settings, handshake};
 
 use crate::connection::{Connection, Patience, PeerInfo, Shared};
 use crate::control::Control;
 use crate::core::{Core, Parts, Resume, Unpacker};
-use crate::driver::{Driver, timespec};
+use crate::driver::Driver;
 use crate::error::Error;
 use crate::event::Event;
 use crate::options::Options;
 use crate::sink::Sink;
+use set_up::SetUp;
 
 /// What the handshake left.
 pub(crate) struct Authenticated {
@@ -55,9 +55,47 @@ pub(crate) fn establish(
         .local_addr()
         .map_err(|error| Error::system("reading the control socket's address", error))?;
     let control = Control::new(stream, &leftover, secrets.resumes());
-    let mut set_up = SetUp::new(control, options, peer, deadline, secrets.tapers())?;
-    let inbox = lanes.clone();
-    let settings = set_up.wait("the peer's settings", |action| match action {
+    let mut config = session_config(options)?;
+    if secrets.tapers() && options.chunk_bytes.is_none() {
+        config.taper = options.network.taper(options.channels);
+    }
+    let mut set_up = SetUp::new(control, config, peer, deadline)?;
+    let resume = secrets
+        .resumes()
+        .then(|| (secrets.clone(), side, lanes.clone()));
+    let network = Network {
+        side,
+        session: &secrets,
+        local,
+        lanes,
+        listening,
+    };
+    match agree(&mut set_up, network, options) {
+        Ok(agreed) => run(set_up, agreed, options, resume),
+        Err(error) => Err(set_up.give_up(error)),
+    }
+}
+
+/// What the network gets to know beside the options.
+struct Network<'a> {
+    side: Side,
+    session: &'a handshake::Session,
+    local: SocketAddr,
+    lanes: Option<LaneInbox>,
+    listening: Option<SocketAddr>,
+}
+
+/// What the set-up comes to.
+struct Agreed {
+    channels: Vec<Box<dyn Channel>>,
+    /// The peer's.
+    settings: Settings,
+    worker: Arc<CopyWorker>,
+}
+
+/// Settings, the network's part, and both sides ready.
+fn agree(set_up: &mut SetUp, network: Network<'_>, options: &Options) -> Result<Agreed, Error> {
+    let settings = set_up.wait_for("the peer's settings", |action| match action {
         Action::PeerSettings(settings) => Ok(settings),
         other => Err(other),
     })?;
@@ -67,36 +105,42 @@ pub(crate) fn establish(
     };
     let gpu_worker = std::slice::from_ref(&worker);
     let setup = Setup {
-        side,
-        session: &secrets,
-        local,
-        peer,
+        side: network.side,
+        session: network.session,
+        local: network.local,
+        peer: set_up.peer,
         channels: options.channels,
-        deadline,
+        deadline: set_up.deadline,
         congestion: &options.congestion,
         workers: options.gpu.as_ref().map_or(&[], |_| gpu_worker),
-        lanes,
-        listening,
+        lanes: network.lanes,
+        listening: network.listening,
     };
-    let channels = options.network.establish(&setup, &mut set_up)?;
+    let channels = options.network.establish(&setup, set_up)?;
     set_up.session.ready();
-    set_up.wait("the peer's data channels", |action| match action {
+    set_up.wait_for("the peer's data channels", |action| match action {
         Action::PeerReady => Ok(()),
         other => Err(other),
     })?;
-    let resume = secrets.resumes().then_some((secrets, side, inbox));
-    run(set_up, channels, settings, worker, options, resume)
+    Ok(Agreed {
+        channels,
+        settings,
+        worker,
+    })
 }
 
 /// Gives an established connection to its driver.
 fn run(
     set_up: SetUp,
-    channels: Vec<Box<dyn Channel>>,
-    settings: Settings,
-    worker: Arc<CopyWorker>,
+    agreed: Agreed,
     options: &Options,
     resume: Option<(handshake::Session, Side, Option<LaneInbox>)>,
 ) -> Result<Connection, Error> {
+    let Agreed {
+        channels,
+        settings,
+        worker,
+    } = agreed;
     let system = |error| Error::system("starting the engine's thread", error);
     let poll_only = channels
         .iter()
@@ -199,186 +243,8 @@ fn memory_name(options: &Options) -> String {
     }
 }
 
-/// A control connection before it has a driver: the caller's thread pumps it.
-struct SetUp {
-    session: Session,
-    control: Control,
-    peer: SocketAddr,
-    origin: Instant,
-    deadline: Instant,
-    round: u16,
-    /// Actions that came before their time.
-    pending: VecDeque<Action>,
-}
-
-impl SetUp {
-    fn new(
-        control: Control,
-        options: &Options,
-        peer: SocketAddr,
-        deadline: Instant,
-        tapers: bool,
-    ) -> Result<Self, Error> {
-        let config = session_config(options, tapers)?;
-        let session =
-            Session::new(config, Time(0)).map_err(|error| Error::protocol(peer, error))?;
-        Ok(Self {
-            session,
-            control,
-            peer,
-            origin: Instant::now(),
-            deadline,
-            round: 0,
-            pending: VecDeque::new(),
-        })
-    }
-
-    fn now(&self) -> Time {
-        Time(u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX))
-    }
-
-    /// Pumps until `pick` takes an action; it gives back those that it does not want yet.
-    fn wait<T>(
-        &mut self,
-        what: &'static str,
-        pick: impl Fn(Action) -> Result<T, Action>,
-    ) -> Result<T, Error> {
-        let mut looked_at = 0;
-        loop {
-            self.transmit()?;
-            while let Some(action) = self.session.poll_action() {
-                if let Action::Closed { failure } = action {
-                    return Err(match failure {
-                        Some(failure) => Error::lost(self.peer, failure),
-                        None => Error::Closed { peer: self.peer },
-                    });
-                }
-                self.pending.push_back(action);
-            }
-            if self.pending.len() > MOST_PENDING {
-                return Err(NetworkError::Control {
-                    reason: format!(
-                        "the peer sent more than {MOST_PENDING} set-up messages ahead of their turn"
-                    ),
-                }
-                .into());
-            }
-            while looked_at < self.pending.len() {
-                if let Some(action) = self.pending.remove(looked_at) {
-                    match pick(action) {
-                        Ok(found) => return Ok(found),
-                        Err(other) => self.pending.insert(looked_at, other),
-                    }
-                }
-                looked_at += 1;
-            }
-            self.read(what)?;
-        }
-    }
-
-    fn transmit(&mut self) -> Result<(), Error> {
-        let now = self.now();
-        while self.control.has_room()
-            && let Some(frame) = self.session.poll_transmit(now)
-        {
-            self.control
-                .queue(&frame)
-                .map_err(|end| Error::control(self.peer, end))?;
-        }
-        self.control.flush();
-        Ok(())
-    }
-
-    /// Waits for bytes or time, then feeds them to the session.
-    fn read(&mut self, what: &'static str) -> Result<(), Error> {
-        let now = Instant::now();
-        if now >= self.deadline {
-            return Err(NetworkError::TimedOut {
-                peer: self.peer,
-                operation: what,
-            }
-            .into());
-        }
-        if !self.take_frames()? {
-            self.sleep(now);
-            self.take_frames()?;
-        }
-        let now = self.now();
-        if self.session.next_timeout().is_some_and(|due| due <= now) {
-            self.session.handle_timeout(now);
-        }
-        Ok(())
-    }
-
-    /// Waits until bytes arrive or something is due.
-    fn sleep(&self, now: Instant) {
-        let due = self.session.next_timeout().map_or(self.deadline, |due| {
-            self.origin + Duration::from_micros(due.0)
-        });
-        let sleep = self.deadline.min(due).saturating_duration_since(now);
-        let mut flags = PollFlags::IN;
-        flags.set(PollFlags::OUT, self.control.wants_write());
-        let timeout = timespec(sleep);
-        // Interrupted or timed out: the loop looks at everything again.
-        let _ = poll(
-            &mut [PollFd::new(&self.control.as_fd(), flags)],
-            Some(&timeout),
-        );
-    }
-
-    /// Feeds frames that have arrived to the session, a few at a time, so that a peer that never
-    /// stops sending outlasts neither the deadline nor the memory; `true` if there were any.
-    fn take_frames(&mut self) -> Result<bool, Error> {
-        for taken in 0..FRAMES_AT_A_TIME {
-            let received = self.control.receive();
-            let Some(frame) = received.map_err(|end| Error::control(self.peer, end))? else {
-                return Ok(taken > 0);
-            };
-            let now = self.now();
-            self.session
-                .frame(now, frame)
-                .map_err(|error| Error::protocol(self.peer, error))?;
-        }
-        Ok(true)
-    }
-}
-
-impl Exchange for SetUp {
-    fn exchange(&mut self, payload: &[u8]) -> Result<Vec<u8>, NetworkError> {
-        let control = |error: Error| match error {
-            Error::Network(error) => error,
-            other => NetworkError::Control {
-                reason: other.to_string(),
-            },
-        };
-        let expected = self.round;
-        self.round += 1;
-        self.session
-            .setup(expected, false, payload.to_vec())
-            .map_err(|error| NetworkError::Control {
-                reason: error.to_string(),
-            })?;
-        let (round, payload) = self
-            .wait(
-                "the peer's part of the network set-up",
-                |action| match action {
-                    Action::Setup { round, payload, .. } => Ok((round, payload)),
-                    other => Err(other),
-                },
-            )
-            .map_err(control)?;
-        if round != expected {
-            return Err(NetworkError::Control {
-                reason: format!("expected set-up round {expected}, round {round} arrived"),
-            });
-        }
-        Ok(payload)
-    }
-}
-
-/// Our part of the settings, from the options and the network's defaults. `tapers`: the peer knows
-/// shorter chunks at the end.
-fn session_config(options: &Options, tapers: bool) -> Result<Config, Error> {
+/// Our part of the settings, from the options and the network's defaults.
+pub(crate) fn session_config(options: &Options) -> Result<Config, Error> {
     let network = &options.network;
     let (send_window, receive_window) = network.windows();
     let chunk_bytes = options.chunk_bytes.unwrap_or_else(|| network.chunk_bytes());
@@ -422,15 +288,10 @@ fn session_config(options: &Options, tapers: bool) -> Result<Config, Error> {
     config.close_timeout = CLOSE_TIMEOUT;
     if options.chunk_bytes.is_none() {
         config.pieces = network.pieces(options.channels);
-        config.taper = tapers.then(|| network.taper(options.channels)).flatten();
     }
     Ok(config)
 }
 
-/// Messages of the peer that may come before their turn; one round of set-up is two or three.
-const MOST_PENDING: usize = 64;
-/// Frames taken before the clock is looked at.
-const FRAMES_AT_A_TIME: usize = 16;
 /// Eager bytes that a side holds for messages without a receive.
 const EAGER_CREDIT: u32 = 2 * 1024 * 1024;
 /// Longest orderly goodbye.

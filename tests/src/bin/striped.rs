@@ -1,7 +1,7 @@
 //! One end of a connection in a network namespace: sends or receives transfers and says how fast.
 //!
-//! `striped server PORT BYTES COUNT [INTERFACES]`, `striped client ADDRESS BYTES COUNT [INTERFACES [zero-copy]]`. Both
-//! print a line of JSON for each step.
+//! `striped server PORT BYTES COUNT [INTERFACES [patient]]`, `striped client ADDRESS BYTES COUNT [INTERFACES [zero-copy|patient]]`. Both
+//! print a line of JSON for each step. A patient side takes no peer for dead before ten minutes of silence.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -16,6 +16,7 @@ use tcpx_tests::buffers::{Destination, Source};
 use tcpx_tests::content::Content;
 
 const LONG: Duration = Duration::from_secs(60);
+const PATIENT: Duration = Duration::from_secs(600);
 const LOOK: Duration = Duration::from_millis(5);
 
 fn main() -> anyhow::Result<()> {
@@ -25,7 +26,9 @@ fn main() -> anyhow::Result<()> {
         .init();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [role, place, bytes, count, rest @ ..] = arguments.as_slice() else {
-        bail!("server PORT BYTES COUNT, or client ADDRESS BYTES COUNT [INTERFACES [zero-copy]]");
+        bail!(
+            "server PORT BYTES COUNT, or client ADDRESS BYTES COUNT [INTERFACES [zero-copy|patient]]"
+        );
     };
     let (bytes, count): (u64, u64) = (bytes.parse()?, count.parse()?);
     // The two ends trust each other; nobody else is in their namespaces.
@@ -35,7 +38,10 @@ fn main() -> anyhow::Result<()> {
         zero_copy: rest.get(1).is_some_and(|word| word == "zero-copy"),
         ..TcpOptions::default()
     });
-    let options = Options::new(Arc::new(network), Auth::Key(key));
+    let mut options = Options::new(Arc::new(network), Auth::Key(key));
+    if rest.get(1).is_some_and(|word| word == "patient") {
+        options.dead_after = PATIENT;
+    }
     match role.as_str() {
         "server" => {
             let port: u16 = place.parse()?;

@@ -81,7 +81,7 @@ pub(super) fn open(
     let count = count.min(wanted);
     match setup.side {
         Side::Client => dial_all(count, interface, address, setup),
-        Side::Server => collect(count, setup),
+        Side::Server => collect(count, setup, exchange),
     }
 }
 
@@ -162,7 +162,11 @@ fn dial_all(
         .collect()
 }
 
-fn collect(count: u16, setup: &Setup<'_>) -> Result<Vec<Lanes>, NetworkError> {
+fn collect(
+    count: u16,
+    setup: &Setup<'_>,
+    exchange: &mut dyn Exchange,
+) -> Result<Vec<Lanes>, NetworkError> {
     let Some(inbox) = &setup.lanes else {
         return Err(mismatch(
             setup,
@@ -173,7 +177,7 @@ fn collect(count: u16, setup: &Setup<'_>) -> Result<Vec<Lanes>, NetworkError> {
     let lanes = count * 2;
     let mut streams: Vec<Option<AcceptedLane>> = (0..lanes).map(|_| None).collect();
     for _ in 0..lanes {
-        let Some(arrived) = inbox.take(setup.deadline) else {
+        let Some(arrived) = inbox.take_beside(exchange, setup.deadline)? else {
             return Err(NetworkError::TimedOut {
                 peer: setup.peer,
                 operation: "opening the payload connections",

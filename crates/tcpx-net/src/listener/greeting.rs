@@ -95,6 +95,7 @@ impl Greeting {
             } => {
                 format!("{arrived} of the {expected} bytes of its {message} came within {waited} s")
             }
+            HandshakeError::LeftAtProof => format!("no client proof came within {waited} s"),
             other => format!("silent for {waited} s: {other}"),
         }
     }

@@ -9,7 +9,7 @@ use super::repair::{Arrivals, Dialler, Repair};
 use crate::arrival;
 use crate::channel::Way;
 use crate::error::NetworkError;
-use crate::network::{Setup, Side};
+use crate::network::{Exchange, Setup, Side};
 
 /// A way that no lane could be opened over for this long is not used.
 const TRY: Duration = Duration::from_millis(1500);
@@ -18,6 +18,7 @@ const TRY: Duration = Duration::from_millis(1500);
 pub(super) fn open(
     agreed: Agreed,
     setup: &Setup<'_>,
+    exchange: &mut dyn Exchange,
 ) -> Result<(Vec<TcpStream>, Repair, String), NetworkError> {
     let Agreed {
         lanes,
@@ -31,7 +32,7 @@ pub(super) fn open(
             Ok((streams, Repair::Dial(Arc::new(dialler)), ways))
         }
         Side::Server => {
-            let streams = collect(lanes, setup)?;
+            let streams = collect(lanes, setup, exchange)?;
             for stream in &streams {
                 accept_on_card(stream, &cards, setup)?;
             }
@@ -143,7 +144,11 @@ fn dial(
     Ok((streams, dialler))
 }
 
-fn collect(lanes: u16, setup: &Setup<'_>) -> Result<Vec<TcpStream>, NetworkError> {
+fn collect(
+    lanes: u16,
+    setup: &Setup<'_>,
+    exchange: &mut dyn Exchange,
+) -> Result<Vec<TcpStream>, NetworkError> {
     let Some(inbox) = &setup.lanes else {
         return Err(mismatch(
             setup,
@@ -153,7 +158,7 @@ fn collect(lanes: u16, setup: &Setup<'_>) -> Result<Vec<TcpStream>, NetworkError
     };
     let mut streams: Vec<Option<TcpStream>> = (0..lanes).map(|_| None).collect();
     while streams.iter().any(Option::is_none) {
-        let Some(arrived) = inbox.take(setup.deadline) else {
+        let Some(arrived) = inbox.take_beside(exchange, setup.deadline)? else {
             return Err(NetworkError::TimedOut {
                 peer: setup.peer,
                 operation: "opening the lanes",

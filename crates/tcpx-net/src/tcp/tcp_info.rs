@@ -58,6 +58,28 @@ pub(super) fn transport(socket: &impl AsFd) -> Option<Transport> {
     })
 }
 
+/// So often the oldest packet was sent again in vain when its way counts as broken: after some 600 ms within a
+/// site, and later where answers take longer.
+const VAIN_TRIES: u8 = 2;
+/// Within this time a system answers a packet, however little room it has.
+const ANSWER: Duration = Duration::from_millis(400);
+
+/// Whether the peer's system answers nothing of what was sent on a stream, so that the way to it is broken, or
+/// the system gone. A process that rests does not keep its system from answering.
+pub fn is_unanswered(socket: &impl AsFd) -> bool {
+    let Some((info, _)) = tcp_info(socket) else {
+        return false;
+    };
+    // Without a route nothing leaves, and the system asks for room instead.
+    let tries = match info.tcpi_unacked {
+        0 if info.tcpi_notsent_bytes > 0 => info.tcpi_probes,
+        0 => 0,
+        _ => info.tcpi_retransmits,
+    };
+    let answered = Duration::from_millis(info.tcpi_last_ack_recv.into());
+    tries >= VAIN_TRIES && answered >= ANSWER
+}
+
 /// The counters of a stream; `None` where the kernel is too old to keep them.
 pub(super) fn tcp_counters(socket: &impl AsFd) -> Option<TcpCounters> {
     let (info, length) = tcp_info(socket)?;
@@ -95,6 +117,7 @@ fn tcp_info(socket: &impl AsFd) -> Option<(libc::tcp_info, usize)> {
 mod tests {
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
+    use std::time::Instant;
 
     use super::*;
 
@@ -111,6 +134,22 @@ mod tests {
         assert_eq!(counted(&server).received, 10_000);
         assert_eq!(counted(&client).sent, 10_000);
         assert_eq!(counted(&client).received, 0);
+    }
+
+    #[test]
+    fn the_system_of_a_process_that_takes_nothing_answers() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+        let mut client =
+            TcpStream::connect(listener.local_addr().expect("an address")).expect("connected");
+        let (_server, _) = listener.accept().expect("accepted");
+        client.set_nonblocking(true).expect("a socket");
+        while client.write(&[7; 65536]).is_ok() {}
+        // Several times as long as a way may be broken.
+        let until = Instant::now() + 5 * ANSWER;
+        while Instant::now() < until {
+            assert!(!is_unanswered(&client));
+            std::thread::sleep(ANSWER / 20);
+        }
     }
 
     #[test]

@@ -43,6 +43,11 @@ pub enum HandshakeError {
         "the peer's key is another one; copy the key that the server printed to this client again"
     )]
     WrongKey,
+    /// Both sides have a key, and the client went away when it had seen the server's proof.
+    #[error(
+        "the client left when it had seen this side's proof, so it has another key: copy the key that this server printed to it again"
+    )]
+    LeftAtProof,
     /// The server takes no new session.
     #[error("the server is busy with as many sessions as it takes; try again later")]
     Busy,

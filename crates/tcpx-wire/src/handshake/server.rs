@@ -84,8 +84,13 @@ impl ServerHandshake {
 
     /// What it means that the peer closed the connection now.
     pub fn closed(&self) -> HandshakeError {
-        let (message, expected) = match self.state {
+        let (message, expected) = match &self.state {
             State::Hello => ("client hello", CLIENT_HELLO_BYTES),
+            State::Proof(pending)
+                if pending.session.authenticated && self.collector.held() == 0 =>
+            {
+                return HandshakeError::LeftAtProof;
+            }
             State::Proof(_) => ("client proof", MAC_BYTES),
             State::Ended => return HandshakeError::Ended,
         };

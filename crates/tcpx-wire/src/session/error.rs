@@ -351,6 +351,12 @@ pub enum ConnectionFailure {
         /// What failed.
         cause: String,
     },
+    /// The set-up failed on this side, or was refused here.
+    #[error("{cause}")]
+    SetUp {
+        /// Why, and what to do.
+        cause: String,
+    },
     /// The peer broke the protocol.
     #[error("protocol: {0}")]
     Protocol(#[from] SessionError),

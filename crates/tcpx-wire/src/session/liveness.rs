@@ -54,6 +54,24 @@ impl Session {
         self.liveness.heard
     }
 
+    /// Says something to the peer now, a heartbeat ahead of its time if there is nothing else: what the
+    /// peer's system makes of it tells whether the way to it still works.
+    pub fn probe(&mut self, now: Time) {
+        if !self.ended() {
+            self.beat(now);
+        }
+    }
+
+    fn beat(&mut self, now: Time) {
+        // A frame that waits is proof enough once it leaves.
+        if self.transmit.is_empty() {
+            let counter = self.liveness.next_beat;
+            self.liveness.next_beat += 1;
+            self.transmit.push_back(Frame::Heartbeat { counter });
+        }
+        self.liveness.transmitted(now);
+    }
+
     pub(super) fn check_liveness(&mut self, now: Time) {
         let Liveness {
             heard,
@@ -65,13 +83,7 @@ impl Session {
             return self.fail_with(now, ConnectionFailure::PeerDead { silent, limit });
         }
         if self.liveness.beat_due <= now {
-            // A frame that waits is proof enough once it leaves.
-            if self.transmit.is_empty() {
-                let counter = self.liveness.next_beat;
-                self.liveness.next_beat += 1;
-                self.transmit.push_back(Frame::Heartbeat { counter });
-            }
-            self.liveness.transmitted(now);
+            self.beat(now);
         }
     }
 }

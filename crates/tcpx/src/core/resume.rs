@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tcpx_net::{Congestion, DialOptions, LaneInbox, Side, Way, dial_control_again};
+use tcpx_net::{Congestion, LaneInbox, Side, Way, dial_control_again, is_unanswered};
 use tcpx_wire::{Time, handshake};
 
 use super::Core;
@@ -14,8 +14,10 @@ use crate::control::ControlEnd;
 use crate::driver::{DrivenId, Driver};
 use crate::error::Error;
 
-/// For one way.
-const ATTEMPT: Duration = Duration::from_secs(1);
+/// Silence of the peer after which its system is asked to answer, while a transfer may wait for it.
+const QUIET: Duration = Duration::from_millis(400);
+/// Between two looks whether it did.
+const LOOK: Duration = Duration::from_millis(100);
 /// Between two rounds over all ways.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -34,9 +36,23 @@ enum Source {
         inner: Arc<Dial>,
         /// No round before.
         next: Instant,
+        /// No look at the socket before.
+        look: Instant,
+        /// When the peer's system was asked.
+        asked: Instant,
     },
     /// The peer opens it.
     Take(LaneInbox),
+}
+
+/// What the silence of the peer comes to.
+enum Suspect {
+    /// Nobody waits for it.
+    Nothing,
+    /// Its system answers, as far as is known; to be looked at again then.
+    NotBefore(Instant),
+    /// The control connection carries nothing any more.
+    Broken,
 }
 
 struct Dial {
@@ -51,23 +67,11 @@ struct Dial {
 
 impl Dial {
     fn run(&self, ways: &[Way]) {
-        for way in ways {
-            let options = DialOptions {
-                deadline: Instant::now() + ATTEMPT,
-                interface: way.interface.clone(),
-                source: way.local,
-                capabilities: 0,
-                congestion: self.congestion.clone(),
-            };
-            match dial_control_again(way.peer, &self.session, &options) {
-                Ok(stream) => {
-                    *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream);
-                    break;
-                }
-                Err(error) => {
-                    tracing::debug!(peer = %way.peer, %error, "no control connection this way");
-                }
+        match dial_control_again(ways, &self.session, &self.congestion) {
+            Ok(stream) => {
+                *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream);
             }
+            Err(error) => tracing::debug!(%error, "no control connection over any way"),
         }
         self.busy.store(false, Ordering::Release);
         self.driver.wake(self.id);
@@ -83,6 +87,7 @@ impl Resume {
         driver: &Arc<Driver>,
         id: DrivenId,
     ) -> Self {
+        let now = Instant::now();
         let source = match (side, inbox) {
             (Side::Server, Some(inbox)) => {
                 let driver = Arc::clone(driver);
@@ -90,6 +95,9 @@ impl Resume {
                 Source::Take(inbox)
             }
             _ => Source::Dial {
+                look: now,
+                asked: now,
+                next: now,
                 inner: Arc::new(Dial {
                     session,
                     congestion,
@@ -98,7 +106,6 @@ impl Resume {
                     driver: Arc::clone(driver),
                     id,
                 }),
-                next: Instant::now(),
             },
         };
         Self {
@@ -170,16 +177,24 @@ impl Core {
             self.perform_actions();
             return None;
         }
-        let Source::Dial { inner, next } = &mut resume.side else {
+        let patience = patience.filter(|_| matches!(resume.side, Source::Dial { .. }))?;
+        let now = Instant::now();
+        let heard = self.origin + Duration::from_micros(self.session.heard().0);
+        let broken = resume.lost.is_some();
+        let suspect = match broken {
+            true => Suspect::Broken,
+            false => self.ask_system(heard, now),
+        };
+        let Some(Source::Dial { inner, next, .. }) =
+            self.resume.as_mut().map(|resume| &mut resume.side)
+        else {
             return None;
         };
-        let patience = patience?;
-        let heard = self.origin + Duration::from_micros(self.session.heard().0);
-        let mut due = match resume.lost {
-            Some(_) => *next,
-            None => (heard + patience).max(*next),
+        let mut due = match suspect {
+            Suspect::Broken => *next,
+            Suspect::NotBefore(look) => (heard + patience).max(*next).min(look),
+            Suspect::Nothing => (heard + patience).max(*next),
         };
-        let now = Instant::now();
         if due <= now && !inner.busy.swap(true, Ordering::AcqRel) {
             *next = now + PAUSE;
             due = *next;
@@ -196,6 +211,9 @@ impl Core {
             if !ways.contains(&first) {
                 ways.push(first);
             }
+            // The way of the connection that is silent comes last.
+            let ours = self.control.local_ip();
+            ways.sort_by_key(|way| way.local.is_none() || way.local == ours);
             let dial = Arc::clone(inner);
             let started = std::thread::Builder::new()
                 .name("tcpx-resume".to_owned())
@@ -207,6 +225,35 @@ impl Core {
         }
         // While a thread is at it, its end wakes the engine.
         (!inner.busy.load(Ordering::Acquire)).then_some(due.max(now))
+    }
+
+    /// Asks the peer's system now and then for an answer while a transfer may wait for the peer, which says
+    /// nothing. A process that rests or is busy has a system that answers all the same.
+    fn ask_system(&mut self, heard: Instant, now: Instant) -> Suspect {
+        let Some(Source::Dial { look, asked, .. }) =
+            self.resume.as_mut().map(|resume| &mut resume.side)
+        else {
+            return Suspect::Nothing;
+        };
+        if self.operations.is_empty() {
+            return Suspect::Nothing;
+        }
+        let due = (heard + QUIET).max(*look);
+        if now < due {
+            return Suspect::NotBefore(due);
+        }
+        if is_unanswered(&self.control) {
+            return Suspect::Broken;
+        }
+        *look = now + LOOK;
+        let due = *look;
+        if now >= *asked + QUIET {
+            *asked = now;
+            let now = self.now();
+            self.session.probe(now);
+            self.write_control();
+        }
+        Suspect::NotBefore(due)
     }
 
     /// Tells the channels that the peer has spoken, if it has since `before`.

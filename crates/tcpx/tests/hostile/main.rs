@@ -1,21 +1,23 @@
 //! Peers that hold the key and mean harm, libraries that hang, observers that panic.
 
 mod gated;
+mod peer;
+mod set_up;
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use tcpx::{Auth, Connection, Endpoint, Error, Event, Key, Observer, Options, Region};
-use tcpx_net::dial::dial_lane;
 use tcpx_net::{DialOptions, dial};
-use tcpx_wire::frame::{CancelReason, Frame, encode};
-use tcpx_wire::{Level, Role, Settings, Tag, TransferId};
+use tcpx_wire::frame::{CancelReason, Frame};
+use tcpx_wire::{Level, Role, Tag, TransferId};
 
 use crate::gated::gated;
+use crate::peer::Peer;
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -34,74 +36,6 @@ fn pair(server: &Options, client: &Options) -> (Connection, Connection) {
     let client = thread::spawn(move || Endpoint::connect(address, &client).expect("it listens"));
     let accepted = endpoint.accept(LONG).expect("the client connects");
     (accepted, client.join().expect("no panic"))
-}
-
-/// A peer with the key that speaks the protocol by hand.
-struct Peer {
-    stream: TcpStream,
-    sequence: u32,
-}
-
-impl Peer {
-    fn connect(address: SocketAddr, auth: &Auth) -> (Self, tcpx_wire::handshake::Session) {
-        let until = DialOptions::until(Instant::now() + LONG);
-        let dialled = dial(address, auth, &until).expect("it listens");
-        dialled.stream.set_nonblocking(false).expect("a socket");
-        dialled
-            .stream
-            .set_write_timeout(Some(LONG))
-            .expect("a socket");
-        let stream = dialled.stream;
-        let mut peer = Self {
-            stream,
-            sequence: 0,
-        };
-        let settings = Frame::Settings(Settings {
-            network: "tcp".into(),
-            channels: 1,
-            chunk_bytes: 512 * 1024,
-            send_window: 8,
-            receive_window: 8,
-            eager_limit: 16 * 1024,
-            eager_credit: 256 * 1024,
-            heartbeat_ms: 10_000,
-            dead_after_ms: 60_000,
-            memory: "host".into(),
-            software: "by hand".into(),
-        });
-        let settings = peer.encode(&settings);
-        peer.stream.write_all(&settings).expect("it reads");
-        (peer, dialled.session)
-    }
-
-    fn encode(&mut self, frame: &Frame) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        encode(frame, self.sequence, &mut bytes).expect("a legal frame");
-        self.sequence = self.sequence.wrapping_add(1);
-        bytes
-    }
-
-    fn send(&mut self, frame: &Frame) {
-        let bytes = self.encode(frame);
-        self.stream.write_all(&bytes).expect("it reads");
-    }
-
-    /// The rest of the set-up, with one lane.
-    fn set_up(
-        &mut self,
-        address: SocketAddr,
-        session: &tcpx_wire::handshake::Session,
-    ) -> TcpStream {
-        self.send(&Frame::Setup {
-            round: 0,
-            last: false,
-            payload: b"TCPL\x02\x00\x01\x00\x01\x00\x00\x00".to_vec(),
-        });
-        let until = DialOptions::until(Instant::now() + LONG);
-        let lane = dial_lane(address, session, 0, 1, &until).expect("a lane");
-        self.send(&Frame::Ready);
-        lane
-    }
 }
 
 #[test]

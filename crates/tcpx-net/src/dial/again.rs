@@ -1,0 +1,145 @@
+//! Another control connection for a session, over whichever way works.
+
+use std::net::{SocketAddr, TcpStream};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tcpx_wire::handshake::{LaneClient, Session};
+
+use super::{DialOptions, no_random};
+use crate::auth;
+use crate::channel::Way;
+use crate::congestion::Congestion;
+use crate::error::NetworkError;
+use crate::socket;
+
+/// For one way: longer than any path takes that is worth it.
+const ATTEMPT: Duration = Duration::from_secs(1);
+/// A way that has not been opened by then does not keep the next one waiting.
+const HEAD_START: Duration = Duration::from_millis(100);
+
+/// One round over all ways.
+struct Round {
+    session: Session,
+    congestion: Congestion,
+    /// Whether it is over. Held by the way that proves itself: the server is to take one connection, and not two.
+    over: Mutex<bool>,
+    answers: Sender<Result<TcpStream, NetworkError>>,
+}
+
+/// Opens a connection that takes the place of a session's control connection over one of `ways`, which are
+/// tried in their order, each a little after the one before. Takes at most a second and a tenth of one for each way.
+///
+/// # Errors
+/// That of the way that failed last, as of [`dial_lane`](super::dial_lane); without ways
+/// [`NetworkError::Control`].
+pub fn dial_control_again(
+    ways: &[Way],
+    session: &Session,
+    congestion: &Congestion,
+) -> Result<TcpStream, NetworkError> {
+    let (answers, heard) = channel();
+    let round = Arc::new(Round {
+        session: session.clone(),
+        congestion: congestion.clone(),
+        over: Mutex::new(false),
+        answers,
+    });
+    let mut last = NetworkError::Control {
+        reason: "there is no way to open another one over".to_owned(),
+    };
+    let mut open = 0;
+    for way in ways {
+        let (round, tried) = (Arc::clone(&round), way.clone());
+        let started = std::thread::Builder::new()
+            .name("tcpx-resume".to_owned())
+            .spawn(move || round.try_way(&tried));
+        match started {
+            Ok(_) => open += 1,
+            Err(cause) => {
+                last = NetworkError::Io {
+                    operation: "starting a thread",
+                    address: way.peer.to_string(),
+                    cause: cause.into(),
+                    hint: "; raise the limit on threads",
+                }
+            }
+        }
+        let now = Instant::now();
+        if let Some(stream) = wait(&heard, &mut open, now + HEAD_START, &mut last) {
+            return Ok(stream);
+        }
+    }
+    let until = Instant::now() + 2 * ATTEMPT;
+    match wait(&heard, &mut open, until, &mut last) {
+        Some(stream) => Ok(stream),
+        None => {
+            // Whoever comes now finds nobody who wants it.
+            *round.over.lock().unwrap_or_else(PoisonError::into_inner) = true;
+            heard.try_iter().find_map(Result::ok).ok_or(last)
+        }
+    }
+}
+
+/// The stream of a way that works, if one comes in time; of `open` ways those that fail leave their error.
+fn wait(
+    heard: &Receiver<Result<TcpStream, NetworkError>>,
+    open: &mut usize,
+    until: Instant,
+    last: &mut NetworkError,
+) -> Option<TcpStream> {
+    while *open > 0 {
+        match heard.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(Ok(stream)) => return Some(stream),
+            Ok(Err(error)) => {
+                *open -= 1;
+                *last = error;
+            }
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return None,
+        }
+    }
+    None
+}
+
+impl Round {
+    fn try_way(&self, way: &Way) {
+        let answer = self.open(way);
+        if let Err(error) = &answer {
+            tracing::debug!(peer = %way.peer, interface = way.interface, %error, "no control connection this way");
+        }
+        // Whoever asked may have an answer already.
+        drop(self.answers.send(answer));
+    }
+
+    fn open(&self, way: &Way) -> Result<TcpStream, NetworkError> {
+        let options = DialOptions {
+            deadline: Instant::now() + ATTEMPT,
+            interface: way.interface.clone(),
+            source: way.local,
+            capabilities: 0,
+            congestion: self.congestion.clone(),
+        };
+        let stream = socket::connect(way.peer, &options)?;
+        let mut over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
+        if *over {
+            return Err(NetworkError::Control {
+                reason: "another way was faster".to_owned(),
+            });
+        }
+        self.prove(&stream, way.peer, options.deadline)?;
+        *over = true;
+        Ok(stream)
+    }
+
+    fn prove(
+        &self,
+        stream: &TcpStream,
+        peer: SocketAddr,
+        deadline: Instant,
+    ) -> Result<(), NetworkError> {
+        let nonce = auth::nonce().map_err(|cause| no_random(peer, cause))?;
+        let (handshake, first) = LaneClient::resume(&self.session, nonce);
+        auth::run_client(stream, peer, handshake, first, deadline)
+    }
+}

@@ -1,0 +1,297 @@
+//! A control connection before it has a driver: the caller's thread pumps it.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use tcpx_net::{Exchange, NetworkError};
+use tcpx_wire::session::{Action, Config, ConnectionFailure};
+use tcpx_wire::{Session, Time};
+
+use crate::control::Control;
+use crate::driver::timespec;
+use crate::error::Error;
+
+/// Messages of the peer that may come before their turn; one round of set-up is two or three.
+const MOST_PENDING: usize = 64;
+/// Frames taken before the clock is looked at.
+const FRAMES_AT_A_TIME: usize = 16;
+/// How long a side that gives up waits for the peer to have heard why.
+const FAREWELL: Duration = Duration::from_millis(500);
+/// How long a side whose lanes failed listens for the peer's reason, which may be the cause.
+const REASON: Duration = Duration::from_millis(200);
+
+pub(super) struct SetUp {
+    pub(super) session: Session,
+    pub(super) control: Control,
+    pub(super) peer: SocketAddr,
+    pub(super) origin: Instant,
+    pub(super) deadline: Instant,
+    round: u16,
+    /// Actions that came before their time.
+    pub(super) pending: VecDeque<Action>,
+}
+
+impl SetUp {
+    pub(super) fn new(
+        control: Control,
+        config: Config,
+        peer: SocketAddr,
+        deadline: Instant,
+    ) -> Result<Self, Error> {
+        let session =
+            Session::new(config, Time(0)).map_err(|error| Error::protocol(peer, error))?;
+        Ok(Self {
+            session,
+            control,
+            peer,
+            origin: Instant::now(),
+            deadline,
+            round: 0,
+            pending: VecDeque::new(),
+        })
+    }
+
+    fn now(&self) -> Time {
+        Time(u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX))
+    }
+
+    /// Pumps until `pick` takes an action; it gives back those that it does not want yet.
+    pub(super) fn wait_for<T>(
+        &mut self,
+        what: &'static str,
+        pick: impl Fn(Action) -> Result<T, Action>,
+    ) -> Result<T, Error> {
+        let mut looked_at = 0;
+        loop {
+            self.transmit()?;
+            self.keep_actions()?;
+            while looked_at < self.pending.len() {
+                if let Some(action) = self.pending.remove(looked_at) {
+                    match pick(action) {
+                        Ok(found) => return Ok(found),
+                        Err(other) => self.pending.insert(looked_at, other),
+                    }
+                }
+                looked_at += 1;
+            }
+            if Instant::now() >= self.deadline {
+                return Err(NetworkError::TimedOut {
+                    peer: self.peer,
+                    operation: what,
+                }
+                .into());
+            }
+            if !self.take_frames()? {
+                self.sleep(None, self.deadline);
+                self.take_frames()?;
+            }
+            self.keep_time();
+        }
+    }
+
+    /// Keeps what the session wants done for its time, unless it has ended.
+    fn keep_actions(&mut self) -> Result<(), Error> {
+        while let Some(action) = self.session.poll_action() {
+            let Action::Closed { failure } = action else {
+                self.pending.push_back(action);
+                continue;
+            };
+            return Err(match failure {
+                Some(ConnectionFailure::PeerFailed { detail }) => NetworkError::GivenUp {
+                    peer: self.peer,
+                    reason: detail.chars().filter(|one| !one.is_control()).collect(),
+                }
+                .into(),
+                Some(failure) => Error::lost(self.peer, failure),
+                None => Error::Closed { peer: self.peer },
+            });
+        }
+        if self.pending.len() > MOST_PENDING {
+            return Err(NetworkError::Control {
+                reason: format!(
+                    "the peer sent more than {MOST_PENDING} set-up messages ahead of their turn"
+                ),
+            }
+            .into());
+        }
+        Ok(())
+    }
+
+    fn transmit(&mut self) -> Result<(), Error> {
+        let now = self.now();
+        while self.control.has_room()
+            && let Some(frame) = self.session.poll_transmit(now)
+        {
+            self.control
+                .queue(&frame)
+                .map_err(|end| Error::control(self.peer, end))?;
+        }
+        self.control.flush();
+        Ok(())
+    }
+
+    fn keep_time(&mut self) {
+        let now = self.now();
+        if self.session.next_timeout().is_some_and(|due| due <= now) {
+            self.session.handle_timeout(now);
+        }
+    }
+
+    /// Waits until bytes arrive, `other` is readable or something is due.
+    fn sleep(&self, other: Option<BorrowedFd<'_>>, until: Instant) {
+        let due = self
+            .session
+            .next_timeout()
+            .map_or(until, |due| self.origin + Duration::from_micros(due.0));
+        let sleep = until.min(due).saturating_duration_since(Instant::now());
+        let mut flags = PollFlags::IN;
+        flags.set(PollFlags::OUT, self.control.wants_write());
+        let control = self.control.as_fd();
+        let mut watched = [
+            PollFd::new(&control, flags),
+            PollFd::new(other.as_ref().unwrap_or(&control), PollFlags::IN),
+        ];
+        // Interrupted or timed out: the loop looks at everything again.
+        let _ = poll(&mut watched, Some(&timespec(sleep)));
+    }
+
+    /// Feeds frames that have arrived to the session, a few at a time, so that a peer that never
+    /// stops sending outlasts neither the deadline nor the memory; `true` if there were any.
+    fn take_frames(&mut self) -> Result<bool, Error> {
+        for taken in 0..FRAMES_AT_A_TIME {
+            let frame = match self.control.receive() {
+                Ok(Some(frame)) => frame,
+                Ok(None) => return Ok(taken > 0),
+                Err(end) => {
+                    // What came before the end of the stream may say why it ended.
+                    self.keep_actions()?;
+                    return Err(Error::control(self.peer, end));
+                }
+            };
+            let now = self.now();
+            self.session
+                .frame(now, frame)
+                .map_err(|error| Error::protocol(self.peer, error))?;
+        }
+        Ok(true)
+    }
+
+    /// Takes and says what there is, without waiting.
+    fn hear(&mut self) -> Result<(), Error> {
+        self.take_frames()?;
+        self.keep_actions()?;
+        self.keep_time();
+        self.transmit()
+    }
+
+    /// The set-up ends with an error, or with that of the peer if it gave up first; else the peer is told why.
+    pub(super) fn give_up(mut self, error: Error) -> Error {
+        let theirs = match self.session.ended() {
+            true => None,
+            false => self.reason_of_peer(&error),
+        };
+        let error = theirs.unwrap_or(error);
+        let now = self.now();
+        let cause = error.to_string();
+        // A session that has ended says what it had to say, and not this.
+        self.session.fail(now, ConnectionFailure::SetUp { cause });
+        if self.transmit().is_ok() {
+            self.part();
+        }
+        error
+    }
+
+    /// Why the peer gave up. Lanes fail when it did, and its word about that may still be under way.
+    fn reason_of_peer(&mut self, error: &Error) -> Option<Error> {
+        let may_be_theirs = matches!(
+            error,
+            Error::Network(
+                NetworkError::Handshake { .. }
+                    | NetworkError::Io { .. }
+                    | NetworkError::Refused { .. }
+            )
+        );
+        let wait = if may_be_theirs {
+            REASON
+        } else {
+            Duration::ZERO
+        };
+        let until = Instant::now() + wait;
+        loop {
+            match self.hear() {
+                Err(theirs @ Error::Network(NetworkError::GivenUp { .. })) => return Some(theirs),
+                Err(_) => return None,
+                Ok(()) if Instant::now() >= until => return None,
+                Ok(()) => self.sleep(None, until),
+            }
+        }
+    }
+
+    /// Waits for the peer to close its end: closing before would destroy what it has not read yet.
+    fn part(&mut self) {
+        let until = Instant::now() + FAREWELL;
+        loop {
+            self.control.flush();
+            if !self.control.wants_write() {
+                self.control.finish_writing();
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if self.control.drain() || left.is_zero() {
+                return;
+            }
+            let mut flags = PollFlags::IN;
+            flags.set(PollFlags::OUT, self.control.wants_write());
+            // Interrupted or timed out: the loop looks at both again.
+            let _ = poll(
+                &mut [PollFd::new(&self.control.as_fd(), flags)],
+                Some(&timespec(left)),
+            );
+        }
+    }
+}
+
+/// As a network hears it.
+fn for_network(error: Error) -> NetworkError {
+    match error {
+        Error::Network(error) => error,
+        other => NetworkError::Control {
+            reason: other.to_string(),
+        },
+    }
+}
+
+impl Exchange for SetUp {
+    fn exchange(&mut self, payload: &[u8]) -> Result<Vec<u8>, NetworkError> {
+        let expected = self.round;
+        self.round += 1;
+        self.session
+            .setup(expected, false, payload.to_vec())
+            .map_err(|error| NetworkError::Control {
+                reason: error.to_string(),
+            })?;
+        let (round, payload) = self
+            .wait_for(
+                "the peer's part of the network set-up",
+                |action| match action {
+                    Action::Setup { round, payload, .. } => Ok((round, payload)),
+                    other => Err(other),
+                },
+            )
+            .map_err(for_network)?;
+        if round != expected {
+            return Err(NetworkError::Control {
+                reason: format!("expected set-up round {expected}, round {round} arrived"),
+            });
+        }
+        Ok(payload)
+    }
+
+    fn wait(&mut self, descriptor: BorrowedFd<'_>, deadline: Instant) -> Result<(), NetworkError> {
+        self.hear().map_err(for_network)?;
+        self.sleep(Some(descriptor), deadline);
+        self.hear().map_err(for_network)
+    }
+}

@@ -1,0 +1,77 @@
+//! A peer with the key that speaks the protocol by hand.
+
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
+use std::time::Instant;
+
+use tcpx::Auth;
+use tcpx_net::dial::dial_lane;
+use tcpx_net::{DialOptions, dial};
+use tcpx_wire::Settings;
+use tcpx_wire::frame::{Frame, encode};
+use tcpx_wire::handshake::Session;
+
+use crate::LONG;
+
+pub(crate) struct Peer {
+    pub(crate) stream: TcpStream,
+    sequence: u32,
+}
+
+impl Peer {
+    pub(crate) fn connect(address: SocketAddr, auth: &Auth) -> (Self, Session) {
+        let until = DialOptions::until(Instant::now() + LONG);
+        let dialled = dial(address, auth, &until).expect("it listens");
+        dialled.stream.set_nonblocking(false).expect("a socket");
+        dialled
+            .stream
+            .set_write_timeout(Some(LONG))
+            .expect("a socket");
+        let stream = dialled.stream;
+        let mut peer = Self {
+            stream,
+            sequence: 0,
+        };
+        let settings = Frame::Settings(Settings {
+            network: "tcp".into(),
+            channels: 1,
+            chunk_bytes: 512 * 1024,
+            send_window: 8,
+            receive_window: 8,
+            eager_limit: 16 * 1024,
+            eager_credit: 256 * 1024,
+            heartbeat_ms: 10_000,
+            dead_after_ms: 60_000,
+            memory: "host".into(),
+            software: "by hand".into(),
+        });
+        let settings = peer.encode(&settings);
+        peer.stream.write_all(&settings).expect("it reads");
+        (peer, dialled.session)
+    }
+
+    pub(crate) fn encode(&mut self, frame: &Frame) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        encode(frame, self.sequence, &mut bytes).expect("a legal frame");
+        self.sequence = self.sequence.wrapping_add(1);
+        bytes
+    }
+
+    pub(crate) fn send(&mut self, frame: &Frame) {
+        let bytes = self.encode(frame);
+        self.stream.write_all(&bytes).expect("it reads");
+    }
+
+    /// The rest of the set-up, with one lane.
+    pub(crate) fn set_up(&mut self, address: SocketAddr, session: &Session) -> TcpStream {
+        self.send(&Frame::Setup {
+            round: 0,
+            last: false,
+            payload: b"TCPL\x02\x00\x01\x00\x01\x00\x00\x00".to_vec(),
+        });
+        let until = DialOptions::until(Instant::now() + LONG);
+        let lane = dial_lane(address, session, 0, 1, &until).expect("a lane");
+        self.send(&Frame::Ready);
+        lane
+    }
+}

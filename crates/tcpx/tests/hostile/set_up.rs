@@ -1,0 +1,164 @@
+//! A side that gives the set-up up says why, and the other one neither waits longer nor has to guess.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tcpx::{Auth, Endpoint, Error, Options, TcpNetwork};
+use tcpx_net::dial::dial_lane;
+use tcpx_net::{Channel, DialOptions, Exchange, Network, NetworkError, Setup};
+use tcpx_wire::frame::{Frame, FrameDecoder, GoodbyeReason};
+
+use crate::peer::Peer;
+use crate::{LONG, key, local};
+
+/// Far beyond what any of these tests takes: whoever waits for it has not heard the peer.
+const NEVER: Duration = Duration::from_secs(600);
+
+fn options(auth: &Auth) -> Options {
+    let mut options = Options::tcp(auth.clone());
+    options.connect_timeout = NEVER;
+    options
+}
+
+/// The embedded network on a host that has none of the interfaces that its user allows.
+#[derive(Debug, Default)]
+struct Nowhere(TcpNetwork);
+
+impl Nowhere {
+    fn error() -> NetworkError {
+        NetworkError::NoInterface {
+            filter: "=none-such".to_owned(),
+            found: "nothing but lo".to_owned(),
+        }
+    }
+}
+
+impl Network for Nowhere {
+    fn name(&self) -> String {
+        self.0.name()
+    }
+
+    fn channel_count(&self, asked: u16) -> u16 {
+        self.0.channel_count(asked)
+    }
+
+    fn chunk_bytes(&self) -> u32 {
+        self.0.chunk_bytes()
+    }
+
+    fn windows(&self) -> (u16, u16) {
+        self.0.windows()
+    }
+
+    fn establish(
+        &self,
+        _setup: &Setup<'_>,
+        _exchange: &mut dyn Exchange,
+    ) -> Result<Vec<Box<dyn Channel>>, NetworkError> {
+        Err(Self::error())
+    }
+}
+
+/// The goodbye of a side that gives up.
+fn goodbye(stream: &mut TcpStream) -> String {
+    stream.set_read_timeout(Some(LONG)).expect("a socket");
+    let mut bytes = Vec::new();
+    stream
+        .read_to_end(&mut bytes)
+        .expect("an orderly end, not a reset");
+    let (mut decoder, mut rest) = (FrameDecoder::new(), bytes.as_slice());
+    while let Some(frame) = decoder.next(&mut rest).expect("a legal frame") {
+        if let Frame::Goodbye { reason, detail } = frame {
+            assert_eq!(reason, GoodbyeReason::Error);
+            return detail.to_string();
+        }
+    }
+    panic!("no goodbye");
+}
+
+#[test]
+fn both_ends_say_why_the_set_up_failed() {
+    let auth = Auth::Key(key());
+    for at_server in [true, false] {
+        let (mut server, mut client) = (options(&auth), options(&auth));
+        let nowhere = if at_server { &mut server } else { &mut client };
+        nowhere.network = Arc::new(Nowhere::default());
+        let endpoint = Endpoint::listen(local(), server).expect("a free port");
+        let address = endpoint.local_addr();
+        let client = thread::spawn(move || Endpoint::connect(address, &client));
+        let accepted = endpoint.accept(LONG).map(drop);
+        let connected = client.join().expect("no panic").map(drop);
+        let (ours, theirs) = match at_server {
+            true => (accepted, connected),
+            false => (connected, accepted),
+        };
+        let Err(Error::Network(ours)) = ours else {
+            panic!("{ours:?}");
+        };
+        assert_eq!(ours, Nowhere::error());
+        let Err(Error::Network(NetworkError::GivenUp { reason, .. })) = theirs else {
+            panic!("{theirs:?}");
+        };
+        assert_eq!(reason, ours.to_string());
+    }
+}
+
+#[test]
+fn a_client_that_gives_up_before_its_lanes_is_not_waited_for() {
+    let auth = Auth::Key(key());
+    let endpoint = Endpoint::listen(local(), options(&auth)).expect("a free port");
+    let address = endpoint.local_addr();
+    for says_why in [true, false] {
+        let (mut peer, session) = Peer::connect(address, &auth);
+        // One lane of two.
+        peer.send(&Frame::Setup {
+            round: 0,
+            last: false,
+            payload: b"TCPL\x02\x00\x02\x00\x01\x00\x00\x00".to_vec(),
+        });
+        let until = DialOptions::until(Instant::now() + LONG);
+        let _lane = dial_lane(address, &session, 0, 2, &until).expect("a lane");
+        if says_why {
+            peer.send(&Frame::Goodbye {
+                reason: GoodbyeReason::Error,
+                detail: "\x1b[2Jthe second\nlane found no way".into(),
+            });
+        }
+        peer.stream.shutdown(Shutdown::Write).expect("it is open");
+        let error = endpoint.accept(LONG).map(drop).expect_err("no set-up");
+        match error {
+            Error::Network(NetworkError::GivenUp { reason, .. }) if says_why => {
+                assert_eq!(reason, "[2Jthe secondlane found no way");
+            }
+            Error::Network(NetworkError::Control { .. }) if !says_why => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn what_a_peer_sends_that_nobody_can_use_is_named_to_it() {
+    let auth = Auth::Key(key());
+    let endpoint = Endpoint::listen(local(), options(&auth)).expect("a free port");
+    let (mut peer, _session) = Peer::connect(endpoint.local_addr(), &auth);
+    peer.send(&Frame::Setup {
+        round: 0,
+        last: false,
+        payload: b"GET / HTTP/1.1".to_vec(),
+    });
+    let accepting = thread::spawn(move || endpoint.accept(LONG).map(drop));
+    // More that the other side has not read when it gives up must not make a reset of its words.
+    let more = peer.encode(&Frame::Ready);
+    peer.stream.write_all(&more).expect("it is open");
+    let said = goodbye(&mut peer.stream);
+    drop(peer);
+    let error = accepting.join().expect("no panic").expect_err("no set-up");
+    assert!(matches!(
+        error,
+        Error::Network(NetworkError::Mismatch { .. })
+    ));
+    assert!(error.to_string().starts_with(&said), "{said}: {error}");
+}
