@@ -3,7 +3,7 @@
 mod devmem;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use nccl_net::AbiVersion;
@@ -31,6 +31,8 @@ pub(crate) struct Link {
     network_line: String,
     /// Kept until the end: its drop prints what still waits.
     _chunk_lines: Option<ChunkLines>,
+    /// Kept until the end: lanes that died, and a control connection that broke, come back to it.
+    listening: OnceLock<Endpoint>,
 }
 
 impl Link {
@@ -78,6 +80,7 @@ impl Link {
             origin,
             network_line,
             _chunk_lines: chunk_lines,
+            listening: OnceLock::new(),
         })
     }
 
@@ -115,7 +118,8 @@ impl Link {
         }
     }
 
-    /// Listens, prints the line to run at the other side, and waits for it.
+    /// Listens, prints the line to run at the other side, and waits for it. Goes on listening for what the
+    /// connection may lose, as long as this link lives.
     pub(crate) fn serve(
         &self,
         args: &LinkArgs,
@@ -138,7 +142,9 @@ impl Link {
             self.invitation(args, command, bound)
         ));
         self.warn(args);
-        Ok(endpoint.accept(args.wait.0)?)
+        let connection = endpoint.accept(args.wait.0)?;
+        self.listening.get_or_init(|| endpoint);
+        Ok(connection)
     }
 
     /// Connects to the first of the server's addresses that answers.

@@ -19,6 +19,9 @@ use set_ups::SetUps;
 const SPARE: Duration = Duration::from_secs(1);
 
 /// A listening port: control connections and all lanes of the embedded network use it.
+///
+/// Keep it as long as the connections that it accepted: lanes that died, and a control connection that broke,
+/// come back to it. Without it such a connection lives on what it has left.
 #[derive(Debug)]
 pub struct Endpoint {
     listener: Listener,
@@ -129,9 +132,10 @@ impl Endpoint {
 
 /// What this side can do.
 fn capabilities(options: &Options) -> u64 {
-    if options.network.resumes_control() {
+    let resumes = if options.network.resumes_control() {
         Session::RESUMES
     } else {
         0
-    }
+    };
+    resumes | Session::TAPERS
 }

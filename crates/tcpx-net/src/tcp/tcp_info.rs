@@ -26,7 +26,8 @@ pub(super) struct Transport {
     pub(super) busy_micros: u64,
     /// Most bytes of a packet.
     pub(super) packet: u32,
-    /// How often the oldest of them was to be sent again because nothing came back in time.
+    /// How often the oldest of them was to be sent again because nothing came back in time; where none is under
+    /// way, how often the peer's system was asked in vain whether it has room.
     pub(super) tries: u8,
     /// Since the peer's system acknowledged anything, be it again.
     pub(super) answered_ago: Duration,
@@ -53,7 +54,11 @@ pub(super) fn transport(socket: &impl AsFd) -> Option<Transport> {
         unsent: info.tcpi_notsent_bytes,
         busy_micros: info.tcpi_busy_time,
         packet: info.tcpi_snd_mss,
-        tries: info.tcpi_retransmits,
+        // Without a route nothing leaves, and the system asks for room instead.
+        tries: match (info.tcpi_unacked, info.tcpi_notsent_bytes) {
+            (0, 1..) => info.tcpi_probes,
+            _ => info.tcpi_retransmits,
+        },
         answered_ago: Duration::from_millis(info.tcpi_last_ack_recv.into()),
     })
 }
@@ -67,17 +72,10 @@ const ANSWER: Duration = Duration::from_millis(400);
 /// Whether the peer's system answers nothing of what was sent on a stream, so that the way to it is broken, or
 /// the system gone. A process that rests does not keep its system from answering.
 pub fn is_unanswered(socket: &impl AsFd) -> bool {
-    let Some((info, _)) = tcp_info(socket) else {
-        return false;
-    };
-    // Without a route nothing leaves, and the system asks for room instead.
-    let tries = match info.tcpi_unacked {
-        0 if info.tcpi_notsent_bytes > 0 => info.tcpi_probes,
-        0 => 0,
-        _ => info.tcpi_retransmits,
-    };
-    let answered = Duration::from_millis(info.tcpi_last_ack_recv.into());
-    tries >= VAIN_TRIES && answered >= ANSWER
+    transport(socket).is_some_and(|transport| {
+        let waits = !transport.is_drained();
+        waits && transport.tries >= VAIN_TRIES && transport.answered_ago >= ANSWER
+    })
 }
 
 /// The counters of a stream; `None` where the kernel is too old to keep them.

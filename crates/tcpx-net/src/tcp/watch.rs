@@ -91,7 +91,7 @@ impl Clock {
         }
         let answered = now.checked_sub(transport.answered_ago).unwrap_or(now);
         let again = answered > self.answered + TICK / 2;
-        if moved || again || transport.in_flight == 0 {
+        if moved || again || transport.is_drained() {
             (self.answered, self.tries, self.unanswered) = (answered, transport.tries, None);
         } else if transport.tries > self.tries {
             self.unanswered.get_or_insert(now);
@@ -350,6 +350,19 @@ mod tests {
         assert_eq!(clock.hangs(now, silent), None);
         let now = looked_at(&mut clock, start, 1000..1200, |passed| (tries(passed).0, 0));
         assert_eq!(clock.hangs(now, silent), Some(ms(1100)));
+    }
+
+    #[test]
+    fn a_lane_that_lost_its_route_before_anything_was_under_way_hangs_after_a_second_too() {
+        let start = Instant::now();
+        let mut clock = Clock::new(start);
+        let mut now = start;
+        for passed in (0..1200).step_by(100) {
+            now = start + ms(passed);
+            let transport = at(1000, 0, tries(passed).0, ms(passed));
+            clock.moves(now, Some(7), transport);
+        }
+        assert_eq!(clock.hangs(now, (start, start)), Some(ms(1100)));
     }
 
     #[test]
