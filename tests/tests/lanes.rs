@@ -31,6 +31,11 @@ struct Ends {
 }
 
 fn connect(stage_host: bool) -> Ends {
+    connect_in_chunks(stage_host, Some(256 << 10))
+}
+
+/// Without a size: in those of the network, which become shorter towards the end.
+fn connect_in_chunks(stage_host: bool, chunk_bytes: Option<u32>) -> Ends {
     let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("there is randomness"));
     let network = TcpNetwork::new(TcpOptions {
         stage_host,
@@ -38,7 +43,7 @@ fn connect(stage_host: bool) -> Ends {
     });
     let mut options = Options::new(Arc::new(network), Auth::Key(key));
     options.channels = LANES;
-    options.chunk_bytes = Some(256 << 10);
+    options.chunk_bytes = chunk_bytes;
     options.heartbeat = Duration::from_millis(300);
     options.dead_after = DEAD_AFTER;
     let endpoint =
@@ -173,6 +178,34 @@ fn a_lane_that_swallows_everything_and_wakes_up_late() {
 fn all_lanes_but_one() {
     breaks(Fault::Reset, &[0, 1, 2], true, false);
     breaks(Fault::Stall, &[1, 2, 3], false, false);
+}
+
+/// Lanes that break one after the other, some of them among the last and shorter chunks.
+#[test]
+fn lanes_that_break_while_chunks_become_shorter() {
+    for (stage_host, fault) in [(false, Fault::Reset), (true, Fault::Close)] {
+        let ends = connect_in_chunks(stage_host, None);
+        let breaks_after = |lane: u16| u64::from(lane) * (4 << 20) + BREAK_AFTER;
+        for lane in 1..LANES {
+            ends.proxy
+                .break_line(Line::Lane(lane), breaks_after(lane), fault);
+        }
+        let struck = || {
+            let carried = |lane| ends.proxy.carried(Line::Lane(lane));
+            (1..LANES).all(|lane| carried(lane) >= breaks_after(lane))
+        };
+        let mut number = 0;
+        while !struck() {
+            number += 1;
+            assert!(number < MOST, "a lane carries nothing");
+            transfer(&ends.client, &ends.server, number);
+        }
+        let stats = ends.client.statistics();
+        // 21 chunks of 1 MiB, four of a half and four of a quarter, and no others.
+        assert_eq!(ends.server.statistics().chunks_received, 29 * number);
+        assert!(stats.chunks_resent > 0, "{fault:?}: {stats:?}");
+        close(ends.server, ends.client);
+    }
 }
 
 /// Transfers run in both directions at once while every lane but one breaks, one after the other, so that slots

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::constants::TRAFFIC_CLASS_UNDEFINED;
 use crate::device::RawDeviceHandle;
+use crate::finalize::Finalize;
 use crate::logger::plugin_logger;
 use crate::properties::Properties;
 use crate::raw_properties::{
@@ -238,10 +239,12 @@ impl Calls {
         }
     }
 
-    pub(crate) unsafe fn finalize(&self) -> Option<RawResult> {
-        // SAFETY: forwarded.
-        self.finalize
-            .map(|finalize| unsafe { finalize(self.context()) })
+    /// The last call, if the table has one, for whoever makes it.
+    pub(crate) fn finalize(&self) -> Option<Finalize> {
+        self.finalize.map(|call| Finalize {
+            call,
+            context: self.context(),
+        })
     }
 
     fn context(&self) -> Void {

@@ -17,6 +17,10 @@ pub mod constants;
 pub mod device;
 mod error;
 pub mod export;
+mod finalize;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod library;
 mod limiter;
 mod logger;

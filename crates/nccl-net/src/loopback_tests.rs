@@ -328,3 +328,23 @@ fn comms_can_move_to_other_threads() {
     shareable::<Plugin>();
     shareable::<crate::MemoryHandle>();
 }
+
+#[test]
+fn the_last_share_of_a_started_plugin_finalizes_it_where_the_version_can() {
+    for (version, finalizes) in [(AbiVersion::V10, 0), (AbiVersion::V12, 1)] {
+        static CALLS: Mutex<usize> = Mutex::new(0);
+        *CALLS.lock().unwrap() = 0;
+        let options = LoadOptions::new("in memory").with_observer(|report: &CallReport| {
+            let ended = report.call == "finalize" && report.rc == ResultCode::Success;
+            *CALLS.lock().unwrap() += usize::from(ended);
+        });
+        drop(load::<Loopback<false>>(version, options.clone()));
+        let plugin = load::<Loopback<false>>(version, options);
+        plugin.init().unwrap();
+        let comms = pair(&plugin);
+        drop(plugin);
+        assert_eq!(*CALLS.lock().unwrap(), 0);
+        drop(comms);
+        assert_eq!(*CALLS.lock().unwrap(), finalizes);
+    }
+}

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::adapt::Calls;
 use crate::error::{CallError, HostError, LoadError};
+use crate::finalize;
 use crate::library::{AbiVersion, CallObserver, CallReport, Found, LoadOptions, find};
 use crate::properties::Properties;
 use crate::result::{RawResult, ResultCode};
@@ -18,7 +19,9 @@ const MAX_DEVICES: c_int = 4096;
 
 /// A loaded plugin. Clones share it.
 ///
-/// The library stays loaded for the life of the process: plugins start threads of their own.
+/// The library stays loaded for the life of the process: plugins start threads of their own. Letting go of
+/// the last share calls `finalize` (v11 and later) on a thread made for it and waits at most 5 s; the observer
+/// hears of one that has not returned by then as [`ResultCode::InProgress`].
 #[derive(Clone)]
 pub struct Plugin {
     pub(crate) inner: Arc<PluginInner>,
@@ -173,12 +176,14 @@ impl PluginInner {
 impl Drop for PluginInner {
     fn drop(&mut self) {
         let phase = *self.phase.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if phase == Phase::Ready {
-            // SAFETY: every comm holds a share of this value, so none is left.
-            if let Some(rc) = unsafe { self.calls.finalize() } {
-                // Nobody is left to take an error; the observer has seen it.
-                let _ = self.report("finalize", rc);
-            }
+        if phase == Phase::Ready
+            && let Some(finalize) = self.calls.finalize()
+        {
+            // Nobody is left to take an error; the observer hears of it.
+            let observer = self.observer.take();
+            // SAFETY: initialised; every comm holds a share of this value, so none is left; libraries are
+            // never unloaded.
+            unsafe { finalize.run(observer, finalize::LONGEST) };
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::request::{Ring, Ticket};
 /// The plugin whose requests are laid out so.
 const PLUGIN: &str = "GPUDirectTCPX_v7";
 /// Bytes of a request.
-const BYTES: usize = 128;
+pub(crate) const BYTES: usize = 128;
 
 /// A queue slot as the plugin keeps it; pointers as numbers, for nobody follows them.
 #[repr(C)]
@@ -71,13 +71,13 @@ const _: () = assert!(offset_of!(RawRequest, unpack_slot) == 56);
 
 /// What the host knows of a request.
 #[derive(Clone, Copy, Debug)]
-struct Posted {
-    comm: u64,
-    data: u64,
-    len: usize,
-    kind: MemoryType,
+pub(crate) struct Posted {
+    pub(crate) comm: u64,
+    pub(crate) data: u64,
+    pub(crate) len: usize,
+    pub(crate) kind: MemoryType,
     /// The queue slot that a receive takes.
-    slot: Option<QueueSlot>,
+    pub(crate) slot: Option<QueueSlot>,
 }
 
 /// What Google's plugin keeps of a request in flight.
@@ -155,7 +155,7 @@ fn read(request: NonNull<c_void>, posted: &Posted) -> Result<PrivateRequest, Pri
 }
 
 /// Checks a copy of a request.
-fn parse(bytes: &[u8; BYTES], posted: &Posted) -> Result<PrivateRequest, PrivateError> {
+pub(crate) fn parse(bytes: &[u8; BYTES], posted: &Posted) -> Result<PrivateRequest, PrivateError> {
     // SAFETY: as many bytes as the structure has, all of whose fields are integers.
     let raw: RawRequest = unsafe { bytes.as_ptr().cast::<RawRequest>().read_unaligned() };
     let expect = |holds: bool, field, expected: &dyn fmt::Display, found: &dyn fmt::Display| {

@@ -1,74 +1,84 @@
-//! Numbers of free slots, the last one given back on top.
-//!
-//! A stack and not a queue: the slot that was used last is the one whose bytes still lie in the caches, and
-//! a pool that needs few slots at a time touches only those few.
+//! Numbers of free slots, taken by their place: those that lie one behind the other in memory can be copied
+//! as one.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
-/// A stack without a lock.
+/// A set without a lock.
 #[derive(Debug)]
 pub(crate) struct FreeSlots {
-    /// The top slot's number and one, 0 when there is none; above it a count of changes, so that a top
-    /// which went and came back meanwhile is not taken for the same.
-    top: AtomicU64,
-    /// What lies below each slot, in the same notation.
-    below: Box<[AtomicU32]>,
-    len: AtomicUsize,
+    /// A bit for each slot, set while it is free.
+    words: Box<[AtomicU64]>,
+    /// Where the next slot is looked for that is taken in turn.
+    turn: AtomicUsize,
 }
 
-const CHANGE: u64 = 1 << 32;
+const BITS: usize = u64::BITS as usize;
 
 impl FreeSlots {
-    /// An empty stack for slots below `slots`.
+    /// An empty set for slots below `slots`.
     pub(crate) fn new(slots: usize) -> Self {
+        let words = 0..slots.div_ceil(BITS);
         Self {
-            top: AtomicU64::new(0),
-            below: (0..slots).map(|_| AtomicU32::new(0)).collect(),
-            len: AtomicUsize::new(0),
+            words: words.map(|_| AtomicU64::new(0)).collect(),
+            turn: AtomicUsize::new(0),
         }
     }
 
-    /// Slots on the stack; while others use it, at some time during the call.
+    /// Slots in the set; while others use it, about as many.
     pub(crate) fn len(&self) -> usize {
-        self.len.load(SeqCst)
+        let free = |word: &AtomicU64| word.load(SeqCst).count_ones() as usize;
+        self.words.iter().map(free).sum()
     }
 
-    /// Puts a slot on top that is not on the stack.
-    pub(crate) fn push(&self, slot: u32) {
-        // Counted first, so that the count never falls below what others have taken.
-        self.len.fetch_add(1, SeqCst);
-        self.change(|top| {
-            self.below[slot as usize].store(number(top), SeqCst);
-            Some(slot + 1)
-        });
+    /// Gives back a slot that is not in the set.
+    pub(crate) fn give_back(&self, slot: u32) {
+        let slot = slot as usize;
+        self.words[slot / BITS].fetch_or(1 << (slot % BITS), SeqCst);
     }
 
-    /// Takes the top slot.
-    pub(crate) fn pop(&self) -> Option<u32> {
-        // Another thread may take the same top meanwhile and change what is below it; then the top has
-        // changed too, and what was read here counts for nothing.
-        let before = self.change(|top| {
-            let slot = number(top).checked_sub(1)?;
-            Some(self.below[slot as usize].load(SeqCst))
-        })?;
-        self.len.fetch_sub(1, SeqCst);
-        number(before).checked_sub(1)
+    /// Takes the first slot.
+    pub(crate) fn take_first(&self) -> Option<u32> {
+        self.take_among(0..self.words.len() * BITS)
     }
 
-    /// Replaces the top; what it was before.
-    fn change(&self, next: impl Fn(u64) -> Option<u32>) -> Option<u64> {
-        self.top
-            .fetch_update(SeqCst, SeqCst, |top| {
-                let changes = (top & !(CHANGE - 1)).wrapping_add(CHANGE);
-                Some(changes | u64::from(next(top)?))
+    /// Takes the slots before `end` in turn; one behind those where none of them is free.
+    pub(crate) fn take_in_turn(&self, end: usize) -> Option<u32> {
+        let all = self.words.len() * BITS;
+        let end = end.min(all);
+        let turn = self.turn.load(SeqCst).min(end);
+        let slot = [turn..end, 0..turn, end..all]
+            .into_iter()
+            .find_map(|among| self.take_among(among))?;
+        self.turn.store((slot as usize + 1) % end.max(1), SeqCst);
+        Some(slot)
+    }
+
+    /// Takes the first slot of a range.
+    pub(crate) fn take_among(&self, among: Range<usize>) -> Option<u32> {
+        let words = among.start / BITS..among.end.div_ceil(BITS).min(self.words.len());
+        words.into_iter().find_map(|word| {
+            let first = word * BITS;
+            // Bits of this word from the range's start on, without those from its end on.
+            let from = |place: usize| match place.saturating_sub(first) {
+                bit if bit < BITS => u64::MAX << bit,
+                _ => 0,
+            };
+            self.take_in(word, from(among.start) & !from(among.end))
+        })
+    }
+
+    /// Takes the lowest slot of a word among these bits.
+    fn take_in(&self, word: usize, among: u64) -> Option<u32> {
+        let lowest = |free: u64| free & among & (free & among).wrapping_neg();
+        let before = self.words[word]
+            .fetch_update(SeqCst, SeqCst, |free| {
+                Some(free & !lowest(free)).filter(|left| *left != free)
             })
-            .ok()
+            .ok()?;
+        // Below the number of slots, which is an u32 here.
+        Some((word * BITS) as u32 + lowest(before).trailing_zeros())
     }
-}
-
-fn number(top: u64) -> u32 {
-    // The low half.
-    top as u32
 }
 
 #[cfg(test)]
@@ -77,40 +87,63 @@ mod tests {
 
     use super::*;
 
+    fn full(slots: u32) -> FreeSlots {
+        let free = FreeSlots::new(slots as usize);
+        (0..slots).for_each(|slot| free.give_back(slot));
+        free
+    }
+
     #[test]
-    fn the_last_slot_given_back_is_the_next_one_taken() {
-        let free = FreeSlots::new(4);
-        assert_eq!((free.pop(), free.len()), (None, 0));
-        [2, 0, 3].into_iter().for_each(|slot| free.push(slot));
-        assert_eq!((free.pop(), free.len()), (Some(3), 2));
-        free.push(1);
-        let rest: Vec<_> = std::iter::from_fn(|| free.pop()).collect();
-        assert_eq!(rest, [1, 0, 2]);
+    fn the_first_slot_of_a_range_is_taken() {
+        let free = FreeSlots::new(200);
+        assert_eq!((free.take_first(), free.len()), (None, 0));
+        for slot in [3, 63, 64, 150] {
+            free.give_back(slot);
+        }
+        assert_eq!(free.take_among(4..63), None);
+        assert_eq!(free.take_among(65..150), None);
+        assert_eq!(free.take_among(150..1000), Some(150));
+        assert_eq!(free.take_among(4..200), Some(63));
+        assert_eq!(free.take_among(4..200), Some(64));
+        assert_eq!((free.take_first(), free.len()), (Some(3), 0));
+        assert_eq!(free.take_among(900..1000), None);
+    }
+
+    #[test]
+    fn slots_in_turn_are_all_different_and_those_behind_them_serve_too() {
+        let free = full(130);
+        for round in 0..3 {
+            for slot in 0..70 {
+                assert_eq!(free.take_in_turn(70), Some(slot), "round {round}");
+                free.give_back(slot);
+            }
+        }
+        let all: Vec<_> = std::iter::from_fn(|| free.take_in_turn(70)).collect();
+        assert_eq!(all, (0..130).collect::<Vec<_>>());
     }
 
     #[test]
     fn a_slot_has_one_holder_whoever_takes_and_gives_back() {
         const SLOTS: u32 = 5;
-        let free = FreeSlots::new(SLOTS as usize);
-        (0..SLOTS).for_each(|slot| free.push(slot));
+        let free = full(SLOTS);
         let holders: Vec<AtomicU32> = (0..SLOTS).map(|_| AtomicU32::new(0)).collect();
         std::thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
+            for start in 0..4 {
+                let (free, holders) = (&free, &holders);
+                scope.spawn(move || {
                     for _ in 0..20_000 {
-                        let held: Vec<_> = (0..2).filter_map(|_| free.pop()).collect();
-                        for slot in held {
+                        let held = [free.take_among(start..5), free.take_in_turn(4)];
+                        for slot in held.into_iter().flatten() {
                             let before = holders[slot as usize].fetch_add(1, SeqCst);
                             assert_eq!(before, 0, "slot {slot} has two holders");
                             holders[slot as usize].fetch_sub(1, SeqCst);
-                            free.push(slot);
+                            free.give_back(slot);
                         }
                     }
                 });
             }
         });
-        let mut rest: Vec<_> = std::iter::from_fn(|| free.pop()).collect();
-        rest.sort_unstable();
+        let rest: Vec<_> = std::iter::from_fn(|| free.take_first()).collect();
         assert_eq!(rest, [0, 1, 2, 3, 4]);
     }
 }

@@ -43,7 +43,7 @@ pub use job::{CompletionSink, Job, SubmitError, Work};
 pub use kind::MemoryKind;
 pub use lease::{Access, Lease};
 pub use page_pipe::PagePipe;
-pub use pinned::{FreeWatch, PinnedPool, PinnedSlot};
+pub use pinned::{FreeWatch, PinnedPool, PinnedSlot, PoolHalf};
 pub use region::{Region, RegionId};
 pub use slice::RegionSlice;
 pub use small_copies::SmallCopies;

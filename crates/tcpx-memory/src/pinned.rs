@@ -4,8 +4,6 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use crossbeam_queue::ArrayQueue;
-
 use crate::error::MemoryError;
 use crate::free_slots::FreeSlots;
 use crate::gpu::{Gpu, WeakGpu};
@@ -14,16 +12,26 @@ use crate::region::Region;
 use crate::slice::RegionSlice;
 
 /// Slots pinned at a time.
-const BLOCK_SLOTS: usize = 16;
-/// Slots pinned when the pool is made.
+const BLOCK_SLOTS: usize = 64;
+/// Slots pinned when the pool is made: one block, so that one copy can reach any neighbours.
 const FIRST_SLOTS: usize = 64;
-/// The first of them take turns, the others form a stack; each kind serves where the other has none.
+/// Slots that short pieces take in turn: so many that they have rested long enough, and so few that they stay
+/// in the caches that cores share.
 const ROTATING_SLOTS: usize = 40;
 
 /// Fixed-size slots of pinned memory, shared by the connections of one GPU; ordinary memory in a
 /// process without one. Cheap to clone.
 #[derive(Clone)]
 pub struct PinnedPool(Arc<Inner>);
+
+/// Where slots are looked for first: those who need slots for different ends keep out of each other's way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolHalf {
+    /// The first half.
+    Lower,
+    /// The second half.
+    Upper,
+}
 
 type Callback = Arc<dyn Fn() + Send + Sync>;
 
@@ -34,10 +42,7 @@ struct Inner {
     blocks: Box<[OnceLock<(Region, Lease)>]>,
     /// How many references each slot has.
     users: Box<[AtomicU32]>,
-    /// The one given back last is taken next.
     free: FreeSlots,
-    /// The one given back first is taken next.
-    rotating: ArrayQueue<u32>,
     pinned: AtomicUsize,
     growing: Mutex<()>,
     /// Whether somebody found no free slot since the last one came back.
@@ -61,7 +66,6 @@ impl PinnedPool {
                 .collect(),
             users: (0..Self::CAP_SLOTS).map(|_| AtomicU32::new(0)).collect(),
             free: FreeSlots::new(Self::CAP_SLOTS),
-            rotating: ArrayQueue::new(ROTATING_SLOTS),
             pinned: AtomicUsize::new(0),
             growing: Mutex::new(()),
             starved: AtomicBool::new(false),
@@ -125,21 +129,41 @@ impl PinnedPool {
 
     /// Slots nobody has.
     pub fn free_slots(&self) -> usize {
-        self.0.free.len() + self.0.rotating.len()
+        self.0.free.len()
     }
 
-    /// Takes a free slot, if there is one: where it can be, the one used last, so that a stream of large
-    /// pieces touches few slots. Never calls the driver, never blocks. Its bytes are whatever the last
-    /// user left.
+    /// Takes a free slot, if there is one: the first, so that who needs few of them touches few. Never calls
+    /// the driver, never blocks. Its bytes are whatever the last user left.
     pub fn try_take(&self) -> Option<PinnedSlot> {
-        self.take(|inner| inner.free.pop().or_else(|| inner.rotating.pop()))
+        self.take(|inner| inner.free.take_first())
     }
 
-    /// As [`Self::try_take`], but where it can be the slot that has rested for longest: for short pieces,
-    /// whose bytes would still lie in the cache of the core that used the slot last. A GPU reaches them
-    /// there at half the speed.
+    /// As [`Self::try_take`], but the slots in turn: for short pieces, whose bytes would still lie in the
+    /// cache of the core that used the slot last. A GPU reaches them there at half the speed.
     pub fn try_take_rested(&self) -> Option<PinnedSlot> {
-        self.take(|inner| inner.rotating.pop().or_else(|| inner.free.pop()))
+        self.take(|inner| inner.free.take_in_turn(ROTATING_SLOTS))
+    }
+
+    /// As [`Self::try_take`], but where it can be the slot at a place, which counts around one half of the pool,
+    /// or the same of the other half. Pieces that follow each other and ask for places that do mostly get
+    /// slots that do, and the copy worker moves such pieces in one copy; who needs few touches one half.
+    pub fn try_take_at(&self, half: PoolHalf, place: u64) -> Option<PinnedSlot> {
+        let middle = self.slots() / 2;
+        // The remainder is below the number of slots.
+        let low = (place % middle.max(1) as u64) as usize;
+        let places = match half {
+            PoolHalf::Lower => [low, low + middle],
+            PoolHalf::Upper => [low + middle, low],
+        };
+        self.take(|inner| {
+            let at = |place: usize| inner.free.take_among(place..place + 1);
+            let near = || inner.free.take_among(places[0]..self.slots());
+            places
+                .into_iter()
+                .find_map(at)
+                .or_else(near)
+                .or_else(|| inner.free.take_first())
+        })
     }
 
     fn take(&self, pop: impl Fn(&Inner) -> Option<u32>) -> Option<PinnedSlot> {
@@ -181,10 +205,7 @@ impl PinnedPool {
 
 impl Inner {
     fn put_back(&self, slot: u32) {
-        // The queue has room for all of its slots.
-        if slot as usize >= ROTATING_SLOTS || self.rotating.push(slot).is_err() {
-            self.free.push(slot);
-        }
+        self.free.give_back(slot);
         if self.starved.swap(false, Ordering::SeqCst) {
             let watchers = self.watchers.read().unwrap_or_else(PoisonError::into_inner);
             watchers.1.iter().for_each(|(_, wake)| wake());
@@ -320,26 +341,55 @@ mod tests {
     }
 
     #[test]
-    fn short_pieces_take_slots_in_turn_and_large_ones_the_last_used() {
+    fn short_pieces_take_slots_in_turn_and_others_the_first() {
         let pool = pool();
         let address = |slot: &PinnedSlot| slot.slice().address();
         let turns: Vec<u64> = (0..2 * ROTATING_SLOTS)
             .map(|_| address(&pool.try_take_rested().unwrap()))
             .collect();
-        assert_eq!(turns[..ROTATING_SLOTS], turns[ROTATING_SLOTS..]);
-        let mut distinct = turns;
-        distinct.sort_unstable();
-        distinct.dedup();
-        assert_eq!(distinct.len(), ROTATING_SLOTS);
-        let last = address(&pool.try_take().unwrap());
-        assert_eq!(address(&pool.try_take().unwrap()), last);
-        assert!(!distinct.contains(&last));
+        let (once, again) = turns.split_at(ROTATING_SLOTS);
+        assert_eq!(once, again);
+        assert!(once.windows(2).all(|pair| pair[0] < pair[1]));
+        let first = address(&pool.try_take().unwrap());
+        assert_eq!(address(&pool.try_take().unwrap()), first);
     }
 
     #[test]
-    fn either_order_comes_to_all_slots() {
+    fn pieces_that_follow_each_other_get_slots_that_do() {
+        let pool = PinnedPool::new(Some(&Gpu::fake())).unwrap();
+        let middle = pool.slots() as u64 / 2;
+        let index = |slot: &PinnedSlot| (slot.slice().offset() / PinnedPool::SLOT_BYTES) as u64;
+        for (half, first) in [(PoolHalf::Lower, 0), (PoolHalf::Upper, middle)] {
+            // Not in order, and around the half's end.
+            let places = [middle - 1, middle + 1, middle - 2, middle];
+            let taken = places.map(|place| pool.try_take_at(half, place).unwrap());
+            let expected = [middle - 1, 1, middle - 2, 0].map(|place| first + place);
+            assert_eq!(taken.each_ref().map(index), expected);
+            // What is taken there is taken from the other half, and then from what comes next.
+            let other = pool.try_take_at(half, 0).unwrap();
+            assert_eq!(index(&other), middle - first);
+            let next = pool.try_take_at(half, 0).unwrap();
+            assert_eq!(index(&next), first + 2);
+            let region = next.slice().region().id();
+            assert!(
+                taken
+                    .iter()
+                    .all(|slot| slot.slice().region().id() == region)
+            );
+        }
+    }
+
+    #[test]
+    fn every_order_comes_to_all_slots() {
         let pool = pool();
-        for take in [PinnedPool::try_take, PinnedPool::try_take_rested] {
+        let lower = |pool: &PinnedPool| pool.try_take_at(PoolHalf::Lower, 77);
+        let upper = |pool: &PinnedPool| pool.try_take_at(PoolHalf::Upper, u64::MAX);
+        for take in [
+            PinnedPool::try_take,
+            PinnedPool::try_take_rested,
+            lower,
+            upper,
+        ] {
             let all: Vec<_> = std::iter::from_fn(|| take(&pool)).collect();
             assert_eq!((all.len(), pool.free_slots()), (256, 0));
         }

@@ -39,6 +39,9 @@ mod dialer;
 mod environment;
 mod error;
 mod fragments;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod gpu_pool;
 mod handle;
 mod header;

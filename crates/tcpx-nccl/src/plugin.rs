@@ -181,7 +181,7 @@ impl TcpxPlugin {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 impl TcpxPlugin {
     pub(crate) fn shared(&self) -> Arc<Shared> {
         Arc::clone(&self.shared)

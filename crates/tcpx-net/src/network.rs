@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use tcpx_memory::CopyWorker;
+use tcpx_wire::Taper;
 use tcpx_wire::handshake::Session;
 
 use crate::channel::Channel;
@@ -90,6 +91,12 @@ pub trait Network: Send + Sync + Debug {
     /// so many that all lanes of the channels carry a part. 1 leaves every chunk at its full size.
     fn pieces(&self, _asked: u16) -> u32 {
         1
+    }
+
+    /// Shorter chunks at the end of a large transfer, where the user chose no chunk size, so that the lanes of
+    /// the channels are done with their last ones at about the same time. `None`: all have their full size.
+    fn taper(&self, _asked: u16) -> Option<Taper> {
+        None
     }
 
     /// Default windows per channel in chunks: (send, receive).

@@ -45,6 +45,8 @@ mod watch;
 
 pub use tcp_info::is_unanswered;
 
+use tcpx_wire::Taper;
+
 use crate::channel::Channel;
 use crate::error::NetworkError;
 use crate::network::{Exchange, Network, Setup};
@@ -60,6 +62,9 @@ pub const CHUNK_BYTES: u32 = 1 << 20;
 
 /// Default window in chunks, per direction.
 pub const WINDOW: u16 = 64;
+
+/// Lengths of the chunks at the end of a large transfer below the full one, one chunk of each for each lane.
+const TAPER_HALVINGS: u8 = 2;
 
 /// Settings of the embedded network.
 #[derive(Debug, Clone)]
@@ -159,6 +164,13 @@ impl Network for TcpNetwork {
         match self.lanes(asked) {
             (1, _) => 1,
             (lanes, _) => 2 * u32::from(lanes),
+        }
+    }
+
+    fn taper(&self, asked: u16) -> Option<Taper> {
+        match self.lanes(asked) {
+            (1, _) => None,
+            (lanes, _) => Taper::new(TAPER_HALVINGS, lanes),
         }
     }
 

@@ -12,6 +12,8 @@ mod log;
 mod placed;
 mod settings;
 
+use crate::plan::Taper;
+
 pub use decoder::FrameDecoder;
 pub use detail::Detail;
 pub use encode::encode;
@@ -65,12 +67,14 @@ pub enum Frame {
     Grant {
         /// The transfer.
         transfer: TransferId,
-        /// Length in bytes of every chunk but the last; at least 1.
+        /// Length in bytes of every chunk but the last and those of the taper; at least 1.
         chunk_bytes: u32,
         /// Chunk sequence number (per direction) of the transfer's chunk 0.
         first_sequence: u64,
         /// The agreed completion level.
         level: Level,
+        /// Shorter chunks at the end; only between sides that both know them.
+        taper: Option<Taper>,
     },
     /// Receiver to sender: the transfer will not be received.
     Refuse {

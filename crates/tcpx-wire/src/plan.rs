@@ -2,91 +2,167 @@
 
 use thiserror::Error;
 
-/// The chunks of one transfer: all of one length, only the last may be shorter.
+use crate::session::CHUNK_GRAIN_BYTES;
+
+/// Chunks that become shorter towards the end of a transfer, so that all lanes are done with their last ones
+/// at about the same time: some of half the full length, then as many of a quarter, and so on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Taper {
+    halvings: u8,
+    each: u16,
+}
+
+impl Taper {
+    /// Most lengths below the full one.
+    pub const MAX_HALVINGS: u8 = 8;
+    /// Most chunks of each of these lengths.
+    pub const MAX_EACH: u16 = 1024;
+
+    /// `each` chunks of each of `halvings` lengths; `None` where a number is 0 or above its bound.
+    pub const fn new(halvings: u8, each: u16) -> Option<Self> {
+        if halvings == 0 || halvings > Self::MAX_HALVINGS || each == 0 || each > Self::MAX_EACH {
+            return None;
+        }
+        Some(Self { halvings, each })
+    }
+
+    /// Lengths below the full one.
+    pub const fn halvings(self) -> u8 {
+        self.halvings
+    }
+
+    /// Chunks of each length.
+    pub const fn each(self) -> u16 {
+        self.each
+    }
+
+    /// Bytes of all shorter chunks behind those of `chunk_bytes`; `None` where they are not of whole grains.
+    pub fn bytes(self, chunk_bytes: u32) -> Option<u64> {
+        (chunk_bytes > 0 && chunk_bytes.is_multiple_of(CHUNK_GRAIN_BYTES << self.halvings))
+            .then(|| self.bytes_of(chunk_bytes, self.halvings))
+    }
+
+    /// Bytes of the first so many lengths.
+    fn bytes_of(self, chunk_bytes: u32, lengths: u8) -> u64 {
+        // A half, a quarter, and so on: a whole without what is left of it.
+        u64::from(self.each) * u64::from(chunk_bytes - (chunk_bytes >> lengths))
+    }
+
+    fn chunks(self) -> u32 {
+        u32::from(self.halvings) * u32::from(self.each)
+    }
+}
+
+/// The chunks of one transfer: all of one length, only the last may be shorter; or tapered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ChunkPlan {
+pub(crate) struct ChunkPlan {
     bytes: u64,
     chunk_bytes: u32,
-    count: u32,
+    taper: Option<Taper>,
+    /// Bytes before the taper, and their chunks, of which the last may be shorter.
+    body: u64,
+    body_chunks: u32,
 }
 
 impl ChunkPlan {
     /// Plans a transfer of `bytes` in chunks of `chunk_bytes`; 0 bytes have no chunk.
     ///
     /// # Errors
-    /// When `chunk_bytes` is 0, or more than `u32::MAX` chunks would be needed.
-    pub fn new(bytes: u64, chunk_bytes: u32) -> Result<Self, PlanError> {
+    /// When `chunk_bytes` is 0, more than `u32::MAX` chunks would be needed, or the taper does not fit: it is
+    /// longer than the transfer, or its chunks are not of whole grains.
+    pub(crate) fn new(
+        bytes: u64,
+        chunk_bytes: u32,
+        taper: Option<Taper>,
+    ) -> Result<Self, PlanError> {
         if chunk_bytes == 0 {
             return Err(PlanError::ZeroChunk);
         }
-        let chunks = bytes.div_ceil(chunk_bytes.into());
-        let count = u32::try_from(chunks).map_err(|_| PlanError::TooManyChunks {
-            bytes,
-            chunk_bytes,
-            chunks,
-        })?;
+        let body = match taper {
+            None => bytes,
+            Some(taper) => {
+                let unfit = || PlanError::Taper {
+                    bytes,
+                    chunk_bytes,
+                    taper,
+                };
+                let tail = taper.bytes(chunk_bytes).ok_or_else(unfit)?;
+                let body = bytes.checked_sub(tail).ok_or_else(unfit)?;
+                // Shorter chunks begin at a grain, and the last of them is shorter by what that takes.
+                body.next_multiple_of(CHUNK_GRAIN_BYTES.into())
+            }
+        };
+        let body_chunks = body.div_ceil(chunk_bytes.into());
+        let chunks = body_chunks + u64::from(taper.map_or(0, Taper::chunks));
+        if u32::try_from(chunks).is_err() {
+            return Err(PlanError::TooManyChunks {
+                bytes,
+                chunk_bytes,
+                chunks,
+            });
+        }
         Ok(Self {
             bytes,
             chunk_bytes,
-            count,
+            taper,
+            body,
+            // No more than all.
+            body_chunks: body_chunks as u32,
         })
     }
 
-    /// All chunks in order.
-    pub fn chunks(self) -> impl ExactSizeIterator<Item = Chunk> {
-        ChunkIterator {
-            plan: self,
-            next: 0,
+    /// Without a taper, of a transfer that is known to need no more chunks than can be numbered.
+    pub(crate) fn even(bytes: u64, chunk_bytes: u32) -> Self {
+        let chunks = bytes.div_ceil(chunk_bytes.max(1).into());
+        Self {
+            bytes,
+            chunk_bytes,
+            taper: None,
+            body: bytes,
+            body_chunks: u32::try_from(chunks).unwrap_or(u32::MAX),
         }
     }
 
-    /// The chunk of this index; `None` at and after [`Self::count`].
-    pub fn chunk(&self, index: u32) -> Option<Chunk> {
-        if index >= self.count {
-            return None;
-        }
-        // Below `bytes`, because `index` is below `count`.
-        let offset = u64::from(index) * u64::from(self.chunk_bytes);
-        let left = self.bytes - offset;
-        Some(Chunk {
-            index,
-            offset,
-            length: u32::try_from(left).map_or(self.chunk_bytes, |left| left.min(self.chunk_bytes)),
-        })
+    /// Length in bytes of the chunks before the taper.
+    pub(crate) fn chunk_bytes(&self) -> u32 {
+        self.chunk_bytes
     }
 
-    /// The chunk with exactly this range; `None` when the plan has no such chunk.
-    pub fn chunk_at(&self, offset: u64, length: u32) -> Option<Chunk> {
-        let index = u32::try_from(offset / u64::from(self.chunk_bytes)).ok()?;
-        self.chunk(index)
-            .filter(|chunk| chunk.offset == offset && chunk.length == length)
+    /// The shorter chunks at the end.
+    pub(crate) fn taper(&self) -> Option<Taper> {
+        self.taper
     }
 
     /// Number of chunks.
-    pub fn count(&self) -> u32 {
-        self.count
+    pub(crate) fn count(&self) -> u32 {
+        self.body_chunks + self.taper.map_or(0, Taper::chunks)
     }
 
     /// Length of the transfer in bytes.
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Length in bytes of every chunk but the last.
-    pub fn chunk_bytes(&self) -> u32 {
-        self.chunk_bytes
+    /// Where the chunk of this index, which is below [`Self::count`], begins, and how long it is.
+    pub(crate) fn range(&self, index: u32) -> (u64, u32) {
+        let whole = self.chunk_bytes;
+        let (offset, length, end) = match (self.taper, index.checked_sub(self.body_chunks)) {
+            (Some(taper), Some(behind)) => {
+                let each = u32::from(taper.each);
+                // Bounded by the number of lengths.
+                let longer = (behind / each).min(u32::from(taper.halvings) - 1) as u8;
+                let length = whole >> (longer + 1);
+                let before = taper.bytes_of(whole, longer);
+                let place = u64::from(behind - u32::from(longer) * each);
+                let offset = self.body + before + place * u64::from(length);
+                (offset, length, self.bytes)
+            }
+            _ => (u64::from(index) * u64::from(whole), whole, self.body),
+        };
+        let left = end.saturating_sub(offset);
+        let length = u32::try_from(left).map_or(length, |left| left.min(length));
+        (offset, length)
     }
-}
-
-/// One chunk of a transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Chunk {
-    /// Index in the transfer, from 0.
-    pub index: u32,
-    /// Bytes of the transfer before it.
-    pub offset: u64,
-    /// Its bytes; at least 1.
-    pub length: u32,
 }
 
 /// A transfer that cannot be cut as asked.
@@ -108,29 +184,20 @@ pub enum PlanError {
         /// Chunks this makes.
         chunks: u64,
     },
+    /// The shorter chunks do not fit.
+    #[error(
+        "{bytes} bytes that end with {} chunks of each of {} lengths below {chunk_bytes}: expected lengths that are multiples of {CHUNK_GRAIN_BYTES} and together no more than there is; the sides differ in software",
+        .taper.each, .taper.halvings
+    )]
+    Taper {
+        /// Length of the transfer in bytes.
+        bytes: u64,
+        /// Length of a chunk in bytes.
+        chunk_bytes: u32,
+        /// The shorter chunks.
+        taper: Taper,
+    },
 }
-
-struct ChunkIterator {
-    plan: ChunkPlan,
-    next: u32,
-}
-
-impl Iterator for ChunkIterator {
-    type Item = Chunk;
-
-    fn next(&mut self) -> Option<Chunk> {
-        let chunk = self.plan.chunk(self.next)?;
-        self.next += 1;
-        Some(chunk)
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        let left = (self.plan.count - self.next) as usize;
-        (left, Some(left))
-    }
-}
-
-impl ExactSizeIterator for ChunkIterator {}
 
 #[cfg(test)]
 mod tests {
@@ -138,58 +205,85 @@ mod tests {
 
     use super::*;
 
+    /// Every chunk begins where the one before ended, and the last ends the transfer.
+    fn check_tiles(plan: &ChunkPlan) -> Result<(), TestCaseError> {
+        let mut end = 0;
+        for index in 0..plan.count() {
+            let (offset, length) = plan.range(index);
+            prop_assert_eq!(offset, end, "chunk {}", index);
+            prop_assert!(length >= 1 && length <= plan.chunk_bytes);
+            end += u64::from(length);
+        }
+        prop_assert_eq!(end, plan.bytes());
+        Ok(())
+    }
+
     proptest! {
         #[test]
         fn chunks_tile_the_transfer(bytes in 0u64..1 << 40, parts in 1u64..500) {
             let chunk_bytes = (bytes / parts).clamp(1 + bytes / 10_000, u32::MAX.into()) as u32;
-            let plan = ChunkPlan::new(bytes, chunk_bytes).unwrap();
-            let mut end = 0;
-            for (index, chunk) in (0..).zip(plan.chunks()) {
-                prop_assert_eq!(chunk.index, index);
-                prop_assert_eq!(chunk.offset, end);
-                prop_assert!(chunk.length >= 1 && chunk.length <= chunk_bytes);
-                prop_assert_eq!(plan.chunk(index), Some(chunk));
-                prop_assert_eq!(plan.chunk_at(chunk.offset, chunk.length), Some(chunk));
-                prop_assert_eq!(plan.chunk_at(chunk.offset, chunk.length.wrapping_add(1)), None);
-                end += u64::from(chunk.length);
+            check_tiles(&ChunkPlan::new(bytes, chunk_bytes, None).unwrap())?;
+        }
+
+        #[test]
+        fn tapered_chunks_tile_the_transfer(
+            extra in 0u64..1 << 26, halvings in 1u8..=8, each in 1u16..100, grains in 1u32..4,
+        ) {
+            let taper = Taper::new(halvings, each).unwrap();
+            let chunk_bytes = (CHUNK_GRAIN_BYTES << halvings) * grains;
+            let tail = taper.bytes(chunk_bytes).unwrap();
+            let plan = ChunkPlan::new(tail + extra, chunk_bytes, Some(taper)).unwrap();
+            check_tiles(&plan)?;
+            for behind in 0..taper.chunks() {
+                let (offset, length) = plan.range(plan.body_chunks + behind);
+                prop_assert_eq!(offset % u64::from(CHUNK_GRAIN_BYTES), 0);
+                let full = chunk_bytes >> (behind / u32::from(each) + 1);
+                prop_assert!(length == full || behind + 1 == taper.chunks());
+                prop_assert!(full - length < CHUNK_GRAIN_BYTES);
             }
-            prop_assert_eq!(end, bytes);
-            prop_assert_eq!(plan.chunk(plan.count()), None);
-            prop_assert_eq!(plan.chunks().len(), plan.count() as usize);
         }
     }
 
     #[test]
     fn no_bytes_have_no_chunk() {
-        let plan = ChunkPlan::new(0, 4096).unwrap();
-        assert_eq!(plan.count(), 0);
-        assert_eq!(plan.chunk(0), None);
-        assert_eq!(plan.chunk_at(0, 0), None);
+        assert_eq!(ChunkPlan::new(0, 4096, None).unwrap().count(), 0);
     }
 
     #[test]
     fn the_longest_plan_ends_at_its_last_byte() {
         let bytes = u64::from(u32::MAX) * u64::from(u32::MAX);
-        let plan = ChunkPlan::new(bytes, u32::MAX).unwrap();
-        let last = plan.chunk(u32::MAX - 1).unwrap();
-        assert_eq!(last.offset + u64::from(last.length), bytes);
-        assert_eq!(plan.chunk(u32::MAX), None);
+        let plan = ChunkPlan::new(bytes, u32::MAX, None).unwrap();
+        let (offset, length) = plan.range(u32::MAX - 1);
+        assert_eq!(offset + u64::from(length), bytes);
         assert!(matches!(
-            ChunkPlan::new(bytes + 1, u32::MAX),
+            ChunkPlan::new(bytes + 1, u32::MAX, None),
             Err(PlanError::TooManyChunks {
                 chunks: 4_294_967_296,
                 ..
             })
         ));
-        assert_eq!(ChunkPlan::new(1, 0), Err(PlanError::ZeroChunk));
+        assert_eq!(ChunkPlan::new(1, 0, None), Err(PlanError::ZeroChunk));
     }
 
     #[test]
-    fn a_range_off_the_grid_is_no_chunk() {
-        let plan = ChunkPlan::new(10, 4).unwrap();
-        assert_eq!(plan.chunk_at(8, 2).map(|chunk| chunk.index), Some(2));
-        for (offset, length) in [(2, 4), (8, 4), (12, 4), (u64::MAX, 4), (0, 2)] {
-            assert_eq!(plan.chunk_at(offset, length), None);
+    fn a_transfer_ends_with_halves_and_quarters() {
+        let plan = ChunkPlan::new(100_000, 16_384, Taper::new(2, 3)).unwrap();
+        let lengths: Vec<u32> = (0..plan.count()).map(|index| plan.range(index).1).collect();
+        // The last is shorter by what a whole grain at the body's end takes.
+        let tail = [8192, 8192, 8192, 4096, 4096, 1696];
+        assert_eq!(lengths, [[16_384; 4].as_slice(), &tail].concat());
+    }
+
+    #[test]
+    fn a_taper_that_does_not_fit_is_refused() {
+        for (halvings, each) in [(0, 1), (9, 1), (1, 0), (1, 1025)] {
+            assert_eq!(Taper::new(halvings, each), None);
         }
+        let taper = Taper::new(2, 3);
+        for (bytes, chunk_bytes) in [(36_863, 16_384), (u64::MAX, 8192), (1 << 20, 20_480)] {
+            let refused = ChunkPlan::new(bytes, chunk_bytes, taper);
+            assert!(matches!(refused, Err(PlanError::Taper { .. })), "{bytes}");
+        }
+        assert_eq!(ChunkPlan::new(36_864, 16_384, taper).unwrap().count(), 6);
     }
 }

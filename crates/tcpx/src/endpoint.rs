@@ -132,9 +132,10 @@ impl Endpoint {
 
 /// What this side can do.
 fn capabilities(options: &Options) -> u64 {
-    if options.network.resumes_control() {
+    let resumes = if options.network.resumes_control() {
         Session::RESUMES
     } else {
         0
-    }
+    };
+    resumes | Session::TAPERS
 }

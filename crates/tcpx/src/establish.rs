@@ -55,7 +55,10 @@ pub(crate) fn establish(
         .local_addr()
         .map_err(|error| Error::system("reading the control socket's address", error))?;
     let control = Control::new(stream, &leftover, secrets.resumes());
-    let config = session_config(options)?;
+    let mut config = session_config(options)?;
+    if secrets.tapers() && options.chunk_bytes.is_none() {
+        config.taper = options.network.taper(options.channels);
+    }
     let mut set_up = SetUp::new(control, config, peer, deadline)?;
     let resume = secrets
         .resumes()

@@ -1,5 +1,6 @@
 //! The worker of a GPU.
 
+mod copies;
 mod cut;
 mod device;
 mod direct;

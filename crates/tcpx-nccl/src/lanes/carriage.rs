@@ -12,9 +12,10 @@ use super::outlet::Outlet;
 use super::runtime::Runtime;
 use crate::send::Source;
 
-/// Longest wait for lanes to finish a chunk of a comm that closes: a peer's loop reads whatever its
-/// host program does.
+/// Longest wait for lanes to finish a chunk of a comm that closes, and longest time in it without a sign of
+/// life: a peer's loops read whatever its host program does.
 const CLOSE_WAIT: Duration = Duration::from_secs(5);
+const CLOSE_SILENCE: Duration = Duration::from_secs(1);
 
 /// Lanes, and what keeps their loops running.
 #[derive(Clone, Debug)]
@@ -51,7 +52,7 @@ impl Carriage {
     /// `None` when the lanes are closing.
     pub(crate) fn new(route: Route, chunk_bytes: usize) -> Option<Self> {
         route.set.enter().then(|| Self {
-            outlet: Arc::new(Outlet::new()),
+            outlet: Arc::new(Outlet::new(route.set.load())),
             route,
             chunk_bytes,
             from_gpu: OnceLock::new(),
@@ -84,7 +85,7 @@ impl Carriage {
             self.outlet.begin(load.sequence, total);
         }
         while queued < total {
-            let len = (total - queued).min(most);
+            let len = self.route.set.part_bytes(total, total - queued, most);
             let header = ChunkHeader {
                 stream: load.stream,
                 sequence: load.sequence,
@@ -130,12 +131,15 @@ impl Carriage {
         if let Some(from_gpu) = self.from_gpu.get() {
             from_gpu.close();
         }
-        if !self.outlet.wait_idle(CLOSE_WAIT) {
-            // The peer's loops read nothing: half a chunk cannot be taken back, the lane can.
-            self.route
-                .set
-                .fail("the peer takes no bytes while a comm closes".to_owned());
-            self.outlet.wait_idle(CLOSE_WAIT);
+        let set = &self.route.set;
+        if !self
+            .outlet
+            .wait_idle(CLOSE_SILENCE, CLOSE_WAIT, || set.moves())
+        {
+            // The peer's loops read nothing: half a chunk cannot be taken back, the lane can, and its loop
+            // lets go of it at once.
+            set.fail("the peer takes no bytes while a comm closes".to_owned());
+            self.outlet.wait_idle(CLOSE_WAIT, CLOSE_WAIT, || 0);
         }
         self.route.set.failure().is_none()
     }

@@ -177,7 +177,10 @@ mod tests {
     fn copying() -> (Arc<Outlet>, Arc<LaneSet>, FromGpu) {
         let log = Arc::new(Log::new(HostLogger::default()));
         let set = Arc::new(LaneSet::new([7; 16], Vec::new(), Vec::new(), true, log));
-        let (outlet, from_gpu) = (Arc::new(Outlet::new()), FromGpu::new(Arc::clone(&set)));
+        let (outlet, from_gpu) = (
+            Arc::new(Outlet::new(set.load())),
+            FromGpu::new(Arc::clone(&set)),
+        );
         *from_gpu.part(0) = Part::Copying(chunk(&outlet));
         (outlet, set, from_gpu)
     }

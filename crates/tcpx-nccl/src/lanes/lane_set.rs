@@ -1,7 +1,7 @@
 //! The lanes from this process to one peer process, and the queue that feeds them.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use super::looper::Mailbox;
 use super::outlet::Chunk;
 use super::transmit_lane::TransmitLane;
 use super::users::Users;
+use crate::config::PAGE_BYTES;
 use crate::dialer::Dialer;
 use crate::error::PluginError;
 use crate::log::Log;
@@ -21,6 +22,8 @@ use crate::socket::{self, Moved, Stream};
 const QUEUE_CHUNKS: usize = 2048;
 /// Lanes of a set: the idle ones are bits of a word.
 pub(crate) const MAX_LANES: usize = 64;
+/// Smallest part of a message that is worth a lane of its own.
+const SMALL_PART_BYTES: usize = 64 << 10;
 /// The peer's loop answers by itself, so this is a broken path and not a slow program.
 const CONNECT_TIME: Duration = Duration::from_secs(15);
 
@@ -29,10 +32,16 @@ const CONNECT_TIME: Duration = Duration::from_secs(15);
 pub(crate) struct LaneSet {
     group: GroupId,
     queue: ArrayQueue<Chunk>,
+    /// Bytes of the chunks that wait, or that a lane has begun and not ended.
+    load: Arc<AtomicUsize>,
+    /// Calls in which a peer's kernel took bytes, and answers of the peer: its signs of life.
+    moves: AtomicU64,
     /// Lanes without work, by their bit.
     idle: AtomicU64,
     /// The loop of each lane.
     loops: Vec<Arc<Mailbox>>,
+    /// How many different ones there are: so many lanes move at a time.
+    at_a_time: usize,
     comms: Users,
     failed: AtomicBool,
     why: OnceLock<String>,
@@ -73,9 +82,15 @@ impl LaneSet {
         splice: bool,
         log: Arc<Log>,
     ) -> Self {
+        let mut different: Vec<_> = loops.iter().map(Arc::as_ptr).collect();
+        different.sort_unstable();
+        different.dedup();
         Self {
+            at_a_time: different.len(),
             group,
             queue: ArrayQueue::new(QUEUE_CHUNKS),
+            load: Arc::default(),
+            moves: AtomicU64::new(0),
             idle: AtomicU64::new(0),
             loops,
             comms: Users::default(),
@@ -99,6 +114,28 @@ impl LaneSet {
 
     pub(crate) fn lanes(&self) -> usize {
         self.loops.len()
+    }
+
+    /// The peer took bytes, or answered.
+    pub(super) fn moved(&self) {
+        self.moves.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often it did.
+    pub(super) fn moves(&self) -> u64 {
+        self.moves.load(Ordering::Relaxed)
+    }
+
+    /// Where the chunks of a comm are counted.
+    pub(super) fn load(&self) -> Arc<AtomicUsize> {
+        Arc::clone(&self.load)
+    }
+
+    /// Bytes of the next part of a message of `total` bytes, of which `left` wait and at most `largest` make
+    /// a part.
+    pub(super) fn part_bytes(&self, total: usize, left: usize, largest: usize) -> usize {
+        let load = self.load.load(Ordering::Relaxed);
+        part_bytes(total, left, largest, self.at_a_time, load)
     }
 
     fn connecting(&self) -> MutexGuard<'_, Connecting> {
@@ -293,6 +330,56 @@ impl LaneSet {
                 comm: comm.to_owned(),
                 why: why.to_owned(),
             }),
+        }
+    }
+}
+
+/// While the `lanes` that move at a time have less than a part each, a message is spread over all of them.
+fn part_bytes(total: usize, left: usize, largest: usize, lanes: usize, load: usize) -> usize {
+    let lanes = lanes.max(1);
+    let most = if load < lanes * largest {
+        (total / lanes).clamp(SMALL_PART_BYTES.min(largest), largest)
+    } else {
+        largest
+    };
+    // Parts of one size, and no small rest.
+    let even = left.div_ceil(left.div_ceil(most).max(1));
+    even.next_multiple_of(PAGE_BYTES).min(most).min(left)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::part_bytes;
+
+    const KIB: usize = 1 << 10;
+
+    fn parts(total: usize, lanes: usize, mut load: usize) -> Vec<usize> {
+        let (mut left, mut parts) = (total, Vec::new());
+        while left > 0 {
+            let bytes = part_bytes(total, left, 256 * KIB, lanes, load);
+            assert!(bytes > 0 && bytes <= left, "{bytes} of {left}");
+            parts.push(bytes / KIB);
+            left -= bytes;
+            load += bytes;
+        }
+        parts
+    }
+
+    #[test]
+    fn idle_lanes_share_a_message_and_busy_ones_get_large_parts() {
+        assert_eq!(parts(256 * KIB, 12, 0), [64; 4]);
+        assert_eq!(parts(256 * KIB, 12, 3 << 20), [256]);
+        assert_eq!(parts(256 * KIB, 2, 0), [128; 2]);
+        assert_eq!(parts(256 * KIB, 1, 0), [256]);
+        assert_eq!(parts(100 * KIB, 12, 0), [52, 48]);
+        assert_eq!(parts(300 * KIB, 2, 1 << 20), [152, 148]);
+        assert_eq!(parts(4 << 20, 12, 0), [256; 16]);
+        // The first lanes get small parts; once all have enough, the rest is large.
+        let mixed = parts(2 << 20, 12, 2 << 20);
+        assert!(mixed[0] < 200 && mixed.last() > Some(&200), "{mixed:?}");
+        for (total, largest) in [(1, 16_384), (usize::MAX >> 1, 1 << 24), (70_000, 65_536)] {
+            let bytes = part_bytes(total, total, largest, 0, 0);
+            assert!(bytes > 0 && bytes <= total.min(largest));
         }
     }
 }

@@ -20,6 +20,8 @@ pub(crate) struct Outlet {
     closed: AtomicBool,
     /// Chunks that left, for whoever watches for a stall.
     moves: AtomicU64,
+    /// Bytes of chunks of all comms that use the same lanes.
+    load: Arc<AtomicUsize>,
 }
 
 /// A part of a message on its way; as long as it exists, its comm's memory stays.
@@ -33,12 +35,14 @@ pub(crate) struct Chunk {
 }
 
 impl Outlet {
-    pub(crate) fn new() -> Self {
+    /// `load` counts the bytes of every chunk from its making to its end.
+    pub(crate) fn new(load: Arc<AtomicUsize>) -> Self {
         Self {
             left: std::array::from_fn(|_| AtomicUsize::new(0)),
             chunks: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
             moves: AtomicU64::new(0),
+            load,
         }
     }
 
@@ -79,6 +83,7 @@ impl Outlet {
         slot: Option<RegionSlice>,
     ) -> Chunk {
         self.chunks.fetch_add(1, Ordering::AcqRel);
+        self.load.fetch_add(header.len as usize, Ordering::Relaxed);
         Chunk {
             outlet: Arc::clone(self),
             header,
@@ -102,11 +107,22 @@ impl Outlet {
         self.closed.store(true, Ordering::Release);
     }
 
-    /// Waits until no lane holds a part of a message; `false` when one still does after `limit`.
-    pub(crate) fn wait_idle(&self, limit: Duration) -> bool {
-        let deadline = Instant::now() + limit;
+    /// Waits until no lane holds a part of a message; `false` when one still does after `limit`, or after
+    /// `silence` in which `moves` stood still.
+    pub(crate) fn wait_idle(
+        &self,
+        silence: Duration,
+        limit: Duration,
+        moves: impl Fn() -> u64,
+    ) -> bool {
+        let start = Instant::now();
+        let mut last = (moves(), start);
         while self.is_busy() {
-            if Instant::now() >= deadline {
+            let (now, moves) = (Instant::now(), moves());
+            if moves != last.0 {
+                last = (moves, now);
+            }
+            if now.duration_since(start) >= limit || now.duration_since(last.1) >= silence {
                 return false;
             }
             // Lanes report through memory only, and a comm that closes amid a transfer is rare.
@@ -133,17 +149,22 @@ impl Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
+        let bytes = self.header.len as usize;
+        self.outlet.load.fetch_sub(bytes, Ordering::Relaxed);
         self.outlet.chunks.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     #[test]
     fn a_message_is_sent_when_its_last_chunk_is_and_memory_is_held_until_no_chunk_is_left() {
-        let outlet = Arc::new(Outlet::new());
+        let load = Arc::new(AtomicUsize::new(0));
+        let outlet = Arc::new(Outlet::new(Arc::clone(&load)));
         outlet.begin(33, 10);
         let part = |offset, len| {
             let header = ChunkHeader {
@@ -162,10 +183,40 @@ mod tests {
         first.sent();
         assert!(outlet.is_sent(33) && !outlet.is_busy());
         let third = part(0, 1);
-        assert!(!outlet.wait_idle(Duration::from_millis(1)));
+        let (short, long) = (Duration::from_millis(1), Duration::from_secs(60));
+        assert!(!outlet.wait_idle(short, long, || 0));
+        assert!(!outlet.wait_idle(long, short, || 0));
         outlet.close();
         assert!(third.is_stale());
+        assert_eq!(load.load(Ordering::Relaxed), 1);
         drop(third);
-        assert!(outlet.wait_idle(Duration::ZERO));
+        assert_eq!(load.load(Ordering::Relaxed), 0);
+        assert!(outlet.wait_idle(Duration::ZERO, Duration::ZERO, || 0));
+    }
+
+    #[test]
+    fn a_peer_that_still_moves_is_waited_for() {
+        let load = Arc::new(AtomicUsize::new(0));
+        let outlet = Arc::new(Outlet::new(load));
+        let header = ChunkHeader {
+            stream: 0,
+            sequence: 0,
+            offset: 0,
+            total: 1,
+            len: 1,
+            answered: false,
+        };
+        let chunk = Cell::new(Some(outlet.chunk(header, Span::EMPTY)));
+        let (moves, silence) = (Cell::new(0), Duration::from_millis(200));
+        let start = Instant::now();
+        let moved = || {
+            moves.set(moves.get() + 1);
+            if start.elapsed() > 2 * silence {
+                drop(chunk.take());
+            }
+            moves.get()
+        };
+        assert!(outlet.wait_idle(silence, Duration::from_secs(60), moved));
+        assert!(start.elapsed() > 2 * silence);
     }
 }

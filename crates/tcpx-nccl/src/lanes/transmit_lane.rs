@@ -22,6 +22,9 @@ const TURN_BYTES: usize = 2 << 20;
 /// Bytes sent and not answered, after which the other lanes shall have the next chunks: unlike copying,
 /// splicing would fill one lane in no time.
 const UNANSWERED_BYTES: usize = 2 << 20;
+/// The same within a host, of all lanes together or of one, whichever is more: there is no way to fill, and
+/// what is read soon is read from the cache.
+const UNANSWERED_IN_HOST: (usize, usize) = (4 << 20, 512 << 10);
 /// Chunks up to here are copied: that takes one call and no answer.
 const COPIED_BYTES: u32 = 64 << 10;
 
@@ -45,6 +48,7 @@ pub(super) struct TransmitLane {
     /// Spliced chunks that the peer has not answered, and their bytes.
     unanswered: VecDeque<Chunk>,
     unanswered_bytes: usize,
+    most_unanswered: usize,
     /// Answered in all.
     answers: u64,
     answer: [u8; ANSWER_BYTES],
@@ -53,14 +57,16 @@ pub(super) struct TransmitLane {
 
 impl TransmitLane {
     pub(super) fn new(set: Arc<LaneSet>, number: usize, stream: Stream) -> Self {
+        let most_unanswered = most_unanswered(set.lanes(), is_in_host(&stream));
         Self {
             set,
             number,
             stream,
             pipe: None,
             leaving: None,
-            unanswered: VecDeque::with_capacity(UNANSWERED_BYTES / COPIED_BYTES as usize),
+            unanswered: VecDeque::with_capacity(most_unanswered / COPIED_BYTES as usize),
             unanswered_bytes: 0,
+            most_unanswered,
             answers: 0,
             answer: [0; ANSWER_BYTES],
             answer_bytes: 0,
@@ -69,7 +75,7 @@ impl TransmitLane {
 
     /// Whether the next chunk is for other lanes.
     fn is_waiting(&self) -> bool {
-        self.leaving.is_none() && self.unanswered_bytes >= UNANSWERED_BYTES
+        self.leaving.is_none() && self.unanswered_bytes >= self.most_unanswered
     }
 
     /// Whether a chunk goes without a copy.
@@ -148,6 +154,7 @@ impl TransmitLane {
         };
         match moved {
             Moved::Bytes(bytes) => {
+                self.set.moved();
                 leaving.written += bytes;
                 if leaving.written == CHUNK_HEADER_BYTES + leaving.chunk.header.len as usize
                     && let Some(Leaving { chunk, .. }) = self.leaving.take()
@@ -180,6 +187,7 @@ impl TransmitLane {
                 continue;
             }
             self.answer_bytes = 0;
+            self.set.moved();
             let answers = u64::from_le_bytes(self.answer);
             while self.answers < answers {
                 let Some(chunk) = self.unanswered.pop_front() else {
@@ -202,6 +210,23 @@ impl TransmitLane {
             .map_or_else(|_| "the peer".to_owned(), |peer| peer.to_string());
         self.set.fail(format!("a lane to {peer} broke: {why}"));
         Turn::End
+    }
+}
+
+/// Bytes that a lane of so many may have unanswered.
+fn most_unanswered(lanes: usize, in_host: bool) -> usize {
+    let (all, one) = UNANSWERED_IN_HOST;
+    match in_host {
+        true => (all / lanes.max(1)).clamp(one, UNANSWERED_BYTES),
+        false => UNANSWERED_BYTES,
+    }
+}
+
+/// Whether both ends have one address.
+fn is_in_host(stream: &Stream) -> bool {
+    match (stream.local_addr(), stream.peer_addr()) {
+        (Ok(near), Ok(far)) => near.ip() == far.ip(),
+        _ => false,
     }
 }
 
@@ -296,26 +321,38 @@ mod tests {
         peer: &mut TcpStream,
         payload: &[u8],
     ) -> (Arc<Outlet>, Vec<u8>) {
-        let outlet = Arc::new(Outlet::new());
+        let outlet = Arc::new(Outlet::new(set.load()));
         outlet.begin(0, payload.len());
-        let header = ChunkHeader {
+        set.push(outlet.chunk(header(payload.len()), Span::of(payload)))
+            .unwrap();
+        let got = receive(lane, peer, CHUNK_HEADER_BYTES + payload.len());
+        (outlet, got)
+    }
+
+    /// The header of message 0 in one chunk.
+    fn header(len: usize) -> ChunkHeader {
+        ChunkHeader {
             stream: 1,
             sequence: 0,
             offset: 0,
-            total: payload.len() as u64,
-            len: payload.len() as u32,
+            total: len as u64,
+            len: len as u32,
             answered: false,
-        };
-        set.push(outlet.chunk(header, Span::of(payload))).unwrap();
+        }
+    }
+
+    /// Lets the lane send until the peer has so many bytes; there must be no more.
+    fn receive(lane: &mut TransmitLane, peer: &mut TcpStream, bytes: usize) -> Vec<u8> {
         let mut got = Vec::new();
         let mut some = vec![0; 65_536];
-        while got.len() < CHUNK_HEADER_BYTES + payload.len() {
+        while got.len() < bytes {
             assert_ne!(lane.turn(), Turn::End);
             if let Ok(bytes) = peer.read(&mut some) {
                 got.extend_from_slice(&some[..bytes]);
             }
         }
-        (outlet, got)
+        assert_eq!(got.len(), bytes);
+        got
     }
 
     #[test]
@@ -350,6 +387,36 @@ mod tests {
             let (outlet, _) = send(&set, &mut lane, &mut peer, &vec![3; bytes]);
             assert!(outlet.is_sent(0) && !outlet.is_busy());
         }
+    }
+
+    #[test]
+    fn a_lane_leaves_the_next_chunk_to_others_while_enough_is_unanswered() {
+        let of = |lanes, in_host| most_unanswered(lanes, in_host) >> 10;
+        let found = [of(2, true), of(12, true), of(12, false)];
+        assert_eq!(found, [2048, 512, 2048]);
+        let payload = vec![3; 256 << 10];
+        let (set, mut lane, mut peer) = lane(true);
+        assert!(is_in_host(&lane.stream));
+        lane.most_unanswered = 512 << 10;
+        let outlets: Vec<_> = [payload.len(), payload.len(), 1]
+            .into_iter()
+            .map(|len| {
+                let outlet = Arc::new(Outlet::new(set.load()));
+                outlet.begin(0, len);
+                set.push(outlet.chunk(header(len), Span::of(&payload[..len])))
+                    .unwrap();
+                outlet
+            })
+            .collect();
+        receive(
+            &mut lane,
+            &mut peer,
+            2 * (CHUNK_HEADER_BYTES + payload.len()),
+        );
+        assert!(outlets.iter().all(|outlet| outlet.is_busy()) && set.has_work());
+        peer.write_all(&1u64.to_le_bytes()).unwrap();
+        receive(&mut lane, &mut peer, CHUNK_HEADER_BYTES + 1);
+        assert!(outlets[0].is_sent(0) && outlets[1].is_busy() && outlets[2].is_sent(0));
     }
 
     #[test]

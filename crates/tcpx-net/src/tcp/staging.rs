@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 
 use tcpx_memory::{
     CompletionSink, CopyWorker, FreeWatch, Job, MemoryError, MemoryKind, PinnedPool, PinnedSlot,
-    RegionSlice, Work,
+    PoolHalf, RegionSlice, Work,
 };
 use tcpx_wire::frame::Settings;
 
@@ -26,6 +26,7 @@ use super::shared::{Event, Shared};
 use super::transmit_table::LONG;
 use super::wakers::Wakers;
 use crate::channel::MemoryKinds;
+use crate::channel::ReceiveChunk;
 use crate::error::{ChannelError, NetworkError};
 
 use ahead::Ahead;
@@ -147,12 +148,13 @@ impl Staging {
     }
 
     /// The memory that a lane reads a receive's payload into.
-    pub(super) fn landing(&self, destination: &RegionSlice, lane: u16, wakers: &Wakers) -> Landing {
+    pub(super) fn landing(&self, chunk: &ReceiveChunk, lane: u16, wakers: &Wakers) -> Landing {
+        let destination = &chunk.destination;
         let Some(Worker { worker, permits }) = self.worker(destination.kind()) else {
             return Landing::At(destination.clone());
         };
         let take = || {
-            let slot = take_slot(worker, destination.len())?;
+            let slot = take_slot(worker, destination.len(), PoolHalf::Upper, chunk.sequence)?;
             slot.slice().slice(..destination.len()).ok()
         };
         if let Some(slot) = take() {
@@ -184,12 +186,18 @@ impl Staging {
     }
 }
 
-/// A slot for a copy of so many bytes.
-fn take_slot(worker: &CopyWorker, bytes: usize) -> Option<PinnedSlot> {
+/// A slot for a copy of so many bytes: long chunks that follow each other lie one behind the other, as far as
+/// that goes, so that one copy moves several.
+fn take_slot(
+    worker: &CopyWorker,
+    bytes: usize,
+    half: PoolHalf,
+    sequence: u64,
+) -> Option<PinnedSlot> {
     if bytes < LONG {
         worker.pinned().try_take_rested()
     } else {
-        worker.pinned().try_take()
+        worker.pinned().try_take_at(half, sequence)
     }
 }
 

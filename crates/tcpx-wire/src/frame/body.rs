@@ -4,6 +4,7 @@ use super::{
     CancelReason, Detail, Frame, FrameError, GoodbyeReason, Level, MAX_EAGER_BYTES,
     MAX_SETUP_BYTES, PlacedChunks, RefuseReason, Role, Settings, Tag, TransferId, kind_name,
 };
+use crate::plan::Taper;
 
 /// Reads the body of a frame of the given kind.
 pub(super) fn parse(kind: u8, bytes: &[u8]) -> Result<Frame, FrameError> {
@@ -31,6 +32,7 @@ pub(super) fn parse(kind: u8, bytes: &[u8]) -> Result<Frame, FrameError> {
             },
             first_sequence: body.u64("first_sequence")?,
             level: body.level()?,
+            taper: body.taper()?,
         },
         6 => Frame::Refuse {
             transfer: body.transfer()?,
@@ -165,6 +167,20 @@ impl<'a> Body<'a> {
             2 => Ok(Level::Verified),
             arrived => Err(self.value("level", "0 to 2", arrived.into())),
         }
+    }
+
+    /// Nothing, where the body ends here.
+    fn taper(&mut self) -> Result<Option<Taper>, FrameError> {
+        if self.rest.is_empty() {
+            return Ok(None);
+        }
+        let (halvings, each) = (self.u8("halvings")?, self.u16("each")?);
+        if !(1..=Taper::MAX_HALVINGS).contains(&halvings) {
+            return Err(self.value("halvings", "1 to 8", halvings.into()));
+        }
+        Taper::new(halvings, each)
+            .map(Some)
+            .ok_or_else(|| self.value("each", "1 to 1024", each.into()))
     }
 
     fn role(&mut self) -> Result<Role, FrameError> {

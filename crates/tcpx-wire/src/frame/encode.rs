@@ -81,11 +81,16 @@ fn body(frame: &Frame, out: &mut Vec<u8>) {
             chunk_bytes,
             first_sequence,
             level,
+            taper,
         } => {
             body.put(transfer.0.to_le_bytes());
             body.put(chunk_bytes.to_le_bytes());
             body.put(first_sequence.to_le_bytes());
             body.put([*level as u8]);
+            if let Some(taper) = taper {
+                body.put([taper.halvings()]);
+                body.put(taper.each().to_le_bytes());
+            }
         }
         Frame::Refuse { transfer, reason } => {
             let (reason, capacity) = match reason {

@@ -22,7 +22,15 @@ impl Session {
     /// broke.
     pub const RESUMES: u64 = 1;
 
-    /// Whether both sides can do that.
+    /// Capability bit: grants may ask for shorter chunks at a transfer's end.
+    pub const TAPERS: u64 = 2;
+
+    /// Whether both sides know those.
+    pub fn tapers(&self) -> bool {
+        self.capabilities & Self::TAPERS != 0
+    }
+
+    /// Whether both sides can replace the control connection.
     pub fn resumes(&self) -> bool {
         self.capabilities & Self::RESUMES != 0
     }

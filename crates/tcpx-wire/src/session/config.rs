@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::error::SessionError;
 use crate::frame::Settings;
+use crate::plan::{ChunkPlan, Taper};
 
 /// Smallest chunk both sides may agree on, and what every chunk size is a multiple of.
 pub const CHUNK_GRAIN_BYTES: u32 = 4096;
@@ -59,6 +60,9 @@ pub struct Config {
     pub pieces: u32,
     /// Bytes below which [`Config::pieces`] cuts no chunk; 256 KiB by default.
     pub least_chunk_bytes: u32,
+    /// Shorter chunks at the end of a transfer to here that is cut into chunks of the agreed size and at least
+    /// twice as long, while no other one is under way; the peer must know them. None by default.
+    pub taper: Option<Taper>,
     /// Whether [`Action::ChunkAcknowledged`](super::Action::ChunkAcknowledged) is wanted. Off by
     /// default.
     pub report_acknowledged: bool,
@@ -82,6 +86,7 @@ impl Config {
             window_spans: false,
             pieces: 1,
             least_chunk_bytes: 256 * 1024,
+            taper: None,
             report_acknowledged: false,
             close_timeout: Duration::from_secs(2),
             cancel_timeout: Duration::from_secs(5),
@@ -90,6 +95,17 @@ impl Config {
 }
 
 impl Config {
+    /// How a transfer to here is cut while no other one is under way.
+    pub(super) fn cut(&self, bytes: u64, agreed: u32) -> ChunkPlan {
+        let chunk_bytes = self.chunk_bytes(bytes, agreed);
+        let taper = self.taper.filter(|taper| {
+            let tail = taper.bytes(chunk_bytes);
+            chunk_bytes == agreed && tail.is_some_and(|tail| bytes / 2 >= tail)
+        });
+        ChunkPlan::new(bytes, chunk_bytes, taper)
+            .unwrap_or_else(|_| ChunkPlan::even(bytes, chunk_bytes))
+    }
+
     /// Bytes of the chunks of a transfer to here.
     pub(super) fn chunk_bytes(&self, bytes: u64, agreed: u32) -> u32 {
         let piece = bytes.div_ceil(self.pieces.max(1).into());

@@ -8,6 +8,7 @@ use thiserror::Error;
 use super::config::MAX_TRANSFER_BYTES;
 use super::stall::StallReport;
 use crate::frame::{CancelReason, GoodbyeReason, InvalidSettings, RefuseReason, Role, TransferId};
+use crate::plan::PlanError;
 
 /// A request that the session did not take.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -111,6 +112,14 @@ pub enum SessionError {
         frame: &'static str,
         /// The transfer it names.
         transfer: TransferId,
+    },
+    /// A grant that the transfer cannot be cut by.
+    #[error("grant of transfer {transfer}: {problem}; {REPORT}", transfer = transfer.0)]
+    Plan {
+        /// Its transfer.
+        transfer: TransferId,
+        /// What does not fit.
+        problem: PlanError,
     },
     /// A field has the wrong value.
     #[error("{frame} of transfer {transfer}: expected {field} {expected}, {arrived} arrived; {REPORT}", transfer = transfer.0)]

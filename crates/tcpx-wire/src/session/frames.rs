@@ -5,6 +5,7 @@ use super::action::Action;
 use super::config::Agreed;
 use super::error::{ConnectionFailure, EndCause, SessionError};
 use super::matching::Arrival;
+use super::replies::Grant;
 use super::unexpected;
 use crate::frame::{Frame, GoodbyeReason, Role, Settings, TransferId};
 use crate::time::Time;
@@ -83,7 +84,16 @@ impl Session {
                 chunk_bytes,
                 first_sequence,
                 level,
-            } => return self.granted(now, transfer, chunk_bytes, first_sequence, level),
+                taper,
+            } => {
+                let grant = Grant {
+                    chunk_bytes,
+                    first_sequence,
+                    level,
+                    taper,
+                };
+                return self.granted(now, transfer, grant);
+            }
             Frame::Refuse { transfer, reason } => return self.refused(now, transfer, reason),
             Frame::EagerDone { transfer } => return self.eager_done(now, transfer),
             Frame::EagerCredit { bytes } => {

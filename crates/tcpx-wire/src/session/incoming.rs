@@ -38,6 +38,10 @@ pub(super) struct Matched {
 }
 
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "most of those that are kept are granted, and a box would be an allocation for each"
+)]
 pub(super) enum ReceiveStage {
     Eager {
         /// The sender waits for a verdict.

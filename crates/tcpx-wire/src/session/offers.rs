@@ -10,6 +10,7 @@ use super::matching::Arrival;
 use super::stream::Plan;
 use crate::crc::crc32c;
 use crate::frame::{Frame, Level, RefuseReason, TransferId};
+use crate::plan::ChunkPlan;
 use crate::time::Time;
 
 impl Session {
@@ -123,12 +124,12 @@ impl Session {
             None => {
                 let first_sequence = self.receive_stream.end();
                 // Beside other transfers the lanes are busy anyway, and large chunks cost less.
-                let chunk_bytes = if self.receive_stream.is_idle() {
-                    self.config.chunk_bytes(bytes, agreed.chunk_bytes)
+                let cut = if self.receive_stream.is_idle() {
+                    self.config.cut(bytes, agreed.chunk_bytes)
                 } else {
-                    agreed.chunk_bytes
+                    ChunkPlan::even(bytes, agreed.chunk_bytes)
                 };
-                let plan = Plan::new(bytes, chunk_bytes, first_sequence, agreed.channels);
+                let plan = Plan::new(cut, first_sequence, agreed.channels);
                 self.receive_stream.append(operation, plan.chunks);
                 self.actions.push_back(matched(
                     operation,
@@ -139,9 +140,10 @@ impl Session {
                 ));
                 self.transmit.push_back(Frame::Grant {
                     transfer,
-                    chunk_bytes,
+                    chunk_bytes: cut.chunk_bytes(),
                     first_sequence,
                     level,
+                    taper: cut.taper(),
                 });
                 ReceiveStage::Granted(GrantedReceive {
                     plan,

@@ -27,6 +27,10 @@ pub(super) struct Outgoing {
 }
 
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "most of those that are kept are granted, and a box would be an allocation for each"
+)]
 pub(super) enum SendStage {
     Announced,
     Eager(EagerSend),

@@ -10,18 +10,32 @@ use super::outgoing::{GrantedSend, Outgoing, SendStage};
 use super::stream::Plan;
 use super::{Session, unexpected};
 use crate::frame::{Level, PlacedChunks, RefuseReason, TransferId};
+use crate::plan::{ChunkPlan, Taper};
 use crate::time::Time;
+
+/// How the peer receives one of our transfers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Grant {
+    pub(super) chunk_bytes: u32,
+    pub(super) first_sequence: u64,
+    pub(super) level: Level,
+    pub(super) taper: Option<Taper>,
+}
 
 impl Session {
     pub(super) fn granted(
         &mut self,
         now: Time,
         transfer: TransferId,
-        chunk_bytes: u32,
-        first_sequence: u64,
-        level: Level,
+        grant: Grant,
     ) -> Result<(), SessionError> {
         const FRAME: &str = "grant";
+        let Grant {
+            chunk_bytes,
+            first_sequence,
+            level,
+            taper,
+        } = grant;
         let Some(agreed) = self.agreed else {
             return Err(unexpected(FRAME, "settings first", "none arrived"));
         };
@@ -58,7 +72,9 @@ impl Session {
         if level < send.asked {
             check("level", send.asked as u64, level as u64)?;
         }
-        let plan = Plan::new(send.bytes, chunk_bytes, first_sequence, agreed.channels);
+        let cut = ChunkPlan::new(send.bytes, chunk_bytes, taper)
+            .map_err(|problem| SessionError::Plan { transfer, problem })?;
+        let plan = Plan::new(cut, first_sequence, agreed.channels);
         let operation = OperationId::send(transfer);
         self.send_stream.append(operation, plan.chunks);
         let cancelled = send.cancel.is_some();
@@ -78,7 +94,7 @@ impl Session {
             self.actions.push_back(super::offers::matched(
                 operation,
                 transfer,
-                plan.bytes,
+                plan.bytes(),
                 first_sequence,
                 plan.chunks,
             ));
@@ -88,7 +104,7 @@ impl Session {
         } else if level == Level::Verified {
             self.actions.push_back(Action::ComputeDigest {
                 operation,
-                bytes: plan.bytes,
+                bytes: plan.bytes(),
             });
         }
         self.pump_sends();

@@ -3,42 +3,40 @@
 use std::collections::VecDeque;
 
 use super::action::{Chunk, OperationId};
+use crate::plan::ChunkPlan;
 
 /// How one granted transfer is cut and where it lies in the stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
-    pub(super) bytes: u64,
-    pub(super) chunk_bytes: u32,
+    cut: ChunkPlan,
     pub(super) chunks: u32,
     pub(super) first_sequence: u64,
     channels: u16,
 }
 
 impl Plan {
-    /// Number of chunks; callers bound `bytes` by `MAX_TRANSFER_BYTES`.
-    pub(super) fn count(bytes: u64, chunk_bytes: u32) -> u32 {
-        u32::try_from(bytes.div_ceil(chunk_bytes.into())).unwrap_or(u32::MAX)
-    }
-
-    pub(super) fn new(bytes: u64, chunk_bytes: u32, first_sequence: u64, channels: u16) -> Self {
+    pub(super) fn new(cut: ChunkPlan, first_sequence: u64, channels: u16) -> Self {
         Self {
-            bytes,
-            chunk_bytes,
-            chunks: Self::count(bytes, chunk_bytes),
+            cut,
+            chunks: cut.count(),
             first_sequence,
             channels,
         }
     }
 
+    /// Length of the transfer in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.cut.bytes()
+    }
+
     /// `index` is below `chunks`.
     pub(super) fn chunk(&self, index: u32) -> Chunk {
-        let offset = u64::from(index) * u64::from(self.chunk_bytes);
-        let rest = self.bytes.saturating_sub(offset);
+        let (offset, length) = self.cut.range(index);
         let sequence = self.first_sequence + u64::from(index);
         Chunk {
             index,
             offset,
-            length: u32::try_from(rest).map_or(self.chunk_bytes, |rest| rest.min(self.chunk_bytes)),
+            length,
             sequence,
             channel: channel_of(sequence, self.channels),
         }
@@ -253,7 +251,11 @@ mod tests {
         stream.append(OperationId::send(TransferId(0)), chunks);
         (
             stream,
-            Plan::new(u64::from(chunks) * 4096, 4096, 0, channels),
+            Plan::new(
+                ChunkPlan::new(u64::from(chunks) * 4096, 4096, None).unwrap(),
+                0,
+                channels,
+            ),
         )
     }
 

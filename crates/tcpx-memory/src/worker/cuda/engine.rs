@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::copies::Copies;
 use super::device::{Device, Lane};
 use super::gather::Gather;
 use super::kernel_jobs::KernelJobs;
@@ -39,10 +40,13 @@ const PAUSE: Duration = Duration::from_micros(20);
 /// The pause while only fences are waited for, which may take as long as the caller's kernels.
 const LONG_PAUSE: Duration = Duration::from_micros(100);
 
-/// A job under way on a stream.
+/// Jobs under way on a stream.
 struct Flight {
     event: Event,
-    ticket: Ticket,
+    /// How many tickets end with it.
+    tickets: usize,
+    /// Bytes, if it is one of [`Copies`].
+    copied: Option<usize>,
     outcome: Result<u64, MemoryError>,
 }
 
@@ -74,6 +78,9 @@ pub(super) struct Engine<'queue> {
     kernels: Result<KernelJobs, CudaError>,
     queue: &'queue JobQueue,
     flights: [VecDeque<Flight>; 3],
+    /// What the flights are about, in their order.
+    aloft: [VecDeque<Ticket>; 3],
+    copies: [Copies; 2],
     waiting: VecDeque<Ticket>,
     unpacking: VecDeque<Unpacking>,
     staged: VecDeque<Ticket>,
@@ -94,6 +101,8 @@ impl<'queue> Engine<'queue> {
             kernels,
             queue,
             flights: std::array::from_fn(|_| VecDeque::with_capacity(super::device::FLIGHTS)),
+            aloft: std::array::from_fn(|_| VecDeque::with_capacity(super::device::FLIGHTS)),
+            copies: Default::default(),
             waiting: VecDeque::with_capacity(WAITING_LIMIT),
             unpacking: VecDeque::with_capacity(64),
             staged: VecDeque::with_capacity(64),
@@ -111,6 +120,7 @@ impl<'queue> Engine<'queue> {
             let mut progress = self.land();
             progress |= self.look_at_fences(stopping);
             progress |= self.start_jobs();
+            progress |= self.start_copies();
             progress |= self.kernels.as_mut().is_ok_and(KernelJobs::step);
             progress |= self.step_unpacking();
             progress |= self.step_staged();
@@ -155,6 +165,7 @@ impl<'queue> Engine<'queue> {
         self.active.is_some()
             || !self.staged.is_empty()
             || !self.unpacking.is_empty()
+            || self.copies.iter().any(|copies| copies.len() > 0)
             || self
                 .kernels
                 .as_ref()
@@ -164,7 +175,10 @@ impl<'queue> Engine<'queue> {
 
     /// Whether a job could be taken from the queue.
     fn has_room(&self) -> bool {
-        self.device.free_events() > RESERVE && self.waiting.len() < WAITING_LIMIT
+        let has_room = |copies: &Copies| copies.len() < WAITING_LIMIT;
+        self.device.free_events() > RESERVE
+            && self.waiting.len() < WAITING_LIMIT
+            && self.copies.iter().all(has_room)
     }
 
     fn is_idle(&self) -> bool {
@@ -184,10 +198,20 @@ impl<'queue> Engine<'queue> {
                     break;
                 };
                 self.device.give_back(flight.event);
-                match ready {
-                    Ok(_) => flight.ticket.finish(flight.outcome),
-                    // Other engines of a broken context may still be at work.
-                    Err(error) => flight.ticket.abandon(error.into()),
+                self.copied(lane, flight.copied);
+                for _ in 0..flight.tickets {
+                    let Some(ticket) = self.aloft[lane as usize].pop_front() else {
+                        break;
+                    };
+                    match &ready {
+                        Ok(_) => {
+                            let bytes = ticket.work().bytes();
+                            let outcome = flight.outcome.clone();
+                            ticket.finish(outcome.map(|all| all.min(bytes)));
+                        }
+                        // Other engines of a broken context may still be at work.
+                        Err(error) => ticket.abandon(error.clone().into()),
+                    }
                 }
                 progress = true;
             }
@@ -265,7 +289,10 @@ impl<'queue> Engine<'queue> {
             _ if on_cpu => self.staged.push_back(ticket),
             Work::Copy { from, to } if on_device => {
                 let lane = lane_of(from.kind(), to.kind());
-                let issued = self.issue_copy(lane, from, to);
+                if let Some(copies) = self.copies.get_mut(lane as usize) {
+                    return copies.push(ticket);
+                }
+                let issued = self.issue_across(from, to);
                 self.fly(
                     lane,
                     ticket,
@@ -297,19 +324,53 @@ impl<'queue> Engine<'queue> {
         }
     }
 
-    fn issue_copy(
-        &self,
-        lane: Lane,
-        from: &RegionSlice,
-        to: &RegionSlice,
-    ) -> Result<(), CudaError> {
-        let (Some(source), Some(destination)) = (from.device_address(), to.device_address()) else {
+    /// Begins copies that wait for nothing, as many as keep the GPU busy.
+    fn start_copies(&mut self) -> bool {
+        let mut progress = false;
+        for lane in [Lane::In, Lane::Out] {
+            let at = lane as usize;
+            while self.device.free_events() > RESERVE {
+                let first = self.aloft[at].len();
+                let Some(run) = self.copies[at].next(&mut self.aloft[at]) else {
+                    break;
+                };
+                progress = true;
+                let work = self.aloft[at].get(first).map(Ticket::work);
+                let issued = work.map_or(Ok(()), |work| self.issue(lane, work, run.bytes));
+                let outcome = issued.map(|()| run.bytes as u64);
+                self.follow(
+                    lane,
+                    run.tickets,
+                    Some(run.bytes),
+                    outcome.map_err(MemoryError::from),
+                );
+            }
+        }
+        progress
+    }
+
+    /// Copies so many bytes, from the first of those that this work names.
+    fn issue(&self, lane: Lane, work: &Work, bytes: usize) -> Result<(), CudaError> {
+        let (from, to) = work.ends();
+        let (Some(source), Some(destination)) = (
+            from.device_address(),
+            to.and_then(RegionSlice::device_address),
+        ) else {
             // Only device-accessible ends come here, and all of those have an address.
+            return Ok(());
+        };
+        // SAFETY: the tickets keep all of both ranges and their leases until the flight has landed.
+        unsafe { self.device.copy(lane, destination, source, bytes) }
+    }
+
+    fn issue_across(&self, from: &RegionSlice, to: &RegionSlice) -> Result<(), CudaError> {
+        let (Some(source), Some(destination)) = (from.device_address(), to.device_address()) else {
+            // As above.
             return Ok(());
         };
         let gpus = (from.region().gpu(), to.region().gpu());
         match gpus {
-            (Some(from_gpu), Some(to_gpu)) if lane == Lane::Across && !from_gpu.is_same(to_gpu) => {
+            (Some(from_gpu), Some(to_gpu)) if !from_gpu.is_same(to_gpu) => {
                 // SAFETY: the ticket keeps both regions and their leases until the flight has landed.
                 unsafe {
                     self.device
@@ -317,20 +378,50 @@ impl<'queue> Engine<'queue> {
                 }
             }
             // SAFETY: as above.
-            _ => unsafe { self.device.copy(lane, destination, source, from.len()) },
+            _ => unsafe {
+                self.device
+                    .copy(Lane::Across, destination, source, from.len())
+            },
         }
     }
 
     /// Follows a job on a stream to its end. After an error some of the job may be under way, so the
     /// job ends only when the stream has passed it.
     pub(super) fn fly(&mut self, lane: Lane, ticket: Ticket, outcome: Result<u64, MemoryError>) {
+        self.aloft[lane as usize].push_back(ticket);
+        self.follow(lane, 1, None, outcome);
+    }
+
+    /// A copy has ended, or will never be heard of.
+    fn copied(&mut self, lane: Lane, bytes: Option<usize>) {
+        if let (Some(copies), Some(bytes)) = (self.copies.get_mut(lane as usize), bytes) {
+            copies.ended(bytes);
+        }
+    }
+
+    /// As [`Self::fly`], for the last so many tickets that are aloft.
+    fn follow(
+        &mut self,
+        lane: Lane,
+        tickets: usize,
+        copied: Option<usize>,
+        outcome: Result<u64, MemoryError>,
+    ) {
         match self.device.mark(lane) {
             Ok(event) => self.flights[lane as usize].push_back(Flight {
                 event,
-                ticket,
+                tickets,
+                copied,
                 outcome,
             }),
-            Err(error) => ticket.abandon(error),
+            Err(error) => {
+                self.copied(lane, copied);
+                for _ in 0..tickets {
+                    if let Some(ticket) = self.aloft[lane as usize].pop_back() {
+                        ticket.abandon(error.clone());
+                    }
+                }
+            }
         }
     }
 

@@ -10,7 +10,7 @@ mod tests;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tcpx_memory::{Fence, Job, MemoryError, PinnedPool, PinnedSlot, RegionSlice, Work};
+use tcpx_memory::{Fence, Job, MemoryError, PinnedPool, PinnedSlot, PoolHalf, RegionSlice, Work};
 
 use super::super::permits::Permit;
 use super::super::shared::{Event, Shared, lock};
@@ -56,11 +56,12 @@ impl Shared {
             let source = shared.transmit.with(slot, |state| match state {
                 SendState::Waiting(unstaged) => {
                     let ready = unstaged.fence.as_ref().is_none_or(Fence::was_reached);
-                    Some((unstaged.source.clone(), ready))
+                    let sequence = unstaged.position.sequence;
+                    Some((unstaged.source.clone(), ready, sequence))
                 }
                 _ => None,
             });
-            let Some((source, ready)) = source else {
+            let Some((source, ready, sequence)) = source else {
                 // Taken back.
                 waiting.pop_front();
                 drop(waiting);
@@ -84,7 +85,7 @@ impl Shared {
             }) else {
                 return;
             };
-            let take = || take_slot(&worker.worker, source.len());
+            let take = || take_slot(&worker.worker, source.len(), PoolHalf::Lower, sequence);
             let Some(pinned) = take().or_else(|| {
                 worker.permits.reclaim();
                 take()

@@ -7,6 +7,7 @@ use crate::frame::{
     MAX_EAGER_BYTES, MAX_SETUP_BYTES, PlacedChunks, RefuseReason, Role, Settings, Tag, TransferId,
     encode,
 };
+use crate::plan::Taper;
 
 fn bytes_of(frame: &Frame, sequence: u32) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -44,6 +45,11 @@ fn settings() -> Settings {
         memory: "host".into(),
         software: "tcpx 0.1.0".into(),
     }
+}
+
+fn any_taper() -> impl Strategy<Value = Option<Taper>> {
+    (0..=Taper::MAX_HALVINGS, 1..=Taper::MAX_EACH)
+        .prop_map(|(halvings, each)| Taper::new(halvings, each))
 }
 
 fn any_settings() -> impl Strategy<Value = Settings> {
@@ -142,12 +148,13 @@ fn any_frame() -> impl Strategy<Value = Frame> {
                 level,
             }
         }),
-        (id(), 1u32.., any::<u64>(), level()).prop_map(
-            |(transfer, chunk_bytes, first_sequence, level)| Frame::Grant {
+        (id(), 1u32.., any::<u64>(), level(), any_taper()).prop_map(
+            |(transfer, chunk_bytes, first_sequence, level, taper)| Frame::Grant {
                 transfer,
                 chunk_bytes,
                 first_sequence,
                 level,
+                taper,
             }
         ),
         (id(), refuse).prop_map(|(transfer, reason)| Frame::Refuse { transfer, reason }),
@@ -328,6 +335,7 @@ fn each_body_error_names_its_field() {
         chunk_bytes: 1,
         first_sequence: 0,
         level: Level::Sent,
+        taper: Taper::new(1, 2),
     };
     assert_eq!(
         decode_one(&tampered(&grant, |bytes| bytes[HEADER_BYTES + 8] = 0)),
@@ -336,6 +344,32 @@ fn each_body_error_names_its_field() {
             field: "chunk_bytes",
             expected: "at least 1",
             arrived: 0
+        })
+    );
+    for (at, field, expected, arrived) in [
+        (21, "halvings", "1 to 8", 0),
+        (21, "halvings", "1 to 8", 9),
+        (22, "each", "1 to 1024", 0),
+        (23, "each", "1 to 1024", 255 * 256 + 2),
+    ] {
+        let value = if at == 23 { 255 } else { arrived as u8 };
+        assert_eq!(
+            decode_one(&tampered(&grant, |bytes| bytes[HEADER_BYTES + at] = value)),
+            Err(FrameError::Value {
+                frame: "grant",
+                field,
+                expected,
+                arrived
+            })
+        );
+    }
+    assert_eq!(
+        decode_one(&tampered(&grant, |bytes| bytes.truncate(bytes.len() - 1))),
+        Err(FrameError::Truncated {
+            frame: "grant",
+            field: "each",
+            needed: 2,
+            left: 1
         })
     );
 
@@ -449,7 +483,8 @@ fn a_frame_out_of_bounds_is_not_encoded() {
             transfer: TransferId(0),
             chunk_bytes: 0,
             first_sequence: 0,
-            level: Level::Sent
+            level: Level::Sent,
+            taper: None
         }),
         EncodeError::ZeroChunk
     );

@@ -7,12 +7,22 @@ use proptest::prelude::*;
 use super::hostile::{drain_at, session};
 use super::*;
 use crate::frame::{CancelReason, Frame, PlacedChunks, RefuseReason, Role, TransferId};
+use crate::plan::Taper;
 
 fn any_level() -> impl Strategy<Value = Level> {
     prop_oneof![
         Just(Level::Sent),
         Just(Level::Placed),
         Just(Level::Verified)
+    ]
+}
+
+/// A chunk size with or without shorter chunks, which may not fit.
+fn any_cut() -> impl Strategy<Value = (u32, Option<Taper>)> {
+    let taper = (0u8..3, 1u16..4).prop_map(|(halvings, each)| Taper::new(halvings, each));
+    prop_oneof![
+        2 => Just((4096, None)),
+        1 => (prop_oneof![Just(4096), Just(8192), Just(16_384)], taper),
     ]
 }
 
@@ -28,9 +38,11 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         2 => (id(), 0u64..3, any_level(), 0usize..40).prop_map(|(transfer, tag, level, bytes)| {
             Frame::Eager { transfer, tag: Tag(tag), level, payload: vec![0; bytes] }
         }),
-        4 => (id(), number(), any_level()).prop_map(|(transfer, first_sequence, level)| {
-            Frame::Grant { transfer, chunk_bytes: 4096, first_sequence, level }
-        }),
+        4 => (id(), number(), any_level(), any_cut()).prop_map(
+            |(transfer, first_sequence, level, (chunk_bytes, taper))| {
+                Frame::Grant { transfer, chunk_bytes, first_sequence, level, taper }
+            }
+        ),
         1 => (id(), number()).prop_map(|(transfer, capacity)| {
             Frame::Refuse { transfer, reason: RefuseReason::TooLarge { capacity } }
         }),

@@ -58,6 +58,7 @@ fn grant(chunk_bytes: u32, first_sequence: u64) -> Frame {
         chunk_bytes,
         first_sequence,
         level: Level::Placed,
+        taper: None,
     }
 }
 
@@ -283,6 +284,7 @@ fn frames_for_transfers_that_do_not_exist_are_refused() {
             chunk_bytes: 4096,
             first_sequence: 0,
             level: Level::Placed,
+            taper: None,
         },
         Frame::Refuse {
             transfer,

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use super::model::Random;
 use super::pair::Pair;
 use super::*;
+use crate::plan::Taper;
 
 #[derive(Clone, Debug)]
 struct Schedule {
@@ -21,6 +22,12 @@ struct Schedule {
     close: bool,
     /// Acknowledgements and eager payloads wait for others.
     holds: bool,
+    /// Shorter chunks at the end of what each side receives.
+    tapers: [Option<Taper>; 2],
+}
+
+fn any_taper() -> impl Strategy<Value = Option<Taper>> {
+    (0u8..3, 1u16..6).prop_map(|(halvings, each)| Taper::new(halvings, each))
 }
 
 fn any_schedule() -> impl Strategy<Value = Schedule> {
@@ -33,6 +40,7 @@ fn any_schedule() -> impl Strategy<Value = Schedule> {
             prop::bool::weighted(0.8),
             any::<bool>(),
             any::<bool>(),
+            [any_taper(), any_taper()],
         ),
     )
         .prop_map(
@@ -42,7 +50,7 @@ fn any_schedule() -> impl Strategy<Value = Schedule> {
                 cancels,
                 flags,
             )| {
-                let (hold_until_placed, cancellable, close, holds) = flags;
+                let (hold_until_placed, cancellable, close, holds, tapers) = flags;
                 Schedule {
                     seed,
                     channels,
@@ -55,6 +63,7 @@ fn any_schedule() -> impl Strategy<Value = Schedule> {
                     cancellable,
                     close,
                     holds,
+                    tapers,
                 }
             },
         )
@@ -73,7 +82,14 @@ fn play(schedule: &Schedule) {
     config.report_acknowledged = true;
     config.cancellable = schedule.cancellable;
     config.close_timeout = Duration::from_secs(100);
-    let mut pair = Pair::new(config, schedule.seed);
+    if schedule.tapers.iter().any(Option::is_some) {
+        config.ours.chunk_bytes = 4 * CHUNK_GRAIN_BYTES;
+    }
+    let [ours, theirs] = schedule.tapers.map(|taper| Config {
+        taper,
+        ..config.clone()
+    });
+    let mut pair = Pair::of(ours, theirs, schedule.seed);
     pair.weather.jitter = schedule.jitter;
     pair.weather.holds = schedule.holds;
     let mut random = Random(!schedule.seed);

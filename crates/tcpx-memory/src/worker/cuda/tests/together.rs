@@ -199,3 +199,80 @@ fn kernels_and_streams_stay_until_the_last_launch_has_left_its_stream() {
     }
     assert!(!fake::ended_hastily(address), "a worker");
 }
+
+/// Copies of parts that follow each other at both ends, submitted together and in no order.
+fn copy_in_parts(from: &Region, to: &Region, part: usize) -> Vec<Work> {
+    let parts = from.len() / part;
+    (0..parts)
+        .map(|index| index * 7 % parts)
+        .map(|index| {
+            let of = |region: &Region| region.slice(index * part..(index + 1) * part).unwrap();
+            Work::Copy {
+                from: of(from),
+                to: of(to),
+            }
+        })
+        .collect()
+}
+
+/// Submits works that begin at the same time; how each of them ended.
+fn run_together(bench: &Bench, works: Vec<Work>) -> Vec<Ended> {
+    let (stream, gate) = fake::gated_stream();
+    let fence = Fence::take(&bench.gpu, After::Stream(stream)).unwrap();
+    let (sink, ended) = channel();
+    let count = works.len();
+    for (token, work) in (0..).zip(works) {
+        bench.submit(token, work, Some(fence.clone()), &sink);
+    }
+    gate.store(true, Ordering::SeqCst);
+    let mut ends: Vec<_> = (0..count)
+        .map(|_| ended.recv_timeout(LIMIT).unwrap())
+        .collect();
+    ends.sort_by_key(|(token, _)| *token);
+    ends
+}
+
+#[test]
+fn copies_that_go_together_move_all_bytes_and_end_one_by_one() {
+    const PARTS: u64 = 32;
+    const PART: usize = 5000;
+    let bench = Bench::new();
+    let len = PARTS as usize * PART;
+    for (from, to) in [
+        (MemoryKind::Pinned, bench.gpu.kind()),
+        (bench.gpu.kind(), MemoryKind::Pinned),
+        (bench.gpu.kind(), bench.gpu.kind()),
+    ] {
+        let bytes = noise(len, 17);
+        let (source, target) = (bench.region(from, &bytes), bench.region(to, &vec![1; len]));
+        let ends = run_together(&bench, copy_in_parts(&source, &target, PART));
+        let each_its_own: Vec<_> = (0..PARTS).map(|token| (token, Ok(PART as u64))).collect();
+        assert_eq!(ends, each_its_own, "{from} to {to}");
+        assert!(content(&target) == bytes, "{from} to {to}");
+        assert!(target.lease(.., Access::Write).is_ok(), "nothing is held");
+    }
+}
+
+#[test]
+fn memory_of_copies_that_went_together_and_cannot_be_followed_is_kept() {
+    const PART: usize = 4096;
+    let bench = Bench::new();
+    let near = bench.region(MemoryKind::Pinned, &[7; 8 * PART]);
+    let far = bench.region(bench.gpu.kind(), &[1; 8 * PART]);
+    // Whichever part a copy begins with.
+    for place in 0..8 {
+        let part = far.slice(place * PART..).unwrap();
+        fake::lose_streams_of(part.device_address().unwrap());
+    }
+    for (token, end) in run_together(&bench, copy_in_parts(&near, &far, PART)) {
+        assert!(
+            matches!(end, Err(MemoryError::EndUnknown { .. })),
+            "{token}: {end:?}"
+        );
+    }
+    for place in 0..8 {
+        let part = place * PART..(place + 1) * PART;
+        assert!(near.lease(part.clone(), Access::Write).is_err());
+        assert!(far.lease(part, Access::Write).is_err());
+    }
+}

@@ -1,0 +1,111 @@
+//! The last call to a plugin, on a thread made for it: foreign code that does not return must not hold
+//! whoever lets go of the plugin.
+
+use std::ffi::c_void;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use crate::library::{CallObserver, CallReport};
+use crate::result::{RawResult, ResultCode};
+use crate::tables::FinalizeFn;
+
+/// Longest wait for `finalize`, which ends threads and closes sockets and waits for no peer.
+pub(crate) const LONGEST: Duration = Duration::from_secs(5);
+
+/// `finalize` of a table, and the context that it ends.
+pub(crate) struct Finalize {
+    pub(crate) call: FinalizeFn,
+    pub(crate) context: *mut c_void,
+}
+
+// SAFETY: the ABI ties no call to a thread; nobody else uses the context any more.
+unsafe impl Send for Finalize {}
+
+impl Finalize {
+    /// Calls it and waits until `limit` has passed. The observer is told what it returned, and before that,
+    /// with [`ResultCode::InProgress`], that it has not; the thread then stays with the call.
+    ///
+    /// # Safety
+    /// The plugin is initialised, no comm of it is left, and its library is never unloaded.
+    pub(crate) unsafe fn run(self, observer: Option<CallObserver>, limit: Duration) {
+        let tell = move |rc: ResultCode| {
+            if let Some(observer) = &observer {
+                let call = "finalize";
+                observer(&CallReport { call, rc });
+            }
+        };
+        let tell_late = tell.clone();
+        let (returned, answer) = mpsc::sync_channel::<RawResult>(0);
+        let work = move || {
+            // The whole value, which may change threads; its pointer alone may not.
+            let this = self;
+            // SAFETY: the caller's promise.
+            let rc = unsafe { (this.call)(this.context) };
+            // Nobody waits any more: it came back after all.
+            if returned.send(rc).is_err() {
+                tell_late(ResultCode::from_raw(rc));
+            }
+        };
+        let thread = std::thread::Builder::new().name("tcpx-finalize".to_owned());
+        match thread.spawn(work) {
+            Ok(_) => tell(
+                answer
+                    .recv_timeout(limit)
+                    .map_or(ResultCode::InProgress, ResultCode::from_raw),
+            ),
+            // Without it the plugin keeps what it has, which is better than to wait for it here.
+            Err(_) => tell(ResultCode::SystemError),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+    use std::sync::{Arc, Mutex};
+    use std::time::Instant;
+
+    use super::*;
+
+    /// What the test that calls it holds.
+    static DOOR: Mutex<()> = Mutex::new(());
+
+    unsafe extern "C" fn waits(_context: *mut c_void) -> RawResult {
+        drop(DOOR.lock());
+        3
+    }
+
+    fn run(limit: Duration) -> Arc<Mutex<Vec<ResultCode>>> {
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let hears = Arc::clone(&heard);
+        let observer: CallObserver = Arc::new(move |report: &CallReport| {
+            assert_eq!(report.call, "finalize");
+            hears.lock().unwrap().push(report.rc);
+        });
+        let finalize = Finalize {
+            call: waits,
+            context: ptr::null_mut(),
+        };
+        // SAFETY: a function of ours that takes any context.
+        unsafe { finalize.run(Some(observer), limit) };
+        heard
+    }
+
+    #[test]
+    fn one_that_does_not_return_is_left_alone_and_told_of_when_it_does() {
+        let shut = DOOR.lock().unwrap();
+        let heard = run(Duration::from_millis(20));
+        assert_eq!(*heard.lock().unwrap(), [ResultCode::InProgress]);
+        drop(shut);
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while heard.lock().unwrap().len() < 2 {
+            assert!(Instant::now() < deadline, "it came back unheard");
+            std::thread::yield_now();
+        }
+        let both = [ResultCode::InProgress, ResultCode::InternalError];
+        assert_eq!(*heard.lock().unwrap(), both);
+
+        let heard = run(Duration::from_secs(30));
+        assert_eq!(*heard.lock().unwrap(), [ResultCode::InternalError]);
+    }
+}

@@ -1,0 +1,123 @@
+//! The stream of a comm's own connection, read into posted receives.
+
+use std::sync::{Arc, LazyLock};
+
+use nccl_net::export::HostLogger;
+
+use super::{CAPACITIES, Memory, connection, feed, number};
+use crate::config::Config;
+use crate::header::HEADER_BYTES;
+use crate::inbound::{Inbound, Phase, Request, Target};
+use crate::landing::Landing;
+use crate::lanes::runtime::Runtime;
+use crate::log::Log;
+use crate::plugin::TcpxPlugin;
+
+/// Loops without a lane, for comms that have a place for them.
+static RUNTIME: LazyLock<Arc<Runtime>> = LazyLock::new(|| {
+    let config = Config {
+        interfaces: "lo".to_owned(),
+        lanes: Some(1),
+        threads: Some(1),
+        ..Config::default()
+    };
+    let plugin = TcpxPlugin::with_config(config, HostLogger::default()).expect("loopback");
+    let runtime = plugin.shared().runtime().expect("two threads");
+    runtime.expect("one lane was asked for")
+});
+
+/// Input: whether there may be lanes and how the stream is cut, then what the peer sends.
+pub fn comm(data: &[u8]) {
+    let Some((how, stream)) = data.split_first() else {
+        return;
+    };
+    let (with_lanes, most) = (how & 1 == 1, usize::from(how >> 1) + 1);
+    let mut memory = Memory::new();
+    let plain = plainly(stream, with_lanes, &mut memory);
+
+    let (near, far) = connection();
+    let lanes = with_lanes.then(|| Landing::new(Arc::clone(&RUNTIME), 0, 64 << 10));
+    let mut inbound = Inbound::new(near, String::new(), None, lanes);
+    for (sequence, capacity) in CAPACITIES.into_iter().enumerate() {
+        let buffer = memory.buffer(sequence);
+        if let Some(lanes) = &mut inbound.lanes {
+            lanes.post(sequence as u64, buffer, None);
+        }
+        inbound
+            .ring
+            .post(Request::new(Target::Host(buffer), capacity, 0))
+            .expect("room for four");
+    }
+    let log = Log::new(HostLogger::default());
+    let peer = feed(far, stream, most, || {
+        // What fails is told again below.
+        let _ = inbound.progress(&log);
+    });
+    let failed = inbound.progress(&log).is_err();
+    drop(peer);
+
+    memory.check();
+    for (sequence, size) in plain.done.into_iter().enumerate() {
+        let request = inbound.ring.by_sequence(sequence as u64).expect("posted");
+        let done = matches!(request.phase, Phase::Done { .. }).then_some(request.size);
+        assert_eq!(done, size, "message {sequence}");
+    }
+    assert_eq!(failed, plain.failed);
+}
+
+#[derive(Default)]
+struct Plain {
+    /// Size of each message that is complete.
+    done: [Option<usize>; CAPACITIES.len()],
+    failed: bool,
+}
+
+/// By the table of records: nothing is read beyond the last posted receive, and an end before it fails.
+fn plainly(stream: &[u8], with_lanes: bool, memory: &mut Memory) -> Plain {
+    let mut plain = Plain::default();
+    let (mut rest, mut next, mut joined) = (stream, 0, false);
+    while next < CAPACITIES.len() {
+        // Unless all is well, it ends here.
+        plain.failed = true;
+        let Some((head, after)) = rest.split_at_checked(HEADER_BYTES) else {
+            break;
+        };
+        let (sequence, size) = (number(&head[8..16]), number(&head[16..]));
+        if head[4..8] != [0; 4] {
+            break;
+        }
+        rest = after;
+        match &head[..4] {
+            b"TxEn" => {}
+            b"TxJn" if with_lanes && !joined => joined = true,
+            b"TxMs" => {
+                let number = usize::try_from(sequence).unwrap_or(usize::MAX);
+                if with_lanes && number >= CAPACITIES.len() {
+                    // It waits for its receive.
+                    plain.failed = false;
+                    break;
+                }
+                let is_in_turn = number == next || (number > next && joined);
+                let Some(capacity) = CAPACITIES.get(number).filter(|_| is_in_turn) else {
+                    break;
+                };
+                next = number;
+                if size > *capacity as u64 {
+                    break;
+                }
+                let bytes = rest.len().min(size as usize);
+                let (payload, after) = rest.split_at(bytes);
+                memory.expect(number, 0, payload);
+                if (bytes as u64) < size {
+                    break;
+                }
+                plain.done[number] = Some(bytes);
+                next += 1;
+                rest = after;
+            }
+            _ => break,
+        }
+        plain.failed = false;
+    }
+    plain
+}
