@@ -35,4 +35,4 @@ pub use listener::{Accepted, DEFAULT_PORT, ListenOptions, Listener, ListenerNudg
 pub use network::{Exchange, Network, Setup, Side};
 pub use plugin::{PluginMemory, PluginNetwork, PluginOptions};
 pub use socket::every_address;
-pub use tcp::{TcpNetwork, TcpOptions, is_unanswered};
+pub use tcp::{TcpCounters, TcpNetwork, TcpOptions, is_unanswered, tcp_counters};
