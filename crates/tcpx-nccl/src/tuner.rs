@@ -11,9 +11,10 @@ use nccl_net::export::HostLogger;
 use nccl_net::tuner::{Choice, Collective, Tuner};
 
 /// Collectives up to so many bytes, and their channels.
-const CHANNELS: [(usize, u32); 3] = [(16 << 10, 1), (1 << 20, 2), (8 << 20, 4)];
-/// Channels of larger ones: the buffers of more, some 4 MiB each way, do not stay in a processor's cache.
-const MOST_CHANNELS: u32 = 8;
+const CHANNELS: [(usize, u32); 4] = [(16 << 10, 1), (1 << 20, 2), (8 << 20, 4), (64 << 20, 8)];
+/// Channels of larger ones, or all that NCCL has. Every rank must say the same, so nothing here looks at what
+/// differs between hosts.
+const MOST_CHANNELS: u32 = 16;
 /// Up to here NCCL may choose LL, whose messages are small and many.
 const LOW_LATENCY_BYTES: usize = 128 << 10;
 
@@ -38,7 +39,10 @@ impl Tuner for TcpxTuner {
         if nodes < 2 || !NETWORK_IN_USE.load(Ordering::Relaxed) {
             return None;
         }
-        let [(few, one), (some, two), (more, four)] = CHANNELS.map(|(bytes, n)| (bytes >> 10, n));
+        let steps: Vec<String> = CHANNELS
+            .iter()
+            .map(|(bytes, channels)| format!("{channels} up to {} KiB", bytes >> 10))
+            .collect();
         let low_latency = LOW_LATENCY_BYTES >> 10;
         logger.log(
             level::INFO,
@@ -46,9 +50,9 @@ impl Tuner for TcpxTuner {
             c"tcpx",
             0,
             &format!(
-                "NET/TCPX : collectives up to {few} KiB take {one} channel, up to {some} KiB {two}, \
-                 up to {more} KiB {four}, larger ones {MOST_CHANNELS}, LL up to {low_latency} KiB; \
-                 NCCL_TUNER_PLUGIN=none leaves NCCL its own choice"
+                "NET/TCPX : channels of a collective: {}, then {MOST_CHANNELS}; LL up to {low_latency} \
+                 KiB; NCCL_TUNER_PLUGIN=none leaves NCCL its own choice",
+                steps.join(", ")
             ),
         );
         Some(Self)
@@ -83,6 +87,8 @@ mod tests {
         let channels = [8, (16 << 10) + 1, 1 << 20, 8 << 20].map(|bytes| of(bytes).channels);
         assert_eq!(channels, [Some(1), Some(2), Some(2), Some(4)]);
         assert_eq!(of((8 << 20) + 1).channels, Some(8));
+        assert_eq!(of(64 << 20).channels, Some(8));
+        assert_eq!(of((64 << 20) + 1).channels, Some(16));
         assert!(of(128 << 10).low_latency && !of(1 << 20).low_latency);
     }
 
