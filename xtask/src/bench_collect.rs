@@ -73,6 +73,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         date: needed(date)?,
         machine: needed(machine)?,
         command: needed(command)?,
+        path: None,
         joins: None,
         rows: requests
             .iter()
@@ -114,6 +115,8 @@ fn row(request: &RowRequest, cpu: Option<&str>) -> Result<Row> {
         max: figures[figures.len() - 1],
         runs: u32::try_from(figures.len())?,
         cpu_seconds_per_gb: complete.then(|| median(&seconds)),
+        cpu_seconds_per_gb_each: None,
+        tcp_bytes_per_payload_byte: None,
         notes: String::new(),
     })
 }

@@ -76,8 +76,11 @@ fn section(text: &mut String, subject: &Subject, joining: &[&Subject]) {
     for row in subject.rows.iter().chain(rows) {
         text.push_str(&line(row));
     }
-    if !subject.notes.is_empty() || !joining.is_empty() {
+    if !subject.notes.is_empty() || subject.path.is_some() || !joining.is_empty() {
         text.push('\n');
+    }
+    if let Some(path) = &subject.path {
+        let _ = writeln!(text, "- Path: {}.", path.trim_end_matches('.'));
     }
     for note in &subject.notes {
         let _ = writeln!(text, "- {note}");

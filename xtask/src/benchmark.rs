@@ -17,6 +17,9 @@ pub(crate) struct Subject {
     pub(crate) machine: String,
     /// Repeats the measurement from a checkout.
     pub(crate) command: String,
+    /// The way that the bytes took; absent where rows took several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) path: Option<String>,
     /// The file to whose table these rows belong; absent for a table of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) joins: Option<String>,
@@ -39,6 +42,12 @@ pub(crate) struct Row {
     /// Processor seconds for 10^9 bytes, both sides together; absent where it was not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cpu_seconds_per_gb: Option<f64>,
+    /// The same of the end that measured, and of the other one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) cpu_seconds_per_gb_each: Option<[f64; 2]>,
+    /// TCP bytes for each payload byte, those of headers and control frames among them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) tcp_bytes_per_payload_byte: Option<f64>,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) notes: String,
 }
@@ -92,10 +101,14 @@ impl Row {
             self.median,
             self.max
         );
-        if let Some(seconds) = self.cpu_seconds_per_gb {
+        let each = self.cpu_seconds_per_gb_each.into_iter().flatten();
+        for figure in each
+            .chain(self.cpu_seconds_per_gb)
+            .chain(self.tcp_bytes_per_payload_byte)
+        {
             ensure!(
-                seconds.is_finite() && seconds >= 0.0,
-                "cpu_seconds_per_gb: a time expected, {seconds} found"
+                figure.is_finite() && figure >= 0.0,
+                "a time or a part expected, {figure} found"
             );
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! Addresses that a person types, and the one to print for the other side.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
 use tcpx_net::interfaces::{Interface, InterfaceKind, interfaces};
 
@@ -77,13 +77,24 @@ pub(crate) fn reachable(bound: SocketAddr) -> SocketAddr {
     )
 }
 
-/// Our address on the default route. Connecting a UDP socket chooses a route and sends nothing; the address is
-/// one that is reserved for documentation.
+/// Our address on the default route. Connecting a UDP socket chooses a route and sends nothing; the addresses
+/// are such as are reserved for documentation.
 fn outward() -> Option<IpAddr> {
-    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
-    socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
-    let ip = socket.local_addr().ok()?.ip();
-    (!ip.is_unspecified()).then_some(ip)
+    let on_route = |from: IpAddr, to: IpAddr| {
+        let socket = UdpSocket::bind((from, 0)).ok()?;
+        socket.connect((to, 9)).ok()?;
+        let ip = socket.local_addr().ok()?.ip();
+        (!ip.is_unspecified()).then_some(ip)
+    };
+    let v4 = || {
+        let to = Ipv4Addr::new(192, 0, 2, 1);
+        on_route(Ipv4Addr::UNSPECIFIED.into(), to.into())
+    };
+    let v6 = || {
+        let to = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+        on_route(Ipv6Addr::UNSPECIFIED.into(), to.into())
+    };
+    v4().or_else(v6)
 }
 
 /// Without a default route: an address of an interface that leads somewhere, cards before software.
@@ -97,8 +108,12 @@ fn best(interfaces: &[Interface]) -> Option<IpAddr> {
                 .iter()
                 .map(move |ip| (interface.kind, *ip))
         })
-        .filter(|(_, ip)| ip.is_ipv4())
-        .min_by_key(|(kind, _)| *kind != InterfaceKind::Physical)
+        .filter(|(_, ip)| match ip {
+            IpAddr::V4(_) => true,
+            // One of a link means nothing without the name that the other side has for it.
+            IpAddr::V6(ip) => !ip.is_unicast_link_local(),
+        })
+        .min_by_key(|(kind, ip)| (ip.is_ipv6(), *kind != InterfaceKind::Physical))
         .map(|(_, ip)| ip)
 }
 
@@ -159,18 +174,26 @@ mod tests {
     fn a_bound_address_is_reachable_as_it_is() {
         let bound = SocketAddr::from(([127, 0, 0, 1], 5));
         assert_eq!(reachable(bound), bound);
-        let open = reachable(SocketAddr::from(([0, 0, 0, 0], 5)));
-        assert!(!open.ip().is_unspecified());
-        assert_eq!(open.port(), 5);
+        for every in [
+            IpAddr::from(Ipv4Addr::UNSPECIFIED),
+            Ipv6Addr::UNSPECIFIED.into(),
+        ] {
+            let open = reachable(SocketAddr::new(every, 5));
+            assert!(!open.ip().is_unspecified());
+            assert_eq!(open.port(), 5);
+        }
     }
 
     #[test]
     fn without_a_route_a_card_with_an_address_is_named_first() {
-        let interface = |kind, up, addresses: &[[u8; 4]]| Interface {
+        let interface = |kind, up, addresses: &[&str]| Interface {
             name: "some".into(),
             kind,
             up,
-            addresses: addresses.iter().map(|ip| IpAddr::from(*ip)).collect(),
+            addresses: addresses
+                .iter()
+                .map(|ip| ip.parse().expect("an address"))
+                .collect(),
             prefixes: Vec::new(),
             speed: None,
             mtu: None,
@@ -179,13 +202,17 @@ mod tests {
             driver: None,
         };
         let all = [
-            interface(InterfaceKind::Loopback, true, &[[127, 0, 0, 1]]),
-            interface(InterfaceKind::Bridge, true, &[[172, 17, 0, 1]]),
-            interface(InterfaceKind::Physical, false, &[[10, 0, 0, 1]]),
-            interface(InterfaceKind::Physical, true, &[[10, 0, 1, 1]]),
+            interface(InterfaceKind::Loopback, true, &["127.0.0.1"]),
+            interface(InterfaceKind::Physical, true, &["fe80::1"]),
+            interface(InterfaceKind::Physical, true, &["fd00::1"]),
+            interface(InterfaceKind::Bridge, true, &["172.17.0.1"]),
+            interface(InterfaceKind::Physical, false, &["10.0.0.1"]),
+            interface(InterfaceKind::Physical, true, &["10.0.1.1"]),
         ];
-        assert_eq!(best(&all), Some(IpAddr::from([10, 0, 1, 1])));
-        assert_eq!(best(&all[..3]), Some(IpAddr::from([172, 17, 0, 1])));
-        assert_eq!(best(&all[..1]), None);
+        let best = |count| best(&all[..count]).map(|ip| ip.to_string());
+        assert_eq!(best(6).as_deref(), Some("10.0.1.1"));
+        assert_eq!(best(5).as_deref(), Some("172.17.0.1"));
+        assert_eq!(best(3).as_deref(), Some("fd00::1"));
+        assert_eq!(best(2), None);
     }
 }

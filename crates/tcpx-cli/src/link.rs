@@ -2,13 +2,13 @@
 
 mod devmem;
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use nccl_net::AbiVersion;
 use tcpx::{Auth, Connection, Deadlines, Endpoint, Key, Network, Options, TcpNetwork};
-use tcpx_net::{PluginMemory, PluginNetwork, PluginOptions, TcpOptions};
+use tcpx_net::{PluginMemory, PluginNetwork, PluginOptions, TcpOptions, every_address};
 
 use crate::addresses;
 use crate::args::link::{DEFAULT_PORT, LinkArgs, NetworkArgs, NetworkName};
@@ -98,7 +98,7 @@ impl Link {
 
     /// Listens on a port; 0 takes a free one.
     pub(crate) fn listen(&self, args: &LinkArgs, port: u16) -> Result<Endpoint, Error> {
-        let ip = args.bind.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        let ip = args.bind.unwrap_or_else(every_address);
         Ok(Endpoint::listen(
             SocketAddr::new(ip, port),
             self.options.clone(),
@@ -126,7 +126,7 @@ impl Link {
         command: &str,
         quiet: bool,
     ) -> Result<Connection, Error> {
-        let ip = args.bind.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        let ip = args.bind.unwrap_or_else(every_address);
         let endpoint = Endpoint::listen(SocketAddr::new(ip, args.port), self.options.clone())?;
         let bound = endpoint.local_addr();
         let show = |text: std::fmt::Arguments<'_>| {

@@ -245,6 +245,10 @@ pub struct ChannelStats {
     pub tcp_bytes_sent: u64,
     /// Payload bytes of TCP that the kernel received on the channel's open streams.
     pub tcp_bytes_received: u64,
+    /// The same as of the connection's control stream, which small messages travel on; 0 for a channel alone.
+    pub control_bytes_sent: u64,
+    /// The same, received.
+    pub control_bytes_received: u64,
 }
 
 /// Which way chunks go.
@@ -426,5 +430,7 @@ impl std::ops::AddAssign for ChannelStats {
         self.streams += other.streams;
         self.tcp_bytes_sent += other.tcp_bytes_sent;
         self.tcp_bytes_received += other.tcp_bytes_received;
+        self.control_bytes_sent += other.control_bytes_sent;
+        self.control_bytes_received += other.control_bytes_received;
     }
 }

@@ -34,4 +34,5 @@ pub use lane_inbox::{AcceptedLane, LaneInbox};
 pub use listener::{Accepted, DEFAULT_PORT, ListenOptions, Listener, ListenerNudge};
 pub use network::{Exchange, Network, Setup, Side};
 pub use plugin::{PluginMemory, PluginNetwork, PluginOptions};
-pub use tcp::{TcpNetwork, TcpOptions, is_unanswered};
+pub use socket::every_address;
+pub use tcp::{TcpCounters, TcpNetwork, TcpOptions, is_unanswered, tcp_counters};

@@ -1,7 +1,7 @@
 //! Options that every TCP socket of ours gets, and connecting with a deadline.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,36 @@ const LANE_PROBE: Duration = Duration::from_secs(2);
 /// Connections that may wait for the acceptor.
 const BACKLOG: i32 = 1024;
 
+fn is_every_v6(ip: IpAddr) -> bool {
+    ip == IpAddr::V6(Ipv6Addr::UNSPECIFIED)
+}
+
+/// What to listen on for every address of this host: `::`, which takes IPv4 too, or `0.0.0.0` on a host without
+/// IPv6.
+pub fn every_address() -> IpAddr {
+    let v6 = Ipv6Addr::UNSPECIFIED;
+    let bound = Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP)).and_then(|socket| {
+        socket.set_only_v6(false)?;
+        socket.bind(&SocketAddr::from((v6, 0)).into())
+    });
+    match bound {
+        Ok(()) => v6.into(),
+        Err(error) => {
+            tracing::debug!(%error, "no IPv6 here");
+            Ipv4Addr::UNSPECIFIED.into()
+        }
+    }
+}
+
+/// An IPv4 address that a socket of both kinds wraps, as itself.
+pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        ip @ IpAddr::V4(_) => SocketAddr::new(ip, address.port()),
+        // With the link that an address of one link belongs to.
+        IpAddr::V6(_) => address,
+    }
+}
+
 /// A listening socket, non-blocking.
 pub(crate) fn listen(
     address: SocketAddr,
@@ -32,6 +62,12 @@ pub(crate) fn listen(
     socket
         .set_reuse_address(true)
         .map_err(|cause| fail("SO_REUSEADDR", cause))?;
+    if is_every_v6(address.ip()) {
+        // Whatever the system's default is (net.ipv6.bindv6only).
+        socket
+            .set_only_v6(false)
+            .map_err(|cause| fail("IPV6_V6ONLY", cause))?;
+    }
     socket
         .bind(&address.into())
         .map_err(|cause| fail("binding", cause))?;

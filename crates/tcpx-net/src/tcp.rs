@@ -43,7 +43,7 @@ mod uncopied;
 mod wakers;
 mod watch;
 
-pub use tcp_info::is_unanswered;
+pub use tcp_info::{TcpCounters, is_unanswered, tcp_counters};
 
 use tcpx_wire::Taper;
 

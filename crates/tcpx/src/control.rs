@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
+use tcpx_net::{TcpCounters, tcp_counters};
 use tcpx_wire::frame::{EncodeError, Frame, FrameDecoder, FrameError, FrameLog, PositionError};
 
 /// Most bytes queued for the peer before the session is asked for no more frames. Every kind of
@@ -69,6 +70,8 @@ impl Position {
 #[derive(Debug)]
 pub(crate) struct Control {
     stream: TcpStream,
+    /// What streams carried whose place it took.
+    carried_before: TcpCounters,
     decoder: FrameDecoder,
     input: Box<[u8]>,
     /// Bytes of `input` that were read and not yet decoded.
@@ -103,6 +106,7 @@ impl Control {
         input[..leftover.len()].copy_from_slice(leftover);
         Self {
             stream,
+            carried_before: TcpCounters::default(),
             decoder: FrameDecoder::new(),
             input,
             unread: 0..leftover.len(),
@@ -262,6 +266,7 @@ impl Control {
 
     /// Another connection goes on where the old one broke; that one is closed.
     pub(crate) fn replace(&mut self, stream: TcpStream) {
+        self.carried_before = self.carried();
         self.stream = stream;
         self.unread = 0..0;
         self.ahead = None;
@@ -270,6 +275,15 @@ impl Control {
         self.position = Some(Position::default());
         self.away = false;
         self.broken = false;
+    }
+
+    /// Bytes of TCP that went over it and those before it, as far as the kernel tells.
+    pub(crate) fn carried(&self) -> TcpCounters {
+        let now = tcp_counters(&self.stream).unwrap_or_default();
+        TcpCounters {
+            sent: self.carried_before.sent + now.sent,
+            received: self.carried_before.received + now.received,
+        }
     }
 
     /// This side's address on the connection.

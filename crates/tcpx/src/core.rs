@@ -470,6 +470,9 @@ impl Core {
         for state in self.channels.iter() {
             sum += state.channel.stats();
         }
+        let control = self.control.carried();
+        sum.control_bytes_sent = control.sent;
+        sum.control_bytes_received = control.received;
         sum
     }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use serde_json::json;
 use tcpx::{Auth, Connection, Endpoint, Key, Level, Options, TcpNetwork};
-use tcpx_net::TcpOptions;
+use tcpx_net::{TcpOptions, every_address};
 use tcpx_tests::buffers::{Destination, Source};
 use tcpx_tests::content::Content;
 
@@ -45,7 +45,7 @@ fn main() -> anyhow::Result<()> {
     match role.as_str() {
         "server" => {
             let port: u16 = place.parse()?;
-            let endpoint = Endpoint::listen(([0, 0, 0, 0], port).into(), options)?;
+            let endpoint = Endpoint::listen((every_address(), port).into(), options)?;
             say(&json!({ "listening": endpoint.local_addr().to_string() }))?;
             let connection = endpoint.accept(LONG).inspect_err(refused)?;
             receive(&connection, bytes, count)?;

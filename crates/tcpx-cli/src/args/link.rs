@@ -32,7 +32,7 @@ pub(crate) struct LinkArgs {
     /// Port of the server.
     #[arg(long, default_value_t = DEFAULT_PORT)]
     pub(crate) port: u16,
-    /// Address the server listens on [default: every IPv4 address of the host].
+    /// Address the server listens on [default: every address of the host, IPv4 and IPv6].
     #[arg(long, value_name = "ADDR")]
     pub(crate) bind: Option<IpAddr>,
     /// File that holds the key (otherwise: TCPX_KEY; a server makes a fresh key, a client asks at the terminal).

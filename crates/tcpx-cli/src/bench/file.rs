@@ -13,6 +13,8 @@ pub(crate) struct File {
     pub(crate) date: String,
     pub(crate) machine: String,
     pub(crate) command: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) path: Option<String>,
     pub(crate) rows: Vec<Row>,
     pub(crate) notes: Vec<String>,
 }
@@ -28,6 +30,11 @@ pub(crate) struct Row {
     pub(crate) runs: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cpu_seconds_per_gb: Option<f64>,
+    /// Here, and at the other end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cpu_seconds_per_gb_each: Option<[f64; 2]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tcp_bytes_per_payload_byte: Option<f64>,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) notes: String,
 }
@@ -44,6 +51,8 @@ impl Row {
             max: digits(max),
             runs: u32::try_from(values.len()).unwrap_or(u32::MAX),
             cpu_seconds_per_gb: None,
+            cpu_seconds_per_gb_each: None,
+            tcp_bytes_per_payload_byte: None,
             notes,
         }
     }

@@ -133,6 +133,8 @@ impl<'a> Report<'a> {
                     max: digits(line.max),
                     runs: self.rounds,
                     cpu_seconds_per_gb: None,
+                    cpu_seconds_per_gb_each: None,
+                    tcp_bytes_per_payload_byte: None,
                     notes: String::new(),
                 },
                 Row {
@@ -143,6 +145,8 @@ impl<'a> Report<'a> {
                     max: digits(rate(bytes, line.min)),
                     runs: self.rounds,
                     cpu_seconds_per_gb: None,
+                    cpu_seconds_per_gb_each: None,
+                    tcp_bytes_per_payload_byte: None,
                     notes,
                 },
             ]
@@ -153,6 +157,7 @@ impl<'a> Report<'a> {
             date: today(),
             machine: self.machine.clone(),
             command: format!("tcpx bench unpack --rounds {} --json", self.rounds),
+            path: None,
             rows: self.targets.iter().map(Verdict::row).chain(rows).collect(),
             notes: vec![
                 "From the call until the bytes are visible, bytes counted once. Each run is a round over all cases in one start of the program, itself the median of up to 200 calls; every way was verified on fresh random data and a poisoned destination before.".to_owned(),

@@ -276,7 +276,7 @@ impl Acceptor {
     fn accept_batch(&mut self) {
         for _ in 0..ACCEPT_BATCH {
             match self.socket.accept() {
-                Ok((stream, peer)) => self.greet(stream, peer),
+                Ok((stream, peer)) => self.greet(stream, socket::canonical(peer)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if is_exhausted(&error) => {
                     tracing::warn!(%error, "cannot accept connections now; raise the limit (ulimit -n)");

@@ -13,7 +13,7 @@ use super::transmit_lane::TransmitLane;
 use super::wakers::LaneRemotes;
 use super::watch;
 use crate::error::{IoError, NetworkError};
-use crate::socket::limit_buffers;
+use crate::socket::{canonical, limit_buffers};
 
 /// How errors and logs call the channel.
 pub(super) fn name(lanes: u16, peer: SocketAddr) -> String {
@@ -62,7 +62,7 @@ impl Shared {
     /// A stream as a lane; `peer` is what errors call it if the system does not know.
     fn lane_socket(&self, lane: u16, stream: TcpStream, peer: SocketAddr) -> Arc<LaneSocket> {
         limit_buffers(&stream, self.socket_buffer);
-        let peer = stream.peer_addr().unwrap_or(peer);
+        let peer = stream.peer_addr().map_or(peer, canonical);
         Arc::new(LaneSocket {
             descriptor: stream.into(),
             peer,

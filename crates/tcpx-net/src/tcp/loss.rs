@@ -88,12 +88,12 @@ impl Shared {
 
     /// As [`lane_lost`](Self::lane_lost), unless another stream has taken the lane's place.
     pub(super) fn lane_lost_only(&self, lane: u16, only: Option<&Arc<LaneSocket>>, how: Lost) {
-        let Some((socket, left)) = self.roster.leave(lane, only) else {
+        let (by_peer, replaced) = (matches!(how, Lost::ByPeer), matches!(how, Lost::Replaced));
+        let Some((socket, left)) = self.roster.leave(lane, only, !by_peer) else {
             return;
         };
         // Nobody leaves work to it any more.
         self.paces.forget(lane);
-        let (by_peer, replaced) = (matches!(how, Lost::ByPeer), matches!(how, Lost::Replaced));
         let error = how.into_error(&self.name, &socket);
         let closing = self.closing.load(Ordering::Acquire);
         if by_peer {
@@ -109,7 +109,7 @@ impl Shared {
             }
         } else if replaced {
             tracing::debug!(%error, "the last lane comes back");
-        } else if by_peer {
+        } else if by_peer && !(self.resend && self.roster.any_broke()) {
             self.end(Ended::ByPeer);
         } else if self.resend {
             self.end(Ended::Broken(ChannelError::NoLaneLeft {

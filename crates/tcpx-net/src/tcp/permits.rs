@@ -57,19 +57,23 @@ impl Permits {
     /// woken once one is given back.
     pub(super) fn take(self: &Arc<Self>, slots: usize, wakers: &Arc<Wakers>) -> Option<Permit> {
         let most = (slots - slots / 4).max(1);
-        self.try_take(most).or_else(|| {
-            let mut waiting = lock(&self.waiting);
-            let known = waiting
-                .iter()
-                .any(|held| std::ptr::eq(held.as_ptr(), Arc::as_ptr(wakers)));
-            if !known {
-                waiting.push(Arc::downgrade(wakers));
-            }
-            drop(waiting);
-            self.has_waiting.store(true, Ordering::SeqCst);
-            // A second look: one given back before the line above woke nobody.
-            self.try_take(most)
-        })
+        self.try_take(most)
+            .or_else(|| self.wait_or_take(most, wakers))
+    }
+
+    /// There was none a moment ago.
+    fn wait_or_take(self: &Arc<Self>, most: usize, wakers: &Arc<Wakers>) -> Option<Permit> {
+        let mut waiting = lock(&self.waiting);
+        let known = waiting
+            .iter()
+            .any(|held| std::ptr::eq(held.as_ptr(), Arc::as_ptr(wakers)));
+        if !known {
+            waiting.push(Arc::downgrade(wakers));
+        }
+        drop(waiting);
+        self.has_waiting.store(true, Ordering::SeqCst);
+        // A second look: one given back before the line above woke nobody.
+        self.try_take(most)
     }
 
     /// Takes a permit for bytes that nobody waits for yet: while fewer than a quarter of `slots` are taken.
@@ -123,5 +127,26 @@ impl Drop for Permit {
                 wakers.wake_any_sender();
             }
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_given_back_between_the_look_and_the_wait_is_taken() {
+        let worker = CopyWorker::host().expect("a worker");
+        let permits = Permits::of(&worker);
+        let wakers = Arc::new(Wakers::new(1).expect("an eventfd"));
+        let all: Vec<Permit> = (0..3)
+            .map(|_| permits.take(4, &wakers).expect("three of four"))
+            .collect();
+        assert!(permits.try_take(3).is_none());
+        // Nobody waits yet, so this wakes nobody.
+        drop(all);
+        assert!(!permits.has_waiting.load(Ordering::SeqCst));
+        let late = permits.wait_or_take(3, &wakers);
+        assert!(late.is_some(), "it would wait for what is there");
     }
 }

@@ -14,6 +14,8 @@ struct Place {
     halves: u8,
     /// When its last stream died.
     lost: Option<Instant>,
+    /// That was not the peer's orderly end of it.
+    broke: bool,
 }
 
 /// The places of a channel's lanes. Touched when lanes come and go, never for a chunk.
@@ -63,18 +65,29 @@ impl Roster {
         })
     }
 
-    /// Ends a lane, once: its stream and how many lanes are left. `only`: no other stream than this.
+    /// Ends a lane, once: its stream and how many lanes are left. `only`: no other stream than this; `broke`:
+    /// it was not the peer that ended it in order.
     pub(super) fn leave(
         &self,
         lane: u16,
         only: Option<&Arc<LaneSocket>>,
+        broke: bool,
     ) -> Option<(Arc<LaneSocket>, usize)> {
         let mut place = lock(self.places.get(usize::from(lane))?);
         let same = |held: &Arc<LaneSocket>| only.is_none_or(|only| Arc::ptr_eq(held, only));
         let socket = place.socket.take_if(|held| same(held))?;
         place.lost = Some(Instant::now());
+        place.broke = broke;
         let left = self.live.fetch_sub(1, Ordering::AcqRel) - 1;
         Some((socket, left))
+    }
+
+    /// Whether a lane that is missing broke.
+    pub(super) fn any_broke(&self) -> bool {
+        self.places.iter().any(|place| {
+            let place = lock(place);
+            place.socket.is_none() && place.broke
+        })
     }
 
     /// A loop has let go of a half.

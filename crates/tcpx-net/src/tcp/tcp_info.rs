@@ -5,12 +5,12 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
 /// Payload bytes of a stream, both ways.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct TcpCounters {
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TcpCounters {
     /// Sent, again or not (Linux 4.19 and later).
-    pub(super) sent: u64,
+    pub sent: u64,
     /// Received, each byte once.
-    pub(super) received: u64,
+    pub received: u64,
 }
 
 /// How far a stream's sending side is.
@@ -79,7 +79,7 @@ pub fn is_unanswered(socket: &impl AsFd) -> bool {
 }
 
 /// The counters of a stream; `None` where the kernel is too old to keep them.
-pub(super) fn tcp_counters(socket: &impl AsFd) -> Option<TcpCounters> {
+pub fn tcp_counters(socket: &impl AsFd) -> Option<TcpCounters> {
     let (info, length) = tcp_info(socket)?;
     let needed = offset_of!(libc::tcp_info, tcpi_bytes_sent) + size_of::<u64>();
     (length >= needed).then_some(TcpCounters {

@@ -315,6 +315,26 @@ fn when_no_lane_is_left_the_error_says_so() {
     ));
 }
 
+/// The peer gives a lane up that it takes for broken: this side reads an orderly end of its last one.
+#[test]
+fn lanes_that_broke_before_the_peer_ended_the_last_one_are_why_none_is_left() {
+    let mut raw = raw_peer(3, resending());
+    post_receive(&mut *raw.channel, 0, guarded(1000));
+    let last = raw.lanes.pop();
+    for lane in raw.lanes.drain(..) {
+        write_partial(&lane);
+        drop(lane);
+    }
+    wait_until(|| raw.channel.stats().lanes_lost == 2);
+    drop(last);
+    let (error, _) = breakage(&mut *raw.channel);
+    assert!(
+        matches!(error, ChannelError::NoLaneLeft { lanes: 3, .. }),
+        "{error:?}"
+    );
+    drop(close(&mut *raw.channel));
+}
+
 /// So that its end is not an orderly one.
 fn write_partial(mut lane: &TcpStream) {
     lane.write_all(b"TC").unwrap();

@@ -1,11 +1,13 @@
 //! The port under good clients, strangers, and bad luck.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use tcpx_net::dial::dial_lane;
-use tcpx_net::{Auth, Congestion, DialOptions, ListenOptions, Listener, NetworkError, dial};
+use tcpx_net::{
+    Auth, Congestion, DialOptions, ListenOptions, Listener, NetworkError, dial, every_address,
+};
 use tcpx_wire::handshake::{ClientHandshake, Session};
 
 use crate::support::*;
@@ -119,6 +121,33 @@ fn a_one_time_key_is_spent_by_the_first_session_and_not_by_failures() {
     // Lanes of the one session still come.
     dial_lane(address, &dialled.session, 0, 1, &until()).unwrap();
     assert_eq!(accepted.lanes.take(deadline()).unwrap().lane, 0);
+}
+
+#[test]
+fn a_listener_on_every_address_takes_ipv4_and_ipv6_and_calls_each_by_its_name() {
+    let every = every_address();
+    let listener = Listener::bind(ListenOptions {
+        address: (every, 0).into(),
+        auth: Auth::Insecure,
+        one_time: false,
+        capabilities: 0,
+        congestion: Congestion::Automatic,
+    })
+    .unwrap();
+    let port = listener.local_addr().port();
+    let mut from = vec![IpAddr::V4(Ipv4Addr::LOCALHOST)];
+    if every.is_ipv6() {
+        from.push(IpAddr::V6(Ipv6Addr::LOCALHOST));
+    } else {
+        let test = "a_listener_on_every_address_takes_ipv4_and_ipv6_and_calls_each_by_its_name";
+        eprintln!("skipped: {test}: no IPv6 here");
+    }
+    for ip in from {
+        let dialled = dial((ip, port).into(), &Auth::Insecure, &until()).unwrap();
+        let accepted = listener.accept(deadline()).unwrap();
+        assert_eq!(accepted.session, dialled.session);
+        assert_eq!(accepted.peer, dialled.stream.local_addr().unwrap());
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use tcpx::Connection;
-use tcpx_net::congestion;
+use tcpx_net::{ChannelStats, congestion};
 
 use super::case::{Case, Contender, cases, contenders};
 use super::engine::{Buffers, End, Part};
@@ -32,7 +32,7 @@ pub(super) struct Sample {
     pub(super) cpu: [f64; 2],
     /// Most bytes of pinned slots in use, here and at the other end.
     pub(super) pinned: [u64; 2],
-    /// TCP bytes of the data streams for each payload byte; `None` where they cannot be seen.
+    /// TCP bytes of lanes and control connection for each payload byte; `None` where they cannot be seen.
     pub(super) tcp: Option<f64>,
 }
 
@@ -241,14 +241,10 @@ impl Bench<'_> {
         });
         let (part, theirs) = self.outcome(part, reply, self.patience(case))?;
         let after = self.connection.statistics();
-        let payload =
-            (after.bytes_sent - before.bytes_sent) + (after.bytes_received - before.bytes_received);
-        let tcp = (after.tcp_bytes_sent + after.tcp_bytes_received)
-            .saturating_sub(before.tcp_bytes_sent + before.tcp_bytes_received);
         let moved = moved(run);
         let mut sample = Sample::of(moved, part.elapsed, [part.cost, theirs]);
         sample.latency = Latency::of(&part.times);
-        sample.tcp = (payload > 0 && tcp > 0).then(|| tcp as f64 / payload as f64);
+        sample.tcp = tcp_bytes(&before, &after).map(|tcp| tcp as f64 / moved as f64);
         Ok(sample)
     }
 
@@ -390,6 +386,18 @@ fn controls(here: &str, there: Option<&str>) -> String {
 /// no queue that a pace could hold up.
 fn paces_on(usual: &str, ours: &str, at: SocketAddr) -> bool {
     usual.starts_with("bbr") && usual != ours && !at.ip().is_loopback()
+}
+
+/// TCP bytes of this end between two looks, those of small messages on the control stream among them; `None`
+/// where payload travelled out of sight.
+fn tcp_bytes(before: &ChannelStats, after: &ChannelStats) -> Option<u64> {
+    let payload = |stats: &ChannelStats| stats.bytes_sent + stats.bytes_received;
+    let lanes = |stats: &ChannelStats| stats.tcp_bytes_sent + stats.tcp_bytes_received;
+    let control = |stats: &ChannelStats| stats.control_bytes_sent + stats.control_bytes_received;
+    let between = |what: &dyn Fn(&ChannelStats) -> u64| what(after).saturating_sub(what(before));
+    let (payload, lanes, control) = (between(&payload), between(&lanes), between(&control));
+    let is_seen = control > 0 && (payload == 0 || lanes > 0);
+    is_seen.then_some(lanes + control)
 }
 
 /// Payload bytes of a measurement, both directions together.

@@ -234,11 +234,12 @@ impl Results {
             } else {
                 let mut row = Row::of(name, "GB/s", &series.values(|sample| sample.rate), notes);
                 row.cpu_seconds_per_gb = Some(digits(series.cpu(0) + series.cpu(1)));
+                row.cpu_seconds_per_gb_each = Some([0, 1].map(|end| digits(series.cpu(end))));
+                row.tcp_bytes_per_payload_byte = series.tcp().map(|tcp| (tcp * 1e4).round() / 1e4);
                 vec![row]
             }
         });
         let mut notes = vec![
-            format!("Path: {}.", about.path.trim_end_matches('.')),
             "Each run is one measurement in its round; the contenders of a case take turns within a round. Contents of every size were compared in both directions before anything was timed.".to_owned(),
         ];
         if !self.notes.is_empty() {
@@ -253,6 +254,7 @@ impl Results {
             date: today(),
             machine: machine(&about.devices),
             command: about.command.clone(),
+            path: Some(about.path.clone()),
             rows: rows.collect(),
             notes,
         }
@@ -313,6 +315,11 @@ mod tests {
         let file: serde_json::Value = serde_json::from_str(&results.json(&about)).expect("JSON");
         assert_eq!(file["rows"][0]["median"], 4.0);
         assert_eq!(file["rows"][0]["cpu_seconds_per_gb"], 0.3);
+        assert_eq!(
+            file["rows"][0]["cpu_seconds_per_gb_each"],
+            serde_json::json!([0.1, 0.2])
+        );
+        assert_eq!(file["path"], "tcp");
         assert_eq!(file["rows"][0]["notes"], "1.00 of the rate of raw.");
         assert_eq!(results.csv().lines().count(), 7);
     }

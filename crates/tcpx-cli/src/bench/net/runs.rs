@@ -26,6 +26,7 @@ pub(super) fn write(
         "who": who,
         "gb_per_second": sample.rate,
         "cpu_seconds_per_gb": sample.cpu[0] + sample.cpu[1],
+        "cpu_seconds_per_gb_each": sample.cpu,
         "verified": true,
     });
     if let Some(latency) = &sample.latency {

@@ -162,6 +162,7 @@ impl Results<'_> {
                 "tcpx perf {hosts}--size {} --rounds {} --json",
                 args.size.0, args.rounds
             ),
+            path: None,
             rows,
             notes: std::iter::once(
                 "Contents of every pair were compared before anything was timed. Each figure is one measurement of several transfers.".to_owned(),
