@@ -190,7 +190,7 @@ impl Control {
 
     /// Everything that had come was read and taken.
     pub(crate) fn is_drained(&self) -> bool {
-        self.is_empty
+        self.is_empty && self.ahead.is_none()
     }
 
     /// Asks the socket again, whatever the last read has found.

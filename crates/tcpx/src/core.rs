@@ -15,6 +15,8 @@ mod posting;
 mod resume;
 mod stopping;
 mod talk;
+#[cfg(test)]
+mod tests;
 mod tokens;
 mod unpacker;
 
@@ -213,13 +215,13 @@ impl Core {
             if again && self.pace.is_driven() && !self.is_moving() {
                 // As a rule the thread has waited for just this.
                 self.perform_actions();
-                return self.turn(true, false);
+                return self.leave();
             }
             again |= self.replace_control();
             again |= self.read_control();
             self.deliver_first();
             if again && self.leaves_early() {
-                return self.turn(true, false);
+                return self.leave();
             }
             self.left_early = false;
             again |= self.poll_channels();
@@ -252,10 +254,17 @@ impl Core {
         }
         let before = std::mem::take(&mut self.ended_some);
         self.perform_actions();
-        let leaves = self.ended_some && !self.session.ended();
+        // What was granted goes to its channel first.
+        let leaves = self.ended_some && !self.session.ended() && !self.is_moving();
         self.ended_some |= before;
         self.left_early = leaves;
         leaves
+    }
+
+    /// The end of a turn that is left early. No descriptor tells of what was read and not taken.
+    fn leave(&mut self) -> Turn {
+        let more = !self.control.is_drained();
+        self.turn(true, more)
     }
 
     /// The thread that waits takes another turn anyway, and what it waits for may have come.

@@ -142,9 +142,9 @@ impl ChannelState {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     use tcpx_memory::{CopyWorker, MemoryError};
     use tcpx_net::{
@@ -155,14 +155,16 @@ mod tests {
 
     /// What happened to a channel.
     #[derive(Debug, Default)]
-    struct Log {
+    pub(in crate::core) struct Log {
         closed: AtomicBool,
         dropped: AtomicBool,
+        /// Sends it was offered.
+        pub(in crate::core) offered: AtomicUsize,
     }
 
-    /// A channel with nothing in flight.
+    /// A channel that is full, with nothing in flight.
     #[derive(Debug)]
-    struct Quiet(Arc<Log>);
+    pub(in crate::core) struct Quiet(pub(in crate::core) Arc<Log>);
 
     impl Channel for Quiet {
         fn capabilities(&self) -> Capabilities {
@@ -180,6 +182,7 @@ mod tests {
             }
         }
         fn post_send(&mut self, chunk: SendChunk) -> Result<Posted<SendChunk>, ChannelError> {
+            self.0.offered.fetch_add(1, Ordering::SeqCst);
             Ok(Posted::Full(chunk))
         }
         fn post_receive(

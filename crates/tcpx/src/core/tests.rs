@@ -1,0 +1,205 @@
+//! One side's core, with the test as its peer.
+
+use std::io::Write;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::sync::atomic::Ordering;
+
+use tcpx_memory::{Access, CopyWorker, Region};
+use tcpx_wire::frame::{Frame, Settings, TransferId, encode};
+use tcpx_wire::session::{Config, ReceiveRequest, SendRequest};
+use tcpx_wire::{Level, Role, Tag};
+
+use super::channels::tests::{Log, Quiet};
+use super::*;
+use crate::transfer::TransferState;
+
+/// Longest wait for bytes within the host.
+const LIMIT: Duration = Duration::from_secs(20);
+
+struct Scene {
+    core: Core,
+    peer: TcpStream,
+    /// Frames that the peer has said.
+    said: u32,
+    channel: Arc<Log>,
+}
+
+fn settings() -> Settings {
+    Settings {
+        network: "tcp".into(),
+        channels: 1,
+        chunk_bytes: 4096,
+        send_window: 4,
+        receive_window: 4,
+        eager_limit: 1024,
+        eager_credit: 64 << 10,
+        heartbeat_ms: 1000,
+        dead_after_ms: 10_000,
+        memory: "host".into(),
+        software: "test".into(),
+    }
+}
+
+impl Scene {
+    fn new() -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, address) = listener.accept().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let mut session = Session::new(Config::new(settings()), Time(0)).unwrap();
+        session.ready();
+        for frame in [Frame::Settings(settings()), Frame::Ready] {
+            session.frame(Time(0), frame).unwrap();
+        }
+        let driver = crate::driver::Driver::new("test").unwrap();
+        let channel = Arc::<Log>::default();
+        let mut core = Core::new(Parts {
+            session,
+            control: Control::new(stream, &[], false),
+            channels: vec![Box::new(Quiet(Arc::clone(&channel)))],
+            unpacker: Unpacker::new(CopyWorker::host().unwrap(), None),
+            gpu: None,
+            small: None,
+            sink: Sink::new(Arc::clone(&driver), driver.reserve()),
+            observer: None,
+            peer: address,
+            origin: Instant::now(),
+            resume: None,
+            early: VecDeque::new(),
+        });
+        core.progress();
+        Self {
+            core,
+            peer,
+            said: 0,
+            channel,
+        }
+    }
+
+    /// An operation of the program, whose end is to be seen in what this returns.
+    fn begin(&mut self, role: Role, tag: u64, bytes: usize) -> Arc<TransferState> {
+        let (now, level) = (self.core.now(), Level::Placed);
+        let started = match role {
+            Role::Sender => self.core.session.send(
+                now,
+                SendRequest {
+                    tag: Tag(tag),
+                    bytes: bytes as u64,
+                    level,
+                    deadlines: None,
+                    eager: None,
+                },
+            ),
+            Role::Receiver => self.core.session.receive(
+                now,
+                ReceiveRequest {
+                    tag: Tag(tag),
+                    capacity: bytes as u64,
+                    level,
+                    deadlines: None,
+                },
+            ),
+        };
+        let state = TransferState::new(bytes as u64);
+        let region = Region::host(bytes).unwrap();
+        let new = NewOperation {
+            role,
+            tag,
+            lease: region.lease(.., Access::Write).unwrap(),
+            fence: None,
+            state: Arc::clone(&state),
+        };
+        let operation = Operation::new(new, self.core.ticked());
+        self.core.operations.insert(started.unwrap(), operation);
+        self.core.start();
+        state
+    }
+
+    /// The peer says all of this at once.
+    fn say(&mut self, frames: impl IntoIterator<Item = Frame>) {
+        let mut bytes = Vec::new();
+        for frame in frames {
+            encode(&frame, self.said, &mut bytes).unwrap();
+            self.said += 1;
+        }
+        self.peer.write_all(&bytes).unwrap();
+    }
+
+    /// A turn of a thread of the program that waits, once something has come.
+    fn drive(&mut self) -> Turn {
+        let start = Instant::now();
+        while !self.core.has_news() {
+            assert!(start.elapsed() < LIMIT, "nothing comes");
+        }
+        self.core.tick();
+        self.core.pace.attend(true);
+        self.core.pace.drive(true);
+        let turn = self.core.progress();
+        self.core.pace.drive(false);
+        turn
+    }
+}
+
+fn message(transfer: u64, tag: u64) -> Frame {
+    Frame::Eager {
+        transfer: TransferId(transfer),
+        tag: Tag(tag),
+        level: Level::Placed,
+        payload: vec![7; 8],
+    }
+}
+
+#[test]
+fn a_turn_that_is_left_early_says_that_frames_are_left_which_no_descriptor_announces() {
+    let mut scene = Scene::new();
+    let first = scene.begin(Role::Receiver, 1, 8);
+    let last = scene.begin(Role::Receiver, 2, 8);
+    // More than are read at a time, with what another thread may sleep for behind them.
+    let others = (1..=400).map(|transfer| message(transfer, 3));
+    let frames = [message(0, 1)].into_iter().chain(others);
+    scene.say(frames.chain([message(401, 2)]));
+    let turn = scene.drive();
+    assert!(first.has_ended() && !last.has_ended());
+    assert!(turn.more, "nobody else hears of what was read");
+    while scene.core.progress().more {}
+    assert!(last.has_ended() && scene.core.control.is_drained());
+}
+
+#[test]
+fn a_turn_is_not_left_before_chunks_that_were_granted_go_to_their_channel() {
+    let mut scene = Scene::new();
+    let received = scene.begin(Role::Receiver, 1, 8);
+    let _sent = scene.begin(Role::Sender, 2, 4096);
+    let grant = Frame::Grant {
+        transfer: TransferId(0),
+        chunk_bytes: 4096,
+        first_sequence: 0,
+        level: Level::Placed,
+        taper: None,
+    };
+    scene.say([message(0, 1), grant]);
+    scene.drive();
+    assert!(received.has_ended());
+    assert!(scene.channel.offered.load(Ordering::SeqCst) > 0);
+}
+
+#[test]
+fn a_turn_is_left_as_soon_as_the_program_has_what_came_alone() {
+    let mut scene = Scene::new();
+    let received = scene.begin(Role::Receiver, 1, 8);
+    scene.say([message(0, 1)]);
+    let turn = scene.drive();
+    assert!(received.has_ended() && !turn.more && scene.core.left_early);
+}
+
+#[test]
+fn what_a_look_has_read_is_not_taken_for_taken() {
+    let mut scene = Scene::new();
+    assert!(scene.core.control.is_drained());
+    scene.say([message(0, 1)]);
+    let start = Instant::now();
+    while !scene.core.has_news() {
+        assert!(start.elapsed() < LIMIT, "nothing comes");
+    }
+    assert!(!scene.core.control.is_drained());
+}
