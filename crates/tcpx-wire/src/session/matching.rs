@@ -47,7 +47,13 @@ impl Matching {
         Some(arrival)
     }
 
-    pub(super) fn add_arrival(&mut self, arrival: Arrival) {
+    pub(super) fn add_arrival(&mut self, mut arrival: Arrival) {
+        // Its buffer may have held a longer one before, and credit counts only what it holds now.
+        if let Some(payload) = &mut arrival.eager
+            && payload.capacity() / 2 > payload.len()
+        {
+            payload.shrink_to_fit();
+        }
         self.arrivals_by_tag.insert((arrival.tag, arrival.transfer));
         self.arrivals.insert(arrival.transfer, arrival);
     }

@@ -190,6 +190,32 @@ fn eager_payload_beyond_the_credit_is_refused() {
 }
 
 #[test]
+fn a_short_payload_that_waits_holds_no_long_buffer() {
+    let mut session = session(config());
+    for transfer in 0..2 {
+        let mut payload = Vec::with_capacity(16 * 1024);
+        payload.extend([transfer as u8; 8]);
+        let frame = Frame::Eager {
+            transfer: TransferId(transfer),
+            tag: Tag(1),
+            level: Level::Placed,
+            payload,
+        };
+        session.frame(Time(0), frame).unwrap();
+        let request = receive(1, 8, Level::Placed);
+        session.receive(Time(0), request).unwrap();
+        let (_, actions) = drain(&mut session);
+        let delivered = actions.into_iter().find_map(|action| match action {
+            Action::DeliverEager { payload, .. } => Some(payload),
+            _ => None,
+        });
+        let payload = delivered.unwrap();
+        assert_eq!(payload, [transfer as u8; 8]);
+        assert!(payload.capacity() < 1024, "{} bytes", payload.capacity());
+    }
+}
+
+#[test]
 fn empty_eager_payloads_are_bounded_too() {
     let mut config = config();
     config.max_operations = 10;
