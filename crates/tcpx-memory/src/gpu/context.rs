@@ -15,7 +15,7 @@ const OUT_OF_MEMORY: i32 = 2;
 /// current already nothing is pushed, which is far cheaper.
 ///
 /// Meanwhile a graph capture of the program is none of this thread's business, see
-/// [`ignore_captures`]. Where an [`InContext`] sees to all that, nothing is left to do.
+/// [`ignore_captures`]. Where an [`InContext`] sees to all that, only a look is left to do.
 pub(crate) struct Current(Option<Entered>);
 
 /// What is undone at the end.
@@ -26,8 +26,9 @@ struct Entered {
 }
 
 /// Keeps a GPU's context current on this thread, so that calls of this crate need not see to it one by one,
-/// each with three calls of the driver. The program's own code must not run meanwhile: it might make
-/// another context current.
+/// each with three calls of the driver. Only as little of the program's own code may run meanwhile as cannot be
+/// helped: the owner of memory that is let go of, whoever takes the log. Where that makes another context
+/// current, the calls that follow see to theirs again.
 pub struct InContext {
     before: sys::CUcontext,
     _current: Current,
@@ -93,13 +94,13 @@ impl Current {
     }
 
     pub(crate) fn enter_raw(api: &'static Api, context: sys::CUcontext) -> Result<Self, CudaError> {
-        if !context.is_null() && KEPT.get() == context {
-            return Ok(Self(None));
-        }
         let mut now = std::ptr::null_mut();
         // SAFETY: the pointer is valid for one handle.
         let known = unsafe { (api.cuCtxGetCurrent)(&raw mut now) } == 0;
         if known && now == context {
+            if !context.is_null() && KEPT.get() == context {
+                return Ok(Self(None));
+            }
             return Ok(Self(Some(Entered {
                 api,
                 pushed: false,
@@ -247,6 +248,12 @@ fn out_of_memory(gpu: &Gpu, code: i32, bytes: usize, what: MemoryKind) -> Result
 mod tests {
     use super::*;
 
+    fn make_current(gpu: &Gpu, context: sys::CUcontext) {
+        // SAFETY: the fake driver takes any handle.
+        let code = unsafe { (gpu.api().cuCtxSetCurrent)(context) };
+        gpu.api().check("cuCtxSetCurrent", code).unwrap();
+    }
+
     fn current_context(gpu: &Gpu) -> sys::CUcontext {
         let mut now = std::ptr::null_mut();
         // SAFETY: the pointer is valid for one handle.
@@ -256,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_context_that_is_kept_is_entered_without_calls_and_what_was_current_comes_back() {
+    fn a_context_that_is_kept_is_entered_at_a_look_and_what_was_current_comes_back() {
         let (gpu, other) = (Gpu::fake(), Gpu::fake());
         let before = current_context(&gpu);
         let kept = InContext::enter(&gpu).unwrap();
@@ -270,5 +277,21 @@ mod tests {
         drop(kept);
         assert_eq!(current_context(&gpu), before);
         assert!(Current::enter(&gpu).unwrap().0.is_some());
+    }
+
+    #[test]
+    fn a_context_that_the_program_has_changed_meanwhile_is_entered_all_the_same() {
+        let gpu = Gpu::fake();
+        let kept = InContext::enter(&gpu).unwrap();
+        // As the owner of memory might, when the last of it is let go of.
+        let others = std::ptr::without_provenance_mut(0x2000);
+        make_current(&gpu, others);
+        let entered = Current::enter(&gpu).unwrap();
+        assert_eq!(current_context(&gpu), gpu.raw_context());
+        drop(entered);
+        assert_eq!(current_context(&gpu), others);
+        make_current(&gpu, gpu.raw_context());
+        assert!(Current::enter(&gpu).unwrap().0.is_none());
+        drop(kept);
     }
 }

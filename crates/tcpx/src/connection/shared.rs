@@ -135,7 +135,7 @@ impl Shared {
         self.patience.foreign
     }
 
-    /// Keeps the GPU's context for a thread that does the engine's work, which calls none of the program's code.
+    /// Keeps the GPU's context for a thread that does the engine's work, unless that calls the program's code.
     pub(crate) fn stay_in_context(&self) -> Option<InContext> {
         let gpu = self.gpu.as_ref().filter(|_| !self.observed)?;
         // What the driver refuses here it refuses again where it matters.
