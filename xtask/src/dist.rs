@@ -22,6 +22,9 @@ const EXAMPLE: &str = "transfer.c";
 const PLUGIN_SYMBOL: &str = "ncclNetPlugin_v7";
 const TEXTS: [&str; 3] = ["README.md", "LICENSE-APACHE", "LICENSE-MIT"];
 
+/// What is built for users, see the root's `Cargo.toml`.
+const PROFILE: &str = "shipped";
+
 /// Builds optimised, copies, strips, and prints where everything is.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let root = root()?;
@@ -37,7 +40,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     };
     run_command(cargo().current_dir(&root).args([
         "build",
-        "--release",
+        "--profile",
+        PROFILE,
         "--locked",
         "--package",
         "tcpx-cli",
@@ -47,14 +51,14 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         "tcpx-capi",
     ]))?;
     std::fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
-    let release = target.join("release");
+    let built_in = target.join(PROFILE);
     for (built, name, symbol) in [
         ("tcpx", "tcpx", None),
         (PLUGIN_BUILT, PLUGIN, Some(PLUGIN_SYMBOL)),
         (LIBRARY_BUILT, LIBRARY, Some(LIBRARY_SYMBOL)),
     ] {
         let path = out.join(name);
-        copy(&release.join(built), &path)?;
+        copy(&built_in.join(built), &path)?;
         strip(&path);
         let bytes = std::fs::read(&path)?;
         if let Some(symbol) = symbol {

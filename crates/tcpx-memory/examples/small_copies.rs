@@ -46,6 +46,7 @@ fn run(gpu: &Gpu, bytes: usize, count: usize) -> Outcome<()> {
     let pinned = Region::pinned(gpu, bytes).map_err(text)?;
     let mut small = SmallCopies::new(gpu).map_err(text)?;
     let payload = vec![7; bytes];
+    let mut into = Vec::with_capacity(bytes);
     time("fence of the default streams, taken", count, || {
         Fence::take(gpu, After::DefaultStreams).map(drop)
     })?;
@@ -55,11 +56,14 @@ fn run(gpu: &Gpu, bytes: usize, count: usize) -> Outcome<()> {
         Ok::<_, CudaError>(())
     })?;
     time("read by a copy", count, || {
-        small.read(&device.all(), None, LIMIT).map(drop)
+        into.clear();
+        small.read(&device.all(), None, LIMIT, &mut into).map(drop)
     })?;
     time("read by a copy, after the default streams", count, || {
         let fence = Fence::take(gpu, After::DefaultStreams)?;
-        small.read(&device.all(), Some(&fence), LIMIT).map(drop)
+        into.clear();
+        let fence = Some(&fence);
+        small.read(&device.all(), fence, LIMIT, &mut into).map(drop)
     })?;
     let mut ended = Vec::new();
     time("written by a copy", count, || {

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 pub use pointer::PointerInfo;
 
+pub use context::InContext;
 pub(crate) use context::{
     Current, MappedHost, device_alloc, device_free, host_free, ignore_captures,
 };

@@ -38,7 +38,7 @@ pub use bounce::{BouncePool, ParseMethodError, UnpackMethod};
 pub use dma_buf::{DmaBuf, DmaBufError};
 pub use error::{CudaError, MemoryError};
 pub use fence::{After, Fence};
-pub use gpu::{ContextGuard, Gpu, PointerInfo};
+pub use gpu::{ContextGuard, Gpu, InContext, PointerInfo};
 pub use job::{CompletionSink, Job, SubmitError, Work};
 pub use kind::MemoryKind;
 pub use lease::{Access, Lease};

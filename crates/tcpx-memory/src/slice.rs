@@ -179,6 +179,15 @@ impl RegionSlice {
         part.region.read_held(part.range.start, bytes)
     }
 
+    /// Appends all bytes of this part to `bytes`; blocks for GPU memory.
+    ///
+    /// # Errors
+    /// [`MemoryError::Busy`] for a plain slice, or the driver's refusal; nothing was appended then.
+    pub fn append_to(&self, bytes: &mut Vec<u8>) -> Result<(), MemoryError> {
+        let _hold = self.hold(Access::Read, "a read by the program")?;
+        self.region.append_held(self.range.clone(), bytes)
+    }
+
     /// What a user of these bytes must keep until it has finished: the hold the slice rides on, or a
     /// new lease.
     pub(crate) fn hold(&self, access: Access, holder: &'static str) -> Result<Hold, MemoryError> {
@@ -199,6 +208,7 @@ impl RegionSlice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::Gpu;
 
     #[test]
     fn ranges_are_checked_without_overflow() {
@@ -228,6 +238,25 @@ mod tests {
             .collect();
         assert_eq!(lengths, [(15, 4), (19, 4), (23, 2)]);
         assert_eq!(region.slice(7..7).unwrap().pieces(4).count(), 0);
+    }
+
+    #[test]
+    fn bytes_are_appended_to_what_is_there_and_none_of_memory_in_use() {
+        for region in [
+            Region::host(8).unwrap(),
+            Region::cuda(&Gpu::fake(), 8).unwrap(),
+        ] {
+            region.write_from(0, &[0, 1, 2, 3, 4, 5, 6, 7]).unwrap();
+            let part = region.slice(2..5).unwrap();
+            let mut bytes = vec![9];
+            part.append_to(&mut bytes).unwrap();
+            assert_eq!(bytes, [9, 2, 3, 4]);
+            let lease = region.lease(.., Access::Write).unwrap();
+            let busy = part.append_to(&mut bytes);
+            assert!(matches!(busy, Err(MemoryError::Busy { .. })));
+            assert_eq!(bytes.len(), 4);
+            drop(lease);
+        }
     }
 
     #[test]

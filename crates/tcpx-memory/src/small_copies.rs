@@ -135,8 +135,8 @@ impl SmallCopies {
         })
     }
 
-    /// The bytes of `from`, which is memory of this GPU, once `fence` is reached. `None` if that takes
-    /// longer than `limit`, or if all slots are in use.
+    /// Appends the bytes of `from`, which is memory of this GPU, to `into`, once `fence` is reached. `false`, and
+    /// nothing appended, if that takes longer than `limit`, or if all slots are in use.
     ///
     /// # Errors
     /// The memory is leased for writing, or the driver's refusal.
@@ -145,29 +145,31 @@ impl SmallCopies {
         from: &RegionSlice,
         fence: Option<&Fence>,
         limit: Duration,
-    ) -> Result<Option<Vec<u8>>, MemoryError> {
+        into: &mut Vec<u8>,
+    ) -> Result<bool, MemoryError> {
         let (start, bytes) = (Instant::now(), from.len());
         let Some((slot, address)) = self.find_slot(from) else {
-            return Ok(None);
+            return Ok(false);
         };
         let hold = from.hold(Access::Read, HOLDER)?;
         let gpu = self.gpu.clone();
         let _current = Current::enter(&gpu)?;
         while !is_reached(fence)? {
             if start.elapsed() > limit {
-                return Ok(None);
+                return Ok(false);
             }
         }
         let memory = (from.clone(), hold);
         self.launch(slot, self.device_address(slot), address, None, memory)?;
         while !self.land(slot)? {
             if start.elapsed() > limit {
-                return Ok(None);
+                return Ok(false);
             }
         }
         // SAFETY: the slot has that many initialised bytes, and the copy to them has ended.
         let copied = unsafe { std::slice::from_raw_parts(self.host(slot), bytes) };
-        Ok(Some(copied.to_vec()))
+        into.extend_from_slice(copied);
+        Ok(true)
     }
 
     /// Starts writing `bytes` to `to`, which is memory of this GPU and as long; [`Self::poll`] tells the end.

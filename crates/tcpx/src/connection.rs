@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use tcpx_memory::{Access, After, Fence, Lease, MemoryKind, RegionSlice};
+use tcpx_memory::{Access, After, Fence, InContext, Lease, MemoryKind, RegionSlice};
 use tcpx_net::{ChannelStats, Direction};
 use tcpx_wire::session::{Deadlines, OperationId, ReceiveRequest, SendRequest};
 use tcpx_wire::{Level, Role, Tag};
@@ -270,6 +270,11 @@ impl<'a> Request<'a> {
         submit: impl FnOnce(&mut Core, &Self, &Lease, Option<&Fence>) -> Result<OperationId, Error>,
     ) -> Result<Transfer, Error> {
         let shared = &self.connection.handle.0;
+        let context = match (&shared.gpu, self.slice.kind(), role) {
+            // A fence and a copy follow each other.
+            (Some(gpu), MemoryKind::Cuda { .. }, Role::Sender) => Some(InContext::enter(gpu)?),
+            _ => None,
+        };
         let fence = self.fence(shared)?;
         let access = match role {
             Role::Sender => Access::Read,
@@ -288,6 +293,7 @@ impl<'a> Request<'a> {
                 return Err(error);
             }
             let id = submit(core, &self, &lease, fence.as_ref())?;
+            drop(context);
             core.foresee(fence.as_ref());
             let operation = NewOperation {
                 role,

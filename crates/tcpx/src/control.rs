@@ -5,6 +5,8 @@ use std::net::{IpAddr, TcpStream};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
 use tcpx_net::{TcpCounters, tcp_counters};
 use tcpx_wire::frame::{EncodeError, Frame, FrameDecoder, FrameError, FrameLog, PositionError};
 
@@ -75,7 +77,7 @@ pub(crate) struct Control {
     /// Bytes of `input` that were read and not yet decoded.
     unread: Range<usize>,
     /// What a read has given that [`Control::look`] did ahead of time.
-    ahead: Option<io::Result<usize>>,
+    ahead: Option<rustix::io::Result<usize>>,
     /// The last read took all that there was.
     drained: bool,
     /// [`Control::receive`] had nothing more to give.
@@ -155,15 +157,15 @@ impl Control {
                 return Ok(None);
             }
             let ahead = self.ahead.take();
-            match ahead.unwrap_or_else(|| self.stream.read(&mut self.input)) {
+            match ahead.unwrap_or_else(|| receive(&self.stream, &mut self.input)) {
                 Ok(0) => return Err(ControlEnd::Eof),
                 Ok(count) => {
                     self.unread = 0..count;
                     self.drained = count < self.input.len();
                 }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(ControlEnd::Io(error)),
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(ControlEnd::Io(error.into())),
             }
         }
     }
@@ -173,12 +175,17 @@ impl Control {
         if self.away || self.position.is_some() || self.ahead.is_some() || !self.unread.is_empty() {
             return true;
         }
-        let read = self.stream.read(&mut self.input);
-        if matches!(&read, Err(error) if error.kind() == ErrorKind::WouldBlock) {
+        let read = receive(&self.stream, &mut self.input);
+        if read == Err(Errno::AGAIN) {
             return false;
         }
         self.ahead = Some(read);
         true
+    }
+
+    /// Has the next payload that comes in a frame use this buffer.
+    pub(crate) fn use_again(&mut self, payload: Vec<u8>) {
+        self.decoder.use_again(payload);
     }
 
     /// Everything that had come was read and taken.
@@ -306,10 +313,10 @@ impl Control {
             return;
         }
         while !self.broken && !self.log.unwritten().is_empty() {
-            match self.stream.write(self.log.unwritten()) {
+            match send(&self.stream, self.log.unwritten(), SendFlags::NOSIGNAL) {
                 Ok(count) if count > 0 => self.log.wrote(count),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(Errno::AGAIN) => return,
+                Err(Errno::INTR) => {}
                 Ok(_) | Err(_) => self.broken = true,
             }
         }
@@ -359,6 +366,11 @@ impl Control {
         // The peer may have closed first; there is nothing left to do then.
         drop(self.stream.shutdown(std::net::Shutdown::Both));
     }
+}
+
+/// As the standard library does, but without what that adds to a call made so often: each counts.
+fn receive(stream: &TcpStream, into: &mut [u8]) -> rustix::io::Result<usize> {
+    recv(stream, into, RecvFlags::empty()).map(|(count, _)| count)
 }
 
 impl AsFd for Control {

@@ -8,6 +8,7 @@ mod completions;
 mod coverage;
 mod defect;
 mod jobs;
+mod numbered;
 mod operation;
 mod pace;
 mod posting;
@@ -15,16 +16,16 @@ mod resume;
 mod stopping;
 mod talk;
 mod tokens;
+mod unpacker;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tcpx_memory::{CopyWorker, Gpu, SmallCopies, UnpackMethod};
+use tcpx_memory::{Gpu, SmallCopies};
 use tcpx_net::{Channel, ChannelError, ChannelStats, Completion};
-use tcpx_wire::descriptor::Descriptors;
 use tcpx_wire::session::{Action, OperationId, RequestError};
 use tcpx_wire::{Session, Time};
 
@@ -37,17 +38,15 @@ use crate::sink::{Finished, Sink};
 
 use ahead::Ahead;
 use channels::{ChannelState, Channels};
+use numbered::Numbered;
 pub(crate) use operation::{NewOperation, Operation};
 use pace::Pace;
 pub(crate) use resume::Resume;
 use tokens::Token;
+pub(crate) use unpacker::Unpacker;
 
 /// Rounds of a turn before the lock and the thread are given to others.
 const TURN_ROUNDS: usize = 32;
-
-/// Lists kept for the next chunks, and descriptors that one of them keeps room for.
-const LISTS_KEPT: usize = 32;
-const ROOM_KEPT: usize = 4096;
 
 /// Looks at copies under way, which cost nothing, between two at the socket.
 const LOOKS_AT_COPIES: usize = 64;
@@ -55,47 +54,12 @@ const LOOKS_AT_COPIES: usize = 64;
 /// Time for the last frames to reach the socket once the session has ended.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// How unpacking is done on this connection.
-#[derive(Debug)]
-pub(crate) struct Unpacker {
-    pub(crate) worker: Arc<CopyWorker>,
-    pub(crate) method: Option<UnpackMethod>,
-    /// Lists of chunks that have ended, so that a chunk needs no new memory.
-    lists: Vec<Arc<Descriptors>>,
-}
-
-impl Unpacker {
-    pub(crate) fn new(worker: Arc<CopyWorker>, method: Option<UnpackMethod>) -> Self {
-        Self {
-            worker,
-            method,
-            lists: Vec::new(),
-        }
-    }
-
-    /// A list that nobody else has.
-    fn take_list(&mut self) -> Arc<Descriptors> {
-        self.lists.pop().unwrap_or_default()
-    }
-
-    /// Keeps a list for the next chunk, unless somebody else still has it; without room that few chunks need.
-    fn give_list_back(&mut self, mut list: Arc<Descriptors>) {
-        if self.lists.len() < LISTS_KEPT
-            && let Some(ours) = Arc::get_mut(&mut list)
-        {
-            ours.clear();
-            ours.shrink_to(ROOM_KEPT);
-            self.lists.push(list);
-        }
-    }
-}
-
 /// See the module's documentation.
 pub(crate) struct Core {
     pub(crate) session: Session,
     pub(crate) control: Control,
     channels: Channels,
-    pub(crate) operations: HashMap<OperationId, Operation>,
+    pub(crate) operations: Numbered<OperationId, Operation>,
     pub(crate) unpacker: Unpacker,
     pub(crate) gpu: Option<Gpu>,
     /// For payload of GPU memory that travels with its announcement.
@@ -109,7 +73,7 @@ pub(crate) struct Core {
     /// The same as the system counts.
     ticked: Instant,
     /// Requests on channels and jobs on the worker, by token.
-    tokens: HashMap<u64, Token>,
+    tokens: Numbered<u64, Token>,
     next_token: u64,
     completions: Vec<Completion>,
     finished_jobs: Vec<Finished>,
@@ -132,6 +96,10 @@ pub(crate) struct Core {
     ended_some: bool,
     /// Panics in `progress`.
     defects: u32,
+    /// The last turn left what was not urgent to the next one.
+    left_early: bool,
+    /// Buffers of small sends, to be used again.
+    spare: Vec<Vec<u8>>,
     ahead: Ahead,
     /// What of the things to say may wait for more.
     pub(crate) pace: Pace,
@@ -160,7 +128,7 @@ impl Core {
             session: parts.session,
             control: parts.control,
             channels: parts.channels.into_iter().map(ChannelState::new).collect(),
-            operations: HashMap::new(),
+            operations: Numbered::default(),
             unpacker: parts.unpacker,
             gpu: parts.gpu,
             small: parts.small,
@@ -170,7 +138,7 @@ impl Core {
             origin: parts.origin,
             clock: Time(0),
             ticked: parts.origin,
-            tokens: HashMap::new(),
+            tokens: Numbered::default(),
             next_token: 0,
             completions: Vec::new(),
             finished_jobs: Vec::new(),
@@ -184,6 +152,8 @@ impl Core {
             more: false,
             ended_some: false,
             defects: 0,
+            left_early: false,
+            spare: Vec::new(),
             ahead: Ahead::default(),
             pace: Pace::default(),
         };
@@ -248,6 +218,10 @@ impl Core {
             again |= self.replace_control();
             again |= self.read_control();
             self.deliver_first();
+            if again && self.leaves_early() {
+                return self.turn(true, false);
+            }
+            self.left_early = false;
             again |= self.poll_channels();
             again |= self.drain_worker();
             let now = self.now();
@@ -269,6 +243,21 @@ impl Core {
         self.turn(busy, more)
     }
 
+    /// Whether the program can have at once what it waits for, before anything else is done: a thread of its
+    /// own does the work, which sees to the rest when it has looked, and nothing else is under way.
+    fn leaves_early(&mut self) -> bool {
+        let may = self.pace.is_driven() && self.ended.is_none() && !self.is_moving();
+        if !may || std::mem::replace(&mut self.left_early, true) {
+            return false;
+        }
+        let before = std::mem::take(&mut self.ended_some);
+        self.perform_actions();
+        let leaves = self.ended_some && !self.session.ended();
+        self.ended_some |= before;
+        self.left_early = leaves;
+        leaves
+    }
+
     /// The thread that waits takes another turn anyway, and what it waits for may have come.
     fn may_leave_it(&self) -> bool {
         self.pace.is_driven() && self.control.is_drained() && !self.is_moving()
@@ -282,6 +271,7 @@ impl Core {
     /// Does what the program's own request led to. What has arrived meanwhile is left to whoever
     /// waits for it.
     pub(crate) fn start(&mut self) -> Turn {
+        self.left_early = false;
         let busy = self.push_out();
         self.turn(busy, false)
     }

@@ -242,7 +242,7 @@ impl Shared {
         let written = self.may_sleep() || !core.control.wants_write();
         let leaves = hit && quiet && written && !core.sink.has_results();
         if leaves {
-            let now = Instant::now();
+            let now = core.ticked();
             core.pace.leaves(now);
             core.speak();
             let micros = self.since_origin(now);
@@ -387,6 +387,7 @@ impl Shared {
         let mut last = began;
         let good = self.driving.misses.load(Ordering::Relaxed) == 0;
         let may_sleep = self.may_sleep();
+        let _context = self.stay_in_context();
         let mut taken_over = false;
         let mut more = false;
         let mut looks = 0_u32;

@@ -1,5 +1,7 @@
 //! Calls that need a current context, and memory in it.
 
+use std::cell::Cell;
+use std::fmt;
 use std::ptr::NonNull;
 
 use super::Gpu;
@@ -13,11 +15,57 @@ const OUT_OF_MEMORY: i32 = 2;
 /// current already nothing is pushed, which is far cheaper.
 ///
 /// Meanwhile a graph capture of the program is none of this thread's business, see
-/// [`ignore_captures`].
-pub(crate) struct Current {
+/// [`ignore_captures`]. Where an [`InContext`] sees to all that, nothing is left to do.
+pub(crate) struct Current(Option<Entered>);
+
+/// What is undone at the end.
+struct Entered {
     api: &'static Api,
     pushed: bool,
     capture_mode: u32,
+}
+
+/// Keeps a GPU's context current on this thread, so that calls of this crate need not see to it one by one,
+/// each with three calls of the driver. The program's own code must not run meanwhile: it might make
+/// another context current.
+pub struct InContext {
+    before: sys::CUcontext,
+    _current: Current,
+    /// Keeps the context alive.
+    _gpu: Gpu,
+}
+
+thread_local! {
+    /// The context of the [`InContext`] that this thread has.
+    static KEPT: Cell<sys::CUcontext> = const { Cell::new(std::ptr::null_mut()) };
+}
+
+impl InContext {
+    /// Makes the context of `gpu` current until this is dropped.
+    ///
+    /// # Errors
+    /// The driver's refusal.
+    pub fn enter(gpu: &Gpu) -> Result<Self, CudaError> {
+        let current = Current::enter(gpu)?;
+        let before = KEPT.replace(gpu.raw_context());
+        Ok(Self {
+            before,
+            _current: current,
+            _gpu: gpu.clone(),
+        })
+    }
+}
+
+impl Drop for InContext {
+    fn drop(&mut self) {
+        KEPT.set(self.before);
+    }
+}
+
+impl fmt::Debug for InContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("InContext")
+    }
 }
 
 /// Declares that calls of this thread belong to no graph capture, and gives what was declared before.
@@ -45,15 +93,18 @@ impl Current {
     }
 
     pub(crate) fn enter_raw(api: &'static Api, context: sys::CUcontext) -> Result<Self, CudaError> {
+        if !context.is_null() && KEPT.get() == context {
+            return Ok(Self(None));
+        }
         let mut now = std::ptr::null_mut();
         // SAFETY: the pointer is valid for one handle.
         let known = unsafe { (api.cuCtxGetCurrent)(&raw mut now) } == 0;
         if known && now == context {
-            return Ok(Self {
+            return Ok(Self(Some(Entered {
                 api,
                 pushed: false,
                 capture_mode: ignore_captures(api)?,
-            });
+            })));
         }
         Self::push(api, context)
     }
@@ -69,23 +120,26 @@ impl Current {
             restore_capture_mode(api, capture_mode);
             return Err(error);
         }
-        Ok(Self {
+        Ok(Self(Some(Entered {
             api,
             pushed: true,
             capture_mode,
-        })
+        })))
     }
 }
 
 impl Drop for Current {
     fn drop(&mut self) {
-        if self.pushed {
+        let Some(entered) = &self.0 else {
+            return;
+        };
+        if entered.pushed {
             let mut popped = std::ptr::null_mut();
             // SAFETY: the pointer is valid for one handle; the guard pushed exactly one context.
-            let code = unsafe { (self.api.cuCtxPopCurrent)(&raw mut popped) };
-            self.api.check_teardown("cuCtxPopCurrent", code);
+            let code = unsafe { (entered.api.cuCtxPopCurrent)(&raw mut popped) };
+            entered.api.check_teardown("cuCtxPopCurrent", code);
         }
-        restore_capture_mode(self.api, self.capture_mode);
+        restore_capture_mode(entered.api, entered.capture_mode);
     }
 }
 
@@ -187,4 +241,34 @@ fn out_of_memory(gpu: &Gpu, code: i32, bytes: usize, what: MemoryKind) -> Result
         });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn current_context(gpu: &Gpu) -> sys::CUcontext {
+        let mut now = std::ptr::null_mut();
+        // SAFETY: the pointer is valid for one handle.
+        let code = unsafe { (gpu.api().cuCtxGetCurrent)(&raw mut now) };
+        gpu.api().check("cuCtxGetCurrent", code).unwrap();
+        now
+    }
+
+    #[test]
+    fn a_context_that_is_kept_is_entered_without_calls_and_what_was_current_comes_back() {
+        let (gpu, other) = (Gpu::fake(), Gpu::fake());
+        let before = current_context(&gpu);
+        let kept = InContext::enter(&gpu).unwrap();
+        let again = InContext::enter(&gpu).unwrap();
+        drop(again);
+        assert!(Current::enter(&gpu).unwrap().0.is_none());
+        if other.raw_context() != gpu.raw_context() {
+            assert!(Current::enter(&other).unwrap().0.is_some());
+        }
+        assert_eq!(current_context(&gpu), gpu.raw_context());
+        drop(kept);
+        assert_eq!(current_context(&gpu), before);
+        assert!(Current::enter(&gpu).unwrap().0.is_some());
+    }
 }

@@ -1,6 +1,6 @@
 //! Safe access to a region's bytes. Every call leases what it touches, so it cannot race with a transfer.
 
-use std::ops::RangeBounds;
+use std::ops::{Range, RangeBounds};
 
 use super::Region;
 use crate::checksum::Crc32c;
@@ -102,6 +102,32 @@ impl Region {
         Ok(())
     }
 
+    /// Appends bytes that the caller holds a lease on to `bytes`; the range must have been checked. Nothing is
+    /// appended where that fails.
+    pub(crate) fn append_held(
+        &self,
+        range: Range<usize>,
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), MemoryError> {
+        let before = bytes.len();
+        if let Some(base) = self.host_base() {
+            bytes.reserve(range.len());
+            // SAFETY: as in `write_held`; there is room for as many bytes, and they are set before they count.
+            unsafe {
+                base.wrapping_add(range.start)
+                    .copy_to(bytes.as_mut_ptr().add(before), range.len());
+                bytes.set_len(before + range.len());
+            }
+            return Ok(());
+        }
+        bytes.resize(before + range.len(), 0);
+        let read = self.read_held(range.start, &mut bytes[before..]);
+        if read.is_err() {
+            bytes.truncate(before);
+        }
+        read
+    }
+
     /// Reads bytes that the caller holds a lease on; the range must have been checked.
     pub(crate) fn read_held(&self, offset: usize, bytes: &mut [u8]) -> Result<(), MemoryError> {
         if let Some(base) = self.host_base() {
@@ -123,7 +149,7 @@ impl Region {
 }
 
 /// A range whose end cannot wrap; one that would is out of bounds of any region.
-fn span(offset: usize, len: usize) -> std::ops::Range<usize> {
+fn span(offset: usize, len: usize) -> Range<usize> {
     offset..offset.saturating_add(len)
 }
 

@@ -6,8 +6,8 @@ use super::{
 };
 use crate::plan::Taper;
 
-/// Reads the body of a frame of the given kind.
-pub(super) fn parse(kind: u8, bytes: &[u8]) -> Result<Frame, FrameError> {
+/// Reads the body of a frame of the given kind; a payload takes the buffer `spare`.
+pub(super) fn parse(kind: u8, bytes: &[u8], spare: &mut Vec<u8>) -> Result<Frame, FrameError> {
     let frame = kind_name(kind).ok_or(FrameError::Kind { arrived: kind })?;
     let mut body = Body { frame, rest: bytes };
     let parsed = match kind {
@@ -15,7 +15,7 @@ pub(super) fn parse(kind: u8, bytes: &[u8]) -> Result<Frame, FrameError> {
         2 => Frame::Setup {
             round: body.u16("round")?,
             last: body.bool("last")?,
-            payload: body.payload(MAX_SETUP_BYTES)?,
+            payload: body.payload(MAX_SETUP_BYTES, spare)?,
         },
         3 => Frame::Ready,
         4 => Frame::Announce {
@@ -42,7 +42,7 @@ pub(super) fn parse(kind: u8, bytes: &[u8]) -> Result<Frame, FrameError> {
             transfer: body.transfer()?,
             tag: Tag(body.u64("tag")?),
             level: body.level()?,
-            payload: body.payload(MAX_EAGER_BYTES)?,
+            payload: body.payload(MAX_EAGER_BYTES, spare)?,
         },
         8 => Frame::EagerDone {
             transfer: body.transfer()?,
@@ -213,12 +213,15 @@ impl<'a> Body<'a> {
     }
 
     /// The rest of the body.
-    fn payload(&mut self, limit: usize) -> Result<Vec<u8>, FrameError> {
+    fn payload(&mut self, limit: usize, spare: &mut Vec<u8>) -> Result<Vec<u8>, FrameError> {
         let bytes = std::mem::take(&mut self.rest);
         if bytes.len() > limit {
             return Err(self.too_long("payload", limit, bytes.len()));
         }
-        Ok(bytes.to_vec())
+        let mut payload = std::mem::take(spare);
+        payload.clear();
+        payload.extend_from_slice(bytes);
+        Ok(payload)
     }
 
     fn bool(&mut self, field: &'static str) -> Result<bool, FrameError> {

@@ -28,6 +28,8 @@ pub struct FrameDecoder {
     partial: Vec<u8>,
     sequence: u32,
     failed: Option<FrameError>,
+    /// Buffer of a payload that is used no more.
+    spare: Vec<u8>,
 }
 
 impl FrameDecoder {
@@ -58,6 +60,12 @@ impl FrameDecoder {
     /// stream was cut.
     pub fn buffered(&self) -> usize {
         self.partial.len()
+    }
+
+    /// Takes the buffer of a payload back that is used no more: the next payload comes in it, without new
+    /// memory. Its contents do not matter.
+    pub fn use_again(&mut self, buffer: Vec<u8>) {
+        self.spare = buffer;
     }
 
     /// The number of the frame that is expected next.
@@ -131,7 +139,7 @@ impl FrameDecoder {
             });
         }
         self.sequence = self.sequence.wrapping_add(1);
-        body::parse(header.kind, body)
+        body::parse(header.kind, body, &mut self.spare)
     }
 }
 

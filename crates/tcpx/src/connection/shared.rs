@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use tcpx_memory::Gpu;
+use tcpx_memory::{Gpu, InContext};
 use tcpx_wire::session::OperationId;
 
 use super::patience::Patience;
@@ -27,6 +27,8 @@ pub(crate) struct Shared {
     pub(super) path: String,
     pub(super) changed_path: Arc<PathNews>,
     pub(super) gpu: Option<Gpu>,
+    /// The program looks on: its code is called in the middle of the engine's work.
+    observed: bool,
     pub(super) origin: Instant,
     /// Microseconds from `origin` to when the driver last began to work, and 0 when it is idle.
     pub(super) working_since: AtomicU64,
@@ -57,6 +59,7 @@ impl Shared {
     ) -> Arc<Self> {
         let origin = core.origin;
         let gpu = core.gpu.clone();
+        let observed = core.observer.is_some();
         let changed_path = Arc::clone(&core.changed_path);
         let announces = core.announces();
         Arc::new(Self {
@@ -68,6 +71,7 @@ impl Shared {
             path,
             changed_path,
             gpu,
+            observed,
             origin,
             working_since: AtomicU64::new(0),
             due: AtomicU64::new(0),
@@ -129,6 +133,13 @@ impl Shared {
     /// Foreign code is called, which only the engine's thread may be inside of.
     pub(crate) fn is_foreign(&self) -> bool {
         self.patience.foreign
+    }
+
+    /// Keeps the GPU's context for a thread that does the engine's work, which calls none of the program's code.
+    pub(crate) fn stay_in_context(&self) -> Option<InContext> {
+        let gpu = self.gpu.as_ref().filter(|_| !self.observed)?;
+        // What the driver refuses here it refuses again where it matters.
+        InContext::enter(gpu).ok()
     }
 
     /// This side moves memory of a GPU.

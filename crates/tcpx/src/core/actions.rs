@@ -68,7 +68,7 @@ impl Core {
                     operation.state.add_done(u64::from(chunk.length));
                 }
             }
-            Action::DeliverEager { operation, payload } => self.deliver_eager(operation, &payload),
+            Action::DeliverEager { operation, payload } => self.deliver_eager(operation, payload),
             Action::ComputeDigest { operation, bytes } => self.start_digest(operation, bytes),
             Action::StopData { operation } => self.stop_data(operation),
             Action::Complete {

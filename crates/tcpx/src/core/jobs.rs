@@ -20,6 +20,9 @@ const SAMPLE: usize = 8;
 /// Bytes of the first fragment shown in an event.
 const PROBE: usize = 64;
 
+/// Buffers of small sends that are kept for others.
+const SPARE: usize = 8;
+
 /// How long the start of a send may wait for a small message's bytes: several times what the copy
 /// takes on a GPU at rest.
 const READ_LIMIT: Duration = Duration::from_micros(50);
@@ -221,16 +224,27 @@ impl Core {
         from: &RegionSlice,
         fence: Option<&Fence>,
     ) -> Result<Option<Vec<u8>>, MemoryError> {
-        if from.is_empty() {
-            return Ok(Some(Vec::new()));
+        let mut payload = self.spare.pop().unwrap_or_default();
+        let read = match &mut self.small {
+            _ if from.is_empty() => Ok(true),
+            _ if !matches!(from.kind(), MemoryKind::Cuda { .. }) => {
+                from.append_to(&mut payload).map(|()| true)
+            }
+            Some(small) => small.read(from, fence, READ_LIMIT, &mut payload),
+            None => Ok(false),
+        };
+        if read == Ok(true) {
+            return Ok(Some(payload));
         }
-        if !matches!(from.kind(), MemoryKind::Cuda { .. }) {
-            let mut payload = vec![0; from.len()];
-            return from.read_to(&mut payload).map(|()| Some(payload));
-        }
-        match &mut self.small {
-            Some(small) => small.read(from, fence, READ_LIMIT),
-            None => Ok(None),
+        self.use_again(payload);
+        read.map(|_| None)
+    }
+
+    /// Keeps the buffer of a small send for the next one.
+    pub(super) fn use_again(&mut self, mut payload: Vec<u8>) {
+        if self.spare.len() < SPARE {
+            payload.clear();
+            self.spare.push(payload);
         }
     }
 
@@ -330,12 +344,17 @@ impl Core {
             return;
         }
         while let Some((operation, payload)) = self.session.poll_delivery() {
-            self.deliver_eager(operation, &payload);
+            self.deliver_eager(operation, payload);
         }
     }
 
     /// Copies an eager payload to its destination.
-    pub(super) fn deliver_eager(&mut self, id: OperationId, payload: &[u8]) {
+    pub(super) fn deliver_eager(&mut self, id: OperationId, payload: Vec<u8>) {
+        self.place_eager(id, &payload);
+        self.control.use_again(payload);
+    }
+
+    fn place_eager(&mut self, id: OperationId, payload: &[u8]) {
         let now = self.now();
         let Some(operation) = self.operations.get_mut(&id) else {
             return;

@@ -1,6 +1,6 @@
 //! One send or receive in progress.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -52,7 +52,7 @@ pub(crate) struct Operation {
     /// The request by which a channel copies it ahead of its grant.
     pub(crate) foreseen: Option<u64>,
     /// What has come of chunks that arrive in parts, by the chunk's index.
-    pub(crate) parts: HashMap<u32, Coverage>,
+    pub(crate) parts: BTreeMap<u32, Coverage>,
     chunks: u32,
     started: Instant,
     phases: Phases,
@@ -76,7 +76,7 @@ impl Operation {
             method: None,
             digest: None,
             foreseen: None,
-            parts: HashMap::new(),
+            parts: BTreeMap::new(),
             chunks: 0,
             started,
             phases: Phases::new(),

@@ -178,7 +178,7 @@ impl Core {
             return None;
         }
         let patience = patience.filter(|_| matches!(resume.side, Source::Dial { .. }))?;
-        let now = Instant::now();
+        let now = self.ticked;
         let heard = self.origin + Duration::from_micros(self.session.heard().0);
         let broken = resume.lost.is_some();
         let suspect = match broken {

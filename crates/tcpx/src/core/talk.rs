@@ -1,5 +1,7 @@
 //! Frames in and out.
 
+use tcpx_wire::Frame;
+
 use super::Core;
 use crate::error::Error;
 
@@ -55,7 +57,11 @@ impl Core {
                 break;
             };
             any = true;
-            if let Err(end) = self.control.queue(&frame) {
+            let queued = self.control.queue(&frame);
+            if let Frame::Eager { payload, .. } = frame {
+                self.use_again(payload);
+            }
+            if let Err(end) = queued {
                 self.control_ended(end);
                 break;
             }

@@ -511,3 +511,26 @@ fn the_longest_frames_fit() {
         assert_eq!(decode_one(&bytes), Ok(Some(frame)));
     }
 }
+
+#[test]
+fn a_payload_comes_in_a_buffer_that_was_given_back_whatever_that_held() {
+    let eager = |payload: &[u8]| Frame::Eager {
+        transfer: TransferId(1),
+        tag: Tag(2),
+        level: Level::Placed,
+        payload: payload.to_vec(),
+    };
+    let mut decoder = FrameDecoder::new();
+    let buffer = Vec::from([0xff; 64]);
+    let at = buffer.as_ptr();
+    decoder.use_again(buffer);
+    for (sequence, payload) in [&b"short"[..], &[7; 5000], b""].into_iter().enumerate() {
+        let frame = eager(payload);
+        let arrived = decoder.next(&mut &*bytes_of(&frame, sequence as u32));
+        assert_eq!(arrived, Ok(Some(frame)));
+        if let (0, Ok(Some(Frame::Eager { payload, .. }))) = (sequence, arrived) {
+            assert_eq!(payload.as_ptr(), at);
+            decoder.use_again(payload);
+        }
+    }
+}

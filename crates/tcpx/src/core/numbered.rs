@@ -1,0 +1,57 @@
+//! Tables by numbers that this side counts itself.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// As nobody else chooses the keys, they need no hashing that withstands an attack, which takes longer than
+/// everything else about finding an entry.
+pub(crate) type Numbered<K, V> = HashMap<K, V, BuildHasherDefault<Spread>>;
+
+/// Spreads numbers that follow each other over all bits.
+#[derive(Debug, Default)]
+pub(crate) struct Spread(u64);
+
+/// 2^64 divided by the golden ratio.
+const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+
+impl Hasher for Spread {
+    fn finish(&self) -> u64 {
+        // A table looks at the lowest and at the highest bits.
+        self.0 ^ self.0 >> 32
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64((*byte).into());
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = (self.0.rotate_left(5) ^ number).wrapping_mul(FACTOR);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn numbers_that_follow_each_other_share_neither_low_nor_high_bits() {
+        let of = |number: u64| {
+            let mut spread = Spread::default();
+            spread.write_u64(number);
+            spread.finish()
+        };
+        for step in [1, 2, 1 << 20] {
+            let hashes: Vec<u64> = (0..128).map(|number| of(number * step)).collect();
+            let distinct = |part: fn(u64) -> u64| {
+                let parts: HashSet<u64> = hashes.iter().map(|hash| part(*hash)).collect();
+                parts.len()
+            };
+            assert!(distinct(|hash| hash) == 128, "step {step}");
+            assert!(distinct(|hash| hash & 0xff) > 64, "step {step}");
+            assert!(distinct(|hash| hash >> 57) > 64, "step {step}");
+        }
+    }
+}
