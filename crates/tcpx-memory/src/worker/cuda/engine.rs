@@ -1,5 +1,7 @@
 //! The loop of a GPU's copy worker. Nothing in it waits for the GPU: it looks, and goes on.
 
+mod flights;
+
 use std::collections::VecDeque;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,11 +17,11 @@ use crate::awake::{self, Awake};
 use crate::bounce::UnpackMethod;
 use crate::cpu;
 use crate::error::{CudaError, MemoryError};
-use crate::fence::Event;
 use crate::job::Work;
 use crate::kind::MemoryKind;
 use crate::slice::RegionSlice;
 use crate::worker::queue::{JobQueue, Ticket};
+use flights::Flight;
 
 /// Jobs that may wait for their fence. Until it is full, no fence keeps later jobs from starting.
 const WAITING_LIMIT: usize = 4096;
@@ -39,16 +41,6 @@ const SPIN: Duration = Duration::from_micros(500);
 const PAUSE: Duration = Duration::from_micros(20);
 /// The pause while only fences are waited for, which may take as long as the caller's kernels.
 const LONG_PAUSE: Duration = Duration::from_micros(100);
-
-/// Jobs under way on a stream.
-struct Flight {
-    event: Event,
-    /// How many tickets end with it.
-    tickets: usize,
-    /// Bytes, if it is one of [`Copies`].
-    copied: Option<usize>,
-    outcome: Result<u64, MemoryError>,
-}
 
 /// How far a step came.
 pub(super) enum Step {
@@ -185,40 +177,6 @@ impl<'queue> Engine<'queue> {
         self.waiting.is_empty() && !self.is_working()
     }
 
-    /// Ends what the streams have finished.
-    fn land(&mut self) -> bool {
-        let mut progress = false;
-        for lane in Lane::ALL {
-            while let Some(front) = self.flights[lane as usize].front() {
-                let ready = front.event.is_ready(self.device.api());
-                if ready == Ok(false) {
-                    break;
-                }
-                let Some(flight) = self.flights[lane as usize].pop_front() else {
-                    break;
-                };
-                self.device.give_back(flight.event);
-                self.copied(lane, flight.copied);
-                for _ in 0..flight.tickets {
-                    let Some(ticket) = self.aloft[lane as usize].pop_front() else {
-                        break;
-                    };
-                    match &ready {
-                        Ok(_) => {
-                            let bytes = ticket.work().bytes();
-                            let outcome = flight.outcome.clone();
-                            ticket.finish(outcome.map(|all| all.min(bytes)));
-                        }
-                        // Other engines of a broken context may still be at work.
-                        Err(error) => ticket.abandon(error.clone().into()),
-                    }
-                }
-                progress = true;
-            }
-        }
-        progress
-    }
-
     /// Starts jobs whose fence has been reached; when stopping, ends the others.
     fn look_at_fences(&mut self, stopping: bool) -> bool {
         let mut progress = false;
@@ -321,107 +279,6 @@ impl<'queue> Engine<'queue> {
                 Err(_) => self.staged.push_back(ticket),
             },
             Work::Copy { .. } | Work::Unpack { .. } => self.staged.push_back(ticket),
-        }
-    }
-
-    /// Begins copies that wait for nothing, as many as keep the GPU busy.
-    fn start_copies(&mut self) -> bool {
-        let mut progress = false;
-        for lane in [Lane::In, Lane::Out] {
-            let at = lane as usize;
-            while self.device.free_events() > RESERVE {
-                let first = self.aloft[at].len();
-                let Some(run) = self.copies[at].next(&mut self.aloft[at]) else {
-                    break;
-                };
-                progress = true;
-                let work = self.aloft[at].get(first).map(Ticket::work);
-                let issued = work.map_or(Ok(()), |work| self.issue(lane, work, run.bytes));
-                let outcome = issued.map(|()| run.bytes as u64);
-                self.follow(
-                    lane,
-                    run.tickets,
-                    Some(run.bytes),
-                    outcome.map_err(MemoryError::from),
-                );
-            }
-        }
-        progress
-    }
-
-    /// Copies so many bytes, from the first of those that this work names.
-    fn issue(&self, lane: Lane, work: &Work, bytes: usize) -> Result<(), CudaError> {
-        let (from, to) = work.ends();
-        let (Some(source), Some(destination)) = (
-            from.device_address(),
-            to.and_then(RegionSlice::device_address),
-        ) else {
-            // Only device-accessible ends come here, and all of those have an address.
-            return Ok(());
-        };
-        // SAFETY: the tickets keep all of both ranges and their leases until the flight has landed.
-        unsafe { self.device.copy(lane, destination, source, bytes) }
-    }
-
-    fn issue_across(&self, from: &RegionSlice, to: &RegionSlice) -> Result<(), CudaError> {
-        let (Some(source), Some(destination)) = (from.device_address(), to.device_address()) else {
-            // As above.
-            return Ok(());
-        };
-        let gpus = (from.region().gpu(), to.region().gpu());
-        match gpus {
-            (Some(from_gpu), Some(to_gpu)) if !from_gpu.is_same(to_gpu) => {
-                // SAFETY: the ticket keeps both regions and their leases until the flight has landed.
-                unsafe {
-                    self.device
-                        .copy_peer((to_gpu, destination), (from_gpu, source), from.len())
-                }
-            }
-            // SAFETY: as above.
-            _ => unsafe {
-                self.device
-                    .copy(Lane::Across, destination, source, from.len())
-            },
-        }
-    }
-
-    /// Follows a job on a stream to its end. After an error some of the job may be under way, so the
-    /// job ends only when the stream has passed it.
-    pub(super) fn fly(&mut self, lane: Lane, ticket: Ticket, outcome: Result<u64, MemoryError>) {
-        self.aloft[lane as usize].push_back(ticket);
-        self.follow(lane, 1, None, outcome);
-    }
-
-    /// A copy has ended, or will never be heard of.
-    fn copied(&mut self, lane: Lane, bytes: Option<usize>) {
-        if let (Some(copies), Some(bytes)) = (self.copies.get_mut(lane as usize), bytes) {
-            copies.ended(bytes);
-        }
-    }
-
-    /// As [`Self::fly`], for the last so many tickets that are aloft.
-    fn follow(
-        &mut self,
-        lane: Lane,
-        tickets: usize,
-        copied: Option<usize>,
-        outcome: Result<u64, MemoryError>,
-    ) {
-        match self.device.mark(lane) {
-            Ok(event) => self.flights[lane as usize].push_back(Flight {
-                event,
-                tickets,
-                copied,
-                outcome,
-            }),
-            Err(error) => {
-                self.copied(lane, copied);
-                for _ in 0..tickets {
-                    if let Some(ticket) = self.aloft[lane as usize].pop_back() {
-                        ticket.abandon(error.clone());
-                    }
-                }
-            }
         }
     }
 
