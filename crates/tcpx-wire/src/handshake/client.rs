@@ -115,10 +115,12 @@ impl ClientHandshake {
         if !mac::equal(&welcome, &server::welcome(id, &key, capabilities)) {
             return Err(HandshakeError::WrongKey);
         }
+        let ours = u64::from_le_bytes(array(&self.hello, CAPABILITIES_AT));
         Ok(Step::Done(Session {
             id,
             key,
-            capabilities,
+            // A server that claims more gets no more.
+            capabilities: capabilities & ours,
             authenticated: self.key.is_some(),
         }))
     }

@@ -387,3 +387,23 @@ fn a_stranger_costs_less_than_a_kibibyte() {
     assert!(size_of::<ServerHandshake>() < 1024);
     assert!(size_of::<LaneServer>() < 1024);
 }
+
+#[test]
+fn a_client_has_no_more_capabilities_than_it_offered_whatever_the_server_says() {
+    let (mut client, first) = ClientHandshake::new(None, [1; 32], 0b110);
+    let mut server = server(None);
+    let hello = match server.receive(&mut &first[..]) {
+        Ok(ServerStep::Send(message)) => message,
+        other => panic!("expected a hello, {other:?} arrived"),
+    };
+    let proof = sent(client.receive(&mut &hello[..]));
+    let session = match server.receive(&mut &proof[..]) {
+        Ok(ServerStep::Done { session, .. }) => session,
+        other => panic!("expected a session, {other:?} arrived"),
+    };
+    let welcome = server::welcome(session.id, &session.key, u64::MAX);
+    match client.receive(&mut &welcome[..]) {
+        Ok(Step::Done(session)) => assert_eq!(session.capabilities, 0b110),
+        other => panic!("expected a session, {other:?} arrived"),
+    }
+}
