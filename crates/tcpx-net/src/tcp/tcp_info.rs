@@ -39,6 +39,15 @@ impl Transport {
         u64::from(self.unsent) + u64::from(self.in_flight) * u64::from(self.packet)
     }
 
+    /// As `tries`, but those that tell something: a system without room answers out-of-place packets twice a second
+    /// at most (`tcp_invalid_ratelimit`), so that one question without an answer is nothing unusual.
+    pub(super) fn vain_tries(&self) -> u8 {
+        match self.in_flight {
+            0 => self.tries.saturating_sub(1),
+            _ => self.tries,
+        }
+    }
+
     /// The peer's system has everything that the stream was given.
     pub(super) fn is_drained(&self) -> bool {
         self.in_flight == 0 && self.unsent == 0

@@ -92,8 +92,8 @@ impl Clock {
         let answered = now.checked_sub(transport.answered_ago).unwrap_or(now);
         let again = answered > self.answered + TICK / 2;
         if moved || again || transport.is_drained() {
-            (self.answered, self.tries, self.unanswered) = (answered, transport.tries, None);
-        } else if transport.tries > self.tries {
+            (self.answered, self.tries, self.unanswered) = (answered, transport.vain_tries(), None);
+        } else if transport.vain_tries() > self.tries {
             self.unanswered.get_or_insert(now);
         }
         moved
@@ -363,6 +363,25 @@ mod tests {
             clock.moves(now, Some(7), transport);
         }
         assert_eq!(clock.hangs(now, (start, start)), Some(ms(1100)));
+    }
+
+    #[test]
+    fn a_receiver_without_room_that_leaves_every_other_question_unanswered_does_not_hang() {
+        let start = Instant::now();
+        let mut clock = Clock::new(start);
+        let mut now = start;
+        for passed in (0..2900).step_by(100) {
+            now = start + ms(passed);
+            // Asked after 200, 600 and 1400 ms; of two within half a second only the first is answered.
+            let (tries, answered) = match passed {
+                ..200 => (0, 0),
+                200..600 => (0, 200),
+                600..1400 => (1, 200),
+                _ => (0, 1400),
+            };
+            clock.moves(now, Some(7), at(1000, 0, tries, ms(passed - answered)));
+            assert_eq!(clock.hangs(now, (start, start)), None, "after {passed} ms");
+        }
     }
 
     #[test]
