@@ -1,8 +1,8 @@
 //! Calls of a plugin on a thread made for them: one that does not return must not hold whoever wants its answer.
 
 use std::io;
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Why there is no answer.
 #[derive(Debug)]
@@ -15,24 +15,130 @@ pub(super) enum NoAnswer {
     Panicked,
 }
 
+/// Where the answer is left.
+///
+/// Not a channel: to wait at one, a thread that never did registers a destructor, which takes the dynamic
+/// linker's lock. A constructor that hangs holds that.
+struct Answer<T> {
+    state: Mutex<State<T>>,
+    changed: Condvar,
+}
+
+enum State<T> {
+    Wanted,
+    Given(T),
+    Panicked,
+    /// Nobody waits any more.
+    Unwanted,
+}
+
+/// The caller's end of it: says that it panicked unless it has said something else.
+struct Caller<T>(Arc<Answer<T>>);
+
 /// Runs `work` on a thread of its own and waits for it until `limit` has passed.
 pub(super) fn bounded<T: Send + 'static>(
     limit: Duration,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, NoAnswer> {
-    let (answer, answered) = mpsc::sync_channel(1);
+    let answer = Arc::new(Answer {
+        state: Mutex::new(State::Wanted),
+        changed: Condvar::new(),
+    });
+    let caller = Caller(Arc::clone(&answer));
     std::thread::Builder::new()
         .name("tcpx-set-up".to_owned())
-        .spawn(move || {
-            // Nobody waits any more once the limit has passed: what came up is closed here.
-            let _ = answer.send(work());
-        })
+        .spawn(move || caller.give(work()))
         .map_err(NoAnswer::NoThread)?;
-    answered.recv_timeout(limit).map_err(|error| match error {
-        RecvTimeoutError::Timeout => NoAnswer::Stuck,
-        RecvTimeoutError::Disconnected => NoAnswer::Panicked,
-    })
+    answer.wait(limit)
+}
+
+impl<T> Answer<T> {
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait(&self, limit: Duration) -> Result<T, NoAnswer> {
+        let start = Instant::now();
+        let mut state = self.lock();
+        loop {
+            let left = limit.saturating_sub(start.elapsed());
+            match std::mem::replace(&mut *state, State::Wanted) {
+                State::Given(answer) => return Ok(answer),
+                State::Panicked => return Err(NoAnswer::Panicked),
+                State::Wanted | State::Unwanted if left.is_zero() => {
+                    *state = State::Unwanted;
+                    return Err(NoAnswer::Stuck);
+                }
+                State::Wanted | State::Unwanted => {}
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl<T> Caller<T> {
+    /// Nobody waits any more once the limit has passed: what came up is closed here.
+    fn give(&self, answer: T) {
+        let mut state = self.0.lock();
+        if matches!(*state, State::Wanted) {
+            *state = State::Given(answer);
+            self.0.changed.notify_one();
+        } else {
+            drop(state);
+            drop(answer);
+        }
+    }
+}
+
+impl<T> Drop for Caller<T> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        if matches!(*state, State::Wanted) {
+            *state = State::Panicked;
+            self.0.changed.notify_one();
+        }
+    }
 }
 
 /// What to tell of a panic.
 pub(super) const PANICKED: &str = "the thread that made it panicked: report this with the log";
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn an_answer_in_time_is_given_once_and_a_panic_is_told() {
+        assert_eq!(bounded(LONG, || 7).unwrap(), 7);
+        let panics = bounded(LONG, || -> u8 { panic!("on purpose") });
+        assert!(matches!(panics, Err(NoAnswer::Panicked)));
+    }
+
+    #[test]
+    fn what_comes_too_late_is_dropped_by_the_thread_that_has_it() {
+        struct Told(mpsc::Sender<Option<String>>);
+        impl Drop for Told {
+            fn drop(&mut self) {
+                let name = std::thread::current().name().map(str::to_owned);
+                self.0.send(name).unwrap();
+            }
+        }
+        let (tell, told) = mpsc::channel();
+        let (let_go, hold) = mpsc::channel::<()>();
+        let late = bounded(Duration::from_millis(10), move || {
+            hold.recv().unwrap();
+            Told(tell)
+        });
+        assert!(matches!(late, Err(NoAnswer::Stuck)));
+        let_go.send(()).unwrap();
+        assert_eq!(
+            told.recv_timeout(LONG).unwrap().as_deref(),
+            Some("tcpx-set-up")
+        );
+    }
+}

@@ -369,9 +369,8 @@ mod tests {
     fn a_receiver_without_room_that_leaves_every_other_question_unanswered_does_not_hang() {
         let start = Instant::now();
         let mut clock = Clock::new(start);
-        let mut now = start;
         for passed in (0..2900).step_by(100) {
-            now = start + ms(passed);
+            let now = start + ms(passed);
             // Asked after 200, 600 and 1400 ms; of two within half a second only the first is answered.
             let (tries, answered) = match passed {
                 ..200 => (0, 0),
