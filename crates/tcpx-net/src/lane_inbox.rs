@@ -34,8 +34,8 @@ struct Inner {
     arrived: Condvar,
     /// Told of each arrival, once set.
     notify: OnceLock<fn()>,
-    /// Readable after arrivals, once somebody waits for them among other things.
-    readable: OnceLock<OwnedFd>,
+    /// Readable after arrivals, while somebody waits for them among other things.
+    readable: Mutex<Option<Arc<OwnedFd>>>,
     /// A connection that takes the place of the control connection.
     control: Mutex<Option<TcpStream>>,
     notify_control: OnceLock<Notify>,
@@ -70,7 +70,7 @@ impl LaneInbox {
         waiting.push_back(lane);
         drop(waiting);
         self.0.arrived.notify_one();
-        if let Some(readable) = self.0.readable.get() {
+        if let Some(readable) = self.readable().as_ref() {
             // A full counter is readable already; nothing else can fail here.
             let _ = rustix::io::write(readable, &1u64.to_ne_bytes());
         }
@@ -147,19 +147,32 @@ impl LaneInbox {
         exchange: &mut dyn Exchange,
         deadline: Instant,
     ) -> Result<Option<AcceptedLane>, NetworkError> {
-        let readable = match self.0.readable.get() {
-            Some(readable) => readable,
-            None => {
-                let made = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-                let made = made.map_err(|error| NetworkError::Io {
-                    operation: "eventfd",
-                    address: "waiting for lanes".to_owned(),
-                    cause: std::io::Error::from(error).into(),
-                    hint: "; raise the limit on descriptors (ulimit -n)",
-                })?;
-                self.0.readable.get_or_init(|| made)
-            }
-        };
+        let made = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let made = made.map_err(|error| NetworkError::Io {
+            operation: "eventfd",
+            address: "waiting for lanes".to_owned(),
+            cause: std::io::Error::from(error).into(),
+            hint: "; raise the limit on descriptors (ulimit -n)",
+        })?;
+        let readable = Arc::new(made);
+        *self.readable() = Some(Arc::clone(&readable));
+        let taken = self.take_as_told(&readable, exchange, deadline);
+        // An inbox outlives its set-up; a descriptor need not.
+        *self.readable() = None;
+        taken
+    }
+
+    fn readable(&self) -> MutexGuard<'_, Option<Arc<OwnedFd>>> {
+        let readable = self.0.readable.lock();
+        readable.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take_as_told(
+        &self,
+        readable: &OwnedFd,
+        exchange: &mut dyn Exchange,
+        deadline: Instant,
+    ) -> Result<Option<AcceptedLane>, NetworkError> {
         loop {
             // Quiet before the look: what comes after it makes it readable again.
             let _ = rustix::io::read(readable, &mut [0; 8]);
