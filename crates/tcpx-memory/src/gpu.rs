@@ -2,6 +2,7 @@
 
 mod context;
 mod default_streams;
+mod module;
 mod pointer;
 mod rdma;
 mod sync;
@@ -18,6 +19,7 @@ pub(crate) use context::{
     Current, MappedHost, device_alloc, device_free, host_free, ignore_captures,
 };
 pub(crate) use default_streams::LEGACY;
+pub(crate) use module::{Function, Module, parameter};
 pub(crate) use sync::{create_stream, destroy_stream, is_at_rest};
 
 use crate::driver::{self, Api, DeviceInfo, sys};

@@ -12,7 +12,9 @@ use crate::bounce::{BouncePool, check_bounds};
 use crate::driver::{Api, sys};
 use crate::error::{CudaError, MemoryError};
 use crate::fence::Event;
-use crate::gpu::{Current, Gpu, MappedHost, create_stream, destroy_stream, host_free};
+use crate::gpu::{
+    Current, Function, Gpu, MappedHost, Module, create_stream, destroy_stream, host_free,
+};
 use crate::kind::MemoryKind;
 use crate::lease::{Access, Hold};
 use crate::slice::RegionSlice;
@@ -44,9 +46,9 @@ pub struct Yardstick {
     gpu: Gpu,
     stream: sys::CUstream,
     event: Event,
-    module: sys::CUmodule,
-    carried: sys::CUfunction,
-    mapped: sys::CUfunction,
+    module: Module,
+    carried: Function,
+    mapped: Function,
     list: MappedHost,
     batch: Option<Batch>,
 }
@@ -63,23 +65,13 @@ impl Yardstick {
         let list = MappedHost::alloc(gpu, MOST * size_of::<Descriptor>())?;
         let _current = Current::enter(gpu)?;
         let api = gpu.api();
-        let mut module = std::ptr::null_mut();
-        // SAFETY: the pointer is valid for one handle, and the text ends in a zero.
-        let code = unsafe { (api.cuModuleLoadData)(&raw mut module, PTX.as_ptr().cast()) };
-        api.check("cuModuleLoadData", code)?;
-        let function = |name: &std::ffi::CStr| {
-            let mut function = std::ptr::null_mut();
-            // SAFETY: the module is loaded, and the name ends in a zero.
-            let code =
-                unsafe { (api.cuModuleGetFunction)(&raw mut function, module, name.as_ptr()) };
-            api.check("cuModuleGetFunction", code).map(|()| function)
-        };
+        let module = Module::load(gpu, PTX)?;
         Ok(Self {
             gpu: gpu.clone(),
             stream: create_stream(api)?,
             event: Event::create(api)?,
-            carried: function(c"yardstick_carried")?,
-            mapped: function(c"yardstick_mapped")?,
+            carried: module.function(gpu, c"yardstick_carried")?,
+            mapped: module.function(gpu, c"yardstick_mapped")?,
             module,
             list,
             batch: batch_call(),
@@ -229,22 +221,7 @@ impl Yardstick {
         ];
         let api = self.gpu.api();
         // SAFETY: the parameters are of the kernel's types; the ends are checked and held.
-        let code = unsafe {
-            (api.cuLaunchKernel)(
-                function,
-                blocks,
-                1,
-                1,
-                threads,
-                1,
-                1,
-                0,
-                self.stream,
-                parameters.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
-        };
-        api.check("cuLaunchKernel", code)?;
+        unsafe { function.launch(api, (blocks, threads), self.stream, &mut parameters)? };
         self.wait()
     }
 
@@ -326,11 +303,8 @@ impl Drop for Yardstick {
             let api = self.gpu.api();
             self.event.destroy(api);
             destroy_stream(api, self.stream);
+            self.module.unload(api);
             // SAFETY: no launch is under way.
-            api.check_teardown("cuModuleUnload", unsafe {
-                (api.cuModuleUnload)(self.module)
-            });
-            // SAFETY: as above.
             unsafe { host_free(&self.gpu, self.list) };
         }
     }

@@ -1,12 +1,12 @@
 //! The kernels on the device.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::c_void;
 
 use super::feed::{EVEN, FEW, Inline, Shape};
 use crate::checksum::SumPlan;
 use crate::driver::{Api, sys};
 use crate::error::CudaError;
-use crate::gpu::{Gpu, device_alloc, device_free};
+use crate::gpu::{Function, Gpu, Module, device_alloc, device_free, parameter};
 
 /// PTX text for the driver's own compiler, with the zero that it wants at the end.
 const UNPACK: &str = concat!(include_str!("../../ptx/unpack.ptx"), "\0");
@@ -20,9 +20,6 @@ const LONG_BLOCKS: u32 = 6;
 const TABLES: usize = (4 * 256 + 4 * 512) * 4;
 /// Threads of a block of the checksum kernel.
 const SUM_THREADS: u32 = 512;
-
-/// Errors that mean that this driver or device cannot run the PTX, and nothing worse.
-const CANNOT_LOAD: [i32; 7] = [200, 209, 218, 221, 222, 223, 500];
 
 /// Where a launch tells the host that it has ended, beside its stream.
 #[derive(Clone, Copy, Debug, Default)]
@@ -60,29 +57,26 @@ pub(super) enum Source<'a> {
 
 /// The loaded modules.
 pub(crate) struct Kernels {
-    modules: [sys::CUmodule; 2],
-    few: sys::CUfunction,
-    mapped: sys::CUfunction,
-    even_few: sys::CUfunction,
-    even_many: sys::CUfunction,
-    even_mapped: sys::CUfunction,
-    sum: sys::CUfunction,
-    prepare: sys::CUfunction,
+    modules: [Module; 2],
+    few: Function,
+    mapped: Function,
+    even_few: Function,
+    even_many: Function,
+    even_mapped: Function,
+    sum: Function,
+    prepare: Function,
     tables: u64,
     multiprocessors: u32,
 }
-
-// SAFETY: handles of modules and functions may be used from any thread.
-unsafe impl Send for Kernels {}
 
 impl Kernels {
     /// Loads the modules; the context must be current.
     pub(crate) fn load(gpu: &Gpu) -> Result<Self, CudaError> {
         let api = gpu.api();
-        let unpack = load(gpu, UNPACK)?;
-        let crc32c = load(gpu, CRC32C).inspect_err(|_| unload(api, unpack))?;
+        let unpack = Module::load(gpu, UNPACK)?;
+        let crc32c = Module::load(gpu, CRC32C).inspect_err(|_| unpack.unload(api))?;
         let loaded = || -> Result<Self, CudaError> {
-            let of = |name| function(api, unpack, name);
+            let of = |name| unpack.function(gpu, name);
             Ok(Self {
                 modules: [unpack, crc32c],
                 few: of(c"tcpx_unpack_few")?,
@@ -90,16 +84,15 @@ impl Kernels {
                 even_few: of(c"tcpx_even_few")?,
                 even_many: of(c"tcpx_even_many")?,
                 even_mapped: of(c"tcpx_even_mapped")?,
-                sum: function(api, crc32c, c"tcpx_crc32c")?,
-                prepare: function(api, crc32c, c"tcpx_crc32c_prepare")?,
+                sum: crc32c.function(gpu, c"tcpx_crc32c")?,
+                prepare: crc32c.function(gpu, c"tcpx_crc32c_prepare")?,
                 tables: device_alloc(gpu, TABLES)?,
                 multiprocessors: gpu.multiprocessors(),
             })
         };
-        loaded().map_err(|error| {
-            unload(api, unpack);
-            unload(api, crc32c);
-            unavailable(gpu, error)
+        loaded().inspect_err(|_| {
+            unpack.unload(api);
+            crc32c.unload(api);
         })
     }
 
@@ -107,7 +100,7 @@ impl Kernels {
     pub(super) fn unload(&self, gpu: &Gpu) {
         self.modules
             .iter()
-            .for_each(|module| unload(gpu.api(), *module));
+            .for_each(|module| module.unload(gpu.api()));
         // SAFETY: nothing runs that could read the tables.
         unsafe { device_free(gpu, self.tables) };
     }
@@ -132,24 +125,15 @@ impl Kernels {
         ] {
             // SAFETY: no pieces, so no memory is touched.
             unsafe {
-                launch(
-                    api,
-                    function,
-                    (1, 64),
-                    stream,
-                    &mut [parameter(&call), list.cast_mut()],
-                )?
+                let parameters = &mut [parameter(&call), list.cast_mut()];
+                function.launch(api, (1, 64), stream, parameters)?
             };
         }
         // SAFETY: the tables' memory is as large as the kernel's structure.
         unsafe {
-            launch(
-                api,
-                self.prepare,
-                (1, SUM_THREADS),
-                stream,
-                &mut [parameter(&self.tables)],
-            )
+            let parameters = &mut [parameter(&self.tables)];
+            self.prepare
+                .launch(api, (1, SUM_THREADS), stream, parameters)
         }
     }
 
@@ -199,13 +183,8 @@ impl Kernels {
         };
         // SAFETY: the caller's promise; the parameters are of the function's types.
         unsafe {
-            launch(
-                api,
-                function,
-                grid,
-                stream,
-                &mut [parameter(&call), list.cast_mut()],
-            )
+            let parameters = &mut [parameter(&call), list.cast_mut()];
+            function.launch(api, grid, stream, parameters)
         }
     }
 
@@ -243,13 +222,8 @@ impl Kernels {
         ];
         // SAFETY: the caller's promise; the parameters are of the kernel's types.
         unsafe {
-            launch(
-                api,
-                self.sum,
-                (*blocks, SUM_THREADS),
-                stream,
-                &mut parameters,
-            )
+            self.sum
+                .launch(api, (*blocks, SUM_THREADS), stream, &mut parameters)
         }
     }
 
@@ -275,39 +249,6 @@ impl Call {
             split: 0,
         }
     }
-}
-
-fn parameter<T>(value: &T) -> *mut c_void {
-    std::ptr::from_ref(value).cast_mut().cast()
-}
-
-/// # Safety
-/// As the callers'; the parameters are of the function's types.
-unsafe fn launch(
-    api: &Api,
-    function: sys::CUfunction,
-    (blocks, threads): (u32, u32),
-    stream: sys::CUstream,
-    parameters: &mut [*mut c_void],
-) -> Result<(), CudaError> {
-    // SAFETY: the driver copies the parameters in this call and does not write them; the memory they
-    // lead to is the caller's promise.
-    let code = unsafe {
-        (api.cuLaunchKernel)(
-            function,
-            blocks,
-            1,
-            1,
-            threads,
-            1,
-            1,
-            0,
-            stream,
-            parameters.as_mut_ptr(),
-            std::ptr::null_mut(),
-        )
-    };
-    api.check("cuLaunchKernel", code)
 }
 
 /// Blocks and threads for a list that came with the launch, and how many warps share a piece, as a power of
@@ -338,42 +279,6 @@ fn long_grid(multiprocessors: u32, count: u32) -> (u32, u32) {
     };
     let blocks = count.div_ceil(warps);
     (blocks.min(multiprocessors * LONG_BLOCKS), warps * 32)
-}
-
-fn load(gpu: &Gpu, ptx: &str) -> Result<sys::CUmodule, CudaError> {
-    let mut module = std::ptr::null_mut();
-    // SAFETY: the pointer is valid for one handle, and the text ends in a zero.
-    let code = unsafe { (gpu.api().cuModuleLoadData)(&raw mut module, ptx.as_ptr().cast()) };
-    gpu.api()
-        .check("cuModuleLoadData", code)
-        .map_err(|error| unavailable(gpu, error))?;
-    Ok(module)
-}
-
-fn function(api: &Api, module: sys::CUmodule, name: &CStr) -> Result<sys::CUfunction, CudaError> {
-    let mut function = std::ptr::null_mut();
-    // SAFETY: the pointer is valid for one handle, the module is loaded, the name ends in a zero.
-    let code = unsafe { (api.cuModuleGetFunction)(&raw mut function, module, name.as_ptr()) };
-    api.check("cuModuleGetFunction", code)?;
-    Ok(function)
-}
-
-fn unload(api: &Api, module: sys::CUmodule) {
-    // SAFETY: ours; no launch of it is under way.
-    api.check_teardown("cuModuleUnload", unsafe { (api.cuModuleUnload)(module) });
-}
-
-/// An error of loading, told apart from a broken context.
-fn unavailable(gpu: &Gpu, error: CudaError) -> CudaError {
-    match error {
-        CudaError::Call { code, name, .. } if CANNOT_LOAD.contains(&code) => {
-            CudaError::KernelUnavailable {
-                device: gpu.ordinal(),
-                name,
-            }
-        }
-        other => other,
-    }
 }
 
 #[cfg(test)]
