@@ -19,7 +19,7 @@ struct Kernel {
     ptx: &'static str,
 }
 
-const KERNELS: [Kernel; 4] = [
+const KERNELS: [Kernel; 5] = [
     Kernel {
         source: "unpack.cu",
         headers: &["tell.h", "unpack_lane.h"],
@@ -29,6 +29,11 @@ const KERNELS: [Kernel; 4] = [
         source: "crc32c.cu",
         headers: &["crc32c_lane.h", "tell.h", "unpack_lane.h"],
         ptx: "crates/tcpx-memory/src/ptx/crc32c.ptx",
+    },
+    Kernel {
+        source: "courier.cu",
+        headers: &["unpack_lane.h"],
+        ptx: "crates/tcpx-memory/src/ptx/courier.ptx",
     },
     Kernel {
         source: "yardstick.cu",

@@ -62,6 +62,7 @@ impl Link {
             })?),
         };
         options.unpack = args.network.unpack;
+        options.persistent_kernel = args.network.persistent_kernel;
         options.deadlines = Deadlines {
             stall: args.timeout.0,
             total: None,

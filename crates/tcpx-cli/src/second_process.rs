@@ -99,6 +99,10 @@ fn same(link: &LinkArgs) -> Vec<String> {
     );
     flag("congestion", network.congestion.clone());
     flag("unpack", network.unpack.map(|method| method.to_string()));
+    let persistent = u8::from(network.persistent_kernel);
+    flag("persistent-kernel", Some(persistent.to_string()));
+    flag("interfaces", network.interfaces().map(str::to_owned));
+    flags.extend(network.zero_copy.then(|| "--zero-copy".to_owned()));
     flags
 }
 

@@ -55,24 +55,28 @@ fn run(gpu: &Gpu, bytes: usize, count: usize) -> Outcome<()> {
         while !fence.is_reached()? {}
         Ok::<_, CudaError>(())
     })?;
-    time("read by a copy", count, || {
-        into.clear();
-        small.read(&device.all(), None, LIMIT, &mut into).map(drop)
-    })?;
-    time("read by a copy, after the default streams", count, || {
-        let fence = Fence::take(gpu, After::DefaultStreams)?;
-        into.clear();
-        let fence = Some(&fence);
-        small.read(&device.all(), fence, LIMIT, &mut into).map(drop)
-    })?;
-    let mut ended = Vec::new();
-    time("written by a copy", count, || {
-        small.start_write(&device.all(), &payload, None, 1)?;
-        while small.is_busy() {
-            small.poll(&mut ended);
-        }
-        Ok::<_, MemoryError>(())
-    })?;
+    for how in ["by a copy", "by the courier"] {
+        time(&format!("read {how}"), count, || {
+            into.clear();
+            small.read(&device.all(), None, LIMIT, &mut into).map(drop)
+        })?;
+        let after = format!("read {how}, after the default streams");
+        time(&after, count, || {
+            let fence = Fence::take(gpu, After::DefaultStreams)?;
+            into.clear();
+            let fence = Some(&fence);
+            small.read(&device.all(), fence, LIMIT, &mut into).map(drop)
+        })?;
+        let mut ended = Vec::new();
+        time(&format!("written {how}"), count, || {
+            small.start_write(&device.all(), &payload, None, 1)?;
+            while small.is_busy() {
+                small.poll(&mut ended);
+            }
+            Ok::<_, MemoryError>(())
+        })?;
+        small = small.with_courier();
+    }
     let mut unpacker = Unpacker::new(gpu).map_err(text)?;
     for (what, from, to) in [
         ("read by the kernel", &device, &pinned),

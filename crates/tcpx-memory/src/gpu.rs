@@ -1,6 +1,7 @@
 //! A CUDA device and the context that memory and work on it live in.
 
 mod context;
+mod couriers;
 mod default_streams;
 mod module;
 mod pointer;
@@ -42,6 +43,7 @@ struct Inner {
     sync: Mutex<Option<sync::SyncPath>>,
     /// See [`default_streams`]; unknown during set-up.
     legacy_answers_for_all: OnceLock<bool>,
+    couriers: couriers::Couriers,
 }
 
 /// A context, and whether we retained it.
@@ -158,6 +160,7 @@ impl Gpu {
             events: EventPool::default(),
             sync: Mutex::default(),
             legacy_answers_for_all: OnceLock::new(),
+            couriers: couriers::Couriers::default(),
         });
         let gpu = Self(inner);
         gpu.0.events.fill(&gpu)?;
@@ -263,9 +266,10 @@ fn release_primary(api: &Api, device: sys::CUdevice, context: &ContextHandle) {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Events and the synchronous path's stream go before the context they live in.
+        // Events, kernels and the synchronous path's stream go before the context they live in.
         if let Ok(_current) = Current::enter_raw(self.api, self.context.context) {
             self.events.destroy(self.api);
+            self.couriers.unload(self.api);
             if let Some(path) = self
                 .sync
                 .get_mut()

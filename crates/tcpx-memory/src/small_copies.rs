@@ -1,5 +1,6 @@
 //! Copies of a few KiB between GPU memory and the program, from the caller's own thread.
 
+mod courier;
 mod ends;
 #[cfg(test)]
 mod tests;
@@ -14,6 +15,7 @@ use crate::fence::Fence;
 use crate::gpu::{Current, Gpu, MappedHost, create_stream, destroy_stream, host_free};
 use crate::lease::{Access, Hold};
 use crate::slice::RegionSlice;
+use courier::{Courier, ORDERS, Order};
 use ends::Ends;
 
 /// Copies under way at a time.
@@ -24,6 +26,8 @@ const WARM_UP: Duration = Duration::from_secs(60);
 const LAST_WAIT: Duration = Duration::from_secs(1);
 
 const HOLDER: &str = "a small copy";
+/// All may be orders at a time.
+const _: () = assert!(SLOTS <= ORDERS);
 
 /// Moves small messages to and from a GPU without a hand-over to the copy worker, which would take longer
 /// than the copy.
@@ -41,6 +45,8 @@ pub struct SmallCopies {
     writes: u16,
     /// How their ends are seen; `None` before set-up is over.
     ends: Option<Ends>,
+    /// What copies where one small message follows another; `None` where that cannot be had.
+    courier: Option<Courier>,
     /// The slots' bytes, and behind them the words of their ends.
     memory: MappedHost,
     /// The driver refused something: nothing is started any more.
@@ -54,7 +60,11 @@ unsafe impl Send for SmallCopies {}
 struct Copy {
     /// The caller's name for a write; `None` for a read that was given up.
     token: Option<u64>,
+    /// Where to and where from, and how much.
+    way: (u64, u64),
     bytes: usize,
+    /// Of a copy that is the courier's.
+    order: Option<Order>,
     _memory: (RegionSlice, Hold),
 }
 
@@ -77,6 +87,7 @@ impl SmallCopies {
             under_way: 0,
             writes: 0,
             ends: None,
+            courier: None,
             memory,
             broken: false,
         };
@@ -119,6 +130,26 @@ impl SmallCopies {
         self.ends = Some(ends);
         self.broken = false;
         Ok(())
+    }
+
+    /// Also copies by a kernel that stays on the GPU while small messages follow each other closely, without a call
+    /// of the driver for each. Where the GPU or its driver cannot, all is as before.
+    pub fn with_courier(mut self) -> Self {
+        let can = self.ends.as_ref().is_some_and(|ends| !ends.must_ask());
+        let made = can.then(|| {
+            let _current = Current::enter(&self.gpu)?;
+            Courier::new(&self.gpu)
+        });
+        if let Some(Err(error)) = &made {
+            tracing::debug!(%error, "no kernel stays for small copies");
+        }
+        self.courier = made.and_then(Result::ok);
+        self
+    }
+
+    /// Copies that the courier has made, ever.
+    pub fn courier_copies(&self) -> u64 {
+        self.courier.as_ref().map_or(0, Courier::copies)
     }
 
     /// Whether something is under way that [`Self::poll`] will tell of.
@@ -254,35 +285,60 @@ impl SmallCopies {
         token: Option<u64>,
         memory: (RegionSlice, Hold),
     ) -> Result<(), MemoryError> {
-        let api = self.gpu.api();
-        let bytes = memory.0.len();
-        let stream = self.streams[usize::from(token.is_none())];
         self.slots[slot] = Some(Copy {
             token,
-            bytes,
+            way: (to, from),
+            bytes: memory.0.len(),
+            order: None,
             _memory: memory,
         });
         self.under_way |= 1 << slot;
         self.writes |= u16::from(token.is_some()) << slot;
-        // SAFETY: the slot and the held memory have that many bytes, and stay until the event.
-        let code = unsafe { (api.cuMemcpyAsync)(to, from, bytes, stream) };
-        let issued = api.check("cuMemcpyAsync", code);
-        let marked = issued.and_then(|()| match &mut self.ends {
-            Some(ends) => ends.mark(slot, stream),
-            None => Ok(()),
-        });
-        marked.map_err(|error| self.give_up(slot, error))
+        if self.order(slot) {
+            return Ok(());
+        }
+        let issued = self.issue(slot);
+        issued.map_err(|error| self.give_up(slot, error))
+    }
+
+    /// Hands a copy to the courier, if that is there.
+    fn order(&mut self, slot: usize) -> bool {
+        let (Some(courier), Some(ends), Some(copy)) =
+            (&mut self.courier, &mut self.ends, &mut self.slots[slot])
+        else {
+            return false;
+        };
+        if courier.is_here()
+            && let Some(end) = ends.next(slot)
+        {
+            // SAFETY: the slot and the held memory have that many bytes, and stay until the end, as does the word
+            // of the end. There are no more orders than slots.
+            copy.order = Some(unsafe { courier.order(copy.way, copy.bytes as u32, end) });
+        }
+        copy.order.is_some()
+    }
+
+    /// Has the driver copy; the context is current.
+    fn issue(&mut self, slot: usize) -> Result<(), CudaError> {
+        let (Some(ends), Some(copy)) = (&mut self.ends, &self.slots[slot]) else {
+            return Ok(());
+        };
+        let api = self.gpu.api();
+        let stream = self.streams[usize::from(copy.token.is_none())];
+        let (to, from) = copy.way;
+        // SAFETY: the slot and the held memory have that many bytes, and stay until the end is seen.
+        let code = unsafe { (api.cuMemcpyAsync)(to, from, copy.bytes, stream) };
+        api.check("cuMemcpyAsync", code)?;
+        ends.mark(slot, stream)?;
+        if let Some(courier) = &mut self.courier {
+            courier.note(Instant::now());
+        }
+        Ok(())
     }
 
     /// Frees the slot if its copy has ended.
     fn land(&mut self, slot: usize) -> Result<bool, MemoryError> {
-        let writes = self.writes & 1 << slot != 0;
-        let stream = self.streams[usize::from(!writes)];
-        let come = match &mut self.ends {
-            Some(ends) => ends.has_come(slot, stream),
-            None => Ok(false),
-        };
-        match come {
+        match self.has_ended(slot) {
             Ok(true) => {
                 drop(self.take(slot));
                 Ok(true)
@@ -290,6 +346,30 @@ impl SmallCopies {
             Ok(false) => Ok(false),
             Err(error) => Err(self.give_up(slot, error)),
         }
+    }
+
+    fn has_ended(&mut self, slot: usize) -> Result<bool, CudaError> {
+        let (Some(ends), Some(copy)) = (&mut self.ends, &mut self.slots[slot]) else {
+            return Ok(false);
+        };
+        let (Some(courier), Some(order)) = (&mut self.courier, &mut copy.order) else {
+            let stream = self.streams[usize::from(copy.token.is_none())];
+            return ends.has_come(slot, stream);
+        };
+        if !ends.shows(slot) {
+            if courier.is_open(order)? {
+                return Ok(false);
+            }
+            // It may have told the end since the first look.
+            if !ends.shows(slot) {
+                copy.order = None;
+                let gpu = self.gpu.clone();
+                let _current = Current::enter(&gpu)?;
+                return self.issue(slot).map(|()| false);
+            }
+        }
+        courier.ended(order);
+        Ok(true)
     }
 
     /// The slot is free.
@@ -352,10 +432,14 @@ impl Drop for SmallCopies {
         if self.broken || self.under_way != 0 {
             // A copy may still run: its memory, the streams and the slots stay until the process ends.
             std::mem::forget(std::mem::take(&mut self.slots));
+            std::mem::forget(self.courier.take());
             return;
         }
         let gpu = self.gpu.clone();
         if let Ok(_current) = Current::enter(&gpu) {
+            if let Some(courier) = self.courier.take() {
+                courier.end(LAST_WAIT);
+            }
             self.destroy(gpu.api());
         }
     }

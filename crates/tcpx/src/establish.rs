@@ -212,6 +212,10 @@ fn run(
 fn small_copies(options: &Options, eager_limit: u32) -> Option<SmallCopies> {
     let gpu = options.gpu.as_ref().filter(|_| eager_limit > 0)?;
     SmallCopies::new(gpu)
+        .map(|small| match options.persistent_kernel {
+            true => small.with_courier(),
+            false => small,
+        })
         .inspect_err(|error| {
             tracing::warn!(%error, "small messages of GPU memory travel as large ones");
         })

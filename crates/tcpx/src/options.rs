@@ -44,6 +44,10 @@ pub struct Options {
     pub eager_limit: u32,
     /// The GPU whose memory this side moves; `None` for host memory only.
     pub gpu: Option<Gpu>,
+    /// Whether a kernel stays on the GPU for a moment where one small message follows another, and copies them
+    /// without a call of the driver for each; true by default. It takes 256 threads of one multiprocessor, and
+    /// whoever waits for the whole device waits for it too, up to a millisecond.
+    pub persistent_kernel: bool,
     /// Told about every step, for progress bars, logs and tests.
     pub observer: Option<Arc<dyn Observer>>,
     /// A listening endpoint accepts one authenticated session only, then its key is spent.
@@ -68,6 +72,7 @@ impl Options {
             dead_after: Duration::from_secs(10),
             eager_limit: 16 * 1024,
             gpu: None,
+            persistent_kernel: true,
             observer: None,
             one_time: false,
         }

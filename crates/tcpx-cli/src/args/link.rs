@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::builder::FalseyValueParser;
-use clap::{Args, ValueEnum};
+use clap::{ArgAction, Args, ValueEnum};
 use tcpx::{Congestion, Key, UnpackMethod};
 
 use crate::sizes::{Limit, Size};
@@ -112,6 +112,9 @@ pub(crate) struct NetworkArgs {
     /// Send host memory to other hosts from where it lies (MSG_ZEROCOPY); a lane whose route makes the kernel copy copies again.
     #[arg(long, env = "TCPX_ZERO_COPY", value_parser = FalseyValueParser::new())]
     pub(crate) zero_copy: bool,
+    /// Whether a kernel stays on the GPU for a moment where one small message follows another, and copies without a call of the driver for each.
+    #[arg(long, value_name = "0|1", env = "TCPX_PERSISTENT_KERNEL", value_parser = FalseyValueParser::new(), default_value = "1", hide_possible_values = true, action = ArgAction::Set)]
+    pub(crate) persistent_kernel: bool,
     /// How scattered fragments reach their destination: host, d2d or kernel [default: the fastest that works here].
     #[arg(long, value_name = "METHOD", env = "UCCL_TCPX_UNPACK_IMPL", value_parser = unpack)]
     pub(crate) unpack: Option<UnpackMethod>,

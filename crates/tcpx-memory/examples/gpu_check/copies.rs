@@ -118,7 +118,7 @@ pub(crate) fn checksums(bench: &Bench) -> Outcome {
 }
 
 /// Bit by bit, so that it shares nothing with the code under test.
-fn crc32c(bytes: &[u8]) -> u32 {
+pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
     let mut table = [0_u32; 256];
     for (index, entry) in table.iter_mut().enumerate() {
         *entry = (0..8).fold(index as u32, |crc, _| {

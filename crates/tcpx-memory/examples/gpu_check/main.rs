@@ -11,6 +11,7 @@ mod copies;
 mod dma_buf;
 mod far;
 mod order;
+mod small;
 mod support;
 mod sweep;
 mod timing;
@@ -29,7 +30,7 @@ use tcpx_memory::driver::{DriverStatus, probe};
 /// A check by its name.
 type Check = (&'static str, fn(&Bench) -> Outcome);
 
-const CHECKS: [Check; 18] = [
+const CHECKS: [Check; 22] = [
     ("contexts", contexts::contexts),
     ("typed_errors", copies::typed_errors),
     ("blocking_access", copies::blocking_access),
@@ -47,6 +48,10 @@ const CHECKS: [Check; 18] = [
     ("fence_does_not_hold_up_others", order::others_go_on),
     ("spinning_kernel", order::spinning_kernel),
     ("graph_capture", order::graph_capture),
+    ("small_copies_both_ways", small::both_ways),
+    ("small_copies_fresh_bytes", small::fresh_bytes),
+    ("small_copies_full_gpu", small::full_gpu),
+    ("small_copies_whole_device", small::whole_device),
     ("beyond_4_gib", far::destinations_and_sources),
 ];
 

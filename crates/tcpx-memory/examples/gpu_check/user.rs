@@ -192,6 +192,23 @@ impl User {
         self.launch(self.spin_until, 1, 1, stream, &mut parameters)
     }
 
+    /// As above, of so many threads that no other block fits beside them.
+    pub(crate) fn spin_everywhere(
+        &self,
+        stream: CUstream,
+        flag: &Flag,
+        mut limit_ns: u64,
+    ) -> Result<(), String> {
+        let (mut raised, mut answer) = (flag.0, flag.0.wrapping_add(1));
+        let mut parameters: [*mut c_void; 3] = [
+            (&raw mut raised).cast(),
+            (&raw mut answer).cast(),
+            (&raw mut limit_ns).cast(),
+        ];
+        // Two blocks of 1024 threads fill a multiprocessor; the rest comes when those end.
+        self.launch(self.spin_until, 512, 1024, stream, &mut parameters)
+    }
+
     fn launch(
         &self,
         function: CUfunction,

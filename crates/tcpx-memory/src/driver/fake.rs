@@ -2,6 +2,7 @@
 //! stream does its next few pieces of work only when somebody looks at an event on it. Whatever is reused
 //! too early therefore shows as wrong bytes.
 
+mod courier;
 pub(crate) mod device_memory;
 mod launch;
 mod memory;
@@ -17,8 +18,8 @@ use memory::{allocate, describe, release};
 pub(crate) use streams::{keep_default_streams, with_a_legacy_stream_alone};
 use world::{CAPTURE_MODE, CURRENT, Fault, Operation, World, inside, outside_captures, pointer};
 pub(crate) use world::{
-    capture, capture_mode, contexts_on_this_thread, ended_hastily, gated_stream, hide_streams_of,
-    launches, looks, lose_streams_of, refuse_launches_to,
+    capture, capture_mode, contexts_on_this_thread, desert, ended_hastily, gated_stream,
+    hide_streams_of, launches, looks, lose_streams_of, refuse_launches_to,
 };
 
 use tcpx_wire::Descriptor;

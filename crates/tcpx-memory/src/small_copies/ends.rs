@@ -59,7 +59,7 @@ impl Ends {
             });
         }
         // A driver or a GPU that cannot write words says so at the first.
-        if let Err(error) = ends.write_word(0, words.1, stream) {
+        if let Err(error) = ends.write_word((words.1, 0), stream) {
             tracing::debug!(%error, "small copies are followed by events");
             ends.words = None;
         }
@@ -68,17 +68,24 @@ impl Ends {
 
     /// Has the slot show the end of the stream's work so far; the context is current.
     pub(super) fn mark(&mut self, slot: usize, stream: sys::CUstream) -> Result<(), CudaError> {
-        let sign = &mut self.signs[slot];
-        sign.number = sign.number.wrapping_add(1);
-        sign.looks = 0;
-        match self.words {
-            Some((_, device)) => self.write_word(slot, device, stream),
-            None => sign.event.record(self.gpu.api(), stream),
+        match self.next(slot) {
+            Some(word) => self.write_word(word, stream),
+            None => self.signs[slot].event.record(self.gpu.api(), stream),
         }
     }
 
-    /// Has the stream write the slot's number to its word.
-    fn write_word(&self, slot: usize, device: u64, stream: sys::CUstream) -> Result<(), CudaError> {
+    /// The word that will show the slot's next end, for the GPU, and what it must become then; `None` where
+    /// events are looked at.
+    pub(super) fn next(&mut self, slot: usize) -> Option<(u64, u32)> {
+        let (_, device) = self.words?;
+        let sign = &mut self.signs[slot];
+        sign.number = sign.number.wrapping_add(1);
+        sign.looks = 0;
+        Some((device + (slot * WORD_BYTES) as u64, sign.number))
+    }
+
+    /// Has the stream write a number to a slot's word.
+    fn write_word(&self, (at, number): (u64, u32), stream: sys::CUstream) -> Result<(), CudaError> {
         let api = self.gpu.api();
         let write = api
             .cuStreamWriteValue32_v2
@@ -86,10 +93,9 @@ impl Ends {
                 name: "cuStreamWriteValue32_v2",
                 needs: "11.7",
             })?;
-        let at = device + (slot * WORD_BYTES) as u64;
         // SAFETY: the word stays until the stream has passed this, by the promise to `new`. With no flags
         // the write comes behind all that the stream did before, as the CPU sees it too.
-        let code = unsafe { write(stream, at, self.signs[slot].number, 0) };
+        let code = unsafe { write(stream, at, number, 0) };
         api.check("cuStreamWriteValue32", code)
     }
 

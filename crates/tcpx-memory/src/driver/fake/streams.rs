@@ -107,6 +107,7 @@ impl World {
     }
 
     fn query(&mut self, stream: usize) -> i32 {
+        self.run_couriers();
         match self.streams.get(&stream).map(VecDeque::is_empty) {
             None => INVALID_VALUE,
             Some(_) if self.lost.contains_key(&stream) => UNKNOWN,

@@ -9,6 +9,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use super::courier::Stay;
 use super::launch::{Done, List, tcpx_crc32c_host, tcpx_crc32c_prepare_host};
 use super::{CAPTURE_UNSUPPORTED, CONTEXT, INVALID_CONTEXT, streams};
 use crate::bounce::UnpackMethod;
@@ -41,6 +42,8 @@ pub(super) enum Operation {
     /// A word, and what it must say before the stream goes on, or what is written to it.
     Wait(usize, u32),
     Write(usize, u32),
+    /// It goes on for several looks.
+    Stay(Stay),
 }
 
 /// Which call fails for a stream's events.
@@ -71,6 +74,8 @@ pub(super) struct World {
     pub(super) looks: HashMap<usize, usize>,
     /// Launches of the unpack kernel by the pool's address.
     pub(super) launches: HashMap<usize, usize>,
+    /// Rings of orders whose kernels leave without another look.
+    pub(super) deserted: HashSet<u64>,
     pub(super) next: usize,
 }
 
@@ -150,6 +155,11 @@ pub(crate) fn refuse_launches_to(address: u64) {
     world(|world| world.refused.insert(address));
 }
 
+/// The kernel that looks for orders at this address leaves without another look.
+pub(crate) fn desert(orders: u64) {
+    world(|world| world.deserted.insert(orders));
+}
+
 /// Whether the stream of a launch for the pool at this address went before it had passed all its work.
 pub(crate) fn ended_hastily(pool: u64) -> bool {
     world(|world| world.hasty.contains(&(pool as usize)))
@@ -185,6 +195,9 @@ impl World {
         };
         if streams::is_held(queue.front()) {
             return false;
+        }
+        if let Some(Operation::Stay(_)) = queue.front() {
+            return self.run_couriers();
         }
         match queue.pop_front() {
             Some(Operation::Copy { to, from, len }) => {
@@ -239,7 +252,7 @@ impl World {
             Some(Operation::Write(word, value)) => {
                 streams::word(word).store(value, Ordering::Release);
             }
-            Some(Operation::Gate(_) | Operation::Wait(..)) => {}
+            Some(Operation::Gate(_) | Operation::Wait(..) | Operation::Stay(_)) => {}
             None => return false,
         }
         true
