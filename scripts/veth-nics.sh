@@ -25,9 +25,10 @@ out=$(realpath "$1")
 rate=800 slow=80
 a=tcpx-veth-$$-a b=tcpx-veth-$$-b
 work=$(mktemp -d)
-server=
+server='' cutter=''
 clean() {
   [ -n "$server" ] && kill "$server" 2>/dev/null
+  [ -n "$cutter" ] && kill "$cutter" 2>/dev/null
   ip netns del "$a" 2>/dev/null
   ip netns del "$b" 2>/dev/null
   rm -rf "$work"
@@ -88,9 +89,9 @@ part() {
 }
 carried() { ip netns exec "$a" cat "/sys/class/net/$1/statistics/tx_bytes"; }
 
-# cut NIC TO: how long a file takes that loses a card on its way; it arrives only if its digest is right.
-cut() {
-  local nic=$1 before started ended cutter
+# lose NIC TO: how long a file takes that loses a card on its way; it arrives only if its digest is right.
+lose() {
+  local nic=$1 before started ended
   mkdir "$work/arrived"
   serve transfer server --out "$work/arrived"
   before=$(carried "$nic")
@@ -107,8 +108,9 @@ cut() {
     { cat "$work/client" >&2; fail 'the transfer did not survive the cut'; }
   ended=$(date +%s%N)
   served
-  [ -e "$2.was-cut" ] || { kill "$cutter"; fail 'the transfer ended before the cut'; }
+  [ -e "$2.was-cut" ] || fail 'the transfer ended before the cut'
   wait "$cutter"
+  cutter=
   cmp "$work/file" "$work/arrived/file" || fail 'something else arrived'
   rm -r "$work/arrived"
   awk -v ns=$((ended - started)) 'BEGIN { printf "{\"seconds\": %.3f}\n", ns / 1e9 }' >"$2"
@@ -125,9 +127,9 @@ for round in $(seq "$rounds"); do
   perf "$work/slow.$round" "$size"
   part "$work/slow.$round" 3.1 "$work/one.$round" "$work/slow-part.$round"
   shape nic3 "$rate"
-  cut nic2 "$work/cut.$round"
+  lose nic2 "$work/cut.$round"
   # The one that the control connection is on.
-  cut nic0 "$work/control.$round"
+  lose nic0 "$work/control.$round"
 done
 
 runs() { for round in $(seq "$rounds"); do printf '%s ' "$work/$1.$round"; done; }

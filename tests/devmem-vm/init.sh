@@ -56,6 +56,12 @@ met() {
 		echo "  $counter: $times"
 	done
 }
+# gro on|off: whether either card's packets are joined. Joined, small packets that are linear throughout mix with
+# fragments, and the kernel can then hand out neither (ENODEV), now and then if few packets are so small.
+gro() {
+	ethtool -K dm1 gro "$1"
+	sender ethtool -K dm0 gro "$1"
+}
 # bindings: what is bound, in either direction, and the memory that bindings hold
 bindings() {
 	devmem_setup bound dm1

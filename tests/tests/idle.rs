@@ -1,13 +1,14 @@
 //! What an open connection costs that nobody uses.
 
 use std::io::Write;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
-use tcpx::{Connection, Region, TcpNetwork};
+use tcpx::{Connection, Network, Region, TcpNetwork};
 use tcpx_net::TcpOptions;
-use tcpx_tests::pair::{Listening, close};
+use tcpx_tests::pair::{Listening, close, double_network};
 
 const IDLE: Duration = Duration::from_secs(2);
 
@@ -32,39 +33,62 @@ fn use_it(server: &Connection, client: &Connection) {
     }
 }
 
+/// What nobody uses for a while must cost each end less than a thousandth of a core.
+fn idle(what: &str, connections: &[(Connection, Connection)]) {
+    // Whatever looks for more work gives up within half a second.
+    thread::sleep(Duration::from_millis(500));
+    let before = spent();
+    thread::sleep(IDLE);
+    let cost = spent() - before;
+    // Both ends are in this process.
+    let ends = u32::try_from(2 * connections.len()).expect("a few");
+    let _ = writeln!(
+        std::io::stderr(),
+        "measured: {what}, {ends} ends: {:.4} % of a core for each end",
+        cost.as_secs_f64() / IDLE.as_secs_f64() * 100.0 / f64::from(ends)
+    );
+    assert!(cost < ends * IDLE / 1000, "{what}: {cost:?} in {IDLE:?}");
+}
+
+/// One connection and several over a network: never used, then used before, then with receives for which
+/// nothing comes.
+fn idle_over(name: &str, network: &Arc<dyn Network>) {
+    // The time is the process's: one test at a time.
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    for count in [1, 12] {
+        let listening = Listening::new(network.clone(), |_| {}, |_| {});
+        let connections: Vec<_> = (0..count).map(|_| listening.connect()).collect();
+        idle(&format!("{name}, never used"), &connections);
+        for (server, client) in &connections {
+            use_it(server, client);
+        }
+        idle(&format!("{name}, used before"), &connections);
+        let waiting: Vec<_> = connections
+            .iter()
+            .map(|(server, _)| {
+                let memory = Region::host(1 << 20).expect("memory");
+                server.receive(memory.all(), 2).start().expect("room")
+            })
+            .collect();
+        idle(&format!("{name}, a receive waits"), &connections);
+        drop(waiting);
+        for (server, client) in connections {
+            close(server, client);
+        }
+    }
+}
+
 #[test]
 fn open_idle_connections_cost_less_than_a_thousandth_of_a_core_each() {
     let network = TcpNetwork::new(TcpOptions {
         lanes: 4,
         ..TcpOptions::default()
     });
-    let network = std::sync::Arc::new(network);
-    // Never used, then used before; one, and several.
-    for count in [1, 12] {
-        let listening = Listening::new(network.clone(), |_| {}, |_| {});
-        let connections: Vec<_> = (0..count).map(|_| listening.connect()).collect();
-        for used in [false, true] {
-            if used {
-                for (server, client) in &connections {
-                    use_it(server, client);
-                }
-            }
-            // Whatever looks for more work gives up within half a second.
-            thread::sleep(Duration::from_millis(500));
-            let before = spent();
-            thread::sleep(IDLE);
-            let cost = spent() - before;
-            let _ = writeln!(
-                std::io::stderr(),
-                "measured: {count} idle connections, used: {used}: {:.4} % of a core for each end",
-                cost.as_secs_f64() / IDLE.as_secs_f64() * 50.0 / f64::from(count)
-            );
-            // Both ends are in this process.
-            let most = 2 * count * IDLE / 1000;
-            assert!(cost < most, "{count}, {used}: {cost:?} in {IDLE:?}");
-        }
-        for (server, client) in connections {
-            close(server, client);
-        }
-    }
+    idle_over("tcp", &(Arc::new(network) as Arc<dyn Network>));
+}
+
+#[test]
+fn so_do_those_of_a_plugin_which_can_only_be_polled() {
+    idle_over("plugin", &double_network());
 }

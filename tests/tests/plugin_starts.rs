@@ -1,10 +1,11 @@
 //! A plugin that fails or hangs from its constructor to its first properties: a typed error in time.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tcpx_net::{NetworkError, PluginMemory, PluginNetwork, PluginOptions};
-use tcpx_tests::child;
 use tcpx_tests::double::{self, Call};
+use tcpx_tests::{child, plugin_file};
 
 /// What a start may take here.
 const LIMIT: Duration = Duration::from_millis(700);
@@ -12,14 +13,18 @@ const LIMIT: Duration = Duration::from_millis(700);
 const BOUND: Duration = Duration::from_secs(20);
 
 fn load() -> Result<PluginNetwork, NetworkError> {
+    load_file(double::path(), LIMIT)
+}
+
+fn load_file(path: &Path, limit: Duration) -> Result<PluginNetwork, NetworkError> {
     let options = PluginOptions {
-        path: double::path().to_owned(),
+        path: path.to_owned(),
         abi: None,
         device: 0,
         memory: PluginMemory::StandIn,
     };
     let started = Instant::now();
-    let end = PluginNetwork::load_within(options, LIMIT);
+    let end = PluginNetwork::load_within(options, limit);
     assert!(started.elapsed() < BOUND, "{:?}", started.elapsed());
     end
 }
@@ -126,6 +131,28 @@ fn a_constructor_that_hangs_ends_in_time_and_the_process_can_leave() {
                 assert_eq!(check(&error), Some("TCPX-D011"), "{text}");
                 assert!(tcpx_net::plugin::is_linker_stuck());
             }
+            tcpx_net::plugin::leave_process(0);
+        },
+    );
+}
+
+#[test]
+fn a_constructor_that_hangs_does_not_hold_who_lets_go_of_another_plugin() {
+    let test = "a_constructor_that_hangs_does_not_hold_who_lets_go_of_another_plugin";
+    plugin_file::path();
+    child::run(
+        test,
+        &[
+            (double::FAULT_VARIABLE, double::LOADING_HANGS),
+            child::LOOPBACK,
+        ],
+        || {
+            let other = load_file(plugin_file::path(), BOUND).expect("it starts");
+            load().expect_err("it hangs");
+            assert!(tcpx_net::plugin::is_linker_stuck());
+            let start = Instant::now();
+            drop(other);
+            assert!(start.elapsed() < BOUND, "{:?}", start.elapsed());
             tcpx_net::plugin::leave_process(0);
         },
     );

@@ -101,14 +101,22 @@ impl Row {
             self.median,
             self.max
         );
-        let each = self.cpu_seconds_per_gb_each.into_iter().flatten();
-        for figure in each
-            .chain(self.cpu_seconds_per_gb)
-            .chain(self.tcp_bytes_per_payload_byte)
-        {
+        let [here, there] = self
+            .cpu_seconds_per_gb_each
+            .map_or([None; 2], |each| each.map(Some));
+        for (name, figure) in [
+            ("cpu_seconds_per_gb", self.cpu_seconds_per_gb),
+            ("cpu_seconds_per_gb_each", here),
+            ("cpu_seconds_per_gb_each", there),
+            (
+                "tcp_bytes_per_payload_byte",
+                self.tcp_bytes_per_payload_byte,
+            ),
+        ] {
+            let figure = figure.unwrap_or_default();
             ensure!(
                 figure.is_finite() && figure >= 0.0,
-                "a time or a part expected, {figure} found"
+                "{name}: a number of 0 or more expected, {figure} found"
             );
         }
         Ok(())
@@ -165,9 +173,25 @@ mod tests {
             ("/rows/0/min", json!(-1.0), "0 <= min"),
             ("/rows/0/runs", json!(0), "runs is 0"),
             ("/rows/0/unit", json!(""), "unit is empty"),
+            (
+                "/rows/0/cpu_seconds_per_gb_each",
+                json!([0.1, -0.1]),
+                "cpu_seconds_per_gb_each: a number of 0 or more",
+            ),
+            (
+                "/rows/0/tcp_bytes_per_payload_byte",
+                json!(-1.0),
+                "tcp_bytes_per_payload_byte: a number of 0 or more",
+            ),
         ] {
             let mut file = valid();
-            *file.pointer_mut(pointer).unwrap() = value;
+            match file.pointer_mut(pointer) {
+                Some(place) => *place = value,
+                None => {
+                    let name = pointer.rsplit('/').next().unwrap();
+                    file["rows"][0][name] = value;
+                }
+            }
             let error = format!("{:#}", Subject::parse(&file.to_string()).unwrap_err());
             assert!(error.contains(expected), "{pointer}: {error}");
         }

@@ -1,12 +1,12 @@
-//! The last call to a plugin, on a thread made for it: foreign code that does not return must not hold
-//! whoever lets go of the plugin.
+//! The last call to a plugin, which holds whoever lets go of the plugin for a while at most.
 
 use std::ffi::c_void;
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::bounded::{NoAnswer, bounded};
 use crate::library::{CallObserver, CallReport};
-use crate::result::{RawResult, ResultCode};
+use crate::result::ResultCode;
 use crate::tables::FinalizeFn;
 
 /// Longest wait for `finalize`, which ends threads and closes sockets and waits for no peer.
@@ -35,37 +35,37 @@ impl Finalize {
             }
         };
         let tell_late = tell.clone();
-        let (returned, answer) = mpsc::sync_channel::<RawResult>(0);
+        // Held until it is told what there is in time: what comes late is told behind that.
+        let turn = Arc::new(Mutex::new(()));
+        let turn_of_late = Arc::clone(&turn);
+        let first = turn.lock().unwrap_or_else(PoisonError::into_inner);
         let work = move || {
             // The whole value, which may change threads; its pointer alone may not.
             let this = self;
             // SAFETY: the caller's promise.
-            let rc = unsafe { (this.call)(this.context) };
-            // Nobody waits any more: it came back after all.
-            if returned.send(rc).is_err() {
-                tell_late(ResultCode::from_raw(rc));
-            }
+            ResultCode::from_raw(unsafe { (this.call)(this.context) })
         };
-        let thread = std::thread::Builder::new().name("tcpx-finalize".to_owned());
-        match thread.spawn(work) {
-            Ok(_) => tell(
-                answer
-                    .recv_timeout(limit)
-                    .map_or(ResultCode::InProgress, ResultCode::from_raw),
-            ),
-            // Without it the plugin keeps what it has, which is better than to wait for it here.
-            Err(_) => tell(ResultCode::SystemError),
-        }
+        let late = move |rc| {
+            drop(turn_of_late.lock());
+            tell_late(rc);
+        };
+        tell(match bounded("tcpx-finalize", limit, work, late) {
+            Ok(rc) => rc,
+            Err(NoAnswer::Stuck) => ResultCode::InProgress,
+            // Without a thread the plugin keeps what it has, which is better than to wait for it here.
+            Err(NoAnswer::NoThread(_) | NoAnswer::Panicked) => ResultCode::SystemError,
+        });
+        drop(first);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::ptr;
-    use std::sync::{Arc, Mutex};
     use std::time::Instant;
 
     use super::*;
+    use crate::result::RawResult;
 
     /// What the test that calls it holds.
     static DOOR: Mutex<()> = Mutex::new(());

@@ -5,13 +5,15 @@
 //!   offsets are checked when the crate is compiled.
 //! - *Loading*: [`Plugin`] finds the newest table of a shared library and drives it through one
 //!   API. The rules of the contract (one accept, same handle buffer, 16 requests, head-only test,
-//!   consumption in order, pointers that outlive the call) are kept by its types.
+//!   consumption in order, pointers that outlive the call) are kept by its types; [`bounded`] is for
+//!   calls that may not return.
 //! - *The device queue*: [`UnpackQueue`] reads what a plugin received, [`UnpackQueueWriter`] is
 //!   its other end.
 //! - *Exporting*: [`export`] turns a safe trait into the C table that a host loads, and [`tuner`]
 //!   another one that says how many channels suit the network.
 
 mod adapt;
+mod bounded;
 mod comm;
 pub mod constants;
 pub mod device;
@@ -40,6 +42,7 @@ mod setup;
 pub mod tables;
 pub mod tuner;
 
+pub use bounded::{NoAnswer, bounded};
 pub use comm::{MAX_REQUEST_BYTES, RecvComm, SendComm};
 pub use device::LoadMeta;
 pub use error::{CallError, HostError, LoadError};

@@ -4,6 +4,9 @@ use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+
 use crate::error::PluginError;
 use crate::held::Held;
 
@@ -81,15 +84,10 @@ pub(crate) enum Moved {
 /// Every span is readable memory of its length for the call.
 pub(crate) unsafe fn send(stream: &TcpStream, spans: &[Span]) -> Moved {
     let message = message(spans);
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
     outcome(false, || {
         // SAFETY: the descriptor is open, the message points to spans that the caller vouches for.
-        unsafe {
-            libc::sendmsg(
-                stream.as_raw_fd(),
-                &raw const message,
-                libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
-            )
-        }
+        returned(unsafe { libc::sendmsg(stream.as_raw_fd(), &raw const message, flags) })
     })
 }
 
@@ -99,61 +97,41 @@ pub(crate) unsafe fn send(stream: &TcpStream, spans: &[Span]) -> Moved {
 /// Every span is writable memory of its length for the call, and nobody else refers to it.
 pub(crate) unsafe fn receive(stream: &TcpStream, spans: &[Span]) -> Moved {
     let mut message = message(spans);
+    let flags = libc::MSG_DONTWAIT;
     outcome(true, || {
         // SAFETY: as for `send`; the kernel writes into the message only what it owns there.
-        unsafe { libc::recvmsg(stream.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) }
+        returned(unsafe { libc::recvmsg(stream.as_raw_fd(), &raw mut message, flags) })
     })
-}
-
-/// Sends plain bytes that more will follow.
-pub(crate) fn send_more(stream: &TcpStream, bytes: &[u8]) -> Moved {
-    send_flagged(stream, bytes, libc::MSG_MORE)
 }
 
 /// Ends a connection at once: the peer learns of it, and what it has not got is not sent. Closing with
 /// `SO_LINGER` would do so too, but not while a forked process holds a copy of the socket.
 pub(crate) fn reset(stream: &TcpStream) {
-    // SAFETY: an address of zeros is a valid one of no family.
-    let mut nobody: libc::sockaddr = unsafe { std::mem::zeroed() };
-    nobody.sa_family = libc::AF_UNSPEC as libc::sa_family_t;
-    // A sockaddr has 16 bytes.
-    let bytes = size_of::<libc::sockaddr>() as libc::socklen_t;
-    // SAFETY: the descriptor is open, the address has its length. It fails only for what is no socket.
-    let _ = unsafe { libc::connect(stream.as_raw_fd(), &raw const nobody, bytes) };
+    // It fails only for what is no socket.
+    let _ = rustix::net::connect_unspec(stream);
+}
+
+/// Sends plain bytes that more will follow.
+pub(crate) fn send_more(stream: &TcpStream, bytes: &[u8]) -> Moved {
+    send_flagged(stream, bytes, SendFlags::MORE)
 }
 
 /// Sends plain bytes. As with [`receive_bytes`], the plain call costs less than one with a list of spans, and
 /// NCCL's thread makes one for every few polls.
 pub(crate) fn send_bytes(stream: &TcpStream, bytes: &[u8]) -> Moved {
-    send_flagged(stream, bytes, 0)
+    send_flagged(stream, bytes, SendFlags::empty())
+}
+
+fn send_flagged(stream: &TcpStream, bytes: &[u8], flags: SendFlags) -> Moved {
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT | flags;
+    outcome(false, || rustix::net::send(stream, bytes, flags))
 }
 
 /// Receives plain bytes.
 pub(crate) fn receive_bytes(stream: &TcpStream, bytes: &mut [u8]) -> Moved {
+    let flags = RecvFlags::DONTWAIT;
     outcome(true, || {
-        // SAFETY: the descriptor is open, the range is the slice, which is borrowed for us alone.
-        unsafe {
-            libc::recv(
-                stream.as_raw_fd(),
-                bytes.as_mut_ptr().cast(),
-                bytes.len(),
-                libc::MSG_DONTWAIT,
-            )
-        }
-    })
-}
-
-fn send_flagged(stream: &TcpStream, bytes: &[u8], flags: libc::c_int) -> Moved {
-    outcome(false, || {
-        // SAFETY: the descriptor is open, the range is the slice.
-        unsafe {
-            libc::send(
-                stream.as_raw_fd(),
-                bytes.as_ptr().cast(),
-                bytes.len(),
-                libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | flags,
-            )
-        }
+        rustix::net::recv(stream, &mut *bytes, flags).map(|(count, _)| count)
     })
 }
 
@@ -165,24 +143,22 @@ fn message(spans: &[Span]) -> libc::msghdr {
     message
 }
 
-fn outcome(receiving: bool, mut call: impl FnMut() -> isize) -> Moved {
+/// What a call of the C library says.
+fn returned(moved: isize) -> rustix::io::Result<usize> {
+    usize::try_from(moved)
+        .map_err(|_| Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO))
+}
+
+fn outcome(receiving: bool, mut call: impl FnMut() -> rustix::io::Result<usize>) -> Moved {
     loop {
-        let moved = call();
-        if let Ok(bytes) = usize::try_from(moved) {
-            return match bytes {
-                0 if receiving => Moved::End,
-                0 => Moved::Later,
-                bytes => Moved::Bytes(bytes),
-            };
-        }
-        let error = io::Error::last_os_error();
-        match error.kind() {
-            io::ErrorKind::Interrupted => {}
-            io::ErrorKind::WouldBlock => return Moved::Later,
-            // Memory for socket buffers comes back.
-            _ if error.raw_os_error() == Some(libc::ENOBUFS) => return Moved::Later,
-            _ => return Moved::Broken(error),
-        }
+        return match call() {
+            Ok(0) if receiving => Moved::End,
+            // The system's memory for socket buffers comes back.
+            Ok(0) | Err(Errno::AGAIN | Errno::NOBUFS) => Moved::Later,
+            Ok(bytes) => Moved::Bytes(bytes),
+            Err(Errno::INTR) => continue,
+            Err(error) => Moved::Broken(error.into()),
+        };
     }
 }
 

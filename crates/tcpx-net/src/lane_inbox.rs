@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -31,10 +31,9 @@ pub struct AcceptedLane {
 #[derive(Debug, Default)]
 struct Inner {
     waiting: Mutex<VecDeque<AcceptedLane>>,
-    arrived: Condvar,
     /// Told of each arrival, once set.
     notify: OnceLock<fn()>,
-    /// Readable after arrivals, while somebody waits for them among other things.
+    /// Readable after arrivals, while somebody waits for them.
     readable: Mutex<Option<Arc<OwnedFd>>>,
     /// A connection that takes the place of the control connection.
     control: Mutex<Option<TcpStream>>,
@@ -69,7 +68,6 @@ impl LaneInbox {
         }
         waiting.push_back(lane);
         drop(waiting);
-        self.0.arrived.notify_one();
         if let Some(readable) = self.readable().as_ref() {
             // A full counter is readable already; nothing else can fail here.
             let _ = rustix::io::write(readable, &1u64.to_ne_bytes());
@@ -118,31 +116,12 @@ impl LaneInbox {
         self.lock().pop_front()
     }
 
-    /// The next lane, or `None` when none came before the deadline.
-    pub fn take(&self, deadline: Instant) -> Option<AcceptedLane> {
-        let mut waiting = self.lock();
-        loop {
-            if let Some(lane) = waiting.pop_front() {
-                return Some(lane);
-            }
-            let left = deadline.checked_duration_since(Instant::now())?;
-            if left.is_zero() {
-                return None;
-            }
-            waiting = self
-                .0
-                .arrived
-                .wait_timeout(waiting, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
-        }
-    }
-
-    /// As [`take`](Self::take), and hears meanwhile whether the peer gives the set-up up.
+    /// The next lane, or `None` when none came before the deadline; hears meanwhile whether the peer gives the
+    /// set-up up. Only one at a time may wait.
     ///
     /// # Errors
     /// What [`Exchange::wait`] says, or the system has no descriptor left.
-    pub(crate) fn take_beside(
+    pub fn take(
         &self,
         exchange: &mut dyn Exchange,
         deadline: Instant,

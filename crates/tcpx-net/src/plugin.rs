@@ -5,7 +5,6 @@
 //! device memory arrives as fragments in the plugin's bounce pool, which the plugin lists in its
 //! device queue.
 
-mod bounded;
 mod channel;
 mod offload;
 mod registrations;

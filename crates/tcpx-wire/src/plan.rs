@@ -186,7 +186,7 @@ pub enum PlanError {
     },
     /// The shorter chunks do not fit.
     #[error(
-        "{bytes} bytes that end with {} chunks of each of {} lengths below {chunk_bytes}: expected lengths that are multiples of {CHUNK_GRAIN_BYTES} and together no more than there is; the sides differ in software",
+        "{bytes} bytes that end with {} chunks of each of {} lengths below {chunk_bytes}: expected lengths that are multiples of {CHUNK_GRAIN_BYTES} and together no more than there is; use the same build on both hosts",
         .taper.each, .taper.halvings
     )]
     Taper {

@@ -1,6 +1,6 @@
 //! The control connection: frames in and out of one non-blocking stream.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io;
 use std::net::{IpAddr, TcpStream};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -217,12 +217,12 @@ impl Control {
             return Ok(true);
         };
         while position.have < POSITION_BYTES {
-            match self.stream.read(&mut position.theirs[position.have..]) {
+            match receive(&self.stream, &mut position.theirs[position.have..]) {
                 Ok(0) => return Err(ControlEnd::Eof),
                 Ok(count) => position.have += count,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(ControlEnd::Io(error)),
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(ControlEnd::Io(error.into())),
             }
             if position.have == POSITION_BYTES {
                 let next = u32::from_le_bytes(position.theirs);
@@ -242,9 +242,9 @@ impl Control {
             return true;
         };
         while position.sent < POSITION_BYTES {
-            match self.stream.write(&ours[position.sent..]) {
+            match send(&self.stream, &ours[position.sent..], SendFlags::NOSIGNAL) {
                 Ok(count) if count > 0 => position.sent += count,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(Errno::INTR) => {}
                 // A broken stream shows when it is read.
                 Ok(_) | Err(_) => return false,
             }
@@ -343,11 +343,10 @@ impl Control {
         self.unread = 0..0;
         self.ahead = None;
         for _ in 0..DRAINED_READS {
-            match self.stream.read(&mut self.input) {
+            match receive(&self.stream, &mut self.input) {
                 Ok(0) => return true,
-                Ok(_) => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return false,
                 Err(_) => return true,
             }
         }

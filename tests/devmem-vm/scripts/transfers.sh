@@ -22,14 +22,9 @@ knob pack 1
 pair "packed pages" "interface=dm1 pool=16777216 expect=all $large" "interface=dm0 pool=16777216 expect=all $large"
 met dm0.packed dm1.packed
 knob pack 0
-# GRO mixes small packets that are linear throughout with fragments, and the kernel can then hand out neither
-# (ENODEV): without it, nothing but the pool and a few linear bytes is to be seen.
-gro() {
-	ethtool -K dm1 gro "$1"
-	sender ethtool -K dm0 gro "$1"
-}
 knob hds_miss_bytes 100
 knob hds_miss_every 7
+# Nothing but the pool and a few linear bytes is to be seen.
 gro off
 pair "missed splits" "interface=dm1 pool=16777216 expect=pool $both" "interface=dm0 pool=16777216 expect=pool $both"
 met dm0.unsplit dm1.unsplit

@@ -20,7 +20,7 @@ pub(crate) struct File {
 }
 
 /// One figure.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(crate) struct Row {
     pub(crate) name: String,
     pub(crate) unit: &'static str,
@@ -50,10 +50,8 @@ impl Row {
             min: digits(min),
             max: digits(max),
             runs: u32::try_from(values.len()).unwrap_or(u32::MAX),
-            cpu_seconds_per_gb: None,
-            cpu_seconds_per_gb_each: None,
-            tcp_bytes_per_payload_byte: None,
             notes,
+            ..Self::default()
         }
     }
 }

@@ -132,10 +132,7 @@ impl<'a> Report<'a> {
                     min: digits(line.min),
                     max: digits(line.max),
                     runs: self.rounds,
-                    cpu_seconds_per_gb: None,
-                    cpu_seconds_per_gb_each: None,
-                    tcp_bytes_per_payload_byte: None,
-                    notes: String::new(),
+                    ..Row::default()
                 },
                 Row {
                     name,
@@ -144,10 +141,8 @@ impl<'a> Report<'a> {
                     min: digits(rate(bytes, line.max)),
                     max: digits(rate(bytes, line.min)),
                     runs: self.rounds,
-                    cpu_seconds_per_gb: None,
-                    cpu_seconds_per_gb_each: None,
-                    tcp_bytes_per_payload_byte: None,
                     notes,
+                    ..Row::default()
                 },
             ]
         });

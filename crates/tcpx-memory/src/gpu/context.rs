@@ -264,15 +264,17 @@ mod tests {
 
     #[test]
     fn a_context_that_is_kept_is_entered_at_a_look_and_what_was_current_comes_back() {
-        let (gpu, other) = (Gpu::fake(), Gpu::fake());
+        let gpu = Gpu::fake();
+        let others = std::ptr::without_provenance_mut(0x2000);
         let before = current_context(&gpu);
         let kept = InContext::enter(&gpu).unwrap();
         let again = InContext::enter(&gpu).unwrap();
         drop(again);
         assert!(Current::enter(&gpu).unwrap().0.is_none());
-        if other.raw_context() != gpu.raw_context() {
-            assert!(Current::enter(&other).unwrap().0.is_some());
-        }
+        let other = Current::enter_raw(gpu.api(), others).unwrap();
+        assert!(other.0.is_some());
+        assert_eq!(current_context(&gpu), others);
+        drop(other);
         assert_eq!(current_context(&gpu), gpu.raw_context());
         drop(kept);
         assert_eq!(current_context(&gpu), before);

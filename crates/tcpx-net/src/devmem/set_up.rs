@@ -177,7 +177,7 @@ fn collect(
     let lanes = count * 2;
     let mut streams: Vec<Option<AcceptedLane>> = (0..lanes).map(|_| None).collect();
     for _ in 0..lanes {
-        let Some(arrived) = inbox.take_beside(exchange, setup.deadline)? else {
+        let Some(arrived) = inbox.take(exchange, setup.deadline)? else {
             return Err(NetworkError::TimedOut {
                 peer: setup.peer,
                 operation: "opening the payload connections",

@@ -104,15 +104,14 @@ fn wait(
 
 impl Round {
     fn try_way(&self, way: &Way) {
-        let answer = self.open(way);
-        if let Err(error) = &answer {
+        if let Err(error) = self.open(way) {
             tracing::debug!(peer = %way.peer, interface = way.interface, %error, "no control connection this way");
+            // Whoever asked may have an answer already.
+            drop(self.answers.send(Err(error)));
         }
-        // Whoever asked may have an answer already.
-        drop(self.answers.send(answer));
     }
 
-    fn open(&self, way: &Way) -> Result<TcpStream, NetworkError> {
+    fn open(&self, way: &Way) -> Result<(), NetworkError> {
         let options = DialOptions {
             deadline: Instant::now() + ATTEMPT,
             interface: way.interface.clone(),
@@ -129,7 +128,9 @@ impl Round {
         }
         self.prove(&stream, way.peer, options.deadline)?;
         *over = true;
-        Ok(stream)
+        // Before the lock is let go of: whoever ends the round takes it then, and finds this.
+        drop(self.answers.send(Ok(stream)));
+        Ok(())
     }
 
     fn prove(

@@ -4,9 +4,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use nccl_net::{Accepting, Handle128, Plugin, Properties};
+use nccl_net::{Accepting, Handle128, NoAnswer, Plugin, Properties, bounded};
 
-use super::bounded::{NoAnswer, PANICKED, bounded};
 use super::channel::PluginChannel;
 use super::offload::Offload;
 use super::{HANDLE_BYTES, PluginMemory};
@@ -18,6 +17,11 @@ use crate::network::Setup;
 const PAUSE: Duration = Duration::from_millis(1);
 /// What an orderly end by the deadline may take after it.
 const GRACE: Duration = Duration::from_millis(500);
+
+/// The threads on which plugins are set up.
+pub(super) const THREAD: &str = "tcpx-set-up";
+/// What to tell of a panic.
+pub(super) const PANICKED: &str = "the thread that made it panicked: report this with the log";
 
 /// A plugin that runs, and what it is given.
 #[derive(Debug)]
@@ -54,7 +58,7 @@ impl Limits {
     ) -> Result<T, NetworkError> {
         let left = self.deadline.saturating_duration_since(Instant::now()) + GRACE;
         let shared = Arc::clone(started);
-        match bounded(left, move || work(&shared)) {
+        match bounded(THREAD, left, move || work(&shared), drop) {
             Ok(answer) => answer,
             Err(NoAnswer::NoThread(error)) => {
                 Err(started.failed("starting a thread for set-up", error))

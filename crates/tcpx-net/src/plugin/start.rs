@@ -4,10 +4,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use nccl_net::{LoadOptions, Plugin};
+use nccl_net::{LoadOptions, NoAnswer, Plugin, bounded};
 
-use super::bounded::{NoAnswer, PANICKED, bounded};
-use super::set_up::Started;
+use super::set_up::{PANICKED, Started, THREAD};
 use super::{PluginMemory, PluginOptions, log_call};
 use crate::error::NetworkError;
 
@@ -66,7 +65,7 @@ pub(super) fn start(options: PluginOptions, limit: Duration) -> Result<Started, 
     let network = options.path.display().to_string();
     let step = Step(Arc::new(Mutex::new(Step::LOADING)));
     let progress = step.clone();
-    let answer = bounded(limit, move || steps(options, &progress));
+    let answer = bounded(THREAD, limit, move || steps(options, &progress), drop);
     let failed = |call, cause: String| NetworkError::Plugin {
         network: network.clone(),
         call,

@@ -158,7 +158,7 @@ fn collect(
     };
     let mut streams: Vec<Option<TcpStream>> = (0..lanes).map(|_| None).collect();
     while streams.iter().any(Option::is_none) {
-        let Some(arrived) = inbox.take_beside(exchange, setup.deadline)? else {
+        let Some(arrived) = inbox.take(exchange, setup.deadline)? else {
             return Err(NetworkError::TimedOut {
                 peer: setup.peer,
                 operation: "opening the lanes",

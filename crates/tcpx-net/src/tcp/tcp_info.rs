@@ -75,8 +75,9 @@ pub(super) fn transport(socket: &impl AsFd) -> Option<Transport> {
 /// So often the oldest packet was sent again in vain when its way counts as broken: after some 600 ms within a
 /// site, and later where answers take longer.
 const VAIN_TRIES: u8 = 2;
-/// Within this time a system answers a packet, however little room it has.
-const ANSWER: Duration = Duration::from_millis(400);
+/// And so long ago its last answer was, at least. A system without room answers questions about it twice a second
+/// at most (`tcp_invalid_ratelimit`), so where tries follow each other faster than usual, two alone say nothing.
+const ANSWER: Duration = Duration::from_millis(550);
 
 /// Whether the peer's system answers nothing of what was sent on a stream, so that the way to it is broken, or
 /// the system gone. A process that rests does not keep its system from answering.

@@ -120,7 +120,7 @@ fn a_one_time_key_is_spent_by_the_first_session_and_not_by_failures() {
     assert!(matches!(late, NetworkError::Busy { .. }), "{late:?}");
     // Lanes of the one session still come.
     dial_lane(address, &dialled.session, 0, 1, &until()).unwrap();
-    assert_eq!(accepted.lanes.take(deadline()).unwrap().lane, 0);
+    assert_eq!(next_lane(&accepted).lane, 0);
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn a_lane_needs_a_living_session_and_its_key() {
     let error = dial_lane(address, &forged, 0, 1, &until()).unwrap_err();
     assert!(matches!(error, NetworkError::Handshake { .. }), "{error:?}");
     dial_lane(address, &dialled.session, 3, 4, &until()).unwrap();
-    let lane = accepted.lanes.take(deadline()).unwrap();
+    let lane = next_lane(&accepted);
     assert_eq!((lane.lane, lane.lanes), (3, 4));
     drop(accepted);
     let error = dial_lane(address, &dialled.session, 0, 4, &until()).unwrap_err();
@@ -193,7 +193,7 @@ fn only_control_connections_give_up_on_a_peer_that_rests() {
     let dialled = dial(address, &Auth::Insecure, &until()).unwrap();
     let accepted = listener.accept(deadline()).unwrap();
     let dialled_lane = dial_lane(address, &dialled.session, 0, 1, &until()).unwrap();
-    let lane = accepted.lanes.take(deadline()).unwrap();
+    let lane = next_lane(&accepted);
     let timeout = |stream: &TcpStream| {
         socket2::SockRef::from(stream)
             .tcp_user_timeout()

@@ -10,9 +10,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tcpx_memory::{CopyWorker, Region, RegionSlice};
 use tcpx_net::dial::dial_lane;
 use tcpx_net::{
-    Accepted, Auth, Channel, ChannelError, Completion, Congestion, DialOptions, Exchange,
-    ListenOptions, Listener, Network, NetworkError, Payload, Posted, Readiness, ReceiveChunk,
-    SendChunk, Setup, Side, TcpNetwork, TcpOptions, dial,
+    Accepted, AcceptedLane, Auth, Channel, ChannelError, Completion, Congestion, DialOptions,
+    Exchange, ListenOptions, Listener, Network, NetworkError, Payload, Posted, Readiness,
+    ReceiveChunk, SendChunk, Setup, Side, TcpNetwork, TcpOptions, dial,
 };
 use tcpx_wire::TransferId;
 use tcpx_wire::chunk_header::ChunkHeader;
@@ -76,6 +76,13 @@ impl Exchange for Wire {
             .recv_timeout(PATIENCE)
             .map_err(|error| gone(error.to_string()))
     }
+}
+
+/// The next lane of a session that has come, or comes.
+pub(crate) fn next_lane(accepted: &Accepted) -> AcceptedLane {
+    let (mut exchange, _peer) = Wire::pair();
+    let lane = accepted.lanes.take(&mut exchange, deadline()).unwrap();
+    lane.expect("a lane before the deadline")
 }
 
 pub(crate) fn server_side(

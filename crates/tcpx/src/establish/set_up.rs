@@ -238,17 +238,11 @@ impl SetUp {
             if !self.control.wants_write() {
                 self.control.finish_writing();
             }
-            let left = until.saturating_duration_since(Instant::now());
-            if self.control.drain() || left.is_zero() {
+            if self.control.drain() || Instant::now() >= until {
                 return;
             }
-            let mut flags = PollFlags::IN;
-            flags.set(PollFlags::OUT, self.control.wants_write());
-            // Interrupted or timed out: the loop looks at both again.
-            let _ = poll(
-                &mut [PollFd::new(&self.control.as_fd(), flags)],
-                Some(&timespec(left)),
-            );
+            // A session that has ended and had no operation has nothing due before that.
+            self.sleep(None, until);
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::worker::queue::Ticket;
 const ENOUGH: usize = 4 << 20;
 /// Most bytes of copies that become one.
 const LONGEST: usize = 4 << 20;
-/// Copies that wait among which those are looked for that follow others.
+/// So many of the copies that wait are looked at for one that follows others.
 const LOOKS: usize = 64;
 
 /// The copies of one direction that wait.
@@ -39,7 +39,7 @@ impl Copies {
         self.waiting.len()
     }
 
-    /// A copy that waits for nothing else; of other work, nothing begins.
+    /// Takes a copy that waits for nothing else.
     pub(super) fn push(&mut self, ticket: Ticket) {
         self.waiting.push_back(ticket);
     }

@@ -1,4 +1,5 @@
-//! Calls of a plugin on a thread made for them: one that does not return must not hold whoever wants its answer.
+//! Calls of a plugin on a thread made for them: foreign code that does not return must not hold whoever wants its
+//! answer.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -6,7 +7,7 @@ use std::time::{Duration, Instant};
 
 /// Why there is no answer.
 #[derive(Debug)]
-pub(super) enum NoAnswer {
+pub enum NoAnswer {
     /// There is no thread for the call.
     NoThread(io::Error),
     /// It has not returned. It keeps its thread, and what it was given, until it does.
@@ -35,10 +36,16 @@ enum State<T> {
 /// The caller's end of it: says that it panicked unless it has said something else.
 struct Caller<T>(Arc<Answer<T>>);
 
-/// Runs `work` on a thread of its own and waits for it until `limit` has passed.
-pub(super) fn bounded<T: Send + 'static>(
+/// Runs `work` on a thread of this name and waits for it until `limit` has passed; `late` gets, on that thread,
+/// what comes after that.
+///
+/// # Errors
+/// There is no answer in time.
+pub fn bounded<T: Send + 'static>(
+    name: &str,
     limit: Duration,
     work: impl FnOnce() -> T + Send + 'static,
+    late: impl FnOnce(T) + Send + 'static,
 ) -> Result<T, NoAnswer> {
     let answer = Arc::new(Answer {
         state: Mutex::new(State::Wanted),
@@ -46,8 +53,12 @@ pub(super) fn bounded<T: Send + 'static>(
     });
     let caller = Caller(Arc::clone(&answer));
     std::thread::Builder::new()
-        .name("tcpx-set-up".to_owned())
-        .spawn(move || caller.give(work()))
+        .name(name.to_owned())
+        .spawn(move || {
+            if let Some(unwanted) = caller.give(work()) {
+                late(unwanted);
+            }
+        })
         .map_err(NoAnswer::NoThread)?;
     answer.wait(limit)
 }
@@ -78,16 +89,15 @@ impl<T> Answer<T> {
 }
 
 impl<T> Caller<T> {
-    /// Nobody waits any more once the limit has passed: what came up is closed here.
-    fn give(&self, answer: T) {
+    /// Gives it back when nobody waits any more.
+    fn give(&self, answer: T) -> Option<T> {
         let mut state = self.0.lock();
-        if matches!(*state, State::Wanted) {
-            *state = State::Given(answer);
-            self.0.changed.notify_one();
-        } else {
-            drop(state);
-            drop(answer);
+        if !matches!(*state, State::Wanted) {
+            return Some(answer);
         }
+        *state = State::Given(answer);
+        self.0.changed.notify_one();
+        None
     }
 }
 
@@ -101,9 +111,6 @@ impl<T> Drop for Caller<T> {
     }
 }
 
-/// What to tell of a panic.
-pub(super) const PANICKED: &str = "the thread that made it panicked: report this with the log";
-
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
@@ -114,31 +121,30 @@ mod tests {
 
     #[test]
     fn an_answer_in_time_is_given_once_and_a_panic_is_told() {
-        assert_eq!(bounded(LONG, || 7).unwrap(), 7);
-        let panics = bounded(LONG, || -> u8 { panic!("on purpose") });
+        let never = |_| panic!("it came in time");
+        assert_eq!(bounded("in-time", LONG, || 7, never).unwrap(), 7);
+        let panics = bounded("panics", LONG, || -> u8 { panic!("on purpose") }, drop);
         assert!(matches!(panics, Err(NoAnswer::Panicked)));
     }
 
     #[test]
-    fn what_comes_too_late_is_dropped_by_the_thread_that_has_it() {
-        struct Told(mpsc::Sender<Option<String>>);
-        impl Drop for Told {
-            fn drop(&mut self) {
-                let name = std::thread::current().name().map(str::to_owned);
-                self.0.send(name).unwrap();
-            }
-        }
+    fn what_comes_too_late_is_dealt_with_by_the_thread_that_has_it() {
         let (tell, told) = mpsc::channel();
         let (let_go, hold) = mpsc::channel::<()>();
-        let late = bounded(Duration::from_millis(10), move || {
-            hold.recv().unwrap();
-            Told(tell)
-        });
+        let late = bounded(
+            "too-late",
+            Duration::from_millis(10),
+            move || hold.recv().unwrap(),
+            move |()| {
+                let name = std::thread::current().name().map(str::to_owned);
+                tell.send(name).unwrap();
+            },
+        );
         assert!(matches!(late, Err(NoAnswer::Stuck)));
         let_go.send(()).unwrap();
         assert_eq!(
             told.recv_timeout(LONG).unwrap().as_deref(),
-            Some("tcpx-set-up")
+            Some("too-late")
         );
     }
 }

@@ -1,0 +1,210 @@
+//! What holds for every frame, and for any bytes.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+use crate::frame::{CancelReason, Detail, GoodbyeReason, RefuseReason, Role};
+
+fn any_taper() -> impl Strategy<Value = Option<Taper>> {
+    (0..=Taper::MAX_HALVINGS, 1..=Taper::MAX_EACH)
+        .prop_map(|(halvings, each)| Taper::new(halvings, each))
+}
+
+fn any_settings() -> impl Strategy<Value = Settings> {
+    let numbers = (
+        1..=Settings::MAX_CHANNELS,
+        1..=Settings::MAX_CHUNK_BYTES,
+        1u16..,
+        1u16..,
+        0..=MAX_EAGER_BYTES as u32,
+        any::<u16>(),
+        1..u32::MAX / 2,
+        1..u32::MAX / 2,
+    );
+    let texts = ("[a-zé:]{1,32}", "\\PC{0,16}", "\\PC{0,16}");
+    (numbers, texts).prop_map(|(numbers, (network, memory, software))| {
+        let (channels, chunk_bytes, send_window, receive_window, eager_limit, more, beat, gap) =
+            numbers;
+        Settings {
+            network,
+            channels,
+            chunk_bytes,
+            send_window,
+            receive_window,
+            eager_limit,
+            eager_credit: eager_limit + u32::from(more),
+            heartbeat_ms: beat,
+            dead_after_ms: beat + gap,
+            memory,
+            software,
+        }
+    })
+}
+
+fn any_placed() -> impl Strategy<Value = PlacedChunks> {
+    (
+        any::<u32>(),
+        1..=PlacedChunks::MAX_COUNT,
+        vec(any::<u16>(), 0..50),
+    )
+        .prop_map(|(first, count, chunks)| {
+            let first = first.min(u32::MAX - u32::from(count));
+            let mut set = PlacedChunks::new(first, count).unwrap();
+            for chunk in chunks {
+                set.insert(first + u32::from(chunk % count));
+            }
+            set
+        })
+}
+
+fn any_frame() -> impl Strategy<Value = Frame> {
+    let id = || any::<u64>().prop_map(TransferId);
+    let tag = || any::<u64>().prop_map(Tag);
+    let level = || {
+        prop_oneof![
+            Just(Level::Sent),
+            Just(Level::Placed),
+            Just(Level::Verified)
+        ]
+    };
+    let role = || prop_oneof![Just(Role::Sender), Just(Role::Receiver)];
+    let detail = || "\\PC{0,200}".prop_map(Detail::from);
+    let refuse = prop_oneof![
+        any::<u64>().prop_map(|capacity| RefuseReason::TooLarge { capacity }),
+        Just(RefuseReason::Cancelled),
+        Just(RefuseReason::Shutdown),
+        Just(RefuseReason::DeadlineExpired),
+    ];
+    let cancel = prop_oneof![
+        Just(CancelReason::Requested),
+        Just(CancelReason::DeadlineExpired),
+        Just(CancelReason::ChannelFailed),
+        Just(CancelReason::MemoryFailed),
+        Just(CancelReason::Shutdown),
+        Just(CancelReason::Protocol),
+    ];
+    let goodbye = prop_oneof![
+        Just(GoodbyeReason::Normal),
+        Just(GoodbyeReason::Shutdown),
+        Just(GoodbyeReason::Error),
+    ];
+    prop_oneof![
+        any_settings().prop_map(Frame::Settings),
+        (any::<u16>(), any::<bool>(), vec(any::<u8>(), 0..300)).prop_map(
+            |(round, last, payload)| Frame::Setup {
+                round,
+                last,
+                payload
+            }
+        ),
+        Just(Frame::Ready),
+        (id(), tag(), any::<u64>(), level()).prop_map(|(transfer, tag, bytes, level)| {
+            Frame::Announce {
+                transfer,
+                tag,
+                bytes,
+                level,
+            }
+        }),
+        (id(), 1u32.., any::<u64>(), level(), any_taper()).prop_map(
+            |(transfer, chunk_bytes, first_sequence, level, taper)| Frame::Grant {
+                transfer,
+                chunk_bytes,
+                first_sequence,
+                level,
+                taper,
+            }
+        ),
+        (id(), refuse).prop_map(|(transfer, reason)| Frame::Refuse { transfer, reason }),
+        (id(), tag(), level(), vec(any::<u8>(), 0..300)).prop_map(
+            |(transfer, tag, level, payload)| Frame::Eager {
+                transfer,
+                tag,
+                level,
+                payload
+            }
+        ),
+        id().prop_map(|transfer| Frame::EagerDone { transfer }),
+        any::<u32>().prop_map(|bytes| Frame::EagerCredit { bytes }),
+        (id(), any_placed()).prop_map(|(transfer, chunks)| Frame::Placed { transfer, chunks }),
+        (id(), any::<u32>()).prop_map(|(transfer, crc32c)| Frame::Digest { transfer, crc32c }),
+        (id(), any::<u32>(), any::<bool>()).prop_map(|(transfer, crc32c, matches)| {
+            Frame::Verdict {
+                transfer,
+                crc32c,
+                matches,
+            }
+        }),
+        (id(), role(), cancel, detail()).prop_map(|(transfer, from, reason, detail)| {
+            Frame::Cancel {
+                transfer,
+                from,
+                reason,
+                detail,
+            }
+        }),
+        (id(), role()).prop_map(|(transfer, from)| Frame::Cancelled { transfer, from }),
+        any::<u64>().prop_map(|counter| Frame::Heartbeat { counter }),
+        (goodbye, detail()).prop_map(|(reason, detail)| Frame::Goodbye { reason, detail }),
+        Just(Frame::GoodbyeAck),
+        any::<u32>().prop_map(|next| Frame::Received { next }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn frames_survive_any_slicing(
+        frames in vec(any_frame(), 1..12),
+        cuts in vec(1usize..200, 1..20),
+    ) {
+        let mut bytes = Vec::new();
+        for (sequence, frame) in (0..).zip(&frames) {
+            encode(frame, sequence, &mut bytes).unwrap();
+        }
+        let mut decoder = FrameDecoder::new();
+        let mut arrived = Vec::new();
+        let mut rest = bytes.as_slice();
+        for cut in cuts.iter().cycle() {
+            if rest.is_empty() {
+                break;
+            }
+            let (mut slice, later) = rest.split_at((*cut).min(rest.len()));
+            rest = later;
+            while let Some(frame) = decoder.next(&mut slice).unwrap() {
+                arrived.push(frame);
+            }
+            prop_assert!(slice.is_empty());
+        }
+        prop_assert_eq!(arrived, frames);
+        prop_assert_eq!(decoder.buffered(), 0);
+    }
+
+    #[test]
+    fn any_damaged_byte_is_noticed(
+        frame in any_frame(),
+        at in any::<prop::sample::Index>(),
+        by in 1u8..,
+    ) {
+        let mut bytes = bytes_of(&frame, 0);
+        let at = at.index(bytes.len());
+        bytes[at] ^= by;
+        let result = decode_one(&bytes);
+        prop_assert!(!matches!(result, Ok(Some(_))), "byte {} passed: {:?}", at, result);
+    }
+
+    #[test]
+    fn any_body_with_a_fitting_checksum_is_a_frame_or_an_error(
+        kind in 0u8..20,
+        body in vec(any::<u8>(), 0..120),
+    ) {
+        let bytes = tampered(&Frame::Ready, |bytes| {
+            bytes[2] = kind;
+            bytes.extend_from_slice(&body);
+        });
+        if let Ok(Some(frame)) = decode_one(&bytes) {
+            // Accepted means canonical: the frame has these bytes and no others.
+            prop_assert_eq!(bytes_of(&frame, 0), bytes);
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Bytes that are no frame, and frames that do not become bytes: the error names what is wrong, and where.
+
+use super::*;
+use crate::frame::{EncodeError, GoodbyeReason, InvalidPlaced, InvalidSettings, RefuseReason};
+
+#[test]
+fn each_header_error_names_what_arrived() {
+    let good = bytes_of(&Frame::Ready, 0);
+    let with = |at: usize, byte: u8| {
+        let mut bytes = good.clone();
+        bytes[at] = byte;
+        decode_one(&bytes).unwrap_err()
+    };
+    assert_eq!(with(0, b'H'), FrameError::Magic { arrived: 0x5448 });
+    assert_eq!(with(2, 0), FrameError::Kind { arrived: 0 });
+    assert_eq!(with(2, 19), FrameError::Kind { arrived: 19 });
+    assert_eq!(with(3, 4), FrameError::Flags { arrived: 4 });
+    assert_eq!(with(7, 1), FrameError::BodyTooLong { arrived: 1 << 24 });
+    assert!(matches!(with(12, !good[12]), FrameError::Checksum { .. }));
+}
+
+#[test]
+fn a_header_is_judged_before_its_body_arrives() {
+    let mut header = bytes_of(&Frame::Ready, 0);
+    header[4..8].copy_from_slice(&(MAX_BODY_BYTES as u32 + 1).to_le_bytes());
+    let mut decoder = FrameDecoder::new();
+    assert_eq!(decoder.next(&mut &header[..9]), Ok(None));
+    assert_eq!(
+        decoder.next(&mut &header[9..]),
+        Err(FrameError::BodyTooLong {
+            arrived: MAX_BODY_BYTES as u32 + 1
+        })
+    );
+    assert_eq!(decoder.buffered(), 0);
+}
+
+#[test]
+fn each_body_error_names_its_field() {
+    let transfer = TransferId(1);
+    let announce = Frame::Announce {
+        transfer,
+        tag: Tag(2),
+        bytes: 3,
+        level: Level::Placed,
+    };
+    assert_eq!(
+        decode_one(&tampered(&announce, |bytes| *bytes.last_mut().unwrap() = 3)),
+        Err(FrameError::Value {
+            frame: "announce",
+            field: "level",
+            expected: "0 to 2",
+            arrived: 3
+        })
+    );
+    assert_eq!(
+        decode_one(&tampered(&announce, |bytes| bytes.truncate(HEADER_BYTES + 20))),
+        Err(FrameError::Truncated {
+            frame: "announce",
+            field: "bytes",
+            needed: 8,
+            left: 4
+        })
+    );
+    assert_eq!(
+        decode_one(&tampered(&announce, |bytes| bytes.push(0))),
+        Err(FrameError::TrailingBytes {
+            frame: "announce",
+            left: 1
+        })
+    );
+
+    let grant = Frame::Grant {
+        transfer,
+        chunk_bytes: 1,
+        first_sequence: 0,
+        level: Level::Sent,
+        taper: Taper::new(1, 2),
+    };
+    assert_eq!(
+        decode_one(&tampered(&grant, |bytes| bytes[HEADER_BYTES + 8] = 0)),
+        Err(FrameError::Value {
+            frame: "grant",
+            field: "chunk_bytes",
+            expected: "at least 1",
+            arrived: 0
+        })
+    );
+    for (at, field, expected, arrived) in [
+        (21, "halvings", "1 to 8", 0),
+        (21, "halvings", "1 to 8", 9),
+        (22, "each", "1 to 1024", 0),
+        (23, "each", "1 to 1024", 255 * 256 + 2),
+    ] {
+        let value = if at == 23 { 255 } else { arrived as u8 };
+        assert_eq!(
+            decode_one(&tampered(&grant, |bytes| bytes[HEADER_BYTES + at] = value)),
+            Err(FrameError::Value {
+                frame: "grant",
+                field,
+                expected,
+                arrived
+            })
+        );
+    }
+    assert_eq!(
+        decode_one(&tampered(&grant, |bytes| bytes.truncate(bytes.len() - 1))),
+        Err(FrameError::Truncated {
+            frame: "grant",
+            field: "each",
+            needed: 2,
+            left: 1
+        })
+    );
+
+    let goodbye = Frame::Goodbye {
+        reason: GoodbyeReason::Normal,
+        detail: "é".into(),
+    };
+    assert_eq!(
+        decode_one(&tampered(&goodbye, |bytes| *bytes.last_mut().unwrap() = b'x')),
+        Err(FrameError::Text {
+            frame: "goodbye",
+            field: "detail",
+            at: 0
+        })
+    );
+    assert_eq!(
+        decode_one(&tampered(&goodbye, |bytes| bytes[HEADER_BYTES + 2] = 3)),
+        Err(FrameError::TooLong {
+            frame: "goodbye",
+            field: "detail",
+            limit: 512,
+            arrived: 0x302
+        })
+    );
+
+    let refuse = Frame::Refuse {
+        transfer,
+        reason: RefuseReason::TooLarge { capacity: 5 },
+    };
+    assert_eq!(
+        decode_one(&tampered(&refuse, |bytes| bytes[HEADER_BYTES + 8] = 1)),
+        Err(FrameError::Value {
+            frame: "refuse",
+            field: "capacity",
+            expected: "0 for this reason",
+            arrived: 5
+        })
+    );
+
+    let placed = Frame::Placed {
+        transfer,
+        chunks: PlacedChunks::single(3),
+    };
+    assert_eq!(
+        decode_one(&tampered(&placed, |bytes| *bytes.last_mut().unwrap() = 3)),
+        Err(FrameError::Placed(InvalidPlaced::StrayBits { count: 1 }))
+    );
+
+    let channels = HEADER_BYTES + 2 + "tcp".len();
+    assert_eq!(
+        decode_one(&tampered(&Frame::Settings(settings()), |bytes| bytes
+            [channels] =
+            0)),
+        Err(FrameError::Settings(InvalidSettings::Range {
+            field: "channels",
+            arrived: 0,
+            least: 1,
+            most: 1024
+        }))
+    );
+}
+
+#[test]
+fn a_frame_out_of_bounds_is_not_encoded() {
+    let refused = |frame: &Frame| {
+        let mut out = b"kept".to_vec();
+        let error = encode(frame, 0, &mut out).unwrap_err();
+        assert_eq!(out, b"kept");
+        error
+    };
+    let payload = vec![0; MAX_EAGER_BYTES + 1];
+    let too_long = refused(&Frame::Eager {
+        transfer: TransferId(0),
+        tag: Tag(0),
+        level: Level::Sent,
+        payload,
+    });
+    assert_eq!(
+        too_long,
+        EncodeError::TooLong {
+            frame: "eager",
+            field: "payload",
+            limit: MAX_EAGER_BYTES,
+            actual: MAX_EAGER_BYTES + 1
+        }
+    );
+    let network = "n".repeat(65);
+    assert!(matches!(
+        refused(&Frame::Settings(Settings {
+            network,
+            ..settings()
+        })),
+        EncodeError::Settings(InvalidSettings::Text {
+            field: "network",
+            arrived: 65,
+            ..
+        })
+    ));
+    assert!(matches!(
+        refused(&Frame::Settings(Settings {
+            dead_after_ms: 500,
+            ..settings()
+        })),
+        EncodeError::Settings(InvalidSettings::Range {
+            field: "dead_after_ms",
+            ..
+        })
+    ));
+    assert_eq!(
+        refused(&Frame::Grant {
+            transfer: TransferId(0),
+            chunk_bytes: 0,
+            first_sequence: 0,
+            level: Level::Sent,
+            taper: None
+        }),
+        EncodeError::ZeroChunk
+    );
+}
