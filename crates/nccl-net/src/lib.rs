@@ -5,7 +5,7 @@
 //!   offsets are checked when the crate is compiled.
 //! - *Loading*: [`Plugin`] finds the newest table of a shared library and drives it through one
 //!   API. The rules of the contract (one accept, same handle buffer, 16 requests, head-only test,
-//!   consumption in order, pointers that outlive the call) are kept by its types; [`bounded`] is for
+//!   consumption in order, pointers that outlive the call) are kept by its types; [`bounded()`] is for
 //!   calls that may not return.
 //! - *The device queue*: [`UnpackQueue`] reads what a plugin received, [`UnpackQueueWriter`] is
 //!   its other end.
