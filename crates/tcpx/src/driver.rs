@@ -15,6 +15,8 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use tcpx_memory::awake::Awake;
 
+use crate::wait::wait;
+
 /// Longest sleep, so that a driver notices its own end and proves that it lives.
 const MAX_SLEEP: Duration = Duration::from_millis(500);
 /// Rounds without any result after which a poll-only network is polled with pauses.
@@ -260,9 +262,9 @@ impl Driver {
         let until = Instant::now() + pause.min(until_due(driven));
         self.asleep_until
             .store(self.since_origin(until).max(1), Ordering::SeqCst);
-        let sleep = timespec(pause.min(until_due(driven)));
+        let sleep = pause.min(until_due(driven));
         // Interrupted or not, the caller looks at the events there are.
-        let _ = epoll::wait(&self.epoll, spare_capacity(events), Some(&sleep));
+        let _ = wait(&self.epoll, spare_capacity(events), sleep);
         self.asleep_until.store(0, Ordering::SeqCst);
     }
 }

@@ -48,6 +48,7 @@ mod report;
 mod requests;
 mod sink;
 mod transfer;
+mod wait;
 
 pub use connection::{Connection, PeerInfo, Receive, Send};
 pub use endpoint::Endpoint;

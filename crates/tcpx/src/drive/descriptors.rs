@@ -10,7 +10,7 @@ use std::time::Instant;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::driver::timespec;
+use crate::wait::wait;
 
 /// Descriptors looked at after one sleep; one is enough to go on.
 const EVENTS: usize = 4;
@@ -95,10 +95,10 @@ impl Descriptors {
     /// Sleeps until there is news, at most until `until`.
     pub(super) fn sleep(&self, until: Instant) {
         if let Some(Some(set)) = self.set.get() {
-            let left = timespec(until.saturating_duration_since(Instant::now()));
+            let left = until.saturating_duration_since(Instant::now());
             let mut space = [const { MaybeUninit::uninit() }; EVENTS];
             // Interrupted or not, the caller looks at everything.
-            if let Ok((events, _)) = epoll::wait(&set.epoll, &mut space, Some(&left))
+            if let Ok((events, _)) = wait(&set.epoll, &mut space, left)
                 && events.iter().any(|event| event.data.u64() == CALLED)
             {
                 // Draining an empty counter is no error worth knowing.
