@@ -317,11 +317,13 @@ impl Shared {
             return true;
         }
         let until = core.due.map_or(until, |due| due.min(until));
+        // Acknowledgements of a transfer's first chunks are not worth a wake-up of their own.
+        let exact = !turn.moving;
         drop(core);
         if ended() {
             descriptors.get_up();
         } else {
-            descriptors.sleep(until);
+            descriptors.sleep(until, exact);
         }
         true
     }

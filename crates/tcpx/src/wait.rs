@@ -22,14 +22,22 @@ pub(crate) fn wait<Events: Buffer<Event>>(
     events: Events,
     span: Duration,
 ) -> rustix::io::Result<Events::Output> {
-    let mut left = timespec(span);
     if !span.is_zero() && span < FINE {
         let mut polled = [PollFd::new(&set, PollFlags::IN)];
         // Interrupted or not, what there is by now is taken.
-        let _ = poll(&mut polled, Some(&left));
-        left = timespec(Duration::ZERO);
+        let _ = poll(&mut polled, Some(&timespec(span)));
+        return wait_about(set, events, Duration::ZERO);
     }
-    epoll::wait(set, events, Some(&left))
+    wait_about(set, events, span)
+}
+
+/// As [`wait`], with one call, for `span` or up to a millisecond more.
+pub(crate) fn wait_about<Events: Buffer<Event>>(
+    set: impl AsFd,
+    events: Events,
+    span: Duration,
+) -> rustix::io::Result<Events::Output> {
+    epoll::wait(set, events, Some(&timespec(span)))
 }
 
 #[cfg(all(test, not(loom)))]

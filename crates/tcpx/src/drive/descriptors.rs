@@ -10,7 +10,7 @@ use std::time::Instant;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::wait::wait;
+use crate::wait::{wait, wait_about};
 
 /// Descriptors looked at after one sleep; one is enough to go on.
 const EVENTS: usize = 4;
@@ -92,10 +92,11 @@ impl Descriptors {
         ready
     }
 
-    /// Sleeps until there is news, at most until `until`.
-    pub(super) fn sleep(&self, until: Instant) {
+    /// Sleeps until there is news, at most until `until`, or a millisecond more where that need not be `exact`.
+    pub(super) fn sleep(&self, until: Instant, exact: bool) {
         if let Some(Some(set)) = self.set.get() {
             let left = until.saturating_duration_since(Instant::now());
+            let wait = if exact { wait } else { wait_about };
             let mut space = [const { MaybeUninit::uninit() }; EVENTS];
             // Interrupted or not, the caller looks at everything.
             if let Ok((events, _)) = wait(&set.epoll, &mut space, left)
@@ -161,7 +162,7 @@ mod tests {
 
     fn sleeps_at_once(descriptors: &Descriptors) -> bool {
         let began = Instant::now();
-        descriptors.sleep(began + LONG);
+        descriptors.sleep(began + LONG, true);
         began.elapsed() < LONG
     }
 
@@ -171,7 +172,7 @@ mod tests {
         let (near, mut far) = pair();
         lie_down(&descriptors, &near, false);
         let (began, short) = (Instant::now(), Duration::from_millis(20));
-        descriptors.sleep(began + short);
+        descriptors.sleep(began + short, true);
         assert!(began.elapsed() >= short && !descriptors.is_asleep());
         lie_down(&descriptors, &near, true);
         assert!(sleeps_at_once(&descriptors), "there is room to write");
@@ -199,7 +200,7 @@ mod tests {
         }
         lie_down(&descriptors, &near, false);
         let (began, short) = (Instant::now(), Duration::from_millis(20));
-        descriptors.sleep(began + short);
+        descriptors.sleep(began + short, true);
         assert!(began.elapsed() >= short, "an old call was heard again");
     }
 
