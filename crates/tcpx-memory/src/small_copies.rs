@@ -135,6 +135,10 @@ impl SmallCopies {
     /// Also copies by a kernel that stays on the GPU while small messages follow each other closely, without a call
     /// of the driver for each. Where the GPU or its driver cannot, all is as before.
     pub fn with_courier(mut self) -> Self {
+        if self.courier.is_some() {
+            // It may be there, with orders that no other knows.
+            return self;
+        }
         let can = self.ends.as_ref().is_some_and(|ends| !ends.must_ask());
         let made = can.then(|| {
             let _current = Current::enter(&self.gpu)?;
@@ -435,13 +439,16 @@ impl Drop for SmallCopies {
             std::mem::forget(self.courier.take());
             return;
         }
-        let gpu = self.gpu.clone();
-        if let Ok(_current) = Current::enter(&gpu) {
-            if let Some(courier) = self.courier.take() {
-                courier.end(LAST_WAIT);
-            }
-            self.destroy(gpu.api());
+        let (gpu, courier) = (self.gpu.clone(), self.courier.take());
+        let Ok(_current) = Current::enter(&gpu) else {
+            // As above.
+            std::mem::forget(courier);
+            return;
+        };
+        if let Some(courier) = courier {
+            courier.end(LAST_WAIT);
         }
+        self.destroy(gpu.api());
     }
 }
 

@@ -41,6 +41,19 @@ fn bytes_of(region: &Region) -> Vec<u8> {
 }
 
 #[test]
+fn whoever_has_a_courier_keeps_it() {
+    let (gpu, _kept) = gpu();
+    let mut copies = copies(&gpu);
+    let region = Region::cuda(&gpu, 64).unwrap();
+    order(&mut copies, &region, 1);
+    let before = ring(&copies);
+    let mut copies = copies.with_courier();
+    assert_eq!(ring(&copies), before);
+    assert_eq!(ended(&mut copies), [(1, Ok(64))]);
+    assert_eq!((copies.courier_copies(), fake::orders_done(before)), (1, 1));
+}
+
+#[test]
 fn an_order_that_ends_between_two_looks_is_not_copied_again() {
     let (gpu, _kept) = gpu();
     let mut copies = copies(&gpu);
