@@ -21,6 +21,34 @@ fn write(copies: &mut SmallCopies, region: &Region) -> Result<u64, MemoryError> 
 }
 
 #[test]
+fn set_up_does_not_wait_for_room_on_the_gpu() {
+    let (gpu, _kept) = gpu();
+    let room = fake::fill_gpu();
+    let mut copies = SmallCopies::new(&gpu).unwrap().with_courier();
+    let region = Region::cuda(&gpu, 64).unwrap();
+    assert_eq!(write(&mut copies, &region), Ok(64));
+    let courier = copies.courier.as_mut().unwrap();
+    assert_eq!(courier.copies(), 0);
+    room.store(true, Ordering::SeqCst);
+    until(courier, Courier::has_left);
+    call(courier);
+    assert_eq!(write(&mut copies, &region), Ok(64));
+    assert_eq!(copies.courier_copies(), 1);
+}
+
+#[test]
+fn what_cannot_be_launched_leaves_nothing_behind() {
+    let gpu = Gpu::fake();
+    let left = gpu.downgrade();
+    fake::set_launches(Launches::Fail);
+    let copies = SmallCopies::new(&gpu).unwrap().with_courier();
+    fake::set_launches(Launches::Return);
+    assert!(copies.courier.is_none());
+    drop((copies, gpu));
+    assert!(left.upgrade().is_none());
+}
+
+#[test]
 fn a_launch_that_is_refused_later_is_not_tried_again_for_a_while() {
     let (gpu, _kept) = gpu();
     let mut copies = copies(&gpu);
