@@ -226,7 +226,7 @@ impl Courier {
     /// # Errors
     /// The driver's, for example when a kernel has broken the context.
     pub(super) fn is_open(&self, order: &mut Order) -> Result<bool, CudaError> {
-        if self.stay != order.stay || self.has_left() {
+        if !self.may_take(order) {
             return Ok(false);
         }
         order.looks += 1;
@@ -236,6 +236,11 @@ impl Courier {
         order.looks = 0;
         let _current = Current::enter(&self.gpu)?;
         is_at_rest(self.gpu.api(), self.stream).map(|rests| !rests)
+    }
+
+    /// As [`Self::is_open`], as far as that is seen without the driver.
+    pub(super) fn may_take(&self, order: &Order) -> bool {
+        self.stay == order.stay && !self.has_left()
     }
 
     /// Launches the kernel; the one before has left.

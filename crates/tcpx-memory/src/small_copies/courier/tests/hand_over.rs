@@ -99,6 +99,22 @@ fn what_one_left_behind_does_not_wait_for_the_next_to_leave() {
 }
 
 #[test]
+fn that_an_order_was_left_behind_is_news() {
+    let (gpu, _kept) = gpu();
+    let mut copies = copies(&gpu);
+    let region = Region::cuda(&gpu, 64).unwrap();
+    order(&mut copies, &region, 1);
+    assert!(!copies.has_news());
+    fake::desert(ring(&copies));
+    until(courier(&mut copies), Courier::has_left);
+    assert!(copies.has_news());
+    // The driver copies now, and there is no news until that has ended.
+    copies.poll(&mut Vec::new());
+    assert!(copies.is_busy() && !copies.has_news());
+    assert_eq!(ended(&mut copies), [(1, Ok(64))]);
+}
+
+#[test]
 fn numbers_of_orders_and_of_stays_may_begin_anew() {
     let (gpu, _kept) = gpu();
     let mut copies = copies(&gpu);
