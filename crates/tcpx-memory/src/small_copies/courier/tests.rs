@@ -121,6 +121,24 @@ fn what_is_slow_again_and_again_is_not_called_for_a_while() {
 }
 
 #[test]
+fn one_order_that_is_fast_makes_good_for_slow_ones() {
+    let (gpu, _kept) = gpu();
+    let mut courier = set_up(&gpu);
+    let given = |since| Order {
+        stay: courier.stay,
+        since,
+        looks: 0,
+    };
+    let now = Instant::now();
+    let (slow, fast) = (given(now - SLOW * 2), given(now + LONG));
+    for order in [&slow, &fast].repeat(STRIKES as usize) {
+        courier.ended(order);
+    }
+    assert_eq!(courier.rests_until, None);
+    courier.end(LONG);
+}
+
+#[test]
 fn bytes_travel_both_ways_and_nothing_beside_them() {
     let (gpu, _kept) = gpu();
     let mut copies = copies(&gpu);

@@ -144,6 +144,16 @@ fn what_a_courier_that_cannot_come_needs_outlives_a_drop() {
 }
 
 #[test]
+fn what_a_courier_that_is_not_seen_to_go_needs_outlives_a_drop() {
+    let (gpu, _kept) = gpu();
+    let copies = copies(&gpu);
+    let [ring, _] = addresses(&copies);
+    fake::lose_courier(ring);
+    drop(copies);
+    assert!(fake::is_allocated(ring) && !fake::ended_hastily(ring));
+}
+
+#[test]
 fn an_order_that_cannot_be_followed_is_an_error_and_all_that_it_needs_stays() {
     let (gpu, _kept) = gpu();
     let mut copies = copies(&gpu);
