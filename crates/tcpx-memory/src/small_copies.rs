@@ -135,6 +135,10 @@ impl SmallCopies {
     /// Also copies by a kernel that stays on the GPU while small messages follow each other closely, without a call
     /// of the driver for each. Where the GPU or its driver cannot, all is as before.
     pub fn with_courier(mut self) -> Self {
+        if self.courier.is_some() {
+            // It may be there, with orders that no other knows.
+            return self;
+        }
         let can = self.ends.as_ref().is_some_and(|ends| !ends.must_ask());
         let made = can.then(|| {
             let _current = Current::enter(&self.gpu)?;
@@ -157,13 +161,23 @@ impl SmallCopies {
         self.writes != 0
     }
 
-    /// Whether [`Self::poll`] has something to tell, as far as that is seen without a call of the driver,
+    /// Whether [`Self::poll`] has something to tell or to do, as far as that is seen without a call of the driver,
     /// which also knows of errors.
     pub fn has_news(&self) -> bool {
         let ends = self.ends.as_ref();
         ends.is_some_and(|ends| {
-            set_bits(self.writes).any(|slot| ends.shows(slot)) || ends.must_ask() && self.is_busy()
+            let is_news = |slot| ends.shows(slot) || self.is_left_behind(slot);
+            set_bits(self.writes).any(is_news) || ends.must_ask() && self.is_busy()
         })
+    }
+
+    /// Whether the slot's copy is an order of a courier that is no longer there.
+    fn is_left_behind(&self, slot: usize) -> bool {
+        let order = self.slots[slot]
+            .as_ref()
+            .and_then(|copy| copy.order.as_ref());
+        let courier = self.courier.as_ref().zip(order);
+        courier.is_some_and(|(courier, order)| !courier.may_take(order))
     }
 
     /// Appends the bytes of `from`, which is memory of this GPU, to `into`, once `fence` is reached. `false`, and
@@ -435,13 +449,16 @@ impl Drop for SmallCopies {
             std::mem::forget(self.courier.take());
             return;
         }
-        let gpu = self.gpu.clone();
-        if let Ok(_current) = Current::enter(&gpu) {
-            if let Some(courier) = self.courier.take() {
-                courier.end(LAST_WAIT);
-            }
-            self.destroy(gpu.api());
+        let (gpu, courier) = (self.gpu.clone(), self.courier.take());
+        let Ok(_current) = Current::enter(&gpu) else {
+            // As above.
+            std::mem::forget(courier);
+            return;
+        };
+        if let Some(courier) = courier {
+            courier.end(LAST_WAIT);
         }
+        self.destroy(gpu.api());
     }
 }
 

@@ -13,13 +13,16 @@ use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::ptr;
 
+pub(crate) use courier::{
+    Launches, desert, fill_gpu, hurry, lose_courier, orders_done, set_launches,
+};
 use launch::{FUNCTIONS, launched};
 use memory::{allocate, describe, release};
 pub(crate) use streams::{keep_default_streams, with_a_legacy_stream_alone};
 use world::{CAPTURE_MODE, CURRENT, Fault, Operation, World, inside, outside_captures, pointer};
 pub(crate) use world::{
-    capture, capture_mode, contexts_on_this_thread, desert, ended_hastily, gated_stream,
-    hide_streams_of, launches, looks, lose_streams_of, refuse_launches_to,
+    capture, capture_mode, contexts_on_this_thread, ended_hastily, gated_stream, hide_streams_of,
+    is_allocated, launches, looks, lose_streams_of, refuse_launches_to,
 };
 
 use tcpx_wire::Descriptor;
@@ -272,6 +275,9 @@ pub(crate) static API: Api = Api {
             return INVALID_VALUE;
         }
         inside(|world| {
+            if let Operation::Stay(stay) = operation {
+                return courier::launch(world, stream.addr(), stay);
+            }
             if let Operation::Unpack { pool, to, list, .. } = &operation {
                 let ends = |one: Descriptor| *to as u64 + one.destination_offset;
                 if !world.refused.is_empty()

@@ -1,4 +1,4 @@
-//! The kernel that stays for small copies, loaded once for a context, and how many of it there are at a time.
+//! The kernel that stays for small copies, loaded once for a context, and who may call it.
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,10 +10,11 @@ use crate::error::CudaError;
 /// PTX text for the driver's own compiler, with the zero that it wants at the end.
 const PTX: &str = concat!(include_str!("../ptx/courier.ptx"), "\0");
 
-/// Couriers of a context at a time. Each takes a block of a multiprocessor, and reads across the bus without
-/// a pause.
+/// How many of a context may call couriers at a time. Each courier takes a block of a multiprocessor, and reads
+/// across the bus without a pause.
 const MOST: usize = 2;
-/// How long a place belongs to who has called a courier: far longer than one stays.
+/// How long a place belongs to who has called a courier: far longer than one stays, though one that finds no
+/// room on the GPU comes even later.
 const TERM: Duration = Duration::from_millis(20);
 
 /// What a context has for couriers.

@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::WARM_UP;
 use crate::driver::sys;
 use crate::error::CudaError;
 use crate::gpu::{
@@ -92,8 +91,9 @@ pub(super) struct Courier {
 unsafe impl Send for Courier {}
 
 impl Courier {
-    /// Loads the kernel and has it come and leave once, so that the driver has nothing left to set up. The
-    /// context is current.
+    /// Loads the kernel and calls it once, to leave at once, so that the driver has nothing left to set up. Does not
+    /// wait until it comes: a kernel of the program that waits for just this set-up may have taken all of the
+    /// GPU. The context is current.
     ///
     /// # Errors
     /// [`CudaError::KernelUnavailable`], or the driver's refusal.
@@ -117,17 +117,14 @@ impl Courier {
             rests_until: None,
             copies: 0,
         };
-        let first = courier.launch().and_then(|()| courier.retire(WARM_UP));
-        if first == Ok(true) {
-            return Ok(courier);
+        let called = courier.launch();
+        match called.and_then(|()| courier.retire(Duration::ZERO)) {
+            Ok(_) => Ok(courier),
+            Err(error) => {
+                courier.end(Duration::ZERO);
+                Err(error)
+            }
         }
-        // It may still come: all that it needs stays until the process ends.
-        std::mem::forget(courier);
-        first.and(Err(CudaError::TimedOut {
-            device: gpu.ordinal(),
-            what: "its first work",
-            after: WARM_UP,
-        }))
     }
 
     /// Whether the kernel is there. It may leave at any time.
@@ -229,7 +226,7 @@ impl Courier {
     /// # Errors
     /// The driver's, for example when a kernel has broken the context.
     pub(super) fn is_open(&self, order: &mut Order) -> Result<bool, CudaError> {
-        if self.stay != order.stay || self.has_left() {
+        if !self.may_take(order) {
             return Ok(false);
         }
         order.looks += 1;
@@ -239,6 +236,11 @@ impl Courier {
         order.looks = 0;
         let _current = Current::enter(&self.gpu)?;
         is_at_rest(self.gpu.api(), self.stream).map(|rests| !rests)
+    }
+
+    /// As [`Self::is_open`], as far as that is seen without the driver.
+    pub(super) fn may_take(&self, order: &Order) -> bool {
+        self.stay == order.stay && !self.has_left()
     }
 
     /// Launches the kernel; the one before has left.

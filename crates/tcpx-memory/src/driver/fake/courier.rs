@@ -1,8 +1,100 @@
-//! The kernel of small copies that stays, on the CPU: it looks for orders when somebody looks at any stream.
+//! The kernel of small copies that stays, on the CPU: it looks for orders when the thread that has launched it
+//! looks at any stream, or anyone at its own.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::thread::{self, ThreadId};
 
-use super::{Operation, World, pointer};
+use super::world::world;
+use super::{Fault, INVALID_VALUE, OK, Operation, World, pointer};
+
+thread_local! {
+    /// What the driver does with launches of this thread.
+    static LAUNCHES: Cell<Launches> = const { Cell::new(Launches::Return) };
+    /// No launch of this thread comes before this is opened.
+    static ROOM: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
+}
+
+/// What tests make of couriers and want to know, by the address of the ring of orders.
+#[derive(Default)]
+pub(super) struct Couriers {
+    deserted: HashSet<u64>,
+    hurried: HashSet<u64>,
+    done: HashMap<u64, usize>,
+}
+
+/// The kernel that looks for orders at this address leaves without another look.
+pub(crate) fn desert(orders: u64) {
+    world(|world| world.couriers.deserted.insert(orders));
+}
+
+/// The kernel that looks for orders at this address carries out what is there and leaves, in one step.
+pub(crate) fn hurry(orders: u64) {
+    world(|world| world.couriers.hurried.insert(orders));
+}
+
+/// How many orders at this address were carried out.
+pub(crate) fn orders_done(orders: u64) -> usize {
+    world(|world| world.couriers.done.get(&orders).copied()).unwrap_or(0)
+}
+
+/// Asked about the stream of the kernel that looks for orders at this address, the driver fails.
+pub(crate) fn lose_courier(orders: u64) {
+    world(|world| {
+        let is_there = |operation: &Operation| matches!(operation, Operation::Stay(stay) if stay.orders == orders);
+        for (stream, queue) in &world.streams {
+            if queue.iter().any(is_there) {
+                world.lost.insert(*stream, Fault::Query);
+            }
+        }
+    });
+}
+
+/// What the driver does with launches of couriers.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Launches {
+    Return,
+    WaitForTheirEnd,
+    Fail,
+}
+
+/// For launches of this thread.
+pub(crate) fn set_launches(launches: Launches) {
+    LAUNCHES.set(launches);
+}
+
+/// Keeps couriers that this thread launches from coming until the gate is opened.
+pub(crate) fn fill_gpu() -> Arc<AtomicBool> {
+    let gate = Arc::new(AtomicBool::new(false));
+    ROOM.set(Some(Arc::clone(&gate)));
+    gate
+}
+
+/// Queues a launch.
+pub(super) fn launch(world: &mut World, stream: usize, stay: Stay) -> i32 {
+    let launches = LAUNCHES.get();
+    let Some(queue) = world.streams.get_mut(&stream) else {
+        return INVALID_VALUE;
+    };
+    if launches == Launches::Fail {
+        return INVALID_VALUE;
+    }
+    let pools = world.pools.entry(stream).or_default();
+    pools.insert(stay.orders as usize);
+    queue.push_back(Operation::Stay(stay));
+    while launches == Launches::WaitForTheirEnd && world.run_courier(stream) {}
+    OK
+}
+
+/// What a look has found.
+#[derive(PartialEq)]
+enum Seen {
+    Nothing,
+    Order,
+    Leave,
+}
 
 /// `tcpx_stay` of `kernels/courier.cu`, and how far the kernel is.
 #[repr(C)]
@@ -18,6 +110,8 @@ pub(super) struct Stay {
     looks: u32,
     spent: u32,
     is_here: bool,
+    caller: ThreadId,
+    room: Option<Arc<AtomicBool>>,
 }
 
 /// A word in the memory of the code under test.
@@ -47,25 +141,38 @@ impl Stay {
             looks: 0,
             spent: 0,
             is_here: false,
+            caller: thread::current().id(),
+            room: ROOM.with_borrow(Option::clone),
         }
     }
 
     /// Comes, looks once, or leaves; whether it stays.
-    fn step(&mut self) -> bool {
+    fn step(&mut self, couriers: &mut Couriers) -> bool {
+        let has_room = |gate: &Arc<AtomicBool>| gate.load(Ordering::SeqCst);
+        if !self.room.as_ref().is_none_or(has_room) {
+            return true;
+        }
         if !self.is_here {
             self.is_here = true;
             word(self.come).store(self.stay, Ordering::Release);
             return true;
         }
-        let stays = self.spent < self.most && self.looks < self.patience && self.look();
-        if !stays {
+        let leaves = couriers.deserted.remove(&self.orders)
+            || couriers.hurried.remove(&self.orders) && {
+                while self.look(couriers) == Seen::Order {}
+                true
+            }
+            || self.looks == self.patience
+            || self.spent >= self.most
+            || self.look(couriers) == Seen::Leave;
+        if leaves {
             word(self.left).store(self.stay, Ordering::Release);
         }
-        stays
+        !leaves
     }
 
-    /// Carries out the next order if it is there; `false` if that is to leave.
-    fn look(&mut self) -> bool {
+    /// Carries out the next order if it is there.
+    fn look(&mut self, couriers: &mut Couriers) -> Seen {
         self.spent += 1;
         self.looks += 1;
         let line = self.orders + u64::from(self.number % 16 * 64);
@@ -75,7 +182,7 @@ impl Stay {
             // SAFETY: as for words.
             let seen = unsafe { AtomicU64::from_ptr(at) }.load(Ordering::Acquire);
             if (seen >> 32) as u32 != self.number {
-                return true;
+                return Seen::Nothing;
             }
             *value = seen as u32;
         }
@@ -90,35 +197,45 @@ impl Stay {
             told,
         ] = values;
         if length == u32::MAX {
-            return false;
+            return Seen::Leave;
         }
         let whole = |low: u32, high: u32| u64::from(high) << 32 | u64::from(low);
         let (from, to) = (whole(from_low, from_high), whole(to_low, to_high));
         // SAFETY: the code under test promises that both are there until the end is told; freed memory is
         // poisoned and never unmapped.
         unsafe { pointer(to as usize).copy_from(pointer(from as usize), length as usize) };
+        *couriers.done.entry(self.orders).or_default() += 1;
         word(whole(end_low, end_high)).store(told, Ordering::Release);
         self.number = self.number.wrapping_add(1);
+        self.spent += 1;
         self.looks = 0;
-        true
+        Seen::Order
     }
 }
 
 impl World {
-    /// Lets every kernel that is first in its stream do its next step; whether any was there.
-    pub(super) fn run_couriers(&mut self) -> bool {
-        let mut any = false;
-        for queue in self.streams.values_mut() {
-            if let Some(Operation::Stay(stay)) = queue.front_mut() {
-                any = true;
-                if self.deserted.remove(&stay.orders) {
-                    stay.patience = 0;
-                }
-                if !stay.step() {
-                    queue.pop_front();
-                }
-            }
+    /// Lets every kernel of this thread that is first in its stream do its next step.
+    pub(super) fn run_couriers(&mut self) {
+        let caller = thread::current().id();
+        let of_this_thread = |queue: &&mut VecDeque<Operation>| matches!(queue.front(), Some(Operation::Stay(stay)) if stay.caller == caller);
+        for queue in self.streams.values_mut().filter(of_this_thread) {
+            step(queue, &mut self.couriers);
         }
-        any
     }
+
+    /// Lets a kernel that is first in this stream do its next step; whether one was there.
+    pub(super) fn run_courier(&mut self, stream: usize) -> bool {
+        let queue = self.streams.get_mut(&stream);
+        queue.is_some_and(|queue| step(queue, &mut self.couriers))
+    }
+}
+
+fn step(queue: &mut VecDeque<Operation>, couriers: &mut Couriers) -> bool {
+    let Some(Operation::Stay(stay)) = queue.front_mut() else {
+        return false;
+    };
+    if !stay.step(couriers) {
+        queue.pop_front();
+    }
+    true
 }

@@ -9,7 +9,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::courier::Stay;
+use super::courier::{Couriers, Stay};
 use super::launch::{Done, List, tcpx_crc32c_host, tcpx_crc32c_prepare_host};
 use super::{CAPTURE_UNSUPPORTED, CONTEXT, INVALID_CONTEXT, streams};
 use crate::bounce::UnpackMethod;
@@ -74,8 +74,7 @@ pub(super) struct World {
     pub(super) looks: HashMap<usize, usize>,
     /// Launches of the unpack kernel by the pool's address.
     pub(super) launches: HashMap<usize, usize>,
-    /// Rings of orders whose kernels leave without another look.
-    pub(super) deserted: HashSet<u64>,
+    pub(super) couriers: Couriers,
     pub(super) next: usize,
 }
 
@@ -155,14 +154,14 @@ pub(crate) fn refuse_launches_to(address: u64) {
     world(|world| world.refused.insert(address));
 }
 
-/// The kernel that looks for orders at this address leaves without another look.
-pub(crate) fn desert(orders: u64) {
-    world(|world| world.deserted.insert(orders));
-}
-
 /// Whether the stream of a launch for the pool at this address went before it had passed all its work.
 pub(crate) fn ended_hastily(pool: u64) -> bool {
     world(|world| world.hasty.contains(&(pool as usize)))
+}
+
+/// Whether this is the start of memory that was allocated and not freed.
+pub(crate) fn is_allocated(address: u64) -> bool {
+    world(|world| world.memory.contains_key(&(address as usize)))
 }
 
 /// How often somebody looked at unfinished events on this stream.
@@ -197,7 +196,7 @@ impl World {
             return false;
         }
         if let Some(Operation::Stay(_)) = queue.front() {
-            return self.run_couriers();
+            return self.run_courier(stream);
         }
         match queue.pop_front() {
             Some(Operation::Copy { to, from, len }) => {
