@@ -46,7 +46,7 @@ pub struct Options {
     pub gpu: Option<Gpu>,
     /// Whether a kernel stays on the GPU for a moment where one small message follows another, and copies them
     /// without a call of the driver for each; true by default. It takes 256 threads of one multiprocessor, and
-    /// whoever waits for the whole device waits for it too, up to a millisecond.
+    /// whoever waits for the whole device waits for it too, about a millisecond at most.
     pub persistent_kernel: bool,
     /// Told about every step, for progress bars, logs and tests.
     pub observer: Option<Arc<dyn Observer>>,

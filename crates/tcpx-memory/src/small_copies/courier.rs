@@ -2,8 +2,8 @@
 //!
 //! A copy by the driver takes several microseconds to be issued, to run and to be seen. Where one small message
 //! follows another, a kernel is called that looks for orders in mapped host memory, `kernels/courier.cu`. It
-//! leaves by itself when none come, and in any case after a fraction of a millisecond: whoever waits for the
-//! whole device, or for a multiprocessor to be free, waits no longer than that. An order that it has left
+//! leaves by itself when none come, and in any case after about a millisecond: whoever waits for the
+//! whole device, or for a multiprocessor to be free, waits hardly longer than that. An order that it has left
 //! behind is the driver's to copy.
 
 #[cfg(test)]
@@ -34,6 +34,9 @@ const MOST: u32 = 512;
 
 /// A copy so soon after the one before is likely to be followed by others.
 const SOON: Duration = Duration::from_micros(250);
+/// So many copies must follow each other closely before a kernel is called, at most: one after a stay of use, twice as
+/// many after each without.
+const MOST_WANTED: u32 = 64;
 /// An order that takes longer than a copy by the driver might.
 const SLOW: Duration = Duration::from_micros(100);
 /// So many slow orders in a row mean that something keeps the kernel from running: another process on the
@@ -82,6 +85,11 @@ pub(super) struct Courier {
     next: u32,
     /// When the last small copy was begun.
     before: Option<Instant>,
+    /// Copies by the driver, each soon after the one before, and after how many of them a kernel is called.
+    in_a_row: u32,
+    wanted: u32,
+    /// The first order of a stay of which it is not known yet whether it had any.
+    unjudged: Option<u32>,
     strikes: u32,
     rests_until: Option<Instant>,
     copies: u64,
@@ -113,6 +121,9 @@ impl Courier {
             stay: 0,
             next: 1,
             before: None,
+            in_a_row: 0,
+            wanted: 1,
+            unjudged: None,
             strikes: 0,
             rests_until: None,
             copies: 0,
@@ -180,13 +191,27 @@ impl Courier {
     pub(super) fn note(&mut self, now: Instant) {
         let soon = self.before.is_some_and(|before| now - before < SOON);
         self.before = Some(now);
-        if !soon || !self.has_left() || self.rests_until.is_some_and(|until| now < until) {
+        self.in_a_row = if soon {
+            self.in_a_row.saturating_add(1)
+        } else {
+            0
+        };
+        if !self.has_left() || self.rests_until.is_some_and(|until| now < until) {
+            return;
+        }
+        if let Some(first) = self.unjudged.take() {
+            // Copies that are never as close together as the kernel is patient would call it again and again.
+            let twice = (self.wanted * 2).min(MOST_WANTED);
+            self.wanted = if self.next == first { twice } else { 1 };
+        }
+        if self.in_a_row < self.wanted {
             return;
         }
         self.rests_until = None;
         if !self.gpu.may_call_courier(self.caller, now) {
             return;
         }
+        self.unjudged = Some(self.next);
         if let Err(error) = self.launch() {
             tracing::debug!(%error, "no kernel stays for small copies");
             self.rest(now);

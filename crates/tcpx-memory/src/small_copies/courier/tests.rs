@@ -60,9 +60,35 @@ fn copies(gpu: &Gpu) -> SmallCopies {
 
 fn call(courier: &mut Courier) {
     let now = Instant::now();
-    courier.note(now);
-    courier.note(now);
+    (0..=MOST_WANTED).for_each(|_| courier.note(now));
     until(courier, Courier::is_here);
+}
+
+#[test]
+fn stays_without_an_order_become_rare_and_one_with_an_order_ends_that() {
+    let (gpu, _kept) = gpu();
+    let mut courier = set_up(&gpu);
+    let mut now = Instant::now();
+    let mut copies_until_it_is_called = |courier: &mut Courier| {
+        // Long after the last one.
+        now += SOON * 2;
+        let mut copies = 0;
+        courier.note(now);
+        while courier.has_left() {
+            courier.note(now);
+            copies += 1;
+        }
+        copies
+    };
+    for wanted in [1, 2, 4, 8, 16, 32, 64, 64] {
+        assert_eq!(copies_until_it_is_called(&mut courier), wanted);
+        until(&courier, Courier::has_left);
+    }
+    assert_eq!(copies_until_it_is_called(&mut courier), MOST_WANTED);
+    courier.write((0, 0), LEAVE, (0, 0));
+    until(&courier, Courier::has_left);
+    assert_eq!(copies_until_it_is_called(&mut courier), 1);
+    courier.end(LONG);
 }
 
 #[test]
@@ -115,6 +141,7 @@ fn what_is_slow_again_and_again_is_not_called_for_a_while() {
         assert!(courier.has_left());
     }
     courier.note(until_then);
+    courier.note(until_then + SOON / 4);
     courier.note(until_then + SOON / 2);
     assert!(!courier.has_left());
     courier.end(LONG);
