@@ -177,19 +177,8 @@ impl User {
     }
 
     /// Queues a kernel of one thread that spins until the flag is raised or the time is over.
-    pub(crate) fn spin(
-        &self,
-        stream: CUstream,
-        flag: &Flag,
-        mut limit_ns: u64,
-    ) -> Result<(), String> {
-        let (mut raised, mut answer) = (flag.0, flag.0.wrapping_add(1));
-        let mut parameters: [*mut c_void; 3] = [
-            (&raw mut raised).cast(),
-            (&raw mut answer).cast(),
-            (&raw mut limit_ns).cast(),
-        ];
-        self.launch(self.spin_until, 1, 1, stream, &mut parameters)
+    pub(crate) fn spin(&self, stream: CUstream, flag: &Flag, limit_ns: u64) -> Result<(), String> {
+        self.spin_in(1, 1, stream, flag, limit_ns)
     }
 
     /// As above, of so many threads that no other block fits beside them.
@@ -197,6 +186,18 @@ impl User {
         &self,
         stream: CUstream,
         flag: &Flag,
+        limit_ns: u64,
+    ) -> Result<(), String> {
+        // Two blocks of 1024 threads fill a multiprocessor; the rest comes when those end.
+        self.spin_in(512, 1024, stream, flag, limit_ns)
+    }
+
+    fn spin_in(
+        &self,
+        blocks: u32,
+        threads: u32,
+        stream: CUstream,
+        flag: &Flag,
         mut limit_ns: u64,
     ) -> Result<(), String> {
         let (mut raised, mut answer) = (flag.0, flag.0.wrapping_add(1));
@@ -205,8 +206,7 @@ impl User {
             (&raw mut answer).cast(),
             (&raw mut limit_ns).cast(),
         ];
-        // Two blocks of 1024 threads fill a multiprocessor; the rest comes when those end.
-        self.launch(self.spin_until, 512, 1024, stream, &mut parameters)
+        self.launch(self.spin_until, blocks, threads, stream, &mut parameters)
     }
 
     fn launch(

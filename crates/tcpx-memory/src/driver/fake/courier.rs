@@ -97,8 +97,6 @@ enum Seen {
 }
 
 /// `tcpx_stay` of `kernels/courier.cu`, and how far the kernel is.
-#[repr(C)]
-#[derive(Clone)]
 pub(super) struct Stay {
     orders: u64,
     come: u64,

@@ -4,6 +4,7 @@ mod hand_over;
 mod leaving;
 
 use super::super::SmallCopies;
+use super::super::tests::ended;
 use super::*;
 use crate::driver::fake;
 use crate::gpu::InContext;
@@ -179,12 +180,8 @@ fn bytes_travel_both_ways_and_nothing_beside_them() {
         region.write_from(0, &vec![0xA5; len + 2]).unwrap();
         let middle = region.slice(1..=len).unwrap();
         assert_eq!(copies.start_write(&middle, &sent, None, 7), Ok(true));
-        let mut told = Vec::new();
-        while told.is_empty() {
-            copies.poll(&mut told);
-            assert!(start.elapsed() < LONG);
-        }
-        assert_eq!(told, [(7, Ok(len as u64))]);
+        assert_eq!(ended(&mut copies), [(7, Ok(len as u64))]);
+        assert!(start.elapsed() < LONG);
         let mut got = Vec::new();
         assert_eq!(copies.read(&middle, None, LONG, &mut got), Ok(true));
         assert_eq!(got, sent);
@@ -226,12 +223,7 @@ fn an_order_that_is_left_behind_is_copied_by_the_driver() {
         until(courier, Courier::has_left);
         // Called again before anybody looks at the order.
         call(courier);
-        let mut told = Vec::new();
-        while told.is_empty() {
-            copies.poll(&mut told);
-            assert!(start.elapsed() < LONG);
-        }
-        assert_eq!(told, [(1, Ok(64))]);
+        assert_eq!(ended(&mut copies), [(1, Ok(64))]);
         let mut got = [0; 64];
         region.read_to(0, &mut got).unwrap();
         assert_eq!(got, [value; 64]);
@@ -249,11 +241,7 @@ fn all_slots_may_be_orders_at_a_time() {
         let started = copies.start_write(&to, &[index as u8; 8], None, index as u64);
         assert_eq!(started, Ok(true));
     }
-    let (start, mut told) = (Instant::now(), Vec::new());
-    while copies.is_busy() {
-        copies.poll(&mut told);
-        assert!(start.elapsed() < LONG);
-    }
+    let mut told = ended(&mut copies);
     told.sort_unstable_by_key(|(token, _)| *token);
     let all: Vec<_> = (0..ORDERS as u64).map(|token| (token, Ok(8))).collect();
     assert_eq!(told, all);
@@ -274,11 +262,7 @@ fn memory_is_held_until_the_end_of_an_order() {
         Ok(true)
     );
     assert!(region.read_to(0, &mut [0]).is_err());
-    let (start, mut told) = (Instant::now(), Vec::new());
-    while copies.is_busy() {
-        copies.poll(&mut told);
-        assert!(start.elapsed() < LONG);
-    }
+    assert_eq!(ended(&mut copies), [(1, Ok(64))]);
     assert_eq!(region.read_to(0, &mut [0]), Ok(()));
 }
 

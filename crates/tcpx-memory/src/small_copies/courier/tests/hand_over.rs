@@ -3,7 +3,6 @@
 use std::sync::atomic::AtomicBool;
 
 use super::*;
-use crate::error::MemoryError;
 
 fn courier(copies: &mut SmallCopies) -> &mut Courier {
     copies.courier.as_mut().unwrap()
@@ -23,15 +22,6 @@ fn order(copies: &mut SmallCopies, region: &Region, value: u8) {
     let started = copies.start_write(&region.all(), &bytes, None, u64::from(value));
     assert_eq!(started, Ok(true));
     assert!(is_ordered(copies, 0));
-}
-
-fn ended(copies: &mut SmallCopies) -> Vec<(u64, Result<u64, MemoryError>)> {
-    let (start, mut told) = (Instant::now(), Vec::new());
-    while copies.is_busy() {
-        copies.poll(&mut told);
-        assert!(start.elapsed() < LONG);
-    }
-    told
 }
 
 fn bytes_of(region: &Region) -> Vec<u8> {
