@@ -1,11 +1,13 @@
 //! Another control connection for a session, over whichever of its ways works.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Instant;
 
-use tcpx_net::{Auth, Congestion, DialOptions, NetworkError, Way, dial, dial_control_again};
+use tcpx_net::{
+    Auth, Congestion, DialOptions, Dialled, Listener, NetworkError, Way, dial, dial_control_again,
+};
 
 use crate::support::*;
 
@@ -22,18 +24,24 @@ fn nobody() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 1))
 }
 
+/// A client's first connection to the listener.
+fn dialled(listener: &Listener, auth: &Auth) -> Dialled {
+    dial(listener.local_addr(), auth, &DialOptions::until(deadline())).unwrap()
+}
+
+/// Another one for its session.
+fn dial_over(dialled: &Dialled, ways: &[Way]) -> Result<TcpStream, NetworkError> {
+    dial_control_again(ways, &dialled.session, &Congestion::Automatic)
+}
+
 #[test]
 fn a_way_that_fails_leaves_it_to_the_next_and_the_server_takes_one_connection() {
     let auth = Auth::Key(key(1));
     let listener = listener(auth.clone());
     let address = listener.local_addr();
-    let dialled = dial(address, &auth, &DialOptions::until(deadline())).unwrap();
+    let dialled = dialled(&listener, &auth);
     let accepted = listener.accept(deadline()).unwrap();
-    let dial_over = |ways: &[Way]| {
-        let automatic = Congestion::Automatic;
-        dial_control_again(ways, &dialled.session, &automatic)
-    };
-    let mut ours = dial_over(&[way(nobody()), way(address), way(address)]).unwrap();
+    let mut ours = dial_over(&dialled, &[way(nobody()), way(address), way(address)]).unwrap();
     let start = Instant::now();
     let mut theirs = loop {
         if let Some(stream) = accepted.lanes.take_control() {
@@ -57,19 +65,10 @@ fn a_way_that_fails_leaves_it_to_the_next_and_the_server_takes_one_connection() 
 fn without_a_way_that_works_the_error_is_that_of_the_last() {
     let auth = Auth::Key(key(1));
     let listener = listener(auth.clone());
-    let dialled = dial(
-        listener.local_addr(),
-        &auth,
-        &DialOptions::until(deadline()),
-    )
-    .unwrap();
-    let dial_over = |ways: &[Way]| {
-        let automatic = Congestion::Automatic;
-        dial_control_again(ways, &dialled.session, &automatic).unwrap_err()
-    };
-    let refused = dial_over(&[way(nobody())]);
+    let dialled = dialled(&listener, &auth);
+    let refused = dial_over(&dialled, &[way(nobody())]).unwrap_err();
     assert_eq!(refused, NetworkError::Refused { peer: nobody() });
-    let none = dial_over(&[]);
+    let none = dial_over(&dialled, &[]).unwrap_err();
     assert!(matches!(none, NetworkError::Control { .. }), "{none:?}");
 }
 
@@ -77,15 +76,10 @@ fn without_a_way_that_works_the_error_is_that_of_the_last() {
 fn a_way_whose_other_end_says_nothing_does_not_hold_the_caller() {
     let auth = Auth::Key(key(1));
     let listener = listener(auth.clone());
-    let dialled = dial(
-        listener.local_addr(),
-        &auth,
-        &DialOptions::until(deadline()),
-    )
-    .unwrap();
+    let dialled = dialled(&listener, &auth);
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let ways = [way(silent.local_addr().unwrap())];
     let start = Instant::now();
-    dial_control_again(&ways, &dialled.session, &Congestion::Automatic).unwrap_err();
+    dial_over(&dialled, &ways).unwrap_err();
     assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
 }
