@@ -1,10 +1,14 @@
 //! CRC32C (Castagnoli), the checksum of headers, frames and verified transfers.
 
+mod join;
+
 use crc_fast::{CrcAlgorithm, Digest};
+
+pub(crate) use join::Joiner;
 
 /// CRC32C of the bytes.
 pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
-    crc32c_of_parts(&[bytes])
+    crc_fast::crc32_iscsi(bytes)
 }
 
 /// CRC32C of the parts one after the other.

@@ -9,6 +9,7 @@ mod detail;
 mod encode;
 mod error;
 mod log;
+mod payload;
 mod placed;
 mod settings;
 
@@ -19,6 +20,7 @@ pub use detail::Detail;
 pub use encode::encode;
 pub use error::{EncodeError, FrameError};
 pub use log::{FrameLog, PositionError};
+pub use payload::Payload;
 pub use placed::{InvalidPlaced, PlacedChunks};
 pub use settings::{InvalidSettings, Settings};
 
@@ -30,6 +32,11 @@ pub const MAX_BODY_BYTES: usize = 65_536 + 64;
 pub const MAX_SETUP_BYTES: usize = 32 * 1024;
 /// Most bytes of the payload of [`Frame::Eager`].
 pub const MAX_EAGER_BYTES: usize = 16 * 1024;
+
+/// Kind of [`Frame::Eager`].
+const EAGER: u8 = 7;
+/// Bytes of its body before the payload: transfer, tag and level.
+const EAGER_FIELDS: usize = 17;
 
 /// First two bytes of a frame, as an integer ("XT" on the wire).
 const MAGIC: u16 = 0x5458;
@@ -92,7 +99,7 @@ pub enum Frame {
         /// The completion level the sender asks for.
         level: Level,
         /// At most [`MAX_EAGER_BYTES`].
-        payload: Vec<u8>,
+        payload: Payload,
     },
     /// Receiver to sender: the eager payload is at its destination.
     EagerDone {
@@ -177,7 +184,7 @@ impl Frame {
             Self::Announce { .. } => 4,
             Self::Grant { .. } => 5,
             Self::Refuse { .. } => 6,
-            Self::Eager { .. } => 7,
+            Self::Eager { .. } => EAGER,
             Self::EagerDone { .. } => 8,
             Self::EagerCredit { .. } => 9,
             Self::Placed { .. } => 10,

@@ -1,13 +1,20 @@
 //! Body bytes to frame.
 
 use super::{
-    CancelReason, Detail, Frame, FrameError, GoodbyeReason, Level, MAX_EAGER_BYTES,
-    MAX_SETUP_BYTES, PlacedChunks, RefuseReason, Role, Settings, Tag, TransferId, kind_name,
+    CancelReason, Detail, EAGER, Frame, FrameError, GoodbyeReason, Level, MAX_EAGER_BYTES,
+    MAX_SETUP_BYTES, Payload, PlacedChunks, RefuseReason, Role, Settings, Tag, TransferId,
+    kind_name,
 };
 use crate::plan::Taper;
 
-/// Reads the body of a frame of the given kind; a payload takes the buffer `spare`.
-pub(super) fn parse(kind: u8, bytes: &[u8], spare: &mut Vec<u8>) -> Result<Frame, FrameError> {
+/// Reads the body of a frame of the given kind; a payload takes the buffer `spare`, and `of_payload` is the
+/// CRC32C of that of an eager frame, where it is known.
+pub(super) fn parse(
+    kind: u8,
+    bytes: &[u8],
+    spare: &mut Vec<u8>,
+    of_payload: Option<u32>,
+) -> Result<Frame, FrameError> {
     let frame = kind_name(kind).ok_or(FrameError::Kind { arrived: kind })?;
     let mut body = Body { frame, rest: bytes };
     let parsed = match kind {
@@ -38,11 +45,11 @@ pub(super) fn parse(kind: u8, bytes: &[u8], spare: &mut Vec<u8>) -> Result<Frame
             transfer: body.transfer()?,
             reason: body.refuse_reason()?,
         },
-        7 => Frame::Eager {
+        EAGER => Frame::Eager {
             transfer: body.transfer()?,
             tag: Tag(body.u64("tag")?),
             level: body.level()?,
-            payload: body.payload(MAX_EAGER_BYTES, spare)?,
+            payload: Payload::with_sum(body.payload(MAX_EAGER_BYTES, spare)?, of_payload),
         },
         8 => Frame::EagerDone {
             transfer: body.transfer()?,

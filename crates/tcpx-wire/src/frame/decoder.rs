@@ -1,8 +1,13 @@
 //! A stream of bytes, in any slicing, to frames.
 
 use super::body;
-use super::{Frame, FrameError, HEADER_BYTES, MAGIC, MAX_BODY_BYTES, kind_name};
-use crate::crc::crc32c_of_parts;
+use super::{
+    EAGER, EAGER_FIELDS, Frame, FrameError, HEADER_BYTES, MAGIC, MAX_BODY_BYTES, kind_name,
+};
+use crate::crc::{Joiner, crc32c, crc32c_of_parts};
+
+/// Bytes from a frame's start whose checksum is taken in one go: most frames are no longer.
+const START_BYTES: usize = 64;
 
 /// Turns the bytes of one direction into frames.
 ///
@@ -30,6 +35,7 @@ pub struct FrameDecoder {
     failed: Option<FrameError>,
     /// Buffer of a payload that is used no more.
     spare: Vec<u8>,
+    joiner: Joiner,
 }
 
 impl FrameDecoder {
@@ -125,7 +131,7 @@ impl FrameDecoder {
         bytes: &[u8; HEADER_BYTES],
         body: &[u8],
     ) -> Result<Frame, FrameError> {
-        let expected = crc32c_of_parts(&[&bytes[..12], &[0; 4], body]);
+        let (expected, of_payload) = self.checksum(header, bytes, body);
         if header.crc != expected {
             return Err(FrameError::Checksum {
                 expected,
@@ -139,7 +145,31 @@ impl FrameDecoder {
             });
         }
         self.sequence = self.sequence.wrapping_add(1);
-        body::parse(header.kind, body, &mut self.spare)
+        body::parse(header.kind, body, &mut self.spare, of_payload)
+    }
+
+    /// CRC32C of a frame, and of its payload where that came with it.
+    fn checksum(
+        &mut self,
+        header: &Header,
+        bytes: &[u8; HEADER_BYTES],
+        body: &[u8],
+    ) -> (u32, Option<u32>) {
+        let near = match header.kind {
+            EAGER => EAGER_FIELDS,
+            _ => START_BYTES - HEADER_BYTES,
+        };
+        let (near, rest) = body.split_at(near.min(body.len()));
+        // In one piece with the header, whose checksum counts as 0.
+        let mut start = [0; START_BYTES];
+        start[..12].copy_from_slice(&bytes[..12]);
+        let start = &mut start[..HEADER_BYTES + near.len()];
+        start[HEADER_BYTES..].copy_from_slice(near);
+        match (header.kind, rest) {
+            (_, []) => (crc32c(start), None),
+            (EAGER, payload) => self.joiner.of_both(start, payload),
+            _ => (crc32c_of_parts(&[start, rest]), None),
+        }
     }
 }
 

@@ -1,10 +1,10 @@
 //! Frame to bytes.
 
 use super::{
-    Detail, EncodeError, Frame, HEADER_BYTES, MAGIC, MAX_BODY_BYTES, MAX_EAGER_BYTES,
+    Detail, EAGER_FIELDS, EncodeError, Frame, HEADER_BYTES, MAGIC, MAX_BODY_BYTES, MAX_EAGER_BYTES,
     MAX_SETUP_BYTES, RefuseReason, Settings,
 };
-use crate::crc::crc32c_of_parts;
+use crate::crc::{Joiner, crc32c};
 
 /// Appends the frame's bytes to `out`.
 ///
@@ -13,20 +13,41 @@ use crate::crc::crc32c_of_parts;
 /// # Errors
 /// When a field is out of bounds; `out` is then unchanged.
 pub fn encode(frame: &Frame, sequence: u32, out: &mut Vec<u8>) -> Result<(), EncodeError> {
+    encode_with(&mut Joiner::default(), frame, sequence, out)
+}
+
+/// As [`encode`], with what the frames before have left.
+pub(super) fn encode_with(
+    joiner: &mut Joiner,
+    frame: &Frame,
+    sequence: u32,
+    out: &mut Vec<u8>,
+) -> Result<(), EncodeError> {
     check(frame)?;
     let start = out.len();
     out.extend_from_slice(&[0; HEADER_BYTES]);
     body(frame, out);
 
-    let (header, body) = out[start..].split_at_mut(HEADER_BYTES);
+    let bytes = &mut out[start..];
     // `check` bounds every field, so the length fits; see `the_longest_frames_fit`.
-    let body_bytes = body.len() as u32;
+    let body_bytes = (bytes.len() - HEADER_BYTES) as u32;
+    let header = &mut bytes[..HEADER_BYTES];
     header[0..2].copy_from_slice(&MAGIC.to_le_bytes());
     header[2] = frame.kind();
     header[4..8].copy_from_slice(&body_bytes.to_le_bytes());
     header[8..12].copy_from_slice(&sequence.to_le_bytes());
-    let crc = crc32c_of_parts(&[header, body]);
-    header[12..16].copy_from_slice(&crc.to_le_bytes());
+    let of_payload = match frame {
+        Frame::Eager { payload, .. } => payload.known_crc32c(),
+        _ => None,
+    };
+    let crc = match of_payload {
+        Some(known) => {
+            let (start, payload) = bytes.split_at(HEADER_BYTES + EAGER_FIELDS);
+            joiner.with_known(start, payload, known)
+        }
+        None => crc32c(bytes),
+    };
+    bytes[12..HEADER_BYTES].copy_from_slice(&crc.to_le_bytes());
     Ok(())
 }
 

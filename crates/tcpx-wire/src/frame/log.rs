@@ -5,7 +5,9 @@ use std::collections::VecDeque;
 
 use thiserror::Error;
 
-use super::{EncodeError, Frame, encode};
+use super::encode::encode_with;
+use super::{EncodeError, Frame};
+use crate::crc::Joiner;
 
 /// Numbers, encodes and keeps the frames of one direction.
 ///
@@ -26,6 +28,7 @@ pub struct FrameLog {
     written: u64,
     /// Sequence number of the first kept frame.
     first: u32,
+    joiner: Joiner,
 }
 
 /// A position that the peer cannot have.
@@ -53,6 +56,7 @@ impl FrameLog {
             base: 0,
             written: 0,
             first: 0,
+            joiner: Joiner::default(),
         }
     }
 
@@ -63,7 +67,7 @@ impl FrameLog {
     pub fn push(&mut self, frame: &Frame) -> Result<(), EncodeError> {
         // Far fewer frames than a u32 counts are kept.
         let sequence = self.first.wrapping_add(self.ends.len() as u32);
-        encode(frame, sequence, &mut self.bytes)?;
+        encode_with(&mut self.joiner, frame, sequence, &mut self.bytes)?;
         self.ends.push_back(self.end());
         Ok(())
     }
@@ -161,7 +165,7 @@ impl FrameLog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frame::{FrameDecoder, HEADER_BYTES};
+    use crate::frame::{FrameDecoder, HEADER_BYTES, encode};
     use proptest::prelude::*;
 
     fn beat(counter: u64) -> Frame {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::action::OperationId;
-use crate::frame::{Level, Tag, TransferId};
+use crate::frame::{Level, Payload, Tag, TransferId};
 
 /// A transfer of the peer that waits for a receive.
 #[derive(Debug)]
@@ -13,7 +13,7 @@ pub(super) struct Arrival {
     pub(super) bytes: u64,
     pub(super) level: Level,
     /// The payload of an eager transfer.
-    pub(super) eager: Option<Vec<u8>>,
+    pub(super) eager: Option<Payload>,
 }
 
 /// What waits on either side. Numbers of transfers and operations grow, so the least one of a tag
@@ -48,11 +48,9 @@ impl Matching {
     }
 
     pub(super) fn add_arrival(&mut self, mut arrival: Arrival) {
-        // Its buffer may have held a longer one before, and credit counts only what it holds now.
-        if let Some(payload) = &mut arrival.eager
-            && payload.capacity() / 2 > payload.len()
-        {
-            payload.shrink_to_fit();
+        // Credit counts only what its buffer holds now.
+        if let Some(payload) = &mut arrival.eager {
+            payload.shrink();
         }
         self.arrivals_by_tag.insert((arrival.tag, arrival.transfer));
         self.arrivals.insert(arrival.transfer, arrival);

@@ -8,7 +8,6 @@ use super::error::{Delivered, EndCause, SessionError};
 use super::incoming::{GrantedReceive, Matched, ReceiveStage};
 use super::matching::Arrival;
 use super::stream::Plan;
-use crate::crc::crc32c;
 use crate::frame::{Frame, Level, RefuseReason, TransferId};
 use crate::plan::ChunkPlan;
 use crate::time::Time;
@@ -110,11 +109,13 @@ impl Session {
         let mut expected = None;
         let stage = match arrival.eager {
             Some(payload) => {
-                expected = (level == Level::Verified).then(|| crc32c(&payload));
+                expected = (level == Level::Verified).then(|| payload.crc32c());
                 self.actions
                     .push_back(matched(operation, transfer, bytes, 0, 0));
-                self.actions
-                    .push_back(Action::DeliverEager { operation, payload });
+                self.actions.push_back(Action::DeliverEager {
+                    operation,
+                    payload: payload.into_bytes(),
+                });
                 ReceiveStage::Eager {
                     verdict_wanted: sender_asked == Level::Verified,
                     copied: false,

@@ -8,8 +8,7 @@ use super::clock::OperationClock;
 use super::config::MAX_TRANSFER_BYTES;
 use super::error::{DataFailure, RequestError};
 use super::stream::Plan;
-use crate::crc::crc32c;
-use crate::frame::{Frame, Level, Tag, TransferId};
+use crate::frame::{Frame, Level, Payload, Tag, TransferId};
 use crate::time::Time;
 
 #[derive(Debug)]
@@ -178,7 +177,8 @@ impl Session {
         let stage = match eager.filter(|_| self.eager_allowed(bytes)) {
             Some(payload) => {
                 self.eager_used += bytes;
-                let crc32c = crc32c(&payload);
+                let payload = Payload::summed(payload);
+                let crc32c = payload.crc32c();
                 self.transmit.push_back(Frame::Eager {
                     transfer,
                     tag,

@@ -59,7 +59,7 @@ impl Core {
             any = true;
             let queued = self.control.queue(&frame);
             if let Frame::Eager { payload, .. } = frame {
-                self.use_again(payload);
+                self.use_again(payload.into_bytes());
             }
             if let Err(end) = queued {
                 self.control_ended(end);

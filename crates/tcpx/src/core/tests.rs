@@ -145,7 +145,7 @@ fn message(transfer: u64, tag: u64) -> Frame {
         transfer: TransferId(transfer),
         tag: Tag(tag),
         level: Level::Placed,
-        payload: vec![7; 8],
+        payload: vec![7; 8].into(),
     }
 }
 

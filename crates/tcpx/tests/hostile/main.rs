@@ -170,7 +170,7 @@ fn frames_left_over_from_a_long_turn_are_not_forgotten() {
         transfer: TransferId(0),
         tag: Tag(7),
         level: Level::Placed,
-        payload: b"hello".to_vec(),
+        payload: b"hello".to_vec().into(),
     }));
     gate.shut();
     let mut stream = peer.stream.try_clone().expect("a socket");

@@ -1,6 +1,7 @@
 use super::*;
 use crate::frame::{
-    Level, MAX_EAGER_BYTES, MAX_SETUP_BYTES, PlacedChunks, Settings, Tag, TransferId, encode,
+    FrameLog, Level, MAX_EAGER_BYTES, MAX_SETUP_BYTES, Payload, PlacedChunks, Settings, Tag,
+    TransferId, encode,
 };
 use crate::plan::Taper;
 
@@ -71,7 +72,7 @@ fn the_longest_frames_fit() {
             transfer: TransferId(u64::MAX),
             tag: Tag(u64::MAX),
             level: Level::Verified,
-            payload: vec![7; MAX_EAGER_BYTES],
+            payload: vec![7; MAX_EAGER_BYTES].into(),
         },
     ];
     for frame in longest {
@@ -87,7 +88,7 @@ fn a_payload_comes_in_a_buffer_that_was_given_back_whatever_that_held() {
         transfer: TransferId(1),
         tag: Tag(2),
         level: Level::Placed,
-        payload: payload.to_vec(),
+        payload: payload.to_vec().into(),
     };
     let mut decoder = FrameDecoder::new();
     let buffer = Vec::from([0xff; 64]);
@@ -99,7 +100,45 @@ fn a_payload_comes_in_a_buffer_that_was_given_back_whatever_that_held() {
         assert_eq!(arrived, Ok(Some(frame)));
         if let (0, Ok(Some(Frame::Eager { payload, .. }))) = (sequence, arrived) {
             assert_eq!(payload.as_ptr(), at);
-            decoder.use_again(payload);
+            decoder.use_again(payload.into_bytes());
         }
     }
+}
+
+/// Checksums of such frames are put together from those of their parts, at both ends.
+#[test]
+fn payloads_of_one_length_travel_in_the_same_bytes_and_what_changes_on_the_way_is_seen() {
+    let (mut log, mut decoder) = (FrameLog::new(false), FrameDecoder::new());
+    for sequence in 0..40 {
+        let payload = vec![sequence as u8; 4096];
+        let eager = |payload| Frame::Eager {
+            transfer: TransferId(sequence),
+            tag: Tag(2),
+            level: Level::Placed,
+            payload,
+        };
+        log.push(&eager(Payload::summed(payload.clone()))).unwrap();
+        let plain = eager(payload.clone().into());
+        let bytes = bytes_of(&plain, sequence as u32);
+        assert_eq!(log.unwritten(), bytes);
+        log.wrote(bytes.len());
+        let Ok(Some(Frame::Eager { payload: sent, .. })) = decoder.next(&mut &*bytes) else {
+            panic!("frame {sequence} is refused");
+        };
+        assert_eq!((sent.crc32c(), &*sent), (crc32c(&payload), &*payload));
+    }
+    let bytes = bytes_of(&Frame::Ready, 40);
+    assert_eq!(decoder.next(&mut &*bytes), Ok(Some(Frame::Ready)));
+    let mut bytes = bytes_of(
+        &Frame::Eager {
+            transfer: TransferId(40),
+            tag: Tag(2),
+            level: Level::Placed,
+            payload: vec![40; 4096].into(),
+        },
+        41,
+    );
+    bytes[1000] ^= 1;
+    let refused = decoder.next(&mut &*bytes);
+    assert!(matches!(refused, Err(FrameError::Checksum { .. })));
 }

@@ -36,7 +36,7 @@ fn any_frame() -> impl Strategy<Value = Frame> {
             Frame::Announce { transfer, tag: Tag(tag), bytes, level }
         }),
         2 => (id(), 0u64..3, any_level(), 0usize..40).prop_map(|(transfer, tag, level, bytes)| {
-            Frame::Eager { transfer, tag: Tag(tag), level, payload: vec![0; bytes] }
+            Frame::Eager { transfer, tag: Tag(tag), level, payload: vec![0; bytes].into() }
         }),
         4 => (id(), number(), any_level(), any_cut()).prop_map(
             |(transfer, first_sequence, level, (chunk_bytes, taper))| {

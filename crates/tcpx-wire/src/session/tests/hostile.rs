@@ -43,7 +43,7 @@ fn announce(transfer: u64, bytes: u64) -> Frame {
 }
 
 fn payload(transfer: u64, bytes: usize) -> Frame {
-    let (transfer, payload) = (TransferId(transfer), vec![1; bytes]);
+    let (transfer, payload) = (TransferId(transfer), vec![1; bytes].into());
     Frame::Eager {
         transfer,
         tag: Tag(1),
@@ -199,7 +199,7 @@ fn a_short_payload_that_waits_holds_no_long_buffer() {
             transfer: TransferId(transfer),
             tag: Tag(1),
             level: Level::Placed,
-            payload,
+            payload: payload.into(),
         };
         session.frame(Time(0), frame).unwrap();
         let request = receive(1, 8, Level::Placed);

@@ -122,7 +122,7 @@ fn any_frame() -> impl Strategy<Value = Frame> {
                 transfer,
                 tag,
                 level,
-                payload
+                payload: payload.into(),
             }
         ),
         id().prop_map(|transfer| Frame::EagerDone { transfer }),

@@ -179,7 +179,7 @@ fn a_frame_out_of_bounds_is_not_encoded() {
         assert_eq!(out, b"kept");
         error
     };
-    let payload = vec![0; MAX_EAGER_BYTES + 1];
+    let payload = vec![0; MAX_EAGER_BYTES + 1].into();
     let too_long = refused(&Frame::Eager {
         transfer: TransferId(0),
         tag: Tag(0),
