@@ -135,6 +135,34 @@ impl Lease {
         self.0.access
     }
 
+    /// Copies `bytes` to the start of the leased ones; blocks for GPU memory. As with slices, the holder keeps
+    /// it apart from jobs that have some.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`], [`MemoryError::LeasedForReading`], or the driver's refusal.
+    pub fn write_from(&self, bytes: &[u8]) -> Result<(), MemoryError> {
+        let range = resolve(..bytes.len(), self.0.range.len())?;
+        let start = self.0.range.start;
+        self.allows(Access::Write, &(start..start + range.len()))?;
+        self.0.region.write_held(start, bytes)
+    }
+
+    /// Appends all leased bytes to `bytes`; blocks for GPU memory.
+    ///
+    /// # Errors
+    /// The driver's refusal; nothing was appended then.
+    pub fn append_to(&self, bytes: &mut Vec<u8>) -> Result<(), MemoryError> {
+        self.0.region.append_held(self.range(), bytes)
+    }
+
+    fn allows(&self, access: Access, range: &Range<usize>) -> Result<(), MemoryError> {
+        if access == Access::Write && self.0.access == Access::Read {
+            let range = range.clone();
+            return Err(MemoryError::LeasedForReading { range });
+        }
+        Ok(())
+    }
+
     /// Whether both are clones of one.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -183,6 +211,16 @@ pub(crate) enum Hold {
     Slot(#[expect(dead_code, reason = "held for its drop")] SlotHold),
 }
 
+impl Hold {
+    /// Whether a range of the bytes may be used so.
+    pub(crate) fn allows(&self, access: Access, range: &Range<usize>) -> Result<(), MemoryError> {
+        match self {
+            Self::Lease(lease) => lease.allows(access, range),
+            Self::Slot(_) => Ok(()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -229,6 +267,26 @@ mod tests {
         assert!(region.lease(9..10, Access::Read).is_err());
         drop(part);
         assert!(region.lease(9..10, Access::Read).is_ok());
+    }
+
+    #[test]
+    fn leased_bytes_are_written_and_read_and_no_others() {
+        let region = region();
+        let lease = region.lease(10..14, Access::Write).unwrap();
+        lease.write_from(b"abc").unwrap();
+        assert!(matches!(
+            lease.write_from(b"abcde"),
+            Err(MemoryError::OutOfBounds { .. })
+        ));
+        let mut bytes = vec![9];
+        lease.append_to(&mut bytes).unwrap();
+        assert_eq!(bytes, *b"\x09abc\0");
+        drop(lease);
+        let lease = region.lease(10..14, Access::Read).unwrap();
+        assert_eq!(
+            lease.write_from(b"x"),
+            Err(MemoryError::LeasedForReading { range: 10..11 })
+        );
     }
 
     #[test]

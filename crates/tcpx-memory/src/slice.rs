@@ -164,9 +164,9 @@ impl RegionSlice {
     /// # Errors
     /// [`MemoryError::OutOfBounds`], [`MemoryError::Busy`] for a plain slice, or the driver's refusal.
     pub fn write_from(&self, bytes: &[u8]) -> Result<(), MemoryError> {
-        let part = self.slice(..bytes.len())?;
-        let _hold = part.hold(Access::Write, "a write by the program")?;
-        part.region.write_held(part.range.start, bytes)
+        let range = self.first(bytes.len())?;
+        let _hold = self.hold_here(&range, Access::Write, "a write by the program")?;
+        self.region.write_held(range.start, bytes)
     }
 
     /// Copies the start of this part to `bytes`; blocks for GPU memory.
@@ -174,9 +174,9 @@ impl RegionSlice {
     /// # Errors
     /// [`MemoryError::OutOfBounds`], [`MemoryError::Busy`] for a plain slice, or the driver's refusal.
     pub fn read_to(&self, bytes: &mut [u8]) -> Result<(), MemoryError> {
-        let part = self.slice(..bytes.len())?;
-        let _hold = part.hold(Access::Read, "a read by the program")?;
-        part.region.read_held(part.range.start, bytes)
+        let range = self.first(bytes.len())?;
+        let _hold = self.hold_here(&range, Access::Read, "a read by the program")?;
+        self.region.read_held(range.start, bytes)
     }
 
     /// Appends all bytes of this part to `bytes`; blocks for GPU memory.
@@ -184,22 +184,35 @@ impl RegionSlice {
     /// # Errors
     /// [`MemoryError::Busy`] for a plain slice, or the driver's refusal; nothing was appended then.
     pub fn append_to(&self, bytes: &mut Vec<u8>) -> Result<(), MemoryError> {
-        let _hold = self.hold(Access::Read, "a read by the program")?;
+        let _hold = self.hold_here(&self.range, Access::Read, "a read by the program")?;
         self.region.append_held(self.range.clone(), bytes)
+    }
+
+    /// Where the first `len` bytes of this part lie in the region.
+    fn first(&self, len: usize) -> Result<Range<usize>, MemoryError> {
+        let range = resolve(..len, self.len())?;
+        Ok(self.range.start..self.range.start + range.len())
+    }
+
+    /// As [`Self::hold`] for a part of these bytes, as long as this slice is there: `None` where it rides on
+    /// something itself.
+    fn hold_here(
+        &self,
+        range: &Range<usize>,
+        access: Access,
+        holder: &'static str,
+    ) -> Result<Option<Lease>, MemoryError> {
+        match &self.hold {
+            Some(hold) => hold.allows(access, range).map(|()| None),
+            None => Lease::take(&self.region, range.clone(), access, holder).map(Some),
+        }
     }
 
     /// What a user of these bytes must keep until it has finished: the hold the slice rides on, or a
     /// new lease.
     pub(crate) fn hold(&self, access: Access, holder: &'static str) -> Result<Hold, MemoryError> {
         match &self.hold {
-            Some(Hold::Lease(lease))
-                if access == Access::Write && lease.access() == Access::Read =>
-            {
-                Err(MemoryError::LeasedForReading {
-                    range: self.range.clone(),
-                })
-            }
-            Some(hold) => Ok(hold.clone()),
+            Some(hold) => hold.allows(access, &self.range).map(|()| hold.clone()),
             None => Lease::take(&self.region, self.range.clone(), access, holder).map(Hold::Lease),
         }
     }

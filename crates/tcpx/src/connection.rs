@@ -203,7 +203,7 @@ impl Send<'_> {
             let bytes = request.slice.len() as u64;
             core.pace.answers(core.ticked());
             let eager = if core.session.eager_allowed(bytes) {
-                core.read_small(&lease.all(), fence)?
+                core.read_small(lease, fence)?
             } else {
                 None
             };

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tcpx_memory::{BouncePool, Fence, Job, MemoryError, MemoryKind, Region, RegionSlice, Work};
+use tcpx_memory::{
+    BouncePool, Fence, Job, Lease, MemoryError, MemoryKind, Region, RegionSlice, Work,
+};
 use tcpx_net::Ticket;
 use tcpx_wire::descriptor::{Descriptors, Limits};
 use tcpx_wire::scatter::ScatterList;
@@ -221,16 +223,16 @@ impl Core {
     /// once, because the program's GPU work comes first.
     pub(crate) fn read_small(
         &mut self,
-        from: &RegionSlice,
+        from: &Lease,
         fence: Option<&Fence>,
     ) -> Result<Option<Vec<u8>>, MemoryError> {
         let mut payload = self.spare.pop().unwrap_or_default();
         let read = match &mut self.small {
-            _ if from.is_empty() => Ok(true),
-            _ if !matches!(from.kind(), MemoryKind::Cuda { .. }) => {
+            _ if from.range().is_empty() => Ok(true),
+            _ if !matches!(from.region().kind(), MemoryKind::Cuda { .. }) => {
                 from.append_to(&mut payload).map(|()| true)
             }
-            Some(small) => small.read(from, fence, READ_LIMIT, &mut payload),
+            Some(small) => small.read(&from.all(), fence, READ_LIMIT, &mut payload),
             None => Ok(false),
         };
         if read == Ok(true) {
@@ -363,20 +365,15 @@ impl Core {
             self.session.eager_copied(now, id);
             return;
         }
-        let copied = operation.lease.slice(..payload.len()).and_then(|to| {
-            if matches!(to.kind(), MemoryKind::Cuda { .. }) {
-                return Ok(Some(to));
-            }
-            // The slice rides on the operation's lease, so this is the only writer.
-            to.write_from(payload).map(|()| None)
-        });
-        let copied = match copied {
-            Ok(Some(to)) => self.deliver_to_gpu(id, to, payload),
-            Ok(None) => {
-                self.session.eager_copied(now, id);
-                Ok(())
-            }
-            Err(error) => Err(error),
+        let lease = &operation.lease;
+        let copied = match lease.region().kind() {
+            MemoryKind::Cuda { .. } => lease
+                .slice(..payload.len())
+                .and_then(|to| self.deliver_to_gpu(id, to, payload)),
+            // The lease is the operation's, so this is the only writer.
+            _ => lease
+                .write_from(payload)
+                .map(|()| self.session.eager_copied(now, id)),
         };
         if let Err(error) = copied {
             self.memory_failed(id, &error);
