@@ -16,16 +16,15 @@ impl Time {
     /// The time that lies `span` later, or [`Time::MAX`]. Parts of a microsecond count as a whole
     /// one, so that a deadline never lies before what was asked for.
     pub fn saturating_add(self, span: Duration) -> Self {
-        let micros = span.as_nanos().div_ceil(1000);
-        Self(
-            self.0
-                .saturating_add(u64::try_from(micros).unwrap_or(u64::MAX)),
-        )
+        self.checked_add(span).unwrap_or(Self::MAX)
     }
 
     /// The time that lies `span` later, unless that is out of range.
     pub fn checked_add(self, span: Duration) -> Option<Self> {
-        let micros = u64::try_from(span.as_nanos().div_ceil(1000)).ok()?;
+        // A division of 128 bits, which all nanoseconds together need, takes longer than most of what times
+        // are added for.
+        let seconds = span.as_secs().checked_mul(1_000_000)?;
+        let micros = seconds.checked_add(span.subsec_nanos().div_ceil(1000).into())?;
         self.0.checked_add(micros).map(Self)
     }
 
@@ -52,6 +51,22 @@ impl fmt::Display for Time {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_span_counts_as_its_nanoseconds_do(
+            start in prop_oneof![0..1000u64, any::<u64>()],
+            seconds in prop_oneof![0..1000u64, any::<u64>()],
+            nanos in 0..1_000_000_000u32,
+        ) {
+            let span = Duration::new(seconds, nanos);
+            let end = u128::from(start) + span.as_nanos().div_ceil(1000);
+            let expected = u64::try_from(end).ok().map(Time);
+            prop_assert_eq!(Time(start).checked_add(span), expected);
+            prop_assert_eq!(Time(start) + span, expected.unwrap_or(Time::MAX));
+        }
+    }
 
     #[test]
     fn arithmetic_stops_at_the_ends() {
