@@ -18,6 +18,8 @@ use crate::error::Error;
 const QUIET: Duration = Duration::from_millis(400);
 /// Between two looks whether it did.
 const LOOK: Duration = Duration::from_millis(100);
+/// Between two times that channels are told of the peer: they count in longer spans.
+const TELL_AGAIN: Duration = Duration::from_millis(1);
 /// Between two rounds over all ways.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -166,7 +168,6 @@ impl Core {
         if self.ended.is_some() || self.session.ended() {
             return None;
         }
-        let patience = self.patience();
         let resume = self.resume.as_mut()?;
         if resume.lost.is_some()
             && !self.channels.iter().all(|state| state.channel.is_alive())
@@ -177,10 +178,13 @@ impl Core {
             self.perform_actions();
             return None;
         }
-        let patience = patience.filter(|_| matches!(resume.side, Source::Dial { .. }))?;
+        if matches!(resume.side, Source::Take(_)) {
+            return None;
+        }
+        let broken = resume.lost.is_some();
+        let patience = self.patience()?;
         let now = self.ticked;
         let heard = self.origin + Duration::from_micros(self.session.heard().0);
-        let broken = resume.lost.is_some();
         let suspect = match broken {
             true => Suspect::Broken,
             false => self.ask_system(heard, now),
@@ -259,9 +263,10 @@ impl Core {
     /// Tells the channels that the peer has spoken, if it has since `before`.
     pub(super) fn tell_that_peer_was_heard(&mut self, before: Time) {
         let heard = self.session.heard();
-        if heard == before {
+        if heard == before || heard < self.told_heard + TELL_AGAIN {
             return;
         }
+        self.told_heard = heard;
         let patience = self.patience().unwrap_or_default();
         let rested = heard.saturating_since(before) > patience;
         for state in self.channels.iter_mut() {
