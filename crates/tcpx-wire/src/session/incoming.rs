@@ -38,10 +38,6 @@ pub(super) struct Matched {
 }
 
 #[derive(Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "most of those that are kept are granted, and a box would be an allocation for each"
-)]
 pub(super) enum ReceiveStage {
     Eager {
         /// The sender waits for a verdict.
@@ -50,7 +46,8 @@ pub(super) enum ReceiveStage {
         /// Bytes of the sender's credit that its payload occupies.
         credit: u64,
     },
-    Granted(GrantedReceive),
+    /// In a box, as for sends.
+    Granted(Box<GrantedReceive>),
 }
 
 #[derive(Debug)]

@@ -146,14 +146,14 @@ impl Session {
                     level,
                     taper: cut.taper(),
                 });
-                ReceiveStage::Granted(GrantedReceive {
+                ReceiveStage::Granted(Box::new(GrantedReceive {
                     plan,
                     posted: ChunkSet::default(),
                     arrived: ChunkSet::default(),
                     placed: ChunkSet::default(),
                     placed_bytes: 0,
                     unacked: Vec::new(),
-                })
+                }))
             }
         };
         receive.matched = Some(Matched {

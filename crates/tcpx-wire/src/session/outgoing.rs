@@ -26,14 +26,11 @@ pub(super) struct Outgoing {
 }
 
 #[derive(Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "most of those that are kept are granted, and a box would be an allocation for each"
-)]
 pub(super) enum SendStage {
     Announced,
     Eager(EagerSend),
-    Granted(GrantedSend),
+    /// In a box: without it small sends, which end soon, would be moved about with room for all this.
+    Granted(Box<GrantedSend>),
 }
 
 #[derive(Debug)]

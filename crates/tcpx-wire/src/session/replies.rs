@@ -78,7 +78,7 @@ impl Session {
         let operation = OperationId::send(transfer);
         self.send_stream.append(operation, plan.chunks);
         let cancelled = send.cancel.is_some();
-        send.stage = SendStage::Granted(GrantedSend {
+        send.stage = SendStage::Granted(Box::new(GrantedSend {
             plan,
             level,
             posted: ChunkSet::default(),
@@ -88,7 +88,7 @@ impl Session {
             digest: None,
             digesting: level == Level::Verified && !cancelled,
             verdict: None,
-        });
+        }));
         send.clock.progressed(now);
         if !cancelled {
             self.actions.push_back(super::offers::matched(
