@@ -284,6 +284,17 @@ impl Session {
         self.actions.pop_front()
     }
 
+    /// The next thing to do, but for telling that a send has ended, which others may come before where nobody
+    /// waits for it; [`poll_action`](Self::poll_action) gives it later.
+    pub fn poll_action_but_sent(&mut self) -> Option<Action> {
+        let tells_of_send = |action: &Action| match action {
+            Action::Complete { operation, .. } => operation.sent_transfer().is_some(),
+            _ => false,
+        };
+        let at = self.actions.iter().position(|one| !tells_of_send(one))?;
+        self.actions.remove(at)
+    }
+
     /// The next payload to deliver, ahead of what else there is to do: a caller for which that takes long
     /// may ask for it before [`poll_action`](Self::poll_action).
     pub fn poll_delivery(&mut self) -> Option<(OperationId, Vec<u8>)> {

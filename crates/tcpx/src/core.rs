@@ -235,7 +235,7 @@ impl Core {
                 self.session.handle_timeout(now);
             }
             self.pace.looks_again(busy | again);
-            again |= self.push_out();
+            again |= self.push_out(false);
             busy |= again;
             if !again || self.may_leave_it() {
                 if !again {
@@ -258,21 +258,28 @@ impl Core {
     /// waits for it.
     pub(crate) fn start(&mut self) -> Turn {
         self.left_early = false;
-        let busy = self.push_out();
+        let busy = self.push_out(self.pace.is_attended());
         self.turn(busy, false)
     }
 
-    /// Hands out what the session wants done and said; `true` if there may be more at once.
-    fn push_out(&mut self) -> bool {
-        let mut any = self.perform_actions();
+    /// Hands out what the session wants done and said; `true` if there may be more at once. Where somebody
+    /// attends, sends that have ended wait until something was said.
+    fn push_out(&mut self, attended: bool) -> bool {
+        let mut any = match attended {
+            true => self.perform_but_sent(),
+            false => self.perform_actions(),
+        };
         self.close_useless_channels();
         // What the peer waits for goes first; a chunk that comes early finds its receive soon.
-        self.write_control();
+        let mut said = self.write_control();
         any |= self.post_pending();
-        self.write_control();
+        said |= self.write_control();
         self.rouse_channels();
         // What was said may have ended an operation.
-        any | self.perform_actions()
+        any | match attended && !said {
+            true => self.perform_but_sent(),
+            false => self.perform_actions(),
+        }
     }
 
     /// What a turn would say in which nothing happens.

@@ -22,6 +22,16 @@ impl Core {
         any
     }
 
+    /// As [`Self::perform_actions`], but leaves sends that have ended to whoever comes next.
+    pub(super) fn perform_but_sent(&mut self) -> bool {
+        let mut any = false;
+        while let Some(action) = self.session.poll_action_but_sent() {
+            any = true;
+            self.perform(action);
+        }
+        any
+    }
+
     pub(super) fn perform(&mut self, action: Action) {
         match action {
             Action::Matched {

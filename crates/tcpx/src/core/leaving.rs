@@ -12,7 +12,11 @@ impl Core {
             return false;
         }
         let before = std::mem::take(&mut self.ended_some);
-        self.perform_actions();
+        // The answer to a message tells of it, and the program waits for the answer.
+        self.perform_but_sent();
+        if !self.ended_some {
+            self.perform_actions();
+        }
         // What was granted goes to its channel first.
         let leaves = self.ended_some && !self.session.ended() && !self.is_moving();
         self.ended_some |= before;

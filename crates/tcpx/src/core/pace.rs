@@ -49,6 +49,10 @@ impl Pace {
         self.attended = attended;
     }
 
+    pub(super) fn is_attended(&self) -> bool {
+        self.attended
+    }
+
     /// The turns that follow are those of a thread that waits, or no more.
     pub(crate) fn drive(&mut self, driven: bool) {
         self.driven = driven;

@@ -69,26 +69,32 @@ impl Core {
         any
     }
 
-    /// Sends what the session has to say, as far as the socket takes it and it may not wait.
-    pub(super) fn write_control(&mut self) {
+    /// Sends what the session has to say, as far as the socket takes it and it may not wait; `true` if there
+    /// was anything.
+    pub(super) fn write_control(&mut self) -> bool {
+        let mut any = false;
         if self.may_hold() {
-            return;
+            return any;
         }
         while self.queue_frames() {
+            any = true;
             self.control.flush();
             if self.control.wants_write() {
-                return;
+                return any;
             }
         }
         if !self.control_is_down() {
             self.control.flush();
         }
+        any
     }
 
-    /// Sends what there is to say, unless it may wait for what comes next.
+    /// Sends what there is to say, unless it may wait for what comes next, as sends that have ended may while
+    /// a thread of the program attends.
     pub(crate) fn speak(&mut self) {
-        self.write_control();
-        self.perform_actions();
+        if self.write_control() || !self.pace.is_attended() {
+            self.perform_actions();
+        }
     }
 
     /// Whether all that there is to say may wait for what comes next.

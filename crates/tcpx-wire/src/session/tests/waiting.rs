@@ -2,6 +2,7 @@
 
 use super::pair::Pair;
 use super::*;
+use crate::frame::{Frame, TransferId};
 
 #[test]
 fn only_eager_payloads_and_their_acknowledgements_bear_waiting() {
@@ -69,4 +70,37 @@ fn payload_is_handed_out_ahead_of_what_else_there_is_to_do_in_the_order_of_arriv
             Some(Action::Complete { operation, outcome: Ok(_), .. }) if operation == into
         ));
     }
+}
+
+/// An answer brings the acknowledgement of what it answers, and its own bytes are what is waited for.
+#[test]
+fn that_a_send_has_ended_is_told_last_where_that_is_asked_for_and_all_the_same() {
+    let mut session = hostile::session(config());
+    let sent = session.send(Time(0), eager(1, 8, Level::Placed)).unwrap();
+    hostile::drain_at(&mut session, Time(0));
+    let receive = receive(1, 8, Level::Placed);
+    let received = session.receive(Time(0), receive).unwrap();
+    let transfer = TransferId(0);
+    let answer = Frame::Eager {
+        transfer,
+        tag: Tag(1),
+        level: Level::Placed,
+        payload: vec![1; 8].into(),
+    };
+    session
+        .frame(Time(0), Frame::EagerDone { transfer })
+        .unwrap();
+    session.frame(Time(0), answer).unwrap();
+    let mut told = Vec::new();
+    while let Some(action) = session.poll_action_but_sent() {
+        match action {
+            Action::DeliverEager { operation, .. } => session.eager_copied(Time(0), operation),
+            Action::Complete { operation, .. } => told.push(operation),
+            _ => {}
+        }
+    }
+    assert_eq!(told, [received]);
+    let left = session.poll_action();
+    assert!(matches!(left, Some(Action::Complete { operation, .. }) if operation == sent));
+    assert_eq!(session.poll_action(), None);
 }
