@@ -2,6 +2,7 @@
 
 mod lost;
 mod together;
+mod turns;
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, Sender};

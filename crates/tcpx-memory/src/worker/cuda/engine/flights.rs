@@ -19,7 +19,8 @@ pub(super) struct Flight {
 }
 
 impl Engine<'_> {
-    /// Ends what the streams have finished.
+    /// Ends what the streams have finished; of each one a copy at most, because telling of its end takes as long
+    /// as a short one, and what follows the next is to be under way by then.
     pub(super) fn land(&mut self) -> bool {
         let mut progress = false;
         for lane in Lane::ALL {
@@ -48,6 +49,9 @@ impl Engine<'_> {
                     }
                 }
                 progress = true;
+                if flight.copied.is_some() {
+                    break;
+                }
             }
         }
         progress
