@@ -141,23 +141,50 @@ pub(super) fn receive(
     part: Part<'_>,
     behind: &mut [u8],
 ) -> io::Result<Moved> {
-    let payload = address(&part)?;
-    let mut parts = [
-        libc::iovec {
-            iov_base: payload.cast(),
-            iov_len: part.len.min(WIRE_CALL),
-        },
-        libc::iovec {
-            iov_base: behind.as_mut_ptr().cast(),
-            iov_len: behind.len(),
-        },
-    ];
+    let payload = libc::iovec {
+        iov_base: address(&part)?.cast(),
+        iov_len: part.len.min(WIRE_CALL),
+    };
     // With more payload to come, bytes behind this call's part are payload too.
-    let used = if part.len > WIRE_CALL { 1 } else { 2 };
-    let mut message = message(&mut parts[..used]);
-    // SAFETY: the message points at two live ranges: `behind` is borrowed exclusively, and the
-    // region behind `part` is kept alive by its slice. Writing to it is what the receive was posted
-    // for; the request's owner holds the write lease until its end is reported.
+    let behind = if part.len > WIRE_CALL {
+        &mut []
+    } else {
+        behind
+    };
+    // SAFETY: the region behind `part` is kept alive by its slice. Writing to it is what the receive was
+    // posted for; the request's owner holds the write lease until its end is reported.
+    unsafe { receive_both(socket, payload, behind) }
+}
+
+/// Receives into `aside` and, once that is full, into `behind`, in one call.
+pub(super) fn receive_aside(
+    socket: BorrowedFd<'_>,
+    aside: &mut [u8],
+    behind: &mut [u8],
+) -> io::Result<Moved> {
+    let first = libc::iovec {
+        iov_base: aside.as_mut_ptr().cast(),
+        iov_len: aside.len(),
+    };
+    // SAFETY: `aside` is a live exclusive range of that length.
+    unsafe { receive_both(socket, first, behind) }
+}
+
+/// # Safety
+/// `first` is a live range that may be written to.
+unsafe fn receive_both(
+    socket: BorrowedFd<'_>,
+    first: libc::iovec,
+    behind: &mut [u8],
+) -> io::Result<Moved> {
+    let behind = libc::iovec {
+        iov_base: behind.as_mut_ptr().cast(),
+        iov_len: behind.len(),
+    };
+    let mut parts = [first, behind];
+    let mut message = message(&mut parts);
+    // SAFETY: the message points at two live ranges: the caller vouches for the first, and `behind` is
+    // borrowed exclusively.
     call_receive(|| unsafe {
         libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT)
     })

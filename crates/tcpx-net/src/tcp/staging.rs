@@ -173,6 +173,13 @@ impl Staging {
         }
     }
 
+    /// Whether a chunk for this memory goes to its slot past the caches: from the cache of the core that wrote
+    /// them a GPU reads bytes at half the speed, and to read them aside and stream them takes that core no
+    /// longer than to read them where they are cold. Long ones, which keep all cores busy, come out slower.
+    pub(super) fn takes_past_caches(&self, destination: &RegionSlice, bytes: usize) -> bool {
+        bytes < LONG && self.is_needed(destination)
+    }
+
     /// Wakes the copy workers, which have work soon.
     pub(super) fn rouse(&self) {
         for Worker { worker, .. } in self.host.iter().chain(&self.gpus) {
@@ -201,11 +208,11 @@ fn take_slot(
     }
 }
 
-/// Whether the core that has read a chunk makes its copy to the GPU shorter, which takes that core two thirds
-/// of the time of reading: where copies hold up the rest. Of long chunks that go in one direction only, the
-/// cores do.
+/// Whether the core that has read a chunk to a slot makes its copy to the GPU shorter, which takes that core two
+/// thirds of the time of reading: where copies hold up the rest. Of long chunks that go in one direction only,
+/// the cores do; short ones are not in the core's cache, see [`Staging::takes_past_caches`].
 fn is_copy_bound(bytes: usize, also_sends: bool) -> bool {
-    bytes < LONG || also_sends
+    bytes >= LONG && also_sends
 }
 
 /// Marks a job's token as that of a receive; the low bits are the slot.
@@ -320,7 +327,7 @@ mod tests {
 
     #[test]
     fn copies_are_made_shorter_only_where_they_hold_up_the_rest() {
-        assert!(is_copy_bound(LONG - 1, false));
+        assert!(!is_copy_bound(LONG - 1, true));
         assert!(is_copy_bound(LONG, true));
         assert!(!is_copy_bound(LONG, false));
     }
