@@ -17,7 +17,7 @@ mod resume;
 mod stopping;
 mod talk;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod tokens;
 mod unpacker;
 

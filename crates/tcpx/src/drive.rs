@@ -12,6 +12,8 @@
 //! woken for the connection before [`LINGER`] has passed in which nobody came.
 
 mod descriptors;
+#[cfg(test)]
+mod tests;
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

@@ -92,11 +92,11 @@ impl TransferState {
 impl Transfer {
     /// The outcome, or `None` while the operation runs. Never blocks.
     pub fn test(&self) -> Option<Result<Report, Error>> {
-        let outcome = self.state.outcome();
-        if outcome.is_none() {
+        self.state.outcome().or_else(|| {
             self.connection.0.watches_from_afar();
-        }
-        outcome
+            // Whose end had been left for later has been told by that.
+            self.state.outcome()
+        })
     }
 
     /// Waits for the end, which the operation's deadlines bound.

@@ -11,17 +11,22 @@ use tcpx_wire::{Level, Role, Tag};
 
 use super::channels::tests::{Log, Quiet};
 use super::*;
-use crate::transfer::TransferState;
+use crate::connection::{Handle, Patience, PeerInfo, Shared};
+use crate::driver::Driver;
+use crate::transfer::{Transfer, TransferState};
 
 /// Longest wait for bytes within the host.
 const LIMIT: Duration = Duration::from_secs(20);
 
-struct Scene {
-    core: Core,
+pub(crate) struct Scene {
+    pub(crate) core: Core,
     peer: TcpStream,
     /// Frames that the peer has said.
     said: u32,
     channel: Arc<Log>,
+    driver: Arc<Driver>,
+    /// What began last.
+    last: Option<OperationId>,
 }
 
 fn settings() -> Settings {
@@ -41,7 +46,7 @@ fn settings() -> Settings {
 }
 
 impl Scene {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (stream, address) = listener.accept().unwrap();
@@ -51,7 +56,7 @@ impl Scene {
         for frame in [Frame::Settings(settings()), Frame::Ready] {
             session.frame(Time(0), frame).unwrap();
         }
-        let driver = crate::driver::Driver::new("test").unwrap();
+        let driver = Driver::new("test").unwrap();
         let channel = Arc::<Log>::default();
         let mut core = Core::new(Parts {
             session,
@@ -73,11 +78,13 @@ impl Scene {
             peer,
             said: 0,
             channel,
+            driver,
+            last: None,
         }
     }
 
     /// An operation of the program, whose end is to be seen in what this returns.
-    fn begin(&mut self, role: Role, tag: u64, bytes: usize) -> Arc<TransferState> {
+    pub(crate) fn begin(&mut self, role: Role, tag: u64, bytes: usize) -> Arc<TransferState> {
         let (now, level) = (self.core.now(), Level::Placed);
         let started = match role {
             Role::Sender => self.core.session.send(
@@ -87,7 +94,7 @@ impl Scene {
                     bytes: bytes as u64,
                     level,
                     deadlines: None,
-                    eager: None,
+                    eager: (bytes <= 1024).then(|| vec![0; bytes]),
                 },
             ),
             Role::Receiver => self.core.session.receive(
@@ -110,7 +117,9 @@ impl Scene {
             state: Arc::clone(&state),
         };
         let operation = Operation::new(new, self.core.ticked());
-        self.core.operations.insert(started.unwrap(), operation);
+        let started = started.unwrap();
+        self.last = Some(started);
+        self.core.operations.insert(started, operation);
         self.core.start();
         state
     }
@@ -123,6 +132,39 @@ impl Scene {
             self.said += 1;
         }
         self.peer.write_all(&bytes).unwrap();
+    }
+
+    /// What began last as the program has it, and no engine's thread that looks after it.
+    pub(crate) fn into_transfer(self, state: Arc<TransferState>) -> Transfer {
+        let settings = settings();
+        let peer = PeerInfo {
+            address: self.core.peer,
+            network: settings.network,
+            channels: settings.channels,
+            chunk_bytes: settings.chunk_bytes,
+            memory: settings.memory,
+            software: settings.software,
+        };
+        let patience = Patience::new(false, LIMIT);
+        let (driver, id) = (self.driver, 1);
+        let shared = Shared::new(self.core, driver, id, peer, String::new(), patience);
+        Transfer {
+            state,
+            operation: self.last.unwrap(),
+            connection: Arc::new(Handle(shared)),
+        }
+    }
+
+    /// A send whose end has come with an answer to it, and was left behind that.
+    pub(crate) fn with_an_end_left() -> (Self, Arc<TransferState>) {
+        let mut scene = Self::new();
+        let received = scene.begin(Role::Receiver, 2, 8);
+        let sent = scene.begin(Role::Sender, 1, 8);
+        let transfer = TransferId(0);
+        scene.say([Frame::EagerDone { transfer }, message(0, 2)]);
+        scene.drive();
+        assert!(received.has_ended() && !sent.has_ended());
+        (scene, sent)
     }
 
     /// A turn of a thread of the program that waits, once something has come.

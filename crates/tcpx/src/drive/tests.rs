@@ -1,0 +1,46 @@
+//! Ends of sends that a thread has left behind what it waited for, and who tells of them.
+
+use super::*;
+use crate::core::tests::Scene;
+use crate::transfer::Transfer;
+
+/// Such a send; the thread does the engine's work still, and no other one ever does.
+fn left() -> Transfer {
+    let (mut scene, sent) = Scene::with_an_end_left();
+    // It answers each message at once, so that nothing is said before.
+    for _ in 0..8 {
+        let now = Instant::now();
+        scene.core.pace.leaves(now);
+        scene.core.pace.answers(now);
+    }
+    let transfer = scene.into_transfer(sent);
+    let driving = &transfer.connection.0.driving;
+    driving.on.store(true, Ordering::SeqCst);
+    transfer
+}
+
+#[test]
+fn a_program_that_asks_for_an_end_that_was_left_gets_it() {
+    let transfer = left();
+    transfer.connection.0.hand_back(true, false);
+    assert!(!transfer.state.has_ended(), "this is not about it");
+    assert!(transfer.test().is_some());
+}
+
+#[test]
+fn a_program_that_waits_no_moment_for_an_end_that_was_left_gets_it() {
+    let transfer = left();
+    transfer.connection.0.hand_back(true, false);
+    assert!(transfer.wait_timeout(Duration::ZERO).is_some());
+}
+
+#[test]
+fn the_engine_tells_of_an_end_that_was_left_when_nobody_comes_back() {
+    let transfer = left();
+    let shared = &transfer.connection.0;
+    shared.hand_back(true, false);
+    let until = shared.driving.due(shared.lock().origin).unwrap();
+    while Instant::now() < until {}
+    crate::driver::Driven::progress(&**shared);
+    assert!(transfer.state.has_ended());
+}
