@@ -16,7 +16,7 @@ mod descriptors;
 mod tests;
 
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tcpx_memory::awake::{Awake, cores, give_way};
@@ -66,6 +66,8 @@ pub(crate) struct Driving {
     /// Waits that are not tried because of them.
     skip: AtomicU32,
     attention: Attention,
+    /// Threads that look for their own ends beside the one that does the work.
+    lookers: AtomicUsize,
     /// Since when, in microseconds of the connection, the engine's thread has left it to others.
     since: AtomicU64,
     descriptors: Descriptors,
@@ -104,6 +106,22 @@ impl Drop for Looking {
     }
 }
 
+/// A thread that looks for its own end only, and does nothing about it.
+struct Looker<'a>(&'a AtomicUsize);
+
+impl<'a> Looker<'a> {
+    fn begin(lookers: &'a AtomicUsize) -> Self {
+        lookers.fetch_add(1, Ordering::Relaxed);
+        Self(lookers)
+    }
+}
+
+impl Drop for Looker<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Driving {
     pub(crate) fn new() -> Self {
         Self {
@@ -112,6 +130,7 @@ impl Driving {
             misses: AtomicU32::new(0),
             skip: AtomicU32::new(0),
             attention: Attention::new(),
+            lookers: AtomicUsize::new(0),
             since: AtomicU64::new(0),
             descriptors: Descriptors::default(),
         }
@@ -199,7 +218,9 @@ impl Shared {
         if looking.is_none() || self.driving.descriptors.is_asleep() {
             return false;
         }
+        let looker = Looker::begin(&self.driving.lookers);
         let hit = look(&ended, limit);
+        drop(looker);
         self.driving.tried(hit);
         hit
     }
@@ -246,7 +267,8 @@ impl Shared {
         if leaves {
             let now = core.ticked();
             core.pace.leaves(now);
-            core.speak();
+            let is_alone = self.driving.lookers.load(Ordering::Relaxed) == 0;
+            core.speak(is_alone);
             let micros = self.since_origin(now);
             if self.driving.attention.lasts_until().is_none() {
                 self.driving.since.store(micros, Ordering::Relaxed);
@@ -298,7 +320,7 @@ impl Shared {
         let mut core = self.lock();
         // Nobody writes soon what would be held back, nor what was.
         core.pace.attend(false);
-        core.speak();
+        core.speak(false);
         self.watch_control(&mut core);
         let turn = core.standing();
         let unfit = turn.more || turn.poll || turn.finished;

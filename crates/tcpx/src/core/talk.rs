@@ -90,9 +90,9 @@ impl Core {
     }
 
     /// Sends what there is to say, unless it may wait for what comes next, as sends that have ended may while
-    /// a thread of the program attends.
-    pub(crate) fn speak(&mut self) {
-        if self.write_control() || !self.pace.is_attended() {
+    /// a thread of the program attends that is alone.
+    pub(crate) fn speak(&mut self, is_alone: bool) {
+        if self.write_control() || !(is_alone && self.pace.is_attended()) {
             self.perform_actions();
         }
     }

@@ -44,3 +44,21 @@ fn the_engine_tells_of_an_end_that_was_left_when_nobody_comes_back() {
     crate::driver::Driven::progress(&**shared);
     assert!(transfer.state.has_ended());
 }
+
+#[test]
+fn an_end_that_another_thread_looks_for_is_not_left() {
+    let transfer = left();
+    let shared = &transfer.connection.0;
+    let _looker = Looker::begin(&shared.driving.lookers);
+    shared.hand_back(true, false);
+    assert!(transfer.state.has_ended());
+}
+
+#[test]
+fn who_has_looked_looks_no_more() {
+    let lookers = AtomicUsize::new(0);
+    let looker = Looker::begin(&lookers);
+    assert_eq!(lookers.load(Ordering::Relaxed), 1);
+    drop(looker);
+    assert_eq!(lookers.load(Ordering::Relaxed), 0);
+}
