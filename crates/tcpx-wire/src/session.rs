@@ -74,6 +74,8 @@ pub struct Session {
     timers: Timers,
     transmit: VecDeque<Frame>,
     actions: VecDeque<Action>,
+    /// Those before them that were passed over.
+    passed_over: VecDeque<Action>,
 
     sends: BTreeMap<TransferId, Outgoing>,
     next_send: u64,
@@ -113,6 +115,7 @@ impl Session {
             timers: Timers::default(),
             transmit: VecDeque::from([Frame::Settings(config.ours.clone())]),
             actions: VecDeque::new(),
+            passed_over: VecDeque::new(),
             sends: BTreeMap::new(),
             next_send: 0,
             send_stream: ChunkStream::default(),
@@ -278,6 +281,9 @@ impl Session {
 
     /// The next thing to do.
     pub fn poll_action(&mut self) -> Option<Action> {
+        if let Some(action) = self.passed_over.pop_front() {
+            return Some(action);
+        }
         if self.actions.is_empty() {
             self.report_closed();
         }
@@ -291,8 +297,14 @@ impl Session {
             Action::Complete { operation, .. } => operation.sent_transfer().is_some(),
             _ => false,
         };
-        let at = self.actions.iter().position(|one| !tells_of_send(one))?;
-        self.actions.remove(at)
+        // Each is looked at once, however many of them there are.
+        while let Some(action) = self.actions.pop_front() {
+            if !tells_of_send(&action) {
+                return Some(action);
+            }
+            self.passed_over.push_back(action);
+        }
+        None
     }
 
     /// The next payload to deliver, ahead of what else there is to do: a caller for which that takes long

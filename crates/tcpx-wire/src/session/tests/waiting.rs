@@ -104,3 +104,36 @@ fn that_a_send_has_ended_is_told_last_where_that_is_asked_for_and_all_the_same()
     assert!(matches!(left, Some(Action::Complete { operation, .. }) if operation == sent));
     assert_eq!(session.poll_action(), None);
 }
+
+#[test]
+fn ends_that_were_passed_over_are_told_in_their_order_before_what_came_later() {
+    let mut session = hostile::session(config());
+    let mut ends = Vec::new();
+    for _ in 0..3 {
+        let sent = session.send(Time(0), eager(1, 8, Level::Placed)).unwrap();
+        ends.push(Some(sent));
+    }
+    hostile::drain_at(&mut session, Time(0));
+    for transfer in [0, 1].map(TransferId) {
+        session
+            .frame(Time(0), Frame::EagerDone { transfer })
+            .unwrap();
+        assert_eq!(session.poll_action_but_sent(), None);
+    }
+    let cause = "gone".to_owned();
+    session.fail(Time(0), ConnectionFailure::Control { cause });
+    while let Some(action) = session.poll_action_but_sent() {
+        if let Action::StopData { operation } = action {
+            session.data_quiet(Time(0), operation);
+        }
+    }
+    ends.push(None);
+    let told: Vec<_> = std::iter::from_fn(|| session.poll_action())
+        .map(|action| match action {
+            Action::Complete { operation, .. } => Some(operation),
+            Action::Closed { .. } => None,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(told, ends);
+}
