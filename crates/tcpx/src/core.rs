@@ -85,8 +85,8 @@ pub(crate) struct Core {
     ended_at: Option<Instant>,
     /// How another connection takes the control connection's place; `None` where that cannot be.
     resume: Option<Resume>,
-    /// When the peer had been heard as channels were last told of it.
-    told_heard: Time,
+    /// When the peer had been heard as channels were last told of it, if they were.
+    told_heard: Option<Time>,
     /// The peer closed its end of the control stream.
     peer_closed: bool,
     /// Closed, quiet, and every operation ended.
@@ -150,7 +150,7 @@ impl Core {
             ended: None,
             ended_at: None,
             resume: parts.resume,
-            told_heard: Time(0),
+            told_heard: None,
             peer_closed: false,
             finished: false,
             changed_path: Arc::default(),

@@ -160,6 +160,8 @@ pub(super) mod tests {
         dropped: AtomicBool,
         /// Sends it was offered.
         pub(in crate::core) offered: AtomicUsize,
+        /// Times it was told that the peer was heard.
+        pub(in crate::core) heard: AtomicUsize,
     }
 
     /// A channel that is full, with nothing in flight.
@@ -211,6 +213,9 @@ pub(super) mod tests {
         }
         fn closed(&self) -> bool {
             self.0.closed.load(Ordering::SeqCst)
+        }
+        fn peer_heard(&mut self, _rested: bool) {
+            self.0.heard.fetch_add(1, Ordering::SeqCst);
         }
         fn describe(&self) -> String {
             "quiet".to_owned()

@@ -263,10 +263,11 @@ impl Core {
     /// Tells the channels that the peer has spoken, if it has since `before`.
     pub(super) fn tell_that_peer_was_heard(&mut self, before: Time) {
         let heard = self.session.heard();
-        if heard == before || heard < self.told_heard + TELL_AGAIN {
+        let told = |at: Time| heard < at + TELL_AGAIN;
+        if heard == before || self.told_heard.is_some_and(told) {
             return;
         }
-        self.told_heard = heard;
+        self.told_heard = Some(heard);
         let patience = self.patience().unwrap_or_default();
         let rested = heard.saturating_since(before) > patience;
         for state in self.channels.iter_mut() {

@@ -245,3 +245,21 @@ fn what_a_look_has_read_is_not_taken_for_taken() {
     }
     assert!(!scene.core.control.is_drained());
 }
+
+/// A channel that was never told takes the peer for one at work.
+#[test]
+fn channels_are_told_of_the_peer_at_once_and_then_once_a_millisecond() {
+    let mut scene = Scene::new();
+    let told = [(1, 1), (900, 1), (1000, 1), (1001, 2), (2000, 2), (2001, 3)];
+    for (counter, (micros, times)) in (0..).zip(told) {
+        let before = scene.core.session.heard();
+        let beat = Frame::Heartbeat { counter };
+        scene.core.session.frame(Time(micros), beat).unwrap();
+        scene.core.tell_that_peer_was_heard(before);
+        assert_eq!(
+            scene.channel.heard.load(Ordering::SeqCst),
+            times,
+            "{micros}"
+        );
+    }
+}
