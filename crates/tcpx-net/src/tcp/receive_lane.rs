@@ -1,6 +1,7 @@
 //! The receiving half of a lane: reads a header, finds the posted receive, and reads the payload
 //! to where it belongs.
 
+use std::cell::RefCell;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,6 +24,12 @@ const TURN_BYTES: usize = 4 << 20;
 /// Bytes of a short chunk that are read at a time, into memory that stays in the core's own cache.
 const ASIDE: usize = 160 << 10;
 
+thread_local! {
+    /// Where a thread reads short chunks to before they go to their slots; empty until there is one. One for all
+    /// its lanes: those of each would push each other out of the cache.
+    static READ_ASIDE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
 /// In the middle of a payload the lane is not woken for less than this.
 const LOW_WATER: usize = 128 << 10;
 
@@ -36,8 +43,6 @@ pub(super) struct ReceiveLane {
     state: State,
     /// Bytes that must wait in the socket before the lane is woken.
     low_water: usize,
-    /// What short chunks are read to before they go to their slots; empty until there is one.
-    aside: Vec<u8>,
 }
 
 #[derive(Debug)]
@@ -76,7 +81,6 @@ impl ReceiveLane {
             have: 0,
             state: State::Header,
             low_water: 1,
-            aside: Vec::new(),
         }
     }
 
@@ -260,18 +264,21 @@ impl ReceiveLane {
             };
             return io::receive(socket, part, &mut self.header);
         }
-        self.aside.resize(ASIDE, 0);
-        let aside = &mut self.aside[..left.min(ASIDE)];
-        let behind = match aside.len() == left {
-            true => self.header.as_mut_slice(),
-            false => &mut [],
-        };
-        let moved = io::receive_aside(socket, aside, behind)?;
-        if let Moved::Bytes(bytes) = moved {
-            into.write_past_caches(done, &aside[..bytes.min(aside.len())])
-                .map_err(std::io::Error::other)?;
-        }
-        Ok(moved)
+        let header = self.header.as_mut_slice();
+        READ_ASIDE.with_borrow_mut(|aside| {
+            aside.resize(ASIDE, 0);
+            let aside = &mut aside[..left.min(ASIDE)];
+            let behind = match aside.len() == left {
+                true => header,
+                false => &mut [],
+            };
+            let moved = io::receive_aside(socket, aside, behind)?;
+            if let Moved::Bytes(bytes) = moved {
+                into.write_past_caches(done, &aside[..bytes.min(aside.len())])
+                    .map_err(std::io::Error::other)?;
+            }
+            Ok(moved)
+        })
     }
 
     fn drop_payload(&mut self, header: ChunkHeader, left: usize) -> Step {

@@ -212,6 +212,31 @@ fn a_chunk_larger_than_any_socket_buffer_arrives() {
     check(&destination, 0);
 }
 
+/// Short chunks are read in pieces to where no other lane's are, and with the last one the next header.
+#[test]
+fn staged_chunks_of_any_length_lie_one_behind_the_other_on_several_lanes() {
+    const LENGTHS: [u32; 8] = [
+        163_839, 163_840, 163_841, 1, 327_680, 163_872, 1_048_575, 17,
+    ];
+    let mut raw = raw_peer(3, options(true));
+    let destinations = LENGTHS.map(|length| guarded(length as usize));
+    for (sequence, destination) in (0..).zip(&destinations) {
+        post_receive(&mut *raw.channel, sequence, destination.clone());
+    }
+    std::thread::scope(|scope| {
+        for (first, lane) in raw.lanes.iter().enumerate() {
+            scope.spawn(move || {
+                let chunks = (0..).zip(LENGTHS).skip(first).step_by(3);
+                chunks.for_each(|(at, length)| write_chunk(lane, at, length, length as usize));
+            });
+        }
+    });
+    completions(&mut *raw.channel, LENGTHS.len());
+    for (sequence, destination) in (0..).zip(&destinations) {
+        check(destination, sequence);
+    }
+}
+
 #[test]
 fn a_chunk_waits_for_its_receive_without_being_lost() {
     let mut pair = pair(2, options(false), options(false));
