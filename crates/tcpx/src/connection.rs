@@ -43,6 +43,13 @@ impl Connection {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn of(transfer: &Transfer) -> Self {
+        Self {
+            handle: Arc::clone(&transfer.connection),
+        }
+    }
+
     /// Starts a send of `slice`; it runs from [`Send::start`] on.
     pub fn send(&self, slice: RegionSlice, tag: u64) -> Send<'_> {
         Send(Request::new(self, slice, tag))
@@ -282,7 +289,12 @@ impl<'a> Request<'a> {
         };
         let start = self.slice.offset();
         let range = start..start + self.slice.len();
-        let lease = self.slice.region().lease(range, access)?;
+        let lease = || self.slice.region().lease(range.clone(), access);
+        let lease = lease().or_else(|error| {
+            // By a send whose answer the program has: its end may have been left behind that.
+            shared.watches_from_afar();
+            lease().map_err(|_| error)
+        })?;
         let total = match role {
             Role::Sender => self.slice.len() as u64,
             Role::Receiver => 0,

@@ -1,6 +1,7 @@
 //! Ends of sends that a thread has left behind what it waited for, and who tells of them.
 
 use super::*;
+use crate::connection::Connection;
 use crate::core::tests::Scene;
 use crate::transfer::Transfer;
 
@@ -32,6 +33,21 @@ fn a_program_that_waits_no_moment_for_an_end_that_was_left_gets_it() {
     let transfer = left();
     transfer.connection.0.hand_back(true, false);
     assert!(transfer.wait_timeout(Duration::ZERO).is_some());
+}
+
+#[test]
+fn memory_of_a_send_whose_answer_has_come_may_be_used_again() {
+    let transfer = left();
+    let shared = &transfer.connection.0;
+    shared.hand_back(true, false);
+    let region = {
+        let core = shared.lock();
+        let operation = core.operations.get(&transfer.operation).unwrap();
+        operation.lease.region().clone()
+    };
+    let connection = Connection::of(&transfer);
+    let again = connection.receive(region.all(), 3).start();
+    assert!(again.is_ok(), "{again:?}");
 }
 
 #[test]
