@@ -175,9 +175,10 @@ impl Staging {
 
     /// Whether a chunk for this memory goes to its slot past the caches: from the cache of the core that wrote
     /// them a GPU reads bytes at half the speed, and to read them aside and stream them takes that core no
-    /// longer than to read them where they are cold. Long ones, which keep all cores busy, come out slower.
+    /// longer than to read them where they are cold. Long ones, which keep all cores busy, come out slower, and
+    /// other processors than x86-64 have no such stores here.
     pub(super) fn takes_past_caches(&self, destination: &RegionSlice, bytes: usize) -> bool {
-        bytes < LONG && self.is_needed(destination)
+        cfg!(target_arch = "x86_64") && bytes < LONG && self.is_needed(destination)
     }
 
     /// Wakes the copy workers, which have work soon.
