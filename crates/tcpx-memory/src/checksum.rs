@@ -1,6 +1,7 @@
 //! CRC32C (Castagnoli) over bytes that arrive in pieces.
 
 use crc_fast::{CrcAlgorithm, Digest};
+use tcpx_wire::crc::polynomial::{ONE, power, times, times_x};
 
 /// A running CRC32C.
 #[derive(Debug)]
@@ -25,9 +26,6 @@ impl Crc32c {
 const ROW: u64 = 512 * 16;
 /// Rows that a thread has under way.
 const BATCH: u64 = 4;
-/// Reflected: the highest bit is the coefficient of x^0.
-const POLYNOMIAL: u32 = 0x82F6_3B78;
-const ONE: u32 = 1 << 31;
 /// x to this power is 1, so powers may be negative.
 const ORDER: u64 = (1 << 31) - 1;
 
@@ -107,7 +105,7 @@ impl Multiplier {
     fn new(mut factor: u32) -> Self {
         Self(std::array::from_fn(|_| {
             let now = factor;
-            factor = (factor >> 1) ^ (POLYNOMIAL & (factor & 1).wrapping_neg());
+            factor = times_x(factor);
             now
         }))
     }
@@ -118,23 +116,6 @@ impl Multiplier {
             sum ^ (multiple & (value >> (31 - bit) & 1).wrapping_neg())
         })
     }
-}
-
-fn times(a: u32, b: u32) -> u32 {
-    Multiplier::new(b).times(a)
-}
-
-/// x to a power.
-fn power(mut exponent: u64) -> u32 {
-    let (mut result, mut square) = (ONE, ONE >> 1);
-    while exponent > 0 {
-        if exponent & 1 == 1 {
-            result = times(result, square);
-        }
-        square = times(square, square);
-        exponent >>= 1;
-    }
-    result
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! CRC32C (Castagnoli), the checksum of headers, frames and verified transfers.
 
 mod join;
+pub mod polynomial;
 
 use crc_fast::{CrcAlgorithm, Digest};
 

@@ -8,11 +8,10 @@
 
 #![forbid(unsafe_code)]
 
-mod crc;
-
 pub mod chunk_header;
 pub mod cmsg;
 pub mod companion;
+pub mod crc;
 pub mod descriptor;
 pub mod frame;
 pub mod handshake;

@@ -3,7 +3,7 @@
 //! Handing a message from the socket to the engine's thread, and from there to the waiting one, costs
 //! two wake-ups, each longer than a small message takes on the wire. So a thread that waits first
 //! looks after its connection by itself, without a pause, and only then sleeps. It does so where it
-//! has a core to itself, and for at most [`PATIENCE`] after the last thing that happened. On few cores
+//! has a core to itself, and for at most [`PATIENCE`](looking::PATIENCE) after the last thing that happened. On few cores
 //! it then sleeps on the connection's descriptors, so that the peer's bytes wake it directly: through the
 //! engine's thread each answer would take two wake-ups, longer than the peer's patience, and both ends
 //! would find each other asleep for ever.
@@ -12,6 +12,7 @@
 //! woken for the connection before [`LINGER`] has passed in which nobody came.
 
 mod descriptors;
+mod looking;
 #[cfg(test)]
 mod tests;
 
@@ -19,23 +20,15 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use tcpx_memory::awake::{Awake, cores, give_way};
+use tcpx_memory::awake::{cores, give_way};
 
 use crate::attention::{Attention, Sleeper};
 use crate::connection::Shared;
 use crate::core::Core;
 use crate::driver::Turn;
 use descriptors::Descriptors;
+use looking::{FEW_CORES, GOOD_PATIENCE, Looker, Looking, look};
 
-/// How long nothing may happen before the thread sleeps.
-const PATIENCE: Duration = Duration::from_micros(50);
-/// The same where there are cores to spare: longer than the peer takes to wake up.
-const SPARE_PATIENCE: Duration = Duration::from_micros(200);
-/// The same after a try that was worth it: longer than a peer takes that had to wake two threads, or
-/// both would find each other asleep for ever.
-const GOOD_PATIENCE: Duration = Duration::from_micros(150);
-/// The same while chunks are moving, where there are cores to spare.
-const MOVING_PATIENCE: Duration = Duration::from_micros(500);
 /// How long the engine's thread leaves a connection to a thread that has found what it waited for: at
 /// first, and at most, as long as somebody comes back each time. Looking costs it a wake-up.
 pub(crate) const LINGER: (Duration, Duration) =
@@ -45,15 +38,10 @@ pub(crate) const LINGER: (Duration, Duration) =
 const SLEEP: Duration = Duration::from_millis(4);
 /// Sleeps in a row that ended without anything to do: something is ready that nobody can take.
 const VAIN_SLEEPS: u32 = 3;
-/// Up to this many cores nobody looks without a pause while chunks are moving: the lanes need them.
-const FEW_CORES: usize = 4;
 /// Looks at the socket alone, before everything is looked at again.
 const LOOKS: u32 = 16;
 /// Waits that are not tried at most, after a row of tries that came to nothing.
 const MOST_SKIPPED: u32 = 64;
-
-/// Whether a thread of this process looks without a pause; only where cores are few.
-static LOOKING: AtomicBool = AtomicBool::new(false);
 
 /// Whether, and with what luck, waiting threads do the engine's work on one connection.
 #[derive(Debug)]
@@ -71,55 +59,6 @@ pub(crate) struct Driving {
     /// Since when, in microseconds of the connection, the engine's thread has left it to others.
     since: AtomicU64,
     descriptors: Descriptors,
-}
-
-/// One thread of those that look without a pause, of which few cores bear only one.
-struct Looking(Awake);
-
-impl Looking {
-    fn begin() -> Option<Self> {
-        let awake = Awake::begin();
-        match cores() {
-            1 => None,
-            cores if cores <= FEW_CORES => {
-                let first = !LOOKING.swap(true, Ordering::Relaxed);
-                first.then(|| Self(awake))
-            }
-            _ => awake.may_look().then(|| Self(awake)),
-        }
-    }
-
-    /// How long nothing may happen before the thread sleeps.
-    fn patience(&self, turn: Option<Turn>, good: bool) -> Duration {
-        match turn {
-            _ if !self.0.may_look() && good => GOOD_PATIENCE,
-            _ if !self.0.may_look() => PATIENCE,
-            Some(turn) if turn.moving => MOVING_PATIENCE,
-            _ => SPARE_PATIENCE,
-        }
-    }
-}
-
-impl Drop for Looking {
-    fn drop(&mut self) {
-        LOOKING.store(false, Ordering::Relaxed);
-    }
-}
-
-/// A thread that looks for its own end only, and does nothing about it.
-struct Looker<'a>(&'a AtomicUsize);
-
-impl<'a> Looker<'a> {
-    fn begin(lookers: &'a AtomicUsize) -> Self {
-        lookers.fetch_add(1, Ordering::Relaxed);
-        Self(lookers)
-    }
-}
-
-impl Drop for Looker<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 impl Driving {
@@ -490,16 +429,4 @@ impl Shared {
         }
         hit
     }
-}
-
-/// Another thread does the work; this one looks for its own end. Without pauses of the processor, which
-/// the host of a virtual machine may take for idleness.
-fn look(ended: &impl Fn() -> bool, limit: Instant) -> bool {
-    let limit = limit.min(Instant::now() + PATIENCE);
-    while !ended() {
-        if Instant::now() >= limit {
-            return false;
-        }
-    }
-    true
 }

@@ -4,11 +4,8 @@
 //! x^8n. With a table for that factor the product costs a few look-ups. Making the table takes longer than
 //! reading a short part again, so there is one only for a length that keeps coming.
 
+use super::polynomial::{power, times_x};
 use super::{crc32c, crc32c_of_parts};
-
-/// Reflected: the highest bit is the coefficient of x^0.
-const GENERATOR: u32 = 0x82F6_3B78;
-const ONE: u32 = 1 << 31;
 
 /// Shorter parts are read again: that takes no longer than the product.
 const WORTH_IT: usize = 512;
@@ -96,34 +93,9 @@ impl Shift {
     }
 }
 
-/// x to a power.
-fn power(mut exponent: u64) -> u32 {
-    let (mut result, mut square) = (ONE, times_x(ONE));
-    while exponent > 0 {
-        if exponent & 1 == 1 {
-            result = times(result, square);
-        }
-        square = times(square, square);
-        exponent >>= 1;
-    }
-    result
-}
-
-fn times(one: u32, mut other: u32) -> u32 {
-    let mut sum = 0;
-    for bit in (0..32).rev() {
-        sum ^= other & (one >> bit & 1).wrapping_neg();
-        other = times_x(other);
-    }
-    sum
-}
-
-fn times_x(value: u32) -> u32 {
-    value >> 1 ^ GENERATOR & (value & 1).wrapping_neg()
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::polynomial::times;
     use super::*;
     use proptest::prelude::*;
 
