@@ -6,7 +6,7 @@ use cudarc::driver::sys::CUstream;
 use tcpx_memory::{After, BouncePool, Fence, MemoryKind, Region, UnpackMethod, Work};
 use tcpx_wire::Fragment;
 
-use crate::support::{Bench, Outcome, POISON, Random, limit, same, text, unpack_work};
+use crate::support::{Bench, Outcome, POISON, Random, same, settle, text, unpack_work};
 use crate::user::{LEGACY, User};
 
 const LEN: usize = 1 << 20;
@@ -45,16 +45,6 @@ fn ordered(
         same(&target, &vec![value; LEN])?;
     }
     Ok("behind a kernel of 60 ms, to 3 kinds of memory".to_owned())
-}
-
-/// Memory of earlier checks must be freed before a kernel runs: the driver may hold up everything while
-/// it frees.
-fn settle() -> Result<(), String> {
-    if Region::wait_for_frees(limit()) {
-        Ok(())
-    } else {
-        Err("earlier memory was not freed in time".to_owned())
-    }
 }
 
 pub(crate) fn after_stream(bench: &Bench) -> Outcome {

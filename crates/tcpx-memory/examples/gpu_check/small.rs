@@ -8,7 +8,7 @@ use cudarc::driver::sys;
 use tcpx_memory::{After, Fence, Region, RegionSlice, SmallCopies, Work};
 
 use crate::copies::crc32c;
-use crate::support::{Bench, Outcome, POISON, Random, limit, same, same_bytes, text};
+use crate::support::{Bench, Outcome, POISON, Random, limit, same, same_bytes, settle, text};
 use crate::user::{LEGACY, User, check};
 
 const MOST: usize = SmallCopies::MOST_BYTES;
@@ -111,12 +111,18 @@ pub(crate) fn full_gpu(bench: &Bench) -> Outcome {
         if is_here {
             warm(&mut small, &region, &mut random)?;
         }
+        settle()?;
+        let called = Instant::now();
         user.spin_everywhere(user.stream, &flag, 20_000_000_000)?;
         let start = Instant::now();
-        let outcome = (0..40).try_for_each(|_| {
+        let mut longest = (Duration::ZERO, 0);
+        let outcome = (0..40).try_for_each(|round| {
             let bytes = random.bytes(4096);
+            let start = Instant::now();
             write(&mut small, &region.all(), &bytes)?;
-            same_bytes(&read(&mut small, &region.all(), None)?, &bytes)
+            let got = read(&mut small, &region.all(), None)?;
+            longest = longest.max((start.elapsed(), round));
+            same_bytes(&got, &bytes)
         });
         let took = start.elapsed();
         flag.raise();
@@ -124,7 +130,11 @@ pub(crate) fn full_gpu(bench: &Bench) -> Outcome {
         outcome.map_err(|error| format!("{name}: {error}"))?;
         if flag.answer() != 1 {
             return Err(format!(
-                "{name}: the kernel gave up before the copies had ended"
+                "{name}: the kernel gave up before the copies had ended; its launch took {:.0?}, \
+                 the copies {took:.0?}, a write and a read {:.0?} at most, in round {}",
+                start - called,
+                longest.0,
+                longest.1
             ));
         }
         report.push(format!("{name} 80 copies in {took:.0?}"));
