@@ -77,6 +77,7 @@ ours() {
     --rounds 1 --span "$span" --peer raw --runs "$runs" \
     --case ping-8=latency:8 \
     --case ping-4k=latency:4096 \
+    --case ping-64k=latency:65536 \
     --case "4m-1=one:$((4 * mib)):1" \
     --case "4m-8=one:$((4 * mib)):8" \
     --case "hot=one:$((lanes * mib)):1" \
@@ -100,7 +101,7 @@ nccl() {
     other=$!
     trap "kill $other 2>/dev/null" EXIT
     RANK=0 "$@" && wait "$other"' - \
-    "$python" "$here/nccl_check.py" --operations send-recv --time 8,4096,268435456 || return
+    "$python" "$here/nccl_check.py" --operations send-recv --time 8,4096,65536,268435456 || return
   grep '^{' "$out/$name.$round.txt" | tail -n 1 >"$runs/$name.$round.json"
 }
 
@@ -143,7 +144,7 @@ row() {
   [ -e "${found[0]}" ] && rows+=(--row "$1" "$2" "$3" "${found[@]}")
 }
 rate=/gb_per_second
-for case in 'ping-8 8 B' 'ping-4k 4 KiB'; do
+for case in 'ping-8 8 B' 'ping-4k 4 KiB' 'ping-64k 64 KiB'; do
   size=${case#* }
   case=${case%% *}
   row "$size, half round trip, p50" us /latency_us/p50 "$case.tcpx"
@@ -166,7 +167,8 @@ for name in default tuned; do
   [ "$name" = tuned ] && how='as tuned best for large messages'
   row "NCCL over its own sockets, $how: 8 B, half round trip, p50" us /rows/0/us "nccl-$name"
   row "NCCL over its own sockets, $how: 4 KiB, half round trip, p50" us /rows/1/us "nccl-$name"
-  row "NCCL over its own sockets, $how: 256 MiB, streaming" GB/s /rows/2/gb_per_second "nccl-$name"
+  row "NCCL over its own sockets, $how: 64 KiB, half round trip, p50" us /rows/2/us "nccl-$name"
+  row "NCCL over its own sockets, $how: 256 MiB, streaming" GB/s /rows/3/gb_per_second "nccl-$name"
 done
 if [ -s "$runs/mesh.json" ]; then
   # The rows of `tcpx perf`: pairs alone, pairs at once, their sum, and what all cores copy.

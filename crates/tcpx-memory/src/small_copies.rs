@@ -1,4 +1,4 @@
-//! Copies of a few KiB between GPU memory and the program, from the caller's own thread.
+//! Copies of up to 128 KiB between GPU memory and the program, from the caller's own thread.
 
 mod courier;
 mod ends;
@@ -18,8 +18,10 @@ use crate::slice::RegionSlice;
 use courier::{Courier, ORDERS, Order};
 use ends::Ends;
 
-/// Copies under way at a time.
+/// Copies under way at a time, at most: one that is longer than a slot takes several that follow each other.
 const SLOTS: usize = u16::BITS as usize;
+/// Bytes of a slot.
+const SLOT: usize = 16 << 10;
 /// Longest wait for the first copies, at set-up.
 const WARM_UP: Duration = Duration::from_secs(60);
 /// How long a drop waits for what is under way.
@@ -39,8 +41,9 @@ pub struct SmallCopies {
     gpu: Gpu,
     /// To the GPU, and from it.
     streams: [sys::CUstream; 2],
+    /// Each copy at its first slot.
     slots: [Option<Copy>; SLOTS],
-    /// Slots whose copy is under way, and those of them whose end is to be told, a bit each.
+    /// Slots in use by copies under way, and first ones of those whose end is to be told, a bit each.
     under_way: u16,
     writes: u16,
     /// How their ends are seen; `None` before set-up is over.
@@ -70,9 +73,9 @@ struct Copy {
 
 impl SmallCopies {
     /// Most bytes of a copy.
-    pub const MOST_BYTES: usize = 16 << 10;
+    pub const MOST_BYTES: usize = SLOTS / 2 * SLOT;
     /// Bytes of all slots.
-    const SLOT_BYTES: usize = SLOTS * Self::MOST_BYTES;
+    const SLOT_BYTES: usize = SLOTS * SLOT;
 
     /// Pins memory and makes streams and events; for set-up.
     ///
@@ -277,7 +280,7 @@ impl SmallCopies {
         }
     }
 
-    /// A free slot and the address of `memory`, if it can be copied here.
+    /// The first of enough free slots and the address of `memory`, if it can be copied here.
     fn find_slot(&mut self, memory: &RegionSlice) -> Option<(usize, u64)> {
         let is_ours = memory
             .region()
@@ -286,7 +289,8 @@ impl SmallCopies {
         if self.broken || !is_ours || !(1..=Self::MOST_BYTES).contains(&memory.len()) {
             return None;
         }
-        let slot = set_bits(!self.under_way).next()?;
+        let is_free = |slot: &usize| self.under_way & run(*slot, memory.len()) == 0;
+        let slot = (0..=SLOTS - slots_of(memory.len())).find(is_free)?;
         Some((slot, memory.device_address()?))
     }
 
@@ -299,14 +303,15 @@ impl SmallCopies {
         token: Option<u64>,
         memory: (RegionSlice, Hold),
     ) -> Result<(), MemoryError> {
+        let bytes = memory.0.len();
         self.slots[slot] = Some(Copy {
             token,
             way: (to, from),
-            bytes: memory.0.len(),
+            bytes,
             order: None,
             _memory: memory,
         });
-        self.under_way |= 1 << slot;
+        self.under_way |= run(slot, bytes);
         self.writes |= u16::from(token.is_some()) << slot;
         if self.order(slot) {
             return Ok(());
@@ -322,7 +327,8 @@ impl SmallCopies {
         else {
             return false;
         };
-        if courier.is_here()
+        if copy.bytes <= courier::MOST_BYTES
+            && courier.is_here()
             && let Some(end) = ends.next(slot)
         {
             // SAFETY: the slot and the held memory have that many bytes, and stay until the end, as does the word
@@ -344,7 +350,9 @@ impl SmallCopies {
         let code = unsafe { (api.cuMemcpyAsync)(to, from, copy.bytes, stream) };
         api.check("cuMemcpyAsync", code)?;
         ends.mark(slot, stream)?;
-        if let Some(courier) = &mut self.courier {
+        if let Some(courier) = &mut self.courier
+            && copy.bytes <= courier::MOST_BYTES
+        {
             courier.note(Instant::now());
         }
         Ok(())
@@ -386,11 +394,12 @@ impl SmallCopies {
         Ok(true)
     }
 
-    /// The slot is free.
+    /// The copy's slots are free.
     fn take(&mut self, slot: usize) -> Option<Copy> {
-        self.under_way &= !(1 << slot);
+        let copy = self.slots[slot].take()?;
+        self.under_way &= !run(slot, copy.bytes);
         self.writes &= !(1 << slot);
-        self.slots[slot].take()
+        Some(copy)
     }
 
     /// Keeps the memory for ever, because something may still touch it.
@@ -401,12 +410,12 @@ impl SmallCopies {
     }
 
     fn host(&self, slot: usize) -> *mut u8 {
-        let at = slot * Self::MOST_BYTES;
+        let at = slot * SLOT;
         self.memory.host.as_ptr().wrapping_add(at)
     }
 
     fn device_address(&self, slot: usize) -> u64 {
-        self.memory.device + (slot * Self::MOST_BYTES) as u64
+        self.memory.device + (slot * SLOT) as u64
     }
 
     fn destroy(&mut self, api: &Api) {
@@ -419,6 +428,17 @@ impl SmallCopies {
         // SAFETY: no copy is under way that could use it.
         unsafe { host_free(&self.gpu, self.memory) };
     }
+}
+
+/// Slots that so many bytes take.
+fn slots_of(bytes: usize) -> usize {
+    bytes.div_ceil(SLOT)
+}
+
+/// Bits of the slots that so many bytes take from this one on.
+fn run(first: usize, bytes: usize) -> u16 {
+    let row = (1_u32 << slots_of(bytes)) - 1;
+    (row as u16) << first
 }
 
 /// The numbers of the bits that are set.

@@ -174,6 +174,8 @@ pub struct MemoryKinds {
 pub struct Capabilities {
     /// Most requests in flight, per direction.
     pub max_in_flight: u16,
+    /// Streams of plain TCP among which the chunks are spread; 0 where payload takes another way.
+    pub lanes: u16,
     /// Requests match in posting order, so both sides must post in sequence order without gaps.
     pub ordered: bool,
     /// [`Channel::cancel`] can take requests back.

@@ -209,7 +209,7 @@ impl Send<'_> {
         self.0.start(Role::Sender, |core, request, lease, fence| {
             let bytes = request.slice.len() as u64;
             core.pace.answers(core.ticked());
-            let eager = if core.session.eager_allowed(bytes) {
+            let eager = if core.goes_at_once(bytes) {
                 core.read_small(lease, fence)?
             } else {
                 None

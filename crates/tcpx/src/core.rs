@@ -7,6 +7,7 @@ mod channels;
 mod completions;
 mod coverage;
 mod defect;
+mod eager;
 mod jobs;
 mod leaving;
 mod numbered;

@@ -137,5 +137,5 @@ fn capabilities(options: &Options) -> u64 {
     } else {
         0
     };
-    resumes | Session::TAPERS
+    resumes | Session::TAPERS | Session::LONG_EAGER
 }

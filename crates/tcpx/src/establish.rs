@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use tcpx_memory::{CopyWorker, MemoryKind, SmallCopies};
 use tcpx_net::{Channel, LaneInbox, Readiness, Setup, Side};
+use tcpx_wire::frame::SHORT_EAGER_BYTES;
 use tcpx_wire::session::{Action, CHUNK_GRAIN_BYTES, Config};
 use tcpx_wire::{Settings, handshake};
 
@@ -56,6 +57,10 @@ pub(crate) fn establish(
         .map_err(|error| Error::system("reading the control socket's address", error))?;
     let control = Control::new(stream, &leftover, secrets.resumes());
     let mut config = session_config(options)?;
+    if !secrets.takes_long_eager() {
+        let limit = &mut config.ours.eager_limit;
+        *limit = (*limit).min(SHORT_EAGER_BYTES as u32);
+    }
     if secrets.tapers() && options.chunk_bytes.is_none() {
         config.taper = options.network.taper(options.channels);
     }

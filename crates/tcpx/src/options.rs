@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tcpx_memory::{Gpu, UnpackMethod};
 use tcpx_net::{Auth, Congestion, Network};
+use tcpx_wire::frame::MAX_EAGER_BYTES;
 use tcpx_wire::session::Deadlines;
 
 use crate::event::Observer;
@@ -40,7 +41,8 @@ pub struct Options {
     pub heartbeat: Duration,
     /// Silence of the peer after which it counts as dead; 10 s by default.
     pub dead_after: Duration,
-    /// Largest message that travels with its announcement; 16 KiB by default and at most.
+    /// Largest message that travels with its announcement, over the control connection; 128 KiB by default and at
+    /// most. Those above 16 KiB do so only while few others are under way.
     pub eager_limit: u32,
     /// The GPU whose memory this side moves; `None` for host memory only.
     pub gpu: Option<Gpu>,
@@ -70,7 +72,7 @@ impl Options {
             connect_timeout: Duration::from_secs(10),
             heartbeat: Duration::from_secs(1),
             dead_after: Duration::from_secs(10),
-            eager_limit: 16 * 1024,
+            eager_limit: MAX_EAGER_BYTES as u32,
             gpu: None,
             persistent_kernel: true,
             observer: None,

@@ -24,12 +24,14 @@ use crate::gpu::{
 const THREADS: u32 = 256;
 pub(super) const ORDERS: usize = 16;
 const ORDER_WORDS: usize = 8;
+/// Most bytes of an order: the driver's own copy of more is under way as soon, and its engine is faster.
+pub(super) const MOST_BYTES: usize = 64 << 10;
 /// In place of a length: leave.
 const LEAVE: u32 = u32::MAX;
 
 /// Looks without an order after which the kernel leaves, of somewhat less than a microsecond each.
 const PATIENCE: u32 = 96;
-/// Looks and orders after which it leaves in any case.
+/// Looks and orders after which it leaves in any case; every 4 KiB of an order count as another.
 const MOST: u32 = 512;
 
 /// A copy so soon after the one before is likely to be followed by others.

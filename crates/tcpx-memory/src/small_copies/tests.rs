@@ -34,7 +34,7 @@ fn read(
 
 /// Every length goes to the GPU and back.
 fn round_trips(gpu: &Gpu, copies: &mut SmallCopies) {
-    for len in [1, 8, 4096, SmallCopies::MOST_BYTES] {
+    for len in [1, 8, 4096, SLOT, SLOT + 1, SmallCopies::MOST_BYTES] {
         let sent: Vec<u8> = (0..len).map(|at| (at % 251) as u8).collect();
         let region = Region::cuda(gpu, len + 2).unwrap();
         region.write_from(0, &vec![0xA5; len + 2]).unwrap();
@@ -180,6 +180,62 @@ fn copies_beyond_the_slots_are_left_to_others() {
             .enumerate()
             .all(|(at, byte)| *byte == (at / 8) as u8)
     );
+}
+
+#[test]
+fn a_long_copy_takes_slots_that_follow_each_other_and_no_copy_takes_them_meanwhile() {
+    let gpu = Gpu::fake();
+    let mut copies = SmallCopies::new(&gpu).unwrap();
+    // Of 16 slots: 3, 8, 4, then there are not two, then the last.
+    let lens = [2 * SLOT + 1, 8 * SLOT, 3 * SLOT + 7, SLOT + 1, 1];
+    let regions = lens.map(|len| Region::cuda(&gpu, len).unwrap());
+    let bytes = |at: usize| vec![at as u8 + 1; lens[at]];
+    let started: Vec<_> = (0..lens.len())
+        .map(|at| copies.start_write(&regions[at].all(), &bytes(at), None, at as u64))
+        .collect();
+    assert_eq!(started, [Ok(true), Ok(true), Ok(true), Ok(false), Ok(true)]);
+    assert_eq!(copies.under_way, u16::MAX);
+    assert_eq!(ended(&mut copies).len(), 4);
+    assert_eq!(copies.under_way, 0);
+    for at in [0, 1, 2, 4] {
+        let mut got = vec![0; lens[at]];
+        regions[at].read_to(0, &mut got).unwrap();
+        assert_eq!(got, bytes(at));
+    }
+    let region = Region::cuda(&gpu, SmallCopies::MOST_BYTES + 1).unwrap();
+    let too_long = vec![0; region.len()];
+    let refused = copies.start_write(&region.all(), &too_long, None, 1);
+    assert_eq!(refused, Ok(false));
+}
+
+proptest::proptest! {
+    #[test]
+    fn copies_of_any_lengths_that_overlap_in_time_keep_out_of_each_others_slots(
+        lens in proptest::collection::vec(1..=SmallCopies::MOST_BYTES, 1..24),
+        polls in proptest::collection::vec(0usize..4, 24),
+    ) {
+        let gpu = Gpu::fake();
+        let mut copies = SmallCopies::new(&gpu).unwrap();
+        let (mut told, mut began) = (Vec::new(), Vec::new());
+        for (at, (len, polls)) in lens.into_iter().zip(polls).enumerate() {
+            let region = Region::cuda(&gpu, len).unwrap();
+            let bytes = vec![at as u8 + 1; len];
+            if copies.start_write(&region.all(), &bytes, None, at as u64).unwrap() {
+                began.push((at, region, bytes));
+            }
+            for _ in 0..polls {
+                copies.poll(&mut told);
+            }
+        }
+        told.extend(ended(&mut copies));
+        proptest::prop_assert_eq!((told.len(), copies.under_way), (began.len(), 0));
+        for (at, region, bytes) in began {
+            proptest::prop_assert!(told.contains(&(at as u64, Ok(bytes.len() as u64))));
+            let mut got = vec![0; bytes.len()];
+            region.read_to(0, &mut got).unwrap();
+            proptest::prop_assert!(got == bytes);
+        }
+    }
 }
 
 #[test]

@@ -322,6 +322,7 @@ impl Channel for DevmemChannel {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             max_in_flight: self.window,
+            lanes: 0,
             ordered: true,
             can_cancel: false,
             can_resend: false,

@@ -56,6 +56,7 @@ impl TcpChannel {
         let watches = shared.staging.watch(&shared.wakers);
         let capabilities = Capabilities {
             max_in_flight: window,
+            lanes: shared.roster.lanes(),
             ordered: false,
             can_cancel: true,
             can_resend: false,

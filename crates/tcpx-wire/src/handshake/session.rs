@@ -25,7 +25,15 @@ impl Session {
     /// Capability bit: grants may ask for shorter chunks at a transfer's end.
     pub const TAPERS: u64 = 2;
 
-    /// Whether both sides know those.
+    /// Capability bit: eager payloads may have more than 16 KiB.
+    pub const LONG_EAGER: u64 = 4;
+
+    /// Whether both sides take those.
+    pub fn takes_long_eager(&self) -> bool {
+        self.capabilities & Self::LONG_EAGER != 0
+    }
+
+    /// Whether both sides know shorter chunks at a transfer's end.
     pub fn tapers(&self) -> bool {
         self.capabilities & Self::TAPERS != 0
     }

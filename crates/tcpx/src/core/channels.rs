@@ -70,6 +70,15 @@ impl Core {
         self.channel_descriptors().count() == self.channels.len()
     }
 
+    /// Streams of plain TCP among which the channels spread their chunks.
+    pub(super) fn lanes(&self) -> u16 {
+        let lanes = self
+            .channels
+            .iter()
+            .map(|state| state.channel.capabilities().lanes);
+        lanes.fold(0, u16::saturating_add)
+    }
+
     /// Descriptors that the driver watches for the channels.
     pub(crate) fn channel_descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.channels
@@ -172,6 +181,7 @@ pub(super) mod tests {
         fn capabilities(&self) -> Capabilities {
             Capabilities {
                 max_in_flight: 1,
+                lanes: 0,
                 ordered: true,
                 can_cancel: false,
                 can_resend: false,

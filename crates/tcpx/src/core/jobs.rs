@@ -1,11 +1,8 @@
-//! Work for the copy worker: unpacking, digests, eager payloads.
+//! Work for the copy worker: unpacking, digests; and its ends.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use tcpx_memory::{
-    BouncePool, Fence, Job, Lease, MemoryError, MemoryKind, Region, RegionSlice, Work,
-};
+use tcpx_memory::{BouncePool, Job, MemoryError, Work};
 use tcpx_net::Ticket;
 use tcpx_wire::descriptor::{Descriptors, Limits};
 use tcpx_wire::scatter::ScatterList;
@@ -21,13 +18,6 @@ use crate::event::{ChunkEvent, Event};
 const SAMPLE: usize = 8;
 /// Bytes of the first fragment shown in an event.
 const PROBE: usize = 64;
-
-/// Buffers of small sends that are kept for others.
-const SPARE: usize = 8;
-
-/// How long the start of a send may wait for a small message's bytes: several times what the copy
-/// takes on a GPU at rest.
-const READ_LIMIT: Duration = Duration::from_micros(50);
 
 impl Core {
     /// Hands fragments to the copy worker; `false` if that was not possible or not wanted.
@@ -219,53 +209,7 @@ impl Core {
         any
     }
 
-    /// The bytes of a message that is to travel with its announcement; `None` if they cannot be had at
-    /// once, because the program's GPU work comes first.
-    pub(crate) fn read_small(
-        &mut self,
-        from: &Lease,
-        fence: Option<&Fence>,
-    ) -> Result<Option<Vec<u8>>, MemoryError> {
-        let mut payload = self.spare.pop().unwrap_or_default();
-        let read = match &mut self.small {
-            _ if from.range().is_empty() => Ok(true),
-            _ if !matches!(from.region().kind(), MemoryKind::Cuda { .. }) => {
-                from.append_to(&mut payload).map(|()| true)
-            }
-            Some(small) => small.read(&from.all(), fence, READ_LIMIT, &mut payload),
-            None => Ok(false),
-        };
-        if read == Ok(true) {
-            return Ok(Some(payload));
-        }
-        self.use_again(payload);
-        read.map(|_| None)
-    }
-
-    /// Keeps the buffer of a small send for the next one.
-    pub(super) fn use_again(&mut self, mut payload: Vec<u8>) {
-        if self.spare.len() < SPARE {
-            payload.clear();
-            self.spare.push(payload);
-        }
-    }
-
-    /// Takes the eager payloads that have reached the GPU; `true` if any has.
-    pub(super) fn poll_small(&mut self) -> bool {
-        let Some(small) = &mut self.small else {
-            return false;
-        };
-        let mut finished = std::mem::take(&mut self.finished_jobs);
-        small.poll(&mut finished);
-        let any = !finished.is_empty();
-        for (token, result) in finished.drain(..) {
-            self.job_finished(token, result);
-        }
-        self.finished_jobs = finished;
-        any
-    }
-
-    fn job_finished(&mut self, token: u64, result: Result<u64, MemoryError>) {
+    pub(super) fn job_finished(&mut self, token: u64, result: Result<u64, MemoryError>) {
         let now = self.now();
         match self.tokens.remove(&token) {
             Some(Token::Unpack(id, flight, ticket, descriptors)) => {
@@ -340,90 +284,7 @@ impl Core {
         }
     }
 
-    /// Has payload that came set out for a GPU before anything else is done: that takes longest.
-    pub(super) fn deliver_first(&mut self) {
-        if self.small.is_none() {
-            return;
-        }
-        while let Some((operation, payload)) = self.session.poll_delivery() {
-            self.deliver_eager(operation, payload);
-        }
-    }
-
-    /// Copies an eager payload to its destination.
-    pub(super) fn deliver_eager(&mut self, id: OperationId, payload: Vec<u8>) {
-        self.place_eager(id, &payload);
-        self.control.use_again(payload);
-    }
-
-    fn place_eager(&mut self, id: OperationId, payload: &[u8]) {
-        let now = self.now();
-        let Some(operation) = self.operations.get_mut(&id) else {
-            return;
-        };
-        if payload.is_empty() {
-            self.session.eager_copied(now, id);
-            return;
-        }
-        let lease = &operation.lease;
-        let copied = match lease.region().kind() {
-            MemoryKind::Cuda { .. } => lease
-                .slice(..payload.len())
-                .and_then(|to| self.deliver_to_gpu(id, to, payload)),
-            // The lease is the operation's, so this is the only writer.
-            _ => lease
-                .write_from(payload)
-                .map(|()| self.session.eager_copied(now, id)),
-        };
-        if let Err(error) = copied {
-            self.memory_failed(id, &error);
-        }
-    }
-
-    /// Starts the copy of an eager payload: here if that is possible at once, else on the worker.
-    fn deliver_to_gpu(
-        &mut self,
-        id: OperationId,
-        to: RegionSlice,
-        payload: &[u8],
-    ) -> Result<(), MemoryError> {
-        let token = self.new_token(Token::Eager(id));
-        let fence = self.operations.get(&id).and_then(|op| op.fence.clone());
-        let started = self.start_write(&to, payload, fence.as_ref(), token);
-        let job = match started {
-            Ok(true) => Ok(None),
-            Ok(false) => Region::host(payload.len()).and_then(|staging| {
-                staging.write_from(0, payload)?;
-                let from = staging.all();
-                Ok(Some(Work::Copy { from, to }))
-            }),
-            Err(error) => Err(error),
-        };
-        if job.is_err() {
-            self.tokens.remove(&token);
-        } else if let Some(operation) = self.operations.get_mut(&id) {
-            operation.outstanding += 1;
-        }
-        if let Some(work) = job? {
-            self.submit(work, token, id);
-        }
-        Ok(())
-    }
-
-    fn start_write(
-        &mut self,
-        to: &RegionSlice,
-        payload: &[u8],
-        fence: Option<&Fence>,
-        token: u64,
-    ) -> Result<bool, MemoryError> {
-        match &mut self.small {
-            Some(small) => small.start_write(to, payload, fence, token),
-            None => Ok(false),
-        }
-    }
-
-    fn memory_failed(&mut self, id: OperationId, error: &MemoryError) {
+    pub(super) fn memory_failed(&mut self, id: OperationId, error: &MemoryError) {
         let now = self.now();
         let failure = DataFailure::Memory(error.to_string());
         self.session.data_failed(now, id, None, failure);

@@ -205,7 +205,7 @@ impl Stay {
         *couriers.done.entry(self.orders).or_default() += 1;
         word(whole(end_low, end_high)).store(told, Ordering::Release);
         self.number = self.number.wrapping_add(1);
-        self.spent += 1;
+        self.spent += 1 + length / 4096;
         self.looks = 0;
         Seen::Order
     }

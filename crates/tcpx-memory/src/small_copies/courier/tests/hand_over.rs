@@ -172,3 +172,18 @@ fn each_order_is_carried_out_once_whoever_is_faster() {
     assert_eq!(fake::orders_done(ring) as u64, copies.courier_copies());
     assert!(copies.courier_copies() > 0);
 }
+
+#[test]
+fn what_is_longer_than_an_order_the_driver_copies() {
+    let (gpu, _kept) = gpu();
+    let mut copies = copies(&gpu);
+    for (len, is_the_couriers) in [(MOST_BYTES, true), (MOST_BYTES + 1, false)] {
+        let region = Region::cuda(&gpu, len).unwrap();
+        let bytes: Vec<u8> = (0..len).map(|at| (at % 251) as u8).collect();
+        assert_eq!(copies.start_write(&region.all(), &bytes, None, 1), Ok(true));
+        assert_eq!(is_ordered(&copies, 0), is_the_couriers);
+        assert_eq!(ended(&mut copies), [(1, Ok(len as u64))]);
+        assert_eq!(bytes_of(&region), bytes);
+    }
+    assert_eq!(copies.courier_copies(), 1);
+}

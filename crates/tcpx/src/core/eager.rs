@@ -1,0 +1,192 @@
+//! Messages that travel with their announcement: their bytes go over the control connection, at once.
+
+use std::time::Duration;
+
+use tcpx_memory::{Fence, Lease, MemoryError, MemoryKind, Region, RegionSlice, Work};
+use tcpx_wire::frame::SHORT_EAGER_BYTES;
+use tcpx_wire::session::OperationId;
+
+use super::Core;
+use super::tokens::Token;
+
+/// Bytes of messages under way up to which those above 16 KiB travel so: one stream and one copy more take as long
+/// for them as the two further crossings of the network that chunks on lanes need.
+const MOST_AT_ONCE: u64 = 256 << 10;
+/// The same where there is but one lane, which is no faster than the control connection.
+const MOST_BESIDE_ONE_LANE: u64 = 1 << 20;
+
+/// Buffers of small sends that are kept for others, and their bytes.
+const SPARE: usize = 8;
+const SPARE_BYTES: usize = 512 << 10;
+
+/// How long the start of a send may wait for a small message's bytes: several times what the copy
+/// takes on a GPU at rest.
+const READ_LIMIT: Duration = Duration::from_micros(50);
+
+impl Core {
+    /// Whether a message travels with its announcement, over the control connection: one above 16 KiB only
+    /// while that connection brings what is under way sooner than the channels would.
+    pub(crate) fn goes_at_once(&self, bytes: u64) -> bool {
+        if !self.session.eager_allowed(bytes) {
+            return false;
+        }
+        let under_way = self.session.sends_under_way();
+        bytes <= SHORT_EAGER_BYTES as u64 || is_sooner_so(bytes, under_way, self.lanes())
+    }
+
+    /// The bytes of a message that is to travel with its announcement; `None` if they cannot be had at
+    /// once, because the program's GPU work comes first.
+    pub(crate) fn read_small(
+        &mut self,
+        from: &Lease,
+        fence: Option<&Fence>,
+    ) -> Result<Option<Vec<u8>>, MemoryError> {
+        let mut payload = self.spare.pop().unwrap_or_default();
+        let read = match &mut self.small {
+            _ if from.range().is_empty() => Ok(true),
+            _ if !matches!(from.region().kind(), MemoryKind::Cuda { .. }) => {
+                from.append_to(&mut payload).map(|()| true)
+            }
+            Some(small) => small.read(&from.all(), fence, READ_LIMIT, &mut payload),
+            None => Ok(false),
+        };
+        if read == Ok(true) {
+            return Ok(Some(payload));
+        }
+        self.use_again(payload);
+        read.map(|_| None)
+    }
+
+    /// Keeps the buffer of a small send for the next one.
+    pub(super) fn use_again(&mut self, mut payload: Vec<u8>) {
+        let kept: usize = self.spare.iter().map(Vec::capacity).sum();
+        if self.spare.len() < SPARE && kept + payload.capacity() <= SPARE_BYTES {
+            payload.clear();
+            self.spare.push(payload);
+        }
+    }
+
+    /// Takes the eager payloads that have reached the GPU; `true` if any has.
+    pub(super) fn poll_small(&mut self) -> bool {
+        let Some(small) = &mut self.small else {
+            return false;
+        };
+        let mut finished = std::mem::take(&mut self.finished_jobs);
+        small.poll(&mut finished);
+        let any = !finished.is_empty();
+        for (token, result) in finished.drain(..) {
+            self.job_finished(token, result);
+        }
+        self.finished_jobs = finished;
+        any
+    }
+
+    /// Has payload that came set out for a GPU before anything else is done: that takes longest.
+    pub(super) fn deliver_first(&mut self) {
+        if self.small.is_none() {
+            return;
+        }
+        while let Some((operation, payload)) = self.session.poll_delivery() {
+            self.deliver_eager(operation, payload);
+        }
+    }
+
+    /// Copies an eager payload to its destination.
+    pub(super) fn deliver_eager(&mut self, id: OperationId, payload: Vec<u8>) {
+        self.place_eager(id, &payload);
+        self.control.use_again(payload);
+    }
+
+    fn place_eager(&mut self, id: OperationId, payload: &[u8]) {
+        let now = self.now();
+        let Some(operation) = self.operations.get_mut(&id) else {
+            return;
+        };
+        if payload.is_empty() {
+            self.session.eager_copied(now, id);
+            return;
+        }
+        let lease = &operation.lease;
+        let copied = match lease.region().kind() {
+            MemoryKind::Cuda { .. } => lease
+                .slice(..payload.len())
+                .and_then(|to| self.deliver_to_gpu(id, to, payload)),
+            // The lease is the operation's, so this is the only writer.
+            _ => lease
+                .write_from(payload)
+                .map(|()| self.session.eager_copied(now, id)),
+        };
+        if let Err(error) = copied {
+            self.memory_failed(id, &error);
+        }
+    }
+
+    /// Starts the copy of an eager payload: here if that is possible at once, else on the worker.
+    fn deliver_to_gpu(
+        &mut self,
+        id: OperationId,
+        to: RegionSlice,
+        payload: &[u8],
+    ) -> Result<(), MemoryError> {
+        let token = self.new_token(Token::Eager(id));
+        let fence = self.operations.get(&id).and_then(|op| op.fence.clone());
+        let started = self.start_write(&to, payload, fence.as_ref(), token);
+        let job = match started {
+            Ok(true) => Ok(None),
+            Ok(false) => Region::host(payload.len()).and_then(|staging| {
+                staging.write_from(0, payload)?;
+                let from = staging.all();
+                Ok(Some(Work::Copy { from, to }))
+            }),
+            Err(error) => Err(error),
+        };
+        if job.is_err() {
+            self.tokens.remove(&token);
+        } else if let Some(operation) = self.operations.get_mut(&id) {
+            operation.outstanding += 1;
+        }
+        if let Some(work) = job? {
+            self.submit(work, token, id);
+        }
+        Ok(())
+    }
+
+    fn start_write(
+        &mut self,
+        to: &RegionSlice,
+        payload: &[u8],
+        fence: Option<&Fence>,
+        token: u64,
+    ) -> Result<bool, MemoryError> {
+        match &mut self.small {
+            Some(small) => small.start_write(to, payload, fence, token),
+            None => Ok(false),
+        }
+    }
+}
+
+/// Whether the control connection brings a message behind so many others sooner than so many lanes do.
+fn is_sooner_so(bytes: u64, under_way: usize, lanes: u16) -> bool {
+    let most = match lanes {
+        1 => MOST_BESIDE_ONE_LANE,
+        _ => MOST_AT_ONCE,
+    };
+    bytes.saturating_mul(under_way as u64 + 1) <= most
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn longer_messages_leave_the_control_connection_to_others_when_several_are_under_way() {
+        const KIB: u64 = 1024;
+        for lanes in [0, 2, 16] {
+            assert!(is_sooner_so(128 * KIB, 0, lanes) && is_sooner_so(128 * KIB, 1, lanes));
+            assert!(!is_sooner_so(128 * KIB, 2, lanes));
+            assert!(is_sooner_so(32 * KIB, 7, lanes) && !is_sooner_so(32 * KIB, 8, lanes));
+        }
+        assert!(is_sooner_so(128 * KIB, 7, 1) && !is_sooner_so(128 * KIB, 8, 1));
+        assert!(!is_sooner_so(u64::MAX, 3, 1));
+    }
+}
