@@ -25,7 +25,8 @@ fn resources() -> (usize, usize) {
 
 fn use_and_close(listening: &Listening, number: u64) {
     let (server, client) = listening.connect();
-    let bytes = 100_000 + number;
+    // More than travels with its announcement.
+    let bytes = 200_000 + number;
     let content = Content::new(8, number);
     let source = Source::new(content, bytes, 0);
     let destination = Destination::new(bytes, 0);

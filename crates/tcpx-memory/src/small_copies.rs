@@ -21,7 +21,9 @@ use ends::Ends;
 /// Copies under way at a time, at most: one that is longer than a slot takes several that follow each other.
 const SLOTS: usize = u16::BITS as usize;
 /// Bytes of a slot.
-const SLOT: usize = 16 << 10;
+const SLOT: usize = 32 << 10;
+/// Slots that copies of more than one leave to those of one.
+const KEPT: usize = 4;
 /// Longest wait for the first copies, at set-up.
 const WARM_UP: Duration = Duration::from_secs(60);
 /// How long a drop waits for what is under way.
@@ -73,7 +75,7 @@ struct Copy {
 
 impl SmallCopies {
     /// Most bytes of a copy.
-    pub const MOST_BYTES: usize = SLOTS / 2 * SLOT;
+    pub const MOST_BYTES: usize = 4 * SLOT;
     /// Bytes of all slots.
     const SLOT_BYTES: usize = SLOTS * SLOT;
 
@@ -196,6 +198,9 @@ impl SmallCopies {
         into: &mut Vec<u8>,
     ) -> Result<bool, MemoryError> {
         let (start, bytes) = (Instant::now(), from.len());
+        if bytes > SLOT && self.has_given_up() {
+            return Ok(false);
+        }
         let Some((slot, address)) = self.find_slot(from) else {
             return Ok(false);
         };
@@ -280,6 +285,12 @@ impl SmallCopies {
         }
     }
 
+    /// Whether a read is still under way that was given up: the next long one would take too long too.
+    fn has_given_up(&self) -> bool {
+        let mut copies = self.slots.iter().flatten();
+        copies.any(|copy| copy.token.is_none())
+    }
+
     /// The first of enough free slots and the address of `memory`, if it can be copied here.
     fn find_slot(&mut self, memory: &RegionSlice) -> Option<(usize, u64)> {
         let is_ours = memory
@@ -290,7 +301,10 @@ impl SmallCopies {
             return None;
         }
         let is_free = |slot: &usize| self.under_way & run(*slot, memory.len()) == 0;
-        let slot = (0..=SLOTS - slots_of(memory.len())).find(is_free)?;
+        let slot = match slots_of(memory.len()) {
+            1 => (0..SLOTS).find(is_free)?,
+            long => (KEPT..=SLOTS - long).rev().find(is_free)?,
+        };
         Some((slot, memory.device_address()?))
     }
 
@@ -322,12 +336,15 @@ impl SmallCopies {
 
     /// Hands a copy to the courier, if that is there.
     fn order(&mut self, slot: usize) -> bool {
+        // It carries them out one behind the other.
+        let has_orders = self.slots.iter().flatten().any(|copy| copy.order.is_some());
         let (Some(courier), Some(ends), Some(copy)) =
             (&mut self.courier, &mut self.ends, &mut self.slots[slot])
         else {
             return false;
         };
         if copy.bytes <= courier::MOST_BYTES
+            && (copy.bytes <= SLOT || !has_orders)
             && courier.is_here()
             && let Some(end) = ends.next(slot)
         {

@@ -174,8 +174,6 @@ pub struct MemoryKinds {
 pub struct Capabilities {
     /// Most requests in flight, per direction.
     pub max_in_flight: u16,
-    /// Streams of plain TCP among which the chunks are spread; 0 where payload takes another way.
-    pub lanes: u16,
     /// Requests match in posting order, so both sides must post in sequence order without gaps.
     pub ordered: bool,
     /// [`Channel::cancel`] can take requests back.
@@ -402,6 +400,13 @@ pub trait Channel: Send + Debug {
     /// The way that the bytes take, for a person; by default [`describe`](Self::describe).
     fn path(&self) -> String {
         self.describe()
+    }
+
+    /// Streams of plain TCP that carry the payload, if one of them leaves from this address of ours, so that another
+    /// connection from there takes a way that payload takes; else 0, as by default.
+    fn lanes_beside(&self, address: IpAddr) -> u16 {
+        let _ = address;
+        0
     }
 
     /// The congestion control of its TCP sockets, as the kernel names it; `None` without such sockets.

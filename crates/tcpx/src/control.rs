@@ -78,6 +78,8 @@ pub(crate) struct Control {
     unread: Range<usize>,
     /// What a read has given that [`Control::look`] did ahead of time.
     ahead: Option<rustix::io::Result<usize>>,
+    /// Bytes have come since somebody asked.
+    heard: bool,
     /// The last read took all that there was.
     drained: bool,
     /// [`Control::receive`] had nothing more to give.
@@ -111,6 +113,7 @@ impl Control {
             input,
             unread: 0..leftover.len(),
             ahead: None,
+            heard: false,
             drained: false,
             is_empty: false,
             log: FrameLog::new(resumable),
@@ -160,6 +163,7 @@ impl Control {
             match ahead.unwrap_or_else(|| receive(&self.stream, &mut self.input)) {
                 Ok(0) => return Err(ControlEnd::Eof),
                 Ok(count) => {
+                    self.heard = true;
                     self.unread = 0..count;
                     self.drained = count < self.input.len();
                 }
@@ -168,6 +172,11 @@ impl Control {
                 Err(error) => return Err(ControlEnd::Io(error.into())),
             }
         }
+    }
+
+    /// Whether any bytes have come since this was asked last, be it a part of a frame.
+    pub(crate) fn has_heard(&mut self) -> bool {
+        std::mem::take(&mut self.heard)
     }
 
     /// Whether anything has come, or the end; [`Control::receive`] gives it.

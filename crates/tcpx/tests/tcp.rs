@@ -209,6 +209,43 @@ fn host_memory_cannot_wait_for_gpu_work_and_says_so() {
     }
 }
 
+/// Starts so many sends of as many bytes before any is received; what has gone over lanes since.
+fn chunks_of(client: &Connection, server: &Connection, bytes: usize, count: u64) -> u64 {
+    let chunks = || client.statistics().chunks_sent;
+    let before = chunks();
+    let sources: Vec<Region> = (0..count).map(|_| region(&random(bytes))).collect();
+    let sinks: Vec<Region> = sources.iter().map(|_| region(&vec![0; bytes])).collect();
+    let send = |(source, tag): (&Region, u64)| client.send(source.all(), tag).start();
+    let sent: Vec<_> = sources.iter().zip(0..).map(send).collect();
+    for (tag, sink) in (0..).zip(&sinks) {
+        let there = server.receive(sink.all(), tag).start().expect("room");
+        there.wait().expect("it arrives");
+    }
+    for sent in sent {
+        sent.expect("room").wait().expect("acknowledged");
+    }
+    for (source, sink) in sources.iter().zip(&sinks) {
+        assert_eq!(contents(source, bytes), contents(sink, bytes));
+    }
+    chunks() - before
+}
+
+#[test]
+fn messages_of_up_to_128_kib_take_lanes_only_behind_others_that_are_under_way() {
+    const LONGEST: usize = 128 << 10;
+    for (lanes, most) in [(1, 8), (2, 2)] {
+        let (server, client) = pair(|options| options.channels = lanes);
+        for _ in 0..2 {
+            assert_eq!(chunks_of(&client, &server, LONGEST, 1), 0);
+            assert_eq!(chunks_of(&client, &server, LONGEST, most), 0);
+            assert!(chunks_of(&client, &server, LONGEST, most + 1) > 0);
+            // Those that are short never do.
+            assert_eq!(chunks_of(&client, &server, 16 << 10, 3 * most), 0);
+            assert!(chunks_of(&client, &server, LONGEST + 1, 1) > 0);
+        }
+    }
+}
+
 /// Both ends are used to an answer, or another message, at once, and then there is none.
 #[test]
 fn what_waited_for_company_leaves_without_it() {

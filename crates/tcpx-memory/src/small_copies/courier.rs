@@ -1,4 +1,4 @@
-//! A kernel that stays on the GPU for a moment: copies of a few KiB without a call of the driver.
+//! A kernel that stays on the GPU for a moment: copies of up to 64 KiB without a call of the driver.
 //!
 //! A copy by the driver takes several microseconds to be issued, to run and to be seen. Where one small message
 //! follows another, a kernel is called that looks for orders in mapped host memory, `kernels/courier.cu`. It

@@ -186,18 +186,31 @@ fn copies_beyond_the_slots_are_left_to_others() {
 fn a_long_copy_takes_slots_that_follow_each_other_and_no_copy_takes_them_meanwhile() {
     let gpu = Gpu::fake();
     let mut copies = SmallCopies::new(&gpu).unwrap();
-    // Of 16 slots: 3, 8, 4, then there are not two, then the last.
-    let lens = [2 * SLOT + 1, 8 * SLOT, 3 * SLOT + 7, SLOT + 1, 1];
+    // Long ones get 12 of 16 slots: 3, 4, 4, and then there are not two; short ones the other five.
+    let lens = [
+        2 * SLOT + 1,
+        4 * SLOT,
+        3 * SLOT + 7,
+        SLOT + 1,
+        SLOT,
+        1,
+        1,
+        1,
+        1,
+        1,
+    ];
     let regions = lens.map(|len| Region::cuda(&gpu, len).unwrap());
     let bytes = |at: usize| vec![at as u8 + 1; lens[at]];
     let started: Vec<_> = (0..lens.len())
         .map(|at| copies.start_write(&regions[at].all(), &bytes(at), None, at as u64))
+        .map(Result::unwrap)
         .collect();
-    assert_eq!(started, [Ok(true), Ok(true), Ok(true), Ok(false), Ok(true)]);
+    let refused = |at: usize| at == 3 || at == 9;
+    assert!((0..lens.len()).all(|at| started[at] != refused(at)));
     assert_eq!(copies.under_way, u16::MAX);
-    assert_eq!(ended(&mut copies).len(), 4);
+    assert_eq!(ended(&mut copies).len(), lens.len() - 2);
     assert_eq!(copies.under_way, 0);
-    for at in [0, 1, 2, 4] {
+    for at in (0..lens.len()).filter(|at| !refused(*at)) {
         let mut got = vec![0; lens[at]];
         regions[at].read_to(0, &mut got).unwrap();
         assert_eq!(got, bytes(at));
@@ -206,6 +219,28 @@ fn a_long_copy_takes_slots_that_follow_each_other_and_no_copy_takes_them_meanwhi
     let too_long = vec![0; region.len()];
     let refused = copies.start_write(&region.all(), &too_long, None, 1);
     assert_eq!(refused, Ok(false));
+}
+
+#[test]
+fn behind_a_long_read_that_was_given_up_none_is_tried() {
+    let gpu = Gpu::fake();
+    let mut copies = SmallCopies::new(&gpu).unwrap();
+    let region = Region::cuda(&gpu, SLOT + 1).unwrap();
+    let mut read = |len: usize, limit| {
+        let from = region.slice(..len).unwrap();
+        let mut bytes = Vec::new();
+        let whole = copies.read(&from, None, limit, &mut bytes);
+        (whole, copies.under_way.count_ones())
+    };
+    assert_eq!(read(SLOT + 1, Duration::ZERO), (Ok(false), 2));
+    assert_eq!(read(SLOT + 1, LONG), (Ok(false), 2));
+    assert_eq!(read(8, LONG), (Ok(true), 2));
+    copies.poll(&mut Vec::new());
+    while copies.under_way != 0 {
+        copies.poll(&mut Vec::new());
+    }
+    let mut bytes = Vec::new();
+    assert_eq!(copies.read(&region.all(), None, LONG, &mut bytes), Ok(true));
 }
 
 proptest::proptest! {

@@ -322,7 +322,6 @@ impl Channel for DevmemChannel {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             max_in_flight: self.window,
-            lanes: 0,
             ordered: true,
             can_cancel: false,
             can_resend: false,

@@ -256,7 +256,6 @@ impl Channel for PluginChannel {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             max_in_flight: MAX_IN_FLIGHT,
-            lanes: 0,
             ordered: true,
             can_cancel: false,
             can_resend: false,

@@ -2,6 +2,7 @@
 
 mod remaining;
 
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,7 +19,7 @@ use crate::channel::{
     Readiness, ReceiveChunk, SendChunk, Ticket, Way,
 };
 use crate::error::ChannelError;
-use crate::socket::congestion_control;
+use crate::socket::{congestion_control, local_ip};
 
 /// Chunks of a transfer of medium size have this many bytes: one lane is woken for each.
 const LEAST_CHUNK_BYTES: u64 = 256 << 10;
@@ -56,7 +57,6 @@ impl TcpChannel {
         let watches = shared.staging.watch(&shared.wakers);
         let capabilities = Capabilities {
             max_in_flight: window,
-            lanes: shared.roster.lanes(),
             ordered: false,
             can_cancel: true,
             can_resend: false,
@@ -455,6 +455,20 @@ impl Channel for TcpChannel {
 
     fn path(&self) -> String {
         format!("{}{}", self.shared.name, self.shared.ways)
+    }
+
+    fn lanes_beside(&self, address: IpAddr) -> u16 {
+        let lanes = self.shared.roster.lanes();
+        let leaves_there = |lane| {
+            let socket = self.shared.roster.socket(lane);
+            let local = socket.and_then(|socket| local_ip(&*socket));
+            local == Some(address.to_canonical())
+        };
+        if (0..lanes).any(leaves_there) {
+            lanes
+        } else {
+            0
+        }
     }
 
     fn congestion_control(&self) -> Option<String> {

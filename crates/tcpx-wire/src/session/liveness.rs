@@ -54,6 +54,11 @@ impl Session {
         self.liveness.heard
     }
 
+    /// Something of the peer has come, be it a part of a frame: it lives, though a frame takes its time.
+    pub fn hear(&mut self, now: Time) {
+        self.liveness.heard(now);
+    }
+
     /// Says something to the peer now, a heartbeat ahead of its time if there is nothing else: what the
     /// peer's system makes of it tells whether the way to it still works.
     pub fn probe(&mut self, now: Time) {

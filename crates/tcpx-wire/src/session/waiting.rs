@@ -3,6 +3,9 @@
 use super::Session;
 use crate::frame::Frame;
 
+/// Sends that are looked at to know what is under way.
+const NEWEST: usize = 64;
+
 /// Frames that wait for [`Session::poll_transmit`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
@@ -40,6 +43,13 @@ impl Session {
             }
         }
         waiting
+    }
+
+    /// Bytes of the newest sends that the peer has not acknowledged, without those that are longer than `most`.
+    pub fn bytes_under_way(&self, most: u64) -> u64 {
+        let newest = self.sends.values().rev().take(NEWEST);
+        let bytes = newest.map(|send| send.bytes).filter(|bytes| *bytes <= most);
+        bytes.sum()
     }
 
     /// Sends that the peer has not acknowledged, those included that wait for transmission.

@@ -70,12 +70,16 @@ impl Core {
         self.channel_descriptors().count() == self.channels.len()
     }
 
-    /// Streams of plain TCP among which the channels spread their chunks.
-    pub(super) fn lanes(&self) -> u16 {
+    /// Streams of plain TCP among which the channels spread their chunks, if the control connection takes the
+    /// way of one of them; else 0.
+    pub(super) fn lanes_beside_control(&self) -> u16 {
+        let Some(address) = self.control.local_ip() else {
+            return 0;
+        };
         let lanes = self
             .channels
             .iter()
-            .map(|state| state.channel.capabilities().lanes);
+            .map(|state| state.channel.lanes_beside(address));
         lanes.fold(0, u16::saturating_add)
     }
 
@@ -181,7 +185,6 @@ pub(super) mod tests {
         fn capabilities(&self) -> Capabilities {
             Capabilities {
                 max_in_flight: 1,
-                lanes: 0,
                 ordered: true,
                 can_cancel: false,
                 can_resend: false,

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use tcpx_memory::{Fence, Lease, MemoryError, MemoryKind, Region, RegionSlice, Work};
-use tcpx_wire::frame::SHORT_EAGER_BYTES;
+use tcpx_memory::{Fence, Lease, MemoryError, MemoryKind, Region, RegionSlice, SmallCopies, Work};
+use tcpx_wire::frame::{MAX_EAGER_BYTES, SHORT_EAGER_BYTES};
 use tcpx_wire::session::OperationId;
 
 use super::Core;
 use super::tokens::Token;
+
+const _: () = assert!(SmallCopies::MOST_BYTES == MAX_EAGER_BYTES);
 
 /// Bytes of messages under way up to which those above 16 KiB travel so: one stream and one copy more take as long
 /// for them as the two further crossings of the network that chunks on lanes need.
@@ -25,13 +27,21 @@ const READ_LIMIT: Duration = Duration::from_micros(50);
 
 impl Core {
     /// Whether a message travels with its announcement, over the control connection: one above 16 KiB only
-    /// while that connection brings what is under way sooner than the channels would.
-    pub(crate) fn goes_at_once(&self, bytes: u64) -> bool {
+    /// while that connection brings what is under way sooner than the channels would, and takes a way that
+    /// payload takes.
+    pub(crate) fn goes_at_once(&mut self, bytes: u64) -> bool {
         if !self.session.eager_allowed(bytes) {
             return false;
         }
-        let under_way = self.session.sends_under_way();
-        bytes <= SHORT_EAGER_BYTES as u64 || is_sooner_so(bytes, under_way, self.lanes())
+        if bytes <= SHORT_EAGER_BYTES as u64 {
+            return true;
+        }
+        if self.lanes_beside == 0 {
+            return false;
+        }
+        let under_way = self.session.bytes_under_way(MAX_EAGER_BYTES as u64);
+        self.overflows = overflows(under_way + bytes, self.lanes_beside, self.overflows);
+        !self.overflows
     }
 
     /// The bytes of a message that is to travel with its announcement; `None` if they cannot be had at
@@ -165,13 +175,14 @@ impl Core {
     }
 }
 
-/// Whether the control connection brings a message behind so many others sooner than so many lanes do.
-fn is_sooner_so(bytes: u64, under_way: usize, lanes: u16) -> bool {
+/// Whether lanes bring so many bytes sooner than the control connection: more than it is good for, and then, as
+/// taking turns between both ways is slower than either, more than half of that.
+fn overflows(bytes: u64, lanes: u16, did: bool) -> bool {
     let most = match lanes {
         1 => MOST_BESIDE_ONE_LANE,
         _ => MOST_AT_ONCE,
     };
-    bytes.saturating_mul(under_way as u64 + 1) <= most
+    bytes > if did { most / 2 } else { most }
 }
 
 #[cfg(test)]
@@ -179,14 +190,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn longer_messages_leave_the_control_connection_to_others_when_several_are_under_way() {
-        const KIB: u64 = 1024;
-        for lanes in [0, 2, 16] {
-            assert!(is_sooner_so(128 * KIB, 0, lanes) && is_sooner_so(128 * KIB, 1, lanes));
-            assert!(!is_sooner_so(128 * KIB, 2, lanes));
-            assert!(is_sooner_so(32 * KIB, 7, lanes) && !is_sooner_so(32 * KIB, 8, lanes));
+    fn longer_messages_take_lanes_from_the_bound_on_until_half_of_it_is_left() {
+        for (lanes, most) in [
+            (1, MOST_BESIDE_ONE_LANE),
+            (2, MOST_AT_ONCE),
+            (16, MOST_AT_ONCE),
+        ] {
+            assert!(!overflows(most, lanes, false) && overflows(most + 1, lanes, false));
+            assert!(!overflows(most / 2, lanes, true) && overflows(most / 2 + 1, lanes, true));
         }
-        assert!(is_sooner_so(128 * KIB, 7, 1) && !is_sooner_so(128 * KIB, 8, 1));
-        assert!(!is_sooner_so(u64::MAX, 3, 1));
+    }
+
+    #[test]
+    fn one_message_at_a_time_comes_back_from_the_lanes() {
+        assert!(!overflows(MAX_EAGER_BYTES as u64, 16, true));
     }
 }

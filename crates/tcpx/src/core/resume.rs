@@ -159,6 +159,7 @@ impl Core {
         resume.lost = None;
         resume.replaced = true;
         self.control.replace(stream);
+        self.lanes_beside = self.lanes_beside_control();
         true
     }
 

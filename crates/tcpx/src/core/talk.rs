@@ -41,6 +41,10 @@ impl Core {
                 }
             }
         }
+        if self.control.has_heard() {
+            let now = self.now();
+            self.session.hear(now);
+        }
         self.tell_that_peer_was_heard(heard);
         any
     }

@@ -192,6 +192,23 @@ fn message(transfer: u64, tag: u64) -> Frame {
 }
 
 #[test]
+fn a_part_of_a_frame_shows_that_the_peer_lives() {
+    let mut scene = Scene::new();
+    let mut bytes = Vec::new();
+    encode(&message(0, 1), scene.said, &mut bytes).unwrap();
+    let (first, rest) = bytes.split_at(20);
+    for part in [first, rest] {
+        let before = scene.core.session.heard();
+        while scene.core.now() == before {
+            scene.core.tick();
+        }
+        scene.peer.write_all(part).unwrap();
+        scene.drive();
+        assert!(scene.core.session.heard() > before);
+    }
+}
+
+#[test]
 fn a_turn_that_is_left_early_says_that_frames_are_left_which_no_descriptor_announces() {
     let mut scene = Scene::new();
     let first = scene.begin(Role::Receiver, 1, 8);

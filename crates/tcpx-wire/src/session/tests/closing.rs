@@ -164,6 +164,23 @@ fn a_silent_peer_is_given_up_even_while_data_flows() {
 }
 
 #[test]
+fn a_peer_whose_frame_takes_long_lives_while_parts_of_it_come() {
+    let mut pair = Pair::new(config(), 1);
+    pair.run(Duration::from_millis(10));
+    let mut now = pair.now;
+    let session = &mut pair.sides[0].session;
+    for _ in 0..20 {
+        now = now + Duration::from_secs(9);
+        session.hear(now);
+        session.handle_timeout(now);
+        assert!(!session.ended());
+    }
+    now = now + Duration::from_secs(10);
+    session.handle_timeout(now);
+    assert!(session.ended());
+}
+
+#[test]
 fn an_impatient_peer_gets_heartbeats_in_time() {
     let mut impatient = config();
     (impatient.ours.heartbeat_ms, impatient.ours.dead_after_ms) = (50, 300);
