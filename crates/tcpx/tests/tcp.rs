@@ -233,7 +233,7 @@ fn chunks_of(client: &Connection, server: &Connection, bytes: usize, count: u64)
 #[test]
 fn messages_of_up_to_128_kib_take_lanes_only_behind_others_that_are_under_way() {
     const LONGEST: usize = 128 << 10;
-    for (lanes, most) in [(1, 8), (2, 2)] {
+    for (lanes, most) in [(1, 12), (2, 2)] {
         let (server, client) = pair(|options| options.channels = lanes);
         for _ in 0..2 {
             assert_eq!(chunks_of(&client, &server, LONGEST, 1), 0);

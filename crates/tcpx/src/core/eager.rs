@@ -13,9 +13,9 @@ const _: () = assert!(SmallCopies::MOST_BYTES == MAX_EAGER_BYTES);
 
 /// Bytes of messages under way up to which those above 16 KiB travel so: one stream and one copy more take as long
 /// for them as the two further crossings of the network that chunks on lanes need.
-const MOST_AT_ONCE: u64 = 256 << 10;
+const MOST_AT_ONCE: u64 = 320 << 10;
 /// The same where there is but one lane, which is no faster than the control connection.
-const MOST_BESIDE_ONE_LANE: u64 = 1 << 20;
+const MOST_BESIDE_ONE_LANE: u64 = 1536 << 10;
 
 /// Buffers of small sends that are kept for others, and their bytes.
 const SPARE: usize = 8;
@@ -176,13 +176,13 @@ impl Core {
 }
 
 /// Whether lanes bring so many bytes sooner than the control connection: more than it is good for, and then, as
-/// taking turns between both ways is slower than either, more than half of that.
+/// taking turns between both ways is slower than either, more than four fifths of that.
 fn overflows(bytes: u64, lanes: u16, did: bool) -> bool {
     let most = match lanes {
         1 => MOST_BESIDE_ONE_LANE,
         _ => MOST_AT_ONCE,
     };
-    bytes > if did { most / 2 } else { most }
+    bytes > if did { most / 5 * 4 } else { most }
 }
 
 #[cfg(test)]
@@ -190,19 +190,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn longer_messages_take_lanes_from_the_bound_on_until_half_of_it_is_left() {
+    fn longer_messages_take_lanes_from_the_bound_on_until_a_fifth_of_it_is_free() {
         for (lanes, most) in [
             (1, MOST_BESIDE_ONE_LANE),
             (2, MOST_AT_ONCE),
             (16, MOST_AT_ONCE),
         ] {
             assert!(!overflows(most, lanes, false) && overflows(most + 1, lanes, false));
-            assert!(!overflows(most / 2, lanes, true) && overflows(most / 2 + 1, lanes, true));
+            let back = most / 5 * 4;
+            assert!(!overflows(back, lanes, true) && overflows(back + 1, lanes, true));
         }
     }
 
     #[test]
     fn one_message_at_a_time_comes_back_from_the_lanes() {
-        assert!(!overflows(MAX_EAGER_BYTES as u64, 16, true));
+        // Though the one before has only just been acknowledged.
+        assert!(!overflows(2 * MAX_EAGER_BYTES as u64, 16, true));
     }
 }
