@@ -2,6 +2,7 @@
 
 mod courier;
 mod ends;
+mod slots;
 #[cfg(test)]
 mod tests;
 
@@ -15,15 +16,10 @@ use crate::fence::Fence;
 use crate::gpu::{Current, Gpu, MappedHost, create_stream, destroy_stream, host_free};
 use crate::lease::{Access, Hold};
 use crate::slice::RegionSlice;
-use courier::{Courier, ORDERS, Order};
+use courier::{Courier, ORDERS};
 use ends::Ends;
+use slots::{Copy, SLOT, SLOTS, Slots};
 
-/// Copies under way at a time, at most: one that is longer than a slot takes several that follow each other.
-const SLOTS: usize = u16::BITS as usize;
-/// Bytes of a slot.
-const SLOT: usize = 32 << 10;
-/// Slots that copies of more than one leave to those of one.
-const KEPT: usize = 4;
 /// Longest wait for the first copies, at set-up.
 const WARM_UP: Duration = Duration::from_secs(60);
 /// How long a drop waits for what is under way.
@@ -43,11 +39,7 @@ pub struct SmallCopies {
     gpu: Gpu,
     /// To the GPU, and from it.
     streams: [sys::CUstream; 2],
-    /// Each copy at its first slot.
-    slots: [Option<Copy>; SLOTS],
-    /// Slots in use by copies under way, and first ones of those whose end is to be told, a bit each.
-    under_way: u16,
-    writes: u16,
+    slots: Slots,
     /// How their ends are seen; `None` before set-up is over.
     ends: Option<Ends>,
     /// What copies where one small message follows another; `None` where that cannot be had.
@@ -61,36 +53,22 @@ pub struct SmallCopies {
 // SAFETY: streams and events may be used from any thread, and the memory belongs to this value.
 unsafe impl Send for SmallCopies {}
 
-/// A copy under way, and what it touches.
-struct Copy {
-    /// The caller's name for a write; `None` for a read that was given up.
-    token: Option<u64>,
-    /// Where to and where from, and how much.
-    way: (u64, u64),
-    bytes: usize,
-    /// Of a copy that is the courier's.
-    order: Option<Order>,
-    _memory: (RegionSlice, Hold),
-}
-
 impl SmallCopies {
     /// Most bytes of a copy.
     pub const MOST_BYTES: usize = 4 * SLOT;
     /// Bytes of all slots.
-    const SLOT_BYTES: usize = SLOTS * SLOT;
+    const BYTES: usize = SLOTS * SLOT;
 
     /// Pins memory and makes streams and events; for set-up.
     ///
     /// # Errors
     /// The driver's refusal.
     pub fn new(gpu: &Gpu) -> Result<Self, MemoryError> {
-        let memory = MappedHost::alloc(gpu, Self::SLOT_BYTES + Ends::BYTES)?;
+        let memory = MappedHost::alloc(gpu, Self::BYTES + Ends::BYTES)?;
         let mut copies = Self {
             gpu: gpu.clone(),
             streams: [std::ptr::null_mut(); 2],
-            slots: Default::default(),
-            under_way: 0,
-            writes: 0,
+            slots: Slots::default(),
             ends: None,
             courier: None,
             memory,
@@ -109,8 +87,8 @@ impl SmallCopies {
         }
         let host = self.memory.host;
         // SAFETY: the words lie behind the slots, in the same allocation.
-        let words = unsafe { host.add(Self::SLOT_BYTES) };
-        let device = self.memory.device + Self::SLOT_BYTES as u64;
+        let words = unsafe { host.add(Self::BYTES) };
+        let device = self.memory.device + Self::BYTES as u64;
         let mut ends = Ends::new(&self.gpu, (words, device), self.streams[0])?;
         // Until all is seen to have ended, the GPU may still write there.
         self.broken = true;
@@ -163,7 +141,7 @@ impl SmallCopies {
 
     /// Whether something is under way that [`Self::poll`] will tell of.
     pub fn is_busy(&self) -> bool {
-        self.writes != 0
+        self.slots.writes().next().is_some()
     }
 
     /// Whether [`Self::poll`] has something to tell or to do, as far as that is seen without a call of the driver,
@@ -172,15 +150,13 @@ impl SmallCopies {
         let ends = self.ends.as_ref();
         ends.is_some_and(|ends| {
             let is_news = |slot| ends.shows(slot) || self.is_left_behind(slot);
-            set_bits(self.writes).any(is_news) || ends.must_ask() && self.is_busy()
+            self.slots.writes().any(is_news) || ends.must_ask() && self.is_busy()
         })
     }
 
     /// Whether the slot's copy is an order of a courier that is no longer there.
     fn is_left_behind(&self, slot: usize) -> bool {
-        let order = self.slots[slot]
-            .as_ref()
-            .and_then(|copy| copy.order.as_ref());
+        let order = self.slots.get(slot).and_then(|copy| copy.order.as_ref());
         let courier = self.courier.as_ref().zip(order);
         courier.is_some_and(|(courier, order)| !courier.may_take(order))
     }
@@ -198,7 +174,7 @@ impl SmallCopies {
         into: &mut Vec<u8>,
     ) -> Result<bool, MemoryError> {
         let (start, bytes) = (Instant::now(), from.len());
-        if bytes > SLOT && self.has_given_up() {
+        if bytes > SLOT && self.slots.has_given_up() {
             return Ok(false);
         }
         let Some((slot, address)) = self.find_slot(from) else {
@@ -271,8 +247,8 @@ impl SmallCopies {
     /// Appends the writes that have ended: the caller's token, and the bytes that are in place. Lets go of
     /// the memory of reads that were given up and have ended.
     pub fn poll(&mut self, ended: &mut Vec<(u64, Result<u64, MemoryError>)>) {
-        for slot in set_bits(self.under_way) {
-            let Some(copy) = &self.slots[slot] else {
+        for slot in self.slots.in_use() {
+            let Some(copy) = self.slots.get(slot) else {
                 continue;
             };
             let (token, bytes) = (copy.token, copy.bytes as u64);
@@ -285,14 +261,8 @@ impl SmallCopies {
         }
     }
 
-    /// Whether a read is still under way that was given up: the next long one would take too long too.
-    fn has_given_up(&self) -> bool {
-        let mut copies = self.slots.iter().flatten();
-        copies.any(|copy| copy.token.is_none())
-    }
-
     /// The first of enough free slots and the address of `memory`, if it can be copied here.
-    fn find_slot(&mut self, memory: &RegionSlice) -> Option<(usize, u64)> {
+    fn find_slot(&self, memory: &RegionSlice) -> Option<(usize, u64)> {
         let is_ours = memory
             .region()
             .gpu()
@@ -300,11 +270,7 @@ impl SmallCopies {
         if self.broken || !is_ours || !(1..=Self::MOST_BYTES).contains(&memory.len()) {
             return None;
         }
-        let is_free = |slot: &usize| self.under_way & run(*slot, memory.len()) == 0;
-        let slot = match slots_of(memory.len()) {
-            1 => (0..SLOTS).find(is_free)?,
-            long => (KEPT..=SLOTS - long).rev().find(is_free)?,
-        };
+        let slot = self.slots.find(memory.len())?;
         Some((slot, memory.device_address()?))
     }
 
@@ -317,16 +283,14 @@ impl SmallCopies {
         token: Option<u64>,
         memory: (RegionSlice, Hold),
     ) -> Result<(), MemoryError> {
-        let bytes = memory.0.len();
-        self.slots[slot] = Some(Copy {
+        let copy = Copy {
             token,
             way: (to, from),
-            bytes,
+            bytes: memory.0.len(),
             order: None,
             _memory: memory,
-        });
-        self.under_way |= run(slot, bytes);
-        self.writes |= u16::from(token.is_some()) << slot;
+        };
+        self.slots.put(slot, copy);
         if self.order(slot) {
             return Ok(());
         }
@@ -337,15 +301,17 @@ impl SmallCopies {
     /// Hands a copy to the courier, if that is there.
     fn order(&mut self, slot: usize) -> bool {
         // It carries them out one behind the other.
-        let has_orders = self.slots.iter().flatten().any(|copy| copy.order.is_some());
+        let has_time = |bytes| bytes <= SLOT || !self.slots.has_orders();
+        let suits = |copy: &Copy| copy.bytes <= courier::MOST_BYTES && has_time(copy.bytes);
+        if !self.slots.get(slot).is_some_and(suits) {
+            return false;
+        }
         let (Some(courier), Some(ends), Some(copy)) =
-            (&mut self.courier, &mut self.ends, &mut self.slots[slot])
+            (&mut self.courier, &mut self.ends, self.slots.get_mut(slot))
         else {
             return false;
         };
-        if copy.bytes <= courier::MOST_BYTES
-            && (copy.bytes <= SLOT || !has_orders)
-            && courier.is_here()
+        if courier.is_here()
             && let Some(end) = ends.next(slot)
         {
             // SAFETY: the slot and the held memory have that many bytes, and stay until the end, as does the word
@@ -357,7 +323,7 @@ impl SmallCopies {
 
     /// Has the driver copy; the context is current.
     fn issue(&mut self, slot: usize) -> Result<(), CudaError> {
-        let (Some(ends), Some(copy)) = (&mut self.ends, &self.slots[slot]) else {
+        let (Some(ends), Some(copy)) = (&mut self.ends, self.slots.get(slot)) else {
             return Ok(());
         };
         let api = self.gpu.api();
@@ -379,7 +345,7 @@ impl SmallCopies {
     fn land(&mut self, slot: usize) -> Result<bool, MemoryError> {
         match self.has_ended(slot) {
             Ok(true) => {
-                drop(self.take(slot));
+                drop(self.slots.take(slot));
                 Ok(true)
             }
             Ok(false) => Ok(false),
@@ -388,7 +354,7 @@ impl SmallCopies {
     }
 
     fn has_ended(&mut self, slot: usize) -> Result<bool, CudaError> {
-        let (Some(ends), Some(copy)) = (&mut self.ends, &mut self.slots[slot]) else {
+        let (Some(ends), Some(copy)) = (&mut self.ends, self.slots.get_mut(slot)) else {
             return Ok(false);
         };
         let (Some(courier), Some(order)) = (&mut self.courier, &mut copy.order) else {
@@ -411,18 +377,10 @@ impl SmallCopies {
         Ok(true)
     }
 
-    /// The copy's slots are free.
-    fn take(&mut self, slot: usize) -> Option<Copy> {
-        let copy = self.slots[slot].take()?;
-        self.under_way &= !run(slot, copy.bytes);
-        self.writes &= !(1 << slot);
-        Some(copy)
-    }
-
     /// Keeps the memory for ever, because something may still touch it.
     fn give_up(&mut self, slot: usize, error: CudaError) -> MemoryError {
         self.broken = true;
-        std::mem::forget(self.take(slot));
+        std::mem::forget(self.slots.take(slot));
         error.into()
     }
 
@@ -447,26 +405,6 @@ impl SmallCopies {
     }
 }
 
-/// Slots that so many bytes take.
-fn slots_of(bytes: usize) -> usize {
-    bytes.div_ceil(SLOT)
-}
-
-/// Bits of the slots that so many bytes take from this one on.
-fn run(first: usize, bytes: usize) -> u16 {
-    let row = (1_u32 << slots_of(bytes)) - 1;
-    (row as u16) << first
-}
-
-/// The numbers of the bits that are set.
-fn set_bits(mut bits: u16) -> impl Iterator<Item = usize> {
-    std::iter::from_fn(move || {
-        let next = (bits != 0).then(|| bits.trailing_zeros() as usize);
-        bits &= bits.wrapping_sub(1);
-        next
-    })
-}
-
 /// The GPU's context is current.
 fn is_reached(fence: Option<&Fence>) -> Result<bool, CudaError> {
     fence.map_or(Ok(true), Fence::is_reached_in_context)
@@ -476,11 +414,11 @@ impl Drop for SmallCopies {
     fn drop(&mut self) {
         let start = Instant::now();
         let mut ended = Vec::new();
-        while !self.broken && self.under_way != 0 && start.elapsed() < LAST_WAIT {
+        while !self.broken && !self.slots.is_empty() && start.elapsed() < LAST_WAIT {
             self.poll(&mut ended);
             thread::yield_now();
         }
-        if self.broken || self.under_way != 0 {
+        if self.broken || !self.slots.is_empty() {
             // A copy may still run: its memory, the streams and the slots stay until the process ends.
             std::mem::forget(std::mem::take(&mut self.slots));
             std::mem::forget(self.courier.take());

@@ -207,9 +207,9 @@ fn a_long_copy_takes_slots_that_follow_each_other_and_no_copy_takes_them_meanwhi
         .collect();
     let refused = |at: usize| at == 3 || at == 9;
     assert!((0..lens.len()).all(|at| started[at] != refused(at)));
-    assert_eq!(copies.under_way, u16::MAX);
+    assert_eq!(copies.slots.in_use().count(), SLOTS);
     assert_eq!(ended(&mut copies).len(), lens.len() - 2);
-    assert_eq!(copies.under_way, 0);
+    assert_eq!(copies.slots.in_use().count(), 0);
     for at in (0..lens.len()).filter(|at| !refused(*at)) {
         let mut got = vec![0; lens[at]];
         regions[at].read_to(0, &mut got).unwrap();
@@ -230,13 +230,13 @@ fn behind_a_long_read_that_was_given_up_none_is_tried() {
         let from = region.slice(..len).unwrap();
         let mut bytes = Vec::new();
         let whole = copies.read(&from, None, limit, &mut bytes);
-        (whole, copies.under_way.count_ones())
+        (whole, copies.slots.in_use().count())
     };
     assert_eq!(read(SLOT + 1, Duration::ZERO), (Ok(false), 2));
     assert_eq!(read(SLOT + 1, LONG), (Ok(false), 2));
     assert_eq!(read(8, LONG), (Ok(true), 2));
     copies.poll(&mut Vec::new());
-    while copies.under_way != 0 {
+    while !copies.slots.is_empty() {
         copies.poll(&mut Vec::new());
     }
     let mut bytes = Vec::new();
@@ -263,7 +263,7 @@ proptest::proptest! {
             }
         }
         told.extend(ended(&mut copies));
-        proptest::prop_assert_eq!((told.len(), copies.under_way), (began.len(), 0));
+        proptest::prop_assert_eq!((told.len(), copies.slots.in_use().count()), (began.len(), 0));
         for (at, region, bytes) in began {
             proptest::prop_assert!(told.contains(&(at as u64, Ok(bytes.len() as u64))));
             let mut got = vec![0; bytes.len()];

@@ -83,12 +83,7 @@ impl Core {
         };
         let mut finished = std::mem::take(&mut self.finished_jobs);
         small.poll(&mut finished);
-        let any = !finished.is_empty();
-        for (token, result) in finished.drain(..) {
-            self.job_finished(token, result);
-        }
-        self.finished_jobs = finished;
-        any
+        self.jobs_finished(finished)
     }
 
     /// Has payload that came set out for a GPU before anything else is done: that takes longest.

@@ -13,6 +13,7 @@ use super::coverage::Coverage;
 use super::operation::InFlight;
 use super::tokens::Token;
 use crate::event::{ChunkEvent, Event};
+use crate::sink::Finished;
 
 /// Fragments shown in an event.
 const SAMPLE: usize = 8;
@@ -201,6 +202,11 @@ impl Core {
     pub(super) fn drain_worker(&mut self) -> bool {
         let mut finished = std::mem::take(&mut self.finished_jobs);
         self.sink.take(&mut finished);
+        self.jobs_finished(finished)
+    }
+
+    /// Takes these ends, in the buffer that is used again; `true` if there are any.
+    pub(super) fn jobs_finished(&mut self, mut finished: Vec<Finished>) -> bool {
         let any = !finished.is_empty();
         for (token, result) in finished.drain(..) {
             self.job_finished(token, result);
@@ -209,7 +215,7 @@ impl Core {
         any
     }
 
-    pub(super) fn job_finished(&mut self, token: u64, result: Result<u64, MemoryError>) {
+    fn job_finished(&mut self, token: u64, result: Result<u64, MemoryError>) {
         let now = self.now();
         match self.tokens.remove(&token) {
             Some(Token::Unpack(id, flight, ticket, descriptors)) => {

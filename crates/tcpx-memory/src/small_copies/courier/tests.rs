@@ -218,7 +218,7 @@ fn an_order_that_is_left_behind_is_copied_by_the_driver() {
         let value = left_behind + 1;
         let started = copies.start_write(&region.all(), &[value; 64], None, 1);
         assert_eq!(started, Ok(true));
-        let was_ordered = copies.slots[0].as_ref().unwrap().order.is_some();
+        let was_ordered = copies.slots.get(0).unwrap().order.is_some();
         let courier = copies.courier.as_mut().unwrap();
         until(courier, Courier::has_left);
         // Called again before anybody looks at the order.

@@ -13,7 +13,7 @@ fn ring(copies: &SmallCopies) -> u64 {
 }
 
 fn is_ordered(copies: &SmallCopies, slot: usize) -> bool {
-    copies.slots[slot].as_ref().unwrap().order.is_some()
+    copies.slots.get(slot).unwrap().order.is_some()
 }
 
 /// Starts writing such bytes to all of a region, which is the courier's to do.
@@ -181,7 +181,7 @@ fn what_is_longer_than_an_order_the_driver_copies() {
         let region = Region::cuda(&gpu, len).unwrap();
         let bytes: Vec<u8> = (0..len).map(|at| (at % 251) as u8).collect();
         assert_eq!(copies.start_write(&region.all(), &bytes, None, 1), Ok(true));
-        let slot = copies.slots.iter().position(Option::is_some).unwrap();
+        let slot = copies.slots.in_use().next().unwrap();
         assert_eq!(is_ordered(&copies, slot), is_the_couriers);
         assert_eq!(ended(&mut copies), [(1, Ok(len as u64))]);
         assert_eq!(bytes_of(&region), bytes);

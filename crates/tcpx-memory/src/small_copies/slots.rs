@@ -1,0 +1,115 @@
+//! Which slots of the pinned memory the copies under way use.
+
+use super::courier::Order;
+use crate::lease::Hold;
+use crate::slice::RegionSlice;
+
+/// Copies under way at a time, at most: one that is longer than a slot takes several that follow each other.
+pub(super) const SLOTS: usize = u16::BITS as usize;
+/// Bytes of a slot.
+pub(super) const SLOT: usize = 32 << 10;
+/// Slots that copies of more than one leave to those of one.
+const KEPT: usize = 4;
+
+/// A copy under way, and what it touches.
+pub(super) struct Copy {
+    /// The caller's name for a write; `None` for a read that was given up.
+    pub(super) token: Option<u64>,
+    /// Where to and where from, and how much.
+    pub(super) way: (u64, u64),
+    pub(super) bytes: usize,
+    /// Of a copy that is the courier's.
+    pub(super) order: Option<Order>,
+    pub(super) _memory: (RegionSlice, Hold),
+}
+
+/// Copies under way.
+#[derive(Default)]
+pub(super) struct Slots {
+    /// Each copy at its first slot.
+    copies: [Option<Copy>; SLOTS],
+    /// Slots in use, and first ones of copies whose end is to be told, a bit each.
+    in_use: u16,
+    writes: u16,
+}
+
+impl Slots {
+    /// The first of enough free slots for so many bytes, which are no more than a copy has.
+    pub(super) fn find(&self, bytes: usize) -> Option<usize> {
+        let is_free = |slot: &usize| self.in_use & run(*slot, bytes) == 0;
+        match slots_of(bytes) {
+            1 => (0..SLOTS).find(is_free),
+            long => (KEPT..=SLOTS - long).rev().find(is_free),
+        }
+    }
+
+    /// Puts a copy in the slots that were found for it.
+    pub(super) fn put(&mut self, slot: usize, copy: Copy) {
+        self.in_use |= run(slot, copy.bytes);
+        self.writes |= u16::from(copy.token.is_some()) << slot;
+        self.copies[slot] = Some(copy);
+    }
+
+    /// The copy whose first slot this is.
+    pub(super) fn get(&self, slot: usize) -> Option<&Copy> {
+        self.copies[slot].as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, slot: usize) -> Option<&mut Copy> {
+        self.copies[slot].as_mut()
+    }
+
+    /// Frees the slots of the copy whose first one this is.
+    pub(super) fn take(&mut self, slot: usize) -> Option<Copy> {
+        let copy = self.copies[slot].take()?;
+        self.in_use &= !run(slot, copy.bytes);
+        self.writes &= !(1 << slot);
+        Some(copy)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.in_use == 0
+    }
+
+    /// Slots in use, first ones among them.
+    pub(super) fn in_use(&self) -> impl Iterator<Item = usize> + use<> {
+        set_bits(self.in_use)
+    }
+
+    /// First slots of copies whose end is to be told.
+    pub(super) fn writes(&self) -> impl Iterator<Item = usize> + use<> {
+        set_bits(self.writes)
+    }
+
+    /// Whether a read is still under way that was given up: the next long one would take too long too.
+    pub(super) fn has_given_up(&self) -> bool {
+        let mut copies = self.copies.iter().flatten();
+        copies.any(|copy| copy.token.is_none())
+    }
+
+    /// Whether any copy is the courier's.
+    pub(super) fn has_orders(&self) -> bool {
+        let mut copies = self.copies.iter().flatten();
+        copies.any(|copy| copy.order.is_some())
+    }
+}
+
+/// Slots that so many bytes take.
+fn slots_of(bytes: usize) -> usize {
+    bytes.div_ceil(SLOT)
+}
+
+/// Bits of the slots that so many bytes take from this one on.
+fn run(first: usize, bytes: usize) -> u16 {
+    let row = (1_u32 << slots_of(bytes)) - 1;
+    (row as u16) << first
+}
+
+/// The numbers of the bits that are set.
+fn set_bits(mut bits: u16) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let next = (bits != 0).then(|| bits.trailing_zeros() as usize);
+        bits &= bits.wrapping_sub(1);
+        next
+    })
+}
