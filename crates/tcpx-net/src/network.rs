@@ -119,6 +119,12 @@ pub trait Network: Send + Sync + Debug {
         false
     }
 
+    /// Whether a receive may be posted for a transfer that then does not come: no lane waits for it, and it can be
+    /// cancelled.
+    fn takes_grants_ahead(&self) -> bool {
+        false
+    }
+
     /// Whether small messages may travel with their announcement, past the channels. A network that
     /// a user chose for its own sake (a plugin) carries all payload.
     fn allows_eager(&self) -> bool {

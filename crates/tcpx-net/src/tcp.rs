@@ -178,6 +178,10 @@ impl Network for TcpNetwork {
         (self.options.window.max(1), self.options.window.max(1))
     }
 
+    fn takes_grants_ahead(&self) -> bool {
+        true
+    }
+
     fn resumes_control(&self) -> bool {
         true
     }

@@ -85,6 +85,37 @@ pub enum Frame {
         /// Shorter chunks at the end; only between sides that both know them.
         taper: Option<Taper>,
     },
+    /// Receiver to sender: should this be the next transfer, then it has a destination, and need not be announced.
+    GrantAhead {
+        /// The transfer, which was not announced yet as far as the receiver knows.
+        transfer: TransferId,
+        /// How many times grants ahead came to nothing before.
+        epoch: u32,
+        /// The tag that the transfer must have.
+        tag: Tag,
+        /// The length in bytes that it must have.
+        bytes: u64,
+        /// As in [`Frame::Grant`].
+        chunk_bytes: u32,
+        /// As in [`Frame::Grant`].
+        first_sequence: u64,
+        /// The completion level, which the sender must not ask for more than.
+        level: Level,
+        /// As in [`Frame::Grant`].
+        taper: Option<Taper>,
+    },
+    /// Sender to receiver: its grants ahead from this transfer on come to nothing.
+    Decline {
+        /// Of those grants.
+        epoch: u32,
+        /// The first transfer that none of them is for; those before it were sent to theirs.
+        next: TransferId,
+    },
+    /// Receiver to sender: decline the grants ahead that are left.
+    Recall {
+        /// Of those grants.
+        epoch: u32,
+    },
     /// Receiver to sender: the transfer will not be received.
     Refuse {
         /// The transfer.
@@ -198,6 +229,9 @@ impl Frame {
             Self::Goodbye { .. } => 16,
             Self::GoodbyeAck => 17,
             Self::Received { .. } => 18,
+            Self::GrantAhead { .. } => 19,
+            Self::Decline { .. } => 20,
+            Self::Recall { .. } => 21,
         }
     }
 
@@ -209,7 +243,7 @@ impl Frame {
 
 /// Name of a kind's number; `None` when no such kind exists.
 fn kind_name(kind: u8) -> Option<&'static str> {
-    const NAMES: [&str; 18] = [
+    const NAMES: [&str; 21] = [
         "settings",
         "setup",
         "ready",
@@ -228,6 +262,9 @@ fn kind_name(kind: u8) -> Option<&'static str> {
         "goodbye",
         "goodbye-ack",
         "received",
+        "grant-ahead",
+        "decline",
+        "recall",
     ];
     NAMES.get(usize::from(kind).checked_sub(1)?).copied()
 }

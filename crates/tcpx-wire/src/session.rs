@@ -16,6 +16,7 @@
 
 mod acks;
 mod action;
+mod ahead;
 mod cancel;
 mod chunk_set;
 mod clock;
@@ -51,6 +52,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use acks::Acks;
+use ahead::{GivenAhead, TakenAhead};
 use clock::Timers;
 use ending::Ending;
 use incoming::Incoming;
@@ -90,6 +92,9 @@ pub struct Session {
     next_arrival: u64,
     receive_stream: ChunkStream,
     matching: Matching,
+    /// Grants ahead, from here and to here.
+    given_ahead: GivenAhead,
+    taken_ahead: TakenAhead,
     acks: Acks,
     /// Eager bytes of the peer that this side holds.
     eager_held: u64,
@@ -126,6 +131,8 @@ impl Session {
             next_arrival: 0,
             receive_stream: ChunkStream::default(),
             matching: Matching::default(),
+            given_ahead: GivenAhead::default(),
+            taken_ahead: TakenAhead::default(),
             acks: Acks::default(),
             eager_held: 0,
             credit_owed: 0,
@@ -248,7 +255,7 @@ impl Session {
         self.fail_operation(now, operation, index, failure);
     }
 
-    /// Answer to [`Action::StopData`]: nothing points at the operation's memory any more.
+    /// Answer to [`Action::StopData`] and [`Action::Withdraw`]: nothing points at the operation's memory any more.
     pub fn data_quiet(&mut self, now: Time, operation: OperationId) {
         self.quiet(now, operation);
     }
@@ -324,6 +331,7 @@ impl Session {
         if !self.ended() {
             let others = [
                 self.acks.due,
+                self.given_ahead.withdrawn_by(),
                 self.close_due(),
                 Some(self.liveness.next_due()),
             ];
@@ -346,6 +354,10 @@ impl Session {
         if self.close_due().is_some_and(|until| until <= now) {
             let limit = self.config.close_timeout;
             return self.fail_with(now, ConnectionFailure::CloseTimedOut { limit });
+        }
+        if self.given_ahead.withdrawn_by().is_some_and(|by| by <= now) {
+            let waited = self.config.cancel_timeout;
+            return self.fail_with(now, ConnectionFailure::DataPlaneStuck { waited });
         }
         if self.acks.ready(now) {
             self.flush_acks();

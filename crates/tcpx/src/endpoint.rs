@@ -137,5 +137,11 @@ fn capabilities(options: &Options) -> u64 {
     } else {
         0
     };
-    resumes | Session::TAPERS | Session::LONG_EAGER
+    // A GPU's memory is copied to slots while the grant is under way: that takes as long, and knows more.
+    let ahead = if options.network.takes_grants_ahead() && options.gpu.is_none() {
+        Session::GRANTS_AHEAD
+    } else {
+        0
+    };
+    resumes | ahead | Session::TAPERS | Session::LONG_EAGER
 }

@@ -8,6 +8,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tcpx_memory::awake::has_spare_cores;
 use tcpx_memory::{CopyWorker, MemoryKind, SmallCopies};
 use tcpx_net::{Channel, LaneInbox, Readiness, Setup, Side};
 use tcpx_wire::frame::SHORT_EAGER_BYTES;
@@ -61,6 +62,8 @@ pub(crate) fn establish(
         let limit = &mut config.ours.eager_limit;
         *limit = (*limit).min(SHORT_EAGER_BYTES as u32);
     }
+    config.grants_ahead = secrets.grants_ahead();
+    config.announces_granted = has_spare_cores();
     if secrets.tapers() && options.chunk_bytes.is_none() {
         config.taper = options.network.taper(options.channels);
     }

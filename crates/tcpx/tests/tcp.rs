@@ -291,3 +291,137 @@ fn what_waited_for_company_leaves_without_it() {
     client.close(LONG).expect("an orderly goodbye");
     server.close(LONG).ok();
 }
+
+/// Long enough that it does not travel with its announcement.
+const LARGE: usize = 200 << 10;
+/// More than what was posted takes to reach the peer.
+const A_MOMENT: Duration = Duration::from_millis(5);
+
+/// Sends one message from `client` to `server` that fills its receive, which the client may know of before it sends.
+fn one_large(server: &Connection, client: &Connection, tag: u64) {
+    let source = region(&random(LARGE));
+    let sink = region(&vec![0xA5; LARGE]);
+    let there = server.receive(sink.all(), tag).start().expect("room");
+    thread::sleep(A_MOMENT);
+    let sent = client.send(source.all(), tag).start().expect("room");
+    there.wait().expect("it arrives");
+    sent.wait().expect("acknowledged");
+    assert_eq!(contents(&source, LARGE), contents(&sink, LARGE));
+}
+
+/// Where cores are few nobody needs to be told that a message is on its way.
+#[test]
+fn large_messages_that_follow_each_other_are_not_announced() {
+    let few_cores = thread::available_parallelism().is_ok_and(|cores| cores.get() <= 4);
+    for lanes in [1, 3] {
+        let (server, client) = pair(|options| {
+            options.channels = lanes;
+            options.heartbeat = Duration::from_secs(60);
+            options.dead_after = Duration::from_secs(200);
+        });
+        for _ in 0..4 {
+            one_large(&server, &client, 3);
+        }
+        let before = client.statistics();
+        for tag in 10..20 {
+            one_large(&server, &client, tag);
+        }
+        let after = client.statistics();
+        assert!(
+            after.chunks_sent - before.chunks_sent >= 10,
+            "they take lanes"
+        );
+        let said = after.control_bytes_sent - before.control_bytes_sent;
+        // An announcement has 41 bytes; the first grant ahead may come late now and then.
+        assert!(!few_cores || said < 5 * 41, "{said} bytes of announcements");
+        client.close(LONG).expect("an orderly goodbye");
+        server.close(LONG).expect("an orderly goodbye");
+    }
+}
+
+/// Whatever is sent instead of what was guessed: each receive gets the message that it is due.
+#[test]
+fn messages_that_are_not_as_those_before_reach_the_receives_that_they_are_due() {
+    for lanes in [1, 2] {
+        let (server, client) = pair(|options| options.channels = lanes);
+        for round in 0..30 {
+            for _ in 0..(2 + round % 5) {
+                one_large(&server, &client, 1);
+            }
+            // Tags and lengths of what is sent; the receives are one of each tag more than one of the first.
+            let odd = [0, 7, 100 << 10, LARGE - 1, LARGE][round % 5];
+            let sends = [
+                (1 + round as u64 % 2, odd),
+                (1, LARGE),
+                (2, LARGE),
+                (1, LARGE),
+            ];
+            let tags = [1, 1, 2, 1, 2];
+            let sinks: Vec<Region> = tags.iter().map(|_| region(&vec![0xA5; LARGE])).collect();
+            let mut receives: Vec<_> = tags
+                .iter()
+                .zip(&sinks)
+                .map(|(tag, sink)| {
+                    (
+                        *tag,
+                        sink,
+                        server.receive(sink.all(), *tag).start().expect("room"),
+                    )
+                })
+                .collect();
+            if round % 3 > 0 {
+                thread::sleep(A_MOMENT);
+            }
+            let sources = sends.map(|(_, len)| region(&random(len)));
+            let sent: Vec<_> = sends
+                .iter()
+                .zip(&sources)
+                .map(|((tag, _), source)| client.send(source.all(), *tag).start().expect("room"))
+                .collect();
+            for ((tag, len), source) in sends.iter().zip(&sources) {
+                let due = receives
+                    .iter()
+                    .position(|(of, ..)| of == tag)
+                    .expect("one is left");
+                let (_, sink, there) = receives.remove(due);
+                let report = there.wait().expect("it arrives");
+                assert_eq!(report.bytes, *len as u64, "round {round}, tag {tag}");
+                assert_eq!(contents(source, *len), contents(sink, *len));
+            }
+            for sent in sent {
+                sent.wait().expect("acknowledged");
+            }
+            for (_, _, there) in receives {
+                there.cancel();
+                assert!(there.wait().is_err(), "nothing was sent to it");
+            }
+        }
+        client.close(LONG).expect("an orderly goodbye");
+        server.close(LONG).expect("an orderly goodbye");
+    }
+}
+
+#[test]
+fn a_receive_that_is_given_up_gives_its_memory_back_and_takes_no_message_with_it() {
+    let (server, client) = pair(|_| {});
+    for _ in 0..20 {
+        for _ in 0..3 {
+            one_large(&server, &client, 1);
+        }
+        let [given_up, next] = [0, 1].map(|_| region(&vec![0xA5; LARGE]));
+        let first = server.receive(given_up.all(), 1).start().expect("room");
+        let second = server.receive(next.all(), 1).start().expect("room");
+        thread::sleep(A_MOMENT);
+        first.cancel();
+        assert!(first.wait().is_err(), "nothing was sent");
+        assert!(contents(&given_up, LARGE).iter().all(|byte| *byte == 0xA5));
+        thread::sleep(A_MOMENT);
+        let source = region(&random(LARGE));
+        let sent = client.send(source.all(), 1).start().expect("room");
+        second.wait().expect("it arrives");
+        sent.wait().expect("acknowledged");
+        assert_eq!(contents(&source, LARGE), contents(&next, LARGE));
+    }
+    client.close(LONG).expect("an orderly goodbye");
+    server.close(LONG).expect("an orderly goodbye");
+}

@@ -33,10 +33,7 @@ pub(super) fn parse(
         },
         5 => Frame::Grant {
             transfer: body.transfer()?,
-            chunk_bytes: match body.u32("chunk_bytes")? {
-                0 => return Err(body.value("chunk_bytes", "at least 1", 0)),
-                bytes => bytes,
-            },
+            chunk_bytes: body.chunk_bytes()?,
             first_sequence: body.u64("first_sequence")?,
             level: body.level()?,
             taper: body.taper()?,
@@ -90,6 +87,23 @@ pub(super) fn parse(
         17 => Frame::GoodbyeAck,
         18 => Frame::Received {
             next: body.u32("next")?,
+        },
+        19 => Frame::GrantAhead {
+            transfer: body.transfer()?,
+            epoch: body.u32("epoch")?,
+            tag: Tag(body.u64("tag")?),
+            bytes: body.u64("bytes")?,
+            chunk_bytes: body.chunk_bytes()?,
+            first_sequence: body.u64("first_sequence")?,
+            level: body.level()?,
+            taper: body.taper()?,
+        },
+        20 => Frame::Decline {
+            epoch: body.u32("epoch")?,
+            next: body.transfer()?,
+        },
+        21 => Frame::Recall {
+            epoch: body.u32("epoch")?,
         },
         _ => return Err(FrameError::Kind { arrived: kind }),
     };
@@ -173,6 +187,13 @@ impl<'a> Body<'a> {
             1 => Ok(Level::Placed),
             2 => Ok(Level::Verified),
             arrived => Err(self.value("level", "0 to 2", arrived.into())),
+        }
+    }
+
+    fn chunk_bytes(&mut self) -> Result<u32, FrameError> {
+        match self.u32("chunk_bytes")? {
+            0 => Err(self.value("chunk_bytes", "at least 1", 0)),
+            bytes => Ok(bytes),
         }
     }
 

@@ -1,10 +1,11 @@
 //! Frame to bytes.
 
 use super::{
-    Detail, EAGER_FIELDS, EncodeError, Frame, HEADER_BYTES, MAGIC, MAX_BODY_BYTES, MAX_EAGER_BYTES,
-    MAX_SETUP_BYTES, RefuseReason, Settings,
+    Detail, EAGER_FIELDS, EncodeError, Frame, HEADER_BYTES, Level, MAGIC, MAX_BODY_BYTES,
+    MAX_EAGER_BYTES, MAX_SETUP_BYTES, RefuseReason, Settings,
 };
 use crate::crc::{Joiner, crc32c};
+use crate::plan::Taper;
 
 /// Appends the frame's bytes to `out`.
 ///
@@ -67,7 +68,9 @@ fn check(frame: &Frame) -> Result<(), EncodeError> {
         Frame::Settings(settings) => Ok(settings.validate()?),
         Frame::Setup { payload, .. } => at_most(payload, MAX_SETUP_BYTES),
         Frame::Eager { payload, .. } => at_most(payload, MAX_EAGER_BYTES),
-        Frame::Grant { chunk_bytes: 0, .. } => Err(EncodeError::ZeroChunk),
+        Frame::Grant { chunk_bytes: 0, .. } | Frame::GrantAhead { chunk_bytes: 0, .. } => {
+            Err(EncodeError::ZeroChunk)
+        }
         _ => Ok(()),
     }
 }
@@ -105,14 +108,29 @@ fn body(frame: &Frame, out: &mut Vec<u8>) {
             taper,
         } => {
             body.put(transfer.0.to_le_bytes());
-            body.put(chunk_bytes.to_le_bytes());
-            body.put(first_sequence.to_le_bytes());
-            body.put([*level as u8]);
-            if let Some(taper) = taper {
-                body.put([taper.halvings()]);
-                body.put(taper.each().to_le_bytes());
-            }
+            body.cut(*chunk_bytes, *first_sequence, *level, *taper);
         }
+        Frame::GrantAhead {
+            transfer,
+            epoch,
+            tag,
+            bytes,
+            chunk_bytes,
+            first_sequence,
+            level,
+            taper,
+        } => {
+            body.put(transfer.0.to_le_bytes());
+            body.put(epoch.to_le_bytes());
+            body.put(tag.0.to_le_bytes());
+            body.put(bytes.to_le_bytes());
+            body.cut(*chunk_bytes, *first_sequence, *level, *taper);
+        }
+        Frame::Decline { epoch, next } => {
+            body.put(epoch.to_le_bytes());
+            body.put(next.0.to_le_bytes());
+        }
+        Frame::Recall { epoch } => body.put(epoch.to_le_bytes()),
         Frame::Refuse { transfer, reason } => {
             let (reason, capacity) = match reason {
                 RefuseReason::TooLarge { capacity } => (0, *capacity),
@@ -185,6 +203,17 @@ struct Body<'a>(&'a mut Vec<u8>);
 impl Body<'_> {
     fn put<const BYTES: usize>(&mut self, bytes: [u8; BYTES]) {
         self.0.extend_from_slice(&bytes);
+    }
+
+    /// What grants have in common.
+    fn cut(&mut self, chunk_bytes: u32, first_sequence: u64, level: Level, taper: Option<Taper>) {
+        self.put(chunk_bytes.to_le_bytes());
+        self.put(first_sequence.to_le_bytes());
+        self.put([level as u8]);
+        if let Some(taper) = taper {
+            self.put([taper.halvings()]);
+            self.put(taper.each().to_le_bytes());
+        }
     }
 
     /// Length as u16, then the bytes.

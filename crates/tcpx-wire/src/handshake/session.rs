@@ -28,6 +28,14 @@ impl Session {
     /// Capability bit: eager payloads may have more than 16 KiB.
     pub const LONG_EAGER: u64 = 4;
 
+    /// Capability bit: receives may be granted ahead of the announcements that they wait for.
+    pub const GRANTS_AHEAD: u64 = 8;
+
+    /// Whether both sides know grants ahead of announcements.
+    pub fn grants_ahead(&self) -> bool {
+        self.capabilities & Self::GRANTS_AHEAD != 0
+    }
+
     /// Whether both sides take those.
     pub fn takes_long_eager(&self) -> bool {
         self.capabilities & Self::LONG_EAGER != 0

@@ -113,8 +113,8 @@ pub enum Action {
     },
     /// The peer's data channels are up.
     PeerReady,
-    /// Both sides know what will be moved: the receive was matched, or the send granted. It comes
-    /// before anything else about the transfer's data.
+    /// Both sides know what will be moved: the receive was matched, or granted ahead, or the send granted. It
+    /// comes before anything else about the transfer's data.
     Matched {
         /// The operation.
         operation: OperationId,
@@ -126,6 +126,15 @@ pub enum Action {
         first_sequence: u64,
         /// Number of its chunks; 0 for an eager transfer.
         chunks: u32,
+        /// A receive was granted ahead of it: whether it comes is not known yet.
+        ahead: bool,
+    },
+    /// The transfer that a receive was granted ahead of is on its way.
+    Begins {
+        /// The receive.
+        operation: OperationId,
+        /// Length of the transfer in bytes.
+        bytes: u64,
     },
     /// Give the chunk to its channel; answer
     /// [`chunk_sent`](super::Session::chunk_sent) when the source may be reused.
@@ -189,6 +198,12 @@ pub enum Action {
     /// [`data_quiet`](super::Session::data_quiet) when none is left.
     StopData {
         /// The operation.
+        operation: OperationId,
+    },
+    /// As [`Action::StopData`] for a receive that was granted ahead of a transfer which does not come. It goes
+    /// on: after [`data_quiet`](super::Session::data_quiet) it may be matched anew.
+    Withdraw {
+        /// The receive.
         operation: OperationId,
     },
     /// The operation ended; exactly one per operation.

@@ -2,6 +2,7 @@
 
 use super::Session;
 use super::action::{Action, OperationId};
+use super::ahead::Foresight;
 use super::error::{DataFailure, Delivered, EndCause};
 use super::incoming::ReceiveStage;
 use super::outgoing::SendStage;
@@ -41,7 +42,7 @@ impl Cancelling {
 }
 
 /// What the peer is told about the cause; nothing where it knows already or cannot be told.
-fn for_peer(cause: &EndCause) -> Option<(CancelReason, Detail)> {
+pub(super) fn for_peer(cause: &EndCause) -> Option<(CancelReason, Detail)> {
     let reason = match cause {
         EndCause::Cancelled => CancelReason::Requested,
         EndCause::Stalled(report) | EndCause::DeadlinePassed(report) => {
@@ -138,12 +139,21 @@ impl Session {
             self.matching.remove_receive(receive.tag, operation);
             return self.end_receive(operation, Err((cause, Delivered::None)));
         };
+        let foresight = matched.foresight;
+        if foresight == Foresight::Withdrawn {
+            // The data plane was asked to let go of it already.
+            receive.cancel = Some(Cancelling::new(cause, true));
+            let until = now + self.config.cancel_timeout;
+            return self.timers.arm(&mut receive.clock, operation, until);
+        }
         let busy = matched.busy();
         if let ReceiveStage::Granted(granted) = &matched.stage {
             self.receive_stream
                 .drop_from(operation, granted.plan.first_sequence);
         }
-        if let Some((reason, detail)) = for_peer(&cause) {
+        if foresight == Foresight::None
+            && let Some((reason, detail)) = for_peer(&cause)
+        {
             let (transfer, from) = (matched.transfer, Role::Receiver);
             self.transmit.push_back(Frame::Cancel {
                 transfer,
@@ -163,6 +173,9 @@ impl Session {
             self.pump_receives();
         } else {
             self.release_receive(operation);
+        }
+        if foresight == Foresight::Open {
+            self.recall();
         }
         self.settle_receive(now, operation);
     }
@@ -245,6 +258,9 @@ impl Session {
             let Some(receive) = self.receives.get_mut(&operation) else {
                 return;
             };
+            if receive.is_withdrawn() {
+                return self.withdrawn(now, operation);
+            }
             let waited_for = receive.cancel.as_mut().filter(|cancel| !cancel.quiet);
             let Some(cancel) = waited_for else { return };
             cancel.quiet = true;
@@ -287,7 +303,7 @@ impl Session {
     }
 
     /// Gives back what a quiet receive holds.
-    fn release_receive(&mut self, operation: OperationId) {
+    pub(super) fn release_receive(&mut self, operation: OperationId) {
         if let Some(receive) = self.receives.get_mut(&operation)
             && let Some(matched) = &mut receive.matched
         {

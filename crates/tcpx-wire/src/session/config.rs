@@ -63,6 +63,14 @@ pub struct Config {
     /// Shorter chunks at the end of a transfer to here that is cut into chunks of the agreed size and at least
     /// twice as long, while no other one is under way; the peer must know them. None by default.
     pub taper: Option<Taper>,
+    /// Whether receives that wait are granted ahead of the transfers that they are likely to match, which
+    /// then need no announcement. The peer must know that, and the network must be able to cancel. Off by
+    /// default.
+    pub grants_ahead: bool,
+    /// Whether a transfer that was granted ahead is announced all the same where nothing else is under way: its
+    /// receiver, which may rest, hears of it before the first bytes come, and
+    /// [`Action::Begins`](super::Action::Begins) says so there. Off by default.
+    pub announces_granted: bool,
     /// Whether [`Action::ChunkAcknowledged`](super::Action::ChunkAcknowledged) is wanted. Off by
     /// default.
     pub report_acknowledged: bool,
@@ -87,6 +95,8 @@ impl Config {
             pieces: 1,
             least_chunk_bytes: 256 * 1024,
             taper: None,
+            grants_ahead: false,
+            announces_granted: false,
             report_acknowledged: false,
             close_timeout: Duration::from_secs(2),
             cancel_timeout: Duration::from_secs(5),

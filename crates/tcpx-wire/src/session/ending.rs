@@ -48,6 +48,7 @@ impl Session {
         while let Some((_, operation)) = self.matching.first_receive() {
             self.begin_cancel_receive(now, operation, EndCause::Closed);
         }
+        self.close_open(now);
     }
 
     /// Says goodbye once nothing is under way.

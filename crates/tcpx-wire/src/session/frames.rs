@@ -94,6 +94,26 @@ impl Session {
                 };
                 return self.granted(now, transfer, grant);
             }
+            Frame::GrantAhead {
+                transfer,
+                epoch,
+                tag,
+                bytes,
+                chunk_bytes,
+                first_sequence,
+                level,
+                taper,
+            } => {
+                let grant = Grant {
+                    chunk_bytes,
+                    first_sequence,
+                    level,
+                    taper,
+                };
+                return self.granted_ahead(now, transfer, (epoch, tag, bytes), grant);
+            }
+            Frame::Decline { epoch, next } => return self.declined(now, epoch, next),
+            Frame::Recall { epoch } => return self.recalled(epoch),
             Frame::Refuse { transfer, reason } => return self.refused(now, transfer, reason),
             Frame::EagerDone { transfer } => return self.eager_done(now, transfer),
             Frame::EagerCredit { bytes } => {
@@ -103,7 +123,10 @@ impl Session {
                     .ok_or(SessionError::CreditReturned { used, arrived })?;
             }
             Frame::Placed { transfer, chunks } => return self.acknowledged(now, transfer, &chunks),
-            Frame::Digest { transfer, crc32c } => return self.peer_digest(now, transfer, crc32c),
+            Frame::Digest { transfer, crc32c } => {
+                self.begun_with(now, transfer);
+                return self.peer_digest(now, transfer, crc32c);
+            }
             Frame::Verdict {
                 transfer,
                 crc32c,
@@ -115,6 +138,9 @@ impl Session {
                 reason,
                 detail,
             } => {
+                if from == Role::Sender {
+                    self.begun_with(now, transfer);
+                }
                 self.check_known("cancel", transfer, from)?;
                 match from {
                     Role::Sender => self.cancelled_by_sender(now, transfer, reason, &detail),

@@ -1,6 +1,7 @@
 //! Receives: matched, granted or copied, posted, placed, compared.
 
 use super::action::{Action, OperationId, ReceiveRequest};
+use super::ahead::Foresight;
 use super::cancel::Cancelling;
 use super::chunk_set::ChunkSet;
 use super::clock::OperationClock;
@@ -22,6 +23,25 @@ pub(super) struct Incoming {
     pub(super) cancel: Option<Cancelling>,
 }
 
+impl Incoming {
+    /// Its transfer, unless it was only granted ahead of that.
+    pub(super) fn begun(&self) -> Option<&Matched> {
+        let matched = self.matched.as_ref()?;
+        (matched.foresight == Foresight::None).then_some(matched)
+    }
+
+    /// The data plane has yet to let go of it before it waits again.
+    pub(super) fn is_withdrawn(&self) -> bool {
+        let matched = self.matched.as_ref();
+        matched.is_some_and(|matched| matched.foresight == Foresight::Withdrawn)
+    }
+
+    /// It waits for its transfer, and for nothing else.
+    pub(super) fn waits(&self) -> bool {
+        self.matched.is_none() && self.cancel.is_none() && !self.completed
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Matched {
     pub(super) transfer: TransferId,
@@ -35,6 +55,7 @@ pub(super) struct Matched {
     pub(super) digest: Option<u32>,
     /// CRC32C of the source.
     pub(super) expected: Option<u32>,
+    pub(super) foresight: Foresight,
 }
 
 #[derive(Debug)]
@@ -66,6 +87,14 @@ impl Matched {
         match &self.stage {
             ReceiveStage::Eager { copied, .. } => *copied,
             ReceiveStage::Granted(granted) => granted.placed.len() == granted.plan.chunks,
+        }
+    }
+
+    /// Number of its first chunk; 0 for an eager transfer.
+    pub(super) fn first_sequence(&self) -> u64 {
+        match &self.stage {
+            ReceiveStage::Eager { .. } => 0,
+            ReceiveStage::Granted(granted) => granted.plan.first_sequence,
         }
     }
 
@@ -109,10 +138,15 @@ impl Session {
                 cancel: None,
             },
         );
-        match self.matching.take_arrival(tag) {
+        let arrival = match self.given_ahead.holds_matching() {
+            true => None,
+            false => self.matching.take_arrival(tag),
+        };
+        match arrival {
             Some(arrival) => self.match_up(now, operation, arrival),
             None => self.matching.add_receive(tag, operation),
         }
+        self.grant_ahead();
         Ok(operation)
     }
 
@@ -123,6 +157,14 @@ impl Session {
         index: u32,
         bytes: u64,
     ) {
+        let matched = self
+            .receives
+            .get(&operation)
+            .and_then(|receive| receive.matched.as_ref());
+        if let Some(open) = matched.filter(|matched| matched.foresight == Foresight::Open) {
+            self.begun_with(now, open.transfer);
+            self.grant_ahead();
+        }
         let Some((receive, granted)) = self.granted_receive(operation) else {
             return;
         };
@@ -175,9 +217,12 @@ impl Session {
         if receive.cancel.as_ref().is_some_and(|cancel| cancel.quiet) {
             return None;
         }
-        match &mut receive.matched.as_mut()?.stage {
-            ReceiveStage::Granted(granted) => Some((&mut receive.clock, granted)),
-            ReceiveStage::Eager { .. } => None,
+        let matched = receive.matched.as_mut()?;
+        match &mut matched.stage {
+            ReceiveStage::Granted(granted) if matched.foresight == Foresight::None => {
+                Some((&mut receive.clock, granted))
+            }
+            ReceiveStage::Granted(_) | ReceiveStage::Eager { .. } => None,
         }
     }
 

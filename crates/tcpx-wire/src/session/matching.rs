@@ -74,6 +74,15 @@ impl Matching {
             .map(|(transfer, _)| *transfer)
     }
 
+    /// Those that wait, the oldest first.
+    pub(super) fn waiting_arrivals(&self) -> Vec<TransferId> {
+        self.arrivals.keys().copied().collect()
+    }
+
+    pub(super) fn tag_of(&self, arrival: TransferId) -> Option<Tag> {
+        self.arrivals.get(&arrival).map(|arrival| arrival.tag)
+    }
+
     pub(super) fn first_receive(&self) -> Option<(Tag, OperationId)> {
         self.receives_by_tag.first().copied()
     }

@@ -2,8 +2,9 @@
 
 use super::Session;
 use super::action::{Action, OperationId};
+use super::ahead::Foresight;
 use super::chunk_set::ChunkSet;
-use super::config::MAX_TRANSFER_BYTES;
+use super::config::{Agreed, MAX_TRANSFER_BYTES};
 use super::error::{Delivered, EndCause, SessionError};
 use super::incoming::{GrantedReceive, Matched, ReceiveStage};
 use super::matching::Arrival;
@@ -20,15 +21,16 @@ impl Session {
         arrival: Arrival,
     ) -> Result<(), SessionError> {
         let transfer = arrival.transfer;
-        let expected = TransferId(self.next_arrival);
-        if transfer != expected {
+        if self.comes_late(&arrival) {
+            return Ok(());
+        }
+        if !self.may_announce(transfer) {
             return Err(SessionError::TransferOrder {
                 frame,
-                expected,
+                expected: TransferId(self.next_arrival),
                 arrived: transfer,
             });
         }
-        self.next_arrival = self.next_arrival.saturating_add(1);
         let limit = match &arrival.eager {
             Some(_) => self.config.ours.eager_limit.into(),
             None => MAX_TRANSFER_BYTES,
@@ -54,16 +56,30 @@ impl Session {
             }
             self.eager_held = used;
         }
+        if self.was_granted_ahead(now, &arrival) {
+            self.grant_ahead();
+            return Ok(());
+        }
+        self.next_arrival = self.next_arrival.saturating_add(1);
         if self.closing() {
             self.refuse(arrival, RefuseReason::Shutdown);
             return Ok(());
         }
-        match self.matching.take_receive(arrival.tag) {
-            Some(operation) => self.match_up(now, operation, arrival),
-            None if self.matching.arrivals() >= self.config.max_operations => {
-                return Err(SessionError::TooManyUnmatched {
-                    limit: self.config.max_operations,
-                });
+        let mut limit = self.config.max_operations;
+        let receive = if self.given_ahead.holds_matching() {
+            // Receives may wait for some of them.
+            limit += self.receives.len();
+            None
+        } else {
+            self.matching.take_receive(arrival.tag)
+        };
+        match receive {
+            Some(operation) => {
+                self.match_up(now, operation, arrival);
+                self.grant_ahead();
+            }
+            None if self.matching.arrivals() >= limit => {
+                return Err(SessionError::TooManyUnmatched { limit });
             }
             None => self.matching.add_arrival(arrival),
         }
@@ -87,6 +103,7 @@ impl Session {
     }
 
     pub(super) fn match_up(&mut self, now: Time, operation: OperationId, arrival: Arrival) {
+        self.learn_from(operation, &arrival);
         let (Some(receive), Some(agreed)) = (self.receives.get_mut(&operation), self.agreed) else {
             return;
         };
@@ -105,68 +122,102 @@ impl Session {
         }
         receive.clock.progressed(now);
         let level = receive.asked.max(sender_asked);
-        self.by_transfer.insert(transfer, operation);
-        let mut expected = None;
-        let stage = match arrival.eager {
+        match arrival.eager {
             Some(payload) => {
-                expected = (level == Level::Verified).then(|| payload.crc32c());
+                let expected = (level == Level::Verified).then(|| payload.crc32c());
+                self.by_transfer.insert(transfer, operation);
                 self.actions
                     .push_back(matched(operation, transfer, bytes, 0, 0));
                 self.actions.push_back(Action::DeliverEager {
                     operation,
                     payload: payload.into_bytes(),
                 });
-                ReceiveStage::Eager {
-                    verdict_wanted: sender_asked == Level::Verified,
-                    copied: false,
-                    credit: bytes,
-                }
-            }
-            None => {
-                let first_sequence = self.receive_stream.end();
-                // Beside other transfers the lanes are busy anyway, and large chunks cost less.
-                let cut = if self.receive_stream.is_idle() {
-                    self.config.cut(bytes, agreed.chunk_bytes)
-                } else {
-                    ChunkPlan::even(bytes, agreed.chunk_bytes)
-                };
-                let plan = Plan::new(cut, first_sequence, agreed.channels);
-                self.receive_stream.append(operation, plan.chunks);
-                self.actions.push_back(matched(
-                    operation,
+                receive.matched = Some(Matched {
                     transfer,
                     bytes,
-                    first_sequence,
-                    plan.chunks,
-                ));
+                    level,
+                    stage: ReceiveStage::Eager {
+                        verdict_wanted: sender_asked == Level::Verified,
+                        copied: false,
+                        credit: bytes,
+                    },
+                    digesting: false,
+                    digest: None,
+                    expected,
+                    foresight: Foresight::None,
+                });
+            }
+            None => {
+                let foresight = Foresight::None;
+                let plan =
+                    self.begin_receiving(operation, transfer, bytes, level, foresight, &agreed);
+                let cut = plan.cut();
                 self.transmit.push_back(Frame::Grant {
                     transfer,
                     chunk_bytes: cut.chunk_bytes(),
-                    first_sequence,
+                    first_sequence: plan.first_sequence,
                     level,
                     taper: cut.taper(),
                 });
-                ReceiveStage::Granted(Box::new(GrantedReceive {
-                    plan,
-                    posted: ChunkSet::default(),
-                    arrived: ChunkSet::default(),
-                    placed: ChunkSet::default(),
-                    placed_bytes: 0,
-                    unacked: Vec::new(),
-                }))
             }
-        };
-        receive.matched = Some(Matched {
-            transfer,
-            bytes,
-            level,
-            stage,
-            digesting: false,
-            digest: None,
-            expected,
-        });
+        }
         self.pump_receives();
         self.settle_receive(now, operation);
+    }
+
+    /// Cuts a transfer whose chunks are to come, and puts them behind those that come before.
+    pub(super) fn begin_receiving(
+        &mut self,
+        operation: OperationId,
+        transfer: TransferId,
+        bytes: u64,
+        level: Level,
+        foresight: Foresight,
+        agreed: &Agreed,
+    ) -> Plan {
+        let first_sequence = self.receive_stream.end();
+        // Beside other transfers the lanes are busy anyway, and large chunks cost less. What is open may be long in
+        // coming.
+        let alone = match foresight {
+            Foresight::Open => self.only_open(),
+            _ => self.receive_stream.is_idle(),
+        };
+        let cut = match alone {
+            true => self.config.cut(bytes, agreed.chunk_bytes),
+            false => ChunkPlan::even(bytes, agreed.chunk_bytes),
+        };
+        let plan = Plan::new(cut, first_sequence, agreed.channels);
+        self.by_transfer.insert(transfer, operation);
+        self.receive_stream.append(operation, plan.chunks);
+        self.actions.push_back(Action::Matched {
+            operation,
+            transfer,
+            bytes,
+            first_sequence,
+            chunks: plan.chunks,
+            ahead: foresight == Foresight::Open,
+        });
+        let granted = GrantedReceive {
+            plan,
+            posted: ChunkSet::default(),
+            arrived: ChunkSet::default(),
+            placed: ChunkSet::default(),
+            placed_bytes: 0,
+            unacked: Vec::new(),
+        };
+        if let Some(receive) = self.receives.get_mut(&operation) {
+            receive.matched = Some(Matched {
+                transfer,
+                bytes,
+                level,
+                stage: ReceiveStage::Granted(Box::new(granted)),
+                digesting: false,
+                digest: None,
+                expected: None,
+                foresight,
+            });
+        }
+        plan
     }
 }
 
@@ -183,5 +234,6 @@ pub(super) fn matched(
         bytes,
         first_sequence,
         chunks,
+        ahead: false,
     }
 }

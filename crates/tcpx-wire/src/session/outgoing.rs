@@ -94,6 +94,17 @@ impl Outgoing {
         }
     }
 
+    /// It needs to hear that its chunks were sent, and not only that they were placed.
+    pub(super) fn waits_for_sent(&self) -> bool {
+        let SendStage::Granted(granted) = &self.stage else {
+            return false;
+        };
+        let until_sent = self.asked == Level::Sent && granted.level < Level::Verified;
+        // It holds its place in the window until it was sent.
+        let mut acked_first = granted.acked.difference(&granted.sent);
+        self.cancel.is_some() || until_sent && !self.completed || acked_first.next().is_some()
+    }
+
     /// `released`: the data plane is known to be done with the source whatever it reported.
     pub(super) fn progress(&self, released: bool) -> SendProgress {
         match &self.stage {
@@ -170,8 +181,11 @@ impl Session {
             });
         }
         let transfer = TransferId(self.next_send);
+        let eager = eager.filter(|_| self.eager_allowed(bytes));
+        let ahead = self.take_ahead(tag, bytes, level, eager.is_some());
+        let says_so = self.config.announces_granted && self.send_stream.is_idle();
         self.next_send += 1;
-        let stage = match eager.filter(|_| self.eager_allowed(bytes)) {
+        let stage = match eager {
             Some(payload) => {
                 self.eager_used += bytes;
                 let payload = Payload::summed(payload);
@@ -188,6 +202,7 @@ impl Session {
                     verdict: None,
                 })
             }
+            None if ahead.is_some() && !says_so => SendStage::Announced,
             None => {
                 self.transmit.push_back(Frame::Announce {
                     transfer,
@@ -209,12 +224,15 @@ impl Session {
                 bytes,
                 asked: level,
                 clock,
-                transmitted: false,
+                transmitted: ahead.is_some(),
                 completed: false,
                 stage,
                 cancel: None,
             },
         );
+        if let Some((plan, level)) = ahead {
+            self.begin_granted(now, transfer, plan, level);
+        }
         Ok(operation)
     }
 

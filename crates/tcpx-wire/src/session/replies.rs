@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::action::{Action, OperationId};
 use super::chunk_set::ChunkSet;
-use super::config::CHUNK_GRAIN_BYTES;
+use super::config::{Agreed, CHUNK_GRAIN_BYTES};
 use super::error::{AckProblem, Delivered, EndCause, SessionError};
 use super::outgoing::{GrantedSend, Outgoing, SendStage};
 use super::stream::Plan;
@@ -22,6 +22,42 @@ pub(super) struct Grant {
     pub(super) taper: Option<Taper>,
 }
 
+impl Grant {
+    /// How it cuts a transfer of so many bytes, whose chunks are to begin at `expected`.
+    pub(super) fn plan(
+        self,
+        frame: &'static str,
+        transfer: TransferId,
+        bytes: u64,
+        agreed: &Agreed,
+        expected: u64,
+    ) -> Result<Plan, SessionError> {
+        let field = |field, expected: u64, arrived: u64| SessionError::Field {
+            frame,
+            transfer,
+            field,
+            expected,
+            arrived,
+        };
+        let (most, chunk_bytes) = (agreed.chunk_bytes, self.chunk_bytes);
+        if chunk_bytes > most || chunk_bytes == 0 || !chunk_bytes.is_multiple_of(CHUNK_GRAIN_BYTES)
+        {
+            let name = "chunk_bytes in grains, at most";
+            return Err(field(name, most.into(), chunk_bytes.into()));
+        }
+        if self.first_sequence != expected {
+            return Err(field("first_sequence", expected, self.first_sequence));
+        }
+        let cut = ChunkPlan::new(bytes, chunk_bytes, self.taper)
+            .map_err(|problem| SessionError::Plan { transfer, problem })?;
+        let end = self.first_sequence.checked_add(cut.count().into());
+        if end.is_none() {
+            return Err(field("first_sequence below", u64::MAX, self.first_sequence));
+        }
+        Ok(Plan::new(cut, self.first_sequence, agreed.channels))
+    }
+}
+
 impl Session {
     pub(super) fn granted(
         &mut self,
@@ -30,12 +66,7 @@ impl Session {
         grant: Grant,
     ) -> Result<(), SessionError> {
         const FRAME: &str = "grant";
-        let Grant {
-            chunk_bytes,
-            first_sequence,
-            level,
-            taper,
-        } = grant;
+        let level = grant.level;
         let Some(agreed) = self.agreed else {
             return Err(unexpected(FRAME, "settings first", "none arrived"));
         };
@@ -47,34 +78,41 @@ impl Session {
                 format!("transfer {} was granted or is eager", transfer.0),
             ));
         }
-        let check = |field, expected: u64, arrived: u64| {
-            if expected == arrived {
-                return Ok(());
-            }
-            Err(SessionError::Field {
+        if !self.taken_ahead.is_empty() {
+            return Err(unexpected(
+                FRAME,
+                "no grant ahead that nothing was sent to",
+                format!("transfer {} follows one", transfer.0),
+            ));
+        }
+        let (bytes, asked) = (send.bytes, send.asked);
+        if level < asked {
+            return Err(SessionError::Field {
                 frame: FRAME,
                 transfer,
-                field,
-                expected,
-                arrived,
-            })
+                field: "level",
+                expected: asked as u64,
+                arrived: level as u64,
+            });
+        }
+        let expected = self.send_stream.end();
+        let plan = grant.plan(FRAME, transfer, bytes, &agreed, expected)?;
+        self.begin_granted(now, transfer, plan, level);
+        Ok(())
+    }
+
+    /// The peer has a destination for a send.
+    pub(super) fn begin_granted(
+        &mut self,
+        now: Time,
+        transfer: TransferId,
+        plan: Plan,
+        level: Level,
+    ) {
+        let Some(send) = self.sends.get_mut(&transfer) else {
+            return;
         };
-        let most = agreed.chunk_bytes;
-        if chunk_bytes > most || chunk_bytes == 0 || !chunk_bytes.is_multiple_of(CHUNK_GRAIN_BYTES)
-        {
-            check(
-                "chunk_bytes in grains, at most",
-                most.into(),
-                chunk_bytes.into(),
-            )?;
-        }
-        check("first_sequence", self.send_stream.end(), first_sequence)?;
-        if level < send.asked {
-            check("level", send.asked as u64, level as u64)?;
-        }
-        let cut = ChunkPlan::new(send.bytes, chunk_bytes, taper)
-            .map_err(|problem| SessionError::Plan { transfer, problem })?;
-        let plan = Plan::new(cut, first_sequence, agreed.channels);
+        let first_sequence = plan.first_sequence;
         let operation = OperationId::send(transfer);
         self.send_stream.append(operation, plan.chunks);
         let cancelled = send.cancel.is_some();
@@ -109,7 +147,6 @@ impl Session {
         }
         self.pump_sends();
         self.settle_send(now, transfer);
-        Ok(())
     }
 
     pub(super) fn refused(

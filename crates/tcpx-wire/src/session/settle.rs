@@ -2,6 +2,7 @@
 
 use super::Session;
 use super::action::{Action, Completed, Memory, OperationId};
+use super::ahead::Foresight;
 use super::clock::Expired;
 use super::error::{ConnectionFailure, Delivered, EndCause, OperationError};
 use super::incoming::{Incoming, ReceiveStage};
@@ -102,6 +103,18 @@ impl Session {
             return;
         };
         if !cancel.quiet {
+            return;
+        }
+        if matched.foresight != Foresight::None {
+            // The peer may have sent it, or not; it is told of the end when that is known.
+            let over = matched.foresight != Foresight::Open || ended;
+            let cause = cancel.cause.clone();
+            let delivered = Delivered::None;
+            let error = OperationError { cause, delivered };
+            self.complete_receive(operation, Err(error), Memory::Released);
+            if over {
+                self.forget_receive(operation);
+            }
             return;
         }
         let whole = matched.all_placed() && matched.level < Level::Verified;
@@ -258,6 +271,7 @@ impl Session {
     pub(super) fn forget_receive(&mut self, operation: OperationId) {
         if let Some(receive) = self.receives.remove(&operation)
             && let Some(matched) = receive.matched
+            && self.by_transfer.get(&matched.transfer) == Some(&operation)
         {
             self.by_transfer.remove(&matched.transfer);
         }

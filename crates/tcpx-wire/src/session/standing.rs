@@ -88,7 +88,7 @@ impl Incoming {
     }
 
     pub(super) fn delivered(&self) -> Delivered {
-        let Some(matched) = &self.matched else {
+        let Some(matched) = self.begun() else {
             return Delivered::None;
         };
         match &matched.stage {
@@ -102,7 +102,10 @@ impl Incoming {
     }
 
     fn culprit(&self) -> Culprit {
-        let Some(matched) = &self.matched else {
+        if self.is_withdrawn() {
+            return (None, Owes::LocalStop);
+        }
+        let Some(matched) = self.begun() else {
             return (None, Owes::PeerSendMatching);
         };
         match &matched.stage {
@@ -160,7 +163,7 @@ impl Session {
             }
             None => {
                 let receive = self.receives.get(&operation)?;
-                let (plan, bytes_done) = match receive.matched.as_ref().map(|m| (m, &m.stage)) {
+                let (plan, bytes_done) = match receive.begun().map(|m| (m, &m.stage)) {
                     Some((matched, ReceiveStage::Eager { copied: true, .. })) => {
                         (None, matched.bytes)
                     }
@@ -172,7 +175,7 @@ impl Session {
                 let culprit = self.blame(receive.culprit(), receive.cancel.as_ref());
                 let waited = receive.clock.waited(now);
                 let report = report(Role::Receiver, culprit, plan, waited);
-                let matched = receive.matched.as_ref();
+                let matched = receive.begun();
                 Some(StallReport {
                     tag: receive.tag,
                     transfer: matched.map(|matched| matched.transfer),

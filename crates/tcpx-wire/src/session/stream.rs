@@ -24,6 +24,10 @@ impl Plan {
         }
     }
 
+    pub(super) fn cut(&self) -> ChunkPlan {
+        self.cut
+    }
+
     /// Length of the transfer in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.cut.bytes()

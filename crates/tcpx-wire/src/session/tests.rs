@@ -1,5 +1,6 @@
 //! Two sessions in virtual time.
 
+mod ahead;
 mod arbitrary;
 mod cancels;
 mod closing;
@@ -10,6 +11,7 @@ mod model;
 mod pair;
 mod random;
 mod stopping;
+mod storm;
 mod transfers;
 mod waiting;
 

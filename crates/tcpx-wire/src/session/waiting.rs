@@ -1,6 +1,7 @@
 //! What waits for transmission, and whether it bears waiting.
 
 use super::Session;
+use super::outgoing::Outgoing;
 use crate::frame::Frame;
 
 /// Sends that are looked at to know what is under way.
@@ -11,8 +12,10 @@ const NEWEST: usize = 64;
 pub struct Waiting {
     /// There are others than those counted here, or the session closes: nothing should be held back.
     pub urgent: bool,
-    /// Acknowledgements of eager payload, and credit for it.
+    /// Acknowledgements, and credit for eager payload.
     pub acknowledgements: usize,
+    /// Grants ahead.
+    pub grants: usize,
     /// Eager payloads.
     pub eager: usize,
     /// Their bytes.
@@ -20,8 +23,8 @@ pub struct Waiting {
 }
 
 impl Session {
-    /// What waits for transmission. A caller may leave acknowledgements and eager payloads where they
-    /// are for a moment, so that several leave together; nothing else.
+    /// What waits for transmission. A caller may leave acknowledgements, grants ahead and eager payloads where
+    /// they are for a moment, so that several leave together; nothing else.
     pub fn waiting(&self) -> Waiting {
         let mut waiting = Waiting {
             urgent: self.acks.due.is_some() || self.closing(),
@@ -32,6 +35,9 @@ impl Session {
                 Frame::EagerDone { .. } | Frame::EagerCredit { .. } => {
                     waiting.acknowledgements += 1;
                 }
+                // The next receive may be granted with it.
+                Frame::Placed { .. } if self.guesses() => waiting.acknowledgements += 1,
+                Frame::GrantAhead { .. } => waiting.grants += 1,
                 Frame::Eager { payload, .. } => {
                     waiting.eager += 1;
                     waiting.eager_bytes += payload.len() as u64;
@@ -50,6 +56,13 @@ impl Session {
         let newest = self.sends.values().rev().take(NEWEST);
         let bytes = newest.map(|send| send.bytes).filter(|bytes| *bytes <= most);
         bytes.sum()
+    }
+
+    /// Whether more than the peer's acknowledgement is waited for: to hear at once that chunks were sent.
+    pub fn waits_for_sent(&self) -> bool {
+        let many = self.sends.len() > NEWEST;
+        let held = self.config.hold_until_placed;
+        many || !held || self.ended() || self.sends.values().any(Outgoing::waits_for_sent)
     }
 
     /// Sends that the peer has not acknowledged, those included that wait for transmission.

@@ -38,16 +38,18 @@ impl Core {
                 bytes,
                 first_sequence,
                 chunks,
+                ahead,
                 ..
             } => {
                 if let Some(operation) = self.operations.get_mut(&operation) {
                     operation.state.set_total(bytes);
                     operation.sequences = first_sequence..first_sequence + u64::from(chunks);
-                    if chunks > 0 && operation.role == Role::Receiver {
+                    if chunks > 0 && !ahead && operation.role == Role::Receiver {
                         self.expect(bytes, Direction::In);
                     }
                 }
             }
+            Action::Begins { bytes, .. } => self.expect(bytes, Direction::In),
             Action::PostSend {
                 operation,
                 chunk,
@@ -80,6 +82,7 @@ impl Core {
             Action::DeliverEager { operation, payload } => self.deliver_eager(operation, payload),
             Action::ComputeDigest { operation, bytes } => self.start_digest(operation, bytes),
             Action::StopData { operation } => self.stop_data(operation),
+            Action::Withdraw { operation } => self.withdraw(operation),
             Action::Complete {
                 operation,
                 outcome,
@@ -128,6 +131,7 @@ impl Core {
             return;
         }
         if std::mem::take(&mut operation.quiet_owed) {
+            operation.renew_withdrawn();
             self.session.data_quiet(now, id);
         }
         self.report_outcome(id, false);

@@ -37,6 +37,8 @@ pub(crate) struct Operation {
     pub(crate) outstanding: u32,
     /// The session wants to hear nothing more of it, except that it is quiet.
     pub(crate) stopped: bool,
+    /// Once nothing points at the memory, it goes on as if it had not been matched.
+    pub(crate) withdrawn: bool,
     /// The session waits to be told that it is quiet.
     pub(crate) quiet_owed: bool,
     /// How it ended, once that is decided.
@@ -68,6 +70,7 @@ impl Operation {
             state: new.state,
             outstanding: 0,
             stopped: false,
+            withdrawn: false,
             quiet_owed: false,
             outcome: None,
             reported: false,
@@ -80,6 +83,17 @@ impl Operation {
             chunks: 0,
             started,
             phases: Phases::new(),
+        }
+    }
+
+    /// Nothing points at the memory: what was withdrawn may be matched anew.
+    pub(crate) fn renew_withdrawn(&mut self) {
+        if std::mem::take(&mut self.withdrawn) {
+            self.stopped = false;
+            self.sequences = 0..0;
+            self.parts.clear();
+            self.chunks = 0;
+            self.state.set_total(0);
         }
     }
 

@@ -39,6 +39,10 @@ pub(crate) struct Pace {
     last: Option<Did>,
     /// Ends of waits in a row that a send followed at once.
     replies: u8,
+    /// Ends of waits in a row that a receive followed at once.
+    renewals: u8,
+    /// The last one, until a receive follows.
+    left: Option<Instant>,
     /// Sends in a row that another call followed at once.
     company: u8,
 }
@@ -84,6 +88,9 @@ impl Pace {
 
     /// The program starts a receive, which may stand between a message and its answer.
     pub(crate) fn receives(&mut self, now: Instant) {
+        if let Some(at) = self.left.take() {
+            count(&mut self.renewals, at, now);
+        }
         self.comes_back(now);
     }
 
@@ -93,12 +100,16 @@ impl Pace {
             self.replies = 0;
             self.last = None;
         }
+        if self.left.take().is_some() {
+            self.renewals = 0;
+        }
         self.comes_back(now);
     }
 
     /// The program has what it waited for.
     pub(crate) fn leaves(&mut self, now: Instant) {
         self.last = Some(Did::Left(now));
+        self.left = Some(now);
     }
 
     fn comes_back(&mut self, now: Instant) {
@@ -117,7 +128,8 @@ impl Pace {
             return self.looks_again;
         }
         match waiting.eager {
-            0 => self.replies >= USUAL,
+            0 if waiting.grants > 0 => false,
+            0 => self.replies >= USUAL || self.renewals >= USUAL,
             held => {
                 // Else the peer is done with those on the way before these come.
                 let busy = sends.saturating_sub(held) >= held;
@@ -143,12 +155,14 @@ mod tests {
     const ACKNOWLEDGEMENT: Waiting = Waiting {
         urgent: false,
         acknowledgements: 1,
+        grants: 0,
         eager: 0,
         eager_bytes: 0,
     };
     const MESSAGE: Waiting = Waiting {
         urgent: false,
         acknowledgements: 0,
+        grants: 0,
         eager: 1,
         eager_bytes: 4096,
     };
@@ -199,6 +213,32 @@ mod tests {
         pace.leaves(Instant::now());
         pace.waits(Instant::now());
         assert!(!pace.holds(&ACKNOWLEDGEMENT, 0));
+    }
+
+    #[test]
+    fn an_acknowledgement_waits_for_the_receive_that_usually_follows_and_leaves_with_its_grant() {
+        let now = Instant::now();
+        let mut pace = used_to(|pace| {
+            pace.leaves(now);
+            pace.receives(now + SOON / 2);
+            pace.waits(now + SOON);
+        });
+        pace.leaves(now);
+        assert!(pace.holds(&ACKNOWLEDGEMENT, 0));
+        let granted = Waiting {
+            grants: 1,
+            ..ACKNOWLEDGEMENT
+        };
+        assert!(!pace.holds(&granted, 0));
+        // It waits again, for something that it began before.
+        pace.waits(now);
+        assert!(!pace.holds(&ACKNOWLEDGEMENT, 0));
+        let mut late = used_to(|pace| {
+            pace.leaves(now);
+            pace.receives(now + SOON * 2);
+        });
+        late.leaves(now);
+        assert!(!late.holds(&ACKNOWLEDGEMENT, 0));
     }
 
     #[test]

@@ -8,6 +8,14 @@ use super::Core;
 use super::tokens::Token;
 
 impl Core {
+    /// As [`Self::stop_data`] for a receive that goes on, as the transfer that it was granted for does not come.
+    pub(super) fn withdraw(&mut self, id: OperationId) {
+        if let Some(operation) = self.operations.get_mut(&id) {
+            operation.withdrawn = true;
+        }
+        self.stop_data(id);
+    }
+
     /// Stops everything that points at the memory of `id`; the session hears `data_quiet` once
     /// nothing does.
     pub(super) fn stop_data(&mut self, id: OperationId) {

@@ -60,6 +60,16 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         }),
         2 => (id(), role()).prop_map(|(transfer, from)| Frame::Cancelled { transfer, from }),
         1 => (0u64..2).prop_map(|counter| Frame::Heartbeat { counter }),
+        3 => (id(), 0u32..3, number(), number(), any_level(), any_cut()).prop_map(
+            |(transfer, epoch, bytes, first_sequence, level, (chunk_bytes, taper))| {
+                let tag = Tag(1);
+                Frame::GrantAhead {
+                    transfer, epoch, tag, bytes, chunk_bytes, first_sequence, level, taper,
+                }
+            }
+        ),
+        2 => (0u32..3, id()).prop_map(|(epoch, next)| Frame::Decline { epoch, next }),
+        1 => (0u32..3).prop_map(|epoch| Frame::Recall { epoch }),
     ]
 }
 
@@ -106,6 +116,7 @@ proptest! {
     fn any_input_ends_every_operation_exactly_once(inputs in prop::collection::vec(any_input(), 1..120)) {
         let mut config = small_chunks(3);
         config.deadlines.stall = Duration::from_secs(4);
+        config.grants_ahead = true;
         let mut session = session(config);
         let mut now = Time(0);
         let mut operations = Vec::new();

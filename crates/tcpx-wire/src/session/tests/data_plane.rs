@@ -28,6 +28,9 @@ impl Pair {
         for queue in lanes.posted.values_mut() {
             queue.retain(|(_, of, _)| *of != operation);
         }
+        if std::mem::take(&mut watched.withdrawn) {
+            (watched.quiet, watched.matched) = (false, None);
+        }
         side.session.data_quiet(self.now, operation);
     }
 
@@ -55,6 +58,12 @@ impl Pair {
             };
             assert_eq!(chunk.length, length, "both sides cut alike");
             let watched = side.operations.get_mut(&operation).unwrap();
+            let matched = watched.matched.map(|(transfer, _)| transfer);
+            assert_eq!(
+                matched,
+                side.data_of.get(&sequence).copied(),
+                "a stranger's bytes"
+            );
             if watched.quiet {
                 continue;
             }
@@ -80,6 +89,10 @@ impl Pair {
         assert!(side.closed.is_none(), "after Closed: {action:?}");
         match action {
             Action::PeerSettings(_) | Action::PeerReady | Action::Setup { .. } => {}
+            Action::Begins { operation, bytes } => {
+                let watched = &side.operations[&operation];
+                assert!(watched.matched.is_some() && watched.bytes == bytes);
+            }
             // It may come after the drop.
             Action::ChunkAcknowledged { chunk, .. } => {
                 side.kept.remove(&chunk.sequence);
@@ -126,7 +139,7 @@ impl Pair {
                     },
                 );
                 if !self.weather.lose_data {
-                    self.transport(1 - at, chunk);
+                    self.transport(1 - at, chunk, transfer);
                 }
             }
             Action::PostReceive {
@@ -179,7 +192,17 @@ impl Pair {
                 );
                 watched.stopped = true;
                 if !self.weather.no_quiet {
-                    self.schedule(at, Event::Quiet { operation });
+                    self.schedule_quiet(at, operation);
+                }
+            }
+            Action::Withdraw { operation } => {
+                let watched = side.operations.get_mut(&operation).unwrap();
+                assert!(watched.placed_bytes == 0 && !watched.stopped && !watched.withdrawn);
+                assert!(watched.matched.is_some());
+                watched.withdrawn = true;
+                // Where nothing was posted the data plane has nothing to let go of.
+                if !self.weather.no_quiet || !watched.touches_memory() {
+                    self.schedule_quiet(at, operation);
                 }
             }
             Action::Complete {
@@ -209,9 +232,10 @@ impl Pair {
     ) {
         let watched = self.sides[at].operations.get_mut(&operation).unwrap();
         assert!(watched.outcome.is_none(), "{operation:?} completed twice");
-        assert_eq!(
-            watched.touches_memory(),
-            memory == Memory::Held,
+        // A data plane that never says so may be quiet.
+        let held = memory == Memory::Held;
+        assert!(
+            watched.touches_memory() == held || self.weather.no_quiet && held,
             "{operation:?} {outcome:?}"
         );
         if let Ok(Completed { bytes, level }) = outcome {
@@ -246,8 +270,9 @@ impl Pair {
         }
     }
 
-    fn transport(&mut self, to: usize, chunk: Chunk) {
-        let delay = Duration::from_micros(self.random.below(self.weather.jitter) + 1);
+    fn transport(&mut self, to: usize, chunk: Chunk, transfer: TransferId) {
+        let most = self.weather.data.unwrap_or(self.weather.jitter);
+        let delay = Duration::from_micros(self.random.below(most) + 1);
         let side = &mut self.sides[to];
         let channel = chunk.channel;
         let at = side.data_at.entry(channel).or_insert(self.now);
@@ -257,6 +282,7 @@ impl Pair {
             .entry(channel)
             .or_default()
             .push_back((chunk.sequence, chunk.length));
+        side.data_of.insert(chunk.sequence, transfer);
         self.schedule_at(to, at, Event::Data { channel });
     }
 }

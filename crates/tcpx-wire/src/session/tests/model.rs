@@ -33,6 +33,7 @@ impl Random {
 #[derive(Debug, Default)]
 pub(super) struct Watched {
     pub(super) bytes: u64,
+    pub(super) tag: u64,
     pub(super) outcome: Option<Result<Completed, OperationError>>,
     pub(super) memory: Option<Memory>,
     pub(super) matched: Option<(TransferId, u32)>,
@@ -46,6 +47,8 @@ pub(super) struct Watched {
     pub(super) digesting: bool,
     pub(super) stopped: bool,
     pub(super) quiet: bool,
+    /// It waits again once it is quiet.
+    pub(super) withdrawn: bool,
 }
 
 impl Watched {

@@ -27,6 +27,10 @@ pub(super) struct Weather {
     pub(super) corrupt: bool,
     /// What may wait for transmission does.
     pub(super) holds: bool,
+    /// Greatest delay of a frame to each side, of data, and of becoming quiet, where that is another one.
+    pub(super) frames: [Option<u64>; 2],
+    pub(super) data: Option<u64>,
+    pub(super) quiet: Option<u64>,
 }
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -75,6 +79,8 @@ pub(super) struct Side {
     pub(super) heads: BTreeMap<u16, VecDeque<(u64, u32)>>,
     pub(super) data_at: BTreeMap<u16, Time>,
     pub(super) setup_done: bool,
+    /// Whose bytes a sequence number carries to this side.
+    pub(super) data_of: BTreeMap<u64, TransferId>,
     /// By sequence: what a network that can send again keeps.
     pub(super) kept: BTreeMap<u64, (OperationId, u32)>,
     /// An [`Event::Speak`] is to come; it has come.
@@ -121,6 +127,7 @@ impl Pair {
             kept: BTreeMap::new(),
             data_at: BTreeMap::new(),
             setup_done: true,
+            data_of: BTreeMap::new(),
             holds: false,
             speaks: false,
         };
@@ -138,6 +145,9 @@ impl Pair {
                 no_quiet: false,
                 corrupt: false,
                 holds: false,
+                frames: [None; 2],
+                data: None,
+                quiet: None,
             },
             events: BinaryHeap::new(),
             scheduled: 0,
@@ -145,24 +155,25 @@ impl Pair {
     }
 
     pub(super) fn send(&mut self, side: usize, request: SendRequest) -> OperationId {
-        let bytes = request.bytes;
+        let (bytes, tag) = (request.bytes, request.tag);
         let operation = self.sides[side].session.send(self.now, request).unwrap();
-        self.watch(side, operation, bytes);
+        self.watch(side, operation, bytes, tag);
         self.drain(side);
         operation
     }
 
     pub(super) fn receive(&mut self, side: usize, request: ReceiveRequest) -> OperationId {
-        let bytes = request.capacity;
+        let (bytes, tag) = (request.capacity, request.tag);
         let operation = self.sides[side].session.receive(self.now, request).unwrap();
-        self.watch(side, operation, bytes);
+        self.watch(side, operation, bytes, tag);
         self.drain(side);
         operation
     }
 
-    fn watch(&mut self, side: usize, operation: OperationId, bytes: u64) {
+    fn watch(&mut self, side: usize, operation: OperationId, bytes: u64, tag: Tag) {
         let watched = Watched {
             bytes,
+            tag: tag.0,
             ..Watched::default()
         };
         assert!(
@@ -279,6 +290,12 @@ impl Pair {
         self.schedule_at(side, self.now + delay, event);
     }
 
+    pub(super) fn schedule_quiet(&mut self, side: usize, operation: OperationId) {
+        let most = self.weather.quiet.unwrap_or(self.weather.jitter);
+        let delay = Duration::from_micros(self.random.below(most) + 1);
+        self.schedule_at(side, self.now + delay, Event::Quiet { operation });
+    }
+
     pub(super) fn schedule_at(&mut self, side: usize, at: Time, event: Event) {
         self.scheduled += 1;
         self.events.push(Reverse((at, self.scheduled, side, event)));
@@ -295,7 +312,7 @@ impl Pair {
                 if self.weather.cut {
                     return;
                 }
-                if let Frame::Grant { transfer, .. } = frame {
+                if let Frame::Grant { transfer, .. } | Frame::GrantAhead { transfer, .. } = frame {
                     side.granted.insert(transfer);
                 }
                 side.frames_in.push(frame.clone());
@@ -360,7 +377,8 @@ impl Pair {
                 && let Some(frame) = self.sides[at].session.poll_transmit(self.now)
             {
                 idle = false;
-                let delay = Duration::from_micros(self.random.below(self.weather.jitter) + 1);
+                let most = self.weather.frames[1 - at].unwrap_or(self.weather.jitter);
+                let delay = Duration::from_micros(self.random.below(most) + 1);
                 let peer = &mut self.sides[1 - at];
                 peer.inbox_at = peer.inbox_at.max(self.now + delay);
                 peer.inbox.push_back(frame);
@@ -388,6 +406,25 @@ impl Pair {
         true
     }
 
+    /// Receives of a tag were matched in the order in which they were posted.
+    pub(super) fn assert_matched_in_order(&self) {
+        for side in &self.sides {
+            let mut last = BTreeMap::new();
+            for (operation, watched) in &side.operations {
+                let ended_well = matches!(watched.outcome, Some(Ok(_)));
+                if operation.sent_transfer().is_some() || !ended_well {
+                    continue;
+                }
+                let transfer = watched.matched.map(|(transfer, _)| transfer);
+                let before = last.insert(watched.tag, transfer);
+                assert!(
+                    before.is_none_or(|before| before < transfer),
+                    "{operation:?}"
+                );
+            }
+        }
+    }
+
     /// Nothing is left anywhere in either session.
     pub(super) fn assert_clean(&self) {
         for (at, side) in self.sides.iter().enumerate() {
@@ -405,6 +442,7 @@ impl Pair {
             );
             assert!(session.send_stream.idle() && session.receive_stream.idle());
             assert_eq!(session.matching.arrivals(), 0);
+            session.assert_nothing_ahead(peer);
             let config = &session.config;
             if config.hold_until_placed && config.report_acknowledged {
                 assert!(side.kept.is_empty(), "kept for ever: {:?}", side.kept);

@@ -22,6 +22,8 @@ struct Schedule {
     close: bool,
     /// Acknowledgements and eager payloads wait for others.
     holds: bool,
+    /// Most messages follow each other as the receives do, and are granted ahead.
+    ahead: bool,
     /// Shorter chunks at the end of what each side receives.
     tapers: [Option<Taper>; 2],
 }
@@ -40,6 +42,7 @@ fn any_schedule() -> impl Strategy<Value = Schedule> {
             prop::bool::weighted(0.8),
             any::<bool>(),
             any::<bool>(),
+            prop::bool::weighted(0.6),
             [any_taper(), any_taper()],
         ),
     )
@@ -50,7 +53,7 @@ fn any_schedule() -> impl Strategy<Value = Schedule> {
                 cancels,
                 flags,
             )| {
-                let (hold_until_placed, cancellable, close, holds, tapers) = flags;
+                let (hold_until_placed, cancellable, close, holds, ahead, tapers) = flags;
                 Schedule {
                     seed,
                     channels,
@@ -60,9 +63,10 @@ fn any_schedule() -> impl Strategy<Value = Schedule> {
                     operations,
                     cancels,
                     hold_until_placed,
-                    cancellable,
+                    cancellable: cancellable || ahead,
                     close,
                     holds,
+                    ahead,
                     tapers,
                 }
             },
@@ -81,6 +85,8 @@ fn play(schedule: &Schedule) {
     config.hold_until_placed = schedule.hold_until_placed;
     config.report_acknowledged = true;
     config.cancellable = schedule.cancellable;
+    config.grants_ahead = schedule.ahead;
+    config.announces_granted = schedule.seed.is_multiple_of(2);
     config.close_timeout = Duration::from_secs(100);
     if schedule.tapers.iter().any(Option::is_some) {
         config.ours.chunk_bytes = 4 * CHUNK_GRAIN_BYTES;
@@ -96,21 +102,40 @@ fn play(schedule: &Schedule) {
     // One entry per message: what is sent from which side, and the receive that must match it.
     let mut tags = Vec::new();
     for _ in 0..schedule.operations {
-        tags.push((random.below(2) as usize, random.below(4), true));
+        let alike = schedule.ahead && random.chance(90);
+        let tag = if alike { 0 } else { random.below(4) };
+        let side = if schedule.ahead && random.chance(95) {
+            0
+        } else {
+            random.below(2) as usize
+        };
+        tags.push((side, tag, true));
         let (side, tag, _) = tags[tags.len() - 1];
         tags.push((1 - side, tag, false));
     }
     for at in (1..tags.len()).rev() {
-        tags.swap(at, random.below(at as u64 + 1) as usize);
+        let to = match schedule.ahead {
+            false => random.below(at as u64 + 1) as usize,
+            true => at - random.below(at.min(9) as u64 + 1) as usize,
+        };
+        tags.swap(at, to);
     }
     let mut live = Vec::new();
     for (side, tag, sends) in tags {
         if pair.sides[side].closed.is_some() || pair.sides[side].session.closing() {
             break;
         }
-        let level = any_level(&mut random);
+        let usual = schedule.ahead && random.chance(90);
+        let level = if usual {
+            Level::Placed
+        } else {
+            any_level(&mut random)
+        };
         let operation = if sends {
-            let bytes = [0, 1, 4096, 5000, 16_384, 60_000, 200_000][random.below(7) as usize];
+            let bytes = match usual {
+                true => 20_000,
+                false => [0, 1, 4096, 5000, 16_384, 60_000, 200_000][random.below(7) as usize],
+            };
             let request = if random.chance(50) && pair.sides[side].session.eager_allowed(bytes) {
                 eager(tag, bytes as usize, level)
             } else {
@@ -118,7 +143,11 @@ fn play(schedule: &Schedule) {
             };
             pair.send(side, request)
         } else {
-            let capacity = if random.chance(90) { 200_000 } else { 5000 };
+            let capacity = match usual {
+                true => 20_000,
+                false if random.chance(90) => 200_000,
+                false => 5000,
+            };
             pair.receive(side, receive(tag, capacity, level))
         };
         live.push((side, operation));
@@ -148,7 +177,8 @@ fn play(schedule: &Schedule) {
             assert!(pair.sides[side].closed.is_none());
         }
     }
-    if schedule.cancels == 0 {
+    pair.assert_matched_in_order();
+    if schedule.cancels == 0 && !schedule.ahead {
         for side in &pair.sides {
             for stream in [&side.sends.sequences, &side.receives.sequences] {
                 let chunks = stream.len() as u64;

@@ -1,8 +1,9 @@
 //! What may wait for transmission.
 
+use super::hostile::{drain_at, session};
 use super::pair::Pair;
 use super::*;
-use crate::frame::{Frame, TransferId};
+use crate::frame::{Frame, PlacedChunks, TransferId};
 
 #[test]
 fn only_eager_payloads_and_their_acknowledgements_bear_waiting() {
@@ -75,9 +76,9 @@ fn payload_is_handed_out_ahead_of_what_else_there_is_to_do_in_the_order_of_arriv
 /// An answer brings the acknowledgement of what it answers, and its own bytes are what is waited for.
 #[test]
 fn that_a_send_has_ended_is_told_last_where_that_is_asked_for_and_all_the_same() {
-    let mut session = hostile::session(config());
+    let mut session = session(config());
     let sent = session.send(Time(0), eager(1, 8, Level::Placed)).unwrap();
-    hostile::drain_at(&mut session, Time(0));
+    drain_at(&mut session, Time(0));
     let receive = receive(1, 8, Level::Placed);
     let received = session.receive(Time(0), receive).unwrap();
     let transfer = TransferId(0);
@@ -107,13 +108,13 @@ fn that_a_send_has_ended_is_told_last_where_that_is_asked_for_and_all_the_same()
 
 #[test]
 fn ends_that_were_passed_over_are_told_in_their_order_before_what_came_later() {
-    let mut session = hostile::session(config());
+    let mut session = session(config());
     let mut ends = Vec::new();
     for _ in 0..3 {
         let sent = session.send(Time(0), eager(1, 8, Level::Placed)).unwrap();
         ends.push(Some(sent));
     }
-    hostile::drain_at(&mut session, Time(0));
+    drain_at(&mut session, Time(0));
     for transfer in [0, 1].map(TransferId) {
         session
             .frame(Time(0), Frame::EagerDone { transfer })
@@ -136,4 +137,106 @@ fn ends_that_were_passed_over_are_told_in_their_order_before_what_came_later() {
         })
         .collect();
     assert_eq!(told, ends);
+}
+
+/// A chunk of a send was sent, or acknowledged: whether hearing of the first at once matters.
+#[test]
+fn that_a_chunk_was_sent_matters_only_where_nothing_else_tells_of_its_end() {
+    let held = || Config {
+        hold_until_placed: true,
+        ..config()
+    };
+    let now = Time(0);
+    let granted = |config: Config, level| {
+        let mut session = session(config);
+        let id = session.send(now, send(1, 300_000, level)).unwrap();
+        drain_at(&mut session, now);
+        let grant = Frame::Grant {
+            transfer: TransferId(0),
+            chunk_bytes: 512 * 1024,
+            first_sequence: 0,
+            level: level.max(Level::Placed),
+            taper: None,
+        };
+        session.frame(now, grant).unwrap();
+        drain_at(&mut session, now);
+        (session, id)
+    };
+    let placed = || Frame::Placed {
+        transfer: TransferId(0),
+        chunks: PlacedChunks::single(0),
+    };
+    // The acknowledgement tells of its end.
+    let (mut session, id) = granted(held(), Level::Placed);
+    assert!(!session.waits_for_sent());
+    session.chunk_sent(now, id, 0);
+    assert!(!session.waits_for_sent());
+    // It came first.
+    let (mut session, id) = granted(held(), Level::Placed);
+    session.frame(now, placed()).unwrap();
+    assert!(session.waits_for_sent());
+    session.chunk_sent(now, id, 0);
+    assert!(!session.waits_for_sent());
+    // The send ends with it; then the peer's part is left.
+    let (mut session, id) = granted(held(), Level::Sent);
+    assert!(session.waits_for_sent());
+    session.chunk_sent(now, id, 0);
+    assert!(!session.waits_for_sent());
+    // It is to end early.
+    let (mut session, id) = granted(held(), Level::Placed);
+    session.cancel(now, id);
+    assert!(session.waits_for_sent());
+    // The window moves on with it.
+    assert!(granted(config(), Level::Placed).0.waits_for_sent());
+}
+
+/// A send whose window is full of chunks of which `late` was placed and not reported sent.
+fn stuck(window: u16) -> (Session, usize) {
+    let mut config = small_chunks(1);
+    config.ours.send_window = window;
+    config.hold_until_placed = true;
+    config.window_spans = true;
+    let mut session = session(config);
+    let now = Time(0);
+    let sent = session.send(now, send(1, 80_000, Level::Placed)).unwrap();
+    drain_at(&mut session, now);
+    let transfer = TransferId(0);
+    let grant = Frame::Grant {
+        transfer,
+        chunk_bytes: 4096,
+        first_sequence: 0,
+        level: Level::Placed,
+        taper: None,
+    };
+    session.frame(now, grant).unwrap();
+    drain_at(&mut session, now);
+    // All but the first are reported sent, and then all are acknowledged.
+    for index in 1..u32::from(window) {
+        session.chunk_sent(now, sent, index);
+    }
+    for index in 0..u32::from(window) {
+        let chunks = PlacedChunks::single(index);
+        session
+            .frame(now, Frame::Placed { transfer, chunks })
+            .unwrap();
+    }
+    let posted = drain_at(&mut session, now).1;
+    let posted = posted
+        .iter()
+        .filter(|action| matches!(action, Action::PostSend { .. }));
+    let posted = posted.count();
+    (session, posted)
+}
+
+/// Nothing is under way and nothing can be posted: only the Sent event of the first chunk goes on from here.
+#[test]
+fn a_window_that_only_a_sent_event_can_open_waits_for_it() {
+    for window in [1, 4] {
+        let (session, posted) = stuck(window);
+        assert_eq!(posted, 0);
+        assert!(
+            session.waits_for_sent(),
+            "window {window}: nobody is woken for the event that opens it"
+        );
+    }
 }

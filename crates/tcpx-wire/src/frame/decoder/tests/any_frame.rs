@@ -149,6 +149,26 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         (goodbye, detail()).prop_map(|(reason, detail)| Frame::Goodbye { reason, detail }),
         Just(Frame::GoodbyeAck),
         any::<u32>().prop_map(|next| Frame::Received { next }),
+        (
+            (id(), any::<u32>(), tag(), any::<u64>()),
+            (1u32.., any::<u64>(), level(), any_taper())
+        )
+            .prop_map(
+                |((transfer, epoch, tag, bytes), (chunk_bytes, first_sequence, level, taper))| {
+                    Frame::GrantAhead {
+                        transfer,
+                        epoch,
+                        tag,
+                        bytes,
+                        chunk_bytes,
+                        first_sequence,
+                        level,
+                        taper,
+                    }
+                }
+            ),
+        (any::<u32>(), id()).prop_map(|(epoch, next)| Frame::Decline { epoch, next }),
+        any::<u32>().prop_map(|epoch| Frame::Recall { epoch }),
     ]
 }
 

@@ -1,0 +1,292 @@
+//! Worse weather than in `random`: control and data at very different speeds, deadlines, cancels and closes at any
+//! moment, data planes that let go late or never.
+
+use proptest::prelude::*;
+
+use super::model::Random;
+use super::pair::Pair;
+use super::*;
+
+#[derive(Clone, Debug)]
+struct Storm {
+    seed: u64,
+    channels: u16,
+    windows: (u16, u16),
+    jitter: u64,
+    frames: [Option<u64>; 2],
+    data: Option<u64>,
+    quiet: Option<u64>,
+    operations: u64,
+    cancels: u64,
+    /// Percent of operations with a short deadline.
+    deadlines: u64,
+    /// Percent of operations that are not like the others.
+    unusual: u64,
+    both_ways: bool,
+    hold: bool,
+    spans: bool,
+    holds: bool,
+    /// After how many operations which side closes.
+    close: Option<(u64, usize)>,
+    /// After how many operations data planes let go of nothing any more.
+    stuck: Option<u64>,
+    /// Most operations of a side.
+    capacity: usize,
+    mixed_levels: bool,
+}
+
+fn any_storm() -> impl Strategy<Value = Storm> {
+    let speed = || {
+        prop_oneof![
+            2 => Just(None), 2 => Just(Some(1u64)), 2 => (1u64..300_000).prop_map(Some), 1 => (1u64..5000).prop_map(Some)
+        ]
+    };
+    (
+        (any::<u64>(), 1u16..7, (1u16..6, 1u16..6), 1u64..3000),
+        ([speed(), speed()], speed(), speed()),
+        (
+            2u64..90,
+            prop_oneof![Just(0u64), 1u64..70],
+            prop_oneof![Just(0u64), 1u64..50],
+            prop_oneof![Just(3u64), 1u64..40],
+        ),
+        (
+            any::<bool>(),
+            any::<bool>(),
+            any::<bool>(),
+            any::<bool>(),
+            any::<bool>(),
+        ),
+        (
+            prop::option::weighted(0.4, (1u64..90, 0usize..2)),
+            prop::option::weighted(0.1, 1u64..60),
+            prop_oneof![2 => Just(4096usize), 1 => 3usize..40],
+        ),
+    )
+        .prop_map(
+            |(
+                (seed, channels, windows, jitter),
+                (frames, data, quiet),
+                (operations, cancels, deadlines, unusual),
+                (both_ways, hold, spans, holds, mixed_levels),
+                (close, stuck, capacity),
+            )| Storm {
+                seed,
+                channels,
+                windows,
+                jitter,
+                frames,
+                data,
+                quiet,
+                operations,
+                cancels,
+                deadlines,
+                unusual,
+                both_ways,
+                hold,
+                spans: spans && hold,
+                holds,
+                close,
+                stuck,
+                capacity,
+                mixed_levels,
+            },
+        )
+}
+
+fn weather(storm: &Storm) -> Pair {
+    let mut config = small_chunks(storm.channels);
+    config.ours.send_window = storm.windows.0;
+    config.ours.receive_window = storm.windows.1;
+    config.ours.eager_credit = 64 * 1024;
+    config.ours.dead_after_ms = 100_000;
+    config.hold_until_placed = storm.hold;
+    config.window_spans = storm.spans;
+    config.report_acknowledged = true;
+    config.grants_ahead = true;
+    config.max_operations = storm.capacity;
+    config.close_timeout = Duration::from_secs(150);
+    let mut pair = Pair::of(config.clone(), config, storm.seed);
+    pair.weather.jitter = storm.jitter;
+    pair.weather.frames = storm.frames;
+    pair.weather.data = storm.data;
+    pair.weather.quiet = storm.quiet;
+    pair.weather.holds = storm.holds;
+    pair
+}
+
+fn blow(storm: &Storm) {
+    let mut pair = weather(storm);
+    let mut random = Random(!storm.seed);
+    let mut tags = Vec::new();
+    for _ in 0..storm.operations {
+        let tag = if random.chance(100 - storm.unusual) {
+            0
+        } else {
+            random.below(3)
+        };
+        let side = usize::from(storm.both_ways && random.chance(50));
+        tags.push((side, tag, true));
+        tags.push((1 - side, tag, false));
+    }
+    for at in (1..tags.len()).rev() {
+        let to = at - random.below(at.min(12) as u64 + 1) as usize;
+        tags.swap(at, to);
+    }
+    // The slowest of all, as a bound of one step.
+    let slow = [
+        storm.frames[0],
+        storm.frames[1],
+        storm.data,
+        storm.quiet,
+        Some(storm.jitter),
+    ];
+    let slow = slow.into_iter().flatten().max().unwrap_or(1);
+    let mut live = Vec::new();
+    let mut count = 0;
+    for (side, tag, sends) in tags {
+        count += 1;
+        if storm.stuck.is_some_and(|after| count > after) {
+            pair.weather.no_quiet = true;
+        }
+        if let Some((after, closes)) = storm.close
+            && count == after
+        {
+            pair.with(closes, |session, now| session.close(now));
+        }
+        if pair
+            .sides
+            .iter()
+            .any(|side| side.closed.is_some() || side.session.ended())
+        {
+            break;
+        }
+        let usual = random.chance(100 - storm.unusual);
+        let levels = [Level::Sent, Level::Placed, Level::Placed, Level::Verified];
+        let level = match usual && !storm.mixed_levels {
+            true => Level::Placed,
+            false => levels[random.below(4) as usize],
+        };
+        let deadlines = random.chance(storm.deadlines).then(|| Deadlines {
+            stall: Duration::from_micros(1 + random.below(slow * 8)),
+            total: random
+                .chance(30)
+                .then(|| Duration::from_micros(1 + random.below(slow * 16))),
+        });
+        let deadlines = deadlines.or(Some(Deadlines {
+            stall: Duration::from_secs(60),
+            total: None,
+        }));
+        let session = &mut pair.sides[side].session;
+        if session.closing() {
+            continue;
+        }
+        let full = match sends {
+            true => session.sends.len() >= storm.capacity,
+            false => session.receives.len() >= storm.capacity,
+        };
+        // Arrivals that nothing matches are the peer's to bound.
+        let peer_full = pair.sides[1 - side].session.matching.arrivals() + 2 >= storm.capacity
+            || pair.sides[side].session.sends.len() + 2 >= storm.capacity;
+        if !full && !(sends && peer_full) {
+            let operation = if sends {
+                let bytes = match usual {
+                    true => 20_000,
+                    false => [0, 1, 4096, 5000, 16_384, 60_000, 200_000][random.below(7) as usize],
+                };
+                let wants_eager = random.chance(40);
+                let mut request = match wants_eager && pair.sides[side].session.eager_allowed(bytes)
+                {
+                    true => eager(tag, bytes as usize, level),
+                    false => send(tag, bytes, level),
+                };
+                request.deadlines = deadlines;
+                pair.send(side, request)
+            } else {
+                let capacity = match usual {
+                    true => 20_000,
+                    false if random.chance(80) => 200_000,
+                    false => 5000,
+                };
+                let mut request = receive(tag, capacity, level);
+                request.deadlines = deadlines;
+                pair.receive(side, request)
+            };
+            live.push((side, operation));
+        }
+        let pause = match random.below(4) {
+            0 => 0,
+            1 => random.below(storm.jitter * 2),
+            2 => random.below(slow / 2 + 1),
+            _ => random.below(slow * 3),
+        };
+        pair.run(Duration::from_micros(pause));
+        if random.chance(storm.cancels) && !live.is_empty() {
+            // Mostly young ones.
+            let back = random.below(live.len().min(6) as u64) as usize;
+            let at = match random.chance(80) {
+                true => live.len() - 1 - back,
+                false => random.below(live.len() as u64) as usize,
+            };
+            let (side, operation) = live[at];
+            pair.with(side, |session, now| session.cancel(now, operation));
+        }
+    }
+    pair.settle(Duration::from_secs(400));
+    pair.run(Duration::from_secs(5));
+    let alive = pair.sides.iter().all(|side| side.closed.is_none());
+    if alive && storm.stuck.is_none() {
+        for side in 0..2 {
+            for tag in 0..3 {
+                while pair.sides[side].session.matching.waits(Tag(tag)) {
+                    pair.receive(side, receive(tag, 200_000, Level::Placed));
+                    pair.settle(Duration::from_secs(100));
+                }
+            }
+        }
+        pair.settle(Duration::from_secs(100));
+        pair.run(Duration::from_secs(20));
+        let alive = pair.sides.iter().all(|side| side.closed.is_none());
+        if alive && !pair.sides.iter().any(|side| side.session.closing()) {
+            pair.assert_clean();
+        }
+        assert!(alive || storm.close.is_some(), "{:?}", pair.sides[0].closed);
+    }
+    pair.assert_matched_in_order();
+    // Both sides name the same message.
+    for at in 0..2 {
+        for (operation, watched) in &pair.sides[at].operations {
+            let Some(Ok(done)) = &watched.outcome else {
+                continue;
+            };
+            if operation.sent_transfer().is_some() {
+                continue;
+            }
+            let (transfer, _) = watched.matched.expect("it succeeded");
+            let sent = &pair.sides[1 - at].operations[&OperationId::send(transfer)];
+            assert_eq!((sent.tag, sent.bytes), (watched.tag, done.bytes));
+        }
+    }
+    if pair.sides.iter().all(|side| side.closed.is_none()) {
+        pair.with(0, |session, now| session.close(now));
+    }
+    pair.run(Duration::from_secs(200));
+    assert!(
+        pair.sides.iter().all(|side| side.closed.is_some()),
+        "closes"
+    );
+    if storm.stuck.is_none() {
+        for side in &pair.sides {
+            assert_eq!(side.closed, Some(None), "in order");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_the_weather_every_operation_ends_once_and_rightly(storm in any_storm()) {
+        blow(&storm);
+    }
+}
