@@ -368,6 +368,12 @@ pub trait Channel: Send + Debug {
         let _ = looked_for;
     }
 
+    /// Says whether [`readiness`](Self::readiness) is to tell of chunks that were sent and that nothing else is to be
+    /// said of; it is until this says otherwise. What it does not tell of is polled all the same.
+    fn set_sent_wanted(&mut self, wanted: bool) {
+        let _ = wanted;
+    }
+
     /// Says that chunks of this many bytes in all, to the peer or from it, will be posted soon: threads
     /// that sleep may be woken for them now, while the peer still prepares.
     fn expect(&mut self, bytes: u64, direction: Direction) {

@@ -66,6 +66,17 @@ impl Position {
     }
 }
 
+/// How often the socket is asked for what has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asks {
+    /// Whenever frames are wanted.
+    Always,
+    /// Until it has no more: the thread that reads waits on the descriptor then, which was ready.
+    Once,
+    /// Not at all: the descriptor was not ready.
+    Not,
+}
+
 /// Framed, non-blocking control stream.
 #[derive(Debug)]
 pub(crate) struct Control {
@@ -78,6 +89,7 @@ pub(crate) struct Control {
     unread: Range<usize>,
     /// What a read has given that [`Control::look`] did ahead of time.
     ahead: Option<rustix::io::Result<usize>>,
+    asks: Asks,
     /// Bytes have come since somebody asked.
     heard: bool,
     /// The last read took all that there was.
@@ -113,6 +125,7 @@ impl Control {
             input,
             unread: 0..leftover.len(),
             ahead: None,
+            asks: Asks::Always,
             heard: false,
             drained: false,
             is_empty: false,
@@ -160,12 +173,18 @@ impl Control {
                 return Ok(None);
             }
             let ahead = self.ahead.take();
+            if self.asks == Asks::Not && ahead.is_none() {
+                return Ok(None);
+            }
             match ahead.unwrap_or_else(|| receive(&self.stream, &mut self.input)) {
                 Ok(0) => return Err(ControlEnd::Eof),
                 Ok(count) => {
                     self.heard = true;
                     self.unread = 0..count;
                     self.drained = count < self.input.len();
+                    if self.drained && self.asks == Asks::Once {
+                        self.asks = Asks::Not;
+                    }
                 }
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::INTR) => {}
@@ -192,6 +211,16 @@ impl Control {
         true
     }
 
+    /// How often the socket is asked from now on.
+    pub(crate) fn ask(&mut self, asks: Asks) {
+        self.asks = asks;
+    }
+
+    /// Has the socket asked again, whatever is known of the descriptor; whether it was not before.
+    pub(crate) fn ask_again(&mut self) -> bool {
+        std::mem::replace(&mut self.asks, Asks::Always) == Asks::Not
+    }
+
     /// Has the next payload that comes in a frame use this buffer.
     pub(crate) fn use_again(&mut self, payload: Vec<u8>) {
         self.decoder.use_again(payload);
@@ -204,7 +233,7 @@ impl Control {
 
     /// Asks the socket again, whatever the last read has found.
     pub(crate) fn look_again(&mut self) {
-        self.drained = false;
+        (self.drained, self.asks) = (false, Asks::Always);
     }
 
     /// Counts a frame, and tells the peer now and then what has arrived.

@@ -240,6 +240,10 @@ impl Core {
             again |= self.drain_worker();
             let now = self.now();
             if self.session.next_timeout().is_some_and(|due| due <= now) {
+                // Nobody is given up whose frames lie in the socket.
+                if self.control.ask_again() {
+                    again |= self.read_control();
+                }
                 self.session.handle_timeout(now);
             }
             self.pace.looks_again(busy | again);
@@ -305,6 +309,7 @@ impl Core {
     }
 
     fn turn(&mut self, busy: bool, more: bool) -> Turn {
+        self.say_what_is_wanted();
         let suspicion = self.look_after_control();
         let last_words = self.settle();
         let next = self

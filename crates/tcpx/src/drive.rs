@@ -24,9 +24,10 @@ use tcpx_memory::awake::{cores, give_way};
 
 use crate::attention::{Attention, Sleeper};
 use crate::connection::Shared;
+use crate::control::Asks;
 use crate::core::Core;
 use crate::driver::Turn;
-use descriptors::Descriptors;
+use descriptors::{Descriptors, Woken};
 use looking::{FEW_CORES, GOOD_PATIENCE, Looker, Looking, look};
 
 /// How long the engine's thread leaves a connection to a thread that has found what it waited for: at
@@ -254,8 +255,8 @@ impl Shared {
         }
     }
 
-    /// Sleeps until the connection has news, at most until `until`; `false` if that cannot be had here.
-    fn sleep(&self, ended: &impl Fn() -> bool, until: Instant) -> bool {
+    /// Sleeps until the connection has news, at most until `until`; `None` if that cannot be had here.
+    fn sleep(&self, ended: &impl Fn() -> bool, until: Instant) -> Option<Woken> {
         let mut core = self.lock();
         // Nobody writes soon what would be held back, nor what was.
         core.pace.attend(false);
@@ -264,20 +265,20 @@ impl Shared {
         let turn = core.standing();
         let unfit = turn.more || turn.poll || turn.finished;
         if unfit || core.control_done() || core.control.is_away() {
-            return false;
+            return None;
         }
         self.mute_channels(&core);
         core.forget_ended();
         let write = core.control.wants_write();
         let (descriptors, channels) = (&self.driving.descriptors, core.channel_descriptors());
         if !descriptors.lie_down(core.control.as_fd(), write, channels) {
-            return false;
+            return None;
         }
         // What was raised meanwhile makes a descriptor readable, but for the copy worker's results.
         core.set_looked_for(false);
         if core.sink.has_results() {
             descriptors.get_up();
-            return true;
+            return Some(Woken::by_anything());
         }
         let until = core.due.map_or(until, |due| due.min(until));
         // Acknowledgements of a transfer's first chunks are not worth a wake-up of their own.
@@ -285,10 +286,9 @@ impl Shared {
         drop(core);
         if ended() {
             descriptors.get_up();
-        } else {
-            descriptors.sleep(until, exact);
+            return Some(Woken::by_anything());
         }
-        true
+        Some(descriptors.sleep(until, exact))
     }
 
     /// The engine's thread looks: nobody has come back in time.
@@ -359,6 +359,7 @@ impl Shared {
         let mut vain = 0;
         let mut missed = false;
         let mut turn: Option<Turn> = None;
+        let mut has_frames = true;
         let hit = loop {
             looks = looks.wrapping_add(1);
             let at_rest = turn.is_some_and(|turn| {
@@ -374,12 +375,22 @@ impl Shared {
                 core = core.and_then(|mut core| core.has_news().then_some(core));
             }
             let taken = core.map(|mut core| {
-                if !std::mem::replace(&mut taken_over, true) {
+                let starts = !std::mem::replace(&mut taken_over, true);
+                if starts {
                     self.take_over(&mut core);
                 }
                 core.pace.attend(true);
                 core.pace.drive(true);
+                // A thread that is about to sleep hears of frames from the descriptor.
+                let soon = looking.is_none() || starts && core.standing().moving;
+                let sleeps = soon && may_sleep && limit > began + SLEEP;
+                core.control.ask(match (sleeps, has_frames && !starts) {
+                    (false, _) => Asks::Always,
+                    (true, true) => Asks::Once,
+                    (true, false) => Asks::Not,
+                });
                 let turn = self.turn(&mut core);
+                core.control.ask(Asks::Always);
                 core.pace.drive(false);
                 turn
             });
@@ -396,7 +407,8 @@ impl Shared {
             }
             let busy = turn.is_some_and(|turn| turn.busy);
             if busy {
-                (last, vain) = (now, 0);
+                // Frames may have come since: the next turn reads them.
+                (last, vain, has_frames) = (now, 0, true);
                 continue;
             }
             let moving = turn.is_some_and(|turn| turn.moving);
@@ -414,8 +426,9 @@ impl Shared {
             }
             let until = limit.min(last + SLEEP);
             let sleeps = may_sleep && now < until && vain < VAIN_SLEEPS;
-            if !sleeps || !self.sleep(ended, until) {
-                break false;
+            match sleeps.then(|| self.sleep(ended, until)) {
+                Some(Some(woken)) => has_frames = woken.for_control,
+                Some(None) | None => break false,
             }
             vain += 1;
         };

@@ -230,6 +230,14 @@ impl Shared {
         self.wakers.signal.raise();
     }
 
+    /// As [`report`](Self::report) for a chunk that was sent, which as a rule the owner need not be woken for: it
+    /// waits for the peer to have placed it.
+    pub(super) fn report_sent(&self, slot: u16) {
+        let pushed = self.events.push(Event::Sent { slot });
+        debug_assert!(pushed.is_ok(), "more events than slots");
+        self.wakers.signal.raise_quietly();
+    }
+
     pub(super) fn next_event(&self) -> Option<Event> {
         self.events.pop()
     }

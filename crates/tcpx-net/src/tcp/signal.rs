@@ -18,6 +18,19 @@ const RAISED: u8 = 1;
 const WOKEN: u8 = 2;
 /// The consumer looks without being woken.
 const LOOKED_FOR: u8 = 4;
+/// There is work that the consumer need not be woken for.
+const QUIET: u8 = 8;
+/// It is to be woken for that as well.
+const WANTED: u8 = 16;
+
+/// The state after work was published that the consumer is woken for.
+fn raised(state: u8) -> u8 {
+    match state {
+        state if state & RAISED != 0 => state,
+        state if state & LOOKED_FOR != 0 => state | RAISED,
+        state => state | RAISED | WOKEN,
+    }
+}
 
 /// Remembers that a wake-up is under way, so that further ones cost no system call, and that none is
 /// needed while the consumer looks by itself.
@@ -37,17 +50,34 @@ impl Raised {
 
     /// True when the caller must wake the consumer.
     pub(crate) fn raise(&self) -> bool {
-        let before = self.change(|state| match state {
-            state if state & RAISED != 0 => state,
-            state if state & LOOKED_FOR != 0 => state | RAISED,
-            state => state | RAISED | WOKEN,
-        });
+        let before = self.change(raised);
         before & (RAISED | LOOKED_FOR) == 0
+    }
+
+    /// As [`raise`](Self::raise) for work that the consumer only wants to be woken for where it has said so.
+    fn raise_quietly(&self) -> bool {
+        let before = self.change(|state| match state & WANTED {
+            0 => state | QUIET,
+            _ => raised(state),
+        });
+        before & (WANTED | RAISED | LOOKED_FOR) == WANTED
+    }
+
+    /// The consumer wants to be woken for such work from now on, or no longer; true when it must be for what there
+    /// is.
+    fn set_wanted(&self, wanted: bool) -> bool {
+        let before = self.change(|state| match state {
+            state if !wanted => state & !WANTED,
+            state if state & QUIET != 0 => raised(state & !QUIET | WANTED),
+            state => state | WANTED,
+        });
+        wanted && before & (QUIET | RAISED | LOOKED_FOR) == QUIET
     }
 
     /// Before looking for work; whether somebody has woken the consumer for it, or is about to.
     pub(crate) fn lower(&self) -> bool {
-        self.0.fetch_and(LOOKED_FOR, Ordering::AcqRel) & WOKEN != 0
+        let kept = LOOKED_FOR | WANTED;
+        self.0.fetch_and(kept, Ordering::AcqRel) & WOKEN != 0
     }
 
     /// As [`lower`](Self::lower), for a consumer whose wakes are counted: `unread` of them were announced and
@@ -66,8 +96,8 @@ impl Raised {
     pub(crate) fn set_looked_for(&self, looked_for: bool) -> bool {
         let before = self.change(|state| match state {
             state if looked_for => state | LOOKED_FOR,
-            state if state & RAISED != 0 => RAISED | WOKEN,
-            _ => 0,
+            state if state & RAISED != 0 => (state | WOKEN) & !LOOKED_FOR,
+            state => state & !(LOOKED_FOR | WOKEN),
         });
         !looked_for && before & (RAISED | WOKEN) == RAISED
     }
@@ -75,6 +105,10 @@ impl Raised {
     /// Whether somebody raised it. Who publishes work after this has answered `false` raises it.
     pub(crate) fn is_raised(&self) -> bool {
         self.0.load(Ordering::Acquire) & RAISED != 0
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.0.load(Relaxed) & QUIET != 0
     }
 
     fn is_looked_for(&self) -> bool {
@@ -117,6 +151,20 @@ impl Signal {
         }
     }
 
+    /// As [`raise`](Self::raise), where the consumer has said that it wants to be woken for this too.
+    pub(crate) fn raise_quietly(&self) {
+        if self.raised.raise_quietly() {
+            self.write();
+        }
+    }
+
+    /// The consumer wants to be woken for what is [raised quietly](Self::raise_quietly), or no longer.
+    pub(crate) fn set_wanted(&self, wanted: bool) {
+        if self.raised.set_wanted(wanted) {
+            self.write();
+        }
+    }
+
     /// Whether there is something to look for; the consumer's question while it looks by itself.
     pub(crate) fn is_raised(&self) -> bool {
         self.raised.is_raised()
@@ -140,6 +188,11 @@ impl Signal {
     pub(crate) fn clear(&self) {
         let unread = self.unread.load(Relaxed);
         if unread == 0 && !self.raised.is_raised() {
+            if self.raised.is_quiet() {
+                // Unless it was raised since, there is nothing to read.
+                let woken = self.raised.lower();
+                self.unread.store(woken.into(), Relaxed);
+            }
             return;
         }
         let unread = self.raised.lower_and_read(unread, || {
@@ -199,6 +252,33 @@ mod tests {
         });
         assert_eq!(unread, 0);
         assert!(raised.raise(), "nobody wakes the consumer any more");
+    }
+
+    #[test]
+    fn quiet_work_makes_the_descriptor_readable_only_while_it_is_wanted() {
+        let signal = Signal::new().expect("an eventfd");
+        signal.raise_quietly();
+        assert!(!is_readable(&signal) && !signal.is_raised());
+        signal.set_wanted(true);
+        assert!(
+            is_readable(&signal),
+            "there is quiet work, and it is wanted"
+        );
+        signal.clear();
+        assert!(!is_readable(&signal));
+        signal.raise_quietly();
+        assert!(is_readable(&signal));
+        signal.clear();
+        signal.set_wanted(false);
+        signal.raise_quietly();
+        signal.clear();
+        signal.set_wanted(true);
+        assert!(!is_readable(&signal), "what was looked at is no news");
+        signal.set_looked_for(true);
+        signal.raise_quietly();
+        assert!(signal.is_raised() && !is_readable(&signal));
+        signal.set_looked_for(false);
+        assert!(is_readable(&signal));
     }
 
     #[test]
@@ -315,6 +395,45 @@ mod model {
                 producer.join().expect("a producer ends");
             }
             // It waits now: without a wake it sleeps for ever, and woken it looks for what was raised.
+            if wakes.load(Ordering::Acquire) > 0 && raised.is_raised() {
+                raised.lower();
+                seen = work.load(Ordering::Relaxed);
+            }
+            assert_eq!(
+                seen, PRODUCERS,
+                "work was published, and neither seen nor announced"
+            );
+        });
+    }
+
+    /// A consumer that comes to want quiet work is woken for what it did not see, whichever was first.
+    #[test]
+    fn quiet_work_is_seen_or_announced_once_it_is_wanted() {
+        explore(|| {
+            let shared = shared();
+            let producers: [JoinHandle<()>; PRODUCERS] = std::array::from_fn(|index| {
+                let shared = Arc::clone(&shared);
+                spawn(move || {
+                    let (raised, work, wakes) = &*shared;
+                    work.fetch_add(1, Ordering::Relaxed);
+                    let wakes_it = match index {
+                        0 => raised.raise_quietly(),
+                        _ => raised.raise(),
+                    };
+                    if wakes_it {
+                        wakes.fetch_add(1, Ordering::Release);
+                    }
+                })
+            });
+            let (raised, work, wakes) = &*shared;
+            raised.lower();
+            let mut seen = work.load(Ordering::Relaxed);
+            if raised.set_wanted(true) {
+                wakes.fetch_add(1, Ordering::Release);
+            }
+            for producer in producers {
+                producer.join().expect("a producer ends");
+            }
             if wakes.load(Ordering::Acquire) > 0 && raised.is_raised() {
                 raised.lower();
                 seen = work.load(Ordering::Relaxed);

@@ -39,6 +39,8 @@ pub(super) struct TcpChannel {
     /// Ends that were found before they were asked for.
     found: Vec<Completion>,
     capabilities: Capabilities,
+    /// See [`Channel::set_sent_wanted`].
+    sent_wanted: bool,
     /// Wakes the channel when pinned slots come back.
     _watches: Vec<FreeWatch>,
 }
@@ -55,6 +57,7 @@ struct SendSlot {
 impl TcpChannel {
     pub(super) fn new(shared: Arc<Shared>, window: u16) -> Self {
         let watches = shared.staging.watch(&shared.wakers);
+        shared.wakers.signal.set_wanted(true);
         let capabilities = Capabilities {
             max_in_flight: window,
             ordered: false,
@@ -72,6 +75,7 @@ impl TcpChannel {
             foreseen: 0,
             found: Vec::new(),
             capabilities,
+            sent_wanted: true,
             _watches: watches,
         }
     }
@@ -390,6 +394,12 @@ impl Channel for TcpChannel {
 
     fn set_looked_for(&mut self, looked_for: bool) {
         self.shared.wakers.signal.set_looked_for(looked_for);
+    }
+
+    fn set_sent_wanted(&mut self, wanted: bool) {
+        if std::mem::replace(&mut self.sent_wanted, wanted) != wanted {
+            self.shared.wakers.signal.set_wanted(wanted);
+        }
     }
 
     fn expect(&mut self, bytes: u64, direction: Direction) {

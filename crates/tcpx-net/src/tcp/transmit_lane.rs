@@ -263,7 +263,7 @@ impl TransmitLane {
         let slot = chunk.slot;
         drop(chunk);
         self.shared.transmit.free(slot);
-        self.shared.report(Event::Sent { slot });
+        self.shared.report_sent(slot);
     }
 
     /// Takes the kernel's reports on what it read where it lay.

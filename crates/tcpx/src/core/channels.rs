@@ -54,6 +54,17 @@ impl Drop for Channels {
     }
 }
 
+impl Core {
+    /// Tells the channels whether somebody waits for chunks to have been sent.
+    pub(super) fn say_what_is_wanted(&mut self) {
+        let waits = self.ended.is_some() || self.session.waits_for_sent();
+        for state in self.channels.iter_mut() {
+            let wanted = waits || !state.sends.is_empty();
+            state.channel.set_sent_wanted(wanted);
+        }
+    }
+}
+
 pub(super) struct Unconsumed {
     pub(super) ticket: Ticket,
     pub(super) operation: OperationId,

@@ -15,7 +15,22 @@ use crate::wait::{wait, wait_about};
 /// Descriptors looked at after one sleep; one is enough to go on.
 const EVENTS: usize = 4;
 const CALLED: u64 = 0;
-const OTHERS: u64 = 1;
+const CHANNELS: u64 = 1;
+const CONTROL: u64 = 2;
+
+/// What has ended a sleep.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Woken {
+    /// The control socket may have something to read, or its end.
+    pub(super) for_control: bool,
+}
+
+impl Woken {
+    /// It is not known.
+    pub(super) fn by_anything() -> Self {
+        Self { for_control: true }
+    }
+}
 
 /// What one thread at a time sleeps on.
 #[derive(Debug, Default)]
@@ -48,7 +63,12 @@ impl Set {
         let call = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&epoll, &call, EventData::new_u64(CALLED), EventFlags::IN)?;
         for channel in channels {
-            epoll::add(&epoll, channel, EventData::new_u64(OTHERS), EventFlags::IN)?;
+            epoll::add(
+                &epoll,
+                channel,
+                EventData::new_u64(CHANNELS),
+                EventFlags::IN,
+            )?;
         }
         let control = Mutex::new(Control::Not);
         Ok(Self {
@@ -64,7 +84,7 @@ impl Set {
             true => (Control::ReadWrite, EventFlags::IN | EventFlags::OUT),
         };
         let mut watched = self.control.lock().unwrap_or_else(PoisonError::into_inner);
-        let data = EventData::new_u64(OTHERS);
+        let data = EventData::new_u64(CONTROL);
         match *watched {
             now if now == wanted => return Ok(()),
             Control::Not => epoll::add(&self.epoll, control, data, flags)?,
@@ -93,20 +113,24 @@ impl Descriptors {
     }
 
     /// Sleeps until there is news, at most until `until`, or a millisecond more where that need not be `exact`.
-    pub(super) fn sleep(&self, until: Instant, exact: bool) {
+    pub(super) fn sleep(&self, until: Instant, exact: bool) -> Woken {
+        let mut woken = Woken::by_anything();
         if let Some(Some(set)) = self.set.get() {
             let left = until.saturating_duration_since(Instant::now());
             let wait = if exact { wait } else { wait_about };
             let mut space = [const { MaybeUninit::uninit() }; EVENTS];
             // Interrupted or not, the caller looks at everything.
-            if let Ok((events, _)) = wait(&set.epoll, &mut space, left)
-                && events.iter().any(|event| event.data.u64() == CALLED)
-            {
-                // Draining an empty counter is no error worth knowing.
-                let _ = rustix::io::read(&set.call, &mut [0u8; 8]);
+            if let Ok((events, _)) = wait(&set.epoll, &mut space, left) {
+                let has = |what| events.iter().any(|event| event.data.u64() == what);
+                woken.for_control = has(CONTROL);
+                if has(CALLED) {
+                    // Draining an empty counter is no error worth knowing.
+                    let _ = rustix::io::read(&set.call, &mut [0u8; 8]);
+                }
             }
         }
         self.get_up();
+        woken
     }
 
     /// The calling thread sleeps no longer.
@@ -177,8 +201,10 @@ mod tests {
         lie_down(&descriptors, &near, true);
         assert!(sleeps_at_once(&descriptors), "there is room to write");
         lie_down(&descriptors, &near, false);
+        assert!(!descriptors.sleep(Instant::now() + short, true).for_control);
+        lie_down(&descriptors, &near, false);
         far.write_all(b"news").expect("written");
-        assert!(sleeps_at_once(&descriptors));
+        assert!(descriptors.sleep(Instant::now() + LONG, true).for_control);
     }
 
     #[test]
