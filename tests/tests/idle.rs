@@ -19,9 +19,10 @@ fn spent() -> Duration {
     Duration::new(now.tv_sec.unsigned_abs(), nanos)
 }
 
-/// Small and large, so that everything that looks for more work has a reason to.
+/// Small and large, so that everything that looks for more work has a reason to; and so that a receive that waits
+/// is granted ahead.
 fn use_it(server: &Connection, client: &Connection) {
-    for bytes in [8, 8 << 20] {
+    for bytes in [8, 8 << 20, 8 << 20, 8 << 20] {
         let (from, to) = (
             Region::host(bytes).expect("memory"),
             Region::host(bytes).expect("memory"),

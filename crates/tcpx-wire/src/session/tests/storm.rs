@@ -188,7 +188,8 @@ fn blow(storm: &Storm) {
         // Arrivals that nothing matches are the peer's to bound.
         let peer_full = pair.sides[1 - side].session.matching.arrivals() + 2 >= storm.capacity
             || pair.sides[side].session.sends.len() + 2 >= storm.capacity;
-        if !full && !(sends && peer_full) {
+        let leaves_room = !(sends && peer_full);
+        if leaves_room && !full {
             let operation = if sends {
                 let bytes = match usual {
                     true => 20_000,
