@@ -126,11 +126,12 @@ impl Session {
         }
         let next = self.next_waiting();
         let guessed = next.is_some_and(|(oldest, receive)| {
-            oldest == operation && self.is_likely(receive) && receive.capacity == arrival.bytes
+            let is_likely = self.is_likely(receive, arrival.level);
+            oldest == operation && is_likely && receive.capacity == arrival.bytes
         });
         let given = &mut self.given_ahead;
+        given.level = arrival.level;
         if guessed {
-            given.level = arrival.level;
             given.was_right();
         } else {
             given.right = 0;
@@ -144,10 +145,8 @@ impl Session {
         Some((*found.0, found.1))
     }
 
-    /// Whether a transfer of the receive's whole length, at the level that was asked for last, is one that is granted
-    /// ahead.
-    fn is_likely(&self, receive: &Incoming) -> bool {
-        let asked = self.given_ahead.level;
+    /// Whether a transfer of the receive's whole length whose sender asks for this level is one that is granted ahead.
+    fn is_likely(&self, receive: &Incoming, asked: Level) -> bool {
         (u64::from(self.config.ours.eager_limit) + 1..=LONGEST).contains(&receive.capacity)
             && fits_level(asked, receive.asked.max(asked))
     }
@@ -167,7 +166,7 @@ impl Session {
         let Some(agreed) = self.agreed else { return };
         while self.given_ahead.has_room()
             && let Some((operation, receive)) = self.next_waiting()
-            && self.is_likely(receive)
+            && self.is_likely(receive, self.given_ahead.level)
         {
             let guess = Guess {
                 operation,

@@ -106,6 +106,30 @@ fn where_that_is_wanted_the_first_of_several_transfers_is_announced_and_begins_a
 }
 
 #[test]
+fn transfers_that_both_sides_want_verified_are_granted_ahead_and_those_that_one_does_are_not() {
+    for (asked, sends, guessed) in [
+        (Level::Verified, Level::Verified, true),
+        (Level::Placed, Level::Verified, true),
+        (Level::Verified, Level::Placed, false),
+        (Level::Placed, Level::Sent, true),
+    ] {
+        let mut pair = Pair::new(guessing(), 7);
+        for _ in 0..6 {
+            let there = pair.receive(1, receive(1, BYTES, asked));
+            pair.run(MOMENT);
+            pair.send(0, send(1, BYTES, sends));
+            pair.settle(Duration::from_secs(1));
+            assert_eq!(
+                pair.success(1, there).level,
+                asked.max(sends).max(Level::Placed)
+            );
+        }
+        let ahead = arrived(&mut pair, 0).contains(&"grant-ahead");
+        assert_eq!(ahead, guessed, "{asked:?} {sends:?}");
+    }
+}
+
+#[test]
 fn nothing_is_guessed_of_receives_that_are_longer_than_what_comes_or_short_or_of_an_eager_stream() {
     for (capacity, bytes, is_eager) in [
         (BYTES, BYTES - 1, false),
