@@ -154,6 +154,8 @@ impl Transfer {
 
     /// Asks for an early end. The operation still ends exactly once: with
     /// [`Error::Cancelled`], or with its result if that came first.
+    ///
+    /// A message that the peer sends to a receive at this very moment ends with it: its send fails, and says why.
     pub fn cancel(&self) {
         self.connection.0.cancel(self.operation);
     }

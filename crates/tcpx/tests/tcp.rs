@@ -296,13 +296,16 @@ fn what_waited_for_company_leaves_without_it() {
 const LARGE: usize = 200 << 10;
 /// More than what was posted takes to reach the peer.
 const A_MOMENT: Duration = Duration::from_millis(5);
+/// The same on a busy machine.
+const LONG_ENOUGH: Duration = Duration::from_millis(40);
 
-/// Sends one message from `client` to `server` that fills its receive, which the client may know of before it sends.
-fn one_large(server: &Connection, client: &Connection, tag: u64) {
+/// Sends one message from `client` to `server` that fills its receive, of which the client knows before it sends if
+/// it hears of it within `moment`.
+fn one_large(server: &Connection, client: &Connection, tag: u64, moment: Duration) {
     let source = region(&random(LARGE));
     let sink = region(&vec![0xA5; LARGE]);
     let there = server.receive(sink.all(), tag).start().expect("room");
-    thread::sleep(A_MOMENT);
+    thread::sleep(moment);
     let sent = client.send(source.all(), tag).start().expect("room");
     there.wait().expect("it arrives");
     sent.wait().expect("acknowledged");
@@ -320,11 +323,11 @@ fn large_messages_that_follow_each_other_are_not_announced() {
             options.dead_after = Duration::from_secs(200);
         });
         for _ in 0..4 {
-            one_large(&server, &client, 3);
+            one_large(&server, &client, 3, LONG_ENOUGH);
         }
         let before = client.statistics();
         for tag in 10..20 {
-            one_large(&server, &client, tag);
+            one_large(&server, &client, tag, LONG_ENOUGH);
         }
         let after = client.statistics();
         assert!(
@@ -346,7 +349,7 @@ fn messages_that_are_not_as_those_before_reach_the_receives_that_they_are_due() 
         let (server, client) = pair(|options| options.channels = lanes);
         for round in 0..30 {
             for _ in 0..(2 + round % 5) {
-                one_large(&server, &client, 1);
+                one_large(&server, &client, 1, A_MOMENT);
             }
             // Tags and lengths of what is sent; the receives are one of each tag more than one of the first.
             let odd = [0, 7, 100 << 10, LARGE - 1, LARGE][round % 5];
@@ -395,6 +398,8 @@ fn messages_that_are_not_as_those_before_reach_the_receives_that_they_are_due() 
                 there.cancel();
                 assert!(there.wait().is_err(), "nothing was sent to it");
             }
+            // The client has to know before it sends again.
+            thread::sleep(LONG_ENOUGH);
         }
         client.close(LONG).expect("an orderly goodbye");
         server.close(LONG).expect("an orderly goodbye");
@@ -402,11 +407,12 @@ fn messages_that_are_not_as_those_before_reach_the_receives_that_they_are_due() 
 }
 
 #[test]
-fn a_receive_that_is_given_up_gives_its_memory_back_and_takes_no_message_with_it() {
+fn a_receive_that_is_given_up_gives_its_memory_back_and_the_next_one_gets_what_is_sent_then() {
     let (server, client) = pair(|_| {});
+    let mut crossed = 0;
     for _ in 0..20 {
         for _ in 0..3 {
-            one_large(&server, &client, 1);
+            one_large(&server, &client, 1, A_MOMENT);
         }
         let [given_up, next] = [0, 1].map(|_| region(&vec![0xA5; LARGE]));
         let first = server.receive(given_up.all(), 1).start().expect("room");
@@ -417,11 +423,17 @@ fn a_receive_that_is_given_up_gives_its_memory_back_and_takes_no_message_with_it
         assert!(contents(&given_up, LARGE).iter().all(|byte| *byte == 0xA5));
         thread::sleep(A_MOMENT);
         let source = region(&random(LARGE));
-        let sent = client.send(source.all(), 1).start().expect("room");
+        let send = || client.send(source.all(), 1).start().expect("room").wait();
+        // On a busy machine the client may not know yet that nobody waits for its next message: that one fails.
+        if let Err(error) = send() {
+            assert!(error.to_string().contains("cancelled"), "{error}");
+            crossed += 1;
+            send().expect("acknowledged");
+        }
         second.wait().expect("it arrives");
-        sent.wait().expect("acknowledged");
         assert_eq!(contents(&source, LARGE), contents(&next, LARGE));
     }
+    assert!(crossed < 20, "no receive was given up in time");
     client.close(LONG).expect("an orderly goodbye");
     server.close(LONG).expect("an orderly goodbye");
 }
