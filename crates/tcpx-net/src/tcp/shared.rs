@@ -224,18 +224,21 @@ impl Shared {
 
     /// Reports an end and wakes the owner. Drop what points at the request's memory before.
     pub(super) fn report(&self, event: Event) {
-        // A send has at most two under way and a receive one, so the queue cannot be full.
-        let pushed = self.events.push(event);
-        debug_assert!(pushed.is_ok(), "more events than slots");
+        self.publish(event);
         self.wakers.signal.raise();
     }
 
     /// As [`report`](Self::report) for a chunk that was sent, which as a rule the owner need not be woken for: it
     /// waits for the peer to have placed it.
     pub(super) fn report_sent(&self, slot: u16) {
-        let pushed = self.events.push(Event::Sent { slot });
-        debug_assert!(pushed.is_ok(), "more events than slots");
+        self.publish(Event::Sent { slot });
         self.wakers.signal.raise_quietly();
+    }
+
+    fn publish(&self, event: Event) {
+        // A send has at most two under way and a receive one, so the queue cannot be full.
+        let pushed = self.events.push(event);
+        debug_assert!(pushed.is_ok(), "more events than slots");
     }
 
     pub(super) fn next_event(&self) -> Option<Event> {

@@ -111,6 +111,10 @@ impl Raised {
         self.0.load(Relaxed) & QUIET != 0
     }
 
+    fn is_wanted(&self) -> bool {
+        self.0.load(Relaxed) & WANTED != 0
+    }
+
     fn is_looked_for(&self) -> bool {
         self.0.load(Relaxed) & LOOKED_FOR != 0
     }
@@ -158,9 +162,10 @@ impl Signal {
         }
     }
 
-    /// The consumer wants to be woken for what is [raised quietly](Self::raise_quietly), or no longer.
+    /// The consumer wants to be woken for what is [raised quietly](Self::raise_quietly), or no longer. Nobody else says
+    /// so; saying it again costs next to nothing.
     pub(crate) fn set_wanted(&self, wanted: bool) {
-        if self.raised.set_wanted(wanted) {
+        if self.raised.is_wanted() != wanted && self.raised.set_wanted(wanted) {
             self.write();
         }
     }
@@ -319,12 +324,19 @@ mod model {
     }
 
     fn producers(shared: &Arc<Shared>) -> [JoinHandle<()>; PRODUCERS] {
-        std::array::from_fn(|_| {
+        producers_that(shared, [Raised::raise; PRODUCERS])
+    }
+
+    fn producers_that(
+        shared: &Arc<Shared>,
+        raise: [fn(&Raised) -> bool; PRODUCERS],
+    ) -> [JoinHandle<()>; PRODUCERS] {
+        raise.map(|raise| {
             let shared = Arc::clone(shared);
             spawn(move || {
                 let (raised, work, wakes) = &*shared;
                 work.fetch_add(1, Ordering::Relaxed);
-                if raised.raise() {
+                if raise(raised) {
                     wakes.fetch_add(1, Ordering::Release);
                 }
             })
@@ -411,20 +423,7 @@ mod model {
     fn quiet_work_is_seen_or_announced_once_it_is_wanted() {
         explore(|| {
             let shared = shared();
-            let producers: [JoinHandle<()>; PRODUCERS] = std::array::from_fn(|index| {
-                let shared = Arc::clone(&shared);
-                spawn(move || {
-                    let (raised, work, wakes) = &*shared;
-                    work.fetch_add(1, Ordering::Relaxed);
-                    let wakes_it = match index {
-                        0 => raised.raise_quietly(),
-                        _ => raised.raise(),
-                    };
-                    if wakes_it {
-                        wakes.fetch_add(1, Ordering::Release);
-                    }
-                })
-            });
+            let producers = producers_that(&shared, [Raised::raise_quietly, Raised::raise]);
             let (raised, work, wakes) = &*shared;
             raised.lower();
             let mut seen = work.load(Ordering::Relaxed);

@@ -39,8 +39,6 @@ pub(super) struct TcpChannel {
     /// Ends that were found before they were asked for.
     found: Vec<Completion>,
     capabilities: Capabilities,
-    /// See [`Channel::set_sent_wanted`].
-    sent_wanted: bool,
     /// Wakes the channel when pinned slots come back.
     _watches: Vec<FreeWatch>,
 }
@@ -75,7 +73,6 @@ impl TcpChannel {
             foreseen: 0,
             found: Vec::new(),
             capabilities,
-            sent_wanted: true,
             _watches: watches,
         }
     }
@@ -397,9 +394,7 @@ impl Channel for TcpChannel {
     }
 
     fn set_sent_wanted(&mut self, wanted: bool) {
-        if std::mem::replace(&mut self.sent_wanted, wanted) != wanted {
-            self.shared.wakers.signal.set_wanted(wanted);
-        }
+        self.shared.wakers.signal.set_wanted(wanted);
     }
 
     fn expect(&mut self, bytes: u64, direction: Direction) {

@@ -42,7 +42,7 @@ impl Cancelling {
 }
 
 /// What the peer is told about the cause; nothing where it knows already or cannot be told.
-pub(super) fn for_peer(cause: &EndCause) -> Option<(CancelReason, Detail)> {
+fn for_peer(cause: &EndCause) -> Option<(CancelReason, Detail)> {
     let reason = match cause {
         EndCause::Cancelled => CancelReason::Requested,
         EndCause::Stalled(report) | EndCause::DeadlinePassed(report) => {
@@ -57,6 +57,17 @@ pub(super) fn for_peer(cause: &EndCause) -> Option<(CancelReason, Detail)> {
         _ => return None,
     };
     Some((reason, cause.to_string().into()))
+}
+
+/// What tells the peer that a transfer ends early here; nothing where it knows already or cannot be told.
+pub(super) fn cancel_frame(transfer: TransferId, from: Role, cause: &EndCause) -> Option<Frame> {
+    let (reason, detail) = for_peer(cause)?;
+    Some(Frame::Cancel {
+        transfer,
+        from,
+        reason,
+        detail,
+    })
 }
 
 /// Quotes the peer in an error that this side found by itself.
@@ -105,15 +116,8 @@ impl Session {
             self.send_stream
                 .drop_from(operation, granted.plan.first_sequence);
         }
-        if let Some((reason, detail)) = for_peer(&cause) {
-            let from = Role::Sender;
-            self.transmit.push_back(Frame::Cancel {
-                transfer,
-                from,
-                reason,
-                detail,
-            });
-        }
+        self.transmit
+            .extend(cancel_frame(transfer, Role::Sender, &cause));
         send.cancel = Some(Cancelling::new(cause, busy));
         self.timers
             .arm(&mut send.clock, operation, now + self.config.cancel_timeout);
@@ -151,16 +155,9 @@ impl Session {
             self.receive_stream
                 .drop_from(operation, granted.plan.first_sequence);
         }
-        if foresight == Foresight::None
-            && let Some((reason, detail)) = for_peer(&cause)
-        {
-            let (transfer, from) = (matched.transfer, Role::Receiver);
-            self.transmit.push_back(Frame::Cancel {
-                transfer,
-                from,
-                reason,
-                detail,
-            });
+        if foresight == Foresight::None {
+            self.transmit
+                .extend(cancel_frame(matched.transfer, Role::Receiver, &cause));
         }
         receive.cancel = Some(Cancelling::new(cause, busy));
         self.timers.arm(

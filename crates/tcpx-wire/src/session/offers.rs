@@ -127,7 +127,7 @@ impl Session {
                 let expected = (level == Level::Verified).then(|| payload.crc32c());
                 self.by_transfer.insert(transfer, operation);
                 self.actions
-                    .push_back(matched(operation, transfer, bytes, 0, 0));
+                    .push_back(matched(operation, transfer, bytes, 0, 0, false));
                 self.actions.push_back(Action::DeliverEager {
                     operation,
                     payload: payload.into_bytes(),
@@ -189,14 +189,14 @@ impl Session {
         let plan = Plan::new(cut, first_sequence, agreed.channels);
         self.by_transfer.insert(transfer, operation);
         self.receive_stream.append(operation, plan.chunks);
-        self.actions.push_back(Action::Matched {
+        self.actions.push_back(matched(
             operation,
             transfer,
             bytes,
             first_sequence,
-            chunks: plan.chunks,
-            ahead: foresight == Foresight::Open,
-        });
+            plan.chunks,
+            foresight == Foresight::Open,
+        ));
         let granted = GrantedReceive {
             plan,
             posted: ChunkSet::default(),
@@ -227,6 +227,7 @@ pub(super) fn matched(
     bytes: u64,
     first_sequence: u64,
     chunks: u32,
+    ahead: bool,
 ) -> Action {
     Action::Matched {
         operation,
@@ -234,6 +235,6 @@ pub(super) fn matched(
         bytes,
         first_sequence,
         chunks,
-        ahead: false,
+        ahead,
     }
 }

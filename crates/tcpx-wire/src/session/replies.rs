@@ -135,6 +135,7 @@ impl Session {
                 plan.bytes(),
                 first_sequence,
                 plan.chunks,
+                false,
             ));
         }
         if cancelled {

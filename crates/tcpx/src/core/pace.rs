@@ -1,8 +1,8 @@
 //! What may wait for company before it is written: acknowledgements, and small messages behind others.
 //!
 //! A write costs more than a small message. So an acknowledgement waits while the thread that looks
-//! after the connection will look again at once, or has answered its last messages at once; and small
-//! messages that follow each other closely go together while as many earlier ones are on their way. Nothing
+//! after the connection will look again at once, or has answered its last messages, or posted the next receives,
+//! at once; and small messages that follow each other closely go together while as many earlier ones are on their way. Nothing
 //! waits unless a thread of the program looks after the connection: who stops doing so writes, and if
 //! it does not come back, the engine's thread does within [`LINGER`](crate::drive::LINGER) at the latest.
 

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::{Foresight, MOST, fits_level};
 use crate::frame::{Frame, Level, Role, Tag, TransferId};
 use crate::session::action::{Action, OperationId};
-use crate::session::cancel::for_peer;
+use crate::session::cancel::cancel_frame;
 use crate::session::config::Agreed;
 use crate::session::error::{EndCause, SessionError};
 use crate::session::incoming::Incoming;
@@ -168,33 +168,30 @@ impl Session {
             && let Some((operation, receive)) = self.next_waiting()
             && self.is_likely(receive, self.given_ahead.level)
         {
-            let guess = Guess {
-                operation,
-                tag: receive.tag,
-                bytes: receive.capacity,
-                level: receive.asked.max(self.given_ahead.level),
-                chunks: 0,
-            };
-            self.grant_one_ahead(guess, &agreed);
+            let (tag, bytes) = (receive.tag, receive.capacity);
+            let level = receive.asked.max(self.given_ahead.level);
+            self.grant_one_ahead(operation, tag, bytes, level, &agreed);
         }
         self.pump_receives();
     }
 
-    fn grant_one_ahead(&mut self, guess: Guess, agreed: &Agreed) {
-        let open = self.given_ahead.open.len();
-        let transfer = TransferId(self.next_arrival.saturating_add(open as u64));
-        self.matching.remove_receive(guess.tag, guess.operation);
-        let Guess {
+    fn grant_one_ahead(
+        &mut self,
+        operation: OperationId,
+        tag: Tag,
+        bytes: u64,
+        level: Level,
+        agreed: &Agreed,
+    ) {
+        let transfer = self.end_of_open();
+        self.matching.remove_receive(tag, operation);
+        let plan = self.begin_receiving(operation, transfer, bytes, level, Foresight::Open, agreed);
+        self.given_ahead.open.push_back(Guess {
             operation,
             tag,
             bytes,
             level,
-            ..
-        } = guess;
-        let plan = self.begin_receiving(operation, transfer, bytes, level, Foresight::Open, agreed);
-        self.given_ahead.open.push_back(Guess {
             chunks: plan.chunks,
-            ..guess
         });
         let cut = plan.cut();
         self.transmit.push_back(Frame::GrantAhead {
@@ -286,14 +283,8 @@ impl Session {
         let transfer = matched.transfer;
         // It has ended, and the peer did not know.
         if let Some(cancel) = &receive.cancel {
-            if let Some((reason, detail)) = for_peer(&cancel.cause) {
-                self.transmit.push_back(Frame::Cancel {
-                    transfer,
-                    from: Role::Receiver,
-                    reason,
-                    detail,
-                });
-            }
+            self.transmit
+                .extend(cancel_frame(transfer, Role::Receiver, &cancel.cause));
             self.settle_receive(now, operation);
         }
     }

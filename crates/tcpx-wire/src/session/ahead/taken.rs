@@ -39,6 +39,11 @@ impl TakenAhead {
     pub(in crate::session) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
+
+    /// Whether this epoch has begun; they wrap.
+    fn has_begun(&self, epoch: u32) -> bool {
+        self.epoch.wrapping_sub(epoch) <= u32::MAX / 2
+    }
 }
 
 #[cfg(test)]
@@ -87,7 +92,7 @@ impl Session {
         };
         let ours = taken.epoch;
         if epoch != ours {
-            if ours.wrapping_sub(epoch) > u32::MAX / 2 {
+            if !taken.has_begun(epoch) {
                 return Err(unexpected(
                     FRAME,
                     "an epoch that has begun",
@@ -179,18 +184,17 @@ impl Session {
 
     pub(in crate::session) fn recalled(&mut self, epoch: u32) -> Result<(), SessionError> {
         let ours = self.taken_ahead.epoch;
-        if epoch == ours && self.config.grants_ahead {
+        if !self.config.grants_ahead || !self.taken_ahead.has_begun(epoch) {
+            return Err(unexpected(
+                "recall",
+                "an epoch of grants ahead that has begun",
+                format!("it is {ours}, and {epoch} arrived"),
+            ));
+        }
+        // Those of an earlier one have come to nothing before.
+        if epoch == ours {
             self.decline();
-            return Ok(());
         }
-        // They have come to nothing before.
-        if self.config.grants_ahead && ours.wrapping_sub(epoch) <= u32::MAX / 2 {
-            return Ok(());
-        }
-        Err(unexpected(
-            "recall",
-            "an epoch of grants ahead that has begun",
-            format!("it is {ours}, and {epoch} arrived"),
-        ))
+        Ok(())
     }
 }
