@@ -217,6 +217,7 @@ impl Network for TcpNetwork {
             resend: self.options.resend && lanes > 1,
             splice: self.options.splice,
             zero_copy: self.options.zero_copy,
+            tells_behind: lanes == 1 && setup.session.tells_behind(),
             socket_buffer: self.options.socket_buffer,
             staging: Staging::new(setup.workers, self.options.stage_host, window)?,
             repair,

@@ -7,7 +7,7 @@ use crate::frame::{Settings, TransferId};
 
 /// Names the chunk whose payload follows on the lane.
 ///
-/// On the wire, little endian: magic u32, version u8, attempt u8, reserved u16,
+/// On the wire, little endian: magic u32, version u8, attempt u8, behind u16,
 /// sequence u64, transfer u64, offset u64, length u32, CRC32C of the 36 bytes before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkHeader {
@@ -22,6 +22,10 @@ pub struct ChunkHeader {
     /// How often lanes died with it before, at most 255: its sender does not know whether it had
     /// arrived. A chunk with 0 comes once, and a later attempt makes those before it void.
     pub attempt: u8,
+    /// What its sender had queued for the same lane behind it, in whole [units](Self::BEHIND_UNIT) of payload: so
+    /// much follows at once. 0 where that is not known, and between sides that do not both
+    /// [tell](crate::handshake::Session::tells_behind) it.
+    pub behind: u16,
 }
 
 impl ChunkHeader {
@@ -31,6 +35,8 @@ impl ChunkHeader {
     pub const MAGIC: u32 = u32::from_le_bytes(*b"TCPC");
     /// Version of the layout.
     pub const VERSION: u8 = 1;
+    /// Bytes in one unit of `behind`.
+    pub const BEHIND_UNIT: u64 = 1 << 16;
 
     /// Reads a header.
     ///
@@ -51,16 +57,13 @@ impl ChunkHeader {
         if arrived != expected {
             return Err(ChunkHeaderError::Checksum { expected, arrived });
         }
-        let reserved = u16::from_le_bytes(field(bytes, 6));
-        if reserved != 0 {
-            return Err(ChunkHeaderError::Reserved { reserved });
-        }
         let header = Self {
             sequence: u64::from_le_bytes(field(bytes, 8)),
             transfer: TransferId(u64::from_le_bytes(field(bytes, 16))),
             offset: u64::from_le_bytes(field(bytes, 24)),
             length: u32::from_le_bytes(field(bytes, 32)),
             attempt,
+            behind: u16::from_le_bytes(field(bytes, 6)),
         };
         if !(1..=Settings::MAX_CHUNK_BYTES).contains(&header.length) {
             return Err(ChunkHeaderError::Length {
@@ -76,12 +79,23 @@ impl ChunkHeader {
         Ok(header)
     }
 
+    /// How a header says that so many bytes are behind its chunk.
+    pub fn units_behind(bytes: u64) -> u16 {
+        u16::try_from(bytes / Self::BEHIND_UNIT).unwrap_or(u16::MAX)
+    }
+
+    /// Bytes of payload that follow its chunk at once, as far as that is known.
+    pub fn bytes_behind(&self) -> u64 {
+        u64::from(self.behind) * Self::BEHIND_UNIT
+    }
+
     /// The header's bytes; a receiver refuses a chunk outside the bounds of the fields.
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[..4].copy_from_slice(&Self::MAGIC.to_le_bytes());
         bytes[4] = Self::VERSION;
         bytes[5] = self.attempt;
+        bytes[6..8].copy_from_slice(&self.behind.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.transfer.0.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.offset.to_le_bytes());
@@ -131,14 +145,6 @@ pub enum ChunkHeaderError {
         /// The value in the header.
         arrived: u32,
     },
-    /// A bit without a meaning is set.
-    #[error(
-        "chunk: expected reserved bytes 0, 0x{reserved:04x} arrived; run the same version on both sides"
-    )]
-    Reserved {
-        /// The reserved bytes.
-        reserved: u16,
-    },
     /// No chunk has this length.
     #[error(
         "chunk: expected a length of 1 to {most} bytes, {arrived} arrived; close the lane",
@@ -171,6 +177,7 @@ mod tests {
             offset: 5 << 32,
             length: 524_288,
             attempt: 0,
+            behind: 0,
         }
     }
 
@@ -191,9 +198,10 @@ mod tests {
             offset in 0..u64::MAX - (1 << 30),
             length in 1..=Settings::MAX_CHUNK_BYTES,
             attempt: u8,
+            behind: u16,
         ) {
             let transfer = TransferId(transfer);
-            let header = ChunkHeader { sequence, transfer, offset, length, attempt };
+            let header = ChunkHeader { sequence, transfer, offset, length, attempt, behind };
             prop_assert_eq!(ChunkHeader::decode(&header.encode()), Ok(header));
         }
 
@@ -215,9 +223,10 @@ mod tests {
         assert_eq!(bytes[32..36], [0, 0, 8, 0]);
         let again = ChunkHeader {
             attempt: 2,
+            behind: 0x0102,
             ..header()
         };
-        assert_eq!(again.encode()[5], 2);
+        assert_eq!(again.encode()[5..8], [2, 2, 1]);
     }
 
     #[test]
@@ -233,10 +242,6 @@ mod tests {
         assert_eq!(
             tampered(|bytes| bytes[4] = 2),
             Err(E::Version { arrived: 2 })
-        );
-        assert_eq!(
-            tampered(|bytes| bytes[7] = 1),
-            Err(E::Reserved { reserved: 256 })
         );
         assert_eq!(
             tampered(|bytes| bytes[32..36].fill(0)),

@@ -143,5 +143,6 @@ fn capabilities(options: &Options) -> u64 {
     } else {
         0
     };
-    resumes | ahead | Session::TAPERS | Session::LONG_EAGER
+    let always = Session::TAPERS | Session::LONG_EAGER | Session::TELLS_BEHIND;
+    resumes | ahead | always
 }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
-use rustix::event::epoll;
+use rustix::event::{Timespec, epoll};
 use tcpx_memory::PagePipe;
 use tcpx_memory::awake::{Awake, give_way};
 
@@ -38,6 +38,8 @@ pub(super) trait Source: Send + Debug {
 pub(super) enum Turn {
     /// Nothing to do before the socket or [`Remote::resume`] says so.
     Rest,
+    /// As `Rest`, but it takes another turn within [`NAP`] even so.
+    Nap,
     /// There is more to do; others first.
     Again,
     /// The source has ended; forget it.
@@ -76,6 +78,7 @@ struct Entry {
     source: Box<dyn Source>,
     flags: Arc<AtomicU8>,
     queued: bool,
+    naps: bool,
 }
 
 #[derive(Debug)]
@@ -113,6 +116,7 @@ impl EventLoop {
                 mailbox: inner,
                 entries: Vec::new(),
                 turns: VecDeque::new(),
+                woken_by: None,
             }
             .run();
         })?;
@@ -133,6 +137,7 @@ impl EventLoop {
             source,
             flags: Arc::clone(&remote.flags),
             queued: false,
+            naps: false,
         };
         self.mailbox
             .arrivals
@@ -143,6 +148,8 @@ impl EventLoop {
     }
 }
 
+/// How long a source naps at most.
+pub(super) const NAP: Duration = Duration::from_millis(1);
 /// How long a loop looks for the next event without a pause, where there are cores to spare.
 const PATIENCE: Duration = Duration::from_micros(300);
 const SIGNAL: u64 = u64::MAX;
@@ -155,6 +162,8 @@ struct Runner {
     mailbox: Arc<Mailbox>,
     entries: Vec<Option<Entry>>,
     turns: VecDeque<usize>,
+    /// When those that nap get their turn.
+    woken_by: Option<Instant>,
 }
 
 impl Runner {
@@ -164,10 +173,7 @@ impl Runner {
         let mut last = Instant::now();
         self.mailbox.signal.set_looked_for(true);
         loop {
-            let now = rustix::event::Timespec {
-                tv_sec: 0,
-                tv_nsec: 0,
-            };
+            let now = timespec(Duration::ZERO);
             // Another event comes soon while bytes move, and waking up takes longer than they do.
             let busy = !self.turns.is_empty();
             let looks = busy || last.elapsed() < PATIENCE && awake.may_look();
@@ -179,7 +185,8 @@ impl Runner {
             } else {
                 // What was sent since the last look makes this end at once.
                 self.mailbox.signal.set_looked_for(false);
-                let waited = awake.asleep(|| wait(None));
+                let nap = self.woken_by.map(|_| timespec(NAP));
+                let waited = awake.asleep(|| wait(nap.as_ref()));
                 self.mailbox.signal.set_looked_for(true);
                 waited
             };
@@ -199,6 +206,9 @@ impl Runner {
             }
             if self.mailbox.signal.is_raised() {
                 self.read_mail();
+            }
+            if self.woken_by.is_some_and(|at| at <= Instant::now()) {
+                self.wake_napping();
             }
             if !self.turns.is_empty() {
                 last = Instant::now();
@@ -272,13 +282,27 @@ impl Runner {
         }
     }
 
+    fn wake_napping(&mut self) {
+        self.woken_by = None;
+        for index in 0..self.entries.len() {
+            if self.entries[index].as_ref().is_some_and(|entry| entry.naps) {
+                self.queue(index);
+            }
+        }
+    }
+
     fn turn(&mut self, index: usize) {
         let Some(Some(entry)) = self.entries.get_mut(index) else {
             return;
         };
         entry.queued = false;
-        match entry.source.turn() {
+        let turn = entry.source.turn();
+        entry.naps = turn == Turn::Nap;
+        match turn {
             Turn::Rest => {}
+            Turn::Nap => {
+                self.woken_by.get_or_insert_with(|| Instant::now() + NAP);
+            }
             Turn::Again => self.queue(index),
             Turn::End => self.remove(index),
         }
@@ -339,6 +363,13 @@ impl Loops {
     /// The loop that takes the next lane's receiving half; counts it as given.
     pub(super) fn receive(&self) -> &EventLoop {
         least_loaded(&self.receive)
+    }
+}
+
+fn timespec(span: Duration) -> Timespec {
+    Timespec {
+        tv_sec: span.as_secs().cast_signed(),
+        tv_nsec: span.subsec_nanos().into(),
     }
 }
 

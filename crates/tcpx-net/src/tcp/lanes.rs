@@ -135,6 +135,7 @@ mod tests {
                 resend: true,
                 splice: false,
                 zero_copy: false,
+                tells_behind: false,
                 socket_buffer: bytes,
                 staging: Staging::new(&[], false, 4).unwrap(),
                 repair: Repair::Never,

@@ -103,6 +103,7 @@ mod tests {
             offset: 0,
             length: 8,
             attempt: 0,
+            behind: 0,
         };
         let position = ChunkPosition {
             sequence,

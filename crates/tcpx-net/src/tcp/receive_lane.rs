@@ -1,10 +1,13 @@
 //! The receiving half of a lane: reads a header, finds the posted receive, and reads the payload
 //! to where it belongs.
 
+mod gathering;
+
 use std::cell::RefCell;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use rustix::event::epoll::EventFlags;
 use tcpx_memory::RegionSlice;
@@ -17,6 +20,7 @@ use super::receive_table::{Arrival, Claim, ReceiveState, position};
 use super::shared::{Event, LaneSocket, Shared, Violation};
 use super::staging::Landing;
 use crate::error::{ChannelError, ChunkPosition};
+use gathering::Gathering;
 
 /// Bytes that a lane may read before the others of its loop get their turn.
 const TURN_BYTES: usize = 4 << 20;
@@ -43,6 +47,7 @@ pub(super) struct ReceiveLane {
     state: State,
     /// Bytes that must wait in the socket before the lane is woken.
     low_water: usize,
+    gathering: Gathering,
 }
 
 #[derive(Debug)]
@@ -81,6 +86,7 @@ impl ReceiveLane {
             have: 0,
             state: State::Header,
             low_water: 1,
+            gathering: Gathering::default(),
         }
     }
 
@@ -99,15 +105,27 @@ impl ReceiveLane {
         }
     }
 
-    /// Before the lane rests: has the kernel wake it for a useful number of bytes. If so many have
-    /// come meanwhile, setting the mark wakes the lane too.
-    fn rest(&mut self) {
+    /// Before the lane rests after a turn that moved so many bytes: has the kernel wake it for a useful number of
+    /// them. If so many have come meanwhile, setting the mark wakes the lane too.
+    fn rest(&mut self, moved: usize) -> Turn {
+        let enough = moved >= self.low_water;
+        if self.gathering.rest(enough, Instant::now) {
+            self.shared.wakers.signal.raise();
+        }
         let wanted = match &self.state {
-            State::Payload { into, done, .. } => (into.len() - done).min(LOW_WATER),
-            State::Header | State::Early(_) | State::Unplaced(..) | State::Unwanted { .. } => 1,
+            State::Payload { into, done, .. } => {
+                let more = self.gathering.low_water();
+                more.unwrap_or_else(|| (into.len() - done).min(LOW_WATER))
+            }
+            State::Header => self.gathering.low_water().unwrap_or(1),
+            State::Early(_) | State::Unplaced(..) | State::Unwanted { .. } => 1,
         };
         if wanted != self.low_water && io::set_low_water(self.socket.as_fd(), wanted).is_ok() {
             self.low_water = wanted;
+        }
+        match self.gathering.naps() {
+            true => Turn::Nap,
+            false => Turn::Rest,
         }
     }
 
@@ -130,6 +148,11 @@ impl ReceiveLane {
         self.have = 0;
         match ChunkHeader::decode(&self.header) {
             Ok(header) => {
+                let behind = match self.shared.tells_behind {
+                    true => header.bytes_behind(),
+                    false => 0,
+                };
+                self.gathering.begin(behind);
                 let step = self.arrive(header);
                 if matches!(self.state, State::Early(_)) {
                     let early = &self.shared.counters.early_arrivals;
@@ -241,7 +264,9 @@ impl ReceiveLane {
         } else {
             self.have = bytes - left;
             counters.chunks_received.fetch_add(1, Ordering::Relaxed);
-            Shared::deliver(&self.shared, claim, into);
+            let in_place = !self.shared.staging.is_needed(&claim.chunk.destination);
+            let later = in_place && self.gathering.holds(into.len(), Instant::now);
+            Shared::deliver(&self.shared, claim, into, later);
         }
         Step::Moved(bytes)
     }
@@ -368,13 +393,11 @@ impl Source for ReceiveLane {
             };
             match step {
                 Step::Moved(bytes) => share = share.saturating_sub(bytes),
-                Step::Rest => {
-                    self.rest();
-                    return Turn::Rest;
-                }
+                Step::Rest => return self.rest(TURN_BYTES - share),
                 Step::End => return Turn::End,
             }
         }
+        self.gathering.goes_on();
         Turn::Again
     }
 

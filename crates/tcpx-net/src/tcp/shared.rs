@@ -140,6 +140,8 @@ pub(super) struct Shared {
     splice: bool,
     /// Host memory may be sent from where it lies, to other hosts.
     pub(super) zero_copy: bool,
+    /// Both sides say in front of a chunk how much follows it at once, on the one lane that there is.
+    pub(super) tells_behind: bool,
     /// Bytes that every lane's socket buffers hold each way, restored lanes' too; 0: automatic.
     pub(super) socket_buffer: u32,
     /// Held while lanes are added, and while closing begins.
@@ -161,6 +163,8 @@ pub(super) struct Parts {
     pub(super) resend: bool,
     pub(super) splice: bool,
     pub(super) zero_copy: bool,
+    /// See [`Shared::tells_behind`].
+    pub(super) tells_behind: bool,
     /// Bytes that a lane's socket buffers hold each way; 0: automatic.
     pub(super) socket_buffer: u32,
     pub(super) staging: Staging,
@@ -177,6 +181,7 @@ impl Shared {
             resend,
             splice,
             zero_copy,
+            tells_behind,
             socket_buffer,
             staging,
             repair,
@@ -200,6 +205,7 @@ impl Shared {
             resend,
             splice: splice && resend,
             zero_copy,
+            tells_behind,
             socket_buffer,
             membership: Mutex::new(()),
             halves: AtomicUsize::new(0),
@@ -233,6 +239,12 @@ impl Shared {
     pub(super) fn report_sent(&self, slot: u16) {
         self.publish(Event::Sent { slot });
         self.wakers.signal.raise_quietly();
+    }
+
+    /// As [`report`](Self::report), where the caller sees to it that the owner is woken before long.
+    pub(super) fn report_for_later(&self, event: Event) {
+        self.publish(event);
+        self.wakers.signal.raise_later();
     }
 
     fn publish(&self, event: Event) {

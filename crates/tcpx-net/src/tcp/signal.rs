@@ -63,6 +63,15 @@ impl Raised {
         before & (WANTED | RAISED | LOOKED_FOR) == WANTED
     }
 
+    /// As [`raise`](Self::raise), but leaves a consumer asleep that does not look by itself. Whoever calls this
+    /// raises before long.
+    fn raise_later(&self) {
+        self.change(|state| match state & LOOKED_FOR {
+            0 => state | QUIET,
+            _ => raised(state),
+        });
+    }
+
     /// The consumer wants to be woken for such work from now on, or no longer; true when it must be for what there
     /// is.
     fn set_wanted(&self, wanted: bool) -> bool {
@@ -160,6 +169,12 @@ impl Signal {
         if self.raised.raise_quietly() {
             self.write();
         }
+    }
+
+    /// As [`raise`](Self::raise), but leaves the consumer asleep, and whoever calls this raises before long: by then
+    /// there may be more to wake it for.
+    pub(crate) fn raise_later(&self) {
+        self.raised.raise_later();
     }
 
     /// The consumer wants to be woken for what is [raised quietly](Self::raise_quietly), or no longer. Nobody else says
@@ -284,6 +299,22 @@ mod tests {
         assert!(signal.is_raised() && !is_readable(&signal));
         signal.set_looked_for(false);
         assert!(is_readable(&signal));
+    }
+
+    #[test]
+    fn what_may_be_told_later_wakes_nobody_and_is_seen_by_who_looks() {
+        let signal = Signal::new().expect("an eventfd");
+        signal.set_wanted(true);
+        signal.raise_later();
+        assert!(!is_readable(&signal) && !signal.is_raised());
+        signal.raise();
+        assert!(is_readable(&signal));
+        signal.clear();
+        signal.set_looked_for(true);
+        signal.raise_later();
+        assert!(signal.is_raised() && !is_readable(&signal));
+        signal.set_looked_for(false);
+        assert!(is_readable(&signal), "what was not seen is announced");
     }
 
     #[test]

@@ -236,6 +236,7 @@ fn header(sequence: u64) -> ChunkHeader {
         offset: sequence * LENGTH,
         length: LENGTH as u32,
         attempt: 0,
+        behind: 0,
     }
 }
 

@@ -224,15 +224,20 @@ const COUNTED: u64 = 1 << 33;
 const AHEAD: u64 = 1 << 34;
 
 impl Shared {
-    /// All of a receive's payload is in `into`: the destination itself, or a slot to be copied.
-    pub(super) fn deliver(shared: &Arc<Self>, claim: Claim, into: RegionSlice) {
+    /// All of a receive's payload is in `into`: the destination itself, or a slot to be copied. Of the former
+    /// the owner is told `later`, where the caller sees to it that it is woken.
+    pub(super) fn deliver(shared: &Arc<Self>, claim: Claim, into: RegionSlice, later: bool) {
         let Claim { slot, chunk } = claim;
         let (destination, fence) = (chunk.destination, chunk.fence);
         let bytes = destination.len() as u64;
         let Some(Worker { worker, permits }) = shared.staging.worker(destination.kind()) else {
             drop((into, destination));
             shared.receive.set(slot, ReceiveState::Finished);
-            shared.report(Event::Received { slot, bytes });
+            let received = Event::Received { slot, bytes };
+            match later {
+                true => shared.report_for_later(received),
+                false => shared.report(received),
+            }
             return;
         };
         shared.receive.set(slot, ReceiveState::Copying { bytes });
@@ -315,6 +320,7 @@ fn staged_channel() -> Arc<Shared> {
         resend: true,
         splice: false,
         zero_copy: false,
+        tells_behind: false,
         socket_buffer: 0,
         staging: Staging::new(&[], true, 32).unwrap(),
         repair: super::repair::Repair::Never,

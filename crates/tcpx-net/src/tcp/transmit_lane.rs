@@ -139,7 +139,10 @@ impl TransmitLane {
                 return false;
             }
             match self.shared.transmit.take(self.socket.lane) {
-                Some(Taken::Chunk(chunk)) => {
+                Some(Taken::Chunk(mut chunk)) => {
+                    if self.shared.tells_behind {
+                        chunk.tell_behind(self.shared.transmit.queued_bytes());
+                    }
                     self.chunk = chunk.payload.len() as u64;
                     self.current = Some(Writing {
                         chunk,

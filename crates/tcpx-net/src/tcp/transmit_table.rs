@@ -24,8 +24,10 @@ pub(super) const LONG: usize = 1 << 20;
 #[derive(Debug)]
 pub(super) struct TransmitTable {
     slots: Box<[Mutex<SendState>]>,
-    /// Slots that are `Queued` or `Withdrawn`, each once.
-    queue: ArrayQueue<u16>,
+    /// Slots that are `Queued` or `Withdrawn`, each once, with the bytes of their chunks.
+    queue: ArrayQueue<(u16, u64)>,
+    /// The bytes of those in the queue, or about to be.
+    queued_bytes: AtomicU64,
     /// Chunks are kept until they are forgotten.
     keep: bool,
     /// One behind the highest sequence that was forgotten.
@@ -89,6 +91,7 @@ impl TransmitTable {
         Self {
             slots: (0..window).map(|_| Mutex::new(SendState::Free)).collect(),
             queue: ArrayQueue::new(usize::from(window)),
+            queued_bytes: AtomicU64::new(0),
             keep,
             forgotten: AtomicU64::new(0),
             writes: AtomicU64::new(0),
@@ -104,14 +107,26 @@ impl TransmitTable {
 
     /// Puts a chunk in the queue. Wake a lane afterwards.
     pub(super) fn enqueue(&self, outgoing: Outgoing) {
-        let slot = outgoing.slot;
+        let (slot, bytes) = (outgoing.slot, outgoing.payload.len() as u64);
         self.with(slot, |state| *state = SendState::Queued(outgoing));
-        self.push(slot);
+        self.push(slot, bytes);
     }
 
-    fn push(&self, slot: u16) {
-        let pushed = self.queue.push(slot);
+    fn push(&self, slot: u16, bytes: u64) {
+        self.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let pushed = self.queue.push((slot, bytes));
         debug_assert!(pushed.is_ok(), "a slot is in the queue at most once");
+    }
+
+    fn pop(&self) -> Option<u16> {
+        let (slot, bytes) = self.queue.pop()?;
+        self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        Some(slot)
+    }
+
+    /// Bytes of the chunks in the queue; those that were taken back count until a lane comes upon them.
+    pub(super) fn queued_bytes(&self) -> u64 {
+        self.queued_bytes.load(Ordering::Relaxed)
     }
 
     /// Takes a lane that rests, for a chunk of so many bytes. Short ones take the lanes in turn: the system
@@ -145,11 +160,11 @@ impl TransmitTable {
     /// The next chunk, or `None` after noting that the lane rests.
     pub(super) fn take(&self, lane: u16) -> Option<Taken> {
         loop {
-            let slot = match self.queue.pop() {
+            let slot = match self.pop() {
                 Some(slot) => slot,
                 None => {
                     self.idle.insert(lane);
-                    self.queue.pop()?
+                    self.pop()?
                 }
             };
             // Also where it found one at once: a lane may be woken for other reasons than its place there,
@@ -222,7 +237,7 @@ impl TransmitTable {
     /// The chunk in the hands of a lane that dies goes back into the queue, unless it has ended:
     /// drop it then and [`free`](Self::free) its slot. Wake a lane afterwards.
     pub(super) fn put_back(&self, mut chunk: Outgoing) -> Option<Outgoing> {
-        let slot = chunk.slot;
+        let (slot, bytes) = (chunk.slot, chunk.payload.len() as u64);
         let ended = self.with(slot, |state| match state {
             SendState::Taken { settled: false, .. } if self.keep => {
                 chunk.mark_again();
@@ -235,7 +250,7 @@ impl TransmitTable {
             }
         });
         if ended.is_none() {
-            self.push(slot);
+            self.push(slot, bytes);
         }
         ended
     }
@@ -262,18 +277,19 @@ impl TransmitTable {
                         lane, mut chunk, ..
                     } if lane == dead => {
                         chunk.mark_again();
+                        let bytes = chunk.payload.len() as u64;
                         *state = SendState::Queued(chunk);
-                        true
+                        Some(bytes)
                     }
                     // Forgotten since.
                     other => {
                         *state = other;
-                        false
+                        None
                     }
                 }
             });
-            if queued {
-                self.push(slot);
+            if let Some(bytes) = queued {
+                self.push(slot, bytes);
                 count += 1;
             }
         }

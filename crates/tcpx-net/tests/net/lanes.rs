@@ -28,6 +28,7 @@ fn again(sequence: u64, length: u32) -> [u8; ChunkHeader::BYTES] {
         offset: sequence * u64::from(length),
         length,
         attempt: 1,
+        behind: 0,
     }
     .encode()
 }
@@ -44,21 +45,6 @@ fn wait_closed(mut lane: &TcpStream) {
         Ok(_) => {}
         Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
     }
-}
-
-fn read_header(mut lane: &TcpStream) -> ChunkHeader {
-    let mut bytes = [0; ChunkHeader::BYTES];
-    lane.read_exact(&mut bytes).unwrap();
-    ChunkHeader::decode(&bytes).unwrap()
-}
-
-/// Reads the payload of a chunk and checks it.
-fn read_payload(mut lane: &TcpStream, header: &ChunkHeader) {
-    let mut payload = vec![0; header.length as usize];
-    lane.read_exact(&mut payload).unwrap();
-    let sequence = header.sequence;
-    let wrong = (0..payload.len()).find(|&at| payload[at] != pattern(sequence, at));
-    assert_eq!(wrong, None, "chunk {sequence}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "what fails here fails its test")]
 
 mod again;
+mod behind;
 mod breakage;
 mod cancel;
 mod cuda;

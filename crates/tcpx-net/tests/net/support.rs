@@ -1,6 +1,6 @@
 //! Pairs of channels on loopback, and a raw peer that can misbehave.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -16,6 +16,7 @@ use tcpx_net::{
 };
 use tcpx_wire::TransferId;
 use tcpx_wire::chunk_header::ChunkHeader;
+use tcpx_wire::handshake::Session;
 use tcpx_wire::key::Key;
 
 /// Nothing that a test waits for takes longer on a busy machine.
@@ -35,10 +36,17 @@ pub(crate) fn listener(auth: Auth) -> Listener {
         address,
         auth,
         one_time: false,
-        capabilities: 0,
+        capabilities: Session::TELLS_BEHIND,
         congestion: Congestion::Automatic,
     })
     .unwrap()
+}
+
+pub(crate) fn dial_options() -> DialOptions {
+    DialOptions {
+        capabilities: Session::TELLS_BEHIND,
+        ..DialOptions::until(deadline())
+    }
 }
 
 /// Rounds of set-up messages within this process.
@@ -132,7 +140,7 @@ pub(crate) fn pair_with(
     let (mut ours, mut theirs) = Wire::pair();
     let client_workers = workers.clone();
     let client = std::thread::spawn(move || {
-        let dialled = dial(address, &auth, &DialOptions::until(deadline())).unwrap();
+        let dialled = dial(address, &auth, &dial_options()).unwrap();
         let setup = Setup {
             side: Side::Client,
             session: &dialled.session,
@@ -172,7 +180,7 @@ pub(crate) fn raw_peer(lanes: u16, options: TcpOptions) -> Raw {
     let address = listener.local_addr();
     let (mut ours, mut theirs) = Wire::pair();
     let dialler = std::thread::spawn(move || {
-        let until = DialOptions::until(deadline());
+        let until = dial_options();
         let dialled = dial(address, &auth, &until).unwrap();
         let [low, high] = lanes.to_le_bytes();
         // As many lanes as asked for, and no addresses.
@@ -209,6 +217,7 @@ pub(crate) fn header(
         offset,
         length,
         attempt: 0,
+        behind: 0,
     }
     .encode()
 }
@@ -311,6 +320,21 @@ pub(crate) fn post_receive(channel: &mut dyn Channel, sequence: u64, destination
         .post_receive(receive_chunk(sequence, destination))
         .unwrap();
     assert!(matches!(posted, Posted::Accepted));
+}
+
+pub(crate) fn read_header(mut lane: &TcpStream) -> ChunkHeader {
+    let mut bytes = [0; ChunkHeader::BYTES];
+    lane.read_exact(&mut bytes).unwrap();
+    ChunkHeader::decode(&bytes).unwrap()
+}
+
+/// Reads the payload of a chunk and checks it.
+pub(crate) fn read_payload(mut lane: &TcpStream, header: &ChunkHeader) {
+    let mut payload = vec![0; header.length as usize];
+    lane.read_exact(&mut payload).unwrap();
+    let sequence = header.sequence;
+    let wrong = (0..payload.len()).find(|&at| payload[at] != pattern(sequence, at));
+    assert_eq!(wrong, None, "chunk {sequence}");
 }
 
 /// Blocks until one of the channels has something to poll.

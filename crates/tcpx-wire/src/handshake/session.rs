@@ -31,12 +31,20 @@ impl Session {
     /// Capability bit: receives may be granted ahead of the announcements that they wait for.
     pub const GRANTS_AHEAD: u64 = 8;
 
+    /// Capability bit: chunk headers say how much follows the chunk at once.
+    pub const TELLS_BEHIND: u64 = 16;
+
     /// Whether both sides know grants ahead of announcements.
     pub fn grants_ahead(&self) -> bool {
         self.capabilities & Self::GRANTS_AHEAD != 0
     }
 
-    /// Whether both sides take those.
+    /// Whether both sides say in a chunk's header how much follows it at once.
+    pub fn tells_behind(&self) -> bool {
+        self.capabilities & Self::TELLS_BEHIND != 0
+    }
+
+    /// Whether both sides take eager payloads of more than 16 KiB.
     pub fn takes_long_eager(&self) -> bool {
         self.capabilities & Self::LONG_EAGER != 0
     }

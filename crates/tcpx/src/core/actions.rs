@@ -179,6 +179,9 @@ impl Core {
                 error: error.to_string(),
             },
         });
+        if role == Role::Receiver && result.is_ok() {
+            self.pace.received();
+        }
         state.end(result);
         self.ended_some = true;
     }

@@ -2,7 +2,8 @@
 //!
 //! A write costs more than a small message. So an acknowledgement waits while the thread that looks
 //! after the connection will look again at once, or has answered its last messages, or posted the next receives,
-//! at once; and small messages that follow each other closely go together while as many earlier ones are on their way. Nothing
+//! at once. Where receives have ended together, the grants of the next ones wait until there is one for each. And small
+//! messages that follow each other closely go together while as many earlier ones are on their way. Nothing
 //! waits unless a thread of the program looks after the connection: who stops doing so writes, and if
 //! it does not come back, the engine's thread does within [`LINGER`](crate::drive::LINGER) at the latest.
 
@@ -45,6 +46,8 @@ pub(crate) struct Pace {
     left: Option<Instant>,
     /// Sends in a row that another call followed at once.
     company: u8,
+    /// Receives that have ended since the program last waited, and that no new one has followed yet.
+    owed: u32,
 }
 
 impl Pace {
@@ -91,6 +94,7 @@ impl Pace {
         if let Some(at) = self.left.take() {
             count(&mut self.renewals, at, now);
         }
+        self.owed = self.owed.saturating_sub(1);
         self.comes_back(now);
     }
 
@@ -100,8 +104,8 @@ impl Pace {
             self.replies = 0;
             self.last = None;
         }
-        if self.left.take().is_some() {
-            self.renewals = 0;
+        if self.left.take().is_some() || self.owed > 0 {
+            (self.renewals, self.owed) = (0, 0);
         }
         self.comes_back(now);
     }
@@ -110,6 +114,11 @@ impl Pace {
     pub(crate) fn leaves(&mut self, now: Instant) {
         self.last = Some(Did::Left(now));
         self.left = Some(now);
+    }
+
+    /// A receive has ended as it should.
+    pub(super) fn received(&mut self) {
+        self.owed = self.owed.saturating_add(1);
     }
 
     fn comes_back(&mut self, now: Instant) {
@@ -128,7 +137,7 @@ impl Pace {
             return self.looks_again;
         }
         match waiting.eager {
-            0 if waiting.grants > 0 => false,
+            0 if waiting.grants > 0 => self.owed > 0 && self.renewals >= USUAL,
             0 => self.replies >= USUAL || self.renewals >= USUAL,
             held => {
                 // Else the peer is done with those on the way before these come.
@@ -239,6 +248,43 @@ mod tests {
         });
         late.leaves(now);
         assert!(!late.holds(&ACKNOWLEDGEMENT, 0));
+    }
+
+    #[test]
+    fn the_grants_of_receives_that_follow_several_ended_ones_leave_together() {
+        let now = Instant::now();
+        let renewing = || {
+            used_to(|pace| {
+                pace.leaves(now);
+                pace.receives(now);
+                pace.waits(now);
+            })
+        };
+        let granted = Waiting {
+            grants: 1,
+            ..ACKNOWLEDGEMENT
+        };
+        let both_end = |pace: &mut Pace| {
+            pace.received();
+            pace.received();
+            pace.leaves(now);
+            pace.receives(now);
+        };
+        let mut pace = renewing();
+        both_end(&mut pace);
+        assert!(pace.holds(&granted, 0), "the other one follows");
+        pace.receives(now);
+        assert!(!pace.holds(&granted, 0));
+        pace.waits(now);
+        // It does not post another one, and waits: what is owed is forgotten, and no longer counted on.
+        both_end(&mut pace);
+        pace.waits(now);
+        both_end(&mut pace);
+        assert!(!pace.holds(&granted, 0));
+        let mut unattended = renewing();
+        both_end(&mut unattended);
+        unattended.attend(false);
+        assert!(!unattended.holds(&granted, 0));
     }
 
     #[test]

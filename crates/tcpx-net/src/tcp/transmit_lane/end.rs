@@ -178,6 +178,7 @@ mod tests {
             resend: true,
             splice: false,
             zero_copy: true,
+            tells_behind: false,
             socket_buffer: 0,
             staging: Staging::new(&[], false, 4).unwrap(),
             repair: Repair::Never,

@@ -26,15 +26,21 @@ pub(in crate::tcp) struct Outgoing {
 impl Outgoing {
     /// The peer may have it already: marks the header so.
     pub(super) fn mark_again(&mut self) {
+        self.attempt = self.attempt.saturating_add(1);
+        self.tell_behind(0);
+    }
+
+    /// Says in the header how many bytes follow its own at once.
+    pub(in crate::tcp) fn tell_behind(&mut self, bytes: u64) {
         let header = ChunkHeader {
             sequence: self.position.sequence,
             transfer: TransferId(self.position.transfer),
             offset: self.position.offset,
             length: u32::try_from(self.position.length).unwrap_or(u32::MAX),
-            attempt: self.attempt.saturating_add(1),
+            attempt: self.attempt,
+            behind: ChunkHeader::units_behind(bytes),
         };
         self.header = header.encode();
-        self.attempt = header.attempt;
     }
 }
 
@@ -100,6 +106,7 @@ pub(in crate::tcp) fn describe(
         offset,
         length,
         attempt: 0,
+        behind: 0,
     };
     (header.encode(), position)
 }

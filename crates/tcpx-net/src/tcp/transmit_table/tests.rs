@@ -27,7 +27,7 @@ fn behind_a_short_chunk_lanes_that_rest_go_first() {
     assert_eq!(table.next_after_short(3), Next::Rest);
     assert_eq!(table.take_idle(LONG), Some(3), "it rests");
     // Only whether the queue is empty counts here.
-    table.push(0);
+    table.push(0, 1);
     assert_eq!(table.next_after_short(3), Next::Go, "nobody else is there");
     assert_eq!(table.take_idle(LONG), None, "it does not rest");
     table.idle.insert(1);
@@ -45,7 +45,7 @@ fn a_lane_that_has_found_something_is_not_at_rest_however_it_was_woken() {
     let table = TransmitTable::new(4, true);
     table.idle.insert(2);
     table.with(0, |state| *state = SendState::Withdrawn);
-    table.push(0);
+    table.push(0, 1);
     assert!(matches!(table.take(2), Some(Taken::Withdrawn(0))));
     assert_eq!(table.take_idle(1), None, "it has its hands full");
 }

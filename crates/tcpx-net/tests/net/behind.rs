@@ -1,0 +1,107 @@
+//! What senders say to follow a chunk at once, where it does and where it does not.
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use tcpx_net::TcpOptions;
+use tcpx_wire::TransferId;
+use tcpx_wire::chunk_header::ChunkHeader;
+
+use crate::support::*;
+
+/// Sends a chunk of transfer 1, and says that no end of others follows.
+fn write_promising(mut lane: &TcpStream, sequence: u64, length: u32) {
+    let header = ChunkHeader {
+        sequence,
+        transfer: TransferId(1),
+        offset: sequence * u64::from(length),
+        length,
+        attempt: 0,
+        behind: u16::MAX,
+    };
+    lane.write_all(&header.encode()).unwrap();
+    write_payload(lane, sequence, 0..length as usize);
+}
+
+/// Of a peer that breaks its promise each chunk is told of, and the end of the lane.
+#[test]
+fn nothing_waits_long_for_what_was_promised_and_does_not_come() {
+    let mut raw = raw_peer(1, TcpOptions::default());
+    let length = 70_000;
+    let mut shortest = PATIENCE;
+    for sequence in 0..20 {
+        let destination = guarded(length as usize);
+        post_receive(&mut *raw.channel, sequence, destination.clone());
+        let began = Instant::now();
+        write_promising(&raw.lanes[0], sequence, length);
+        let told = received_token(&completions(&mut *raw.channel, 1)[0]);
+        shortest = shortest.min(began.elapsed());
+        assert_eq!(told, 1000 + sequence);
+        check(&destination, sequence);
+    }
+    // A few naps, and not a limit that ends everything.
+    assert!(shortest < Duration::from_millis(100), "{shortest:?}");
+    post_receive(&mut *raw.channel, 20, guarded(length as usize));
+    drop(raw.lanes);
+    let (error, _) = breakage(&mut *raw.channel);
+    assert!(error.to_string().contains("closed"), "{error}");
+}
+
+#[test]
+fn what_is_kept_is_told_of_in_order_and_to_the_last_chunk() {
+    let mut raw = raw_peer(1, TcpOptions::default());
+    let (chunks, length) = (40, 300_000);
+    let destinations: Vec<_> = (0..chunks).map(|_| guarded(length as usize)).collect();
+    for (sequence, destination) in (0..).zip(&destinations) {
+        post_receive(&mut *raw.channel, sequence, destination.clone());
+    }
+    let lane = raw.lanes[0].try_clone().unwrap();
+    let writer = std::thread::spawn(move || {
+        for sequence in 0..chunks - 1 {
+            write_promising(&lane, sequence, length);
+        }
+        write_chunk(&lane, chunks - 1, length, length as usize);
+    });
+    let ended = completions(&mut *raw.channel, chunks as usize);
+    let tokens: Vec<_> = ended.iter().map(received_token).collect();
+    assert_eq!(tokens, (1000..1000 + chunks).collect::<Vec<_>>());
+    writer.join().unwrap();
+    for (sequence, destination) in (0..).zip(&destinations) {
+        check(destination, sequence);
+    }
+}
+
+#[test]
+fn a_sender_says_how_much_it_has_ready_behind_a_chunk_where_there_is_one_lane() {
+    let unit = ChunkHeader::BEHIND_UNIT as usize;
+    for lanes in [1, 2] {
+        let mut raw = raw_peer(lanes, options(false));
+        // More than the sockets take, so that what follows waits; on each lane.
+        let long = 32 << 20;
+        let blocks = u64::from(lanes);
+        for sequence in 0..blocks {
+            post_send(&mut *raw.channel, sequence, filled(sequence, long));
+            let sent = || raw.channel.stats().wire_calls > sequence;
+            wait_until(sent);
+        }
+        for (sequence, units) in (blocks..).zip([1, 2, 3]) {
+            let source = filled(sequence, units * unit + 1);
+            post_send(&mut *raw.channel, sequence, source);
+        }
+        let mut said = Vec::new();
+        std::thread::scope(|scope| {
+            for lane in &raw.lanes[1..] {
+                scope.spawn(move || read_payload(lane, &read_header(lane)));
+            }
+            let chunks = if lanes == 1 { 4 } else { 1 };
+            for _ in 0..chunks {
+                let header = read_header(&raw.lanes[0]);
+                read_payload(&raw.lanes[0], &header);
+                said.push(header.behind);
+            }
+        });
+        let expected: &[u16] = if lanes == 1 { &[0, 5, 3, 0] } else { &[0] };
+        assert_eq!(said, expected);
+    }
+}
