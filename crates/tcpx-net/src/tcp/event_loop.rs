@@ -38,7 +38,7 @@ pub(super) trait Source: Send + Debug {
 pub(super) enum Turn {
     /// Nothing to do before the socket or [`Remote::resume`] says so.
     Rest,
-    /// As `Rest`, but it takes another turn within [`NAP`] even so.
+    /// As `Rest`, but it takes another turn after a [`NAP`] even so.
     Nap,
     /// There is more to do; others first.
     Again,
@@ -148,7 +148,7 @@ impl EventLoop {
     }
 }
 
-/// How long a source naps at most.
+/// How long a source naps at most, or a millisecond more: the system waits for whole ones.
 pub(super) const NAP: Duration = Duration::from_millis(1);
 /// How long a loop looks for the next event without a pause, where there are cores to spare.
 const PATIENCE: Duration = Duration::from_micros(300);
@@ -185,7 +185,8 @@ impl Runner {
             } else {
                 // What was sent since the last look makes this end at once.
                 self.mailbox.signal.set_looked_for(false);
-                let nap = self.woken_by.map(|_| timespec(NAP));
+                let left = |at: Instant| at.saturating_duration_since(Instant::now());
+                let nap = self.woken_by.map(|at| timespec(left(at)));
                 let waited = awake.asleep(|| wait(nap.as_ref()));
                 self.mailbox.signal.set_looked_for(true);
                 waited

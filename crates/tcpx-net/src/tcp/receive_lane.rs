@@ -108,8 +108,13 @@ impl ReceiveLane {
     /// Before the lane rests after a turn that moved so many bytes: has the kernel wake it for a useful number of
     /// them. If so many have come meanwhile, setting the mark wakes the lane too.
     fn rest(&mut self, moved: usize) -> Turn {
-        let enough = moved >= self.low_water;
-        if self.gathering.rest(enough, Instant::now) {
+        let tells = match &self.state {
+            State::Early(_) | State::Unplaced(..) => self.gathering.rest_for_owner(),
+            State::Header | State::Payload { .. } | State::Unwanted { .. } => {
+                self.gathering.rest(moved >= self.low_water, Instant::now)
+            }
+        };
+        if tells {
             self.shared.wakers.signal.raise();
         }
         let wanted = match &self.state {
@@ -148,11 +153,17 @@ impl ReceiveLane {
         self.have = 0;
         match ChunkHeader::decode(&self.header) {
             Ok(header) => {
-                let behind = match self.shared.tells_behind {
-                    true => header.bytes_behind(),
-                    false => 0,
-                };
-                self.gathering.begin(behind);
+                if header.behind > 0 && !self.shared.tells_behind {
+                    return self.violation(Violation {
+                        expected: "a chunk that says nothing of those behind it".to_owned(),
+                        arrived: format!(
+                            "{} units behind chunk {}",
+                            header.behind, header.sequence
+                        ),
+                        position: Some(at(&header, 0)),
+                    });
+                }
+                self.gathering.begin(header.bytes_behind());
                 let step = self.arrive(header);
                 if matches!(self.state, State::Early(_)) {
                     let early = &self.shared.counters.early_arrivals;
@@ -266,7 +277,9 @@ impl ReceiveLane {
             counters.chunks_received.fetch_add(1, Ordering::Relaxed);
             let in_place = !self.shared.staging.is_needed(&claim.chunk.destination);
             let later = in_place && self.gathering.holds(into.len(), Instant::now);
-            Shared::deliver(&self.shared, claim, into, later);
+            if Shared::deliver(&self.shared, claim, into, later) {
+                self.gathering.told();
+            }
         }
         Step::Moved(bytes)
     }
@@ -397,7 +410,9 @@ impl Source for ReceiveLane {
                 Step::End => return Turn::End,
             }
         }
-        self.gathering.goes_on();
+        if self.gathering.goes_on(Instant::now) {
+            self.shared.wakers.signal.raise();
+        }
         Turn::Again
     }
 

@@ -241,10 +241,11 @@ impl Shared {
         self.wakers.signal.raise_quietly();
     }
 
-    /// As [`report`](Self::report), where the caller sees to it that the owner is woken before long.
-    pub(super) fn report_for_later(&self, event: Event) {
+    /// As [`report`](Self::report), where the caller sees to it that the owner is woken before long; whether it
+    /// knows without that.
+    pub(super) fn report_for_later(&self, event: Event) -> bool {
         self.publish(event);
-        self.wakers.signal.raise_later();
+        self.wakers.signal.raise_later()
     }
 
     fn publish(&self, event: Event) {

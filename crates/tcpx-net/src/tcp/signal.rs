@@ -18,9 +18,9 @@ const RAISED: u8 = 1;
 const WOKEN: u8 = 2;
 /// The consumer looks without being woken.
 const LOOKED_FOR: u8 = 4;
-/// There is work that the consumer need not be woken for.
+/// There is work that nobody has woken the consumer for: it need not be, or will be later.
 const QUIET: u8 = 8;
-/// It is to be woken for that as well.
+/// It is to be woken for what is raised quietly as well.
 const WANTED: u8 = 16;
 
 /// The state after work was published that the consumer is woken for.
@@ -63,13 +63,14 @@ impl Raised {
         before & (WANTED | RAISED | LOOKED_FOR) == WANTED
     }
 
-    /// As [`raise`](Self::raise), but leaves a consumer asleep that does not look by itself. Whoever calls this
-    /// raises before long.
-    fn raise_later(&self) {
-        self.change(|state| match state & LOOKED_FOR {
+    /// As [`raise`](Self::raise), but leaves a consumer asleep that nobody has woken, and answers false: then
+    /// whoever calls this raises before long.
+    fn raise_later(&self) -> bool {
+        let before = self.change(|state| match state & (RAISED | LOOKED_FOR) {
             0 => state | QUIET,
             _ => raised(state),
         });
+        before & (RAISED | LOOKED_FOR) != 0
     }
 
     /// The consumer wants to be woken for such work from now on, or no longer; true when it must be for what there
@@ -171,10 +172,10 @@ impl Signal {
         }
     }
 
-    /// As [`raise`](Self::raise), but leaves the consumer asleep, and whoever calls this raises before long: by then
-    /// there may be more to wake it for.
-    pub(crate) fn raise_later(&self) {
-        self.raised.raise_later();
+    /// As [`raise`](Self::raise), but wakes nobody: whether the consumer looks, or was woken before. If not, whoever
+    /// calls this raises before long; by then there may be more to wake it for.
+    pub(crate) fn raise_later(&self) -> bool {
+        self.raised.raise_later()
     }
 
     /// The consumer wants to be woken for what is [raised quietly](Self::raise_quietly), or no longer. Nobody else says
@@ -305,13 +306,14 @@ mod tests {
     fn what_may_be_told_later_wakes_nobody_and_is_seen_by_who_looks() {
         let signal = Signal::new().expect("an eventfd");
         signal.set_wanted(true);
-        signal.raise_later();
+        assert!(!signal.raise_later());
         assert!(!is_readable(&signal) && !signal.is_raised());
         signal.raise();
         assert!(is_readable(&signal));
+        assert!(signal.raise_later(), "somebody has woken it");
         signal.clear();
         signal.set_looked_for(true);
-        signal.raise_later();
+        assert!(signal.raise_later());
         assert!(signal.is_raised() && !is_readable(&signal));
         signal.set_looked_for(false);
         assert!(is_readable(&signal), "what was not seen is announced");
@@ -438,6 +440,35 @@ mod model {
                 producer.join().expect("a producer ends");
             }
             // It waits now: without a wake it sleeps for ever, and woken it looks for what was raised.
+            if wakes.load(Ordering::Acquire) > 0 && raised.is_raised() {
+                raised.lower();
+                seen = work.load(Ordering::Relaxed);
+            }
+            assert_eq!(
+                seen, PRODUCERS,
+                "work was published, and neither seen nor announced"
+            );
+        });
+    }
+
+    /// Whoever tells later raises unless the consumer knew; it may stop looking meanwhile.
+    #[test]
+    fn what_is_told_later_is_seen_or_announced() {
+        let tell = |raised: &Raised| !raised.raise_later() && raised.raise();
+        explore(move || {
+            let shared = shared();
+            shared.0.set_looked_for(true);
+            let producers = producers_that(&shared, [tell, Raised::raise_quietly]);
+            let (raised, work, wakes) = &*shared;
+            raised.set_wanted(true);
+            raised.lower();
+            let mut seen = work.load(Ordering::Relaxed);
+            if raised.set_looked_for(false) {
+                wakes.fetch_add(1, Ordering::Release);
+            }
+            for producer in producers {
+                producer.join().expect("a producer ends");
+            }
             if wakes.load(Ordering::Acquire) > 0 && raised.is_raised() {
                 raised.lower();
                 seen = work.load(Ordering::Relaxed);

@@ -225,8 +225,13 @@ const AHEAD: u64 = 1 << 34;
 
 impl Shared {
     /// All of a receive's payload is in `into`: the destination itself, or a slot to be copied. Of the former
-    /// the owner is told `later`, where the caller sees to it that it is woken.
-    pub(super) fn deliver(shared: &Arc<Self>, claim: Claim, into: RegionSlice, later: bool) {
+    /// the owner may be told `later`, where the caller sees to it that it is woken; whether it has been told now.
+    pub(super) fn deliver(
+        shared: &Arc<Self>,
+        claim: Claim,
+        into: RegionSlice,
+        later: bool,
+    ) -> bool {
         let Claim { slot, chunk } = claim;
         let (destination, fence) = (chunk.destination, chunk.fence);
         let bytes = destination.len() as u64;
@@ -234,11 +239,11 @@ impl Shared {
             drop((into, destination));
             shared.receive.set(slot, ReceiveState::Finished);
             let received = Event::Received { slot, bytes };
-            match later {
-                true => shared.report_for_later(received),
-                false => shared.report(received),
+            if later {
+                return shared.report_for_later(received);
             }
-            return;
+            shared.report(received);
+            return true;
         };
         shared.receive.set(slot, ReceiveState::Copying { bytes });
         if is_copy_bound(into.len(), permits.are_taken()) {
@@ -256,6 +261,7 @@ impl Shared {
         if let Err(refused) = worker.submit(job) {
             shared.receive_copied(slot, Err(MemoryError::from(refused)));
         }
+        false
     }
 
     fn receive_copied(&self, slot: u16, result: Result<u64, MemoryError>) {

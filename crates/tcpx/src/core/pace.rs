@@ -2,10 +2,10 @@
 //!
 //! A write costs more than a small message. So an acknowledgement waits while the thread that looks
 //! after the connection will look again at once, or has answered its last messages, or posted the next receives,
-//! at once. Where receives have ended together, the grants of the next ones wait until there is one for each. And small
-//! messages that follow each other closely go together while as many earlier ones are on their way. Nothing
-//! waits unless a thread of the program looks after the connection: who stops doing so writes, and if
-//! it does not come back, the engine's thread does within [`LINGER`](crate::drive::LINGER) at the latest.
+//! at once. Where receives have ended together, grants of the next ones, with what waits already, leave once there
+//! is one for each. And small messages that follow each other closely go together while as many earlier ones are on
+//! their way. Nothing waits unless a thread of the program looks after the connection: who stops doing so writes, and
+//! if it does not come back, the engine's thread does within [`LINGER`](crate::drive::LINGER) at the latest.
 
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,8 @@ const SOON: Duration = Duration::from_micros(20);
 const USUAL: u8 = 4;
 /// Most acknowledgements that wait.
 const MOST_ACKNOWLEDGEMENTS: usize = 64;
+/// Grants that are written at once, though others are likely to follow.
+const MOST_GRANTS: usize = 8;
 /// Bytes of small messages that are written at once.
 const WORTH_A_WRITE: u64 = 64 << 10;
 
@@ -48,6 +50,10 @@ pub(crate) struct Pace {
     company: u8,
     /// Receives that have ended since the program last waited, and that no new one has followed yet.
     owed: u32,
+    /// The last new one, while others are owed.
+    renewed: Option<Instant>,
+    /// Of those that were owed, how many in a row followed the one before at once.
+    together: u8,
 }
 
 impl Pace {
@@ -94,7 +100,9 @@ impl Pace {
         if let Some(at) = self.left.take() {
             count(&mut self.renewals, at, now);
         }
+        self.renews(now);
         self.owed = self.owed.saturating_sub(1);
+        self.renewed = (self.owed > 0).then_some(now);
         self.comes_back(now);
     }
 
@@ -104,9 +112,11 @@ impl Pace {
             self.replies = 0;
             self.last = None;
         }
-        if self.left.take().is_some() || self.owed > 0 {
-            (self.renewals, self.owed) = (0, 0);
+        if self.left.take().is_some() {
+            self.renewals = 0;
         }
+        self.renews(now);
+        self.owed = 0;
         self.comes_back(now);
     }
 
@@ -119,6 +129,13 @@ impl Pace {
     /// A receive has ended as it should.
     pub(super) fn received(&mut self) {
         self.owed = self.owed.saturating_add(1);
+    }
+
+    /// What was said of the receive before this need wait no longer.
+    fn renews(&mut self, now: Instant) {
+        if let Some(at) = self.renewed.take() {
+            count(&mut self.together, at, now);
+        }
     }
 
     fn comes_back(&mut self, now: Instant) {
@@ -137,7 +154,9 @@ impl Pace {
             return self.looks_again;
         }
         match waiting.eager {
-            0 if waiting.grants > 0 => self.owed > 0 && self.renewals >= USUAL,
+            0 if waiting.grants > 0 => {
+                self.owed > 0 && self.together >= USUAL && waiting.grants < MOST_GRANTS
+            }
             0 => self.replies >= USUAL || self.renewals >= USUAL,
             held => {
                 // Else the peer is done with those on the way before these come.
@@ -252,39 +271,45 @@ mod tests {
 
     #[test]
     fn the_grants_of_receives_that_follow_several_ended_ones_leave_together() {
-        let now = Instant::now();
-        let renewing = || {
-            used_to(|pace| {
-                pace.leaves(now);
-                pace.receives(now);
-                pace.waits(now);
-            })
-        };
+        let mut now = Instant::now();
         let granted = Waiting {
             grants: 1,
             ..ACKNOWLEDGEMENT
         };
-        let both_end = |pace: &mut Pace| {
+        let many = Waiting {
+            grants: MOST_GRANTS,
+            ..ACKNOWLEDGEMENT
+        };
+        let one_of_two = |pace: &mut Pace, now: Instant| {
             pace.received();
             pace.received();
             pace.leaves(now);
             pace.receives(now);
         };
-        let mut pace = renewing();
-        both_end(&mut pace);
+        let mut pace = used_to(|pace| {
+            one_of_two(pace, now);
+            assert!(pace.together >= USUAL || !pace.holds(&granted, 0));
+            pace.receives(now + SOON);
+            pace.waits(now + SOON);
+        });
+        one_of_two(&mut pace, now);
         assert!(pace.holds(&granted, 0), "the other one follows");
+        assert!(!pace.holds(&many, 0));
+        pace.attend(false);
+        assert!(!pace.holds(&granted, 0));
+        pace.attend(true);
+        now += SOON;
         pace.receives(now);
         assert!(!pace.holds(&granted, 0));
+        // It waits for something else instead, at once.
+        one_of_two(&mut pace, now);
         pace.waits(now);
-        // It does not post another one, and waits: what is owed is forgotten, and no longer counted on.
-        both_end(&mut pace);
-        pace.waits(now);
-        both_end(&mut pace);
+        one_of_two(&mut pace, now);
+        assert!(pace.holds(&granted, 0));
+        // The other one takes its time: it is no longer counted on.
+        pace.receives(now + SOON * 2);
+        one_of_two(&mut pace, now + SOON * 2);
         assert!(!pace.holds(&granted, 0));
-        let mut unattended = renewing();
-        both_end(&mut unattended);
-        unattended.attend(false);
-        assert!(!unattended.holds(&granted, 0));
     }
 
     #[test]

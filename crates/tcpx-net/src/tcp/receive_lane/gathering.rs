@@ -3,8 +3,8 @@
 //!
 //! A wake-up costs what reading 100 KiB does. So while the peer has plenty ready behind a chunk, the lane is
 //! woken for many bytes, over the chunk's end too, and tells of several chunks at once. What the peer said counts
-//! until the lane has rested for a [`NAP`]: then it reads what there is, tells of what it has, and goes on as
-//! though nothing had been said.
+//! until the lane has rested for a [`NAP`] without that many bytes: then it reads what there is, tells of what it
+//! has, and goes on as though nothing had been said.
 
 use std::time::Instant;
 
@@ -26,7 +26,7 @@ pub(super) struct Gathering {
     held: usize,
     /// When the first of them was.
     held_since: Option<Instant>,
-    /// Since when the lane has rested without anything having come, counting on more.
+    /// Since when the lane has rested, counting on more, without as many bytes as it was to be woken for.
     rests_since: Option<Instant>,
 }
 
@@ -40,7 +40,7 @@ impl Gathering {
     pub(super) fn holds(&mut self, bytes: usize, now: impl FnOnce() -> Instant) -> bool {
         let held = self.held.saturating_add(bytes);
         if held >= WORTH_TELLING || self.behind < held.saturating_add(BESIDE) {
-            self.tell();
+            self.told();
             return false;
         }
         self.held = held;
@@ -48,9 +48,21 @@ impl Gathering {
         true
     }
 
-    /// The lane takes another turn at once.
-    pub(super) fn goes_on(&mut self) {
+    /// The lane takes another turn at once; whether what is held is to be told now.
+    pub(super) fn goes_on(&mut self, now: impl FnOnce() -> Instant) -> bool {
         self.rests_since = None;
+        let tells = self.held_since.is_some_and(|since| is_over(since, now()));
+        if tells {
+            self.told();
+        }
+        tells
+    }
+
+    /// The lane comes to rest because its owner must do something first; whether what is held is to be told now.
+    pub(super) fn rest_for_owner(&mut self) -> bool {
+        let tells = self.held > 0;
+        *self = Self::default();
+        tells
     }
 
     /// The lane comes to rest, with `enough` after as many bytes as it was to be woken for; whether what is held is
@@ -61,15 +73,15 @@ impl Gathering {
             return false;
         }
         let now = now();
-        let is_over = |since: Instant| now.saturating_duration_since(since) >= NAP;
         if enough {
             self.rests_since = Some(now);
-        } else if is_over(*self.rests_since.get_or_insert(now)) {
-            self.behind = 0;
+        } else if is_over(*self.rests_since.get_or_insert(now), now) {
+            (self.behind, self.rests_since) = (0, None);
         }
-        let tells = self.held > 0 && (self.behind == 0 || self.held_since.is_some_and(is_over));
+        let is_late = self.held_since.is_some_and(|since| is_over(since, now));
+        let tells = self.held > 0 && (is_late || self.behind == 0);
         if tells {
-            self.tell();
+            self.told();
         }
         tells
     }
@@ -88,9 +100,14 @@ impl Gathering {
         self.behind >= BESIDE
     }
 
-    fn tell(&mut self) {
+    /// The owner knows of all that was held, or is woken for it.
+    pub(super) fn told(&mut self) {
         (self.held, self.held_since) = (0, None);
     }
+}
+
+fn is_over(since: Instant, now: Instant) -> bool {
+    now.saturating_duration_since(since) >= NAP
 }
 
 #[cfg(test)]
@@ -181,8 +198,29 @@ mod tests {
     fn a_lane_that_never_rested_is_not_late() {
         let mut lane = Lane::new(4 * MIB);
         assert!(!lane.rests(false, NAP * 2));
-        lane.gathering.goes_on();
+        lane.gathering.goes_on(|| unreachable!("nothing is held"));
         assert!(!lane.rests(false, NAP * 2));
         assert!(lane.gathering.naps());
+    }
+
+    #[test]
+    fn what_is_held_is_told_in_time_though_the_lane_never_rests() {
+        let mut lane = Lane::new(4 * MIB);
+        assert!(lane.holds(MIB));
+        assert!(!lane.gathering.goes_on(|| lane.now));
+        assert!(lane.gathering.goes_on(|| lane.now + NAP));
+        assert!(
+            !lane.gathering.goes_on(|| lane.now + NAP * 2),
+            "it was told"
+        );
+    }
+
+    #[test]
+    fn a_lane_that_waits_for_its_owner_tells_it_what_it_has() {
+        let mut lane = Lane::new(4 * MIB);
+        assert!(!lane.gathering.rest_for_owner());
+        lane.gathering.begin(4 * MIB as u64);
+        assert!(lane.holds(MIB));
+        assert!(lane.gathering.rest_for_owner() && !lane.gathering.naps());
     }
 }

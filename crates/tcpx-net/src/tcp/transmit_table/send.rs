@@ -27,18 +27,26 @@ impl Outgoing {
     /// The peer may have it already: marks the header so.
     pub(super) fn mark_again(&mut self) {
         self.attempt = self.attempt.saturating_add(1);
-        self.tell_behind(0);
+        self.encode(0);
     }
 
     /// Says in the header how many bytes follow its own at once.
     pub(in crate::tcp) fn tell_behind(&mut self, bytes: u64) {
+        match ChunkHeader::units_behind(bytes) {
+            // As it was made.
+            0 => {}
+            behind => self.encode(behind),
+        }
+    }
+
+    fn encode(&mut self, behind: u16) {
         let header = ChunkHeader {
             sequence: self.position.sequence,
             transfer: TransferId(self.position.transfer),
             offset: self.position.offset,
             length: u32::try_from(self.position.length).unwrap_or(u32::MAX),
             attempt: self.attempt,
-            behind: ChunkHeader::units_behind(bytes),
+            behind,
         };
         self.header = header.encode();
     }

@@ -1,5 +1,7 @@
 //! Which lane takes the next chunk.
 
+use tcpx_memory::Region;
+
 use super::*;
 
 #[test]
@@ -48,4 +50,43 @@ fn a_lane_that_has_found_something_is_not_at_rest_however_it_was_woken() {
     table.push(0, 1);
     assert!(matches!(table.take(2), Some(Taken::Withdrawn(0))));
     assert_eq!(table.take_idle(1), None, "it has its hands full");
+}
+
+#[test]
+fn bytes_in_the_queue_are_those_of_its_chunks_until_a_lane_comes_upon_them() {
+    let table = TransmitTable::new(4, true);
+    let queue = |slot: u16, bytes: usize| {
+        let (header, position) = describe(slot.into(), 1, 0, bytes);
+        table.enqueue(Outgoing {
+            slot,
+            header,
+            position,
+            payload: Region::host(bytes).unwrap().all(),
+            attempt: 0,
+            permit: None,
+            spliced: None,
+        });
+    };
+    for slot in 0..4 {
+        queue(slot, 1000 << slot);
+    }
+    assert_eq!(table.queued_bytes(), 15_000);
+    assert_eq!(table.withdraw(1), Withdrawn::Later);
+    assert_eq!(table.queued_bytes(), 15_000, "its place is in the queue");
+    let Some(Taken::Chunk(first)) = table.take(0) else {
+        panic!("the first chunk")
+    };
+    assert!(matches!(table.take(0), Some(Taken::Withdrawn(1))));
+    assert_eq!(table.queued_bytes(), 12_000);
+    assert!(table.put_back(first).is_none());
+    assert_eq!(table.queued_bytes(), 13_000);
+    for bytes in [9000, 1000, 0] {
+        let Some(Taken::Chunk(chunk)) = table.take(0) else {
+            panic!("a chunk")
+        };
+        assert_eq!(table.queued_bytes(), bytes);
+        assert!(table.written(chunk).is_none(), "it is kept");
+    }
+    assert_eq!(table.requeue(0), 3);
+    assert_eq!(table.queued_bytes(), 13_000);
 }
