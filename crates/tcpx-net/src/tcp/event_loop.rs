@@ -12,13 +12,14 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
-use rustix::event::{Timespec, epoll};
+use rustix::event::epoll;
 use tcpx_memory::PagePipe;
 use tcpx_memory::awake::{Awake, give_way};
 
 use super::shared::MAX_LANES;
 use super::signal::Signal;
 use crate::error::IoError;
+use crate::socket::timespec;
 
 /// Something that a loop drives: one direction of one lane.
 pub(super) trait Source: Send + Debug {
@@ -364,13 +365,6 @@ impl Loops {
     /// The loop that takes the next lane's receiving half; counts it as given.
     pub(super) fn receive(&self) -> &EventLoop {
         least_loaded(&self.receive)
-    }
-}
-
-fn timespec(span: Duration) -> Timespec {
-    Timespec {
-        tv_sec: span.as_secs().cast_signed(),
-        tv_nsec: span.subsec_nanos().into(),
     }
 }
 
