@@ -43,6 +43,19 @@ const EAGER_FIELDS: usize = 17;
 /// First two bytes of a frame, as an integer ("XT" on the wire).
 const MAGIC: u16 = 0x5458;
 
+/// How a receiver takes a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// Length in bytes of every chunk but the last and those of the taper; at least 1.
+    pub chunk_bytes: u32,
+    /// Chunk sequence number (per direction) of the transfer's chunk 0.
+    pub first_sequence: u64,
+    /// The agreed completion level.
+    pub level: Level,
+    /// Shorter chunks at the end; only between sides that both know them.
+    pub taper: Option<Taper>,
+}
+
 /// One control frame.
 ///
 /// The enum is complete: a kind that is not listed is an error at the receiver.
@@ -76,14 +89,8 @@ pub enum Frame {
     Grant {
         /// The transfer.
         transfer: TransferId,
-        /// Length in bytes of every chunk but the last and those of the taper; at least 1.
-        chunk_bytes: u32,
-        /// Chunk sequence number (per direction) of the transfer's chunk 0.
-        first_sequence: u64,
-        /// The agreed completion level.
-        level: Level,
-        /// Shorter chunks at the end; only between sides that both know them.
-        taper: Option<Taper>,
+        /// How it is taken.
+        grant: Grant,
     },
     /// Receiver to sender: should this be the next transfer, then it has a destination, and need not be announced.
     GrantAhead {
@@ -95,14 +102,8 @@ pub enum Frame {
         tag: Tag,
         /// The length in bytes that it must have.
         bytes: u64,
-        /// As in [`Frame::Grant`].
-        chunk_bytes: u32,
-        /// As in [`Frame::Grant`].
-        first_sequence: u64,
-        /// The completion level, which the sender must not ask for more than.
-        level: Level,
-        /// As in [`Frame::Grant`].
-        taper: Option<Taper>,
+        /// How it is taken; the sender must not ask for a higher completion level.
+        grant: Grant,
     },
     /// Sender to receiver: its grants ahead from this transfer on come to nothing.
     Decline {

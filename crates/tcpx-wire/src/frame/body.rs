@@ -1,7 +1,7 @@
 //! Body bytes to frame.
 
 use super::{
-    CancelReason, Detail, EAGER, Frame, FrameError, GoodbyeReason, Level, MAX_EAGER_BYTES,
+    CancelReason, Detail, EAGER, Frame, FrameError, GoodbyeReason, Grant, Level, MAX_EAGER_BYTES,
     MAX_SETUP_BYTES, Payload, PlacedChunks, RefuseReason, Role, Settings, Tag, TransferId,
     kind_name,
 };
@@ -33,10 +33,7 @@ pub(super) fn parse(
         },
         5 => Frame::Grant {
             transfer: body.transfer()?,
-            chunk_bytes: body.chunk_bytes()?,
-            first_sequence: body.u64("first_sequence")?,
-            level: body.level()?,
-            taper: body.taper()?,
+            grant: body.grant()?,
         },
         6 => Frame::Refuse {
             transfer: body.transfer()?,
@@ -93,10 +90,7 @@ pub(super) fn parse(
             epoch: body.u32("epoch")?,
             tag: Tag(body.u64("tag")?),
             bytes: body.u64("bytes")?,
-            chunk_bytes: body.chunk_bytes()?,
-            first_sequence: body.u64("first_sequence")?,
-            level: body.level()?,
-            taper: body.taper()?,
+            grant: body.grant()?,
         },
         20 => Frame::Decline {
             epoch: body.u32("epoch")?,
@@ -195,6 +189,15 @@ impl<'a> Body<'a> {
             0 => Err(self.value("chunk_bytes", "at least 1", 0)),
             bytes => Ok(bytes),
         }
+    }
+
+    fn grant(&mut self) -> Result<Grant, FrameError> {
+        Ok(Grant {
+            chunk_bytes: self.chunk_bytes()?,
+            first_sequence: self.u64("first_sequence")?,
+            level: self.level()?,
+            taper: self.taper()?,
+        })
     }
 
     /// Nothing, where the body ends here.

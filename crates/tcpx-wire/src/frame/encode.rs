@@ -1,11 +1,10 @@
 //! Frame to bytes.
 
 use super::{
-    Detail, EAGER_FIELDS, EncodeError, Frame, HEADER_BYTES, Level, MAGIC, MAX_BODY_BYTES,
+    Detail, EAGER_FIELDS, EncodeError, Frame, Grant, HEADER_BYTES, MAGIC, MAX_BODY_BYTES,
     MAX_EAGER_BYTES, MAX_SETUP_BYTES, RefuseReason, Settings,
 };
 use crate::crc::{Joiner, crc32c};
-use crate::plan::Taper;
 
 /// Appends the frame's bytes to `out`.
 ///
@@ -68,7 +67,7 @@ fn check(frame: &Frame) -> Result<(), EncodeError> {
         Frame::Settings(settings) => Ok(settings.validate()?),
         Frame::Setup { payload, .. } => at_most(payload, MAX_SETUP_BYTES),
         Frame::Eager { payload, .. } => at_most(payload, MAX_EAGER_BYTES),
-        Frame::Grant { chunk_bytes: 0, .. } | Frame::GrantAhead { chunk_bytes: 0, .. } => {
+        Frame::Grant { grant, .. } | Frame::GrantAhead { grant, .. } if grant.chunk_bytes == 0 => {
             Err(EncodeError::ZeroChunk)
         }
         _ => Ok(()),
@@ -100,31 +99,22 @@ fn body(frame: &Frame, out: &mut Vec<u8>) {
             body.put(bytes.to_le_bytes());
             body.put([*level as u8]);
         }
-        Frame::Grant {
-            transfer,
-            chunk_bytes,
-            first_sequence,
-            level,
-            taper,
-        } => {
+        Frame::Grant { transfer, grant } => {
             body.put(transfer.0.to_le_bytes());
-            body.cut(*chunk_bytes, *first_sequence, *level, *taper);
+            body.grant(grant);
         }
         Frame::GrantAhead {
             transfer,
             epoch,
             tag,
             bytes,
-            chunk_bytes,
-            first_sequence,
-            level,
-            taper,
+            grant,
         } => {
             body.put(transfer.0.to_le_bytes());
             body.put(epoch.to_le_bytes());
             body.put(tag.0.to_le_bytes());
             body.put(bytes.to_le_bytes());
-            body.cut(*chunk_bytes, *first_sequence, *level, *taper);
+            body.grant(grant);
         }
         Frame::Decline { epoch, next } => {
             body.put(epoch.to_le_bytes());
@@ -205,8 +195,13 @@ impl Body<'_> {
         self.0.extend_from_slice(&bytes);
     }
 
-    /// What grants have in common.
-    fn cut(&mut self, chunk_bytes: u32, first_sequence: u64, level: Level, taper: Option<Taper>) {
+    fn grant(&mut self, grant: &Grant) {
+        let Grant {
+            chunk_bytes,
+            first_sequence,
+            level,
+            taper,
+        } = *grant;
         self.put(chunk_bytes.to_le_bytes());
         self.put(first_sequence.to_le_bytes());
         self.put([level as u8]);

@@ -5,7 +5,6 @@ use super::action::Action;
 use super::config::Agreed;
 use super::error::{ConnectionFailure, EndCause, SessionError};
 use super::matching::Arrival;
-use super::replies::Grant;
 use super::unexpected;
 use crate::frame::{Frame, GoodbyeReason, Role, Settings, TransferId};
 use crate::time::Time;
@@ -79,39 +78,14 @@ impl Session {
                 };
                 return self.arrived(now, "eager", arrival);
             }
-            Frame::Grant {
-                transfer,
-                chunk_bytes,
-                first_sequence,
-                level,
-                taper,
-            } => {
-                let grant = Grant {
-                    chunk_bytes,
-                    first_sequence,
-                    level,
-                    taper,
-                };
-                return self.granted(now, transfer, grant);
-            }
+            Frame::Grant { transfer, grant } => return self.granted(now, transfer, grant),
             Frame::GrantAhead {
                 transfer,
                 epoch,
                 tag,
                 bytes,
-                chunk_bytes,
-                first_sequence,
-                level,
-                taper,
-            } => {
-                let grant = Grant {
-                    chunk_bytes,
-                    first_sequence,
-                    level,
-                    taper,
-                };
-                return self.granted_ahead(now, transfer, (epoch, tag, bytes), grant);
-            }
+                grant,
+            } => return self.granted_ahead(now, transfer, (epoch, tag, bytes), grant),
             Frame::Decline { epoch, next } => return self.declined(now, epoch, next),
             Frame::Recall { epoch } => return self.recalled(epoch),
             Frame::Refuse { transfer, reason } => return self.refused(now, transfer, reason),

@@ -151,14 +151,8 @@ impl Session {
                 let foresight = Foresight::None;
                 let plan =
                     self.begin_receiving(operation, transfer, bytes, level, foresight, &agreed);
-                let cut = plan.cut();
-                self.transmit.push_back(Frame::Grant {
-                    transfer,
-                    chunk_bytes: cut.chunk_bytes(),
-                    first_sequence: plan.first_sequence,
-                    level,
-                    taper: cut.taper(),
-                });
+                let grant = plan.grant(level);
+                self.transmit.push_back(Frame::Grant { transfer, grant });
             }
         }
         self.pump_receives();

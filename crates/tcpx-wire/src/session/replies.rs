@@ -9,18 +9,9 @@ use super::error::{AckProblem, Delivered, EndCause, SessionError};
 use super::outgoing::{GrantedSend, Outgoing, SendStage};
 use super::stream::Plan;
 use super::{Session, unexpected};
-use crate::frame::{Level, PlacedChunks, RefuseReason, TransferId};
-use crate::plan::{ChunkPlan, Taper};
+use crate::frame::{Grant, Level, PlacedChunks, RefuseReason, TransferId};
+use crate::plan::ChunkPlan;
 use crate::time::Time;
-
-/// How the peer receives one of our transfers.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Grant {
-    pub(super) chunk_bytes: u32,
-    pub(super) first_sequence: u64,
-    pub(super) level: Level,
-    pub(super) taper: Option<Taper>,
-}
 
 impl Grant {
     /// How it cuts a transfer of so many bytes, whose chunks are to begin at `expected`.

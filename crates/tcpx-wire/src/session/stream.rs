@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::action::{Chunk, OperationId};
+use crate::frame::{Grant, Level};
 use crate::plan::ChunkPlan;
 
 /// How one granted transfer is cut and where it lies in the stream.
@@ -24,8 +25,14 @@ impl Plan {
         }
     }
 
-    pub(super) fn cut(&self) -> ChunkPlan {
-        self.cut
+    /// What the peer is told of it.
+    pub(super) fn grant(&self, level: Level) -> Grant {
+        Grant {
+            chunk_bytes: self.cut.chunk_bytes(),
+            first_sequence: self.first_sequence,
+            level,
+            taper: self.cut.taper(),
+        }
     }
 
     /// Length of the transfer in bytes.

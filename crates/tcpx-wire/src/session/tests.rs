@@ -18,7 +18,7 @@ mod waiting;
 use std::time::Duration;
 
 use super::*;
-use crate::frame::{Level, Settings, Tag};
+use crate::frame::{Grant, Level, Settings, Tag};
 
 /// Chunks of 512 KiB over 4 channels.
 pub(in crate::session) fn settings() -> Settings {
@@ -82,6 +82,15 @@ fn receive(tag: u64, capacity: u64, level: Level) -> ReceiveRequest {
         capacity,
         level,
         deadlines: None,
+    }
+}
+
+fn placing(chunk_bytes: u32, first_sequence: u64) -> Grant {
+    Grant {
+        chunk_bytes,
+        first_sequence,
+        level: Level::Placed,
+        taper: None,
     }
 }
 

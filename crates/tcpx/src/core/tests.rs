@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::atomic::Ordering;
 
 use tcpx_memory::{Access, CopyWorker, Region};
-use tcpx_wire::frame::{Frame, Settings, TransferId, encode};
+use tcpx_wire::frame::{Frame, Grant, Settings, TransferId, encode};
 use tcpx_wire::session::{Config, ReceiveRequest, SendRequest};
 use tcpx_wire::{Level, Role, Tag};
 
@@ -231,10 +231,12 @@ fn a_turn_is_not_left_before_chunks_that_were_granted_go_to_their_channel() {
     let _sent = scene.begin(Role::Sender, 2, 4096);
     let grant = Frame::Grant {
         transfer: TransferId(0),
-        chunk_bytes: 4096,
-        first_sequence: 0,
-        level: Level::Placed,
-        taper: None,
+        grant: Grant {
+            chunk_bytes: 4096,
+            first_sequence: 0,
+            level: Level::Placed,
+            taper: None,
+        },
     };
     scene.say([message(0, 1), grant]);
     scene.drive();

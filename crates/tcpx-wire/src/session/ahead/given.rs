@@ -193,16 +193,12 @@ impl Session {
             level,
             chunks: plan.chunks,
         });
-        let cut = plan.cut();
         self.transmit.push_back(Frame::GrantAhead {
             transfer,
             epoch: self.given_ahead.epoch,
             tag,
             bytes,
-            chunk_bytes: cut.chunk_bytes(),
-            first_sequence: plan.first_sequence,
-            level,
-            taper: cut.taper(),
+            grant: plan.grant(level),
         });
     }
 

@@ -3,12 +3,11 @@
 use std::collections::VecDeque;
 
 use super::{MOST, fits_level};
-use crate::frame::{Frame, Level, Tag, TransferId};
+use crate::frame::{Frame, Grant, Level, Tag, TransferId};
 use crate::session::action::OperationId;
 use crate::session::config::MAX_TRANSFER_BYTES;
 use crate::session::error::SessionError;
 use crate::session::outgoing::SendStage;
-use crate::session::replies::Grant;
 use crate::session::stream::Plan;
 use crate::session::{Session, unexpected};
 use crate::time::Time;

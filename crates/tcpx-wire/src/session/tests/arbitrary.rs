@@ -18,6 +18,18 @@ fn any_level() -> impl Strategy<Value = Level> {
 }
 
 /// A chunk size with or without shorter chunks, which may not fit.
+/// A grant of chunks of these numbers.
+fn any_grant(numbers: impl Strategy<Value = u64>) -> impl Strategy<Value = Grant> {
+    (numbers, any_level(), any_cut()).prop_map(|(first_sequence, level, (chunk_bytes, taper))| {
+        Grant {
+            chunk_bytes,
+            first_sequence,
+            level,
+            taper,
+        }
+    })
+}
+
 fn any_cut() -> impl Strategy<Value = (u32, Option<Taper>)> {
     let taper = (0u8..3, 1u16..4).prop_map(|(halvings, each)| Taper::new(halvings, each));
     prop_oneof![
@@ -38,11 +50,9 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         2 => (id(), 0u64..3, any_level(), 0usize..40).prop_map(|(transfer, tag, level, bytes)| {
             Frame::Eager { transfer, tag: Tag(tag), level, payload: vec![0; bytes].into() }
         }),
-        4 => (id(), number(), any_level(), any_cut()).prop_map(
-            |(transfer, first_sequence, level, (chunk_bytes, taper))| {
-                Frame::Grant { transfer, chunk_bytes, first_sequence, level, taper }
-            }
-        ),
+        4 => (id(), any_grant(number())).prop_map(|(transfer, grant)| {
+            Frame::Grant { transfer, grant }
+        }),
         1 => (id(), number()).prop_map(|(transfer, capacity)| {
             Frame::Refuse { transfer, reason: RefuseReason::TooLarge { capacity } }
         }),
@@ -60,12 +70,9 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         }),
         2 => (id(), role()).prop_map(|(transfer, from)| Frame::Cancelled { transfer, from }),
         1 => (0u64..2).prop_map(|counter| Frame::Heartbeat { counter }),
-        3 => (id(), 0u32..3, number(), number(), any_level(), any_cut()).prop_map(
-            |(transfer, epoch, bytes, first_sequence, level, (chunk_bytes, taper))| {
-                let tag = Tag(1);
-                Frame::GrantAhead {
-                    transfer, epoch, tag, bytes, chunk_bytes, first_sequence, level, taper,
-                }
+        3 => (id(), 0u32..3, number(), any_grant(number())).prop_map(
+            |(transfer, epoch, bytes, grant)| {
+                Frame::GrantAhead { transfer, epoch, tag: Tag(1), bytes, grant }
             }
         ),
         2 => (0u32..3, id()).prop_map(|(epoch, next)| Frame::Decline { epoch, next }),

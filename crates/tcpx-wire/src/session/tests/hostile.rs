@@ -55,10 +55,7 @@ fn payload(transfer: u64, bytes: usize) -> Frame {
 fn grant(chunk_bytes: u32, first_sequence: u64) -> Frame {
     Frame::Grant {
         transfer: T0,
-        chunk_bytes,
-        first_sequence,
-        level: Level::Placed,
-        taper: None,
+        grant: placing(chunk_bytes, first_sequence),
     }
 }
 
@@ -307,10 +304,7 @@ fn frames_for_transfers_that_do_not_exist_are_refused() {
     let frames = [
         Frame::Grant {
             transfer,
-            chunk_bytes: 4096,
-            first_sequence: 0,
-            level: Level::Placed,
-            taper: None,
+            grant: placing(4096, 0),
         },
         Frame::Refuse {
             transfer,

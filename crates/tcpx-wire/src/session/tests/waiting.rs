@@ -153,10 +153,10 @@ fn that_a_chunk_was_sent_matters_only_where_nothing_else_tells_of_its_end() {
         drain_at(&mut session, now);
         let grant = Frame::Grant {
             transfer: TransferId(0),
-            chunk_bytes: 512 * 1024,
-            first_sequence: 0,
-            level: level.max(Level::Placed),
-            taper: None,
+            grant: Grant {
+                level: level.max(Level::Placed),
+                ..placing(512 * 1024, 0)
+            },
         };
         session.frame(now, grant).unwrap();
         drain_at(&mut session, now);
@@ -203,10 +203,7 @@ fn stuck(window: u16) -> (Session, usize) {
     let transfer = TransferId(0);
     let grant = Frame::Grant {
         transfer,
-        chunk_bytes: 4096,
-        first_sequence: 0,
-        level: Level::Placed,
-        taper: None,
+        grant: placing(4096, 0),
     };
     session.frame(now, grant).unwrap();
     drain_at(&mut session, now);

@@ -4,7 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::frame::{CancelReason, Detail, GoodbyeReason, RefuseReason, Role};
+use crate::frame::{CancelReason, Detail, GoodbyeReason, Grant, RefuseReason, Role};
 
 fn any_taper() -> impl Strategy<Value = Option<Taper>> {
     (0..=Taper::MAX_HALVINGS, 1..=Taper::MAX_EACH)
@@ -68,6 +68,16 @@ fn any_frame() -> impl Strategy<Value = Frame> {
             Just(Level::Verified)
         ]
     };
+    let grant = || {
+        (1u32.., any::<u64>(), level(), any_taper()).prop_map(
+            |(chunk_bytes, first_sequence, level, taper)| Grant {
+                chunk_bytes,
+                first_sequence,
+                level,
+                taper,
+            },
+        )
+    };
     let role = || prop_oneof![Just(Role::Sender), Just(Role::Receiver)];
     let detail = || "\\PC{0,200}".prop_map(Detail::from);
     let refuse = prop_oneof![
@@ -107,15 +117,7 @@ fn any_frame() -> impl Strategy<Value = Frame> {
                 level,
             }
         }),
-        (id(), 1u32.., any::<u64>(), level(), any_taper()).prop_map(
-            |(transfer, chunk_bytes, first_sequence, level, taper)| Frame::Grant {
-                transfer,
-                chunk_bytes,
-                first_sequence,
-                level,
-                taper,
-            }
-        ),
+        (id(), grant()).prop_map(|(transfer, grant)| Frame::Grant { transfer, grant }),
         (id(), refuse).prop_map(|(transfer, reason)| Frame::Refuse { transfer, reason }),
         (id(), tag(), level(), vec(any::<u8>(), 0..300)).prop_map(
             |(transfer, tag, level, payload)| Frame::Eager {
@@ -149,24 +151,15 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         (goodbye, detail()).prop_map(|(reason, detail)| Frame::Goodbye { reason, detail }),
         Just(Frame::GoodbyeAck),
         any::<u32>().prop_map(|next| Frame::Received { next }),
-        (
-            (id(), any::<u32>(), tag(), any::<u64>()),
-            (1u32.., any::<u64>(), level(), any_taper())
-        )
-            .prop_map(
-                |((transfer, epoch, tag, bytes), (chunk_bytes, first_sequence, level, taper))| {
-                    Frame::GrantAhead {
-                        transfer,
-                        epoch,
-                        tag,
-                        bytes,
-                        chunk_bytes,
-                        first_sequence,
-                        level,
-                        taper,
-                    }
-                }
-            ),
+        (id(), any::<u32>(), tag(), any::<u64>(), grant()).prop_map(
+            |(transfer, epoch, tag, bytes, grant)| Frame::GrantAhead {
+                transfer,
+                epoch,
+                tag,
+                bytes,
+                grant,
+            }
+        ),
         (any::<u32>(), id()).prop_map(|(epoch, next)| Frame::Decline { epoch, next }),
         any::<u32>().prop_map(|epoch| Frame::Recall { epoch }),
     ]

@@ -1,7 +1,9 @@
 //! Bytes that are no frame, and frames that do not become bytes: the error names what is wrong, and where.
 
 use super::*;
-use crate::frame::{EncodeError, GoodbyeReason, InvalidPlaced, InvalidSettings, RefuseReason};
+use crate::frame::{
+    EncodeError, GoodbyeReason, Grant, InvalidPlaced, InvalidSettings, RefuseReason,
+};
 
 #[test]
 fn each_header_error_names_what_arrived() {
@@ -71,10 +73,12 @@ fn each_body_error_names_its_field() {
 
     let grant = Frame::Grant {
         transfer,
-        chunk_bytes: 1,
-        first_sequence: 0,
-        level: Level::Sent,
-        taper: Taper::new(1, 2),
+        grant: Grant {
+            chunk_bytes: 1,
+            first_sequence: 0,
+            level: Level::Sent,
+            taper: Taper::new(1, 2),
+        },
     };
     assert_eq!(
         decode_one(&tampered(&grant, |bytes| bytes[HEADER_BYTES + 8] = 0)),
@@ -220,10 +224,12 @@ fn a_frame_out_of_bounds_is_not_encoded() {
     assert_eq!(
         refused(&Frame::Grant {
             transfer: TransferId(0),
-            chunk_bytes: 0,
-            first_sequence: 0,
-            level: Level::Sent,
-            taper: None
+            grant: Grant {
+                chunk_bytes: 0,
+                first_sequence: 0,
+                level: Level::Sent,
+                taper: None
+            }
         }),
         EncodeError::ZeroChunk
     );

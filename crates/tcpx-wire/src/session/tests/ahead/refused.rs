@@ -11,10 +11,7 @@ fn grant_ahead(transfer: u64, epoch: u32, first_sequence: u64) -> Frame {
         epoch,
         tag: Tag(1),
         bytes: BYTES,
-        chunk_bytes: 4096,
-        first_sequence,
-        level: Level::Placed,
-        taper: None,
+        grant: placing(4096, first_sequence),
     }
 }
 
@@ -72,10 +69,7 @@ fn grants_ahead_that_no_honest_peer_sends_end_the_session() {
         epoch: 0,
         tag: Tag(1),
         bytes: 0,
-        chunk_bytes: 4096,
-        first_sequence: 0,
-        level: Level::Placed,
-        taper: None,
+        grant: placing(4096, 0),
     };
     assert!(field(refused(&[empty])));
     // Nothing of this side was granted ahead.
@@ -95,10 +89,7 @@ fn a_grant_ahead_of_a_transfer_that_was_granted_or_of_an_old_epoch_behind_a_new_
     let chunks = BYTES.div_ceil(4096);
     let grant = Frame::Grant {
         transfer: TransferId(0),
-        chunk_bytes: 4096,
-        first_sequence: 0,
-        level: Level::Placed,
-        taper: None,
+        grant: placing(4096, 0),
     };
     let twice = answers(guessing(), 1, &[grant.clone(), grant_ahead(0, 0, chunks)]);
     assert!(
