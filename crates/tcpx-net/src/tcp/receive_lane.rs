@@ -275,8 +275,8 @@ impl ReceiveLane {
         } else {
             self.have = bytes - left;
             counters.chunks_received.fetch_add(1, Ordering::Relaxed);
-            let in_place = !self.shared.staging.is_needed(&claim.chunk.destination);
-            let later = in_place && self.gathering.holds(into.len(), Instant::now);
+            let bytes = into.len();
+            let later = || self.gathering.holds(bytes, Instant::now);
             if Shared::deliver(&self.shared, claim, into, later) {
                 self.gathering.told();
             }

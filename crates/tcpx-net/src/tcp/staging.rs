@@ -225,12 +225,13 @@ const AHEAD: u64 = 1 << 34;
 
 impl Shared {
     /// All of a receive's payload is in `into`: the destination itself, or a slot to be copied. Of the former
-    /// the owner may be told `later`, where the caller sees to it that it is woken; whether it has been told now.
+    /// the owner may be told `later`, which is asked then, and the caller sees to it that it is woken; whether it
+    /// has been told now.
     pub(super) fn deliver(
         shared: &Arc<Self>,
         claim: Claim,
         into: RegionSlice,
-        later: bool,
+        later: impl FnOnce() -> bool,
     ) -> bool {
         let Claim { slot, chunk } = claim;
         let (destination, fence) = (chunk.destination, chunk.fence);
@@ -239,7 +240,7 @@ impl Shared {
             drop((into, destination));
             shared.receive.set(slot, ReceiveState::Finished);
             let received = Event::Received { slot, bytes };
-            if later {
+            if later() {
                 return shared.report_for_later(received);
             }
             shared.report(received);

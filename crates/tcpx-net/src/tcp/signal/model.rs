@@ -1,0 +1,159 @@
+//! Every interleaving of few threads that raise a flag, and of its consumer.
+
+use super::Raised;
+use loom::model::Builder;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicUsize, Ordering};
+use loom::thread::{JoinHandle, spawn};
+
+/// The flag, the work, and the wakes that the consumer's descriptor would count.
+type Shared = (Raised, AtomicUsize, AtomicUsize);
+
+/// Each publishes a piece of work.
+const PRODUCERS: usize = 2;
+
+/// All interleavings take minutes. Each fault that these models find in a broken copy of the code
+/// takes one or two switches of a thread that could go on; `LOOM_MAX_PREEMPTIONS` sets more.
+const MOST_SWITCHES: usize = 3;
+
+fn explore(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = Builder::new();
+    builder.preemption_bound.get_or_insert(MOST_SWITCHES);
+    builder.check(model);
+}
+
+fn producers(shared: &Arc<Shared>) -> [JoinHandle<()>; PRODUCERS] {
+    producers_that(shared, [Raised::raise; PRODUCERS])
+}
+
+fn producers_that(
+    shared: &Arc<Shared>,
+    raise: [fn(&Raised) -> bool; PRODUCERS],
+) -> [JoinHandle<()>; PRODUCERS] {
+    raise.map(|raise| {
+        let shared = Arc::clone(shared);
+        spawn(move || {
+            let (raised, work, wakes) = &*shared;
+            work.fetch_add(1, Ordering::Relaxed);
+            if raise(raised) {
+                wakes.fetch_add(1, Ordering::Release);
+            }
+        })
+    })
+}
+
+/// The consumer has seen so much and waits now: without a wake it sleeps for ever, and woken it looks for what was
+/// raised.
+fn sees_all(shared: &Shared, producers: [JoinHandle<()>; PRODUCERS], mut seen: usize) {
+    for producer in producers {
+        producer.join().expect("a producer ends");
+    }
+    let (raised, work, wakes) = shared;
+    if wakes.load(Ordering::Acquire) > 0 && raised.is_raised() {
+        raised.lower();
+        seen = work.load(Ordering::Relaxed);
+    }
+    assert_eq!(
+        seen, PRODUCERS,
+        "work was published, and neither seen nor announced"
+    );
+}
+
+fn shared() -> Arc<Shared> {
+    Arc::new((Raised::new(), AtomicUsize::new(0), AtomicUsize::new(0)))
+}
+
+#[test]
+fn work_published_before_a_silent_raise_is_seen() {
+    explore(|| {
+        let shared = shared();
+        let producers = producers(&shared);
+        let (raised, work, wakes) = &*shared;
+        // It must end with nothing unseen.
+        let woken_before = wakes.load(Ordering::Acquire);
+        raised.lower();
+        let seen = work.load(Ordering::Relaxed);
+        for producer in producers {
+            producer.join().expect("a producer ends");
+        }
+        let woken_after = wakes.load(Ordering::Acquire);
+        assert!(
+            seen == PRODUCERS || woken_after > woken_before,
+            "work was published, and neither seen nor announced"
+        );
+    });
+}
+
+/// A consumer whose descriptor counts the wakes reads them, looks, and then waits.
+#[test]
+fn work_published_while_the_descriptor_is_read_is_seen_or_announced() {
+    explore(|| {
+        let shared = shared();
+        // One wake has been announced.
+        assert!(shared.0.raise());
+        shared.2.fetch_add(1, Ordering::Release);
+        let producers = producers(&shared);
+        let (raised, work, wakes) = &*shared;
+        raised.lower_and_read(0, || wakes.swap(0, Ordering::AcqRel) as u64);
+        let seen = work.load(Ordering::Relaxed);
+        for producer in producers {
+            producer.join().expect("a producer ends");
+        }
+        assert!(
+            seen == PRODUCERS || wakes.load(Ordering::Acquire) > 0,
+            "work was published, and neither seen nor announced"
+        );
+    });
+}
+
+/// A consumer that looks by itself for a while and then waits is woken for what it did not see.
+#[test]
+fn work_published_while_the_consumer_stops_looking_is_announced() {
+    explore(|| {
+        let shared = shared();
+        shared.0.set_looked_for(true);
+        let producers = producers(&shared);
+        let (raised, work, wakes) = &*shared;
+        raised.lower();
+        let seen = work.load(Ordering::Relaxed);
+        if raised.set_looked_for(false) {
+            wakes.fetch_add(1, Ordering::Release);
+        }
+        sees_all(&shared, producers, seen);
+    });
+}
+
+/// Whoever tells later raises unless the consumer knew; it may stop looking meanwhile.
+#[test]
+fn what_is_told_later_is_seen_or_announced() {
+    let tell = |raised: &Raised| !raised.raise_later() && raised.raise();
+    explore(move || {
+        let shared = shared();
+        shared.0.set_looked_for(true);
+        let producers = producers_that(&shared, [tell, Raised::raise_quietly]);
+        let (raised, work, wakes) = &*shared;
+        raised.set_wanted(true);
+        raised.lower();
+        let seen = work.load(Ordering::Relaxed);
+        if raised.set_looked_for(false) {
+            wakes.fetch_add(1, Ordering::Release);
+        }
+        sees_all(&shared, producers, seen);
+    });
+}
+
+/// A consumer that comes to want quiet work is woken for what it did not see, whichever was first.
+#[test]
+fn quiet_work_is_seen_or_announced_once_it_is_wanted() {
+    explore(|| {
+        let shared = shared();
+        let producers = producers_that(&shared, [Raised::raise_quietly, Raised::raise]);
+        let (raised, work, wakes) = &*shared;
+        raised.lower();
+        let seen = work.load(Ordering::Relaxed);
+        if raised.set_wanted(true) {
+            wakes.fetch_add(1, Ordering::Release);
+        }
+        sees_all(&shared, producers, seen);
+    });
+}
