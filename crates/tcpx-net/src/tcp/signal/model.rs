@@ -42,13 +42,22 @@ fn producers_that(
     })
 }
 
-/// The consumer has seen so much and waits now: without a wake it sleeps for ever, and woken it looks for what was
-/// raised.
-fn sees_all(shared: &Shared, producers: [JoinHandle<()>; PRODUCERS], mut seen: usize) {
+/// The consumer looks, does one last thing that says whether it is to be woken, and waits: without a wake it sleeps for
+/// ever, and woken it looks for what was raised.
+fn sees_all(
+    shared: &Shared,
+    producers: [JoinHandle<()>; PRODUCERS],
+    last: impl FnOnce(&Raised) -> bool,
+) {
+    let (raised, work, wakes) = shared;
+    raised.lower();
+    let mut seen = work.load(Ordering::Relaxed);
+    if last(raised) {
+        wakes.fetch_add(1, Ordering::Release);
+    }
     for producer in producers {
         producer.join().expect("a producer ends");
     }
-    let (raised, work, wakes) = shared;
     if wakes.load(Ordering::Acquire) > 0 && raised.is_raised() {
         raised.lower();
         seen = work.load(Ordering::Relaxed);
@@ -113,13 +122,7 @@ fn work_published_while_the_consumer_stops_looking_is_announced() {
         let shared = shared();
         shared.0.set_looked_for(true);
         let producers = producers(&shared);
-        let (raised, work, wakes) = &*shared;
-        raised.lower();
-        let seen = work.load(Ordering::Relaxed);
-        if raised.set_looked_for(false) {
-            wakes.fetch_add(1, Ordering::Release);
-        }
-        sees_all(&shared, producers, seen);
+        sees_all(&shared, producers, |raised| raised.set_looked_for(false));
     });
 }
 
@@ -131,14 +134,8 @@ fn what_is_told_later_is_seen_or_announced() {
         let shared = shared();
         shared.0.set_looked_for(true);
         let producers = producers_that(&shared, [tell, Raised::raise_quietly]);
-        let (raised, work, wakes) = &*shared;
-        raised.set_wanted(true);
-        raised.lower();
-        let seen = work.load(Ordering::Relaxed);
-        if raised.set_looked_for(false) {
-            wakes.fetch_add(1, Ordering::Release);
-        }
-        sees_all(&shared, producers, seen);
+        shared.0.set_wanted(true);
+        sees_all(&shared, producers, |raised| raised.set_looked_for(false));
     });
 }
 
@@ -148,12 +145,6 @@ fn quiet_work_is_seen_or_announced_once_it_is_wanted() {
     explore(|| {
         let shared = shared();
         let producers = producers_that(&shared, [Raised::raise_quietly, Raised::raise]);
-        let (raised, work, wakes) = &*shared;
-        raised.lower();
-        let seen = work.load(Ordering::Relaxed);
-        if raised.set_wanted(true) {
-            wakes.fetch_add(1, Ordering::Release);
-        }
-        sees_all(&shared, producers, seen);
+        sees_all(&shared, producers, |raised| raised.set_wanted(true));
     });
 }
