@@ -183,7 +183,106 @@ impl From<tcpx_memory::CudaError> for Error {
     }
 }
 
+/// What sort of error it is, for programs that decide by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// No connection came about.
+    Connect,
+    /// A deadline has passed.
+    TimedOut,
+    /// The connection ended amid its work.
+    ConnectionLost,
+    /// One side closed the connection in order.
+    Closed,
+    /// This program cancelled the operation.
+    Cancelled,
+    /// The receive is smaller than the send; nothing was written.
+    TooLarge,
+    /// Source and destination differ.
+    Corrupt,
+    /// One operation failed, and the connection may live on.
+    Operation,
+    /// A setting cannot work.
+    Setting,
+    /// Memory is in use, cannot be reached or cannot be had.
+    Memory,
+    /// The operating system refused something.
+    System,
+    /// A defect of tcpx or of a plugin.
+    Defect,
+}
+
 impl Error {
+    /// What sort of error it is.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Network(NetworkError::AcceptTimedOut { .. }) => ErrorKind::TimedOut,
+            Self::Network(_) => ErrorKind::Connect,
+            Self::Memory(_) => ErrorKind::Memory,
+            Self::Stalled { .. } | Self::TimedOut { .. } => ErrorKind::TimedOut,
+            Self::TooLarge { .. } => ErrorKind::TooLarge,
+            Self::Corrupt { .. } => ErrorKind::Corrupt,
+            Self::Cancelled { .. } => ErrorKind::Cancelled,
+            Self::Operation { error, .. } => match error.cause {
+                EndCause::ConnectionLost { .. } => ErrorKind::ConnectionLost,
+                EndCause::Closed | EndCause::PeerClosed { .. } => ErrorKind::Closed,
+                _ => ErrorKind::Operation,
+            },
+            Self::MemoryHeld { error } => error.kind(),
+            Self::ConnectionLost { .. } | Self::ChannelLost { .. } => ErrorKind::ConnectionLost,
+            Self::Closed { .. } => ErrorKind::Closed,
+            Self::Request { .. } => ErrorKind::Operation,
+            Self::EngineStuck { .. } | Self::Defect { .. } => ErrorKind::Defect,
+            Self::Setting { .. } => ErrorKind::Setting,
+            Self::System { .. } => ErrorKind::System,
+        }
+    }
+
+    /// Who is at the other end of the connection concerned, if there is one.
+    pub fn peer(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Stalled { peer, .. }
+            | Self::TimedOut { peer, .. }
+            | Self::TooLarge { peer, .. }
+            | Self::Corrupt { peer, .. }
+            | Self::Cancelled { peer, .. }
+            | Self::Operation { peer, .. }
+            | Self::ConnectionLost { peer, .. }
+            | Self::ChannelLost { peer, .. }
+            | Self::Closed { peer }
+            | Self::Request { peer, .. }
+            | Self::EngineStuck { peer, .. }
+            | Self::Defect { peer, .. } => Some(*peer),
+            Self::MemoryHeld { error } => error.peer(),
+            Self::Network(_) | Self::Memory(_) | Self::Setting { .. } | Self::System { .. } => None,
+        }
+    }
+
+    /// The tag of the operation concerned, if there is one.
+    pub fn tag(&self) -> Option<u64> {
+        match self {
+            Self::Stalled { report, .. } => Some(report.tag.0),
+            Self::TooLarge { tag, .. }
+            | Self::Corrupt { tag, .. }
+            | Self::Cancelled { tag, .. }
+            | Self::Operation { tag, .. } => Some(*tag),
+            Self::MemoryHeld { error } => error.tag(),
+            _ => None,
+        }
+    }
+
+    /// What the destination holds of the operation concerned, if there is one.
+    pub fn delivered(&self) -> Option<Delivered> {
+        match self {
+            Self::Stalled { delivered, .. } | Self::Cancelled { delivered, .. } => Some(*delivered),
+            Self::Corrupt { error, .. } | Self::Operation { error, .. } => Some(error.delivered),
+            Self::TooLarge { .. } => Some(Delivered::None),
+            Self::MemoryHeld { error } => error.delivered(),
+            _ => None,
+        }
+    }
+
     /// The check of `tcpx doctor` that explains the error, such as `TCPX-D037`; `None` where there is none, and for
     /// errors of a plugin, whose text names it at its end.
     pub fn check(&self) -> Option<&'static str> {

@@ -52,7 +52,7 @@ mod wait;
 
 pub use connection::{Connection, PeerInfo, Receive, Send};
 pub use endpoint::Endpoint;
-pub use error::Error;
+pub use error::{Error, ErrorKind};
 pub use event::{ChunkEvent, Event, Observer};
 pub use options::Options;
 pub use report::{Progress, Report};

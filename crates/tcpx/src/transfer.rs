@@ -1,8 +1,11 @@
 //! The handle of an operation.
 
 use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use tcpx_wire::session::OperationId;
@@ -38,6 +41,8 @@ struct Inner {
     sleeping: usize,
     outcome: Option<Result<Report, Error>>,
     progress: Progress,
+    /// The task that polled last.
+    waker: Option<Waker>,
 }
 
 impl TransferState {
@@ -50,6 +55,7 @@ impl TransferState {
                     bytes_done: 0,
                     bytes_total: total,
                 },
+                waker: None,
             }),
             ended: Condvar::new(),
             has_ended: AtomicBool::new(false),
@@ -69,6 +75,11 @@ impl TransferState {
         self.has_ended.store(true, Ordering::Release);
         if inner.sleeping > 0 {
             self.ended.notify_all();
+        }
+        let waker = inner.waker.take();
+        drop(inner);
+        if let Some(waker) = waker {
+            waker.wake();
         }
     }
 
@@ -160,9 +171,31 @@ impl Transfer {
         self.connection.0.cancel(self.operation);
     }
 
+    /// The outcome, or [`Poll::Pending`] after noting the task that is woken at the end; that of
+    /// the last call counts.
+    pub fn poll_outcome(&self, context: &mut Context<'_>) -> Poll<Result<Report, Error>> {
+        if let Some(outcome) = self.test() {
+            return Poll::Ready(outcome);
+        }
+        let mut inner = self.state.lock();
+        if let Some(outcome) = &inner.outcome {
+            return Poll::Ready(outcome.clone());
+        }
+        inner.waker = Some(context.waker().clone());
+        Poll::Pending
+    }
+
     /// How far it is.
     pub fn progress(&self) -> Progress {
         self.state.lock().progress
+    }
+}
+
+impl Future for Transfer {
+    type Output = Result<Report, Error>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.poll_outcome(context)
     }
 }
 

@@ -1,0 +1,54 @@
+"""Send a tensor to another host.
+
+    python send_tensor.py receive                  # prints a line
+    python send_tensor.py send 'TCPX_KEY=... HOST:PORT'
+
+Works with torch tensors on GPUs or not (``pip install torch``); without torch it sends a numpy array.
+"""
+
+import sys
+
+import tcpx
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+GPU = 0 if torch is not None and torch.cuda.is_available() else None
+ELEMENTS = 1 << 20
+
+
+def tensor(fill: float):
+    if torch is not None:
+        device = "cpu" if GPU is None else f"cuda:{GPU}"
+        return torch.full((ELEMENTS,), fill, dtype=torch.float32, device=device)
+    import numpy
+
+    return numpy.full(ELEMENTS, fill, dtype=numpy.float32)
+
+
+def receive() -> None:
+    with tcpx.Endpoint("0.0.0.0:0", gpu=GPU) as server:
+        print(server.pairing(), flush=True)
+        with server.accept().wait() as connection:
+            destination = tensor(0.0)
+            report = connection.recv(destination, tag=7).wait()
+            print(f"{report.nbytes} bytes in {report.seconds * 1e3:.1f} ms, "
+                  f"first element {float(destination[0])}")
+
+
+def send(line: str) -> None:
+    with tcpx.connect(line, gpu=GPU) as connection:
+        report = connection.send(tensor(42.0), tag=7, level="verified").wait()
+        print(f"{report.nbytes} bytes {report.level}")
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["receive"]:
+            receive()
+        case ["send", line]:
+            send(line)
+        case _:
+            sys.exit(__doc__)

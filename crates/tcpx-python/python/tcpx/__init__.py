@@ -1,0 +1,80 @@
+"""Move tensors and buffers between hosts over plain TCP.
+
+An :class:`Endpoint` listens, :func:`connect` connects; a :class:`Connection` starts sends and
+receives; a :class:`Transfer` ends exactly once, with a :class:`Report` or an exception. Whatever
+takes time can be waited for (``.wait(timeout)``) or awaited (``await``)::
+
+    server = tcpx.Endpoint("0.0.0.0:12345")
+    print(server.pairing())                       # give this line to the other side
+    conn = server.accept().wait()
+    conn.recv(tensor, tag=7).wait()
+
+    with tcpx.connect(line) as conn:              # the other side
+        conn.send(tensor, tag=7).wait()
+
+Sizes are bytes, times are seconds. Memory may be a torch tensor, a numpy array, anything with the
+buffer protocol or DLPack, or ``(address, bytes, device)``. While a transfer runs it owns the
+memory: do not write a source, or touch a destination, before its end.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from . import _tcpx
+from ._core import Accepting, Connecting, Connection, Endpoint, connect, generate_key
+from ._errors import (
+    CancelledError,
+    ClosedError,
+    ConnectError,
+    ConnectionLost,
+    CorruptError,
+    Error,
+    MemoryError,
+    SettingError,
+    TimeoutError,
+    TooLargeError,
+    TransferError,
+)
+from ._program import nccl_env, plugin_path, program_path
+from ._tcpx import Report, Transfer, __version__
+
+__all__ = [
+    "Accepting",
+    "CancelledError",
+    "ClosedError",
+    "ConnectError",
+    "Connecting",
+    "Connection",
+    "ConnectionLost",
+    "CorruptError",
+    "Endpoint",
+    "Error",
+    "MemoryError",
+    "Report",
+    "SettingError",
+    "TimeoutError",
+    "TooLargeError",
+    "Transfer",
+    "TransferError",
+    "__version__",
+    "connect",
+    "enable_logging",
+    "generate_key",
+    "nccl_env",
+    "plugin_path",
+    "program_path",
+]
+
+
+def enable_logging(level: int = logging.INFO) -> None:
+    """Passes the engine's log records of ``level`` and above to Python's ``logging``.
+
+    Records come under the logger ``tcpx``. Call it once, before the first connection.
+    """
+    logger = logging.getLogger("tcpx")
+
+    def emit(number: int, target: str, text: str) -> None:
+        logger.getChild(target.replace("::", ".")).log(number, "%s", text)
+
+    _tcpx.log_to(emit, level)

@@ -1,0 +1,178 @@
+"""Endpoints and connections: what waits and what is awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Callable, Generator
+from types import TracebackType
+from typing import Generic, TypeVar, overload
+
+from . import _tcpx
+from ._tcpx import generate_key
+
+__all__ = ["Accepting", "Connecting", "Connection", "Endpoint", "connect", "generate_key"]
+
+Connection = _tcpx.Connection
+
+_T = TypeVar("_T")
+
+
+class _Opening(Generic[_T]):
+    """A connection that is about to be: wait for it, or await it. Nothing happens before."""
+
+    def __init__(self, open_within: Callable[[float | None], _T], limit: float | None) -> None:
+        self._open_within = open_within
+        self._limit = limit
+
+    def wait(self, timeout: float | None = None) -> _T:
+        """The connection. ``timeout`` (seconds) bounds the wait."""
+        return self._open_within(self._limit if timeout is None else timeout)
+
+    def __await__(self) -> Generator[object, None, _T]:
+        return self._in_thread().__await__()
+
+    async def _in_thread(self) -> _T:
+        given_up = threading.Event()
+        loop = asyncio.get_running_loop()
+
+        def open_connection() -> _T:
+            opened = self._open_within(self._limit)
+            if given_up.is_set() and isinstance(opened, Connection):
+                opened.close(0)
+            return opened
+
+        try:
+            return await loop.run_in_executor(None, open_connection)
+        except asyncio.CancelledError:
+            given_up.set()
+            raise
+
+
+class Connecting(_Opening[Connection]):
+    """A connection that :func:`connect` opens; also a context manager, for ``async with`` too."""
+
+    _connection: Connection | None = None
+
+    def __enter__(self) -> Connection:
+        self._connection = self.wait()
+        return self._connection
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._connection is not None:
+            self._connection.__exit__(kind, value, trace)
+
+    async def __aenter__(self) -> Connection:
+        self._connection = await self
+        return self._connection
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        connection = self._connection
+        if connection is not None:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(None, connection.__exit__, kind, value, trace)
+
+
+class Accepting(_Opening[Connection]):
+    """The next connection of an :class:`Endpoint`."""
+
+
+class Endpoint(_tcpx.Endpoint):
+    """A listening port that accepts connections until it is closed.
+
+    Args:
+        listen: ``host:port``; port 0 takes a free one.
+        key: What connecting sides must prove to know; by default ``TCPX_KEY``, else a fresh one.
+        insecure: Listen without a key: whoever reaches the port can connect.
+        gpu: The GPU whose memory is moved; host memory only by default.
+        timeout: Seconds for the whole set-up of a connection; 10 by default.
+    """
+
+    def __new__(
+        cls,
+        listen: str,
+        *,
+        key: str | None = None,
+        insecure: bool = False,
+        gpu: int | None = None,
+        timeout: float | None = None,
+    ) -> Endpoint:
+        if key is None and not insecure:
+            key = os.environ.get("TCPX_KEY")
+        return super().__new__(
+            cls, listen, key=key, insecure=insecure, gpu=gpu, timeout=timeout
+        )
+
+    @overload
+    def accept(self) -> Accepting: ...
+    @overload
+    def accept(self, timeout: float) -> Connection: ...
+    def accept(self, timeout: float | None = None) -> Accepting | Connection:
+        """The next connection: ``await server.accept()``, ``server.accept().wait()``, or
+        ``server.accept(timeout=10)``, which waits at most so many seconds.
+        """
+        if timeout is not None:
+            return self._accept(timeout)
+        return Accepting(self._accept, None)
+
+    def pairing(self, host: str | None = None) -> str:
+        """The line for the other side: ``TCPX_KEY=... HOST:PORT``, as :func:`connect` takes it.
+
+        ``host`` is the name or address under which the other side reaches this one; by default
+        the address that it listens on, or this host's name.
+        """
+        address, port = self.address
+        if host is None:
+            host = socket.gethostname() if address in ("0.0.0.0", "::") else address
+        if ":" in host:
+            host = f"[{host}]"
+        key = f"TCPX_KEY={self.key} " if self.key else ""
+        return f"{key}{host}:{port}"
+
+    def __enter__(self) -> Endpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def connect(
+    address: str,
+    *,
+    key: str | None = None,
+    insecure: bool = False,
+    gpu: int | None = None,
+    timeout: float | None = None,
+) -> Connecting:
+    """Connects to a listening :class:`Endpoint`.
+
+    Args:
+        address: ``host:port``, or the whole line of :meth:`Endpoint.pairing`.
+        key: The key of the listening side; by default that of the line, else ``TCPX_KEY``.
+        insecure: Connect without a key, to a side that listens without one.
+        gpu: The GPU whose memory is moved; host memory only by default.
+        timeout: Seconds for the whole set-up; 10 by default.
+    """
+    words = address.split()
+    if len(words) == 2 and words[0].startswith("TCPX_KEY="):
+        key = key or words[0].removeprefix("TCPX_KEY=")
+        address = words[1]
+    if key is None and not insecure:
+        key = os.environ.get("TCPX_KEY")
+
+    def open_within(limit: float | None) -> Connection:
+        return _tcpx.connect(address, key=key, insecure=insecure, gpu=gpu, timeout=limit)
+
+    return Connecting(open_within, timeout)

@@ -1,0 +1,87 @@
+//! Transfers that have ended, for an event loop: one descriptor and one list.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Wake;
+
+use pyo3::exceptions::PyOSError;
+use pyo3::prelude::*;
+use rustix::event::{EventfdFlags, eventfd};
+
+/// What the engine's threads and the interpreter share.
+#[derive(Debug)]
+pub(crate) struct List {
+    descriptor: OwnedFd,
+    ended: Mutex<Vec<u64>>,
+}
+
+impl List {
+    fn ended(&self) -> std::sync::MutexGuard<'_, Vec<u64>> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, token: u64) {
+        let mut ended = self.ended();
+        ended.push(token);
+        if ended.len() == 1 {
+            // Fails only if the counter is full, and then the descriptor is readable already.
+            let _ = rustix::io::write(&self.descriptor, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+/// Wakes an event loop for one transfer.
+#[derive(Debug)]
+pub(crate) struct Waker {
+    list: Arc<List>,
+    token: u64,
+}
+
+impl Wake for Waker {
+    fn wake(self: Arc<Self>) {
+        self.list.push(self.token);
+    }
+}
+
+/// The transfers of one event loop: `fileno()` is readable while some of them have ended.
+#[pyclass(frozen, module = "tcpx._tcpx")]
+#[derive(Debug)]
+pub(crate) struct Completions {
+    list: Arc<List>,
+}
+
+impl Completions {
+    pub(crate) fn waker(&self, token: u64) -> Arc<Waker> {
+        Arc::new(Waker {
+            list: Arc::clone(&self.list),
+            token,
+        })
+    }
+}
+
+#[pymethods]
+impl Completions {
+    #[new]
+    fn new() -> PyResult<Self> {
+        let descriptor = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| PyOSError::new_err((error.raw_os_error(), error.to_string())))?;
+        let ended = Mutex::new(Vec::new());
+        Ok(Self {
+            list: Arc::new(List { descriptor, ended }),
+        })
+    }
+
+    /// The descriptor that an event loop watches for reading.
+    fn fileno(&self) -> i32 {
+        self.list.descriptor.as_raw_fd()
+    }
+
+    /// The tokens of the transfers that have ended since the last call.
+    fn drain(&self, py: Python<'_>) -> Vec<u64> {
+        crate::held::release(py);
+        let mut counter = [0; 8];
+        // Nothing to read is no error: another call has drained the list.
+        let _ = rustix::io::read(&self.list.descriptor, &mut counter);
+        std::mem::take(&mut *self.list.ended())
+    }
+}

@@ -1,0 +1,229 @@
+//! A connection to one peer.
+
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use tcpx::Gpu;
+
+use crate::error::check;
+use crate::memory::{Use, memory};
+use crate::options::{after, deadlines, duration};
+use crate::transfer::{Transfer, started};
+
+/// Seconds that a close waits for the goodbye by default.
+const CLOSE_SECONDS: f64 = 5.0;
+
+/// An authenticated connection; send and receive on it from any thread.
+#[pyclass(frozen, subclass, module = "tcpx")]
+#[derive(Debug)]
+pub(crate) struct Connection {
+    connection: Mutex<Option<tcpx::Connection>>,
+    /// The GPU whose memory it moves.
+    gpu: Option<Gpu>,
+}
+
+impl Connection {
+    pub(crate) const fn new(connection: tcpx::Connection, gpu: Option<Gpu>) -> Self {
+        Self {
+            connection: Mutex::new(Some(connection)),
+            gpu,
+        }
+    }
+
+    fn open(&self) -> PyResult<tcpx::Connection> {
+        let connection = self
+            .connection
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        connection
+            .clone()
+            .ok_or_else(|| crate::error::closed("the connection is closed"))
+    }
+}
+
+/// The keyword arguments that sends and receives share.
+struct Request<'py> {
+    tag: u64,
+    level: tcpx::Level,
+    deadlines: Option<tcpx::Deadlines>,
+    stream: Option<Bound<'py, PyAny>>,
+}
+
+#[pymethods]
+impl Connection {
+    /// Starts a send of a buffer, tensor or `(address, bytes, device)`.
+    #[pyo3(signature = (source, tag=0, *, level="placed", timeout=None, stall=None, stream=None))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "each is a keyword argument in Python"
+    )]
+    fn send(
+        &self,
+        py: Python<'_>,
+        source: &Bound<'_, PyAny>,
+        tag: u64,
+        level: &str,
+        timeout: Option<f64>,
+        stall: Option<f64>,
+        stream: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Transfer> {
+        let request = Request {
+            tag,
+            level: crate::options::level(level)?,
+            deadlines: deadlines(timeout, stall)?,
+            stream,
+        };
+        self.start(py, source, Use::Read, request)
+    }
+
+    /// Starts a receive into a writable buffer, tensor or `(address, bytes, device)`, at least as
+    /// long as the matching send.
+    #[pyo3(signature = (destination, tag=0, *, level="placed", timeout=None, stall=None, stream=None))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "each is a keyword argument in Python"
+    )]
+    fn recv(
+        &self,
+        py: Python<'_>,
+        destination: &Bound<'_, PyAny>,
+        tag: u64,
+        level: &str,
+        timeout: Option<f64>,
+        stall: Option<f64>,
+        stream: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Transfer> {
+        let request = Request {
+            tag,
+            level: crate::options::level(level)?,
+            deadlines: deadlines(timeout, stall)?,
+            stream,
+        };
+        self.start(py, destination, Use::Write, request)
+    }
+
+    /// `host:port` of the peer.
+    #[getter]
+    fn peer(&self) -> PyResult<String> {
+        Ok(self.open()?.peer().address.to_string())
+    }
+
+    /// The path that the bytes take, and why, in one line.
+    #[getter]
+    fn path(&self) -> PyResult<String> {
+        Ok(self.open()?.path().to_owned())
+    }
+
+    /// Every live operation: where it stands and which side must act next, a line each.
+    fn status(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        let connection = self.open()?;
+        Ok(py.detach(|| connection.status()))
+    }
+
+    /// Counters of the data plane by name.
+    fn statistics(
+        &self,
+        py: Python<'_>,
+    ) -> PyResult<std::collections::BTreeMap<&'static str, u64>> {
+        let connection = self.open()?;
+        let counters = py.detach(|| connection.statistics());
+        Ok([
+            ("bytes_sent", counters.bytes_sent),
+            ("bytes_received", counters.bytes_received),
+            ("chunks_sent", counters.chunks_sent),
+            ("chunks_received", counters.chunks_received),
+            ("chunks_resent", counters.chunks_resent),
+            ("lanes_lost", counters.lanes_lost),
+            ("lanes_restored", counters.lanes_restored),
+            ("streams", counters.streams),
+        ]
+        .into())
+    }
+
+    /// Finishes running transfers, says goodbye and waits for the peer's, at most `timeout` seconds.
+    #[pyo3(signature = (timeout=CLOSE_SECONDS))]
+    fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        let timeout = duration("timeout", timeout)?;
+        let connection = self
+            .connection
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let outcome =
+            py.detach(|| connection.map_or(Ok(()), |connection| connection.close(timeout)));
+        crate::held::release(py);
+        check(outcome)
+    }
+
+    #[getter]
+    fn closed(&self) -> bool {
+        self.connection
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_none()
+    }
+
+    const fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: Option<&Bound<'_, PyAny>>,
+        _value: Option<&Bound<'_, PyAny>>,
+        _trace: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let closed = self.close(py, CLOSE_SECONDS);
+        // The exception of the block is the news.
+        if kind.is_some() { Ok(()) } else { closed }
+    }
+
+    fn __repr__(&self) -> String {
+        match self.open() {
+            Ok(connection) => format!("<tcpx.Connection {}>", connection.peer().address),
+            Err(_) => "<tcpx.Connection closed>".to_owned(),
+        }
+    }
+}
+
+impl Connection {
+    fn start(
+        &self,
+        py: Python<'_>,
+        object: &Bound<'_, PyAny>,
+        access: Use,
+        request: Request<'_>,
+    ) -> PyResult<Transfer> {
+        crate::held::release(py);
+        let connection = self.open()?;
+        let memory = memory(object, access, self.gpu.as_ref())?;
+        let after = after(request.stream.as_ref(), memory.on_gpu, memory.is_torch, py)?;
+        let slice = memory.region.all();
+        py.detach(|| {
+            let outcome = match access {
+                Use::Read => {
+                    let send = connection
+                        .send(slice, request.tag)
+                        .after(after)
+                        .level(request.level);
+                    match request.deadlines {
+                        Some(deadlines) => send.deadlines(deadlines).start(),
+                        None => send.start(),
+                    }
+                }
+                Use::Write => {
+                    let receive = connection
+                        .receive(slice, request.tag)
+                        .after(after)
+                        .level(request.level);
+                    match request.deadlines {
+                        Some(deadlines) => receive.deadlines(deadlines).start(),
+                        None => receive.start(),
+                    }
+                }
+            };
+            started(outcome)
+        })
+    }
+}

@@ -1,0 +1,39 @@
+//! The native half of the Python package `tcpx`.
+//!
+//! The Python half (`python/tcpx/`) holds what users import: it adds `await` to the transfers of
+//! this module and defines the exceptions. No thread of the engine ever takes the interpreter's
+//! lock; every wait of a Python thread releases it.
+
+mod completions;
+mod connection;
+mod endpoint;
+mod error;
+mod held;
+mod logging;
+mod memory;
+mod options;
+mod transfer;
+
+use pyo3::prelude::*;
+
+/// What `tcpx` imports; everything public is re-exported there.
+#[pymodule(gil_used = false)]
+mod _tcpx {
+    #[pymodule_export]
+    use super::completions::Completions;
+    #[pymodule_export]
+    use super::connection::Connection;
+    #[pymodule_export]
+    use super::endpoint::{Endpoint, connect, generate_key};
+    #[pymodule_export]
+    use super::logging::log_to;
+    #[pymodule_export]
+    use super::transfer::{PyReport, Transfer};
+
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

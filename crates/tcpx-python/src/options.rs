@@ -1,0 +1,134 @@
+//! Arguments of Python as settings of the engine.
+
+use std::time::Duration;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use tcpx::{After, Auth, Deadlines, Gpu, Key, Level, Options};
+
+use crate::error::raise;
+
+/// Seconds as a duration; infinity is the longest one.
+pub(crate) fn duration(what: &str, seconds: f64) -> PyResult<Duration> {
+    if seconds == f64::INFINITY {
+        // A year is no limit for a wait, and can be added to any clock.
+        return Ok(Duration::from_secs(365 * 24 * 3600));
+    }
+    Duration::try_from_secs_f64(seconds).map_err(|_| {
+        PyValueError::new_err(format!(
+            "{what}: expected seconds of at least 0, got {seconds}"
+        ))
+    })
+}
+
+/// A completion level by its name.
+pub(crate) fn level(name: &str) -> PyResult<Level> {
+    match name {
+        "sent" => Ok(Level::Sent),
+        "placed" => Ok(Level::Placed),
+        "verified" => Ok(Level::Verified),
+        other => Err(PyValueError::new_err(format!(
+            "level: expected \"sent\", \"placed\" or \"verified\", got {other:?}"
+        ))),
+    }
+}
+
+pub(crate) const fn level_name(level: Level) -> &'static str {
+    match level {
+        Level::Sent => "sent",
+        Level::Placed => "placed",
+        Level::Verified => "verified",
+    }
+}
+
+/// Limits of one transfer: `timeout` in all, `stall` without progress.
+pub(crate) fn deadlines(timeout: Option<f64>, stall: Option<f64>) -> PyResult<Option<Deadlines>> {
+    if timeout.is_none() && stall.is_none() {
+        return Ok(None);
+    }
+    let total = timeout
+        .map(|seconds| duration("timeout", seconds))
+        .transpose()?;
+    let stall = match (stall, total) {
+        (Some(seconds), _) => duration("stall", seconds)?,
+        // The time in all is what the caller has set; a shorter limit of ours must not end it before.
+        (None, Some(total)) => total,
+        (None, None) => Deadlines::default().stall,
+    };
+    Ok(Some(Deadlines { stall, total }))
+}
+
+/// What a transfer of GPU memory waits for on the GPU.
+///
+/// `stream` is an address or number, a torch or CUDA stream object (`cuda_stream`,
+/// `__cuda_stream__`), or `None`: torch's current stream for a torch tensor, else the default streams.
+pub(crate) fn after(
+    stream: Option<&Bound<'_, PyAny>>,
+    on_gpu: bool,
+    is_torch: bool,
+    py: Python<'_>,
+) -> PyResult<After> {
+    if !on_gpu {
+        return match stream {
+            None => Ok(After::DefaultStreams),
+            Some(_) => Err(PyValueError::new_err(
+                "stream: the memory is not on a GPU; wait for the stream, then start",
+            )),
+        };
+    }
+    let handle = match stream {
+        Some(stream) => stream_handle(stream)?,
+        None if is_torch => {
+            let current = py
+                .import("torch")?
+                .getattr("cuda")?
+                .call_method0("current_stream")?;
+            stream_handle(&current)?
+        }
+        None => return Ok(After::DefaultStreams),
+    };
+    match handle {
+        // The driver's own numbers of its two default streams.
+        0..=2 => Ok(After::DefaultStreams),
+        handle => Ok(After::Stream(handle)),
+    }
+}
+
+fn stream_handle(stream: &Bound<'_, PyAny>) -> PyResult<u64> {
+    if let Ok(handle) = stream.extract::<u64>() {
+        return Ok(handle);
+    }
+    if stream.hasattr("__cuda_stream__")? {
+        let (_, handle): (u64, u64) = stream.call_method0("__cuda_stream__")?.extract()?;
+        return Ok(handle);
+    }
+    stream.getattr("cuda_stream")?.extract()
+}
+
+/// How the two sides prove themselves.
+pub(crate) fn auth(key: Option<&str>, insecure: bool) -> PyResult<Auth> {
+    match (key, insecure) {
+        (Some(_), true) => Err(PyValueError::new_err("insecure=True takes no key")),
+        (None, true) => Ok(Auth::Insecure),
+        (Some(text), false) => parse_key(text).map(Auth::Key),
+        (None, false) => Err(PyValueError::new_err(
+            "key: the key that the listening side printed is needed (TCPX_KEY, or key=...)",
+        )),
+    }
+}
+
+fn parse_key(text: &str) -> PyResult<Key> {
+    Key::parse(text).map_err(|error| PyValueError::new_err(format!("key: {error}")))
+}
+
+/// Settings that an endpoint and a connection share.
+pub(crate) fn options(auth: Auth, gpu: Option<u32>, timeout: Option<f64>) -> PyResult<Options> {
+    let mut options = Options::tcp(auth);
+    if let Some(ordinal) = gpu {
+        options.gpu = Some(Gpu::open(ordinal).map_err(|error| raise(error.into()))?);
+    }
+    if let Some(seconds) = timeout {
+        options.connect_timeout = duration("timeout", seconds)?;
+    }
+    Ok(options)
+}

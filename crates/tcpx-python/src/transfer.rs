@@ -1,0 +1,147 @@
+//! A running send or receive.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Wake};
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use tcpx::{Error, Report};
+
+use crate::completions::{Completions, Waker};
+use crate::error::{check, raise};
+
+/// A waiting thread looks this often whether a signal (Ctrl-C) has come.
+const SIGNALS: Duration = Duration::from_millis(100);
+
+/// A send or a receive that has started. Dropping it cancels it; its memory stays in use until
+/// nothing points at it any more.
+#[pyclass(frozen, module = "tcpx")]
+#[derive(Debug)]
+pub(crate) struct Transfer {
+    transfer: tcpx::Transfer,
+    /// Tasks that await it.
+    tasks: Arc<Tasks>,
+}
+
+/// Wakes every task that awaits one transfer.
+#[derive(Debug, Default)]
+struct Tasks(Mutex<Vec<Arc<Waker>>>);
+
+impl Tasks {
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Waker>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Wake for Tasks {
+    fn wake(self: Arc<Self>) {
+        let tasks = std::mem::take(&mut *self.lock());
+        tasks.into_iter().for_each(Wake::wake);
+    }
+}
+
+#[pymethods]
+impl Transfer {
+    /// The report, or `None` while the transfer runs. Never waits.
+    fn test(&self, py: Python<'_>) -> PyResult<Option<PyReport>> {
+        crate::held::release(py);
+        match self.transfer.test() {
+            Some(outcome) => check(outcome).map(|report| Some(PyReport::of(&report))),
+            None => Ok(None),
+        }
+    }
+
+    /// Waits for the end. `timeout` (seconds) bounds the wait and not the transfer, which goes on.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<PyReport> {
+        let deadline = match timeout {
+            Some(seconds) => Some(Instant::now() + crate::options::duration("timeout", seconds)?),
+            None => None,
+        };
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let limit = left.map_or(SIGNALS, |left| left.min(SIGNALS));
+            if let Some(outcome) = py.detach(|| self.transfer.wait_timeout(limit)) {
+                crate::held::release(py);
+                return check(outcome).map(|report| PyReport::of(&report));
+            }
+            py.check_signals()?;
+            if left.is_some_and(|left| left <= limit) {
+                return Err(crate::error::wait_ran_out(py, timeout.unwrap_or_default()));
+            }
+        }
+    }
+
+    /// Asks for an early end; the transfer still ends once, with `CancelledError` or as it would have.
+    fn cancel(&self) {
+        self.transfer.cancel();
+    }
+
+    /// Bytes placed so far, and bytes in all (0 until a receive is matched).
+    #[getter]
+    fn progress(&self) -> (u64, u64) {
+        let progress = self.transfer.progress();
+        (progress.bytes_done, progress.bytes_total)
+    }
+
+    /// Has `completions` told of the end under `token`; true if the transfer has ended already.
+    fn watch(&self, completions: &Completions, token: u64) -> bool {
+        self.tasks.lock().push(completions.waker(token));
+        let waker = Arc::clone(&self.tasks).into();
+        self.transfer
+            .poll_outcome(&mut Context::from_waker(&waker))
+            .is_ready()
+    }
+
+    /// The report, once the transfer has ended. A task that is cancelled meanwhile cancels it.
+    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("tcpx._loop")?.call_method1("wait", (slf,))
+    }
+
+    fn __repr__(&self) -> String {
+        let (done, total) = self.progress();
+        format!("<tcpx.Transfer {done} of {total} bytes>")
+    }
+}
+
+/// What a finished transfer tells.
+#[pyclass(frozen, name = "Report", module = "tcpx", get_all)]
+#[derive(Debug)]
+pub(crate) struct PyReport {
+    /// Bytes moved; a receive may move fewer than it has room for.
+    nbytes: u64,
+    /// What is known: "sent", "placed" or "verified".
+    level: &'static str,
+    /// Seconds from the start to the end.
+    seconds: f64,
+    /// CRC32C of the bytes at level "verified".
+    digest: Option<u32>,
+}
+
+impl PyReport {
+    fn of(report: &Report) -> Self {
+        Self {
+            nbytes: report.bytes,
+            level: crate::options::level_name(report.level),
+            seconds: report.elapsed.as_secs_f64(),
+            digest: report.digest,
+        }
+    }
+}
+
+#[pymethods]
+impl PyReport {
+    fn __repr__(&self) -> String {
+        format!(
+            "<tcpx.Report {} bytes {} in {:.6} s>",
+            self.nbytes, self.level, self.seconds
+        )
+    }
+}
+
+/// A start that failed.
+pub(crate) fn started(outcome: Result<tcpx::Transfer, Error>) -> PyResult<Transfer> {
+    let transfer = outcome.map_err(raise)?;
+    let tasks = Arc::default();
+    Ok(Transfer { transfer, tasks })
+}

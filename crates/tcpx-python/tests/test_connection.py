@@ -1,0 +1,309 @@
+"""Waiting, awaiting, errors and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import threading
+
+import numpy
+import pytest
+from conftest import PATIENCE, connect_pair, run_python
+
+import tcpx
+
+
+def test_a_thousand_awaited_transfers_are_in_flight_at_once(pair):
+    client, server = pair
+
+    async def run():
+        destinations = [bytearray(1000) for _ in range(1000)]
+        receives = [server.recv(one, tag=5) for one in destinations]
+        sends = [client.send(at.to_bytes(2, "little") * 500, tag=5) for at in range(1000)]
+        reports = await asyncio.wait_for(asyncio.gather(*receives, *sends), PATIENCE)
+        assert all(report.nbytes == 1000 for report in reports)
+        for at, one in enumerate(destinations):
+            assert one == at.to_bytes(2, "little") * 500
+
+    asyncio.run(run())
+    # Each event loop has a reader of its own.
+    asyncio.run(run())
+
+
+def test_several_tasks_await_one_transfer(pair):
+    client, server = pair
+
+    async def run():
+        receive = server.recv(bytearray(3))
+
+        async def one():
+            return await receive
+
+        tasks = [asyncio.create_task(one()) for _ in range(5)]
+        await asyncio.sleep(0)
+        await client.send(b"abc")
+        reports = await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
+        assert [report.nbytes for report in reports] == [3] * 5
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_task_cancels_its_transfer(pair):
+    client, server = pair
+
+    async def run():
+        receive = server.recv(bytearray(8), tag=1)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(_await(receive), 0.01)
+        with pytest.raises(tcpx.CancelledError) as info:
+            receive.wait(PATIENCE)
+        assert info.value.tag == 1 and info.value.peer
+        # The connection lives on.
+        again = server.recv(bytearray(8), tag=2)
+        await client.send(b"12345678", tag=2)
+        assert (await again).nbytes == 8
+
+    asyncio.run(run())
+
+
+async def _await(transfer):
+    return await transfer
+
+
+def test_opening_is_awaited_too():
+    async def run():
+        with tcpx.Endpoint("127.0.0.1:0", timeout=PATIENCE) as server:
+            accepting = asyncio.create_task(_await(server.accept()))
+            async with tcpx.connect(server.pairing(), timeout=PATIENCE) as client:
+                accepted = await accepting
+                receive = accepted.recv(bytearray(2))
+                await client.send(b"ok")
+                await receive
+            assert client.closed
+
+    asyncio.run(run())
+
+
+def test_two_threads_use_one_connection(pair):
+    client, server = pair
+    failures = []
+
+    def talk(tag):
+        try:
+            for at in range(200):
+                destination = bytearray(5000)
+                receive = server.recv(destination, tag=tag)
+                message = os.urandom(at * 10)
+                client.send(message, tag=tag).wait(PATIENCE)
+                assert receive.wait(PATIENCE).nbytes == len(message)
+                assert destination[: len(message)] == message
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=talk, args=(tag,)) for tag in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_a_wait_that_runs_out_leaves_the_transfer_running(pair):
+    client, server = pair
+    destination = bytearray(3)
+    receive = server.recv(destination)
+    with pytest.raises(TimeoutError) as info:
+        receive.wait(0.01)
+    assert isinstance(info.value, tcpx.TimeoutError)
+    assert receive.test() is None
+    client.send(b"abc").wait(PATIENCE)
+    assert receive.wait(PATIENCE).nbytes == 3
+
+
+def test_a_transfers_own_deadline_ends_it(pair):
+    _, server = pair
+    receive = server.recv(bytearray(3), tag=9, timeout=0.05)
+    with pytest.raises(tcpx.TimeoutError) as info:
+        receive.wait(PATIENCE)
+    assert info.value.tag == 9
+    assert info.value.delivered
+
+
+def test_a_message_that_is_too_large_ends_both_sides(pair):
+    client, server = pair
+    destination = bytearray(b"\xee" * 10)
+    receive = server.recv(destination)
+    send = client.send(b"x" * 11)
+    for transfer in (receive, send):
+        with pytest.raises(tcpx.TooLargeError) as info:
+            transfer.wait(PATIENCE)
+        assert isinstance(info.value, ValueError)
+    assert destination == b"\xee" * 10
+
+
+def test_objects_raise_after_close():
+    client, server = connect_pair()
+    closing = threading.Thread(target=server.close)
+    closing.start()
+    client.close()
+    closing.join()
+    for call in (lambda: client.send(b"x"), client.status, lambda: client.peer):
+        with pytest.raises(tcpx.ClosedError):
+            call()
+    client.close()
+    assert client.closed
+    with tcpx.Endpoint("127.0.0.1:0") as endpoint:
+        pass
+    with pytest.raises(tcpx.ClosedError):
+        endpoint.accept(timeout=1)
+
+
+def test_a_wrong_key_is_refused_and_costs_the_server_nothing():
+    with tcpx.Endpoint("127.0.0.1:0") as server:
+        host, port = server.address
+        with pytest.raises(ConnectionError):
+            tcpx.connect(f"{host}:{port}", key=tcpx.generate_key(), timeout=PATIENCE).wait()
+        with pytest.raises(tcpx.TimeoutError):
+            server.accept(timeout=0.01)
+        with pytest.raises(ValueError, match="key"):
+            tcpx.connect(f"{host}:{port}", key="nonsense").wait()
+
+
+def test_nobody_listens_there():
+    with tcpx.Endpoint("127.0.0.1:0") as server:
+        host, port = server.address
+        key = server.key
+    with pytest.raises(tcpx.ConnectError):
+        tcpx.connect(f"{host}:{port}", key=key, timeout=5).wait()
+
+
+PEER = """
+import sys, tcpx
+connection = tcpx.connect(sys.argv[1]).wait()
+print("ready", flush=True)
+connection.recv(bytearray(1), tag=99, stall=float("inf")).wait()
+"""
+
+
+def test_a_killed_peer_is_a_lost_connection():
+    with tcpx.Endpoint("127.0.0.1:0", timeout=PATIENCE) as server:
+        host, port = server.address
+        with run_python(PEER, f"{host}:{port}", TCPX_KEY=server.key) as peer:
+            connection = server.accept(timeout=PATIENCE)
+            assert peer.stdout.readline() == "ready\n"
+            receive = connection.recv(bytearray(8))
+            peer.kill()
+            with pytest.raises(ConnectionError) as info:
+                receive.wait(PATIENCE)
+            assert isinstance(info.value, tcpx.ConnectionLost | tcpx.ClosedError)
+
+
+INTERRUPTED = """
+import sys, tcpx
+connection = tcpx.connect(sys.argv[1]).wait()
+receive = connection.recv(bytearray(1))
+print("waiting", flush=True)
+try:
+    receive.wait()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def test_ctrl_c_ends_a_wait():
+    with tcpx.Endpoint("127.0.0.1:0", timeout=PATIENCE) as server:
+        host, port = server.address
+        with run_python(INTERRUPTED, f"{host}:{port}", TCPX_KEY=server.key) as peer:
+            connection = server.accept(timeout=PATIENCE)
+            assert peer.stdout.readline() == "waiting\n"
+            peer.send_signal(signal.SIGINT)
+            out, err = peer.communicate(timeout=PATIENCE)
+            assert (out, peer.returncode) == ("interrupted\n", 0), err
+            del connection
+
+
+EXITS = """
+import sys, tcpx
+connection = tcpx.connect(sys.argv[1]).wait()
+source = bytearray(1 << 28)
+transfers = [connection.send(source, tag=at) for at in range(4)]
+transfers.append(connection.recv(bytearray(1 << 20), tag=77))
+print("going", flush=True)
+"""
+
+
+def test_an_interpreter_ends_amid_transfers():
+    with tcpx.Endpoint("127.0.0.1:0", timeout=PATIENCE) as server:
+        host, port = server.address
+        with run_python(EXITS, f"{host}:{port}", TCPX_KEY=server.key) as peer:
+            connection = server.accept(timeout=PATIENCE)
+            receive = connection.recv(numpy.zeros(1 << 28, dtype=numpy.uint8), tag=0)
+            out, err = peer.communicate(timeout=PATIENCE)
+            assert (out, err, peer.returncode) == ("going\n", "", 0)
+            # Its goodbye may let a transfer finish that had begun; either way the receive ends.
+            try:
+                receive.wait(PATIENCE)
+            except tcpx.Error:
+                pass
+
+
+FORKS = """
+import os, sys, tcpx
+connection = tcpx.connect(sys.argv[1]).wait()
+child = os.fork()
+if child == 0:
+    # A data loader's worker: it has a copy of everything and uses none of it.
+    os._exit(0)
+os.waitpid(child, 0)
+destination = bytearray(5)
+receive = connection.recv(destination)
+connection.send(b"hello").wait()
+receive.wait()
+print(bytes(destination).decode(), flush=True)
+connection.close()
+"""
+
+
+def test_a_forked_child_leaves_the_parents_connection_alone():
+    with tcpx.Endpoint("127.0.0.1:0", timeout=PATIENCE) as server:
+        host, port = server.address
+        with run_python(FORKS, f"{host}:{port}", TCPX_KEY=server.key) as peer:
+            with server.accept(timeout=PATIENCE) as connection:
+                buffer = bytearray(5)
+                connection.recv(buffer).wait(PATIENCE)
+                connection.send(bytes(buffer)).wait(PATIENCE)
+                out, err = peer.communicate(timeout=PATIENCE)
+            assert out == "hello\n", err
+
+
+def test_the_package_knows_its_program_and_plugin():
+    if not tcpx.program_path().exists():
+        pytest.skip("the program is only in an installed package")
+    answer = subprocess.run([tcpx.program_path(), "--version"], capture_output=True, text=True)
+    assert answer.stdout.startswith("tcpx ")
+    variables = tcpx.nccl_env()
+    assert variables["NCCL_NET_PLUGIN"] == str(tcpx.plugin_path())
+
+
+LOGS = """
+import logging, sys, tcpx
+logging.basicConfig(stream=sys.stdout, format="%(name)s %(levelname)s")
+logging.getLogger("tcpx").setLevel(logging.INFO)
+tcpx.enable_logging()
+server = tcpx.Endpoint("127.0.0.1:0")
+import threading
+accepted = []
+thread = threading.Thread(target=lambda: accepted.append(server.accept(timeout=60)))
+thread.start()
+connection = tcpx.connect(server.pairing()).wait()
+thread.join()
+"""
+
+
+def test_the_engines_log_goes_to_logging():
+    with run_python(LOGS) as program:
+        out, err = program.communicate(timeout=PATIENCE)
+    assert program.returncode == 0, err
+    assert "tcpx." in out and "INFO" in out

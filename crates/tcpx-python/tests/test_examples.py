@@ -1,0 +1,69 @@
+"""Every example runs as its first lines say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import PATIENCE
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def start(name: str, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def finish(program: subprocess.Popen[str]) -> str:
+    out, _ = program.communicate(timeout=PATIENCE)
+    assert program.returncode == 0, out
+    return out
+
+
+def here(line: str) -> str:
+    """The pairing line for this host: a name of the host need not be resolvable where tests run."""
+    key, address = line.split()
+    return f"{key} 127.0.0.1:{address.rsplit(':', 1)[1]}"
+
+
+def test_a_tensor_is_sent():
+    with start("send_tensor.py", "receive") as receiver:
+        line = here(receiver.stdout.readline())
+        sent = finish(start("send_tensor.py", "send", line))
+        assert "4194304 bytes verified" in sent
+        assert "first element 42.0" in finish(receiver)
+
+
+def test_weights_are_broadcast():
+    with start("weights_broadcast.py", "serve", "2") as server:
+        line = here(server.stdout.readline())
+        workers = [start("weights_broadcast.py", "work", line) for _ in range(2)]
+        assert [finish(worker) for worker in workers] == ["16 arrays, equal\n"] * 2
+        finish(server)
+
+
+def test_a_server_answers_every_client():
+    with start("async_server.py") as server:
+        line = here(server.stdout.readline())
+        try:
+            for _ in range(2):
+                assert finish(start("async_server.py", line)) == "HELLO\nFROM\nTCPX\n"
+        finally:
+            server.kill()
+
+
+def test_torch_runs_over_the_plugin():
+    out = subprocess.run(
+        [sys.executable, str(EXAMPLES / "torch_distributed.py")], capture_output=True, text=True
+    )
+    if out.stderr.startswith("skipped: "):
+        pytest.skip(out.stderr.strip().removeprefix("skipped: "))
+    assert "is right" in out.stdout, out.stderr
+
+
+def test_the_demo_passes():
+    out = subprocess.run([sys.executable, "-m", "tcpx.demo"], capture_output=True, text=True)
+    assert out.returncode == 0 and out.stdout.endswith("PASSED\n"), out.stdout + out.stderr
