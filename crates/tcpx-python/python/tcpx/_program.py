@@ -27,7 +27,7 @@ def nccl_env() -> dict[str, str]:
     Call ``os.environ.update(tcpx.nccl_env())`` before the first communicator is made. Variables
     that the environment sets already are left out.
     """
-    command = [str(program_path()), "env", "nccl", "--json"]
+    command = [str(program_path()), "env", "nccl", "--plugin", str(plugin_path()), "--json"]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     if answer.returncode != 0:
         raise OSError(f"{' '.join(command)} failed: {answer.stderr.strip()}")
