@@ -8,8 +8,10 @@ mod dependencies;
 mod devmem_vm;
 mod dist;
 mod doctor;
+mod gate;
 mod header;
 mod kernels;
+mod lines;
 mod links;
 mod variables;
 mod workspace;
@@ -26,7 +28,9 @@ usage: cargo xtask COMMAND
   devmem-vm [SCRIPT...]  run tests/devmem-vm/scripts on a real kernel in an emulated machine
   dist [--out DIR]       build, strip and lay out what a user installs (default target/dist)
   doctor [--check]       write docs/doctor.md from the checks that `tcpx doctor` knows
+  gate BASE [...]        whether this tree is as fast as the commit BASE (docs/gate.md)
   header [--check]       write crates/tcpx-capi/include/tcpx.h from its sources, or say that it is stale
+  lines [COMMIT]         lines of product Rust, and the change since the commit
   links                  check that every link in the documents leads to a file
   kernels [--check]      make the PTX of kernels/*.cu with NVRTC, or say that it is stale
   variables              check that docs/variables.md has every variable that the sources read";
@@ -45,7 +49,9 @@ fn main() -> ExitCode {
         "devmem-vm" => devmem_vm::run(rest),
         "dist" => dist::run(rest),
         "doctor" => doctor::run(rest),
+        "gate" => gate::run(rest),
         "header" => header::run(rest),
+        "lines" => lines::run(rest),
         "links" => links::run(rest),
         "variables" => variables::run(rest),
         "kernels" => kernels::run(rest),

@@ -1,0 +1,115 @@
+//! Building the commit BASE and this tree.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::workspace::{cargo, run};
+
+/// As users get it, but without the long link.
+const PROFILE: &str = "release";
+
+/// One contender.
+#[derive(Debug)]
+pub(super) struct Build {
+    /// What it was built from, for the record.
+    pub(super) commit: String,
+    pub(super) driver: PathBuf,
+    pub(super) plugin: PathBuf,
+}
+
+/// Both.
+#[derive(Debug)]
+pub(super) struct Builds {
+    pub(super) base: Build,
+    pub(super) own: Build,
+}
+
+pub(super) fn both(root: &Path, base: &str) -> Result<Builds> {
+    let commit = git(
+        root,
+        &["rev-parse", "--verify", &format!("{base}^{{commit}}")],
+    )?;
+    let tree = root.join("target/gate").join(&commit[..12]);
+    if !tree.exists() {
+        let path = tree
+            .to_str()
+            .context("the path of this checkout is not text")?;
+        git(root, &["worktree", "prune"])?;
+        git(root, &["worktree", "add", "--detach", path, &commit])?;
+    }
+    let driver = tree.join("gate/Cargo.toml");
+    if !driver.exists() {
+        // It has no driver of its own: `crates/*` are members of its workspace.
+        copy(&root.join("gate"), &tree.join("crates/tcpx-gate"))?;
+    }
+    let base = Build {
+        commit,
+        ..build(&tree)?
+    };
+    let mut commit = git(root, &["rev-parse", "HEAD"])?;
+    if !git(root, &["status", "--porcelain", "--untracked-files=no"])?.is_empty() {
+        commit.push_str(" with changes");
+    }
+    let own = Build {
+        commit,
+        ..build(root)?
+    };
+    Ok(Builds { base, own })
+}
+
+fn build(tree: &Path) -> Result<Build> {
+    let packages = ["--package", "tcpx-gate", "--package", "tcpx-nccl"];
+    let target = tree.join("target");
+    run(cargo()
+        .current_dir(tree)
+        .args(["build", "--profile", PROFILE])
+        .args(packages)
+        .env("CARGO_TARGET_DIR", &target)
+        .env("CARGO_PROFILE_RELEASE_DEBUG", "0"))?;
+    let built = target.join(PROFILE);
+    Ok(Build {
+        commit: String::new(),
+        driver: built.join("tcpx-gate"),
+        plugin: built.join("libnccl_net_tcpx.so"),
+    })
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    std::fs::create_dir_all(to)?;
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
+        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        if source.is_dir() {
+            copy(&source, &target)?;
+        } else {
+            std::fs::copy(&source, &target)
+                .with_context(|| format!("cannot copy {}", source.display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// What git prints.
+pub(crate) fn git(root: &Path, arguments: &[&str]) -> Result<String> {
+    let output = Command::new("git")
+        .current_dir(root)
+        .args(arguments)
+        .output()
+        .context("cannot run git")?;
+    ensure!(
+        output.status.success(),
+        "git {}: {}",
+        arguments.join(" "),
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
+}
+
+/// Cores and kernel of this host.
+pub(super) fn host() -> String {
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    format!("{cores} cores, Linux {}", kernel.trim())
+}

@@ -1,0 +1,164 @@
+//! `cargo xtask lines [COMMIT]`: lines of product Rust, crate by crate.
+//!
+//! Product files are the `*.rs` of `crates/*/src` that are not tests: not `tests.rs`, not below a
+//! folder `tests`, `examples` or `benches`. Inline modules and functions behind `#[cfg(test)]` (and
+//! `cfg(loom)` models) do not count; every other line does, blank ones and comments too.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, bail};
+
+use super::gate::git;
+use crate::workspace::{files, read, root};
+
+/// Prints the table; with a commit, what has changed since.
+pub(crate) fn run(arguments: &[String]) -> Result<()> {
+    let root = root()?;
+    let mut own = BTreeMap::new();
+    for path in files(&root.join("crates"), "rs", true)? {
+        let relative = path.strip_prefix(&root)?.to_string_lossy().into_owned();
+        add(&mut own, &relative, || read(&path))?;
+    }
+    let before = match arguments {
+        [] => None,
+        [commit] => {
+            let mut before = BTreeMap::new();
+            for path in git(&root, &["ls-tree", "-r", "--name-only", commit, "crates"])?.lines() {
+                add(&mut before, path, || {
+                    git(&root, &["show", &format!("{commit}:{path}")])
+                })?;
+            }
+            Some(before)
+        }
+        other => bail!("lines takes one commit or nothing, not {other:?}"),
+    };
+    let mut names: Vec<&String> = own
+        .keys()
+        .chain(before.iter().flat_map(BTreeMap::keys))
+        .collect();
+    names.sort();
+    names.dedup();
+    let (mut sum, mut sum_before) = (0, 0);
+    for name in names {
+        let lines = own.get(name).copied().unwrap_or(0);
+        let lines_before = before
+            .as_ref()
+            .map(|before| before.get(name).copied().unwrap_or(0));
+        sum += lines;
+        sum_before += lines_before.unwrap_or(0);
+        println!("{}", line(name, lines, lines_before));
+    }
+    println!(
+        "{}",
+        line("all", sum, before.is_some().then_some(sum_before))
+    );
+    Ok(())
+}
+
+fn line(name: &str, lines: usize, before: Option<usize>) -> String {
+    match before {
+        None => format!("{name:20} {lines:>7}"),
+        Some(before) => {
+            let change = lines as i64 - before as i64;
+            format!("{name:20} {lines:>7} {before:>7} {change:>+7}")
+        }
+    }
+}
+
+fn add(
+    sums: &mut BTreeMap<String, usize>,
+    path: &str,
+    text: impl FnOnce() -> Result<String>,
+) -> Result<()> {
+    if let Some(name) = product_crate(path) {
+        *sums.entry(name.to_owned()).or_default() += product_lines(&text()?);
+    }
+    Ok(())
+}
+
+/// The crate of a product file.
+fn product_crate(path: &str) -> Option<&str> {
+    let (name, rest) = path.strip_prefix("crates/")?.split_once('/')?;
+    let is_product = rest.starts_with("src/")
+        && rest.ends_with(".rs")
+        && !rest.ends_with("/tests.rs")
+        && !rest
+            .split('/')
+            .any(|part| matches!(part, "tests" | "examples" | "benches"));
+    is_product.then_some(name)
+}
+
+/// Lines of a file without its tests.
+fn product_lines(text: &str) -> usize {
+    let mut count = 0;
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        let start = line.trim_start();
+        if !is_test(start) {
+            count += 1;
+            continue;
+        }
+        // The item behind it: to its semicolon, or to the brace that closes it at the same depth.
+        let indent = &line[..line.len() - start.len()];
+        let end = format!("{indent}}}");
+        for line in lines.by_ref() {
+            let start = line.trim_start();
+            if start.starts_with("#[") || start.starts_with("//") {
+                continue;
+            }
+            if start.ends_with('{') {
+                for line in lines.by_ref() {
+                    if line.starts_with(&end) {
+                        break;
+                    }
+                }
+            }
+            break;
+        }
+    }
+    count
+}
+
+fn is_test(line: &str) -> bool {
+    line.strip_prefix("#[cfg(").is_some_and(|condition| {
+        condition.starts_with("test)")
+            || condition.starts_with("all(test")
+            || condition.starts_with("loom)")
+            || condition.starts_with("all(loom")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tests_and_models_do_not_count() {
+        let text = "//! Doc.\nfn one() {}\n\n#[cfg(test)]\nmod tests;\n#[cfg(all(test, not(loom)))]\nmod tests {\n    fn two() {\n    }\n}\nfn three() {\n}\n";
+        assert_eq!(product_lines(text), 5);
+        assert_eq!(
+            product_lines("struct A {\n    #[cfg(test)]\n    field: u8,\n    other: u8,\n}\n"),
+            3
+        );
+        assert_eq!(
+            product_lines(
+                "    #[cfg(test)]\n    fn helper(&self) {\n        x();\n    }\n    fn real() {}\n"
+            ),
+            1
+        );
+    }
+
+    #[test]
+    fn only_sources_of_crates_are_product() {
+        assert_eq!(product_crate("crates/tcpx/src/core/pace.rs"), Some("tcpx"));
+        for path in [
+            "crates/tcpx/src/core/tests.rs",
+            "crates/tcpx/tests/tcp.rs",
+            "crates/tcpx/src/a/tests/b.rs",
+            "tests/src/pair.rs",
+            "crates/tcpx/examples/x.rs",
+        ] {
+            assert_eq!(product_crate(path), None, "{path}");
+        }
+    }
+}
