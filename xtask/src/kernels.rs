@@ -9,11 +9,14 @@ use anyhow::{Context as _, Result, bail};
 use nvrtc::Nvrtc;
 use sha2::{Digest as _, Sha256};
 
+/// Where the sources lie; the PTX files name them from their crate's folder.
+const FOLDER: &str = "crates/tcpx-memory/kernels";
+
 /// One PTX file and what it is made of.
 struct Kernel {
-    /// The source, in `kernels/`.
+    /// The source, in `FOLDER`.
     source: &'static str,
-    /// What the source includes, in `kernels/`.
+    /// What the source includes, in `FOLDER`.
     headers: &'static [&'static str],
     /// The result, from the root of the repository.
     ptx: &'static str,
@@ -84,7 +87,7 @@ impl Kernel {
             .chain(self.headers.iter().copied());
         names
             .map(|name| {
-                let path = root().join("kernels").join(name);
+                let path = root().join(FOLDER).join(name);
                 let text = fs::read_to_string(&path);
                 Ok((
                     name,
