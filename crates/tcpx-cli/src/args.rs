@@ -12,7 +12,7 @@ pub(crate) mod plugin;
 pub(crate) mod transfer;
 
 use std::ffi::OsStr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::builder::Resettable;
 use clap::parser::ValueSource;
@@ -64,6 +64,12 @@ pub(crate) enum Command {
     Env(env::EnvArgs),
     /// Show what a plugin file exports, and move messages of every size through it.
     Plugin(plugin::PluginArgs),
+    /// Write manual pages and shell completions to a folder.
+    #[command(hide = true)]
+    Generate {
+        /// The folder, which must exist.
+        folder: PathBuf,
+    },
     /// The second process of `demo`; reads its steps from standard input.
     #[command(hide = true)]
     DemoPeer,
@@ -117,6 +123,7 @@ impl Cli {
             | Command::Env(_)
             | Command::Devmem(_)
             | Command::Plugin(_)
+            | Command::Generate { .. }
             | Command::DemoPeer => false,
         }
     }
@@ -144,6 +151,7 @@ impl Cli {
             | Command::Devices
             | Command::Doctor(_)
             | Command::Env(_)
+            | Command::Generate { .. }
             | Command::DemoPeer
             | Command::PluginPart(_) => None,
         }
@@ -178,6 +186,7 @@ impl Cli {
             | Command::Env(_)
             | Command::Devmem(_)
             | Command::Plugin(_)
+            | Command::Generate { .. }
             | Command::DemoPeer
             | Command::PluginPart(_) => None,
         }
@@ -203,6 +212,7 @@ impl Cli {
             | Command::Env(_)
             | Command::Devmem(_)
             | Command::Plugin(_)
+            | Command::Generate { .. }
             | Command::DemoPeer
             | Command::PluginPart(_) => None,
         }
