@@ -25,18 +25,18 @@ struct Kernel {
 const KERNELS: [Kernel; 5] = [
     Kernel {
         source: "unpack.cu",
-        headers: &["tell.h", "unpack_lane.h"],
+        headers: &["signal_completion.h", "unpack_lane.h"],
         ptx: "crates/tcpx-memory/src/ptx/unpack.ptx",
     },
     Kernel {
         source: "crc32c.cu",
-        headers: &["crc32c_lane.h", "tell.h", "unpack_lane.h"],
+        headers: &["crc32c_lane.h", "signal_completion.h", "unpack_lane.h"],
         ptx: "crates/tcpx-memory/src/ptx/crc32c.ptx",
     },
     Kernel {
-        source: "courier.cu",
+        source: "persistent_copy.cu",
         headers: &["unpack_lane.h"],
-        ptx: "crates/tcpx-memory/src/ptx/courier.ptx",
+        ptx: "crates/tcpx-memory/src/ptx/persistent_copy.ptx",
     },
     Kernel {
         source: "yardstick.cu",

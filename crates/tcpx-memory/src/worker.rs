@@ -1,9 +1,9 @@
 //! Copy workers: the threads that move bytes.
 
 mod cuda;
-mod doze;
 mod ending;
 mod host;
+mod park_gate;
 mod queue;
 pub(crate) mod reaper;
 #[cfg(test)]

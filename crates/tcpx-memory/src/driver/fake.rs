@@ -2,10 +2,10 @@
 //! stream does its next few pieces of work only when somebody looks at an event on it. Whatever is reused
 //! too early therefore shows as wrong bytes.
 
-mod courier;
 pub(crate) mod device_memory;
 mod launch;
 mod memory;
+mod persistent;
 mod streams;
 mod world;
 
@@ -13,11 +13,11 @@ use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::ptr;
 
-pub(crate) use courier::{
-    Launches, desert, fill_gpu, hurry, lose_courier, orders_done, set_launches,
-};
 use launch::{FUNCTIONS, launched};
 use memory::{allocate, describe, release};
+pub(crate) use persistent::{
+    Launches, desert, fill_gpu, hurry, lose_persistent, requests_done, set_launches,
+};
 pub(crate) use streams::{keep_default_streams, with_a_legacy_stream_alone};
 use world::{CAPTURE_MODE, CURRENT, Fault, Operation, World, inside, outside_captures, pointer};
 pub(crate) use world::{
@@ -275,8 +275,8 @@ pub(crate) static API: Api = Api {
             return INVALID_VALUE;
         }
         inside(|world| {
-            if let Operation::Stay(stay) = operation {
-                return courier::launch(world, stream.addr(), stay);
+            if let Operation::Residency(stay) = operation {
+                return persistent::launch(world, stream.addr(), stay);
             }
             if let Operation::Unpack { pool, to, list, .. } = &operation {
                 let ends = |one: Descriptor| *to as u64 + one.destination_offset;

@@ -16,7 +16,7 @@ use crate::gpu::{Current, Gpu, is_at_rest};
 /// Bytes between two words, so that the GPU's writes do not take a line from others.
 const WORD_BYTES: usize = 128;
 /// Looks at a word before the driver is asked.
-const LOOKS: u32 = 256;
+const POLLS: u32 = 256;
 
 /// One sign for each slot; see the module's documentation.
 pub(super) struct Ends {
@@ -126,7 +126,7 @@ impl Ends {
             return sign.event.is_ready(api);
         }
         sign.looks += 1;
-        if sign.looks < LOOKS {
+        if sign.looks < POLLS {
             return Ok(false);
         }
         sign.looks = 0;

@@ -1,6 +1,6 @@
 //! Which slots of the pinned memory the copies under way use.
 
-use super::courier::Order;
+use super::persistent::WorkRequest;
 use crate::lease::Hold;
 use crate::slice::RegionSlice;
 
@@ -18,8 +18,8 @@ pub(super) struct Copy {
     /// Where to and where from, and how much.
     pub(super) way: (u64, u64),
     pub(super) bytes: usize,
-    /// Of a copy that is the courier's.
-    pub(super) order: Option<Order>,
+    /// Of a copy that is the persistent kernel's.
+    pub(super) request: Option<WorkRequest>,
     pub(super) _memory: (RegionSlice, Hold),
 }
 
@@ -87,10 +87,10 @@ impl Slots {
         copies.any(|copy| copy.token.is_none())
     }
 
-    /// Whether any copy is the courier's.
-    pub(super) fn has_orders(&self) -> bool {
+    /// Whether any copy is the persistent kernel's.
+    pub(super) fn has_requests(&self) -> bool {
         let mut copies = self.copies.iter().flatten();
-        copies.any(|copy| copy.order.is_some())
+        copies.any(|copy| copy.request.is_some())
     }
 }
 

@@ -21,7 +21,7 @@ const LOOKS: usize = 64;
 pub(super) struct Copies {
     waiting: VecDeque<Ticket>,
     /// Bytes under way.
-    aloft: usize,
+    in_flight: usize,
     /// Copies under way.
     count: usize,
 }
@@ -46,13 +46,13 @@ impl Copies {
 
     /// Moves the tickets of the next copy to `tickets`, in the order of their bytes, if one may begin.
     pub(super) fn next(&mut self, tickets: &mut VecDeque<Ticket>) -> Option<Run> {
-        if self.count >= 2 && self.aloft >= ENOUGH {
+        if self.count >= 2 && self.in_flight >= ENOUGH {
             return None;
         }
         let first = self.waiting.pop_front()?;
         let mut bytes = length(&first);
         // The first bytes are wanted soon: copies become longer as others hold them up.
-        let longest = (2 * self.aloft).min(LONGEST);
+        let longest = (2 * self.in_flight).min(LONGEST);
         let before = tickets.len();
         tickets.push_back(first);
         while bytes < longest {
@@ -70,7 +70,7 @@ impl Copies {
             }
         }
         self.count += 1;
-        self.aloft += bytes;
+        self.in_flight += bytes;
         Some(Run {
             tickets: tickets.len() - before,
             bytes,
@@ -80,7 +80,7 @@ impl Copies {
     /// A copy of so many bytes has ended.
     pub(super) fn ended(&mut self, bytes: usize) {
         self.count = self.count.saturating_sub(1);
-        self.aloft = self.aloft.saturating_sub(bytes);
+        self.in_flight = self.in_flight.saturating_sub(bytes);
     }
 
     /// A copy of at most `room` bytes that goes on where the last of these ends, or ends where the first of them

@@ -12,7 +12,7 @@ use crate::gpu::{Gpu, create_stream, destroy_stream, device_alloc, device_free, 
 use crate::kind::MemoryKind;
 
 /// Events for work under way on the streams.
-pub(super) const FLIGHTS: usize = 512;
+pub(super) const BATCHES: usize = 512;
 
 /// Longest wait for the first, empty work at start.
 const WARM_UP: Duration = Duration::from_secs(60);
@@ -54,7 +54,7 @@ impl Device {
         let mut device = Self {
             gpu: gpu.clone(),
             streams: [std::ptr::null_mut(); 3],
-            events: Vec::with_capacity(FLIGHTS),
+            events: Vec::with_capacity(BATCHES),
             // A driver that does not say may need it.
             needs_flush: gpu.needs_flush().unwrap_or(true),
         };
@@ -82,7 +82,7 @@ impl Device {
         for stream in &mut self.streams {
             *stream = create_stream(api)?;
         }
-        while self.events.len() < FLIGHTS {
+        while self.events.len() < BATCHES {
             self.events.push(Event::create(api)?);
         }
         Ok(())

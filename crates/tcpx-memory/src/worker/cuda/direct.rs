@@ -120,7 +120,7 @@ impl Unpacker {
         if self.running.is_none() {
             return Ok(None);
         }
-        if !self.slots.land() && self.slots.is_silent() {
+        if !self.slots.reap() && self.slots.is_silent() {
             let _current = Current::enter(&self.gpu)?;
             if let Err(error) = self.slots.ask_streams(self.gpu.api()) {
                 return Err(self.give_up(error.into()));

@@ -1,6 +1,6 @@
 //! The loop of a GPU's copy worker. Nothing in it waits for the GPU: it looks, and goes on.
 
-mod flights;
+mod batches;
 
 use std::collections::VecDeque;
 use std::thread;
@@ -21,7 +21,7 @@ use crate::job::Work;
 use crate::kind::MemoryKind;
 use crate::slice::RegionSlice;
 use crate::worker::queue::{JobQueue, Ticket};
-use flights::Flight;
+use batches::Batch;
 
 /// Jobs that may wait for their fence. Until it is full, no fence keeps later jobs from starting.
 const WAITING_LIMIT: usize = 4096;
@@ -69,9 +69,9 @@ pub(super) struct Engine<'queue> {
     staging_lost: Option<MemoryError>,
     kernels: Result<KernelJobs, CudaError>,
     queue: &'queue JobQueue,
-    flights: [VecDeque<Flight>; 3],
-    /// What the flights are about, in their order.
-    aloft: [VecDeque<Ticket>; 3],
+    batches: [VecDeque<Batch>; 3],
+    /// What the batches are about, in their order.
+    in_flight: [VecDeque<Ticket>; 3],
     copies: [Copies; 2],
     waiting: VecDeque<Ticket>,
     unpacking: VecDeque<Unpacking>,
@@ -92,8 +92,8 @@ impl<'queue> Engine<'queue> {
             staging_lost: None,
             kernels,
             queue,
-            flights: std::array::from_fn(|_| VecDeque::with_capacity(super::device::FLIGHTS)),
-            aloft: std::array::from_fn(|_| VecDeque::with_capacity(super::device::FLIGHTS)),
+            batches: std::array::from_fn(|_| VecDeque::with_capacity(super::device::BATCHES)),
+            in_flight: std::array::from_fn(|_| VecDeque::with_capacity(super::device::BATCHES)),
             copies: Default::default(),
             waiting: VecDeque::with_capacity(WAITING_LIMIT),
             unpacking: VecDeque::with_capacity(64),
@@ -109,7 +109,7 @@ impl<'queue> Engine<'queue> {
         loop {
             // Read before the queue: whoever stops it has submitted all there will be.
             let stopping = self.queue.is_stopping();
-            let mut progress = self.land();
+            let mut progress = self.reap();
             progress |= self.look_at_fences(stopping);
             progress |= self.start_jobs();
             progress |= self.start_copies();
@@ -162,7 +162,7 @@ impl<'queue> Engine<'queue> {
                 .kernels
                 .as_ref()
                 .is_ok_and(|kernels| !kernels.is_idle())
-            || self.flights.iter().any(|lane| !lane.is_empty())
+            || self.batches.iter().any(|lane| !lane.is_empty())
     }
 
     /// Whether a job could be taken from the queue.
@@ -251,7 +251,7 @@ impl<'queue> Engine<'queue> {
                     return copies.push(ticket);
                 }
                 let issued = self.issue_across(from, to);
-                self.fly(
+                self.track(
                     lane,
                     ticket,
                     issued.map(|()| bytes).map_err(MemoryError::from),
@@ -301,7 +301,7 @@ impl<'queue> Engine<'queue> {
             }
             Step::Done(outcome) => {
                 let (lane, ticket) = unpacking.into_parts();
-                self.fly(lane, ticket, outcome);
+                self.track(lane, ticket, outcome);
                 true
             }
             Step::Lost(error) => {

@@ -99,7 +99,7 @@ impl KernelJobs {
 
     /// Ends what the kernels have finished and launches what waits; whether there was anything to do.
     pub(super) fn step(&mut self) -> bool {
-        let mut progress = self.land();
+        let mut progress = self.reap();
         if self.current.is_none() {
             self.current = self.next_group();
         }
@@ -123,8 +123,8 @@ impl KernelJobs {
         progress
     }
 
-    fn land(&mut self) -> bool {
-        if !self.slots.land() && self.slots.is_silent() {
+    fn reap(&mut self) -> bool {
+        if !self.slots.reap() && self.slots.is_silent() {
             let asked = self.slots.ask_streams(self.gpu.api());
             if let Err(error) = asked {
                 self.give_up(&error);

@@ -233,7 +233,7 @@ impl Slots {
     }
 
     /// Ends launches whose flag says so, in turn; whether there were any.
-    pub(super) fn land(&mut self) -> bool {
+    pub(super) fn reap(&mut self) -> bool {
         let before = self.armed.len();
         while let Some(&(slot, value)) = self.armed.front() {
             let flag = self.memory.host.as_ptr().wrapping_add(slot * APART);
