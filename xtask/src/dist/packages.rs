@@ -129,9 +129,9 @@ fn archive(members: &[(&str, Vec<u8>)]) -> Result<Vec<u8>> {
     for (name, contents) in members {
         ensure!(name.len() <= 16, "{name} is too long for an ar header");
         let length = contents.len();
-        write!(
+        writeln!(
             bytes,
-            "{name:<16}{:<12}{:<6}{:<6}{:<8}{length:<10}`\n",
+            "{name:<16}{:<12}{:<6}{:<6}{:<8}{length:<10}`",
             0, 0, 0, 100_644
         )?;
         bytes.extend_from_slice(contents);
