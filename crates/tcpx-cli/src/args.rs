@@ -48,17 +48,17 @@ pub(crate) enum Command {
     Demo(demo::DemoArgs),
     /// Move a greeting, or a file, from one host's memory to another's and check it.
     Transfer(transfer::TransferArgs),
-    /// Set up a connection and its data channels, say what was negotiated, and part.
+    /// Set up a connection and its lanes, and print what was agreed.
     Connection(connection::ConnectionArgs),
     /// Measure bandwidth and latency between two hosts.
     Perf(Box<perf::PerfArgs>),
     /// Measure unpackers on one GPU, or the network beside its peers.
     Bench(bench::BenchArgs),
-    /// List GPUs, network interfaces and the plugin file, and say what is missing.
+    /// List GPUs, network interfaces and the plugin file, and what is missing.
     Devices,
-    /// Look after network cards that receive into device memory.
+    /// Show, release and test network cards that receive into device memory.
     Devmem(devmem::DevmemArgs),
-    /// Find what stops transfers on this host, and say how to mend it.
+    /// Find what stops transfers on this host, and how to fix it.
     Doctor(doctor::DoctorArgs),
     /// Print the variables that a plugin or NCCL needs on this host, as lines for a shell.
     Env(env::EnvArgs),
