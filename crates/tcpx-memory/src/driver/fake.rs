@@ -1,5 +1,5 @@
 //! A driver in this process's memory, for hosts without a GPU: device addresses are CPU addresses, and a
-//! stream does its next few pieces of work only when somebody looks at an event on it. Whatever is reused
+//! stream does its next few pieces of work only when an event on it is queried. Whatever is reused
 //! too early therefore shows as wrong bytes.
 
 pub(crate) mod device_memory;
@@ -41,7 +41,7 @@ const UNKNOWN: i32 = 999;
 /// Copies from or to here are refused.
 pub(crate) const BAD_ADDRESS: u64 = 0xBAD_0000;
 
-/// Pieces of work that a stream does each time somebody looks.
+/// Pieces of work that a stream does at each query.
 const AT_A_LOOK: usize = 16;
 
 /// The fake's one context.

@@ -2,7 +2,7 @@
 //!
 //! A stream writes a number to a word of pinned memory behind each copy. That is seen sooner than an event,
 //! and takes no call of the driver, which is asked only now and then, as it alone knows of errors. Where
-//! streams cannot write words, events are looked at instead.
+//! streams cannot write words, events are polled instead.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,7 +22,7 @@ const POLLS: u32 = 256;
 pub(super) struct Ends {
     gpu: Gpu,
     signs: Vec<Sign>,
-    /// Where the words lie, for the CPU and for the GPU; `None` where events are looked at.
+    /// Where the words lie, for the CPU and for the GPU; `None` if events are polled.
     words: Option<(NonNull<u8>, u64)>,
 }
 

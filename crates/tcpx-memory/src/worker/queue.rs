@@ -21,7 +21,7 @@ pub(super) const CAPACITY: usize = 4096;
 
 /// A job that was checked and holds its memory.
 ///
-/// A ticket that is lost, because the worker's loop panicked, tells its sink so and keeps its memory for
+/// A ticket that is lost, because the worker's loop panicked, reports that to its sink and keeps its memory for
 /// ever: something may still touch it.
 pub(super) struct Ticket {
     held: ManuallyDrop<Held>,
@@ -36,7 +36,7 @@ struct Held {
     _holds: [Option<Hold>; 2],
 }
 
-/// Whom to tell; exactly once.
+/// The sink; called exactly once.
 struct Answer {
     sink: Arc<dyn CompletionSink>,
     token: u64,
@@ -90,14 +90,14 @@ impl Ticket {
         fence.map_or(Ok(true), Fence::is_reached_in_context)
     }
 
-    /// Tells the sink of an error and keeps the memory for ever, because something may still touch it.
+    /// Reports an error to the sink and keeps the memory for good, because something may still touch it.
     pub(super) fn abandon(self, error: MemoryError) {
         let Self { held: _, answer } = self;
         let source = Box::new(error);
         answer.tell(Err(MemoryError::EndUnknown { source }));
     }
 
-    /// Lets go of the memory, then tells the sink.
+    /// Releases the memory, then calls the sink.
     pub(super) fn finish(self, result: Result<u64, MemoryError>) {
         let Self { held, answer } = self;
         let let_go = AssertUnwindSafe(|| drop(ManuallyDrop::into_inner(held)));

@@ -85,7 +85,7 @@ thread_local! {
     pub(super) static CAPTURE_MODE: Cell<c_uint> = const { Cell::new(0) };
 }
 
-/// Graph captures under way, in the mode that concerns every thread, and how often one was broken.
+/// Graph captures in flight, in the mode that concerns every thread, and how often one was broken.
 static CAPTURES: AtomicUsize = AtomicUsize::new(0);
 static BROKEN_CAPTURES: AtomicUsize = AtomicUsize::new(0);
 

@@ -11,7 +11,7 @@ use crate::fence::Event;
 use crate::gpu::{Gpu, create_stream, destroy_stream, device_alloc, device_free, ignore_captures};
 use crate::kind::MemoryKind;
 
-/// Events for work under way on the streams.
+/// Events for work in flight on the streams.
 pub(super) const BATCHES: usize = 512;
 
 /// Longest wait for the first, empty work at start.
@@ -88,7 +88,7 @@ impl Device {
         Ok(())
     }
 
-    /// Ends everything; nothing may be under way. Every event must have been given back.
+    /// Ends everything; nothing may be in flight. Every event must have been given back.
     pub(super) fn destroy(self) {
         let api = self.api();
         for event in &self.events {
@@ -156,7 +156,7 @@ impl Device {
     /// Takes an event and records it at the end of a stream.
     ///
     /// # Errors
-    /// The driver's, or [`MemoryError::WorkerFailed`] when all events are under way. Nobody can know then
+    /// The driver's, or [`MemoryError::WorkerFailed`] when all events are in flight. Nobody can know then
     /// when what was issued ends.
     pub(super) fn mark(&mut self, lane: Lane) -> Result<Event, MemoryError> {
         let Some(event) = self.events.pop() else {

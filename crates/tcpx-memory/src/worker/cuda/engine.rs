@@ -1,4 +1,4 @@
-//! The loop of a GPU's copy worker. Nothing in it waits for the GPU: it looks, and goes on.
+//! The loop of a GPU's copy worker. Nothing in it waits for the GPU: it polls and continues.
 
 mod batches;
 
@@ -25,7 +25,7 @@ use batches::Batch;
 
 /// Jobs that may wait for their fence. Until it is full, no fence keeps later jobs from starting.
 const WAITING_LIMIT: usize = 4096;
-/// Fences looked at in one round.
+/// Fences polled in one round.
 const LOOKS: usize = 64;
 /// Jobs started in one round, so that completions are not kept waiting: the driver takes 3 us for each, and
 /// lanes wait for the first.
@@ -34,10 +34,10 @@ const STARTS: usize = 8;
 const RESERVE: usize = 64;
 /// CPU work up to this many bytes is done at once, more in steps.
 const AT_ONCE: u64 = 1 << 20;
-/// How long to look without a pause after the last progress or job, where there are cores to spare: longer
+/// How long to busy-poll after the last progress or job, if cores are spare: longer
 /// than the way of a transfer of 4 MiB, because a pause costs more than it says and the next job comes soon.
 const SPIN: Duration = Duration::from_micros(500);
-/// The pause between looks after that.
+/// The pause between polls after that.
 const PAUSE: Duration = Duration::from_micros(20);
 /// The pause while only fences are waited for, which may take as long as the caller's kernels.
 const LONG_PAUSE: Duration = Duration::from_micros(100);
@@ -48,9 +48,9 @@ pub(super) enum Step {
     Waiting,
     /// Something was done.
     Progress,
-    /// The job has ended, and nothing of it is under way.
+    /// The job has ended, and nothing of it is in flight.
     Done(Result<u64, MemoryError>),
-    /// Something of it is under way, and nothing will tell when that ends.
+    /// Something of it is in flight, and nothing will report when that ends.
     Lost(MemoryError),
 }
 
@@ -65,7 +65,7 @@ enum Staged {
 pub(super) struct Engine<'queue> {
     pub(super) device: Device,
     staging: Staging,
-    /// Set when copies that nobody can follow use the staging memory.
+    /// Set when copies that cannot be tracked use the staging memory.
     staging_lost: Option<MemoryError>,
     kernels: Result<KernelJobs, CudaError>,
     queue: &'queue JobQueue,
@@ -107,7 +107,7 @@ impl<'queue> Engine<'queue> {
         let awake = Awake::begin();
         let mut last = Instant::now();
         loop {
-            // Read before the queue: whoever stops it has submitted all there will be.
+            // Read before the queue: after a stop nothing more is submitted.
             let stopping = self.queue.is_stopping();
             let mut progress = self.reap();
             progress |= self.look_at_fences(stopping);
@@ -152,7 +152,7 @@ impl<'queue> Engine<'queue> {
         self.device.destroy();
     }
 
-    /// Whether something of ours is under way, beside jobs that wait for the caller's work.
+    /// Whether something of ours is in flight, except jobs that wait for the caller's work.
     fn is_working(&self) -> bool {
         self.active.is_some()
             || !self.staged.is_empty()
