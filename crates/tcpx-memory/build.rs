@@ -1,7 +1,7 @@
 //! Compiles the kernels' lane functions for the CPU.
 
 fn main() {
-    let kernels = "../../kernels";
+    let kernels = "kernels";
     for file in [
         "unpack_lane.h",
         "unpack_host.c",

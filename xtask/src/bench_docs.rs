@@ -1,4 +1,8 @@
-//! `cargo xtask bench-docs`: `docs/benchmarks.md` out of `benchmarks/*.json`.
+//! `cargo xtask bench-docs`: `docs/benchmarks.md`, its plot and `benchmarks/tables.md` out of
+//! `benchmarks/*.json`.
+
+mod page;
+mod plot;
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -8,54 +12,65 @@ use anyhow::{Context, Result, ensure};
 use crate::benchmark::{Row, Subject};
 use crate::workspace::{files, publish, read, root};
 
-const DOCUMENT: &str = "docs/benchmarks.md";
 const FOLDER: &str = "benchmarks";
+const PAGE: &str = "docs/benchmarks.md";
+const PLOT: &str = "docs/benchmarks.svg";
+const TABLES: &str = "benchmarks/tables.md";
 
-const HEAD: &str = "\
-# Benchmarks
+const TABLES_HEAD: &str = "\
+# Tables
 
 <!-- Made by `cargo xtask bench-docs` from benchmarks/*.json. Edit those, not this. -->
 
-Every figure here was measured by the command above its table, on the machine named there; what the
-columns mean is in [benchmarks/README.md](../benchmarks/README.md). GB is 10^9 bytes, counted once
-however often they were copied. *CPU* is processor seconds for one GB, both sides together.
+Every figure, with the machine and the command that made it; [README.md](README.md) explains the
+columns. GB is 10^9 bytes, counted once however often they were copied. *CPU* is processor seconds
+for one GB, both ends together.
 ";
 
-/// Writes the document, or with `--check` fails if it is not what would be written.
+/// Writes the page, its plot and the tables, or with `--check` fails if one is out of date.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
-    let wanted = document(&root()?.join(FOLDER))?;
-    publish(DOCUMENT, &wanted, "bench-docs", arguments)
+    let subjects = subjects(&root()?.join(FOLDER))?;
+    let groups = page::groups(&subjects)?;
+    page::check_readme(&groups, &read(&root()?.join("README.md"))?)?;
+    publish(TABLES, &tables(&subjects)?, "bench-docs", arguments)?;
+    publish(PLOT, &plot::svg(&groups), "bench-docs", arguments)?;
+    publish(PAGE, &page::text(&groups), "bench-docs", arguments)
 }
 
-/// The whole document for a folder of JSON files, in the order of their names.
-fn document(folder: &Path) -> Result<String> {
-    let paths = files(folder, "json", false)?;
-    let mut text = HEAD.to_owned();
-    if paths.is_empty() {
+/// The files of a folder with their names, in the order of the names.
+fn subjects(folder: &Path) -> Result<Vec<(String, Subject)>> {
+    files(folder, "json", false)?
+        .iter()
+        .map(|path| {
+            let subject = Subject::parse(&read(path)?)
+                .with_context(|| format!("cannot use {}", path.display()))?;
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            Ok((name.into_owned(), subject))
+        })
+        .collect()
+}
+
+/// One section for each file that has a table of its own.
+fn tables(subjects: &[(String, Subject)]) -> Result<String> {
+    let mut text = TABLES_HEAD.to_owned();
+    if subjects.is_empty() {
         text.push_str("\nNothing has been measured yet.\n");
     }
-    let mut subjects = Vec::new();
-    for path in &paths {
-        let subject = Subject::parse(&read(path)?)
-            .with_context(|| format!("cannot use {}", path.display()))?;
-        subjects.push((path.file_name().unwrap_or_default(), subject));
-    }
-    for (name, subject) in &subjects {
+    for (name, subject) in subjects {
         if let Some(target) = &subject.joins {
             let found = subjects
                 .iter()
-                .any(|(other, own)| *other == target.as_str() && own.joins.is_none());
+                .any(|(other, own)| other == target && own.joins.is_none());
             ensure!(
                 found,
-                "{} joins {target}, which has no table of its own",
-                name.display()
+                "{name} joins {target}, which has no table of its own"
             );
             continue;
         }
         let joining: Vec<_> = subjects
             .iter()
             .map(|(_, other)| other)
-            .filter(|other| other.joins.as_deref().is_some_and(|target| *name == target))
+            .filter(|other| other.joins.as_ref() == Some(name))
             .collect();
         section(&mut text, subject, &joining);
     }
@@ -130,6 +145,10 @@ fn cell(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn document(folder: &Path) -> Result<String> {
+        tables(&subjects(folder)?)
+    }
 
     fn file(subject: &str, median: f64) -> String {
         serde_json::json!({

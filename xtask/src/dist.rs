@@ -1,4 +1,6 @@
-//! `cargo xtask dist`: what a user installs, in one folder.
+//! `cargo xtask dist`: what a user installs, in one folder, as a tarball and as a Debian package.
+
+mod packages;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,12 +22,16 @@ const PKG_CONFIG: &str = "tcpx.pc";
 const EXAMPLE: &str = "transfer.c";
 /// The table that the historic client and NCCL both take.
 const PLUGIN_SYMBOL: &str = "ncclNetPlugin_v7";
-const TEXTS: [&str; 3] = ["README.md", "LICENSE-APACHE", "LICENSE-MIT"];
+const LICENCES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
+/// The folder's own README: the repository's leads to files that a user does not get.
+const README: &str = include_str!("dist/README.md");
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// What is built for users, see the root's `Cargo.toml`.
 const PROFILE: &str = "shipped";
 
-/// Builds optimised, copies, strips, and prints where everything is.
+/// Builds optimised, copies, strips, and prints where everything is. With `--out` it makes the
+/// folder alone.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let root = root()?;
     let target = PathBuf::from(
@@ -33,9 +39,9 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
             .as_str()
             .context("cargo metadata names no target directory")?,
     );
-    let out = match arguments {
-        [] => target.join("dist"),
-        [flag, folder] if flag == "--out" => std::path::absolute(folder)?,
+    let (out, packages) = match arguments {
+        [] => (target.join("dist"), Some(target.join("packages"))),
+        [flag, folder] if flag == "--out" => (std::path::absolute(folder)?, None),
         other => bail!("dist takes nothing or --out DIR, not {other:?}"),
     };
     run_command(cargo().current_dir(&root).args([
@@ -70,30 +76,49 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         }
         println!("{} ({} KiB)", path.display(), bytes.len() / 1024);
     }
-    for name in TEXTS {
+    for name in LICENCES {
         copy(&root.join(name), &out.join(name))?;
     }
+    write(&out.join("README.md"), &README.replace("VERSION", VERSION))?;
+    run_command(Command::new(out.join("tcpx")).arg("generate").arg(&out))?;
     let capi = root.join("crates/tcpx-capi");
     copy(&capi.join("include").join(HEADER), &out.join(HEADER))?;
     copy(&capi.join("examples").join(EXAMPLE), &out.join(EXAMPLE))?;
     link(LIBRARY, &out.join(LIBRARY_LINK))?;
-    let description = out.join(PKG_CONFIG);
-    std::fs::write(&description, pkg_config(env!("CARGO_PKG_VERSION")))
-        .with_context(|| format!("cannot write {}", description.display()))?;
-    println!("{HEADER}, {LIBRARY_LINK} and {PKG_CONFIG} beside them, for C");
+    write(
+        &out.join(PKG_CONFIG),
+        &pkg_config(VERSION, "${pcfiledir}", "${pcfiledir}"),
+    )?;
+    println!("{HEADER}, {LIBRARY_LINK} and {PKG_CONFIG} beside them, for C; man/ and completions/");
+    let Some(packages) = packages else {
+        return Ok(());
+    };
+    std::fs::create_dir_all(&packages)
+        .with_context(|| format!("cannot make {}", packages.display()))?;
+    let name = format!("tcpx-{VERSION}-linux-x86_64");
+    let stage = target.join("deb");
+    for path in [
+        packages::tarball(&out, &packages, &name)?,
+        packages::debian(&out, &stage, &packages, VERSION)?,
+    ] {
+        println!("{} ({} KiB)", path.display(), path.metadata()?.len() / 1024);
+    }
     Ok(())
 }
 
-/// What `pkg-config` answers; the folder may be moved as a whole.
-fn pkg_config(version: &str) -> String {
+/// What `pkg-config` answers; `${pcfiledir}` lets the folder be moved as a whole.
+fn pkg_config(version: &str, include: &str, library: &str) -> String {
     format!(
-        "folder=${{pcfiledir}}\n\n\
-         Name: tcpx\n\
+        "Name: tcpx\n\
          Description: Drive any ncclNet network plugin from C\n\
          Version: {version}\n\
-         Cflags: -I${{folder}}\n\
-         Libs: -L${{folder}} -ltcpx\n"
+         Cflags: -I{include}\n\
+         Libs: -L{library} -ltcpx\n"
     )
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// A symbolic link in place of whatever has its name.
@@ -153,7 +178,8 @@ mod tests {
             link(to, &name).unwrap();
             assert_eq!(std::fs::read_link(&name).unwrap(), Path::new(to));
         }
-        std::fs::write(folder.path().join(PKG_CONFIG), pkg_config("1.2.3")).unwrap();
+        let description = pkg_config("1.2.3", "${pcfiledir}", "${pcfiledir}");
+        std::fs::write(folder.path().join(PKG_CONFIG), description).unwrap();
         let answer = Command::new("pkg-config")
             .env("PKG_CONFIG_PATH", folder.path())
             .args(["--cflags", "--libs", "tcpx"])

@@ -9,11 +9,14 @@ use anyhow::{Context as _, Result, bail};
 use nvrtc::Nvrtc;
 use sha2::{Digest as _, Sha256};
 
+/// Where the sources lie; the PTX files name them from their crate's folder.
+const FOLDER: &str = "crates/tcpx-memory/kernels";
+
 /// One PTX file and what it is made of.
 struct Kernel {
-    /// The source, in `kernels/`.
+    /// The source, in `FOLDER`.
     source: &'static str,
-    /// What the source includes, in `kernels/`.
+    /// What the source includes, in `FOLDER`.
     headers: &'static [&'static str],
     /// The result, from the root of the repository.
     ptx: &'static str,
@@ -22,18 +25,18 @@ struct Kernel {
 const KERNELS: [Kernel; 5] = [
     Kernel {
         source: "unpack.cu",
-        headers: &["tell.h", "unpack_lane.h"],
+        headers: &["signal_completion.h", "unpack_lane.h"],
         ptx: "crates/tcpx-memory/src/ptx/unpack.ptx",
     },
     Kernel {
         source: "crc32c.cu",
-        headers: &["crc32c_lane.h", "tell.h", "unpack_lane.h"],
+        headers: &["crc32c_lane.h", "signal_completion.h", "unpack_lane.h"],
         ptx: "crates/tcpx-memory/src/ptx/crc32c.ptx",
     },
     Kernel {
-        source: "courier.cu",
+        source: "persistent_copy.cu",
         headers: &["unpack_lane.h"],
-        ptx: "crates/tcpx-memory/src/ptx/courier.ptx",
+        ptx: "crates/tcpx-memory/src/ptx/persistent_copy.ptx",
     },
     Kernel {
         source: "yardstick.cu",
@@ -84,7 +87,7 @@ impl Kernel {
             .chain(self.headers.iter().copied());
         names
             .map(|name| {
-                let path = root().join("kernels").join(name);
+                let path = root().join(FOLDER).join(name);
                 let text = fs::read_to_string(&path);
                 Ok((
                     name,

@@ -22,11 +22,12 @@ const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
   bench-collect ...      one benchmarks/*.json out of the JSON of repeated `tcpx perf` runs
-  bench-docs [--check]   write docs/benchmarks.md from benchmarks/*.json, or say that it is stale
+  bench-docs [--check]   write docs/benchmarks.{md,svg} and benchmarks/tables.md, or say that one is stale
   command-line [--check] write docs/command-line.md from what `tcpx --help` prints
   dependencies           check that docs/dependencies.md gives a reason for every dependency
   devmem-vm [SCRIPT...]  run tests/devmem-vm/scripts on a real kernel in an emulated machine
-  dist [--out DIR]       build, strip and lay out what a user installs (default target/dist)
+  dist [--out DIR]       lay out what a user installs in target/dist, and a tarball and a deb in
+                         target/packages; with --out the folder alone
   doctor [--check]       write docs/doctor.md from the checks that `tcpx doctor` knows
   gate BASE [...]        whether this tree is as fast as the commit BASE (docs/gate.md)
   header [--check]       write crates/tcpx-capi/include/tcpx.h from its sources, or say that it is stale

@@ -239,7 +239,7 @@ impl Calls {
         }
     }
 
-    /// The last call, if the table has one, for whoever makes it.
+    /// The last call, if the table has one.
     pub(crate) fn finalize(&self) -> Option<Finalize> {
         self.finalize.map(|call| Finalize {
             call,

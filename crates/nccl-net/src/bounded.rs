@@ -1,5 +1,5 @@
-//! Calls of a plugin on a thread made for them: foreign code that does not return must not hold whoever wants its
-//! answer.
+//! Calls of a plugin on a thread of their own: foreign code that does not return must not block the
+//! caller.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,18 +8,18 @@ use std::time::{Duration, Instant};
 /// Why there is no answer.
 #[derive(Debug)]
 pub enum NoAnswer {
-    /// There is no thread for the call.
+    /// No thread could be started for the call.
     NoThread(io::Error),
-    /// It has not returned. It keeps its thread, and what it was given, until it does.
+    /// The call has not returned. It keeps its thread and its arguments until it does.
     Stuck,
-    /// It panicked.
+    /// The call panicked.
     Panicked,
 }
 
-/// Where the answer is left.
+/// Holds the answer.
 ///
-/// Not a channel: to wait at one, a thread that never did registers a destructor, which takes the dynamic
-/// linker's lock. A constructor that hangs holds that.
+/// Not a channel: a thread's first wait on a channel registers a destructor, which takes the dynamic
+/// linker's lock, and a constructor that hangs holds that lock.
 struct Answer<T> {
     state: Mutex<State<T>>,
     changed: Condvar,
@@ -89,7 +89,7 @@ impl<T> Answer<T> {
 }
 
 impl<T> Caller<T> {
-    /// Gives it back when nobody waits any more.
+    /// Returns the answer if the caller no longer waits.
     fn give(&self, answer: T) -> Option<T> {
         let mut state = self.0.lock();
         if !matches!(*state, State::Wanted) {

@@ -111,7 +111,7 @@ impl CommCore {
         if let Some(at) = state.registered.iter().position(|known| *known == handle) {
             state.registered.swap_remove(at);
         }
-        // SAFETY: an open comm and a handle of it that nobody uses any more.
+        // SAFETY: an open comm and a handle of it that nothing uses any more.
         let rc = unsafe { self.plugin.inner.calls.dereg_mr(comm.as_ptr(), handle) };
         drop(state);
         // Called from drops: the observer has seen an error.

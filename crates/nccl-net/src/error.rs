@@ -144,7 +144,7 @@ pub enum LoadError {
         path: PathBuf,
         /// The version asked for.
         asked: AbiVersion,
-        /// Versions that are there, newest first.
+        /// Versions that the file has, newest first.
         present: Vec<AbiVersion>,
     },
     /// A table with a NULL where a function must be.

@@ -1,4 +1,4 @@
-//! The last call to a plugin, which holds whoever lets go of the plugin for a while at most.
+//! The last call to a plugin, which blocks the caller that releases it for a bounded time.
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,41 +18,41 @@ pub(crate) struct Finalize {
     pub(crate) context: *mut c_void,
 }
 
-// SAFETY: the ABI ties no call to a thread; nobody else uses the context any more.
+// SAFETY: the ABI ties no call to a thread; nothing else uses the context any more.
 unsafe impl Send for Finalize {}
 
 impl Finalize {
-    /// Calls it and waits until `limit` has passed. The observer is told what it returned, and before that,
-    /// with [`ResultCode::InProgress`], that it has not; the thread then stays with the call.
+    /// Calls it and waits for at most `limit`. The observer gets what it returned. After `limit` the
+    /// observer first gets [`ResultCode::InProgress`], and the thread stays with the call.
     ///
     /// # Safety
     /// The plugin is initialised, no comm of it is left, and its library is never unloaded.
     pub(crate) unsafe fn run(self, observer: Option<CallObserver>, limit: Duration) {
-        let tell = move |rc: ResultCode| {
+        let report = move |rc: ResultCode| {
             if let Some(observer) = &observer {
                 let call = "finalize";
                 observer(&CallReport { call, rc });
             }
         };
-        let tell_late = tell.clone();
-        // Held until it is told what there is in time: what comes late is told behind that.
+        let report_late = report.clone();
+        // Held until the result in time is reported, so that a late result is reported after it.
         let turn = Arc::new(Mutex::new(()));
         let turn_of_late = Arc::clone(&turn);
         let first = turn.lock().unwrap_or_else(PoisonError::into_inner);
         let work = move || {
-            // The whole value, which may change threads; its pointer alone may not.
+            // Captures the whole value, which may change threads; its pointer alone may not.
             let this = self;
             // SAFETY: the caller's promise.
             ResultCode::from_raw(unsafe { (this.call)(this.context) })
         };
         let late = move |rc| {
             drop(turn_of_late.lock());
-            tell_late(rc);
+            report_late(rc);
         };
-        tell(match bounded("tcpx-finalize", limit, work, late) {
+        report(match bounded("tcpx-finalize", limit, work, late) {
             Ok(rc) => rc,
             Err(NoAnswer::Stuck) => ResultCode::InProgress,
-            // Without a thread the plugin keeps what it has, which is better than to wait for it here.
+            // Without a thread the plugin keeps what it has; waiting for it here would be worse.
             Err(NoAnswer::NoThread(_) | NoAnswer::Panicked) => ResultCode::SystemError,
         });
         drop(first);

@@ -82,7 +82,7 @@ pub struct CallReport {
     pub rc: ResultCode,
 }
 
-/// Told of every plugin call, except of tests that found nothing done. Must be quick.
+/// Called for every plugin call, except for tests that found nothing done. Must be quick.
 pub type CallObserver = Arc<dyn Fn(&CallReport) + Send + Sync>;
 
 /// What to load.
@@ -92,7 +92,7 @@ pub struct LoadOptions {
     pub path: PathBuf,
     /// Exactly this version; `None` takes the newest there is.
     pub abi: Option<AbiVersion>,
-    /// Told of every call.
+    /// Called for every call.
     pub observer: Option<CallObserver>,
 }
 
@@ -113,7 +113,7 @@ impl LoadOptions {
         self
     }
 
-    /// Asks to be told of every call.
+    /// Registers an observer of every call.
     #[must_use]
     pub fn with_observer(mut self, observer: impl Fn(&CallReport) + Send + Sync + 'static) -> Self {
         self.observer = Some(Arc::new(observer));

@@ -87,7 +87,7 @@ impl Queue {
         let start = slot.index() * SLOT_BYTES;
         assert!(message.len() <= SLOT_BYTES);
         let pool: *mut u8 = self.handle.bounce_buf.cast();
-        // SAFETY: the pool was leaked; the piece lies within it, and nobody reads it now.
+        // SAFETY: the pool was leaked; the piece lies within it, and nothing reads it now.
         unsafe { ptr::copy_nonoverlapping(message.as_ptr(), pool.add(start), message.len()) };
         let half = message.len() / 2;
         let piece = |from: usize, to: usize| LoadMeta {

@@ -23,7 +23,7 @@ const PLUGIN: &str = "GPUDirectTCPX_v7";
 /// Bytes of a request.
 pub(crate) const BYTES: usize = 128;
 
-/// A queue slot as the plugin keeps it; pointers as numbers, for nobody follows them.
+/// A queue slot as the plugin keeps it; pointers as numbers, because nothing follows them.
 #[repr(C)]
 struct RawSlot {
     active: u8,
@@ -101,7 +101,7 @@ impl fmt::Display for PrivateRequest {
     }
 }
 
-/// Why a request tells nothing.
+/// Why a request cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PrivateError {
     /// The pointer leads nowhere.

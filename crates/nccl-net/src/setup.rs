@@ -85,7 +85,7 @@ impl Plugin {
         };
         self.inner.report("listen", rc)?;
         let comm = NonNull::new(comm).ok_or(HostError::NullComm { call: "listen" })?;
-        // SAFETY: the plugin has written the handle, and nobody writes now.
+        // SAFETY: the plugin has written the handle and writes no more.
         let handle = Handle128(unsafe { (*buffer.as_ptr()).0 });
         Ok((
             handle,
@@ -110,7 +110,7 @@ impl Plugin {
     }
 }
 
-/// A connect under way.
+/// A connect in progress.
 pub struct Connecting {
     plugin: Plugin,
     dev: i32,
@@ -133,7 +133,7 @@ impl Connecting {
                 .connect(self.dev, buffer.as_ptr().cast(), &mut comm)
         };
         if let Err(error) = self.plugin.inner.report("connect", rc) {
-            // A comm beside an error is still ours to close; the first error is the one to tell.
+            // A comm beside an error is still ours to close; report the first error.
             if let Some(comm) = NonNull::new(comm) {
                 let _ = CommCore::new(self.plugin.clone(), Side::Send, comm).close(false);
             }
@@ -210,7 +210,7 @@ impl Drop for ListenComm {
     }
 }
 
-/// An accept under way.
+/// An accept in progress.
 pub struct Accepting {
     under_way: Option<(ListenComm, PluginBuffer<DeviceStorage>)>,
     polled: bool,

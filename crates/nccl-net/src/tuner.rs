@@ -1,4 +1,4 @@
-//! The ncclTuner plugin ABI, v3 to v5: how a network tells NCCL how many channels suit it.
+//! The ncclTuner plugin ABI, v3 to v5: how a network chooses its number of channels in NCCL.
 //!
 //! NCCL looks for a tuner in the file of the network plugin when no other is named. A tuner here says
 //! how many channels a collective takes, and whether the low-latency protocol (LL) is worth it; the
@@ -77,7 +77,7 @@ const MAX_ALGORITHMS: c_int = 64;
 /// Takes a protocol out of the costs, for every algorithm that can do without.
 ///
 /// # Safety
-/// `costs` points to `algorithms` rows of three numbers, written by nobody else.
+/// `costs` points to `algorithms` rows of three numbers, which nothing else writes.
 unsafe fn forbid(protocol: usize, costs: *mut f32, algorithms: c_int) {
     let rows = usize::try_from(algorithms).unwrap_or(0);
     for row in 0..rows {

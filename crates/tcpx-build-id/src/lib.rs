@@ -22,10 +22,9 @@ use sha2::{Digest, Sha256};
 use thiserror::Error;
 
 /// The crates that end up in the plugin file, and what decides their dependencies.
-const INPUTS: [&str; 7] = [
+const INPUTS: [&str; 6] = [
     "Cargo.lock",
     "Cargo.toml",
-    "kernels",
     "crates/nccl-net",
     "crates/tcpx-memory",
     "crates/tcpx-nccl",
@@ -91,16 +90,26 @@ pub fn verify(path: &Path, expected: &str) -> Result<(), BuildIdError> {
     })
 }
 
-/// Gives the crate of the calling build script `env!("TCPX_BUILD_ID")`; `root` is the workspace.
+/// Gives the crate of the calling build script `env!("TCPX_BUILD_ID")`; `folder` is that crate's.
+///
+/// In the workspace the id is that of the sources. A published package stands alone; its version
+/// names its sources.
 ///
 /// # Errors
-/// As for [`of_sources`].
-pub fn for_build_script(root: &Path) -> io::Result<()> {
+/// When a source cannot be read.
+pub fn for_build_script(folder: &Path) -> io::Result<()> {
+    let root = folder.join("../..");
     let mut out = io::stdout().lock();
-    for path in inputs(root) {
-        writeln!(out, "cargo::rerun-if-changed={}", path.display())?;
-    }
-    writeln!(out, "cargo::rustc-env=TCPX_BUILD_ID={}", of_sources(root)?)
+    let id = if root.join("crates/tcpx-nccl/Cargo.toml").is_file() {
+        for path in inputs(&root) {
+            writeln!(out, "cargo::rerun-if-changed={}", path.display())?;
+        }
+        of_sources(&root)?
+    } else {
+        writeln!(out, "cargo::rerun-if-changed=build.rs")?;
+        id_with(Sha256::new())
+    };
+    writeln!(out, "cargo::rustc-env=TCPX_BUILD_ID={id}")
 }
 
 /// The files and folders that the id depends on.
@@ -142,12 +151,16 @@ pub fn of_sources(root: &Path) -> io::Result<String> {
         hash.update((bytes.len() as u64).to_le_bytes());
         hash.update(&bytes);
     }
+    Ok(id_with(hash))
+}
+
+fn id_with(hash: Sha256) -> String {
     let hash = HEXLOWER.encode(&hash.finalize());
-    Ok(format!(
+    format!(
         "{MARK}{} sources {}",
         env!("CARGO_PKG_VERSION"),
         &hash[..HASH_CHARACTERS]
-    ))
+    )
 }
 
 /// The id in a plugin file; `None` when the file has none. The file is read, not loaded.

@@ -12,7 +12,7 @@ pub(crate) mod plugin;
 pub(crate) mod transfer;
 
 use std::ffi::OsStr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::builder::Resettable;
 use clap::parser::ValueSource;
@@ -48,22 +48,28 @@ pub(crate) enum Command {
     Demo(demo::DemoArgs),
     /// Move a greeting, or a file, from one host's memory to another's and check it.
     Transfer(transfer::TransferArgs),
-    /// Set up a connection and its data channels, say what was negotiated, and part.
+    /// Set up a connection and its lanes, and print what was agreed.
     Connection(connection::ConnectionArgs),
     /// Measure bandwidth and latency between two hosts.
     Perf(Box<perf::PerfArgs>),
     /// Measure unpackers on one GPU, or the network beside its peers.
     Bench(bench::BenchArgs),
-    /// List GPUs, network interfaces and the plugin file, and say what is missing.
+    /// List GPUs, network interfaces and the plugin file, and what is missing.
     Devices,
-    /// Look after network cards that receive into device memory.
+    /// Show, release and test network cards that receive into device memory.
     Devmem(devmem::DevmemArgs),
-    /// Find what stops transfers on this host, and say how to mend it.
+    /// Find what stops transfers on this host, and how to fix it.
     Doctor(doctor::DoctorArgs),
     /// Print the variables that a plugin or NCCL needs on this host, as lines for a shell.
     Env(env::EnvArgs),
     /// Show what a plugin file exports, and move messages of every size through it.
     Plugin(plugin::PluginArgs),
+    /// Write manual pages and shell completions to a folder.
+    #[command(hide = true)]
+    Generate {
+        /// The folder, which must exist.
+        folder: PathBuf,
+    },
     /// The second process of `demo`; reads its steps from standard input.
     #[command(hide = true)]
     DemoPeer,
@@ -117,6 +123,7 @@ impl Cli {
             | Command::Env(_)
             | Command::Devmem(_)
             | Command::Plugin(_)
+            | Command::Generate { .. }
             | Command::DemoPeer => false,
         }
     }
@@ -144,6 +151,7 @@ impl Cli {
             | Command::Devices
             | Command::Doctor(_)
             | Command::Env(_)
+            | Command::Generate { .. }
             | Command::DemoPeer
             | Command::PluginPart(_) => None,
         }
@@ -178,6 +186,7 @@ impl Cli {
             | Command::Env(_)
             | Command::Devmem(_)
             | Command::Plugin(_)
+            | Command::Generate { .. }
             | Command::DemoPeer
             | Command::PluginPart(_) => None,
         }
@@ -203,6 +212,7 @@ impl Cli {
             | Command::Env(_)
             | Command::Devmem(_)
             | Command::Plugin(_)
+            | Command::Generate { .. }
             | Command::DemoPeer
             | Command::PluginPart(_) => None,
         }

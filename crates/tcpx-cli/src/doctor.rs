@@ -1,4 +1,4 @@
-//! `tcpx doctor`: what stops transfers on this host, what follows from it, and how to mend it.
+//! `tcpx doctor`: what stops transfers on this host, what follows from it, and how to fix it.
 //!
 //! Every check reads and changes nothing. Its id stays the same for ever: errors name it, and `--explain` tells more.
 

@@ -12,6 +12,7 @@ mod doctor;
 mod env;
 mod environment;
 mod error;
+mod generate;
 mod host;
 mod key;
 mod link;
@@ -88,6 +89,7 @@ fn run(cli: &Cli) -> Result<(), Error> {
         Command::Env(args) => env::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Plugin(args) => plugin_check::run(args),
+        Command::Generate { folder } => generate::run(folder),
         Command::PluginPart(args) => {
             plugin_check::part::run(args);
             Ok(())

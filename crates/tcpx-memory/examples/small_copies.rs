@@ -55,7 +55,7 @@ fn run(gpu: &Gpu, bytes: usize, count: usize) -> Outcome<()> {
         while !fence.is_reached()? {}
         Ok::<_, CudaError>(())
     })?;
-    for how in ["by a copy", "by the courier"] {
+    for how in ["by a copy", "by the persistent"] {
         time(&format!("read {how}"), count, || {
             into.clear();
             small.read(&device.all(), None, LIMIT, &mut into).map(drop)
@@ -75,7 +75,7 @@ fn run(gpu: &Gpu, bytes: usize, count: usize) -> Outcome<()> {
             }
             Ok::<_, MemoryError>(())
         })?;
-        small = small.with_courier();
+        small = small.with_persistent_kernel();
     }
     let mut unpacker = Unpacker::new(gpu).map_err(text)?;
     for (what, from, to) in [

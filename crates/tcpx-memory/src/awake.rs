@@ -1,16 +1,15 @@
-//! How many threads of the library run, so that none looks for work without a pause where another needs
-//! the core.
+//! How many threads of the library run, so that no thread busy-polls on a core that another needs.
 //!
-//! Waking a thread takes 5 to 40 microseconds, and a transfer of medium size waits for a dozen of them in a
-//! row. So a thread that has just had work looks for the next for a short while before it sleeps: where
-//! there are cores to spare, and never when nothing has happened.
+//! Waking a thread takes 5 to 40 microseconds, and a transfer of medium size waits for a dozen wake-ups
+//! in a row. So a thread that has just had work polls for more for a short while before it sleeps, if
+//! cores are spare, and never if nothing has happened.
 
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::available_parallelism;
 
-/// Up to this many cores a looking thread takes the core from a working one.
+/// On hosts with up to this many cores a polling thread takes the core of a working one.
 const FEW_CORES: usize = 4;
 
 static AWAKE: AtomicUsize = AtomicUsize::new(0);
@@ -18,7 +17,7 @@ static AWAKE: AtomicUsize = AtomicUsize::new(0);
 /// A thread that runs; it sleeps when this is dropped.
 #[derive(Debug)]
 pub struct Awake {
-    // Of the thread that made it.
+    // Bound to the thread that made it.
     _here: PhantomData<*const ()>,
 }
 
@@ -29,7 +28,7 @@ impl Awake {
         Self { _here: PhantomData }
     }
 
-    /// Sleeps as `sleep` says, and does not count meanwhile.
+    /// Calls `sleep`; the thread does not count meanwhile.
     pub fn asleep<R>(&self, sleep: impl FnOnce() -> R) -> R {
         AWAKE.fetch_sub(1, Ordering::Relaxed);
         let result = sleep();
@@ -37,23 +36,23 @@ impl Awake {
         result
     }
 
-    /// Whether this thread may look for work without a pause: half of the cores are left to the program
-    /// and to others.
+    /// Whether this thread may busy-poll: polling threads leave half of the cores to the program and to
+    /// others.
     pub fn may_look(&self) -> bool {
         has_spare_cores()
     }
 }
 
-/// Between two looks: lets a thread run that waits for this core. A thread that was just woken waits there
-/// while another looks for work, for longer than its own work takes.
+/// Between two polls: yields the core to a thread that waits for it. A thread that was just woken would
+/// wait for a polling one longer than its own work takes.
 ///
-/// It is no pause of the processor, which the host of a virtual machine may take for idleness: it would stop
-/// the processor for longer than a copy takes.
+/// Not a pause instruction: a hypervisor may take that for idleness and stop the virtual processor for
+/// longer than a copy takes.
 pub fn give_way() {
     std::thread::yield_now();
 }
 
-/// Whether threads that look for work without a pause leave half of the cores to the program and to others.
+/// Whether busy-polling threads leave half of the cores to the program and to others.
 pub fn has_spare_cores() -> bool {
     let cores = cores();
     cores > FEW_CORES && AWAKE.load(Ordering::Relaxed) <= cores / 2

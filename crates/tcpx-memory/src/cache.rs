@@ -1,17 +1,17 @@
-//! Bytes out of a core's own cache, for a device that reads them next.
+//! Moving bytes out of a core's own cache, for a device that reads them next.
 
 use crate::error::MemoryError;
 use crate::lease::Access;
 use crate::slice::RegionSlice;
 
-/// Bytes that a cache keeps together.
+/// Bytes of a cache line.
 #[cfg(target_arch = "x86_64")]
 const LINE: usize = 64;
 
 impl RegionSlice {
-    /// Says that the calling core is done with bytes that it has just written and that a device reads next:
-    /// from the cache of one core a GPU reads at half the speed. A hint; processors that do not know it
-    /// do nothing, and the bytes stay as they are.
+    /// Demotes bytes that the calling core has just written and that a device reads next: a GPU reads
+    /// lines that are dirty in a core's cache at half the speed. A hint; processors that do not know it
+    /// do nothing, and the bytes do not change.
     pub fn leave_core(&self) {
         #[cfg(target_arch = "x86_64")]
         if let Some(first) = self.host_ptr() {
@@ -32,8 +32,8 @@ impl RegionSlice {
 }
 
 impl RegionSlice {
-    /// Copies `bytes` to byte `at` of this part, past the caches: a device that reads them next finds them in
-    /// memory, and the core that wrote them has nothing to give up. Blocks for GPU memory.
+    /// Copies `bytes` to byte `at` of this part with non-temporal stores, so that a device that reads them
+    /// next finds them in memory, not in a core's cache. Blocks for GPU memory.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`], [`MemoryError::Busy`] for a plain slice, or the driver's refusal.
@@ -51,11 +51,11 @@ impl RegionSlice {
     }
 }
 
-/// Copies whole lines of the destination past the caches, and what is left at both ends as usual. Whoever sees
-/// anything that the calling thread publishes afterwards sees the bytes, devices included.
+/// Copies whole lines of the destination with non-temporal stores, and the rest at both ends as usual.
+/// A thread or device that sees what the calling thread publishes afterwards also sees the bytes.
 ///
 /// # Safety
-/// `to` is valid for writes of as many bytes as `from` has, and nobody else touches them.
+/// `to` is valid for writes of as many bytes as `from` has, and nothing else touches them.
 #[cfg(target_arch = "x86_64")]
 unsafe fn copy_past_caches(from: &[u8], to: *mut u8) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
@@ -78,7 +78,7 @@ unsafe fn copy_past_caches(from: &[u8], to: *mut u8) {
         }
         let end = middle.add(lines.len());
         end.copy_from_nonoverlapping(tail.as_ptr(), tail.len());
-        // Streaming stores wait for nothing else before others see them.
+        // Non-temporal stores are not ordered with other stores.
         _mm_sfence();
     }
 }

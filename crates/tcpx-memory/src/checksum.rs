@@ -24,7 +24,7 @@ impl Crc32c {
 
 /// Bytes that a block of the checksum kernel takes in one go; `kernels/crc32c_lane.h`.
 const ROW: u64 = 512 * 16;
-/// Rows that a thread has under way.
+/// Rows that a thread has in flight.
 const BATCH: u64 = 4;
 /// x to this power is 1, so powers may be negative.
 const ORDER: u64 = (1 << 31) - 1;

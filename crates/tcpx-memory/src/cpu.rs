@@ -108,7 +108,7 @@ fn pointer(slice: &RegionSlice) -> Result<*mut u8, MemoryError> {
 /// Moves fragments.
 ///
 /// # Safety
-/// Every descriptor's source and destination must lie in memory that is valid and that nobody else
+/// Every descriptor's source and destination must lie in memory that is valid and that nothing else
 /// writes (source) or touches (destination).
 pub(crate) unsafe fn unpack(
     with: UnpackMethod,
@@ -153,7 +153,7 @@ fn bytes(descriptor: &Descriptor) -> Range<usize> {
     start..start + descriptor.length as usize
 }
 
-/// Words that a lane has under way; the kernel has launches of 2 and of 4.
+/// Words that a lane has in flight; the kernel has launches of 2 and of 4.
 const BATCH: u32 = 4;
 
 unsafe extern "C" {

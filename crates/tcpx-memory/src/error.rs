@@ -131,7 +131,7 @@ pub enum MemoryError {
         /// Bytes in the destination.
         len: usize,
     },
-    /// An [`crate::Unpacker`] has work under way.
+    /// An [`crate::Unpacker`] has work in flight.
     #[error("this unpacker has work under way; poll until it has ended, or use another unpacker")]
     UnpackerBusy,
     /// The worker's queue is full.
@@ -172,7 +172,7 @@ pub enum MemoryError {
 }
 
 impl MemoryError {
-    /// Whether something of the job may still be under way, now and later.
+    /// Whether something of the job may still be in flight, now and later.
     pub fn may_go_on(&self) -> bool {
         matches!(self, Self::EndUnknown { .. } | Self::WorkerFailed)
     }

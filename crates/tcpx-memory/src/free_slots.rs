@@ -1,5 +1,5 @@
-//! Numbers of free slots, taken by their place: those that lie one behind the other in memory can be copied
-//! as one.
+//! Numbers of free slots, taken by their place: slots that are adjacent in memory can be copied as
+//! one.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 pub(crate) struct FreeSlots {
     /// A bit for each slot, set while it is free.
     words: Box<[AtomicU64]>,
-    /// Where the next slot is looked for that is taken in turn.
+    /// Where the search for the next slot in turn begins.
     turn: AtomicUsize,
 }
 
@@ -31,7 +31,7 @@ impl FreeSlots {
         self.words.iter().map(free).sum()
     }
 
-    /// Gives back a slot that is not in the set.
+    /// Returns a slot that is not in the set.
     pub(crate) fn give_back(&self, slot: u32) {
         let slot = slot as usize;
         self.words[slot / BITS].fetch_or(1 << (slot % BITS), SeqCst);

@@ -1,9 +1,9 @@
 //! A CUDA device and the context that memory and work on it live in.
 
 mod context;
-mod couriers;
 mod default_streams;
 mod module;
+mod persistent_kernels;
 mod pointer;
 mod rdma;
 mod sync;
@@ -43,7 +43,7 @@ struct Inner {
     sync: Mutex<Option<sync::SyncPath>>,
     /// See [`default_streams`]; unknown during set-up.
     legacy_answers_for_all: OnceLock<bool>,
-    couriers: couriers::Couriers,
+    persistent_kernels: persistent_kernels::PersistentKernels,
 }
 
 /// A context, and whether we retained it.
@@ -160,7 +160,7 @@ impl Gpu {
             events: EventPool::default(),
             sync: Mutex::default(),
             legacy_answers_for_all: OnceLock::new(),
-            couriers: couriers::Couriers::default(),
+            persistent_kernels: persistent_kernels::PersistentKernels::default(),
         });
         let gpu = Self(inner);
         gpu.0.events.fill(&gpu)?;
@@ -269,7 +269,7 @@ impl Drop for Inner {
         // Events, kernels and the synchronous path's stream go before the context they live in.
         if let Ok(_current) = Current::enter_raw(self.api, self.context.context) {
             self.events.destroy(self.api);
-            self.couriers.unload(self.api);
+            self.persistent_kernels.unload(self.api);
             if let Some(path) = self
                 .sync
                 .get_mut()

@@ -1,4 +1,4 @@
-//! What a copy worker is asked to do.
+//! Jobs of a copy worker.
 
 use std::fmt;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub enum Work {
     },
 }
 
-/// Work, what it must wait for, and whom to tell.
+/// Work, what it must wait for, and the sink of its result.
 ///
 /// Jobs are not ordered among each other: one that needs another's result is submitted after that one
 /// has completed.
@@ -49,7 +49,7 @@ pub struct Job {
     pub work: Work,
     /// The caller's GPU work that must end first.
     pub fence: Option<Fence>,
-    /// Who is told.
+    /// Receives the result.
     pub sink: Arc<dyn CompletionSink>,
     /// Passed to the sink; the worker does not read it.
     pub token: u64,
@@ -65,13 +65,13 @@ impl fmt::Debug for Job {
     }
 }
 
-/// Told when jobs end. Every job that was accepted ends exactly once.
+/// Is notified when jobs end. Every accepted job ends exactly once.
 pub trait CompletionSink: Send + Sync {
     /// The job has ended with bytes, a checksum, or an error; nothing of it touches memory any more,
     /// and its slices, leases and descriptors have been dropped. Of an error that says
     /// [`MemoryError::may_go_on`] neither is true, for as long as the process lives.
     ///
-    /// Called on the worker's thread, which stands still meanwhile: must not block.
+    /// Called on the worker's thread, which does nothing else meanwhile: must not block.
     fn complete(&self, token: u64, result: Result<u64, MemoryError>);
 }
 
@@ -122,7 +122,7 @@ impl Work {
         }
     }
 
-    /// Keeps others away from the bytes for as long as the holds live.
+    /// Keeps other users away from the bytes while the holds live.
     pub(crate) fn hold(&self) -> Result<[Option<Hold>; 2], MemoryError> {
         let (from, to) = self.ends();
         let reading = from.hold(Access::Read, HOLDER)?;

@@ -12,9 +12,9 @@ use crate::slice::{RegionSlice, resolve};
 /// What the holder of a lease may do with the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// Only read: other readers are welcome.
+    /// Only read: other readers may overlap.
     Read,
-    /// Read and write: nobody else may touch the bytes.
+    /// Read and write: no other lease may overlap.
     Write,
 }
 
@@ -204,7 +204,7 @@ impl fmt::Debug for Lease {
     }
 }
 
-/// What keeps a slice's bytes from being used by others.
+/// What keeps other users away from a slice's bytes.
 #[derive(Clone, Debug)]
 pub(crate) enum Hold {
     Lease(Lease),

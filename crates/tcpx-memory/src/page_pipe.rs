@@ -2,7 +2,7 @@
 //!
 //! `vmsplice` puts references to a range's pages into a pipe, and `splice` moves them into a socket: the
 //! sender copies nothing, and the receiver or the card reads the memory itself. The price: the memory must
-//! stay as it is until the peer has read it, which the kernel does not tell. Only the peer can.
+//! not change until the peer has read it, which the kernel does not report. Only the peer can.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -43,12 +43,12 @@ impl PagePipe {
     /// Bytes that the system lets it hold.
     ///
     /// # Errors
-    /// The system does not say.
+    /// The system does not report it.
     pub fn capacity(&self) -> io::Result<usize> {
         Ok(fcntl_getpipe_size(&self.write)?)
     }
 
-    /// Whether it has taken bytes that the socket has not.
+    /// Whether the pipe holds bytes that the socket has not taken.
     pub const fn is_loaded(&self) -> bool {
         self.loaded > 0
     }

@@ -1,4 +1,4 @@
-//! Pinned slots that networks stage bytes in: pinned once, handed out and taken back without the driver.
+//! Pinned slots in which networks stage bytes: pinned once, taken and returned without the driver.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -15,8 +15,8 @@ use crate::slice::RegionSlice;
 const BLOCK_SLOTS: usize = 64;
 /// Slots pinned when the pool is made: one block, so that one copy can reach any neighbours.
 const FIRST_SLOTS: usize = 64;
-/// Slots that short pieces take in turn: so many that they have rested long enough, and so few that they stay
-/// in the caches that cores share.
+/// Slots that short chunks take in turn: enough that a slot has left the core's cache before its next
+/// use, and few enough to stay in the shared caches.
 const ROTATING_SLOTS: usize = 40;
 
 /// Fixed-size slots of pinned memory, shared by the connections of one GPU; ordinary memory in a
@@ -24,7 +24,7 @@ const ROTATING_SLOTS: usize = 40;
 #[derive(Clone)]
 pub struct PinnedPool(Arc<Inner>);
 
-/// Where slots are looked for first: those who need slots for different ends keep out of each other's way.
+/// Where to search for a slot first: users with different purposes start in different halves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolHalf {
     /// The first half.
@@ -38,14 +38,14 @@ type Callback = Arc<dyn Fn() + Send + Sync>;
 struct Inner {
     /// Grows by blocks up to the cap; `None` after the GPU is gone, or on the host.
     gpu: Option<WeakGpu>,
-    /// One per block; the pool's own lease keeps everybody else away from the bytes.
+    /// One per block; the pool's own lease keeps other users away from the bytes.
     blocks: Box<[OnceLock<(Region, Lease)>]>,
-    /// How many references each slot has.
+    /// The number of references to each slot.
     users: Box<[AtomicU32]>,
     free: FreeSlots,
     pinned: AtomicUsize,
     growing: Mutex<()>,
-    /// Whether somebody found no free slot since the last one came back.
+    /// Whether a user found no free slot since the last one was returned.
     starved: AtomicBool,
     watchers: RwLock<(u64, Vec<(u64, Callback)>)>,
 }
@@ -81,7 +81,7 @@ impl PinnedPool {
     }
 
     /// Pins more memory until the pool has `slots`, or its cap. Pinning takes about 20 ms per 64 MiB and
-    /// calls the driver: for set-up, never while transfers are under way.
+    /// calls the driver: for set-up, never during transfers.
     ///
     /// # Errors
     /// The driver's or the system's refusal; what was pinned before stays usable.
@@ -122,31 +122,31 @@ impl PinnedPool {
         }
     }
 
-    /// Slots there are, free or taken.
+    /// Slots, free or taken.
     pub fn slots(&self) -> usize {
         self.0.pinned.load(Ordering::Acquire)
     }
 
-    /// Slots nobody has.
+    /// Free slots.
     pub fn free_slots(&self) -> usize {
         self.0.free.len()
     }
 
-    /// Takes a free slot, if there is one: the first, so that who needs few of them touches few. Never calls
+    /// Takes the first free slot, if there is one, so that a user of few slots touches few. Never calls
     /// the driver, never blocks. Its bytes are whatever the last user left.
     pub fn try_take(&self) -> Option<PinnedSlot> {
         self.take(|inner| inner.free.take_first())
     }
 
-    /// As [`Self::try_take`], but the slots in turn: for short pieces, whose bytes would still lie in the
-    /// cache of the core that used the slot last. A GPU reaches them there at half the speed.
+    /// As [`Self::try_take`], but in turn, for short chunks: their bytes would still lie in the cache of
+    /// the core that used the slot last, where a GPU reads them at half the speed.
     pub fn try_take_rested(&self) -> Option<PinnedSlot> {
         self.take(|inner| inner.free.take_in_turn(ROTATING_SLOTS))
     }
 
-    /// As [`Self::try_take`], but where it can be the slot at a place, which counts around one half of the pool,
-    /// or the same of the other half. Pieces that follow each other and ask for places that do mostly get
-    /// slots that do, and the copy worker moves such pieces in one copy; who needs few touches one half.
+    /// As [`Self::try_take`], but preferably the slot at `place`, which counts around one half of the
+    /// pool, or the same of the other half. Adjacent chunks that ask for adjacent places mostly get
+    /// adjacent slots, and the copy worker moves those in one copy; a user of few slots touches one half.
     pub fn try_take_at(&self, half: PoolHalf, place: u64) -> Option<PinnedSlot> {
         let middle = self.slots() / 2;
         // The remainder is below the number of slots.
@@ -168,7 +168,7 @@ impl PinnedPool {
 
     fn take(&self, pop: impl Fn(&Inner) -> Option<u32>) -> Option<PinnedSlot> {
         let index = pop(&self.0).or_else(|| {
-            // Looking again after saying so makes sure that a slot given back in between is seen.
+            // Searching again after setting the flag finds a slot that was returned in between.
             self.0.starved.store(true, Ordering::SeqCst);
             pop(&self.0)
         })?;
@@ -184,9 +184,9 @@ impl PinnedPool {
         Some(PinnedSlot(RegionSlice::held(region.clone(), range, hold)))
     }
 
-    /// Has `wake` called whenever a slot comes back after [`Self::try_take`] found none, until the
-    /// watch is dropped. It is called on the thread that gives the slot back, which may be the copy
-    /// worker's, and must not block.
+    /// Calls `wake` whenever a slot is returned after [`Self::try_take`] found none, until the watch is
+    /// dropped. The call is made on the thread that returns the slot, which may be the copy worker's,
+    /// and must not block.
     pub fn on_free(&self, wake: Callback) -> FreeWatch {
         let mut watchers = self
             .0
@@ -224,13 +224,13 @@ impl fmt::Debug for PinnedPool {
     }
 }
 
-/// A slot of a [`PinnedPool`]. It goes back once it and all slices made from it are dropped, so no copy
-/// under way can meet the slot's next user.
+/// A slot of a [`PinnedPool`]. It is returned when it and all slices made from it are dropped, so no copy
+/// in flight can meet the slot's next user.
 #[derive(Debug)]
 pub struct PinnedSlot(RegionSlice);
 
 impl PinnedSlot {
-    /// The slot's bytes, as a slice that rides on the slot.
+    /// The slot's bytes, as a slice that keeps the slot.
     pub fn slice(&self) -> &RegionSlice {
         &self.0
     }
@@ -270,7 +270,7 @@ impl Clone for SlotHold {
 
 impl Drop for SlotHold {
     fn drop(&mut self) {
-        // Release what this user did, acquire what the others did, before the next user comes.
+        // Release this user's writes and acquire the others', before the next user takes the slot.
         if self.pool.users[self.index as usize].fetch_sub(1, Ordering::AcqRel) == 1 {
             self.pool.put_back(self.index);
         }

@@ -41,7 +41,7 @@ impl fmt::Display for RegionId {
 ///
 /// GPU and pinned memory is freed on a thread of its own, because the driver may wait for the GPU to
 /// free it, and the last reference may end on a thread that must not wait. As with every free of GPU
-/// memory, do not let go of the last reference while a kernel of yours waits for a transfer.
+/// memory, do not drop the last reference while a kernel of yours waits for a transfer.
 #[derive(Clone)]
 pub struct Region(Arc<Inner>);
 
@@ -82,7 +82,7 @@ impl Region {
         Ok(Self::new(gpu.kind(), len, Backing::cuda(gpu, len)?))
     }
 
-    /// Host memory that somebody else allocated; `owner` is dropped with the last reference.
+    /// Host memory that other code allocated; `owner` is dropped with the last reference.
     ///
     /// # Safety
     /// `ptr` must be valid for reads and writes of `len` initialised bytes for as long as `owner`

@@ -1,7 +1,7 @@
 //! Copies of up to 128 KiB between GPU memory and the program, from the caller's own thread.
 
-mod courier;
 mod ends;
+mod persistent;
 mod slots;
 #[cfg(test)]
 mod tests;
@@ -16,37 +16,37 @@ use crate::fence::Fence;
 use crate::gpu::{Current, Gpu, MappedHost, create_stream, destroy_stream, host_free};
 use crate::lease::{Access, Hold};
 use crate::slice::RegionSlice;
-use courier::{Courier, ORDERS};
 use ends::Ends;
+use persistent::{PersistentCopyKernel, REQUESTS};
 use slots::{Copy, SLOT, SLOTS, Slots};
 
 /// Longest wait for the first copies, at set-up.
 const WARM_UP: Duration = Duration::from_secs(60);
-/// How long a drop waits for what is under way.
+/// How long a drop waits for copies in flight.
 const LAST_WAIT: Duration = Duration::from_secs(1);
 
 const HOLDER: &str = "a small copy";
-/// All may be orders at a time.
-const _: () = assert!(SLOTS <= ORDERS);
+/// Every slot may be a request at a time.
+const _: () = assert!(SLOTS <= REQUESTS);
 
-/// Moves small messages to and from a GPU without a hand-over to the copy worker, which would take longer
-/// than the copy.
+/// Copies small messages to and from a GPU without a hand-over to the copy worker, which would take
+/// longer than the copy.
 ///
-/// It has streams and pinned memory of its own. [`Self::start_write`] and [`Self::poll`] never wait;
-/// [`Self::read`] waits no longer than it is told. So a kernel that spins until a transfer completes stops
-/// none of them.
+/// It has its own streams and pinned memory. [`Self::start_write`] and [`Self::poll`] never wait;
+/// [`Self::read`] waits at most for its limit. So a kernel that spins until a transfer completes
+/// blocks none of them.
 pub struct SmallCopies {
     gpu: Gpu,
     /// To the GPU, and from it.
     streams: [sys::CUstream; 2],
     slots: Slots,
-    /// How their ends are seen; `None` before set-up is over.
+    /// How completions are seen; `None` until set-up is complete.
     ends: Option<Ends>,
-    /// What copies where one small message follows another; `None` where that cannot be had.
-    courier: Option<Courier>,
-    /// The slots' bytes, and behind them the words of their ends.
+    /// Copies messages that follow each other closely; `None` if the GPU cannot run it.
+    persistent: Option<PersistentCopyKernel>,
+    /// The slots, then their completion words.
     memory: MappedHost,
-    /// The driver refused something: nothing is started any more.
+    /// The driver refused something: no copy is started any more.
     broken: bool,
 }
 
@@ -70,7 +70,7 @@ impl SmallCopies {
             streams: [std::ptr::null_mut(); 2],
             slots: Slots::default(),
             ends: None,
-            courier: None,
+            persistent: None,
             memory,
             broken: false,
         };
@@ -90,7 +90,7 @@ impl SmallCopies {
         let words = unsafe { host.add(Self::BYTES) };
         let device = self.memory.device + Self::BYTES as u64;
         let mut ends = Ends::new(&self.gpu, (words, device), self.streams[0])?;
-        // Until all is seen to have ended, the GPU may still write there.
+        // Until the first copies have completed, the GPU may still write there.
         self.broken = true;
         let (first, second) = (self.device_address(0), self.device_address(1));
         for (slot, stream) in self.streams.into_iter().enumerate() {
@@ -115,37 +115,39 @@ impl SmallCopies {
         Ok(())
     }
 
-    /// Also copies by a kernel that stays on the GPU while small messages follow each other closely, without a call
-    /// of the driver for each. Where the GPU or its driver cannot, all is as before.
-    pub fn with_courier(mut self) -> Self {
-        if self.courier.is_some() {
-            // It may be there, with orders that no other knows.
+    /// Also copies with the persistent copy kernel, without a driver call for each message that
+    /// follows another closely. If the GPU or its driver cannot run it, the driver copies everything.
+    pub fn with_persistent_kernel(mut self) -> Self {
+        if self.persistent.is_some() {
+            // It may hold requests that only it knows.
             return self;
         }
         let can = self.ends.as_ref().is_some_and(|ends| !ends.must_ask());
         let made = can.then(|| {
             let _current = Current::enter(&self.gpu)?;
-            Courier::new(&self.gpu)
+            PersistentCopyKernel::new(&self.gpu)
         });
         if let Some(Err(error)) = &made {
-            tracing::debug!(%error, "no kernel stays for small copies");
+            tracing::debug!(%error, "small copies go on without the persistent kernel");
         }
-        self.courier = made.and_then(Result::ok);
+        self.persistent = made.and_then(Result::ok);
         self
     }
 
-    /// Copies that the courier has made, ever.
-    pub fn courier_copies(&self) -> u64 {
-        self.courier.as_ref().map_or(0, Courier::copies)
+    /// Copies that the persistent kernel has made so far.
+    pub fn persistent_copies(&self) -> u64 {
+        self.persistent
+            .as_ref()
+            .map_or(0, PersistentCopyKernel::copies)
     }
 
-    /// Whether something is under way that [`Self::poll`] will tell of.
+    /// Whether a write is in flight that [`Self::poll`] will report.
     pub fn is_busy(&self) -> bool {
         self.slots.writes().next().is_some()
     }
 
-    /// Whether [`Self::poll`] has something to tell or to do, as far as that is seen without a call of the driver,
-    /// which also knows of errors.
+    /// Whether [`Self::poll`] has something to report or to do, as far as is visible without a driver
+    /// call; only the driver knows about errors.
     pub fn has_news(&self) -> bool {
         let ends = self.ends.as_ref();
         ends.is_some_and(|ends| {
@@ -154,15 +156,15 @@ impl SmallCopies {
         })
     }
 
-    /// Whether the slot's copy is an order of a courier that is no longer there.
+    /// Whether the slot's copy is a request that the persistent kernel left unserved.
     fn is_left_behind(&self, slot: usize) -> bool {
-        let order = self.slots.get(slot).and_then(|copy| copy.order.as_ref());
-        let courier = self.courier.as_ref().zip(order);
-        courier.is_some_and(|(courier, order)| !courier.may_take(order))
+        let request = self.slots.get(slot).and_then(|copy| copy.request.as_ref());
+        let persistent = self.persistent.as_ref().zip(request);
+        persistent.is_some_and(|(persistent, request)| !persistent.may_take(request))
     }
 
-    /// Appends the bytes of `from`, which is memory of this GPU, to `into`, once `fence` is reached. `false`, and
-    /// nothing appended, if that takes longer than `limit`, or if all slots are in use.
+    /// Appends the bytes of `from`, which is memory of this GPU, to `into`, once `fence` is reached.
+    /// `false`, and nothing appended, if that takes longer than `limit`, or if all slots are in use.
     ///
     /// # Errors
     /// The memory is leased for writing, or the driver's refusal.
@@ -190,7 +192,7 @@ impl SmallCopies {
         }
         let memory = (from.clone(), hold);
         self.launch(slot, self.device_address(slot), address, None, memory)?;
-        while !self.land(slot)? {
+        while !self.reap(slot)? {
             if start.elapsed() > limit {
                 return Ok(false);
             }
@@ -201,7 +203,8 @@ impl SmallCopies {
         Ok(true)
     }
 
-    /// Starts writing `bytes` to `to`, which is memory of this GPU and as long; [`Self::poll`] tells the end.
+    /// Starts writing `bytes` to `to`, which is memory of this GPU and as long; [`Self::poll`] reports
+    /// the completion.
     /// `false` if nothing was started, because `fence` is not reached or all slots are in use.
     ///
     /// # Errors
@@ -244,15 +247,15 @@ impl SmallCopies {
         Ok(true)
     }
 
-    /// Appends the writes that have ended: the caller's token, and the bytes that are in place. Lets go of
-    /// the memory of reads that were given up and have ended.
+    /// Appends the writes that have completed: the caller's token, and the bytes in place. Releases
+    /// the memory of abandoned reads that have completed.
     pub fn poll(&mut self, ended: &mut Vec<(u64, Result<u64, MemoryError>)>) {
         for slot in self.slots.in_use() {
             let Some(copy) = self.slots.get(slot) else {
                 continue;
             };
             let (token, bytes) = (copy.token, copy.bytes as u64);
-            let result = match self.land(slot) {
+            let result = match self.reap(slot) {
                 Ok(false) => continue,
                 Ok(true) => Ok(bytes),
                 Err(error) => Err(error),
@@ -287,38 +290,40 @@ impl SmallCopies {
             token,
             way: (to, from),
             bytes: memory.0.len(),
-            order: None,
+            request: None,
             _memory: memory,
         };
         self.slots.put(slot, copy);
-        if self.order(slot) {
+        if self.request(slot) {
             return Ok(());
         }
         let issued = self.issue(slot);
         issued.map_err(|error| self.give_up(slot, error))
     }
 
-    /// Hands a copy to the courier, if that is there.
-    fn order(&mut self, slot: usize) -> bool {
-        // It carries them out one behind the other.
-        let has_time = |bytes| bytes <= SLOT || !self.slots.has_orders();
-        let suits = |copy: &Copy| copy.bytes <= courier::MOST_BYTES && has_time(copy.bytes);
+    /// Hands a copy to the persistent kernel, if it runs.
+    fn request(&mut self, slot: usize) -> bool {
+        // It serves requests one after the other.
+        let has_time = |bytes| bytes <= SLOT || !self.slots.has_requests();
+        let suits = |copy: &Copy| copy.bytes <= persistent::MOST_BYTES && has_time(copy.bytes);
         if !self.slots.get(slot).is_some_and(suits) {
             return false;
         }
-        let (Some(courier), Some(ends), Some(copy)) =
-            (&mut self.courier, &mut self.ends, self.slots.get_mut(slot))
-        else {
+        let (Some(persistent), Some(ends), Some(copy)) = (
+            &mut self.persistent,
+            &mut self.ends,
+            self.slots.get_mut(slot),
+        ) else {
             return false;
         };
-        if courier.is_here()
+        if persistent.is_resident()
             && let Some(end) = ends.next(slot)
         {
             // SAFETY: the slot and the held memory have that many bytes, and stay until the end, as does the word
-            // of the end. There are no more orders than slots.
-            copy.order = Some(unsafe { courier.order(copy.way, copy.bytes as u32, end) });
+            // of the end. There are no more requests than slots.
+            copy.request = Some(unsafe { persistent.request(copy.way, copy.bytes as u32, end) });
         }
-        copy.order.is_some()
+        copy.request.is_some()
     }
 
     /// Has the driver copy; the context is current.
@@ -333,16 +338,16 @@ impl SmallCopies {
         let code = unsafe { (api.cuMemcpyAsync)(to, from, copy.bytes, stream) };
         api.check("cuMemcpyAsync", code)?;
         ends.mark(slot, stream)?;
-        if let Some(courier) = &mut self.courier
-            && copy.bytes <= courier::MOST_BYTES
+        if let Some(persistent) = &mut self.persistent
+            && copy.bytes <= persistent::MOST_BYTES
         {
-            courier.note(Instant::now());
+            persistent.note(Instant::now());
         }
         Ok(())
     }
 
     /// Frees the slot if its copy has ended.
-    fn land(&mut self, slot: usize) -> Result<bool, MemoryError> {
+    fn reap(&mut self, slot: usize) -> Result<bool, MemoryError> {
         match self.has_ended(slot) {
             Ok(true) => {
                 drop(self.slots.take(slot));
@@ -357,27 +362,27 @@ impl SmallCopies {
         let (Some(ends), Some(copy)) = (&mut self.ends, self.slots.get_mut(slot)) else {
             return Ok(false);
         };
-        let (Some(courier), Some(order)) = (&mut self.courier, &mut copy.order) else {
+        let (Some(persistent), Some(request)) = (&mut self.persistent, &mut copy.request) else {
             let stream = self.streams[usize::from(copy.token.is_none())];
             return ends.has_come(slot, stream);
         };
         if !ends.shows(slot) {
-            if courier.is_open(order)? {
+            if persistent.is_open(request)? {
                 return Ok(false);
             }
-            // It may have told the end since the first look.
+            // It may have completed since the first look.
             if !ends.shows(slot) {
-                copy.order = None;
+                copy.request = None;
                 let gpu = self.gpu.clone();
                 let _current = Current::enter(&gpu)?;
                 return self.issue(slot).map(|()| false);
             }
         }
-        courier.ended(order);
+        persistent.ended(request);
         Ok(true)
     }
 
-    /// Keeps the memory for ever, because something may still touch it.
+    /// Keeps the memory allocated for good, because something may still touch it.
     fn give_up(&mut self, slot: usize, error: CudaError) -> MemoryError {
         self.broken = true;
         std::mem::forget(self.slots.take(slot));
@@ -400,7 +405,7 @@ impl SmallCopies {
         for stream in self.streams.into_iter().filter(|stream| !stream.is_null()) {
             destroy_stream(api, stream);
         }
-        // SAFETY: no copy is under way that could use it.
+        // SAFETY: no copy in flight could use it.
         unsafe { host_free(&self.gpu, self.memory) };
     }
 }
@@ -421,17 +426,17 @@ impl Drop for SmallCopies {
         if self.broken || !self.slots.is_empty() {
             // A copy may still run: its memory, the streams and the slots stay until the process ends.
             std::mem::forget(std::mem::take(&mut self.slots));
-            std::mem::forget(self.courier.take());
+            std::mem::forget(self.persistent.take());
             return;
         }
-        let (gpu, courier) = (self.gpu.clone(), self.courier.take());
+        let (gpu, persistent) = (self.gpu.clone(), self.persistent.take());
         let Ok(_current) = Current::enter(&gpu) else {
             // As above.
-            std::mem::forget(courier);
+            std::mem::forget(persistent);
             return;
         };
-        if let Some(courier) = courier {
-            courier.end(LAST_WAIT);
+        if let Some(persistent) = persistent {
+            persistent.end(LAST_WAIT);
         }
         self.destroy(gpu.api());
     }

@@ -1,9 +1,9 @@
 //! Copy workers: the threads that move bytes.
 
 mod cuda;
-mod doze;
 mod ending;
 mod host;
+mod park_gate;
 mod queue;
 pub(crate) mod reaper;
 #[cfg(test)]
@@ -42,7 +42,7 @@ pub struct CopyWorker {
 }
 
 impl CopyWorker {
-    /// The worker for host memory. The process has one at a time, shared by all who ask.
+    /// The worker for host memory. The process has one at a time, shared by all callers.
     ///
     /// Its pinned pool is ordinary memory.
     ///
@@ -74,7 +74,7 @@ impl CopyWorker {
         })
     }
 
-    /// The worker of a GPU. The process has one per context at a time, shared by all who ask.
+    /// The worker of a GPU. The process has one per context at a time, shared by all callers.
     ///
     /// # Errors
     /// The driver's refusal of streams, events or pinned memory.
@@ -100,7 +100,7 @@ impl CopyWorker {
         self.queue.push(Ticket::admit(job)?)
     }
 
-    /// Has the thread look for jobs for a short while if it sleeps: one comes soon, and waking up takes
+    /// Makes a sleeping thread poll for jobs for a short while: one comes soon, and waking up takes
     /// longer than a small one.
     pub fn rouse(&self) {
         self.queue.rouse();

@@ -304,7 +304,7 @@ impl Drop for Yardstick {
             self.event.destroy(api);
             destroy_stream(api, self.stream);
             self.module.unload(api);
-            // SAFETY: no launch is under way.
+            // SAFETY: no launch is in flight.
             unsafe { host_free(&self.gpu, self.list) };
         }
     }

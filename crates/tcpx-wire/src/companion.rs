@@ -76,7 +76,7 @@ impl Word {
 
 /// Reads words from a stream that comes in pieces of any length, with payload between them.
 ///
-/// Ask for [`Self::room`], write to its start, tell how much: until a word is there. After
+/// Ask for [`Self::room`], write to its start, report how much, until a word is complete. After
 /// [`Word::Data`] take [`Self::payload_left`] bytes off the stream before the next word.
 #[derive(Clone, Debug, Default)]
 pub struct WordReader {
@@ -109,7 +109,7 @@ impl WordReader {
         &mut self.head[self.filled..]
     }
 
-    /// So many bytes were written to [`Self::room`]; the word, once all of it is there.
+    /// Notes bytes written to [`Self::room`]; returns the word when it is complete.
     ///
     /// # Errors
     /// No such word exists; nothing behind it means anything.

@@ -1,4 +1,4 @@
-//! Control frames: everything two sessions tell each other besides payload.
+//! Control frames: all that two sessions exchange besides payload.
 //!
 //! All integers are little endian. A frame is a 16-byte header (magic, kind, flags, body length,
 //! sequence, CRC32C) and a body of at most [`MAX_BODY_BYTES`].

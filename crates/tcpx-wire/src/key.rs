@@ -55,7 +55,7 @@ impl Key {
         Ok(Self(bytes))
     }
 
-    /// The text to give to the other host; whoever reads it can connect.
+    /// The text to give to the other host; anyone who reads it can connect.
     pub fn to_text(&self) -> String {
         BASE32_NOPAD.encode(&self.0)
     }

@@ -28,7 +28,7 @@ impl TokenRange {
 /// Room for the ranges is reused: once it has held the most it allocates nothing. Adding costs a
 /// binary search, and a move of the ranges behind it when the token joins none of them.
 ///
-/// Take a batch, make the `setsockopt`, tell the answer, until there is no batch:
+/// Take a batch, make the `setsockopt` call, report the answer, until there is no batch:
 ///
 /// ```
 /// use tcpx_wire::cmsg::Dialect;

@@ -221,7 +221,7 @@ fn small_copies(options: &Options, eager_limit: u32) -> Option<SmallCopies> {
     let gpu = options.gpu.as_ref().filter(|_| eager_limit > 0)?;
     SmallCopies::new(gpu)
         .map(|small| match options.persistent_kernel {
-            true => small.with_courier(),
+            true => small.with_persistent_kernel(),
             false => small,
         })
         .inspect_err(|error| {

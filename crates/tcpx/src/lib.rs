@@ -64,7 +64,7 @@ pub use tcpx_wire::session::Deadlines;
 pub use tcpx_wire::{Key, Level, Role};
 pub use transfer::Transfer;
 
-/// The README's example, compiled with the documentation's.
+/// The examples of the guide, compiled with those of the documentation.
 #[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-struct Readme;
+#[doc = include_str!("../../../docs/guides/rust.md")]
+struct Guide;

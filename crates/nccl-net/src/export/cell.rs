@@ -1,4 +1,4 @@
-//! Process-wide state of an exported plugin: the instance, its strings, the connects under way.
+//! Process-wide state of an exported plugin: the instance, its strings, the connects in progress.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};

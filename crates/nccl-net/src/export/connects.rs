@@ -1,4 +1,4 @@
-//! Connects under way, between one poll and the next.
+//! Connects in progress, between one poll and the next.
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::RandomState;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::error::NetError;
 
-/// Connects that may be under way at once.
+/// Connects that may be in progress at once.
 const MOST: usize = 16_384;
 /// A host polls without a pause, and has no call to give a connect up: one that nobody polled for so
 /// long belongs to a communicator that was aborted.

@@ -80,7 +80,7 @@ impl<T: Default> PerProcess<T> {
         {
             Ok(_) => fresh,
             Err(other) => {
-                // SAFETY: ours, and nobody saw it.
+                // SAFETY: ours, and nothing else has the pointer.
                 drop(unsafe { Box::from_raw(fresh) });
                 other
             }
@@ -99,7 +99,7 @@ impl<T: Default> Default for PerProcess<T> {
 impl<T> Drop for PerProcess<T> {
     fn drop(&mut self) {
         let owned = *self.0.get_mut();
-        // SAFETY: NULL or a box of ours, and nobody has a reference any more.
+        // SAFETY: NULL or a box of ours, and no reference is left.
         if unsafe { owned.as_ref() }.is_some_and(|owned| owned.generation == generation()) {
             // SAFETY: as above.
             drop(unsafe { Box::from_raw(owned) });

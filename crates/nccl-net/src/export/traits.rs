@@ -9,7 +9,7 @@ use super::host_logger::HostLogger;
 use crate::constants::{HANDLE_BYTES, NCCL_MAX_REQUESTS};
 use crate::properties::Properties;
 
-/// What a listening plugin tells a connecting one: the first 112 of the 128 handle bytes.
+/// What a listening plugin sends to a connecting one: the first 112 of the 128 handle bytes.
 ///
 /// The last 16 belong to this module, which keeps the state of a pending connect there. The bytes
 /// come from a peer: treat them as hostile.
@@ -49,7 +49,7 @@ pub struct Buffer {
     pub len: usize,
 }
 
-// SAFETY: an address and a length; whoever dereferences it vouches for the access.
+// SAFETY: an address and a length; code that dereferences it vouches for the access.
 unsafe impl Send for Buffer {}
 // SAFETY: as above.
 unsafe impl Sync for Buffer {}
@@ -65,7 +65,7 @@ pub struct MemoryRegion {
     pub cuda: bool,
 }
 
-// SAFETY: an address and a length; whoever dereferences it vouches for the access.
+// SAFETY: an address and a length; code that dereferences it vouches for the access.
 unsafe impl Send for MemoryRegion {}
 // SAFETY: as above.
 unsafe impl Sync for MemoryRegion {}
@@ -102,7 +102,7 @@ pub trait NetPlugin: Sized + Send + Sync + 'static {
     type Memory: Send + Sync + 'static;
     /// A listening comm.
     type Listen: NetListen<Recv = Self::Recv>;
-    /// A connect under way.
+    /// A connect in progress.
     type Connect: NetConnect<Send = Self::Send>;
     /// A sending comm.
     type Send: NetSend<Memory = Self::Memory>;
@@ -136,7 +136,7 @@ pub trait NetListen: Send + Sync + 'static {
     fn accept(&self, device_queue: bool) -> Result<Option<Accepted<Self::Recv>>, NetError>;
 }
 
-/// A connect under way.
+/// A connect in progress.
 pub trait NetConnect: Send + 'static {
     /// The comm it gives.
     type Send;

@@ -20,7 +20,7 @@ pub(crate) struct BenchArgs {
 pub(crate) enum BenchCommand {
     /// Compare the unpackers with copies and with a plain kernel on one GPU.
     Unpack(UnpackArgs),
-    /// Measure the network over sizes, directions and depths, with other programs in the same rotation.
+    /// Measure the network over sizes, directions and depths, beside other programs in the same rounds.
     Net(Box<NetArgs>),
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct UnpackArgs {
     /// GPU to measure on.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) gpu: u32,
-    /// Rounds over all cases; the figures are medians over them, with the least and the most.
+    /// Rounds over all cases; the figures are medians over them, with the lowest and highest.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) rounds: u32,
     /// Print a benchmark file (see benchmarks/README.md) and nothing else on standard output.
@@ -45,7 +45,7 @@ pub(crate) struct UnpackArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct NetArgs {
-    /// Serve one benchmark from this memory (a GPU's number or `host`), then end.
+    /// Serve one benchmark with this memory (a GPU's number or `host`), then end.
     #[arg(long, value_name = "PLACE", conflicts_with_all = ["server", "to"])]
     pub(crate) serve: Option<Place>,
     /// Host where `tcpx bench net --serve` runs [default: a second process on this host].
@@ -71,7 +71,7 @@ pub(crate) struct NetArgs {
     /// Messages in flight when streaming.
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values = ["1", "8"], value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) in_flight: Vec<u16>,
-    /// A case of its own, in place of all combinations: latency, one or both, a size, and how many are in flight; a name in front is for --runs.
+    /// One case instead of all combinations: latency, one or both, a size, and how many are in flight; a name in front is for --runs.
     #[arg(long = "case", value_name = "[NAME=]MODE:SIZE[:N]", conflicts_with_all = ["sizes", "modes", "in_flight"])]
     pub(crate) cases: Vec<CaseArg>,
     /// Start each message without waiting for work on the GPU's default streams.
@@ -83,13 +83,13 @@ pub(crate) struct NetArgs {
     /// How long one measurement should take.
     #[arg(long, value_name = "TIME", default_value = "300ms")]
     pub(crate) span: Limit,
-    /// What to measure beside it: `raw` are plain send and receive loops over host memory, `iperf3` the program.
+    /// Peers to measure in the same rounds: `raw` (plain send and receive loops over host memory), `iperf3`.
     #[arg(long = "peer", value_enum, value_name = "PEER")]
     pub(crate) peers: Vec<PeerName>,
     /// Write each measurement to DIR/CASE.WHO.N.json, for bench-collect; N counts on from what is there.
     #[arg(long, value_name = "DIR")]
     pub(crate) runs: Option<PathBuf>,
-    /// Say on standard error what each busy thread did in each measurement.
+    /// Print on standard error what each busy thread did in each measurement.
     #[arg(long)]
     pub(crate) threads: bool,
     /// Print a benchmark file (see benchmarks/README.md) and nothing else on standard output.

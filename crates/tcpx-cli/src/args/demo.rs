@@ -16,7 +16,7 @@ pub(crate) struct DemoArgs {
     /// Plugin file for the historic path [default: our own, built when run from the source tree].
     #[arg(long, value_name = "PATH")]
     pub(crate) plugin: Option<PathBuf>,
-    /// Longest time that a step may stand still.
+    /// Fail if there is no progress for this long.
     #[arg(long, value_name = "TIME", default_value = "30s")]
     pub(crate) timeout: Limit,
     /// Show log lines of both processes.

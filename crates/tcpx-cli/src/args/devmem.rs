@@ -14,9 +14,9 @@ pub(crate) struct DevmemArgs {
 pub(crate) enum DevmemCommand {
     /// Show which processes hold queues of network cards, and what they changed there.
     Status,
-    /// Undo what processes that are gone left on network cards.
+    /// Undo what dead processes left on network cards.
     Release(ReleaseArgs),
-    /// Bind, steer, receive and undo on one card, and say of each step whether it works here.
+    /// Bind, steer, receive and undo on one card, and report each step.
     SelfTest(SelfTestArgs),
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct SelfTestArgs {
     /// Queue to bind; the last free one otherwise.
     #[arg(long, value_name = "N")]
     pub(crate) queue: Option<u32>,
-    /// Also wait so long for another host to send, and say where its bytes landed.
+    /// Also wait this long for another host to send, and report where its bytes landed.
     #[arg(long, value_name = "TIME")]
     pub(crate) wait: Option<Limit>,
     /// Port to wait on.

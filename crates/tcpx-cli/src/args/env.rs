@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-/// For whom the variables are.
+/// Which program the variables are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum EnvFor {
     /// Google's TCPX plugin.
@@ -15,7 +15,7 @@ pub(crate) enum EnvFor {
 
 #[derive(Args, Debug)]
 pub(crate) struct EnvArgs {
-    /// Whose variables to print.
+    /// Which variables to print.
     #[arg(value_enum)]
     pub(crate) whose: EnvFor,
     /// Plugin file for NCCL [default: our own].

@@ -9,7 +9,7 @@ use tcpx::{Congestion, Key, UnpackMethod};
 
 use crate::sizes::{Limit, Size};
 
-/// The port that servers listen on unless told otherwise.
+/// The default port of servers.
 pub(crate) const DEFAULT_PORT: u16 = 12345;
 
 /// Where Google's hosts keep the vendor's plugin file.
@@ -38,19 +38,19 @@ pub(crate) struct LinkArgs {
     /// File that holds the key (otherwise: TCPX_KEY; a server makes a fresh key, a client asks at the terminal).
     #[arg(long, value_name = "FILE", conflicts_with = "insecure")]
     pub(crate) key_file: Option<PathBuf>,
-    /// Use no key: anybody who reaches the port can connect.
+    /// Use no key: anyone who reaches the port can connect.
     #[arg(long)]
     pub(crate) insecure: bool,
-    /// A key that this process made itself, for a second one that it started.
+    /// A key that this process made for a second process that it started.
     #[arg(skip)]
     pub(crate) own_key: Option<Key>,
-    /// Longest time that a step may stand still.
+    /// Fail if there is no progress for this long.
     #[arg(long, value_name = "TIME", default_value = "30s")]
     pub(crate) timeout: Limit,
     /// Longest time that a server waits for its client.
     #[arg(long, value_name = "TIME", default_value = "1h")]
     pub(crate) wait: Limit,
-    /// Show each chunk, each log line and what else helps to find a fault.
+    /// Show each chunk, each log line and other details of a fault.
     #[arg(long, env = "UCCL_TCPX_DEBUG", value_parser = FalseyValueParser::new())]
     pub(crate) debug: bool,
     #[command(flatten)]
@@ -70,7 +70,7 @@ pub(crate) struct NetworkArgs {
     /// Whether the file was named on the command line rather than by its variable, which alone asks for no plugin.
     #[arg(skip)]
     pub(crate) plugin_by_flag: bool,
-    /// Version of the plugin's table, v5 to v12 [default: the newest it has].
+    /// Version of the plugin's table, v5 to v12 [default: its newest].
     #[arg(long, value_name = "vN", value_parser = abi)]
     pub(crate) abi: Option<u8>,
     /// Device of the plugin, counted from 0.
@@ -85,16 +85,16 @@ pub(crate) struct NetworkArgs {
     /// Bytes of one request [default: NCCL_P2P_NET_CHUNKSIZE, else 512KiB on a plugin and automatic on tcp].
     #[arg(long, value_name = "SIZE", env = "UCCL_TCPX_CHUNK_BYTES")]
     pub(crate) chunk_bytes: Option<Size>,
-    /// Used for --chunk-bytes when that is not given.
+    /// Used if --chunk-bytes is not given.
     #[arg(long, value_name = "SIZE", env = "NCCL_P2P_NET_CHUNKSIZE")]
     pub(crate) nccl_chunk_bytes: Option<Size>,
     /// Interface whose card puts payload into device memory (devmem) [default: this side receives through host memory].
     #[arg(long, value_name = "NAME")]
     pub(crate) devmem_interface: Option<String>,
-    /// Receive queue that is given to device memory [default: the last one that is free].
+    /// Receive queue for device memory [default: the last free one].
     #[arg(long, value_name = "N", requires = "devmem_interface")]
     pub(crate) devmem_queue: Option<u32>,
-    /// Bytes of device memory that payload lands in.
+    /// Bytes of device memory for payload.
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     pub(crate) devmem_pool: Size,
     /// Has the card send out of device memory too (Linux 6.16 and later).
@@ -103,16 +103,16 @@ pub(crate) struct NetworkArgs {
     /// Interfaces that TCP lanes may use, as in NCCL_SOCKET_IFNAME: name beginnings between commas, = in front for whole names, ^ for all others [default: NCCL_SOCKET_IFNAME, else the cards nearest to the GPU].
     #[arg(long, value_name = "LIST", env = "TCPX_SOCKET_IFNAME")]
     pub(crate) interfaces: Option<String>,
-    /// Used for --interfaces when that is not given.
+    /// Used if --interfaces is not given.
     #[arg(long, value_name = "LIST", env = "NCCL_SOCKET_IFNAME")]
     pub(crate) nccl_interfaces: Option<String>,
     /// Congestion control of the TCP sockets, one of /proc/sys/net/ipv4/tcp_available_congestion_control [default: cubic, else reno].
     #[arg(long, value_name = "NAME", env = "TCPX_CONGESTION")]
     pub(crate) congestion: Option<String>,
-    /// Send host memory to other hosts from where it lies (MSG_ZEROCOPY); a lane whose route makes the kernel copy copies again.
+    /// Send host memory to other hosts without a copy (MSG_ZEROCOPY); a lane falls back to copying where that does not help.
     #[arg(long, env = "TCPX_ZERO_COPY", value_parser = FalseyValueParser::new())]
     pub(crate) zero_copy: bool,
-    /// Whether a kernel stays on the GPU for a moment where one small message follows another, and copies without a call of the driver for each.
+    /// Copy small GPU messages that follow each other closely with a persistent kernel, without a driver call for each.
     #[arg(long, value_name = "0|1", env = "TCPX_PERSISTENT_KERNEL", value_parser = FalseyValueParser::new(), default_value = "1", hide_possible_values = true, action = ArgAction::Set)]
     pub(crate) persistent_kernel: bool,
     /// How scattered fragments reach their destination: host, d2d or kernel [default: the fastest that works here].

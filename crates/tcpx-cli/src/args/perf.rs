@@ -44,7 +44,7 @@ pub(crate) enum PerfSide {
     Server(PerfServerArgs),
     /// Send, measure and report.
     Client(PerfClientArgs),
-    /// Send and receive for whoever has the key and measures a list of hosts.
+    /// Send and receive for a `tcpx perf --hosts` with the same key.
     Agent(PerfAgentArgs),
 }
 
@@ -103,7 +103,7 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// The same said with the flags of the other commands.
+    /// The same as the flags of the other commands.
     pub(crate) fn memory(self) -> MemoryArgs {
         match self {
             Self::Gpu(number) => MemoryArgs {

@@ -12,13 +12,13 @@ pub(crate) struct PluginArgs {
     /// The plugin's file.
     #[arg(value_name = "PATH")]
     pub(crate) path: PathBuf,
-    /// Version of the plugin's table, v5 to v12 [default: the newest it has].
+    /// Version of the plugin's table, v5 to v12 [default: its newest].
     #[arg(long, value_name = "vN", value_parser = super::link::abi)]
     pub(crate) abi: Option<u8>,
     /// Device of the plugin that the self-test uses, counted from 0.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) plugin_device: usize,
-    /// Longest time that one step may take; the plugin's process is ended then.
+    /// End the plugin's process if one step takes longer.
     #[arg(long, value_name = "TIME", default_value = "30s")]
     pub(crate) timeout: Limit,
     /// Show every line that the plugin logs.

@@ -18,13 +18,13 @@ pub(crate) struct TransferArgs {
     /// Client: send this file instead of the greeting.
     #[arg(long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
-    /// Server: accept a file, and put it into this directory.
+    /// Server: accept a file and write it to this directory.
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
     /// Server: replace a file of the same name.
     #[arg(long, requires = "out")]
     pub(crate) overwrite: bool,
-    /// Client: bytes of the greeting; what is beyond its 23 bytes is filled with fresh contents.
+    /// Client: bytes of the greeting; bytes beyond its 23 are random.
     #[arg(
         long,
         value_name = "SIZE",

@@ -164,7 +164,7 @@ pub(crate) static CATALOGUE: &[Check] = &[
         title: "connect or accept returns 3",
         about: "The plugin could not set up a connection: usually the buffer daemon does not answer, on this side or at the peer.",
         consequence: "there is no data channel",
-        fix: "mend what TCPX-D020 to TCPX-D023 find, on both sides, then connect afresh",
+        fix: "fix what TCPX-D020 to TCPX-D023 find, on both sides, then connect again",
         measure: Some(error_checks::connecting),
     },
     Check {
@@ -173,7 +173,7 @@ pub(crate) static CATALOGUE: &[Check] = &[
         title: "the plugin does not start",
         about: "init failed, or the plugin ended the process in it: no interface matches, there is no GPU, or it was started twice in one process.",
         consequence: "the plugin cannot be used in this process any more",
-        fix: "mend what TCPX-D001, TCPX-D005 and TCPX-D020 find; `tcpx plugin PATH` shows the plugin's log",
+        fix: "fix what TCPX-D001, TCPX-D005 and TCPX-D020 find; `tcpx plugin PATH` shows the plugin's log",
         measure: Some(error_checks::starting),
     },
     Check {

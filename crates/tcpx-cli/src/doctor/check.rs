@@ -17,7 +17,7 @@ pub(crate) enum Verdict {
     NotNeeded,
     /// It works, but less well or not for everything.
     Warning,
-    /// Transfers cannot work until it is mended.
+    /// Transfers cannot work until it is fixed.
     Blocks,
 }
 

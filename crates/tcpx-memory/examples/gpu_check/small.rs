@@ -15,7 +15,7 @@ const MOST: usize = SmallCopies::MOST_BYTES;
 
 fn copies(bench: &Bench) -> Result<SmallCopies, String> {
     let copies = SmallCopies::new(&bench.gpu).map_err(text)?;
-    Ok(copies.with_courier())
+    Ok(copies.with_persistent_kernel())
 }
 
 /// Writes and waits for the end.
@@ -142,13 +142,13 @@ pub(crate) fn full_gpu(bench: &Bench) -> Outcome {
     Ok(report.join(", "))
 }
 
-/// Has the courier come.
+/// Has the persistent kernel come.
 fn warm(small: &mut SmallCopies, region: &Region, random: &mut Random) -> Result<(), String> {
     (0..50).try_for_each(|_| write(small, &region.all(), &random.bytes(region.len())))
 }
 
 /// A program that waits for its whole GPU, or gives memory back, goes on within a moment while small copies
-/// follow each other without a pause; and couriers that are there when their owner goes leave in time.
+/// follow each other without a pause; and persistent kernels that are there when their owner goes leave in time.
 pub(crate) fn whole_device(bench: &Bench) -> Outcome {
     let user = bench.user()?;
     let done = AtomicBool::new(false);
@@ -163,7 +163,7 @@ pub(crate) fn whole_device(bench: &Bench) -> Outcome {
                     write(&mut small, &region.all(), &bytes)?;
                     same_bytes(&read(&mut small, &region.all(), None)?, &bytes)?;
                 }
-                copied += small.courier_copies();
+                copied += small.persistent_copies();
             }
             Ok::<_, String>(copied)
         });
@@ -176,7 +176,7 @@ pub(crate) fn whole_device(bench: &Bench) -> Outcome {
         return Err(format!("the device was waited for {longest:?}"));
     }
     Ok(format!(
-        "longest wait {longest:.0?}, {copied} copies by the courier meanwhile"
+        "longest wait {longest:.0?}, {copied} copies by the persistent meanwhile"
     ))
 }
 
@@ -195,11 +195,11 @@ fn wait_again_and_again(user: &User) -> Result<Duration, String> {
     Ok(longest)
 }
 
-/// How many of the copies the courier made: most of them, where nothing else is on the GPU.
+/// How many of the copies the persistent kernel made: most of them, where nothing else is on the GPU.
 fn told(small: &SmallCopies, all: usize) -> Outcome {
-    let by = small.courier_copies();
+    let by = small.persistent_copies();
     if by < all as u64 / 4 {
-        return Err(format!("the courier made {by} of {all} copies"));
+        return Err(format!("the persistent made {by} of {all} copies"));
     }
-    Ok(format!("{all} copies, {by} by the courier"))
+    Ok(format!("{all} copies, {by} by the persistent"))
 }

@@ -1,11 +1,11 @@
 //! A driver in this process's memory, for hosts without a GPU: device addresses are CPU addresses, and a
-//! stream does its next few pieces of work only when somebody looks at an event on it. Whatever is reused
+//! stream does its next few pieces of work only when an event on it is queried. Whatever is reused
 //! too early therefore shows as wrong bytes.
 
-mod courier;
 pub(crate) mod device_memory;
 mod launch;
 mod memory;
+mod persistent;
 mod streams;
 mod world;
 
@@ -13,11 +13,11 @@ use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::ptr;
 
-pub(crate) use courier::{
-    Launches, desert, fill_gpu, hurry, lose_courier, orders_done, set_launches,
-};
 use launch::{FUNCTIONS, launched};
 use memory::{allocate, describe, release};
+pub(crate) use persistent::{
+    Launches, desert, fill_gpu, hurry, lose_persistent, requests_done, set_launches,
+};
 pub(crate) use streams::{keep_default_streams, with_a_legacy_stream_alone};
 use world::{CAPTURE_MODE, CURRENT, Fault, Operation, World, inside, outside_captures, pointer};
 pub(crate) use world::{
@@ -41,7 +41,7 @@ const UNKNOWN: i32 = 999;
 /// Copies from or to here are refused.
 pub(crate) const BAD_ADDRESS: u64 = 0xBAD_0000;
 
-/// Pieces of work that a stream does each time somebody looks.
+/// Pieces of work that a stream does at each query.
 const AT_A_LOOK: usize = 16;
 
 /// The fake's one context.
@@ -275,8 +275,8 @@ pub(crate) static API: Api = Api {
             return INVALID_VALUE;
         }
         inside(|world| {
-            if let Operation::Stay(stay) = operation {
-                return courier::launch(world, stream.addr(), stay);
+            if let Operation::Residency(stay) = operation {
+                return persistent::launch(world, stream.addr(), stay);
             }
             if let Operation::Unpack { pool, to, list, .. } = &operation {
                 let ends = |one: Descriptor| *to as u64 + one.destination_offset;

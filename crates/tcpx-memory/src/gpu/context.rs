@@ -25,10 +25,10 @@ struct Entered {
     capture_mode: u32,
 }
 
-/// Keeps a GPU's context current on this thread, so that calls of this crate need not see to it one by one,
-/// each with three calls of the driver. Only as little of the program's own code may run meanwhile as cannot be
-/// helped: the owner of memory that is let go of, whoever takes the log. Where that makes another context
-/// current, the calls that follow see to theirs again.
+/// Keeps a GPU's context current on this thread, so that each call of this crate saves the three driver
+/// calls that do it. As little as possible of the program's own code may run meanwhile: the owner of
+/// memory that is released, the receiver of the log. If that makes another context current, later calls
+/// make theirs current again.
 pub struct InContext {
     before: sys::CUcontext,
     _current: Current,
@@ -37,7 +37,7 @@ pub struct InContext {
 }
 
 thread_local! {
-    /// The context of the [`InContext`] that this thread has.
+    /// The context of this thread's [`InContext`].
     static KEPT: Cell<sys::CUcontext> = const { Cell::new(std::ptr::null_mut()) };
 }
 
@@ -72,7 +72,7 @@ impl fmt::Debug for InContext {
 /// Declares that calls of this thread belong to no graph capture, and gives what was declared before.
 ///
 /// While any thread captures in the default mode, the driver refuses others the query of an event, an
-/// allocation or a free, and breaks the capture: a copy under way would look failed, and the program
+/// allocation or a free, and breaks the capture: a copy in flight would look failed, and the program
 /// would lose its graph. None of our calls can get into a graph, so the ban has nothing to protect.
 pub(crate) fn ignore_captures(api: &Api) -> Result<u32, CudaError> {
     exchange_capture_mode(
@@ -285,7 +285,7 @@ mod tests {
     fn a_context_that_the_program_has_changed_meanwhile_is_entered_all_the_same() {
         let gpu = Gpu::fake();
         let kept = InContext::enter(&gpu).unwrap();
-        // As the owner of memory might, when the last of it is let go of.
+        // As the owner of memory might, when its last reference is dropped.
         let others = std::ptr::without_provenance_mut(0x2000);
         make_current(&gpu, others);
         let entered = Current::enter(&gpu).unwrap();

@@ -1,8 +1,8 @@
-//! Whether a context's default streams are at rest, by one call of the driver.
+//! Whether a context's default streams are idle, with one driver call.
 //!
-//! An event recorded on the legacy default stream comes behind all streams that synchronise with it. Asked
-//! whether that stream itself is at rest, drivers answer for those streams too, which takes a fraction of the
-//! time. As that is written nowhere, it is tried once for each context, and not relied on where it fails.
+//! An event recorded on the legacy default stream follows all streams that synchronise with it. A query
+//! of that stream itself covers those streams too, in a fraction of the time. No document promises that,
+//! so it is tried once for each context, and not used where the trial fails.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
@@ -17,7 +17,7 @@ use crate::error::CudaError;
 /// non-blocking, those of the threads included.
 pub(crate) const LEGACY: u64 = 1;
 
-/// Longest wait for the stream of the trial: work that the program has begun meanwhile may keep it.
+/// Longest wait for the stream of the trial: work that the program starts meanwhile may delay it.
 const LIMIT: Duration = Duration::from_millis(100);
 /// Longest time for which the trial holds its stream up.
 const HOLD: Duration = Duration::from_millis(20);
@@ -32,7 +32,7 @@ impl Gpu {
     /// Whether all work on the default streams, and on those that synchronise with them, is known to have
     /// ended. The context is current.
     pub(crate) fn default_streams_rest(&self) -> bool {
-        // An error is told by the event that is recorded instead.
+        // The event that is recorded instead reports an error.
         self.0.legacy_answers_for_all.get() == Some(&true)
             && is_at_rest(self.api(), legacy()) == Ok(true)
     }
@@ -51,8 +51,8 @@ impl Gpu {
         Ok(())
     }
 
-    /// Holds a stream up for a moment; whether the legacy one is said to be busy meanwhile. `None` where the
-    /// stream may still read the word.
+    /// Blocks a stream for a moment; whether the driver reports the legacy stream as busy meanwhile.
+    /// `None` if the stream may still read the word.
     fn try_with(&self, word: MappedHost) -> Result<Option<bool>, CudaError> {
         let api = self.api();
         let Some(wait) = api.cuStreamWaitValue32_v2 else {
@@ -99,7 +99,7 @@ impl Gpu {
             thread::yield_now();
         }
         destroy_stream(api, stream);
-        // Busy because of that stream alone, and not of work that the program began meanwhile.
+        // Busy because of that stream alone, not of work that the program started meanwhile.
         let rests = is_at_rest(api, legacy());
         Ok(Some(busy && rests == Ok(true)))
     }

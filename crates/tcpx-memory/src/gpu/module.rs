@@ -49,9 +49,9 @@ impl Module {
         Ok(Function(function))
     }
 
-    /// Ends the module, of which no launch may be under way; the context is current.
+    /// Ends the module, of which no launch may be in flight; the context is current.
     pub(crate) fn unload(&self, api: &Api) {
-        // SAFETY: ours; no launch of it is under way.
+        // SAFETY: ours; no launch of it is in flight.
         api.check_teardown("cuModuleUnload", unsafe { (api.cuModuleUnload)(self.0) });
     }
 }

@@ -15,7 +15,7 @@ use crate::fence::{After, Event, Fence, NOT_READY};
 const PIECE: usize = 4 << 20;
 /// Longest wait for the default streams, and for one piece.
 const LIMIT: Duration = Duration::from_secs(60);
-/// After this long a wait gives up its core between looks.
+/// After this long a wait yields its core between polls.
 const SPIN: Duration = Duration::from_micros(50);
 
 /// What blocking access needs.
@@ -100,7 +100,7 @@ pub(crate) fn is_at_rest(api: &Api, stream: sys::CUstream) -> Result<bool, CudaE
     }
 }
 
-/// Looks until `ready` or the limit: first without pause, then with short ones.
+/// Polls until `ready` or the limit: first without a pause, then with short ones.
 fn wait(
     gpu: &Gpu,
     what: &'static str,
@@ -167,7 +167,7 @@ impl Gpu {
         self.blocking(|path| {
             let buffer = path.buffer.host.as_ptr();
             for (index, piece) in bytes.chunks(PIECE).enumerate() {
-                // SAFETY: the buffer has room for a piece and no copy is under way.
+                // SAFETY: the buffer has room for a piece and no copy is in flight.
                 unsafe { buffer.copy_from_nonoverlapping(piece.as_ptr(), piece.len()) };
                 path.copy(
                     self,
@@ -193,7 +193,7 @@ impl Gpu {
         self.wait_for_default_streams()?;
         let result = copies(path);
         if result.is_err() {
-            // A copy may still be under way: neither its buffer nor its stream may be used again, so
+            // A copy may still be in flight: neither its buffer nor its stream may be used again, so
             // both stay allocated without an owner.
             *guard = None;
         }

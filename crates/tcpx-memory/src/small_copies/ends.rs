@@ -2,7 +2,7 @@
 //!
 //! A stream writes a number to a word of pinned memory behind each copy. That is seen sooner than an event,
 //! and takes no call of the driver, which is asked only now and then, as it alone knows of errors. Where
-//! streams cannot write words, events are looked at instead.
+//! streams cannot write words, events are polled instead.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,13 +16,13 @@ use crate::gpu::{Current, Gpu, is_at_rest};
 /// Bytes between two words, so that the GPU's writes do not take a line from others.
 const WORD_BYTES: usize = 128;
 /// Looks at a word before the driver is asked.
-const LOOKS: u32 = 256;
+const POLLS: u32 = 256;
 
 /// One sign for each slot; see the module's documentation.
 pub(super) struct Ends {
     gpu: Gpu,
     signs: Vec<Sign>,
-    /// Where the words lie, for the CPU and for the GPU; `None` where events are looked at.
+    /// Where the words lie, for the CPU and for the GPU; `None` if events are polled.
     words: Option<(NonNull<u8>, u64)>,
 }
 
@@ -126,7 +126,7 @@ impl Ends {
             return sign.event.is_ready(api);
         }
         sign.looks += 1;
-        if sign.looks < LOOKS {
+        if sign.looks < POLLS {
             return Ok(false);
         }
         sign.looks = 0;

@@ -1,34 +1,34 @@
-//! Which slots of the pinned memory the copies under way use.
+//! The slots of pinned memory that copies in flight use.
 
-use super::courier::Order;
+use super::persistent::WorkRequest;
 use crate::lease::Hold;
 use crate::slice::RegionSlice;
 
-/// Copies under way at a time, at most: one that is longer than a slot takes several that follow each other.
+/// Copies in flight at a time, at most: one that is longer than a slot takes several that follow each other.
 pub(super) const SLOTS: usize = u16::BITS as usize;
 /// Bytes of a slot.
 pub(super) const SLOT: usize = 32 << 10;
 /// Slots that copies of more than one leave to those of one.
 const KEPT: usize = 4;
 
-/// A copy under way, and what it touches.
+/// A copy in flight, and what it touches.
 pub(super) struct Copy {
-    /// The caller's name for a write; `None` for a read that was given up.
+    /// The caller's name for a write; `None` for an abandoned read.
     pub(super) token: Option<u64>,
     /// Where to and where from, and how much.
     pub(super) way: (u64, u64),
     pub(super) bytes: usize,
-    /// Of a copy that is the courier's.
-    pub(super) order: Option<Order>,
+    /// Of a copy that is the persistent kernel's.
+    pub(super) request: Option<WorkRequest>,
     pub(super) _memory: (RegionSlice, Hold),
 }
 
-/// Copies under way.
+/// Copies in flight.
 #[derive(Default)]
 pub(super) struct Slots {
     /// Each copy at its first slot.
     copies: [Option<Copy>; SLOTS],
-    /// Slots in use, and first ones of copies whose end is to be told, a bit each.
+    /// Slots in use, and first ones of copies whose end is to be reported, a bit each.
     in_use: u16,
     writes: u16,
 }
@@ -76,21 +76,21 @@ impl Slots {
         set_bits(self.in_use)
     }
 
-    /// First slots of copies whose end is to be told.
+    /// First slots of copies whose end is to be reported.
     pub(super) fn writes(&self) -> impl Iterator<Item = usize> + use<> {
         set_bits(self.writes)
     }
 
-    /// Whether a read is still under way that was given up: the next long one would take too long too.
+    /// Whether an abandoned read is still in flight: the next long one would take too long too.
     pub(super) fn has_given_up(&self) -> bool {
         let mut copies = self.copies.iter().flatten();
         copies.any(|copy| copy.token.is_none())
     }
 
-    /// Whether any copy is the courier's.
-    pub(super) fn has_orders(&self) -> bool {
+    /// Whether any copy is the persistent kernel's.
+    pub(super) fn has_requests(&self) -> bool {
         let mut copies = self.copies.iter().flatten();
-        copies.any(|copy| copy.order.is_some())
+        copies.any(|copy| copy.request.is_some())
     }
 }
 

@@ -9,7 +9,7 @@ use crate::region::Region;
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// What the writes end with that are under way.
+/// What the writes end with that are in flight.
 pub(super) fn ended(copies: &mut SmallCopies) -> Vec<(u64, Result<u64, MemoryError>)> {
     let (start, mut ended) = (Instant::now(), Vec::new());
     while copies.is_busy() && start.elapsed() < LONG {

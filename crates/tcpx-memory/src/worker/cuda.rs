@@ -49,7 +49,7 @@ pub(super) fn worker(gpu: &Gpu) -> Result<Arc<CopyWorker>, MemoryError> {
     Ok(worker)
 }
 
-/// What the thread tells its starter: why there is no kernel, if there is none.
+/// What the thread reports when it starts: why there is no kernel, if there is none.
 type Started = Result<Option<CudaError>, CudaError>;
 
 fn start(gpu: &Gpu) -> Result<CopyWorker, MemoryError> {
@@ -106,7 +106,7 @@ struct Parts {
 impl Parts {
     fn create(device: &Device) -> Result<Self, CudaError> {
         let staging = Staging::create(device)?;
-        // After an error copies may be under way, so that the staging memory stays.
+        // After an error copies may be in flight, so that the staging memory stays.
         device.warm_up(&staging)?;
         // Without kernels the worker has its other methods.
         let kernels = match Kernels::load(&device.gpu) {

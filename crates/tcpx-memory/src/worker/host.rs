@@ -6,7 +6,7 @@ use crate::cpu;
 /// Runs jobs in order until the queue stops and is empty.
 pub(super) fn run(queue: &JobQueue) {
     loop {
-        // Read before the queue: whoever stops it has submitted all there will be.
+        // Read before the queue: after a stop nothing more is submitted.
         let stopping = queue.is_stopping();
         match queue.pop() {
             Some(ticket) => {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
 
-use super::doze::Doze;
+use super::park_gate::ParkGate;
 use crate::error::{CudaError, MemoryError};
 use crate::fence::Fence;
 use crate::job::{CompletionSink, Job, SubmitError, Work};
@@ -21,7 +21,7 @@ pub(super) const CAPACITY: usize = 4096;
 
 /// A job that was checked and holds its memory.
 ///
-/// A ticket that is lost, because the worker's loop panicked, tells its sink so and keeps its memory for
+/// A ticket that is lost, because the worker's loop panicked, reports that to its sink and keeps its memory for
 /// ever: something may still touch it.
 pub(super) struct Ticket {
     held: ManuallyDrop<Held>,
@@ -36,7 +36,7 @@ struct Held {
     _holds: [Option<Hold>; 2],
 }
 
-/// Whom to tell; exactly once.
+/// The sink; called exactly once.
 struct Answer {
     sink: Arc<dyn CompletionSink>,
     token: u64,
@@ -90,14 +90,14 @@ impl Ticket {
         fence.map_or(Ok(true), Fence::is_reached_in_context)
     }
 
-    /// Tells the sink of an error and keeps the memory for ever, because something may still touch it.
+    /// Reports an error to the sink and keeps the memory for good, because something may still touch it.
     pub(super) fn abandon(self, error: MemoryError) {
         let Self { held: _, answer } = self;
         let source = Box::new(error);
         answer.tell(Err(MemoryError::EndUnknown { source }));
     }
 
-    /// Lets go of the memory, then tells the sink.
+    /// Releases the memory, then calls the sink.
     pub(super) fn finish(self, result: Result<u64, MemoryError>) {
         let Self { held, answer } = self;
         let let_go = AssertUnwindSafe(|| drop(ManuallyDrop::into_inner(held)));
@@ -139,7 +139,7 @@ impl Drop for Answer {
 /// Submitters push, one thread pops and sleeps.
 pub(super) struct JobQueue {
     tickets: ArrayQueue<Ticket>,
-    doze: Doze,
+    park_gate: ParkGate,
     stopping: AtomicBool,
     thread: OnceLock<Thread>,
     worker: MemoryKind,
@@ -149,7 +149,7 @@ impl JobQueue {
     pub(super) fn new(worker: MemoryKind) -> Self {
         Self {
             tickets: ArrayQueue::new(CAPACITY),
-            doze: Doze::new(),
+            park_gate: ParkGate::new(),
             stopping: AtomicBool::new(false),
             thread: OnceLock::new(),
             worker,
@@ -163,13 +163,13 @@ impl JobQueue {
         if catch_unwind(AssertUnwindSafe(run)).is_err() {
             tracing::error!(worker = %self.worker, "the copy worker panicked");
         }
-        self.doze.close();
+        self.park_gate.close();
         self.refuse_rest();
     }
 
     /// Whether the thread is through with all jobs and with the driver.
     pub(super) fn is_closed(&self) -> bool {
-        self.doze.is_closed()
+        self.park_gate.is_closed()
     }
 
     pub(super) fn push(&self, ticket: Ticket) -> Result<(), SubmitError> {
@@ -213,7 +213,7 @@ impl JobQueue {
     /// Sleeps until there is a job, the worker stops, or `limit` has passed; may return sooner.
     pub(super) fn sleep(&self, limit: Option<Duration>) {
         let has_work = || !self.tickets.is_empty() || self.is_stopping();
-        self.doze.sleep(has_work, || match limit {
+        self.park_gate.sleep(has_work, || match limit {
             Some(limit) => thread::park_timeout(limit),
             None => thread::park(),
         });
@@ -225,7 +225,7 @@ impl JobQueue {
     }
 
     fn wake(&self) {
-        if self.doze.must_wake()
+        if self.park_gate.must_wake()
             && let Some(thread) = self.thread.get()
         {
             thread.unpark();

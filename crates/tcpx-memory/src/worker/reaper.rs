@@ -15,7 +15,7 @@ type Work = Box<dyn FnOnce() + Send>;
 
 static REAPER: Mutex<Option<mpsc::Sender<Work>>> = Mutex::new(None);
 
-/// Longest wait for frees that are under way before an allocation is given up.
+/// Longest wait for frees that are in flight before an allocation fails.
 const FREE_WAIT: Duration = Duration::from_secs(5);
 
 /// Runs `work` on the reaper's thread, or here if there can be no thread.
@@ -50,14 +50,14 @@ pub(crate) fn run(work: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// The owner of foreign memory may panic when it is let go of; the others' memory must be freed all the same.
+/// The owner of foreign memory may panic when it is dropped; other memory must still be freed.
 fn run_one(work: Work) {
     if catch_unwind(AssertUnwindSafe(work)).is_err() {
         tracing::error!("the owner of foreign memory panicked");
     }
 }
 
-/// Allocates; when there is no memory left, waits for frees under way and tries once more.
+/// Allocates; when there is no memory left, waits for frees in flight and tries once more.
 pub(crate) fn retry<T>(allocate: impl Fn() -> Result<T, CudaError>) -> Result<T, CudaError> {
     match allocate() {
         Err(CudaError::OutOfMemory { .. }) => {
@@ -80,7 +80,7 @@ pub(crate) fn flush(limit: Duration) -> bool {
     }
     let (done, wait): (SyncSender<()>, _) = mpsc::sync_channel(1);
     run(move || {
-        // Nobody is left to tell when the wait has run out.
+        // After the wait nothing can report it.
         done.send(()).ok();
     });
     !matches!(wait.recv_timeout(limit), Err(RecvTimeoutError::Timeout))

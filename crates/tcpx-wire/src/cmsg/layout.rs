@@ -22,7 +22,7 @@ pub const fn cmsg_space(payload: usize) -> usize {
     cmsg_align(cmsg_len(payload))
 }
 
-/// `N` bytes at `at`, if they are there.
+/// `N` bytes at `at`, if the buffer has them.
 pub(super) fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..)?.first_chunk().copied()
 }

@@ -50,7 +50,7 @@ pub enum Piece {
         /// Its bytes.
         length: u32,
     },
-    /// At the start of the iovec, the whole receive: the kernel had no device memory to tell of.
+    /// At the start of the iovec, the whole receive: the kernel reported no device memory.
     ///
     /// A socket may switch to this and back between any two receives.
     Plain {

@@ -13,7 +13,7 @@ pub struct Payload {
 }
 
 impl Payload {
-    /// With a checksum, which whoever encodes the frame need not compute again.
+    /// With a checksum, so that the encoder need not compute it again.
     pub(crate) fn summed(bytes: Vec<u8>) -> Self {
         let sum = crc32c(&bytes);
         Self::with_sum(bytes, Some(sum))

@@ -1,4 +1,4 @@
-//! What each side tells the other about itself first.
+//! What each side reports about itself first.
 
 use thiserror::Error;
 

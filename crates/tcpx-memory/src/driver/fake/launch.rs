@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use tcpx_wire::Descriptor;
 
-use super::courier::Stay;
+use super::persistent::Residency;
 use super::{Operation, pointer};
 
 /// Where a launch says that it has ended.
@@ -89,7 +89,7 @@ pub(super) const FUNCTIONS: [&CStr; 8] = [
     c"tcpx_even_mapped",
     c"tcpx_crc32c",
     c"tcpx_crc32c_prepare",
-    c"tcpx_courier",
+    c"tcpx_persistent_copy",
 ];
 
 /// What a launch will do; reads the parameters as the kernel of that name declares them.
@@ -102,8 +102,8 @@ pub(super) unsafe fn launched(name: &CStr, blocks: u32, parameters: *mut *mut c_
         let parameter = |index| *parameters.add(index);
         let long = |index| parameter(index).cast::<u64>().read();
         let short = |index| parameter(index).cast::<u32>().read();
-        if name == c"tcpx_courier" {
-            return Operation::Stay(Stay::new(parameter(0).cast()));
+        if name == c"tcpx_persistent_copy" {
+            return Operation::Residency(Residency::new(parameter(0).cast()));
         }
         if name == c"tcpx_crc32c_prepare" {
             return Operation::Prepare(long(0) as usize);

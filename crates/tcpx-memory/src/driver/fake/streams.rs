@@ -107,7 +107,7 @@ impl World {
     }
 
     fn query(&mut self, stream: usize) -> i32 {
-        self.run_couriers();
+        self.run_persistent_kernels();
         match self.streams.get(&stream).map(VecDeque::is_empty) {
             None => INVALID_VALUE,
             Some(_) if self.lost.contains_key(&stream) => UNKNOWN,

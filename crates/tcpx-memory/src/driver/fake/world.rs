@@ -9,8 +9,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::courier::{Couriers, Stay};
 use super::launch::{Done, List, tcpx_crc32c_host, tcpx_crc32c_prepare_host};
+use super::persistent::{PersistentKernels, Residency};
 use super::{CAPTURE_UNSUPPORTED, CONTEXT, INVALID_CONTEXT, streams};
 use crate::bounce::UnpackMethod;
 use crate::cpu;
@@ -43,7 +43,7 @@ pub(super) enum Operation {
     Wait(usize, u32),
     Write(usize, u32),
     /// It goes on for several looks.
-    Stay(Stay),
+    Residency(Residency),
 }
 
 /// Which call fails for a stream's events.
@@ -74,7 +74,7 @@ pub(super) struct World {
     pub(super) looks: HashMap<usize, usize>,
     /// Launches of the unpack kernel by the pool's address.
     pub(super) launches: HashMap<usize, usize>,
-    pub(super) couriers: Couriers,
+    pub(super) persistent_kernels: PersistentKernels,
     pub(super) next: usize,
 }
 
@@ -85,7 +85,7 @@ thread_local! {
     pub(super) static CAPTURE_MODE: Cell<c_uint> = const { Cell::new(0) };
 }
 
-/// Graph captures under way, in the mode that concerns every thread, and how often one was broken.
+/// Graph captures in flight, in the mode that concerns every thread, and how often one was broken.
 static CAPTURES: AtomicUsize = AtomicUsize::new(0);
 static BROKEN_CAPTURES: AtomicUsize = AtomicUsize::new(0);
 
@@ -195,8 +195,8 @@ impl World {
         if streams::is_held(queue.front()) {
             return false;
         }
-        if let Some(Operation::Stay(_)) = queue.front() {
-            return self.run_courier(stream);
+        if let Some(Operation::Residency(_)) = queue.front() {
+            return self.run_persistent(stream);
         }
         match queue.pop_front() {
             Some(Operation::Copy { to, from, len }) => {
@@ -251,7 +251,7 @@ impl World {
             Some(Operation::Write(word, value)) => {
                 streams::word(word).store(value, Ordering::Release);
             }
-            Some(Operation::Gate(_) | Operation::Wait(..) | Operation::Stay(_)) => {}
+            Some(Operation::Gate(_) | Operation::Wait(..) | Operation::Residency(_)) => {}
             None => return false,
         }
         true

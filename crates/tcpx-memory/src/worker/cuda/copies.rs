@@ -1,7 +1,7 @@
 //! Copies between pinned memory and the GPU that could start now, and which of them go as one.
 //!
-//! A copy costs a GPU some microseconds beside its bytes, a seventh of the time of 1 MiB. So no more are begun
-//! than keep the GPU busy, and those that wait meanwhile and follow each other at both ends become one copy.
+//! A copy costs a GPU some microseconds besides its bytes, a seventh of the time of 1 MiB. So no more start
+//! than keep the GPU busy, and waiting ones that are adjacent at both ends become one copy.
 
 use std::collections::VecDeque;
 
@@ -9,20 +9,20 @@ use crate::job::Work;
 use crate::slice::RegionSlice;
 use crate::worker::queue::Ticket;
 
-/// Bytes under way beside which no further copy begins, if there are two.
+/// With two copies and this many bytes in flight, no further copy starts.
 const ENOUGH: usize = 4 << 20;
 /// Most bytes of copies that become one.
 const LONGEST: usize = 4 << 20;
-/// So many of the copies that wait are looked at for one that follows others.
+/// How many waiting copies are searched for one that is adjacent to others.
 const LOOKS: usize = 64;
 
 /// The copies of one direction that wait.
 #[derive(Default)]
 pub(super) struct Copies {
     waiting: VecDeque<Ticket>,
-    /// Bytes under way.
-    aloft: usize,
-    /// Copies under way.
+    /// Bytes in flight.
+    in_flight: usize,
+    /// Copies in flight.
     count: usize,
 }
 
@@ -46,13 +46,13 @@ impl Copies {
 
     /// Moves the tickets of the next copy to `tickets`, in the order of their bytes, if one may begin.
     pub(super) fn next(&mut self, tickets: &mut VecDeque<Ticket>) -> Option<Run> {
-        if self.count >= 2 && self.aloft >= ENOUGH {
+        if self.count >= 2 && self.in_flight >= ENOUGH {
             return None;
         }
         let first = self.waiting.pop_front()?;
         let mut bytes = length(&first);
         // The first bytes are wanted soon: copies become longer as others hold them up.
-        let longest = (2 * self.aloft).min(LONGEST);
+        let longest = (2 * self.in_flight).min(LONGEST);
         let before = tickets.len();
         tickets.push_back(first);
         while bytes < longest {
@@ -70,17 +70,17 @@ impl Copies {
             }
         }
         self.count += 1;
-        self.aloft += bytes;
+        self.in_flight += bytes;
         Some(Run {
             tickets: tickets.len() - before,
             bytes,
         })
     }
 
-    /// A copy of so many bytes has ended.
+    /// A copy of `bytes` has ended.
     pub(super) fn ended(&mut self, bytes: usize) {
         self.count = self.count.saturating_sub(1);
-        self.aloft = self.aloft.saturating_sub(bytes);
+        self.in_flight = self.in_flight.saturating_sub(bytes);
     }
 
     /// A copy of at most `room` bytes that goes on where the last of these ends, or ends where the first of them

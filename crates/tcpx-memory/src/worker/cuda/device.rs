@@ -11,8 +11,8 @@ use crate::fence::Event;
 use crate::gpu::{Gpu, create_stream, destroy_stream, device_alloc, device_free, ignore_captures};
 use crate::kind::MemoryKind;
 
-/// Events for work under way on the streams.
-pub(super) const FLIGHTS: usize = 512;
+/// Events for work in flight on the streams.
+pub(super) const BATCHES: usize = 512;
 
 /// Longest wait for the first, empty work at start.
 const WARM_UP: Duration = Duration::from_secs(60);
@@ -54,7 +54,7 @@ impl Device {
         let mut device = Self {
             gpu: gpu.clone(),
             streams: [std::ptr::null_mut(); 3],
-            events: Vec::with_capacity(FLIGHTS),
+            events: Vec::with_capacity(BATCHES),
             // A driver that does not say may need it.
             needs_flush: gpu.needs_flush().unwrap_or(true),
         };
@@ -82,13 +82,13 @@ impl Device {
         for stream in &mut self.streams {
             *stream = create_stream(api)?;
         }
-        while self.events.len() < FLIGHTS {
+        while self.events.len() < BATCHES {
             self.events.push(Event::create(api)?);
         }
         Ok(())
     }
 
-    /// Ends everything; nothing may be under way. Every event must have been given back.
+    /// Ends everything; nothing may be in flight. Every event must have been given back.
     pub(super) fn destroy(self) {
         let api = self.api();
         for event in &self.events {
@@ -156,7 +156,7 @@ impl Device {
     /// Takes an event and records it at the end of a stream.
     ///
     /// # Errors
-    /// The driver's, or [`MemoryError::WorkerFailed`] when all events are under way. Nobody can know then
+    /// The driver's, or [`MemoryError::WorkerFailed`] when all events are in flight. Nobody can know then
     /// when what was issued ends.
     pub(super) fn mark(&mut self, lane: Lane) -> Result<Event, MemoryError> {
         let Some(event) = self.events.pop() else {

@@ -22,13 +22,13 @@ use crate::job::Work;
 use crate::kind::MemoryKind;
 use crate::lease::Hold;
 
-/// How long a drop waits for what is under way.
+/// How long a drop waits for work in flight.
 const LAST_WAIT: Duration = Duration::from_secs(1);
 
 /// Unpacks and checksums from the thread that polls, without a hand-over to the copy worker: the shortest
 /// way for a caller that has a thread to spare.
 ///
-/// One piece of work at a time. It has streams of its own, and the kernel itself tells when it has ended,
+/// One piece of work at a time. It has streams of its own, and the kernel itself signals its completion,
 /// through host memory. Neither [`Self::start`] nor [`Self::poll`] waits for the GPU, so a kernel that
 /// spins until the work completes does not stop them.
 pub struct Unpacker {
@@ -44,7 +44,7 @@ pub struct Unpacker {
 
 struct Running {
     task: Task,
-    /// An error of a launch; told once what was launched before has ended.
+    /// An error of a launch; reported after earlier launches have ended.
     error: Option<CudaError>,
     work: Work,
     holds: [Option<Hold>; 2],
@@ -87,10 +87,10 @@ impl Unpacker {
     }
 
     /// Starts an unpack with [`UnpackMethod::Kernel`] or [`UnpackMethod::D2d`], or a checksum of GPU memory. Its memory is leased until
-    /// [`Self::poll`] has told its end.
+    /// [`Self::poll`] has reported its end.
     ///
     /// # Errors
-    /// Lengths, bounds, memory in use, memory that this GPU's kernels cannot reach, or other work under way.
+    /// Lengths, bounds, memory in use, memory that this GPU's kernels cannot reach, or other work in flight.
     pub fn start(&mut self, work: Work) -> Result<(), MemoryError> {
         if let Some(error) = &self.broken {
             return Err(error.clone());
@@ -112,7 +112,7 @@ impl Unpacker {
     }
 
     /// The result once all of it is visible to everyone: the bytes moved, or the checksum. `None` while it is
-    /// under way, and when there is none.
+    /// in flight, and when there is none.
     ///
     /// # Errors
     /// The driver's, for example when a kernel has broken the context.
@@ -120,7 +120,7 @@ impl Unpacker {
         if self.running.is_none() {
             return Ok(None);
         }
-        if !self.slots.land() && self.slots.is_silent() {
+        if !self.slots.reap() && self.slots.is_silent() {
             let _current = Current::enter(&self.gpu)?;
             if let Err(error) = self.slots.ask_streams(self.gpu.api()) {
                 return Err(self.give_up(error.into()));
@@ -238,7 +238,7 @@ impl Unpacker {
         }
     }
 
-    /// Whether no copies are under way.
+    /// Whether no copies are in flight.
     fn are_copies_done(&mut self) -> Result<bool, MemoryError> {
         let Some(Running {
             task: Task::Copies { issued: true, .. },
@@ -313,11 +313,11 @@ impl Unpacker {
             let code = unsafe { (api.cuMemcpyAsync)(to, from, one.length as usize, stream) };
             api.check("cuMemcpyAsync", code)
         });
-        // Even after an error some copies may be under way.
+        // Even after an error some copies may be in flight.
         *error = copied.err();
         *issued = true;
         let marked = self.slots.mark_copies(api);
-        // Without a mark nobody would know when they end.
+        // Without a mark nothing would report their end.
         marked.map_err(|error| self.give_up(error.into()))
     }
 

@@ -1,6 +1,6 @@
-//! The loop of a GPU's copy worker. Nothing in it waits for the GPU: it looks, and goes on.
+//! The loop of a GPU's copy worker. Nothing in it waits for the GPU: it polls and continues.
 
-mod flights;
+mod batches;
 
 use std::collections::VecDeque;
 use std::thread;
@@ -21,11 +21,11 @@ use crate::job::Work;
 use crate::kind::MemoryKind;
 use crate::slice::RegionSlice;
 use crate::worker::queue::{JobQueue, Ticket};
-use flights::Flight;
+use batches::Batch;
 
 /// Jobs that may wait for their fence. Until it is full, no fence keeps later jobs from starting.
 const WAITING_LIMIT: usize = 4096;
-/// Fences looked at in one round.
+/// Fences polled in one round.
 const LOOKS: usize = 64;
 /// Jobs started in one round, so that completions are not kept waiting: the driver takes 3 us for each, and
 /// lanes wait for the first.
@@ -34,10 +34,10 @@ const STARTS: usize = 8;
 const RESERVE: usize = 64;
 /// CPU work up to this many bytes is done at once, more in steps.
 const AT_ONCE: u64 = 1 << 20;
-/// How long to look without a pause after the last progress or job, where there are cores to spare: longer
+/// How long to busy-poll after the last progress or job, if cores are spare: longer
 /// than the way of a transfer of 4 MiB, because a pause costs more than it says and the next job comes soon.
 const SPIN: Duration = Duration::from_micros(500);
-/// The pause between looks after that.
+/// The pause between polls after that.
 const PAUSE: Duration = Duration::from_micros(20);
 /// The pause while only fences are waited for, which may take as long as the caller's kernels.
 const LONG_PAUSE: Duration = Duration::from_micros(100);
@@ -48,9 +48,9 @@ pub(super) enum Step {
     Waiting,
     /// Something was done.
     Progress,
-    /// The job has ended, and nothing of it is under way.
+    /// The job has ended, and nothing of it is in flight.
     Done(Result<u64, MemoryError>),
-    /// Something of it is under way, and nothing will tell when that ends.
+    /// Something of it is in flight, and nothing will report when that ends.
     Lost(MemoryError),
 }
 
@@ -65,13 +65,13 @@ enum Staged {
 pub(super) struct Engine<'queue> {
     pub(super) device: Device,
     staging: Staging,
-    /// Set when copies that nobody can follow use the staging memory.
+    /// Set when copies that cannot be tracked use the staging memory.
     staging_lost: Option<MemoryError>,
     kernels: Result<KernelJobs, CudaError>,
     queue: &'queue JobQueue,
-    flights: [VecDeque<Flight>; 3],
-    /// What the flights are about, in their order.
-    aloft: [VecDeque<Ticket>; 3],
+    batches: [VecDeque<Batch>; 3],
+    /// What the batches are about, in their order.
+    in_flight: [VecDeque<Ticket>; 3],
     copies: [Copies; 2],
     waiting: VecDeque<Ticket>,
     unpacking: VecDeque<Unpacking>,
@@ -92,8 +92,8 @@ impl<'queue> Engine<'queue> {
             staging_lost: None,
             kernels,
             queue,
-            flights: std::array::from_fn(|_| VecDeque::with_capacity(super::device::FLIGHTS)),
-            aloft: std::array::from_fn(|_| VecDeque::with_capacity(super::device::FLIGHTS)),
+            batches: std::array::from_fn(|_| VecDeque::with_capacity(super::device::BATCHES)),
+            in_flight: std::array::from_fn(|_| VecDeque::with_capacity(super::device::BATCHES)),
             copies: Default::default(),
             waiting: VecDeque::with_capacity(WAITING_LIMIT),
             unpacking: VecDeque::with_capacity(64),
@@ -107,9 +107,9 @@ impl<'queue> Engine<'queue> {
         let awake = Awake::begin();
         let mut last = Instant::now();
         loop {
-            // Read before the queue: whoever stops it has submitted all there will be.
+            // Read before the queue: after a stop nothing more is submitted.
             let stopping = self.queue.is_stopping();
-            let mut progress = self.land();
+            let mut progress = self.reap();
             progress |= self.look_at_fences(stopping);
             progress |= self.start_jobs();
             progress |= self.start_copies();
@@ -152,7 +152,7 @@ impl<'queue> Engine<'queue> {
         self.device.destroy();
     }
 
-    /// Whether something of ours is under way, beside jobs that wait for the caller's work.
+    /// Whether something of ours is in flight, except jobs that wait for the caller's work.
     fn is_working(&self) -> bool {
         self.active.is_some()
             || !self.staged.is_empty()
@@ -162,7 +162,7 @@ impl<'queue> Engine<'queue> {
                 .kernels
                 .as_ref()
                 .is_ok_and(|kernels| !kernels.is_idle())
-            || self.flights.iter().any(|lane| !lane.is_empty())
+            || self.batches.iter().any(|lane| !lane.is_empty())
     }
 
     /// Whether a job could be taken from the queue.
@@ -251,7 +251,7 @@ impl<'queue> Engine<'queue> {
                     return copies.push(ticket);
                 }
                 let issued = self.issue_across(from, to);
-                self.fly(
+                self.track(
                     lane,
                     ticket,
                     issued.map(|()| bytes).map_err(MemoryError::from),
@@ -301,7 +301,7 @@ impl<'queue> Engine<'queue> {
             }
             Step::Done(outcome) => {
                 let (lane, ticket) = unpacking.into_parts();
-                self.fly(lane, ticket, outcome);
+                self.track(lane, ticket, outcome);
                 true
             }
             Step::Lost(error) => {

@@ -45,9 +45,9 @@ enum State {
 
 /// Why a batch ends early.
 enum Failed {
-    /// The driver refused; whatever is under way is followed.
+    /// The driver refused; work in flight is tracked.
     Refused(CudaError),
-    /// Copies are under way that nothing will tell the end of.
+    /// Copies are in flight whose end nothing will report.
     Lost(MemoryError),
 }
 
@@ -110,7 +110,7 @@ impl Gather {
         Step::Progress
     }
 
-    /// Looks whether a copy has landed; an error says that nobody will know.
+    /// Whether a copy has completed; after an error nothing will report it.
     fn wait(&mut self, event: Event, device: &mut Device) -> Option<Result<(), CudaError>> {
         let ready = event.is_ready(device.api());
         if ready == Ok(false) {

@@ -21,7 +21,7 @@ const TABLES: usize = (4 * 256 + 4 * 512) * 4;
 /// Threads of a block of the checksum kernel.
 const SUM_THREADS: u32 = 512;
 
-/// Where a launch tells the host that it has ended, beside its stream.
+/// Where a launch signals its completion to the host, besides its stream.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(super) struct Flag {
@@ -96,7 +96,7 @@ impl Kernels {
         })
     }
 
-    /// Ends the modules; no launch may be under way. The context must be current.
+    /// Ends the modules; no launch may be in flight. The context must be current.
     pub(super) fn unload(&self, gpu: &Gpu) {
         self.modules
             .iter()
@@ -229,7 +229,7 @@ impl Kernels {
 
     /// Blocks that a checksum may have.
     pub(super) fn sum_blocks(&self) -> u32 {
-        // Two each, so that one's loads are under way while the other begins or ends.
+        // Two each, so that one's loads are in flight while the other begins or ends.
         self.multiprocessors.saturating_mul(2)
     }
 }
@@ -252,7 +252,7 @@ impl Call {
 }
 
 /// Blocks and threads for a list that came with the launch, and how many warps share a piece, as a power of
-/// two: two where that leaves each multiprocessor no more than 16 warps, because all their loads are under way
+/// two: two where that leaves each multiprocessor no more than 16 warps, because all their loads are in flight
 /// at once then; few blocks, because each of them takes its turn at the end.
 fn short_grid(multiprocessors: u32, count: u32) -> ((u32, u32), u32) {
     let multiprocessors = multiprocessors.max(1);

@@ -1,5 +1,5 @@
 //! The worker's jobs for the kernels: unpacks, several in one launch where they wait together, and
-//! checksums. The kernels tell their end through host memory, so that looking costs no driver call.
+//! checksums. The kernels signal completion through host memory, so that polling costs no driver call.
 
 use std::collections::VecDeque;
 
@@ -53,7 +53,7 @@ struct Group {
     sum: Option<Sum>,
     /// Something of it was launched, and more is to be.
     has_begun: bool,
-    /// An error of a launch; told once what was launched before has ended.
+    /// An error of a launch; reported after earlier launches have ended.
     error: Option<CudaError>,
     /// Launches that have been armed once its last one was.
     until: u64,
@@ -77,7 +77,7 @@ impl KernelJobs {
         })
     }
 
-    /// Ends everything; every launch has told its end. What is broken stays until the process ends.
+    /// Ends everything; every launch has signalled its completion. What is broken stays until the process ends.
     pub(super) fn destroy(mut self) {
         if self.broken.is_none() && self.slots.retire(self.gpu.api()) {
             self.slots.destroy(&self.gpu);
@@ -99,7 +99,7 @@ impl KernelJobs {
 
     /// Ends what the kernels have finished and launches what waits; whether there was anything to do.
     pub(super) fn step(&mut self) -> bool {
-        let mut progress = self.land();
+        let mut progress = self.reap();
         if self.current.is_none() {
             self.current = self.next_group();
         }
@@ -123,8 +123,8 @@ impl KernelJobs {
         progress
     }
 
-    fn land(&mut self) -> bool {
-        if !self.slots.land() && self.slots.is_silent() {
+    fn reap(&mut self) -> bool {
+        if !self.slots.reap() && self.slots.is_silent() {
             let asked = self.slots.ask_streams(self.gpu.api());
             if let Err(error) = asked {
                 self.give_up(&error);

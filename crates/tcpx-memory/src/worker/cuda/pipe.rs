@@ -14,7 +14,7 @@ use crate::slice::RegionSlice;
 
 /// Bytes of one piece: what the CPU does in one step.
 const PIECE: usize = 1 << 20;
-/// Pieces under way at a time.
+/// Pieces in flight at a time.
 const SLOTS: usize = STAGING / PIECE / 2;
 
 /// What happens with the bytes on the CPU's side.
@@ -116,7 +116,7 @@ impl Pipe {
                 let len = PIECE.min(self.len - self.issued);
                 match device.mark(lane) {
                     Ok(event) => self.under_way.push_back((event, len)),
-                    // The copy is under way, and nothing will tell when it ends.
+                    // The copy is in flight, and nothing will report when it ends.
                     Err(error) => return Step::Lost(error),
                 }
                 self.issued += len;

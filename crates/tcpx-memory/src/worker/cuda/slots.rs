@@ -1,4 +1,4 @@
-//! Launches under way: each has a list, a counter and a flag of its own, which the kernel itself sets.
+//! Launches in flight: each has a list, a counter and a flag of its own, which the kernel itself sets.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -55,7 +55,7 @@ unsafe impl Send for Slots {}
 
 impl Slots {
     /// The context is current. After an error the kernels are of no use: unloaded, unless one of them may
-    /// be under way.
+    /// be in flight.
     pub(super) fn create(gpu: &Gpu, kernels: &Kernels) -> Result<Self, CudaError> {
         let memory = MappedHost::alloc(gpu, FLAGS_BYTES + SLOTS * LIST_BYTES)
             .inspect_err(|_| kernels.unload(gpu))?;
@@ -76,7 +76,7 @@ impl Slots {
         prepared.map(|()| slots)
     }
 
-    /// After an error something may be under way, so that what was made stays until the process ends.
+    /// After an error something may be in flight, so that what was made stays until the process ends.
     fn prepare(&mut self, gpu: &Gpu, kernels: &Kernels) -> Result<(), CudaError> {
         let api = gpu.api();
         for stream in &mut self.streams {
@@ -131,14 +131,14 @@ impl Slots {
         }
     }
 
-    /// Ends everything; nothing is under way and the context is current.
+    /// Ends everything; nothing is in flight and the context is current.
     pub(super) fn destroy(&mut self, gpu: &Gpu) {
         let api = gpu.api();
         self.events.drain(..).for_each(|event| event.destroy(api));
         self.streams
             .iter()
             .for_each(|stream| destroy_stream(api, *stream));
-        // SAFETY: no launch is under way that could use either.
+        // SAFETY: no launch is in flight that could use either.
         unsafe {
             device_free(gpu, self.counters);
             host_free(gpu, self.memory);
@@ -155,7 +155,7 @@ impl Slots {
         self.events[0].is_ready(api)
     }
 
-    /// A slot with nothing under way; they are used in turn.
+    /// A slot with nothing in flight; they are used in turn.
     pub(super) fn take(&mut self) -> Option<usize> {
         if self.armed.len() == SLOTS {
             return None;
@@ -220,7 +220,7 @@ impl Slots {
     }
 
     /// The launch of the slot armed last was refused. The slot is the next one again: the one behind it
-    /// may still be under way.
+    /// may still be in flight.
     pub(super) fn disarm(&mut self, slot: usize) {
         if self.armed.back().is_some_and(|(last, _)| *last == slot) {
             self.armed.pop_back();
@@ -233,7 +233,7 @@ impl Slots {
     }
 
     /// Ends launches whose flag says so, in turn; whether there were any.
-    pub(super) fn land(&mut self) -> bool {
+    pub(super) fn reap(&mut self) -> bool {
         let before = self.armed.len();
         while let Some(&(slot, value)) = self.armed.front() {
             let flag = self.memory.host.as_ptr().wrapping_add(slot * APART);

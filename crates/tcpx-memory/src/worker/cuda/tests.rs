@@ -357,7 +357,7 @@ fn slots_stay_taken_until_their_copies_have_landed() {
     let bytes = noise(64 * 1000, 17);
     let target = bench.region(bench.gpu.kind(), &vec![0; bytes.len()]);
     let (sink, ended) = channel();
-    // Two rounds, so that slots are used again while the first copies may be under way.
+    // Two rounds, so that slots are used again while the first copies may be in flight.
     for (index, part) in bytes.chunks(1000).enumerate() {
         let slot = loop {
             if let Some(slot) = pool.try_take() {
@@ -456,7 +456,7 @@ fn out_of_memory_is_told_apart() {
 }
 
 /// The driver refuses other threads the query of an event while one captures, and breaks the capture: a copy
-/// under way must not look ended, and the program must not lose its graph.
+/// in flight must not look ended, and the program must not lose its graph.
 #[test]
 fn a_graph_capture_of_the_program_and_the_worker_leave_each_other_alone() {
     let bench = Bench::new();

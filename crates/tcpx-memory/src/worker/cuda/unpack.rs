@@ -56,7 +56,7 @@ impl Unpacking {
         (self.lane, self.ticket)
     }
 
-    /// Queues the next part. `Done` says that all of it, or all up to an error, is under way.
+    /// Queues the next part. `Done` says that all of it, or all up to an error, is in flight.
     pub(super) fn step(&mut self, engine: &Engine<'_>) -> Step {
         let Work::Unpack { descriptors, .. } = self.ticket.work() else {
             return Step::Done(Err(MemoryError::WorkerFailed));

@@ -1,12 +1,12 @@
-//! Set-up and the end in every state, and what keeps a courier from its work.
+//! Set-up and the end in every state, and what keeps a persistent kernel from running.
 
 use super::*;
 use crate::driver::fake::Launches;
 use crate::error::MemoryError;
 
 fn addresses(copies: &SmallCopies) -> [u64; 2] {
-    let courier = copies.courier.as_ref().unwrap();
-    [courier.memory.device, copies.memory.device]
+    let persistent = copies.persistent.as_ref().unwrap();
+    [persistent.memory.device, copies.memory.device]
 }
 
 fn write(copies: &mut SmallCopies, region: &Region) -> Result<u64, MemoryError> {
@@ -21,71 +21,71 @@ fn write(copies: &mut SmallCopies, region: &Region) -> Result<u64, MemoryError> 
 fn set_up_does_not_wait_for_room_on_the_gpu() {
     let (gpu, _kept) = gpu();
     let room = fake::fill_gpu();
-    let mut copies = SmallCopies::new(&gpu).unwrap().with_courier();
+    let mut copies = SmallCopies::new(&gpu).unwrap().with_persistent_kernel();
     let region = Region::cuda(&gpu, 64).unwrap();
     assert_eq!(write(&mut copies, &region), Ok(64));
-    let courier = copies.courier.as_mut().unwrap();
-    assert_eq!(courier.copies(), 0);
+    let persistent = copies.persistent.as_mut().unwrap();
+    assert_eq!(persistent.copies(), 0);
     room.store(true, Ordering::SeqCst);
-    until(courier, Courier::has_left);
-    call(courier);
+    until(persistent, PersistentCopyKernel::has_left);
+    call(persistent);
     assert_eq!(write(&mut copies, &region), Ok(64));
-    assert_eq!(copies.courier_copies(), 1);
+    assert_eq!(copies.persistent_copies(), 1);
 }
 
 #[test]
-fn what_cannot_be_launched_leaves_nothing_behind() {
+fn a_failed_launch_leaks_nothing() {
     let gpu = Gpu::fake();
     let left = gpu.downgrade();
     fake::set_launches(Launches::Fail);
-    let copies = SmallCopies::new(&gpu).unwrap().with_courier();
+    let copies = SmallCopies::new(&gpu).unwrap().with_persistent_kernel();
     fake::set_launches(Launches::Return);
-    assert!(copies.courier.is_none());
+    assert!(copies.persistent.is_none());
     drop((copies, gpu));
     assert!(left.upgrade().is_none());
 }
 
 #[test]
-fn a_launch_that_is_refused_later_is_not_tried_again_for_a_while() {
+fn a_refused_launch_pauses_launches() {
     let (gpu, _kept) = gpu();
     let mut copies = copies(&gpu);
-    let courier = copies.courier.as_mut().unwrap();
-    until(courier, Courier::has_left);
+    let persistent = copies.persistent.as_mut().unwrap();
+    until(persistent, PersistentCopyKernel::has_left);
     fake::set_launches(Launches::Fail);
     let now = Instant::now();
-    courier.note(now);
-    courier.note(now);
+    persistent.note(now);
+    persistent.note(now);
     fake::set_launches(Launches::Return);
-    assert!(courier.has_left() && courier.rests_until.is_some());
+    assert!(persistent.has_left() && persistent.paused_until.is_some());
     let region = Region::cuda(&gpu, 64).unwrap();
     assert_eq!(write(&mut copies, &region), Ok(64));
-    assert_eq!(copies.courier_copies(), 0);
+    assert_eq!(copies.persistent_copies(), 0);
 }
 
 #[test]
-fn where_launches_wait_for_their_end_none_is_called_for_a_while() {
+fn launches_that_block_pause_launches() {
     let (gpu, _kept) = gpu();
     fake::set_launches(Launches::WaitForTheirEnd);
-    let mut courier = Courier::new(&gpu).unwrap();
+    let mut persistent = PersistentCopyKernel::new(&gpu).unwrap();
     let (now, mut copies) = (Instant::now(), 0);
-    while courier.rests_until.is_none() {
-        courier.note(now);
-        assert!(courier.has_left() && copies < STRIKES * MOST_WANTED);
+    while persistent.paused_until.is_none() {
+        persistent.note(now);
+        assert!(persistent.has_left() && copies < MAX_SLOW * MOST_WANTED);
         copies += 1;
     }
     fake::set_launches(Launches::Return);
-    assert_eq!(courier.rests_until, Some(now + REST));
-    courier.end(LONG);
+    assert_eq!(persistent.paused_until, Some(now + PAUSE));
+    persistent.end(LONG);
 }
 
 #[test]
-fn it_leaves_though_orders_follow_each_other_without_a_pause() {
+fn the_kernel_leaves_even_under_constant_requests() {
     let (gpu, _kept) = gpu();
     let mut copies = copies(&gpu);
     let region = Region::cuda(&gpu, 64).unwrap();
-    for _ in 0..MOST {
+    for _ in 0..MAX_POLLS {
         assert_eq!(write(&mut copies, &region), Ok(64));
-        if copies.courier.as_ref().unwrap().has_left() {
+        if copies.persistent.as_ref().unwrap().has_left() {
             return;
         }
     }
@@ -94,12 +94,12 @@ fn it_leaves_though_orders_follow_each_other_without_a_pause() {
 
 #[test]
 fn a_drop_sends_it_away_and_gives_all_back() {
-    for orders in [0, 1] {
+    for requests in [0, 1] {
         let gpu = Gpu::fake();
         let (left, kept) = (gpu.downgrade(), InContext::enter(&gpu).unwrap());
         let mut copies = copies(&gpu);
         let region = Region::cuda(&gpu, 64).unwrap();
-        for _ in 0..orders {
+        for _ in 0..requests {
             let started = copies.start_write(&region.all(), &[1; 64], None, 1);
             assert_eq!(started, Ok(true));
         }
@@ -110,7 +110,7 @@ fn a_drop_sends_it_away_and_gives_all_back() {
         assert!(!fake::ended_hastily(all[0]));
         let mut got = [0; 64];
         region.read_to(0, &mut got).unwrap();
-        assert!(orders == 0 || got == [1; 64]);
+        assert!(requests == 0 || got == [1; 64]);
         drop((region, kept, gpu));
         // Memory is freed on a thread of its own.
         let start = Instant::now();
@@ -122,16 +122,16 @@ fn a_drop_sends_it_away_and_gives_all_back() {
 }
 
 #[test]
-fn what_a_courier_that_cannot_come_needs_outlives_a_drop() {
+fn memory_outlives_a_drop_before_the_kernel_starts() {
     let (gpu, _kept) = gpu();
     let mut copies = copies(&gpu);
-    let courier = copies.courier.as_mut().unwrap();
-    until(courier, Courier::has_left);
+    let persistent = copies.persistent.as_mut().unwrap();
+    until(persistent, PersistentCopyKernel::has_left);
     let room = fake::fill_gpu();
     let now = Instant::now();
-    courier.note(now);
-    courier.note(now);
-    assert!(!courier.has_left());
+    persistent.note(now);
+    persistent.note(now);
+    assert!(!persistent.has_left());
     let [ring, slots] = addresses(&copies);
     drop(copies);
     room.store(true, Ordering::SeqCst);
@@ -140,22 +140,22 @@ fn what_a_courier_that_cannot_come_needs_outlives_a_drop() {
 }
 
 #[test]
-fn what_a_courier_that_is_not_seen_to_go_needs_outlives_a_drop() {
+fn memory_outlives_a_drop_while_the_kernel_may_run() {
     let (gpu, _kept) = gpu();
     let copies = copies(&gpu);
     let [ring, _] = addresses(&copies);
-    fake::lose_courier(ring);
+    fake::lose_persistent(ring);
     drop(copies);
     assert!(fake::is_allocated(ring) && !fake::ended_hastily(ring));
 }
 
 #[test]
-fn an_order_that_cannot_be_followed_is_an_error_and_all_that_it_needs_stays() {
+fn a_request_of_a_lost_kernel_fails_and_keeps_its_memory() {
     let (gpu, _kept) = gpu();
     let mut copies = copies(&gpu);
     let region = Region::cuda(&gpu, 64).unwrap();
     let all = addresses(&copies);
-    fake::lose_courier(all[0]);
+    fake::lose_persistent(all[0]);
     assert!(write(&mut copies, &region).is_err());
     let busy = region.read_to(0, &mut [0]);
     assert!(matches!(busy, Err(MemoryError::Busy { .. })));

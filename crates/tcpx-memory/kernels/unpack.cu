@@ -6,7 +6,7 @@
  * An even list names only sources: its pieces are equally long and follow each other in the
  * destination.
  */
-#include "tell.h"
+#include "signal_completion.h"
 #include "unpack_lane.h"
 
 #define TCPX_WARP 32u
@@ -60,7 +60,7 @@ TCPX_INLINE void tcpx_finish(const tcpx_call &call) {
     if (call.ended != 0) {
         __syncthreads();
         if (threadIdx.x == 0) {
-            tcpx_tell(call.ended, call.flag, call.value);
+            tcpx_signal_completion(call.ended, call.flag, call.value);
         }
     }
 }

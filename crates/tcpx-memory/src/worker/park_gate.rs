@@ -1,17 +1,17 @@
-//! The handshake between those who publish work and a worker's thread that sleeps or ends.
+//! The handshake between threads that publish work and a worker's thread that parks or ends.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicBool, Ordering, fence};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
-/// Whether the thread sleeps, and whether it will never look for work again.
-pub(super) struct Doze {
+/// Whether the thread is parked, and whether it has stopped taking work.
+pub(super) struct ParkGate {
     sleeping: AtomicBool,
     closed: AtomicBool,
 }
 
-impl Doze {
+impl ParkGate {
     pub(super) fn new() -> Self {
         Self {
             sleeping: AtomicBool::new(false),
@@ -19,11 +19,11 @@ impl Doze {
         }
     }
 
-    /// Calls `park` unless there is work. Work published meanwhile makes the other side unpark the thread.
+    /// Calls `park` unless there is work. A thread that publishes work meanwhile unparks this one.
     pub(super) fn sleep(&self, has_work: impl FnOnce() -> bool, park: impl FnOnce()) {
         self.sleeping.store(true, Ordering::SeqCst);
-        // Pairs with the fence in `must_wake`: either this thread sees the work, or the other side sees that
-        // it sleeps.
+        // Pairs with the fence in `must_wake`: either this thread sees the work, or the publisher sees
+        // that it sleeps.
         fence(Ordering::SeqCst);
         if !has_work() {
             park();
@@ -37,11 +37,11 @@ impl Doze {
         self.sleeping.load(Ordering::SeqCst)
     }
 
-    /// The thread looks for work once more after this, and never again.
+    /// The thread takes work once more after this, and never again.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
-        // Pairs with the fence in `must_wake`: either this thread's last look finds the work, or the other
-        // side, which asks after publishing, learns that it must take the work back.
+        // Pairs with the fence in `must_wake`: either this thread's last poll finds the work, or the
+        // publisher, which asks after publishing, learns that it must take the work back.
         fence(Ordering::SeqCst);
     }
 
@@ -52,7 +52,7 @@ impl Doze {
 
 #[cfg(all(test, loom))]
 mod model {
-    use super::Doze;
+    use super::ParkGate;
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicUsize, Ordering};
 
@@ -67,27 +67,26 @@ mod model {
     #[test]
     fn no_work_is_slept_through() {
         loom::model(|| {
-            let shared = Arc::new((Doze::new(), AtomicUsize::new(0)));
+            let shared = Arc::new((ParkGate::new(), AtomicUsize::new(0)));
             let worker = {
                 let shared = Arc::clone(&shared);
                 loom::thread::spawn(move || {
-                    let (doze, queue) = &*shared;
+                    let (park_gate, queue) = &*shared;
                     let mut taken = 0;
-                    // Without an unpark this never ends, which the model tells.
+                    // Without an unpark this never ends, and the model fails.
                     while taken < 2 {
                         match take(queue) {
-                            0 => {
-                                doze.sleep(|| queue.load(Ordering::Relaxed) > 0, loom::thread::park)
-                            }
+                            0 => park_gate
+                                .sleep(|| queue.load(Ordering::Relaxed) > 0, loom::thread::park),
                             some => taken += some,
                         }
                     }
                 })
             };
-            let (doze, queue) = &*shared;
+            let (park_gate, queue) = &*shared;
             for _ in 0..2 {
                 queue.fetch_add(1, Ordering::Relaxed);
-                if doze.must_wake() {
+                if park_gate.must_wake() {
                     worker.thread().unpark();
                 }
             }
@@ -98,27 +97,27 @@ mod model {
     #[test]
     fn work_published_while_the_thread_ends_is_taken_once() {
         loom::model(|| {
-            let shared = Arc::new((Doze::new(), AtomicUsize::new(0)));
+            let shared = Arc::new((ParkGate::new(), AtomicUsize::new(0)));
             let worker = {
                 let shared = Arc::clone(&shared);
                 loom::thread::spawn(move || {
-                    let (doze, queue) = &*shared;
+                    let (park_gate, queue) = &*shared;
                     let taken = take(queue);
-                    doze.close();
+                    park_gate.close();
                     taken + take(queue)
                 })
             };
-            let (doze, queue) = &*shared;
+            let (park_gate, queue) = &*shared;
             let mut taken = 0;
             for _ in 0..2 {
-                if doze.is_closed() {
+                if park_gate.is_closed() {
                     // Refused.
                     taken += 1;
                     continue;
                 }
                 queue.fetch_add(1, Ordering::Relaxed);
-                doze.must_wake();
-                if doze.is_closed() {
+                park_gate.must_wake();
+                if park_gate.is_closed() {
                     taken += take(queue);
                 }
             }

@@ -1,6 +1,6 @@
-/* How a launch tells the host that all its blocks have ended. */
-#ifndef TCPX_TELL_H
-#define TCPX_TELL_H
+/* How a launch signals to the host that all its blocks have ended. */
+#ifndef TCPX_SIGNAL_COMPLETION_H
+#define TCPX_SIGNAL_COMPLETION_H
 
 #include "unpack_lane.h"
 
@@ -12,7 +12,7 @@
  * Each block releases its stores to the GPU and the last one, which has seen all counts, releases them
  * to the system. Fences that also order all fences among each other cost more and are not needed.
  */
-TCPX_INLINE void tcpx_tell(tcpx_u32 *ended, volatile tcpx_u32 *flag, tcpx_u32 value) {
+TCPX_INLINE void tcpx_signal_completion(tcpx_u32 *ended, volatile tcpx_u32 *flag, tcpx_u32 value) {
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
     if (atomicAdd(ended, 1u) == gridDim.x - 1u) {
         *ended = 0;

@@ -1,6 +1,6 @@
 /* CRC32C of device memory: one sum a block, put together by the host. */
 #include "crc32c_lane.h"
-#include "tell.h"
+#include "signal_completion.h"
 
 /* Fills the tables, once; a launch of one block. */
 extern "C" __global__ void __launch_bounds__(TCPX_CRC_THREADS)
@@ -38,7 +38,7 @@ tcpx_crc32c(const tcpx_crc_tables *tables, tcpx_u64 blocks_end, tcpx_u32 rows, t
     if (threadIdx.x == 0) {
         sums[blockIdx.x] = sum;
         if (ended != 0) {
-            tcpx_tell(ended, flag, value);
+            tcpx_signal_completion(ended, flag, value);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The kernel of small copies that stays, on the CPU: it looks for orders when the thread that has launched it
-//! looks at any stream, or anyone at its own.
+//! The persistent copy kernel on the processor: it polls for requests when the thread that launched it
+//! queries any stream, or any thread queries the kernel's own.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -13,37 +13,37 @@ use super::{Fault, INVALID_VALUE, OK, Operation, World, pointer};
 thread_local! {
     /// What the driver does with launches of this thread.
     static LAUNCHES: Cell<Launches> = const { Cell::new(Launches::Return) };
-    /// No launch of this thread comes before this is opened.
+    /// No launch of this thread starts before this is opened.
     static ROOM: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
 }
 
-/// What tests make of couriers and want to know, by the address of the ring of orders.
+/// How tests steer and observe persistent kernels, by the address of the ring of requests.
 #[derive(Default)]
-pub(super) struct Couriers {
+pub(super) struct PersistentKernels {
     deserted: HashSet<u64>,
     hurried: HashSet<u64>,
     done: HashMap<u64, usize>,
 }
 
-/// The kernel that looks for orders at this address leaves without another look.
-pub(crate) fn desert(orders: u64) {
-    world(|world| world.couriers.deserted.insert(orders));
+/// The kernel that polls this address leaves without another poll.
+pub(crate) fn desert(requests: u64) {
+    world(|world| world.persistent_kernels.deserted.insert(requests));
 }
 
-/// The kernel that looks for orders at this address carries out what is there and leaves, in one step.
-pub(crate) fn hurry(orders: u64) {
-    world(|world| world.couriers.hurried.insert(orders));
+/// The kernel that polls this address serves what is there and leaves, in one step.
+pub(crate) fn hurry(requests: u64) {
+    world(|world| world.persistent_kernels.hurried.insert(requests));
 }
 
-/// How many orders at this address were carried out.
-pub(crate) fn orders_done(orders: u64) -> usize {
-    world(|world| world.couriers.done.get(&orders).copied()).unwrap_or(0)
+/// How many requests at this address were served.
+pub(crate) fn requests_done(requests: u64) -> usize {
+    world(|world| world.persistent_kernels.done.get(&requests).copied()).unwrap_or(0)
 }
 
-/// Asked about the stream of the kernel that looks for orders at this address, the driver fails.
-pub(crate) fn lose_courier(orders: u64) {
+/// The driver fails when asked about the stream of the kernel that polls this address.
+pub(crate) fn lose_persistent(requests: u64) {
     world(|world| {
-        let is_there = |operation: &Operation| matches!(operation, Operation::Stay(stay) if stay.orders == orders);
+        let is_there = |operation: &Operation| matches!(operation, Operation::Residency(residency) if residency.requests == requests);
         for (stream, queue) in &world.streams {
             if queue.iter().any(is_there) {
                 world.lost.insert(*stream, Fault::Query);
@@ -52,7 +52,7 @@ pub(crate) fn lose_courier(orders: u64) {
     });
 }
 
-/// What the driver does with launches of couriers.
+/// What the driver does with launches of persistent kernels.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Launches {
     Return,
@@ -65,7 +65,7 @@ pub(crate) fn set_launches(launches: Launches) {
     LAUNCHES.set(launches);
 }
 
-/// Keeps couriers that this thread launches from coming until the gate is opened.
+/// Keeps persistent kernels that this thread launches from starting until the gate is opened.
 pub(crate) fn fill_gpu() -> Arc<AtomicBool> {
     let gate = Arc::new(AtomicBool::new(false));
     ROOM.set(Some(Arc::clone(&gate)));
@@ -73,7 +73,7 @@ pub(crate) fn fill_gpu() -> Arc<AtomicBool> {
 }
 
 /// Queues a launch.
-pub(super) fn launch(world: &mut World, stream: usize, stay: Stay) -> i32 {
+pub(super) fn launch(world: &mut World, stream: usize, residency: Residency) -> i32 {
     let launches = LAUNCHES.get();
     let Some(queue) = world.streams.get_mut(&stream) else {
         return INVALID_VALUE;
@@ -82,28 +82,28 @@ pub(super) fn launch(world: &mut World, stream: usize, stay: Stay) -> i32 {
         return INVALID_VALUE;
     }
     let pools = world.pools.entry(stream).or_default();
-    pools.insert(stay.orders as usize);
-    queue.push_back(Operation::Stay(stay));
-    while launches == Launches::WaitForTheirEnd && world.run_courier(stream) {}
+    pools.insert(residency.requests as usize);
+    queue.push_back(Operation::Residency(residency));
+    while launches == Launches::WaitForTheirEnd && world.run_persistent(stream) {}
     OK
 }
 
-/// What a look has found.
+/// What a poll has found.
 #[derive(PartialEq)]
 enum Seen {
     Nothing,
-    Order,
+    WorkRequest,
     Leave,
 }
 
-/// `tcpx_stay` of `kernels/courier.cu`, and how far the kernel is.
-pub(super) struct Stay {
-    orders: u64,
-    come: u64,
+/// `tcpx_residency` of `kernels/persistent_copy.cu`, and the kernel's progress.
+pub(super) struct Residency {
+    requests: u64,
+    entered: u64,
     left: u64,
-    stay: u32,
+    residency: u32,
     number: u32,
-    patience: u32,
+    idle_polls: u32,
     most: u32,
     looks: u32,
     spent: u32,
@@ -118,23 +118,23 @@ fn word<'a>(at: u64) -> &'a AtomicU32 {
     unsafe { AtomicU32::from_ptr(pointer(at as usize).cast()) }
 }
 
-impl Stay {
+impl Residency {
     /// # Safety
-    /// The parameter must be a `tcpx_stay`.
+    /// The parameter must be a `tcpx_residency`.
     pub(super) unsafe fn new(parameter: *const u8) -> Self {
         // SAFETY: the caller's promise.
         let (longs, shorts) = unsafe {
             let shorts = parameter.add(24).cast::<[u32; 4]>().read();
             (parameter.cast::<[u64; 3]>().read(), shorts)
         };
-        let ([orders, come, left], [stay, number, patience, most]) = (longs, shorts);
+        let ([requests, entered, left], [residency, number, idle_polls, most]) = (longs, shorts);
         Self {
-            orders,
-            come,
+            requests,
+            entered,
             left,
-            stay,
+            residency,
             number,
-            patience,
+            idle_polls,
             most,
             looks: 0,
             spent: 0,
@@ -144,36 +144,36 @@ impl Stay {
         }
     }
 
-    /// Comes, looks once, or leaves; whether it stays.
-    fn step(&mut self, couriers: &mut Couriers) -> bool {
+    /// Enters, polls once, or leaves; whether it stays.
+    fn step(&mut self, persistent_kernels: &mut PersistentKernels) -> bool {
         let has_room = |gate: &Arc<AtomicBool>| gate.load(Ordering::SeqCst);
         if !self.room.as_ref().is_none_or(has_room) {
             return true;
         }
         if !self.is_here {
             self.is_here = true;
-            word(self.come).store(self.stay, Ordering::Release);
+            word(self.entered).store(self.residency, Ordering::Release);
             return true;
         }
-        let leaves = couriers.deserted.remove(&self.orders)
-            || couriers.hurried.remove(&self.orders) && {
-                while self.look(couriers) == Seen::Order {}
+        let leaves = persistent_kernels.deserted.remove(&self.requests)
+            || persistent_kernels.hurried.remove(&self.requests) && {
+                while self.look(persistent_kernels) == Seen::WorkRequest {}
                 true
             }
-            || self.looks == self.patience
+            || self.looks == self.idle_polls
             || self.spent >= self.most
-            || self.look(couriers) == Seen::Leave;
+            || self.look(persistent_kernels) == Seen::Leave;
         if leaves {
-            word(self.left).store(self.stay, Ordering::Release);
+            word(self.left).store(self.residency, Ordering::Release);
         }
         !leaves
     }
 
-    /// Carries out the next order if it is there.
-    fn look(&mut self, couriers: &mut Couriers) -> Seen {
+    /// Serves the next request if it is there.
+    fn look(&mut self, persistent_kernels: &mut PersistentKernels) -> Seen {
         self.spent += 1;
         self.looks += 1;
-        let line = self.orders + u64::from(self.number % 16 * 64);
+        let line = self.requests + u64::from(self.number % 16 * 64);
         let mut values = [0; 8];
         for (at, value) in values.iter_mut().enumerate() {
             let at = pointer(line as usize + at * 8).cast();
@@ -202,37 +202,37 @@ impl Stay {
         // SAFETY: the code under test promises that both are there until the end is told; freed memory is
         // poisoned and never unmapped.
         unsafe { pointer(to as usize).copy_from(pointer(from as usize), length as usize) };
-        *couriers.done.entry(self.orders).or_default() += 1;
+        *persistent_kernels.done.entry(self.requests).or_default() += 1;
         word(whole(end_low, end_high)).store(told, Ordering::Release);
         self.number = self.number.wrapping_add(1);
         self.spent += 1 + length / 4096;
         self.looks = 0;
-        Seen::Order
+        Seen::WorkRequest
     }
 }
 
 impl World {
     /// Lets every kernel of this thread that is first in its stream do its next step.
-    pub(super) fn run_couriers(&mut self) {
+    pub(super) fn run_persistent_kernels(&mut self) {
         let caller = thread::current().id();
-        let of_this_thread = |queue: &&mut VecDeque<Operation>| matches!(queue.front(), Some(Operation::Stay(stay)) if stay.caller == caller);
+        let of_this_thread = |queue: &&mut VecDeque<Operation>| matches!(queue.front(), Some(Operation::Residency(residency)) if residency.caller == caller);
         for queue in self.streams.values_mut().filter(of_this_thread) {
-            step(queue, &mut self.couriers);
+            step(queue, &mut self.persistent_kernels);
         }
     }
 
     /// Lets a kernel that is first in this stream do its next step; whether one was there.
-    pub(super) fn run_courier(&mut self, stream: usize) -> bool {
+    pub(super) fn run_persistent(&mut self, stream: usize) -> bool {
         let queue = self.streams.get_mut(&stream);
-        queue.is_some_and(|queue| step(queue, &mut self.couriers))
+        queue.is_some_and(|queue| step(queue, &mut self.persistent_kernels))
     }
 }
 
-fn step(queue: &mut VecDeque<Operation>, couriers: &mut Couriers) -> bool {
-    let Some(Operation::Stay(stay)) = queue.front_mut() else {
+fn step(queue: &mut VecDeque<Operation>, persistent_kernels: &mut PersistentKernels) -> bool {
+    let Some(Operation::Residency(residency)) = queue.front_mut() else {
         return false;
     };
-    if !stay.step(couriers) {
+    if !residency.step(persistent_kernels) {
         queue.pop_front();
     }
     true

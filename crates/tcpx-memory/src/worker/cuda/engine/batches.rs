@@ -1,4 +1,4 @@
-//! What is under way on the worker's streams, and how it ends.
+//! Batches of jobs in flight on the worker's streams, and how they complete.
 
 use super::super::device::Lane;
 use super::{Engine, RESERVE, STARTS};
@@ -8,48 +8,48 @@ use crate::job::Work;
 use crate::slice::RegionSlice;
 use crate::worker::queue::Ticket;
 
-/// Jobs under way on a stream.
-pub(super) struct Flight {
+/// Jobs in flight on a stream that complete together.
+pub(super) struct Batch {
     event: Event,
-    /// How many tickets end with it.
+    /// How many tickets complete with it.
     tickets: usize,
-    /// Bytes, if it is of copies that are counted, see [`Copies`](super::Copies).
+    /// Bytes, if these are copies that [`Copies`](super::Copies) counts.
     copied: Option<usize>,
     outcome: Result<u64, MemoryError>,
 }
 
 impl Engine<'_> {
-    /// Ends what the streams have finished; of each one a copy at most, because telling of its end takes as long
-    /// as a short one, and what follows the next is to be under way by then.
-    pub(super) fn land(&mut self) -> bool {
+    /// Completes what the streams have finished, at most one copy of each stream: reporting a
+    /// completion takes as long as a short copy, and the next copies must start meanwhile.
+    pub(super) fn reap(&mut self) -> bool {
         let mut progress = false;
         for lane in Lane::ALL {
-            while let Some(front) = self.flights[lane as usize].front() {
+            while let Some(front) = self.batches[lane as usize].front() {
                 let ready = front.event.is_ready(self.device.api());
                 if ready == Ok(false) {
                     break;
                 }
-                let Some(flight) = self.flights[lane as usize].pop_front() else {
+                let Some(batch) = self.batches[lane as usize].pop_front() else {
                     break;
                 };
-                self.device.give_back(flight.event);
-                self.copied(lane, flight.copied);
-                for _ in 0..flight.tickets {
-                    let Some(ticket) = self.aloft[lane as usize].pop_front() else {
+                self.device.give_back(batch.event);
+                self.copied(lane, batch.copied);
+                for _ in 0..batch.tickets {
+                    let Some(ticket) = self.in_flight[lane as usize].pop_front() else {
                         break;
                     };
                     match &ready {
                         Ok(_) => {
                             let bytes = ticket.work().bytes();
-                            let outcome = flight.outcome.clone();
+                            let outcome = batch.outcome.clone();
                             ticket.finish(outcome.map(|all| all.min(bytes)));
                         }
-                        // Other engines of a broken context may still be at work.
+                        // Other engines of a broken context may still run.
                         Err(error) => ticket.abandon(error.clone().into()),
                     }
                 }
                 progress = true;
-                if flight.copied.is_some() {
+                if batch.copied.is_some() {
                     break;
                 }
             }
@@ -57,8 +57,8 @@ impl Engine<'_> {
         progress
     }
 
-    /// Begins copies that wait for nothing, as many as keep the GPU busy; no more at a time than jobs, for the
-    /// same reason.
+    /// Starts copies that wait for nothing, as many as keep the GPU busy, and no more at a time than
+    /// [`STARTS`], for the same reason.
     pub(super) fn start_copies(&mut self) -> bool {
         let mut progress = false;
         for lane in [Lane::In, Lane::Out] {
@@ -67,12 +67,12 @@ impl Engine<'_> {
                 if self.device.free_events() <= RESERVE {
                     break;
                 }
-                let first = self.aloft[at].len();
-                let Some(run) = self.copies[at].next(&mut self.aloft[at]) else {
+                let first = self.in_flight[at].len();
+                let Some(run) = self.copies[at].next(&mut self.in_flight[at]) else {
                     break;
                 };
                 progress = true;
-                let work = self.aloft[at].get(first).map(Ticket::work);
+                let work = self.in_flight[at].get(first).map(Ticket::work);
                 let issued = work.map_or(Ok(()), |work| self.issue(lane, work, run.bytes));
                 let outcome = issued.map(|()| run.bytes as u64);
                 self.follow(
@@ -86,17 +86,17 @@ impl Engine<'_> {
         progress
     }
 
-    /// Copies so many bytes, from the first of those that this work names.
+    /// Copies `bytes` from the first byte that this work names.
     fn issue(&self, lane: Lane, work: &Work, bytes: usize) -> Result<(), CudaError> {
         let (from, to) = work.ends();
         let (Some(source), Some(destination)) = (
             from.device_address(),
             to.and_then(RegionSlice::device_address),
         ) else {
-            // Only device-accessible ends come here, and all of those have an address.
+            // Only device-accessible memory gets here, and all of it has an address.
             return Ok(());
         };
-        // SAFETY: the tickets keep all of both ranges and their leases until the flight has landed.
+        // SAFETY: the tickets keep all of both ranges and their leases until the batch has ended.
         unsafe { self.device.copy(lane, destination, source, bytes) }
     }
 
@@ -113,7 +113,7 @@ impl Engine<'_> {
         let gpus = (from.region().gpu(), to.region().gpu());
         match gpus {
             (Some(from_gpu), Some(to_gpu)) if !from_gpu.is_same(to_gpu) => {
-                // SAFETY: the ticket keeps both regions and their leases until the flight has landed.
+                // SAFETY: the ticket keeps both regions and their leases until the batch has ended.
                 unsafe {
                     self.device
                         .copy_peer((to_gpu, destination), (from_gpu, source), from.len())
@@ -127,26 +127,26 @@ impl Engine<'_> {
         }
     }
 
-    /// Follows a job on a stream to its end. After an error some of the job may be under way, so the
-    /// job ends only when the stream has passed it.
-    pub(in crate::worker::cuda) fn fly(
+    /// Tracks a job on a stream until it completes. After an error a part of the job may be in
+    /// flight, so the job ends only when the stream has passed it.
+    pub(in crate::worker::cuda) fn track(
         &mut self,
         lane: Lane,
         ticket: Ticket,
         outcome: Result<u64, MemoryError>,
     ) {
-        self.aloft[lane as usize].push_back(ticket);
+        self.in_flight[lane as usize].push_back(ticket);
         self.follow(lane, 1, None, outcome);
     }
 
-    /// A copy has ended, or will never be heard of.
+    /// A copy has completed, or nothing will ever report it.
     fn copied(&mut self, lane: Lane, bytes: Option<usize>) {
         if let (Some(copies), Some(bytes)) = (self.copies.get_mut(lane as usize), bytes) {
             copies.ended(bytes);
         }
     }
 
-    /// As [`Self::fly`], for the last so many tickets that are aloft.
+    /// As [`Self::track`], for the last `tickets` in flight.
     fn follow(
         &mut self,
         lane: Lane,
@@ -155,7 +155,7 @@ impl Engine<'_> {
         outcome: Result<u64, MemoryError>,
     ) {
         match self.device.mark(lane) {
-            Ok(event) => self.flights[lane as usize].push_back(Flight {
+            Ok(event) => self.batches[lane as usize].push_back(Batch {
                 event,
                 tickets,
                 copied,
@@ -164,7 +164,7 @@ impl Engine<'_> {
             Err(error) => {
                 self.copied(lane, copied);
                 for _ in 0..tickets {
-                    if let Some(ticket) = self.aloft[lane as usize].pop_back() {
+                    if let Some(ticket) = self.in_flight[lane as usize].pop_back() {
                         ticket.abandon(error.clone());
                     }
                 }

@@ -1,0 +1,59 @@
+//! `tcpx generate FOLDER`: manual pages and shell completions, made from the command line's definition.
+
+use std::fs;
+use std::path::Path;
+
+use clap::CommandFactory;
+use clap_complete::{Shell, generate_to};
+
+use crate::args::Cli;
+use crate::error::Error;
+
+/// The shells that most users have.
+const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Fish, Shell::Zsh];
+
+/// Writes `man/tcpx*.1`, one page per visible command, and `completions/`.
+pub(crate) fn run(folder: &Path) -> Result<(), Error> {
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| Error::Io {
+            doing: "write",
+            path,
+            source,
+        }
+    };
+    let (man, completions) = (folder.join("man"), folder.join("completions"));
+    for made in [&man, &completions] {
+        fs::create_dir_all(made).map_err(failed(made))?;
+    }
+    clap_mangen::generate_to(Cli::command(), &man).map_err(failed(&man))?;
+    for shell in SHELLS {
+        generate_to(shell, &mut Cli::command(), "tcpx", &completions)
+            .map_err(failed(&completions))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_visible_command_has_a_page() {
+        let folder = tempfile::tempdir().unwrap();
+        run(folder.path()).unwrap();
+        for command in Cli::command().get_subcommands() {
+            let page = format!("man/tcpx-{}.1", command.get_name());
+            let exists = folder.path().join(&page).is_file();
+            assert_eq!(exists, !command.is_hide_set(), "{page}");
+        }
+        let bash = fs::read_to_string(folder.path().join("completions/tcpx.bash")).unwrap();
+        assert!(bash.contains("--interfaces"));
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_is_named() {
+        let error = run(Path::new("/proc/none")).unwrap_err().to_string();
+        assert!(error.contains("/proc/none/man"), "{error}");
+    }
+}

@@ -1,0 +1,86 @@
+//! The persistent copy kernel, loaded once for a context, and which connections may launch it.
+
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{Current, Function, Gpu, Module};
+use crate::driver::Api;
+use crate::error::CudaError;
+
+/// PTX text for the driver's own compiler, with the zero that it wants at the end.
+const PTX: &str = concat!(include_str!("../ptx/persistent_copy.ptx"), "\0");
+
+/// How many connections of a context may launch it at a time. Each kernel occupies a block of a
+/// multiprocessor and polls across the bus without a pause.
+const MOST: usize = 2;
+/// How long a place belongs to its holder after a launch: far longer than a kernel stays, although
+/// one that finds no room on the GPU starts even later.
+const TERM: Duration = Duration::from_millis(20);
+
+/// A context's part in persistent kernels.
+#[derive(Default)]
+pub(super) struct PersistentKernels {
+    code: OnceLock<Result<(Module, Function), CudaError>>,
+    /// Who may launch, and until when.
+    places: Mutex<Vec<(u64, Instant)>>,
+}
+
+impl PersistentKernels {
+    /// Unloads the module; the context is current, and no persistent kernel runs.
+    pub(super) fn unload(&self, api: &Api) {
+        if let Some(Ok((module, _))) = self.code.get() {
+            module.unload(api);
+        }
+    }
+}
+
+impl Gpu {
+    /// The kernel, loaded by the first call.
+    ///
+    /// # Errors
+    /// [`CudaError::KernelUnavailable`], or the driver's refusal.
+    pub(crate) fn persistent_kernel(&self) -> Result<Function, CudaError> {
+        let load = || {
+            let _current = Current::enter(self)?;
+            let module = Module::load(self, PTX)?;
+            let function = module.function(self, c"tcpx_persistent_copy");
+            let function = function.inspect_err(|_| module.unload(self.api()))?;
+            Ok((module, function))
+        };
+        let code = self.0.persistent_kernels.code.get_or_init(load);
+        code.clone().map(|(_, function)| function)
+    }
+
+    /// Whether this caller may launch a persistent kernel now; it then holds a place.
+    pub(crate) fn may_launch_persistent(&self, caller: u64, now: Instant) -> bool {
+        let places = self.0.persistent_kernels.places.lock();
+        let mut places = places.unwrap_or_else(PoisonError::into_inner);
+        places.retain(|(holder, until)| *holder != caller && *until > now);
+        let free = places.len() < MOST;
+        if free {
+            places.push((caller, now + TERM));
+        }
+        free
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn launches_are_limited_and_places_expire() {
+        let gpu = Gpu::fake();
+        let now = Instant::now();
+        for caller in 0..MOST as u64 {
+            assert!(gpu.may_launch_persistent(caller, now));
+        }
+        let late = MOST as u64;
+        assert!(!gpu.may_launch_persistent(late, now));
+        // A holder that continues keeps its place.
+        assert!(gpu.may_launch_persistent(0, now + TERM / 2));
+        assert!(gpu.may_launch_persistent(late, now + TERM));
+        assert!(!gpu.may_launch_persistent(1, now + TERM));
+        assert!(gpu.may_launch_persistent(1, now + TERM + TERM / 2));
+    }
+}
