@@ -21,6 +21,7 @@ mod dma_buf;
 pub mod driver;
 mod error;
 mod fence;
+pub mod fork;
 mod free_slots;
 mod gpu;
 mod job;

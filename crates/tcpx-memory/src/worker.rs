@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 pub use cuda::Unpacker;
 
-use queue::{JobQueue, Ticket};
+use queue::{JobQueue, RESERVED, Ticket};
 
 use crate::bounce::UnpackMethod;
 use crate::error::{CudaError, MemoryError};
@@ -97,7 +97,22 @@ impl CopyWorker {
                 error,
             });
         }
-        self.queue.push(Ticket::admit(job)?)
+        self.queue.push(Ticket::admit(job)?, 0)
+    }
+
+    /// As [`submit`](Self::submit) for a job that can wait: a quarter of the queue stays free for those
+    /// that hold a slot of a network meanwhile.
+    ///
+    /// # Errors
+    /// As for [`submit`](Self::submit).
+    pub fn submit_deferrable(&self, job: Job) -> Result<(), SubmitError> {
+        if let Err(error) = self.check_reach(&job) {
+            return Err(SubmitError {
+                job: Box::new(job),
+                error,
+            });
+        }
+        self.queue.push(Ticket::admit(job)?, RESERVED)
     }
 
     /// Makes a sleeping thread poll for jobs for a short while: one comes soon, and waking up takes

@@ -16,6 +16,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
+use tcpx_memory::fork;
 use tcpx_wire::handshake::Session;
 
 use crate::auth::Auth;
@@ -85,6 +86,8 @@ impl Inner {
 pub struct Listener {
     inner: Arc<Inner>,
     thread: Option<JoinHandle<()>>,
+    /// The process that listens, among those that forks made.
+    generation: u32,
 }
 
 impl Listener {
@@ -122,6 +125,7 @@ impl Listener {
         Ok(Self {
             inner,
             thread: Some(thread),
+            generation: fork::generation(),
         })
     }
 
@@ -204,6 +208,11 @@ impl ListenerNudge {
 
 impl Drop for Listener {
     fn drop(&mut self) {
+        if self.generation != fork::generation() {
+            // The thread is the other process's, which goes on listening.
+            std::mem::forget(self.thread.take());
+            return;
+        }
         self.inner.stop.store(true, Ordering::Release);
         // Cannot fail: the counter is far from full.
         let _ = rustix::io::write(&self.inner.wake, &1u64.to_ne_bytes());

@@ -111,6 +111,7 @@ impl Connection {
     pub fn close(self, timeout: Duration) -> Result<(), Error> {
         let started = Instant::now();
         let shared = &self.handle.0;
+        shared.check_process()?;
         shared.close();
         let mut outcome = shared.outcome();
         loop {
@@ -136,6 +137,11 @@ impl Connection {
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        if self.0.is_inherited() {
+            // Whatever would be dropped with the last reference would close the parent's sockets' streams.
+            std::mem::forget(Arc::clone(&self.0));
+            return;
+        }
         self.0.close();
     }
 }
@@ -277,6 +283,7 @@ impl<'a> Request<'a> {
         submit: impl FnOnce(&mut Core, &Self, &Lease, Option<&Fence>) -> Result<OperationId, Error>,
     ) -> Result<Transfer, Error> {
         let shared = &self.connection.handle.0;
+        shared.check_process()?;
         let context = match (&shared.gpu, self.slice.kind(), role) {
             // A fence and a copy follow each other.
             (Some(gpu), MemoryKind::Cuda { .. }, Role::Sender) => Some(InContext::enter(gpu)?),

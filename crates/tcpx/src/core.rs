@@ -28,7 +28,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tcpx_memory::{Gpu, SmallCopies};
+use tcpx_memory::{Gpu, Job, SmallCopies};
 use tcpx_net::{Channel, ChannelError, ChannelStats, Completion};
 use tcpx_wire::session::{Action, OperationId, RequestError};
 use tcpx_wire::{Session, Time};
@@ -81,6 +81,10 @@ pub(crate) struct Core {
     next_token: u64,
     completions: Vec<Completion>,
     finished_jobs: Vec<Finished>,
+    /// Jobs that the copy worker has yet to take.
+    waiting_jobs: VecDeque<Job>,
+    /// Jobs that it has.
+    jobs_under_way: usize,
     /// Why the connection ended; `Ok` after an orderly goodbye.
     ended: Option<Result<(), Error>>,
     ended_at: Option<Instant>,
@@ -152,6 +156,8 @@ impl Core {
             next_token: 0,
             completions: Vec::new(),
             finished_jobs: Vec::new(),
+            waiting_jobs: VecDeque::new(),
+            jobs_under_way: 0,
             ended: None,
             ended_at: None,
             resume: parts.resume,
@@ -320,6 +326,7 @@ impl Core {
             .into_iter()
             .chain(last_words)
             .chain(suspicion)
+            .chain(self.retry_jobs_at())
             .min()
             .filter(|_| !self.finished);
         self.more = more;

@@ -5,6 +5,7 @@ mod set_ups;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use tcpx_memory::fork;
 use tcpx_net::{Accepted, DialOptions, ListenOptions, Listener, Side, dial};
 
 use tcpx_wire::handshake::Session;
@@ -13,6 +14,7 @@ use crate::connection::Connection;
 use crate::error::Error;
 use crate::establish::{Authenticated, establish, session_config};
 use crate::options::Options;
+use crate::wait::deadline;
 use set_ups::SetUps;
 
 /// For a set-up that met its deadline to say so.
@@ -25,6 +27,8 @@ const SPARE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Endpoint {
     listener: Listener,
+    /// The process that listens, among those that forks made.
+    generation: u32,
     options: Options,
     set_ups: SetUps,
 }
@@ -47,6 +51,7 @@ impl Endpoint {
         Ok(Self {
             set_ups: SetUps::new(listener.nudge()),
             listener,
+            generation: fork::generation(),
             options,
         })
     }
@@ -64,19 +69,23 @@ impl Endpoint {
     /// # Errors
     /// Nobody came in time, or the set-up with an authenticated peer failed.
     pub fn accept(&self, timeout: Duration) -> Result<Connection, Error> {
-        let mut deadline = Instant::now() + timeout;
+        if self.generation != fork::generation() {
+            return Err(Error::OtherProcess { what: "endpoint" });
+        }
+        let mut until = deadline(Instant::now(), timeout);
         loop {
             if let Some(ended) = self.set_ups.take() {
                 return ended;
             }
             if self.set_ups.are_running() {
                 // Each of them ends by then.
-                deadline = deadline.max(Instant::now() + self.options.connect_timeout + SPARE);
+                let longest = self.options.connect_timeout.saturating_add(SPARE);
+                until = until.max(deadline(Instant::now(), longest));
             }
             let (set_ups, takes) = (&self.set_ups, !self.set_ups.are_full());
             let accepted = self
                 .listener
-                .accept_unless(deadline, takes, || set_ups.has_ended())?;
+                .accept_unless(until, takes, || set_ups.has_ended())?;
             if let Some(accepted) = accepted {
                 self.set_up(accepted)?;
             }
@@ -95,9 +104,9 @@ impl Endpoint {
             listening: Some(accepted.listening),
         };
         let options = self.options.clone();
-        let deadline = Instant::now() + options.connect_timeout;
+        let until = deadline(Instant::now(), options.connect_timeout);
         self.set_ups
-            .start(move || establish(authenticated, &options, deadline))
+            .start(move || establish(authenticated, &options, until))
     }
 
     /// Connects to a listening endpoint.
@@ -107,14 +116,14 @@ impl Endpoint {
     /// finish the set-up in time.
     pub fn connect(address: SocketAddr, options: &Options) -> Result<Connection, Error> {
         session_config(options)?;
-        let deadline = Instant::now() + options.connect_timeout;
+        let until = deadline(Instant::now(), options.connect_timeout);
         let dialled = dial(
             address,
             &options.auth,
             &DialOptions {
                 capabilities: capabilities(options),
                 congestion: options.congestion.clone(),
-                ..DialOptions::until(deadline)
+                ..DialOptions::until(until)
             },
         )?;
         let authenticated = Authenticated {
@@ -126,7 +135,7 @@ impl Endpoint {
             lanes: None,
             listening: None,
         };
-        establish(authenticated, options, deadline)
+        establish(authenticated, options, until)
     }
 }
 

@@ -125,6 +125,14 @@ pub enum Error {
         /// Why.
         error: RequestError,
     },
+    /// What a fork's child inherited belongs to its parent; the child has not touched it.
+    #[error(
+        "the {what} belongs to the process that opened it; open one in this process, or use it before the fork"
+    )]
+    OtherProcess {
+        /// What was used.
+        what: &'static str,
+    },
     /// Something did not end in time.
     #[error(
         "{what} with {peer} did not end within {limit:?}; look at the peer's side or allow more time"
@@ -231,7 +239,7 @@ impl Error {
             },
             Self::MemoryHeld { error } => error.kind(),
             Self::ConnectionLost { .. } | Self::ChannelLost { .. } => ErrorKind::ConnectionLost,
-            Self::Closed { .. } => ErrorKind::Closed,
+            Self::Closed { .. } | Self::OtherProcess { .. } => ErrorKind::Closed,
             Self::Request { .. } => ErrorKind::Operation,
             Self::EngineStuck { .. } | Self::Defect { .. } => ErrorKind::Defect,
             Self::Setting { .. } => ErrorKind::Setting,
@@ -255,7 +263,11 @@ impl Error {
             | Self::EngineStuck { peer, .. }
             | Self::Defect { peer, .. } => Some(*peer),
             Self::MemoryHeld { error } => error.peer(),
-            Self::Network(_) | Self::Memory(_) | Self::Setting { .. } | Self::System { .. } => None,
+            Self::Network(_)
+            | Self::Memory(_)
+            | Self::OtherProcess { .. }
+            | Self::Setting { .. }
+            | Self::System { .. } => None,
         }
     }
 

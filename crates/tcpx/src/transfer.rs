@@ -13,6 +13,7 @@ use tcpx_wire::session::OperationId;
 use crate::connection::Handle;
 use crate::error::Error;
 use crate::report::{Progress, Report};
+use crate::wait::deadline;
 
 /// How often a waiting thread makes sure that the engine lives.
 const LIVENESS_CHECK: Duration = Duration::from_secs(1);
@@ -103,6 +104,9 @@ impl TransferState {
 impl Transfer {
     /// The outcome, or `None` while the operation runs. Never blocks.
     pub fn test(&self) -> Option<Result<Report, Error>> {
+        if let Err(error) = self.connection.0.check_process() {
+            return Some(Err(error));
+        }
         self.state.outcome().or_else(|| {
             self.connection.0.watches_from_afar();
             // Whose end had been left for later has been told by that.
@@ -128,6 +132,9 @@ impl Transfer {
     /// # Errors
     /// As [`Transfer::wait`].
     pub fn wait_timeout(&self, timeout: Duration) -> Option<Result<Report, Error>> {
+        if let Err(error) = self.connection.0.check_process() {
+            return Some(Err(error));
+        }
         // Without a look at the clock, which takes longer than this.
         if self.state.has_ended()
             && let Some(outcome) = self.state.outcome()
@@ -136,7 +143,10 @@ impl Transfer {
         }
         let started = Instant::now();
         let has_ended = || self.state.has_ended();
-        if self.connection.0.drive(has_ended, started + timeout)
+        if self
+            .connection
+            .0
+            .drive(has_ended, deadline(started, timeout))
             && let Some(outcome) = self.state.outcome()
         {
             return Some(outcome);
@@ -187,6 +197,9 @@ impl Transfer {
 
     /// How far it is.
     pub fn progress(&self) -> Progress {
+        if self.connection.0.is_inherited() {
+            return Progress::default();
+        }
         self.state.lock().progress
     }
 }

@@ -1,13 +1,21 @@
 //! Waiting for a set of descriptors, for less than a millisecond where that is asked for.
 
 use std::os::fd::AsFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::buffer::Buffer;
 use rustix::event::epoll::{self, Event};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::driver::timespec;
+
+/// Longer than any program waits, and short enough to be added to any clock.
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// The end of `span` from `start` on; of a span without end, as `Duration::MAX`, one that nobody lives to see.
+pub(crate) fn deadline(start: Instant, span: Duration) -> Instant {
+    start + span.min(FOREVER)
+}
 
 /// Below this a whole millisecond more would matter.
 const FINE: Duration = Duration::from_millis(2);

@@ -18,6 +18,8 @@ use crate::lease::Hold;
 
 /// Jobs that may wait for a worker.
 pub(super) const CAPACITY: usize = 4096;
+/// Places of the queue that jobs which can wait leave to others.
+pub(super) const RESERVED: usize = CAPACITY / 4;
 
 /// A job that was checked and holds its memory.
 ///
@@ -172,16 +174,21 @@ impl JobQueue {
         self.park_gate.is_closed()
     }
 
-    pub(super) fn push(&self, ticket: Ticket) -> Result<(), SubmitError> {
+    /// Queues a ticket, unless fewer than `spare` places would stay free.
+    pub(super) fn push(&self, ticket: Ticket, spare: usize) -> Result<(), SubmitError> {
         if self.is_closed() {
             return Err(ticket.into_refused(MemoryError::WorkerFailed));
         }
-        if let Err(ticket) = self.tickets.push(ticket) {
-            return Err(ticket.into_refused(MemoryError::QueueFull {
+        let full = |ticket: Ticket| {
+            ticket.into_refused(MemoryError::QueueFull {
                 worker: self.worker,
                 capacity: CAPACITY,
-            }));
+            })
+        };
+        if self.tickets.len() + spare >= CAPACITY {
+            return Err(full(ticket));
         }
+        self.tickets.push(ticket).map_err(full)?;
         self.wake();
         if self.is_closed() {
             self.refuse_rest();
@@ -265,8 +272,8 @@ mod tests {
                 token: token as u64,
             })
         };
-        queue.push(ticket(0).unwrap()).unwrap();
-        queue.push(ticket(1).unwrap()).unwrap();
+        queue.push(ticket(0).unwrap(), 0).unwrap();
+        queue.push(ticket(1).unwrap(), 0).unwrap();
         let is_free = |region: &Region| region.lease(.., Access::Write).is_ok();
         queue.serve(|| {
             let _begun = queue.pop();
@@ -279,7 +286,7 @@ mod tests {
             );
         }
         assert!(!is_free(&regions[0]) && is_free(&regions[1]));
-        let refused = queue.push(ticket(2).unwrap()).unwrap_err();
+        let refused = queue.push(ticket(2).unwrap(), 0).unwrap_err();
         assert_eq!(
             (refused.job.token, refused.error),
             (2, MemoryError::WorkerFailed)

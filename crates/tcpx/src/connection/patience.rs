@@ -50,6 +50,7 @@ impl Patience {
 impl Shared {
     /// The engine's lock, unless the engine is stuck.
     pub(super) fn lock_in_time(&self) -> Result<MutexGuard<'_, Core>, Error> {
+        self.check_process()?;
         if !self.patience.foreign {
             return Ok(self.lock());
         }
@@ -82,6 +83,9 @@ impl Shared {
     }
 
     pub(super) fn statistics(&self) -> ChannelStats {
+        if self.is_inherited() {
+            return ChannelStats::default();
+        }
         let core = self.lock_in_time();
         let mut known = self
             .patience

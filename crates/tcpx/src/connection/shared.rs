@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use tcpx_memory::{Gpu, InContext};
+use tcpx_memory::{Gpu, InContext, fork};
 use tcpx_wire::session::OperationId;
 
 use super::patience::Patience;
@@ -25,6 +25,8 @@ pub(crate) struct Shared {
     pub(crate) id: DrivenId,
     pub(super) peer: PeerInfo,
     pub(super) path: String,
+    /// The process that opened it, among those that forks made.
+    generation: u32,
     pub(super) changed_path: Arc<PathNews>,
     pub(super) gpu: Option<Gpu>,
     /// The program looks on: its code is called in the middle of the engine's work.
@@ -69,6 +71,7 @@ impl Shared {
             id,
             peer,
             path,
+            generation: fork::generation(),
             changed_path,
             gpu,
             observed,
@@ -82,6 +85,20 @@ impl Shared {
             requests: Requests::default(),
             outcome: Mutex::new(None),
         })
+    }
+
+    /// Whether a fork's child asks: nothing here may be touched, and no lock be taken, which a thread of
+    /// the parent may have held at that moment.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.generation != fork::generation()
+    }
+
+    /// Refuses a fork's child.
+    pub(crate) fn check_process(&self) -> Result<(), Error> {
+        match self.is_inherited() {
+            true => Err(Error::OtherProcess { what: "connection" }),
+            false => Ok(()),
+        }
     }
 
     /// Takes the engine's lock. A thread that panicked inside left the connection unusable, but
@@ -173,11 +190,17 @@ impl Shared {
     }
 
     pub(crate) fn cancel(&self, operation: OperationId) {
+        if self.is_inherited() {
+            return;
+        }
         self.requests.cancel(operation);
         self.nudge();
     }
 
     pub(super) fn close(&self) {
+        if self.is_inherited() {
+            return;
+        }
         self.requests.close();
         self.nudge();
     }

@@ -1,8 +1,9 @@
 //! Work for the copy worker: unpacking, digests; and its ends.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use tcpx_memory::{BouncePool, Job, MemoryError, Work};
+use tcpx_memory::{BouncePool, Job, MemoryError, SubmitError, Work};
 use tcpx_net::Ticket;
 use tcpx_wire::descriptor::{Descriptors, Limits};
 use tcpx_wire::scatter::ScatterList;
@@ -15,6 +16,10 @@ use super::tokens::Token;
 use crate::event::{ChunkEvent, Event};
 use crate::sink::Finished;
 
+/// Jobs that one connection has with the copy worker at a time; the others wait in the connection.
+const JOBS_UNDER_WAY: usize = 64;
+/// Pause before a worker is tried again whose queue other connections have filled.
+const QUEUE_RETRY: Duration = Duration::from_millis(1);
 /// Fragments shown in an event.
 const SAMPLE: usize = 8;
 /// Bytes of the first fragment shown in an event.
@@ -180,29 +185,59 @@ impl Core {
         })
     }
 
-    /// Gives a job to the copy worker; a refusal is its result.
+    /// Queues a job for the copy worker, behind those that wait already.
     pub(super) fn submit(&mut self, work: Work, token: u64, id: OperationId) {
         let fence = self.operations.get(&id).and_then(|op| op.fence.clone());
         let sink = Arc::clone(&self.sink);
-        let job = Job {
+        self.waiting_jobs.push_back(Job {
             work,
             fence,
             sink,
             token,
-        };
-        if let Err(refused) = self.unpacker.worker.submit(job) {
-            let error = refused.error;
-            // Its list is used again.
-            drop(refused.job);
-            self.job_finished(token, Err(error));
+        });
+        self.submit_waiting();
+    }
+
+    /// Gives the copy worker as many of the jobs that wait as it takes from one connection. A full
+    /// queue delays them; any other refusal is a job's result.
+    fn submit_waiting(&mut self) {
+        while self.jobs_under_way < JOBS_UNDER_WAY
+            && let Some(job) = self.waiting_jobs.pop_front()
+        {
+            let token = job.token;
+            match self.unpacker.worker.submit_deferrable(job) {
+                Ok(()) => self.jobs_under_way += 1,
+                Err(SubmitError {
+                    job,
+                    error: MemoryError::QueueFull { .. },
+                }) => {
+                    self.waiting_jobs.push_front(*job);
+                    return;
+                }
+                Err(SubmitError { job, error }) => {
+                    // Its list is used again.
+                    drop(job);
+                    self.job_finished(token, Err(error));
+                }
+            }
         }
+    }
+
+    /// When the copy worker's queue must be tried again: jobs wait, and none of this connection is
+    /// under way whose end would be the occasion.
+    pub(super) fn retry_jobs_at(&self) -> Option<Instant> {
+        let is_stuck = self.jobs_under_way == 0 && !self.waiting_jobs.is_empty();
+        is_stuck.then(|| Instant::now() + QUEUE_RETRY)
     }
 
     /// Takes what the copy worker has finished; `true` if anything was.
     pub(super) fn drain_worker(&mut self) -> bool {
         let mut finished = std::mem::take(&mut self.finished_jobs);
         self.sink.take(&mut finished);
-        self.jobs_finished(finished)
+        self.jobs_under_way = self.jobs_under_way.saturating_sub(finished.len());
+        let any = self.jobs_finished(finished);
+        self.submit_waiting();
+        any
     }
 
     /// Takes these ends, in the buffer that is used again; `true` if there are any.

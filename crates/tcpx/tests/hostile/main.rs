@@ -1,6 +1,8 @@
 //! Peers that hold the key and mean harm, libraries that hang, observers that panic.
 
+mod forks;
 mod gated;
+mod limits;
 mod peer;
 mod set_up;
 
