@@ -184,9 +184,9 @@ if [ "${#rows[@]}" -gt 0 ]; then
   "$bin/xtask" bench-collect --out "$out/15-gpu-tcp-speed.json" \
     --subject "Embedded network, $what, beside plain sockets" --date "$(date -u +%F)" \
     --machine "$machine" --command "$command" --cpu /cpu_seconds_per_gb \
-    --note 'A run is one start of both programs; the cases follow each other in each of them, plain sockets after each case.' \
+    --note 'A run is one start of both programs with all cases; plain sockets follow each case.' \
     --note 'All programs run on one host and share its cores and memory; the network is the loopback interface.' \
-    --note 'Plain sockets: a thread a lane and side, calls of at most 1 MiB, the same congestion control; they move host memory and no GPU is involved.' \
+    --note 'Plain sockets: one thread per lane and side, calls of at most 1 MiB, the same congestion control, host memory.' \
     "${rows[@]}" || status=1
 fi
 exit "$status"

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_join_the_table_of_another_file_and_say_where_they_come_from() {
+    fn joining_rows_name_the_file_they_come_from() {
         let folder = tempfile::tempdir().unwrap();
         let join = |target: &str| {
             file("Quoted", 7.0).replacen('{', &format!("{{\"joins\":\"{target}\","), 1)

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dependency_without_a_row_and_a_row_without_a_dependency_are_faults() {
+    fn a_missing_row_and_a_superfluous_row_are_faults() {
         let declared = declared(
             "[workspace.dependencies]\n# ours\ntcpx = { path = \"crates/tcpx\" }\n\
              libc = \"1\"\ncc = { version = \"1\" }\n\n[profile.release]\ndebug = 1\n",

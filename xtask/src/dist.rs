@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_replaces_what_was_there_and_pkg_config_finds_the_folder_it_lies_in() {
+    fn pkg_config_finds_the_folder_through_a_replaced_link() {
         let folder = tempfile::tempdir().unwrap();
         let name = folder.path().join(LIBRARY_LINK);
         for to in ["old.so", LIBRARY] {
@@ -187,7 +187,7 @@ mod tests {
         let Ok(answer) = answer else {
             let _ = writeln!(
                 std::io::stderr(),
-                "skipped: a_link_replaces_what_was_there_and_pkg_config_finds_the_folder_it_lies_in: \
+                "skipped: pkg_config_finds_the_folder_through_a_replaced_link: \
                  no pkg-config"
             );
             return;

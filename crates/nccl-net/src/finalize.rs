@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_does_not_return_is_left_alone_and_told_of_when_it_does() {
+    fn a_late_finalize_is_reported_when_it_returns() {
         let shut = DOOR.lock().unwrap();
         let heard = run(Duration::from_millis(20));
         assert_eq!(*heard.lock().unwrap(), [ResultCode::InProgress]);

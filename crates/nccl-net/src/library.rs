@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_without_a_table_lists_the_symbols_that_were_sought() {
+    fn a_missing_table_lists_the_symbols_sought() {
         let error = find(&LoadOptions::new("libc.so.6")).err().unwrap();
         let LoadError::NoTable { looked_for, .. } = &error else {
             panic!("{error}");

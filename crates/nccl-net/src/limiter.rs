@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_passes_then_lines_are_counted_and_reported_in_the_next_second() {
+    fn lines_beyond_a_burst_are_counted_and_reported() {
         let limiter = RateLimiter::new(3);
         for _ in 0..3 {
             assert_eq!(limiter.check(7), Verdict::Pass { suppressed: 0 });

@@ -206,7 +206,7 @@ mod tests {
 
     /// One test, because the sink is the process's.
     #[test]
-    fn lines_are_formatted_bounded_filtered_and_limited_on_foreign_threads() {
+    fn foreign_threads_lines_are_formatted_and_limited() {
         let logger = plugin_logger();
         set_log_sink(collect, LogLevel::Info);
         let long = std::ffi::CString::new(vec![b'x'; 5000]).unwrap();

@@ -265,7 +265,7 @@ fn a_handle_of_a_peer_never_reaches_another_connect() {
 }
 
 #[test]
-fn a_panic_in_the_plugin_becomes_an_internal_error_and_the_comm_goes_on() {
+fn a_plugin_panic_is_an_internal_error() {
     let plugin = plugin(AbiVersion::V9);
     plugin.init().unwrap();
     let (mut sender, _receiver) = pair(&plugin);
@@ -283,7 +283,7 @@ fn a_panic_in_the_plugin_becomes_an_internal_error_and_the_comm_goes_on() {
 }
 
 #[test]
-fn null_and_foreign_pointers_of_a_host_are_answered_not_followed() {
+fn null_and_foreign_pointers_are_not_followed() {
     let table = table_v7::<Loopback<false>>();
     let invalid = ResultCode::InvalidArgument.to_raw();
     let mut foreign = [0_u64; 64];
@@ -330,7 +330,7 @@ fn comms_can_move_to_other_threads() {
 }
 
 #[test]
-fn the_last_share_of_a_started_plugin_finalizes_it_where_the_version_can() {
+fn the_last_share_of_a_plugin_finalizes_it() {
     for (version, finalizes) in [(AbiVersion::V10, 0), (AbiVersion::V12, 1)] {
         static CALLS: Mutex<usize> = Mutex::new(0);
         *CALLS.lock().unwrap() = 0;

@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tuner_answers_for_its_communicator_and_a_panic_leaves_nccl_its_choice() {
+    fn a_panic_in_a_tuner_leaves_the_choice_to_nccl() {
         let table = tuner_v5::<Half>();
         for (nodes, small) in [(2, 4), (1, -1)] {
             let mut context = std::ptr::null_mut();

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use clap::CommandFactory;
+use clap::{Command, CommandFactory};
 use clap_complete::{Shell, generate_to};
 
 use crate::args::Cli;
@@ -28,10 +28,19 @@ pub(crate) fn run(folder: &Path) -> Result<(), Error> {
     }
     clap_mangen::generate_to(Cli::command(), &man).map_err(failed(&man))?;
     for shell in SHELLS {
-        generate_to(shell, &mut Cli::command(), "tcpx", &completions)
-            .map_err(failed(&completions))?;
+        generate_to(shell, &mut visible(), "tcpx", &completions).map_err(failed(&completions))?;
     }
     Ok(())
+}
+
+/// The command line without its hidden commands, which shells would offer too.
+fn visible() -> Command {
+    let all = Cli::command();
+    let commands = all.get_subcommands().filter(|one| !one.is_hide_set());
+    Command::new("tcpx")
+        .version(env!("CARGO_PKG_VERSION"))
+        .args(all.get_arguments().cloned())
+        .subcommands(commands.cloned())
 }
 
 #[cfg(test)]
@@ -48,7 +57,7 @@ mod tests {
             assert_eq!(exists, !command.is_hide_set(), "{page}");
         }
         let bash = fs::read_to_string(folder.path().join("completions/tcpx.bash")).unwrap();
-        assert!(bash.contains("--interfaces"));
+        assert!(bash.contains("--interfaces") && !bash.contains("demo-peer"));
     }
 
     #[test]

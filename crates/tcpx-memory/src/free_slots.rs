@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_in_turn_are_all_different_and_those_behind_them_serve_too() {
+    fn slots_in_turn_differ_and_fall_back_to_later_ones() {
         let free = full(130);
         for round in 0..3 {
             for slot in 0..70 {

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_cannot_be_read_is_refused_before_anything_is_loaded() {
+    fn unreadable_memory_is_refused_before_loading() {
         let (to, _from) = UnixStream::pair().unwrap();
         let mut pipe = PagePipe::new(4096).unwrap();
         // SAFETY: page 0 is mapped by nobody, which is what the kernel is to say.

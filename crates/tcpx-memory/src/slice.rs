@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_appended_to_what_is_there_and_none_of_memory_in_use() {
+    fn bytes_are_appended_unless_memory_is_in_use() {
         for region in [
             Region::host(8).unwrap(),
             Region::cuda(&Gpu::fake(), 8).unwrap(),

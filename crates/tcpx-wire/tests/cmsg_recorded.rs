@@ -212,7 +212,7 @@ fn a_control_buffer_for_one_record_gets_one_fragment_a_receive() {
 }
 
 #[test]
-fn a_control_buffer_for_no_record_gets_an_error_and_loses_nothing() {
+fn a_control_buffer_without_room_loses_nothing() {
     let recording = Recording::load("no-room");
     assert!(matches!(
         recording.events.first(),

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connect_keeps_its_name_while_it_is_polled_and_is_let_go_of_when_nobody_does() {
+    fn a_connect_lasts_while_it_is_polled() {
         let start = Instant::now();
         let mut connects = Connects::default();
         let polled = connects.keep(None, 1, start).unwrap();

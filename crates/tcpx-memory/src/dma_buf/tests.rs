@@ -4,7 +4,7 @@ use std::os::fd::AsRawFd;
 use super::*;
 
 #[test]
-fn gpu_memory_is_exported_in_whole_granules_with_its_own_descriptor() {
+fn gpu_memory_is_exported_in_whole_granules() {
     let gpu = Gpu::fake();
     let buffer = DmaBuf::cuda(&gpu, 1).unwrap();
     assert_eq!((buffer.len(), buffer.kind()), (2 << 20, gpu.kind()));

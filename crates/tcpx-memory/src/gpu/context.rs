@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_context_that_is_kept_is_entered_at_a_look_and_what_was_current_comes_back() {
+    fn a_kept_context_is_entered_and_restored() {
         let gpu = Gpu::fake();
         let others = std::ptr::without_provenance_mut(0x2000);
         let before = current_context(&gpu);
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_context_that_the_program_has_changed_meanwhile_is_entered_all_the_same() {
+    fn a_kept_context_is_entered_after_a_change() {
         let gpu = Gpu::fake();
         let kept = InContext::enter(&gpu).unwrap();
         // As the owner of memory might, when its last reference is dropped.

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn work_on_a_stream_that_synchronises_with_the_default_one_is_waited_for() {
+    fn synchronising_streams_count_as_default_streams() {
         let gpu = Gpu::fake();
         let open = fake::keep_default_streams();
         let fence = taken(&gpu);
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_answers_for_the_legacy_stream_alone_is_not_relied_on() {
+    fn a_driver_that_fails_the_trial_is_not_used() {
         let gpu = fake::with_a_legacy_stream_alone(Gpu::fake);
         let _open = fake::keep_default_streams();
         assert!(!gpu.default_streams_rest());

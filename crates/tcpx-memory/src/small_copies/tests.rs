@@ -65,7 +65,7 @@ fn where_streams_write_no_words_events_show_the_ends() {
 }
 
 #[test]
-fn an_end_is_seen_without_the_driver_and_never_before_it_has_come() {
+fn an_end_is_seen_without_the_driver_and_not_early() {
     let gpu = Gpu::fake();
     let mut copies = SmallCopies::new(&gpu).unwrap();
     let region = Region::cuda(&gpu, 64).unwrap();
@@ -88,7 +88,7 @@ fn an_end_is_seen_without_the_driver_and_never_before_it_has_come() {
 }
 
 #[test]
-fn memory_of_a_read_that_was_given_up_is_free_once_the_copy_has_ended() {
+fn memory_of_an_abandoned_read_is_freed_after_the_copy() {
     let gpu = Gpu::fake();
     let mut copies = SmallCopies::new(&gpu).unwrap();
     let region = Region::cuda(&gpu, 64).unwrap();
@@ -108,7 +108,7 @@ fn memory_of_a_read_that_was_given_up_is_free_once_the_copy_has_ended() {
 }
 
 #[test]
-fn a_copy_that_cannot_be_followed_is_an_error_and_keeps_its_memory() {
+fn an_untracked_copy_fails_and_keeps_its_memory() {
     let gpu = Gpu::fake();
     let mut copies = SmallCopies::new(&gpu).unwrap();
     let region = Region::cuda(&gpu, 64).unwrap();
@@ -143,7 +143,7 @@ fn what_is_too_long_or_of_another_place_is_left_to_others() {
 }
 
 #[test]
-fn work_that_must_come_first_is_waited_for_no_longer_than_allowed() {
+fn the_wait_for_a_fence_ends_at_the_limit() {
     let gpu = Gpu::fake();
     let mut copies = SmallCopies::new(&gpu).unwrap();
     let region = Region::cuda(&gpu, 64).unwrap();
@@ -183,7 +183,7 @@ fn copies_beyond_the_slots_are_left_to_others() {
 }
 
 #[test]
-fn a_long_copy_takes_slots_that_follow_each_other_and_no_copy_takes_them_meanwhile() {
+fn a_long_copy_takes_adjacent_slots_for_itself() {
     let gpu = Gpu::fake();
     let mut copies = SmallCopies::new(&gpu).unwrap();
     // Long ones get 12 of 16 slots: 3, 4, 4, and then there are not two; short ones the other five.

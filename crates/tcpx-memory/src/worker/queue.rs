@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_that_panics_tells_every_job_and_keeps_the_memory_of_those_it_had_begun() {
+    fn a_panic_fails_every_job_and_keeps_started_memory() {
         let queue = JobQueue::new(MemoryKind::Host);
         let (sender, ended) = mpsc::channel();
         let sink = Arc::new(Channel(sender));

@@ -60,7 +60,7 @@ fn a_request_reads_back_as_the_attributes_that_went_in() {
 }
 
 #[test]
-fn an_error_carries_the_kernels_words_whether_the_request_is_repeated_or_not() {
+fn an_error_carries_the_words_of_the_kernel() {
     let words = encoded(|request| request.text(1, "hds-thresh is not zero").u32(2, 8));
     let number = (-22i32).to_ne_bytes();
     let request = Request::new(34, 13).u8(1, 9).encode(5);

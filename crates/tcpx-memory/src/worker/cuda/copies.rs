@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_that_follow_each_other_go_together_and_the_first_alone() {
+    fn adjacent_copies_merge_except_the_first() {
         let (ends, mut copies) = (Ends::new(), Copies::default());
         // In whichever order they come.
         for place in [3, 5, 4, 0, 2, 1, 9, 6, 8, 7] {
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_between_other_memories_or_with_a_gap_at_one_end_go_alone() {
+    fn copies_with_a_gap_or_other_memory_do_not_merge() {
         let (ends, other, mut copies) = (Ends::new(), Ends::new(), Copies::default());
         copies.push(ends.copy(0, 0));
         copies.push(ends.copy(1, 2));

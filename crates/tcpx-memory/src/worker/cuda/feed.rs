@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_even_list_is_launched_in_halves_and_a_longer_one_as_there_is_room() {
+    fn a_long_even_list_is_launched_in_parts() {
         assert_eq!(mapped(3, 512, 7, 4096), [(9, 3, 7)]);
         assert_eq!(mapped(8192, 512, 512, 4096), [(9, 8192, 512)]);
         let half = 9 + 5000 * 512;

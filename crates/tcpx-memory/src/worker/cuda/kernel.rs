@@ -286,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_multiprocessor_gets_a_block_where_there_are_enough_pieces() {
+    fn enough_pieces_use_every_multiprocessor() {
         assert_eq!(long_grid(132, 0), (1, 64));
         assert_eq!(long_grid(132, 1025), (257, 128));
         assert_eq!(long_grid(132, 4096), (512, 256));

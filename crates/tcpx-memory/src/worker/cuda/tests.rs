@@ -458,7 +458,7 @@ fn out_of_memory_is_told_apart() {
 /// The driver refuses other threads the query of an event while one captures, and breaks the capture: a copy
 /// in flight must not look ended, and the program must not lose its graph.
 #[test]
-fn a_graph_capture_of_the_program_and_the_worker_leave_each_other_alone() {
+fn the_worker_does_not_disturb_a_graph_capture() {
     let bench = Bench::new();
     let bytes = noise(5 << 20, 9);
     let sources = bench.kinds().map(|kind| bench.region(kind, &bytes));

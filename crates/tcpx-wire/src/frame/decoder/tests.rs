@@ -83,7 +83,7 @@ fn the_longest_frames_fit() {
 }
 
 #[test]
-fn a_payload_comes_in_a_buffer_that_was_given_back_whatever_that_held() {
+fn a_payload_reuses_a_returned_buffer() {
     let eager = |payload: &[u8]| Frame::Eager {
         transfer: TransferId(1),
         tag: Tag(2),
@@ -107,7 +107,7 @@ fn a_payload_comes_in_a_buffer_that_was_given_back_whatever_that_held() {
 
 /// Checksums of such frames are put together from those of their parts, at both ends.
 #[test]
-fn payloads_of_one_length_travel_in_the_same_bytes_and_what_changes_on_the_way_is_seen() {
+fn equal_payload_lengths_reuse_bytes_and_show_changes() {
     let (mut log, mut decoder) = (FrameLog::new(false), FrameDecoder::new());
     for sequence in 0..40 {
         let payload = vec![sequence as u8; 4096];

@@ -137,7 +137,7 @@ impl Drop for Explosive {
 }
 
 #[test]
-fn a_foreign_owner_that_panics_neither_hides_the_end_of_its_job_nor_stops_others() {
+fn a_panicking_owner_does_not_affect_completions() {
     let bench = Bench::new();
     let memory = bench.region(bench.gpu.kind(), &[1; 100]);
     let address = memory.all().device_address().unwrap();

@@ -76,7 +76,7 @@ fn chunks_that_wait_together_share_launches() {
 
 /// Lists that do not fit into a launch lie in the memory of its slot until it has run.
 #[test]
-fn a_launch_that_is_refused_between_others_leaves_their_lists_alone() {
+fn a_refused_launch_keeps_the_lists_of_others() {
     const SIZE: usize = 40_000;
     let bench = Bench::new();
     // SAFETY: the fake driver refuses this address, so nothing is touched.
@@ -174,7 +174,7 @@ fn a_shared_launch_that_is_refused_costs_only_the_job_at_fault() {
 }
 
 #[test]
-fn kernels_and_streams_stay_until_the_last_launch_has_left_its_stream() {
+fn kernels_and_streams_outlive_the_last_launch() {
     let bench = Bench::new();
     let pool = bench.region(bench.gpu.kind(), &noise(4800, 5));
     let to = bench.region(bench.gpu.kind(), &[1; 4800]);
@@ -254,7 +254,7 @@ fn copies_that_go_together_move_all_bytes_and_end_one_by_one() {
 }
 
 #[test]
-fn memory_of_copies_that_went_together_and_cannot_be_followed_is_kept() {
+fn memory_of_untracked_merged_copies_is_kept() {
     const PART: usize = 4096;
     let bench = Bench::new();
     let near = bench.region(MemoryKind::Pinned, &[7; 8 * PART]);

@@ -37,7 +37,7 @@ impl CompletionSink for Waits {
 }
 
 #[test]
-fn what_follows_a_copy_begins_before_others_are_told_of_their_end() {
+fn the_next_copy_starts_before_completions_are_reported() {
     const LEN: usize = 1000;
     let bench = Bench::new();
     let near = bench.region(MemoryKind::Pinned, &noise(4 * LEN, 3));
