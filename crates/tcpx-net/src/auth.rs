@@ -123,7 +123,9 @@ pub(crate) fn run_client<S: ClientSide>(
         cause: cause.into(),
         hint: "; the peer may have been overloaded or stopped: look at its log and try again",
     };
+    let cut_off = |heard: bool| (!heard).then_some(NetworkError::CutOff { peer });
     send_message(stream, &first).map_err(io)?;
+    let mut heard = false;
     loop {
         if !socket::wait(stream, PollFlags::IN, deadline).map_err(io)? {
             return Err(NetworkError::TimedOut {
@@ -133,9 +135,15 @@ pub(crate) fn run_client<S: ClientSide>(
         }
         let step = match receive_message(stream, |input| side.receive(input)) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-            Err(error) => return Err(io(error)),
-            Ok(None) => Err(side.closed()),
-            Ok(Some(step)) => step,
+            Err(error) => return Err(cut_off(heard).unwrap_or_else(|| io(error))),
+            Ok(None) => match cut_off(heard) {
+                Some(error) => return Err(error),
+                None => Err(side.closed()),
+            },
+            Ok(Some(step)) => {
+                heard = true;
+                step
+            }
         };
         match step.map_err(|error| handshake_error(peer, &error))? {
             Step::NeedMore => {}

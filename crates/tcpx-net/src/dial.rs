@@ -3,7 +3,7 @@
 mod again;
 
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tcpx_wire::handshake::{ClientHandshake, LaneClient, Session};
 
@@ -13,6 +13,11 @@ use crate::error::NetworkError;
 use crate::socket;
 
 pub use again::dial_control_again;
+
+/// Times that a connection is dialled again which the peer closed without an answer, and pauses before.
+const REDIALS: usize = 20;
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
 /// How to dial.
 #[derive(Debug, Clone)]
@@ -62,16 +67,37 @@ pub fn dial(
     auth: &Auth,
     options: &DialOptions,
 ) -> Result<Dialled, NetworkError> {
-    let stream = socket::connect(address, options)?;
-    tracing::info!(
-        peer = %address,
-        congestion_control = socket::congestion_control(&stream),
-        "connected"
-    );
-    let nonce = auth::nonce().map_err(|cause| no_random(address, cause))?;
-    let (handshake, first) = ClientHandshake::new(auth.key(), nonce, options.capabilities);
-    let session = auth::run_client(&stream, address, handshake, first, options.deadline)?;
-    Ok(Dialled { stream, session })
+    with_redials(options.deadline, || {
+        let stream = socket::connect(address, options)?;
+        tracing::info!(
+            peer = %address,
+            congestion_control = socket::congestion_control(&stream),
+            "connected"
+        );
+        let nonce = auth::nonce().map_err(|cause| no_random(address, cause))?;
+        let (handshake, first) = ClientHandshake::new(auth.key(), nonce, options.capabilities);
+        let session = auth::run_client(&stream, address, handshake, first, options.deadline)?;
+        Ok(Dialled { stream, session })
+    })
+}
+
+/// Dials again where the peer, crowded by strangers, has closed a connection before it read from it.
+fn with_redials<T>(
+    deadline: Instant,
+    mut dial: impl FnMut() -> Result<T, NetworkError>,
+) -> Result<T, NetworkError> {
+    let mut pause = FIRST_PAUSE;
+    for _ in 0..REDIALS {
+        match dial() {
+            Err(NetworkError::CutOff { peer }) if Instant::now() + pause < deadline => {
+                tracing::debug!(%peer, "closed without an answer; dialling again");
+                std::thread::sleep(pause);
+                pause = (2 * pause).min(LONGEST_PAUSE);
+            }
+            outcome => return outcome,
+        }
+    }
+    dial()
 }
 
 /// Opens lane `lane` of `lanes` of a session.
@@ -86,14 +112,18 @@ pub fn dial_lane(
     lanes: u16,
     options: &DialOptions,
 ) -> Result<TcpStream, NetworkError> {
-    let stream = socket::connect(address, options)?;
-    let nonce = auth::nonce().map_err(|cause| no_random(address, cause))?;
-    let (handshake, first) =
-        LaneClient::new(session, lane, lanes, nonce).map_err(|error| NetworkError::Handshake {
-            peer: address,
-            reason: error.to_string(),
+    let stream = with_redials(options.deadline, || {
+        let stream = socket::connect(address, options)?;
+        let nonce = auth::nonce().map_err(|cause| no_random(address, cause))?;
+        let (handshake, first) = LaneClient::new(session, lane, lanes, nonce).map_err(|error| {
+            NetworkError::Handshake {
+                peer: address,
+                reason: error.to_string(),
+            }
         })?;
-    auth::run_client(&stream, address, handshake, first, options.deadline)?;
+        auth::run_client(&stream, address, handshake, first, options.deadline)?;
+        Ok(stream)
+    })?;
     socket::prepare_lane(&stream).map_err(|cause| NetworkError::Io {
         operation: "TCP_USER_TIMEOUT",
         address: address.to_string(),

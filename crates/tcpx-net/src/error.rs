@@ -205,6 +205,14 @@ pub enum NetworkError {
         /// How long we waited.
         waited: Duration,
     },
+    /// The peer closed the connection before it had said a word.
+    #[error(
+        "{peer} closed the connection without an answer; it may have more connections than it takes: look at its log and try again, or check that tcpx listens there"
+    )]
+    CutOff {
+        /// The address dialled.
+        peer: SocketAddr,
+    },
     /// A step of the set-up did not end in time.
     #[error(
         "{operation} with {peer} did not finish in time; check that the peer is alive and not overloaded, or raise the connect timeout"

@@ -5,6 +5,7 @@
 //! and the oldest gives way when there are too many.
 
 mod acceptor;
+mod admission;
 mod greeting;
 mod reports;
 

@@ -13,6 +13,7 @@ use tcpx_wire::handshake::{
     SessionKey,
 };
 
+use super::admission::{self, Candidate, Random, Source};
 use super::greeting::{Greeting, Progress};
 use super::reports::Reports;
 use super::{Accepted, Inner, ListenOptions, MOST_WAITING};
@@ -20,10 +21,6 @@ use crate::auth;
 use crate::lane_inbox::{AcceptedLane, LaneInbox};
 use crate::socket;
 
-/// Most connections that have not proved themselves yet.
-pub(super) const MOST_GREETINGS: usize = 256;
-/// Most of them from one address.
-pub(super) const MOST_PER_SOURCE: usize = 64;
 /// Connections taken from the backlog before those at hand get their turn.
 const ACCEPT_BATCH: usize = 64;
 /// How long the listening socket is left alone after the system had no descriptor for it.
@@ -40,8 +37,8 @@ pub(super) struct Acceptor {
     socket: TcpListener,
     inner: Arc<Inner>,
     options: ListenOptions,
-    /// Oldest first.
     greetings: Vec<Greeting>,
+    random: Random,
     sessions: HashMap<SessionId, Registered>,
     spent: bool,
     /// The listening socket is not watched before this.
@@ -63,6 +60,7 @@ impl Acceptor {
             inner,
             options,
             greetings: Vec::new(),
+            random: Random::new(),
             sessions: HashMap::new(),
             spent: false,
             paused_until: None,
@@ -279,9 +277,12 @@ impl Acceptor {
                 Ok((stream, peer)) => self.greet(stream, socket::canonical(peer)),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if is_exhausted(&error) => {
-                    tracing::warn!(%error, "cannot accept connections now; raise the limit (ulimit -n)");
-                    self.paused_until = Some(Instant::now() + EXHAUSTED_PAUSE);
-                    return;
+                    let now = Instant::now();
+                    self.reports.exhausted(now, &error);
+                    if !self.make_descriptor(now) {
+                        self.paused_until = Some(now + EXHAUSTED_PAUSE);
+                        return;
+                    }
                 }
                 // The connection died in the backlog: accept(2) says to go on with the next.
                 Err(_) => {}
@@ -301,30 +302,52 @@ impl Acceptor {
         if self.is_busy() {
             handshake = handshake.busy();
         }
-        self.greetings
-            .push(Greeting::new(stream, peer, now, handshake));
+        // A client has spoken already as a rule: it is no silent one for a moment.
+        let mut greeting = Greeting::new(stream, peer, now, handshake);
+        let progress = greeting.advance();
+        self.apply(now, greeting, progress);
     }
 
-    /// The oldest give way, first those from the same address.
+    /// Has another one give way to a newcomer, if there are too many.
     fn make_room(&mut self, now: Instant, peer: SocketAddr) {
-        let same = |greeting: &Greeting| greeting.peer.ip() == peer.ip();
-        let from_same = self
-            .greetings
-            .iter()
-            .filter(|greeting| same(greeting))
-            .count();
-        let oldest = if from_same >= MOST_PER_SOURCE {
-            self.greetings.iter().position(same)
-        } else if self.greetings.len() >= MOST_GREETINGS {
-            Some(0)
-        } else {
-            None
-        };
-        if let Some(index) = oldest {
-            let gone = self.greetings.remove(index);
-            self.reports
-                .refused(now, gone.peer, &"too many connections that say nothing");
+        let candidates = self.candidates();
+        let random = &mut self.random;
+        let victim = admission::victim(&candidates, Source::of(peer.ip()), |below| {
+            random.below(below)
+        });
+        if let Some(index) = victim {
+            self.evict(now, index);
         }
+    }
+
+    /// Has one that has not proved itself give its descriptor back; whether there was one.
+    fn make_descriptor(&mut self, now: Instant) -> bool {
+        let candidates = self.candidates();
+        let random = &mut self.random;
+        match admission::any_victim(&candidates, |below| random.below(below)) {
+            Some(index) => {
+                self.evict(now, index);
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn candidates(&self) -> Vec<Candidate> {
+        let candidate = |greeting: &Greeting| Candidate {
+            source: Source::of(greeting.peer.ip()),
+            has_spoken: greeting.has_spoken(),
+        };
+        self.greetings.iter().map(candidate).collect()
+    }
+
+    fn evict(&mut self, now: Instant, index: usize) {
+        let gone = self.greetings.swap_remove(index);
+        self.reports.refused(
+            now,
+            gone.peer,
+            &"too many connections that have not proved themselves",
+        );
     }
 }
 

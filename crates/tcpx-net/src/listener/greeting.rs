@@ -75,6 +75,15 @@ impl Greeting {
         }
     }
 
+    /// Whether it has said what a client or a lane says, and was not refused.
+    pub(super) fn has_spoken(&self) -> bool {
+        match &self.state {
+            State::Hello(handshake) => handshake.has_hello(),
+            State::Lane(_) => true,
+            State::Farewell { .. } => false,
+        }
+    }
+
     pub(super) fn is_farewell(&self) -> bool {
         matches!(self.state, State::Farewell { .. })
     }

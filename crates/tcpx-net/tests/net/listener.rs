@@ -2,6 +2,8 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tcpx_net::dial::dial_lane;
@@ -303,4 +305,58 @@ fn a_closed_listener_frees_its_port() {
     let _taken = TcpListener::bind(address).unwrap();
     let error = Listener::bind(options).unwrap_err();
     assert!(error.to_string().contains("choose another port"), "{error}");
+}
+
+/// Passes bytes on after a delay, each way.
+fn slow_path(to: SocketAddr, delay: Duration) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for near in listener.incoming() {
+            let (near, far) = (near.unwrap(), TcpStream::connect(to).unwrap());
+            for (from, to) in [(&near, &far), (&far, &near)] {
+                let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                std::thread::spawn(move || {
+                    let mut bytes = [0; 4096];
+                    while let Ok(count @ 1..) = from.read(&mut bytes) {
+                        std::thread::sleep(delay);
+                        if to.write_all(&bytes[..count]).is_err() {
+                            break;
+                        }
+                    }
+                    let _ = to.shutdown(std::net::Shutdown::Both);
+                });
+            }
+        }
+    });
+    address
+}
+
+#[test]
+fn strangers_do_not_starve_a_distant_client() {
+    let auth = Auth::Key(key(1));
+    let listener = listener(auth.clone());
+    let address = listener.local_addr();
+    let distant = slow_path(address, Duration::from_millis(25));
+    let stop = Arc::new(AtomicBool::new(false));
+    let strangers = {
+        let stop = Arc::clone(&stop);
+        std::thread::spawn(move || {
+            // A few thousand a second from the client's own address; the last thousand stay open.
+            let mut open = std::collections::VecDeque::new();
+            while !stop.load(Ordering::Relaxed) {
+                open.extend(TcpStream::connect(address));
+                if open.len() > 1000 {
+                    open.pop_front();
+                }
+                std::thread::sleep(Duration::from_micros(300));
+            }
+        })
+    };
+    let dialled: Vec<_> = (0..5)
+        .map(|_| dial(distant, &auth, &until()).map(drop))
+        .collect();
+    stop.store(true, Ordering::Relaxed);
+    strangers.join().unwrap();
+    assert_eq!(dialled, vec![Ok(()); 5]);
 }

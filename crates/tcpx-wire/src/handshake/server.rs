@@ -48,6 +48,11 @@ pub enum ServerStep {
 }
 
 impl ServerHandshake {
+    /// Whether a client's hello has come and its proof is what is missing.
+    pub fn has_hello(&self) -> bool {
+        matches!(self.state, State::Proof(_))
+    }
+
     /// A handshake that waits for a client's hello.
     ///
     /// `nonce` must be fresh from a cryptographic random source; without a key nobody is
