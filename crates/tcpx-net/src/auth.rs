@@ -7,13 +7,13 @@ use std::time::Instant;
 
 use rustix::event::PollFlags;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
+use tcpx_lanes::socket;
 use tcpx_wire::handshake::{
     ClientHandshake, HandshakeError, LaneClient, NONCE_BYTES, Session, Step,
 };
 use tcpx_wire::key::Key;
 
 use crate::error::NetworkError;
-use crate::socket;
 
 /// Most bytes of a handshake that are looked at in one call.
 pub(crate) const PEEK_BYTES: usize = 512;

@@ -39,7 +39,6 @@ mod steering;
 mod watch;
 mod zero_copy;
 
-pub use crate::zero_copy::Done;
 pub use bind::{Adjust, Devmem, ReceiveOptions};
 pub use calls::{Arrival, LinuxSockets, SocketCalls};
 pub use capability::{Capability, KernelCapability};
@@ -55,6 +54,7 @@ pub use receive_queue::ReceiveQueue;
 pub use rule::Rule;
 pub use send_path::SendPath;
 pub use status::{HoldStatus, Released, Status};
+pub use tcpx_lanes::zero_copy::Done;
 
 #[cfg(test)]
 mod tests;

@@ -2,51 +2,22 @@
 
 mod again;
 
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use tcpx_lanes::socket;
 use tcpx_wire::handshake::{ClientHandshake, LaneClient, Session};
 
 use crate::auth::{self, Auth};
-use crate::congestion::Congestion;
 use crate::error::NetworkError;
-use crate::socket;
 
 pub use again::dial_control_again;
+pub use tcpx_lanes::socket::DialOptions;
 
 /// Times that a connection is dialled again which the peer closed without an answer, and pauses before.
 const REDIALS: usize = 20;
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
-
-/// How to dial.
-#[derive(Debug, Clone)]
-pub struct DialOptions {
-    /// When connecting and authenticating must have ended.
-    pub deadline: Instant,
-    /// Name of the network interface to leave through; `None`: as the routes say. Where the system
-    /// does not permit that, `source` alone decides.
-    pub interface: Option<String>,
-    /// Address to leave from; `None`: as the routes say.
-    pub source: Option<IpAddr>,
-    /// Capability bits to offer.
-    pub capabilities: u64,
-    /// Congestion control of the socket.
-    pub congestion: Congestion,
-}
-
-impl DialOptions {
-    /// Through any interface, without capabilities, with automatic congestion control.
-    pub fn until(deadline: Instant) -> Self {
-        Self {
-            deadline,
-            interface: None,
-            source: None,
-            capabilities: 0,
-            congestion: Congestion::Automatic,
-        }
-    }
-}
 
 /// An authenticated control connection. What the peer sends next is still in the stream.
 #[derive(Debug)]

@@ -2,37 +2,12 @@
 //! what to do.
 
 use std::fmt;
-use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+pub use tcpx_lanes::{IoError, SocketError};
+
 use crate::devmem::DevmemError;
-
-/// An I/O error that can be cloned.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct IoError {
-    /// Its class.
-    pub kind: io::ErrorKind,
-    /// The system's words.
-    pub text: String,
-}
-
-impl fmt::Display for IoError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
-}
-
-impl std::error::Error for IoError {}
-
-impl From<io::Error> for IoError {
-    fn from(error: io::Error) -> Self {
-        Self {
-            kind: error.kind(),
-            text: error.to_string(),
-        }
-    }
-}
 
 /// Where in the stream of chunks something happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -179,32 +154,9 @@ fn at(position: &Option<Box<ChunkPosition>>) -> String {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NetworkError {
-    /// Nothing listens there.
-    #[error(
-        "{peer} refused the connection: nothing listens on that port; start the server first or check the port"
-    )]
-    Refused {
-        /// The address dialled.
-        peer: SocketAddr,
-    },
-    /// No route to the peer.
-    #[error("{peer} is unreachable: {cause}; check the address, the route and the interface")]
-    Unreachable {
-        /// The address dialled.
-        peer: SocketAddr,
-        /// The system's reason.
-        cause: IoError,
-    },
-    /// The peer did not answer the connection request.
-    #[error(
-        "{peer} did not answer within {waited:?}: the host is down, or a firewall drops packets to this port; allow the port on the peer"
-    )]
-    ConnectTimedOut {
-        /// The address dialled.
-        peer: SocketAddr,
-        /// How long we waited.
-        waited: Duration,
-    },
+    /// A socket or an interface cannot be had.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
     /// The peer closed the connection before it had said a word.
     #[error(
         "{peer} closed the connection without an answer; it may have more connections than it takes: look at its log and try again, or check that tcpx listens there"
@@ -317,16 +269,6 @@ pub enum NetworkError {
         /// What to do: empty, or starting with `; `.
         hint: &'static str,
     },
-    /// The congestion control that was asked for cannot be had.
-    #[error("congestion control `{name}` cannot be used: {cause}; {remedy}")]
-    Congestion {
-        /// Its name.
-        name: String,
-        /// The system's reason.
-        cause: IoError,
-        /// What there is, and what to do.
-        remedy: String,
-    },
     /// Nobody connected.
     #[error(
         "no client connected to {address} within {waited:?}; start one with this address and key, and check that a firewall lets the port through"
@@ -336,16 +278,6 @@ pub enum NetworkError {
         address: SocketAddr,
         /// How long we waited.
         waited: Duration,
-    },
-    /// The user's choice of interfaces leaves none.
-    #[error(
-        "no interface that `{filter}` allows is up and has an address that peers can reach; this host has {found}: correct the choice"
-    )]
-    NoInterface {
-        /// What was asked for.
-        filter: String,
-        /// The interfaces there are.
-        found: String,
     },
     /// No lane can be opened over the interfaces that the user allows.
     #[error(

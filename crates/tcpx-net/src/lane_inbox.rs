@@ -31,6 +31,8 @@ pub struct AcceptedLane {
 #[derive(Debug, Default)]
 struct Inner {
     waiting: Mutex<VecDeque<AcceptedLane>>,
+    /// Lanes that may come back, once the set-up is done.
+    agreed: OnceLock<u16>,
     /// Told of each arrival, once set.
     notify: OnceLock<fn()>,
     /// Readable after arrivals, while somebody waits for them.
@@ -60,9 +62,24 @@ impl LaneInbox {
         Self::default()
     }
 
-    /// Puts a lane in; gives it back when the inbox is full.
+    /// The set-up is done: from now on only lanes `0..lanes` may come, in place of those that died, and
+    /// with 0 none. The first answer stands.
+    pub fn agree(&self, lanes: u16) {
+        let mut waiting = self.lock();
+        let lanes = *self.0.agreed.get_or_init(|| lanes);
+        waiting.retain(|waiting| waiting.lane < lanes);
+    }
+
+    /// Puts a lane in; gives it back when the inbox is full, or when the session has no such lane. A later
+    /// stream of a lane takes the place of one that still waits: the client gave that one up.
     pub fn deliver(&self, lane: AcceptedLane) -> Option<AcceptedLane> {
         let mut waiting = self.lock();
+        if let Some(agreed) = self.0.agreed.get() {
+            if lane.lane >= *agreed || lane.lanes != *agreed {
+                return Some(lane);
+            }
+            waiting.retain(|waiting| waiting.lane != lane.lane);
+        }
         if waiting.len() >= INBOX_CAPACITY {
             return Some(lane);
         }
@@ -175,5 +192,51 @@ impl LaneInbox {
             .waiting
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    fn lane(lane: u16, lanes: u16) -> AcceptedLane {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        AcceptedLane {
+            peer: stream.peer_addr().unwrap(),
+            stream,
+            lane,
+            lanes,
+        }
+    }
+
+    fn waiting(inbox: &LaneInbox) -> Vec<u16> {
+        std::iter::from_fn(|| inbox.try_take())
+            .map(|lane| lane.lane)
+            .collect()
+    }
+
+    #[test]
+    fn lanes_beyond_the_agreed_number_are_refused() {
+        let inbox = LaneInbox::new();
+        assert!(inbox.deliver(lane(7, 8)).is_none());
+        inbox.agree(2);
+        assert!(inbox.deliver(lane(2, 2)).is_some());
+        assert!(inbox.deliver(lane(0, 3)).is_some());
+        for number in [0, 1, 0, 1, 1] {
+            assert!(inbox.deliver(lane(number, 2)).is_none());
+        }
+        // One of each number waits at most, and the one from before the agreement is gone.
+        assert_eq!(waiting(&inbox), [0, 1]);
+    }
+
+    #[test]
+    fn a_session_whose_lanes_never_come_back_takes_none() {
+        let inbox = LaneInbox::new();
+        inbox.agree(0);
+        assert!(inbox.deliver(lane(0, 1)).is_some());
+        assert!(inbox.try_take().is_none());
     }
 }

@@ -17,14 +17,14 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
+use tcpx_lanes::congestion::Congestion;
+use tcpx_lanes::socket;
 use tcpx_memory::fork;
 use tcpx_wire::handshake::Session;
 
 use crate::auth::Auth;
-use crate::congestion::Congestion;
 use crate::error::NetworkError;
 use crate::lane_inbox::LaneInbox;
-use crate::socket;
 use acceptor::Acceptor;
 
 /// The port that tcpx listens on when none is named.
@@ -96,7 +96,7 @@ impl Listener {
     ///
     /// # Errors
     /// [`NetworkError::Io`] when the address cannot be bound or the thread cannot be started,
-    /// [`NetworkError::Congestion`] when the system refuses that choice.
+    /// [`NetworkError::Socket`] when the system refuses that choice.
     pub fn bind(options: ListenOptions) -> Result<Self, NetworkError> {
         let asked = options.address;
         let fail = |operation| {

@@ -7,15 +7,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, poll};
+use tcpx_lanes::congestion::Congestion;
+use tcpx_lanes::socket::timespec;
 use tcpx_memory::CopyWorker;
 use tcpx_wire::Taper;
 use tcpx_wire::handshake::Session;
 
 use crate::channel::Channel;
-use crate::congestion::Congestion;
 use crate::error::NetworkError;
 use crate::lane_inbox::LaneInbox;
-use crate::socket::timespec;
 
 /// Which end of the control connection this process is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

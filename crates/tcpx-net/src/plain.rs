@@ -8,17 +8,18 @@ use std::time::Instant;
 
 use rustix::event::PollFlags;
 
-use crate::congestion::Congestion;
+use tcpx_lanes::congestion::Congestion;
+use tcpx_lanes::socket;
+
 use crate::dial::DialOptions;
 use crate::error::NetworkError;
-use crate::socket;
 
 /// Listens at `address`; the socket is non-blocking.
 ///
 /// # Errors
-/// [`NetworkError::Io`] or [`NetworkError::Congestion`]: the system's refusal.
+/// [`NetworkError::Socket`]: the system's refusal.
 pub fn listen(address: SocketAddr, congestion: &Congestion) -> Result<TcpListener, NetworkError> {
-    socket::listen(address, congestion)
+    Ok(socket::listen(address, congestion)?)
 }
 
 /// Takes the next stream, non-blocking.
@@ -71,7 +72,7 @@ pub fn connect(
         congestion: congestion.clone(),
         ..DialOptions::until(deadline)
     };
-    socket::connect(peer, &options)
+    Ok(socket::connect(peer, &options)?)
 }
 
 /// The congestion control of a stream or a listener, read back from the kernel.

@@ -14,11 +14,9 @@
 mod advert;
 mod agree;
 mod discards;
-mod event_loop;
-mod idle;
-mod io;
 mod lanes;
 mod lingering;
+mod loops;
 mod loss;
 mod open;
 mod pace;
@@ -30,27 +28,22 @@ mod receive_table;
 mod repair;
 mod roster;
 mod shared;
-pub(crate) mod signal;
 #[cfg(test)]
 mod simulation;
-mod splice;
 mod staging;
 mod tcp_channel;
-mod tcp_info;
 mod transmit_lane;
 mod transmit_table;
 mod uncopied;
 mod wakers;
 mod watch;
 
-pub use tcp_info::{TcpCounters, is_unanswered, tcp_counters};
-
+use tcpx_lanes::socket::congestion_control;
 use tcpx_wire::Taper;
 
 use crate::channel::Channel;
 use crate::error::NetworkError;
 use crate::network::{Exchange, Network, Setup};
-use crate::socket::congestion_control;
 use shared::{MAX_LANES, Parts};
 use staging::Staging;
 
@@ -137,7 +130,7 @@ impl TcpNetwork {
     /// How many lanes this side wants when the user asked for `asked` (0: automatic), and whether
     /// anybody asked.
     fn lanes(&self, asked: u16) -> (u16, bool) {
-        let loops = || event_loop::loops_per_direction(self.options.loops);
+        let loops = || loops::per_direction(self.options.loops);
         let automatic = || u16::try_from(loops()).unwrap_or(1);
         let wanted = [asked, self.options.lanes]
             .into_iter()
@@ -195,6 +188,10 @@ impl Network for TcpNetwork {
         let agreed = agree::agree(wanted, self.options.interfaces.as_deref(), setup, exchange)?;
         let lanes = agreed.lanes;
         let (streams, repair, mut ways) = open::open(agreed, setup, exchange)?;
+        let resend = self.options.resend && lanes > 1;
+        if let Some(inbox) = &setup.lanes {
+            inbox.agree(if resend { lanes } else { 0 });
+        }
         let congestion = streams.first().and_then(congestion_control);
         tracing::info!(
             peer = %setup.peer,
@@ -202,7 +199,7 @@ impl Network for TcpNetwork {
             congestion_control = congestion,
             "lanes opened"
         );
-        let loops = event_loop::loops_per_direction(self.options.loops);
+        let loops = loops::per_direction(self.options.loops);
         let plural = if loops == 1 { "" } else { "s" };
         ways.push_str(&format!(", {loops} event loop{plural} each way"));
         if let Some(congestion) = congestion {
@@ -214,7 +211,7 @@ impl Network for TcpNetwork {
             ways,
             lanes,
             window,
-            resend: self.options.resend && lanes > 1,
+            resend,
             splice: self.options.splice,
             zero_copy: self.options.zero_copy,
             tells_behind: lanes == 1 && setup.session.tells_behind(),

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use tcpx_memory::MemoryError;
-use tcpx_net::{ChannelError, IoError, NetworkError};
+use tcpx_net::{ChannelError, IoError, NetworkError, SocketError};
 use tcpx_wire::session::{
     ConnectionFailure, Delivered, EndCause, OperationError, RequestError, SessionError, StallReport,
 };
@@ -306,11 +306,11 @@ impl Error {
                 ChannelError::PeerClosed { .. } | ChannelError::LaneLost { .. } => "TCPX-D031",
                 _ => return None,
             },
-            Self::Network(
-                NetworkError::Refused { .. }
-                | NetworkError::Unreachable { .. }
-                | NetworkError::ConnectTimedOut { .. },
-            ) => "TCPX-D037",
+            Self::Network(NetworkError::Socket(
+                SocketError::Refused { .. }
+                | SocketError::Unreachable { .. }
+                | SocketError::ConnectTimedOut { .. },
+            )) => "TCPX-D037",
             Self::Network(NetworkError::TimedOut {
                 operation: "connecting the plugin's comms",
                 ..

@@ -4,10 +4,9 @@ use std::fmt::Debug;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use tcpx_lanes::zero_copy::Done;
 use tcpx_memory::RegionSlice;
 use tcpx_wire::cmsg::RECEIVE_FLAG;
-
-use crate::zero_copy::Done;
 
 /// What one receive gave back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -217,6 +216,6 @@ impl SocketCalls for LinuxSockets {
     }
 
     fn done(&self, socket: BorrowedFd<'_>) -> io::Result<Option<Done>> {
-        crate::zero_copy::done(socket)
+        tcpx_lanes::zero_copy::done(socket)
     }
 }

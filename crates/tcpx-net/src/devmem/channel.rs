@@ -10,6 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::epoll::EventFlags;
+use tcpx_lanes::waker::Waker;
+use tcpx_lanes::zero_copy::InKernel;
 use tcpx_memory::RegionSlice;
 
 use super::calls::SocketCalls;
@@ -25,8 +27,6 @@ use crate::channel::{
     ReceiveChunk, SendChunk, Ticket,
 };
 use crate::error::{ChannelError, IoError};
-use crate::tcp::signal::Signal;
-use crate::zero_copy::InKernel;
 
 /// What [`DevmemChannel::new`] needs.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ pub(super) struct Parts {
     pub(super) rule: Option<FlowRule>,
     pub(super) inflow: Inflow,
     pub(super) stage: Stage,
-    pub(super) signal: Arc<Signal>,
+    pub(super) signal: Arc<Waker>,
     pub(super) window: u16,
 }
 
@@ -83,7 +83,7 @@ pub(super) struct DevmemChannel {
     companion: Option<Companion>,
     rule: Option<FlowRule>,
     watch: Watch,
-    signal: Arc<Signal>,
+    signal: Arc<Waker>,
     inflow: Inflow,
     outflow: Outflow,
     stage: Stage,
@@ -417,7 +417,7 @@ impl Channel for DevmemChannel {
         }
         self.stage.close(&mut self.outflow);
         self.fail_all();
-        self.signal.raise();
+        self.signal.wake();
     }
 
     fn closed(&self) -> bool {

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::error::IoError;
+use tcpx_lanes::IoError;
 
 /// What the kernel answered to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
+use tcpx_lanes::socket::wait;
 use tcpx_memory::{Access, Gpu, MemoryError, Region};
 use tcpx_wire::cmsg::{Binding, Dialect, Piece, Received};
 use tcpx_wire::tokens::{Returned, TokenSet};
@@ -13,7 +14,6 @@ use tcpx_wire::tokens::{Returned, TokenSet};
 use super::calls::{LinuxSockets, SocketCalls};
 use super::receive_queue::ReceiveQueue;
 use crate::error::IoError;
-use crate::socket::wait;
 
 const OFFER_BYTES: usize = 1 << 20;
 const RECORDS: usize = 1024;

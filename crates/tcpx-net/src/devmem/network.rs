@@ -3,6 +3,9 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use tcpx_lanes::waker::Waker;
+use tcpx_lanes::zero_copy;
+
 use super::calls::{LinuxSockets, SocketCalls};
 use super::channel::{DevmemChannel, Parts};
 use super::inflow::{Inflow, Target};
@@ -17,8 +20,6 @@ use super::stage::Stage;
 use crate::channel::Channel;
 use crate::error::NetworkError;
 use crate::network::{Exchange, Network, Setup};
-use crate::tcp::signal::Signal;
-use crate::zero_copy;
 
 /// The network's name.
 pub(super) const NAME: &str = "devmem";
@@ -132,7 +133,7 @@ impl DevmemNetwork {
         let queue = self.queue(index);
         let landing =
             Landing::new(setup.workers.first().and_then(|worker| worker.gpu())).map_err(memory)?;
-        let signal = Signal::new().map_err(|error| system("eventfd", error.into()))?;
+        let signal = Waker::new().map_err(|error| system("eventfd", error.into()))?;
         let signal = Arc::new(signal);
         let send = match &self.send {
             Some(slots) => zero_copy::enable(lanes.payload.as_fd())

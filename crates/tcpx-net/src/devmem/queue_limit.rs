@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::net::TcpStream;
 
-use crate::socket::set_option;
+use tcpx_lanes::socket::set_option;
 
 /// The kernel's limits for the queue of a connection whose size nobody set: least, at first, most.
 const AUTOMATIC: &str = "/proc/sys/net/ipv4/tcp_rmem";

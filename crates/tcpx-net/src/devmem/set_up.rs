@@ -3,11 +3,12 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream};
 
+use tcpx_lanes::interfaces;
+
 use super::flow::{Flow, FlowRule};
 use super::network::NAME;
 use crate::dial::{DialOptions, dial_lane};
 use crate::error::NetworkError;
-use crate::interfaces;
 use crate::lane_inbox::AcceptedLane;
 use crate::network::{Exchange, Setup, Side};
 

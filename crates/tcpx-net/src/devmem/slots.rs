@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tcpx_lanes::waker::Waker;
 use tcpx_memory::{Access, MemoryError, RegionSlice};
 
 use super::send_path::SendPath;
-use crate::tcp::signal::Signal;
 
 /// Bytes of a slot; the longest chunk that is sent from one.
 pub(super) const SLOT_BYTES: usize = 1 << 20;
@@ -27,7 +27,7 @@ struct State {
     /// Slots that a card may read for ever.
     lost: BTreeSet<u64>,
     /// Told when a slot comes back, as somebody found none.
-    waiting: Vec<Arc<Signal>>,
+    waiting: Vec<Arc<Waker>>,
 }
 
 /// A slot in use; it is free again with the last reference.
@@ -68,7 +68,7 @@ impl SendSlots {
     }
 
     /// A free slot; else `signal` is raised when one comes back.
-    pub(super) fn take(self: &Arc<Self>, signal: &Arc<Signal>) -> Option<Arc<SendSlot>> {
+    pub(super) fn take(self: &Arc<Self>, signal: &Arc<Waker>) -> Option<Arc<SendSlot>> {
         let mut state = self.lock();
         let Some(offset) = state.free.pop() else {
             if !state.waiting.iter().any(|one| Arc::ptr_eq(one, signal)) {
@@ -114,7 +114,7 @@ impl Drop for SendSlot {
             state.free.push(self.offset);
         }
         for signal in state.waiting.drain(..) {
-            signal.raise();
+            signal.wake();
         }
     }
 }

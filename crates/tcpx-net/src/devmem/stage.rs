@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use tcpx_lanes::waker::Waker;
 use tcpx_memory::{
     CompletionSink, CopyWorker, Fence, FreeWatch, Job, MemoryError, MemoryKind, PinnedPool,
     RegionSlice, Work,
@@ -11,7 +12,6 @@ use tcpx_memory::{
 
 use super::outflow::{Outflow, Source};
 use super::slots::{SLOT_BYTES, SendSlot, SendSlots};
-use crate::tcp::signal::Signal;
 
 /// Chunks of one channel on their way to a slot.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ enum To {
 /// What the workers have finished, and who is to look.
 #[derive(Debug)]
 struct Finished {
-    signal: Arc<Signal>,
+    signal: Arc<Waker>,
     results: Mutex<Vec<(u64, Result<u64, MemoryError>)>>,
 }
 
@@ -60,7 +60,7 @@ impl CompletionSink for Finished {
         let mut results = self.results.lock().unwrap_or_else(PoisonError::into_inner);
         results.push((token, result));
         drop(results);
-        self.signal.raise();
+        self.signal.wake();
     }
 }
 
@@ -68,7 +68,7 @@ impl Stage {
     pub(super) fn new(
         gpus: &[Arc<CopyWorker>],
         slots: Option<Arc<SendSlots>>,
-        signal: Arc<Signal>,
+        signal: Arc<Waker>,
     ) -> Result<Self, MemoryError> {
         let mut workers = gpus.to_vec();
         if slots.is_some() {
@@ -76,7 +76,7 @@ impl Stage {
         }
         let watch = |worker: &Arc<CopyWorker>| {
             let signal = Arc::clone(&signal);
-            worker.pinned().on_free(Arc::new(move || signal.raise()))
+            worker.pinned().on_free(Arc::new(move || signal.wake()))
         };
         let watches = gpus.iter().map(watch).collect();
         Ok(Self {
@@ -185,7 +185,7 @@ impl Stage {
         for (start, slice) in outflow.take_from_slots() {
             self.out_of_slot(outflow, start, slice);
         }
-        self.finished.signal.raise();
+        self.finished.signal.wake();
     }
 
     fn out_of_slot(&mut self, outflow: &mut Outflow, start: u64, slice: RegionSlice) {
@@ -302,7 +302,7 @@ mod tests {
         let memory = DmaBuf::from_fd(nothing.into(), Region::host(2 * SLOT_BYTES).unwrap());
         let path = SendPath::new(memory, 1, "lo".to_owned(), 1, Arc::new(()));
         let slots = SendSlots::new(path).unwrap();
-        let signal = Arc::new(Signal::new().unwrap());
+        let signal = Arc::new(Waker::new().unwrap());
         let mut stage = Stage::new(&[], Some(Arc::clone(&slots)), signal).unwrap();
         let mut outflow = Outflow::default();
         let regions: Vec<_> = (0..chunks).map(|_| Region::host(1000).unwrap()).collect();
@@ -353,7 +353,7 @@ mod tests {
             stage.progress(&mut outflow).unwrap();
             wait(&mut stage, &mut outflow);
             assert_own(&mut outflow, &regions);
-            let signal = Arc::new(Signal::new().unwrap());
+            let signal = Arc::new(Waker::new().unwrap());
             let free = [slots.take(&signal), slots.take(&signal)];
             assert!(free.iter().all(Option::is_some), "both slots came back");
         }

@@ -5,14 +5,14 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use tcpx_lanes::congestion::Congestion;
+use tcpx_lanes::socket;
 use tcpx_wire::handshake::{LaneClient, Session};
 
 use super::{DialOptions, no_random};
 use crate::auth;
 use crate::channel::Way;
-use crate::congestion::Congestion;
 use crate::error::NetworkError;
-use crate::socket;
 
 /// For one way: longer than any path takes that is worth it.
 const ATTEMPT: Duration = Duration::from_secs(1);

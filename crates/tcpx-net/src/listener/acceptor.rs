@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use tcpx_lanes::socket;
 use tcpx_wire::handshake::{
     LaneAccepted, LaneRefusal, LaneRequest, Message, ServerHandshake, Session, SessionId,
     SessionKey,
@@ -19,7 +20,6 @@ use super::reports::Reports;
 use super::{Accepted, Inner, ListenOptions, MOST_WAITING};
 use crate::auth;
 use crate::lane_inbox::{AcceptedLane, LaneInbox};
-use crate::socket;
 
 /// Connections taken from the backlog before those at hand get their turn.
 const ACCEPT_BATCH: usize = 64;

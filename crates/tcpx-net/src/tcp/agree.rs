@@ -3,12 +3,15 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
+use tcpx_lanes::interfaces::{
+    Choice, InterfaceFilter, Nic, PciPlace, SYSFS, Wish, choose, interfaces,
+};
+
 use super::NAME;
 use super::advert::{Advert, NicAddress};
 use super::pairs::{pair_up, same_network};
 use crate::channel::Way;
 use crate::error::NetworkError;
-use crate::interfaces::{Choice, InterfaceFilter, Nic, PciPlace, SYSFS, Wish, choose, interfaces};
 use crate::network::{Exchange, Setup, Side};
 
 /// What both sides agreed on.
@@ -143,7 +146,7 @@ fn our_cards(filter: Option<&str>, setup: &Setup<'_>) -> Result<Cards, NetworkEr
             tracing::debug!(%error, "lanes go the way of the control connection");
             Vec::new()
         }
-        Err(error) => return Err(error),
+        Err(error) => return Err(error.into()),
     };
     let choice: Choice = choose(
         &all,

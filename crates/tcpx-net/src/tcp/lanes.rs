@@ -4,8 +4,11 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use tcpx_lanes::event_loop::EventLoops;
+use tcpx_lanes::socket::{canonical, limit_buffers};
+
 use super::NAME;
-use super::event_loop::Loops;
+use super::loops;
 use super::receive_lane::ReceiveLane;
 use super::shared::{LaneSocket, Parts, Shared, lock};
 use super::tcp_channel::TcpChannel;
@@ -13,7 +16,6 @@ use super::transmit_lane::TransmitLane;
 use super::wakers::LaneRemotes;
 use super::watch;
 use crate::error::{IoError, NetworkError};
-use crate::socket::{canonical, limit_buffers};
 
 /// How errors and logs call the channel.
 pub(super) fn name(lanes: u16, peer: SocketAddr) -> String {
@@ -34,7 +36,7 @@ pub(super) fn start(
         cause,
         hint: "; raise the limits on threads and descriptors",
     };
-    let loops = Loops::get(loops).map_err(|cause| fail("starting the event loops", cause))?;
+    let loops = loops::get(loops).map_err(|cause| fail("starting the event loops", cause))?;
     let (window, resend) = (parts.window, parts.resend);
     let shared =
         Shared::new(parts).map_err(|error| fail("eventfd", std::io::Error::from(error).into()))?;
@@ -72,25 +74,24 @@ impl Shared {
     }
 
     /// Gives the halves of a lane that has joined to loops.
-    fn run_lane(shared: &Arc<Self>, loops: &Loops, socket: &Arc<LaneSocket>) {
-        let (transmit, receive) = (loops.transmit(), loops.receive());
+    fn run_lane(shared: &Arc<Self>, loops: &EventLoops, socket: &Arc<LaneSocket>) {
         let remotes = LaneRemotes {
-            transmit: transmit.remote(),
-            receive: receive.remote(),
+            transmit: loops.transmit(),
+            receive: loops.receive(),
         };
         shared.halves.fetch_add(2, Ordering::AcqRel);
         shared.wakers.set(socket.lane, remotes.clone());
         let sending = TransmitLane::new(Arc::clone(shared), Arc::clone(socket));
         let receiving = ReceiveLane::new(Arc::clone(shared), Arc::clone(socket));
-        transmit.add(Box::new(sending), &remotes.transmit);
-        receive.add(Box::new(receiving), &remotes.receive);
+        remotes.transmit.start(Box::new(sending));
+        remotes.receive.start(Box::new(receiving));
     }
 
     /// Brings a dead lane back with a new stream; gives that back while halves of the old one are
     /// still there. A channel that has ended drops it.
     pub(super) fn restore(shared: &Arc<Self>, lane: u16, stream: TcpStream) -> Option<TcpStream> {
         let _adding = lock(&shared.membership);
-        let Ok(loops) = Loops::get(0) else {
+        let Ok(loops) = loops::get(0) else {
             return None;
         };
         if shared.is_over() {

@@ -4,9 +4,10 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tcpx_lanes::arrival;
+
 use super::agree::{Agreed, Cards, mismatch};
 use super::repair::{Arrivals, Dialler, Repair};
-use crate::arrival;
 use crate::channel::Way;
 use crate::error::NetworkError;
 use crate::network::{Exchange, Setup, Side};

@@ -130,7 +130,7 @@ impl Drop for Permit {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

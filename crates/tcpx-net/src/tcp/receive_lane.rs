@@ -10,11 +10,11 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use rustix::event::epoll::EventFlags;
+use tcpx_lanes::event_loop::{Source, Turn};
+use tcpx_lanes::socket_calls::{self as io, Moved, Part};
 use tcpx_memory::RegionSlice;
 use tcpx_wire::chunk_header::ChunkHeader;
 
-use super::event_loop::{Source, Turn};
-use super::io::{self, Moved, Part};
 use super::loss::Lost;
 use super::receive_table::{Arrival, Claim, ReceiveState, position};
 use super::shared::{Event, LaneSocket, Shared, Violation};
@@ -115,7 +115,7 @@ impl ReceiveLane {
             }
         };
         if tells {
-            self.shared.wakers.signal.raise();
+            self.shared.wakers.signal.wake();
         }
         let wanted = match &self.state {
             State::Payload { into, done, .. } => {
@@ -411,7 +411,7 @@ impl Source for ReceiveLane {
             }
         }
         if self.gathering.goes_on(Instant::now) {
-            self.shared.wakers.signal.raise();
+            self.shared.wakers.signal.wake();
         }
         Turn::Again
     }

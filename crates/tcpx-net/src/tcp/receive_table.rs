@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use tcpx_lanes::idle::LaneSet;
 use tcpx_wire::chunk_header::ChunkHeader;
 
 use super::discards::Discards;
-use super::idle::LaneSet;
 use super::shared::{Violation, lock};
 use crate::channel::ReceiveChunk;
 use crate::error::ChunkPosition;

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use tcpx_lanes::congestion::Congestion;
 use tcpx_wire::handshake::Session;
 
 use super::agree::Cards;
@@ -13,8 +14,8 @@ use super::open::bind_to_card;
 use super::shared::{Shared, lock};
 use super::watch;
 use crate::channel::Way;
-use crate::congestion::Congestion;
 use crate::dial::{DialOptions, dial_lane};
+use crate::error::{NetworkError, SocketError};
 use crate::lane_inbox::{AcceptedLane, LaneInbox};
 use crate::network::Setup;
 
@@ -71,11 +72,7 @@ impl Dialler {
     }
 
     /// Opens one lane.
-    pub(super) fn open(
-        &self,
-        lane: u16,
-        deadline: Instant,
-    ) -> Result<TcpStream, crate::NetworkError> {
+    pub(super) fn open(&self, lane: u16, deadline: Instant) -> Result<TcpStream, NetworkError> {
         let lanes = u16::try_from(self.routes.len()).unwrap_or(u16::MAX);
         let Some(route) = self.routes.get(usize::from(lane)) else {
             return Err(self.no_route(lane));
@@ -91,7 +88,7 @@ impl Dialler {
         lane: u16,
         shared: bool,
         deadline: Instant,
-    ) -> Result<(TcpStream, Way), crate::NetworkError> {
+    ) -> Result<(TcpStream, Way), NetworkError> {
         let route = self.routes.get(usize::from(lane)).cloned();
         let Some(route) = route else {
             return Err(self.no_route(lane));
@@ -105,7 +102,8 @@ impl Dialler {
         let bound = self.dial(lane, lanes, &route, half);
         let unanswered = matches!(
             bound,
-            Err(crate::NetworkError::ConnectTimedOut { .. } | crate::NetworkError::TimedOut { .. })
+            Err(NetworkError::Socket(SocketError::ConnectTimedOut { .. })
+                | NetworkError::TimedOut { .. })
         );
         if !unanswered {
             return bound.map(|stream| (stream, route));
@@ -122,8 +120,8 @@ impl Dialler {
         Ok((opened, unbound))
     }
 
-    fn no_route(&self, lane: u16) -> crate::NetworkError {
-        crate::NetworkError::Control {
+    fn no_route(&self, lane: u16) -> NetworkError {
+        NetworkError::Control {
             reason: format!("lane {lane} of {} has no route", self.routes.len()),
         }
     }
@@ -134,7 +132,7 @@ impl Dialler {
         lanes: u16,
         way: &Way,
         deadline: Instant,
-    ) -> Result<TcpStream, crate::NetworkError> {
+    ) -> Result<TcpStream, NetworkError> {
         let options = DialOptions {
             deadline,
             interface: way.interface.clone(),

@@ -7,13 +7,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crossbeam_queue::ArrayQueue;
 
+use tcpx_lanes::tcp_info::tcp_counters;
+
 use super::pace::Paces;
 use super::presence::Presence;
 use super::receive_table::ReceiveTable;
 use super::repair::Repair;
 use super::roster::Roster;
 use super::staging::Staging;
-use super::tcp_info::tcp_counters;
 use super::transmit_table::TransmitTable;
 use super::wakers::Wakers;
 use super::watch::Attention;
@@ -231,21 +232,21 @@ impl Shared {
     /// Reports an end and wakes the owner. Drop what points at the request's memory before.
     pub(super) fn report(&self, event: Event) {
         self.publish(event);
-        self.wakers.signal.raise();
+        self.wakers.signal.wake();
     }
 
     /// As [`report`](Self::report) for a chunk that was sent, which as a rule the owner need not be woken for: it
     /// waits for the peer to have placed it.
     pub(super) fn report_sent(&self, slot: u16) {
         self.publish(Event::Sent { slot });
-        self.wakers.signal.raise_quietly();
+        self.wakers.signal.wake_quietly();
     }
 
     /// As [`report`](Self::report), where the caller sees to it that the owner is woken before long; whether it
     /// knows without that.
     pub(super) fn report_for_later(&self, event: Event) -> bool {
         self.publish(event);
-        self.wakers.signal.raise_later()
+        self.wakers.signal.wake_later()
     }
 
     fn publish(&self, event: Event) {
@@ -266,7 +267,7 @@ impl Shared {
         }
         drop(ended);
         self.has_ended.store(true, Ordering::Release);
-        self.wakers.signal.raise();
+        self.wakers.signal.wake();
     }
 
     pub(super) fn ended(&self) -> Option<Ended> {
@@ -356,7 +357,7 @@ impl Shared {
     pub(super) fn half_gone(&self, lane: u16) {
         self.roster.half_gone(lane);
         self.halves.fetch_sub(1, Ordering::AcqRel);
-        self.wakers.signal.raise();
+        self.wakers.signal.wake();
     }
 }
 

@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use tcpx_lanes::socket::{congestion_control, local_ip};
 use tcpx_memory::awake::has_spare_cores;
 use tcpx_memory::{Fence, FreeWatch, RegionSlice};
 
@@ -19,7 +20,6 @@ use crate::channel::{
     Readiness, ReceiveChunk, SendChunk, Ticket, Way,
 };
 use crate::error::ChannelError;
-use crate::socket::{congestion_control, local_ip};
 
 /// Chunks of a transfer of medium size have this many bytes: one lane is woken for each.
 const LEAST_CHUNK_BYTES: u64 = 256 << 10;
@@ -186,7 +186,7 @@ impl TcpChannel {
             self.found
                 .extend(done.map(|token| Completion::Sent { token }));
             if !self.found.is_empty() {
-                self.shared.wakers.signal.raise();
+                self.shared.wakers.signal.wake();
             }
             return;
         }
@@ -426,7 +426,7 @@ impl Channel for TcpChannel {
             }
         }
         self.shared.give_back_ahead();
-        self.shared.wakers.signal.raise();
+        self.shared.wakers.signal.wake();
     }
 
     fn closed(&self) -> bool {

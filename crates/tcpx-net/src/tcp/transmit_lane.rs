@@ -8,20 +8,20 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::event::epoll::EventFlags;
+use tcpx_lanes::event_loop::{Source, Turn};
+use tcpx_lanes::socket::is_near;
+use tcpx_lanes::socket_calls::{self as socket_io, Moved, Part, WIRE_CALL};
+use tcpx_lanes::splice::Splice;
+use tcpx_lanes::tcp_info::transport;
+use tcpx_lanes::zero_copy;
 use tcpx_wire::chunk_header::ChunkHeader;
 
-use super::event_loop::{Source, Turn};
-use super::io::{self as socket_io, Moved, Part};
 use super::loss::Lost;
 use super::pace::Load;
 use super::shared::{Event, LaneSocket, Shared};
-use super::splice::Splice;
-use super::tcp_info::transport;
 use super::transmit_table::{LONG, Next, Outgoing, Taken};
 use super::uncopied::Uncopied;
 use crate::error::ChunkPosition;
-use crate::socket::is_near;
-use crate::zero_copy;
 
 /// Bytes that a lane may write before the others of its loop get their turn.
 const TURN_BYTES: usize = 4 << 20;
@@ -194,7 +194,7 @@ impl TransmitLane {
             return socket_io::send(socket, head, part);
         }
         if matches!(self.pipe, Pipe::Untried) {
-            self.pipe = Splice::new().map_or(Pipe::Unused, Pipe::Ready);
+            self.pipe = Splice::new(WIRE_CALL).map_or(Pipe::Unused, Pipe::Ready);
         }
         let Pipe::Ready(splice) = &mut self.pipe else {
             return socket_io::send(socket, head, part);

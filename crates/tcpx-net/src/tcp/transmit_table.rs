@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 
-use super::idle::LaneSet;
+use tcpx_lanes::idle::LaneSet;
+
 use super::lingering::Lingering;
 use super::shared::lock;
 pub(super) use send::{Outgoing, SendState, Unstaged, describe};

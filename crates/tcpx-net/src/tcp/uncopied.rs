@@ -7,8 +7,9 @@
 use std::collections::VecDeque;
 use std::io;
 
+use tcpx_lanes::zero_copy::{BadReport, Done, InKernel};
+
 use super::transmit_table::Outgoing;
-use crate::zero_copy::{BadReport, Done, InKernel};
 
 /// Pinning the pages of fewer bytes costs more than copying them.
 const LEAST: usize = 64 << 10;

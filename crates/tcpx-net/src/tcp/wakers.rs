@@ -3,10 +3,11 @@
 
 use std::sync::Mutex;
 
-use super::event_loop::Remote;
-use super::idle::LaneSet;
+use tcpx_lanes::event_loop::Remote;
+use tcpx_lanes::idle::LaneSet;
+use tcpx_lanes::waker::Waker;
+
 use super::shared::lock;
-use super::signal::Signal;
 use crate::channel::Direction;
 
 /// How to reach the halves of a lane.
@@ -19,7 +20,7 @@ pub(super) struct LaneRemotes {
 #[derive(Debug)]
 pub(super) struct Wakers {
     /// Readable while the owner has something to poll.
-    pub(super) signal: Signal,
+    pub(super) signal: Waker,
     /// By lane; a lane that is gone has none.
     lanes: Box<[Mutex<Option<LaneRemotes>>]>,
     /// Lanes that wait for a pinned slot to receive into.
@@ -29,7 +30,7 @@ pub(super) struct Wakers {
 impl Wakers {
     pub(super) fn new(lanes: u16) -> rustix::io::Result<Self> {
         Ok(Self {
-            signal: Signal::new()?,
+            signal: Waker::new()?,
             lanes: (0..lanes).map(|_| Mutex::new(None)).collect(),
             unplaced: LaneSet::new(),
         })

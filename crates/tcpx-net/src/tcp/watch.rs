@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use tcpx_lanes::tcp_info::{Transport, transport};
+
 use super::loss::Lost;
 use super::pace::Paces;
 use super::shared::Shared;
-use super::tcp_info::{Transport, transport};
 
 /// Between two looks.
 const TICK: Duration = Duration::from_millis(100);

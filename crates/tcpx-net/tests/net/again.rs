@@ -6,7 +6,8 @@ use std::thread;
 use std::time::Instant;
 
 use tcpx_net::{
-    Auth, Congestion, DialOptions, Dialled, Listener, NetworkError, Way, dial, dial_control_again,
+    Auth, Congestion, DialOptions, Dialled, Listener, NetworkError, SocketError, Way, dial,
+    dial_control_again,
 };
 
 use crate::support::*;
@@ -67,7 +68,7 @@ fn without_a_way_that_works_the_error_is_that_of_the_last() {
     let listener = listener(auth.clone());
     let dialled = dialled(&listener, &auth);
     let refused = dial_over(&dialled, &[way(nobody())]).unwrap_err();
-    assert_eq!(refused, NetworkError::Refused { peer: nobody() });
+    assert_eq!(refused, SocketError::Refused { peer: nobody() }.into());
     let none = dial_over(&dialled, &[]).unwrap_err();
     assert!(matches!(none, NetworkError::Control { .. }), "{none:?}");
 }

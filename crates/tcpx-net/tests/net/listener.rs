@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use tcpx_net::dial::dial_lane;
 use tcpx_net::{
-    Auth, Congestion, DialOptions, ListenOptions, Listener, NetworkError, dial, every_address,
+    Auth, Congestion, DialOptions, ListenOptions, Listener, NetworkError, SocketError, dial,
+    every_address,
 };
 use tcpx_wire::handshake::{ClientHandshake, Session};
 
@@ -57,7 +58,7 @@ fn each_way_in_which_keys_differ_has_its_own_error() {
         "{unexpected:?}"
     );
     let refused = dial(address, &Auth::Insecure, &until()).unwrap_err();
-    assert_eq!(refused, NetworkError::Refused { peer: address });
+    assert_eq!(refused, SocketError::Refused { peer: address }.into());
     let nobody = with_key.accept(Instant::now()).unwrap_err();
     assert!(
         matches!(nobody, NetworkError::AcceptTimedOut { .. }),
@@ -291,7 +292,7 @@ fn a_closed_listener_frees_its_port() {
     drop(listener);
     assert_eq!(
         dial(address, &Auth::Insecure, &until()).unwrap_err(),
-        NetworkError::Refused { peer: address }
+        SocketError::Refused { peer: address }.into()
     );
     drop(idle);
     let options = ListenOptions {

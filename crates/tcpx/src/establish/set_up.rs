@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use tcpx_net::{Exchange, NetworkError};
+use tcpx_net::{Exchange, NetworkError, SocketError};
 use tcpx_wire::session::{Action, Config, ConnectionFailure};
 use tcpx_wire::{Session, Time};
 
@@ -211,7 +211,7 @@ impl SetUp {
             Error::Network(
                 NetworkError::Handshake { .. }
                     | NetworkError::Io { .. }
-                    | NetworkError::Refused { .. }
+                    | NetworkError::Socket(SocketError::Io { .. } | SocketError::Refused { .. })
             )
         );
         let wait = if may_be_theirs {

@@ -1,6 +1,6 @@
 //! A side that gives the set-up up says why, and the other one neither waits longer nor has to guess.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::thread;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tcpx::{Auth, Endpoint, Error, Options, TcpNetwork};
 use tcpx_net::dial::dial_lane;
-use tcpx_net::{Channel, DialOptions, Exchange, Network, NetworkError, Setup, dial};
+use tcpx_net::{Channel, DialOptions, Exchange, Network, NetworkError, Setup, SocketError, dial};
 use tcpx_wire::Settings;
 use tcpx_wire::frame::{Frame, FrameDecoder, GoodbyeReason, MAX_EAGER_BYTES, SHORT_EAGER_BYTES};
 use tcpx_wire::handshake::Session;
@@ -31,10 +31,10 @@ struct Nowhere(TcpNetwork);
 
 impl Nowhere {
     fn error() -> NetworkError {
-        NetworkError::NoInterface {
+        NetworkError::Socket(SocketError::NoInterface {
             filter: "=none-such".to_owned(),
             found: "nothing but lo".to_owned(),
-        }
+        })
     }
 }
 
@@ -200,4 +200,28 @@ fn what_a_peer_sends_that_nobody_can_use_is_named_to_it() {
         Error::Network(NetworkError::Mismatch { .. })
     ));
     assert!(error.to_string().starts_with(&said), "{said}: {error}");
+}
+
+/// A lane that nobody takes must not stay open: each is a descriptor of the server.
+#[test]
+fn a_session_with_one_lane_refuses_more_of_them() {
+    let options = Options::tcp(Auth::Key(key()));
+    let endpoint = Endpoint::listen(local(), options.clone()).expect("a port");
+    let address = endpoint.local_addr();
+    let accepting = thread::spawn(move || {
+        let one = endpoint.accept(LONG).expect("a peer with the key");
+        (endpoint, one)
+    });
+    let (mut peer, session) = Peer::connect(address, &options.auth);
+    let _lane = peer.set_up(address, &session);
+    let _accepted = accepting.join().expect("no panic");
+    let until = DialOptions::until(Instant::now() + LONG);
+    let mut lane = dial_lane(address, &session, 0, 1, &until).expect("it has proved itself");
+    lane.set_nonblocking(false).expect("a socket");
+    lane.set_read_timeout(Some(LONG)).expect("a socket");
+    match lane.read(&mut [0]) {
+        Ok(0) => {}
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
+        other => panic!("the lane is open: {other:?}"),
+    }
 }

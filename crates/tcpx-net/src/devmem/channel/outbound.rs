@@ -136,7 +136,7 @@ impl DevmemChannel {
             }
         }
         // More than its share: the next poll goes on.
-        self.signal.raise();
+        self.signal.wake();
         Ok(())
     }
 
@@ -184,7 +184,7 @@ impl DevmemChannel {
                 Err(error) => return self.companion_failed(error),
             }
         }
-        self.signal.raise();
+        self.signal.wake();
         Ok(())
     }
 

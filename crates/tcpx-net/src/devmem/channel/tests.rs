@@ -42,7 +42,7 @@ impl Scene {
     fn new() -> Self {
         let (ours, payload) = connected();
         let (beside, companion) = connected();
-        let signal = Arc::new(Signal::new().unwrap());
+        let signal = Arc::new(Waker::new().unwrap());
         let parts = Parts {
             name: "a channel".to_owned(),
             plain_name: "a channel over plain TCP".to_owned(),

@@ -9,8 +9,9 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with,
 };
 
+use tcpx_lanes::socket::set_option;
+
 use super::NetlinkSocket;
-use crate::socket::set_option;
 
 /// Restarting a queue of a busy card takes a while; an answer that takes longer than this never comes.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -8,7 +8,7 @@
 
 use std::time::Instant;
 
-use super::super::event_loop::NAP;
+use tcpx_lanes::event_loop::NAP;
 
 /// Bytes that must wait in the socket before the lane is woken, where so many are sure to come.
 const LOW_WATER: usize = 512 << 10;

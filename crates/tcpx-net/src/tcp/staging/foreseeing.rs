@@ -193,7 +193,7 @@ impl Shared {
 
     fn tell_ended_ahead(&self) {
         if lock(&self.staging.ahead).has_ended_some() {
-            self.wakers.signal.raise();
+            self.wakers.signal.wake();
         }
     }
 }

@@ -240,7 +240,7 @@ impl Shared {
                 self.transmit.enqueue(outgoing);
                 self.wake_sender(bytes);
                 if self.closing.load(Ordering::Acquire) {
-                    self.wakers.signal.raise();
+                    self.wakers.signal.wake();
                 }
                 return next;
             }

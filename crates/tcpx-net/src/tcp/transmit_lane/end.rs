@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use rustix::net::connect_unspec;
 
+use tcpx_lanes::socket::abort;
+
 use super::{Pipe, TransmitLane, Writing};
 use crate::error::ChannelError;
-use crate::socket::abort;
 use crate::tcp::shared::{Event, lock};
 use crate::tcp::transmit_table::Outgoing;
 
@@ -159,13 +160,13 @@ mod tests {
 
     use super::*;
     use crate::error::ChunkPosition;
-    use crate::tcp::event_loop::Source;
     use crate::tcp::repair::Repair;
     use crate::tcp::shared::{LaneSocket, Parts, Shared};
     use crate::tcp::staging::Staging;
     use crate::tcp::transmit_table::Taken;
     use crate::tcp::uncopied::Uncopied;
-    use crate::zero_copy;
+    use tcpx_lanes::event_loop::Source;
+    use tcpx_lanes::zero_copy;
 
     const CHUNK: usize = 8 << 20;
 

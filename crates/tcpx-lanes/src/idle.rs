@@ -5,30 +5,42 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A set of lane numbers below 64.
+/// Most lanes of a lane group: each is a bit of a word.
+pub const MAX_LANES: usize = 64;
+
+/// A set of lane numbers below [`MAX_LANES`].
 ///
 /// A lane that found the queue empty calls [`insert`](Self::insert) and looks at the queue **once
 /// more** before it rests. A poster queues its work and then calls [`take`](Self::take). All
 /// operations are sequentially consistent, so one of the two sees the other: work is never left
 /// behind with every lane at rest.
 #[derive(Debug)]
-pub(super) struct LaneSet(AtomicU64);
+pub struct LaneSet(AtomicU64);
+
+impl Default for LaneSet {
+    fn default() -> Self {
+        Self::new()
+    }
+}
 
 impl LaneSet {
-    pub(super) fn new() -> Self {
+    /// An empty set.
+    pub fn new() -> Self {
         Self(AtomicU64::new(0))
     }
 
-    pub(super) fn insert(&self, lane: u16) {
+    /// Adds a lane.
+    pub fn insert(&self, lane: u16) {
         self.0.fetch_or(1 << lane, Ordering::SeqCst);
     }
 
     /// Adds the lanes of a bit mask.
-    pub(super) fn insert_all(&self, lanes: u64) {
+    pub fn insert_all(&self, lanes: u64) {
         self.0.fetch_or(lanes, Ordering::SeqCst);
     }
 
-    pub(super) fn remove(&self, lane: u16) {
+    /// Removes a lane.
+    pub fn remove(&self, lane: u16) {
         // Mostly it is not there, and lanes that write would take the line from each other.
         if self.0.load(Ordering::SeqCst) & 1 << lane != 0 {
             self.0.fetch_and(!(1 << lane), Ordering::SeqCst);
@@ -41,7 +53,7 @@ impl LaneSet {
     }
 
     /// Removes and returns one lane: the first from `first` on, or else the first of all.
-    pub(super) fn take(&self, first: u16) -> Option<u16> {
+    pub fn take(&self, first: u16) -> Option<u16> {
         // A read-modify-write, for a plain load could miss an `insert` that came before our
         // queueing in the total order.
         let mut set = self.0.fetch_or(0, Ordering::SeqCst);
@@ -62,7 +74,7 @@ impl LaneSet {
     }
 
     /// Removes all lanes and returns them as a bit mask.
-    pub(super) fn take_all(&self) -> u64 {
+    pub fn take_all(&self) -> u64 {
         self.0.swap(0, Ordering::SeqCst)
     }
 }

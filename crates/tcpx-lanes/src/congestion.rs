@@ -5,7 +5,7 @@ use std::io;
 
 use socket2::Socket;
 
-use crate::error::NetworkError;
+use crate::error::SocketError;
 
 /// Best first. A host's own default may pace a local link to a quarter of its speed.
 const PREFERRED: [&str; 2] = ["cubic", "reno"];
@@ -41,7 +41,7 @@ impl fmt::Display for Congestion {
 impl Congestion {
     /// Gives it to a socket that has neither connected nor listened yet: set later, a default that
     /// paces stays in effect.
-    pub(crate) fn apply(&self, socket: &Socket) -> Result<(), NetworkError> {
+    pub fn apply(&self, socket: &Socket) -> Result<(), SocketError> {
         match self {
             Self::Automatic => {
                 let _ = PREFERRED
@@ -54,8 +54,8 @@ impl Congestion {
     }
 }
 
-fn set(socket: &Socket, name: &str) -> Result<(), NetworkError> {
-    let refused = |cause: io::Error| NetworkError::Congestion {
+fn set(socket: &Socket, name: &str) -> Result<(), SocketError> {
+    let refused = |cause: io::Error| SocketError::Congestion {
         name: name.to_owned(),
         remedy: remedy(&cause),
         cause: cause.into(),
@@ -72,7 +72,7 @@ fn set(socket: &Socket, name: &str) -> Result<(), NetworkError> {
 }
 
 /// The congestion control that a socket uses, as the kernel names it.
-pub(crate) fn read(socket: &Socket) -> io::Result<String> {
+pub fn read(socket: &Socket) -> io::Result<String> {
     let name = socket.tcp_congestion()?;
     let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
     Ok(name.escape_ascii().to_string())
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
     use crate::socket;
 
-    fn listen(name: &str) -> Result<String, NetworkError> {
+    fn listen(name: &str) -> Result<String, SocketError> {
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
         let listener = socket::listen(any, &Congestion::Named(name.to_owned()))?;
         Ok(read(&Socket::from(listener)).unwrap())
@@ -125,7 +125,7 @@ mod tests {
     fn an_unknown_control_is_an_error_that_names_those_there_are() {
         for name in ["no_such", "a_name_longer_than_the_kernel_takes", ""] {
             let error = listen(name).unwrap_err();
-            assert!(matches!(error, NetworkError::Congestion { .. }), "{error}");
+            assert!(matches!(error, SocketError::Congestion { .. }), "{error}");
             let text = error.to_string();
             assert!(text.contains(&format!("`{name}`")), "{text}");
             assert!(text.contains("congestion_control has `"), "{text}");

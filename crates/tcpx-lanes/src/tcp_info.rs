@@ -15,33 +15,33 @@ pub struct TcpCounters {
 
 /// How far a stream's sending side is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Transport {
+pub struct Transport {
     /// Bytes that the peer's system has acknowledged (Linux 4.2 and later, else 0).
-    pub(super) acknowledged: u64,
+    pub acknowledged: u64,
     /// Packets that it has not acknowledged yet.
-    pub(super) in_flight: u32,
+    pub in_flight: u32,
     /// Bytes that were not sent yet.
-    pub(super) unsent: u32,
+    pub unsent: u32,
     /// For how long it has had something under way, in microseconds (Linux 4.10 and later, else 0).
-    pub(super) busy_micros: u64,
+    pub busy_micros: u64,
     /// Most bytes of a packet.
-    pub(super) packet: u32,
+    pub packet: u32,
     /// How often the oldest of them was to be sent again because nothing came back in time; where none is under
     /// way, how often the peer's system was asked in vain whether it has room.
-    pub(super) tries: u8,
+    pub tries: u8,
     /// Since the peer's system acknowledged anything, be it again.
-    pub(super) answered_ago: Duration,
+    pub answered_ago: Duration,
 }
 
 impl Transport {
     /// Bytes that the peer's system has not acknowledged, at most.
-    pub(super) fn backlog(&self) -> u64 {
+    pub fn backlog(&self) -> u64 {
         u64::from(self.unsent) + u64::from(self.in_flight) * u64::from(self.packet)
     }
 
     /// As `tries`, but those that tell something: a system without room answers out-of-place packets twice a second
     /// at most (`tcp_invalid_ratelimit`), so that one question without an answer is nothing unusual.
-    pub(super) fn vain_tries(&self) -> u8 {
+    pub fn vain_tries(&self) -> u8 {
         match self.in_flight {
             0 => self.tries.saturating_sub(1),
             _ => self.tries,
@@ -49,13 +49,13 @@ impl Transport {
     }
 
     /// The peer's system has everything that the stream was given.
-    pub(super) fn is_drained(&self) -> bool {
+    pub fn is_drained(&self) -> bool {
         self.in_flight == 0 && self.unsent == 0
     }
 }
 
 /// How far a stream is; `None` where it is no TCP stream.
-pub(super) fn transport(socket: &impl AsFd) -> Option<Transport> {
+pub fn transport(socket: &impl AsFd) -> Option<Transport> {
     let (info, _) = tcp_info(socket)?;
     Some(Transport {
         acknowledged: info.tcpi_bytes_acked,

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use super::{Distance, Interface, InterfaceFilter, InterfaceKind, PciPlace};
-use crate::error::NetworkError;
+use crate::error::SocketError;
 
 /// Beginnings of the names that container and virtual-machine software gives its interfaces. Peers
 /// on other hosts cannot reach them.
@@ -76,8 +76,8 @@ impl fmt::Display for Choice {
 /// GPU, as near to it as the nearest. The control connection's own interface is always a candidate.
 ///
 /// # Errors
-/// [`NetworkError::NoInterface`] when the filter leaves nothing that is up and has an address.
-pub fn choose(all: &[Interface], wish: &Wish<'_>) -> Result<Choice, NetworkError> {
+/// [`SocketError::NoInterface`] when the filter leaves nothing that is up and has an address.
+pub fn choose(all: &[Interface], wish: &Wish<'_>) -> Result<Choice, SocketError> {
     let has = |one: &Interface, address: IpAddr| one.addresses.contains(&address);
     let is_ours = |address: IpAddr| all.iter().any(|one| has(one, address));
     if wish.local.is_loopback() || is_ours(wish.peer) {
@@ -102,7 +102,7 @@ pub fn choose(all: &[Interface], wish: &Wish<'_>) -> Result<Choice, NetworkError
             })
             .collect();
         if nics.is_empty() {
-            return Err(NetworkError::NoInterface {
+            return Err(SocketError::NoInterface {
                 filter: filter.to_string(),
                 found: listing(all),
             });

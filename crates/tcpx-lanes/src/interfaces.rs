@@ -11,7 +11,7 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use crate::error::NetworkError;
+use crate::error::SocketError;
 
 pub use addresses::{InterfaceAddress, addresses};
 pub use choice::{Choice, Nic, Wish, choose};
@@ -92,9 +92,9 @@ pub struct Interface {
 /// The interfaces of this host, by name.
 ///
 /// # Errors
-/// [`NetworkError::Io`] when `/sys/class/net` or the addresses cannot be read.
-pub fn interfaces() -> Result<Vec<Interface>, NetworkError> {
-    let addresses = addresses().map_err(|cause| NetworkError::Io {
+/// [`SocketError::Io`] when `/sys/class/net` or the addresses cannot be read.
+pub fn interfaces() -> Result<Vec<Interface>, SocketError> {
+    let addresses = addresses().map_err(|cause| SocketError::Io {
         operation: "getifaddrs",
         address: "interface addresses".to_owned(),
         cause: cause.into(),
@@ -117,13 +117,13 @@ pub fn interfaces() -> Result<Vec<Interface>, NetworkError> {
 /// not say, or says in a way that makes no sense, is left out.
 ///
 /// # Errors
-/// [`NetworkError::Io`] when `class/net` below `root` cannot be listed.
+/// [`SocketError::Io`] when `class/net` below `root` cannot be listed.
 pub fn interfaces_in(
     root: &Path,
     addresses: &[InterfaceAddress],
-) -> Result<Vec<Interface>, NetworkError> {
+) -> Result<Vec<Interface>, SocketError> {
     let directory = root.join("class/net");
-    let fail = |cause: std::io::Error| NetworkError::Io {
+    let fail = |cause: std::io::Error| SocketError::Io {
         operation: "listing network interfaces",
         address: directory.display().to_string(),
         cause: cause.into(),
@@ -193,7 +193,7 @@ fn kind(path: &Path) -> InterfaceKind {
 }
 
 /// The PCI functions on the way to a device.
-pub(crate) fn pci_path(device: &Path) -> Vec<String> {
+pub fn pci_path(device: &Path) -> Vec<String> {
     let Ok(target) = fs::canonicalize(device) else {
         return Vec::new();
     };
@@ -205,7 +205,7 @@ pub(crate) fn pci_path(device: &Path) -> Vec<String> {
 }
 
 /// `domain:bus:device.function`, in hexadecimal digits.
-pub(crate) fn is_pci_address(text: &str) -> bool {
+pub fn is_pci_address(text: &str) -> bool {
     let hexadecimal = |text: &str, digits: std::ops::RangeInclusive<usize>| {
         digits.contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
     };

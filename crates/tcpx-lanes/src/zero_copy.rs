@@ -12,7 +12,7 @@ use tcpx_wire::cmsg::ControlMessages;
 
 use crate::socket::set_option;
 
-pub(crate) use in_kernel::{BadReport, InKernel};
+pub use in_kernel::{BadReport, InKernel};
 
 /// `SO_EE_ORIGIN_ZEROCOPY` and `SO_EE_CODE_ZEROCOPY_COPIED` of `linux/errqueue.h`.
 const ORIGIN_ZEROCOPY: u8 = 5;
@@ -30,12 +30,12 @@ pub struct Done {
 }
 
 /// Has the socket report on sends without a copy.
-pub(crate) fn enable(socket: BorrowedFd<'_>) -> io::Result<()> {
+pub fn enable(socket: BorrowedFd<'_>) -> io::Result<()> {
     set_option(&socket, libc::SOL_SOCKET, libc::SO_ZEROCOPY, 1)
 }
 
 /// The next report about sends without a copy; `None` when there is none.
-pub(crate) fn done(socket: BorrowedFd<'_>) -> io::Result<Option<Done>> {
+pub fn done(socket: BorrowedFd<'_>) -> io::Result<Option<Done>> {
     /// Room for an extended error with an address behind it.
     #[repr(C, align(8))]
     struct Room([u8; 128]);

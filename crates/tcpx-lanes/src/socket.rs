@@ -9,8 +9,36 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 
 use crate::congestion::{self, Congestion};
-use crate::dial::DialOptions;
-use crate::error::NetworkError;
+use crate::error::SocketError;
+
+/// How to dial.
+#[derive(Debug, Clone)]
+pub struct DialOptions {
+    /// When connecting and authenticating must have ended.
+    pub deadline: Instant,
+    /// Name of the network interface to leave through; `None`: as the routes say. Where the system
+    /// does not permit that, `source` alone decides.
+    pub interface: Option<String>,
+    /// Address to leave from; `None`: as the routes say.
+    pub source: Option<IpAddr>,
+    /// Capability bits to offer.
+    pub capabilities: u64,
+    /// Congestion control of the socket.
+    pub congestion: Congestion,
+}
+
+impl DialOptions {
+    /// Through any interface, without capabilities, with automatic congestion control.
+    pub fn until(deadline: Instant) -> Self {
+        Self {
+            deadline,
+            interface: None,
+            source: None,
+            capabilities: 0,
+            congestion: Congestion::Automatic,
+        }
+    }
+}
 
 /// Unacknowledged data makes the kernel give a control connection up after this long.
 const USER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -44,7 +72,7 @@ pub fn every_address() -> IpAddr {
 }
 
 /// An IPv4 address that a socket of both kinds wraps, as itself.
-pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
+pub fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         ip @ IpAddr::V4(_) => SocketAddr::new(ip, address.port()),
         // With the link that an address of one link belongs to.
@@ -53,10 +81,7 @@ pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
 }
 
 /// A listening socket, non-blocking.
-pub(crate) fn listen(
-    address: SocketAddr,
-    congestion: &Congestion,
-) -> Result<TcpListener, NetworkError> {
+pub fn listen(address: SocketAddr, congestion: &Congestion) -> Result<TcpListener, SocketError> {
     let fail = |operation, cause: io::Error| io_error(operation, address, cause);
     let socket = new_socket(address, congestion, "making the listening socket")?;
     socket
@@ -78,7 +103,7 @@ pub(crate) fn listen(
 }
 
 /// Connects within the deadline; the stream is non-blocking.
-pub(crate) fn connect(peer: SocketAddr, options: &DialOptions) -> Result<TcpStream, NetworkError> {
+pub fn connect(peer: SocketAddr, options: &DialOptions) -> Result<TcpStream, SocketError> {
     let deadline = options.deadline;
     let started = Instant::now();
     let fail = |operation, cause: io::Error| io_error(operation, peer, cause);
@@ -103,7 +128,7 @@ pub(crate) fn connect(peer: SocketAddr, options: &DialOptions) -> Result<TcpStre
         Ok(()) => {}
         Err(cause) if cause.raw_os_error() == Some(libc::EINPROGRESS) => {
             if !wait(&socket, PollFlags::OUT, deadline).map_err(|cause| fail("poll", cause))? {
-                return Err(NetworkError::ConnectTimedOut {
+                return Err(SocketError::ConnectTimedOut {
                     peer,
                     waited: started.elapsed(),
                 });
@@ -121,7 +146,7 @@ pub(crate) fn connect(peer: SocketAddr, options: &DialOptions) -> Result<TcpStre
 }
 
 /// Options for a stream that was accepted; the listener's congestion control came with it.
-pub(crate) fn prepare_accepted(stream: &TcpStream) -> io::Result<()> {
+pub fn prepare_accepted(stream: &TcpStream) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     stream.set_nodelay(true)
 }
@@ -129,7 +154,7 @@ pub(crate) fn prepare_accepted(stream: &TcpStream) -> io::Result<()> {
 /// Options for a lane. Its timeout is off: that also counts while a living peer has no room, and how long a
 /// receiver may rest is for the operation's deadline to say. Dead peers show on the control
 /// connection.
-pub(crate) fn prepare_lane(stream: &TcpStream) -> io::Result<()> {
+pub fn prepare_lane(stream: &TcpStream) -> io::Result<()> {
     let socket = socket2::SockRef::from(stream);
     socket.set_tcp_user_timeout(None)?;
     // The other end's kernel answers for a living peer, so this only finds what is really gone.
@@ -145,7 +170,7 @@ pub(crate) fn prepare_lane(stream: &TcpStream) -> io::Result<()> {
 const NEAR_BUFFER: u32 = 512 << 10;
 
 /// Bounds what the kernel buffers for a lane, in bytes each way; with 0 only inside one host.
-pub(crate) fn limit_buffers(stream: &TcpStream, bytes: u32) {
+pub fn limit_buffers(stream: &TcpStream, bytes: u32) {
     let bytes = match bytes {
         0 if is_near(stream) => NEAR_BUFFER,
         0 => return,
@@ -159,7 +184,7 @@ pub(crate) fn limit_buffers(stream: &TcpStream, bytes: u32) {
 }
 
 /// Whether both ends are on this host, as far as their addresses tell.
-pub(crate) fn is_near(socket: &impl AsFd) -> bool {
+pub fn is_near(socket: &impl AsFd) -> bool {
     let socket = socket2::SockRef::from(socket);
     let ip = |address: io::Result<socket2::SockAddr>| address.ok()?.as_socket().map(|one| one.ip());
     let (local, peer) = (ip(socket.local_addr()), ip(socket.peer_addr()));
@@ -168,7 +193,7 @@ pub(crate) fn is_near(socket: &impl AsFd) -> bool {
 
 /// Resets a stream: the kernel drops at once what it still has of it, and nobody sends or receives on it
 /// any more.
-pub(crate) fn abort(socket: std::os::fd::BorrowedFd<'_>) {
+pub fn abort(socket: std::os::fd::BorrowedFd<'_>) {
     // connect(2): an address of no family dissolves the association. Not by closing: others may hold
     // the socket for a while, and the kernel would go on sending meanwhile.
     let aborted = rustix::net::connect_unspec(socket);
@@ -182,7 +207,7 @@ pub(crate) fn abort(socket: std::os::fd::BorrowedFd<'_>) {
 }
 
 /// Waits for the socket; false when the deadline came first.
-pub(crate) fn wait(socket: &impl AsFd, what: PollFlags, deadline: Instant) -> io::Result<bool> {
+pub fn wait(socket: &impl AsFd, what: PollFlags, deadline: Instant) -> io::Result<bool> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let mut watched = [PollFd::new(socket, what)];
@@ -195,7 +220,8 @@ pub(crate) fn wait(socket: &impl AsFd, what: PollFlags, deadline: Instant) -> io
     }
 }
 
-pub(crate) fn timespec(duration: Duration) -> Timespec {
+/// A duration as system calls take it.
+pub fn timespec(duration: Duration) -> Timespec {
     Timespec {
         tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: duration.subsec_nanos().into(),
@@ -206,7 +232,7 @@ fn new_socket(
     address: SocketAddr,
     congestion: &Congestion,
     operation: &'static str,
-) -> Result<Socket, NetworkError> {
+) -> Result<Socket, SocketError> {
     let make = || {
         let socket = Socket::new(
             Domain::for_address(address),
@@ -226,7 +252,7 @@ fn new_socket(
 }
 
 /// Sets an option whose value is an int.
-pub(crate) fn set_option(
+pub fn set_option(
     socket: &impl AsFd,
     level: libc::c_int,
     option: libc::c_int,
@@ -250,24 +276,24 @@ pub(crate) fn set_option(
 }
 
 /// The address that a stream leaves from.
-pub(crate) fn local_ip(stream: &impl AsFd) -> Option<IpAddr> {
+pub fn local_ip(stream: &impl AsFd) -> Option<IpAddr> {
     let address = socket2::SockRef::from(stream).local_addr().ok()?;
     Some(address.as_socket()?.ip().to_canonical())
 }
 
 /// The congestion control that a stream uses, as the kernel names it.
-pub(crate) fn congestion_control(stream: &impl AsFd) -> Option<String> {
+pub fn congestion_control(stream: &impl AsFd) -> Option<String> {
     congestion::read(&socket2::SockRef::from(stream)).ok()
 }
 
-fn connect_error(peer: SocketAddr, waited: Duration, cause: io::Error) -> NetworkError {
+fn connect_error(peer: SocketAddr, waited: Duration, cause: io::Error) -> SocketError {
     match cause.kind() {
-        io::ErrorKind::ConnectionRefused => NetworkError::Refused { peer },
-        io::ErrorKind::TimedOut => NetworkError::ConnectTimedOut { peer, waited },
+        io::ErrorKind::ConnectionRefused => SocketError::Refused { peer },
+        io::ErrorKind::TimedOut => SocketError::ConnectTimedOut { peer, waited },
         io::ErrorKind::HostUnreachable
         | io::ErrorKind::NetworkUnreachable
         | io::ErrorKind::NetworkDown
-        | io::ErrorKind::AddrNotAvailable => NetworkError::Unreachable {
+        | io::ErrorKind::AddrNotAvailable => SocketError::Unreachable {
             peer,
             cause: cause.into(),
         },
@@ -275,7 +301,7 @@ fn connect_error(peer: SocketAddr, waited: Duration, cause: io::Error) -> Networ
     }
 }
 
-fn io_error(operation: &'static str, address: SocketAddr, cause: io::Error) -> NetworkError {
+fn io_error(operation: &'static str, address: SocketAddr, cause: io::Error) -> SocketError {
     let hint = match (cause.kind(), cause.raw_os_error()) {
         (io::ErrorKind::AddrInUse, _) => {
             "; another program listens there: stop it or choose another port"
@@ -291,7 +317,7 @@ fn io_error(operation: &'static str, address: SocketAddr, cause: io::Error) -> N
         }
         _ => "",
     };
-    NetworkError::Io {
+    SocketError::Io {
         operation,
         address: address.to_string(),
         cause: cause.into(),

@@ -33,7 +33,7 @@ const V6: Options = (
 
 /// The name of the interface that an accepted connection's handshake came in through; `None` where the
 /// system does not say.
-pub(crate) fn interface(stream: &TcpStream) -> Option<String> {
+pub fn interface(stream: &TcpStream) -> Option<String> {
     let index = index(stream).inspect_err(|error| {
         tracing::debug!(%error, "the system does not say where a lane came in");
     });

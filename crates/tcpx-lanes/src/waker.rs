@@ -44,15 +44,15 @@ fn raised(state: u8) -> u8 {
 /// it looks. Everything is one word that only read-modify-writes change, so that each sees what those
 /// before it published.
 #[derive(Debug)]
-pub(crate) struct Raised(AtomicU8);
+struct Raised(AtomicU8);
 
 impl Raised {
-    pub(crate) fn new() -> Self {
+    fn new() -> Self {
         Self(AtomicU8::new(0))
     }
 
     /// True when the caller must wake the consumer.
-    pub(crate) fn raise(&self) -> bool {
+    fn raise(&self) -> bool {
         let before = self.change(raised);
         before & (RAISED | LOOKED_FOR) == 0
     }
@@ -88,7 +88,7 @@ impl Raised {
     }
 
     /// Before looking for work; whether somebody has woken the consumer for it, or is about to.
-    pub(crate) fn lower(&self) -> bool {
+    fn lower(&self) -> bool {
         let kept = LOOKED_FOR | WANTED;
         self.0.fetch_and(kept, Ordering::AcqRel) & WOKEN != 0
     }
@@ -106,7 +106,7 @@ impl Raised {
 
     /// The consumer looks without being woken from now on, or no longer; true when it must be woken for
     /// what was raised meanwhile.
-    pub(crate) fn set_looked_for(&self, looked_for: bool) -> bool {
+    fn set_looked_for(&self, looked_for: bool) -> bool {
         let before = self.change(|state| match state {
             state if looked_for => state | LOOKED_FOR,
             state if state & RAISED != 0 => (state | WOKEN) & !LOOKED_FOR,
@@ -116,7 +116,7 @@ impl Raised {
     }
 
     /// Whether somebody raised it. Who publishes work after this has answered `false` raises it.
-    pub(crate) fn is_raised(&self) -> bool {
+    fn is_raised(&self) -> bool {
         self.0.load(Ordering::Acquire) & RAISED != 0
     }
 
@@ -144,15 +144,19 @@ impl Raised {
 
 /// An eventfd behind a [`Raised`] flag.
 #[derive(Debug)]
-pub(crate) struct Signal {
+pub struct Waker {
     descriptor: OwnedFd,
     raised: Raised,
     /// The consumer's own count of writes that it has seen announced and not read yet.
     unread: AtomicU64,
 }
 
-impl Signal {
-    pub(crate) fn new() -> rustix::io::Result<Self> {
+impl Waker {
+    /// One that nobody has woken.
+    ///
+    /// # Errors
+    /// The process has no descriptor left.
+    pub fn new() -> rustix::io::Result<Self> {
         let descriptor = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self {
             descriptor,
@@ -162,41 +166,41 @@ impl Signal {
     }
 
     /// Makes the descriptor readable, unless the consumer looks by itself.
-    pub(crate) fn raise(&self) {
+    pub fn wake(&self) {
         if self.raised.raise() {
             self.write();
         }
     }
 
-    /// As [`raise`](Self::raise), where the consumer has said that it wants to be woken for this too.
-    pub(crate) fn raise_quietly(&self) {
+    /// As [`wake`](Self::wake), where the consumer has said that it wants to be woken for this too.
+    pub fn wake_quietly(&self) {
         if self.raised.raise_quietly() {
             self.write();
         }
     }
 
-    /// As [`raise`](Self::raise), but wakes nobody: whether the consumer looks, or was woken before. If not, whoever
-    /// calls this raises before long; by then there may be more to wake it for.
-    pub(crate) fn raise_later(&self) -> bool {
+    /// As [`wake`](Self::wake), but wakes nobody: whether the consumer looks, or was woken before. If not, whoever
+    /// calls this wakes before long; by then there may be more to wake it for.
+    pub fn wake_later(&self) -> bool {
         self.raised.raise_later()
     }
 
-    /// The consumer wants to be woken for what is [raised quietly](Self::raise_quietly), or no longer. Nobody else says
+    /// The consumer wants to be woken for what is [woken for quietly](Self::wake_quietly), or no longer. Nobody else says
     /// so; saying it again costs next to nothing.
-    pub(crate) fn set_wanted(&self, wanted: bool) {
+    pub fn set_wanted(&self, wanted: bool) {
         if self.raised.is_wanted() != wanted && self.raised.set_wanted(wanted) {
             self.write();
         }
     }
 
     /// Whether there is something to look for; the consumer's question while it looks by itself.
-    pub(crate) fn is_raised(&self) -> bool {
+    pub fn is_raised(&self) -> bool {
         self.raised.is_raised()
     }
 
     /// The consumer looks without waiting on the descriptor, or no longer: what was raised meanwhile
     /// makes the descriptor readable then.
-    pub(crate) fn set_looked_for(&self, looked_for: bool) {
+    pub fn set_looked_for(&self, looked_for: bool) {
         if self.raised.set_looked_for(looked_for) {
             self.write();
         }
@@ -209,7 +213,7 @@ impl Signal {
 
     /// Makes the descriptor quiet; call it before looking for work. Costs nothing while nobody has
     /// raised it, and no system call while the consumer looks by itself.
-    pub(crate) fn clear(&self) {
+    pub fn clear(&self) {
         let unread = self.unread.load(Relaxed);
         if unread == 0 && !self.raised.is_raised() {
             if self.raised.is_quiet() {
@@ -229,7 +233,7 @@ impl Signal {
     }
 }
 
-impl AsFd for Signal {
+impl AsFd for Waker {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
@@ -241,8 +245,8 @@ mod tests {
 
     use super::*;
 
-    fn is_readable(signal: &Signal) -> bool {
-        let mut watched = [PollFd::new(signal, PollFlags::IN)];
+    fn is_readable(waker: &Waker) -> bool {
+        let mut watched = [PollFd::new(waker, PollFlags::IN)];
         let at_once = Timespec {
             tv_sec: 0,
             tv_nsec: 0,
@@ -252,17 +256,17 @@ mod tests {
 
     #[test]
     fn a_consumer_that_looks_needs_no_descriptor_until_it_stops() {
-        let signal = Signal::new().expect("an eventfd");
-        signal.set_looked_for(true);
-        signal.raise();
-        assert!(signal.is_raised() && !is_readable(&signal));
-        signal.clear();
-        assert!(!signal.is_raised());
-        signal.raise();
-        signal.set_looked_for(false);
-        assert!(is_readable(&signal), "what was not seen is announced");
-        signal.clear();
-        assert!(!signal.is_raised() && !is_readable(&signal));
+        let waker = Waker::new().expect("an eventfd");
+        waker.set_looked_for(true);
+        waker.wake();
+        assert!(waker.is_raised() && !is_readable(&waker));
+        waker.clear();
+        assert!(!waker.is_raised());
+        waker.wake();
+        waker.set_looked_for(false);
+        assert!(is_readable(&waker), "what was not seen is announced");
+        waker.clear();
+        assert!(!waker.is_raised() && !is_readable(&waker));
     }
 
     #[test]
@@ -280,57 +284,54 @@ mod tests {
 
     #[test]
     fn quiet_work_makes_the_descriptor_readable_only_while_it_is_wanted() {
-        let signal = Signal::new().expect("an eventfd");
-        signal.raise_quietly();
-        assert!(!is_readable(&signal) && !signal.is_raised());
-        signal.set_wanted(true);
-        assert!(
-            is_readable(&signal),
-            "there is quiet work, and it is wanted"
-        );
-        signal.clear();
-        assert!(!is_readable(&signal));
-        signal.raise_quietly();
-        assert!(is_readable(&signal));
-        signal.clear();
-        signal.set_wanted(false);
-        signal.raise_quietly();
-        signal.clear();
-        signal.set_wanted(true);
-        assert!(!is_readable(&signal), "what was looked at is no news");
-        signal.set_looked_for(true);
-        signal.raise_quietly();
-        assert!(signal.is_raised() && !is_readable(&signal));
-        signal.set_looked_for(false);
-        assert!(is_readable(&signal));
+        let waker = Waker::new().expect("an eventfd");
+        waker.wake_quietly();
+        assert!(!is_readable(&waker) && !waker.is_raised());
+        waker.set_wanted(true);
+        assert!(is_readable(&waker), "there is quiet work, and it is wanted");
+        waker.clear();
+        assert!(!is_readable(&waker));
+        waker.wake_quietly();
+        assert!(is_readable(&waker));
+        waker.clear();
+        waker.set_wanted(false);
+        waker.wake_quietly();
+        waker.clear();
+        waker.set_wanted(true);
+        assert!(!is_readable(&waker), "what was looked at is no news");
+        waker.set_looked_for(true);
+        waker.wake_quietly();
+        assert!(waker.is_raised() && !is_readable(&waker));
+        waker.set_looked_for(false);
+        assert!(is_readable(&waker));
     }
 
     #[test]
     fn what_may_be_told_later_wakes_nobody_and_is_seen_by_who_looks() {
-        let signal = Signal::new().expect("an eventfd");
-        signal.set_wanted(true);
-        assert!(!signal.raise_later());
-        assert!(!is_readable(&signal) && !signal.is_raised());
-        signal.raise();
-        assert!(is_readable(&signal));
-        assert!(signal.raise_later(), "somebody has woken it");
-        signal.clear();
-        signal.set_looked_for(true);
-        assert!(signal.raise_later());
-        assert!(signal.is_raised() && !is_readable(&signal));
-        signal.set_looked_for(false);
-        assert!(is_readable(&signal), "what was not seen is announced");
+        let waker = Waker::new().expect("an eventfd");
+        waker.set_wanted(true);
+        assert!(!waker.wake_later());
+        assert!(!is_readable(&waker) && !waker.is_raised());
+        waker.wake();
+        assert!(is_readable(&waker));
+        assert!(waker.wake_later(), "somebody has woken it");
+        waker.clear();
+        waker.set_looked_for(true);
+        assert!(waker.wake_later());
+        assert!(waker.is_raised() && !is_readable(&waker));
+        waker.set_looked_for(false);
+        assert!(is_readable(&waker), "what was not seen is announced");
     }
 
     #[test]
     fn what_was_announced_before_the_consumer_looked_is_quiet_after_it() {
-        let signal = Signal::new().expect("an eventfd");
-        signal.raise();
-        signal.set_looked_for(true);
-        signal.clear();
-        signal.set_looked_for(false);
+        let waker = Waker::new().expect("an eventfd");
+        waker.wake();
+        waker.set_looked_for(true);
+        waker.clear();
+        waker.set_looked_for(false);
         // The write is still unread: one more look makes it quiet.
-        signal.clear();
-        assert!(!is_readable(&signal));
+        waker.clear();
+        assert!(!is_readable(&waker));
     }
 }

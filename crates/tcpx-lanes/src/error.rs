@@ -1,0 +1,96 @@
+//! Errors of sockets and interfaces. They name what was tried, and end with what to do.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// An I/O error that can be cloned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IoError {
+    /// Its class.
+    pub kind: io::ErrorKind,
+    /// The system's words.
+    pub text: String,
+}
+
+impl fmt::Display for IoError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for IoError {}
+
+impl From<io::Error> for IoError {
+    fn from(error: io::Error) -> Self {
+        Self {
+            kind: error.kind(),
+            text: error.to_string(),
+        }
+    }
+}
+
+/// Why a socket or an interface cannot be had.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SocketError {
+    /// Nothing listens there.
+    #[error(
+        "{peer} refused the connection: nothing listens on that port; start the server first or check the port"
+    )]
+    Refused {
+        /// The address dialled.
+        peer: SocketAddr,
+    },
+    /// No route to the peer.
+    #[error("{peer} is unreachable: {cause}; check the address, the route and the interface")]
+    Unreachable {
+        /// The address dialled.
+        peer: SocketAddr,
+        /// The system's reason.
+        cause: IoError,
+    },
+    /// The peer did not answer the connection request.
+    #[error(
+        "{peer} did not answer within {waited:?}: the host is down, or a firewall drops packets to this port; allow the port on the peer"
+    )]
+    ConnectTimedOut {
+        /// The address dialled.
+        peer: SocketAddr,
+        /// How long we waited.
+        waited: Duration,
+    },
+    /// A system call failed.
+    #[error("{operation} ({address}) failed: {cause}{hint}")]
+    Io {
+        /// What we tried.
+        operation: &'static str,
+        /// On what.
+        address: String,
+        /// The system's reason.
+        cause: IoError,
+        /// What to do: empty, or starting with `; `.
+        hint: &'static str,
+    },
+    /// The congestion control that was asked for cannot be had.
+    #[error("congestion control `{name}` cannot be used: {cause}; {remedy}")]
+    Congestion {
+        /// Its name.
+        name: String,
+        /// The system's reason.
+        cause: IoError,
+        /// What there is, and what to do.
+        remedy: String,
+    },
+    /// The user's choice of interfaces leaves none.
+    #[error(
+        "no interface that `{filter}` allows is up and has an address that peers can reach; this host has {found}: correct the choice"
+    )]
+    NoInterface {
+        /// What was asked for.
+        filter: String,
+        /// The interfaces there are.
+        found: String,
+    },
+}

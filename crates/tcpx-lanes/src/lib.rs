@@ -1,0 +1,20 @@
+//! The TCP data plane of tcpx, for the engine's networks and for the NCCL plugin alike: event loops,
+//! wakers, socket calls and options, congestion control, page lending, interfaces.
+//!
+//! Users of tcpx see the crate `tcpx`; this one serves its siblings.
+
+pub mod arrival;
+pub mod congestion;
+pub mod error;
+pub mod event_loop;
+pub mod idle;
+pub mod interfaces;
+pub mod socket;
+pub mod socket_calls;
+pub mod splice;
+pub mod tcp_info;
+pub mod waker;
+pub mod zero_copy;
+
+pub use congestion::Congestion;
+pub use error::{IoError, SocketError};

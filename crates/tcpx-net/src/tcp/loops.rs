@@ -1,0 +1,26 @@
+//! The event loops of this process, which all of its channels share.
+
+use std::sync::OnceLock;
+
+use tcpx_lanes::event_loop::{EventLoops, loops_wanted};
+
+use crate::error::IoError;
+
+static LOOPS: OnceLock<Result<EventLoops, IoError>> = OnceLock::new();
+
+/// The process's loops. The first use starts them, for as long as the process lives: `asked` in each
+/// direction, or with 0 as many as suit the machine; later ones take what there is.
+pub(super) fn get(asked: u16) -> Result<&'static EventLoops, IoError> {
+    LOOPS
+        .get_or_init(|| EventLoops::start("tcpx", loops_wanted(asked)).map_err(IoError::from))
+        .as_ref()
+        .map_err(Clone::clone)
+}
+
+/// Event loops per direction: those that run, else those that would be started.
+pub(super) fn per_direction(asked: u16) -> usize {
+    match LOOPS.get() {
+        Some(Ok(loops)) => loops.per_direction(),
+        _ => loops_wanted(asked),
+    }
+}
