@@ -13,6 +13,7 @@ mod env;
 mod environment;
 mod error;
 mod host;
+mod interrupt;
 mod key;
 mod link;
 mod log;
@@ -58,6 +59,7 @@ fn start() -> ExitCode {
         log::start(cli.debug());
         run(&cli)
     });
+    let result = result.and_then(|()| say::check_output());
     match (result, cli.verdict_name()) {
         (Ok(()), None) => ExitCode::SUCCESS,
         (Ok(()), Some(name)) => {
