@@ -32,7 +32,7 @@ Variables without a flag:
 
 Each flag with `[env: NAME]` can be given by that variable; the flag wins.
 Sizes are written 4096, 512KiB, 4MiB or 1GB; times 30s, 500ms or 10m.
-Exit codes: 0 ok, 1 a transfer or a check failed, 2 the command line is wrong.";
+Exit codes: 0 ok, 1 a transfer or a check failed, 2 the command line is wrong, 129, 130 or 143 after HUP, Ctrl-C or TERM.";
 
 /// Move GPU memory between hosts over plain TCP.
 #[derive(Debug, Parser)]
@@ -46,7 +46,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Show everything on this host: two processes, both networks, every unpacker, each byte compared.
     Demo(demo::DemoArgs),
-    /// Move a greeting, or a file, from one host's memory to another's and check it.
+    /// Move files and directories, or a greeting, to another host and check them.
     Transfer(transfer::TransferArgs),
     /// Set up a connection and its lanes, and print what was agreed.
     Connection(connection::ConnectionArgs),

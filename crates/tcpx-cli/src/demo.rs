@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::memory_choice::{self, Devices};
 use crate::output::say::{self, say};
 use crate::output::table::{indented, table};
-use crate::plugin_file::{Places, PluginFile};
+use crate::plugin_file::{Places, PluginFile, PluginFileError};
 use crate::sizes::{Size, grouped, rate};
 use crate::transfer::greeting::GREETING;
 
@@ -45,11 +45,16 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Error> {
         say!("            both processes share the one GPU of this host");
     }
     say!("  networks  tcp: embedded, plain TCP, the default");
-    say!(
-        "            plugin: {} ({})",
-        plugin.path.display(),
-        plugin.why
-    );
+    match &plugin {
+        Some(plugin) => say!(
+            "            plugin: {} ({})",
+            plugin.path.display(),
+            plugin.why
+        ),
+        None => say!(
+            "            plugin: left out, as its file is not beside this program (--plugin PATH)"
+        ),
+    }
 
     let route = route(&sender, memory.name());
     let mut receiver = Receiver::new(memory, args.timeout.0);
@@ -61,7 +66,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Error> {
     );
     let mut failures = 0;
     let mut rows = Vec::new();
-    for step in steps(args.size.0, &plugin) {
+    for step in steps(args.size.0, plugin.as_ref()) {
         let result = receiver.receive(&step, &mut peer);
         if let Err(error) = &result {
             failures += 1;
@@ -84,12 +89,16 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Error> {
     Ok(())
 }
 
-fn find_plugin(args: &DemoArgs) -> Result<PluginFile, Error> {
+/// `None` where nobody named a file and there is none: the embedded network needs no plugin.
+fn find_plugin(args: &DemoArgs) -> Result<Option<PluginFile>, Error> {
     let places = Places::of_process();
-    Ok(match &args.plugin {
-        Some(path) => places.find(Some(path))?,
-        None => places.own()?,
-    })
+    match &args.plugin {
+        Some(path) => Ok(Some(places.find(Some(path))?)),
+        None => match places.own() {
+            Err(PluginFileError::NotFound(_)) => Ok(None),
+            found => Ok(Some(found?)),
+        },
+    }
 }
 
 /// The 23 bytes, shown at both ends.
@@ -117,7 +126,7 @@ fn greet(receiver: &mut Receiver, peer: &mut PeerProcess) -> Result<(), Error> {
 }
 
 /// The large transfers: the embedded network, then the plugin with each unpacker.
-fn steps(bytes: u64, plugin: &PluginFile) -> Vec<Step> {
+fn steps(bytes: u64, plugin: Option<&PluginFile>) -> Vec<Step> {
     let mut steps = vec![Step {
         network: NetworkOrder::Tcp,
         unpack: None,
@@ -125,6 +134,9 @@ fn steps(bytes: u64, plugin: &PluginFile) -> Vec<Step> {
         label: "tcp".into(),
         show: false,
     }];
+    let Some(plugin) = plugin else {
+        return steps;
+    };
     for unpack in [UnpackMethod::Host, UnpackMethod::D2d, UnpackMethod::Kernel] {
         steps.push(Step {
             network: NetworkOrder::Plugin {

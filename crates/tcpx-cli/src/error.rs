@@ -5,14 +5,16 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use tcpx::MemoryError;
+use tcpx_net::ChannelError;
+use tcpx_wire::session::ConnectionFailure;
 
 use crate::doctor::explains::without_marks;
 use crate::key::KeyError;
 use crate::pattern::Difference;
 use crate::plugin_file::PluginFileError;
 use crate::plugin_file::contents::ContentsError;
-use crate::transfer::file_name::FileNameError;
-use crate::transfer::partial_file::PartialFileError;
+use crate::transfer::manifest::ManifestError;
+use crate::transfer::store::StoreError;
 
 /// Why a command did not succeed.
 #[derive(Debug, thiserror::Error)]
@@ -35,9 +37,14 @@ pub(crate) enum Error {
     #[error(transparent)]
     PluginContents(#[from] ContentsError),
     #[error(transparent)]
-    FileName(#[from] FileNameError),
+    Manifest(#[from] ManifestError),
     #[error(transparent)]
-    PartialFile(#[from] PartialFileError),
+    Store(#[from] StoreError),
+    #[error("cancelled by the user")]
+    Interrupted { signal: u8 },
+    /// Where another error came about: the peer, and how far the transfer was.
+    #[error("{source}")]
+    At { place: String, source: Box<Self> },
     #[error("could not {doing} {}: {source}", .path.display())]
     Io {
         doing: &'static str,
@@ -85,6 +92,9 @@ impl Error {
             Self::Usage { hint, .. }
             | Self::Gpu { hint, .. }
             | Self::Peer { hint, .. } => hint.clone(),
+            Self::Engine(error) if went_away(error).is_some() => {
+                "look at the other side: its last lines say why it ended, if it could".into()
+            }
             Self::Engine(error) => advice(&without_marks(&error.to_string())).1.into(),
             Self::Memory { source, .. } => advice(&source.to_string()).1.into(),
             Self::PluginCheck { hint, .. } => without_marks(hint),
@@ -94,8 +104,10 @@ impl Error {
             Self::Key(_) => "take the key from the line that the server printed: 26 letters and digits".into(),
             Self::Plugin(error) => error.hint(),
             Self::PluginContents(error) => error.hint().into(),
-            Self::FileName(_) => "rename the file at the sender, then send it again".into(),
-            Self::PartialFile(error) => error.hint().into(),
+            Self::Manifest(_) => "rename the file at the sender, then send it again".into(),
+            Self::Store(error) => error.hint().into(),
+            Self::Interrupted { .. } => "run both commands again: the server goes on with what it has".into(),
+            Self::At { source, .. } => source.hint(),
             Self::Io { .. } => "look at the path and its permissions, then try again".into(),
             Self::Process { .. } => "look at the limits of this user (processes, open files), then try again".into(),
             Self::Address { .. } => "give an IP address or a host name, with `--port` or `:port` if it is not 12345".into(),
@@ -109,17 +121,24 @@ impl Error {
 
     /// 2 when the command line is wrong, else 1.
     pub(crate) fn exit_code(&self) -> ExitCode {
-        ExitCode::from(if matches!(self, Self::Usage { .. }) {
-            2
-        } else {
-            1
+        ExitCode::from(match self {
+            Self::Usage { .. } => 2,
+            Self::Interrupted { signal } => 128 + signal,
+            Self::At { source, .. } => return source.exit_code(),
+            _ => 1,
         })
     }
 
     /// What happened, without the advice that [`Self::hint`] gives.
     pub(crate) fn what(&self) -> String {
+        if let Self::Engine(error) = self
+            && let Some(how) = went_away(error)
+        {
+            return format!("the peer went away ({how})");
+        }
         let text = without_marks(&self.to_string());
         match self {
+            Self::At { source, .. } => source.what(),
             Self::Engine(_) | Self::Memory { .. } | Self::Plugin(PluginFileError::BuildId(_)) => {
                 advice(&text).0.to_owned()
             }
@@ -131,13 +150,62 @@ impl Error {
     pub(crate) fn full_text(&self) -> String {
         match self {
             Self::PluginCheck { what, hint } => format!("{what}; {hint}"),
+            Self::At { source, .. } => source.full_text(),
             _ => self.to_string(),
+        }
+    }
+
+    /// Whether a signal ended the work.
+    pub(crate) fn is_interrupted(&self) -> bool {
+        match self {
+            Self::At { source, .. } => source.is_interrupted(),
+            other => matches!(other, Self::Interrupted { .. }),
+        }
+    }
+
+    /// Where it came about, if that is known.
+    pub(crate) fn place(&self) -> Option<&str> {
+        match self {
+            Self::At { place, .. } => Some(place),
+            _ => None,
         }
     }
 
     /// For memory errors in a `map_err`.
     pub(crate) fn memory(doing: &'static str) -> impl FnOnce(MemoryError) -> Self {
         move |source| Self::Memory { doing, source }
+    }
+}
+
+/// How a peer was lost: `None` where it is there, or said why it ended.
+fn went_away(error: &tcpx::Error) -> Option<&'static str> {
+    match error {
+        tcpx::Error::ConnectionLost { failure, .. } => match &**failure {
+            ConnectionFailure::PeerDead { .. } => Some("host unreachable or network cut"),
+            ConnectionFailure::Control { .. } => Some("process ended or connection reset"),
+            _ => None,
+        },
+        tcpx::Error::ChannelLost { error, .. } => lane_went_away(error),
+        tcpx::Error::MemoryHeld { error } => went_away(error),
+        _ => None,
+    }
+}
+
+fn lane_went_away(error: &ChannelError) -> Option<&'static str> {
+    match error {
+        ChannelError::PeerClosed { .. } => Some("process ended"),
+        ChannelError::NoLaneLeft { last, .. } => lane_went_away(last),
+        ChannelError::LaneLost { cause, .. } => match cause.kind {
+            io::ErrorKind::ConnectionReset
+            | io::ErrorKind::BrokenPipe
+            | io::ErrorKind::UnexpectedEof => Some("process ended"),
+            io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
+                Some("host unreachable")
+            }
+            io::ErrorKind::TimedOut => Some("network cut"),
+            _ => None,
+        },
+        _ => None,
     }
 }
 
@@ -169,6 +237,44 @@ mod tests {
     }
 
     #[test]
+    fn a_lost_peer_is_named_by_how_it_was_lost() {
+        let peer = ([127, 0, 0, 1], 7).into();
+        let silent = std::time::Duration::from_secs(30);
+        let failure = |failure| tcpx::Error::ConnectionLost {
+            peer,
+            failure: Box::new(failure),
+        };
+        let lane = |kind: io::ErrorKind| tcpx::Error::ChannelLost {
+            peer,
+            channel: 0,
+            error: Box::new(ChannelError::LaneLost {
+                channel: "tcp".into(),
+                lane: 0,
+                peer,
+                operation: "sending",
+                position: None,
+                cause: io::Error::from(kind).into(),
+            }),
+        };
+        let limit = silent;
+        for (error, how) in [
+            (
+                failure(ConnectionFailure::PeerDead { silent, limit }),
+                "host unreachable or network cut",
+            ),
+            (lane(io::ErrorKind::ConnectionReset), "process ended"),
+            (lane(io::ErrorKind::HostUnreachable), "host unreachable"),
+            (lane(io::ErrorKind::TimedOut), "network cut"),
+        ] {
+            let error = Error::from(error);
+            assert_eq!(error.what(), format!("the peer went away ({how})"));
+            assert!(error.hint().starts_with("look at the other side"));
+        }
+        let refused = failure(ConnectionFailure::SetUp { cause: "no".into() });
+        assert!(!Error::from(refused).what().contains("went away"));
+    }
+
+    #[test]
     fn only_a_wrong_command_line_ends_with_two() {
         let usage = Error::Usage {
             what: String::new(),
@@ -177,6 +283,14 @@ mod tests {
         assert_eq!(
             format!("{:?}", usage.exit_code()),
             format!("{:?}", ExitCode::from(2))
+        );
+        let interrupted = Error::At {
+            place: String::new(),
+            source: Box::new(Error::Interrupted { signal: 15 }),
+        };
+        assert_eq!(
+            format!("{:?}", interrupted.exit_code()),
+            format!("{:?}", ExitCode::from(143))
         );
         let failed = Error::Failed {
             what: String::new(),

@@ -4,24 +4,30 @@ mod devmem;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nccl_net::AbiVersion;
-use tcpx::{Auth, Connection, Deadlines, Endpoint, Key, Network, Options, TcpNetwork};
+use tcpx::{
+    Auth, Connection, Deadlines, Endpoint, Key, Network, NetworkError, Options, TcpNetwork,
+};
 use tcpx_net::{PluginMemory, PluginNetwork, PluginOptions, TcpOptions, every_address};
 
 use crate::addresses;
 use crate::args::link::{DEFAULT_PORT, LinkArgs, NetworkArgs, NetworkName};
 use crate::environment;
 use crate::error::Error;
+use crate::interrupt::{self, LOOK};
 use crate::key::{self, KEY_VARIABLE, KeyOrigin, KeySources};
 use crate::memory_choice::MemoryChoice;
 use crate::output::chunk_lines::ChunkLines;
 use crate::output::say::aside;
-use crate::plugin_file::{Places, PluginFile};
+use crate::plugin_file::{Places, PluginFile, contents};
 
 /// How long the goodbye may take.
 const GOODBYE: Duration = Duration::from_secs(10);
+
+/// Silence below this would end connections to busy hosts.
+const LEAST_DEAD_AFTER: Duration = Duration::from_secs(1);
 
 /// Everything that is decided before the other side is there.
 #[derive(Debug)]
@@ -68,6 +74,8 @@ impl Link {
             total: None,
         };
         options.connect_timeout = args.timeout.0;
+        // A peer that says nothing for this long is gone: the user's limit, and no other one.
+        options.dead_after = args.timeout.0.max(LEAST_DEAD_AFTER);
         options.gpu = memory.gpu.clone();
         if is_plugin(&args.network) {
             // A small message must not travel around the plugin that was asked for.
@@ -127,6 +135,12 @@ impl Link {
         command: &str,
         quiet: bool,
     ) -> Result<Connection, Error> {
+        self.invite(args, command, quiet)?;
+        self.accept(Some(args.wait.0))
+    }
+
+    /// Listens, and prints the line to run at the other side.
+    pub(crate) fn invite(&self, args: &LinkArgs, command: &str, quiet: bool) -> Result<(), Error> {
         let ip = args.bind.unwrap_or_else(every_address);
         let endpoint = Endpoint::listen(SocketAddr::new(ip, args.port), self.options.clone())?;
         let bound = endpoint.local_addr();
@@ -143,9 +157,36 @@ impl Link {
             self.invitation(args, command, bound)
         ));
         self.warn(args);
-        let connection = endpoint.accept(args.wait.0)?;
         self.listening.get_or_init(|| endpoint);
-        Ok(connection)
+        Ok(())
+    }
+
+    /// The next client, within `limit`; without one, until a signal comes.
+    pub(crate) fn accept(&self, limit: Option<Duration>) -> Result<Connection, Error> {
+        let Some(endpoint) = self.listening.get() else {
+            return Err(Error::Failed {
+                what: "the server does not listen yet".into(),
+                hint: "report this as a defect of tcpx",
+            });
+        };
+        let started = Instant::now();
+        loop {
+            interrupt::check()?;
+            let left = limit.map(|limit| limit.saturating_sub(started.elapsed()));
+            let slice = left.unwrap_or(LOOK).min(LOOK);
+            match endpoint.accept(slice) {
+                Err(tcpx::Error::Network(NetworkError::AcceptTimedOut { .. }))
+                    if left.is_none_or(|left| left > slice) => {}
+                Err(tcpx::Error::Network(NetworkError::AcceptTimedOut { address, .. })) => {
+                    return Err(tcpx::Error::from(NetworkError::AcceptTimedOut {
+                        address,
+                        waited: limit.unwrap_or_default(),
+                    })
+                    .into());
+                }
+                other => return Ok(other?),
+            }
+        }
     }
 
     /// Connects to the first of the server's addresses that answers.
@@ -153,18 +194,19 @@ impl Link {
         self.warn(args);
         let mut last = None;
         for address in addresses::resolve(server, args.port)? {
-            match Endpoint::connect(address, &self.options) {
+            let options = self.options.clone();
+            let connected =
+                interrupt::unless_interrupted(move || Ok(Endpoint::connect(address, &options)?));
+            match connected {
                 Ok(connection) => return Ok(connection),
+                Err(error) if error.is_interrupted() => return Err(error),
                 Err(error) => last = Some(error),
             }
         }
-        Err(last.map_or_else(
-            || Error::Address {
-                address: server.to_owned(),
-                why: "the name has no address".into(),
-            },
-            Error::from,
-        ))
+        Err(last.unwrap_or_else(|| Error::Address {
+            address: server.to_owned(),
+            why: "the name has no address".into(),
+        }))
     }
 
     /// The path that `connection` got, for a person.
@@ -319,6 +361,8 @@ pub(crate) fn plugin_network(
             .into_iter()
             .find(|version| version.number() == u32::from(number))
     });
+    // The loader maps what the file promises to hold: one that was cut short would end the process.
+    contents::read(&file.path)?;
     let options = PluginOptions {
         path: file.path.clone(),
         abi,

@@ -14,6 +14,7 @@ mod environment;
 mod error;
 mod generate;
 mod host;
+mod interrupt;
 mod key;
 mod link;
 mod log;
@@ -59,6 +60,7 @@ fn start() -> ExitCode {
         log::start(cli.debug());
         run(&cli)
     });
+    let result = result.and_then(|()| say::check_output());
     match (result, cli.verdict_name()) {
         (Ok(()), None) => ExitCode::SUCCESS,
         (Ok(()), Some(name)) => {

@@ -106,7 +106,7 @@ pub(crate) fn short(name: &str) -> &str {
 }
 
 impl MemoryChoice {
-    fn host(why: &str) -> Self {
+    pub(crate) fn host(why: &str) -> Self {
         Self {
             gpu: None,
             name: "host memory".into(),

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tcpx::{Connection, Deadlines, Region, Transfer};
+use tcpx::{Connection, Deadlines, Level, Region, Transfer};
 
 use crate::error::Error;
+use crate::interrupt::{self, LOOK};
 
 /// Tag of the payload, as the historic programs used it.
 pub(crate) const PAYLOAD: u64 = 42;
@@ -18,6 +19,12 @@ pub(crate) const ANSWER: u64 = 2;
 pub(crate) const END: u64 = 3;
 /// Tag of the server's last word.
 pub(crate) const VERDICT: u64 = 4;
+/// Tag of the client's list of what it sends.
+pub(crate) const MANIFEST: u64 = 5;
+/// Tag of the server's list of what it has of that already.
+pub(crate) const PRESENT: u64 = 6;
+/// Tag of the client's answer: how much of each the server keeps.
+pub(crate) const KEEP: u64 = 7;
 
 /// A bound for what waits during a whole transfer, whose pieces have limits of their own.
 pub(crate) const LONGEST_TRANSFER: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -33,12 +40,8 @@ pub(crate) enum Request {
     Nothing,
     /// One payload with tag 42: the greeting, then the pattern of `seed`.
     Greeting { bytes: u64, seed: u64 },
-    /// A file in pieces of `piece_bytes`, the last one shorter.
-    File {
-        name: String,
-        bytes: u64,
-        piece_bytes: u64,
-    },
+    /// Files and directories: a manifest of `bytes` with this BLAKE3 digest follows.
+    Files { bytes: u64, digest: String },
     /// `iterations` transfers of `bytes` each, after one whose contents are the pattern of `seed`.
     Perf {
         bytes: u64,
@@ -47,24 +50,38 @@ pub(crate) enum Request {
     },
 }
 
+impl Request {
+    /// For a person.
+    fn words(&self) -> &'static str {
+        match self {
+            Self::Nothing => "a request to connect",
+            Self::Greeting { .. } => "a request to send a greeting",
+            Self::Files { .. } => "a request to send files",
+            Self::Perf { .. } => "a request to measure",
+        }
+    }
+}
+
 /// The server's answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Answer {
     /// Receives are posted.
     Ready,
+    /// A list of `bytes` follows that says what of the files is there already.
+    Present { bytes: u64 },
     /// Not this.
     Refused { why: String, hint: String },
 }
 
-/// The client's last word.
+/// The last word of either side about files. It may come at any time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "end", rename_all = "snake_case", deny_unknown_fields)]
-pub(crate) enum End {
-    /// Everything was sent; SHA-256 of the file in hexadecimal.
-    File { sha256: String },
-    /// The client gives up.
-    GaveUp { why: String },
+pub(crate) enum LastWord {
+    /// Everything was sent, or is in its place; BLAKE3 of the manifest and all digests.
+    Done { digest: String },
+    /// This side gives up.
+    Failed { why: String, hint: String },
 }
 
 /// The server's last word.
@@ -75,8 +92,6 @@ pub(crate) enum Verdict {
     Passed {
         /// CRC32C of the destination, where one was made.
         crc32c: Option<u32>,
-        /// SHA-256 of the file, where one was sent.
-        sha256: Option<String>,
         /// Time the server's side spent, summed over the timed transfers.
         spent: Option<Spent>,
     },
@@ -118,6 +133,7 @@ pub(crate) fn expect(
     };
     let transfer = connection
         .receive(region.all(), tag)
+        .level(Level::Verified)
         .deadlines(deadlines)
         .start()?;
     Ok(Expected { region, transfer })
@@ -126,8 +142,12 @@ pub(crate) fn expect(
 impl Expected {
     /// Waits for the message and reads it.
     pub(crate) fn wait<T: DeserializeOwned>(self, what: &'static str) -> Result<T, Error> {
-        let report = self.transfer.wait()?;
-        read(&self.region, report.bytes, what)
+        loop {
+            if let Some(end) = self.transfer.wait_timeout(LOOK) {
+                return read(&self.region, end?.bytes, what);
+            }
+            interrupt::check()?;
+        }
     }
 
     /// Waits for the message, `limit` at most, and reads it.
@@ -145,14 +165,15 @@ impl Expected {
         }
     }
 
-    /// The message, if it is there within `limit`; `None` when it is not, or never will be.
-    pub(crate) fn within<T: DeserializeOwned>(
-        self,
-        limit: Duration,
-        what: &'static str,
-    ) -> Option<T> {
-        let report = self.transfer.wait_timeout(limit)?.ok()?;
-        read(&self.region, report.bytes, what).ok()
+    /// The message, if it has come; a receive that failed never brings one.
+    pub(crate) fn peek<T: DeserializeOwned>(&self, what: &'static str) -> Option<Result<T, Error>> {
+        let report = self.transfer.test()?.ok()?;
+        Some(read(&self.region, report.bytes, what))
+    }
+
+    /// The running receive.
+    pub(crate) fn transfer(&self) -> &Transfer {
+        &self.transfer
     }
 }
 
@@ -173,7 +194,8 @@ pub(crate) fn tell<T: Serialize>(
     region
         .write_from(0, &text)
         .map_err(Error::memory("write a message"))?;
-    connection.send(region.all(), tag).start()?.wait()?;
+    let send = connection.send(region.all(), tag);
+    send.level(Level::Verified).start()?.wait()?;
     Ok(())
 }
 
@@ -199,6 +221,10 @@ fn parse<T: DeserializeOwned>(text: &[u8], what: &'static str) -> Result<T, Erro
 pub(crate) fn ready(answer: Expected) -> Result<(), Error> {
     match answer.wait("an answer to the request")? {
         Answer::Ready => Ok(()),
+        Answer::Present { .. } => Err(Error::Unexpected {
+            expected: "an answer to the request",
+            arrived: "a list of files".into(),
+        }),
         Answer::Refused { why, hint } => Err(Error::Peer { what: why, hint }),
     }
 }
@@ -221,21 +247,13 @@ pub(crate) fn refuse(
 ) -> Error {
     let error = Error::Unexpected {
         expected,
-        arrived: format!("{arrived:?}"),
+        arrived: arrived.words().into(),
     };
     let refusal = Answer::Refused {
         why: brief(&format!("the server waits for {expected}")),
         hint: format!("start `{instead}` there, or run the line that the server printed"),
     };
     refused(connection, &refusal, error)
-}
-
-/// Limits of one of `count` transfers that go one after the other: each waits for those before it.
-pub(crate) fn in_line(limit: Duration, count: usize) -> Deadlines {
-    Deadlines {
-        stall: limit.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX)),
-        total: None,
-    }
 }
 
 /// Both ends made a CRC32C; they must agree.
@@ -261,10 +279,9 @@ mod tests {
 
     #[test]
     fn messages_survive_their_encoding() {
-        let request = Request::File {
-            name: "a b".into(),
+        let request = Request::Files {
             bytes: u64::MAX,
-            piece_bytes: 1,
+            digest: "a b".into(),
         };
         let text = serde_json::to_vec(&request).expect("encoded");
         assert_eq!(

@@ -1,26 +1,59 @@
-//! `tcpx transfer`: a greeting or a file, from one host's memory to another's.
+//! `tcpx transfer`: a greeting, or files and directories, from one host's memory to another's.
 
-pub(crate) mod file_client;
-pub(crate) mod file_name;
-pub(crate) mod file_server;
 pub(crate) mod greeting;
-pub(crate) mod partial_file;
+pub(crate) mod manifest;
+mod receiver;
+mod sender;
+pub(crate) mod store;
+mod talk;
 
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use tcpx::Connection;
+
+use crate::args::link::{MemoryArgs, NetworkName};
 use crate::args::transfer::TransferArgs;
 use crate::error::Error;
+use crate::interrupt;
 use crate::link::{self, Link};
-use crate::memory_choice::Devices;
+use crate::memory_choice::{Devices, MemoryChoice};
 use crate::messages::{self, REQUEST, Request};
-use crate::output::say::say;
+use crate::output::json;
+use crate::output::say::{self, Voice, say};
+use crate::sizes::{Size, rate, time};
+use manifest::{Entry, Found};
+use receiver::Out;
 
 /// Runs one side; the word `server` instead of an address means the server's.
 pub(crate) fn run(args: &TransferArgs) -> Result<(), Error> {
     let is_server = args.peer == "server";
-    check_sides(args, is_server)?;
-    if is_server {
-        serve(args)
-    } else {
-        connect(args)
+    if args.json || (is_server && out(args).is_standard_output()) {
+        say::set_voice(Voice::Aside);
+    }
+    if args.quiet {
+        say::set_voice(Voice::Quiet);
+    }
+    let result = interrupt::listen()
+        .and_then(|()| check_sides(args, is_server))
+        .and_then(|()| {
+            if is_server {
+                serve(args)
+            } else {
+                connect(args).map(Some)
+            }
+        });
+    if !args.json {
+        return result.map(drop);
+    }
+    match result {
+        // A server that stays prints a line for each client.
+        Ok(None) => Ok(()),
+        Ok(Some(done)) => done.print_json(),
+        Err(error) => {
+            json::print(&json::failure("tcpx.transfer", &error))?;
+            Err(error)
+        }
     }
 }
 
@@ -32,10 +65,10 @@ fn check_sides(args: &TransferArgs, is_server: bool) -> Result<(), Error> {
             hint: hint.into(),
         })
     };
-    match (is_server, &args.file, &args.out) {
-        (true, Some(_), _) => wrong(
+    match (is_server, &*args.file, &args.out) {
+        (true, [_, ..], _) => wrong(
             "--file belongs to the client",
-            "tcpx transfer <SERVER_IP> --file FILE",
+            "tcpx transfer <SERVER_IP> --file PATH",
         ),
         (false, _, Some(_)) => wrong(
             "--out belongs to the server",
@@ -45,75 +78,226 @@ fn check_sides(args: &TransferArgs, is_server: bool) -> Result<(), Error> {
     }
 }
 
-fn serve(args: &TransferArgs) -> Result<(), Error> {
-    if let Some(out) = &args.out
-        && !out.is_dir()
+/// What was moved.
+#[derive(Debug)]
+pub(crate) enum Done {
+    Greeting { bytes: u64 },
+    Files(Summary),
+}
+
+/// How a transfer of files ended.
+#[derive(Debug)]
+pub(crate) struct Summary {
+    what: String,
+    entries: usize,
+    bytes: u64,
+    skipped: u64,
+    took: Duration,
+    /// Of a single file its own BLAKE3 digest.
+    single: Option<String>,
+    /// Over the manifest and all contents.
+    pub(crate) digest: String,
+}
+
+impl Summary {
+    fn new(
+        entries: &[Entry],
+        skipped: u64,
+        took: Duration,
+        contents: &[sender::Content],
+        digest: String,
+    ) -> Self {
+        Self {
+            what: manifest::describe(entries),
+            entries: entries.len(),
+            bytes: contents.iter().map(|&(_, bytes)| bytes).sum(),
+            skipped,
+            took,
+            single: match (entries, contents) {
+                ([_], [(only, _)]) => Some(only.to_string()),
+                _ => None,
+            },
+            digest,
+        }
+    }
+
+    fn say(&self, verb: &str, place: &str) {
+        let moved = self.bytes.saturating_sub(self.skipped);
+        let speed = rate(moved, self.took).filter(|_| moved >= 1 << 20);
+        let speed = speed.map_or_else(String::new, |speed| {
+            format!(", {speed:.2} GB/s with reading, digest and writing")
+        });
+        say!(
+            "{verb} {} {place}in {}{speed}",
+            Size(self.bytes),
+            time(self.took)
+        );
+        match &self.single {
+            Some(digest) => say!("BLAKE3 {digest}, the same at both ends"),
+            None => say!(
+                "BLAKE3 {} over {} entries, the same at both ends",
+                self.digest,
+                self.entries
+            ),
+        }
+    }
+}
+
+impl Done {
+    fn print_json(&self) -> Result<(), Error> {
+        json::print(&match self {
+            Self::Greeting { bytes } => json!({
+                "schema": "tcpx.transfer", "version": 1, "ok": true, "kind": "greeting", "bytes": bytes,
+            }),
+            Self::Files(files) => json!({
+                "schema": "tcpx.transfer", "version": 1, "ok": true, "kind": "files",
+                "what": files.what, "entries": files.entries, "bytes": files.bytes,
+                "bytes_there_before": files.skipped, "seconds": files.took.as_secs_f64(),
+                "blake3": files.single.as_ref().unwrap_or(&files.digest),
+            }),
+        })
+    }
+}
+
+fn out(args: &TransferArgs) -> Out<'_> {
+    Out {
+        directory: args.out.as_deref(),
+        overwrite: args.overwrite,
+    }
+}
+
+/// Files go through host memory, unless a GPU or a plugin, whose memory it may need, was asked for.
+fn choose_memory(args: &TransferArgs, is_files: bool) -> Result<MemoryChoice, Error> {
+    let is_tcp = !link::is_plugin(&args.link.network)
+        && args.link.network.network != Some(NetworkName::Devmem);
+    let host = MemoryArgs {
+        gpu: None,
+        host: true,
+    };
+    if is_files && is_tcp && args.memory.gpu.is_none() && !args.memory.host {
+        return Ok(MemoryChoice::host("as files come and go through it"));
+    }
+    let choice = if args.memory.host {
+        &host
+    } else {
+        &args.memory
+    };
+    Devices::probe().choose(choice, 0)
+}
+
+/// `None` from a server that stays.
+fn serve(args: &TransferArgs) -> Result<Option<Done>, Error> {
+    if let Some(directory) = &args.out
+        && !out(args).is_standard_output()
+        && !directory.is_dir()
     {
         return Err(Error::Usage {
-            what: format!("--out {} is not a directory", out.display()),
+            what: format!("--out {} is not a directory", directory.display()),
             hint: "create it first, or name another one".into(),
         });
     }
-    let memory = Devices::probe().choose(&args.memory, 0)?;
-    let link = Link::new(&args.link, &memory, true)?.through_data_channels();
+    let memory = choose_memory(args, args.out.is_some())?;
+    let mut link = Link::new(&args.link, &memory, true)?;
+    if args.out.is_none() {
+        link = link.through_data_channels();
+    }
+    if args.keep {
+        link = link.for_many();
+    }
     let command = if args.out.is_some() {
-        "transfer SERVER_IP --file FILE"
+        "transfer SERVER_IP --file PATH"
     } else {
         "transfer SERVER_IP"
     };
-    let connection = link.serve(&args.link, command, false)?;
-    say!("{}", link.describe(&connection, &memory));
-    let limit = args.link.timeout.0;
-    let request = messages::expect(&connection, REQUEST, limit)?.wait("a request to transfer")?;
-    let result = match request {
-        Request::Greeting { bytes, seed } => greeting::receive(&connection, &memory, bytes, seed),
-        Request::File {
-            name,
-            bytes,
-            piece_bytes,
-        } => {
-            let offer = file_server::Offer {
-                name,
-                bytes,
-                piece_bytes,
-            };
-            let out = file_server::Out {
-                directory: args.out.as_deref(),
-                overwrite: args.overwrite,
-            };
-            file_server::receive(&connection, &memory, &offer, out, limit)
+    let voice_is_out = !args.json && !out(args).is_standard_output() && !args.quiet;
+    link.invite(&args.link, command, !voice_is_out)?;
+    if !args.keep {
+        let connection = link.accept(Some(args.link.wait.0))?;
+        return session(args, &link, &memory, connection).map(Some);
+    }
+    loop {
+        let ended = link
+            .accept(None)
+            .and_then(|connection| session(args, &link, &memory, connection));
+        match ended {
+            Ok(done) if args.json => done.print_json()?,
+            Ok(_) => say!("waiting for the next client"),
+            // What ended a server that stays is no failure.
+            Err(error) if error.is_interrupted() => return Ok(None),
+            Err(error) => {
+                say::failure(&error);
+                if args.json {
+                    json::print(&json::failure("tcpx.transfer", &error))?;
+                }
+            }
         }
-        other @ (Request::Perf { .. } | Request::Nothing) => {
-            let instead = match other {
-                Request::Perf { .. } => "tcpx perf server",
-                _ => "tcpx connection server",
-            };
-            Err(messages::refuse(
+    }
+}
+
+/// One client.
+fn session(
+    args: &TransferArgs,
+    link: &Link,
+    memory: &MemoryChoice,
+    connection: Connection,
+) -> Result<Done, Error> {
+    say!("{}", link.describe(&connection, memory));
+    let limit = args.link.timeout.0;
+    let result = (|| {
+        let expected = messages::expect(&connection, REQUEST, limit)?;
+        let request = expected.wait("a request to transfer")?;
+        match request {
+            Request::Greeting { bytes, seed } => {
+                greeting::receive(&connection, memory, bytes, seed)?;
+                Ok(Done::Greeting { bytes })
+            }
+            Request::Files { bytes, digest } => {
+                let offer = receiver::Offer { bytes, digest };
+                let files = receiver::receive(&connection, memory, &offer, out(args), limit)?;
+                let place = args.out.as_ref().map_or_else(String::new, |directory| {
+                    format!("into {} ", directory.display())
+                });
+                files.say("wrote", &place);
+                Ok(Done::Files(files))
+            }
+            Request::Perf { .. } => Err(messages::refuse(
                 &connection,
                 "a request to transfer",
-                &other,
-                instead,
-            ))
+                &request,
+                "tcpx perf server",
+            )),
+            Request::Nothing => Err(messages::refuse(
+                &connection,
+                "a request to transfer",
+                &request,
+                "tcpx connection server",
+            )),
         }
-    };
+    })();
     link::part_after(connection, result)
 }
 
-fn connect(args: &TransferArgs) -> Result<(), Error> {
-    let memory = Devices::probe().choose(&args.memory, 0)?;
-    // Opened before connecting: a name that is wrong should not cost the server its one session.
-    let source = args
-        .file
-        .as_deref()
-        .map(file_client::Source::open)
-        .transpose()?;
-    let link = Link::new(&args.link, &memory, false)?.through_data_channels();
+fn connect(args: &TransferArgs) -> Result<Done, Error> {
+    // Looked at before connecting: a name that is wrong should not cost the server its one session.
+    let found: Vec<Found> = manifest::collect(&args.file, &args.name)?;
+    let memory = choose_memory(args, !found.is_empty())?;
+    let mut link = Link::new(&args.link, &memory, false)?;
+    if found.is_empty() {
+        link = link.through_data_channels();
+    }
+    let started = Instant::now();
     let connection = link.connect(&args.link, &args.peer)?;
+    tracing::debug!(took = ?started.elapsed(), "connected");
     say!("{}", link.describe(&connection, &memory));
     let limit = args.link.timeout.0;
-    let sent = match source {
-        None => greeting::send(&connection, &memory, args.payload_bytes.0, limit),
-        Some(source) => file_client::send(&connection, &memory, source, limit),
+    let sent = if found.is_empty() {
+        let bytes = args.payload_bytes.0;
+        greeting::send(&connection, &memory, bytes, limit).map(|()| Done::Greeting { bytes })
+    } else {
+        sender::send(&connection, &memory, found, limit).map(|files| {
+            files.say("sent", "");
+            Done::Files(files)
+        })
     };
     link::part_after(connection, sent)
 }

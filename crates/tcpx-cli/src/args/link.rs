@@ -44,7 +44,7 @@ pub(crate) struct LinkArgs {
     /// A key that this process made for a second process that it started.
     #[arg(skip)]
     pub(crate) own_key: Option<Key>,
-    /// Fail if there is no progress for this long.
+    /// Fail if there is no progress, or no sign of life from the peer, for this long.
     #[arg(long, value_name = "TIME", default_value = "30s")]
     pub(crate) timeout: Limit,
     /// Longest time that a server waits for its client.

@@ -9,21 +9,33 @@ use crate::sizes::Size;
 
 #[derive(Args, Debug)]
 #[command(
-    override_usage = "tcpx transfer server [--out DIR] [OPTIONS]\n       tcpx transfer <SERVER_IP> [--file FILE] [OPTIONS]"
+    override_usage = "tcpx transfer server [--out DIR] [OPTIONS]\n       tcpx transfer <SERVER_IP> [--file PATH...] [OPTIONS]"
 )]
 pub(crate) struct TransferArgs {
     /// The word `server`, or the address of the server to connect to.
     #[arg(value_name = "server|SERVER_IP")]
     pub(crate) peer: String,
-    /// Client: send this file instead of the greeting.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) file: Option<PathBuf>,
-    /// Server: accept a file and write it to this directory.
-    #[arg(long, value_name = "DIR")]
+    /// Client: send these files and directories instead of the greeting; `-` is standard input.
+    #[arg(short, long, value_name = "PATH", num_args = 1..)]
+    pub(crate) file: Vec<PathBuf>,
+    /// Client: the name that standard input gets at the server.
+    #[arg(long, value_name = "NAME", default_value = "stdin")]
+    pub(crate) name: String,
+    /// Server: accept files, and put them into this directory; `-` writes one file to standard output.
+    #[arg(short, long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
-    /// Server: replace a file of the same name.
+    /// Server: replace files of the same name.
     #[arg(long, requires = "out")]
     pub(crate) overwrite: bool,
+    /// Server: stay for more clients, until a signal ends it.
+    #[arg(short, long, requires = "out")]
+    pub(crate) keep: bool,
+    /// Print errors and the line for the other side only.
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+    /// Print the result as JSON, errors in it too.
+    #[arg(long)]
+    pub(crate) json: bool,
     /// Client: bytes of the greeting; bytes beyond its 23 are random.
     #[arg(
         long,

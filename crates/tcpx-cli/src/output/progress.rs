@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tcpx::{Report, Transfer};
 
-use super::say::aside;
+use super::say::{aside, is_quiet};
 use crate::error::Error;
-use crate::sizes::Size;
+use crate::interrupt;
+use crate::sizes::{Size, rate, time};
 
 /// How often a waiting command looks at the transfer. Nothing depends on it but the bar.
 const REFRESH: Duration = Duration::from_millis(50);
@@ -23,27 +24,45 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Progress {
     label: String,
-    total: u64,
+    total: Option<u64>,
     bar: Option<ProgressBar>,
+    started: Instant,
+    before: u64,
     last_line: Instant,
 }
 
 impl Progress {
     /// A bar named `label` that is full at `total` bytes.
     pub(crate) fn new(label: &str, total: u64) -> Self {
-        let bar = io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(10));
-            let template = "  {prefix} {bar:30} {binary_bytes} of {binary_total_bytes}  {decimal_bytes_per_sec}  {eta} left";
+        Self::from(label, Some(total), 0)
+    }
+
+    /// The same where `done` bytes were there before; without a `total` it only counts.
+    pub(crate) fn from(label: &str, total: Option<u64>, done: u64) -> Self {
+        let is_shown = io::stderr().is_terminal() && !is_quiet();
+        let bar = is_shown.then(|| {
+            let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr_with_hz(10));
+            let template = match total {
+                Some(_) => {
+                    "  {prefix} {wide_bar} {binary_bytes} of {binary_total_bytes}  \
+                     {decimal_bytes_per_sec}  {eta} left"
+                }
+                None => "  {prefix} {binary_bytes}  {decimal_bytes_per_sec}",
+            };
             if let Ok(style) = ProgressStyle::with_template(template) {
                 bar.set_style(style.progress_chars("=> "));
             }
             bar.set_prefix(label.to_owned());
+            bar.set_position(done);
+            bar.reset_eta();
             bar
         });
         Self {
             label: label.to_owned(),
             total,
             bar,
+            started: Instant::now(),
+            before: done,
             last_line: Instant::now(),
         }
     }
@@ -52,9 +71,15 @@ impl Progress {
     pub(crate) fn at(&mut self, done: u64) {
         match &self.bar {
             Some(bar) => bar.set_position(done),
-            None if self.last_line.elapsed() >= LINE_EVERY => {
+            None if self.last_line.elapsed() >= LINE_EVERY && !is_quiet() => {
                 self.last_line = Instant::now();
-                aside!("  {}: {} of {}", self.label, Size(done), Size(self.total));
+                let moved = done.saturating_sub(self.before);
+                let rate = rate(moved, self.started.elapsed());
+                aside!(
+                    "  {}: {}",
+                    self.label,
+                    line(done, self.total, rate.unwrap_or(0.0))
+                );
             }
             None => {}
         }
@@ -72,6 +97,7 @@ impl Progress {
                 }
                 return Ok(end?);
             }
+            interrupt::check()?;
             let now_done = transfer.progress().bytes_done;
             self.at(before + now_done);
             if now_done != done {
@@ -115,5 +141,35 @@ impl Drop for Progress {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
+    }
+}
+
+/// A line of progress; `rate` in GB/s.
+fn line(done: u64, total: Option<u64>, rate: f64) -> String {
+    let mut line = match total {
+        Some(total) => format!("{} of {}", Size(done), Size(total)),
+        None => Size(done).to_string(),
+    };
+    if rate > 0.0 {
+        line.push_str(&format!(", {rate:.2} GB/s"));
+        if let Some(left) = total.map(|total| total.saturating_sub(done)) {
+            #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
+            let left = Duration::try_from_secs_f64(left as f64 / (rate * 1e9));
+            line.push_str(&format!(", {} left", time(left.unwrap_or(Duration::MAX))));
+        }
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_tells_rate_and_time_left_where_they_are_known() {
+        let text = line(1 << 30, Some(3 << 30), 1.073_741_824);
+        assert_eq!(text, "1 GiB of 3 GiB, 1.07 GB/s, 2.00 s left");
+        assert_eq!(line(1 << 20, None, 0.5), "1 MiB, 0.50 GB/s");
+        assert_eq!(line(0, Some(1 << 20), 0.0), "0 bytes of 1 MiB");
     }
 }

@@ -1,16 +1,64 @@
-//! Lines on standard output that never fail the command: a closed pipe only ends the listening.
+//! Lines on standard output. A closed pipe only ends the listening; any other failure is kept for the end.
 
 use std::fmt;
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 
 use crate::doctor::explains::check_for;
 use crate::error::Error;
 
+/// Where lines for a person go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Voice {
+    /// To standard output.
+    Out,
+    /// To standard error: standard output is for a file or for JSON.
+    Aside,
+    /// Nowhere; errors are still shown.
+    Quiet,
+}
+
+static VOICE: AtomicU8 = AtomicU8::new(Voice::Out as u8);
+
+/// Says from now on where lines for a person go.
+pub(crate) fn set_voice(voice: Voice) {
+    VOICE.store(voice as u8, Ordering::Relaxed);
+}
+
+/// Whether progress is shown.
+pub(crate) fn is_quiet() -> bool {
+    VOICE.load(Ordering::Relaxed) == Voice::Quiet as u8
+}
+
 /// Prints a line at once, so that a program reading a pipe sees it too.
 pub(crate) fn line(text: fmt::Arguments<'_>) {
+    match VOICE.load(Ordering::Relaxed) {
+        voice if voice == Voice::Aside as u8 => return aside_line(text),
+        voice if voice == Voice::Quiet as u8 => return,
+        _ => {}
+    }
     let mut out = io::stdout().lock();
-    let _ = writeln!(out, "{text}");
-    let _ = out.flush();
+    if let Err(error) = writeln!(out, "{text}").and_then(|()| out.flush())
+        && error.kind() != io::ErrorKind::BrokenPipe
+    {
+        LOST.store(error.raw_os_error().unwrap_or(-1), Ordering::Relaxed);
+    }
+}
+
+/// The system's number of the last error of a write to standard output; 0 without one.
+static LOST: AtomicI32 = AtomicI32::new(0);
+
+/// [`Error::Process`] if something that was said did not reach standard output: a script that reads the
+/// rest would take it for everything.
+pub(crate) fn check_output() -> Result<(), Error> {
+    match LOST.load(Ordering::Relaxed) {
+        0 => Ok(()),
+        number => Err(Error::Process {
+            doing: "write to standard output",
+            source: io::Error::from_raw_os_error(number),
+        }),
+    }
 }
 
 /// Prints a line on standard error.
@@ -21,6 +69,9 @@ pub(crate) fn aside_line(text: fmt::Arguments<'_>) {
 /// Prints what went wrong, what to do, and which check of the doctor says more, each on one line.
 pub(crate) fn failure(error: &Error) {
     aside!("error: {}", one_line(&error.what()));
+    if let Some(place) = error.place() {
+        aside!("where: {}", one_line(place));
+    }
     aside!("hint: {}", one_line(&error.hint()));
     if let Some(check) = check_for(error) {
         aside!(

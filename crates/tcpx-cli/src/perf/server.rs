@@ -89,7 +89,6 @@ pub(super) fn one(
     let verdict = match &result {
         Ok(spent) => Verdict::Passed {
             crc32c: None,
-            sha256: None,
             spent: Some(*spent),
         },
         Err(error) => Verdict::Failed {

@@ -185,3 +185,61 @@ fn a_key_file_serves_both_sides_and_is_not_printed() {
     server.assert_code(0);
     client.assert_code(0);
 }
+
+#[test]
+fn lost_output_is_an_error_of_every_command() {
+    for arguments in [&["devices"][..], &["doctor", "--json"], &["env", "--json"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full");
+        let mut command = tcpx(arguments);
+        command
+            .stdout(full.expect("opened"))
+            .stderr(std::process::Stdio::piped());
+        let ended = command.output().expect("runs");
+        assert_eq!(ended.status.code(), Some(1), "{arguments:?}");
+        let complaint = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(
+            complaint.contains("standard output"),
+            "{arguments:?}: {complaint}"
+        );
+    }
+}
+
+#[test]
+fn the_handshake_is_told_as_json() {
+    let server = Server::start(tcpx(&["connection", "server", "--host"]));
+    let client = server.client(&["connection"], &["--host", "--json"]);
+    let (server, client) = server.finish(client);
+    server.assert_code(0);
+    client.assert_code(0);
+    let value: serde_json::Value = serde_json::from_str(&client.stdout).expect("JSON");
+    assert_eq!(value["schema"], "tcpx.connection");
+    assert_eq!(value["network"], "tcp");
+    let nobody = [
+        "connection",
+        "127.0.0.1",
+        "--host",
+        "--json",
+        "--insecure",
+        "--port",
+        "1",
+    ];
+    let ended = run(&nobody);
+    ended.assert_code(1);
+    let value: serde_json::Value = serde_json::from_str(&ended.stdout).expect("JSON");
+    assert_eq!(
+        (&value["ok"], &value["schema"]),
+        (&false.into(), &"tcpx.connection".into())
+    );
+}
+
+#[test]
+fn a_truncated_plugin_file_is_an_error_before_it_is_loaded() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let program = std::fs::read(env!("CARGO_BIN_EXE_tcpx")).expect("readable");
+    let cut = directory.path().join("cut.so");
+    // Its headers promise more than there is.
+    std::fs::write(&cut, &program[..program.len().min(20_000)]).expect("written");
+    let cut = cut.to_str().expect("text");
+    let ended = run(&["transfer", "server", "--host", "--plugin", cut]);
+    ended.assert_code(1).assert_complains("cut.so");
+}

@@ -53,3 +53,16 @@ fn a_plugin_that_is_not_there_is_named() {
         .assert_complains("/nonexistent.so")
         .assert_says("demo: FAILED");
 }
+
+#[test]
+fn the_program_alone_shows_the_embedded_network() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let alone = directory.path().join("tcpx");
+    std::fs::copy(env!("CARGO_BIN_EXE_tcpx"), &alone).expect("copied");
+    let mut command = std::process::Command::new(&alone);
+    command
+        .args(["demo", "--host", "--size", "1MiB"])
+        .env_remove("CARGO");
+    let ended = Running::start(command).end();
+    ended.assert_code(0).assert_says("plugin: left out");
+}

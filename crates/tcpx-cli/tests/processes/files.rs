@@ -1,10 +1,14 @@
+use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
 use std::net::SocketAddr;
-use std::path::Path;
-use std::process::Command;
-use std::time::{Duration, Instant};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant, SystemTime};
 
-use tcpx::{Auth, Endpoint, Options, Region};
+use rustix::process::{Pid, Signal, kill_process};
+use tcpx::{Auth, Endpoint, Level, Options, Region};
 
 use crate::support::{Ended, Running, Server, tcpx};
 
@@ -54,7 +58,7 @@ fn a_file_arrives_whole_under_its_name_with_equal_digests() {
             let line = ended
                 .stdout
                 .lines()
-                .find(|line| line.starts_with("SHA-256 "))
+                .find(|line| line.starts_with("BLAKE3 "))
                 .map(str::to_owned);
             line.unwrap_or_else(|| panic!("no digest in {ended:?}"))
         };
@@ -120,37 +124,46 @@ fn a_server_without_a_place_for_files_refuses_them() {
     }
 }
 
-/// Asks the server to take a file with this name, as no client of ours would.
-fn offer(server: &Server, name: &str) {
+/// Asks the server to take these entries, as no client of ours would.
+fn offer(server: &Server, entries: &serde_json::Value, digest: Option<&str>) {
     let key = server
         .key
         .as_deref()
         .expect("a key")
         .parse()
-        .expect("a right key");
+        .expect("a key");
     let address: SocketAddr = format!("127.0.0.1:{}", server.port)
         .parse()
         .expect("an address");
     let connection = Endpoint::connect(address, &Options::tcp(Auth::Key(key))).expect("connected");
-    let answer = Region::host(4096).expect("memory");
-    let answered = connection.receive(answer.all(), 2).start().expect("posted");
-    let request =
-        serde_json::json!({ "want": "file", "name": name, "bytes": 5, "piece_bytes": 4096 })
-            .to_string();
-    let region = Region::host(request.len()).expect("memory");
-    region.write_from(0, request.as_bytes()).expect("written");
-    connection
-        .send(region.all(), 1)
-        .start()
-        .expect("started")
-        .wait()
-        .expect("sent");
-    let bytes = answered.wait().expect("answered").bytes;
-    let text = answer.with_bytes(..usize::try_from(bytes).expect("small"), |text| {
+    let verdict = Region::host(4096).expect("memory");
+    let receive = connection.receive(verdict.all(), 4);
+    let receive = receive.level(Level::Verified).start().expect("posted");
+    let send = |tag: u64, text: &[u8]| {
+        let region = Region::host(text.len()).expect("memory");
+        region.write_from(0, text).expect("written");
+        let send = connection.send(region.all(), tag).level(Level::Verified);
+        send.start().expect("started").wait().expect("sent");
+    };
+    let manifest = entries.to_string();
+    let right = blake3::hash(manifest.as_bytes()).to_string();
+    let request = serde_json::json!({
+        "want": "files", "bytes": manifest.len(), "digest": digest.unwrap_or(&right),
+    });
+    send(1, request.to_string().as_bytes());
+    send(5, manifest.as_bytes());
+    let bytes = receive.wait().expect("answered").bytes;
+    let text = verdict.with_bytes(..usize::try_from(bytes).expect("small"), |text| {
         String::from_utf8_lossy(text).into_owned()
     });
     let text = text.expect("readable");
-    assert!(text.contains("refused"), "{name}: {text}");
+    assert!(text.contains("failed"), "{entries}: {text}");
+}
+
+fn entry(path: &str, kind: serde_json::Value) -> serde_json::Value {
+    serde_json::json!({
+        "path": path, "mode": 0o644, "seconds": 0, "nanoseconds": 0, "kind": kind,
+    })
 }
 
 #[test]
@@ -158,31 +171,188 @@ fn hostile_names_are_refused_and_nothing_is_written() {
     let directory = tempfile::tempdir().expect("a directory");
     let out = directory.path().join("out");
     fs::create_dir(&out).expect("created");
-    for name in [
-        "../escaped",
-        "/tmp/escaped",
-        "..",
-        "",
-        ".bashrc",
-        "a/b",
-        "a\nb",
-        "\u{1b}[2J",
+    let file = || serde_json::json!({ "file": { "bytes": 5 } });
+    let link = |target: &str| serde_json::json!({ "link": { "target": target } });
+    for entries in [
+        vec![entry("../escaped", file())],
+        vec![entry("/tmp/escaped", file())],
+        vec![entry("..", file())],
+        vec![entry("", file())],
+        vec![entry("a\nb", file())],
+        vec![entry("\u{1b}[2J", file())],
+        vec![entry("l", link("..")), entry("l/escaped", file())],
+        vec![entry("l", link("../escaped"))],
     ] {
         let server = serve(&out, &[]);
-        offer(&server, name);
+        offer(&server, &entries.into(), None);
         let server = server.running.end();
-        server
-            .assert_code(1)
-            .assert_says("transfer: FAILED")
-            .assert_complains("file name");
-        assert!(
-            !server.stderr.contains('\u{1b}'),
-            "{}",
-            server.stderr.escape_debug()
-        );
-        assert!(names_in(&out).is_empty(), "{name}");
-        assert_eq!(names_in(directory.path()), ["out"], "{name}");
+        server.assert_code(1).assert_says("transfer: FAILED");
+        let escaped = server.stderr.escape_debug();
+        assert!(!server.stderr.contains('\u{1b}'), "{escaped}");
+        assert!(names_in(&out).is_empty(), "{escaped}");
+        assert_eq!(names_in(directory.path()), ["out"], "{escaped}");
     }
+}
+
+#[test]
+fn a_list_of_files_that_differs_from_its_digest_is_refused() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let server = serve(directory.path(), &[]);
+    let entries = vec![entry("b", serde_json::json!({ "file": { "bytes": 0 } }))];
+    let digest = blake3::hash(b"another list").to_string();
+    offer(&server, &entries.into(), Some(&digest));
+    let server = server.running.end();
+    server
+        .assert_code(1)
+        .assert_complains("digests of the list");
+    assert!(names_in(directory.path()).is_empty());
+}
+
+/// What a person sees of a tree: kinds, names, contents, modes and times.
+fn look(root: &Path) -> BTreeMap<String, String> {
+    let mut seen = BTreeMap::new();
+    let mut todo = vec![root.to_owned()];
+    while let Some(path) = todo.pop() {
+        let metadata = path.symlink_metadata().expect("there");
+        let mode = metadata.mode();
+        let (seconds, nanoseconds) = (metadata.mtime(), metadata.mtime_nsec());
+        let contents = if metadata.is_dir() {
+            let entries = fs::read_dir(&path).expect("readable");
+            todo.extend(entries.map(|entry| entry.expect("an entry").path()));
+            "directory".to_owned()
+        } else if metadata.is_symlink() {
+            format!("{:?}", fs::read_link(&path).expect("a link"))
+        } else {
+            blake3::hash(&fs::read(&path).expect("readable")).to_string()
+        };
+        let name = path
+            .strip_prefix(root)
+            .expect("below")
+            .display()
+            .to_string();
+        let line = format!("{mode:o} {seconds}.{nanoseconds} {contents}");
+        seen.insert(name, line);
+    }
+    seen
+}
+
+/// A tree with what people have: shards, links, dotfiles, empty files, modes.
+fn tree(root: &Path) {
+    fs::create_dir_all(root.join("snapshots/main")).expect("created");
+    fs::create_dir_all(root.join("blobs/.hidden")).expect("created");
+    for shard in 0..30 {
+        let bytes = contents(100_000 + shard);
+        fs::write(root.join(format!("blobs/{shard}.bin")), bytes).expect("written");
+    }
+    fs::write(root.join("blobs/.hidden/.env"), b"").expect("written");
+    fs::write(root.join("run.sh"), b"#!/bin/sh\n").expect("written");
+    let mode = fs::Permissions::from_mode(0o750);
+    fs::set_permissions(root.join("run.sh"), mode).expect("set");
+    symlink("../../blobs/3.bin", root.join("snapshots/main/model")).expect("linked");
+    let old = SystemTime::UNIX_EPOCH + Duration::new(1_500_000_000, 123_456_789);
+    let file = fs::File::options().append(true).open(root.join("run.sh"));
+    file.expect("opened").set_modified(old).expect("set");
+}
+
+#[test]
+fn a_directory_keeps_names_modes_times_and_links() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (from, out) = (directory.path().join("model"), directory.path().join("out"));
+    fs::create_dir(&out).expect("created");
+    tree(&from);
+    let (server, client) = send(serve(&out, &[]), &from, &[]);
+    server.assert_code(0);
+    client.assert_code(0);
+    assert_eq!(look(&out.join("model")), look(&from));
+    assert_eq!(names_in(&out), ["model"]);
+    // Once more: everything is there, and one shard that is not is sent.
+    fs::remove_file(out.join("model/blobs/7.bin")).expect("removed");
+    let (server, client) = send(serve(&out, &[]), &from, &[]);
+    server.assert_code(0);
+    client.assert_code(0).assert_says("of it already");
+    assert_eq!(look(&out.join("model")), look(&from));
+}
+
+#[test]
+fn several_paths_arrive_side_by_side() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let out = directory.path().join("out");
+    fs::create_dir(&out).expect("created");
+    tree(&directory.path().join("model"));
+    let other = directory.path().join(".dot");
+    fs::write(&other, contents(3 << 20)).expect("written");
+    let other = other.to_str().expect("text");
+    let (server, client) = send(serve(&out, &[]), &directory.path().join("model"), &[other]);
+    server.assert_code(0);
+    client.assert_code(0);
+    let model = look(&out.join("model"));
+    assert_eq!(model, look(&directory.path().join("model")));
+    assert!(fs::read(out.join(".dot")).expect("readable") == contents(3 << 20));
+}
+
+#[test]
+fn standard_input_reaches_standard_output() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let input = directory.path().join("in");
+    for bytes in [0, 1, (5 << 20) + 7] {
+        fs::write(&input, contents(bytes)).expect("written");
+        let output = directory.path().join("received");
+        let server = tcpx(&["transfer", "server", "--out", "-"]);
+        let server = Server::start_aside(server, fs::File::create(&output).expect("created"));
+        let mut client = server.client(&["transfer"], &["--file", "-"]);
+        client.stdin(fs::File::open(&input).expect("opened"));
+        let (server, client) = server.finish(client);
+        client.assert_code(0);
+        server.assert_code(0);
+        assert!(
+            fs::read(&output).expect("readable") == contents(bytes),
+            "{bytes}"
+        );
+    }
+    // A name for it at a server that keeps files.
+    let out = directory.path().join("out");
+    fs::create_dir(&out).expect("created");
+    let server = serve(&out, &[]);
+    let mut client = server.client(&["transfer"], &["--file", "-", "--name", "log.txt"]);
+    client.stdin(fs::File::open(&input).expect("opened"));
+    let (server, client) = server.finish(client);
+    client.assert_code(0);
+    server.assert_code(0);
+    assert!(fs::read(out.join("log.txt")).expect("readable") == contents((5 << 20) + 7));
+    assert_eq!(names_in(&out), ["log.txt"]);
+}
+
+#[test]
+fn a_server_that_keeps_serves_until_a_signal() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let out = directory.path().join("out");
+    fs::create_dir(&out).expect("created");
+    let server = serve(&out, &["--keep"]);
+    for name in ["a", "b"] {
+        let file = directory.path().join(name);
+        fs::write(&file, contents(100_000)).expect("written");
+        let file = ["--file", file.to_str().expect("text")];
+        Running::start(server.client(&["transfer"], &file))
+            .end()
+            .assert_code(0);
+    }
+    // One that it refuses is no reason to end.
+    fs::write(out.join("c"), b"old").expect("written");
+    let file = directory.path().join("c");
+    fs::write(&file, b"new").expect("written");
+    let file = ["--file", file.to_str().expect("text")];
+    let refused = Running::start(server.client(&["transfer"], &file)).end();
+    refused.assert_code(1).assert_complains("exists already");
+    signal(&server.running, Signal::TERM);
+    server.running.end().assert_code(0);
+    let mut names = names_in(&out);
+    names.sort();
+    assert_eq!(names, ["a", "b", "c"]);
+}
+
+fn signal(running: &Running, signal: Signal) {
+    let pid = i32::try_from(running.pid()).ok().and_then(Pid::from_raw);
+    kill_process(pid.expect("a process"), signal).expect("signalled");
 }
 
 /// A file of zeros that takes no space.
@@ -193,39 +363,197 @@ fn sparse(path: &Path, bytes: u64) {
         .expect("sized");
 }
 
-#[test]
-fn a_sender_killed_in_the_middle_leaves_nothing() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let out = directory.path().join("out");
-    fs::create_dir(&out).expect("created");
-    let file = directory.path().join("a");
-    sparse(&file, 2 << 30);
-    let server = serve(&out, &[]);
-    let client = server.client(
-        &["transfer"],
-        &["--host", "--file", file.to_str().expect("text")],
-    );
-    let mut client = Running::start(client);
-    // In the middle: some pieces are written, and far from all.
+/// A server and a client in the middle of a file: some of it is written, and far from all.
+fn in_the_middle(out: &Path, file: &Path, more: &[&str]) -> (Server, Running) {
+    let server = serve(out, more);
+    let arguments = ["--host", "--file", file.to_str().expect("text")];
+    let client = server.client(&["transfer"], &[&arguments[..], more].concat());
+    let client = Running::start(client);
     let until = Instant::now() + Duration::from_secs(60);
-    let written = |out: &Path| {
+    let written = || {
         let mut entries = fs::read_dir(out).expect("readable").filter_map(Result::ok);
-        entries
-            .next()
-            .and_then(|entry| entry.metadata().ok())
-            .map_or(0, |metadata| metadata.len())
+        let metadata = entries.next().and_then(|entry| entry.metadata().ok());
+        metadata.map_or(0, |metadata| metadata.len())
     };
-    while written(&out) < 16 << 20 {
+    while written() < 16 << 20 {
         assert!(Instant::now() < until, "nothing arrives");
         std::thread::sleep(Duration::from_millis(1));
     }
+    (server, client)
+}
+
+/// The only name in `out`, which is that of a partial file.
+fn partial(out: &Path) -> PathBuf {
+    let names = names_in(out);
+    let [name] = &names[..] else {
+        panic!("{names:?}")
+    };
+    assert!(
+        name.starts_with(".tcpx-") && name.ends_with(".partial"),
+        "{name}"
+    );
+    out.join(name)
+}
+
+fn random(path: &Path, bytes: u64) {
+    let mut reader = blake3::Hasher::new().finalize_xof();
+    let mut file = fs::File::create(path).expect("created");
+    let mut block = vec![0; 1 << 20];
+    for _ in 0..bytes >> 20 {
+        reader.fill(&mut block);
+        file.write_all(&block).expect("written");
+    }
+}
+
+#[test]
+fn an_interrupted_file_goes_on_where_it_ended() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (out, file) = (directory.path().join("out"), directory.path().join("a"));
+    fs::create_dir(&out).expect("created");
+    random(&file, 256 << 20);
+    // The client is killed, the server ends and says what it keeps.
+    let (server, mut client) = in_the_middle(&out, &file, &[]);
     client.kill();
+    let server = server.running.end();
+    server.assert_code(1).assert_says("transfer: FAILED");
+    server.assert_complains("the peer went away");
+    server.assert_complains("kept: ");
+    let kept = partial(&out);
+    let there = kept.metadata().expect("there").len();
+    assert!(there >= 16 << 20, "{there}");
+    // The server is killed: nobody says anything, and the bytes are there all the same.
+    let (mut server, client) = in_the_middle(&out, &file, &[]);
+    server.running.kill();
+    client
+        .end()
+        .assert_code(1)
+        .assert_complains("the peer went away");
+    assert_eq!(partial(&out), kept);
+    // What lies there is checked, not trusted.
+    let mut spoiled = fs::File::options().write(true).open(&kept).expect("opened");
+    spoiled.write_all(b"spoiled").expect("written");
+    drop(spoiled);
+    let (server, client) = in_the_middle(&out, &file, &[]);
+    signal(&client, Signal::INT);
+    let client = client.end();
+    client
+        .assert_code(130)
+        .assert_complains("cancelled by the user");
+    assert!(
+        !client.stdout.contains("of it already"),
+        "{}",
+        client.stdout
+    );
     let server = server.running.end();
     server
         .assert_code(1)
-        .assert_says("transfer: FAILED")
-        .assert_complains("127.0.0.1");
-    assert!(names_in(&out).is_empty(), "{:?}", names_in(&out));
+        .assert_complains("the peer reports: cancelled by the user");
+    let (server, client) = send(serve(&out, &[]), &file, &[]);
+    server.assert_code(0);
+    client.assert_code(0).assert_says("of it already");
+    assert_eq!(names_in(&out), ["a"]);
+    assert!(fs::read(out.join("a")).expect("readable") == fs::read(&file).expect("readable"));
+}
+
+#[test]
+fn a_signal_ends_the_server_in_order() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (out, file) = (directory.path().join("out"), directory.path().join("a"));
+    fs::create_dir(&out).expect("created");
+    sparse(&file, 2 << 30);
+    let (server, client) = in_the_middle(&out, &file, &[]);
+    signal(&server.running, Signal::TERM);
+    let server = server.running.end();
+    server.assert_code(143).assert_complains("kept: ");
+    let client = client.end();
+    client
+        .assert_code(1)
+        .assert_complains("the peer reports: cancelled by the user");
+    client.assert_complains("where: peer 127.0.0.1:");
+    partial(&out);
+    // One that only waits.
+    let server = serve(&out, &[]);
+    signal(&server.running, Signal::HUP);
+    server.running.end().assert_code(129);
+}
+
+#[test]
+fn a_source_that_changes_is_noticed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (out, file) = (directory.path().join("out"), directory.path().join("a"));
+    fs::create_dir(&out).expect("created");
+    sparse(&file, 1 << 30);
+    let (server, client) = in_the_middle(&out, &file, &[]);
+    // The same size: only its time tells.
+    let writer = fs::File::options().write(true).open(&file).expect("opened");
+    writer.write_all_at(b"new", 0).expect("written");
+    let client = client.end();
+    client
+        .assert_code(1)
+        .assert_complains("changed while it was sent");
+    let server = server.running.end();
+    server
+        .assert_code(1)
+        .assert_complains("changed while it was sent");
+    partial(&out);
+}
+
+#[test]
+fn a_peer_that_stops_for_long_is_waited_for() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (out, file) = (directory.path().join("out"), directory.path().join("a"));
+    fs::create_dir(&out).expect("created");
+    random(&file, 256 << 20);
+    let (server, client) = in_the_middle(&out, &file, &["--timeout", "2m"]);
+    signal(&server.running, Signal::STOP);
+    // Longer than the 10 s after which the engine's default gives a peer up.
+    std::thread::sleep(Duration::from_secs(14));
+    signal(&server.running, Signal::CONT);
+    client.end().assert_code(0);
+    server.running.end().assert_code(0);
+    assert!(fs::read(out.join("a")).expect("readable") == fs::read(&file).expect("readable"));
+}
+
+#[test]
+fn json_tells_of_success_and_failure_and_a_full_pipe_is_one() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (out, file) = (directory.path().join("out"), directory.path().join("a"));
+    fs::create_dir(&out).expect("created");
+    fs::write(&file, contents(70_000)).expect("written");
+    let (server, client) = send(serve(&out, &[]), &file, &["--json"]);
+    server.assert_code(0);
+    client.assert_code(0);
+    let read = |text: &str| serde_json::from_str::<serde_json::Value>(text).expect("JSON");
+    let value = read(&client.stdout);
+    assert_eq!(value["schema"], "tcpx.transfer");
+    assert_eq!(
+        (&value["ok"], &value["bytes"]),
+        (&true.into(), &70_000.into())
+    );
+    let digest = blake3::hash(&contents(70_000)).to_string();
+    assert_eq!(value["blake3"], digest);
+    // The same again with other contents.
+    fs::write(&file, contents(70_001)).expect("written");
+    let (_, client) = send(serve(&out, &[]), &file, &["--json"]);
+    client.assert_code(1);
+    let value = read(&client.stdout);
+    assert_eq!(value["ok"], false);
+    let what = value["error"]["what"].as_str().expect("text");
+    assert!(what.contains("exists already"), "{what}");
+    let server = serve(&out, &["--overwrite"]);
+    let arguments = ["--json", "--file", file.to_str().expect("text")];
+    let mut client = server.client(&["transfer"], &arguments);
+    let full = fs::File::options()
+        .write(true)
+        .open("/dev/full")
+        .expect("opened");
+    let status = client
+        .stdout(full)
+        .stderr(Stdio::null())
+        .status()
+        .expect("runs");
+    assert_eq!(status.code(), Some(1));
+    server.running.end().assert_code(0);
 }
 
 #[test]
@@ -235,11 +563,9 @@ fn a_receiver_that_cannot_write_on_is_an_error_at_both_ends() {
     fs::create_dir(&out).expect("created");
     let file = directory.path().join("a");
     sparse(&file, 64 << 20);
-    // At most 16 MiB a file, in units of 512 bytes; without the signal the write itself fails.
+    // At most 16 MiB a file, in units of 512 bytes; the program ignores the signal, so that the write itself fails.
     let mut command = Command::new("sh");
-    command
-        .arg("-c")
-        .arg("ulimit -f 32768; trap '' XFSZ; exec \"$0\" \"$@\"");
+    command.arg("-c").arg("ulimit -f 32768; exec \"$0\" \"$@\"");
     let program = tcpx(&[
         "transfer",
         "server",
@@ -267,7 +593,7 @@ fn a_receiver_that_cannot_write_on_is_an_error_at_both_ends() {
 #[test]
 fn what_is_no_file_is_refused_before_connecting() {
     let ended = Running::start(tcpx(&["transfer", "127.0.0.1", "--file", "/"])).end();
-    ended.assert_code(2).assert_complains("is not a file");
+    ended.assert_code(2).assert_complains("has no name");
     let ended = Running::start(tcpx(&["transfer", "127.0.0.1", "--file", "/nonexistent"])).end();
     ended.assert_code(1).assert_complains("/nonexistent");
 }

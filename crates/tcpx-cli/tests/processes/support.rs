@@ -99,6 +99,22 @@ impl Running {
         }
     }
 
+    /// The same with standard output in a file.
+    fn start_aside(mut command: Command, stdout: std::fs::File) -> Self {
+        let mut child = command
+            .stdout(stdout)
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        let lines_for_people = lines(child.stderr.take().expect("a pipe"));
+        Self {
+            child,
+            stdout: lines_for_people,
+            stderr: mpsc::channel().1,
+            seen: String::new(),
+        }
+    }
+
     /// The next line of standard output that `wanted` takes something from.
     pub(crate) fn find<T>(&mut self, wanted: impl Fn(&str) -> Option<T>) -> T {
         let until = Instant::now() + LIMIT;
@@ -192,12 +208,21 @@ pub(crate) struct Server {
 
 impl Server {
     /// Starts `command` with a free port and reads the line that it prints for the other side.
-    pub(crate) fn start(mut command: Command) -> Self {
+    pub(crate) fn start(command: Command) -> Self {
+        Self::start_with(command, Running::start)
+    }
+
+    /// The same for one whose standard output is a file, and which speaks on standard error.
+    pub(crate) fn start_aside(command: Command, stdout: std::fs::File) -> Self {
+        Self::start_with(command, |command| Running::start_aside(command, stdout))
+    }
+
+    fn start_with(mut command: Command, start: impl FnOnce(Command) -> Running) -> Self {
         if !command.get_args().any(|word| word == "--bind") {
             command.args(["--bind", "127.0.0.1"]);
         }
         command.args(["--port", "0"]);
-        let mut running = Running::start(command);
+        let mut running = start(command);
         let invitation =
             running.find(|line| line.starts_with("  ").then(|| line.trim().to_owned()));
         let word_after = |word: &str| {

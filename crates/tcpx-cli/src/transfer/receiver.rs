@@ -1,0 +1,691 @@
+//! Receiving files: pieces arrive while one thread checks the digests of earlier ones and another one writes.
+
+use std::collections::VecDeque;
+use std::io::Write;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
+use std::time::{Duration, Instant};
+
+use tcpx::{Connection, Transfer};
+
+use super::Summary;
+use super::manifest::{self, Entry, Kind};
+use super::sender::{Content, gone, overall};
+use super::store::{PartialFile, Store};
+use super::talk::{self, PIECE, POSTED, Piece, Talk, Watch, with_disk_time};
+use crate::error::Error;
+use crate::interrupt::{self, LOOK};
+use crate::memory_choice::MemoryChoice;
+use crate::messages::{self, ANSWER, Answer, END, KEEP, MANIFEST, PRESENT, VERDICT};
+use crate::output::progress::Progress;
+use crate::output::say::{aside, say};
+use crate::sizes::Size;
+
+/// Bytes of the length in front of each block of a stream.
+pub(super) const BLOCK_HEADER: usize = 4;
+
+/// Pieces that are being checked and written while others arrive.
+const BEHIND: usize = 8;
+
+/// Bytes and files that wait for one flush before they get their names.
+const FLUSH_BYTES: u64 = 256 << 20;
+const FLUSH_FILES: usize = 256;
+
+/// Longest wait for the writing thread to put away what it has, after something else failed.
+const PUT_AWAY: Duration = Duration::from_secs(10);
+
+/// What the client wants to send, as it said it.
+#[derive(Debug)]
+pub(crate) struct Offer {
+    /// Bytes and BLAKE3 digest of the manifest.
+    pub(crate) bytes: u64,
+    pub(crate) digest: String,
+}
+
+/// Where files go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Out<'a> {
+    /// `-` is standard output.
+    pub(crate) directory: Option<&'a Path>,
+    pub(crate) overwrite: bool,
+}
+
+impl Out<'_> {
+    pub(crate) fn is_standard_output(&self) -> bool {
+        self.directory == Some(Path::new("-"))
+    }
+}
+
+/// Receives everything; under its final name a file is whole, or not there.
+pub(crate) fn receive(
+    connection: &Connection,
+    memory: &MemoryChoice,
+    offer: &Offer,
+    out: Out<'_>,
+    limit: Duration,
+) -> Result<Summary, Error> {
+    let talk = Talk::new(connection, VERDICT, END, limit)?;
+    let mut posted = VecDeque::with_capacity(POSTED);
+    let result = attempt(&talk, memory, offer, out, &mut posted);
+    talk.progress.borrow_mut().take();
+    let told = match &result {
+        Ok(summary) => talk.last_word(Ok(&summary.digest)),
+        Err(error) => talk.last_word(Err(error)),
+    };
+    // Only now: taking a posted receive back can end the whole connection, and the last word with it.
+    drop(posted);
+    let summary = result.map_err(|error| talk.place(error))?;
+    told.map(|()| summary)
+}
+
+type Posted = VecDeque<(Transfer, Piece)>;
+
+fn attempt(
+    talk: &Talk<'_>,
+    memory: &MemoryChoice,
+    offer: &Offer,
+    out: Out<'_>,
+    posted: &mut Posted,
+) -> Result<Summary, Error> {
+    if !(1..=manifest::MOST_BYTES).contains(&offer.bytes) {
+        return Err(Error::Unexpected {
+            expected: "a list of files of at most 256 MiB",
+            arrived: format!("one of {}", Size(offer.bytes)),
+        });
+    }
+    let text = talk.receive_list(MANIFEST, offer.bytes, talk.limit)?;
+    let manifest_digest = blake3::hash(&text);
+    if manifest_digest.to_string() != offer.digest {
+        return Err(Error::Digest {
+            what: "the BLAKE3 digests of the list of files",
+            ours: manifest_digest.to_string(),
+            theirs: messages::brief(&offer.digest),
+        });
+    }
+    let entries: Vec<Entry> = talk::decode(&text, "a list of files")?;
+    drop(text);
+    manifest::check(&entries)?;
+    let is_stream = entries.iter().any(|entry| entry.kind == Kind::Stream);
+    talk.total
+        .set((!is_stream).then(|| manifest::total(&entries)));
+    let (mut sink, plan) = prepare(talk, &entries, out)?;
+    say!("receiving {}", manifest::describe(&entries));
+    let started = Instant::now();
+    let skipped = plan.skipped;
+    *talk.progress.borrow_mut() = Some(Progress::from("receiving", talk.total.get(), skipped));
+    talk.advance(skipped);
+    for entry in entries.iter().filter(|e| e.kind == Kind::Directory) {
+        sink.make_directory(entry)?;
+    }
+    let digests = contents(talk, memory, &entries, plan, sink, posted)?;
+    let digest = overall(&manifest_digest, &digests);
+    let theirs = talk.peers_digest(talk.limit)?;
+    if theirs != digest {
+        return Err(Error::Digest {
+            what: "the BLAKE3 digests of the transfer",
+            ours: digest,
+            theirs,
+        });
+    }
+    Ok(Summary::new(
+        &entries,
+        skipped,
+        started.elapsed(),
+        &digests,
+        digest,
+    ))
+}
+
+/// Where the contents go.
+#[derive(Debug)]
+enum Sink {
+    Store(Store),
+    StandardOutput,
+}
+
+impl Sink {
+    fn make_directory(&mut self, entry: &Entry) -> Result<(), Error> {
+        match self {
+            Self::Store(store) => Ok(store.make_directory(entry)?),
+            Self::StandardOutput => Ok(()),
+        }
+    }
+}
+
+/// What comes for one file.
+#[derive(Debug)]
+struct Job {
+    index: usize,
+    /// Bytes that are there already, and what they hash to.
+    from: u64,
+    hasher: blake3::Hasher,
+}
+
+/// What comes, in its order.
+#[derive(Debug, Default)]
+struct Plan {
+    jobs: VecDeque<Job>,
+    /// Digests of files that are there, by their place.
+    whole: Vec<(usize, Content)>,
+    skipped: u64,
+}
+
+/// Checks the destination and agrees with the client on what is there already.
+fn prepare(talk: &Talk<'_>, entries: &[Entry], out: Out<'_>) -> Result<(Sink, Plan), Error> {
+    let Some(directory) = out.directory else {
+        return Err(Error::Failed {
+            what: format!(
+                "the client wants to send {}, and there is no place for it",
+                manifest::describe(entries)
+            ),
+            hint: "start the server with --out DIR",
+        });
+    };
+    let mut there = Vec::new();
+    let sink = if out.is_standard_output() {
+        if entries.len() != 1 || !manifest::is_content(&entries[0]) {
+            return Err(Error::Failed {
+                what: "standard output takes one file, and the client wants to send several".into(),
+                hint: "start the server with --out DIR",
+            });
+        }
+        Sink::StandardOutput
+    } else {
+        let store = Store::open(directory, out.overwrite)?;
+        for entry in entries {
+            store.check(entry)?;
+        }
+        let mut bytes = 0;
+        for (index, entry) in entries.iter().enumerate() {
+            talk.look()?;
+            // Its directory may not be there yet, and nothing in it then.
+            if let Ok(Some(present)) = store.present(entry) {
+                bytes += present.bytes;
+                there.push((index, present));
+            }
+        }
+        store.check_space(manifest::total(entries).saturating_sub(bytes))?;
+        Sink::Store(store)
+    };
+    let list: Vec<_> = there
+        .iter()
+        .map(|(index, present)| talk::Present {
+            index: *index,
+            bytes: present.bytes,
+            is_final: present.is_final,
+            digest: present.hasher.finalize().to_string(),
+        })
+        .collect();
+    let mut keep: Vec<u64> = Vec::new();
+    if list.is_empty() {
+        messages::tell(talk.connection, ANSWER, &Answer::Present { bytes: 0 })?;
+    } else {
+        let text = talk::encode(&list)?;
+        let bytes = text.len() as u64;
+        messages::tell(talk.connection, ANSWER, &Answer::Present { bytes })?;
+        talk.send_list(PRESENT, &text)?;
+        let most = list.len() as u64 * 24 + 16;
+        let total = list.iter().map(|there| there.bytes).sum();
+        let text = talk.receive_list(KEEP, most, with_disk_time(talk.limit, total))?;
+        keep = talk::decode(&text, "what to keep")?;
+    }
+    let mut plan = Plan::default();
+    let mut there = there.into_iter().zip(keep).peekable();
+    for (index, entry) in entries.iter().enumerate() {
+        if !manifest::is_content(entry) {
+            continue;
+        }
+        let mut job = Job {
+            index,
+            from: 0,
+            hasher: blake3::Hasher::new(),
+        };
+        if let Some(((_, present), keep)) = there.next_if(|((at, _), _)| *at == index) {
+            let is_kept = keep == present.bytes;
+            if present.is_final && is_kept {
+                plan.skipped += present.bytes;
+                let digest = present.hasher.finalize();
+                plan.whole.push((index, (digest, present.bytes)));
+                continue;
+            }
+            if present.is_final && !out.overwrite {
+                return Err(super::store::StoreError::Exists(directory.join(&entry.path)).into());
+            }
+            if is_kept {
+                plan.skipped += present.bytes;
+                job.from = present.bytes;
+                job.hasher = present.hasher;
+            }
+        }
+        plan.jobs.push_back(job);
+    }
+    Ok((sink, plan))
+}
+
+/// What the writing thread does with a piece.
+#[derive(Debug)]
+enum Step {
+    Begin {
+        index: usize,
+        from: u64,
+    },
+    Write(Range<usize>),
+    End,
+    /// The file is not what was sent.
+    Remove,
+}
+
+/// How the writing thread ended.
+struct Written {
+    result: Result<(), Error>,
+    /// Where a part of a file is kept, and how many bytes of it.
+    kept: Option<(PathBuf, u64)>,
+}
+
+/// Receives, checks and writes all contents; returns their digests.
+fn contents(
+    talk: &Talk<'_>,
+    memory: &MemoryChoice,
+    entries: &[Entry],
+    plan: Plan,
+    sink: Sink,
+    posted: &mut Posted,
+) -> Result<Vec<Content>, Error> {
+    let (free, free_pieces) = mpsc::channel();
+    let (arrived, to_check) = mpsc::sync_channel(POSTED + BEHIND);
+    let (checked, to_write) = mpsc::sync_channel(BEHIND);
+    let (digests, all_digests) = mpsc::channel();
+    let (written, end) = mpsc::channel();
+    for _ in 0..POSTED + BEHIND {
+        let _ = free.send(Piece::new(memory)?);
+    }
+    let failed = |source| Error::Process {
+        doing: "start a thread",
+        source,
+    };
+    let expected = plan.jobs.len();
+    let whole = plan.whole.iter().map(|&(index, _)| index).collect();
+    let checker = Checker {
+        entries: entries.to_vec(),
+        digests: plan.whole,
+        jobs: plan.jobs,
+        at: At::Between,
+        digest: Vec::with_capacity(blake3::OUT_LEN),
+    };
+    let thread = std::thread::Builder::new().name("tcpx-check".into());
+    let checking = thread.spawn(move || {
+        let _ = digests.send(checker.run(&to_check, &checked));
+    });
+    checking.map_err(failed)?;
+    let writer = Writer {
+        entries: entries.to_vec(),
+        sink,
+        current: None,
+        ready: Vec::new(),
+        ready_bytes: 0,
+        expected,
+        whole,
+    };
+    let thread = std::thread::Builder::new().name("tcpx-write".into());
+    let writing = thread.spawn(move || {
+        let _ = written.send(writer.run(&to_write, &free));
+    });
+    writing.map_err(failed)?;
+    let all_arrived = arrive(talk, &free_pieces, &arrived, posted);
+    drop(arrived);
+    let limit = match &all_arrived {
+        Ok(()) => with_disk_time(talk.limit, talk.done.get()),
+        Err(_) => PUT_AWAY,
+    };
+    let all_checked = match &all_arrived {
+        Ok(()) => interrupt::receive(&all_digests, Some(limit)),
+        Err(_) => Ok(all_digests.recv_timeout(limit).ok()),
+    };
+    // A defect of the contents is the reason for whatever the others met.
+    let result = match (all_arrived, all_checked) {
+        (_, Ok(Some(Err(error)))) | (Err(error), _) | (Ok(()), Err(error)) => Err(error),
+        (Ok(()), Ok(Some(Ok(digests)))) => Ok(digests),
+        (Ok(()), Ok(None)) => Err(gone()),
+    };
+    let mut written = match &result {
+        Ok(_) => interrupt::receive(&end, Some(limit)),
+        Err(_) => Ok(None),
+    };
+    if !matches!(written, Ok(Some(_))) {
+        // Interrupted while it flushed, or something failed before.
+        written = Ok(end.recv_timeout(PUT_AWAY).ok());
+    }
+    let Some(written) = written? else {
+        return result.and_then(|_| Err(gone()));
+    };
+    if let Some((path, bytes)) = written.kept {
+        aside!(
+            "kept: {} has the first {} of a file; run both commands again to go on",
+            path.display(),
+            Size(bytes)
+        );
+    }
+    match written.result {
+        // The other threads only saw that it was gone.
+        Err(error) => Err(error),
+        Ok(()) => result,
+    }
+}
+
+/// Receives pieces until the short one that ends the stream.
+fn arrive(
+    talk: &Talk<'_>,
+    free: &Receiver<Piece>,
+    arrived: &SyncSender<(Piece, usize)>,
+    posted: &mut Posted,
+) -> Result<(), Error> {
+    let mut watch = Watch::new(talk.limit);
+    let post_more = |posted: &mut Posted, count: usize| {
+        while posted.len() < count {
+            let piece = match free.try_recv() {
+                Ok(piece) => piece,
+                Err(mpsc::TryRecvError::Empty) if !posted.is_empty() => break,
+                Err(mpsc::TryRecvError::Empty) => match free.recv_timeout(LOOK) {
+                    Ok(piece) => piece,
+                    Err(mpsc::RecvTimeoutError::Timeout) => {
+                        talk.look()?;
+                        continue;
+                    }
+                    Err(mpsc::RecvTimeoutError::Disconnected) => return Err(gone()),
+                },
+                Err(mpsc::TryRecvError::Disconnected) => return Err(gone()),
+            };
+            posted.push_back((talk.post(&piece)?, piece));
+        }
+        Ok::<(), Error>(())
+    };
+    loop {
+        post_more(posted, POSTED)?;
+        let Some((transfer, _)) = posted.front() else {
+            continue;
+        };
+        let wait = if posted.len() < POSTED {
+            Duration::from_millis(1)
+        } else {
+            LOOK
+        };
+        let Some(report) = talk.poll(transfer, wait)? else {
+            // A stream of unknown length may be silent; the connection's own heartbeats watch it.
+            if talk.total.get().is_some() {
+                watch.look(transfer)?;
+            }
+            continue;
+        };
+        watch.reset();
+        let Some((_, piece)) = posted.pop_front() else {
+            continue;
+        };
+        let bytes = usize::try_from(report.bytes).unwrap_or(PIECE);
+        talk.advance(report.bytes);
+        arrived.send((piece, bytes)).map_err(|_| gone())?;
+        if bytes < PIECE {
+            break;
+        }
+    }
+    // Each of these is met by an empty piece.
+    let mut empty = 0;
+    while empty < POSTED - 1 {
+        post_more(posted, 1)?;
+        if let Some((transfer, _)) = posted.front() {
+            talk.wait(transfer, talk.limit)?;
+            posted.pop_front();
+            empty += 1;
+        }
+    }
+    Ok(())
+}
+
+/// Where in the stream the next byte is.
+#[derive(Debug)]
+enum At {
+    Between,
+    /// Bytes of a file's contents, or of a block, that are left.
+    Contents(u64),
+    /// A block's length, as far as it has come.
+    Length(Vec<u8>),
+    Digest,
+}
+
+/// Follows the stream and compares each digest in it with that of the bytes before it.
+#[derive(Debug)]
+struct Checker {
+    entries: Vec<Entry>,
+    jobs: VecDeque<Job>,
+    digests: Vec<(usize, Content)>,
+    at: At,
+    digest: Vec<u8>,
+}
+
+impl Checker {
+    fn run(
+        mut self,
+        from: &Receiver<(Piece, usize)>,
+        to: &SyncSender<(Piece, Vec<Step>)>,
+    ) -> Result<Vec<Content>, Error> {
+        while let Ok((mut piece, bytes)) = from.recv() {
+            let steps = match piece.read(bytes, |bytes| self.steps(bytes)) {
+                Ok(steps) => steps,
+                Err(error) => {
+                    let _ = to.send((piece, vec![Step::Remove]));
+                    return Err(error);
+                }
+            };
+            if to.send((piece, steps)).is_err() {
+                return Ok(Vec::new());
+            }
+        }
+        self.digests.sort_by_key(|&(index, _)| index);
+        Ok(self.digests.into_iter().map(|(_, digest)| digest).collect())
+    }
+
+    fn steps(&mut self, bytes: &[u8]) -> Result<Vec<Step>, Error> {
+        let mut steps = Vec::new();
+        let mut at = 0;
+        while at < bytes.len() {
+            let Some(job) = self.jobs.front_mut() else {
+                return Err(Error::Unexpected {
+                    expected: "the end of the stream",
+                    arrived: "more bytes".into(),
+                });
+            };
+            let is_stream = self.entries[job.index].kind == Kind::Stream;
+            let rest = &bytes[at..];
+            match &mut self.at {
+                At::Between => {
+                    steps.push(Step::Begin {
+                        index: job.index,
+                        from: job.from,
+                    });
+                    self.at = if is_stream {
+                        At::Length(Vec::new())
+                    } else {
+                        after_contents(self.entries[job.index].bytes() - job.from, false)
+                    };
+                }
+                At::Length(length) => {
+                    let count = rest.len().min(BLOCK_HEADER - length.len());
+                    length.extend_from_slice(&rest[..count]);
+                    at += count;
+                    if let Ok(length) = <[u8; BLOCK_HEADER]>::try_from(length.as_slice()) {
+                        self.at = match u32::from_le_bytes(length) {
+                            0 => At::Digest,
+                            length => At::Contents(length.into()),
+                        };
+                    }
+                }
+                At::Contents(left) => {
+                    let count = usize::try_from(*left).unwrap_or(usize::MAX).min(rest.len());
+                    job.hasher.update(&rest[..count]);
+                    steps.push(Step::Write(at..at + count));
+                    at += count;
+                    self.at = after_contents(*left - count as u64, is_stream);
+                }
+                At::Digest => {
+                    let count = rest.len().min(blake3::OUT_LEN - self.digest.len());
+                    self.digest.extend_from_slice(&rest[..count]);
+                    at += count;
+                    if self.digest.len() == blake3::OUT_LEN {
+                        let ours = job.hasher.finalize();
+                        if self.digest != ours.as_bytes() {
+                            let theirs = std::mem::take(&mut self.digest);
+                            return Err(Error::Digest {
+                                what: "the BLAKE3 digests of a file",
+                                ours: ours.to_string(),
+                                theirs: blake3::Hash::from_slice(&theirs)
+                                    .map_or_else(|_| "none".into(), |hash| hash.to_string()),
+                            });
+                        }
+                        self.digest.clear();
+                        self.digests.push((job.index, (ours, job.hasher.count())));
+                        steps.push(Step::End);
+                        self.jobs.pop_front();
+                        self.at = At::Between;
+                    }
+                }
+            }
+        }
+        Ok(steps)
+    }
+}
+
+fn after_contents(left: u64, is_stream: bool) -> At {
+    match left {
+        0 if is_stream => At::Length(Vec::new()),
+        0 => At::Digest,
+        left => At::Contents(left),
+    }
+}
+
+/// Writes what was checked. A file gets its name only behind its digest.
+#[derive(Debug)]
+struct Writer {
+    entries: Vec<Entry>,
+    sink: Sink,
+    current: Option<(PartialFile, usize)>,
+    /// Files that are whole and wait for a flush.
+    ready: Vec<(PartialFile, Entry)>,
+    ready_bytes: u64,
+    /// Files that come, and files that are there.
+    expected: usize,
+    whole: Vec<usize>,
+}
+
+impl Writer {
+    fn run(mut self, from: &Receiver<(Piece, Vec<Step>)>, free: &Sender<Piece>) -> Written {
+        let mut result = Ok(());
+        let mut ended = 0;
+        while let Ok((mut piece, steps)) = from.recv() {
+            let bytes = steps.iter().map(|step| match step {
+                Step::Write(range) => range.end,
+                _ => 0,
+            });
+            let bytes = bytes.max().unwrap_or(0);
+            result = piece.read(bytes, |bytes| {
+                for step in steps {
+                    ended += usize::from(matches!(step, Step::End));
+                    self.step(bytes, step)?;
+                }
+                Ok(())
+            });
+            if result.is_err() {
+                break;
+            }
+            let _ = free.send(piece);
+        }
+        // What is whole gets its name, whatever became of the rest.
+        let published = self.publish();
+        let is_complete = ended == self.expected;
+        let result = result
+            .and(published)
+            .and_then(|()| if is_complete { self.finish() } else { Ok(()) });
+        let mut kept = None;
+        if let Some((partial, index)) = self.current.take() {
+            let is_file = matches!(self.entries[index].kind, Kind::File { .. });
+            if result.is_ok() && is_file && partial.bytes > 0 {
+                kept = Some((partial.kept_at(), partial.bytes));
+            } else {
+                partial.remove();
+            }
+        }
+        Written { result, kept }
+    }
+
+    fn step(&mut self, bytes: &[u8], step: Step) -> Result<(), Error> {
+        match (&self.sink, step) {
+            (Sink::Store(store), Step::Begin { index, from }) => {
+                let partial = store.begin(&self.entries[index], from)?;
+                self.current = Some((partial, index));
+            }
+            (Sink::Store(_), Step::Write(range)) => {
+                if let Some((partial, _)) = &mut self.current {
+                    partial.write(&bytes[range])?;
+                }
+            }
+            (Sink::Store(_), Step::End) => {
+                if let Some((partial, index)) = self.current.take() {
+                    self.ready_bytes += partial.bytes;
+                    self.ready.push((partial, self.entries[index].clone()));
+                }
+                if self.ready.len() >= FLUSH_FILES || self.ready_bytes >= FLUSH_BYTES {
+                    self.publish()?;
+                }
+            }
+            (Sink::Store(_), Step::Remove) => {
+                if let Some((partial, _)) = self.current.take() {
+                    partial.remove();
+                }
+            }
+            (Sink::StandardOutput, Step::Write(range)) => {
+                let written = std::io::stdout().lock().write_all(&bytes[range]);
+                written.map_err(|source| Error::Process {
+                    doing: "write to standard output",
+                    source,
+                })?;
+            }
+            (Sink::StandardOutput, _) => {}
+        }
+        Ok(())
+    }
+
+    fn publish(&mut self) -> Result<(), Error> {
+        if let Sink::Store(store) = &self.sink {
+            store.flush(&self.ready)?;
+            for (partial, entry) in self.ready.drain(..) {
+                store.publish(partial, &entry)?;
+            }
+            self.ready_bytes = 0;
+        }
+        Ok(())
+    }
+
+    /// After the last file: links, and the directories' modes and times.
+    fn finish(&mut self) -> Result<(), Error> {
+        match &self.sink {
+            Sink::StandardOutput => {
+                std::io::stdout()
+                    .lock()
+                    .flush()
+                    .map_err(|source| Error::Process {
+                        doing: "write to standard output",
+                        source,
+                    })
+            }
+            Sink::Store(store) => {
+                for &index in &self.whole {
+                    store.refresh(&self.entries[index])?;
+                }
+                for entry in &self.entries {
+                    store.link(entry)?;
+                }
+                store.finish(&self.entries)?;
+                Ok(())
+            }
+        }
+    }
+}

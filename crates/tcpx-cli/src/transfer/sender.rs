@@ -1,0 +1,472 @@
+//! Sending files: a thread reads and digests them into pieces, while earlier pieces are on their way.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::{Duration, Instant};
+
+use tcpx::{Connection, Transfer};
+
+use super::manifest::{self, Entry, Found, Kind};
+use super::receiver::BLOCK_HEADER;
+use super::talk::{self, PIECE, POSTED, Piece, Present, Talk, Watch, with_disk_time};
+use super::{Summary, store};
+use crate::error::Error;
+use crate::interrupt::{self, LOOK};
+use crate::memory_choice::MemoryChoice;
+use crate::messages::{
+    self, ANSWER, Answer, END, KEEP, MANIFEST, PRESENT, REQUEST, Request, VERDICT,
+};
+use crate::output::progress::Progress;
+use crate::output::say::say;
+
+/// Pieces on their way at once; two more are being filled.
+const IN_FLIGHT: usize = 4;
+
+/// Bytes that are read and digested at a time, so that they are still in the cache.
+const BLOCK: usize = 256 << 10;
+
+/// Sends everything and waits until it is in its place at the server.
+pub(crate) fn send(
+    connection: &Connection,
+    memory: &MemoryChoice,
+    found: Vec<Found>,
+    limit: Duration,
+) -> Result<Summary, Error> {
+    let talk = Talk::new(connection, END, VERDICT, limit)?;
+    let result = attempt(&talk, memory, found);
+    talk.progress.borrow_mut().take();
+    result.map_err(|error| {
+        if let Err(untold) = talk.last_word(Err(&error)) {
+            tracing::debug!(%untold, "the peer did not hear why");
+        }
+        talk.place(error)
+    })
+}
+
+fn attempt(talk: &Talk<'_>, memory: &MemoryChoice, found: Vec<Found>) -> Result<Summary, Error> {
+    let entries: Vec<Entry> = found.iter().map(|found| found.entry.clone()).collect();
+    let is_stream = entries.iter().any(|entry| entry.kind == Kind::Stream);
+    let total = manifest::total(&entries);
+    talk.total.set((!is_stream).then_some(total));
+    let text = talk::encode(&entries)?;
+    let manifest_digest = blake3::hash(&text);
+    let request = Request::Files {
+        bytes: text.len() as u64,
+        digest: manifest_digest.to_string(),
+    };
+    let answer = messages::expect(talk.connection, ANSWER, messages::LONGEST_TRANSFER)?;
+    messages::tell(talk.connection, REQUEST, &request)?;
+    talk.send_list(MANIFEST, &text)?;
+    let disk = with_disk_time(talk.limit, total);
+    let present = match talk.message(answer, disk, "what the server has")? {
+        Answer::Present { bytes: 0 } => Vec::new(),
+        Answer::Present { bytes } if bytes <= manifest::MOST_BYTES => {
+            let list = talk.receive_list(PRESENT, bytes, talk.limit)?;
+            talk::decode(&list, "what the server has")?
+        }
+        Answer::Refused { why, hint } => return Err(Error::Peer { what: why, hint }),
+        Answer::Ready | Answer::Present { .. } => {
+            return Err(Error::Unexpected {
+                expected: "what the server has",
+                arrived: "something else".into(),
+            });
+        }
+    };
+    say!("sending {}", manifest::describe(&entries));
+    let kept = compare(&found, &present, talk)?;
+    if !present.is_empty() {
+        let keep: Vec<u64> = present
+            .iter()
+            .map(|there| kept.get(&there.index).map_or(0, |kept| kept.bytes))
+            .collect();
+        talk.send_list(KEEP, &talk::encode(&keep)?)?;
+    }
+    let skipped = kept.values().map(|kept| kept.bytes).sum();
+    if skipped > 0 {
+        say!(
+            "the server has {} of it already",
+            crate::sizes::Size(skipped)
+        );
+    }
+    let started = Instant::now();
+    *talk.progress.borrow_mut() = Some(Progress::from("sending", talk.total.get(), skipped));
+    talk.advance(skipped);
+    let digests = stream(talk, memory, found, kept)?;
+    let digest = overall(&manifest_digest, &digests);
+    talk.last_word(Ok(&digest))?;
+    let theirs = talk.peers_digest(with_disk_time(talk.limit, talk.done.get()))?;
+    if theirs != digest {
+        return Err(Error::Digest {
+            what: "the BLAKE3 digests of the transfer",
+            ours: digest,
+            theirs,
+        });
+    }
+    Ok(Summary::new(
+        &entries,
+        skipped,
+        started.elapsed(),
+        &digests,
+        digest,
+    ))
+}
+
+/// BLAKE3 over the manifest's digest and those of all contents in their order.
+pub(super) fn overall(manifest: &blake3::Hash, digests: &[Content]) -> String {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(manifest.as_bytes());
+    for (digest, _) in digests {
+        hasher.update(digest.as_bytes());
+    }
+    hasher.finalize().to_string()
+}
+
+/// The beginning of a file that the server has and keeps.
+#[derive(Debug)]
+struct Kept {
+    bytes: u64,
+    /// Nothing of the file is sent.
+    is_whole: bool,
+    hasher: blake3::Hasher,
+}
+
+/// Compares what the server has with what is here; what differs is sent from its beginning.
+fn compare(
+    found: &[Found],
+    present: &[Present],
+    talk: &Talk<'_>,
+) -> Result<BTreeMap<usize, Kept>, Error> {
+    let mut kept = BTreeMap::new();
+    for there in present {
+        let Some(Found {
+            entry,
+            source: Some(path),
+        }) = found.get(there.index)
+        else {
+            continue;
+        };
+        if there.bytes > entry.bytes() {
+            continue;
+        }
+        talk.look()?;
+        let mut source = Source::open(path, entry)?;
+        let hashed = store::hash(&mut source.file, there.bytes);
+        interrupt::check()?;
+        let hasher = hashed.map_err(|error| source.failed(error))?;
+        if hasher.finalize().to_string() == there.digest {
+            let kept_here = Kept {
+                bytes: there.bytes,
+                is_whole: there.is_final && there.bytes == entry.bytes(),
+                hasher,
+            };
+            kept.insert(there.index, kept_here);
+        }
+    }
+    Ok(kept)
+}
+
+/// BLAKE3 of a file's bytes, and how many there are.
+pub(super) type Content = (blake3::Hash, u64);
+
+/// What the reading thread hands over.
+enum Filled {
+    Piece(Piece, usize),
+    End(Result<Vec<Content>, Error>),
+}
+
+/// Sends the contents of everything; returns the digest of each.
+fn stream(
+    talk: &Talk<'_>,
+    memory: &MemoryChoice,
+    found: Vec<Found>,
+    kept: BTreeMap<usize, Kept>,
+) -> Result<Vec<Content>, Error> {
+    let (free, free_pieces) = mpsc::channel();
+    let (full, full_pieces) = mpsc::sync_channel(IN_FLIGHT);
+    for _ in 0..IN_FLIGHT + 2 {
+        let _ = free.send(Piece::new(memory)?);
+    }
+    let reader = std::thread::Builder::new().name("tcpx-read".into());
+    let reader = reader.spawn(move || {
+        let mut packer = Packer {
+            free: free_pieces,
+            full,
+            current: None,
+        };
+        let read = read_all(&mut packer, found, kept);
+        let _ = packer.full.send(Filled::End(read));
+    });
+    reader.map_err(|source| Error::Process {
+        doing: "start a thread",
+        source,
+    })?;
+    let mut flying = VecDeque::with_capacity(IN_FLIGHT);
+    let digests = loop {
+        // Two pieces at least are with the reader then.
+        while flying.len() == IN_FLIGHT {
+            reap(talk, &mut flying, &free)?;
+        }
+        match full_pieces.recv_timeout(LOOK) {
+            Ok(Filled::Piece(piece, bytes)) => {
+                let transfer = talk.send(&piece, bytes)?;
+                flying.push_back((transfer, piece, bytes));
+            }
+            Ok(Filled::End(digests)) => break digests?,
+            Err(mpsc::RecvTimeoutError::Timeout) => talk.look()?,
+            Err(mpsc::RecvTimeoutError::Disconnected) => return Err(gone()),
+        }
+    };
+    while !flying.is_empty() {
+        reap(talk, &mut flying, &free)?;
+    }
+    // The receiver has posted more than there was: it could not know.
+    let empty = Piece::new(memory)?;
+    let fills: Result<Vec<Transfer>, Error> = (1..POSTED).map(|_| talk.send(&empty, 0)).collect();
+    for fill in fills? {
+        talk.wait(&fill, talk.limit)?;
+    }
+    Ok(digests)
+}
+
+/// A thread that ended without its result.
+pub(super) fn gone() -> Error {
+    Error::Failed {
+        what: "a thread of the transfer ended without a result".into(),
+        hint: "report this as a defect of tcpx",
+    }
+}
+
+/// Waits for the oldest piece.
+fn reap(
+    talk: &Talk<'_>,
+    flying: &mut VecDeque<(Transfer, Piece, usize)>,
+    free: &Sender<Piece>,
+) -> Result<(), Error> {
+    if let Some((transfer, piece, bytes)) = flying.pop_front() {
+        let mut watch = Watch::new(talk.limit);
+        while talk.poll(&transfer, LOOK)?.is_none() {
+            watch.look(&transfer)?;
+        }
+        talk.advance(bytes as u64);
+        // The reader may have read everything.
+        let _ = free.send(piece);
+    }
+    Ok(())
+}
+
+/// Packs contents into pieces.
+struct Packer {
+    free: Receiver<Piece>,
+    full: mpsc::SyncSender<Filled>,
+    current: Option<(Piece, usize)>,
+}
+
+impl Packer {
+    /// Has `fill` write at most `most` bytes; it says how many.
+    fn fill(
+        &mut self,
+        most: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<usize, Error>,
+    ) -> Result<usize, Error> {
+        let (mut piece, at) = match self.current.take() {
+            Some(current) => current,
+            None => (self.free.recv().map_err(|_| gone())?, 0),
+        };
+        let count = piece.fill(at, |bytes| {
+            let most = most.min(bytes.len());
+            fill(&mut bytes[..most])
+        })?;
+        if at + count == PIECE {
+            self.hand_over(piece, PIECE)?;
+        } else {
+            self.current = Some((piece, at + count));
+        }
+        Ok(count)
+    }
+
+    fn hand_over(&self, piece: Piece, bytes: usize) -> Result<(), Error> {
+        let sent = self.full.send(Filled::Piece(piece, bytes));
+        sent.map_err(|_| gone())
+    }
+
+    fn put(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
+        while !bytes.is_empty() {
+            let count = self.fill(bytes.len(), |space| {
+                space.copy_from_slice(&bytes[..space.len()]);
+                Ok(space.len())
+            })?;
+            bytes = &bytes[count..];
+        }
+        Ok(())
+    }
+
+    /// Hands over the last piece, which is shorter than the others.
+    fn finish(&mut self) -> Result<(), Error> {
+        let (piece, bytes) = match self.current.take() {
+            Some(current) => current,
+            None => (self.free.recv().map_err(|_| gone())?, 0),
+        };
+        self.hand_over(piece, bytes)
+    }
+}
+
+/// The stream: for each file its bytes, then their digest.
+fn read_all(
+    packer: &mut Packer,
+    found: Vec<Found>,
+    mut kept: BTreeMap<usize, Kept>,
+) -> Result<Vec<Content>, Error> {
+    let mut digests = Vec::new();
+    for (index, Found { entry, source }) in found.into_iter().enumerate() {
+        let hasher = match (&entry.kind, source) {
+            (Kind::Directory | Kind::Link { .. }, _) => continue,
+            (Kind::Stream, None) => read_stream(packer, std::io::stdin(), Path::new("-"))?,
+            (Kind::Stream, Some(path)) => {
+                let opened = File::open(&path).map_err(|source| Error::Io {
+                    doing: "open",
+                    path: path.clone(),
+                    source,
+                })?;
+                read_stream(packer, opened, &path)?
+            }
+            (Kind::File { bytes }, path) => {
+                let (mut hasher, from) = match kept.remove(&index) {
+                    Some(kept) if kept.is_whole => {
+                        digests.push((kept.hasher.finalize(), *bytes));
+                        continue;
+                    }
+                    Some(kept) => (kept.hasher, kept.bytes),
+                    None => (blake3::Hasher::new(), 0),
+                };
+                let mut source = Source::open(&path.unwrap_or_default(), &entry)?;
+                source.read_from(packer, &mut hasher, from..*bytes)?;
+                hasher
+            }
+        };
+        let digest = hasher.finalize();
+        digests.push((digest, hasher.count()));
+        packer.put(digest.as_bytes())?;
+    }
+    packer.finish()?;
+    Ok(digests)
+}
+
+/// Blocks with their lengths in front, and an empty one at the end.
+fn read_stream(
+    packer: &mut Packer,
+    mut input: impl Read,
+    path: &Path,
+) -> Result<blake3::Hasher, Error> {
+    let mut hasher = blake3::Hasher::new();
+    let mut block = vec![0; BLOCK];
+    loop {
+        let count = match input.read(&mut block) {
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            other => other.map_err(|source| Error::Io {
+                doing: "read",
+                path: path.to_owned(),
+                source,
+            })?,
+        };
+        let header: [u8; BLOCK_HEADER] = u32::try_from(count).unwrap_or(0).to_le_bytes();
+        packer.put(&header)?;
+        if count == 0 {
+            return Ok(hasher);
+        }
+        hasher.update(&block[..count]);
+        packer.put(&block[..count])?;
+    }
+}
+
+/// A file whose size and time are what the manifest says.
+struct Source {
+    file: File,
+    path: PathBuf,
+    bytes: u64,
+    time: (i64, u32),
+}
+
+impl Source {
+    fn open(path: &Path, entry: &Entry) -> Result<Self, Error> {
+        let file = File::open(path).map_err(|source| Error::Io {
+            doing: "open",
+            path: path.to_owned(),
+            source,
+        })?;
+        let source = Self {
+            file,
+            path: path.to_owned(),
+            bytes: entry.bytes(),
+            time: (entry.seconds, entry.nanoseconds),
+        };
+        source.check()?;
+        Ok(source)
+    }
+
+    fn failed(&self, source: std::io::Error) -> Error {
+        if source.kind() == std::io::ErrorKind::UnexpectedEof {
+            return self.changed();
+        }
+        Error::Io {
+            doing: "read",
+            path: self.path.clone(),
+            source,
+        }
+    }
+
+    fn changed(&self) -> Error {
+        Error::Failed {
+            what: format!("{} changed while it was sent", self.path.display()),
+            hint: "send it when nobody writes to it",
+        }
+    }
+
+    /// Whoever writes to the file while it is sent makes the copy one that never existed.
+    fn check(&self) -> Result<(), Error> {
+        let now = self.file.metadata().map_err(|error| self.failed(error))?;
+        let time = (
+            now.mtime(),
+            u32::try_from(now.mtime_nsec()).unwrap_or_default(),
+        );
+        if now.len() == self.bytes && time == self.time && now.is_file() {
+            Ok(())
+        } else {
+            Err(self.changed())
+        }
+    }
+
+    fn read_from(
+        &mut self,
+        packer: &mut Packer,
+        hasher: &mut blake3::Hasher,
+        range: std::ops::Range<u64>,
+    ) -> Result<(), Error> {
+        use std::io::Seek;
+        let mut at = range.start;
+        self.file
+            .seek(std::io::SeekFrom::Start(at))
+            .map_err(|error| self.failed(error))?;
+        while at < range.end {
+            let most = usize::try_from(range.end - at).unwrap_or(BLOCK).min(BLOCK);
+            let count = packer.fill(most, |space| {
+                loop {
+                    match (&self.file).read(space) {
+                        Ok(0) => return Err(self.changed()),
+                        Ok(count) => {
+                            hasher.update(&space[..count]);
+                            return Ok(count);
+                        }
+                        Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                        Err(error) => return Err(self.failed(error)),
+                    }
+                }
+            })?;
+            at += count as u64;
+        }
+        self.check()
+    }
+}

@@ -1,0 +1,370 @@
+//! How a side of a file transfer waits: it notices signals, the peer's last word, and a peer that stalls.
+
+use std::cell::{Cell, RefCell};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tcpx::{Connection, Deadlines, Level, Region, Report, Transfer};
+
+use crate::error::Error;
+use crate::interrupt::{self, LOOK};
+use crate::memory_choice::MemoryChoice;
+use crate::messages::{self, Expected, LONGEST_TRANSFER, LastWord};
+use crate::output::progress::Progress;
+use crate::sizes::{Size, time};
+
+/// Bytes of a piece. A shorter one ends the stream of contents.
+pub(super) const PIECE: usize = 1 << 20;
+
+/// Pieces that the receiver has posted; after the end of the stream the sender fills the rest with empty ones.
+pub(super) const POSTED: usize = 8;
+
+/// Longest wait for the peer's reason after an operation failed.
+const REASON: Duration = Duration::from_secs(2);
+
+/// Time for reading or flushing `bytes` on a slow disk, on top of `limit`: 50 MB/s.
+pub(super) fn with_disk_time(limit: Duration, bytes: u64) -> Duration {
+    limit.saturating_add(Duration::from_secs(bytes / 50_000_000))
+}
+
+/// One side's view of the other.
+#[derive(Debug)]
+pub(super) struct Talk<'a> {
+    pub(super) connection: &'a Connection,
+    /// Longest time without progress.
+    pub(super) limit: Duration,
+    /// Tag of this side's own last word.
+    own_tag: u64,
+    expected: RefCell<Option<Expected>>,
+    heard: RefCell<Option<LastWord>>,
+    pub(super) progress: RefCell<Option<Progress>>,
+    pub(super) done: Cell<u64>,
+    pub(super) total: Cell<Option<u64>>,
+}
+
+impl<'a> Talk<'a> {
+    /// Listens for the peer's last word from the start: it may give up at any step.
+    pub(super) fn new(
+        connection: &'a Connection,
+        own_tag: u64,
+        peers_tag: u64,
+        limit: Duration,
+    ) -> Result<Self, Error> {
+        let expected = messages::expect(connection, peers_tag, LONGEST_TRANSFER)?;
+        Ok(Self {
+            connection,
+            limit,
+            own_tag,
+            expected: RefCell::new(Some(expected)),
+            heard: RefCell::new(None),
+            progress: RefCell::new(None),
+            done: Cell::new(0),
+            total: Cell::new(None),
+        })
+    }
+
+    /// More bytes are done.
+    pub(super) fn advance(&self, bytes: u64) {
+        // What frames the contents on the wire is not theirs.
+        let most = self.total.get().unwrap_or(u64::MAX);
+        self.done.set((self.done.get() + bytes).min(most));
+        if let Some(progress) = &mut *self.progress.borrow_mut() {
+            progress.at(self.done.get());
+        }
+    }
+
+    /// An error if a signal came or the peer gave up.
+    pub(super) fn look(&self) -> Result<(), Error> {
+        interrupt::check()?;
+        self.hear()
+    }
+
+    fn hear(&self) -> Result<(), Error> {
+        let word = match &*self.expected.borrow() {
+            Some(expected) => expected.peek("a last word"),
+            None => None,
+        };
+        if let Some(word) = word {
+            self.expected.borrow_mut().take();
+            *self.heard.borrow_mut() = Some(word?);
+        }
+        match &*self.heard.borrow() {
+            Some(LastWord::Failed { why, hint }) => Err(Error::Peer {
+                what: why.clone(),
+                hint: hint.clone(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// How `transfer` ended; `None` if it goes on after `limit`.
+    pub(super) fn poll(
+        &self,
+        transfer: &Transfer,
+        limit: Duration,
+    ) -> Result<Option<Report>, Error> {
+        match transfer.wait_timeout(limit) {
+            None => self.look().map(|()| None),
+            Some(Ok(report)) => Ok(Some(report)),
+            Some(Err(error)) => {
+                // The peer's reason is better than what came of it.
+                if let Some(expected) = &*self.expected.borrow() {
+                    let _ = expected.transfer().wait_timeout(REASON);
+                }
+                self.hear()?;
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Waits for `transfer`, at most `limit` without progress.
+    pub(super) fn wait(&self, transfer: &Transfer, limit: Duration) -> Result<Report, Error> {
+        let mut watch = Watch::new(limit);
+        loop {
+            if let Some(report) = self.poll(transfer, LOOK)? {
+                return Ok(report);
+            }
+            watch.look(transfer)?;
+        }
+    }
+
+    /// Waits for a message.
+    pub(super) fn message<T: DeserializeOwned>(
+        &self,
+        expected: Expected,
+        limit: Duration,
+        what: &'static str,
+    ) -> Result<T, Error> {
+        self.wait(expected.transfer(), limit)?;
+        expected.wait(what)
+    }
+
+    /// Sends a list that may be longer than a message.
+    pub(super) fn send_list(&self, tag: u64, text: &[u8]) -> Result<(), Error> {
+        let region = Region::host(text.len()).map_err(Error::memory("make room for a list"))?;
+        region
+            .write_from(0, text)
+            .map_err(Error::memory("write a list"))?;
+        let send = self.connection.send(region.all(), tag);
+        let transfer = send.level(Level::Verified).deadlines(NONE).start()?;
+        self.wait(&transfer, self.limit).map(drop)
+    }
+
+    /// Receives a list of at most `most` bytes.
+    pub(super) fn receive_list(
+        &self,
+        tag: u64,
+        most: u64,
+        limit: Duration,
+    ) -> Result<Vec<u8>, Error> {
+        let region = MemoryChoice::host("for a list").allocate(most)?;
+        let receive = self.connection.receive(region.all(), tag);
+        let transfer = receive.level(Level::Verified).deadlines(NONE).start()?;
+        let report = self.wait(&transfer, limit)?;
+        let mut text = vec![0; usize::try_from(report.bytes).unwrap_or(usize::MAX)];
+        region
+            .read_to(0, &mut text)
+            .map_err(Error::memory("read a list"))?;
+        Ok(text)
+    }
+
+    /// Starts to send a piece of the contents.
+    pub(super) fn send(&self, piece: &Piece, bytes: usize) -> Result<Transfer, Error> {
+        let slice = piece.slice(bytes)?;
+        let send = self.connection.send(slice, messages::PAYLOAD);
+        Ok(send.deadlines(NONE).start()?)
+    }
+
+    /// Posts a receive of a piece of the contents.
+    pub(super) fn post(&self, piece: &Piece) -> Result<Transfer, Error> {
+        let receive = self
+            .connection
+            .receive(piece.slice(PIECE)?, messages::PAYLOAD);
+        Ok(receive.deadlines(NONE).start()?)
+    }
+
+    /// Says how this side ended; the work's own error is the news, whatever becomes of this word.
+    pub(super) fn last_word(&self, digest: Result<&str, &Error>) -> Result<(), Error> {
+        let word = match digest {
+            Ok(digest) => LastWord::Done {
+                digest: digest.to_owned(),
+            },
+            Err(Error::Peer { .. }) => return Ok(()),
+            Err(error) => LastWord::Failed {
+                why: messages::brief(&error.what()),
+                hint: messages::brief(&error.hint()),
+            },
+        };
+        messages::tell(self.connection, self.own_tag, &word)
+    }
+
+    /// Waits for the peer's digest over everything.
+    pub(super) fn peers_digest(&self, limit: Duration) -> Result<String, Error> {
+        let expected = self.expected.borrow_mut().take();
+        if let Some(expected) = expected {
+            let word = self.message(expected, limit, "a last word")?;
+            *self.heard.borrow_mut() = Some(word);
+        }
+        self.hear()?;
+        match &*self.heard.borrow() {
+            Some(LastWord::Done { digest }) => Ok(messages::brief(digest)),
+            _ => Err(Error::Unexpected {
+                expected: "a last word",
+                arrived: "none".into(),
+            }),
+        }
+    }
+
+    /// Says of an error at which peer it happened, and after how many bytes.
+    pub(super) fn place(&self, error: Error) -> Error {
+        let done = Size(self.done.get());
+        let peer = self.connection.peer().address;
+        let place = match self.total.get() {
+            _ if matches!(error, Error::Peer { .. }) && self.done.get() == 0 => {
+                format!("peer {peer}, before the first byte")
+            }
+            Some(total) => format!("peer {peer}, after {done} of {}", Size(total)),
+            None => format!("peer {peer}, after {done}"),
+        };
+        Error::At {
+            place,
+            source: Box::new(error),
+        }
+    }
+}
+
+/// [`Watch`] has the deadline: pieces wait for those before them, and the engine would count that, too.
+const NONE: Deadlines = Deadlines {
+    stall: LONGEST_TRANSFER,
+    total: None,
+};
+
+/// Notices that nothing moves.
+#[derive(Debug)]
+pub(super) struct Watch {
+    limit: Duration,
+    moved: Instant,
+    done: u64,
+}
+
+impl Watch {
+    pub(super) fn new(limit: Duration) -> Self {
+        Self {
+            limit,
+            moved: Instant::now(),
+            done: 0,
+        }
+    }
+
+    /// Something moved.
+    pub(super) fn reset(&mut self) {
+        (self.moved, self.done) = (Instant::now(), 0);
+    }
+
+    /// An error when `transfer` has stood still for too long.
+    pub(super) fn look(&mut self, transfer: &Transfer) -> Result<(), Error> {
+        let done = transfer.progress().bytes_done;
+        if done != self.done {
+            (self.moved, self.done) = (Instant::now(), done);
+        }
+        if self.moved.elapsed() < self.limit {
+            return Ok(());
+        }
+        Err(Error::Failed {
+            what: format!("nothing moved for {}", time(self.limit)),
+            hint: "look at the other side and at the path between the hosts (`tcpx doctor`; large packets may \
+                   be dropped, see `ping -M do -s 1472`), or allow more with --timeout",
+        })
+    }
+}
+
+/// Memory of one piece: filled and read where it lies, or beside GPU memory.
+#[derive(Debug)]
+pub(super) struct Piece {
+    region: Region,
+    staging: Option<Vec<u8>>,
+}
+
+impl Piece {
+    pub(super) fn new(memory: &MemoryChoice) -> Result<Self, Error> {
+        Ok(Self {
+            region: memory.allocate(PIECE as u64)?,
+            staging: memory.gpu.is_some().then(|| vec![0; PIECE]),
+        })
+    }
+
+    fn slice(&self, bytes: usize) -> Result<tcpx::RegionSlice, Error> {
+        self.region
+            .slice(..bytes)
+            .map_err(Error::memory("use a piece"))
+    }
+
+    /// Has `fill` write bytes from `at` on; it says how many.
+    pub(super) fn fill(
+        &mut self,
+        at: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<usize, Error>,
+    ) -> Result<usize, Error> {
+        match &mut self.staging {
+            Some(staging) => {
+                let count = fill(&mut staging[at..])?;
+                let written = self.region.write_from(at, &staging[at..at + count]);
+                written.map_err(Error::memory("fill a piece"))?;
+                Ok(count)
+            }
+            None => self
+                .region
+                .with_bytes_mut(at.., fill)
+                .map_err(Error::memory("fill a piece"))?,
+        }
+    }
+
+    /// Has `read` look at the first `bytes`.
+    pub(super) fn read<T>(
+        &mut self,
+        bytes: usize,
+        read: impl FnOnce(&[u8]) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        match &mut self.staging {
+            Some(staging) => {
+                let copied = self.region.read_to(0, &mut staging[..bytes]);
+                copied.map_err(Error::memory("read a piece"))?;
+                read(&staging[..bytes])
+            }
+            None => self
+                .region
+                .with_bytes(..bytes, read)
+                .map_err(Error::memory("read a piece"))?,
+        }
+    }
+}
+
+/// What the server has of a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Present {
+    /// Place in the manifest.
+    pub(super) index: usize,
+    pub(super) bytes: u64,
+    /// Whether they have the final name.
+    pub(super) is_final: bool,
+    /// BLAKE3 of these bytes.
+    pub(super) digest: String,
+}
+
+/// A list as text.
+pub(super) fn encode<T: Serialize>(list: &T) -> Result<Vec<u8>, Error> {
+    serde_json::to_vec(list).map_err(|error| Error::Process {
+        doing: "write a list for the peer",
+        source: error.into(),
+    })
+}
+
+/// A list from the peer.
+pub(super) fn decode<T: DeserializeOwned>(text: &[u8], what: &'static str) -> Result<T, Error> {
+    serde_json::from_slice(text).map_err(|error| Error::Unexpected {
+        expected: what,
+        arrived: format!("something else ({error})"),
+    })
+}
