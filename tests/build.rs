@@ -13,6 +13,13 @@ fn main() {
         "transfer.c",
     ];
     build(&out, "TCPX_DOUBLE_SO", "libtcpx_double.so", &double, &[]);
+    build(
+        &out,
+        "TCPX_HABITS_SO",
+        "libtcpx_habits.so",
+        &["habits.c"],
+        &[],
+    );
     let bad = ["bad_plugin.c"];
     build(&out, "TCPX_BAD_SO", "libtcpx_bad.so", &bad, &[]);
     build(&out, "TCPX_OLD_SO", "libtcpx_old.so", &bad, &["-DOLD"]);

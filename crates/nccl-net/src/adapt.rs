@@ -5,11 +5,11 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::constants::TRAFFIC_CLASS_UNDEFINED;
 use crate::device::RawDeviceHandle;
 use crate::finalize::Finalize;
+use crate::library::AbiVersion;
 use crate::logger::plugin_logger;
 use crate::properties::Properties;
 use crate::raw_properties::{
@@ -78,10 +78,17 @@ enum Irecv {
     V10(IrecvV10),
 }
 
-/// The calls of one loaded table.
-pub(crate) struct Calls {
+/// What a table must hold before `init`: everything else may be filled in by it.
+pub(crate) struct Start {
     name: *const c_char,
     init: Init,
+    /// Kept for ever: a plugin may keep the pointer.
+    config: *mut CommConfig,
+}
+
+/// The calls of one table, read once its `init` has returned.
+pub(crate) struct Calls {
+    name: *const c_char,
     devices: DevicesFn,
     get_properties: GetProperties,
     listen: Listen,
@@ -98,83 +105,185 @@ pub(crate) struct Calls {
     irecv_consumed: Option<IrecvConsumedFn>,
     finalize: Option<FinalizeFn>,
     /// Context of v11 and later.
-    context: AtomicPtr<c_void>,
-    /// Kept for ever: a plugin may keep the pointer.
-    config: AtomicPtr<CommConfig>,
+    context: Void,
+    /// That of [`Start`].
+    config: *mut CommConfig,
 }
 
-/// Reads one table into [`Calls`]; the error is the name of a missing function.
+/// Reads what a version's table holds before and after `init`; the error is the name of a missing
+/// function.
 macro_rules! adapter {
-    ($function:ident($table:ident) {
+    ($table:ident {
         init: $init:ident, properties: $properties:ident, listen: $listen:ident,
         connect: $connect:ident, accept: $accept:ident, reg_mr: $reg_mr:ident,
         isend: $isend:ident, irecv: $irecv:ident,
         optional: [$($optional:ident),*], absent: [$($absent:ident),*]
     }) => {
-        pub(crate) fn $function(table: &$table) -> Result<Self, &'static str> {
-            Ok(Self {
-                name: table.name,
-                init: Init::$init(table.init.ok_or("init")?),
-                devices: table.devices.ok_or("devices")?,
-                get_properties: GetProperties::$properties(
-                    table.get_properties.ok_or("getProperties")?,
-                ),
-                listen: Listen::$listen(table.listen.ok_or("listen")?),
-                connect: Connect::$connect(table.connect.ok_or("connect")?),
-                accept: Accept::$accept(table.accept.ok_or("accept")?),
-                reg_mr: RegMr::$reg_mr(table.reg_mr.ok_or("regMr")?),
-                dereg_mr: table.dereg_mr.ok_or("deregMr")?,
-                isend: Isend::$isend(table.isend.ok_or("isend")?),
-                irecv: Irecv::$irecv(table.irecv.ok_or("irecv")?),
-                test: table.test.ok_or("test")?,
-                close_send: table.close_send.ok_or("closeSend")?,
-                close_recv: table.close_recv.ok_or("closeRecv")?,
-                close_listen: table.close_listen.ok_or("closeListen")?,
-                $($optional: table.$optional,)*
-                $($absent: None,)*
-                context: AtomicPtr::new(ptr::null_mut()),
-                config: AtomicPtr::new(Box::into_raw(Box::new(CommConfig {
-                    traffic_class: TRAFFIC_CLASS_UNDEFINED,
-                }))),
-            })
+        impl ReadTable for $table {
+            fn start(&self) -> Result<Start, &'static str> {
+                Ok(Start {
+                    name: self.name,
+                    init: Init::$init(self.init.ok_or("init")?),
+                    config: Box::into_raw(Box::new(CommConfig {
+                        traffic_class: TRAFFIC_CLASS_UNDEFINED,
+                    })),
+                })
+            }
+
+            fn calls(&self, start: &Start, context: Void) -> Result<Calls, &'static str> {
+                Ok(Calls {
+                    name: self.name,
+                    devices: self.devices.ok_or("devices")?,
+                    get_properties: GetProperties::$properties(
+                        self.get_properties.ok_or("getProperties")?,
+                    ),
+                    listen: Listen::$listen(self.listen.ok_or("listen")?),
+                    connect: Connect::$connect(self.connect.ok_or("connect")?),
+                    accept: Accept::$accept(self.accept.ok_or("accept")?),
+                    reg_mr: RegMr::$reg_mr(self.reg_mr.ok_or("regMr")?),
+                    dereg_mr: self.dereg_mr.ok_or("deregMr")?,
+                    isend: Isend::$isend(self.isend.ok_or("isend")?),
+                    irecv: Irecv::$irecv(self.irecv.ok_or("irecv")?),
+                    test: self.test.ok_or("test")?,
+                    close_send: self.close_send.ok_or("closeSend")?,
+                    close_recv: self.close_recv.ok_or("closeRecv")?,
+                    close_listen: self.close_listen.ok_or("closeListen")?,
+                    $($optional: self.$optional,)*
+                    $($absent: None,)*
+                    context,
+                    config: start.config,
+                })
+            }
         }
     };
 }
 
-impl Calls {
-    adapter!(from_v5(NetV5) {
-        init: V5, properties: V6, listen: V5, connect: V5, accept: V5, reg_mr: V5,
-        isend: V5, irecv: V5, optional: [], absent: [irecv_consumed, finalize]
-    });
-    adapter!(from_v6(NetV6) {
-        init: V5, properties: V6, listen: V5, connect: V5, accept: V5, reg_mr: V5,
-        isend: V5, irecv: V5, optional: [], absent: [irecv_consumed, finalize]
-    });
-    adapter!(from_v7(NetV7) {
-        init: V5, properties: V7, listen: V5, connect: V7, accept: V7, reg_mr: V5,
-        isend: V5, irecv: V5, optional: [irecv_consumed], absent: [finalize]
-    });
-    adapter!(from_v8(NetV8) {
-        init: V5, properties: V8, listen: V5, connect: V7, accept: V7, reg_mr: V8,
-        isend: V5, irecv: V5, optional: [irecv_consumed], absent: [finalize]
-    });
-    adapter!(from_v9(NetV9) {
-        init: V5, properties: V9, listen: V5, connect: V7, accept: V7, reg_mr: V8,
-        isend: V9, irecv: V9, optional: [irecv_consumed], absent: [finalize]
-    });
-    adapter!(from_v10(NetV10) {
-        init: V10, properties: V9, listen: V5, connect: V10, accept: V7, reg_mr: V8,
-        isend: V10, irecv: V10, optional: [irecv_consumed], absent: [finalize]
-    });
-    adapter!(from_v11(NetV11) {
-        init: V11, properties: V11, listen: V11, connect: V11, accept: V7, reg_mr: V8,
-        isend: V10, irecv: V10, optional: [irecv_consumed, finalize], absent: []
-    });
-    adapter!(from_v12(NetV12) {
-        init: V11, properties: V12, listen: V11, connect: V11, accept: V7, reg_mr: V8,
-        isend: V10, irecv: V10, optional: [irecv_consumed, finalize], absent: []
-    });
+/// A table of one version.
+trait ReadTable: Copy {
+    fn start(&self) -> Result<Start, &'static str>;
+    fn calls(&self, start: &Start, context: Void) -> Result<Calls, &'static str>;
 }
+
+/// Reads the table that lies at an address.
+macro_rules! read {
+    ($version:expr, $address:expr, $table:ident => $read:expr) => {{
+        macro_rules! at {
+            ($of:ty) => {{
+                let table = std::ptr::with_exposed_provenance::<$of>($address);
+                // SAFETY: forwarded. Volatile: a plugin writes to it, and may export it as such.
+                let $table = unsafe { table.read_volatile() };
+                $read
+            }};
+        }
+        match $version {
+            AbiVersion::V5 => at!(NetV5),
+            AbiVersion::V6 => at!(NetV6),
+            AbiVersion::V7 => at!(NetV7),
+            AbiVersion::V8 => at!(NetV8),
+            AbiVersion::V9 => at!(NetV9),
+            AbiVersion::V10 => at!(NetV10),
+            AbiVersion::V11 => at!(NetV11),
+            AbiVersion::V12 => at!(NetV12),
+        }
+    }};
+}
+
+adapter!(NetV5 {
+    init: V5,
+    properties: V6,
+    listen: V5,
+    connect: V5,
+    accept: V5,
+    reg_mr: V5,
+    isend: V5,
+    irecv: V5,
+    optional: [],
+    absent: [irecv_consumed, finalize]
+});
+adapter!(NetV6 {
+    init: V5,
+    properties: V6,
+    listen: V5,
+    connect: V5,
+    accept: V5,
+    reg_mr: V5,
+    isend: V5,
+    irecv: V5,
+    optional: [],
+    absent: [irecv_consumed, finalize]
+});
+adapter!(NetV7 {
+    init: V5,
+    properties: V7,
+    listen: V5,
+    connect: V7,
+    accept: V7,
+    reg_mr: V5,
+    isend: V5,
+    irecv: V5,
+    optional: [irecv_consumed],
+    absent: [finalize]
+});
+adapter!(NetV8 {
+    init: V5,
+    properties: V8,
+    listen: V5,
+    connect: V7,
+    accept: V7,
+    reg_mr: V8,
+    isend: V5,
+    irecv: V5,
+    optional: [irecv_consumed],
+    absent: [finalize]
+});
+adapter!(NetV9 {
+    init: V5,
+    properties: V9,
+    listen: V5,
+    connect: V7,
+    accept: V7,
+    reg_mr: V8,
+    isend: V9,
+    irecv: V9,
+    optional: [irecv_consumed],
+    absent: [finalize]
+});
+adapter!(NetV10 {
+    init: V10,
+    properties: V9,
+    listen: V5,
+    connect: V10,
+    accept: V7,
+    reg_mr: V8,
+    isend: V10,
+    irecv: V10,
+    optional: [irecv_consumed],
+    absent: [finalize]
+});
+adapter!(NetV11 {
+    init: V11,
+    properties: V11,
+    listen: V11,
+    connect: V11,
+    accept: V7,
+    reg_mr: V8,
+    isend: V10,
+    irecv: V10,
+    optional: [irecv_consumed, finalize],
+    absent: []
+});
+adapter!(NetV12 {
+    init: V11,
+    properties: V12,
+    listen: V11,
+    connect: V11,
+    accept: V7,
+    reg_mr: V8,
+    isend: V10,
+    irecv: V10,
+    optional: [irecv_consumed, finalize],
+    absent: []
+});
 
 /// Plugins of v10 and later may call the profiler without looking; this one keeps nothing.
 unsafe extern "C" fn no_profiler(
@@ -193,17 +302,28 @@ fn int(bytes: usize) -> Result<c_int, RawResult> {
 }
 
 /// # Safety
-/// For every method: the pointers are what the ncclNet ABI demands of that call, and the plugin's
-/// calling order is kept.
-impl Calls {
+/// A string of a plugin that lives as long as its table, or NULL.
+unsafe fn table_name(name: *const c_char) -> String {
+    if name.is_null() {
+        return String::from("(unnamed)");
+    }
+    // SAFETY: forwarded.
+    let name = unsafe { CStr::from_ptr(name) };
+    name.to_string_lossy().into_owned()
+}
+
+impl Start {
+    /// # Safety
+    /// A table of that version lies at `address`.
+    pub(crate) unsafe fn read(version: AbiVersion, address: usize) -> Result<Self, &'static str> {
+        read!(version, address, table => table.start())
+    }
+
+    /// # Safety
+    /// The table's name is a static string.
     pub(crate) unsafe fn name(&self) -> String {
-        if self.name.is_null() {
-            return String::from("(unnamed)");
-        }
-        // SAFETY: a static string of the plugin.
-        unsafe { CStr::from_ptr(self.name) }
-            .to_string_lossy()
-            .into_owned()
+        // SAFETY: forwarded.
+        unsafe { table_name(self.name) }
     }
 
     /// Whether one process may hold several initialised contexts.
@@ -211,44 +331,63 @@ impl Calls {
         matches!(self.init, Init::V11(_))
     }
 
-    pub(crate) fn has_consume(&self) -> bool {
-        self.irecv_consumed.is_some()
-    }
-
-    pub(crate) unsafe fn init(&self, communicator: u64) -> RawResult {
+    /// Calls `init`; the context is that of v11 and later.
+    ///
+    /// # Safety
+    /// The plugin's calling order is kept.
+    pub(crate) unsafe fn init(&self, communicator: u64) -> (RawResult, Void) {
         let logger = Some(plugin_logger());
-        // SAFETY: forwarded; config and context outlive the plugin's use.
-        unsafe {
+        let mut context = ptr::null_mut();
+        // SAFETY: forwarded; the config outlives the plugin's use.
+        let rc = unsafe {
             match self.init {
                 Init::V5(init) => init(logger),
                 Init::V10(init) => init(logger, Some(no_profiler)),
-                Init::V11(init) => {
-                    let mut context = ptr::null_mut();
-                    let config = self.config.load(Ordering::Relaxed);
-                    let rc = init(
-                        &raw mut context,
-                        communicator,
-                        config,
-                        logger,
-                        Some(no_profiler),
-                    );
-                    self.context.store(context, Ordering::Release);
-                    rc
-                }
+                Init::V11(init) => init(
+                    &raw mut context,
+                    communicator,
+                    self.config,
+                    logger,
+                    Some(no_profiler),
+                ),
             }
-        }
+        };
+        (rc, context)
+    }
+}
+
+/// # Safety
+/// For every method: the pointers are what the ncclNet ABI demands of that call, and the plugin's
+/// calling order is kept.
+impl Calls {
+    /// Reads the table again, as `init` may have filled it.
+    ///
+    /// # Safety
+    /// The table that `start` was read from lies at `address`, and its `init` gave `context`.
+    pub(crate) unsafe fn read(
+        version: AbiVersion,
+        address: usize,
+        start: &Start,
+        context: Void,
+    ) -> Result<Self, &'static str> {
+        read!(version, address, table => table.calls(start, context))
+    }
+
+    pub(crate) unsafe fn name(&self) -> String {
+        // SAFETY: a static string of the plugin.
+        unsafe { table_name(self.name) }
+    }
+
+    pub(crate) fn has_consume(&self) -> bool {
+        self.irecv_consumed.is_some()
     }
 
     /// The last call, if the table has one.
     pub(crate) fn finalize(&self) -> Option<Finalize> {
         self.finalize.map(|call| Finalize {
             call,
-            context: self.context(),
+            context: self.context,
         })
-    }
-
-    fn context(&self) -> Void {
-        self.context.load(Ordering::Acquire)
     }
 
     pub(crate) unsafe fn devices(&self, count: &mut c_int) -> RawResult {
@@ -287,7 +426,7 @@ impl Calls {
         unsafe {
             match self.listen {
                 Listen::V5(listen) => listen(dev, handle, comm),
-                Listen::V11(listen) => listen(self.context(), dev, handle, comm),
+                Listen::V11(listen) => listen(self.context, dev, handle, comm),
             }
         }
     }
@@ -300,13 +439,8 @@ impl Calls {
             match self.connect {
                 Connect::V5(connect) => connect(dev, handle, comm),
                 Connect::V7(connect) => connect(dev, handle, comm, &raw mut device),
-                Connect::V10(connect) => {
-                    let config = self.config.load(Ordering::Relaxed);
-                    connect(dev, config, handle, comm, &raw mut device)
-                }
-                Connect::V11(connect) => {
-                    connect(self.context(), dev, handle, comm, &raw mut device)
-                }
+                Connect::V10(connect) => connect(dev, self.config, handle, comm, &raw mut device),
+                Connect::V11(connect) => connect(self.context, dev, handle, comm, &raw mut device),
             }
         }
     }
@@ -445,7 +579,12 @@ impl Calls {
     }
 }
 
-// SAFETY: function pointers, a static string, and atomics; threads are the caller's business.
+// SAFETY: function pointers, a static string and a config, and the plugin's own context, which is
+// only handed back to it; threads are the caller's business.
 unsafe impl Send for Calls {}
 // SAFETY: as above.
 unsafe impl Sync for Calls {}
+// SAFETY: as above.
+unsafe impl Send for Start {}
+// SAFETY: as above.
+unsafe impl Sync for Start {}

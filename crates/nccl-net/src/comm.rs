@@ -83,7 +83,7 @@ impl CommCore {
         let rc = unsafe {
             self.plugin
                 .inner
-                .calls
+                .calls()?
                 .reg_mr(comm, data.cast(), len, kind.raw(), &mut handle)
         };
         if rc == 0 {
@@ -111,8 +111,12 @@ impl CommCore {
         if let Some(at) = state.registered.iter().position(|known| *known == handle) {
             state.registered.swap_remove(at);
         }
+        // A comm is of a plugin that was started.
+        let Ok(calls) = self.plugin.inner.calls() else {
+            return;
+        };
         // SAFETY: an open comm and a handle of it that nothing uses any more.
-        let rc = unsafe { self.plugin.inner.calls.dereg_mr(comm.as_ptr(), handle) };
+        let rc = unsafe { calls.dereg_mr(comm.as_ptr(), handle) };
         drop(state);
         // Called from drops: the observer has seen an error.
         let _ = self.plugin.inner.report("deregMr", rc);
@@ -127,21 +131,25 @@ impl CommCore {
         };
         let comm = comm.as_ptr();
         let inner = &self.plugin.inner;
+        // A comm is of a plugin that was started.
+        let Ok(calls) = inner.calls() else {
+            return Ok(());
+        };
         let registered = std::mem::take(&mut state.registered);
         let mut first_error = Ok(());
         if !in_flight {
             for handle in registered {
                 // SAFETY: the comm is still open for the plugin, and no request uses the handle.
-                let rc = unsafe { inner.calls.dereg_mr(comm, handle) };
+                let rc = unsafe { calls.dereg_mr(comm, handle) };
                 let result = inner.report("deregMr", rc);
                 first_error = first_error.and(result);
             }
         }
         let (call, rc) = match self.side {
             // SAFETY: the one close of this comm: its pointer has been taken.
-            Side::Send => ("closeSend", unsafe { inner.calls.close_send(comm) }),
+            Side::Send => ("closeSend", unsafe { calls.close_send(comm) }),
             // SAFETY: as above.
-            Side::Recv => ("closeRecv", unsafe { inner.calls.close_recv(comm) }),
+            Side::Recv => ("closeRecv", unsafe { calls.close_recv(comm) }),
         };
         drop(state);
         let result = inner.report(call, rc);
@@ -194,7 +202,7 @@ impl CommCore {
         let (request, posted) = (head.request.as_ptr(), head.len);
         let mut done = 0;
         let mut sizes = [UNWRITTEN; 8];
-        let calls = &self.plugin.inner.calls;
+        let calls = self.plugin.inner.calls()?;
         // SAFETY: the head request of an open comm, not done so far.
         let rc = self.with(|_| unsafe { calls.test(request, &mut done, &mut sizes) })?;
         let reported = if rc != 0 || done != 0 {
@@ -336,14 +344,11 @@ impl SendComm {
         let mut request = ptr::null_mut();
         let handle = memory.registration.handle;
         let inner = &self.core.plugin.inner;
+        let calls = inner.calls()?;
         let rc = self.core.with(|comm| {
             // SAFETY: an open comm with room, a piece of memory registered on it, which the ring
             // keeps registered until the request is done.
-            unsafe {
-                inner
-                    .calls
-                    .isend(comm, data, len, tag, handle, &mut request)
-            }
+            unsafe { calls.isend(comm, data, len, tag, handle, &mut request) }
         })?;
         inner.report("isend", rc)?;
         Ok(self.ring.push(request, data, len, memory))
@@ -416,13 +421,10 @@ impl RecvComm {
         let mut request = ptr::null_mut();
         let handle = memory.registration.handle;
         let inner = &self.core.plugin.inner;
+        let calls = inner.calls()?;
         let rc = self.core.with(|comm| {
             // SAFETY: as in `SendComm::isend`.
-            unsafe {
-                inner
-                    .calls
-                    .irecv(comm, data, len, tag, handle, &mut request)
-            }
+            unsafe { calls.irecv(comm, data, len, tag, handle, &mut request) }
         })?;
         inner.report("irecv", rc)?;
         Ok(self.ring.push(request, data, len, memory))
@@ -442,7 +444,7 @@ impl RecvComm {
             self.received.push_back(request);
             Some(QueueSlot::of_receive(ticket.0))
         } else {
-            if self.core.plugin.inner.calls.has_consume() {
+            if self.core.plugin.inner.calls()?.has_consume() {
                 self.consume(request.request)?;
             }
             None
@@ -472,9 +474,10 @@ impl RecvComm {
 
     fn consume(&self, request: NonNull<c_void>) -> Result<(), HostError> {
         let inner = &self.core.plugin.inner;
+        let calls = inner.calls()?;
         let rc = self.core.with(|comm| {
             // SAFETY: an open comm and its oldest finished receive.
-            unsafe { inner.calls.irecv_consumed(comm, request.as_ptr()) }
+            unsafe { calls.irecv_consumed(comm, request.as_ptr()) }
         })?;
         Ok(inner.report("irecvConsumed", rc)?)
     }

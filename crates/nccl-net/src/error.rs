@@ -80,8 +80,9 @@ const fn hint(call: &'static str, rc: ResultCode) -> &'static str {
         }
         (b"regMr", _) => "the memory could not be registered: check its kind, address and size",
         (b"isend" | b"irecv", ResultCode::InternalError) => {
-            "the plugin holds no more requests, or the memory is not registered on this comm: \
-             lower the window, consume finished receives"
+            "the plugin holds no more requests, the request is larger than its pool, or the \
+             memory is not registered on this comm: lower the window or the request's size, and \
+             consume finished receives"
         }
         (b"test", ResultCode::SystemError) => {
             "the peer closed the connection: see the peer's log, then connect afresh"
@@ -170,6 +171,17 @@ fn list(versions: &[AbiVersion]) -> String {
 /// Why driving a loaded plugin failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HostError {
+    /// `init` left the table without a function that every use needs.
+    #[error(
+        "the ncclNet {version} table has no {function} after init: the plugin is incomplete, use \
+         another build of it [TCPX-D013]"
+    )]
+    MissingFunction {
+        /// Version of the table.
+        version: AbiVersion,
+        /// Name of the function in the ABI.
+        function: &'static str,
+    },
     /// The plugin said no.
     #[error(transparent)]
     Call(#[from] CallError),

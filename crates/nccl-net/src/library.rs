@@ -6,10 +6,9 @@ use std::sync::Arc;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-use crate::adapt::Calls;
+use crate::adapt::Start;
 use crate::error::LoadError;
 use crate::result::ResultCode;
-use crate::tables::{NetV5, NetV6, NetV7, NetV8, NetV9, NetV10, NetV11, NetV12};
 
 /// A version of the ncclNet ABI that this crate speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -134,12 +133,13 @@ impl fmt::Debug for LoadOptions {
 /// A table that was found.
 pub(crate) struct Found {
     pub(crate) version: AbiVersion,
-    pub(crate) calls: Calls,
-    /// Where the table lies: names the plugin within the process.
+    pub(crate) start: Start,
+    /// Where the table lies, for ever: it is read again after `init`, and names the plugin within
+    /// the process.
     pub(crate) address: usize,
 }
 
-/// Loads the library and reads its table.
+/// Loads the library and reads of its table what there is before `init`.
 pub(crate) fn find(options: &LoadOptions) -> Result<Found, LoadError> {
     let path = &options.path;
     // Without a slash the dynamic linker searches; with one, a missing file deserves its own words.
@@ -178,15 +178,16 @@ pub(crate) fn find(options: &LoadOptions) -> Result<Found, LoadError> {
         });
     };
     // SAFETY: the symbol of a version is a table of that version, in memory that stays mapped.
-    let calls =
-        unsafe { read_table(version, address) }.map_err(|function| LoadError::MissingFunction {
+    let start = unsafe { Start::read(version, address) }.map_err(|function| {
+        LoadError::MissingFunction {
             path: path.clone(),
             version,
             function,
-        })?;
+        }
+    })?;
     Ok(Found {
         version,
-        calls,
+        start,
         address,
     })
 }
@@ -196,28 +197,6 @@ fn address_of(library: &Library, version: AbiVersion) -> Option<usize> {
     let symbol = unsafe { library.get::<*const u8>(version.symbol().as_bytes()) }.ok()?;
     let address = symbol.as_raw_ptr().expose_provenance();
     (address != 0).then_some(address)
-}
-
-/// # Safety
-/// A table of that version lies at `address`.
-unsafe fn read_table(version: AbiVersion, address: usize) -> Result<Calls, &'static str> {
-    macro_rules! read {
-        ($table:ty, $from:ident) => {{
-            let table = std::ptr::with_exposed_provenance::<$table>(address);
-            // SAFETY: forwarded. Volatile, because a plugin may export it as a volatile object.
-            Calls::$from(&unsafe { table.read_volatile() })
-        }};
-    }
-    match version {
-        AbiVersion::V5 => read!(NetV5, from_v5),
-        AbiVersion::V6 => read!(NetV6, from_v6),
-        AbiVersion::V7 => read!(NetV7, from_v7),
-        AbiVersion::V8 => read!(NetV8, from_v8),
-        AbiVersion::V9 => read!(NetV9, from_v9),
-        AbiVersion::V10 => read!(NetV10, from_v10),
-        AbiVersion::V11 => read!(NetV11, from_v11),
-        AbiVersion::V12 => read!(NetV12, from_v12),
-    }
 }
 
 /// The text of `dlerror`, which the error of the loader keeps as its source.

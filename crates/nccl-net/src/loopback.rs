@@ -3,10 +3,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::CStr;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::adapt::Calls;
+use crate::adapt::Start;
 use crate::device::{NetUnpackMeta, UnpackNetDeviceHandle};
 use crate::export::{
     Accepted, Buffer, DeviceQueue, Exported, HostLogger, MemoryRegion, NetComm, NetConnect,
@@ -301,22 +300,28 @@ pub(crate) fn plugin(version: AbiVersion) -> Plugin {
 }
 
 pub(crate) fn load<P: Exported>(version: AbiVersion, options: LoadOptions) -> Plugin {
-    let calls = match version {
-        AbiVersion::V5 => Calls::from_v5(&table_v5::<P>()),
-        AbiVersion::V6 => Calls::from_v6(&table_v6::<P>()),
-        AbiVersion::V7 => Calls::from_v7(&table_v7::<P>()),
-        AbiVersion::V8 => Calls::from_v8(&table_v8::<P>()),
-        AbiVersion::V9 => Calls::from_v9(&table_v9::<P>()),
-        AbiVersion::V10 => Calls::from_v10(&table_v10::<P>()),
-        AbiVersion::V11 => Calls::from_v11(&table_v11::<P>()),
-        AbiVersion::V12 => Calls::from_v12(&table_v12::<P>()),
+    // Tables live for ever, as those of a library that is never unloaded.
+    macro_rules! table {
+        ($table:expr) => {
+            (&raw const *Box::leak(Box::new($table))).expose_provenance()
+        };
+    }
+    let address = match version {
+        AbiVersion::V5 => table!(table_v5::<P>()),
+        AbiVersion::V6 => table!(table_v6::<P>()),
+        AbiVersion::V7 => table!(table_v7::<P>()),
+        AbiVersion::V8 => table!(table_v8::<P>()),
+        AbiVersion::V9 => table!(table_v9::<P>()),
+        AbiVersion::V10 => table!(table_v10::<P>()),
+        AbiVersion::V11 => table!(table_v11::<P>()),
+        AbiVersion::V12 => table!(table_v12::<P>()),
     };
-    // Made-up addresses: each stands for a table of its own.
-    static NEXT: AtomicUsize = AtomicUsize::new(1);
+    // SAFETY: the table was made above.
+    let start = unsafe { Start::read(version, address) }.unwrap();
     let found = Found {
         version,
-        calls: calls.unwrap(),
-        address: NEXT.fetch_add(1, Ordering::Relaxed),
+        start,
+        address,
     };
     Plugin::from_found(found, options)
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use crate::adapt::Calls;
+use crate::adapt::{Calls, Start};
 use crate::error::{CallError, HostError, LoadError};
 use crate::finalize;
 use crate::library::{AbiVersion, CallObserver, CallReport, Found, LoadOptions, find};
@@ -32,10 +32,18 @@ pub(crate) struct PluginInner {
     name: String,
     version: AbiVersion,
     address: usize,
-    pub(crate) calls: Calls,
+    start: Start,
+    /// Once `init` has returned.
+    calls: OnceLock<Started>,
     observer: Option<CallObserver>,
     phase: Mutex<Phase>,
     device_count: OnceLock<usize>,
+}
+
+/// What the table held once `init` had returned.
+struct Started {
+    name: String,
+    calls: Calls,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -58,14 +66,15 @@ impl Plugin {
 
     pub(crate) fn from_found(found: Found, options: LoadOptions) -> Self {
         // SAFETY: the name in a table is a static string.
-        let name = unsafe { found.calls.name() };
+        let name = unsafe { found.start.name() };
         Self {
             inner: Arc::new(PluginInner {
                 path: options.path,
                 name,
                 version: found.version,
                 address: found.address,
-                calls: found.calls,
+                start: found.start,
+                calls: OnceLock::new(),
                 observer: options.observer,
                 phase: Mutex::new(Phase::Loaded),
                 device_count: OnceLock::new(),
@@ -73,7 +82,12 @@ impl Plugin {
         }
     }
 
-    /// Starts the plugin. Once only; after a failure it stays unusable.
+    /// Starts the plugin and then reads its table, which `init` may fill: some plugins have only a
+    /// name and `init` before it, and NCCL reads the pointers afterwards too. Once only; after a
+    /// failure it stays unusable.
+    ///
+    /// # Errors
+    /// `init` failed, or it left the table without a function that every use needs.
     pub fn init(&self) -> Result<(), HostError> {
         static COMMUNICATORS: AtomicU64 = AtomicU64::new(1);
         let inner = &*self.inner;
@@ -81,7 +95,7 @@ impl Plugin {
         if *phase != Phase::Loaded {
             return Err(HostError::AlreadyInitialised);
         }
-        if !inner.calls.has_context()
+        if !inner.start.has_context()
             && !INITIALISED
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
@@ -91,13 +105,20 @@ impl Plugin {
         }
         let communicator = COMMUNICATORS.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the first init of this table, or of a version that allows several.
-        let result = inner.report("init", unsafe { inner.calls.init(communicator) });
-        *phase = if result.is_ok() {
-            Phase::Ready
-        } else {
-            Phase::Failed
-        };
-        Ok(result?)
+        let (rc, context) = unsafe { inner.start.init(communicator) };
+        *phase = Phase::Failed;
+        inner.report("init", rc)?;
+        // SAFETY: the table stays where it was found; this `init` gave the context.
+        let calls = unsafe { Calls::read(inner.version, inner.address, &inner.start, context) };
+        let calls = calls.map_err(|function| HostError::MissingFunction {
+            version: inner.version,
+            function,
+        })?;
+        // SAFETY: the name in a table is a static string.
+        let name = unsafe { calls.name() };
+        inner.calls.get_or_init(|| Started { name, calls });
+        *phase = Phase::Ready;
+        Ok(())
     }
 
     /// Number of devices.
@@ -109,7 +130,7 @@ impl Plugin {
         }
         let mut count = 0;
         // SAFETY: the plugin is initialised.
-        inner.report("devices", unsafe { inner.calls.devices(&mut count) })?;
+        inner.report("devices", unsafe { inner.calls()?.devices(&mut count) })?;
         if count > MAX_DEVICES {
             return Err(HostError::DeviceCount { count });
         }
@@ -121,14 +142,15 @@ impl Plugin {
     pub fn properties(&self, dev: usize) -> Result<Properties, HostError> {
         let dev = self.device(dev)?;
         // SAFETY: initialised, and the device exists.
-        let (rc, properties) = unsafe { self.inner.calls.properties(dev) };
+        let (rc, properties) = unsafe { self.inner.calls()?.properties(dev) };
         self.inner.report("getProperties", rc)?;
         Ok(properties)
     }
 
-    /// Name in the table.
+    /// Name in the table; `init` may change it.
     pub fn name(&self) -> &str {
-        &self.inner.name
+        let started = self.inner.calls.get();
+        started.map_or(&self.inner.name, |started| &started.name)
     }
 
     /// Version of the table in use.
@@ -152,6 +174,12 @@ impl Plugin {
 }
 
 impl PluginInner {
+    /// What a plugin that was started can do.
+    pub(crate) fn calls(&self) -> Result<&Calls, HostError> {
+        let started = self.calls.get().ok_or(HostError::NotInitialised)?;
+        Ok(&started.calls)
+    }
+
     fn ready(&self) -> Result<(), HostError> {
         match *self.phase.lock().unwrap_or_else(PoisonError::into_inner) {
             Phase::Ready => Ok(()),
@@ -177,7 +205,10 @@ impl Drop for PluginInner {
     fn drop(&mut self) {
         let phase = *self.phase.get_mut().unwrap_or_else(PoisonError::into_inner);
         if phase == Phase::Ready
-            && let Some(finalize) = self.calls.finalize()
+            && let Some(finalize) = self
+                .calls
+                .get()
+                .and_then(|started| started.calls.finalize())
         {
             // Nobody is left to take an error; the observer hears of it.
             let observer = self.observer.take();

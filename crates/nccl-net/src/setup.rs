@@ -80,7 +80,7 @@ impl Plugin {
         // SAFETY: initialised, the device exists, the buffer holds 128 bytes.
         let rc = unsafe {
             self.inner
-                .calls
+                .calls()?
                 .listen(dev_index, buffer.as_ptr().cast(), &mut comm)
         };
         self.inner.report("listen", rc)?;
@@ -122,16 +122,12 @@ pub struct Connecting {
 impl Connecting {
     /// Asks the plugin; `None` means not yet. After a comm or an error it has ended.
     pub fn poll(&mut self) -> Result<Option<SendComm>, HostError> {
+        let calls = self.plugin.inner.calls()?;
         let buffer = self.buffer.take().ok_or(HostError::SetupEnded)?;
         self.polled = true;
         let mut comm = ptr::null_mut();
         // SAFETY: initialised, the device exists, the buffer is the one of the first poll.
-        let rc = unsafe {
-            self.plugin
-                .inner
-                .calls
-                .connect(self.dev, buffer.as_ptr().cast(), &mut comm)
-        };
+        let rc = unsafe { calls.connect(self.dev, buffer.as_ptr().cast(), &mut comm) };
         if let Err(error) = self.plugin.inner.report("connect", rc) {
             // A comm beside an error is still ours to close; report the first error.
             if let Some(comm) = NonNull::new(comm) {
@@ -203,8 +199,12 @@ impl ListenComm {
 
 impl Drop for ListenComm {
     fn drop(&mut self) {
+        // A comm is of a plugin that was started.
+        let Ok(calls) = self.plugin.inner.calls() else {
+            return;
+        };
         // SAFETY: the one close of this comm.
-        let rc = unsafe { self.plugin.inner.calls.close_listen(self.comm.as_ptr()) };
+        let rc = unsafe { calls.close_listen(self.comm.as_ptr()) };
         // Nobody is left to take an error; the observer has seen it.
         let _ = self.plugin.inner.report("closeListen", rc);
     }
@@ -226,7 +226,7 @@ impl Accepting {
         let device = storage.as_ptr();
         // SAFETY: the listen comm is open and was not accepted on; the storage stays in place.
         let rc = unsafe {
-            listen.plugin.inner.calls.accept(
+            listen.plugin.inner.calls()?.accept(
                 listen.comm.as_ptr(),
                 &mut comm,
                 &mut (*device).pointer,

@@ -78,6 +78,11 @@ fn drive(args: &PluginPartArgs, counts: &Counts) -> Result<(), Event> {
     let host = |error| Event::from_host(&error);
     doing("init");
     plugin.init().map_err(host)?;
+    // A plugin's start may change the name.
+    tell(&Event::Loaded {
+        name: plugin.name().to_owned(),
+        version: plugin.version().number(),
+    });
     doing("devices");
     let count = plugin.devices().map_err(host)?;
     doing("getProperties");
@@ -91,8 +96,14 @@ fn drive(args: &PluginPartArgs, counts: &Counts) -> Result<(), Event> {
     let Some(properties) = properties.get(args.device) else {
         return Err(Event::Failed {
             what: format!("the plugin has no device {}: it has {count}", args.device),
-            hint: "give --plugin-device a smaller number, or look at its interface variables"
-                .into(),
+            hint: match count {
+                0 => {
+                    "it found no interface that it can use: look at its interface variables and \
+                      its log"
+                }
+                _ => "give --plugin-device a smaller number",
+            }
+            .into(),
         });
     };
     let limit = Duration::from_millis(args.timeout_ms);

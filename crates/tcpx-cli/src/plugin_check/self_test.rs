@@ -177,7 +177,8 @@ impl Pair {
         poisoned.map_err(memory)?.map_err(memory)
     }
 
-    /// Posts and tests until every request is done on both sides.
+    /// Posts and tests until every request is done on both sides. Neither end waits for the other's
+    /// posts: there are plugins that take a receive only once the peer has begun to send.
     fn transfer(&mut self, requests: &[(usize, usize)], limit: Duration) -> Result<(), Event> {
         let (mut posted, mut received, mut sending, mut sent) = (0, 0, 0, 0);
         let mut deadline = Instant::now() + limit;
@@ -191,7 +192,7 @@ impl Pair {
                     Err(error) => return Err(host(error)),
                 }
             }
-            while let Some(&(start, len)) = requests[..posted].get(sending) {
+            while let Some(&(start, len)) = requests.get(sending) {
                 let handle = &self.source_handle;
                 match self.send.isend(handle, GUARD + start, len, tag(sending)) {
                     Ok(PostOutcome::Posted(_)) => sending += 1,
@@ -240,10 +241,22 @@ impl Pair {
         })
     }
 
+    /// Closes both ends at once: there are plugins whose close of one end waits for the other's.
     fn close(self) -> Result<(), Event> {
         drop((self.source_handle, self.destination_handle));
-        self.send.close().map_err(host)?;
-        self.receive.close().map_err(host)
+        let (send, receive) = (self.send, self.receive);
+        std::thread::scope(|scope| {
+            let sender = std::thread::Builder::new()
+                .name("tcpx-close".into())
+                .spawn_scoped(scope, || send.close())
+                .map_err(|error| Event::Failed {
+                    what: format!("no thread to close one end on: {error}"),
+                    hint: "this is the operating system's refusal, not the plugin's".into(),
+                })?;
+            let received = receive.close();
+            let sent = sender.join().unwrap_or(Err(HostError::SetupEnded));
+            sent.and(received).map_err(host)
+        })
     }
 }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use super::interfaces::{choose, filter_for};
 use super::{Origin, Wanted};
 use crate::host::{Host, default_route};
+use tcpx_net::interfaces::InterfaceKind;
 
 pub(super) const DATA_INTERFACES: &str = "NCCL_GPUDIRECTTCPX_SOCKET_IFNAME";
 pub(super) const CONTROL_INTERFACE: &str = "NCCL_GPUDIRECTTCPX_CTRL_DEV";
@@ -55,6 +56,7 @@ pub(super) fn detected_socket_folder(host: &dyn Host) -> (String, String) {
 pub(super) fn wanted(host: &dyn Host) -> Vec<Wanted> {
     let mut all = interfaces(host);
     all.extend(daemon(host));
+    all.push(zero_copy(host));
     all.extend(fixed());
     all
 }
@@ -124,6 +126,33 @@ fn daemon(host: &dyn Host) -> Vec<Wanted> {
     ]
 }
 
+/// The kernel copies what goes over loopback anyway, after it has pinned and reported it.
+fn zero_copy(host: &dyn Host) -> Wanted {
+    let all = host.interfaces().unwrap_or_default();
+    let carries = super::data_interfaces(host, &all);
+    let loopback = carries
+        .iter()
+        .all(|one| one.kind == InterfaceKind::Loopback);
+    let (value, why) = if loopback {
+        (
+            "0",
+            "over loopback the kernel copies all the same, and pinning pages only costs",
+        )
+    } else {
+        (
+            "4096",
+            "on smaller messages pinning pages costs more than a copy",
+        )
+    };
+    Wanted {
+        name: ZERO_COPY,
+        value: Some(value.into()),
+        origin: Origin::Detected,
+        effect: "bytes from which sends of host memory avoid a copy; 0: never",
+        why: why.into(),
+    }
+}
+
 fn fixed() -> Vec<Wanted> {
     // Name, value or none to leave it unset, what it does, why this value.
     let rows = [
@@ -144,12 +173,6 @@ fn fixed() -> Vec<Wanted> {
             Some("1"),
             "1: the receiver announces each posted receive and the sender waits for it",
             "as run on A3 hosts; the plugin's default of 0 lets data run ahead of its receive",
-        ),
-        (
-            ZERO_COPY,
-            Some("4096"),
-            "bytes from which sends of host memory avoid a copy",
-            "the plugin's default of 0 pays for page pinning on the smallest message",
         ),
         (
             STEERING,

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tcpx_tests::{bad_plugin, double, plugin_file};
+use tcpx_tests::{bad_plugin, double, habits, plugin_file};
 
 use crate::support::{Ended, Running, tcpx};
 
@@ -42,7 +42,6 @@ fn our_own_plugin_passes_with_every_table_it_has() {
         moved.iter().any(|one| one["requests"].as_u64() > Some(16)),
         "{moved:?}"
     );
-    assert!(!all["devices"].as_array().expect("devices").is_empty());
     let tables = all["tables"].as_array().expect("tables");
     assert!(tables.len() > 1);
     let oldest = tables.last().expect("one")["version"]
@@ -63,6 +62,41 @@ fn the_double_of_google_s_plugin_passes_with_its_variables_shown() {
         .assert_says("variable NCCL_DYNAMIC_CHUNK_SIZE=524288 (needed)")
         .assert_says("every byte compared")
         .assert_says("plugin: PASSED");
+}
+
+/// The double behind a plugin that has `habits`.
+fn check_habits(habits: &str) -> Ended {
+    let path = habits::path().to_str().expect("text");
+    let mut command = tcpx(&["plugin", path, "--json", "--timeout", "20s"]);
+    command
+        .env(habits::OF, double::path())
+        .env(habits::HABITS, habits);
+    Running::start(command).end()
+}
+
+#[test]
+fn a_plugin_that_fills_its_table_in_init_passes() {
+    let report = json(check_habits("").assert_code(0));
+    assert_eq!(report["name"], "chosen by init");
+}
+
+#[test]
+fn a_function_that_init_leaves_out_is_named() {
+    let ended = check_habits("incomplete");
+    let report = json(ended.assert_code(1));
+    let error = report["error"].to_string();
+    assert!(error.contains("no test after init"), "{error}");
+    assert_eq!(report["check"], "TCPX-D013");
+}
+
+#[test]
+fn a_receive_that_waits_for_its_send_passes() {
+    check_habits("receive-after-send").assert_code(0);
+}
+
+#[test]
+fn a_close_that_waits_for_the_other_end_passes() {
+    check_habits("closes-together").assert_code(0);
 }
 
 #[test]
@@ -131,7 +165,8 @@ fn impossible_and_missing_devices_are_named() {
         .assert_complains("reports 2147483647 devices");
     check_bad("no-devices", &[])
         .assert_code(1)
-        .assert_complains("the plugin has no device 0: it has 0");
+        .assert_complains("the plugin has no device 0: it has 0")
+        .assert_complains("hint: it found no interface that it can use");
 }
 
 #[test]
