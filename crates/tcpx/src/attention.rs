@@ -14,10 +14,6 @@ pub(crate) struct Attention {
     sleepers: AtomicUsize,
 }
 
-/// A thread that sleeps, or is about to.
-#[derive(Debug)]
-pub(crate) struct Sleeper<'a>(&'a Attention);
-
 impl Attention {
     pub(crate) fn new() -> Self {
         Self {
@@ -48,16 +44,14 @@ impl Attention {
 
     /// The calling thread is about to sleep: it ends what [`lasts_until`](Self::lasts_until) says
     /// first.
-    pub(crate) fn want(&self) -> Sleeper<'_> {
+    pub(crate) fn want(&self) {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        Sleeper(self)
     }
-}
 
-impl Drop for Sleeper<'_> {
-    fn drop(&mut self) {
-        self.0.sleepers.fetch_sub(1, Ordering::SeqCst);
+    /// It sleeps no longer.
+    pub(crate) fn unwant(&self) {
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -71,9 +65,9 @@ mod tests {
         assert_eq!(attention.lasts_until(), None);
         attention.begin(0);
         assert_eq!(attention.lasts_until(), Some(1));
-        let sleeper = attention.want();
+        attention.want();
         assert!(attention.is_wanted_elsewhere());
-        drop(sleeper);
+        attention.unwant();
         assert!(!attention.is_wanted_elsewhere());
         attention.end();
         assert_eq!(attention.lasts_until(), None);
@@ -103,13 +97,13 @@ mod model {
                 })
             };
             let (attention, driving) = &*shared;
-            let sleeper = attention.want();
+            attention.want();
             if attention.lasts_until().is_some() && !driving.load(Ordering::SeqCst) {
                 attention.end();
             }
             leaving.join().expect("it leaves");
             assert_eq!(attention.lasts_until(), None);
-            drop(sleeper);
+            attention.unwant();
         });
     }
 }

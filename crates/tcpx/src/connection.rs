@@ -330,11 +330,8 @@ impl<'a> Request<'a> {
             core.operations.insert(id, operation);
             Ok(id)
         })??;
-        Ok(Transfer {
-            state,
-            operation,
-            connection: Arc::clone(&self.connection.handle),
-        })
+        let handle = Arc::clone(&self.connection.handle);
+        Ok(Transfer::new(state, operation, handle))
     }
 
     /// Captures, on the caller's thread, what the copy worker has to wait for.

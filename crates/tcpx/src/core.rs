@@ -26,6 +26,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use tcpx_memory::{Gpu, Job, SmallCopies};
@@ -104,6 +105,8 @@ pub(crate) struct Core {
     more: bool,
     /// The program was told of the end of an operation since this was last forgotten.
     ended_some: bool,
+    /// Of transfers that have ended; woken when the lock is free again, as that runs the program's code.
+    pub(crate) wakers: Vec<Waker>,
     /// Panics in `progress`.
     defects: u32,
     /// The last turn left what was not urgent to the next one.
@@ -168,6 +171,7 @@ impl Core {
             due: None,
             more: false,
             ended_some: false,
+            wakers: Vec::new(),
             defects: 0,
             left_early: false,
             spare: Vec::new(),

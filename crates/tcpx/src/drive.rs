@@ -16,13 +16,15 @@ mod looking;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tcpx_memory::awake::{cores, give_way};
 
-use crate::attention::{Attention, Sleeper};
+use crate::attention::Attention;
 use crate::connection::Shared;
 use crate::control::Asks;
 use crate::core::Core;
@@ -60,6 +62,21 @@ pub(crate) struct Driving {
     /// Since when, in microseconds of the connection, the engine's thread has left it to others.
     since: AtomicU64,
     descriptors: Descriptors,
+}
+
+/// Somebody waits until the engine's thread notifies him.
+pub(crate) struct EngineWatch(Arc<Shared>);
+
+impl Drop for EngineWatch {
+    fn drop(&mut self) {
+        self.0.driving.attention.unwant();
+    }
+}
+
+impl fmt::Debug for EngineWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EngineWatch").finish_non_exhaustive()
+    }
 }
 
 impl Driving {
@@ -326,10 +343,11 @@ impl Shared {
         }
     }
 
-    /// The calling thread sleeps until the engine wakes it; as long as what this returns lives, the
-    /// engine's thread is not kept from its work.
-    pub(crate) fn about_to_sleep(&self) -> Sleeper<'_> {
-        let sleeper = self.driving.attention.want();
+    /// Somebody waits for the engine's thread without driving the connection: as long as what this returns
+    /// lives, that thread is not kept from its work.
+    pub(crate) fn watch(self: &Arc<Self>) -> EngineWatch {
+        self.driving.attention.want();
+        let watch = EngineWatch(Arc::clone(self));
         if self.driving.attention.lasts_until().is_some() && !self.driving.is_on() {
             let mut core = self.lock();
             if !self.driving.is_on() {
@@ -339,7 +357,7 @@ impl Shared {
                 self.after(core, turn);
             }
         }
-        sleeper
+        watch
     }
 
     fn work_until(

@@ -33,6 +33,7 @@
 #![forbid(unsafe_code)]
 
 mod attention;
+mod completion_queue;
 mod connection;
 mod control;
 mod core;
@@ -50,6 +51,7 @@ mod sink;
 mod transfer;
 mod wait;
 
+pub use completion_queue::{Completion, CompletionQueue};
 pub use connection::{Connection, PeerInfo, Receive, Send};
 pub use endpoint::Endpoint;
 pub use error::{Error, ErrorKind};
@@ -62,7 +64,7 @@ pub use tcpx_memory::{
 pub use tcpx_net::{Auth, Congestion, Network, NetworkError, TcpNetwork};
 pub use tcpx_wire::session::Deadlines;
 pub use tcpx_wire::{Key, Level, Role};
-pub use transfer::Transfer;
+pub use transfer::{Transfer, wait_any};
 
 /// The examples of the guide, compiled with those of the documentation.
 #[cfg(doctest)]

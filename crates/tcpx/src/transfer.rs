@@ -5,12 +5,15 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use tcpx_wire::session::OperationId;
 
+use crate::completion_queue::{Completion, CompletionQueue};
 use crate::connection::Handle;
+use crate::drive::EngineWatch;
 use crate::error::Error;
 use crate::report::{Progress, Report};
 use crate::wait::deadline;
@@ -20,11 +23,63 @@ const LIVENESS_CHECK: Duration = Duration::from_secs(1);
 
 /// A running send or receive.
 ///
+/// Its end can be waited for in four ways: [`wait`](Self::wait) and [`wait_timeout`](Self::wait_timeout)
+/// for this one, [`wait_any`] for the first of several, a [`CompletionQueue`] for many, and as a
+/// [`Future`] in any runtime. The first two have the shortest latency, because the waiting thread
+/// drives the connection by itself.
+///
+/// As a future it needs no runtime of its own and never blocks; its output is that of `wait`. It has
+/// one place for a waker, that of the last poll. If the engine hangs inside the network's library the
+/// future stays pending; `wait` returns [`Error::EngineStuck`] then.
+///
 /// Dropping it cancels the operation; the memory stays in use until nothing points at it.
+///
+/// ```
+/// # use std::pin::pin;
+/// # use std::sync::Arc;
+/// # use std::task::{Context, Poll, Wake, Waker};
+/// # use std::time::Duration;
+/// # use tcpx::{Auth, Endpoint, Key, Options, Region};
+/// # struct Unpark(std::thread::Thread);
+/// # impl Wake for Unpark {
+/// #     fn wake(self: Arc<Self>) {
+/// #         self.0.unpark();
+/// #     }
+/// # }
+/// # fn block_on<T>(future: impl Future<Output = T>) -> T {
+/// #     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+/// #     let mut future = pin!(future);
+/// #     loop {
+/// #         match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+/// #             Poll::Ready(output) => return output,
+/// #             Poll::Pending => std::thread::park(),
+/// #         }
+/// #     }
+/// # }
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("the system has randomness"));
+/// # let server = Endpoint::listen("127.0.0.1:0".parse()?, Options::tcp(Auth::Key(key.clone())))?;
+/// # let address = server.local_addr();
+/// # let client = std::thread::spawn(move || Endpoint::connect(address, &Options::tcp(Auth::Key(key))));
+/// # let receiver = server.accept(Duration::from_secs(10))?;
+/// # let sender = client.join().expect("the client does not panic")?;
+/// let (source, destination) = (Region::host(4096)?, Region::host(4096)?);
+/// // `block_on` is that of any runtime.
+/// let report = block_on(async {
+///     let received = receiver.receive(destination.all(), 7).start()?;
+///     sender.send(source.all(), 7).start()?.await?;
+///     received.await
+/// })?;
+/// assert_eq!(report.bytes, 4096);
+/// # Ok(())
+/// # }
+/// ```
 pub struct Transfer {
     pub(crate) state: Arc<TransferState>,
     pub(crate) operation: OperationId,
     pub(crate) connection: Arc<Handle>,
+    /// A queue waits for its end.
+    is_queued: bool,
 }
 
 /// What the engine and the handle share.
@@ -42,8 +97,14 @@ struct Inner {
     sleeping: usize,
     outcome: Option<Result<Report, Error>>,
     progress: Progress,
-    /// The task that polled last.
-    waker: Option<Waker>,
+    /// Who is notified of the end, and as long as somebody is to be, what keeps the engine's thread at it.
+    notify: Option<(Notify, EngineWatch)>,
+}
+
+#[derive(Debug)]
+enum Notify {
+    Waker(Waker),
+    Queue(CompletionQueue, u64),
 }
 
 impl TransferState {
@@ -56,7 +117,7 @@ impl TransferState {
                     bytes_done: 0,
                     bytes_total: total,
                 },
-                waker: None,
+                notify: None,
             }),
             ended: Condvar::new(),
             has_ended: AtomicBool::new(false),
@@ -67,20 +128,24 @@ impl TransferState {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the operation; only the first outcome counts.
-    pub(crate) fn end(&self, outcome: Result<Report, Error>) {
+    /// Ends the operation; only the first outcome counts. The caller wakes the waker that this returns
+    /// when it holds no lock any more: waking runs the program's code.
+    #[must_use]
+    pub(crate) fn end(&self, outcome: Result<Report, Error>) -> Option<Waker> {
         let mut inner = self.lock();
-        if inner.outcome.is_none() {
-            inner.outcome = Some(outcome);
-        }
+        let outcome = inner.outcome.get_or_insert(outcome).clone();
         self.has_ended.store(true, Ordering::Release);
         if inner.sleeping > 0 {
             self.ended.notify_all();
         }
-        let waker = inner.waker.take();
+        let (notify, _watch) = inner.notify.take()?;
         drop(inner);
-        if let Some(waker) = waker {
-            waker.wake();
+        match notify {
+            Notify::Waker(waker) => Some(waker),
+            Notify::Queue(queue, key) => {
+                queue.add(Completion { key, outcome });
+                None
+            }
         }
     }
 
@@ -99,9 +164,54 @@ impl TransferState {
     fn outcome(&self) -> Option<Result<Report, Error>> {
         self.lock().outcome.clone()
     }
+
+    /// Has `waker` woken at the end, in place of the one before; `false` if the end was there already.
+    fn wake_at_end(&self, waker: &Waker, watch: impl FnOnce() -> EngineWatch) -> bool {
+        let mut inner = self.lock();
+        let watch = match inner.notify.take() {
+            Some((Notify::Waker(old), watch)) if old.will_wake(waker) => {
+                inner.notify = Some((Notify::Waker(old), watch));
+                return true;
+            }
+            Some((old, watch)) => {
+                // Dropping a waker runs the program's code.
+                drop(inner);
+                drop(old);
+                watch
+            }
+            None => {
+                drop(inner);
+                watch()
+            }
+        };
+        let mut inner = self.lock();
+        if inner.outcome.is_some() {
+            return false;
+        }
+        inner.notify = Some((Notify::Waker(waker.clone()), watch));
+        true
+    }
+
+    fn forget_waker(&self) {
+        let forgotten = self.lock().notify.take();
+        drop(forgotten);
+    }
 }
 
 impl Transfer {
+    pub(crate) fn new(
+        state: Arc<TransferState>,
+        operation: OperationId,
+        connection: Arc<Handle>,
+    ) -> Self {
+        Self {
+            state,
+            operation,
+            connection,
+            is_queued: false,
+        }
+    }
+
     /// The outcome, or `None` while the operation runs. Never blocks.
     pub fn test(&self) -> Option<Result<Report, Error>> {
         if let Err(error) = self.connection.0.check_process() {
@@ -151,7 +261,7 @@ impl Transfer {
         {
             return Some(outcome);
         }
-        let _sleeper = self.connection.0.about_to_sleep();
+        let _watch = self.connection.0.watch();
         let mut inner = self.state.lock();
         loop {
             if let Some(outcome) = &inner.outcome {
@@ -173,6 +283,28 @@ impl Transfer {
         }
     }
 
+    /// Hands the transfer to `queue`, which gets its outcome under `key`, now or when it ends. The
+    /// program names its transfers: `key` may be anything, and need not be unique.
+    ///
+    /// Nobody can cancel it from then on; its deadlines, and the end of its connection, bound it.
+    pub fn queue(mut self, queue: &CompletionQueue, key: u64) {
+        let watch = self.connection.0.watch();
+        let mut inner = self.state.lock();
+        let replaced = match &inner.outcome {
+            Some(outcome) => {
+                let outcome = outcome.clone();
+                queue.add(Completion { key, outcome });
+                None
+            }
+            None => inner
+                .notify
+                .replace((Notify::Queue(queue.clone(), key), watch)),
+        };
+        drop(inner);
+        drop(replaced);
+        self.is_queued = true;
+    }
+
     /// Asks for an early end. The operation still ends exactly once: with
     /// [`Error::Cancelled`], or with its result if that came first.
     ///
@@ -182,17 +314,16 @@ impl Transfer {
     }
 
     /// The outcome, or [`Poll::Pending`] after noting the task that is woken at the end; that of
-    /// the last call counts.
+    /// the last call counts. What [`Future::poll`] does, for handles that are shared.
     pub fn poll_outcome(&self, context: &mut Context<'_>) -> Poll<Result<Report, Error>> {
-        if let Some(outcome) = self.test() {
-            return Poll::Ready(outcome);
+        let (state, shared) = (&self.state, &self.connection.0);
+        if let Err(error) = shared.check_process() {
+            return Poll::Ready(Err(error));
         }
-        let mut inner = self.state.lock();
-        if let Some(outcome) = &inner.outcome {
-            return Poll::Ready(outcome.clone());
+        if !state.has_ended() && state.wake_at_end(context.waker(), || shared.watch()) {
+            return Poll::Pending;
         }
-        inner.waker = Some(context.waker().clone());
-        Poll::Pending
+        state.outcome().map_or(Poll::Pending, Poll::Ready)
     }
 
     /// How far it is.
@@ -212,9 +343,79 @@ impl Future for Transfer {
     }
 }
 
+/// Waits until one of `transfers` has ended, at most `timeout`; the index of the first that has, or
+/// `None`. Its outcome is there at once: `transfers.swap_remove(index).wait()`. The transfers may be
+/// those of different connections; the wait is shortest where they are of one.
+///
+/// It takes each transfer's place for a waker: poll what was polled as a future once more afterwards.
+/// Finding the first costs a look at each, so prefer a [`CompletionQueue`] for hundreds.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use tcpx::{Auth, Endpoint, Key, Options, Region};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("the system has randomness"));
+/// # let server = Endpoint::listen("127.0.0.1:0".parse()?, Options::tcp(Auth::Key(key.clone())))?;
+/// # let address = server.local_addr();
+/// # let client = std::thread::spawn(move || Endpoint::connect(address, &Options::tcp(Auth::Key(key))));
+/// # let receiver = server.accept(Duration::from_secs(10))?;
+/// # let sender = client.join().expect("the client does not panic")?;
+/// # let (source, first, second) = (Region::host(64)?, Region::host(64)?, Region::host(64)?);
+/// let mut transfers = vec![
+///     receiver.receive(first.all(), 1).start()?,
+///     receiver.receive(second.all(), 2).start()?,
+/// ];
+/// sender.send(source.all(), 2).start()?.wait()?;
+/// let index = tcpx::wait_any(&mut transfers, Duration::from_secs(10)).ok_or("nothing came")?;
+/// assert_eq!(index, 1);
+/// transfers.swap_remove(index).wait()?;
+/// # Ok(())
+/// # }
+/// ```
+pub fn wait_any(transfers: &mut [Transfer], timeout: Duration) -> Option<usize> {
+    let transfers: &[Transfer] = transfers;
+    let ended = || transfers.iter().position(|one| one.state.has_ended());
+    let (first, rest) = transfers.split_first()?;
+    if let Some(index) = ended() {
+        return Some(index);
+    }
+    let limit = deadline(Instant::now(), timeout);
+    let shared = &first.connection.0;
+    let one = |other: &Transfer| Arc::ptr_eq(&other.connection.0, shared);
+    if rest.iter().all(one) && shared.drive(|| ended().is_some(), limit) {
+        return ended();
+    }
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let pending = |one: &Transfer| {
+        let watch = || one.connection.0.watch();
+        one.state.wake_at_end(&waker, watch)
+    };
+    let left = || limit.checked_duration_since(Instant::now());
+    if transfers.iter().all(pending) {
+        while ended().is_none()
+            && let Some(left) = left()
+        {
+            std::thread::park_timeout(left);
+        }
+    }
+    for one in transfers {
+        one.state.forget_waker();
+    }
+    ended()
+}
+
+/// Wakes a thread that sleeps in [`wait_any`].
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
 impl Drop for Transfer {
     fn drop(&mut self) {
-        if !self.state.has_ended() {
+        if !self.state.has_ended() && !self.is_queued {
             self.cancel();
         }
     }

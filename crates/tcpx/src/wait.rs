@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use crate::driver::timespec;
 
 /// Longer than any program waits, and short enough to be added to any clock.
-const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+pub(crate) const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// The end of `span` from `start` on; of a span without end, as `Duration::MAX`, one that nobody lives to see.
 pub(crate) fn deadline(start: Instant, span: Duration) -> Instant {

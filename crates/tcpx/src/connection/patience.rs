@@ -1,13 +1,12 @@
 //! Callers and an engine that may hang inside foreign code: nobody waits for its lock without end.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tcpx_net::ChannelStats;
 
-use super::Shared;
-use crate::core::Core;
+use super::shared::{Locked, Shared};
 use crate::error::Error;
 
 /// Least and longest time in one turn after which the engine counts as stuck; networks promise not
@@ -49,17 +48,15 @@ impl Patience {
 
 impl Shared {
     /// The engine's lock, unless the engine is stuck.
-    pub(super) fn lock_in_time(&self) -> Result<MutexGuard<'_, Core>, Error> {
+    pub(super) fn lock_in_time(&self) -> Result<Locked<'_>, Error> {
         self.check_process()?;
         if !self.patience.foreign {
             return Ok(self.lock());
         }
         self.patience.waiting.fetch_add(1, Ordering::Relaxed);
         let found = loop {
-            match self.core.try_lock() {
-                Ok(core) => break Ok(core),
-                Err(TryLockError::Poisoned(poisoned)) => break Ok(poisoned.into_inner()),
-                Err(TryLockError::WouldBlock) => {}
+            if let Some(core) = self.try_lock() {
+                break Ok(core);
             }
             if let Some(stuck) = self.stuck() {
                 break Err(stuck);

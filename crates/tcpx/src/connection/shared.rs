@@ -1,5 +1,7 @@
 //! What the engine's threads and the program's handles have of a connection.
 
+use std::ops::{Deref, DerefMut};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
@@ -48,6 +50,44 @@ pub(crate) struct Shared {
     pub(super) requests: Requests,
     /// How the connection ended, once nothing of it is left.
     pub(super) outcome: Mutex<Option<Result<(), Error>>>,
+}
+
+/// The engine's lock. Wakers of transfers that ended while it was held are woken after it.
+pub(crate) struct Locked<'a>(Option<MutexGuard<'a, Core>>);
+
+impl<'a> Locked<'a> {
+    fn new(core: MutexGuard<'a, Core>) -> Self {
+        Self(Some(core))
+    }
+}
+
+impl Deref for Locked<'_> {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        self.0.as_ref().expect("held until this is dropped")
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Core {
+        self.0.as_mut().expect("held until this is dropped")
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        let Some(mut core) = self.0.take() else {
+            return;
+        };
+        let wakers = std::mem::take(&mut core.wakers);
+        drop(core);
+        for waker in wakers {
+            if catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err() {
+                tracing::error!("a waker of the program panicked");
+            }
+        }
+    }
 }
 
 impl Shared {
@@ -103,15 +143,15 @@ impl Shared {
 
     /// Takes the engine's lock. A thread that panicked inside left the connection unusable, but
     /// never memory in use by others: it is still closed in order.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn lock(&self) -> Locked<'_> {
+        Locked::new(self.core.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// As [`lock`](Self::lock), if nobody has it.
-    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Core>> {
+    pub(crate) fn try_lock(&self) -> Option<Locked<'_>> {
         match self.core.try_lock() {
-            Ok(core) => Some(core),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Ok(core) => Some(Locked::new(core)),
+            Err(TryLockError::Poisoned(poisoned)) => Some(Locked::new(poisoned.into_inner())),
             Err(TryLockError::WouldBlock) => None,
         }
     }

@@ -1,11 +1,11 @@
 //! What the engine's thread is told to wait for.
 
 use std::os::fd::AsFd;
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
-use std::sync::{MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::Shared;
+use super::shared::{Locked, Shared};
 use crate::core::Core;
 use crate::drive::LINGER;
 use crate::driver::Turn;
@@ -24,7 +24,7 @@ pub(super) enum Watching {
 
 impl Shared {
     /// Leaves to the engine's thread what a turn on another thread left over.
-    pub(crate) fn after(&self, mut core: MutexGuard<'_, Core>, turn: Turn) {
+    pub(crate) fn after(&self, mut core: Locked<'_>, turn: Turn) {
         self.watch_control(&mut core);
         self.set_due(core.due);
         let due = core.due.map(|due| self.due_for_engine(due));

@@ -182,7 +182,7 @@ impl Core {
         if role == Role::Receiver && result.is_ok() {
             self.pace.received();
         }
-        state.end(result);
+        self.wakers.extend(state.end(result));
         self.ended_some = true;
     }
 

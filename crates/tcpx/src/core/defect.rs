@@ -43,7 +43,7 @@ impl Core {
         // Leases and channels stay where they are until the last handle is gone: whatever still
         // points at their memory keeps it.
         for operation in self.operations.values() {
-            operation.state.end(Err(error.clone()));
+            self.wakers.extend(operation.state.end(Err(error.clone())));
             self.ended_some = true;
         }
         self.ended.get_or_insert(Err(error));

@@ -148,11 +148,7 @@ impl Scene {
         let patience = Patience::new(false, LIMIT);
         let (driver, id) = (self.driver, 1);
         let shared = Shared::new(self.core, driver, id, peer, String::new(), patience);
-        Transfer {
-            state,
-            operation: self.last.unwrap(),
-            connection: Arc::new(Handle(shared)),
-        }
+        Transfer::new(state, self.last.unwrap(), Arc::new(Handle(shared)))
     }
 
     /// A send whose end has come with an answer to it, and was left behind that.
