@@ -69,7 +69,8 @@ impl From<HostError> for Failure {
             | HostError::ForeignMemory
             | HostError::OutOfRange { .. }
             | HostError::TooLarge { .. } => TCPX_INVALID_ARGUMENT,
-            HostError::DeviceCount { .. }
+            HostError::MissingFunction { .. }
+            | HostError::DeviceCount { .. }
             | HostError::NullComm { .. }
             | HostError::ImpossibleSize { .. } => TCPX_PLUGIN_FAULT,
         };

@@ -185,7 +185,8 @@ fn judge(kind: MemoryKind, landed: &Landed) -> Result<(), Error> {
 }
 
 fn address(interface: &str, port: u16) -> Result<SocketAddr, Error> {
-    let found = interfaces::interfaces().map_err(tcpx::Error::from)?;
+    let found = interfaces::interfaces()
+        .map_err(|error| tcpx::Error::from(tcpx::NetworkError::from(error)))?;
     let address = found
         .iter()
         .find(|one| one.name == interface)
