@@ -61,7 +61,7 @@ fn connect(args: &ConnectionArgs) -> Result<Value, Error> {
         "schema": "tcpx.connection", "version": 1, "ok": true,
         "peer": peer.address.to_string(), "peer_software": peer.software,
         "network": peer.network, "channels": peer.channels, "chunk_bytes": peer.chunk_bytes,
-        "path": connection.path(), "seconds": (!is_server).then(|| took.as_secs_f64()),
+        "path": connection.path(), "seconds": (!is_server).then_some(took.as_secs_f64()),
     });
     link::part(connection).map(|()| done)
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use tcpx::MemoryError;
 use tcpx_net::ChannelError;
-use tcpx_wire::session::ConnectionFailure;
+use tcpx_wire::session::{ConnectionFailure, EndCause};
 
 use crate::doctor::explains::without_marks;
 use crate::key::KeyError;
@@ -180,13 +180,23 @@ impl Error {
 /// How a peer was lost: `None` where it is there, or said why it ended.
 fn went_away(error: &tcpx::Error) -> Option<&'static str> {
     match error {
-        tcpx::Error::ConnectionLost { failure, .. } => match &**failure {
-            ConnectionFailure::PeerDead { .. } => Some("host unreachable or network cut"),
-            ConnectionFailure::Control { .. } => Some("process ended or connection reset"),
+        tcpx::Error::ConnectionLost { failure, .. } => connection_went_away(failure),
+        tcpx::Error::Operation { error, .. } => match &error.cause {
+            EndCause::ConnectionLost { failure, .. } => connection_went_away(failure),
             _ => None,
         },
         tcpx::Error::ChannelLost { error, .. } => lane_went_away(error),
         tcpx::Error::MemoryHeld { error } => went_away(error),
+        _ => None,
+    }
+}
+
+fn connection_went_away(failure: &ConnectionFailure) -> Option<&'static str> {
+    match failure {
+        ConnectionFailure::PeerDead { .. } => Some("host unreachable or network cut"),
+        ConnectionFailure::Control { .. } | ConnectionFailure::Channels { .. } => {
+            Some("process ended or connection reset")
+        }
         _ => None,
     }
 }

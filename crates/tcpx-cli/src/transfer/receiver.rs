@@ -67,7 +67,8 @@ pub(crate) fn receive(
 ) -> Result<Summary, Error> {
     let talk = Talk::new(connection, VERDICT, END, limit)?;
     let mut posted = VecDeque::with_capacity(POSTED);
-    let result = attempt(&talk, memory, offer, out, &mut posted);
+    let result =
+        attempt(&talk, memory, offer, out, &mut posted).map_err(|error| talk.reason(error));
     talk.progress.borrow_mut().take();
     let told = match &result {
         Ok(summary) => talk.last_word(Ok(&summary.digest)),

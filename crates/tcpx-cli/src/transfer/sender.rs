@@ -37,7 +37,7 @@ pub(crate) fn send(
     limit: Duration,
 ) -> Result<Summary, Error> {
     let talk = Talk::new(connection, END, VERDICT, limit)?;
-    let result = attempt(&talk, memory, found);
+    let result = attempt(&talk, memory, found).map_err(|error| talk.reason(error));
     talk.progress.borrow_mut().take();
     result.map_err(|error| {
         if let Err(untold) = talk.last_word(Err(&error)) {

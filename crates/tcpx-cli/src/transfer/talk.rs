@@ -107,15 +107,19 @@ impl<'a> Talk<'a> {
         match transfer.wait_timeout(limit) {
             None => self.look().map(|()| None),
             Some(Ok(report)) => Ok(Some(report)),
-            Some(Err(error)) => {
-                // The peer's reason is better than what came of it.
-                if let Some(expected) = &*self.expected.borrow() {
-                    let _ = expected.transfer().wait_timeout(REASON);
-                }
-                self.hear()?;
-                Err(error.into())
-            }
+            Some(Err(error)) => Err(error.into()),
         }
+    }
+
+    /// The peer's reason, which is better than what came of it; else `error` itself.
+    pub(super) fn reason(&self, error: Error) -> Error {
+        if !matches!(error, Error::Engine(_)) {
+            return error;
+        }
+        if let Some(expected) = &*self.expected.borrow() {
+            let _ = expected.transfer().wait_timeout(REASON);
+        }
+        self.hear().err().unwrap_or(error)
     }
 
     /// Waits for `transfer`, at most `limit` without progress.

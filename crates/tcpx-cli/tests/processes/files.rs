@@ -365,17 +365,18 @@ fn sparse(path: &Path, bytes: u64) {
 
 /// A server and a client in the middle of a file: some of it is written, and far from all.
 fn in_the_middle(out: &Path, file: &Path, more: &[&str]) -> (Server, Running) {
-    let server = serve(out, more);
-    let arguments = ["--host", "--file", file.to_str().expect("text")];
-    let client = server.client(&["transfer"], &[&arguments[..], more].concat());
-    let client = Running::start(client);
-    let until = Instant::now() + Duration::from_secs(60);
     let written = || {
         let mut entries = fs::read_dir(out).expect("readable").filter_map(Result::ok);
         let metadata = entries.next().and_then(|entry| entry.metadata().ok());
         metadata.map_or(0, |metadata| metadata.len())
     };
-    while written() < 16 << 20 {
+    let before = written();
+    let server = serve(out, more);
+    let arguments = ["--host", "--file", file.to_str().expect("text")];
+    let client = server.client(&["transfer"], &[&arguments[..], more].concat());
+    let client = Running::start(client);
+    let until = Instant::now() + Duration::from_secs(60);
+    while written() == before || written() < 16 << 20 {
         assert!(Instant::now() < until, "nothing arrives");
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -410,7 +411,7 @@ fn an_interrupted_file_goes_on_where_it_ended() {
     let directory = tempfile::tempdir().expect("a directory");
     let (out, file) = (directory.path().join("out"), directory.path().join("a"));
     fs::create_dir(&out).expect("created");
-    random(&file, 256 << 20);
+    random(&file, 512 << 20);
     // The client is killed, the server ends and says what it keeps.
     let (server, mut client) = in_the_middle(&out, &file, &[]);
     client.kill();
@@ -503,7 +504,7 @@ fn a_peer_that_stops_for_long_is_waited_for() {
     let directory = tempfile::tempdir().expect("a directory");
     let (out, file) = (directory.path().join("out"), directory.path().join("a"));
     fs::create_dir(&out).expect("created");
-    random(&file, 256 << 20);
+    random(&file, 512 << 20);
     let (server, client) = in_the_middle(&out, &file, &["--timeout", "2m"]);
     signal(&server.running, Signal::STOP);
     // Longer than the 10 s after which the engine's default gives a peer up.
