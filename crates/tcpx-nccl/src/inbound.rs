@@ -3,16 +3,19 @@
 mod lanes;
 mod stalls;
 
+use std::io;
+
 use nccl_net::export::Buffer;
+use tcpx_lanes::socket_calls::{self as socket, MAX_SPANS, Moved, Span};
 
 use crate::error::PluginError;
 use crate::header::{FROM_SENDER, HEADER_BYTES, Header, Record};
+use crate::held::Stream;
 use crate::landing::Landing;
 use crate::lanes::to_gpu::ToGpu;
 use crate::log::Log;
 use crate::ring::Ring;
 use crate::scatter::{Landed, Room, Scatter};
-use crate::socket::{self, MAX_SPANS, Moved, Span, Stream};
 use crate::stall::Stall;
 
 /// Bytes that one call may read before it returns to its caller.
@@ -361,7 +364,7 @@ impl Inbound {
         // SAFETY: the spans are the rest of a buffer that the host posted and leaves to us until
         // the receive is done, cut to the announced size which fits it; or pages of our pool that
         // this receive holds; and our header, which is empty between messages.
-        let moved = unsafe { socket::receive(&self.stream, &self.spans) };
+        let moved = unsafe { socket::receive_spans(&self.stream, &self.spans) };
         let Some(bytes) = self.moved(moved)? else {
             return Ok(None);
         };
@@ -433,12 +436,12 @@ impl Inbound {
     }
 
     /// Bytes that moved; `None` for none now; an error when the connection ended.
-    fn moved(&mut self, moved: Moved) -> Result<Option<usize>, PluginError> {
+    fn moved(&mut self, moved: io::Result<Moved>) -> Result<Option<usize>, PluginError> {
         let why = match moved {
-            Moved::Bytes(bytes) => return Ok(Some(bytes)),
-            Moved::Later => return Ok(None),
-            Moved::End => "end of stream".to_owned(),
-            Moved::Broken(error) => error.to_string(),
+            Ok(Moved::Bytes(bytes)) => return Ok(Some(bytes)),
+            Ok(Moved::WouldBlock) => return Ok(None),
+            Ok(Moved::End) => "end of stream".to_owned(),
+            Err(error) => error.to_string(),
         };
         let sequence = self.next;
         let (done, total) = self

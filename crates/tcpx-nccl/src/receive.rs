@@ -8,12 +8,12 @@ use nccl_net::export::{Buffer, DeviceQueue, MemoryRegion, NetComm, NetError, Net
 use crate::config::Mode;
 use crate::device::Device;
 use crate::error::PluginError;
+use crate::held::Stream;
 use crate::inbound::{Inbound, Phase, Request, Target};
 use crate::landing::Landing;
 use crate::memory::{Memory, Place};
 use crate::plugin::Shared;
 use crate::scatter::Scatter;
-use crate::socket::Stream;
 
 /// A receiving comm.
 #[derive(Debug)]

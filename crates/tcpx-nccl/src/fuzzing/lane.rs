@@ -5,13 +5,13 @@ use std::io::Read;
 use std::sync::Arc;
 
 use nccl_net::export::HostLogger;
+use tcpx_lanes::event_loop::{Source, Turn};
+use tcpx_lanes::idle::MAX_LANES;
 
 use super::{CAPACITIES, Memory, connection, feed, number};
 use crate::lanes::chunk::{ANSWER_BYTES, CHUNK_HEADER_BYTES, GROUP_BYTES, MAX_CHUNK_BYTES};
 use crate::lanes::group::Registry;
 use crate::lanes::inlet::Inlet;
-use crate::lanes::lane_set::MAX_LANES;
-use crate::lanes::looper::{Lane, Turn};
 use crate::lanes::receive_lane::ReceiveLane;
 use crate::log::Log;
 
@@ -41,7 +41,7 @@ pub fn lane(data: &[u8]) {
         while let Some(reading) = &mut lane {
             match reading.turn() {
                 Turn::Again => {}
-                Turn::Rest => break,
+                Turn::Rest | Turn::Nap => break,
                 Turn::End => lane = None,
             }
         }

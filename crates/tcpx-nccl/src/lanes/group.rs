@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(group.ended(), None);
         assert!(group.entered(2) && !group.entered(3));
         group.left();
-        // The other one may be in its loop's mailbox, with chunks that nobody has read.
+        // The other one may be in its loop's inbox, with chunks that nobody has read.
         assert_eq!(group.ended(), None);
         assert!(group.entered(2));
         group.left();

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use nccl_net::export::RequestId;
+use tcpx_lanes::socket_calls::Span;
 use tcpx_memory::RegionSlice;
 
 use super::chunk::ChunkHeader;
-use crate::socket::Span;
 
 /// The lanes' side of a send comm.
 #[derive(Debug)]

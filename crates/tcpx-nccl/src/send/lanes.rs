@@ -164,13 +164,13 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use crate::header::{HEADER_BYTES, Header, Record};
+    use crate::held::Stream;
     use crate::lanes::carriage::Route;
     use crate::lanes::lane_set::LaneSet;
     use crate::lanes::outlet::Chunk;
     use crate::memory::Memory;
     use crate::plugin::TcpxPlugin;
     use crate::send::SendComm;
-    use crate::socket::{self, Stream};
 
     const BYTES: usize = 300_000;
 
@@ -195,14 +195,14 @@ mod tests {
             let shared = plugin.shared();
             let runtime = shared.runtime().unwrap().unwrap();
             let log = Arc::clone(&shared.log);
-            let set = Arc::new(LaneSet::new([7; 16], Vec::new(), Vec::new(), true, log));
+            let set = Arc::new(LaneSet::new([7; 16], Vec::new(), Vec::new(), 0, true, log));
             let route = Route {
                 set: Arc::clone(&set),
                 _runtime: runtime,
             };
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            socket::prepare(&stream).unwrap();
+            tcpx_lanes::socket::prepare_comm(&stream).unwrap();
             let (mut peer, _) = listener.accept().unwrap();
             let carriage = Carriage::new(route, BYTES);
             let comm = SendComm::new(shared, Stream::new(stream), String::new(), carriage).unwrap();
