@@ -138,25 +138,37 @@ impl Inbound {
 
     /// The host takes memory back: nothing writes there when this returns. Gives the failure of a
     /// comm that had receives there; NCCL frees memory before it closes a comm that it aborts.
-    pub(crate) fn give_up(&mut self, memory: u64) -> Option<PluginError> {
+    ///
+    /// # Errors
+    /// [`PluginError::MemoryHeld`]: something may still write to memory of this comm.
+    pub(crate) fn give_up(&mut self, memory: u64) -> Result<Option<PluginError>, PluginError> {
         let Self { ring, lanes, .. } = self;
-        let sequence = ring.find_first(|sequence, request| {
+        let held = PluginError::MemoryHeld {
+            comm: self.name.clone(),
+        };
+        let found = ring.find_first(|sequence, request| {
             let over = matches!(request.phase, Phase::Done { .. })
                 || lanes.as_ref().is_some_and(|lanes| lanes.is_whole(sequence));
             let in_place = matches!(request.target, Target::Host(_) | Target::Gpu);
             request.memory == memory && in_place && !over
-        })?;
+        });
+        let Some(sequence) = found else {
+            return match lanes {
+                Some(lanes) if lanes.is_held() => Err(held),
+                _ => Ok(None),
+            };
+        };
         let failure = PluginError::Deregistered {
             comm: self.name.clone(),
             sequence,
         };
         let failure = self.failure.get_or_insert(failure).clone();
-        if let Some(lanes) = &self.lanes {
-            lanes.close();
-        }
         // The sender must not wait for a receiver that gave up.
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
-        Some(failure)
+        match &self.lanes {
+            Some(lanes) if !lanes.close() => Err(held),
+            _ => Ok(Some(failure)),
+        }
     }
 
     /// Reads what has arrived for the posted receives, and nothing beyond them.

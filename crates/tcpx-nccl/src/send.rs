@@ -179,10 +179,18 @@ impl NetComm for SendComm {
 
     fn deregister(&self, memory: Memory) -> Result<(), NetError> {
         let mut state = self.lock();
-        if let Some(failure) = state.give_up(memory.id()) {
-            self.shared.log.warn(&failure.to_string());
+        match state.give_up(memory.id()) {
+            Ok(None) => Ok(()),
+            Ok(Some(failure)) => {
+                self.shared.log.warn(&failure.to_string());
+                Ok(())
+            }
+            Err(error) => {
+                // It stays registered for good: what may still use it must find it in its place.
+                std::mem::forget(memory);
+                Err(error.into())
+            }
         }
-        Ok(())
     }
 
     fn test(&self, request: RequestId) -> Result<Option<usize>, NetError> {

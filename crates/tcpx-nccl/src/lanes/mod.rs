@@ -15,6 +15,7 @@
 
 pub(crate) mod carriage;
 pub(crate) mod chunk;
+mod coverage;
 pub(crate) mod door;
 mod from_gpu;
 pub(crate) mod group;

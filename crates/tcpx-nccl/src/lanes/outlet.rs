@@ -107,6 +107,11 @@ impl Outlet {
         self.closed.store(true, Ordering::Release);
     }
 
+    /// Whether the comm took its memory back.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
     /// Waits until no lane holds a part of a message; `false` when one still does after `limit`, or after
     /// `silence` in which `moves` stood still.
     pub(crate) fn wait_idle(
