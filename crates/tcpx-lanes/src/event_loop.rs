@@ -486,9 +486,105 @@ fn loops_for(cores: usize) -> usize {
     if cores <= 4 { 1 } else { (cores / 2).min(12) }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd;
+
     use super::*;
+
+    /// It knows its own place, as lanes do: a loop that kept it would keep itself.
+    #[derive(Debug)]
+    struct Counted {
+        socket: TcpStream,
+        _place: Remote,
+        finished: Arc<AtomicUsize>,
+        dropped: Arc<AtomicUsize>,
+    }
+
+    impl Source for Counted {
+        fn socket(&self) -> BorrowedFd<'_> {
+            self.socket.as_fd()
+        }
+
+        fn interest(&self) -> epoll::EventFlags {
+            epoll::EventFlags::IN
+        }
+
+        fn turn(&mut self) -> Turn {
+            Turn::Rest
+        }
+
+        fn finish(&mut self) {
+            self.finished.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            self.dropped.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn counted(place: &Remote, counts: &[Arc<AtomicUsize>; 2], near: &TcpListener) -> Counted {
+        Counted {
+            socket: near
+                .local_addr()
+                .and_then(TcpStream::connect)
+                .expect("it listens"),
+            _place: place.clone(),
+            finished: Arc::clone(&counts[0]),
+            dropped: Arc::clone(&counts[1]),
+        }
+    }
+
+    #[test]
+    fn loops_that_end_let_go_of_what_they_were_just_given() {
+        const ROUNDS: usize = 200;
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let counts = [Arc::default(), Arc::default()];
+        for _ in 0..ROUNDS {
+            let loops = EventLoops::start("test", 1).unwrap();
+            for place in [loops.transmit(), loops.receive()] {
+                place.start(Box::new(counted(&place, &counts, &listener)));
+            }
+            drop(loops);
+            drop(listener.accept());
+            drop(listener.accept());
+        }
+        assert_eq!(
+            counts.map(|count| count.load(Ordering::SeqCst)),
+            [2 * ROUNDS; 2]
+        );
+    }
+
+    #[test]
+    fn a_loop_that_has_ended_finishes_a_source_at_once() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let counts = [Arc::default(), Arc::default()];
+        let loops = EventLoops::start("test", 1).unwrap();
+        let (place, receivers) = (loops.transmit(), loops.receivers());
+        drop(loops);
+        place.start(Box::new(counted(&place, &counts, &listener)));
+        receivers.start(Box::new(counted(&place, &counts, &listener)));
+        assert_eq!(counts.map(|count| count.load(Ordering::SeqCst)), [2; 2]);
+        assert_eq!(receivers.sources(), 0);
+    }
+
+    #[test]
+    fn sending_halves_spread_over_all_loops_before_one_has_two() {
+        let loops = EventLoops::start("test", 3).unwrap();
+        let places = loops.transmit_spread(7);
+        let of = |inbox: &Arc<Inbox>| {
+            let same = places
+                .iter()
+                .filter(|place| Arc::ptr_eq(&place.inbox, inbox));
+            same.count()
+        };
+        let mut counts: Vec<_> = loops.transmit.iter().map(|one| of(&one.inbox)).collect();
+        counts.sort_unstable();
+        assert_eq!(counts, [2, 2, 3]);
+    }
 
     #[test]
     fn loops_grow_with_the_cores_up_to_a_limit() {

@@ -5,6 +5,7 @@
 
 pub mod arrival;
 pub mod congestion;
+pub mod draining;
 pub mod error;
 pub mod event_loop;
 pub mod idle;

@@ -46,6 +46,9 @@ const USER_TIMEOUT: Duration = Duration::from_secs(10);
 /// A lane that has been silent for this long is asked whether its other end is there, this often.
 const LANE_IDLE: Duration = Duration::from_secs(5);
 const LANE_PROBE: Duration = Duration::from_secs(2);
+/// The same of a connection of the NCCL plugin.
+const COMM_IDLE: Duration = Duration::from_secs(10);
+const COMM_PROBE: Duration = Duration::from_secs(5);
 
 /// Connections that may wait for the acceptor.
 const BACKLOG: i32 = 1024;
@@ -163,6 +166,22 @@ pub fn prepare_lane(stream: &TcpStream) -> io::Result<()> {
             .with_time(LANE_IDLE)
             .with_interval(LANE_PROBE)
             .with_retries(3),
+    )
+}
+
+/// Options for a comm's connection, or a lane of the NCCL plugin. No user timeout: it would also end a
+/// connection whose receiver merely posts nothing for a while, which is a program at work.
+///
+/// # Errors
+/// The connection was reset.
+pub fn prepare_comm(stream: &TcpStream) -> io::Result<()> {
+    prepare_accepted(stream)?;
+    // A host that vanished without a word is noticed by probes, not by a wait without end.
+    socket2::SockRef::from(stream).set_tcp_keepalive(
+        &TcpKeepalive::new()
+            .with_time(COMM_IDLE)
+            .with_interval(COMM_PROBE)
+            .with_retries(4),
     )
 }
 

@@ -4,14 +4,15 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use tcpx_lanes::socket_calls::{self as socket, Moved};
 use tcpx_wire::Key;
 use tcpx_wire::handshake::{ServerHandshake, ServerStep};
 
 use crate::error::PluginError;
+use crate::held::{Listener, Stream};
 use crate::listener::key;
 use crate::log::Log;
 use crate::plugin::random;
-use crate::socket::{self, Listener, Moved, Stream};
 
 /// Connections taken from the kernel in one call.
 const MAX_ACCEPTS: usize = 16;
@@ -119,7 +120,7 @@ impl Admission {
                     }
                 },
             };
-            if socket::prepare(&stream).is_err() {
+            if tcpx_lanes::socket::prepare_comm(&stream).is_err() {
                 continue;
             }
             if self.pending.len() >= self.limit {
@@ -146,16 +147,16 @@ impl Pending {
         let mut buffer = [0; 512];
         loop {
             let arrived = match socket::receive_bytes(&self.stream, &mut buffer) {
-                Moved::Bytes(bytes) => bytes,
-                Moved::Later if now < self.deadline => return Outcome::Waiting,
-                Moved::Later => {
+                Ok(Moved::Bytes(bytes)) => bytes,
+                Ok(Moved::WouldBlock) if now < self.deadline => return Outcome::Waiting,
+                Ok(Moved::WouldBlock) => {
                     return Outcome::Refused(format!(
                         "no handshake within {} s",
                         HANDSHAKE_TIME.as_secs()
                     ));
                 }
-                Moved::End => return Outcome::Refused(self.handshake.closed().to_string()),
-                Moved::Broken(error) => return Outcome::Refused(error.to_string()),
+                Ok(Moved::End) => return Outcome::Refused(self.handshake.closed().to_string()),
+                Err(error) => return Outcome::Refused(error.to_string()),
             };
             let mut input = &buffer[..arrived];
             // Each round uses up input or ends the loop.
@@ -180,8 +181,8 @@ impl Pending {
                 };
                 // A few hundred bytes on a fresh connection always fit its buffer.
                 match socket::send_bytes(&self.stream, &answer) {
-                    Moved::Bytes(sent) if sent == answer.len() => {}
-                    Moved::Broken(error) => return Outcome::Refused(error.to_string()),
+                    Ok(Moved::Bytes(sent)) if sent == answer.len() => {}
+                    Err(error) => return Outcome::Refused(error.to_string()),
                     _ => return Outcome::Refused("it takes no answer".to_owned()),
                 }
                 if let Some(end) = end {

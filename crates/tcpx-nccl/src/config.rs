@@ -4,10 +4,10 @@ use std::ffi::OsString;
 use std::ops::RangeInclusive;
 
 use nccl_net::constants::MAX_NET_BYTES;
+use tcpx_lanes::idle::MAX_LANES;
 
 use crate::error::PluginError;
 use crate::lanes::chunk::MAX_CHUNK_BYTES;
-use crate::lanes::lane_set::MAX_LANES;
 
 /// Bytes of one page of the receive pool.
 pub const PAGE_BYTES: usize = 4096;

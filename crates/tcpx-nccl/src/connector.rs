@@ -9,12 +9,12 @@ use nccl_net::export::{NetConnect, NetError};
 use crate::dialer::Dialer;
 use crate::error::PluginError;
 use crate::handle::{Door, Handle};
+use crate::held::Stream;
 use crate::interfaces::Interface;
 use crate::lanes::carriage::{Carriage, Route};
 use crate::lanes::lane_set::Standing;
 use crate::plugin::Shared;
 use crate::send::SendComm;
-use crate::socket::Stream;
 use crate::stall::Stall;
 
 /// The peer must have accepted by then.

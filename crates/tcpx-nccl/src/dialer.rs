@@ -7,12 +7,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nccl_net::export::fork::PerProcess;
+use tcpx_lanes::socket_calls::{self as socket, Moved};
 use tcpx_wire::Key;
 use tcpx_wire::handshake::{ClientHandshake, Message, Step};
 
+use crate::held::Stream;
 use crate::listener::{key, tcp_socket};
 use crate::plugin::random;
-use crate::socket::{self, Moved, Stream};
 
 /// Pause before dialling again, after the peer dropped an unfinished handshake.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
@@ -172,7 +173,8 @@ impl Dialer {
             }
         }
         let nonce = random().map_err(|error| Failure::Final(error.to_string()))?;
-        socket::prepare(&stream).map_err(|error| Failure::Retry(error.to_string()))?;
+        tcpx_lanes::socket::prepare_comm(&stream)
+            .map_err(|error| Failure::Retry(error.to_string()))?;
         let (handshake, hello) = ClientHandshake::new(Some(&self.key), nonce, 0);
         send(&stream, &hello)?;
         Ok(Phase::Handshake(stream, Box::new(handshake)))
@@ -210,11 +212,11 @@ fn answer(stream: &Stream, handshake: &mut ClientHandshake) -> Result<bool, Fail
     let mut buffer = [0; 512];
     loop {
         let arrived = match socket::receive_bytes(stream, &mut buffer) {
-            Moved::Bytes(bytes) => bytes,
-            Moved::Later => return Ok(false),
+            Ok(Moved::Bytes(bytes)) => bytes,
+            Ok(Moved::WouldBlock) => return Ok(false),
             // A crowded listener drops the oldest connection; there is room again soon.
-            Moved::End => return Err(Failure::Retry(handshake.closed().to_string())),
-            Moved::Broken(error) => return Err(Failure::Retry(error.to_string())),
+            Ok(Moved::End) => return Err(Failure::Retry(handshake.closed().to_string())),
+            Err(error) => return Err(Failure::Retry(error.to_string())),
         };
         let mut input = &buffer[..arrived];
         loop {
@@ -235,8 +237,8 @@ fn answer(stream: &Stream, handshake: &mut ClientHandshake) -> Result<bool, Fail
 fn send(stream: &Stream, message: &Message) -> Result<(), Failure> {
     // A few hundred bytes on a fresh connection always fit its buffer.
     match socket::send_bytes(stream, message) {
-        Moved::Bytes(sent) if sent == message.len() => Ok(()),
-        Moved::Broken(error) => Err(Failure::Retry(error.to_string())),
+        Ok(Moved::Bytes(sent)) if sent == message.len() => Ok(()),
+        Err(error) => Err(Failure::Retry(error.to_string())),
         _ => Err(Failure::Final(
             "the fresh connection takes no bytes".to_owned(),
         )),

@@ -103,6 +103,14 @@ pub enum PluginError {
         /// The oldest message that used it.
         sequence: u64,
     },
+    /// Memory cannot be given back.
+    #[error(
+        "{comm}: a lane or a copy has not let go of the comm's memory, so it must not be freed; end the process"
+    )]
+    MemoryHeld {
+        /// Comm description.
+        comm: String,
+    },
     /// The bytes on the connection are not what the protocol says.
     #[error(
         "{comm}: expected {expected}, got {arrived}; the connection is unusable, both sides must run the same plugin version"
@@ -218,6 +226,7 @@ impl PluginError {
             | Self::Connect { .. }
             | Self::PeerClosed { .. }
             | Self::LanesEnded { .. }
+            | Self::MemoryHeld { .. }
             | Self::NoInterface { .. } => ResultCode::SystemError,
             Self::RefusedByPeer { .. } => ResultCode::RemoteError,
             Self::Deregistered { .. } => ResultCode::InvalidUsage,

@@ -17,7 +17,7 @@ pub use comm::comm;
 pub use lane::lane;
 pub use records::records;
 
-use crate::socket::Stream;
+use crate::held::Stream;
 
 /// Bytes of the receives that are posted.
 const CAPACITIES: [usize; 4] = [100, 1000, 64, 3000];

@@ -5,8 +5,9 @@
 //! by `/dev/null` before it runs, which keeps the numbers taken and harmless.
 
 use std::fs::File;
+use std::net::{TcpListener, TcpStream};
 use std::ops::Deref;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
@@ -20,6 +21,11 @@ static OURS: [AtomicU64; MOST / 64] = [const { AtomicU64::new(0) }; MOST / 64];
 static USED: AtomicUsize = AtomicUsize::new(0);
 /// What takes the place of a socket.
 static NOTHING: AtomicI32 = AtomicI32::new(-1);
+
+/// A connection of this process.
+pub(crate) type Stream = Held<TcpStream>;
+/// A listening socket of this process.
+pub(crate) type Listener = Held<TcpListener>;
 
 /// A socket of this process alone.
 #[derive(Debug)]
@@ -49,6 +55,12 @@ impl<S: AsRawFd> Deref for Held<S> {
 
     fn deref(&self) -> &S {
         &self.0
+    }
+}
+
+impl<S: AsRawFd + AsFd> AsFd for Held<S> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 
@@ -91,8 +103,6 @@ unsafe extern "C" fn let_go() {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
-
     use super::*;
 
     #[test]

@@ -3,16 +3,19 @@
 mod lanes;
 mod stalls;
 
+use std::io;
+
 use nccl_net::export::Buffer;
+use tcpx_lanes::socket_calls::{self as socket, MAX_SPANS, Moved, Span};
 
 use crate::error::PluginError;
 use crate::header::{FROM_SENDER, HEADER_BYTES, Header, Record};
+use crate::held::Stream;
 use crate::landing::Landing;
 use crate::lanes::to_gpu::ToGpu;
 use crate::log::Log;
 use crate::ring::Ring;
 use crate::scatter::{Landed, Room, Scatter};
-use crate::socket::{self, MAX_SPANS, Moved, Span, Stream};
 use crate::stall::Stall;
 
 /// Bytes that one call may read before it returns to its caller.
@@ -135,25 +138,37 @@ impl Inbound {
 
     /// The host takes memory back: nothing writes there when this returns. Gives the failure of a
     /// comm that had receives there; NCCL frees memory before it closes a comm that it aborts.
-    pub(crate) fn give_up(&mut self, memory: u64) -> Option<PluginError> {
+    ///
+    /// # Errors
+    /// [`PluginError::MemoryHeld`]: something may still write to memory of this comm.
+    pub(crate) fn give_up(&mut self, memory: u64) -> Result<Option<PluginError>, PluginError> {
         let Self { ring, lanes, .. } = self;
-        let sequence = ring.find_first(|sequence, request| {
+        let held = PluginError::MemoryHeld {
+            comm: self.name.clone(),
+        };
+        let found = ring.find_first(|sequence, request| {
             let over = matches!(request.phase, Phase::Done { .. })
                 || lanes.as_ref().is_some_and(|lanes| lanes.is_whole(sequence));
             let in_place = matches!(request.target, Target::Host(_) | Target::Gpu);
             request.memory == memory && in_place && !over
-        })?;
+        });
+        let Some(sequence) = found else {
+            return match lanes {
+                Some(lanes) if lanes.is_held() => Err(held),
+                _ => Ok(None),
+            };
+        };
         let failure = PluginError::Deregistered {
             comm: self.name.clone(),
             sequence,
         };
         let failure = self.failure.get_or_insert(failure).clone();
-        if let Some(lanes) = &self.lanes {
-            lanes.close();
-        }
         // The sender must not wait for a receiver that gave up.
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
-        Some(failure)
+        match &self.lanes {
+            Some(lanes) if !lanes.close() => Err(held),
+            _ => Ok(Some(failure)),
+        }
     }
 
     /// Reads what has arrived for the posted receives, and nothing beyond them.
@@ -361,7 +376,7 @@ impl Inbound {
         // SAFETY: the spans are the rest of a buffer that the host posted and leaves to us until
         // the receive is done, cut to the announced size which fits it; or pages of our pool that
         // this receive holds; and our header, which is empty between messages.
-        let moved = unsafe { socket::receive(&self.stream, &self.spans) };
+        let moved = unsafe { socket::receive_spans(&self.stream, &self.spans) };
         let Some(bytes) = self.moved(moved)? else {
             return Ok(None);
         };
@@ -433,12 +448,12 @@ impl Inbound {
     }
 
     /// Bytes that moved; `None` for none now; an error when the connection ended.
-    fn moved(&mut self, moved: Moved) -> Result<Option<usize>, PluginError> {
+    fn moved(&mut self, moved: io::Result<Moved>) -> Result<Option<usize>, PluginError> {
         let why = match moved {
-            Moved::Bytes(bytes) => return Ok(Some(bytes)),
-            Moved::Later => return Ok(None),
-            Moved::End => "end of stream".to_owned(),
-            Moved::Broken(error) => error.to_string(),
+            Ok(Moved::Bytes(bytes)) => return Ok(Some(bytes)),
+            Ok(Moved::WouldBlock) => return Ok(None),
+            Ok(Moved::End) => "end of stream".to_owned(),
+            Err(error) => error.to_string(),
         };
         let sequence = self.next;
         let (done, total) = self

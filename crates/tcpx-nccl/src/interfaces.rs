@@ -1,8 +1,9 @@
 //! The network interfaces that become devices.
 
-use std::ffi::CStr;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::path::Path;
+
+use tcpx_lanes::interfaces::{self as system, InterfaceFilter, InterfaceKind};
 
 use crate::config::Family;
 use crate::error::PluginError;
@@ -14,12 +15,6 @@ const MEMORY_SPEED_MBPS: i32 = 400_000;
 
 /// Most interfaces that become devices: NCCL's search for rings takes longer with each.
 const MAX_INTERFACES: usize = 16;
-/// How the names of interfaces begin that container software and hypervisors keep for themselves.
-const CONTAINER_NAMES: [&str; 12] = [
-    "docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "cilium", "lxc", "lxd", "podman",
-    "kube",
-];
-
 /// One interface with an address to listen on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Interface {
@@ -64,87 +59,19 @@ impl Interface {
     }
 }
 
-/// What sysfs tells of an interface: who can be reached over it, and its speed.
-fn describe(name: &str, address: IpAddr, loopback: bool) -> (Reach, Option<i32>) {
-    let folder = Path::new("/sys/class/net").join(name);
-    let speed = std::fs::read_to_string(folder.join("speed"));
-    let speed = speed.ok().and_then(|text| text.trim().parse().ok());
-    let is_reserved = CONTAINER_NAMES.iter().any(|start| name.starts_with(start))
-        || folder.join("bridge").is_dir()
-        || is_link_local(address);
-    let reach = if loopback {
-        Reach::Loopback
-    } else if is_reserved {
-        Reach::Neighbours
-    } else if folder.join("device").exists() {
-        Reach::Adapter
-    } else {
-        Reach::Virtual
-    };
-    (reach, speed.filter(|speed| *speed > 0))
-}
-
-fn is_link_local(address: IpAddr) -> bool {
-    matches!(address, IpAddr::V4(address) if address.is_link_local())
-}
-
-/// `NCCL_SOCKET_IFNAME`: names or prefixes between commas; `=` in front asks for whole names, `^`
-/// turns the list around, and both may stand together as `^=`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Filter {
-    names: Vec<String>,
-    exclude: bool,
-    exact: bool,
-}
-
-impl Filter {
-    /// Reads a filter; `None` when it names nothing.
-    pub(crate) fn parse(text: &str) -> Option<Self> {
-        let (exclude, text) = strip(text.trim(), '^');
-        let (exact, text) = strip(text, '=');
-        let names: Vec<String> = text
-            .split(',')
-            .map(str::trim)
-            .filter(|name| !name.is_empty())
-            .map(str::to_owned)
-            .collect();
-        (!names.is_empty()).then_some(Self {
-            names,
-            exclude,
-            exact,
-        })
-    }
-
-    fn admits(&self, interface: &str) -> bool {
-        let named = self.names.iter().any(|name| {
-            if self.exact {
-                interface == name
-            } else {
-                interface.starts_with(name.as_str())
-            }
-        });
-        named != self.exclude
-    }
-}
-
-fn strip(text: &str, mark: char) -> (bool, &str) {
-    text.strip_prefix(mark)
-        .map_or((false, text), |rest| (true, rest))
-}
-
 /// Chooses the devices, and says why: what the filter admits, or without one what is best.
 pub(crate) fn choose(
     filter: &str,
     all: Vec<Interface>,
 ) -> Result<(Vec<Interface>, &'static str), PluginError> {
-    let (chosen, why): (Vec<Interface>, _) = match Filter::parse(filter) {
+    let (chosen, why): (Vec<Interface>, _) = match InterfaceFilter::parse(filter) {
         Some(parsed) => {
             let admitted = all
                 .iter()
                 .filter(|interface| parsed.admits(&interface.name))
                 // Leaving out names is no wish for loopback.
                 .filter(|interface| {
-                    !(parsed.exclude && interface.is_loopback() && has_other(&all, &parsed))
+                    !(parsed.is_exclusion() && interface.is_loopback() && has_other(&all, &parsed))
                 })
                 .cloned();
             (admitted.collect(), "NCCL_SOCKET_IFNAME admits them")
@@ -188,65 +115,73 @@ fn unasked(all: &[Interface]) -> (Vec<Interface>, &'static str) {
     found.map_or_else(Default::default, |(one, why)| (vec![one.clone()], why))
 }
 
-fn has_other(all: &[Interface], filter: &Filter) -> bool {
+fn has_other(all: &[Interface], filter: &InterfaceFilter) -> bool {
     all.iter()
         .any(|interface| !interface.is_loopback() && filter.admits(&interface.name))
 }
 
 /// Interfaces that are up and have an address, of that family if one is given: IPv4 if there is one,
-/// else a routable IPv6.
+/// else a routable IPv6. They come in the kernel's order, which both ends of a rail share.
 pub(crate) fn list(family: Option<Family>) -> Result<Vec<Interface>, PluginError> {
-    let mut head: *mut libc::ifaddrs = std::ptr::null_mut();
-    // SAFETY: the out pointer is valid; the list is freed below.
-    if unsafe { libc::getifaddrs(&raw mut head) } != 0 {
-        return Err(PluginError::system(
-            "listing network interfaces",
-            &std::io::Error::last_os_error(),
-            "check the limits of this process",
-        ));
-    }
-    let mut found: Vec<(String, IpAddr, bool)> = Vec::new();
-    let mut at = head;
-    // SAFETY: `at` walks the list that getifaddrs made, until its NULL.
-    while let Some(entry) = unsafe { at.as_ref() } {
-        at = entry.ifa_next;
-        // SAFETY: the name of an entry is a C string.
-        let name = unsafe { CStr::from_ptr(entry.ifa_name) }
-            .to_string_lossy()
-            .into_owned();
-        // The flags are small positive bits in both types.
-        let flag = |bit: libc::c_int| entry.ifa_flags & bit as libc::c_uint != 0;
-        // SAFETY: the address belongs to the entry.
-        let Some(address) = (unsafe { address(entry.ifa_addr) }) else {
-            continue;
-        };
-        if !flag(libc::IFF_UP) || family.is_some_and(|family| !is_of(family, address)) {
+    let system = |error: &dyn std::error::Error| PluginError::System {
+        operation: "listing network interfaces".to_owned(),
+        error: error.to_string(),
+        hint: "check the limits of this process",
+    };
+    let known = system::interfaces().map_err(|error| system(&error))?;
+    let mut found: Vec<(String, IpAddr)> = Vec::new();
+    for one in system::addresses().map_err(|error| system(&error))? {
+        if !is_of(family, one.address) || is_of_a_link_v6(one.address) {
             continue;
         }
-        match found.iter_mut().find(|(known, ..)| *known == name) {
-            Some((_, known, _)) if rank(address) > rank(*known) => *known = address,
+        match found.iter_mut().find(|(name, _)| *name == one.interface) {
+            Some((_, address)) if rank(one.address) > rank(*address) => *address = one.address,
             Some(_) => {}
-            None => found.push((name, address, flag(libc::IFF_LOOPBACK))),
+            None => found.push((one.interface, one.address)),
         }
     }
-    // SAFETY: the list came from getifaddrs and is not used again.
-    unsafe { libc::freeifaddrs(head) };
-    let described = found.into_iter().map(|(name, address, loopback)| {
-        let (reach, speed) = describe(&name, address, loopback);
-        Interface {
+    let described = found.into_iter().filter_map(|(name, address)| {
+        // Another network namespace than the one that sysfs was mounted in has others.
+        let described = known.iter().find(|one| one.name == name);
+        if described.is_some_and(|one| !one.up) {
+            return None;
+        }
+        let speed = described.and_then(|one| one.speed);
+        Some(Interface {
+            reach: reach(&name, described.map(|one| one.kind), address),
+            speed: speed.and_then(|bits| i32::try_from(bits / 1_000_000).ok()),
             name,
             address,
-            reach,
-            speed,
-        }
+        })
     });
     Ok(described.collect())
 }
 
-fn is_of(family: Family, address: IpAddr) -> bool {
+fn reach(name: &str, kind: Option<InterfaceKind>, address: IpAddr) -> Reach {
+    match kind {
+        Some(InterfaceKind::Loopback) => Reach::Loopback,
+        _ if address.is_loopback() => Reach::Loopback,
+        Some(InterfaceKind::Bridge) => Reach::Neighbours,
+        _ if system::is_container_name(name) || is_link_local(address) => Reach::Neighbours,
+        Some(InterfaceKind::Physical) => Reach::Adapter,
+        _ => Reach::Virtual,
+    }
+}
+
+fn is_link_local(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V4(address) if address.is_link_local())
+}
+
+/// Such an address says nothing without the name of an interface.
+fn is_of_a_link_v6(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
+}
+
+fn is_of(family: Option<Family>, address: IpAddr) -> bool {
     match family {
-        Family::V4 => address.is_ipv4(),
-        Family::V6 => address.is_ipv6(),
+        None => true,
+        Some(Family::V4) => address.is_ipv4(),
+        Some(Family::V6) => address.is_ipv6(),
     }
 }
 
@@ -259,31 +194,10 @@ fn rank(address: IpAddr) -> u8 {
     }
 }
 
-/// An IP address that can be used without naming an interface.
-///
-/// # Safety
-/// `address` is NULL or points to a socket address as long as its family says.
-unsafe fn address(address: *const libc::sockaddr) -> Option<IpAddr> {
-    // SAFETY: by the caller's promise.
-    let family = i32::from(unsafe { address.as_ref() }?.sa_family);
-    match family {
-        libc::AF_INET => {
-            // SAFETY: the family says that it is this structure.
-            let v4 = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
-            Some(IpAddr::V4(Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr))))
-        }
-        libc::AF_INET6 => {
-            // SAFETY: as above.
-            let v6 = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
-            let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
-            (!ip.is_unicast_link_local()).then_some(IpAddr::V6(ip))
-        }
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
 
     fn interface(name: &str) -> Interface {
@@ -367,10 +281,11 @@ mod tests {
     fn an_address_for_others_goes_before_one_for_the_segment() {
         let by_rank = ["169.254.3.1", "fd00::1", "10.0.0.1"].map(|text| text.parse().unwrap());
         assert!(by_rank.is_sorted_by_key(|address: &IpAddr| rank(*address)));
-        let segment = describe("eth77", by_rank[0], false);
-        assert_eq!(segment, (Reach::Neighbours, None));
-        assert_eq!(describe("virbr9", by_rank[2], false).0, Reach::Neighbours);
-        assert_eq!(describe("eth77", by_rank[2], false).0, Reach::Virtual);
+        let card = Some(InterfaceKind::Physical);
+        assert_eq!(reach("eth77", card, by_rank[0]), Reach::Neighbours);
+        assert_eq!(reach("virbr9", card, by_rank[2]), Reach::Neighbours);
+        assert_eq!(reach("eth77", card, by_rank[2]), Reach::Adapter);
+        assert_eq!(reach("eth77", None, by_rank[2]), Reach::Virtual);
     }
 
     #[test]
@@ -392,7 +307,10 @@ mod tests {
         assert_eq!(lo.speed_mbps(), MEMORY_SPEED_MBPS);
         for family in [Family::V4, Family::V6] {
             let all = list(Some(family)).unwrap();
-            assert!(all.iter().all(|one| is_of(family, one.address)), "{all:?}");
+            assert!(
+                all.iter().all(|one| is_of(Some(family), one.address)),
+                "{all:?}"
+            );
         }
     }
 }

@@ -147,9 +147,14 @@ impl Landing {
             .is_some_and(|(written, total)| written >= total)
     }
 
-    /// Takes the comm's memory away from the lanes, before it returns.
-    pub(crate) fn close(&self) {
-        self.runtime.registry.close(&self.inlet);
+    /// Takes the comm's memory away from the lanes; `false` when one may still write there.
+    pub(crate) fn close(&self) -> bool {
+        self.runtime.registry.close(&self.inlet)
+    }
+
+    /// Whether a lane may still write to the memory of a comm that was closed.
+    pub(crate) fn is_held(&self) -> bool {
+        self.inlet.is_closed() && !self.inlet.close()
     }
 
     /// Bytes that lanes brought of a message, and all its bytes, once they began.
@@ -186,6 +191,7 @@ impl Landing {
 
 impl Drop for Landing {
     fn drop(&mut self) {
-        self.close();
+        // Whoever closes a comm with receives in flight was told so when it took their memory back.
+        let _ = self.close();
     }
 }

@@ -6,16 +6,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use nccl_net::export::{Accepted, NetError, NetListen, PeerHandle};
 use socket2::{Domain, Protocol, Socket, Type};
+use tcpx_lanes::Congestion;
 use tcpx_wire::Key;
 
 use crate::admission::{Admission, Admitted};
 use crate::error::PluginError;
 use crate::handle::Handle;
+use crate::held::Listener;
 use crate::interfaces::Interface;
 use crate::lanes::runtime::Runtime;
 use crate::plugin::{Shared, random};
 use crate::receive::RecvComm;
-use crate::socket;
 
 /// Connections that may be in their handshake at once; the oldest makes room.
 const MAX_PENDING: usize = 16;
@@ -99,13 +100,13 @@ pub(crate) fn tcp_socket(address: SocketAddr) -> io::Result<Socket> {
     )?;
     socket.set_nonblocking(true)?;
     // Hosts may default to a control made for the open internet, at a fraction of the speed.
-    if socket.set_tcp_congestion(b"cubic").is_err() {
-        let _ = socket.set_tcp_congestion(b"reno");
-    }
+    Congestion::Automatic
+        .apply(&socket)
+        .map_err(io::Error::other)?;
     Ok(socket)
 }
 
-pub(crate) fn bind(shared: &Shared, address: IpAddr) -> Result<socket::Listener, PluginError> {
+pub(crate) fn bind(shared: &Shared, address: IpAddr) -> Result<Listener, PluginError> {
     let Some(ports) = shared.config.ports.clone() else {
         return listen_on(SocketAddr::new(address, 0)).map_err(|error| {
             let operation = format!("listening on {}", address);
@@ -136,10 +137,10 @@ pub(crate) fn bind(shared: &Shared, address: IpAddr) -> Result<socket::Listener,
     ))
 }
 
-fn listen_on(address: SocketAddr) -> io::Result<socket::Listener> {
+fn listen_on(address: SocketAddr) -> io::Result<Listener> {
     let socket = tcp_socket(address)?;
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
-    Ok(socket::Listener::new(socket.into()))
+    Ok(Listener::new(socket.into()))
 }

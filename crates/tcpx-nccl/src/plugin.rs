@@ -9,18 +9,19 @@ use nccl_net::constants::{MAX_NET_BYTES, UNPACK_MAX_RECEIVE_BYTES};
 use nccl_net::export::fork::PerProcess;
 use nccl_net::export::{HostLogger, NetError, NetPlugin, PeerHandle};
 use nccl_net::{DeviceOffload, PointerSupport, Properties};
+use tcpx_lanes::draining::DrainingSockets;
 
 use crate::config::{Config, Mode};
 use crate::connector::Connector;
 use crate::error::PluginError;
 use crate::handle::{Door, Handle};
+use crate::held::Stream;
 use crate::interfaces::{self, Interface};
 use crate::lanes::carriage::Route;
 use crate::lanes::runtime::Runtime;
 use crate::listener::ListenComm;
 use crate::log::Log;
 use crate::memory::Memory;
-use crate::parting::Parting;
 use crate::receive::RecvComm;
 use crate::send::SendComm;
 use crate::{environment, tuner};
@@ -56,7 +57,7 @@ pub(crate) struct Shared {
     /// Sends of all comms that are under way.
     pub(crate) sends: AtomicUsize,
     numbers: AtomicU64,
-    pub(crate) parting: PerProcess<Parting>,
+    pub(crate) draining: PerProcess<DrainingSockets<Stream>>,
     /// Lives as long as a comm uses it.
     runtime: PerProcess<Mutex<Weak<Runtime>>>,
 }
@@ -174,7 +175,7 @@ impl TcpxPlugin {
                 rails,
                 sends: AtomicUsize::new(0),
                 numbers: AtomicU64::new(0),
-                parting: PerProcess::new(),
+                draining: PerProcess::new(),
                 runtime: PerProcess::new(),
             }),
         })

@@ -8,12 +8,12 @@ use nccl_net::export::{Buffer, DeviceQueue, MemoryRegion, NetComm, NetError, Net
 use crate::config::Mode;
 use crate::device::Device;
 use crate::error::PluginError;
+use crate::held::Stream;
 use crate::inbound::{Inbound, Phase, Request, Target};
 use crate::landing::Landing;
 use crate::memory::{Memory, Place};
 use crate::plugin::Shared;
 use crate::scatter::Scatter;
-use crate::socket::Stream;
 
 /// A receiving comm.
 #[derive(Debug)]
@@ -106,10 +106,18 @@ impl NetComm for RecvComm {
 
     fn deregister(&self, memory: Memory) -> Result<(), NetError> {
         let mut state = self.lock();
-        if let Some(failure) = state.inbound.give_up(memory.id()) {
-            self.shared.log.warn(&failure.to_string());
+        match state.inbound.give_up(memory.id()) {
+            Ok(None) => Ok(()),
+            Ok(Some(failure)) => {
+                self.shared.log.warn(&failure.to_string());
+                Ok(())
+            }
+            Err(error) => {
+                // It stays registered for good: what may still use it must find it in its place.
+                std::mem::forget(memory);
+                Err(error.into())
+            }
         }
-        Ok(())
     }
 
     fn test(&self, id: RequestId) -> Result<Option<usize>, NetError> {

@@ -6,6 +6,7 @@ use nccl_net::constants::{UNPACK_QUEUE_DEPTH, UNPACK_SLOT_ENTRIES};
 use nccl_net::device::{LoadMeta, NetUnpackMeta, UnpackNetDeviceHandle};
 use nccl_net::export::DeviceQueue;
 use nccl_net::{QueueSlot, UnpackQueueWriter};
+use tcpx_lanes::socket_calls::{MAX_SPANS, Span};
 use tcpx_memory::{MemoryError, Region};
 
 use crate::config::{Config, PAGE_BYTES, PoolKind};
@@ -15,7 +16,6 @@ use crate::fragments::{self, Piece};
 use crate::gpu_pool::GpuPool;
 use crate::pages::Pages;
 use crate::shuffle::Shuffle;
-use crate::socket::{MAX_SPANS, Span};
 
 /// Pages that a receive may hold: each has a piece at least.
 const MOST_PAGES: usize = UNPACK_SLOT_ENTRIES;

@@ -7,16 +7,17 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nccl_net::export::{Buffer, MemoryRegion, NetComm, NetError, NetSend, RequestId};
+use tcpx_lanes::socket_calls::{self as socket, Moved, Span};
 
 use crate::config::Mode;
 use crate::device::Device;
 use crate::error::PluginError;
 use crate::header::{HEADER_BYTES, Header, Record};
+use crate::held::Stream;
 use crate::lanes::carriage::Carriage;
 use crate::memory::{DeviceSlice, Memory, Place};
 use crate::plugin::Shared;
 use crate::ring::Ring;
-use crate::socket::{self, Moved, Span, Stream};
 use crate::staging::Staging;
 use crate::stall::Stall;
 
@@ -110,7 +111,7 @@ impl SendComm {
             let join = Header::of_group(&carriage.set().group()).encode(Record::Join);
             // 24 bytes on a fresh connection always fit its buffer.
             match socket::send_bytes(&stream, &join) {
-                Moved::Bytes(HEADER_BYTES) => {}
+                Ok(Moved::Bytes(HEADER_BYTES)) => {}
                 moved => {
                     return Err(PluginError::PeerClosed {
                         comm: name,
@@ -122,7 +123,7 @@ impl SendComm {
                 }
             }
         }
-        shared.parting.get().look();
+        shared.draining.get().reap();
         let lanes_above = shared.config.inline_bytes;
         Ok(Self {
             shared,
@@ -178,10 +179,18 @@ impl NetComm for SendComm {
 
     fn deregister(&self, memory: Memory) -> Result<(), NetError> {
         let mut state = self.lock();
-        if let Some(failure) = state.give_up(memory.id()) {
-            self.shared.log.warn(&failure.to_string());
+        match state.give_up(memory.id()) {
+            Ok(None) => Ok(()),
+            Ok(Some(failure)) => {
+                self.shared.log.warn(&failure.to_string());
+                Ok(())
+            }
+            Err(error) => {
+                // It stays registered for good: what may still use it must find it in its place.
+                std::mem::forget(memory);
+                Err(error.into())
+            }
         }
-        Ok(())
     }
 
     fn test(&self, request: RequestId) -> Result<Option<usize>, NetError> {
@@ -256,7 +265,7 @@ impl Drop for SendComm {
         self.shared
             .sends
             .fetch_sub(state.ring.len(), Ordering::Relaxed);
-        self.shared.parting.get().part(Arc::clone(&state.stream));
+        self.shared.draining.get().close(Arc::clone(&state.stream));
     }
 }
 
@@ -369,11 +378,11 @@ impl State {
         let spans = [Span::of(header_left), payload];
         // SAFETY: the header is ours; the payload lies in memory that the host registered and keeps
         // valid until the request is done, or in our staging memory, whose slot is held.
-        let moved = unsafe { socket::send(stream, &spans) };
+        let moved = unsafe { socket::send_spans(stream, &spans) };
         let bytes = match moved {
-            Moved::Bytes(bytes) => bytes,
-            Moved::Later | Moved::End => return Ok(0),
-            Moved::Broken(error) => {
+            Ok(Moved::Bytes(bytes)) => bytes,
+            Ok(Moved::WouldBlock) | Ok(Moved::End) => return Ok(0),
+            Err(error) => {
                 // The receiver may have said why before it hung up.
                 self.read_back()?;
                 return Err(self.closed(error.to_string()));

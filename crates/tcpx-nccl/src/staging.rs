@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use tcpx_lanes::socket_calls::Span;
 use tcpx_memory::{Job, MemoryError, Region, Work};
 
 use crate::copies::Copies;
@@ -10,7 +11,6 @@ use crate::device::Device;
 use crate::error::PluginError;
 use crate::ring::Ring;
 use crate::send::{Request, Source};
-use crate::socket::Span;
 
 /// Bytes of one piece: large enough for the copy engine and for a socket call.
 const PIECE_BYTES: usize = 512 << 10;

@@ -6,12 +6,15 @@ use std::net::IpAddr;
 use super::{Distance, Interface, InterfaceFilter, InterfaceKind, PciPlace};
 use crate::error::SocketError;
 
-/// Beginnings of the names that container and virtual-machine software gives its interfaces. Peers
-/// on other hosts cannot reach them.
-const CONTAINER_NAMES: [&str; 12] = [
-    "docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "cilium", "lxc", "lxd", "podman",
-    "kube",
-];
+/// Whether container or virtual-machine software names its interfaces so. Peers on other hosts cannot
+/// reach them.
+pub fn is_container_name(interface: &str) -> bool {
+    const BEGINNINGS: [&str; 12] = [
+        "docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "cilium", "lxc", "lxd",
+        "podman", "kube",
+    ];
+    BEGINNINGS.iter().any(|start| interface.starts_with(start))
+}
 
 /// A card that is known to be slower than the fastest by more than this is for something else.
 const SLOWEST_PART: u64 = 4;
@@ -164,9 +167,7 @@ fn is_local_only(interface: &Interface) -> bool {
     matches!(
         interface.kind,
         InterfaceKind::Loopback | InterfaceKind::Bridge
-    ) || CONTAINER_NAMES
-        .iter()
-        .any(|name| interface.name.starts_with(name))
+    ) || is_container_name(&interface.name)
 }
 
 fn nic(

@@ -5,13 +5,13 @@ use std::io::Read;
 use std::sync::Arc;
 
 use nccl_net::export::HostLogger;
+use tcpx_lanes::event_loop::{Source, Turn};
+use tcpx_lanes::idle::MAX_LANES;
 
 use super::{CAPACITIES, Memory, connection, feed, number};
 use crate::lanes::chunk::{ANSWER_BYTES, CHUNK_HEADER_BYTES, GROUP_BYTES, MAX_CHUNK_BYTES};
 use crate::lanes::group::Registry;
 use crate::lanes::inlet::Inlet;
-use crate::lanes::lane_set::MAX_LANES;
-use crate::lanes::looper::{Lane, Turn};
 use crate::lanes::receive_lane::ReceiveLane;
 use crate::log::Log;
 
@@ -41,7 +41,7 @@ pub fn lane(data: &[u8]) {
         while let Some(reading) = &mut lane {
             match reading.turn() {
                 Turn::Again => {}
-                Turn::Rest => break,
+                Turn::Rest | Turn::Nap => break,
                 Turn::End => lane = None,
             }
         }
@@ -88,6 +88,7 @@ fn plainly(stream: &[u8], memory: &mut Memory) -> Plain {
     }
     let ours = first[8..] == GROUP;
     let mut claimed = HashMap::new();
+    let mut covered: HashMap<usize, Vec<(u64, u64)>> = HashMap::new();
     while let Some((head, after)) = rest.split_at_checked(CHUNK_HEADER_BYTES) {
         let word = |at: usize| number(&head[at..at + 8]);
         let (len, offset, total) = (number(&head[4..8]), word(24), word(32));
@@ -105,7 +106,16 @@ fn plainly(stream: &[u8], memory: &mut Memory) -> Plain {
                 let takes =
                     ours && total <= CAPACITIES[*sequence] as u64 && *claimed + len <= total;
                 *claimed += if takes { len } else { 0 };
-                takes && plain.progress[*sequence].is_none_or(|(_, known)| known == total)
+                let known = plain.progress[*sequence];
+                let pieces = covered.entry(*sequence).or_default();
+                let is_new = pieces
+                    .iter()
+                    .all(|(from, to)| offset + len <= *from || *to <= offset);
+                let taken = takes && known.is_none_or(|(_, known)| known == total) && is_new;
+                if taken {
+                    pieces.push((offset, offset + len));
+                }
+                taken
             });
             plain.refused |= taken.is_none();
             if let Some(sequence) = taken {

@@ -1,6 +1,7 @@
 //! Single records and the handle.
 
 use nccl_net::export::PeerHandle;
+use tcpx_lanes::idle::MAX_LANES;
 
 use super::number;
 use crate::handle::Handle;
@@ -8,7 +9,6 @@ use crate::header::{FROM_RECEIVER, FROM_SENDER, HEADER_BYTES, Header, Record};
 use crate::lanes::chunk::{
     CHUNK_HEADER_BYTES, ChunkHeader, GROUP_BYTES, MAX_CHUNK_BYTES, decode_group, encode_group,
 };
-use crate::lanes::lane_set::MAX_LANES;
 
 /// Input: which record, then its bytes; missing ones are 0.
 pub fn records(data: &[u8]) {

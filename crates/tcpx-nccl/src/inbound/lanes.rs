@@ -1,10 +1,11 @@
 //! The part of a receive comm's connection that has to do with lanes.
 
+use tcpx_lanes::socket_calls::{self as socket, Moved};
+
 use super::Inbound;
 use crate::error::PluginError;
 use crate::header::{HEADER_BYTES, Header, Record};
 use crate::lanes::inlet::Refusal;
-use crate::socket::{self, Moved};
 
 impl Inbound {
     /// Ends the receives that lanes filled, grants the posted ones, and finds why none can come;
@@ -40,9 +41,9 @@ impl Inbound {
             // 24 bytes, and the sender reads whenever it has a message: they fit.
             let bytes = grant.encode(Record::Grant);
             match socket::send_bytes(&self.stream, &bytes) {
-                Moved::Bytes(HEADER_BYTES) => {}
+                Ok(Moved::Bytes(HEADER_BYTES)) => {}
                 // The sender has closed. What it sent before may wait to be read, and reading tells.
-                Moved::Broken(_) => {}
+                Err(_) => {}
                 moved => {
                     return Err(
                         self.protocol("a sender that reads its grants", format!("{moved:?}"))

@@ -6,7 +6,7 @@
 //! magic asks for an answer: the other way travels nothing but the number u64 of such chunks that the
 //! lane has read to their end.
 
-use super::lane_set::MAX_LANES;
+use tcpx_lanes::idle::MAX_LANES;
 
 /// Bytes of a lane's first record.
 pub(crate) const GROUP_BYTES: usize = 24;

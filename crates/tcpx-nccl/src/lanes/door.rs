@@ -2,21 +2,22 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tcpx_lanes::event_loop::Receivers;
+use tcpx_lanes::waker::Waker;
 use tcpx_wire::Key;
 
 use super::group::Registry;
-use super::looper::Mailbox;
 use super::receive_lane::ReceiveLane;
 use crate::admission::{Admission, Admitted};
 use crate::handle::Door;
+use crate::held::Listener;
 use crate::log::Log;
-use crate::socket::Listener;
 
 /// Handshakes that may be under way: many peers come at once when a job starts.
 const MAX_PENDING: usize = 256;
@@ -33,7 +34,7 @@ const TICK: Timespec = Timespec {
 pub(crate) struct LaneDoor {
     address: IpAddr,
     door: Door,
-    wake: Arc<OwnedFd>,
+    wake: Arc<Waker>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
     process: u32,
@@ -45,12 +46,12 @@ impl LaneDoor {
         listener: Listener,
         secret: [u8; Key::BYTES],
         process: u64,
-        loops: Vec<Arc<Mailbox>>,
+        loops: Receivers,
         registry: Arc<Registry>,
         log: Arc<Log>,
     ) -> io::Result<Self> {
         let address = listener.local_addr()?;
-        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let wake = Arc::new(Waker::new()?);
         let stop = Arc::new(AtomicBool::new(false));
         let mut acceptor = Acceptor {
             admission: Admission::new(listener, secret, MAX_PENDING),
@@ -99,16 +100,16 @@ impl Drop for LaneDoor {
             return;
         }
         self.stop.store(true, Ordering::SeqCst);
-        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+        self.wake.wake();
         let _ = thread.join();
     }
 }
 
 struct Acceptor {
     admission: Admission,
-    wake: Arc<OwnedFd>,
+    wake: Arc<Waker>,
     stop: Arc<AtomicBool>,
-    loops: Vec<Arc<Mailbox>>,
+    loops: Receivers,
     registry: Arc<Registry>,
     log: Arc<Log>,
 }
@@ -136,17 +137,14 @@ impl Acceptor {
         loop {
             match self.admission.next(&self.log, "lane door") {
                 Ok(Some(Admitted { stream, peer })) => {
-                    let open: usize = self.loops.iter().map(|one| one.lanes()).sum();
+                    let open = self.loops.sources();
                     if open >= MAX_LANES {
                         self.log
                             .warn(&format!("refused a lane from {peer}: {open} are open"));
                         continue;
                     }
                     let lane = ReceiveLane::new(stream, self.registry.clone(), self.log.clone());
-                    // There is at least one loop.
-                    if let Some(mailbox) = self.loops.iter().min_by_key(|one| one.lanes()) {
-                        mailbox.add(Box::new(lane));
-                    }
+                    self.loops.start(Box::new(lane));
                 }
                 Ok(None) => return,
                 Err(error) => {

@@ -5,13 +5,13 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use tcpx_lanes::socket_calls::Span;
 use tcpx_memory::{CompletionSink, Job, MemoryError, Work};
 
 use super::chunk::ChunkHeader;
 use super::lane_set::LaneSet;
 use super::outlet::{Chunk, Outlet};
 use crate::memory::DeviceSlice;
-use crate::socket::Span;
 
 /// Parts of one comm that are copied at a time.
 const PARTS: usize = 64;
@@ -176,7 +176,7 @@ mod tests {
     /// A comm's parts of which the first is being copied, and the lanes for it, which nobody drives.
     fn copying() -> (Arc<Outlet>, Arc<LaneSet>, FromGpu) {
         let log = Arc::new(Log::new(HostLogger::default()));
-        let set = Arc::new(LaneSet::new([7; 16], Vec::new(), Vec::new(), true, log));
+        let set = Arc::new(LaneSet::new([7; 16], Vec::new(), Vec::new(), 0, true, log));
         let (outlet, from_gpu) = (
             Arc::new(Outlet::new(set.load())),
             FromGpu::new(Arc::clone(&set)),

@@ -80,10 +80,10 @@ impl Registry {
         self.books().inlets.insert(inlet.id, Arc::clone(inlet));
     }
 
-    /// Takes a comm away from lanes: after this none writes into its memory.
-    pub(crate) fn close(&self, inlet: &Inlet) {
+    /// Takes a comm away from lanes: after this none writes into its memory, or the answer is `false`.
+    pub(crate) fn close(&self, inlet: &Inlet) -> bool {
         self.books().inlets.remove(&inlet.id);
-        inlet.close();
+        inlet.close()
     }
 
     /// The comm with a number.
@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(group.ended(), None);
         assert!(group.entered(2) && !group.entered(3));
         group.left();
-        // The other one may be in its loop's mailbox, with chunks that nobody has read.
+        // The other one may be in its loop's inbox, with chunks that nobody has read.
         assert_eq!(group.ended(), None);
         assert!(group.entered(2));
         group.left();
@@ -131,7 +131,7 @@ mod tests {
         let inlet = Arc::new(Inlet::new(3));
         registry.open(&inlet);
         assert!(registry.inlet(3).is_some());
-        registry.close(&inlet);
+        assert!(registry.close(&inlet));
         assert!(registry.inlet(3).is_none() && inlet.is_closed());
     }
 }

@@ -1,9 +1,8 @@
 //! The receives of one comm that lanes may fill.
 //!
 //! The comm's host program posts into slots; lanes claim room in a slot before they write and count
-//! what they wrote. A claim can never take more than the message has, and a message is complete
-//! only when all of it was claimed and written: so after the comm reports it done, no lane can
-//! touch its memory.
+//! what they wrote. A claim can never take a byte twice, and a message is complete only when all of
+//! it was claimed and written: so then no byte is missing, and no lane can touch its memory.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -13,6 +12,7 @@ use nccl_net::export::{Buffer, RequestId};
 use tcpx_memory::{CompletionSink, MemoryError};
 
 use super::chunk::ChunkHeader;
+use super::coverage::Coverage;
 use super::group::Group;
 use crate::memory::DeviceSlice;
 
@@ -60,6 +60,8 @@ struct Slot {
     device: Mutex<Option<DeviceSlice>>,
     /// Mark and claimed bytes in one word, so that a claim is for one message.
     claim: AtomicU64,
+    /// Which bytes those are. A lane holds it for a few instructions a chunk.
+    covered: Mutex<Coverage>,
     total: AtomicU64,
     written: AtomicU64,
 }
@@ -104,6 +106,7 @@ impl Inlet {
                 on_device: AtomicBool::new(false),
                 device: Mutex::new(None),
                 claim: AtomicU64::new(NOBODY << CLAIM_BITS),
+                covered: Mutex::default(),
                 total: AtomicU64::new(UNKNOWN),
                 written: AtomicU64::new(0),
             }),
@@ -141,6 +144,7 @@ impl Inlet {
         slot.capacity.store(buffer.len, Ordering::Relaxed);
         slot.total.store(UNKNOWN, Ordering::Relaxed);
         slot.written.store(0, Ordering::Relaxed);
+        slot.lock_covered().clear();
         // Publishes the rest.
         slot.claim
             .store(mark(sequence) << CLAIM_BITS, Ordering::Release);
@@ -238,6 +242,16 @@ impl Inlet {
                 format!("{known} and {total}"),
             ));
         }
+        let end = header.offset + u64::from(header.len);
+        if !slot.lock_covered().add(header.offset, end) {
+            return Err(protocol(
+                "each byte of a message once",
+                format!(
+                    "bytes {} to {end} of message {sequence} again",
+                    header.offset
+                ),
+            ));
+        }
         // Inside the capacity: offset + len <= total <= capacity, and capacity is a usize.
         let offset = header.offset as usize;
         Ok(slot.start.load(Ordering::Relaxed).wrapping_add(offset))
@@ -323,19 +337,29 @@ impl Inlet {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// Takes the memory away from the lanes; chunks that still arrive are read and dropped.
-    pub(crate) fn close(&self) {
+    /// Takes the memory away from the lanes; chunks that still arrive are read and dropped. `false`: a
+    /// lane or a copy has not let go of it yet, and may still write there.
+    #[must_use = "memory that is written to must not be given back"]
+    pub(crate) fn close(&self) -> bool {
         self.closed.store(true, Ordering::SeqCst);
         let deadline = Instant::now() + CLOSE_WAIT;
-        while self.writers.load(Ordering::SeqCst) > 0 && Instant::now() < deadline {
+        while self.writers.load(Ordering::SeqCst) > 0 {
+            if Instant::now() >= deadline {
+                return false;
+            }
             std::thread::yield_now();
         }
+        true
     }
 }
 
 impl Slot {
     fn lock_device(&self) -> MutexGuard<'_, Option<DeviceSlice>> {
         self.device.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_covered(&self) -> MutexGuard<'_, Coverage> {
+        self.covered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -469,7 +493,31 @@ mod tests {
     fn closing_ends_the_right_to_write() {
         let inlet = Inlet::new(1);
         drop(inlet.write().expect("open"));
-        inlet.close();
+        assert!(inlet.close());
         assert!(inlet.write().is_none() && inlet.is_closed());
+    }
+
+    #[test]
+    fn bytes_that_come_twice_do_not_make_a_message_whole() {
+        let mut bytes = [0; 100];
+        let (inlet, group) = inlet(&mut bytes);
+        assert!(inlet.claim(&group, &header(5, 0, 40, 80)).is_ok());
+        inlet.wrote(5, 40);
+        assert_eq!(inlet.claim(&group, &header(5, 0, 40, 80)), Err(()));
+        assert!(matches!(inlet.refusal(), Some(Refusal::Protocol { .. })));
+        assert_eq!(
+            inlet.progress(5),
+            Some((40, 80)),
+            "bytes 40 to 80 never came"
+        );
+    }
+
+    #[test]
+    fn closing_while_somebody_writes_says_so() {
+        let inlet = Inlet::new(1);
+        let writing = inlet.write().expect("open");
+        assert!(!inlet.close());
+        drop(writing);
+        assert!(inlet.close());
     }
 }

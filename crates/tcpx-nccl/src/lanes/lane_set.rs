@@ -6,22 +6,22 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
+use tcpx_lanes::event_loop::Remote;
+use tcpx_lanes::idle::LaneSet as IdleLanes;
+use tcpx_lanes::socket_calls::{self as socket, Moved};
 
 use super::chunk::{GroupId, encode_group};
-use super::looper::Mailbox;
 use super::outlet::Chunk;
 use super::transmit_lane::TransmitLane;
 use super::users::Users;
 use crate::config::PAGE_BYTES;
 use crate::dialer::Dialer;
 use crate::error::PluginError;
+use crate::held::Stream;
 use crate::log::Log;
-use crate::socket::{self, Moved, Stream};
 
 /// Chunks that wait for a lane; a comm that finds no room tries again at its next call.
 const QUEUE_CHUNKS: usize = 2048;
-/// Lanes of a set: the idle ones are bits of a word.
-pub(crate) const MAX_LANES: usize = 64;
 /// Smallest part of a message that is worth a lane of its own.
 const SMALL_PART_BYTES: usize = 64 << 10;
 /// The peer's loop answers by itself, so this is a broken path and not a slow program.
@@ -36,11 +36,11 @@ pub(crate) struct LaneSet {
     load: Arc<AtomicUsize>,
     /// Calls in which a peer's kernel took bytes, and answers of the peer: its signs of life.
     moves: AtomicU64,
-    /// Lanes without work, by their bit.
-    idle: AtomicU64,
-    /// The loop of each lane.
-    loops: Vec<Arc<Mailbox>>,
-    /// How many different ones there are: so many lanes move at a time.
+    /// Lanes without work.
+    idle: IdleLanes,
+    /// The place of each lane in an event loop.
+    lanes: Vec<Remote>,
+    /// How many loops those are: so many lanes move at a time.
     at_a_time: usize,
     comms: Users,
     failed: AtomicBool,
@@ -73,26 +73,24 @@ pub(crate) enum Standing {
 }
 
 impl LaneSet {
-    /// A set that `dialers` will connect, each lane in the loop of the same place; with `splice`, large
-    /// chunks go without a copy.
+    /// A set that `dialers` will connect, each lane for the place of the same number, which lie in so many
+    /// `loops`; with `splice`, large chunks go without a copy.
     pub(crate) fn new(
         group: GroupId,
         dialers: Vec<Dialer>,
-        loops: Vec<Arc<Mailbox>>,
+        lanes: Vec<Remote>,
+        loops: usize,
         splice: bool,
         log: Arc<Log>,
     ) -> Self {
-        let mut different: Vec<_> = loops.iter().map(Arc::as_ptr).collect();
-        different.sort_unstable();
-        different.dedup();
         Self {
-            at_a_time: different.len(),
+            at_a_time: loops.min(lanes.len()),
             group,
             queue: ArrayQueue::new(QUEUE_CHUNKS),
             load: Arc::default(),
             moves: AtomicU64::new(0),
-            idle: AtomicU64::new(0),
-            loops,
+            idle: IdleLanes::new(),
+            lanes,
             comms: Users::default(),
             failed: AtomicBool::new(false),
             why: OnceLock::new(),
@@ -113,7 +111,7 @@ impl LaneSet {
     }
 
     pub(crate) fn lanes(&self) -> usize {
-        self.loops.len()
+        self.lanes.len()
     }
 
     /// The peer took bytes, or answered.
@@ -181,9 +179,9 @@ impl LaneSet {
                 Some(stream) => {
                     connecting.dialers.remove(at);
                     // At most 64 lanes; 24 bytes on a fresh connection always fit its buffer.
-                    let record = encode_group(&self.group, self.loops.len() as u32);
+                    let record = encode_group(&self.group, self.lanes.len() as u32);
                     match socket::send_bytes(&stream, &record) {
-                        Moved::Bytes(bytes) if bytes == record.len() => {}
+                        Ok(Moved::Bytes(bytes)) if bytes == record.len() => {}
                         moved => return Err(format!("a fresh lane takes no bytes: {moved:?}")),
                     }
                     connecting.streams.push(stream);
@@ -192,9 +190,14 @@ impl LaneSet {
             }
         }
         if connecting.dialers.is_empty() {
-            for (number, stream) in connecting.streams.drain(..).enumerate() {
-                let lane = TransmitLane::new(Arc::clone(self), number, stream);
-                self.loops[number].add(Box::new(lane));
+            for ((number, place), stream) in
+                (0..).zip(&self.lanes).zip(connecting.streams.drain(..))
+            {
+                place.start(Box::new(TransmitLane::new(
+                    Arc::clone(self),
+                    number,
+                    stream,
+                )));
             }
             return Ok(true);
         }
@@ -202,7 +205,7 @@ impl LaneSet {
             return Err(format!(
                 "{} of {} lanes are not connected after {} s",
                 connecting.dialers.len(),
-                self.loops.len(),
+                self.lanes.len(),
                 CONNECT_TIME.as_secs()
             ));
         }
@@ -224,7 +227,7 @@ impl LaneSet {
     /// A comm is done with the lanes; the last one closes them.
     pub(crate) fn leave(&self) {
         if self.comms.leave() {
-            self.kick_all();
+            self.resume_all();
         }
     }
 
@@ -258,8 +261,10 @@ impl LaneSet {
             // No lane will take it.
             self.drain();
         }
-        if let Some(lane) = self.take_idle() {
-            self.loops[lane].kick.kick();
+        if let Some(lane) = self.idle.take(0)
+            && let Some(lane) = self.lanes.get(usize::from(lane))
+        {
+            lane.resume();
         }
         Ok(())
     }
@@ -273,34 +278,16 @@ impl LaneSet {
     }
 
     /// The lane found no work. It must look once more before it rests.
-    pub(super) fn rest(&self, lane: usize) {
-        self.idle.fetch_or(1 << lane, Ordering::SeqCst);
+    pub(super) fn rest(&self, lane: u16) {
+        self.idle.insert(lane);
     }
 
-    pub(super) fn unrest(&self, lane: usize) {
-        self.idle.fetch_and(!(1 << lane), Ordering::SeqCst);
+    pub(super) fn unrest(&self, lane: u16) {
+        self.idle.remove(lane);
     }
 
-    fn take_idle(&self) -> Option<usize> {
-        // A read-modify-write, for a plain load could miss a lane that rested before our queueing.
-        let mut idle = self.idle.fetch_or(0, Ordering::SeqCst);
-        while idle != 0 {
-            let lane = idle.trailing_zeros();
-            let bit = 1u64 << lane;
-            let before = self.idle.fetch_and(!bit, Ordering::SeqCst);
-            if before & bit != 0 {
-                // Below 64.
-                return Some(lane as usize);
-            }
-            idle = before & !bit;
-        }
-        None
-    }
-
-    fn kick_all(&self) {
-        for mailbox in &self.loops {
-            mailbox.kick.kick();
-        }
+    fn resume_all(&self) {
+        self.lanes.iter().for_each(Remote::resume);
     }
 
     /// Ends every lane: chunks may be lost, so every comm must fail.
@@ -308,7 +295,7 @@ impl LaneSet {
         let _ = self.why.set(why);
         self.failed.store(true, Ordering::SeqCst);
         self.drain();
-        self.kick_all();
+        self.resume_all();
     }
 
     fn drain(&self) {

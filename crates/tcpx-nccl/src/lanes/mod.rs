@@ -15,17 +15,15 @@
 
 pub(crate) mod carriage;
 pub(crate) mod chunk;
+mod coverage;
 pub(crate) mod door;
 mod from_gpu;
 pub(crate) mod group;
 pub(crate) mod inlet;
-mod kick;
 pub(crate) mod lane_set;
-pub(crate) mod looper;
 pub(crate) mod outlet;
 pub(crate) mod receive_lane;
 pub(crate) mod runtime;
-mod splice;
 pub(crate) mod to_gpu;
 mod transmit_lane;
 mod users;

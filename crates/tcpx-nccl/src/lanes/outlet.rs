@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use nccl_net::export::RequestId;
+use tcpx_lanes::socket_calls::Span;
 use tcpx_memory::RegionSlice;
 
 use super::chunk::ChunkHeader;
-use crate::socket::Span;
 
 /// The lanes' side of a send comm.
 #[derive(Debug)]
@@ -105,6 +105,11 @@ impl Outlet {
     /// Chunks that no lane has begun are to be dropped.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
+    }
+
+    /// Whether the comm took its memory back.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
     }
 
     /// Waits until no lane holds a part of a message; `false` when one still does after `limit`, or after

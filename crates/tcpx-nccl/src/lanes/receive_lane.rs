@@ -5,14 +5,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use rustix::event::epoll;
+use tcpx_lanes::event_loop::{Source, Turn};
+use tcpx_lanes::socket_calls::{self as socket, Moved, Span};
 
 use super::chunk::{ANSWER_BYTES, CHUNK_HEADER_BYTES, ChunkHeader, GROUP_BYTES, decode_group};
 use super::group::{Group, Registry};
 use super::inlet::Inlet;
-use super::looper::{Lane, Turn};
 use super::to_gpu::ToGpu;
+use crate::held::Stream;
 use crate::log::Log;
-use crate::socket::{self, Moved, Span, Stream};
 
 /// Bytes of a turn, so that the lanes of a loop advance together.
 const TURN_BYTES: usize = 2 << 20;
@@ -101,14 +102,14 @@ impl ReceiveLane {
                 // SAFETY: the payload's span is what is left of a claimed part of a posted buffer,
                 // which its comm leaves to us while `writing` lives, or of a pinned slot that is
                 // ours, or our scratch memory; the header is ours and empty while a payload arrives.
-                let moved = unsafe { socket::receive(&self.stream, spans) };
+                let moved = unsafe { socket::receive_spans(&self.stream, spans) };
                 if arriving.answered
                     && let Ok(Some(error)) = self.stream.take_error()
                 {
                     // The sender reset the lane: its memory may have changed before we read it.
                     return Err(error.to_string());
                 }
-                if let Moved::Bytes(bytes) = moved
+                if let Ok(Moved::Bytes(bytes)) = moved
                     && arriving.answered
                     && bytes >= self.left
                 {
@@ -116,7 +117,7 @@ impl ReceiveLane {
                     self.read += 1;
                     answer(&self.stream, self.read)?;
                 }
-                if let (Moved::Bytes(bytes), Some(inlet), true) =
+                if let (Ok(Moved::Bytes(bytes)), Some(inlet), true) =
                     (&moved, &arriving.inlet, may_write)
                 {
                     let bytes = (*bytes).min(self.left);
@@ -129,10 +130,10 @@ impl ReceiveLane {
             }
         };
         let bytes = match moved {
-            Moved::Bytes(bytes) => bytes,
-            Moved::Later => return Ok(None),
-            Moved::End => return Err("end of stream".to_owned()),
-            Moved::Broken(error) => return Err(error.to_string()),
+            Ok(Moved::Bytes(bytes)) => bytes,
+            Ok(Moved::WouldBlock) => return Ok(None),
+            Ok(Moved::End) => return Err("end of stream".to_owned()),
+            Err(error) => return Err(error.to_string()),
         };
         self.advance(bytes)?;
         Ok(Some(bytes))
@@ -224,8 +225,8 @@ impl ReceiveLane {
 fn answer(stream: &Stream, read: u64) -> Result<(), String> {
     let answer: [u8; ANSWER_BYTES] = read.to_le_bytes();
     match socket::send_bytes(stream, &answer) {
-        Moved::Bytes(ANSWER_BYTES) => Ok(()),
-        Moved::Broken(error) => Err(error.to_string()),
+        Ok(Moved::Bytes(ANSWER_BYTES)) => Ok(()),
+        Err(error) => Err(error.to_string()),
         // The few chunks that a sender leaves unanswered fit any buffer.
         moved => Err(format!("the sender reads no answers: {moved:?}")),
     }
@@ -237,7 +238,7 @@ impl Drop for ReceiveLane {
     }
 }
 
-impl Lane for ReceiveLane {
+impl Source for ReceiveLane {
     fn socket(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
@@ -282,7 +283,7 @@ mod tests {
         peer.set_read_timeout(Some(Duration::from_secs(20)))
             .unwrap();
         let (stream, _) = listener.accept().unwrap();
-        socket::prepare(&stream).unwrap();
+        tcpx_lanes::socket::prepare_comm(&stream).unwrap();
         let registry = Arc::new(Registry::default());
         let inlet = Arc::new(Inlet::new(1));
         registry.open(&inlet);

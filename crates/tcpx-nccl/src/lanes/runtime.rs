@@ -8,13 +8,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use tcpx_lanes::event_loop::EventLoops;
 use tcpx_memory::{CopyWorker, FreeWatch};
 use tcpx_wire::Key;
 
 use super::door::LaneDoor;
 use super::group::Registry;
 use super::lane_set::LaneSet;
-use super::looper::{Looper, Mailbox};
 use crate::device::Device;
 use crate::dialer::Dialer;
 use crate::error::PluginError;
@@ -25,10 +25,6 @@ use crate::plugin::{Shared, random};
 
 /// How long a peer whose door could not be reached is left alone.
 const UNREACHABLE_TIME: Duration = Duration::from_secs(60);
-/// From this number of cores on, a loop without work spins before it sleeps.
-const SPIN_CORES: usize = 16;
-/// Longer than the pause between two messages of a collective; waking a virtual core costs as much.
-const SPIN: Duration = Duration::from_micros(200);
 /// A lane's handshake is done in milliseconds; a full backlog may take some dials.
 const DIAL_TIME: Duration = Duration::from_secs(15);
 
@@ -46,9 +42,8 @@ pub(crate) struct Runtime {
     doors: Mutex<Vec<LaneDoor>>,
     sets: Mutex<HashMap<Route, Arc<LaneSet>>>,
     pub(crate) registry: Arc<Registry>,
-    transmit: Vec<Looper>,
-    receive: Vec<Looper>,
-    /// Kick the receiving loops when a pinned slot is free again; with the workers whose slots they are.
+    loops: EventLoops,
+    /// Wake the receiving lanes when a pinned slot is free again; with the workers whose slots they are.
     watches: Mutex<Vec<(Arc<CopyWorker>, FreeWatch)>>,
 }
 
@@ -57,23 +52,13 @@ impl Runtime {
         crate::pin::keep_loaded();
         let cores = cores();
         let threads = shared.config.threads.unwrap_or_else(|| threads_for(cores));
-        let spin = if cores >= SPIN_CORES {
-            SPIN
-        } else {
-            Duration::ZERO
-        };
-        let start = |kind: &str| {
-            (0..threads)
-                .map(|number| Looper::start(format!("tcpx-nccl-{kind}{number}"), spin))
-                .collect::<Result<Vec<_>, _>>()
-                .map_err(|error| {
-                    PluginError::system(
-                        "starting event loops",
-                        &error,
-                        "raise the limits on processes and open files",
-                    )
-                })
-        };
+        let loops = EventLoops::start("tcpx-nccl", threads).map_err(|error| {
+            PluginError::system(
+                "starting event loops",
+                &error,
+                "raise the limits on processes and open files",
+            )
+        })?;
         let lanes = shared.config.lanes.unwrap_or_else(|| lanes_for(threads));
         let runtime = Self {
             id: u64::from_ne_bytes(random()?),
@@ -84,8 +69,7 @@ impl Runtime {
             doors: Mutex::new(Vec::new()),
             sets: Mutex::new(HashMap::new()),
             registry: Arc::new(Registry::default()),
-            transmit: start("tx")?,
-            receive: start("rx")?,
+            loops,
             watches: Mutex::default(),
         };
         shared.log.info(&format!(
@@ -107,9 +91,10 @@ impl Runtime {
         if watches.iter().any(|(known, _)| Arc::ptr_eq(known, worker)) {
             return;
         }
-        let loops = mailboxes(&self.receive);
-        let kick = move || loops.iter().for_each(|mailbox| mailbox.kick.kick());
-        let watch = worker.pinned().on_free(Arc::new(kick));
+        let lanes = self.loops.receivers();
+        let watch = worker
+            .pinned()
+            .on_free(Arc::new(move || lanes.resume_all()));
         watches.push((Arc::clone(worker), watch));
     }
 
@@ -120,12 +105,11 @@ impl Runtime {
             return Ok(known.door());
         }
         let listener = listener::bind(shared, address)?;
-        let loops = mailboxes(&self.receive);
         let opened = LaneDoor::open(
             listener,
             self.secret,
             self.id,
-            loops,
+            self.loops.receivers(),
             self.registry.clone(),
             shared.log.clone(),
         )
@@ -163,24 +147,17 @@ impl Runtime {
         let dialers = (0..self.lanes)
             .map(|_| Dialer::new(local, address, door.secret, now + DIAL_TIME))
             .collect();
-        // Each set begins at the loop with the fewest lanes.
-        let mut loops = mailboxes(&self.transmit);
-        loops.sort_by_key(|mailbox| mailbox.lanes());
-        let loops = loops.iter().cycle().take(self.lanes).cloned().collect();
         let set = Arc::new(LaneSet::new(
             random()?,
             dialers,
-            loops,
+            self.loops.transmit_spread(self.lanes),
+            self.loops.per_direction(),
             self.splice,
             self.log.clone(),
         ));
         sets.insert(route, set.clone());
         Ok(Some(set))
     }
-}
-
-fn mailboxes(loops: &[Looper]) -> Vec<Arc<Mailbox>> {
-    loops.iter().map(|one| one.mailbox().clone()).collect()
 }
 
 fn cores() -> usize {

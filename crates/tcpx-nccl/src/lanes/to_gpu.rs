@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
+use tcpx_lanes::socket_calls::Span;
 use tcpx_memory::{Job, PinnedPool, RegionSlice, Work};
 
 use super::inlet::Inlet;
 use crate::memory::DeviceSlice;
-use crate::socket::Span;
 
 /// What is left of bytes whose place is in GPU memory.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ impl ToGpu {
         Self { to, piece: None }
     }
 
-    /// Where the next bytes go; `None` when no slot is free. The pool then kicks the loops, see
+    /// Where the next bytes go; `None` when no slot is free. The pool then wakes the lanes, see
     /// `Runtime::watch`.
     pub(crate) fn room(&mut self) -> Option<Span> {
         if self.piece.is_none() {

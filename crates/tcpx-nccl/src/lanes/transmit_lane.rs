@@ -9,13 +9,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use rustix::event::epoll;
+use tcpx_lanes::event_loop::{Source, Turn};
+use tcpx_lanes::socket::is_near;
+use tcpx_lanes::socket_calls::{self as socket, Moved, Span};
+use tcpx_lanes::splice::Splice;
 
 use super::chunk::{ANSWER_BYTES, CHUNK_HEADER_BYTES};
 use super::lane_set::LaneSet;
-use super::looper::{Lane, Turn};
 use super::outlet::Chunk;
-use super::splice::Splice;
-use crate::socket::{self, Moved, Span, Stream};
+use crate::held::Stream;
 
 /// Bytes of a turn, so that the lanes of a loop advance together.
 const TURN_BYTES: usize = 2 << 20;
@@ -25,6 +27,8 @@ const UNANSWERED_BYTES: usize = 2 << 20;
 /// The same within a host, of all lanes together or of one, whichever is more: there is no way to fill, and
 /// what is read soon is read from the cache.
 const UNANSWERED_IN_HOST: (usize, usize) = (4 << 20, 512 << 10);
+/// Most bytes in the pipe: a chunk of the default size.
+const PIPE_BYTES: usize = 256 << 10;
 /// Chunks up to here are copied: that takes one call and no answer.
 const COPIED_BYTES: u32 = 64 << 10;
 
@@ -40,7 +44,7 @@ struct Leaving {
 #[derive(Debug)]
 pub(super) struct TransmitLane {
     set: Arc<LaneSet>,
-    number: usize,
+    number: u16,
     // Closed before the chunks below end: what the kernel still has of their pages is not sent then.
     stream: Stream,
     pipe: Option<Splice>,
@@ -56,8 +60,8 @@ pub(super) struct TransmitLane {
 }
 
 impl TransmitLane {
-    pub(super) fn new(set: Arc<LaneSet>, number: usize, stream: Stream) -> Self {
-        let most_unanswered = most_unanswered(set.lanes(), is_in_host(&stream));
+    pub(super) fn new(set: Arc<LaneSet>, number: u16, stream: Stream) -> Self {
+        let most_unanswered = most_unanswered(set.lanes(), is_near(&stream));
         Self {
             set,
             number,
@@ -84,7 +88,7 @@ impl TransmitLane {
             return false;
         }
         if self.pipe.is_none() {
-            match Splice::new() {
+            match Splice::new(PIPE_BYTES) {
                 Ok(splice) => self.pipe = Some(splice),
                 Err(error) => self.set.stop_splicing(&error),
             }
@@ -134,8 +138,8 @@ impl TransmitLane {
             Some(splice) if leaving.chunk.header.answered => {
                 // SAFETY: registered memory that its comm keeps, and its host does not write, as long
                 // as the chunk lives: until the peer answers.
-                match unsafe { splice.send(&self.stream, payload) } {
-                    Ok(moved) => moved,
+                match unsafe { splice.send_span(&self.stream, payload) } {
+                    Ok(moved) => Ok(moved),
                     Err(error) if splice.is_loaded() => return Err(error.to_string()),
                     Err(error) => {
                         // Such memory has no pages to lend. Copied, the chunk is answered all the same.
@@ -149,11 +153,11 @@ impl TransmitLane {
                 let spans = [Span::of(header), payload];
                 // SAFETY: the header is ours; the payload is registered memory that its comm keeps
                 // for as long as the chunk lives.
-                unsafe { socket::send(&self.stream, &spans) }
+                unsafe { socket::send_spans(&self.stream, &spans) }
             }
         };
         match moved {
-            Moved::Bytes(bytes) => {
+            Ok(Moved::Bytes(bytes)) => {
                 self.set.moved();
                 leaving.written += bytes;
                 if leaving.written == CHUNK_HEADER_BYTES + leaving.chunk.header.len as usize
@@ -168,8 +172,8 @@ impl TransmitLane {
                 }
                 Ok(bytes)
             }
-            Moved::Later | Moved::End => Ok(0),
-            Moved::Broken(error) => Err(error.to_string()),
+            Ok(Moved::WouldBlock) | Ok(Moved::End) => Ok(0),
+            Err(error) => Err(error.to_string()),
         }
     }
 
@@ -178,10 +182,10 @@ impl TransmitLane {
         loop {
             let rest = &mut self.answer[self.answer_bytes..];
             match socket::receive_bytes(&self.stream, rest) {
-                Moved::Later => return Ok(()),
-                Moved::End => return Err("end of stream".to_owned()),
-                Moved::Broken(error) => return Err(error.to_string()),
-                Moved::Bytes(bytes) => self.answer_bytes += bytes,
+                Ok(Moved::WouldBlock) => return Ok(()),
+                Ok(Moved::End) => return Err("end of stream".to_owned()),
+                Err(error) => return Err(error.to_string()),
+                Ok(Moved::Bytes(bytes)) => self.answer_bytes += bytes,
             }
             if self.answer_bytes < ANSWER_BYTES {
                 continue;
@@ -222,14 +226,6 @@ fn most_unanswered(lanes: usize, in_host: bool) -> usize {
     }
 }
 
-/// Whether both ends have one address.
-fn is_in_host(stream: &Stream) -> bool {
-    match (stream.local_addr(), stream.peer_addr()) {
-        (Ok(near), Ok(far)) => near.ip() == far.ip(),
-        _ => false,
-    }
-}
-
 impl Drop for TransmitLane {
     fn drop(&mut self) {
         if self.leaving.is_none() && self.unanswered.is_empty() {
@@ -241,12 +237,12 @@ impl Drop for TransmitLane {
             return;
         }
         // Half a chunk must not look like a whole stream, nor pages that are free again like a chunk.
-        socket::reset(&self.stream);
+        tcpx_lanes::socket::abort(self.stream.as_fd());
         self.set.fail("a lane ended within a chunk".to_owned());
     }
 }
 
-impl Lane for TransmitLane {
+impl Source for TransmitLane {
     fn socket(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
@@ -305,11 +301,18 @@ mod tests {
     fn lane(splice: bool) -> (Arc<LaneSet>, TransmitLane, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        socket::prepare(&stream).unwrap();
+        tcpx_lanes::socket::prepare_comm(&stream).unwrap();
         let (peer, _) = listener.accept().unwrap();
         peer.set_nonblocking(true).unwrap();
         let log = Arc::new(Log::new(HostLogger::default()));
-        let set = Arc::new(LaneSet::new([7; 16], Vec::new(), Vec::new(), splice, log));
+        let set = Arc::new(LaneSet::new(
+            [7; 16],
+            Vec::new(),
+            Vec::new(),
+            0,
+            splice,
+            log,
+        ));
         let lane = TransmitLane::new(Arc::clone(&set), 0, Stream::new(stream));
         (set, lane, peer)
     }
@@ -396,7 +399,7 @@ mod tests {
         assert_eq!(found, [2048, 512, 2048]);
         let payload = vec![3; 256 << 10];
         let (set, mut lane, mut peer) = lane(true);
-        assert!(is_in_host(&lane.stream));
+        assert!(is_near(&lane.stream));
         lane.most_unanswered = 512 << 10;
         let outlets: Vec<_> = [payload.len(), payload.len(), 1]
             .into_iter()

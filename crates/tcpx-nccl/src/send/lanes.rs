@@ -27,9 +27,9 @@ impl State {
 
     /// The host takes memory back: nothing reads it when this returns. Gives the failure of a comm
     /// that had requests there; NCCL frees memory before it closes a comm that it aborts.
-    pub(super) fn give_up(&mut self, memory: u64) -> Option<PluginError> {
+    pub(super) fn give_up(&mut self, memory: u64) -> Result<Option<PluginError>, PluginError> {
         let outlet = self.carriage.as_ref().map(Carriage::outlet);
-        let sequence = self.ring.find_first(|sequence, request| {
+        let found = self.ring.find_first(|sequence, request| {
             let over = match outlet {
                 Some(outlet) if request.on_lanes => {
                     request.written == request.size && outlet.is_sent(sequence)
@@ -37,7 +37,15 @@ impl State {
                 _ => request.done(),
             };
             request.memory == memory && !over
-        })?;
+        });
+        let held = || PluginError::MemoryHeld {
+            comm: self.name.clone(),
+        };
+        let Some(sequence) = found else {
+            // Of a comm that was given up, which may hold this memory for another message.
+            let is_held = outlet.is_some_and(|outlet| outlet.is_closed() && outlet.is_busy());
+            return if is_held { Err(held()) } else { Ok(None) };
+        };
         let failure = PluginError::Deregistered {
             comm: self.name.clone(),
             sequence,
@@ -51,7 +59,10 @@ impl State {
         }
         // The receiver must not wait for what will not come.
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
-        Some(failure)
+        match &self.carriage {
+            Some(carriage) if carriage.outlet().is_busy() => Err(held()),
+            _ => Ok(Some(failure)),
+        }
     }
 
     /// One call in many, so that an end of the comm's own connection is seen soon.
@@ -164,13 +175,13 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use crate::header::{HEADER_BYTES, Header, Record};
+    use crate::held::Stream;
     use crate::lanes::carriage::Route;
     use crate::lanes::lane_set::LaneSet;
     use crate::lanes::outlet::Chunk;
     use crate::memory::Memory;
     use crate::plugin::TcpxPlugin;
     use crate::send::SendComm;
-    use crate::socket::{self, Stream};
 
     const BYTES: usize = 300_000;
 
@@ -195,14 +206,14 @@ mod tests {
             let shared = plugin.shared();
             let runtime = shared.runtime().unwrap().unwrap();
             let log = Arc::clone(&shared.log);
-            let set = Arc::new(LaneSet::new([7; 16], Vec::new(), Vec::new(), true, log));
+            let set = Arc::new(LaneSet::new([7; 16], Vec::new(), Vec::new(), 0, true, log));
             let route = Route {
                 set: Arc::clone(&set),
                 _runtime: runtime,
             };
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            socket::prepare(&stream).unwrap();
+            tcpx_lanes::socket::prepare_comm(&stream).unwrap();
             let (mut peer, _) = listener.accept().unwrap();
             let carriage = Carriage::new(route, BYTES);
             let comm = SendComm::new(shared, Stream::new(stream), String::new(), carriage).unwrap();
@@ -267,6 +278,15 @@ mod tests {
         };
         let next = fixture.comm.isend(buffer, 0, &fixture.memory);
         assert!(next.is_err(), "{next:?}");
+    }
+
+    #[test]
+    fn memory_that_a_lane_still_reads_cannot_be_deregistered() {
+        let mut fixture = Fixture::new();
+        let (_, chunks) = fixture.with_a_lane();
+        let Fixture { comm, memory, .. } = fixture;
+        assert!(comm.deregister(memory).is_err());
+        drop(chunks);
     }
 
     #[test]

@@ -2,11 +2,12 @@
 
 use std::time::Instant;
 
+use tcpx_lanes::socket_calls::{self as socket, Moved};
+
 use super::State;
 use crate::error::PluginError;
 use crate::header::{FROM_RECEIVER, HEADER_BYTES, Header, Record};
 use crate::plugin::Shared;
-use crate::socket::{self, Moved};
 
 impl State {
     /// Reads the other direction, where a receiver grants, or says that it cannot take a message.
@@ -17,8 +18,8 @@ impl State {
         let failure = loop {
             let moved = socket::receive_bytes(&self.stream, &mut self.record[self.record_bytes..]);
             match moved {
-                Moved::Later => return Ok(()),
-                Moved::Bytes(bytes) => {
+                Ok(Moved::WouldBlock) => return Ok(()),
+                Ok(Moved::Bytes(bytes)) => {
                     self.record_bytes += bytes;
                     if self.record_bytes < HEADER_BYTES {
                         return Ok(());
@@ -30,9 +31,9 @@ impl State {
                     }
                 }
                 // A receiver that has everything may close before its lanes' answers are heard.
-                Moved::End | Moved::Broken(_) if self.is_with_lanes() => return Ok(()),
-                Moved::End => break self.closed("end of stream".to_owned()),
-                Moved::Broken(error) => break self.closed(error.to_string()),
+                Ok(Moved::End) | Err(_) if self.is_with_lanes() => return Ok(()),
+                Ok(Moved::End) => break self.closed("end of stream".to_owned()),
+                Err(error) => break self.closed(error.to_string()),
             }
         };
         self.failure = Some(failure.clone());

@@ -1,30 +1,35 @@
-//! Connections whose comm has closed before the peer had its last bytes.
+//! Connections that close before the peer has their last bytes.
 //!
-//! What a send comm reported as done may still lie in its socket. A socket that is closed then drops
-//! those bytes as soon as the peer says anything more, and receivers do: they grant. So it stays open
-//! until the peer's kernel has acknowledged everything, looked at whenever a comm comes or goes.
+//! What was reported as sent may still lie in a socket. A socket that is closed then drops those bytes as
+//! soon as the peer sends anything more, and receivers do: they grant. So it stays open until the peer's
+//! kernel has acknowledged everything.
 
 use std::collections::VecDeque;
-use std::net::Shutdown;
+use std::net::{Shutdown, TcpStream};
+use std::ops::Deref;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-
-use crate::socket::Stream;
 
 /// Connections that are kept; the oldest makes room.
 const MOST: usize = 1024;
 /// A peer that took nothing for so long takes nothing any more.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// The connections.
-#[derive(Debug, Default)]
-pub(crate) struct Parting(Mutex<VecDeque<(Arc<Stream>, Instant)>>);
+/// The connections, each as its owner holds it.
+#[derive(Debug)]
+pub struct DrainingSockets<S>(Mutex<VecDeque<(Arc<S>, Instant)>>);
 
-impl Parting {
-    /// Ends the sending direction; the connection goes when its bytes have arrived.
-    pub(crate) fn part(&self, stream: Arc<Stream>) {
-        // The end must be told here: a fork's copy of the socket would keep it back.
+impl<S> Default for DrainingSockets<S> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<S: Deref<Target = TcpStream>> DrainingSockets<S> {
+    /// Ends the sending direction, and keeps the connection until its bytes have arrived.
+    pub fn close(&self, stream: Arc<S>) {
+        // A fork's copy of the socket would hold back the end that closing means.
         let _ = stream.shutdown(Shutdown::Write);
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.push_back((stream, Instant::now()));
@@ -32,11 +37,11 @@ impl Parting {
             kept.pop_front();
         }
         drop(kept);
-        self.look();
+        self.reap();
     }
 
-    /// Lets go of those whose bytes have arrived.
-    pub(crate) fn look(&self) {
+    /// Closes those whose bytes have arrived; call it when connections come and go.
+    pub fn reap(&self) {
         let now = Instant::now();
         self.0
             .lock()
@@ -48,7 +53,7 @@ impl Parting {
 }
 
 /// Whether bytes, or the end after them, are on their way.
-fn unacknowledged(stream: &Stream) -> bool {
+fn unacknowledged(stream: &TcpStream) -> bool {
     let mut bytes: libc::c_int = 0;
     // SAFETY: an open socket, an out pointer of this frame.
     let answered = unsafe { libc::ioctl(stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
@@ -59,7 +64,7 @@ fn unacknowledged(stream: &Stream) -> bool {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::net::{TcpListener, TcpStream};
+    use std::net::TcpListener;
 
     use super::*;
 
@@ -69,8 +74,8 @@ mod tests {
         (near, listener.accept().unwrap().0)
     }
 
-    fn kept(parting: &Parting) -> usize {
-        parting.0.lock().unwrap().len()
+    fn kept(draining: &DrainingSockets<Box<TcpStream>>) -> usize {
+        draining.0.lock().unwrap().len()
     }
 
     #[test]
@@ -81,9 +86,9 @@ mod tests {
         while let Ok(bytes) = near.write(&[7; 4096]) {
             sent += bytes;
         }
-        let parting = Parting::default();
-        parting.part(Arc::new(Stream::new(near)));
-        assert_eq!(kept(&parting), 1);
+        let draining = DrainingSockets::default();
+        draining.close(Arc::new(Box::new(near)));
+        assert_eq!(kept(&draining), 1);
         for _ in 0..3 {
             far.write_all(b"a grant").unwrap();
         }
@@ -92,9 +97,9 @@ mod tests {
         assert_eq!(arrived.len(), sent);
         // The end, which counts as a byte, may be acknowledged a moment later.
         let deadline = Instant::now() + Duration::from_secs(30);
-        while kept(&parting) > 0 {
+        while kept(&draining) > 0 {
             assert!(Instant::now() < deadline);
-            parting.look();
+            draining.reap();
         }
     }
 
@@ -103,12 +108,12 @@ mod tests {
         let (near, far) = connected();
         far.set_nonblocking(true).unwrap();
         drop(far);
-        let parting = Parting::default();
-        parting.part(Arc::new(Stream::new(near)));
+        let draining = DrainingSockets::default();
+        draining.close(Arc::new(Box::new(near)));
         let deadline = Instant::now() + Duration::from_secs(30);
-        while kept(&parting) > 0 {
+        while kept(&draining) > 0 {
             assert!(Instant::now() < deadline);
-            parting.look();
+            draining.reap();
         }
     }
 }
