@@ -13,6 +13,7 @@ use crate::connection::Connection;
 use crate::error::Error;
 use crate::establish::{Authenticated, establish, session_config};
 use crate::options::Options;
+use crate::transfer::MAX_WAIT;
 use set_ups::SetUps;
 
 /// For a set-up that met its deadline to say so.
@@ -59,12 +60,12 @@ impl Endpoint {
     /// Waits at most `timeout` for a peer and sets the connection up. Peers that fail to prove
     /// themselves are logged and cost nobody anything. One that has proved itself is set up beside
     /// others that do so meanwhile; the first that is done, or has failed, is the answer, and the rest
-    /// is for the next calls.
+    /// is for the next calls. Call it again for each further peer, also after an error.
     ///
     /// # Errors
     /// Nobody came in time, or the set-up with an authenticated peer failed.
     pub fn accept(&self, timeout: Duration) -> Result<Connection, Error> {
-        let mut deadline = Instant::now() + timeout;
+        let mut deadline = Instant::now() + timeout.min(MAX_WAIT);
         loop {
             if let Some(ended) = self.set_ups.take() {
                 return ended;
@@ -100,7 +101,15 @@ impl Endpoint {
             .start(move || establish(authenticated, &options, deadline))
     }
 
-    /// Connects to a listening endpoint.
+    /// Connects to another listening endpoint with this one's options; it may accept peers meanwhile.
+    ///
+    /// # Errors
+    /// As [`Endpoint::connect`].
+    pub fn connect_to(&self, address: SocketAddr) -> Result<Connection, Error> {
+        Self::connect(address, &self.options)
+    }
+
+    /// Connects to a listening endpoint, without one of our own.
     ///
     /// # Errors
     /// The peer cannot be reached, is not tcpx, has another key or other settings, or did not

@@ -133,17 +133,19 @@ impl TransferState {
     #[must_use]
     pub(crate) fn end(&self, outcome: Result<Report, Error>) -> Option<Waker> {
         let mut inner = self.lock();
-        let outcome = inner.outcome.get_or_insert(outcome).clone();
+        inner.outcome.get_or_insert(outcome);
         self.has_ended.store(true, Ordering::Release);
         if inner.sleeping > 0 {
             self.ended.notify_all();
         }
         let (notify, _watch) = inner.notify.take()?;
-        drop(inner);
-        match notify {
-            Notify::Waker(waker) => Some(waker),
-            Notify::Queue(queue, key) => {
-                queue.add(Completion { key, outcome });
+        match (notify, inner.outcome.clone()) {
+            (Notify::Waker(waker), _) => Some(waker),
+            (Notify::Queue(queue, key), outcome) => {
+                queue.add(Completion {
+                    key,
+                    outcome: outcome?,
+                });
                 None
             }
         }
@@ -215,7 +217,7 @@ impl Transfer {
     /// The outcome, or `None` while the operation runs. Never blocks.
     pub fn test(&self) -> Option<Result<Report, Error>> {
         self.state.outcome().or_else(|| {
-            self.connection.0.watches_from_afar();
+            self.connection.0.end_lease_for_poll();
             // Whose end had been left for later has been told by that.
             self.state.outcome()
         })
@@ -257,7 +259,6 @@ impl Transfer {
         let mut inner = self.state.lock();
         loop {
             if let Some(outcome) = &inner.outcome {
-                self.connection.0.driving.was_short(started.elapsed());
                 return Some(outcome.clone());
             }
             let left = timeout.saturating_sub(started.elapsed());

@@ -437,3 +437,44 @@ fn a_receive_that_is_given_up_gives_its_memory_back_and_the_next_one_gets_what_i
     client.close(LONG).expect("an orderly goodbye");
     server.close(LONG).expect("an orderly goodbye");
 }
+
+#[test]
+fn endpoints_accept_and_connect_with_many_peers() {
+    let options = Options::tcp(Auth::Key(key()));
+    let listen = || {
+        let address = "127.0.0.1:0".parse().expect("an address");
+        Endpoint::listen(address, options.clone()).expect("a free port")
+    };
+    let all = [listen(), listen(), listen()];
+    let address = |of: usize| all[of].local_addr();
+    let connections: Vec<Connection> = thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for (one, here) in all.iter().enumerate() {
+            for peer in (0..all.len()).filter(|peer| *peer != one) {
+                let there = address(peer);
+                threads.push(scope.spawn(move || here.connect_to(there).expect("it listens")));
+            }
+            threads.push(scope.spawn(move || here.accept(Duration::MAX).expect("one comes")));
+            threads.push(scope.spawn(move || here.accept(Duration::MAX).expect("another comes")));
+        }
+        let ended = threads.into_iter().map(|one| one.join().expect("no panic"));
+        ended.collect()
+    });
+    assert_eq!(connections.len(), 12);
+    let source = region(&random(4096));
+    let sinks: Vec<Region> = connections.iter().map(|_| region(&[0; 4096])).collect();
+    let received = connections.iter().zip(&sinks);
+    let received: Vec<_> = received
+        .map(|(one, sink)| one.receive(sink.all(), 1).start().expect("room"))
+        .collect();
+    for one in &connections {
+        let sent = one.send(source.all(), 1).start().expect("room");
+        sent.wait().expect("placed");
+    }
+    for one in received {
+        one.wait().expect("it has arrived");
+    }
+    for sink in &sinks {
+        assert_eq!(contents(sink, 4096), contents(&source, 4096));
+    }
+}
