@@ -1,17 +1,18 @@
 //! Who makes progress on a connection: one owner at a time.
 //!
-//! A thread that waits takes the connection's progress token if it is free and does the engine's work itself.
-//! Handing a message from the socket to the engine's thread, and from there to the waiting one, would cost two
-//! wake-ups, each longer than a small message takes on the wire. The owner busy-polls for
-//! [`BUSY_POLL_BUDGET`](busy_poll::BUSY_POLL_BUDGET) after the last event where it has a core to itself. On few
-//! cores it then sleeps on the connection's descriptors, so that the peer's bytes wake it directly.
+//! A thread that waits takes the connection's progress token if it is free and does the engine's
+//! work itself. Handing a message from the socket to the engine's thread, and from there to the
+//! waiting one, would cost two wake-ups, each longer than a small message takes on the wire. The
+//! owner busy-polls for [`BUSY_POLL_BUDGET`](busy_poll::BUSY_POLL_BUDGET) after the last event
+//! where it has a core to itself. On few cores it then sleeps on the connection's descriptors, so
+//! that the peer's bytes wake it directly.
 //!
-//! A budget spent in vain means that the peer is slow, or that other threads need the cores. Busy-polling
-//! would delay them, so it pauses for [`BUSY_POLL_PAUSE`] budgets.
+//! A budget spent in vain means that the peer is slow, or that other threads need the cores.
+//! Busy-polling would delay them, so it pauses for [`BUSY_POLL_PAUSE`] budgets.
 //!
-//! When its wait ends, the owner keeps the connection for [`PROGRESS_LEASE`], because callers usually wait
-//! again. The engine's thread is the owner of last resort: it takes the connection when the lease has expired,
-//! or at once when a thread waits that does not drive.
+//! When its wait ends, the owner keeps the connection for [`PROGRESS_LEASE`], because callers
+//! usually wait again. The engine's thread is the owner of last resort: it takes the connection
+//! when the lease has expired, or at once when a thread waits that does not drive.
 
 mod busy_poll;
 mod descriptors;
@@ -36,15 +37,15 @@ use descriptors::{Descriptors, Woken};
 
 /// How long the engine's thread leaves a connection to the thread that drove it last.
 pub(crate) const PROGRESS_LEASE: Duration = Duration::from_millis(1);
-/// How long nothing may happen before a thread that sleeps on the connection's descriptors leaves them to the
-/// engine's thread.
+/// How long nothing may happen before a thread that sleeps on the connection's descriptors leaves
+/// them to the engine's thread.
 const SLEEP: Duration = Duration::from_millis(4);
 /// Sleeps in a row that ended without anything to do: something is ready that nobody can take.
 const VAIN_SLEEPS: u32 = 3;
 /// Looks at the socket alone, before everything is looked at again.
 const LOOKS: u32 = 16;
-/// After a busy-poll budget was spent in vain, nobody busy-polls the connection for this many times the
-/// budget, so that it takes at most a twentieth of a core from others.
+/// After a busy-poll budget was spent in vain, nobody busy-polls the connection for this many times
+/// the budget, so that it takes at most a twentieth of a core from others.
 const BUSY_POLL_PAUSE: u32 = 20;
 
 /// Which thread makes progress on one connection.
@@ -115,8 +116,8 @@ impl ProgressOwner {
 }
 
 impl Shared {
-    /// Makes progress until `ended`, at most until `limit`; `false` if the caller has to sleep until the
-    /// engine's thread, or the owner, notifies it.
+    /// Makes progress until `ended`, at most until `limit`; `false` if the caller has to sleep
+    /// until the engine's thread, or the owner, notifies it.
     pub(crate) fn drive(&self, ended: impl Fn() -> bool, limit: Instant) -> bool {
         if ended() {
             return true;
@@ -164,8 +165,9 @@ impl Shared {
             .store(from, Ordering::Relaxed);
     }
 
-    /// Whether a thread that does the engine's work may sleep meanwhile: on few cores, where the engine's
-    /// thread could not run beside it, and where nothing else than descriptors tells of news.
+    /// Whether a thread that does the engine's work may sleep meanwhile: on few cores, where the
+    /// engine's thread could not run beside it, and where nothing else than descriptors tells of
+    /// news.
     fn may_sleep(&self) -> bool {
         cores() <= FEW_CORES && !self.is_foreign() && !self.has_gpu()
     }
@@ -191,13 +193,14 @@ impl Shared {
         }
     }
 
-    /// Gives the token back: with a lease if the wait has ended and nothing is left to do, else to the engine's
-    /// thread at once.
+    /// Gives the token back: with a lease if the wait has ended and nothing is left to do, else to
+    /// the engine's thread at once.
     fn release(&self, hit: bool, more: bool) {
         let mut core = self.lock();
         let mut turn = core.standing();
         turn.more |= more;
-        // Where it would have to share a core with the lanes, the engine's thread leaves chunks too.
+        // Where it would have to share a core with the lanes, the engine's thread leaves chunks
+        // too.
         let still =
             self.may_sleep() || !turn.moving && !self.progress_owner.muted.load(Ordering::Relaxed);
         let quiet = still && !turn.more && !turn.poll && !turn.finished;
@@ -242,8 +245,9 @@ impl Shared {
         }
     }
 
-    /// Wakes the thread that sleeps on the connection's descriptors, if others have done what it waits for
-    /// or left it something to do. Called with the lock held by whoever has changed anything.
+    /// Wakes the thread that sleeps on the connection's descriptors, if others have done what it
+    /// waits for or left it something to do. Called with the lock held by whoever has changed
+    /// anything.
     pub(crate) fn call(&self, core: &Core) {
         let descriptors = &self.progress_owner.descriptors;
         if descriptors.is_asleep() && (core.has_ended_some() || core.control.wants_write()) {
@@ -251,7 +255,8 @@ impl Shared {
         }
     }
 
-    /// Sleeps until the connection has news, at most until `until`; `None` if that cannot be had here.
+    /// Sleeps until the connection has news, at most until `until`; `None` if that cannot be had
+    /// here.
     fn sleep(&self, ended: &impl Fn() -> bool, until: Instant) -> Option<Woken> {
         let mut core = self.lock();
         // Nobody writes soon what would be held back, nor what was.
@@ -310,8 +315,8 @@ impl Shared {
         }
     }
 
-    /// Whether the program streams: it waits for one of the transfers under way soon, and until then the
-    /// engine's thread would only take the core from it.
+    /// Whether the program streams: it waits for one of the transfers under way soon, and until
+    /// then the engine's thread would only take the core from it.
     pub(crate) fn comes_back(&self, core: &Core) -> bool {
         self.may_sleep() && core.standing().moving
     }
@@ -323,8 +328,8 @@ impl Shared {
         }
     }
 
-    /// A thread or task waits without driving the connection: no lease keeps the engine's thread from its
-    /// work while what this returns lives.
+    /// A thread or task waits without driving the connection: no lease keeps the engine's thread
+    /// from its work while what this returns lives.
     pub(crate) fn watch(self: &Arc<Self>) -> EngineWatch {
         self.progress_owner.lease.watch();
         let watch = EngineWatch(Arc::clone(self));
@@ -431,7 +436,8 @@ impl Shared {
             }
             vain += 1;
         };
-        // Also where others have held the lock all the time: they saw that somebody looks, and left it to him.
+        // Also where others have held the lock all the time: they saw that somebody looks, and left
+        // it to him.
         self.release(hit, more);
         hit
     }

@@ -5,8 +5,8 @@ use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
-/// The thread that drove a connection last has a lease on it, unless another one waits for the engine's
-/// thread. Whichever of the two comes second sees the other.
+/// The thread that drove a connection last has a lease on it, unless another one waits for the
+/// engine's thread. Whichever of the two comes second sees the other.
 #[derive(Debug)]
 pub(crate) struct ProgressLease {
     /// Until when, in microseconds of the connection; 0 where the engine's thread watches.

@@ -67,8 +67,8 @@ impl Drop for Looker<'_> {
     }
 }
 
-/// Another thread does the work; this one looks for its own end. Without pauses of the processor, which
-/// the host of a virtual machine may take for idleness.
+/// Another thread does the work; this one looks for its own end. Without pauses of the processor,
+/// which the host of a virtual machine may take for idleness.
 pub(super) fn look(ended: &impl Fn() -> bool, limit: Instant) -> bool {
     let limit = limit.min(Instant::now() + BUSY_POLL_BUDGET);
     while !ended() {
