@@ -82,7 +82,8 @@ impl CompletionQueue {
     }
 
     /// Moves at most `most` completions to the end of `into`, in the order in which they came, and
-    /// returns how many. With none there it waits at most `timeout`; [`Duration::ZERO`] never blocks.
+    /// returns how many. With none there it waits at most `timeout`; [`Duration::ZERO`] never
+    /// blocks.
     ///
     /// # Errors
     /// The system refused to wait.

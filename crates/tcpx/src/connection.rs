@@ -299,7 +299,7 @@ impl<'a> Request<'a> {
         let lease = || self.slice.region().lease(range.clone(), access);
         let lease = lease().or_else(|error| {
             // By a send whose answer the program has: its end may have been left behind that.
-            shared.watches_from_afar();
+            shared.end_lease_for_poll();
             lease().map_err(|_| error)
         })?;
         let total = match role {

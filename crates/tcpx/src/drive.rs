@@ -1,75 +1,74 @@
-//! Waiting without a hand-over: for a short while, a thread that waits does the engine's work.
+//! Who makes progress on a connection: one owner at a time.
 //!
-//! Handing a message from the socket to the engine's thread, and from there to the waiting one, costs
-//! two wake-ups, each longer than a small message takes on the wire. So a thread that waits first
-//! looks after its connection by itself, without a pause, and only then sleeps. It does so where it
-//! has a core to itself, and for at most [`PATIENCE`](looking::PATIENCE) after the last thing that happened. On few cores
-//! it then sleeps on the connection's descriptors, so that the peer's bytes wake it directly: through the
-//! engine's thread each answer would take two wake-ups, longer than the peer's patience, and both ends
-//! would find each other asleep for ever.
+//! A thread that waits takes the connection's progress token if it is free and does the engine's
+//! work itself. Handing a message from the socket to the engine's thread, and from there to the
+//! waiting one, would cost two wake-ups, each longer than a small message takes on the wire. The
+//! owner busy-polls for [`BUSY_POLL_BUDGET`](busy_poll::BUSY_POLL_BUDGET) after the last event
+//! where it has a core to itself. On few cores it then sleeps on the connection's descriptors, so
+//! that the peer's bytes wake it directly.
 //!
-//! A thread that finds what it waited for usually comes back at once. So the engine's thread is not
-//! woken for the connection before [`LINGER`] has passed in which nobody came.
+//! A budget spent in vain means that the peer is slow, or that other threads need the cores.
+//! Busy-polling would delay them, so it pauses for [`BUSY_POLL_PAUSE`] budgets.
+//!
+//! When its wait ends, the owner keeps the connection for [`PROGRESS_LEASE`], because callers
+//! usually wait again. The engine's thread is the owner of last resort: it takes the connection
+//! when the lease has expired, or at once when a thread waits that does not drive.
 
+mod busy_poll;
 mod descriptors;
-mod looking;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tcpx_memory::awake::{cores, give_way};
 
-use crate::attention::Attention;
 use crate::connection::Shared;
 use crate::control::Asks;
 use crate::core::Core;
 use crate::driver::Turn;
+use crate::progress_lease::ProgressLease;
+use busy_poll::{BUSY_POLL_BUDGET, BusyPoll, FEW_CORES, Looker, look};
 use descriptors::{Descriptors, Woken};
-use looking::{FEW_CORES, GOOD_PATIENCE, Looker, Looking, look};
 
-/// How long the engine's thread leaves a connection to a thread that has found what it waited for: at
-/// first, and at most, as long as somebody comes back each time. Looking costs it a wake-up.
-pub(crate) const LINGER: (Duration, Duration) =
-    (Duration::from_micros(200), Duration::from_millis(1));
-/// How long nothing may happen before a thread that sleeps on the connection's descriptors leaves them to the
-/// engine's thread.
+/// How long the engine's thread leaves a connection to the thread that drove it last.
+pub(crate) const PROGRESS_LEASE: Duration = Duration::from_millis(1);
+/// How long nothing may happen before a thread that sleeps on the connection's descriptors leaves
+/// them to the engine's thread.
 const SLEEP: Duration = Duration::from_millis(4);
 /// Sleeps in a row that ended without anything to do: something is ready that nobody can take.
 const VAIN_SLEEPS: u32 = 3;
 /// Looks at the socket alone, before everything is looked at again.
 const LOOKS: u32 = 16;
-/// Waits that are not tried at most, after a row of tries that came to nothing.
-const MOST_SKIPPED: u32 = 64;
+/// After a busy-poll budget was spent in vain, nobody busy-polls the connection for this many times
+/// the budget, so that it takes at most a twentieth of a core from others.
+const BUSY_POLL_PAUSE: u32 = 20;
 
-/// Whether, and with what luck, waiting threads do the engine's work on one connection.
+/// Which thread makes progress on one connection.
 #[derive(Debug)]
-pub(crate) struct Driving {
-    on: AtomicBool,
+pub(crate) struct ProgressOwner {
+    /// The progress token: a waiting thread has it.
+    taken: AtomicBool,
     /// The engine's thread does not hear of the channels either.
     muted: AtomicBool,
-    /// Tries in a row that came to nothing.
-    misses: AtomicU32,
-    /// Waits that are not tried because of them.
-    skip: AtomicU32,
-    attention: Attention,
+    lease: ProgressLease,
     /// Threads that look for their own ends beside the one that does the work.
     lookers: AtomicUsize,
-    /// Since when, in microseconds of the connection, the engine's thread has left it to others.
-    since: AtomicU64,
+    /// From when on, in microseconds of the connection, a thread may busy-poll; 0 for at any time.
+    busy_poll_from: AtomicU64,
     descriptors: Descriptors,
 }
 
-/// Somebody waits until the engine's thread notifies him.
+/// A thread or task waits until the engine's thread notifies it.
 pub(crate) struct EngineWatch(Arc<Shared>);
 
 impl Drop for EngineWatch {
     fn drop(&mut self) {
-        self.0.driving.attention.unwant();
+        self.0.progress_owner.lease.unwatch();
     }
 }
 
@@ -79,84 +78,46 @@ impl fmt::Debug for EngineWatch {
     }
 }
 
-impl Driving {
+impl ProgressOwner {
     pub(crate) fn new() -> Self {
         Self {
-            on: AtomicBool::new(false),
+            taken: AtomicBool::new(false),
             muted: AtomicBool::new(false),
-            misses: AtomicU32::new(0),
-            skip: AtomicU32::new(0),
-            attention: Attention::new(),
+            lease: ProgressLease::new(),
             lookers: AtomicUsize::new(0),
-            since: AtomicU64::new(0),
+            busy_poll_from: AtomicU64::new(0),
             descriptors: Descriptors::default(),
         }
     }
 
-    /// How long the engine's thread waits for somebody to come back: the longer, the longer somebody
-    /// always has.
-    fn linger(&self, now: u64) -> Duration {
-        let lasted = now.saturating_sub(self.since.load(Ordering::Relaxed));
-        Duration::from_micros(lasted / 4).clamp(LINGER.0, LINGER.1)
+    /// A waiting thread makes progress.
+    fn is_taken(&self) -> bool {
+        self.taken.load(Ordering::SeqCst)
     }
 
-    /// A thread that waits does the engine's work.
-    fn is_on(&self) -> bool {
-        self.on.load(Ordering::SeqCst)
-    }
-
-    /// A thread that waits does the engine's work, or did a moment ago.
+    /// A waiting thread makes progress, or has the lease.
     pub(crate) fn is_attended(&self) -> bool {
-        self.is_on() || self.attention.lasts_until().is_some()
+        self.is_taken() || self.lease.lasts_until().is_some()
     }
 
-    /// When the engine's thread looks whether somebody still attends to the connection.
+    /// When the engine's thread looks whether the lease has expired.
     pub(crate) fn due(&self, origin: Instant) -> Option<Instant> {
-        let until = self.attention.lasts_until()?;
-        if self.is_on() {
-            let now = Instant::now();
-            let passed = now.saturating_duration_since(origin).as_micros();
-            return Some(now + self.linger(passed.try_into().unwrap_or(u64::MAX)));
+        let until = self.lease.lasts_until()?;
+        if self.is_taken() {
+            return Some(Instant::now() + PROGRESS_LEASE);
         }
         Some(origin + Duration::from_micros(until))
-    }
-
-    /// Whether a try is worth it.
-    fn may_try(&self) -> bool {
-        self.skip
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
-                left.checked_sub(1)
-            })
-            .is_err()
     }
 
     /// Another connection has taken the control connection's place.
     pub(crate) fn control_replaced(&self) {
         self.descriptors.control_replaced();
     }
-
-    /// A wait has ended for which a little more patience would have been enough.
-    pub(crate) fn was_short(&self, waited: Duration) {
-        if waited < GOOD_PATIENCE {
-            self.misses.store(0, Ordering::Relaxed);
-            self.skip.store(0, Ordering::Relaxed);
-        }
-    }
-
-    fn tried(&self, hit: bool) {
-        if hit {
-            self.misses.store(0, Ordering::Relaxed);
-            return;
-        }
-        let misses = self.misses.fetch_add(1, Ordering::Relaxed).min(6);
-        self.skip
-            .store((1 << misses).min(MOST_SKIPPED), Ordering::Relaxed);
-    }
 }
 
 impl Shared {
-    /// Looks after the connection until `ended`, for a short while and at most until `limit`; whether it
-    /// has ended.
+    /// Makes progress until `ended`, at most until `limit`; `false` if the caller has to sleep
+    /// until the engine's thread, or the owner, notifies it.
     pub(crate) fn drive(&self, ended: impl Fn() -> bool, limit: Instant) -> bool {
         if ended() {
             return true;
@@ -164,26 +125,49 @@ impl Shared {
         if !self.announces {
             return false;
         }
-        let looking = self.driving.may_try().then(Looking::begin).flatten();
-        if looking.is_none() && !self.may_sleep() {
+        let busy_poll = self.may_busy_poll().then(BusyPoll::begin).flatten();
+        if busy_poll.is_none() && !self.may_sleep() {
             return false;
         }
-        if !self.driving.on.swap(true, Ordering::SeqCst) {
-            return self.work_until(looking, &ended, limit);
+        if !self.progress_owner.taken.swap(true, Ordering::SeqCst) {
+            return self.progress_until(busy_poll, &ended, limit);
         }
         // Somebody does the work.
-        if looking.is_none() || self.driving.descriptors.is_asleep() {
+        if busy_poll.is_none() || self.progress_owner.descriptors.is_asleep() {
             return false;
         }
-        let looker = Looker::begin(&self.driving.lookers);
+        let _looker = Looker::begin(&self.progress_owner.lookers);
         let hit = look(&ended, limit);
-        drop(looker);
-        self.driving.tried(hit);
+        if !hit {
+            self.pause_busy_poll(BUSY_POLL_BUDGET);
+        }
         hit
     }
 
-    /// Whether a thread that does the engine's work may sleep meanwhile: on few cores, where the engine's
-    /// thread could not run beside it, and where nothing else than descriptors tells of news.
+    fn may_busy_poll(&self) -> bool {
+        let from = &self.progress_owner.busy_poll_from;
+        // Zero spares a look at the clock.
+        let may = match from.load(Ordering::Relaxed) {
+            0 => return true,
+            from => from <= self.since_origin(Instant::now()),
+        };
+        if may {
+            from.store(0, Ordering::Relaxed);
+        }
+        may
+    }
+
+    /// This budget was spent in vain: nothing came, or the kernel gave the core to another thread.
+    fn pause_busy_poll(&self, spent: Duration) {
+        let from = self.since_origin(Instant::now() + spent * BUSY_POLL_PAUSE);
+        self.progress_owner
+            .busy_poll_from
+            .store(from, Ordering::Relaxed);
+    }
+
+    /// Whether a thread that does the engine's work may sleep meanwhile: on few cores, where the
+    /// engine's thread could not run beside it, and where nothing else than descriptors tells of
+    /// news.
     fn may_sleep(&self) -> bool {
         cores() <= FEW_CORES && !self.is_foreign() && !self.has_gpu()
     }
@@ -201,7 +185,7 @@ impl Shared {
 
     /// Has the engine's thread hear nothing of the channels.
     fn mute_channels(&self, core: &Core) {
-        if !self.driving.muted.swap(true, Ordering::Relaxed) {
+        if !self.progress_owner.muted.swap(true, Ordering::Relaxed) {
             for descriptor in core.channel_descriptors() {
                 // Not muted, the engine's thread wakes and finds nothing to do.
                 drop(self.driver.mute(self.id, descriptor));
@@ -209,14 +193,16 @@ impl Shared {
         }
     }
 
-    /// Has the engine's thread woken again: at once if anything is left to do, in a while if the thread
-    /// has what it waited for and is likely to come back.
-    fn hand_back(&self, hit: bool, more: bool) {
+    /// Gives the token back: with a lease if the wait has ended and nothing is left to do, else to
+    /// the engine's thread at once.
+    fn release(&self, hit: bool, more: bool) {
         let mut core = self.lock();
         let mut turn = core.standing();
         turn.more |= more;
-        // Where it would have to share a core with the lanes, the engine's thread leaves chunks too.
-        let still = self.may_sleep() || !turn.moving && !self.driving.muted.load(Ordering::Relaxed);
+        // Where it would have to share a core with the lanes, the engine's thread leaves chunks
+        // too.
+        let still =
+            self.may_sleep() || !turn.moving && !self.progress_owner.muted.load(Ordering::Relaxed);
         let quiet = still && !turn.more && !turn.poll && !turn.finished;
         // What the socket does not take now goes out with the next wait.
         let written = self.may_sleep() || !core.control.wants_write();
@@ -224,24 +210,20 @@ impl Shared {
         if leaves {
             let now = core.ticked();
             core.pace.leaves(now);
-            let is_alone = self.driving.lookers.load(Ordering::Relaxed) == 0;
+            let is_alone = self.progress_owner.lookers.load(Ordering::Relaxed) == 0;
             core.speak(is_alone);
-            let micros = self.since_origin(now);
-            if self.driving.attention.lasts_until().is_none() {
-                self.driving.since.store(micros, Ordering::Relaxed);
-            }
-            let until = now + self.driving.linger(micros);
-            self.driving.attention.begin(self.since_origin(until));
-            self.driving.on.store(false, Ordering::SeqCst);
+            let until = now + PROGRESS_LEASE;
+            self.progress_owner.lease.begin(self.since_origin(until));
+            self.progress_owner.taken.store(false, Ordering::SeqCst);
             core.set_looked_for(false);
-            if !self.driving.attention.is_wanted_elsewhere() && !core.sink.has_results() {
+            if !self.progress_owner.lease.is_watched() && !core.sink.has_results() {
                 drop(core);
                 return self.driver.wake_by(self.id, until);
             }
         } else {
-            self.driving.on.store(false, Ordering::SeqCst);
+            self.progress_owner.taken.store(false, Ordering::SeqCst);
         }
-        self.release(&mut core);
+        self.end_lease(&mut core);
         core.set_looked_for(false);
         turn = core.guarded_start();
         turn.more |= more;
@@ -252,27 +234,29 @@ impl Shared {
         }
     }
 
-    /// The engine's thread looks after the connection again.
-    fn release(&self, core: &mut Core) {
-        self.driving.attention.end();
+    /// The engine's thread takes the connection.
+    fn end_lease(&self, core: &mut Core) {
+        self.progress_owner.lease.end();
         core.pace.attend(false);
-        if self.driving.muted.swap(false, Ordering::Relaxed) && !core.standing().finished {
+        if self.progress_owner.muted.swap(false, Ordering::Relaxed) && !core.standing().finished {
             for descriptor in core.channel_descriptors() {
                 drop(self.driver.rewatch(self.id, descriptor, false));
             }
         }
     }
 
-    /// Wakes the thread that sleeps on the connection's descriptors, if others have done what it waits for
-    /// or left it something to do. Called with the lock held by whoever has changed anything.
+    /// Wakes the thread that sleeps on the connection's descriptors, if others have done what it
+    /// waits for or left it something to do. Called with the lock held by whoever has changed
+    /// anything.
     pub(crate) fn call(&self, core: &Core) {
-        let descriptors = &self.driving.descriptors;
+        let descriptors = &self.progress_owner.descriptors;
         if descriptors.is_asleep() && (core.has_ended_some() || core.control.wants_write()) {
             descriptors.call();
         }
     }
 
-    /// Sleeps until the connection has news, at most until `until`; `None` if that cannot be had here.
+    /// Sleeps until the connection has news, at most until `until`; `None` if that cannot be had
+    /// here.
     fn sleep(&self, ended: &impl Fn() -> bool, until: Instant) -> Option<Woken> {
         let mut core = self.lock();
         // Nobody writes soon what would be held back, nor what was.
@@ -287,14 +271,15 @@ impl Shared {
         self.mute_channels(&core);
         core.forget_ended();
         let write = core.control.wants_write();
-        let (descriptors, channels) = (&self.driving.descriptors, core.channel_descriptors());
-        if !descriptors.lie_down(core.control.as_fd(), write, channels) {
+        let (descriptors, channels) =
+            (&self.progress_owner.descriptors, core.channel_descriptors());
+        if !descriptors.prepare_sleep(core.control.as_fd(), write, channels) {
             return None;
         }
         // What was raised meanwhile makes a descriptor readable, but for the copy worker's results.
         core.set_looked_for(false);
         if core.sink.has_results() {
-            descriptors.get_up();
+            descriptors.wake_up();
             return Some(Woken::by_anything());
         }
         let until = core.due.map_or(until, |due| due.min(until));
@@ -302,24 +287,24 @@ impl Shared {
         let exact = !turn.moving;
         drop(core);
         if ended() {
-            descriptors.get_up();
+            descriptors.wake_up();
             return Some(Woken::by_anything());
         }
         Some(descriptors.sleep(until, exact))
     }
 
-    /// The engine's thread looks: nobody has come back in time.
-    pub(crate) fn lapse(&self, core: &mut Core) {
-        let until = self.driving.attention.lasts_until();
+    /// The engine's thread takes the connection if the lease has expired.
+    pub(crate) fn expire_lease(&self, core: &mut Core) {
+        let until = self.progress_owner.lease.lasts_until();
         let over = until.is_some_and(|until| until <= self.since_origin(Instant::now()));
-        if over && !self.driving.is_on() {
-            self.release(core);
+        if over && !self.progress_owner.is_taken() {
+            self.end_lease(core);
         }
     }
 
-    /// The program looks whether a transfer has ended, and does not wait: the engine's thread watches.
-    pub(crate) fn watches_from_afar(&self) {
-        if self.driving.attention.lasts_until().is_none() || self.driving.is_on() {
+    /// The program tests for completion and does not wait: the engine's thread makes progress.
+    pub(crate) fn end_lease_for_poll(&self) {
+        if self.progress_owner.lease.lasts_until().is_none() || self.progress_owner.is_taken() {
             return;
         }
         if let Some(mut core) = self.try_lock() {
@@ -330,28 +315,28 @@ impl Shared {
         }
     }
 
-    /// Whether the program streams: it waits for one of the transfers under way soon, and until then the
-    /// engine's thread would only take the core from it.
+    /// Whether the program streams: it waits for one of the transfers under way soon, and until
+    /// then the engine's thread would only take the core from it.
     pub(crate) fn comes_back(&self, core: &Core) -> bool {
         self.may_sleep() && core.standing().moving
     }
 
     /// What the program began takes more than a moment: the engine's thread is to see to it.
     pub(crate) fn leave_to_engine(&self, core: &mut Core) {
-        if self.driving.attention.lasts_until().is_some() && !self.driving.is_on() {
-            self.release(core);
+        if self.progress_owner.lease.lasts_until().is_some() && !self.progress_owner.is_taken() {
+            self.end_lease(core);
         }
     }
 
-    /// Somebody waits for the engine's thread without driving the connection: as long as what this returns
-    /// lives, that thread is not kept from its work.
+    /// A thread or task waits without driving the connection: no lease keeps the engine's thread
+    /// from its work while what this returns lives.
     pub(crate) fn watch(self: &Arc<Self>) -> EngineWatch {
-        self.driving.attention.want();
+        self.progress_owner.lease.watch();
         let watch = EngineWatch(Arc::clone(self));
-        if self.driving.attention.lasts_until().is_some() && !self.driving.is_on() {
+        if self.progress_owner.lease.lasts_until().is_some() && !self.progress_owner.is_taken() {
             let mut core = self.lock();
-            if !self.driving.is_on() {
-                self.release(&mut core);
+            if !self.progress_owner.is_taken() {
+                self.end_lease(&mut core);
                 core.tick();
                 let turn = core.guarded_start();
                 self.after(core, turn);
@@ -360,22 +345,20 @@ impl Shared {
         watch
     }
 
-    fn work_until(
+    fn progress_until(
         &self,
-        mut looking: Option<Looking>,
+        mut busy_poll: Option<BusyPoll>,
         ended: &impl Fn() -> bool,
         limit: Instant,
     ) -> bool {
         let began = Instant::now();
         let mut last = began;
-        let good = self.driving.misses.load(Ordering::Relaxed) == 0;
         let may_sleep = self.may_sleep();
         let _context = self.stay_in_context();
         let mut taken_over = false;
         let mut more = false;
         let mut looks = 0_u32;
         let mut vain = 0;
-        let mut missed = false;
         let mut turn: Option<Turn> = None;
         let mut has_frames = true;
         let hit = loop {
@@ -384,8 +367,8 @@ impl Shared {
                 let polls = turn.poll && !turn.copying;
                 !(turn.busy || turn.more || polls || turn.moving || turn.finished)
             });
-            let only_looks = looking.is_some() && at_rest && !looks.is_multiple_of(LOOKS);
-            let mut core = match looking {
+            let only_looks = busy_poll.is_some() && at_rest && !looks.is_multiple_of(LOOKS);
+            let mut core = match busy_poll {
                 Some(_) => self.try_lock(),
                 None => Some(self.lock()),
             };
@@ -400,7 +383,7 @@ impl Shared {
                 core.pace.attend(true);
                 core.pace.drive(true);
                 // A thread that is about to sleep hears of frames from the descriptor.
-                let soon = looking.is_none() || starts && core.standing().moving;
+                let soon = busy_poll.is_none() || starts && core.standing().moving;
                 let sleeps = soon && may_sleep && limit > began + SLEEP;
                 core.control.ask(match (sleeps, has_frames && !starts) {
                     (false, _) => Asks::Always,
@@ -430,17 +413,20 @@ impl Shared {
                 continue;
             }
             let moving = turn.is_some_and(|turn| turn.moving);
-            if let Some(one) = &looking {
+            if let Some(one) = &busy_poll {
                 let lanes_need_it = moving && cores() <= FEW_CORES;
-                let patient = now.saturating_duration_since(last) <= one.patience(turn, good);
+                let budget = one.budget(turn);
+                let patient = now.saturating_duration_since(last) <= budget;
                 if patient && !lanes_need_it {
                     if moving {
                         give_way();
                     }
                     continue;
                 }
-                missed = !patient;
-                looking = None;
+                if !patient {
+                    self.pause_busy_poll(budget);
+                }
+                busy_poll = None;
             }
             let until = limit.min(last + SLEEP);
             let sleeps = may_sleep && now < until && vain < VAIN_SLEEPS;
@@ -450,14 +436,9 @@ impl Shared {
             }
             vain += 1;
         };
-        // Also where others have held the lock all the time: they saw that somebody looks, and left it to him.
-        self.hand_back(hit, more);
-        if missed || looking.is_some() {
-            self.driving.tried(hit && !missed);
-        }
-        if hit && looking.is_none() {
-            self.driving.was_short(began.elapsed());
-        }
+        // Also where others have held the lock all the time: they saw that somebody looks, and left
+        // it to him.
+        self.release(hit, more);
         hit
     }
 }

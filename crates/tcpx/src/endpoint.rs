@@ -64,7 +64,7 @@ impl Endpoint {
     /// Waits at most `timeout` for a peer and sets the connection up. Peers that fail to prove
     /// themselves are logged and cost nobody anything. One that has proved itself is set up beside
     /// others that do so meanwhile; the first that is done, or has failed, is the answer, and the rest
-    /// is for the next calls.
+    /// is for the next calls. Call it again for each further peer, also after an error.
     ///
     /// # Errors
     /// Nobody came in time, or the set-up with an authenticated peer failed.
@@ -109,7 +109,15 @@ impl Endpoint {
             .start(move || establish(authenticated, &options, until))
     }
 
-    /// Connects to a listening endpoint.
+    /// Connects to another listening endpoint with this one's options; it may accept peers meanwhile.
+    ///
+    /// # Errors
+    /// As [`Endpoint::connect`].
+    pub fn connect_to(&self, address: SocketAddr) -> Result<Connection, Error> {
+        Self::connect(address, &self.options)
+    }
+
+    /// Connects to a listening endpoint, without one of our own.
     ///
     /// # Errors
     /// The peer cannot be reached, is not tcpx, has another key or other settings, or did not

@@ -32,7 +32,6 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod attention;
 mod completion_queue;
 mod connection;
 mod control;
@@ -45,6 +44,7 @@ mod establish;
 mod event;
 mod options;
 mod path_news;
+mod progress_lease;
 mod report;
 mod requests;
 mod sink;

@@ -23,14 +23,14 @@ const LIVENESS_CHECK: Duration = Duration::from_secs(1);
 
 /// A running send or receive.
 ///
-/// Its end can be waited for in four ways: [`wait`](Self::wait) and [`wait_timeout`](Self::wait_timeout)
-/// for this one, [`wait_any`] for the first of several, a [`CompletionQueue`] for many, and as a
-/// [`Future`] in any runtime. The first two have the shortest latency, because the waiting thread
-/// drives the connection by itself.
+/// Its end can be waited for in four ways: [`wait`](Self::wait) and
+/// [`wait_timeout`](Self::wait_timeout) for this one, [`wait_any`] for the first of several, a
+/// [`CompletionQueue`] for many, and as a [`Future`] in any runtime. The first two have the
+/// shortest latency, because the waiting thread drives the connection by itself.
 ///
-/// As a future it needs no runtime of its own and never blocks; its output is that of `wait`. It has
-/// one place for a waker, that of the last poll. If the engine hangs inside the network's library the
-/// future stays pending; `wait` returns [`Error::EngineStuck`] then.
+/// As a future it needs no runtime of its own and never blocks; its output is that of `wait`. It
+/// has one place for a waker, that of the last poll. If the engine hangs inside the network's
+/// library the future stays pending; `wait` returns [`Error::EngineStuck`] then.
 ///
 /// Dropping it cancels the operation; the memory stays in use until nothing points at it.
 ///
@@ -97,7 +97,8 @@ struct Inner {
     sleeping: usize,
     outcome: Option<Result<Report, Error>>,
     progress: Progress,
-    /// Who is notified of the end, and as long as somebody is to be, what keeps the engine's thread at it.
+    /// Who is notified of the end, and as long as somebody is to be, what keeps the engine's thread
+    /// at it.
     notify: Option<(Notify, EngineWatch)>,
 }
 
@@ -128,22 +129,24 @@ impl TransferState {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the operation; only the first outcome counts. The caller wakes the waker that this returns
-    /// when it holds no lock any more: waking runs the program's code.
+    /// Ends the operation; only the first outcome counts. The caller wakes the waker that this
+    /// returns when it holds no lock any more: waking runs the program's code.
     #[must_use]
     pub(crate) fn end(&self, outcome: Result<Report, Error>) -> Option<Waker> {
         let mut inner = self.lock();
-        let outcome = inner.outcome.get_or_insert(outcome).clone();
+        inner.outcome.get_or_insert(outcome);
         self.has_ended.store(true, Ordering::Release);
         if inner.sleeping > 0 {
             self.ended.notify_all();
         }
         let (notify, _watch) = inner.notify.take()?;
-        drop(inner);
-        match notify {
-            Notify::Waker(waker) => Some(waker),
-            Notify::Queue(queue, key) => {
-                queue.add(Completion { key, outcome });
+        match (notify, inner.outcome.clone()) {
+            (Notify::Waker(waker), _) => Some(waker),
+            (Notify::Queue(queue, key), outcome) => {
+                queue.add(Completion {
+                    key,
+                    outcome: outcome?,
+                });
                 None
             }
         }
@@ -165,7 +168,8 @@ impl TransferState {
         self.lock().outcome.clone()
     }
 
-    /// Has `waker` woken at the end, in place of the one before; `false` if the end was there already.
+    /// Has `waker` woken at the end, in place of the one before; `false` if the end was there
+    /// already.
     fn wake_at_end(&self, waker: &Waker, watch: impl FnOnce() -> EngineWatch) -> bool {
         let mut inner = self.lock();
         let watch = match inner.notify.take() {
@@ -218,7 +222,7 @@ impl Transfer {
             return Some(Err(error));
         }
         self.state.outcome().or_else(|| {
-            self.connection.0.watches_from_afar();
+            self.connection.0.end_lease_for_poll();
             // Whose end had been left for later has been told by that.
             self.state.outcome()
         })
@@ -265,7 +269,6 @@ impl Transfer {
         let mut inner = self.state.lock();
         loop {
             if let Some(outcome) = &inner.outcome {
-                self.connection.0.driving.was_short(started.elapsed());
                 return Some(outcome.clone());
             }
             let left = timeout.saturating_sub(started.elapsed());
@@ -308,7 +311,8 @@ impl Transfer {
     /// Asks for an early end. The operation still ends exactly once: with
     /// [`Error::Cancelled`], or with its result if that came first.
     ///
-    /// A message that the peer sends to a receive at this very moment ends with it: its send fails, and says why.
+    /// A message that the peer sends to a receive at this very moment ends with it: its send fails,
+    /// and says why.
     pub fn cancel(&self) {
         self.connection.0.cancel(self.operation);
     }
@@ -344,11 +348,12 @@ impl Future for Transfer {
 }
 
 /// Waits until one of `transfers` has ended, at most `timeout`; the index of the first that has, or
-/// `None`. Its outcome is there at once: `transfers.swap_remove(index).wait()`. The transfers may be
-/// those of different connections; the wait is shortest where they are of one.
+/// `None`. Its outcome is there at once: `transfers.swap_remove(index).wait()`. The transfers may
+/// be those of different connections; the wait is shortest where they are of one.
 ///
-/// It takes each transfer's place for a waker: poll what was polled as a future once more afterwards.
-/// Finding the first costs a look at each, so prefer a [`CompletionQueue`] for hundreds.
+/// It takes each transfer's place for a waker: poll what was polled as a future once more
+/// afterwards. Finding the first costs a look at each, so prefer a [`CompletionQueue`] for
+/// hundreds.
 ///
 /// ```
 /// # use std::time::Duration;

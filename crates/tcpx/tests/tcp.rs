@@ -299,8 +299,8 @@ const A_MOMENT: Duration = Duration::from_millis(5);
 /// The same on a busy machine.
 const LONG_ENOUGH: Duration = Duration::from_millis(40);
 
-/// Sends one message from `client` to `server` that fills its receive, of which the client knows before it sends if
-/// it hears of it within `moment`.
+/// Sends one message from `client` to `server` that fills its receive, of which the client knows
+/// before it sends if it hears of it within `moment`.
 fn one_large(server: &Connection, client: &Connection, tag: u64, moment: Duration) {
     let source = region(&random(LARGE));
     let sink = region(&vec![0xA5; LARGE]);
@@ -351,7 +351,8 @@ fn messages_that_are_not_as_those_before_reach_the_receives_that_they_are_due() 
             for _ in 0..(2 + round % 5) {
                 one_large(&server, &client, 1, A_MOMENT);
             }
-            // Tags and lengths of what is sent; the receives are one of each tag more than one of the first.
+            // Tags and lengths of what is sent; the receives are one of each tag more than one of
+            // the first.
             let odd = [0, 7, 100 << 10, LARGE - 1, LARGE][round % 5];
             let sends = [
                 (1 + round as u64 % 2, odd),
@@ -424,7 +425,8 @@ fn a_receive_that_is_given_up_gives_its_memory_back_and_the_next_one_gets_what_i
         thread::sleep(A_MOMENT);
         let source = region(&random(LARGE));
         let send = || client.send(source.all(), 1).start().expect("room").wait();
-        // On a busy machine the client may not know yet that nobody waits for its next message: that one fails.
+        // On a busy machine the client may not know yet that nobody waits for its next message:
+        // that one fails.
         if let Err(error) = send() {
             assert!(error.to_string().contains("cancelled"), "{error}");
             crossed += 1;
@@ -436,4 +438,45 @@ fn a_receive_that_is_given_up_gives_its_memory_back_and_the_next_one_gets_what_i
     assert!(crossed < 20, "no receive was given up in time");
     client.close(LONG).expect("an orderly goodbye");
     server.close(LONG).expect("an orderly goodbye");
+}
+
+#[test]
+fn endpoints_accept_and_connect_with_many_peers() {
+    let options = Options::tcp(Auth::Key(key()));
+    let listen = || {
+        let address = "127.0.0.1:0".parse().expect("an address");
+        Endpoint::listen(address, options.clone()).expect("a free port")
+    };
+    let all = [listen(), listen(), listen()];
+    let address = |of: usize| all[of].local_addr();
+    let connections: Vec<Connection> = thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for (one, here) in all.iter().enumerate() {
+            for peer in (0..all.len()).filter(|peer| *peer != one) {
+                let there = address(peer);
+                threads.push(scope.spawn(move || here.connect_to(there).expect("it listens")));
+            }
+            threads.push(scope.spawn(move || here.accept(Duration::MAX).expect("one comes")));
+            threads.push(scope.spawn(move || here.accept(Duration::MAX).expect("another comes")));
+        }
+        let ended = threads.into_iter().map(|one| one.join().expect("no panic"));
+        ended.collect()
+    });
+    assert_eq!(connections.len(), 12);
+    let source = region(&random(4096));
+    let sinks: Vec<Region> = connections.iter().map(|_| region(&[0; 4096])).collect();
+    let received = connections.iter().zip(&sinks);
+    let received: Vec<_> = received
+        .map(|(one, sink)| one.receive(sink.all(), 1).start().expect("room"))
+        .collect();
+    for one in &connections {
+        let sent = one.send(source.all(), 1).start().expect("room");
+        sent.wait().expect("placed");
+    }
+    for one in received {
+        one.wait().expect("it has arrived");
+    }
+    for sink in &sinks {
+        assert_eq!(contents(sink, 4096), contents(&source, 4096));
+    }
 }

@@ -15,7 +15,7 @@ const STUCK_AFTER: (Duration, Duration) = (Duration::from_secs(1), Duration::fro
 /// Pause between looks at the lock.
 const PAUSE: Duration = Duration::from_micros(20);
 /// Longest time that the engine's thread leaves its lock to callers.
-const COURTESY: Duration = Duration::from_micros(200);
+const LOCK_YIELD: Duration = Duration::from_micros(200);
 
 /// What becomes of callers while the engine works.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ impl Shared {
             return;
         }
         let since = Instant::now();
-        while self.patience.waiting.load(Ordering::Relaxed) > 0 && since.elapsed() < COURTESY {
+        while self.patience.waiting.load(Ordering::Relaxed) > 0 && since.elapsed() < LOCK_YIELD {
             std::thread::yield_now();
         }
     }

@@ -13,7 +13,7 @@ use super::patience::Patience;
 use super::peer::PeerInfo;
 use super::watching::Watching;
 use crate::core::Core;
-use crate::drive::Driving;
+use crate::drive::ProgressOwner;
 use crate::driver::{Driven, DrivenId, Driver, Turn};
 use crate::error::Error;
 use crate::path_news::PathNews;
@@ -39,7 +39,7 @@ pub(crate) struct Shared {
     /// When the engine must look again by itself, in microseconds from `origin`; at most.
     pub(super) due: AtomicU64,
     /// Whether a thread that waits does the engine's work.
-    pub(crate) driving: Driving,
+    pub(crate) progress_owner: ProgressOwner,
     /// All of it tells by itself when there is something to do.
     pub(crate) announces: bool,
     /// What becomes of callers while the engine is inside foreign code.
@@ -80,6 +80,9 @@ impl Drop for Locked<'_> {
         let Some(mut core) = self.0.take() else {
             return;
         };
+        if core.wakers.is_empty() {
+            return;
+        }
         let wakers = std::mem::take(&mut core.wakers);
         drop(core);
         for waker in wakers {
@@ -118,7 +121,7 @@ impl Shared {
             origin,
             working_since: AtomicU64::new(0),
             due: AtomicU64::new(0),
-            driving: Driving::new(),
+            progress_owner: ProgressOwner::new(),
             announces,
             patience,
             watching: Mutex::new(Watching::Read),
@@ -250,18 +253,18 @@ impl Driven for Shared {
     fn progress(&self) -> Turn {
         self.make_way();
         let mut core = self.lock();
-        self.lapse(&mut core);
+        self.expire_lease(&mut core);
         let turn = self.turn(&mut core);
         self.watch_control(&mut core);
         turn
     }
 
     fn due(&self) -> Option<Instant> {
-        let attention = self.driving.due(self.origin);
+        let lease = self.progress_owner.due(self.origin);
         let due = match self.due.load(Ordering::SeqCst) {
-            u64::MAX => return attention,
+            u64::MAX => return lease,
             due => self.due_for_engine(self.origin + Duration::from_micros(due)),
         };
-        Some(attention.map_or(due, |attention| attention.min(due)))
+        Some(lease.map_or(due, |lease| lease.min(due)))
     }
 }

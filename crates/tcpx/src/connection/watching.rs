@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::shared::{Locked, Shared};
 use crate::core::Core;
-use crate::drive::LINGER;
+use crate::drive::PROGRESS_LEASE;
 use crate::driver::Turn;
 
 /// What the driver is told to look for on the control socket.
@@ -39,8 +39,8 @@ impl Shared {
 
     /// When the engine's thread sees to what is due: a thread that looks after the connection does it in time.
     pub(super) fn due_for_engine(&self, due: Instant) -> Instant {
-        match self.driving.is_attended() {
-            true => due + LINGER.0,
+        match self.progress_owner.is_attended() {
+            true => due + PROGRESS_LEASE,
             false => due,
         }
     }
@@ -63,7 +63,7 @@ impl Shared {
             Watching::Nothing
         } else if core.control.is_away() {
             Watching::Away
-        } else if self.driving.is_attended() {
+        } else if self.progress_owner.is_attended() {
             Watching::Muted
         } else if core.control.wants_write() {
             Watching::ReadWrite
@@ -74,7 +74,7 @@ impl Shared {
         if replaced {
             // The old descriptor went with its connection; the new one is not watched yet.
             *watching = Watching::Away;
-            self.driving.control_replaced();
+            self.progress_owner.control_replaced();
         }
         if *watching == wanted || *watching == Watching::Nothing {
             return;

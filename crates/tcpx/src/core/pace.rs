@@ -5,7 +5,7 @@
 //! at once. Where receives have ended together, grants of the next ones, with what waits already, leave once there
 //! is one for each. And small messages that follow each other closely go together while as many earlier ones are on
 //! their way. Nothing waits unless a thread of the program looks after the connection: who stops doing so writes, and
-//! if it does not come back, the engine's thread does within [`LINGER`](crate::drive::LINGER) at the latest.
+//! if it does not come back, the engine's thread does within [`PROGRESS_LEASE`](crate::drive::PROGRESS_LEASE) at the latest.
 
 use std::time::{Duration, Instant};
 

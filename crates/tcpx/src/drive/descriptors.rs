@@ -98,7 +98,7 @@ impl Set {
 impl Descriptors {
     /// The calling thread is about to sleep; whether it can. What others change from now on they
     /// [`call`](Self::call) it for.
-    pub(super) fn lie_down<'a>(
+    pub(super) fn prepare_sleep<'a>(
         &self,
         control: BorrowedFd<'_>,
         write: bool,
@@ -129,12 +129,12 @@ impl Descriptors {
                 }
             }
         }
-        self.get_up();
+        self.wake_up();
         woken
     }
 
     /// The calling thread sleeps no longer.
-    pub(super) fn get_up(&self) {
+    pub(super) fn wake_up(&self) {
         self.asleep.store(false, Ordering::SeqCst);
     }
 
@@ -180,8 +180,8 @@ mod tests {
         (near, listener.accept().expect("accepted").0)
     }
 
-    fn lie_down(descriptors: &Descriptors, control: &TcpStream, write: bool) {
-        assert!(descriptors.lie_down(control.as_fd(), write, std::iter::empty()));
+    fn prepare_sleep(descriptors: &Descriptors, control: &TcpStream, write: bool) {
+        assert!(descriptors.prepare_sleep(control.as_fd(), write, std::iter::empty()));
     }
 
     fn sleeps_at_once(descriptors: &Descriptors) -> bool {
@@ -194,15 +194,15 @@ mod tests {
     fn bytes_and_room_end_a_sleep_and_nothing_lets_it_last() {
         let descriptors = Descriptors::default();
         let (near, mut far) = pair();
-        lie_down(&descriptors, &near, false);
+        prepare_sleep(&descriptors, &near, false);
         let (began, short) = (Instant::now(), Duration::from_millis(20));
         descriptors.sleep(began + short, true);
         assert!(began.elapsed() >= short && !descriptors.is_asleep());
-        lie_down(&descriptors, &near, true);
+        prepare_sleep(&descriptors, &near, true);
         assert!(sleeps_at_once(&descriptors), "there is room to write");
-        lie_down(&descriptors, &near, false);
+        prepare_sleep(&descriptors, &near, false);
         assert!(!descriptors.sleep(Instant::now() + short, true).for_control);
-        lie_down(&descriptors, &near, false);
+        prepare_sleep(&descriptors, &near, false);
         far.write_all(b"news").expect("written");
         assert!(descriptors.sleep(Instant::now() + LONG, true).for_control);
     }
@@ -213,7 +213,7 @@ mod tests {
         let (near, _far) = pair();
         descriptors.call();
         for before in [true, false] {
-            lie_down(&descriptors, &near, false);
+            prepare_sleep(&descriptors, &near, false);
             if before {
                 descriptors.call();
                 assert!(sleeps_at_once(&descriptors));
@@ -224,7 +224,7 @@ mod tests {
                 assert!(sleeps_at_once(&descriptors));
             });
         }
-        lie_down(&descriptors, &near, false);
+        prepare_sleep(&descriptors, &near, false);
         let (began, short) = (Instant::now(), Duration::from_millis(20));
         descriptors.sleep(began + short, true);
         assert!(began.elapsed() >= short, "an old call was heard again");
@@ -234,12 +234,12 @@ mod tests {
     fn the_connection_that_takes_anothers_place_is_listened_to() {
         let descriptors = Descriptors::default();
         let (old, gone) = pair();
-        lie_down(&descriptors, &old, true);
+        prepare_sleep(&descriptors, &old, true);
         assert!(sleeps_at_once(&descriptors));
         let (new, mut far) = pair();
         drop((old, gone));
         descriptors.control_replaced();
-        lie_down(&descriptors, &new, false);
+        prepare_sleep(&descriptors, &new, false);
         far.write_all(b"news").expect("written");
         assert!(sleeps_at_once(&descriptors));
     }

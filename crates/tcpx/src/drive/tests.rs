@@ -15,15 +15,15 @@ fn left() -> Transfer {
         scene.core.pace.answers(now);
     }
     let transfer = scene.into_transfer(sent);
-    let driving = &transfer.connection.0.driving;
-    driving.on.store(true, Ordering::SeqCst);
+    let owner = &transfer.connection.0.progress_owner;
+    owner.taken.store(true, Ordering::SeqCst);
     transfer
 }
 
 #[test]
 fn a_program_that_asks_for_an_end_that_was_left_gets_it() {
     let transfer = left();
-    transfer.connection.0.hand_back(true, false);
+    transfer.connection.0.release(true, false);
     assert!(!transfer.state.has_ended(), "this is not about it");
     assert!(transfer.test().is_some());
 }
@@ -31,7 +31,7 @@ fn a_program_that_asks_for_an_end_that_was_left_gets_it() {
 #[test]
 fn a_program_that_waits_no_moment_for_an_end_that_was_left_gets_it() {
     let transfer = left();
-    transfer.connection.0.hand_back(true, false);
+    transfer.connection.0.release(true, false);
     assert!(transfer.wait_timeout(Duration::ZERO).is_some());
 }
 
@@ -39,7 +39,7 @@ fn a_program_that_waits_no_moment_for_an_end_that_was_left_gets_it() {
 fn memory_of_a_send_whose_answer_has_come_may_be_used_again() {
     let transfer = left();
     let shared = &transfer.connection.0;
-    shared.hand_back(true, false);
+    shared.release(true, false);
     let region = {
         let core = shared.lock();
         let operation = core.operations.get(&transfer.operation).unwrap();
@@ -54,8 +54,8 @@ fn memory_of_a_send_whose_answer_has_come_may_be_used_again() {
 fn the_engine_tells_of_an_end_that_was_left_when_nobody_comes_back() {
     let transfer = left();
     let shared = &transfer.connection.0;
-    shared.hand_back(true, false);
-    let until = shared.driving.due(shared.lock().origin).unwrap();
+    shared.release(true, false);
+    let until = shared.progress_owner.due(shared.lock().origin).unwrap();
     while Instant::now() < until {}
     crate::driver::Driven::progress(&**shared);
     assert!(transfer.state.has_ended());
@@ -65,8 +65,8 @@ fn the_engine_tells_of_an_end_that_was_left_when_nobody_comes_back() {
 fn an_end_that_another_thread_looks_for_is_not_left() {
     let transfer = left();
     let shared = &transfer.connection.0;
-    let _looker = Looker::begin(&shared.driving.lookers);
-    shared.hand_back(true, false);
+    let _looker = Looker::begin(&shared.progress_owner.lookers);
+    shared.release(true, false);
     assert!(transfer.state.has_ended());
 }
 
@@ -77,4 +77,26 @@ fn who_has_looked_looks_no_more() {
     assert_eq!(lookers.load(Ordering::Relaxed), 1);
     drop(looker);
     assert_eq!(lookers.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn a_lease_lasts_as_long_as_any_other() {
+    let transfer = left();
+    let shared = &transfer.connection.0;
+    shared.release(true, false);
+    let released = shared.lock().ticked();
+    let until = shared.since_origin(released + PROGRESS_LEASE);
+    assert_eq!(shared.progress_owner.lease.lasts_until(), Some(until));
+}
+
+#[test]
+fn a_budget_spent_in_vain_pauses_busy_polling() {
+    let transfer = left();
+    let shared = &transfer.connection.0;
+    assert!(shared.may_busy_poll());
+    shared.pause_busy_poll(Duration::from_secs(60));
+    assert!(!shared.may_busy_poll());
+    shared.pause_busy_poll(Duration::ZERO);
+    assert!(shared.may_busy_poll());
+    assert!(shared.may_busy_poll(), "a pause that is over stays over");
 }

@@ -1,4 +1,4 @@
-//! Looking without a pause: who may, for how long, and who looks for his own end only.
+//! Busy-polling: which thread may, for how long, and which one only polls for its own end.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -7,31 +7,28 @@ use tcpx_memory::awake::{Awake, cores};
 
 use crate::driver::Turn;
 
-/// How long nothing may happen before the thread sleeps.
-pub(super) const PATIENCE: Duration = Duration::from_micros(50);
+/// How long the owner polls after the last event: three round trips of 64 KiB on one host.
+pub(super) const BUSY_POLL_BUDGET: Duration = Duration::from_micros(150);
 /// The same where there are cores to spare: longer than the peer takes to wake up.
-const SPARE_PATIENCE: Duration = Duration::from_micros(200);
-/// The same after a try that was worth it: longer than a peer takes that had to wake two threads, or
-/// both would find each other asleep for ever.
-pub(super) const GOOD_PATIENCE: Duration = Duration::from_micros(150);
+const SPARE_BUDGET: Duration = Duration::from_micros(200);
 /// The same while chunks are moving, where there are cores to spare.
-const MOVING_PATIENCE: Duration = Duration::from_micros(500);
+const MOVING_BUDGET: Duration = Duration::from_micros(500);
 /// Up to this many cores nobody looks without a pause while chunks are moving: the lanes need them.
 pub(super) const FEW_CORES: usize = 4;
 
 /// Whether a thread of this process looks without a pause; only where cores are few.
-static LOOKING: AtomicBool = AtomicBool::new(false);
+static BUSY_POLLING: AtomicBool = AtomicBool::new(false);
 
 /// One thread of those that look without a pause, of which few cores bear only one.
-pub(super) struct Looking(Awake);
+pub(super) struct BusyPoll(Awake);
 
-impl Looking {
+impl BusyPoll {
     pub(super) fn begin() -> Option<Self> {
         let awake = Awake::begin();
         match cores() {
             1 => None,
             cores if cores <= FEW_CORES => {
-                let first = !LOOKING.swap(true, Ordering::Relaxed);
+                let first = !BUSY_POLLING.swap(true, Ordering::Relaxed);
                 first.then(|| Self(awake))
             }
             _ => awake.may_look().then(|| Self(awake)),
@@ -39,19 +36,18 @@ impl Looking {
     }
 
     /// How long nothing may happen before the thread sleeps.
-    pub(super) fn patience(&self, turn: Option<Turn>, good: bool) -> Duration {
+    pub(super) fn budget(&self, turn: Option<Turn>) -> Duration {
         match turn {
-            _ if !self.0.may_look() && good => GOOD_PATIENCE,
-            _ if !self.0.may_look() => PATIENCE,
-            Some(turn) if turn.moving => MOVING_PATIENCE,
-            _ => SPARE_PATIENCE,
+            _ if !self.0.may_look() => BUSY_POLL_BUDGET,
+            Some(turn) if turn.moving => MOVING_BUDGET,
+            _ => SPARE_BUDGET,
         }
     }
 }
 
-impl Drop for Looking {
+impl Drop for BusyPoll {
     fn drop(&mut self) {
-        LOOKING.store(false, Ordering::Relaxed);
+        BUSY_POLLING.store(false, Ordering::Relaxed);
     }
 }
 
@@ -71,10 +67,10 @@ impl Drop for Looker<'_> {
     }
 }
 
-/// Another thread does the work; this one looks for its own end. Without pauses of the processor, which
-/// the host of a virtual machine may take for idleness.
+/// Another thread does the work; this one looks for its own end. Without pauses of the processor,
+/// which the host of a virtual machine may take for idleness.
 pub(super) fn look(ended: &impl Fn() -> bool, limit: Instant) -> bool {
-    let limit = limit.min(Instant::now() + PATIENCE);
+    let limit = limit.min(Instant::now() + BUSY_POLL_BUDGET);
     while !ended() {
         if Instant::now() >= limit {
             return false;

@@ -1,29 +1,30 @@
-//! Whether the engine's thread may leave a connection to the program for a moment.
+//! The lease that keeps the engine's thread from a connection.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
-/// A thread that looked after a connection may leave it unwatched for a moment, unless another thread
-/// sleeps until the engine wakes it. Whichever of the two comes second sees the other.
+/// The thread that drove a connection last has a lease on it, unless another one waits for the
+/// engine's thread. Whichever of the two comes second sees the other.
 #[derive(Debug)]
-pub(crate) struct Attention {
+pub(crate) struct ProgressLease {
     /// Until when, in microseconds of the connection; 0 where the engine's thread watches.
     until: AtomicU64,
-    sleepers: AtomicUsize,
+    /// Threads and tasks that wait for the engine's thread.
+    watchers: AtomicUsize,
 }
 
-impl Attention {
+impl ProgressLease {
     pub(crate) fn new() -> Self {
         Self {
             until: AtomicU64::new(0),
-            sleepers: AtomicUsize::new(0),
+            watchers: AtomicUsize::new(0),
         }
     }
 
     /// Begins, or goes on, until this time. Whoever began asks
-    /// [`is_wanted_elsewhere`](Self::is_wanted_elsewhere) afterwards, and ends it if so.
+    /// [`is_watched`](Self::is_watched) afterwards, and ends it if so.
     pub(crate) fn begin(&self, until: u64) {
         self.until.store(until.max(1), Ordering::SeqCst);
     }
@@ -37,21 +38,21 @@ impl Attention {
     }
 
     /// A thread sleeps until the engine wakes it. Comes after [`begin`](Self::begin).
-    pub(crate) fn is_wanted_elsewhere(&self) -> bool {
+    pub(crate) fn is_watched(&self) -> bool {
         fence(Ordering::SeqCst);
-        self.sleepers.load(Ordering::SeqCst) > 0
+        self.watchers.load(Ordering::SeqCst) > 0
     }
 
     /// The calling thread is about to sleep: it ends what [`lasts_until`](Self::lasts_until) says
     /// first.
-    pub(crate) fn want(&self) {
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
+    pub(crate) fn watch(&self) {
+        self.watchers.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
     /// It sleeps no longer.
-    pub(crate) fn unwant(&self) {
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+    pub(crate) fn unwatch(&self) {
+        self.watchers.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -61,16 +62,16 @@ mod tests {
 
     #[test]
     fn a_thread_that_sleeps_is_seen_as_long_as_it_does() {
-        let attention = Attention::new();
-        assert_eq!(attention.lasts_until(), None);
-        attention.begin(0);
-        assert_eq!(attention.lasts_until(), Some(1));
-        attention.want();
-        assert!(attention.is_wanted_elsewhere());
-        attention.unwant();
-        assert!(!attention.is_wanted_elsewhere());
-        attention.end();
-        assert_eq!(attention.lasts_until(), None);
+        let lease = ProgressLease::new();
+        assert_eq!(lease.lasts_until(), None);
+        lease.begin(0);
+        assert_eq!(lease.lasts_until(), Some(1));
+        lease.watch();
+        assert!(lease.is_watched());
+        lease.unwatch();
+        assert!(!lease.is_watched());
+        lease.end();
+        assert_eq!(lease.lasts_until(), None);
     }
 }
 
@@ -84,26 +85,26 @@ mod model {
     #[test]
     fn nobody_sleeps_while_nobody_watches() {
         loom::model(|| {
-            let shared = Arc::new((Attention::new(), AtomicBool::new(true)));
+            let shared = Arc::new((ProgressLease::new(), AtomicBool::new(true)));
             let leaving = {
                 let shared = Arc::clone(&shared);
                 loom::thread::spawn(move || {
-                    let (attention, driving) = &*shared;
-                    attention.begin(1);
-                    driving.store(false, Ordering::SeqCst);
-                    if attention.is_wanted_elsewhere() {
-                        attention.end();
+                    let (lease, driving) = &*shared;
+                    lease.begin(1);
+                    progress_owner.store(false, Ordering::SeqCst);
+                    if lease.is_watched() {
+                        lease.end();
                     }
                 })
             };
-            let (attention, driving) = &*shared;
-            attention.want();
-            if attention.lasts_until().is_some() && !driving.load(Ordering::SeqCst) {
-                attention.end();
+            let (lease, driving) = &*shared;
+            lease.watch();
+            if lease.lasts_until().is_some() && !progress_owner.load(Ordering::SeqCst) {
+                lease.end();
             }
             leaving.join().expect("it leaves");
-            assert_eq!(attention.lasts_until(), None);
-            attention.unwant();
+            assert_eq!(lease.lasts_until(), None);
+            lease.unwatch();
         });
     }
 }
