@@ -8,13 +8,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use rustix::net::sockopt;
+use rustix::net::connect_unspec;
 
 /// Pieces of a stream that are under way.
 const PIECES: usize = 4096;
 const PIECE_BYTES: usize = 64 << 10;
 
-type Streams = Arc<Mutex<VecDeque<TcpStream>>>;
+/// Both sides of connections.
+type Streams = Arc<Mutex<VecDeque<[TcpStream; 2]>>>;
 
 /// Passes on what comes to its address, each byte after the delay.
 pub(crate) struct Relay {
@@ -36,11 +37,11 @@ impl Relay {
                 };
                 // The first one is the control connection: lanes are what this is about.
                 if at > 0
-                    && let Ok(copy) = near.try_clone()
+                    && let (Ok(near), Ok(far)) = (near.try_clone(), far.try_clone())
                 {
                     kept.lock()
                         .unwrap_or_else(PoisonError::into_inner)
-                        .push_back(copy);
+                        .push_back([near, far]);
                 }
                 for (from, to) in [(&near, &far), (&far, &near)] {
                     if let (Ok(from), Ok(to)) = (from.try_clone(), to.try_clone()) {
@@ -67,10 +68,9 @@ impl Relay {
                     .lock()
                     .unwrap_or_else(PoisonError::into_inner)
                     .pop_front();
-                if let Some(lane) = lane {
-                    // A reset instead of an end: what is under way is lost.
-                    let _ = sockopt::set_socket_linger(&lane, Some(Duration::ZERO));
-                    let _ = lane.shutdown(Shutdown::Both);
+                for side in lane.into_iter().flatten() {
+                    // Linux resets a connection that is connected to nothing: what is under way is lost.
+                    let _ = connect_unspec(&side);
                 }
             }
         });
@@ -109,4 +109,35 @@ fn deliver(mut to: TcpStream, due: &Receiver<(Instant, Vec<u8>)>) {
         }
     }
     let _ = to.shutdown(Shutdown::Both);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_reset_loses_what_the_relay_holds() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let relay = Relay::start(listener.local_addr().unwrap(), Duration::from_secs(2)).unwrap();
+        let dial = || {
+            let near = TcpStream::connect(relay.address()).unwrap();
+            let (far, _) = listener.accept().unwrap();
+            for end in [&near, &far] {
+                end.set_read_timeout(Some(LIMIT)).unwrap();
+            }
+            (near, far)
+        };
+        let _control = dial();
+        let (mut near, mut far) = dial();
+        near.write_all(b"bytes").unwrap();
+        let _resets = relay.reset_every(Duration::from_millis(1));
+        for end in [&mut near, &mut far] {
+            let error = end.read_to_end(&mut Vec::new()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+        }
+    }
 }

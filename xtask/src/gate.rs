@@ -75,15 +75,44 @@ fn parse(arguments: &[String]) -> Result<Arguments> {
 struct Row {
     case: Case,
     metric: Metric,
-    /// BASE's and this tree's, by round.
-    samples: Vec<(f64, f64)>,
+    /// By round.
+    samples: Vec<Turns>,
+}
+
+/// A figure in its unit, of both turns of BASE and of this tree in one round.
+#[derive(Clone, Copy)]
+struct Turns {
+    base: [f64; 2],
+    own: [f64; 2],
+}
+
+impl Turns {
+    /// An error where an answer lacks the figure.
+    fn of(round: &Round, metric: Metric) -> Result<Self> {
+        let figure = |[first, second]: &[rounds::Figures; 2]| {
+            let one = |figures: &rounds::Figures| figures.get(metric.name()).copied();
+            Some([one(first)?, one(second)?].map(|value| metric.in_unit(value)))
+        };
+        let missing = || format!("the driver gave no {}", metric.name());
+        Ok(Self {
+            base: figure(&round.base).with_context(missing)?,
+            own: figure(&round.own).with_context(missing)?,
+        })
+    }
+
+    /// The means of BASE's turns and of this tree's.
+    const fn means(self) -> (f64, f64) {
+        let ([one, two], [three, four]) = (self.base, self.own);
+        (f64::midpoint(one, two), f64::midpoint(three, four))
+    }
 }
 
 impl Row {
     /// How many times as good as BASE this tree is, in each round.
     fn ratios(&self) -> Vec<f64> {
         let more_is_better = self.metric.more_is_better();
-        let ratio = |(base, own): &(f64, f64)| {
+        let ratio = |turns: &Turns| {
+            let (base, own) = turns.means();
             if more_is_better {
                 own / base
             } else {
@@ -155,12 +184,11 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         let began = Instant::now();
         for (case, outcome) in run_round(&builds, &running, round, nics.as_ref().ok())? {
             match outcome {
-                Ok(Round { base, own }) => {
+                Ok(round) => {
                     for row in rows.iter_mut().filter(|row| row.case.name == case) {
-                        if let (Some(base), Some(own)) =
-                            (base.get(row.metric.name()), own.get(row.metric.name()))
-                        {
-                            row.samples.push((*base, *own));
+                        match Turns::of(&round, row.metric) {
+                            Ok(turns) => row.samples.push(turns),
+                            Err(error) => errors.push(format!("{case}: {error:#}")),
                         }
                     }
                 }
@@ -257,7 +285,8 @@ fn print_table(rows: &[Row]) {
         "case", "figure", "BASE", "this tree", "ratio", "95 % interval", "bound", "n"
     );
     for row in rows {
-        let (base, own): (Vec<f64>, Vec<f64>) = row.samples.iter().copied().unzip();
+        let means = row.samples.iter().map(|turns| turns.means());
+        let (base, own): (Vec<f64>, Vec<f64>) = means.unzip();
         let interval = row.interval();
         println!(
             "{:34} {:12} {:>11} {:>11} {:>6.3}  {:.3} to {:.3}  {:>5.2} {:>3}  {}",
@@ -289,13 +318,13 @@ fn store(path: &std::path::Path, builds: &build::Builds, rows: &[Row]) -> Result
                 "ratio": interval.median,
                 "interval": [interval.low, interval.high],
                 "verdict": row.verdict().word(),
-                "base": row.samples.iter().map(|(base, _)| base).collect::<Vec<_>>(),
-                "own": row.samples.iter().map(|(_, own)| own).collect::<Vec<_>>(),
+                "base": row.samples.iter().map(|turns| turns.base).collect::<Vec<_>>(),
+                "own": row.samples.iter().map(|turns| turns.own).collect::<Vec<_>>(),
             })
         })
         .collect();
     let whole = serde_json::json!({
-        "schema": "tcpx-gate/1",
+        "schema": "tcpx-gate/2",
         "host": build::host(),
         "base": builds.base.commit,
         "own": builds.own.commit,

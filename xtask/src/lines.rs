@@ -98,25 +98,29 @@ fn product_lines(text: &str) -> usize {
             count += 1;
             continue;
         }
-        // The item behind it: to its semicolon, or to the brace that closes it at the same depth.
-        let indent = &line[..line.len() - start.len()];
-        let end = format!("{indent}}}");
-        for line in lines.by_ref() {
-            let start = line.trim_start();
-            if start.starts_with("#[") || start.starts_with("//") {
-                continue;
-            }
-            if start.ends_with('{') {
-                for line in lines.by_ref() {
-                    if line.starts_with(&end) {
-                        break;
-                    }
-                }
-            }
-            break;
-        }
+        skip_item(&mut lines);
     }
     count
+}
+
+/// Skips one item, as rustfmt lays it out: what a line opens ends at a line of the same indent.
+fn skip_item<'a>(lines: &mut impl Iterator<Item = &'a str>) {
+    while let Some(mut line) = lines.next() {
+        while line.ends_with(['{', '(', '[', '<']) || line.ends_with("where") {
+            let indent = &line[..line.len() - line.trim_start().len()];
+            let closes = |line: &&str| {
+                let rest = line.strip_prefix(indent);
+                rest.is_some_and(|rest| rest.starts_with(['}', ')', ']', '>', '{']))
+            };
+            let Some(end) = lines.find(closes) else {
+                return;
+            };
+            line = end;
+        }
+        if !line.trim_start().starts_with("//") && line.ends_with([';', ',', '}']) {
+            return;
+        }
+    }
 }
 
 fn is_test(line: &str) -> bool {
@@ -144,6 +148,19 @@ mod tests {
             product_lines(
                 "    #[cfg(test)]\n    fn helper(&self) {\n        x();\n    }\n    fn real() {}\n"
             ),
+            1
+        );
+    }
+
+    #[test]
+    fn a_test_signature_over_lines_does_not_count() {
+        let text = "#[cfg(test)]\npub(crate) fn pair(\n    size: usize,\n) -> Pair {\n    make(size)\n}\nfn real() {}\n";
+        assert_eq!(product_lines(text), 1);
+        let text =
+            "#[cfg(test)]\nfn all<T>(one: T)\nwhere\n    T: Sized,\n{\n    a();\n}\nfn real() {}\n";
+        assert_eq!(product_lines(text), 1);
+        assert_eq!(
+            product_lines("#[cfg(test)]\nuse crate::{\n    a,\n    b,\n};\nfn real() {}\n"),
             1
         );
     }

@@ -142,7 +142,7 @@ impl Raised {
     }
 }
 
-/// An eventfd behind a [`Raised`] flag.
+/// An eventfd behind a flag: a burst of wake-ups costs one system call.
 #[derive(Debug)]
 pub struct Waker {
     descriptor: OwnedFd,

@@ -59,13 +59,21 @@ impl Metric {
         }
     }
 
+    /// What a driver answers (bytes, bytes a second, ...), in the unit.
+    pub(super) fn in_unit(self, value: f64) -> f64 {
+        match self {
+            Self::Rate => value / 1e9,
+            Self::Memory => value / 1024.0,
+            _ => value,
+        }
+    }
+
+    /// A value in the unit.
     pub(super) fn print(self, value: f64) -> String {
         match self {
             Self::P50 | Self::P99 => format!("{value:.2}"),
-            Self::Rate => format!("{:.3}", value / 1e9),
-            Self::Cpu => format!("{value:.3}"),
-            Self::Memory => format!("{:.1}", value / 1024.0),
-            Self::Descriptors => format!("{value:.1}"),
+            Self::Rate | Self::Cpu => format!("{value:.3}"),
+            Self::Memory | Self::Descriptors => format!("{value:.1}"),
         }
     }
 }
@@ -218,7 +226,14 @@ pub(super) fn all() -> Vec<Case> {
         "idle-100".into(),
         json!({ "kind": "idle", "connections": 100, "ms": 0 }),
     );
-    for (comms, size) in [(1, 8), (1, 4 * KIB), (1, 64 * KIB), (1, MIB), (8, 8)] {
+    for (comms, size) in [
+        (1, 8),
+        (1, 4 * KIB),
+        (1, 64 * KIB),
+        (1, MIB),
+        (8, 8),
+        (8, 4 * KIB),
+    ] {
         let request =
             json!({ "kind": "plugin", "size": size, "comms": comms, "window": 0, "ms": 150 });
         add(
@@ -271,6 +286,20 @@ pub(super) fn all() -> Vec<Case> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn plugin_sizes_run_with_one_and_eight_comms() {
+        let has = |size: u64, comms: u64| {
+            all().iter().any(|case| {
+                case.request["kind"] == "plugin"
+                    && case.request["size"] == size
+                    && case.request["comms"] == comms
+            })
+        };
+        for size in [8, 4 * KIB, 64 * KIB, MIB, 16 * MIB] {
+            assert!(has(size, 1) && has(size, 8), "{size} bytes");
+        }
+    }
 
     #[test]
     fn names_are_unlike_and_patterns_find_them() {

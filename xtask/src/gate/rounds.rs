@@ -1,8 +1,10 @@
 //! The drivers, and turns between them.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Lines, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
@@ -11,21 +13,24 @@ use super::build::Build;
 use super::cases::Case;
 use super::nics::Nics;
 
+/// Longest time that a driver may take for a case. Its own waits end after 60 s, with a reason.
+const LONGEST: Duration = Duration::from_secs(180);
+
 /// Figures of a case by their names.
 pub(super) type Figures = BTreeMap<String, f64>;
 
-/// Both contenders' figures in one round.
+/// Both contenders' figures in one round, of each turn.
 #[derive(Debug)]
 pub(super) struct Round {
-    pub(super) base: Figures,
-    pub(super) own: Figures,
+    pub(super) base: [Figures; 2],
+    pub(super) own: [Figures; 2],
 }
 
 /// A running driver.
 pub(super) struct Driver {
     child: Child,
     to: ChildStdin,
-    from: Lines<BufReader<ChildStdout>>,
+    from: Receiver<std::io::Result<String>>,
 }
 
 impl Driver {
@@ -50,21 +55,30 @@ impl Driver {
             .spawn()
             .with_context(|| format!("cannot start {}", build.driver.display()))?;
         let to = child.stdin.take().context("no pipe to the driver")?;
-        let from = child.stdout.take().context("no pipe from the driver")?;
-        Ok(Self {
-            child,
-            to,
-            from: BufReader::new(from).lines(),
-        })
+        let lines = BufReader::new(child.stdout.take().context("no pipe from the driver")?).lines();
+        let (heard, from) = channel();
+        // Ends with the driver, or with whoever listens.
+        std::thread::spawn(move || {
+            for line in lines {
+                if heard.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Self { child, to, from })
     }
 
-    fn measure(&mut self, case: &Case) -> Result<Figures> {
+    fn measure(&mut self, case: &Case, limit: Duration) -> Result<Figures> {
         let mut line = case.request().to_string();
         line.push('\n');
         self.to
             .write_all(line.as_bytes())
             .context("the driver has gone")?;
-        let answer = self.from.next().context("the driver has gone")??;
+        let answer = match self.from.recv_timeout(limit) {
+            Ok(line) => line?,
+            Err(RecvTimeoutError::Timeout) => bail!("no answer within {} s", limit.as_secs_f64()),
+            Err(RecvTimeoutError::Disconnected) => bail!("the driver has gone"),
+        };
         let answer: Value = serde_json::from_str(&answer)?;
         if let Some(error) = answer["error"].as_str() {
             bail!("{error}");
@@ -80,32 +94,73 @@ impl Drop for Driver {
     }
 }
 
-/// A case twice on each: first, second, second, first; the mean of both is the round's.
+/// A case twice on each: first, second, second, first.
 pub(super) fn turns(
     case: &Case,
     base: &mut Driver,
     own: &mut Driver,
     own_first: bool,
 ) -> Result<Round> {
-    let mut figures = [Vec::new(), Vec::new()];
-    let order = if own_first {
-        [1, 0, 0, 1]
+    let mut of_base = || base.measure(case, LONGEST).context("BASE");
+    let mut of_own = || own.measure(case, LONGEST).context("this tree");
+    let (base, own) = if own_first {
+        let first = of_own()?;
+        let base = [of_base()?, of_base()?];
+        (base, [first, of_own()?])
     } else {
-        [0, 1, 1, 0]
+        let first = of_base()?;
+        let own = [of_own()?, of_own()?];
+        ([first, of_base()?], own)
     };
-    for which in order {
-        let driver = if which == 0 { &mut *base } else { &mut *own };
-        let who = if which == 0 { "BASE" } else { "this tree" };
-        figures[which].push(driver.measure(case).context(who)?);
-    }
-    let [base, own] = figures.map(|both| mean(&both));
     Ok(Round { base, own })
 }
 
-fn mean(all: &[Figures]) -> Figures {
-    let mut sums = Figures::new();
-    for (name, value) in all.iter().flatten() {
-        *sums.entry(name.clone()).or_default() += value / all.len() as f64;
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+    use crate::gate::cases;
+
+    fn driver(script: &str) -> (tempfile::TempDir, Driver) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("driver");
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let build = Build {
+            commit: String::new(),
+            driver: path.clone(),
+            plugin: path,
+        };
+        let driver = Driver::start(&build, None).unwrap();
+        (folder, driver)
     }
-    sums
+
+    #[test]
+    fn a_driver_that_does_not_answer_is_an_error() {
+        let case = &cases::all()[0];
+        let (_folder, mut silent) = driver("exec sleep 1000");
+        let error = silent.measure(case, Duration::from_millis(10)).unwrap_err();
+        assert!(error.to_string().contains("no answer"), "{error:#}");
+        let (_folder, mut gone) = driver("read line");
+        let error = gone.measure(case, LONGEST).unwrap_err();
+        assert!(error.to_string().contains("has gone"), "{error:#}");
+    }
+
+    #[test]
+    fn a_round_keeps_both_turns_of_each() {
+        let script = |first: u8| {
+            format!(
+                "at={first}; while read line; do echo \"{{\\\"figures\\\":{{\\\"p50\\\":$at}}}}\"; at=$((at+1)); done"
+            )
+        };
+        let case = &cases::all()[0];
+        for own_first in [false, true] {
+            let (_one, mut base) = driver(&script(1));
+            let (_other, mut own) = driver(&script(10));
+            let round = turns(case, &mut base, &mut own, own_first).unwrap();
+            assert_eq!(round.base.map(|figures| figures["p50"]), [1.0, 2.0]);
+            assert_eq!(round.own.map(|figures| figures["p50"]), [10.0, 11.0]);
+        }
+    }
 }
