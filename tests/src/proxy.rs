@@ -48,6 +48,10 @@ struct State {
     down: u64,
     opened: u32,
     woken: bool,
+    /// No stream takes the first one's place.
+    last: bool,
+    /// Streams up to this one are reset.
+    reset: u32,
 }
 
 #[derive(Debug, Default)]
@@ -99,6 +103,19 @@ impl Proxy {
         self.board.changed.notify_all();
     }
 
+    /// From now on no stream takes the place of the line's present one.
+    pub fn refuse(&self, line: Line) {
+        self.board.lock().entry(line).or_default().last = true;
+    }
+
+    /// Resets the line's present stream.
+    pub fn reset(&self, line: Line) {
+        let mut lines = self.board.lock();
+        let line = lines.entry(line).or_default();
+        line.reset = line.opened;
+        self.board.changed.notify_all();
+    }
+
     /// Stalled and swallowed streams of the line go on.
     pub fn wake(&self, line: Line) {
         let mut lines = self.board.lock();
@@ -135,6 +152,9 @@ fn relay(mut client: TcpStream, target: SocketAddr, board: &Arc<Board>) {
     let opened = {
         let mut lines = board.lock();
         let held = lines.entry(line).or_default();
+        if held.last {
+            return;
+        }
         held.opened += 1;
         held.opened
     };
@@ -163,6 +183,9 @@ fn pump(mut from: TcpStream, mut to: TcpStream, up: bool, name: Line, opened: u3
             let mut lines = board.lock();
             loop {
                 let line = lines.entry(name).or_default();
+                if opened <= line.reset {
+                    return reset(&from, &to);
+                }
                 // A fault is for the stream that was there first.
                 let due = line.fault.filter(|_| opened == 1 && !line.woken);
                 let left = due.map(|(after, _)| after.saturating_sub(line.up + line.down));
@@ -216,10 +239,12 @@ fn end_as_told(from: &TcpStream, to: &TcpStream, name: Line, opened: u32, board:
     let lines = board.lock();
     let is_reset = lines.get(&name).is_some_and(|line| {
         let carried = line.up + line.down;
-        opened == 1
-            && line
-                .fault
-                .is_some_and(|(after, fault)| fault == Fault::Reset && carried >= after)
+        let ordered = opened <= line.reset;
+        ordered
+            || opened == 1
+                && line
+                    .fault
+                    .is_some_and(|(after, fault)| fault == Fault::Reset && carried >= after)
     });
     drop(lines);
     if is_reset {

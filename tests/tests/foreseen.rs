@@ -36,8 +36,7 @@ impl Pair {
     }
 
     fn held(&self) -> usize {
-        let pool = self.worker.pinned();
-        (pool.slots() - pool.free_slots()) * PinnedPool::SLOT_BYTES
+        self.worker.pinned_in_use()
     }
 
     /// Starts a send that nobody receives yet, and waits until bytes of it lie in slots.

@@ -2,6 +2,7 @@
 //! lane still has goes nowhere.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -31,18 +32,18 @@ struct Ends {
 }
 
 fn connect(stage_host: bool) -> Ends {
-    connect_in_chunks(stage_host, Some(256 << 10))
+    connect_with(LANES, stage_host, Some(256 << 10))
 }
 
-/// Without a size: in those of the network, which become shorter towards the end.
-fn connect_in_chunks(stage_host: bool, chunk_bytes: Option<u32>) -> Ends {
+/// Without a size chunks have that of the network, and become shorter towards the end.
+fn connect_with(lanes: u16, stage_host: bool, chunk_bytes: Option<u32>) -> Ends {
     let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("there is randomness"));
     let network = TcpNetwork::new(TcpOptions {
         stage_host,
         ..TcpOptions::default()
     });
     let mut options = Options::new(Arc::new(network), Auth::Key(key));
-    options.channels = LANES;
+    options.channels = lanes;
     options.chunk_bytes = chunk_bytes;
     options.heartbeat = Duration::from_millis(300);
     options.dead_after = DEAD_AFTER;
@@ -94,8 +95,13 @@ fn sum(ends: &Ends) -> ChannelStats {
 
 /// A transfer during which lanes break; upwards the client sends.
 fn breaks(fault: Fault, lanes: &[u16], upwards: bool, stage_host: bool) {
+    breaks_of(LANES, fault, lanes, upwards, stage_host);
+}
+
+/// As [`breaks`], of a connection with so many lanes.
+fn breaks_of(count: u16, fault: Fault, lanes: &[u16], upwards: bool, stage_host: bool) {
     let what = format!("{fault:?} of {lanes:?}, upwards: {upwards}, staged: {stage_host}");
-    let ends = connect(stage_host);
+    let ends = connect_with(count, stage_host, Some(256 << 10));
     for lane in lanes {
         ends.proxy.break_line(Line::Lane(*lane), BREAK_AFTER, fault);
     }
@@ -184,7 +190,7 @@ fn all_lanes_but_one() {
 #[test]
 fn lanes_that_break_while_chunks_become_shorter() {
     for (stage_host, fault) in [(false, Fault::Reset), (true, Fault::Close)] {
-        let ends = connect_in_chunks(stage_host, None);
+        let ends = connect_with(LANES, stage_host, None);
         let breaks_after = |lane: u16| u64::from(lane) * (4 << 20) + BREAK_AFTER;
         for lane in 1..LANES {
             ends.proxy
@@ -330,22 +336,108 @@ fn a_control_connection_that_swallows_everything() {
 }
 
 #[test]
-fn no_lane_is_left() {
-    let ends = connect(false);
-    for lane in 0..LANES {
-        ends.proxy
-            .break_line(Line::Lane(lane), BREAK_AFTER, Fault::Reset);
+fn all_lanes_at_once() {
+    let all: Vec<u16> = (0..LANES).collect();
+    breaks(Fault::Reset, &all, true, false);
+    breaks(Fault::Close, &all, false, true);
+}
+
+#[test]
+fn the_only_lane() {
+    breaks_of(1, Fault::Reset, &[0], true, false);
+    breaks_of(1, Fault::Close, &[0], false, true);
+    breaks_of(1, Fault::Reset, &[0], false, true);
+}
+
+#[test]
+fn the_only_lane_that_stalls_or_swallows_everything() {
+    breaks_of(1, Fault::Stall, &[0], true, true);
+    breaks_of(1, Fault::Swallow, &[0], false, false);
+}
+
+/// Says so when it is dropped, also by a panic.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
     }
-    let source = Source::new(Content::new(9, 1), 4 * BYTES, 0);
-    let destination = Destination::new(4 * BYTES, 17);
-    let receive = ends.server.receive(destination.slice(), 1).start().unwrap();
-    let send = ends.client.send(source.slice(), 1).start().unwrap();
-    let errors = [send.wait().unwrap_err(), receive.wait().unwrap_err()];
-    let texts = errors.map(|error| error.to_string());
-    assert!(
-        texts
-            .iter()
-            .any(|text| text.contains("none of 4 lanes is left")),
-        "{texts:?}"
-    );
+}
+
+/// It costs speed, not the transfer.
+#[test]
+fn a_lane_that_is_reset_ten_times_a_second() {
+    for lanes in [1, 2] {
+        let ends = connect_with(lanes, false, Some(64 << 10));
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let _over = Over(&over);
+            scope.spawn(|| {
+                while !over.load(Ordering::Acquire) {
+                    ends.proxy.reset(Line::Lane(0));
+                    thread::sleep(Duration::from_millis(100));
+                }
+            });
+            let mut number = 0;
+            while ends.proxy.opened(Line::Lane(0)) < 10 {
+                number += 1;
+                transfer(&ends.client, &ends.server, number);
+                transfer(&ends.server, &ends.client, number);
+            }
+        });
+        assert!(sum(&ends).chunks_resent > 0, "{lanes} lanes");
+        close(ends.server, ends.client);
+    }
+}
+
+/// The error comes when the time is over that a peer may be silent.
+#[test]
+fn no_lane_comes_back() {
+    for lanes in [1, LANES] {
+        let ends = connect_with(lanes, false, Some(256 << 10));
+        for lane in 0..lanes {
+            ends.proxy
+                .break_line(Line::Lane(lane), BREAK_AFTER, Fault::Reset);
+            ends.proxy.refuse(Line::Lane(lane));
+        }
+        let source = Source::new(Content::new(9, 1), 4 * BYTES, 0);
+        let destination = Destination::new(4 * BYTES, 17);
+        let receive = ends.server.receive(destination.slice(), 1).start().unwrap();
+        let send = ends.client.send(source.slice(), 1).start().unwrap();
+        let errors = [send.wait().unwrap_err(), receive.wait().unwrap_err()];
+        let texts = errors.map(|error| error.to_string());
+        let told = format!("no lane is left of {lanes}");
+        assert!(texts.iter().any(|text| text.contains(&told)), "{texts:?}");
+    }
+}
+
+/// Each has more under way than it can have slots.
+#[test]
+fn peers_that_do_not_read_keep_no_slots_from_others() {
+    let good = connect(true);
+    let source = Source::new(Content::new(9, 1), 100 << 20, 0);
+    let stalled: Vec<_> = (0..4)
+        .map(|_| {
+            let destination = Destination::new(100 << 20, 0);
+            let ends = connect_with(2, true, None);
+            for lane in 0..2 {
+                ends.proxy
+                    .break_line(Line::Lane(lane), BREAK_AFTER, Fault::Stall);
+                ends.proxy.refuse(Line::Lane(lane));
+            }
+            let receive = ends.server.receive(destination.slice(), 1).start();
+            let receive = receive.expect("room");
+            let send = ends.client.send(source.slice(), 1).start().expect("room");
+            wait_until("a lane to stall", || {
+                ends.proxy.carried(Line::Lane(0)) >= BREAK_AFTER
+            });
+            (ends, receive, send)
+        })
+        .collect();
+    for number in 1..4 {
+        transfer(&good.client, &good.server, number);
+        transfer(&good.server, &good.client, number);
+    }
+    drop(stalled);
+    close(good.server, good.client);
 }

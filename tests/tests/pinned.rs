@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use tcpx::Connection;
-use tcpx_memory::{CopyWorker, PinnedPool};
+use tcpx_memory::CopyWorker;
 use tcpx_tests::buffers::{Destination, Source};
 use tcpx_tests::content::Content;
 use tcpx_tests::pair::{LONG, Listening, close};
@@ -31,8 +31,7 @@ fn transfer(from: &Connection, to: &Connection, number: u64) {
 #[test]
 fn a_connection_holds_pinned_memory_for_its_window_while_it_moves_bytes_and_none_at_rest() {
     let worker = CopyWorker::host().expect("a worker");
-    let pool = worker.pinned();
-    let held = || (pool.slots() - pool.free_slots()) * PinnedPool::SLOT_BYTES;
+    let held = || worker.pinned_in_use();
     let listening = Listening::staged();
     let (server, client) = listening.connect();
     assert_eq!(held(), 0, "before anything was sent");
@@ -58,7 +57,7 @@ fn a_connection_holds_pinned_memory_for_its_window_while_it_moves_bytes_and_none
         "measured: {} MiB in use by both ends",
         most >> 20
     );
-    // Both ends are in this process and share the pool. That of a GPU is no larger than one window.
+    // Both ends are in this process; each has slots of its own.
     assert!(most > 0, "nothing was staged");
     assert!(most <= 2 * MOST, "{most} bytes at a time");
     // The last acknowledgement may be under way.

@@ -204,7 +204,8 @@ fn connection_went_away(failure: &ConnectionFailure) -> Option<&'static str> {
 fn lane_went_away(error: &ChannelError) -> Option<&'static str> {
     match error {
         ChannelError::PeerClosed { .. } => Some("process ended"),
-        ChannelError::NoLaneLeft { last, .. } => lane_went_away(last),
+        // The control connection lived all the time.
+        ChannelError::NoLaneLeft { .. } => Some("network cut"),
         ChannelError::LaneLost { cause, .. } => match cause.kind {
             io::ErrorKind::ConnectionReset
             | io::ErrorKind::BrokenPipe

@@ -11,16 +11,21 @@ use crate::lease::{Access, Hold, Lease};
 use crate::region::Region;
 use crate::slice::RegionSlice;
 
-/// Slots pinned at a time.
+/// Most slots pinned at a time.
 const BLOCK_SLOTS: usize = 64;
-/// Slots pinned when the pool is made: one block, so that one copy can reach any neighbours.
-const FIRST_SLOTS: usize = 64;
+/// Slots that the pools of a GPU's connections have together before later ones get fewer.
+const AMPLE_SLOTS: usize = 256;
+/// Slots that every connection gets.
+const LEAST_SLOTS: usize = 8;
 /// Slots that short chunks take in turn: enough that a slot has left the core's cache before its next
 /// use, and few enough to stay in the shared caches.
 const ROTATING_SLOTS: usize = 40;
 
-/// Fixed-size slots of pinned memory, shared by the connections of one GPU; ordinary memory in a
-/// process without one. Cheap to clone.
+/// Fixed-size slots of pinned memory; ordinary memory in a process without a GPU. Cheap to clone.
+///
+/// A network whose slots a peer can hold up, or whose pages the kernel may still send when a chunk has ended,
+/// takes a pool for each connection ([`CopyWorker::pool`](crate::CopyWorker::pool)): then no peer can keep slots from another
+/// connection, or see what another one sends.
 #[derive(Clone)]
 pub struct PinnedPool(Arc<Inner>);
 
@@ -38,6 +43,12 @@ type Callback = Arc<dyn Fn() + Send + Sync>;
 struct Inner {
     /// Grows by blocks up to the cap; `None` after the GPU is gone, or on the host.
     gpu: Option<WeakGpu>,
+    /// Slots of a block, and of all.
+    block_slots: usize,
+    cap: usize,
+    tally: Arc<Tally>,
+    /// It is one of the pools that the tally counts.
+    counted: bool,
     /// One per block; the pool's own lease keeps other users away from the bytes.
     blocks: Box<[OnceLock<(Region, Lease)>]>,
     /// The number of references to each slot.
@@ -50,6 +61,21 @@ struct Inner {
     watchers: RwLock<(u64, Vec<(u64, Callback)>)>,
 }
 
+/// What the pools of a worker have in common.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    /// Pools of connections.
+    pools: AtomicUsize,
+    /// Slots that are taken, of all pools.
+    taken: AtomicUsize,
+}
+
+impl Tally {
+    pub(crate) fn taken(&self) -> usize {
+        self.taken.load(Ordering::Relaxed)
+    }
+}
+
 impl PinnedPool {
     /// Bytes of a slot.
     pub const SLOT_BYTES: usize = 1 << 20;
@@ -58,26 +84,52 @@ impl PinnedPool {
 
     const CAP_SLOTS: usize = Self::CAP_BYTES / Self::SLOT_BYTES;
 
-    pub(crate) fn new(gpu: Option<&Gpu>) -> Result<Self, MemoryError> {
-        let pool = Self(Arc::new(Inner {
+    /// The pool that a worker's users share. It grows by [`reserve`](Self::reserve).
+    pub(crate) fn shared(gpu: Option<&Gpu>, tally: &Arc<Tally>) -> Result<Self, MemoryError> {
+        let pool = Self::empty(gpu, tally, Self::CAP_SLOTS, BLOCK_SLOTS, false);
+        if gpu.is_none() {
+            // Host memory costs nothing before it is used, so all of it can be there at once.
+            pool.reserve(Self::CAP_SLOTS)?;
+        }
+        Ok(pool)
+    }
+
+    /// A pool for one connection, of `most` slots while few have one.
+    pub(crate) fn own(
+        gpu: Option<&Gpu>,
+        tally: &Arc<Tally>,
+        most: usize,
+    ) -> Result<Self, MemoryError> {
+        let others = tally.pools.fetch_add(1, Ordering::Relaxed);
+        let share = (AMPLE_SLOTS / (others + 1)).max(LEAST_SLOTS);
+        let slots = most.clamp(1, BLOCK_SLOTS).min(share);
+        // One block, so that one copy can reach any neighbours.
+        let pool = Self::empty(gpu, tally, slots, slots, true);
+        pool.reserve(slots)?;
+        Ok(pool)
+    }
+
+    fn empty(
+        gpu: Option<&Gpu>,
+        tally: &Arc<Tally>,
+        cap: usize,
+        block_slots: usize,
+        counted: bool,
+    ) -> Self {
+        Self(Arc::new(Inner {
             gpu: gpu.map(Gpu::downgrade),
-            blocks: (0..Self::CAP_SLOTS / BLOCK_SLOTS)
-                .map(|_| OnceLock::new())
-                .collect(),
-            users: (0..Self::CAP_SLOTS).map(|_| AtomicU32::new(0)).collect(),
-            free: FreeSlots::new(Self::CAP_SLOTS),
+            block_slots,
+            cap,
+            tally: Arc::clone(tally),
+            counted,
+            blocks: (0..cap / block_slots).map(|_| OnceLock::new()).collect(),
+            users: (0..cap).map(|_| AtomicU32::new(0)).collect(),
+            free: FreeSlots::new(cap),
             pinned: AtomicUsize::new(0),
             growing: Mutex::new(()),
             starved: AtomicBool::new(false),
             watchers: RwLock::default(),
-        }));
-        // Host memory costs nothing before it is used, so all of it can be there at once.
-        pool.reserve(if gpu.is_some() {
-            FIRST_SLOTS
-        } else {
-            Self::CAP_SLOTS
-        })?;
-        Ok(pool)
+        }))
     }
 
     /// Pins more memory until the pool has `slots`, or its cap. Pinning takes about 20 ms per 64 MiB and
@@ -91,20 +143,21 @@ impl PinnedPool {
             .growing
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let slots = slots.min(Self::CAP_SLOTS);
+        let slots = slots.min(self.0.cap);
         while self.slots() < slots {
             let first = self.slots();
             let region = self.block()?;
             let lease = region.lease_as(.., Access::Write, "a pool of pinned slots")?;
-            if self.0.blocks[first / BLOCK_SLOTS]
+            if self.0.blocks[first / self.0.block_slots]
                 .set((region, lease))
                 .is_err()
             {
                 // Only this function sets blocks, one after the other, under the lock.
                 return Ok(());
             }
-            self.0.pinned.store(first + BLOCK_SLOTS, Ordering::Release);
-            for slot in first..first + BLOCK_SLOTS {
+            let end = first + self.0.block_slots;
+            self.0.pinned.store(end, Ordering::Release);
+            for slot in first..end {
                 self.0.put_back(slot as u32);
             }
         }
@@ -112,7 +165,7 @@ impl PinnedPool {
     }
 
     fn block(&self) -> Result<Region, MemoryError> {
-        let bytes = BLOCK_SLOTS * Self::SLOT_BYTES;
+        let bytes = self.0.block_slots * Self::SLOT_BYTES;
         match &self.0.gpu {
             None => Region::host(bytes),
             Some(gpu) => match gpu.upgrade() {
@@ -173,9 +226,10 @@ impl PinnedPool {
             pop(&self.0)
         })?;
         let slot = index as usize;
-        let (region, _) = self.0.blocks.get(slot / BLOCK_SLOTS)?.get()?;
+        let (region, _) = self.0.blocks.get(slot / self.0.block_slots)?.get()?;
+        self.0.tally.taken.fetch_add(1, Ordering::Relaxed);
         self.0.users[slot].store(1, Ordering::Relaxed);
-        let start = slot % BLOCK_SLOTS * Self::SLOT_BYTES;
+        let start = slot % self.0.block_slots * Self::SLOT_BYTES;
         let hold = Hold::Slot(SlotHold {
             pool: Arc::clone(&self.0),
             index,
@@ -209,6 +263,14 @@ impl Inner {
         if self.starved.swap(false, Ordering::SeqCst) {
             let watchers = self.watchers.read().unwrap_or_else(PoisonError::into_inner);
             watchers.1.iter().for_each(|(_, wake)| wake());
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.counted {
+            self.tally.pools.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
@@ -272,6 +334,7 @@ impl Drop for SlotHold {
     fn drop(&mut self) {
         // Release this user's writes and acquire the others', before the next user takes the slot.
         if self.pool.users[self.index as usize].fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.pool.tally.taken.fetch_sub(1, Ordering::Relaxed);
             self.pool.put_back(self.index);
         }
     }
@@ -312,16 +375,23 @@ mod tests {
     use super::*;
 
     fn pool() -> PinnedPool {
-        PinnedPool::new(None).unwrap()
+        PinnedPool::shared(None, &Arc::default()).unwrap()
     }
 
     #[test]
-    fn a_gpus_pool_pins_64_mib_for_all_its_connections_together() {
-        let pool = PinnedPool::new(Some(&Gpu::fake())).unwrap();
-        let taken: Vec<_> = std::iter::from_fn(|| pool.try_take()).collect();
-        assert_eq!(taken.len() * PinnedPool::SLOT_BYTES, 64 << 20);
-        drop(taken);
-        assert_eq!(pool.free_slots(), pool.slots());
+    fn every_connection_gets_slots_and_later_ones_fewer() {
+        let tally = Arc::default();
+        let own = || PinnedPool::own(None, &tally, 64).unwrap();
+        let pools: Vec<_> = (0..40).map(|_| own()).collect();
+        let slots: Vec<_> = pools.iter().map(PinnedPool::slots).collect();
+        assert_eq!(slots[..6], [64, 64, 64, 64, 51, 42]);
+        assert_eq!((slots[31], slots[39]), (8, 8));
+        // What one takes the others keep.
+        let taken: Vec<_> = std::iter::from_fn(|| pools[0].try_take()).collect();
+        assert_eq!((taken.len(), tally.taken()), (64, 64));
+        assert_eq!(pools[1].free_slots(), 64);
+        drop((pools, taken));
+        assert_eq!((own().slots(), tally.taken()), (64, 0));
     }
 
     #[test]
@@ -356,7 +426,7 @@ mod tests {
 
     #[test]
     fn pieces_that_follow_each_other_get_slots_that_do() {
-        let pool = PinnedPool::new(Some(&Gpu::fake())).unwrap();
+        let pool = PinnedPool::own(Some(&Gpu::fake()), &Arc::default(), 64).unwrap();
         let middle = pool.slots() as u64 / 2;
         let index = |slot: &PinnedSlot| (slot.slice().offset() / PinnedPool::SLOT_BYTES) as u64;
         for (half, first) in [(PoolHalf::Lower, 0), (PoolHalf::Upper, middle)] {

@@ -23,7 +23,7 @@ use crate::error::{CudaError, MemoryError};
 use crate::gpu::Gpu;
 use crate::job::{Job, SubmitError, Work};
 use crate::kind::MemoryKind;
-use crate::pinned::PinnedPool;
+use crate::pinned::{PinnedPool, Tally};
 use crate::slice::RegionSlice;
 use tcpx_wire::Descriptors;
 
@@ -36,6 +36,7 @@ use tcpx_wire::Descriptors;
 pub struct CopyWorker {
     queue: Arc<JobQueue>,
     pool: PinnedPool,
+    tally: Arc<Tally>,
     gpu: Option<Gpu>,
     /// Why the GPU cannot run the unpack kernel, if it cannot.
     no_kernel: Option<CudaError>,
@@ -61,7 +62,8 @@ impl CopyWorker {
 
     fn start_host() -> Result<Self, MemoryError> {
         let queue = Arc::new(JobQueue::new(MemoryKind::Host));
-        let pool = PinnedPool::new(None)?;
+        let tally = Arc::default();
+        let pool = PinnedPool::shared(None, &tally)?;
         let thread_queue = Arc::clone(&queue);
         spawn("tcpx-copy", move || {
             thread_queue.serve(|| host::run(&thread_queue));
@@ -69,6 +71,7 @@ impl CopyWorker {
         Ok(Self {
             queue,
             pool,
+            tally,
             gpu: None,
             no_kernel: None,
         })
@@ -129,9 +132,24 @@ impl CopyWorker {
         ending::wait(limit) && reaper::flush(limit.saturating_sub(start.elapsed()))
     }
 
-    /// The slots that networks stage bytes in.
+    /// Slots that all users share. A GPU's has none before [`PinnedPool::reserve`].
     pub fn pinned(&self) -> &PinnedPool {
         &self.pool
+    }
+
+    /// Slots for one connection: `most`, at most 64, while the worker's connections together have about 256, then
+    /// fewer, and at least 8. The memory is given back when the pool and all of its slots are dropped. Calls
+    /// the driver: for set-up, never during transfers.
+    ///
+    /// # Errors
+    /// The driver's or the system's refusal.
+    pub fn pool(&self, most: usize) -> Result<PinnedPool, MemoryError> {
+        PinnedPool::own(self.gpu.as_ref(), &self.tally, most)
+    }
+
+    /// Bytes of all slots that are taken, whosever they are.
+    pub fn pinned_in_use(&self) -> usize {
+        self.tally.taken() * PinnedPool::SLOT_BYTES
     }
 
     /// The GPU this worker serves; `None` for the host's.

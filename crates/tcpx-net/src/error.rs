@@ -80,7 +80,7 @@ pub enum ChannelError {
         cause: IoError,
     },
     /// Every lane died.
-    #[error("none of {lanes} lanes is left; the last one: {last}")]
+    #[error("no lane is left of {lanes}; the last one: {last}")]
     NoLaneLeft {
         /// How many there were.
         lanes: u16,

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use tcpx_lanes::congestion::Congestion;
@@ -43,6 +43,8 @@ pub struct Setup<'a> {
     pub deadline: Instant,
     /// The copy workers of the GPUs whose memory will be moved; none for host memory alone.
     pub workers: &'a [Arc<CopyWorker>],
+    /// Time without any lane after which the peer counts as gone.
+    pub dead_after: Duration,
     /// Congestion control of the sockets that are opened.
     pub congestion: &'a Congestion,
     /// Server only: where the listener puts lanes that joined this session.

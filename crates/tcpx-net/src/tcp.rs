@@ -80,9 +80,9 @@ pub struct TcpOptions {
     /// Stages host memory through slots too, as if it were a GPU's. Slower; it runs the staged
     /// path where there is no GPU.
     pub stage_host: bool,
-    /// With more than one lane, chunks are kept until [`Channel::placed`], and those of a lane that
-    /// dies are sent again on the others. Off: what was given to the system is forgotten, and the
-    /// first lane that dies ends the channel.
+    /// Chunks are kept until [`Channel::placed`], and those of a lane that dies are sent again on another one, or
+    /// on itself once it is back. Off: what was given to the system is forgotten, and the first lane that
+    /// dies ends the channel.
     ///
     /// [`Channel::placed`]: crate::Channel::placed
     pub resend: bool,
@@ -188,7 +188,7 @@ impl Network for TcpNetwork {
         let agreed = agree::agree(wanted, self.options.interfaces.as_deref(), setup, exchange)?;
         let lanes = agreed.lanes;
         let (streams, repair, mut ways) = open::open(agreed, setup, exchange)?;
-        let resend = self.options.resend && lanes > 1;
+        let resend = self.options.resend;
         if let Some(inbox) = &setup.lanes {
             inbox.agree(if resend { lanes } else { 0 });
         }
@@ -212,7 +212,8 @@ impl Network for TcpNetwork {
             lanes,
             window,
             resend,
-            splice: self.options.splice,
+            splice: self.options.splice && lanes > 1,
+            dead_after: setup.dead_after,
             zero_copy: self.options.zero_copy,
             tells_behind: lanes == 1 && setup.session.tells_behind(),
             socket_buffer: self.options.socket_buffer,

@@ -119,6 +119,7 @@ fn agree(set_up: &mut SetUp, network: Network<'_>, options: &Options) -> Result<
         peer: set_up.peer,
         channels: options.channels,
         deadline: set_up.deadline,
+        dead_after: options.dead_after,
         congestion: &options.congestion,
         workers: options.gpu.as_ref().map_or(&[], |_| gpu_worker),
         lanes: network.lanes,

@@ -53,7 +53,8 @@ pub(super) fn worker(gpu: &Gpu) -> Result<Arc<CopyWorker>, MemoryError> {
 type Started = Result<Option<CudaError>, CudaError>;
 
 fn start(gpu: &Gpu) -> Result<CopyWorker, MemoryError> {
-    let pool = PinnedPool::new(Some(gpu))?;
+    let tally = Arc::default();
+    let pool = PinnedPool::shared(Some(gpu), &tally)?;
     let queue = Arc::new(JobQueue::new(gpu.kind()));
     let (sender, started) = mpsc::sync_channel::<Started>(1);
     let (thread_gpu, thread_queue) = (gpu.clone(), Arc::clone(&queue));
@@ -72,6 +73,7 @@ fn start(gpu: &Gpu) -> Result<CopyWorker, MemoryError> {
     Ok(CopyWorker {
         queue,
         pool,
+        tally,
         gpu: Some(gpu.clone()),
         no_kernel,
     })

@@ -64,6 +64,9 @@ impl CompletionSink for Finished {
     }
 }
 
+/// Pinned slots that all channels of a GPU share.
+const PINNED_SLOTS: usize = 64;
+
 impl Stage {
     pub(super) fn new(
         gpus: &[Arc<CopyWorker>],
@@ -75,10 +78,11 @@ impl Stage {
             workers.push(CopyWorker::host()?);
         }
         let watch = |worker: &Arc<CopyWorker>| {
+            worker.pinned().reserve(PINNED_SLOTS)?;
             let signal = Arc::clone(&signal);
-            worker.pinned().on_free(Arc::new(move || signal.wake()))
+            Ok(worker.pinned().on_free(Arc::new(move || signal.wake())))
         };
-        let watches = gpus.iter().map(watch).collect();
+        let watches = gpus.iter().map(watch).collect::<Result<_, MemoryError>>()?;
         Ok(Self {
             workers,
             slots,

@@ -103,6 +103,7 @@ impl Shared {
         let peer = SocketAddr::from(([0, 0, 0, 0], 0));
         let socket = shared.lane_socket(lane, stream, peer);
         if shared.roster.join(&socket) {
+            *lock(&shared.last_loss) = None;
             shared
                 .counters
                 .lanes_restored
@@ -116,11 +117,16 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
     use std::net::TcpListener;
+    use std::time::Duration;
+
+    use tcpx_memory::{Access, Region};
 
     use super::super::repair::Repair;
     use super::super::staging::Staging;
     use super::*;
+    use crate::channel::{Channel, Posted, SendChunk};
 
     #[test]
     fn a_lane_that_comes_back_has_the_buffers_that_the_first_ones_had() {
@@ -138,6 +144,7 @@ mod tests {
                 zero_copy: false,
                 tells_behind: false,
                 socket_buffer: bytes,
+                dead_after: Duration::from_secs(10),
                 staging: Staging::new(&[], false, 4).unwrap(),
                 repair: Repair::Never,
             };
@@ -156,6 +163,95 @@ mod tests {
             assert_eq!(back, sizes(socket2::SockRef::from(&first)));
             assert_ne!(Some(back[1]), usual.as_ref().ok().copied());
             shared.closing.store(true, Ordering::Release);
+        }
+    }
+
+    const PAGES: usize = 64 << 10;
+
+    /// A channel of two lanes that stages host memory, and the other ends of its lanes.
+    fn staged() -> (TcpChannel, Vec<TcpStream>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let connect = |_| {
+            let near = TcpStream::connect(address).unwrap();
+            near.set_nonblocking(true).unwrap();
+            (near, listener.accept().unwrap().0)
+        };
+        let (near, far) = [0, 1].map(connect).into_iter().unzip();
+        let parts = Parts {
+            name: String::new(),
+            ways: String::new(),
+            lanes: 2,
+            window: 64,
+            resend: true,
+            splice: true,
+            zero_copy: false,
+            tells_behind: false,
+            socket_buffer: 0,
+            dead_after: Duration::from_secs(10),
+            staging: Staging::new(&[], true, 64).unwrap(),
+            repair: Repair::Never,
+        };
+        (start(near, address, parts, 1).unwrap(), far)
+    }
+
+    fn send(channel: &mut TcpChannel, sequence: u64, fill: u8) {
+        let region = Region::host(PAGES).unwrap();
+        region.with_bytes_mut(.., |bytes| bytes.fill(fill)).unwrap();
+        let source = region.lease(.., Access::Read).unwrap().all();
+        let before = channel.stats().chunks_sent;
+        let chunk = SendChunk {
+            token: sequence,
+            sequence,
+            transfer: sequence,
+            offset: 0,
+            tag: 0,
+            source,
+            fence: None,
+        };
+        assert!(matches!(channel.post_send(chunk), Ok(Posted::Accepted)));
+        while channel.stats().chunks_sent == before {
+            channel.poll(&mut Vec::new()).unwrap();
+            std::thread::yield_now();
+        }
+    }
+
+    /// The peer of one connection says at once that a chunk was placed, and reads its lane only after others
+    /// were sent to another peer.
+    #[test]
+    fn a_peer_that_lies_reads_nothing_of_what_others_get() {
+        let (mut lied_to, lying) = staged();
+        let (mut honest, reading) = staged();
+        send(&mut lied_to, 0, 0x11);
+        assert_eq!(lied_to.stats().bytes_spliced, PAGES as u64);
+        lied_to.placed(0).unwrap();
+        let readers = reading.into_iter().map(|mut far| {
+            std::thread::spawn(move || {
+                let mut some = vec![0; PAGES];
+                while far.read(&mut some).is_ok_and(|count| count > 0) {}
+            })
+        });
+        let readers: Vec<_> = readers.collect();
+        for sequence in 0..128 {
+            send(&mut honest, sequence, 0x5E);
+            honest.placed(sequence).unwrap();
+        }
+        assert_eq!(honest.stats().bytes_spliced, 128 * PAGES as u64);
+        let mut seen = Vec::new();
+        // What is on its lanes is there, and nothing follows behind their end.
+        drop(lied_to);
+        for mut far in lying {
+            let _ = far.read_to_end(&mut seen);
+        }
+        let of_others = seen.iter().filter(|byte| **byte == 0x5E).count();
+        assert!(
+            seen.len() >= PAGES && of_others < 40,
+            "{of_others} of {}",
+            seen.len()
+        );
+        drop(honest);
+        for reader in readers {
+            reader.join().unwrap();
         }
     }
 }

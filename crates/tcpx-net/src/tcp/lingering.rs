@@ -1,21 +1,19 @@
 //! Pages that the kernel may still send although nobody waits for their chunk any more.
 //!
 //! A chunk that was sent by its pages lies in the socket, not a copy of it. If it is given up there,
-//! its slot must not be filled with something else before the socket is done with it: the peer would
-//! get bytes that belong to another transfer.
+//! its slot must not be filled with something else before the peer is done with it: it would
+//! get bytes that belong to another transfer. Only knowledge frees a slot: the peer has placed a chunk that came
+//! later on the same lane. That its system has acknowledged the bytes says nothing where it is on this host, perhaps
+//! behind a virtual card: then it reads the pages themselves afterwards, also those of a lane that was reset.
+//! A lane that comes back is read only after its former stream was closed.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tcpx_memory::RegionSlice;
 
 use super::permits::Permit;
 use super::shared::lock;
-
-/// A peer inside this host reads the pages themselves, after it has acknowledged them; this long is
-/// left to it.
-const GRACE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 struct Pages {
@@ -23,7 +21,6 @@ struct Pages {
     lane: u16,
     /// Their place among all that was written.
     order: u64,
-    since: Instant,
     _payload: RegionSlice,
     _permit: Option<Permit>,
 }
@@ -32,24 +29,25 @@ struct Pages {
 #[derive(Debug, Default)]
 pub(super) struct Lingering {
     pages: Mutex<Vec<Pages>>,
-    any: AtomicBool,
+    count: AtomicUsize,
 }
 
 impl Lingering {
     /// Keeps a payload as it is.
     pub(super) fn keep(&self, lane: u16, order: u64, payload: RegionSlice, permit: Option<Permit>) {
-        lock(&self.pages).push(Pages {
+        let mut pages = lock(&self.pages);
+        pages.push(Pages {
             lane,
             order,
-            since: Instant::now(),
             _payload: payload,
             _permit: permit,
         });
-        self.any.store(true, Ordering::Release);
+        self.count.store(pages.len(), Ordering::Release);
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        !self.any.load(Ordering::Acquire)
+    /// Slots that are kept.
+    pub(super) fn count(&self) -> usize {
+        self.count.load(Ordering::Acquire)
     }
 
     pub(super) fn has(&self, lane: u16) -> bool {
@@ -61,23 +59,13 @@ impl Lingering {
         self.release(|one| one.lane == lane && one.order < order);
     }
 
-    /// The lane's socket has nothing any more that was written before this place.
-    pub(super) fn acknowledged(&self, lane: u16, order: u64) {
-        self.release(|one| one.lane == lane && one.order < order && one.since.elapsed() >= GRACE);
-    }
-
-    /// The lane's socket is gone.
-    pub(super) fn lane_gone(&self, lane: u16) {
-        self.release(|one| one.lane == lane && one.since.elapsed() >= GRACE);
-    }
-
     fn release(&self, which: impl Fn(&Pages) -> bool) {
-        if self.is_empty() {
+        if self.count() == 0 {
             return;
         }
         let mut pages = lock(&self.pages);
         let (gone, left) = pages.drain(..).partition::<Vec<_>, _>(|one| which(one));
-        self.any.store(!left.is_empty(), Ordering::Release);
+        self.count.store(left.len(), Ordering::Release);
         *pages = left;
         drop(pages);
         // Outside of the lock: permits that come back wake others.
@@ -166,5 +154,55 @@ mod tests {
         written(&table, pool, 0, 0, false);
         assert_eq!(table.forget(0, 0, false), Forgotten::Free);
         assert_eq!(pool.free_slots(), free);
+    }
+
+    /// The peer's acknowledgement does not say which lane it read the chunk from.
+    #[test]
+    fn a_chunk_sent_twice_says_nothing_of_its_lanes() {
+        let _alone = alone();
+        let worker = CopyWorker::host().expect("a worker");
+        let pool = worker.pinned();
+        let free = pool.free_slots();
+        let table = TransmitTable::new(4, true);
+        // Chunk 1 goes out on lane 0, which dies; the peer has read it, but that is not known yet.
+        written(&table, pool, 1, 0, true);
+        // Chunk 0 is in lane 1's socket and is given up: its pages linger.
+        written(&table, pool, 0, 1, true);
+        assert_eq!(table.forget(0, 0, false), Forgotten::Free);
+        // Chunk 1 is written again, on lane 1.
+        assert_eq!(table.requeue(0), 1);
+        let Some(Taken::Chunk(mut chunk)) = table.take(1) else {
+            panic!("it is queued");
+        };
+        chunk.spliced = Some(1);
+        assert!(table.written(chunk).is_none());
+        assert_eq!(pool.free_slots(), free - 2);
+        // Now the acknowledgement of what came over lane 0 is heard. Nobody has read lane 1.
+        assert_eq!(table.forget(1, 1, true), Forgotten::Free);
+        assert_eq!(pool.free_slots(), free - 1, "lane 1 was not read");
+        written(&table, pool, 2, 1, true);
+        assert_eq!(table.forget(2, 2, true), Forgotten::Free);
+        assert_eq!(pool.free_slots(), free);
+    }
+
+    #[test]
+    fn no_end_of_a_lane_frees_pages_that_it_sent() {
+        let _alone = alone();
+        let worker = CopyWorker::host().expect("a worker");
+        let pool = worker.pinned();
+        let free = pool.free_slots();
+        let table = TransmitTable::new(4, true);
+        written(&table, pool, 0, 0, true);
+        written(&table, pool, 1, 0, true);
+        assert_eq!(table.forget(0, 0, false), Forgotten::Free);
+        // The lane dies. Its other chunk is queued again, and nobody wants it any more.
+        assert_eq!(table.requeue(0), 1);
+        assert_eq!(table.forget(1, 1, false), Forgotten::Settled);
+        assert_eq!((pool.free_slots(), table.lingering.count()), (free - 2, 2));
+        assert!(matches!(table.take(1), Some(Taken::Withdrawn(1))));
+        // The peer reads the lane that takes its place only after it has closed this one.
+        written(&table, pool, 2, 0, true);
+        assert_eq!(table.forget(2, 2, true), Forgotten::Free);
+        assert_eq!((pool.free_slots(), table.lingering.count()), (free, 0));
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::shared::{Ended, LaneSocket, Shared};
+use super::shared::{Ended, LaneSocket, Shared, lock};
 use super::watch;
 use crate::error::{ChannelError, ChunkPosition, IoError};
 
@@ -81,7 +81,7 @@ impl Lost {
 }
 
 impl Shared {
-    /// A lane is dead. The others take over what it had; without others the channel is broken.
+    /// A lane is dead. The others take over what it had, or it does itself once it is back.
     pub(super) fn lane_lost(&self, lane: u16, how: Lost) {
         self.lane_lost_only(lane, None, how);
     }
@@ -101,23 +101,24 @@ impl Shared {
         } else if !closing {
             self.counters.lanes_lost.fetch_add(1, Ordering::Relaxed);
         }
-        if left > 0 && self.resend {
-            if by_peer || closing {
-                tracing::debug!(%error, left, "a lane ended");
+        if !self.resend {
+            let how = if by_peer {
+                Ended::ByPeer
             } else {
-                tracing::warn!(%error, left, "a lane died; the others take over");
-            }
-        } else if replaced {
-            tracing::debug!(%error, "the last lane comes back");
-        } else if by_peer && !(self.resend && self.roster.any_broke()) {
-            self.end(Ended::ByPeer);
-        } else if self.resend {
-            self.end(Ended::Broken(ChannelError::NoLaneLeft {
-                lanes: self.roster.lanes(),
-                last: Box::new(error),
-            }));
+                Ended::Broken(error.clone())
+            };
+            self.end(how);
+        } else if by_peer || closing || replaced {
+            tracing::debug!(%error, left, "a lane ended");
+        } else if left > 0 {
+            tracing::warn!(%error, left, "a lane died; the others take over");
         } else {
-            self.end(Ended::Broken(error));
+            tracing::warn!(%error, "the last lane died; waiting for it to come back");
+        }
+        if self.resend && left == 0 && !closing {
+            *lock(&self.last_loss) = Some(error);
+            // The owner may learn of the peer's end by this alone.
+            self.wakers.signal.wake();
         }
         // Nothing more goes in or out, whatever its buffers hold; the peer sees that it is over.
         if let Err(error) = rustix::net::shutdown(&socket.descriptor, rustix::net::Shutdown::Both) {
@@ -128,5 +129,15 @@ impl Shared {
             remotes.receive.remove();
         }
         watch::wake();
+    }
+
+    /// No lane came back in time: the channel has ended.
+    pub(super) fn end_without_lanes(&self) {
+        if let Some(last) = lock(&self.last_loss).take() {
+            self.end(Ended::Broken(ChannelError::NoLaneLeft {
+                lanes: self.roster.lanes(),
+                last: Box::new(last),
+            }));
+        }
     }
 }

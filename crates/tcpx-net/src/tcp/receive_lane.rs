@@ -210,11 +210,7 @@ impl ReceiveLane {
         if self.shared.receive.is_cancelled(claim.slot) {
             return self.let_go(header, claim, 0);
         }
-        match self
-            .shared
-            .staging
-            .landing(&claim.chunk, self.socket.lane, &self.shared.wakers)
-        {
+        match self.shared.landing(&claim.chunk, self.socket.lane) {
             Landing::At(into) => {
                 self.state = State::Payload {
                     header,

@@ -11,6 +11,7 @@ use tcpx_wire::handshake::Session;
 use super::agree::Cards;
 use super::loss::Lost;
 use super::open::bind_to_card;
+use super::roster::Missing;
 use super::shared::{Shared, lock};
 use super::watch;
 use crate::channel::Way;
@@ -19,8 +20,10 @@ use crate::error::{NetworkError, SocketError};
 use crate::lane_inbox::{AcceptedLane, LaneInbox};
 use crate::network::Setup;
 
-/// A lane is opened anew this long after it died, so that a peer that closes all of them in turn is
-/// left alone.
+/// Between two rounds of which the first one brought its lanes back.
+const SHORT_PAUSE: Duration = Duration::from_millis(20);
+/// The first pause after an attempt in vain, and before lanes that the peer ended are opened anew: it may be
+/// about to say goodbye.
 const PAUSE: Duration = Duration::from_millis(300);
 /// Longest pause between two attempts.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
@@ -145,8 +148,10 @@ impl Dialler {
 
     fn run(&self, channel: &std::sync::Weak<Shared>) {
         let lost = channel.upgrade().map(|channel| channel.roster.lost());
+        let vacant = lost.unwrap_or_default().into_iter();
+        let vacant = vacant.filter(|one| one.vacant).map(|one| one.lane);
         let mut all = true;
-        for (lane, _) in lost.unwrap_or_default() {
+        for lane in vacant {
             let opened = self.open(lane, Instant::now() + ATTEMPT);
             let Some(channel) = channel.upgrade().filter(|channel| !channel.is_over()) else {
                 break;
@@ -160,12 +165,13 @@ impl Dialler {
             }
         }
         let mut next = lock(&self.next);
+        let pause = if all { SHORT_PAUSE } else { next.pause };
         next.pause = if all {
             PAUSE
         } else {
             (next.pause * 2).min(LONGEST_PAUSE)
         };
-        next.at = Some(Instant::now() + next.pause);
+        next.at = Some(Instant::now() + pause);
         drop(next);
         self.busy.store(false, Ordering::Release);
         watch::wake();
@@ -207,14 +213,13 @@ impl Repair {
 
 fn dial_lost(channel: &Arc<Shared>, dialler: &Arc<Dialler>) -> bool {
     let lost = channel.roster.lost();
-    let Some(first) = lost.iter().map(|(_, since)| *since).min() else {
+    if lost.is_empty() {
         return false;
-    };
+    }
     let now = Instant::now();
-    let due = lock(&dialler.next)
-        .at
-        .map_or(first + PAUSE, |at| at.max(first + PAUSE));
-    if now < due || dialler.busy.swap(true, Ordering::AcqRel) {
+    let is_due = |one: &Missing| one.vacant && (one.broke || now >= one.since + PAUSE);
+    let paused = lock(&dialler.next).at.is_some_and(|at| now < at);
+    if paused || !lost.iter().any(is_due) || dialler.busy.swap(true, Ordering::AcqRel) {
         return true;
     }
     let (weak, inner) = (Arc::downgrade(channel), Arc::clone(dialler));

@@ -18,6 +18,17 @@ struct Place {
     broke: bool,
 }
 
+/// A lane without a stream.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Missing {
+    pub(super) lane: u16,
+    pub(super) since: Instant,
+    /// It was not the peer that ended it in order.
+    pub(super) broke: bool,
+    /// A new stream can take its place.
+    pub(super) vacant: bool,
+}
+
 /// The places of a channel's lanes. Touched when lanes come and go, never for a chunk.
 #[derive(Debug)]
 pub(super) struct Roster {
@@ -82,20 +93,13 @@ impl Roster {
         Some((socket, left))
     }
 
-    /// Whether a lane that is missing broke.
-    pub(super) fn any_broke(&self) -> bool {
-        self.places.iter().any(|place| {
-            let place = lock(place);
-            place.socket.is_none() && place.broke
-        })
-    }
-
-    /// A loop has let go of a half.
-    pub(super) fn half_gone(&self, lane: u16) {
-        if let Some(place) = self.places.get(usize::from(lane)) {
+    /// A loop has let go of a half; whether the lane's place is vacant with that.
+    pub(super) fn half_gone(&self, lane: u16) -> bool {
+        self.places.get(usize::from(lane)).is_some_and(|place| {
             let mut place = lock(place);
             place.halves = place.halves.saturating_sub(1);
-        }
+            place.halves == 0 && place.socket.is_none()
+        })
     }
 
     /// The lane's stream, if it lives.
@@ -103,15 +107,18 @@ impl Roster {
         lock(self.places.get(usize::from(lane))?).socket.clone()
     }
 
-    /// Places without a stream, and since when.
-    pub(super) fn lost(&self) -> Vec<(u16, Instant)> {
-        let lost = |place: &Mutex<Place>| {
+    /// Places without a stream.
+    pub(super) fn lost(&self) -> Vec<Missing> {
+        let missing = |(lane, place): (u16, &Mutex<Place>)| {
             let place = lock(place);
-            place.lost.filter(|_| place.socket.is_none())
+            let since = place.lost.filter(|_| place.socket.is_none())?;
+            Some(Missing {
+                lane,
+                since,
+                broke: place.broke,
+                vacant: place.halves == 0,
+            })
         };
-        (0u16..)
-            .zip(&self.places)
-            .filter_map(|(lane, place)| Some((lane, lost(place)?)))
-            .collect()
+        (0u16..).zip(&self.places).filter_map(missing).collect()
     }
 }

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
 
@@ -17,9 +18,12 @@ use super::roster::Roster;
 use super::staging::Staging;
 use super::transmit_table::TransmitTable;
 use super::wakers::Wakers;
-use super::watch::Attention;
+use super::watch::{self, Attention};
 use crate::channel::ChannelStats;
 use crate::error::{ChannelError, ChunkPosition};
+
+/// Slots that are kept for the kernel, at which a connection copies what it sends.
+const MOST_LINGERING: usize = 8;
 
 /// Most lanes of a channel: lane sets are one machine word.
 pub(super) const MAX_LANES: u16 = 64;
@@ -145,6 +149,10 @@ pub(super) struct Shared {
     pub(super) tells_behind: bool,
     /// Bytes that every lane's socket buffers hold each way, restored lanes' too; 0: automatic.
     pub(super) socket_buffer: u32,
+    /// Without any lane for this long the channel has ended.
+    pub(super) dead_after: Duration,
+    /// How the last lane was lost, while there is none.
+    pub(super) last_loss: Mutex<Option<ChannelError>>,
     /// Held while lanes are added, and while closing begins.
     pub(super) membership: Mutex<()>,
     /// Lane halves that a loop still holds.
@@ -168,6 +176,7 @@ pub(super) struct Parts {
     pub(super) tells_behind: bool,
     /// Bytes that a lane's socket buffers hold each way; 0: automatic.
     pub(super) socket_buffer: u32,
+    pub(super) dead_after: Duration,
     pub(super) staging: Staging,
     pub(super) repair: Repair,
 }
@@ -184,6 +193,7 @@ impl Shared {
             zero_copy,
             tells_behind,
             socket_buffer,
+            dead_after,
             staging,
             repair,
         } = parts;
@@ -208,6 +218,8 @@ impl Shared {
             zero_copy,
             tells_behind,
             socket_buffer,
+            dead_after,
+            last_loss: Mutex::default(),
             membership: Mutex::new(()),
             halves: AtomicUsize::new(0),
             events: ArrayQueue::new(3 * usize::from(window)),
@@ -322,6 +334,11 @@ impl Shared {
         self.splice
     }
 
+    /// Whether another slot may be sent so, or too many are kept for the kernel already.
+    pub(super) fn may_splice(&self) -> bool {
+        self.transmit.lingering.count() < MOST_LINGERING
+    }
+
     /// Gives a turn to a lane that can send, for a chunk of so many bytes.
     pub(super) fn wake_sender(&self, bytes: usize) {
         while let Some(lane) = self.transmit.take_idle(bytes) {
@@ -355,9 +372,13 @@ impl Shared {
 
     /// A loop has let go of a half.
     pub(super) fn half_gone(&self, lane: u16) {
-        self.roster.half_gone(lane);
+        let vacant = self.roster.half_gone(lane);
         self.halves.fetch_sub(1, Ordering::AcqRel);
         self.wakers.signal.wake();
+        // Another stream may take its place now.
+        if vacant && self.resend && !self.is_over() {
+            watch::wake();
+        }
     }
 }
 

@@ -35,6 +35,8 @@ use foreseeing::{Place, Source};
 #[derive(Debug)]
 struct Worker {
     worker: Arc<CopyWorker>,
+    /// This connection's slots.
+    pool: PinnedPool,
     permits: Arc<Permits>,
 }
 
@@ -51,6 +53,8 @@ pub(super) struct Staging {
     short_copies: AtomicUsize,
     /// What was copied of sends that the peer has yet to grant.
     ahead: Mutex<Ahead<Source, Place>>,
+    /// Slots may be held for that.
+    any_ahead: AtomicBool,
 }
 
 /// Where a receive's payload is read to.
@@ -67,20 +71,30 @@ impl Staging {
         stage_host: bool,
         window: u16,
     ) -> Result<Self, NetworkError> {
-        let with_permits = |worker: Arc<CopyWorker>| {
-            let permits = Permits::of(&worker);
-            Worker { worker, permits }
+        let failed = |error: MemoryError| NetworkError::Memory {
+            network: super::NAME.to_owned(),
+            cause: error.to_string(),
+        };
+        let with_slots = |worker: Arc<CopyWorker>| {
+            // Three quarters are for sends.
+            let slots = usize::from(window).saturating_mul(4).div_ceil(3);
+            let pool = worker.pool(slots).map_err(failed)?;
+            Ok(Worker {
+                worker,
+                pool,
+                permits: Arc::default(),
+            })
         };
         let host = if stage_host {
-            let worker = CopyWorker::host().map_err(|error| NetworkError::Memory {
-                network: super::NAME.to_owned(),
-                cause: error.to_string(),
-            })?;
-            Some(with_permits(worker))
+            Some(with_slots(CopyWorker::host().map_err(failed)?)?)
         } else {
             None
         };
-        let gpus = workers.iter().cloned().map(with_permits).collect();
+        let gpus = workers
+            .iter()
+            .cloned()
+            .map(with_slots)
+            .collect::<Result<_, NetworkError>>()?;
         Ok(Self {
             host,
             gpus,
@@ -88,6 +102,7 @@ impl Staging {
             waiting: Mutex::new(VecDeque::with_capacity(usize::from(window))),
             short_copies: AtomicUsize::new(0),
             ahead: Mutex::default(),
+            any_ahead: AtomicBool::new(false),
         })
     }
 
@@ -96,10 +111,7 @@ impl Staging {
     pub(super) fn watch(&self, wakers: &Arc<Wakers>) -> Vec<FreeWatch> {
         let watch = |worker: &Worker| {
             let wakers = Arc::clone(wakers);
-            worker
-                .worker
-                .pinned()
-                .on_free(Arc::new(move || wakers.slot_free()))
+            worker.pool.on_free(Arc::new(move || wakers.slot_free()))
         };
         self.host.iter().chain(&self.gpus).map(watch).collect()
     }
@@ -147,32 +159,6 @@ impl Staging {
         }
     }
 
-    /// The memory that a lane reads a receive's payload into.
-    pub(super) fn landing(&self, chunk: &ReceiveChunk, lane: u16, wakers: &Wakers) -> Landing {
-        let destination = &chunk.destination;
-        let Some(Worker { worker, permits }) = self.worker(destination.kind()) else {
-            return Landing::At(destination.clone());
-        };
-        let take = || {
-            let slot = take_slot(worker, destination.len(), PoolHalf::Upper, chunk.sequence)?;
-            slot.slice().slice(..destination.len()).ok()
-        };
-        if let Some(slot) = take() {
-            return Landing::At(slot);
-        }
-        // Onto the list first and then a second look: a slot that comes back in between either is
-        // seen here or sees the list.
-        wakers.unplaced.insert(lane);
-        permits.reclaim();
-        match take() {
-            Some(slot) => {
-                wakers.unplaced.remove(lane);
-                Landing::At(slot)
-            }
-            None => Landing::Later,
-        }
-    }
-
     /// Whether a chunk for this memory goes to its slot past the caches: from the cache of the core that wrote
     /// them a GPU reads bytes at half the speed, and to read them aside and stream them takes that core no
     /// longer than to read them where they are cold. Long ones, which keep all cores busy, come out slower, and
@@ -196,16 +182,11 @@ impl Staging {
 
 /// A slot for a copy of so many bytes: long chunks that follow each other lie one behind the other, as far as
 /// that goes, so that one copy moves several.
-fn take_slot(
-    worker: &CopyWorker,
-    bytes: usize,
-    half: PoolHalf,
-    sequence: u64,
-) -> Option<PinnedSlot> {
+fn take_slot(pool: &PinnedPool, bytes: usize, half: PoolHalf, sequence: u64) -> Option<PinnedSlot> {
     if bytes < LONG {
-        worker.pinned().try_take_rested()
+        pool.try_take_rested()
     } else {
-        worker.pinned().try_take_at(half, sequence)
+        pool.try_take_at(half, sequence)
     }
 }
 
@@ -224,6 +205,32 @@ const COUNTED: u64 = 1 << 33;
 const AHEAD: u64 = 1 << 34;
 
 impl Shared {
+    /// The memory that a lane reads a receive's payload into.
+    pub(super) fn landing(&self, chunk: &ReceiveChunk, lane: u16) -> Landing {
+        let destination = &chunk.destination;
+        let Some(Worker { pool, .. }) = self.staging.worker(destination.kind()) else {
+            return Landing::At(destination.clone());
+        };
+        let take = || {
+            let slot = take_slot(pool, destination.len(), PoolHalf::Upper, chunk.sequence)?;
+            slot.slice().slice(..destination.len()).ok()
+        };
+        if let Some(slot) = take() {
+            return Landing::At(slot);
+        }
+        // Onto the list first and then a second look: a slot that comes back in between either is
+        // seen here or sees the list.
+        self.wakers.unplaced.insert(lane);
+        self.reclaim_ahead();
+        match take() {
+            Some(slot) => {
+                self.wakers.unplaced.remove(lane);
+                Landing::At(slot)
+            }
+            None => Landing::Later,
+        }
+    }
+
     /// All of a receive's payload is in `into`: the destination itself, or a slot to be copied. Of the former
     /// the owner may be told `later`, which is asked then, and the caller sees to it that it is woken; whether it
     /// has been told now.
@@ -236,7 +243,10 @@ impl Shared {
         let Claim { slot, chunk } = claim;
         let (destination, fence) = (chunk.destination, chunk.fence);
         let bytes = destination.len() as u64;
-        let Some(Worker { worker, permits }) = shared.staging.worker(destination.kind()) else {
+        let Some(Worker {
+            worker, permits, ..
+        }) = shared.staging.worker(destination.kind())
+        else {
             drop((into, destination));
             shared.receive.set(slot, ReceiveState::Finished);
             let received = Event::Received { slot, bytes };
@@ -323,13 +333,14 @@ fn staged_channel() -> Arc<Shared> {
         name: String::new(),
         ways: String::new(),
         lanes: 2,
-        window: 32,
+        window: 64,
         resend: true,
         splice: false,
         zero_copy: false,
         tells_behind: false,
         socket_buffer: 0,
-        staging: Staging::new(&[], true, 32).unwrap(),
+        dead_after: std::time::Duration::from_secs(10),
+        staging: Staging::new(&[], true, 64).unwrap(),
         repair: super::repair::Repair::Never,
     };
     Shared::new(parts).unwrap()

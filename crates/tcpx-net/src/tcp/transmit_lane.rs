@@ -54,6 +54,8 @@ enum Pipe {
 #[derive(Debug)]
 struct Writing {
     chunk: Outgoing,
+    /// Its slot is sent by its pages where the system allows it.
+    by_pages: bool,
     /// Bytes written, header included.
     written: usize,
     /// The last call that sent bytes of it without a copy.
@@ -145,6 +147,7 @@ impl TransmitLane {
                     }
                     self.chunk = chunk.payload.len() as u64;
                     self.current = Some(Writing {
+                        by_pages: self.shared.may_splice(),
                         chunk,
                         written: 0,
                         uncopied: None,
@@ -161,6 +164,7 @@ impl TransmitLane {
     fn write(&mut self) -> io::Result<Moved> {
         let Some(Writing {
             chunk,
+            by_pages,
             written,
             uncopied,
         }) = &mut self.current
@@ -199,6 +203,9 @@ impl TransmitLane {
         let Pipe::Ready(splice) = &mut self.pipe else {
             return socket_io::send(socket, head, part);
         };
+        if !*by_pages {
+            return socket_io::send(socket, head, part);
+        }
         if !head.is_empty() {
             return socket_io::send_more(socket, head);
         }

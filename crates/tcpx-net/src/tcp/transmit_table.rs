@@ -315,10 +315,11 @@ impl TransmitTable {
         let mut read = None;
         let (answer, chunk) = self.with(slot, |state| match state {
             SendState::Written { lane, order, chunk } if chunk.position.sequence == sequence => {
-                if placed {
-                    read = Some((*lane, *order));
-                } else {
+                if !placed {
                     self.linger(*order, chunk);
+                } else if chunk.attempt == 0 {
+                    // Else it may have been read from another lane.
+                    read = Some((*lane, *order));
                 }
                 (
                     Forgotten::Free,

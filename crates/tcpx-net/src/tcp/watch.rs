@@ -1,7 +1,7 @@
 //! The thread that notices lanes which hang, and sees to it that dead ones come back.
 //!
 //! It looks at a channel ten times a second while that has sent something which the peer has not
-//! placed yet, or lacks a lane; otherwise it sleeps.
+//! placed yet, lacks a lane to dial, or has none at all; otherwise it sleeps.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
@@ -50,6 +50,8 @@ struct Watched {
     lanes: Vec<Clock>,
     oldest: Vec<Option<u64>>,
     looked: Instant,
+    /// Since when there has been no lane.
+    bare: Option<Instant>,
 }
 
 /// When a lane last moved, and what that was judged by.
@@ -187,6 +189,7 @@ pub(super) fn register(channel: &Arc<Shared>) -> std::io::Result<()> {
         lanes: vec![Clock::new(now); lanes],
         oldest: vec![None; lanes],
         looked: now,
+        bare: None,
     });
     Ok(())
 }
@@ -250,22 +253,26 @@ impl Watched {
         let now = Instant::now();
         let looked = std::mem::replace(&mut self.looked, now);
         let rested = now.saturating_duration_since(looked) > REST;
+        if channel.roster.live() > 0 {
+            self.bare = None;
+        } else if rested || self.bare.is_none() {
+            self.bare = Some(now);
+        } else if self
+            .bare
+            .is_some_and(|since| now >= since + channel.dead_after)
+        {
+            channel.end_without_lanes();
+            return false;
+        }
         let at_work = channel.presence.at_work(now);
-        let mut owing = !channel.transmit.lingering.is_empty();
+        let mut owing = self.bare.is_some();
         for (lane, (clock, oldest)) in (0u16..).zip(self.lanes.iter_mut().zip(&self.oldest)) {
             owing |= oldest.is_some();
-            let written = channel.transmit.next_order();
             let Some(socket) = channel.roster.socket(lane) else {
-                if channel.roster.is_vacant(lane) {
-                    channel.transmit.lingering.lane_gone(lane);
-                }
                 clock.paced = (0, 0);
                 continue;
             };
             let transport = transport(&*socket).unwrap_or_default();
-            if transport.is_drained() {
-                channel.transmit.lingering.acknowledged(lane, written);
-            }
             clock.paces(&channel.paces, lane, transport);
             let moved = clock.moves(now, *oldest, transport);
             if rested {
@@ -274,11 +281,11 @@ impl Watched {
             let Some(oldest) = oldest.filter(|_| !moved) else {
                 continue;
             };
-            // Without others that got further nothing says that this lane is the reason.
-            let overtaken = channel.transmit.forgotten() > oldest;
+            // That the way is the reason, and not the peer, other lanes say, which got further, or the peer, which
+            // was heard since.
+            let overtaken = channel.transmit.forgotten() > oldest && channel.roster.live() > 1;
             if let Some(waited) = clock.hangs(now, at_work)
-                && overtaken
-                && channel.roster.live() > 1
+                && (overtaken || at_work.1 > clock.since + ANSWER)
             {
                 channel.lane_lost_only(lane, Some(&socket), Lost::Stalled(waited));
             }

@@ -101,6 +101,7 @@ fn a_staged_send_can_be_taken_back_while_the_peer_is_silent() {
     let options = TcpOptions {
         window,
         stage_host: true,
+        resend: false,
         ..TcpOptions::default()
     };
     let mut raw = raw_peer(1, options);

@@ -291,7 +291,7 @@ fn when_no_lane_is_left_the_error_says_so() {
         "{error:?}"
     );
     assert!(
-        error.to_string().contains("none of 3 lanes is left"),
+        error.to_string().contains("no lane is left of 3"),
         "{error}"
     );
     let ended = close(&mut *raw.channel);

@@ -21,6 +21,8 @@ use tcpx_wire::key::Key;
 
 /// Nothing that a test waits for takes longer on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// Of connections whose lanes die for good in a test.
+pub(crate) const DEAD_AFTER: Duration = Duration::from_secs(2);
 
 pub(crate) fn deadline() -> Instant {
     Instant::now() + PATIENCE
@@ -107,6 +109,7 @@ pub(crate) fn server_side(
         peer: accepted.peer,
         channels,
         deadline: deadline(),
+        dead_after: DEAD_AFTER,
         congestion: &Congestion::Automatic,
         workers,
         lanes: Some(accepted.lanes.clone()),
@@ -148,6 +151,7 @@ pub(crate) fn pair_with(
             peer: address,
             channels: lanes,
             deadline: deadline(),
+            dead_after: DEAD_AFTER,
             congestion: &Congestion::Automatic,
             workers: &client_workers,
             lanes: None,

@@ -213,10 +213,17 @@ fn a_session_with_one_lane_refuses_more_of_them() {
         (endpoint, one)
     });
     let (mut peer, session) = Peer::connect(address, &options.auth);
-    let _lane = peer.set_up(address, &session);
+    let first = peer.set_up(address, &session);
     let _accepted = accepting.join().expect("no panic");
     let until = DialOptions::until(Instant::now() + LONG);
-    let mut lane = dial_lane(address, &session, 0, 1, &until).expect("it has proved itself");
+    let dial = |lane, lanes| dial_lane(address, &session, lane, lanes, &until);
+    is_closed(dial(1, 2).expect("it has proved itself"));
+    // One that comes again takes the first one's place.
+    let _again = dial(0, 1).expect("it has proved itself");
+    is_closed(first);
+}
+
+fn is_closed(mut lane: TcpStream) {
     lane.set_nonblocking(false).expect("a socket");
     lane.set_read_timeout(Some(LONG)).expect("a socket");
     match lane.read(&mut [0]) {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use tcpx::{After, Connection, Region, RegionSlice, Transfer};
-use tcpx_memory::{CopyWorker, PinnedPool};
+use tcpx_memory::CopyWorker;
 
 use super::orders::{Cost, Mode, Run};
 use crate::error::Error;
@@ -353,8 +353,7 @@ impl Pins {
 
     fn look(&self) {
         if let Some(worker) = &self.worker {
-            let pool = worker.pinned();
-            let used = pool.slots().saturating_sub(pool.free_slots()) * PinnedPool::SLOT_BYTES;
+            let used = worker.pinned_in_use();
             self.most
                 .fetch_max(used as u64, std::sync::atomic::Ordering::Relaxed);
         }

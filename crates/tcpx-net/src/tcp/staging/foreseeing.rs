@@ -79,13 +79,13 @@ impl Shared {
             let Some(worker) = staging.worker(source.kind()) else {
                 return;
             };
-            let pinned = worker.worker.pinned();
+            let pinned = &worker.pool;
             let slots = pinned.slots();
             // Receives need slots too.
             if pinned.free_slots() <= slots / 2 {
                 return;
             }
-            let Some(permit) = worker.permits.take_spare(slots) else {
+            let Some(permit) = worker.permits.take_spare(slots, &shared.wakers) else {
                 return;
             };
             let Some(slot) = pinned.try_take_rested() else {
@@ -102,7 +102,7 @@ impl Shared {
             drop(ahead);
             drop(waiting);
             drop(slot);
-            worker.permits.lend(&shared.own);
+            staging.any_ahead.store(true, Ordering::SeqCst);
             let job = Job {
                 work: Work::Copy { from: source, to },
                 fence,
@@ -166,6 +166,14 @@ impl Shared {
         }
         self.tell_ended_ahead();
         None
+    }
+
+    /// Gives back the slots that no chunk has taken over, for chunks that are there and have none. Those that copies
+    /// write to come back when these end.
+    pub(super) fn reclaim_ahead(&self) {
+        if self.staging.any_ahead.swap(false, Ordering::SeqCst) {
+            self.give_back_ahead();
+        }
     }
 
     /// Gives back the slots that no chunk has taken over.

@@ -80,14 +80,14 @@ impl Shared {
             }
             // What is held for chunks that are not there yet goes back first.
             let Some(permit) = shared.permit(worker).or_else(|| {
-                worker.permits.reclaim();
+                shared.reclaim_ahead();
                 shared.permit(worker)
             }) else {
                 return;
             };
-            let take = || take_slot(&worker.worker, source.len(), PoolHalf::Lower, sequence);
+            let take = || take_slot(&worker.pool, source.len(), PoolHalf::Lower, sequence);
             let Some(pinned) = take().or_else(|| {
-                worker.permits.reclaim();
+                shared.reclaim_ahead();
                 take()
             }) else {
                 return;
@@ -131,8 +131,7 @@ impl Shared {
     }
 
     fn permit(&self, worker: &Worker) -> Option<Permit> {
-        let slots = worker.worker.pinned().slots();
-        worker.permits.take(slots, &self.wakers)
+        worker.permits.take(worker.pool.slots(), &self.wakers)
     }
 
     /// The first send of a copy to `payload`; `None` if it does not wait any more.

@@ -181,6 +181,7 @@ mod tests {
             zero_copy: true,
             tells_behind: false,
             socket_buffer: 0,
+            dead_after: Duration::from_secs(10),
             staging: Staging::new(&[], false, 4).unwrap(),
             repair: Repair::Never,
         };

@@ -3,7 +3,7 @@
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
-use tcpx_memory::{Access, CopyWorker, Lease, Region};
+use tcpx_memory::{Access, Lease, Region};
 
 use super::super::{Worker, alone, staged_channel};
 use super::*;
@@ -16,7 +16,6 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// A channel over a host worker that stands in for a GPU's, and that nobody else uses.
 struct Stand {
     shared: Arc<Shared>,
-    worker: Arc<CopyWorker>,
     free: usize,
     _alone: MutexGuard<'static, ()>,
 }
@@ -24,11 +23,11 @@ struct Stand {
 impl Stand {
     fn new() -> Self {
         let alone = alone();
-        let worker = CopyWorker::host().unwrap();
+        let shared = staged_channel();
+        let free = shared.staging.host.as_ref().unwrap().pool.free_slots();
         Self {
-            shared: staged_channel(),
-            free: worker.pinned().free_slots(),
-            worker,
+            shared,
+            free,
             _alone: alone,
         }
     }
@@ -45,7 +44,7 @@ impl Stand {
 
     fn assert_all_is_back(&self) {
         until("slots are still taken", || {
-            self.worker.pinned().free_slots() == self.free
+            self.host().pool.free_slots() == self.free
         });
         assert!(!self.host().permits.are_taken());
         assert!(lock(&self.shared.staging.ahead).next().is_none());
@@ -200,17 +199,16 @@ fn a_chunk_of_another_size_is_copied_anew() {
 }
 
 #[test]
-fn chunks_of_any_channel_that_find_no_slot_get_those_of_chunks_to_come() {
+fn chunks_that_find_no_slot_get_those_of_chunks_to_come() {
     let stand = Stand::new();
     let (shared, (_region, lease)) = (&stand.shared, source(8));
     assert!(Shared::foresee(shared, foreseen(&lease, 1, 5)));
     stand.copies_end();
-    let pinned = stand.worker.pinned();
+    let pinned = &stand.host().pool;
     let taken: Vec<_> = std::iter::from_fn(|| pinned.try_take()).collect();
     assert_eq!(taken.len(), stand.free - 8);
-    let other = staged_channel();
-    Shared::stage(&other, 0, unstaged(&lease, 9, 0, CHUNK));
-    assert_bytes(&queued(&other, 1)[0], 1);
+    Shared::stage(shared, 3, unstaged(&lease, 9, 0, CHUNK));
+    assert_bytes(&queued(shared, 1)[0], 1);
     assert_eq!(shared.ended_ahead(), [1]);
     assert!(
         !post(shared, 0, unstaged(&lease, 5, 0, CHUNK)),
@@ -226,14 +224,15 @@ fn chunks_of_any_channel_that_find_no_slot_get_those_of_chunks_to_come() {
 fn nothing_is_begun_while_chunks_wait_or_slots_are_scarce() {
     let stand = Stand::new();
     let (shared, (_region, lease)) = (&stand.shared, source(8));
-    let pinned = stand.worker.pinned();
+    let pinned = &stand.host().pool;
     let half: Vec<_> = (0..pinned.slots().div_ceil(2))
         .map_while(|_| pinned.try_take())
         .collect();
     assert!(!Shared::foresee(shared, foreseen(&lease, 1, 5)));
     drop(half);
     let (slots, permits) = (pinned.slots(), &stand.host().permits);
-    let quarter: Vec<_> = std::iter::from_fn(|| permits.take_spare(slots)).collect();
+    let quarter: Vec<_> =
+        std::iter::from_fn(|| permits.take_spare(slots, &shared.wakers)).collect();
     assert_eq!(quarter.len(), slots / 4);
     assert!(!Shared::foresee(shared, foreseen(&lease, 1, 5)));
     drop(quarter);
@@ -259,13 +258,13 @@ fn nothing_is_begun_while_chunks_wait_or_slots_are_scarce() {
 fn a_chunk_that_is_taken_back_in_the_middle_of_its_copy_fails_alone() {
     let stand = Stand::new();
     let (shared, (_region, lease)) = (&stand.shared, source(2));
-    let pinned = stand.worker.pinned().try_take().unwrap();
+    let pinned = stand.host().pool.try_take().unwrap();
     let place = |index: usize| Place {
         payload: pinned
             .slice()
             .slice(index * CHUNK..(index + 1) * CHUNK)
             .unwrap(),
-        permit: stand.host().permits.take_spare(8).unwrap(),
+        permit: stand.host().permits.take_spare(8, &shared.wakers).unwrap(),
     };
     let source = Source {
         bytes: lease.all(),

@@ -168,8 +168,8 @@ fn one_that_is_taken_back_leaves_the_others_of_its_copy_alone() {
 fn an_error_of_a_copy_is_told_for_every_send_in_it() {
     let _alone = alone();
     let (shared, source) = (staged_channel(), source(2));
-    let worker = &shared.staging.host.as_ref().unwrap().worker;
-    let pinned = worker.pinned().try_take().unwrap();
+    let pool = &shared.staging.host.as_ref().unwrap().pool;
+    let pinned = pool.try_take().unwrap();
     for slot in 0..2 {
         let unstaged = unstaged(&source, 1, slot.into(), slot.into());
         let waiting = SendState::Waiting(unstaged);
