@@ -8,7 +8,7 @@ use tcpx_wire::Descriptors;
 use crate::bounce::{BouncePool, UnpackMethod, check_bounds};
 use crate::error::MemoryError;
 use crate::fence::Fence;
-use crate::lease::{Access, Hold};
+use crate::lease::{Access, Held};
 use crate::slice::RegionSlice;
 
 /// One piece of work.
@@ -123,7 +123,7 @@ impl Work {
     }
 
     /// Keeps other users away from the bytes while the holds live.
-    pub(crate) fn hold(&self) -> Result<[Option<Hold>; 2], MemoryError> {
+    pub(crate) fn hold(&self) -> Result<[Option<Held>; 2], MemoryError> {
         let (from, to) = self.ends();
         let reading = from.hold(Access::Read, HOLDER)?;
         let writing = to.map(|to| to.hold(Access::Write, HOLDER)).transpose()?;

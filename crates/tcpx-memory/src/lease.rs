@@ -35,27 +35,39 @@ struct Entry {
     holder: &'static str,
 }
 
-/// The leases of one region.
+/// The leases of one region, or those who use one lease.
 #[derive(Debug, Default)]
 pub(crate) struct LeaseTable {
-    entries: Mutex<(u64, Vec<Entry>)>,
+    entries: Mutex<Entries>,
+}
+
+#[derive(Debug, Default)]
+struct Entries {
+    next: u64,
+    /// As a rule there is one at a time, which costs no allocation.
+    first: Option<Entry>,
+    others: Vec<Entry>,
 }
 
 impl LeaseTable {
-    fn lock(&self) -> MutexGuard<'_, (u64, Vec<Entry>)> {
+    fn lock(&self) -> MutexGuard<'_, Entries> {
         // Every critical section leaves the table consistent, so a panic elsewhere does not spoil it.
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn enter(
+    pub(crate) fn enter(
         &self,
         range: Range<usize>,
         access: Access,
         holder: &'static str,
     ) -> Result<u64, MemoryError> {
         let mut guard = self.lock();
-        let (next, entries) = &mut *guard;
-        let conflict = entries.iter().find(|held| {
+        let Entries {
+            next,
+            first,
+            others,
+        } = &mut *guard;
+        let conflict = first.iter().chain(&*others).find(|held| {
             let overlaps = held.range.start.max(range.start) < held.range.end.min(range.end);
             overlaps && (held.access == Access::Write || access == Access::Write)
         });
@@ -69,19 +81,27 @@ impl LeaseTable {
         }
         *next += 1;
         let id = *next;
-        entries.push(Entry {
+        let entry = Entry {
             id,
             range,
             access,
             holder,
-        });
+        };
+        if first.is_none() {
+            *first = Some(entry);
+        } else {
+            others.push(entry);
+        }
         Ok(id)
     }
 
-    fn leave(&self, id: u64) {
+    pub(crate) fn leave(&self, id: u64) {
         let mut guard = self.lock();
-        if let Some(at) = guard.1.iter().position(|entry| entry.id == id) {
-            guard.1.swap_remove(at);
+        if guard.first.take_if(|entry| entry.id == id).is_some() {
+            return;
+        }
+        if let Some(at) = guard.others.iter().position(|entry| entry.id == id) {
+            guard.others.swap_remove(at);
         }
     }
 }
@@ -91,6 +111,8 @@ struct Inner {
     id: u64,
     range: Range<usize>,
     access: Access,
+    /// Who touches the bytes under this lease.
+    uses: LeaseTable,
 }
 
 impl Drop for Inner {
@@ -117,6 +139,7 @@ impl Lease {
             id,
             range,
             access,
+            uses: LeaseTable::default(),
         })))
     }
 
@@ -135,24 +158,22 @@ impl Lease {
         self.0.access
     }
 
-    /// Copies `bytes` to the start of the leased ones; blocks for GPU memory. As with slices, the holder keeps
-    /// it apart from jobs that have some.
+    /// Copies `bytes` to the start of the leased ones; blocks for GPU memory.
     ///
     /// # Errors
-    /// [`MemoryError::OutOfBounds`], [`MemoryError::LeasedForReading`], or the driver's refusal.
+    /// [`MemoryError::OutOfBounds`], [`MemoryError::LeasedForReading`], [`MemoryError::Busy`] while a job or
+    /// somebody else uses them under this lease, or the driver's refusal.
     pub fn write_from(&self, bytes: &[u8]) -> Result<(), MemoryError> {
-        let range = resolve(..bytes.len(), self.0.range.len())?;
-        let start = self.0.range.start;
-        self.allows(Access::Write, &(start..start + range.len()))?;
-        self.0.region.write_held(start, bytes)
+        self.all().write_from(bytes)
     }
 
     /// Appends all leased bytes to `bytes`; blocks for GPU memory.
     ///
     /// # Errors
-    /// The driver's refusal; nothing was appended then.
+    /// [`MemoryError::Busy`] while a job or somebody else writes them under this lease, or the driver's refusal;
+    /// nothing was appended then.
     pub fn append_to(&self, bytes: &mut Vec<u8>) -> Result<(), MemoryError> {
-        self.0.region.append_held(self.range(), bytes)
+        self.all().append_to(bytes)
     }
 
     fn allows(&self, access: Access, range: &Range<usize>) -> Result<(), MemoryError> {
@@ -170,7 +191,8 @@ impl Lease {
 
     /// A part of the leased bytes, relative to the start of the lease. The slice rides on this lease:
     /// jobs that get it take no lease of their own, and the lease lasts until the slice is gone.
-    /// Several such jobs at a time are the holder's to keep apart.
+    /// Several users of one lease are kept apart as those of a region are: a second one is
+    /// refused where either writes.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`].
@@ -208,7 +230,33 @@ impl fmt::Debug for Lease {
 #[derive(Clone, Debug)]
 pub(crate) enum Hold {
     Lease(Lease),
-    Slot(#[expect(dead_code, reason = "held for its drop")] SlotHold),
+    Slot(SlotHold),
+}
+
+/// One user's hold of some bytes; it ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Held {
+    /// Where the user has no lease of its own: what it shares, and its number there.
+    shared: Option<u64>,
+    hold: Hold,
+}
+
+impl Held {
+    /// A lease that nobody else has.
+    pub(crate) fn own(lease: Lease) -> Self {
+        Self {
+            shared: None,
+            hold: Hold::Lease(lease),
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(id) = self.shared {
+            self.hold.uses().leave(id);
+        }
+    }
 }
 
 impl Hold {
@@ -218,6 +266,28 @@ impl Hold {
             Self::Lease(lease) => lease.allows(access, range),
             Self::Slot(_) => Ok(()),
         }
+    }
+
+    fn uses(&self) -> &LeaseTable {
+        match self {
+            Self::Lease(lease) => &lease.0.uses,
+            Self::Slot(slot) => slot.uses(),
+        }
+    }
+
+    /// Keeps a range of the bytes for one of those who share the hold.
+    pub(crate) fn enter(
+        &self,
+        range: &Range<usize>,
+        access: Access,
+        holder: &'static str,
+    ) -> Result<Held, MemoryError> {
+        self.allows(access, range)?;
+        let id = self.uses().enter(range.clone(), access, holder)?;
+        Ok(Held {
+            shared: Some(id),
+            hold: self.clone(),
+        })
     }
 }
 
@@ -307,5 +377,52 @@ mod tests {
         assert!(region.read_to(64, &mut [0; 8]).is_ok());
         drop(lease);
         assert!(region.read_to(0, &mut [0; 8]).is_ok());
+    }
+
+    #[test]
+    fn users_of_one_lease_are_kept_apart() {
+        let region = region();
+        let lease = region.lease(0..64, Access::Write).unwrap();
+        let (left, right, all) = (
+            lease.slice(..32).unwrap(),
+            lease.slice(32..).unwrap(),
+            lease.all(),
+        );
+        let held = left.hold(Access::Write, "a test").unwrap();
+        let refused = |result| matches!(result, Err(MemoryError::Busy { by: "a test", .. }));
+        assert!(refused(all.write_from(&[1])));
+        assert!(refused(lease.write_from(&[1])));
+        assert!(refused(lease.append_to(&mut Vec::new())));
+        assert!(right.write_from(&[1]).is_ok());
+        drop(held);
+        let reading = left.hold(Access::Read, "a test").unwrap();
+        assert!(all.read_to(&mut [0; 64]).is_ok());
+        assert!(refused(all.write_from(&[1])));
+        drop(reading);
+        assert!(all.write_from(&[1]).is_ok());
+    }
+
+    /// Miri finds the race if there is one.
+    #[test]
+    fn two_slices_of_one_lease_do_not_race() {
+        let mut bytes = vec![0u8; 64].into_boxed_slice();
+        let pointer = bytes.as_mut_ptr();
+        // SAFETY: the bytes live until the end of the test, and only the region is used.
+        let region = unsafe { Region::from_host_raw(pointer, 64, Arc::new(())) };
+        let lease = region.lease(.., Access::Write).unwrap();
+        let ended = std::thread::scope(|scope| {
+            [1, 2]
+                .map(|fill| {
+                    let slice = lease.all();
+                    scope.spawn(move || (fill, slice.write_from(&[fill; 64])))
+                })
+                .map(|thread| thread.join().unwrap())
+        });
+        let mut all = Vec::new();
+        lease.append_to(&mut all).unwrap();
+        let whole = |(fill, result): &(u8, _)| Result::is_ok(result) && all == [*fill; 64];
+        assert!(ended.iter().any(whole), "{ended:?}: {all:?}");
+        drop((lease, region));
+        drop(bytes);
     }
 }

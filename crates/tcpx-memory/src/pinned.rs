@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use crate::error::MemoryError;
 use crate::free_slots::FreeSlots;
 use crate::gpu::{Gpu, WeakGpu};
-use crate::lease::{Access, Hold, Lease};
+use crate::lease::{Access, Hold, Lease, LeaseTable};
 use crate::region::Region;
 use crate::slice::RegionSlice;
 
@@ -53,6 +53,8 @@ struct Inner {
     blocks: Box<[OnceLock<(Region, Lease)>]>,
     /// The number of references to each slot.
     users: Box<[AtomicU32]>,
+    /// Who touches the bytes of each slot.
+    uses: Box<[LeaseTable]>,
     free: FreeSlots,
     pinned: AtomicUsize,
     growing: Mutex<()>,
@@ -124,6 +126,7 @@ impl PinnedPool {
             counted,
             blocks: (0..cap / block_slots).map(|_| OnceLock::new()).collect(),
             users: (0..cap).map(|_| AtomicU32::new(0)).collect(),
+            uses: (0..cap).map(|_| LeaseTable::default()).collect(),
             free: FreeSlots::new(cap),
             pinned: AtomicUsize::new(0),
             growing: Mutex::new(()),
@@ -317,6 +320,12 @@ impl PinnedSlot {
 pub(crate) struct SlotHold {
     pool: Arc<Inner>,
     index: u32,
+}
+
+impl SlotHold {
+    pub(crate) fn uses(&self) -> &LeaseTable {
+        &self.pool.uses[self.index as usize]
+    }
 }
 
 impl Clone for SlotHold {

@@ -4,7 +4,7 @@ use std::ops::{Bound, Range, RangeBounds};
 
 use crate::error::MemoryError;
 use crate::kind::MemoryKind;
-use crate::lease::{Access, Hold, Lease};
+use crate::lease::{Access, Held, Hold, Lease};
 use crate::region::Region;
 
 /// Turns any range into `start..end` within `len`.
@@ -162,7 +162,7 @@ impl RegionSlice {
     /// Copies `bytes` to the start of this part; blocks for GPU memory.
     ///
     /// # Errors
-    /// [`MemoryError::OutOfBounds`], [`MemoryError::Busy`] for a plain slice, or the driver's refusal.
+    /// [`MemoryError::OutOfBounds`], [`MemoryError::Busy`], or the driver's refusal.
     pub fn write_from(&self, bytes: &[u8]) -> Result<(), MemoryError> {
         let range = self.first(bytes.len())?;
         let _hold = self.hold_here(&range, Access::Write, "a write by the program")?;
@@ -172,7 +172,7 @@ impl RegionSlice {
     /// Copies the start of this part to `bytes`; blocks for GPU memory.
     ///
     /// # Errors
-    /// [`MemoryError::OutOfBounds`], [`MemoryError::Busy`] for a plain slice, or the driver's refusal.
+    /// [`MemoryError::OutOfBounds`], [`MemoryError::Busy`], or the driver's refusal.
     pub fn read_to(&self, bytes: &mut [u8]) -> Result<(), MemoryError> {
         let range = self.first(bytes.len())?;
         let _hold = self.hold_here(&range, Access::Read, "a read by the program")?;
@@ -182,7 +182,7 @@ impl RegionSlice {
     /// Appends all bytes of this part to `bytes`; blocks for GPU memory.
     ///
     /// # Errors
-    /// [`MemoryError::Busy`] for a plain slice, or the driver's refusal; nothing was appended then.
+    /// [`MemoryError::Busy`], or the driver's refusal; nothing was appended then.
     pub fn append_to(&self, bytes: &mut Vec<u8>) -> Result<(), MemoryError> {
         let _hold = self.hold_here(&self.range, Access::Read, "a read by the program")?;
         self.region.append_held(self.range.clone(), bytes)
@@ -194,27 +194,32 @@ impl RegionSlice {
         Ok(self.range.start..self.range.start + range.len())
     }
 
-    /// As [`Self::hold`] for a part of these bytes, as long as this slice is there: `None` where it rides on
-    /// something itself.
+    /// As [`Self::hold`] for a range of the region.
     fn hold_here(
         &self,
         range: &Range<usize>,
         access: Access,
         holder: &'static str,
-    ) -> Result<Option<Lease>, MemoryError> {
+    ) -> Result<Held, MemoryError> {
         match &self.hold {
-            Some(hold) => hold.allows(access, range).map(|()| None),
-            None => Lease::take(&self.region, range.clone(), access, holder).map(Some),
+            Some(hold) => hold.enter(range, access, holder),
+            None => Lease::take(&self.region, range.clone(), access, holder).map(Held::own),
         }
     }
 
-    /// What a user of these bytes must keep until it has finished: the hold the slice rides on, or a
-    /// new lease.
-    pub(crate) fn hold(&self, access: Access, holder: &'static str) -> Result<Hold, MemoryError> {
-        match &self.hold {
-            Some(hold) => hold.allows(access, &self.range).map(|()| hold.clone()),
-            None => Lease::take(&self.region, self.range.clone(), access, holder).map(Hold::Lease),
-        }
+    /// What a user of these bytes must keep until it has finished: a new lease, or its part of the hold that the
+    /// slice rides on.
+    pub(crate) fn hold(&self, access: Access, holder: &'static str) -> Result<Held, MemoryError> {
+        self.hold_here(&self.range, access, holder)
+    }
+
+    /// Whether bytes may be written here, as far as the hold says that the slice rides on.
+    ///
+    /// # Errors
+    /// [`MemoryError::LeasedForReading`].
+    pub fn admits_writes(&self) -> Result<(), MemoryError> {
+        let hold = self.hold.as_ref();
+        hold.map_or(Ok(()), |hold| hold.allows(Access::Write, &self.range))
     }
 }
 

@@ -14,7 +14,7 @@ use crate::driver::{Api, sys};
 use crate::error::{CudaError, MemoryError};
 use crate::fence::Fence;
 use crate::gpu::{Current, Gpu, MappedHost, create_stream, destroy_stream, host_free};
-use crate::lease::{Access, Hold};
+use crate::lease::{Access, Held};
 use crate::slice::RegionSlice;
 use ends::Ends;
 use persistent::{PersistentCopyKernel, REQUESTS};
@@ -284,7 +284,7 @@ impl SmallCopies {
         to: u64,
         from: u64,
         token: Option<u64>,
-        memory: (RegionSlice, Hold),
+        memory: (RegionSlice, Held),
     ) -> Result<(), MemoryError> {
         let copy = Copy {
             token,

@@ -16,7 +16,7 @@ use crate::gpu::{
     Current, Function, Gpu, MappedHost, Module, create_stream, destroy_stream, host_free,
 };
 use crate::kind::MemoryKind;
-use crate::lease::{Access, Hold};
+use crate::lease::{Access, Held};
 use crate::slice::RegionSlice;
 
 const PTX: &str = concat!(include_str!("ptx/yardstick.ptx"), "\0");
@@ -254,7 +254,7 @@ impl Yardstick {
 }
 
 /// Leases both ends; their device addresses.
-fn ends(from: &RegionSlice, to: &RegionSlice) -> Result<([Hold; 2], u64, u64), MemoryError> {
+fn ends(from: &RegionSlice, to: &RegionSlice) -> Result<([Held; 2], u64, u64), MemoryError> {
     let holds = [
         from.hold(Access::Read, HOLDER)?,
         to.hold(Access::Write, HOLDER)?,

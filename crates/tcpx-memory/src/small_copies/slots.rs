@@ -1,7 +1,7 @@
 //! The slots of pinned memory that copies in flight use.
 
 use super::persistent::WorkRequest;
-use crate::lease::Hold;
+use crate::lease::Held;
 use crate::slice::RegionSlice;
 
 /// Copies in flight at a time, at most: one that is longer than a slot takes several that follow each other.
@@ -20,7 +20,7 @@ pub(super) struct Copy {
     pub(super) bytes: usize,
     /// Of a copy that is the persistent kernel's.
     pub(super) request: Option<WorkRequest>,
-    pub(super) _memory: (RegionSlice, Hold),
+    pub(super) _memory: (RegionSlice, Held),
 }
 
 /// Copies in flight.

@@ -14,7 +14,7 @@ use crate::error::{CudaError, MemoryError};
 use crate::fence::Fence;
 use crate::job::{CompletionSink, Job, SubmitError, Work};
 use crate::kind::MemoryKind;
-use crate::lease::Hold;
+use crate::lease;
 
 /// Jobs that may wait for a worker.
 pub(super) const CAPACITY: usize = 4096;
@@ -35,7 +35,7 @@ struct Held {
     work: Work,
     fence: Option<Fence>,
     /// Keep others away from the bytes.
-    _holds: [Option<Hold>; 2],
+    _holds: [Option<lease::Held>; 2],
 }
 
 /// The sink; called exactly once.

@@ -305,6 +305,11 @@ impl Channel for PluginChannel {
     fn post_receive(&mut self, chunk: ReceiveChunk) -> Result<Posted<ReceiveChunk>, ChannelError> {
         let kind = self.memory_type(&chunk.destination)?;
         self.check_length(&chunk.destination, kind)?;
+        let may_write = chunk.destination.admits_writes();
+        may_write.map_err(|error| ChannelError::BadRequest {
+            channel: self.name.clone(),
+            reason: error.to_string(),
+        })?;
         let Some(comm) = &mut self.receive else {
             return Err(self.closed_error());
         };

@@ -126,7 +126,8 @@ mod tests {
     use super::super::repair::Repair;
     use super::super::staging::Staging;
     use super::*;
-    use crate::channel::{Channel, Posted, SendChunk};
+    use crate::channel::{Channel, Posted, ReceiveChunk, SendChunk};
+    use crate::error::ChannelError;
 
     #[test]
     fn a_lane_that_comes_back_has_the_buffers_that_the_first_ones_had() {
@@ -253,5 +254,23 @@ mod tests {
         for reader in readers {
             reader.join().unwrap();
         }
+    }
+
+    #[test]
+    fn nothing_is_received_into_memory_leased_for_reading() {
+        let (mut channel, _far) = staged();
+        let region = Region::host(4096).unwrap();
+        let destination = region.lease(.., Access::Read).unwrap().all();
+        let posted = channel.post_receive(ReceiveChunk {
+            token: 0,
+            sequence: 0,
+            transfer: 0,
+            offset: 0,
+            tag: 0,
+            destination,
+            fence: None,
+        });
+        let refused = matches!(&posted, Err(ChannelError::BadRequest { .. }));
+        assert!(refused, "{posted:?}");
     }
 }

@@ -263,6 +263,10 @@ impl Channel for TcpChannel {
 
     fn post_receive(&mut self, chunk: ReceiveChunk) -> Result<Posted<ReceiveChunk>, ChannelError> {
         self.admit(&chunk.destination, chunk.sequence)?;
+        chunk
+            .destination
+            .admits_writes()
+            .map_err(|error| self.bad_request(error.to_string()))?;
         let slot = self.shared.receive.slot_of(chunk.sequence);
         let token = &mut self.receives[usize::from(slot)];
         if token.is_some() {

@@ -20,7 +20,7 @@ use crate::error::{CudaError, MemoryError};
 use crate::gpu::{Current, Gpu};
 use crate::job::Work;
 use crate::kind::MemoryKind;
-use crate::lease::Hold;
+use crate::lease::Held;
 
 /// How long a drop waits for work in flight.
 const LAST_WAIT: Duration = Duration::from_secs(1);
@@ -47,7 +47,7 @@ struct Running {
     /// An error of a launch; reported after earlier launches have ended.
     error: Option<CudaError>,
     work: Work,
-    holds: [Option<Hold>; 2],
+    holds: [Option<Held>; 2],
 }
 
 enum Task {
