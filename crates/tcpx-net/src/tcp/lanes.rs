@@ -273,4 +273,20 @@ mod tests {
         let refused = matches!(&posted, Err(ChannelError::BadRequest { .. }));
         assert!(refused, "{posted:?}");
     }
+
+    /// Its pages may be used for something else once the channel is gone.
+    #[test]
+    fn a_lane_whose_pages_were_not_read_ends_with_a_reset() {
+        let (mut channel, far) = staged();
+        send(&mut channel, 0, 0x11);
+        drop(channel);
+        let ended = far.into_iter().map(|mut far| {
+            let mut bytes = Vec::new();
+            let end = far.read_to_end(&mut bytes).map_err(|error| error.kind());
+            (bytes.len(), end)
+        });
+        let ended: Vec<_> = ended.collect();
+        let reset = Err(std::io::ErrorKind::ConnectionReset);
+        assert!(ended.iter().any(|(_, end)| *end == reset), "{ended:?}");
+    }
 }

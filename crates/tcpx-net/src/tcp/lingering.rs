@@ -84,6 +84,13 @@ mod tests {
     use crate::error::ChunkPosition;
 
     fn written(table: &TransmitTable, pool: &PinnedPool, slot: u16, lane: u16, spliced: bool) {
+        let mut chunk = taken(table, pool, slot, lane);
+        chunk.spliced = spliced.then_some(lane);
+        assert!(table.written(chunk).is_none(), "it is kept");
+    }
+
+    /// A chunk of a pinned slot in a lane's hands.
+    fn taken(table: &TransmitTable, pool: &PinnedPool, slot: u16, lane: u16) -> Outgoing {
         let sequence = u64::from(slot);
         let header = ChunkHeader {
             sequence,
@@ -111,11 +118,10 @@ mod tests {
             spliced: None,
         });
         drop(pinned);
-        let Some(Taken::Chunk(mut chunk)) = table.take(lane) else {
-            panic!("the chunk is queued");
-        };
-        chunk.spliced = spliced.then_some(lane);
-        assert!(table.written(chunk).is_none(), "it is kept");
+        match table.take(lane) {
+            Some(Taken::Chunk(chunk)) => chunk,
+            other => panic!("the chunk is queued: {other:?}"),
+        }
     }
 
     /// A slot whose pages the kernel may still send must not be filled with something else, though
@@ -204,5 +210,30 @@ mod tests {
         written(&table, pool, 2, 0, true);
         assert_eq!(table.forget(2, 2, true), Forgotten::Free);
         assert_eq!((pool.free_slots(), table.lingering.count()), (free, 0));
+    }
+
+    /// A chunk in a lane's hands that nobody wants any more: its pages are kept whether the lane writes the rest
+    /// or dies with it.
+    #[test]
+    fn a_chunk_given_up_in_a_lanes_hands_leaves_its_pages() {
+        let _alone = alone();
+        let worker = CopyWorker::host().expect("a worker");
+        let pool = worker.pinned();
+        let free = pool.free_slots();
+        for dies in [false, true] {
+            let table = TransmitTable::new(4, true);
+            let mut chunk = taken(&table, pool, 0, 0);
+            chunk.spliced = Some(0);
+            assert_eq!(table.forget(0, 0, false), Forgotten::Later);
+            let ended = match dies {
+                false => table.written(chunk),
+                true => table.put_back(chunk),
+            };
+            drop(ended.expect("it has ended"));
+            assert_eq!(table.lingering.count(), 1, "the lane dies: {dies}");
+            assert_eq!(pool.free_slots(), free - 1);
+            drop(table);
+            assert_eq!(pool.free_slots(), free, "no lane is left");
+        }
     }
 }
