@@ -236,4 +236,21 @@ mod tests {
             assert_eq!(pool.free_slots(), free, "no lane is left");
         }
     }
+
+    #[test]
+    fn what_the_peer_placed_before_its_lane_lets_go_is_read() {
+        let _alone = alone();
+        let worker = CopyWorker::host().expect("a worker");
+        let pool = worker.pinned();
+        let free = pool.free_slots();
+        let table = TransmitTable::new(4, true);
+        written(&table, pool, 1, 0, true);
+        assert_eq!(table.forget(1, 1, false), Forgotten::Free);
+        assert_eq!(table.lingering.count(), 1);
+        let mut chunk = taken(&table, pool, 0, 0);
+        chunk.spliced = Some(0);
+        assert_eq!(table.forget(0, 0, true), Forgotten::Later);
+        drop(table.written(chunk).expect("it has ended"));
+        assert_eq!((table.lingering.count(), pool.free_slots()), (0, free));
+    }
 }

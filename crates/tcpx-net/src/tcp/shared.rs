@@ -23,7 +23,7 @@ use crate::channel::ChannelStats;
 use crate::error::{ChannelError, ChunkPosition};
 
 /// Slots that are kept for the kernel, at which a connection copies what it sends.
-const MOST_LINGERING: usize = 8;
+const MOST_LINGERING: usize = 16;
 
 /// Most lanes of a channel: lane sets are one machine word.
 pub(super) const MAX_LANES: u16 = 64;

@@ -17,7 +17,7 @@ use tcpx_lanes::idle::LaneSet;
 
 use super::lingering::Lingering;
 use super::shared::lock;
-pub(super) use send::{Outgoing, SendState, Unstaged, describe};
+pub(super) use send::{Outgoing, SendState, Settled, Unstaged, describe};
 
 /// Bytes of a chunk that does not fit in the socket buffers of a lane.
 pub(super) const LONG: usize = 1 << 20;
@@ -177,7 +177,7 @@ impl TransmitTable {
                         *state = SendState::Taken {
                             lane,
                             sequence: outgoing.position.sequence,
-                            settled: false,
+                            settled: None,
                         };
                         Some(Taken::Chunk(outgoing))
                     }
@@ -198,20 +198,33 @@ impl TransmitTable {
     /// [`free`](Self::free) its slot.
     pub(super) fn written(&self, mut chunk: Outgoing) -> Option<Outgoing> {
         let order = self.next_order();
-        self.with(chunk.slot, |state| match *state {
+        let mut read = None;
+        let ended = self.with(chunk.slot, |state| match *state {
             SendState::Taken {
                 lane,
-                settled: false,
+                settled: None,
                 ..
             } if self.keep => {
                 *state = SendState::Written { lane, order, chunk };
                 None
             }
+            SendState::Taken {
+                lane,
+                settled: Some(Settled::Placed),
+                ..
+            } if chunk.attempt == 0 => {
+                read = Some(lane);
+                Some(chunk)
+            }
             _ => {
                 self.linger(order, &mut chunk);
                 Some(chunk)
             }
-        })
+        });
+        if let Some(lane) = read {
+            self.lingering.read(lane, order);
+        }
+        ended
     }
 
     /// The next place among all chunks that were written.
@@ -240,7 +253,7 @@ impl TransmitTable {
     pub(super) fn put_back(&self, mut chunk: Outgoing) -> Option<Outgoing> {
         let (slot, bytes) = (chunk.slot, chunk.payload.len() as u64);
         let ended = self.with(slot, |state| match state {
-            SendState::Taken { settled: false, .. } if self.keep => {
+            SendState::Taken { settled: None, .. } if self.keep => {
                 chunk.mark_again();
                 *state = SendState::Queued(chunk);
                 None
@@ -340,7 +353,12 @@ impl TransmitTable {
                 settled,
                 ..
             } if *held == sequence => {
-                *settled = true;
+                let how = if placed {
+                    Settled::Placed
+                } else {
+                    Settled::Unwanted
+                };
+                settled.get_or_insert(how);
                 (Forgotten::Later, None)
             }
             _ => (Forgotten::Unknown, None),
@@ -381,7 +399,7 @@ impl TransmitTable {
                 (Withdrawn::NotYet, None)
             }
             SendState::Taken { settled, .. } => {
-                *settled = true;
+                settled.get_or_insert(Settled::Unwanted);
                 (Withdrawn::NotYet, None)
             }
             SendState::Free | SendState::Withdrawn => (Withdrawn::NotYet, None),
@@ -404,7 +422,7 @@ impl TransmitTable {
                 SendState::Taken {
                     lane,
                     sequence,
-                    settled: false,
+                    settled: None,
                 } => Some((*lane, *sequence)),
                 SendState::Written { lane, chunk, .. } => Some((*lane, chunk.position.sequence)),
                 _ => None,
@@ -427,7 +445,7 @@ impl TransmitTable {
         let by_other = |state: &mut SendState| match state {
             SendState::Taken {
                 lane: by, settled, ..
-            } => !*settled && *by != lane,
+            } => settled.is_none() && *by != lane,
             SendState::Written { lane: by, .. } => *by != lane,
             _ => false,
         };

@@ -79,8 +79,8 @@ pub(in crate::tcp) enum SendState {
     Taken {
         lane: u16,
         sequence: u64,
-        /// The peer has placed it or nobody wants it any more: it ends once the lane lets go.
-        settled: bool,
+        /// It ends once the lane lets go.
+        settled: Option<Settled>,
     },
     /// A lane wrote it to the last byte; it is kept until the peer has placed it.
     Written {
@@ -91,6 +91,15 @@ pub(in crate::tcp) enum SendState {
     },
     /// Ended while it was in the queue; whoever finds the queue's entry frees the slot.
     Withdrawn,
+}
+
+/// Why a chunk in a lane's hands ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::tcp) enum Settled {
+    /// The peer has placed it.
+    Placed,
+    /// Nobody wants it any more.
+    Unwanted,
 }
 
 /// The header of a chunk whose length was checked, and its position with nothing done.
