@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use tcpx_tests::instructions::Carrier;
-use tcpx_tests::{c_api, double, plugin_file};
+use tcpx_tests::{c_api, double, habits, plugin_file};
 
 /// Far beyond what any of these takes.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -88,6 +88,8 @@ fn command(carrier: &Carrier) -> Command {
     let mut command = Command::new(transfer());
     command
         .env("UCCL_TCPX_PLUGIN_PATH", path)
+        .env(habits::OF, double::path())
+        .env(habits::HABITS, "no-pool")
         .envs(carrier.environment().iter().copied());
     command
 }
@@ -145,6 +147,14 @@ fn the_example_moves_every_size_through_the_double_in_place_and_in_fragments() {
     for bytes in SIZES {
         assert!(!moves(&Carrier::double(), bytes, false));
         assert_eq!(moves(&Carrier::double(), bytes, true), bytes > 0);
+    }
+}
+
+#[test]
+fn host_memory_moves_without_a_bounce_pool() {
+    let carrier = Carrier::PluginHost(habits::path().to_owned());
+    for bytes in [0, 4097, (512 << 10) + 1] {
+        assert!(!moves(&carrier, bytes, false));
     }
 }
 

@@ -38,11 +38,13 @@ fn until(what: &str, mut attempt: impl FnMut() -> bool) {
 
 impl Bare {
     fn new() -> Self {
+        Self::asking_with(NET_DEVICE_UNPACK, NET_DEVICE_UNPACK_VERSION)
+    }
+
+    /// With a device handle that holds these before the accept.
+    fn asking_with(kind: c_int, version: c_int) -> Self {
         let table = plugin_file::raw_table();
-        let mut device = Box::new(RawDeviceHandle::request(
-            NET_DEVICE_UNPACK,
-            NET_DEVICE_UNPACK_VERSION,
-        ));
+        let mut device = Box::new(RawDeviceHandle::request(kind, version));
         let mut bytes = Box::new([0; 4096]);
         let mut handle = [0u8; 128];
         let mut listen = ptr::null_mut();
@@ -189,6 +191,19 @@ fn the_seventeenth_request_is_null_and_consumption_makes_room() {
         assert_eq!(bare.irecv(100), (0, ptr::null_mut()));
         assert_eq!(bare.consume(receives[0].1), 0);
         assert!(!bare.irecv(100).1.is_null());
+    });
+}
+
+#[test]
+fn a_zeroed_device_handle_is_filled() {
+    child::run("a_zeroed_device_handle_is_filled", &ENVIRONMENT, || {
+        let mut bare = Bare::asking_with(0, 0);
+        assert_eq!(bare.device.net_device_type, NET_DEVICE_UNPACK);
+        assert_eq!(bare.device.net_device_version, NET_DEVICE_UNPACK_VERSION);
+        assert_eq!(bare.device.size, 24);
+        let (receive, send) = (bare.irecv(10).1, bare.isend(10).1);
+        bare.finish(send, receive, 10);
+        assert_eq!(bare.consume(receive), 0);
     });
 }
 

@@ -44,9 +44,12 @@ unsafe impl Send for Shown {}
 #[derive(Debug)]
 enum Comm {
     Send(SendComm),
-    Recv(RecvComm, Option<Box<Queue>>),
+    Recv(RecvComm, Option<QueueOrWhy>),
     Closed,
 }
+
+/// The queue, or why device memory cannot be received; host memory can be without one.
+type QueueOrWhy = Outcome<Box<Queue>>;
 
 #[derive(Debug)]
 struct Flight {
@@ -114,7 +117,7 @@ impl End {
     }
 
     pub(crate) fn receiving(comm: RecvComm) -> Outcome<Self> {
-        let queue = Queue::of(&comm)?.map(Box::new);
+        let queue = Queue::of(&comm).map(|queue| queue.map(Box::new));
         let device = comm.device_handle().map(|device| {
             Shown(Box::new(tcpx_device_handle {
                 net_device_type: nccl_net::constants::NET_DEVICE_UNPACK,
@@ -124,7 +127,7 @@ impl End {
                 needs_proxy_progress: i32::from(device.needs_proxy_progress),
             }))
         });
-        Ok(Self::new(Comm::Recv(comm, queue), device))
+        Ok(Self::new(Comm::Recv(comm, queue.transpose()), device))
     }
 
     fn state(&self) -> Outcome<MutexGuard<'_, State>> {
@@ -220,10 +223,9 @@ impl End {
         let posted = match &mut state.comm {
             Comm::Send(comm) => comm.isend(&memory.memory, offset, bytes, tag),
             Comm::Recv(comm, queue) => {
-                if queue.is_some()
-                    && memory.kind == MemoryType::Cuda
-                    && bytes > UNPACK_MAX_RECEIVE_BYTES
-                {
+                let queue = queue.as_ref().filter(|_| memory.kind == MemoryType::Cuda);
+                let queue = queue.map(Result::as_ref).transpose();
+                if queue.map_err(Failure::clone)?.is_some() && bytes > UNPACK_MAX_RECEIVE_BYTES {
                     return Err(Failure::argument(format!(
                         "a receive of {bytes} bytes: the plugin's queue describes at most \
                          {UNPACK_MAX_RECEIVE_BYTES} a request; send and receive in chunks"
@@ -441,7 +443,7 @@ impl State {
         };
         let bytes = finished.flight.bytes;
         match (&mut self.comm, done.slot) {
-            (Comm::Recv(_, Some(queue)), Some(slot))
+            (Comm::Recv(_, Some(Ok(queue))), Some(slot))
                 if finished.flight.kind == MemoryType::Cuda =>
             {
                 let (sum, descriptors) = queue.take(slot, bytes, done.bytes)?;

@@ -10,7 +10,9 @@ use super::comm::{CommBox, CommKind, checked_ptr};
 use super::error::NetError;
 use super::host_logger::HostLogger;
 use super::traits::{Exported, NetConnect, NetListen, PeerHandle};
-use crate::constants::{HANDLE_BYTES, NET_DEVICE_UNPACK, NET_DEVICE_UNPACK_VERSION};
+use crate::constants::{
+    HANDLE_BYTES, NET_DEVICE_HOST, NET_DEVICE_UNPACK, NET_DEVICE_UNPACK_VERSION,
+};
 use crate::device::RawDeviceHandle;
 use crate::properties::{Properties, StaticStrings};
 use crate::raw_properties::{
@@ -267,14 +269,15 @@ pub(super) unsafe extern "C" fn accept_v7<P: Exported>(
 ) -> RawResult {
     P::cell().guard("accept", || {
         // SAFETY: out pointers of the host; the inner device pointer is NULL when no offload is
-        // asked for, else it points to a handle with type and version filled in.
+        // asked for.
         let wanted = unsafe {
             write_out(recv_comm, std::ptr::null_mut(), "receive comm")?;
             device.as_ref().and_then(|inner| inner.as_mut())
         };
+        // NCCL fills type and version in; other hosts pass zeroed storage.
         let wanted = wanted.filter(|handle| {
-            handle.net_device_type == NET_DEVICE_UNPACK
-                && handle.net_device_version == NET_DEVICE_UNPACK_VERSION
+            let asked = (handle.net_device_type, handle.net_device_version);
+            asked == (NET_DEVICE_HOST, 0) || asked == (NET_DEVICE_UNPACK, NET_DEVICE_UNPACK_VERSION)
         });
         // SAFETY: the host passes a listen comm of ours.
         let listener = unsafe { CommBox::<P>::from_ptr(listen_comm) }?.listener()?;
@@ -283,12 +286,14 @@ pub(super) unsafe extern "C" fn accept_v7<P: Exported>(
         };
         match (wanted, accepted.device_queue) {
             (Some(handle), Some(queue)) => {
+                handle.net_device_type = NET_DEVICE_UNPACK;
+                handle.net_device_version = NET_DEVICE_UNPACK_VERSION;
                 handle.handle = queue.handle;
                 handle.size = queue.len;
                 handle.needs_proxy_progress = c_int::from(queue.needs_proxy_progress);
             }
             (Some(handle), None) => {
-                *handle = RawDeviceHandle::request(crate::constants::NET_DEVICE_HOST, 0);
+                *handle = RawDeviceHandle::request(NET_DEVICE_HOST, 0);
             }
             (None, Some(_)) => {
                 return Err(NetError::internal(

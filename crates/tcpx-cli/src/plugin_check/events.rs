@@ -43,14 +43,25 @@ pub(crate) struct Device {
     pub(crate) max_comms: i32,
     pub(crate) max_recvs: i32,
     pub(crate) max_p2p_bytes: Option<usize>,
+    // `None`: the table's version has no such property.
+    pub(crate) max_coll_bytes: Option<usize>,
+    pub(crate) max_multi_request_size: Option<i32>,
+    pub(crate) reg_is_global: Option<bool>,
+    pub(crate) force_flush: Option<bool>,
+    /// Physical devices behind this one.
+    pub(crate) virtual_devices: Option<Vec<i32>>,
+    pub(crate) rail_id: Option<i16>,
+    pub(crate) plane_id: Option<i16>,
 }
 
 /// A message of the self-test.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Moved {
     pub(crate) bytes: usize,
     pub(crate) requests: usize,
     pub(crate) microseconds: u64,
+    /// 10^9 bytes a second, set-up and comparison left out.
+    pub(crate) gigabytes_per_second: f64,
 }
 
 /// Calls of one name.
@@ -129,6 +140,13 @@ impl Device {
             max_comms: properties.max_comms,
             max_recvs: properties.max_recvs,
             max_p2p_bytes: properties.max_p2p_bytes,
+            max_coll_bytes: properties.max_coll_bytes,
+            max_multi_request_size: properties.max_multi_request_size,
+            reg_is_global: properties.reg_is_global,
+            force_flush: properties.force_flush,
+            virtual_devices: properties.virtual_devices.clone(),
+            rail_id: properties.rail_id,
+            plane_id: properties.plane_id,
         }
     }
 }

@@ -79,12 +79,15 @@ pub(super) fn run(
         pair.fill(bytes)?;
         let started = Instant::now();
         pair.transfer(&requests, limit)?;
-        let microseconds = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let spent = started.elapsed();
+        let microseconds = u64::try_from(spent.as_micros()).unwrap_or(u64::MAX);
+        let nanoseconds = spent.as_nanos().max(1);
         pair.verify(bytes)?;
         tell(&Event::Moved(Moved {
             bytes,
             requests: requests.len(),
             microseconds,
+            gigabytes_per_second: bytes as f64 / nanoseconds as f64,
         }));
     }
     doing("deregMr and close");

@@ -42,6 +42,21 @@ fn our_own_plugin_passes_with_every_table_it_has() {
         moved.iter().any(|one| one["requests"].as_u64() > Some(16)),
         "{moved:?}"
     );
+    let rate = |one: &Value| one["gigabytes_per_second"].as_f64();
+    assert!(
+        moved
+            .iter()
+            .all(|one| one["bytes"] == 0 || rate(one) > Some(0.0))
+    );
+    let device = &all["devices"][0];
+    for property in [
+        "max_coll_bytes",
+        "reg_is_global",
+        "virtual_devices",
+        "rail_id",
+    ] {
+        assert!(!device[property].is_null(), "{property}: {device}");
+    }
     let tables = all["tables"].as_array().expect("tables");
     assert!(tables.len() > 1);
     let oldest = tables.last().expect("one")["version"]
