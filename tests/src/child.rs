@@ -7,6 +7,9 @@ use std::time::{Duration, Instant};
 /// The variable that keeps our plugin file on this host.
 pub const LOOPBACK: (&str, &str) = ("NCCL_SOCKET_IFNAME", "lo");
 
+/// Lanes on every host: where cores are few there are none by default.
+pub const LANES: (&str, &str) = ("TCPX_NET_LANES", "2");
+
 /// The variable that names the test or part that a process was started for.
 pub const MARK: &str = "TCPX_TEST_CHILD";
 /// Longest life of a child.

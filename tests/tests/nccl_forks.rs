@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::ptr;
 use std::time::{Duration, Instant};
 
-use tcpx_tests::child::{self, LOOPBACK};
+use tcpx_tests::child::{self, LANES, LOOPBACK};
 use tcpx_tests::nccl_link::{
     HOST, Link, MIB, accepted, connected, content, listening, started, until,
 };
@@ -40,7 +40,7 @@ fn inherited() -> usize {
 fn a_forked_child_is_refused_its_parents_comms_and_takes_nothing_from_them() {
     child::run(
         "a_forked_child_is_refused_its_parents_comms_and_takes_nothing_from_them",
-        &[LOOPBACK],
+        &[LOOPBACK, LANES],
         || {
             let (before, kept) = (sockets(), inherited());
             let (table, context) = started(12);
@@ -148,14 +148,14 @@ fn a_process_that_is_killed_is_seen_to_end_although_a_child_of_it_lives() {
         fork_and_wait(std::env::var_os("TCPX_TEST_FILE").unwrap().into());
         return;
     }
-    child::run(TEST, &[LOOPBACK], || {
+    child::run(TEST, &[LOOPBACK, LANES], || {
         let (table, context) = started(12);
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("handle");
         let (listen, handle) = listening(&*table, context);
         std::fs::write(&file, handle).unwrap();
         let meeting = ("TCPX_TEST_FILE", file.to_str().unwrap());
-        let mut peer = child::start(TEST, PEER, &[LOOPBACK, meeting]);
+        let mut peer = child::start(TEST, PEER, &[LOOPBACK, LANES, meeting]);
         let receive = accepted(&*table, listen);
         let mut target = vec![0; MIB];
         let (_, memory) = table.reg_mr(receive, &mut target, HOST);

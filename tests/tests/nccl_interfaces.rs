@@ -98,10 +98,12 @@ fn a_host_that_drops_what_comes_from_another_network_is_reached_over_the_routes(
     let start = |on_a: bool, role: &str, interface: &str| {
         let role = format!("{}={role}", child::MARK);
         let interface = format!("NCCL_SOCKET_IFNAME={interface}");
+        let lanes = format!("{}={}", child::LANES.0, child::LANES.1);
         let file = format!("{FILE}={}", folder.path().join("handle").display());
         let words = [
             &role,
             &interface,
+            &lanes,
             &file,
             program.to_str().unwrap(),
             TEST,

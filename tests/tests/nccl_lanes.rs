@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::ptr;
 
-use tcpx_tests::child::{self, LOOPBACK};
+use tcpx_tests::child::{self, LANES, LOOPBACK};
 use tcpx_tests::nccl_link::{
     HOST, Link, MIB, accepted, connected, content, listening, started, until,
 };
@@ -44,7 +44,7 @@ fn sixteen_channels_share_threads_that_end_with_the_last_comm() {
 fn the_file_stays_mapped_after_it_was_closed() {
     child::run(
         "the_file_stays_mapped_after_it_was_closed",
-        &[LOOPBACK],
+        &[LOOPBACK, LANES],
         || {
             let path = tcpx_tests::plugin_file::path();
             let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
@@ -74,7 +74,7 @@ fn the_file_stays_mapped_after_it_was_closed() {
 fn a_forked_process_starts_lanes_of_its_own() {
     child::run(
         "a_forked_process_starts_lanes_of_its_own",
-        &[LOOPBACK],
+        &[LOOPBACK, LANES],
         || {
             let (table, context) = started(12);
             let link = Link::new(&*table, context);
@@ -97,35 +97,39 @@ fn a_forked_process_starts_lanes_of_its_own() {
 
 #[test]
 fn only_who_holds_a_secret_gets_in() {
-    child::run("only_who_holds_a_secret_gets_in", &[LOOPBACK], || {
-        let (table, context) = started(12);
-        let (listen, handle) = listening(&*table, context);
-        // The comm's own secret lies at byte 32, the lanes' at 72.
-        let mut stranger = handle;
-        stranger[32] ^= 1;
-        let mut refused = false;
-        until("the stranger's end", || {
-            let (rc, comm) = table.connect(context, &mut stranger);
-            assert!(comm.is_null(), "a wrong secret got in");
-            refused |= rc != 0;
-            let (rc, comm) = table.accept(listen);
-            assert!(rc == 0 && comm.is_null());
-            refused
-        });
-        // The right peer with a wrong secret for lanes: its messages come without them.
-        let mut peer = handle;
-        peer[72] ^= 1;
-        let link = Link::between(&*table, context, listen, peer);
-        link.warm();
-        link.close();
-    });
+    child::run(
+        "only_who_holds_a_secret_gets_in",
+        &[LOOPBACK, LANES],
+        || {
+            let (table, context) = started(12);
+            let (listen, handle) = listening(&*table, context);
+            // The comm's own secret lies at byte 32, the lanes' at 72.
+            let mut stranger = handle;
+            stranger[32] ^= 1;
+            let mut refused = false;
+            until("the stranger's end", || {
+                let (rc, comm) = table.connect(context, &mut stranger);
+                assert!(comm.is_null(), "a wrong secret got in");
+                refused |= rc != 0;
+                let (rc, comm) = table.accept(listen);
+                assert!(rc == 0 && comm.is_null());
+                refused
+            });
+            // The right peer with a wrong secret for lanes: its messages come without them.
+            let mut peer = handle;
+            peer[72] ^= 1;
+            let link = Link::between(&*table, context, listen, peer);
+            link.warm();
+            link.close();
+        },
+    );
 }
 
 #[test]
 fn a_comm_closes_with_requests_in_flight_and_its_memory_is_free() {
     child::run(
         "a_comm_closes_with_requests_in_flight_and_its_memory_is_free",
-        &[LOOPBACK],
+        &[LOOPBACK, LANES],
         || {
             let (table, context) = started(12);
             let stays = Link::new(&*table, context);
@@ -212,7 +216,7 @@ fn a_killed_peer_is_an_error_on_every_comm() {
         send_until_killed(&*nccl_part::table(12));
         return;
     }
-    child::run(TEST, &[LOOPBACK], || {
+    child::run(TEST, &[LOOPBACK, LANES], || {
         let (table, context) = started(12);
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("handles");
@@ -226,7 +230,7 @@ fn a_killed_peer_is_an_error_on_every_comm() {
             .collect();
         std::fs::write(&file, &handles).unwrap();
         let meeting = ("TCPX_TEST_FILE", file.to_str().unwrap());
-        let mut peer = child::start(TEST, PEER, &[LOOPBACK, meeting]);
+        let mut peer = child::start(TEST, PEER, &[LOOPBACK, LANES, meeting]);
         let mut target = vec![0; 16 * MIB];
         let (start, len) = (target.as_mut_ptr(), target.len());
         let mut comms = Vec::new();
@@ -291,7 +295,7 @@ fn processor_time() -> std::time::Duration {
 fn a_door_that_can_take_no_connection_does_not_spin() {
     child::run(
         "a_door_that_can_take_no_connection_does_not_spin",
-        &[LOOPBACK],
+        &[LOOPBACK, LANES],
         || {
             // SAFETY: a limit of this process, with both values set.
             unsafe {

@@ -32,7 +32,7 @@ fn said(level: LogLevel, words: &[&str]) {
 #[test]
 fn choices_and_the_reasons_of_failures_reach_the_hosts_logger() {
     const TEST: &str = "choices_and_the_reasons_of_failures_reach_the_hosts_logger";
-    child::run(TEST, &[("NCCL_SOCKET_IFNAME", "lo")], || {
+    child::run(TEST, &[child::LOOPBACK, child::LANES], || {
         set_log_sink(keep, LogLevel::Info);
         let plugin = Plugin::load(LoadOptions::new(plugin_file::path())).unwrap();
         plugin.init().unwrap();

@@ -5,7 +5,7 @@
 use std::os::fd::AsRawFd;
 use std::ptr;
 
-use tcpx_tests::child::{self, LOOPBACK};
+use tcpx_tests::child::{self, LANES, LOOPBACK};
 use tcpx_tests::nccl_link::{CUDA, HOST, Link, content, started, until};
 use tcpx_tests::nccl_part::Opaque;
 
@@ -303,7 +303,7 @@ macro_rules! versions {
     ($($version:literal $host:ident $unpack:ident;)*) => {$(
         #[test]
         fn $host() {
-            child::run(stringify!($host), &[LOOPBACK], || play($version));
+            child::run(stringify!($host), &[LOOPBACK, LANES], || play($version));
         }
 
         #[test]
@@ -327,7 +327,7 @@ versions! {
 fn the_oldest_table_takes_cuda_pointers() {
     child::run(
         "the_oldest_table_takes_cuda_pointers",
-        &[LOOPBACK, CUDA_POINTERS, STANDIN],
+        &[LOOPBACK, LANES, CUDA_POINTERS, STANDIN],
         || cuda_pointers(6),
     );
 }
@@ -336,7 +336,7 @@ fn the_oldest_table_takes_cuda_pointers() {
 fn the_newest_table_takes_cuda_pointers() {
     child::run(
         "the_newest_table_takes_cuda_pointers",
-        &[LOOPBACK, CUDA_POINTERS, STANDIN],
+        &[LOOPBACK, LANES, CUDA_POINTERS, STANDIN],
         || cuda_pointers(12),
     );
 }
@@ -344,13 +344,17 @@ fn the_newest_table_takes_cuda_pointers() {
 #[test]
 #[ignore = "large: run with --release -- --ignored"]
 fn the_largest_message_of_nccl_passes() {
-    child::run_ignored("the_largest_message_of_nccl_passes", &[LOOPBACK], || {
-        let (table, context) = started(12);
-        let link = Link::new(&*table, context);
-        // The first comes over the comm's own connection, the second over lanes.
-        for _ in 0..2 {
-            link.transfer(1 << 30, 1 << 30);
-        }
-        link.close();
-    });
+    child::run_ignored(
+        "the_largest_message_of_nccl_passes",
+        &[LOOPBACK, LANES],
+        || {
+            let (table, context) = started(12);
+            let link = Link::new(&*table, context);
+            // The first comes over the comm's own connection, the second over lanes.
+            for _ in 0..2 {
+                link.transfer(1 << 30, 1 << 30);
+            }
+            link.close();
+        },
+    );
 }

@@ -7,7 +7,7 @@
 
 #define TEXT_BYTES 1024
 
-typedef int (*admit_fn)(int level, unsigned long flags, unsigned long long *suppressed);
+typedef int (*admit_fn)(int level, const char *format, unsigned long long *suppressed);
 typedef void (*emit_fn)(int level, unsigned long flags, const char *file, int line,
                         const char *text, size_t len, unsigned long long suppressed);
 
@@ -30,7 +30,7 @@ void nccl_net_logger(int level, unsigned long flags, const char *file, int line,
     emit_fn out = __atomic_load_n(&emit, __ATOMIC_ACQUIRE);
 
     /* Asked before formatting: a plugin may log a million lines a minute. */
-    if (may == NULL || out == NULL || fmt == NULL || !may(level, flags, &suppressed))
+    if (may == NULL || out == NULL || fmt == NULL || !may(level, fmt, &suppressed))
         return;
     va_list args;
     va_start(args, fmt);

@@ -31,10 +31,7 @@ pub(crate) const TAG_THAT_PANICS: i32 = 666;
 
 /// With or without a device queue.
 pub(crate) struct Loopback<const QUEUE: bool>;
-pub(crate) struct Listener {
-    id: u64,
-    has_queue: bool,
-}
+pub(crate) struct Listener(u64);
 pub(crate) struct Connect {
     id: u64,
     polls: u32,
@@ -156,11 +153,7 @@ impl<const QUEUE: bool> NetPlugin for Loopback<QUEUE> {
         listeners.insert(id, None);
         let mut bytes = [0xA5; PeerHandle::BYTES];
         bytes[..8].copy_from_slice(&id.to_ne_bytes());
-        let listener = Listener {
-            id,
-            has_queue: QUEUE,
-        };
-        Ok((PeerHandle(bytes), listener))
+        Ok((PeerHandle(bytes), Listener(id)))
     }
     fn connect(&self, _dev: usize, handle: &PeerHandle) -> Result<Connect, NetError> {
         assert_eq!(handle.0[8..], [0xA5; PeerHandle::BYTES - 8]);
@@ -172,9 +165,9 @@ impl<const QUEUE: bool> NetPlugin for Loopback<QUEUE> {
 impl NetListen for Listener {
     type Recv = Receiver;
     fn accept(&self, device_queue: bool) -> Result<Option<Accepted<Receiver>>, NetError> {
-        let pipe = LISTENERS.lock().unwrap().get(&self.id).cloned().flatten();
+        let pipe = LISTENERS.lock().unwrap().get(&self.0).cloned().flatten();
         let Some(pipe) = pipe else { return Ok(None) };
-        let queue = (device_queue && self.has_queue).then(Queue::new);
+        let queue = device_queue.then(Queue::new);
         let device_queue = queue.as_ref().map(|queue| DeviceQueue {
             handle: ptr::from_ref(&*queue.handle).cast_mut().cast(),
             len: size_of::<UnpackNetDeviceHandle>(),

@@ -166,6 +166,15 @@ impl Cli {
         is_plugin(network).then_some(network.plugin.as_deref())
     }
 
+    /// The variables that the person gives the plugin by flags.
+    pub(crate) fn plugin_env(&self) -> &[(String, String)] {
+        match &self.command {
+            Command::Plugin(args) => &args.plugin_env,
+            Command::Demo(args) => &args.plugin_env,
+            _ => self.link().map_or(&[], |link| &link.network.plugin_env),
+        }
+    }
+
     fn link(&self) -> Option<&LinkArgs> {
         match &self.command {
             Command::Transfer(args) => Some(&args.link),

@@ -34,20 +34,34 @@ type Wanted = (&'static str, &'static str, bool);
 
 /// Starts this program anew if the command needs variables that are not set; returns if it needs none.
 pub(crate) fn prepare(cli: &Cli) -> Result<(), Error> {
+    let given: BTreeMap<&str, &str> = cli
+        .plugin_env()
+        .iter()
+        .map(|(name, value)| (name.as_str(), value.as_str()))
+        .collect();
+    if given
+        .iter()
+        .any(|(name, value)| std::env::var_os(name).is_none_or(|set| set != *value))
+    {
+        // First of all: what this program chooses depends on what the person has set.
+        let mut names = set_by_us();
+        names.retain(|name| !given.contains_key(name.as_str()));
+        return Err(start_anew(&names, &given));
+    }
     let vendor = vendor_settings(cli);
-    let mut missing: BTreeMap<&str, String> = vendor
+    let mut missing: BTreeMap<&str, &str> = vendor
         .iter()
         .filter(|setting| setting.origin != Origin::Yours)
         .filter(|setting| std::env::var_os(setting.name).is_none_or(|value| value.is_empty()))
-        .map(|setting| (setting.name, setting.value.clone()))
+        .map(|setting| (setting.name, setting.value.as_str()))
         .collect();
     for (name, value, replaces) in wanted(cli) {
         let is_missing = match std::env::var_os(name) {
             None => true,
-            Some(set) => replaces && set != value,
+            Some(set) => replaces && set != value && !given.contains_key(name),
         };
         if is_missing {
-            missing.insert(name, value.to_owned());
+            missing.insert(name, value);
         }
     }
     if missing.is_empty() {
@@ -56,18 +70,23 @@ pub(crate) fn prepare(cli: &Cli) -> Result<(), Error> {
     }
     let mut names = set_by_us();
     names.extend(missing.keys().map(|name| (*name).to_owned()));
+    Err(start_anew(&names, &missing))
+}
+
+/// Starts this program anew with more variables; returns only with an error.
+fn start_anew(set_by_us: &[String], variables: &BTreeMap<&str, &str>) -> Error {
     let mut arguments = std::env::args_os();
     let name = arguments.next().unwrap_or_else(|| OsString::from("tcpx"));
     let failed = Command::new(own_program())
         .arg0(name)
         .args(arguments)
-        .env(SET_BY_US, names.join(","))
-        .envs(&missing)
+        .env(SET_BY_US, set_by_us.join(","))
+        .envs(variables)
         .exec();
-    Err(Error::Process {
+    Error::Process {
         doing: "start this program anew with the plugin's variables",
         source: failed,
-    })
+    }
 }
 
 /// The variables that this program has set for itself.

@@ -18,7 +18,7 @@ use crate::handle::{Door, Handle};
 use crate::held::Stream;
 use crate::interfaces::{self, Interface};
 use crate::lanes::carriage::Route;
-use crate::lanes::runtime::Runtime;
+use crate::lanes::runtime::{self, Runtime};
 use crate::listener::ListenComm;
 use crate::log::Log;
 use crate::memory::Memory;
@@ -54,6 +54,8 @@ pub(crate) struct Shared {
     pub(crate) log: Arc<Log>,
     interfaces: Vec<Interface>,
     rails: usize,
+    /// To each peer process.
+    pub(crate) lanes: usize,
     /// Sends of all comms that are under way.
     pub(crate) sends: AtomicUsize,
     numbers: AtomicU64,
@@ -65,7 +67,7 @@ pub(crate) struct Shared {
 impl Shared {
     /// The lanes' part of the process; `None` where large messages take no lanes.
     pub(crate) fn runtime(&self) -> Result<Option<Arc<Runtime>>, PluginError> {
-        if self.config.mode == Mode::Unpack || self.config.lanes == Some(0) {
+        if self.config.mode == Mode::Unpack || self.lanes == 0 {
             return Ok(None);
         }
         // A fork's child gets one of its own: the threads of this one are in the other process.
@@ -167,8 +169,16 @@ impl TcpxPlugin {
                 ),
             }
         ));
+        let cores = runtime::cores();
+        let lanes = runtime::lanes_for(&config, cores);
+        if config.mode == Mode::Host && lanes == 0 {
+            log.info(&format!(
+                "all messages stay in NCCL's thread: no lanes, on {cores} cores"
+            ));
+        }
         Ok(Self {
             shared: Arc::new(Shared {
+                lanes,
                 config,
                 log,
                 interfaces,

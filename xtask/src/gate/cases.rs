@@ -241,17 +241,24 @@ pub(super) fn all() -> Vec<Case> {
             request,
         );
     }
+    let plugin = |comms: u64, size: u64, window: u64| json!({ "kind": "plugin", "size": size, "comms": comms, "window": window, "ms": ms(size) });
+    for size in [64 * KIB, 128 * KIB, 512 * KIB, 4 * MIB] {
+        let name = format!("plugin-{}-c1-w1", size_name(size));
+        add(name, plugin(1, size, 1));
+    }
     for (comms, size) in [
         (1, 64 * KIB),
+        (1, 128 * KIB),
+        (1, 512 * KIB),
         (1, MIB),
+        (1, 4 * MIB),
         (1, 16 * MIB),
         (8, 64 * KIB),
         (8, MIB),
         (8, 16 * MIB),
     ] {
-        let request =
-            json!({ "kind": "plugin", "size": size, "comms": comms, "window": 8, "ms": ms(size) });
-        add(format!("plugin-{}-c{comms}", size_name(size)), request);
+        let name = format!("plugin-{}-c{comms}", size_name(size));
+        add(name, plugin(comms, size, 8));
     }
     let delayed = json!({ "relay_us": 1000, "lanes": 4 });
     add(

@@ -277,7 +277,9 @@ pub(super) unsafe extern "C" fn accept_v7<P: Exported>(
         // NCCL fills type and version in; other hosts pass zeroed storage.
         let wanted = wanted.filter(|handle| {
             let asked = (handle.net_device_type, handle.net_device_version);
-            asked == (NET_DEVICE_HOST, 0) || asked == (NET_DEVICE_UNPACK, NET_DEVICE_UNPACK_VERSION)
+            P::DEVICE_QUEUE
+                && (asked == (NET_DEVICE_HOST, 0)
+                    || asked == (NET_DEVICE_UNPACK, NET_DEVICE_UNPACK_VERSION))
         });
         // SAFETY: the host passes a listen comm of ours.
         let listener = unsafe { CommBox::<P>::from_ptr(listen_comm) }?.listener()?;

@@ -131,9 +131,8 @@ pub trait NetListen: Send + Sync + 'static {
     /// The comm it gives.
     type Recv;
 
-    /// `None`: no peer yet, ask again. `device_queue`: the host has room for a device queue of
-    /// version 7, which is returned where the properties offer one; without that, none may be.
-    /// Hosts that fill in what they ask for and those that pass zeroed storage look alike here.
+    /// `None`: no peer yet, ask again. `device_queue`: the host asks for a device queue of
+    /// version 7; without that, none may be returned.
     fn accept(&self, device_queue: bool) -> Result<Option<Accepted<Self::Recv>>, NetError>;
 }
 

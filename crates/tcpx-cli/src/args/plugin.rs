@@ -18,6 +18,9 @@ pub(crate) struct PluginArgs {
     /// Device of the plugin that the self-test uses, counted from 0.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) plugin_device: usize,
+    /// Set this variable for the plugin before it is loaded; it wins over the environment and over what tcpx chooses. May be given again.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = super::link::assignment)]
+    pub(crate) plugin_env: Vec<(String, String)>,
     /// End the plugin's process if one step takes longer.
     #[arg(long, value_name = "TIME", default_value = "30s")]
     pub(crate) timeout: Limit,

@@ -79,6 +79,41 @@ fn the_double_of_google_s_plugin_passes_with_its_variables_shown() {
         .assert_says("plugin: PASSED");
 }
 
+#[test]
+fn a_variable_by_flag_wins_over_the_environment_and_ours() {
+    const CHUNK: &str = "NCCL_DYNAMIC_CHUNK_SIZE";
+    let flag = format!("--plugin-env={CHUNK}=262144");
+    let path = double::path().to_str().expect("text");
+    for more in [&[][..], &[flag.as_str()]] {
+        let mut command = tcpx(&[&["plugin", path], more].concat());
+        command.env(CHUNK, "131072");
+        let value = if more.is_empty() { 131_072 } else { 262_144 };
+        Running::start(command)
+            .end()
+            .assert_code(0)
+            .assert_says(&format!("variable {CHUNK}={value} (yours)"));
+    }
+    check(double::path(), &["--plugin-env", "=1"])
+        .assert_code(2)
+        .assert_complains("expected NAME=VALUE");
+}
+
+#[test]
+fn a_variable_by_flag_reaches_the_plugin_of_every_command() {
+    let path = bad_plugin::path().to_str().expect("text");
+    let variable = format!("{}=init-fails", bad_plugin::WAY);
+    let link = ["--plugin", path, "--insecure", "--timeout", "10s"];
+    for command in [
+        &["plugin", path][..],
+        &[&["transfer", "server", "--host"], &link[..]].concat(),
+    ] {
+        Running::start(tcpx(&[command, &["--plugin-env", &variable]].concat()))
+            .end()
+            .assert_code(1)
+            .assert_complains("init returned 3");
+    }
+}
+
 /// The double behind a plugin that has `habits`.
 fn check_habits(habits: &str) -> Ended {
     let path = habits::path().to_str().expect("text");

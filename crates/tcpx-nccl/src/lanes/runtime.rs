@@ -15,6 +15,7 @@ use tcpx_wire::Key;
 use super::door::LaneDoor;
 use super::group::Registry;
 use super::lane_set::LaneSet;
+use crate::config::{Config, Mode};
 use crate::device::Device;
 use crate::dialer::Dialer;
 use crate::error::PluginError;
@@ -27,6 +28,9 @@ use crate::plugin::{Shared, random};
 const UNREACHABLE_TIME: Duration = Duration::from_secs(60);
 /// A lane's handshake is done in milliseconds; a full backlog may take some dials.
 const DIAL_TIME: Duration = Duration::from_secs(15);
+
+/// Up to so many cores the loops only take them from NCCL's threads, which move the bytes faster.
+const FEW_CORES: usize = 3;
 
 /// Which lanes: the peer's runtime, its address, our address.
 type Route = (u64, SocketAddr, IpAddr);
@@ -52,6 +56,7 @@ impl Runtime {
         crate::pin::keep_loaded();
         let cores = cores();
         let threads = shared.config.threads.unwrap_or_else(|| threads_for(cores));
+        let lanes = shared.lanes;
         let loops = EventLoops::start("tcpx-nccl", threads).map_err(|error| {
             PluginError::system(
                 "starting event loops",
@@ -59,7 +64,6 @@ impl Runtime {
                 "raise the limits on processes and open files",
             )
         })?;
-        let lanes = shared.config.lanes.unwrap_or_else(|| lanes_for(threads));
         let runtime = Self {
             id: u64::from_ne_bytes(random()?),
             lanes,
@@ -160,7 +164,7 @@ impl Runtime {
     }
 }
 
-fn cores() -> usize {
+pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
@@ -169,9 +173,17 @@ fn threads_for(cores: usize) -> usize {
     (cores / 2).clamp(1, 12)
 }
 
-/// Lanes to one peer: at least two, so that a lost packet does not stop everything.
-const fn lanes_for(threads: usize) -> usize {
-    if threads < 2 { 2 } else { threads }
+/// Lanes to one peer. Up to [`FEW_CORES`] there are none, unless GPU memory needs them or somebody
+/// asked for loops; else at least two, so that a lost packet does not stop everything.
+pub(crate) fn lanes_for(config: &Config, cores: usize) -> usize {
+    if let Some(lanes) = config.lanes {
+        return lanes;
+    }
+    match (config.mode, config.threads) {
+        (Mode::Unpack, _) => 0,
+        (Mode::Host, None) if cores <= FEW_CORES => 0,
+        (_, threads) => threads.unwrap_or_else(|| threads_for(cores)).max(2),
+    }
 }
 
 #[cfg(test)]
@@ -182,6 +194,29 @@ mod tests {
     fn loops_and_lanes_grow_with_the_cores_up_to_a_limit() {
         let counted = [1, 2, 8, 16, 32, 256].map(threads_for);
         assert_eq!(counted, [1, 1, 4, 8, 12, 12]);
-        assert_eq!([1, 2, 8].map(lanes_for), [2, 2, 8]);
+        let of_default = |cores| lanes_for(&Config::default(), cores);
+        assert_eq!([4, 5, 16, 256].map(of_default), [2, 2, 8, 12]);
+    }
+
+    #[test]
+    fn few_cores_have_no_lanes_unless_they_are_needed() {
+        let default = Config::default;
+        let cuda = Config {
+            mode: Mode::Cuda,
+            ..default()
+        };
+        let two = Config {
+            lanes: Some(2),
+            ..default()
+        };
+        let loops = Config {
+            threads: Some(1),
+            ..default()
+        };
+        for cores in 1..=FEW_CORES {
+            let lanes = [default(), cuda.clone(), two.clone(), loops.clone()]
+                .map(|config| lanes_for(&config, cores));
+            assert_eq!(lanes, [0, 2, 2, 2], "{cores} cores");
+        }
     }
 }

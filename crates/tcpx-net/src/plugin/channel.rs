@@ -23,7 +23,8 @@ const MAX_IN_FLIGHT: u16 = 16;
 /// Largest receive that a device queue slot can describe: 2,048 fragments of 4 KiB at most, half
 /// of them possibly cut by segment boundaries.
 const LARGEST_UNPACKED: u64 = 4 << 20;
-/// A close that takes longer is logged, and is waited for no more where no request needs it.
+/// A close that takes longer is logged; the channel goes on waiting for it only while requests
+/// were in flight, as the plugin may touch their memory until then.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// See the module's documentation.
@@ -155,19 +156,24 @@ impl PluginChannel {
 
     /// Closes a comm on a thread of its own, which then lets go of what the comm used: a plugin's
     /// close may wait for the peer's, and both need this channel's thread for their goodbye.
-    fn close_comm(
+    fn close_comm<C: Send + 'static>(
         &mut self,
         call: &'static str,
-        close: impl FnOnce() -> Result<(), HostError> + Send + 'static,
+        comm: C,
+        close: fn(C) -> Result<(), HostError>,
         held: impl Send + 'static,
     ) {
         let (name, memory) = (self.name.clone(), self.memory.clone());
+        // One value, so that the comm is dropped first if the thread is refused.
+        let comm_and_held = (comm, held);
         let work = move || {
+            let whole = comm_and_held;
             let entered = memory.enter();
             if let Err(error) = &entered {
                 tracing::warn!(channel = %name, %error, "entering the GPU's context to close");
             }
-            if let Err(error) = close() {
+            let (comm, held) = whole;
+            if let Err(error) = close(comm) {
                 tracing::warn!(channel = %name, call, %error, "closing a comm of the plugin");
             }
             drop(held);
@@ -180,7 +186,7 @@ impl PluginChannel {
                 since: Instant::now(),
                 told: false,
             }),
-            // The comm was closed where the thread was refused: with what the closure held.
+            // Dropping the comm has closed it, here.
             Err(error) => {
                 tracing::warn!(channel = %self.name, call, %error, "no thread to close on");
             }
@@ -496,11 +502,11 @@ impl Channel for PluginChannel {
         // Closing a comm is the only way to get memory back from a plugin; what it used goes after.
         if let Some(send) = self.send.take() {
             let held = (std::mem::take(&mut self.send_registrations), sources);
-            self.close_comm("closeSend", move || send.close(), held);
+            self.close_comm("closeSend", send, SendComm::close, held);
         }
         if let Some(receive) = receive {
             let held = (std::mem::take(&mut self.receive_registrations), targets);
-            self.close_comm("closeRecv", move || receive.close(), held);
+            self.close_comm("closeRecv", receive, RecvComm::close, held);
         } else {
             self.receive_registrations.clear();
         }
