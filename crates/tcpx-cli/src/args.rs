@@ -11,10 +11,11 @@ pub(crate) mod perf;
 pub(crate) mod plugin;
 pub(crate) mod transfer;
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use clap::builder::Resettable;
+use clap::error::{ContextKind, ContextValue};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
@@ -23,6 +24,7 @@ use self::devmem::DevmemCommand;
 use self::link::LinkArgs;
 use self::perf::PerfSide;
 use crate::link::is_plugin;
+use crate::output::say::aside;
 
 /// Variables that no flag repeats, for the end of `--help`.
 const OTHER_VARIABLES: &str = "\
@@ -81,7 +83,14 @@ pub(crate) enum Command {
 impl Cli {
     /// Reads this process's arguments and variables; ends the process with help, or with 2 when they are wrong.
     pub(crate) fn read() -> Self {
-        let matches = without_empty_variables(Self::command()).get_matches();
+        let matches = without_empty_variables(Self::command()).try_get_matches();
+        let matches = matches.unwrap_or_else(|error| {
+            let Some(text) = blame_variable(&error, std::env::args_os()) else {
+                error.exit()
+            };
+            aside!("{text}");
+            std::process::exit(error.exit_code())
+        });
         let mut cli = Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
         cli.note_origins(&matches);
         cli
@@ -225,6 +234,45 @@ impl Cli {
             | Command::DemoPeer
             | Command::PluginPart(_) => None,
         }
+    }
+}
+
+/// The words of `error` with the variable in the place of the flag, where the wrong value came from it.
+fn blame_variable(
+    error: &clap::Error,
+    arguments: impl Iterator<Item = OsString>,
+) -> Option<String> {
+    // Such as `--loops <N>`.
+    let Some(ContextValue::String(shown)) = error.get(ContextKind::InvalidArg) else {
+        return None;
+    };
+    let flag = shown.split([' ', '=']).next()?;
+    let is_given = |word: OsString| {
+        let word = word.to_string_lossy();
+        word.split('=').next() == Some(flag)
+    };
+    let variable = variable_of(&Cli::command(), flag.strip_prefix("--")?)?;
+    if arguments.skip(1).any(is_given) {
+        return None;
+    }
+    let text = error.render().to_string();
+    let blamed = text.replace(
+        &format!("for '{shown}'"),
+        &format!("of the variable {variable}"),
+    );
+    Some(blamed.trim_end().to_owned())
+}
+
+/// The variable behind a flag.
+fn variable_of(command: &clap::Command, flag: &str) -> Option<String> {
+    let mut own = command.get_arguments();
+    let own =
+        own.find(|argument| argument.get_long() == Some(flag) && argument.get_env().is_some());
+    match own.and_then(clap::Arg::get_env) {
+        Some(name) => Some(name.to_string_lossy().into_owned()),
+        None => command
+            .get_subcommands()
+            .find_map(|inner| variable_of(inner, flag)),
     }
 }
 

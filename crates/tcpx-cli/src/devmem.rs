@@ -4,6 +4,7 @@ mod self_test;
 
 use tcpx_net::NetworkError;
 use tcpx_net::devmem::{Devmem, DevmemError, HoldStatus, Holder, Released, Status};
+use tcpx_net::interfaces::interfaces;
 
 use crate::args::devmem::{DevmemArgs, DevmemCommand, ReleaseArgs};
 use crate::error::Error;
@@ -88,6 +89,14 @@ fn release(args: &ReleaseArgs) -> Result<(), Error> {
         undone += usize::from(one.left.as_ref() != Some(&one.before));
         failed += one.failed.len();
         tell(one);
+    }
+    if let (Some(name), [], Ok(all)) = (&args.interface, &*released, interfaces())
+        && !all.iter().any(|one| one.name == *name)
+    {
+        return Err(Error::Usage {
+            what: format!("there is no interface {name}"),
+            hint: "`tcpx devices` lists them, `tcpx devmem status` those that are changed".into(),
+        });
     }
     if undone == 0 && failed == 0 {
         say!("nothing to release");

@@ -1,11 +1,13 @@
 //! What a command can end with: one line that says what, one that says what to do, and an exit code.
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
-use tcpx::MemoryError;
-use tcpx_net::ChannelError;
+use tcpx::{MemoryError, NetworkError, Refusals};
+use tcpx_net::{ChannelError, IoError, SocketError};
 use tcpx_wire::session::{ConnectionFailure, EndCause};
 
 use crate::doctor::explains::without_marks;
@@ -13,8 +15,12 @@ use crate::key::KeyError;
 use crate::pattern::Difference;
 use crate::plugin_file::PluginFileError;
 use crate::plugin_file::contents::ContentsError;
+use crate::sizes::{grouped, time};
 use crate::transfer::manifest::ManifestError;
 use crate::transfer::store::StoreError;
+
+#[cfg(test)]
+mod form;
 
 /// Why a command did not succeed.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +62,17 @@ pub(crate) enum Error {
         doing: &'static str,
         source: io::Error,
     },
+    #[error("could not write to standard output: {0}")]
+    Output(io::Error),
+    /// A server's wait is over.
+    #[error("no client connected to {address} within {}{}", time(*.waited), turned_away(.refusals))]
+    NoClient {
+        address: SocketAddr,
+        waited: Duration,
+        refusals: Refusals,
+    },
+    #[error("nothing moved for {}", time(*.limit))]
+    NothingMoved { limit: Duration },
     #[error("the address `{address}` cannot be used: {why}")]
     Address { address: String, why: String },
     #[error("the contents are wrong: {0}")]
@@ -95,7 +112,10 @@ impl Error {
             Self::Engine(error) if went_away(error).is_some() => {
                 "look at the other side: its last lines say why it ended, if it could".into()
             }
-            Self::Engine(error) => advice(&without_marks(&error.to_string())).1.into(),
+            Self::Engine(error) => engine_hint(error).map_or_else(
+                || advice(&without_marks(&error.to_string())).1.into(),
+                str::to_owned,
+            ),
             Self::Memory { source, .. } => advice(&source.to_string()).1.into(),
             Self::PluginCheck { hint, .. } => without_marks(hint),
             Self::Key(KeyError::Missing) => {
@@ -110,7 +130,17 @@ impl Error {
             Self::At { source, .. } => source.hint(),
             Self::Io { .. } => "look at the path and its permissions, then try again".into(),
             Self::Process { .. } => "look at the limits of this user (processes, open files), then try again".into(),
-            Self::Address { .. } => "give an IP address or a host name, with `--port` or `:port` if it is not 12345".into(),
+            Self::Output(_) => "make room where the output goes, then run it again".into(),
+            Self::NoClient { refusals, .. } if refusals.count > 0 => {
+                "run the line that this server prints at the client: it has this start's key".into()
+            }
+            Self::NoClient { .. } => {
+                "run the line that this server prints at the client, see that a firewall lets the port through, or allow more with --wait".into()
+            }
+            Self::NothingMoved { .. } => {
+                "look at the other side and at the path between the hosts (a smaller MTU on the way drops large packets: `tcpx doctor --explain D007`), or allow more with --timeout".into()
+            }
+            Self::Address { .. } => "give an IP address, or see why the name is not found (`getent hosts NAME`)".into(),
             Self::Contents(_) | Self::Digest { .. } => {
                 "do not use what arrived; run `tcpx demo` on both hosts to see whether one of them is at fault".into()
             }
@@ -139,9 +169,10 @@ impl Error {
         let text = without_marks(&self.to_string());
         match self {
             Self::At { source, .. } => source.what(),
-            Self::Engine(_) | Self::Memory { .. } | Self::Plugin(PluginFileError::BuildId(_)) => {
-                advice(&text).0.to_owned()
-            }
+            Self::Engine(_)
+            | Self::Gpu { .. }
+            | Self::Memory { .. }
+            | Self::Plugin(PluginFileError::BuildId(_)) => advice(&text).0.to_owned(),
             _ => text,
         }
     }
@@ -174,6 +205,55 @@ impl Error {
     /// For memory errors in a `map_err`.
     pub(crate) fn memory(doing: &'static str) -> impl FnOnce(MemoryError) -> Self {
         move |source| Self::Memory { doing, source }
+    }
+}
+
+/// What was refused while a server waited, as the end of a sentence.
+fn turned_away(refusals: &Refusals) -> String {
+    let Some((peer, reason)) = &refusals.last else {
+        return String::new();
+    };
+    let (plural, were) = if refusals.count == 1 {
+        ("", "was")
+    } else {
+        ("s", "were")
+    };
+    let count = grouped(refusals.count);
+    format!(
+        ", and {count} connection{plural} {were} refused, the last from {peer}: {}",
+        advice(reason).0
+    )
+}
+
+/// What to do in this program, where the library's own advice is none or is for a programmer.
+fn engine_hint(error: &tcpx::Error) -> Option<&'static str> {
+    let by_cause = |cause: &IoError| match cause.kind {
+        io::ErrorKind::AddrInUse => {
+            Some("end the process that listens there, or choose another --port")
+        }
+        io::ErrorKind::AddrNotAvailable => {
+            Some("give --bind an address that this host has (`tcpx devices` lists them)")
+        }
+        io::ErrorKind::PermissionDenied => Some("choose a --port of 1024 or more"),
+        _ => None,
+    };
+    match error {
+        tcpx::Error::Setting {
+            what: "chunk size", ..
+        } => Some("give --chunk-bytes a multiple of 4KiB, or leave it out"),
+        tcpx::Error::Setting { .. } => {
+            Some("correct that setting (`--help` says what each one takes)")
+        }
+        tcpx::Error::Stalled { .. } => Some(
+            "look at the other side and at the path between the hosts (a smaller MTU on the way drops large packets: `tcpx doctor --explain D007`), or allow more with --timeout",
+        ),
+        tcpx::Error::Network(NetworkError::TimedOut { .. }) => Some(
+            "see that the peer is alive and not overloaded and that no smaller MTU on the way drops large packets (`tcpx doctor --explain D007`), or allow more with --timeout",
+        ),
+        tcpx::Error::Network(
+            NetworkError::Io { cause, .. } | NetworkError::Socket(SocketError::Io { cause, .. }),
+        ) => by_cause(cause),
+        _ => None,
     }
 }
 
@@ -250,7 +330,7 @@ mod tests {
     #[test]
     fn a_lost_peer_is_named_by_how_it_was_lost() {
         let peer = ([127, 0, 0, 1], 7).into();
-        let silent = std::time::Duration::from_secs(30);
+        let silent = Duration::from_secs(30);
         let failure = |failure| tcpx::Error::ConnectionLost {
             peer,
             failure: Box::new(failure),

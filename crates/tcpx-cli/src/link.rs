@@ -10,6 +10,7 @@ use nccl_net::AbiVersion;
 use tcpx::{
     Auth, Connection, Deadlines, Endpoint, Key, Network, NetworkError, Options, TcpNetwork,
 };
+use tcpx_net::interfaces::{self, InterfaceFilter};
 use tcpx_net::{PluginMemory, PluginNetwork, PluginOptions, TcpOptions, every_address};
 
 use crate::addresses;
@@ -22,6 +23,7 @@ use crate::memory_choice::MemoryChoice;
 use crate::output::chunk_lines::ChunkLines;
 use crate::output::say::aside;
 use crate::plugin_file::{Places, PluginFile, contents};
+use crate::sizes::grouped;
 
 /// How long the goodbye may take.
 const GOODBYE: Duration = Duration::from_secs(10);
@@ -60,6 +62,11 @@ impl Link {
         let mut options = Options::new(network, auth);
         options.channels = args.network.channels.unwrap_or(0);
         options.congestion = args.network.congestion();
+        if let Some(text) = args.network.unusable_nccl_chunk() {
+            aside!(
+                "note: NCCL_P2P_NET_CHUNKSIZE={text} is no chunk size for tcpx (a multiple of 4KiB) and is left out"
+            );
+        }
         options.chunk_bytes = match args.network.chunk_bytes() {
             None => None,
             Some(size) => Some(u32::try_from(size.0).map_err(|_| Error::Usage {
@@ -171,18 +178,24 @@ impl Link {
         };
         let started = Instant::now();
         loop {
-            interrupt::check()?;
+            if let Err(error) = interrupt::check() {
+                let refused = endpoint.refusals().count;
+                if refused > 0 {
+                    aside!("{} connections were refused in all", grouped(refused));
+                }
+                return Err(error);
+            }
             let left = limit.map(|limit| limit.saturating_sub(started.elapsed()));
             let slice = left.unwrap_or(LOOK).min(LOOK);
             match endpoint.accept(slice) {
                 Err(tcpx::Error::Network(NetworkError::AcceptTimedOut { .. }))
                     if left.is_none_or(|left| left > slice) => {}
                 Err(tcpx::Error::Network(NetworkError::AcceptTimedOut { address, .. })) => {
-                    return Err(tcpx::Error::from(NetworkError::AcceptTimedOut {
+                    return Err(Error::NoClient {
                         address,
                         waited: limit.unwrap_or_default(),
-                    })
-                    .into());
+                        refusals: endpoint.refusals(),
+                    });
                 }
                 other => return Ok(other?),
             }
@@ -310,6 +323,7 @@ fn choose_network(
         return devmem::network(args, memory);
     }
     if !is_plugin(args) {
+        check_interfaces(args)?;
         let why = if args.network.is_some() {
             "asked for"
         } else {
@@ -337,6 +351,24 @@ fn choose_network(
         file.why
     );
     Ok((Arc::new(network), line))
+}
+
+/// A choice of interfaces that leaves none is a mistake that would otherwise show with the first client.
+fn check_interfaces(args: &NetworkArgs) -> Result<(), Error> {
+    let chosen = args.interfaces.as_deref().map(str::trim);
+    let Some(filter) = chosen.and_then(InterfaceFilter::parse) else {
+        return Ok(());
+    };
+    let all = interfaces::interfaces()
+        .map_err(|error| Error::from(tcpx::Error::from(NetworkError::from(error))))?;
+    if all.iter().any(|one| filter.admits(&one.name)) {
+        return Ok(());
+    }
+    let names: Vec<_> = all.iter().map(|one| one.name.as_str()).collect();
+    Err(Error::Usage {
+        what: format!("`{filter}` allows no interface of this host"),
+        hint: format!("give --interfaces some of {}", names.join(", ")),
+    })
 }
 
 /// What the start of a plugin may take where nobody said.

@@ -53,7 +53,7 @@ pub enum SocketError {
     },
     /// The peer did not answer the connection request.
     #[error(
-        "{peer} did not answer within {waited:?}: the host is down, or a firewall drops packets to this port; allow the port on the peer"
+        "{peer} did not answer within {waited:.1?}: the host is down, or a firewall drops packets to this port; allow the port on the peer"
     )]
     ConnectTimedOut {
         /// The address dialled.

@@ -231,7 +231,7 @@ pub enum CudaError {
     },
     /// The GPU did not finish in time.
     #[error(
-        "GPU {device} did not finish {what} within {after:?}; look for a kernel that never ends"
+        "GPU {device} did not finish {what} within {after:.1?}; look for a kernel that never ends"
     )]
     TimedOut {
         /// The device's ordinal.

@@ -168,6 +168,12 @@ fn handshake_error(peer: SocketAddr, error: &HandshakeError) -> NetworkError {
         HandshakeError::KeyRequired => NetworkError::KeyRequired { peer },
         HandshakeError::KeyNotExpected => NetworkError::KeyNotExpected { peer },
         HandshakeError::Busy => NetworkError::Busy { peer },
+        // The server knows the key and took our proof: another client was faster.
+        HandshakeError::Truncated {
+            message: "welcome",
+            arrived: 0,
+            ..
+        } => NetworkError::Busy { peer },
         other => NetworkError::Handshake {
             peer,
             reason: other.to_string(),

@@ -271,7 +271,7 @@ pub enum NetworkError {
     },
     /// Nobody connected.
     #[error(
-        "no client connected to {address} within {waited:?}; start one with this address and key, and check that a firewall lets the port through"
+        "no client connected to {address} within {waited:.1?}; start one with this address and key, and check that a firewall lets the port through"
     )]
     AcceptTimedOut {
         /// Where we listen.
@@ -309,7 +309,7 @@ pub enum NetworkError {
     },
     /// A call of a plugin did not come back.
     #[error(
-        "{network}: {call} has not returned for {waited:?}, and keeps the thread that made it; look at the plugin's log, and use another build of it if it waits for nothing that can come"
+        "{network}: {call} has not returned for {waited:.1?}, and keeps the thread that made it; look at the plugin's log, and use another build of it if it waits for nothing that can come"
     )]
     PluginStuck {
         /// The network.

@@ -25,7 +25,7 @@ pub use channel::{
 pub use dial::{DialOptions, Dialled, dial, dial_control_again};
 pub use error::{ChannelError, ChunkPosition, IoError, NetworkError, SocketError};
 pub use lane_inbox::{AcceptedLane, LaneInbox};
-pub use listener::{Accepted, DEFAULT_PORT, ListenOptions, Listener, ListenerNudge};
+pub use listener::{Accepted, DEFAULT_PORT, ListenOptions, Listener, ListenerNudge, Refusals};
 pub use network::{Exchange, Network, Setup, Side};
 pub use plugin::{PluginMemory, PluginNetwork, PluginOptions};
 pub use tcp::{TcpNetwork, TcpOptions};

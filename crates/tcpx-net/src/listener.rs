@@ -66,9 +66,19 @@ pub struct Accepted {
     pub lanes: LaneInbox,
 }
 
+/// Connections that a listener has turned away.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Refusals {
+    /// How many, lanes among them.
+    pub count: u64,
+    /// Who was the last one, and why it was refused.
+    pub last: Option<(SocketAddr, String)>,
+}
+
 #[derive(Debug)]
 struct Inner {
     address: SocketAddr,
+    refusals: Mutex<Refusals>,
     accepted: Mutex<VecDeque<Accepted>>,
     arrived: Condvar,
     stop: AtomicBool,
@@ -104,7 +114,7 @@ impl Listener {
                 operation,
                 address: asked.to_string(),
                 cause: cause.into(),
-                hint: "",
+                hint: "; raise the limits on threads and descriptors",
             }
         };
         let socket = socket::listen(asked, &options.congestion)?;
@@ -113,6 +123,7 @@ impl Listener {
             .map_err(|error| fail("eventfd")(error.into()))?;
         let inner = Arc::new(Inner {
             address,
+            refusals: Mutex::default(),
             accepted: Mutex::new(VecDeque::new()),
             arrived: Condvar::new(),
             stop: AtomicBool::new(false),
@@ -133,6 +144,12 @@ impl Listener {
     /// The address with the port that was bound.
     pub fn local_addr(&self) -> SocketAddr {
         self.inner.address
+    }
+
+    /// What was turned away until now.
+    pub fn refusals(&self) -> Refusals {
+        let refusals = self.inner.refusals.lock();
+        refusals.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// For [`accept_unless`](Self::accept_unless).

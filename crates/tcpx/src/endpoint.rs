@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use tcpx_memory::fork;
-use tcpx_net::{Accepted, DialOptions, ListenOptions, Listener, Side, dial};
+use tcpx_net::{Accepted, DialOptions, ListenOptions, Listener, Refusals, Side, dial};
 
 use tcpx_wire::handshake::Session;
 
@@ -59,6 +59,11 @@ impl Endpoint {
     /// Where it listens.
     pub fn local_addr(&self) -> SocketAddr {
         self.listener.local_addr()
+    }
+
+    /// What was turned away until now: peers with another key, strangers, one too many.
+    pub fn refusals(&self) -> Refusals {
+        self.listener.refusals()
     }
 
     /// Waits at most `timeout` for a peer and sets the connection up. Peers that fail to prove

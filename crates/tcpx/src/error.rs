@@ -135,7 +135,7 @@ pub enum Error {
     },
     /// Something did not end in time.
     #[error(
-        "{what} with {peer} did not end within {limit:?}; look at the peer's side or allow more time"
+        "{what} with {peer} did not end within {limit:.1?}; look at the peer's side or allow more time"
     )]
     TimedOut {
         /// The peer.
@@ -147,7 +147,7 @@ pub enum Error {
     },
     /// A call into the network has not come back, so no deadline of the engine can fire.
     #[error(
-        "peer {peer}: the engine has been inside one call of the network for {stuck:?}; the network's library hangs: end the process, and report this to the library's maker"
+        "peer {peer}: the engine has been inside one call of the network for {stuck:.1?}; the network's library hangs: end the process, and report this to the library's maker"
     )]
     EngineStuck {
         /// The peer.

@@ -61,7 +61,7 @@ pub use report::{Progress, Report};
 pub use tcpx_memory::{
     After, CudaError, Gpu, MemoryError, MemoryKind, Region, RegionSlice, UnpackMethod,
 };
-pub use tcpx_net::{Auth, Congestion, Network, NetworkError, TcpNetwork};
+pub use tcpx_net::{Auth, Congestion, Network, NetworkError, Refusals, TcpNetwork};
 pub use tcpx_wire::session::Deadlines;
 pub use tcpx_wire::{Key, Level, Role};
 pub use transfer::{Transfer, wait_any};

@@ -90,7 +90,7 @@ pub(crate) struct NetworkArgs {
     pub(crate) chunk_bytes: Option<Size>,
     /// Used if --chunk-bytes is not given.
     #[arg(long, value_name = "SIZE", env = "NCCL_P2P_NET_CHUNKSIZE")]
-    pub(crate) nccl_chunk_bytes: Option<Size>,
+    pub(crate) nccl_chunk_bytes: Option<String>,
     /// Interface whose card puts payload into device memory (devmem) [default: this side receives through host memory].
     #[arg(long, value_name = "NAME")]
     pub(crate) devmem_interface: Option<String>,
@@ -159,7 +159,20 @@ pub(super) fn assignment(text: &str) -> Result<(String, String), String> {
 impl NetworkArgs {
     /// The chunk size given for this program, else the one given for NCCL.
     pub(crate) fn chunk_bytes(&self) -> Option<Size> {
-        self.chunk_bytes.or(self.nccl_chunk_bytes)
+        self.chunk_bytes.or_else(|| self.nccl_chunk())
+    }
+
+    /// The chunk size given for NCCL, if it can be one of ours.
+    fn nccl_chunk(&self) -> Option<Size> {
+        let size: Size = self.nccl_chunk_bytes.as_ref()?.parse().ok()?;
+        let is_usable = size.0 > 0 && size.0.is_multiple_of(4096) && size.0 <= u32::MAX.into();
+        is_usable.then_some(size)
+    }
+
+    /// A chunk size that was given for NCCL, would count, and cannot be one of ours.
+    pub(crate) fn unusable_nccl_chunk(&self) -> Option<&str> {
+        let counts = self.chunk_bytes.is_none() && self.nccl_chunk().is_none();
+        self.nccl_chunk_bytes.as_deref().filter(|_| counts)
     }
 
     /// The congestion control given, if any.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use tcpx_memory::{BouncePool, Descriptors, Gpu, Region};
 use tcpx_wire::{Fragment, Limits, ScatterList};
 
+use super::file::spread;
 use super::ways::{Movers, Set, Way};
 use crate::error::Error;
 use crate::pattern::Pattern;
@@ -301,11 +302,7 @@ impl Bench {
                 }
             }
         }
-        let medians = times.iter_mut().map(|times| {
-            times.sort_unstable_by(f64::total_cmp);
-            times[times.len() / 2]
-        });
-        Ok(medians.collect())
+        Ok(times.iter().map(|times| spread(times).0).collect())
     }
 
     /// Adds the microseconds of some calls, as many as the budget has time for.

@@ -67,11 +67,9 @@ pub(crate) fn spread(values: &[f64]) -> (f64, f64, f64) {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
     let at = |index: usize| sorted.get(index).copied().unwrap_or_default();
-    (
-        at(sorted.len() / 2),
-        at(0),
-        at(sorted.len().saturating_sub(1)),
-    )
+    let last = sorted.len().saturating_sub(1);
+    let median = at(last / 2).midpoint(at(sorted.len() / 2));
+    (median, at(0), at(last))
 }
 
 /// Three digits behind the point.
@@ -117,6 +115,13 @@ fn date(days: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_median_of_an_even_number_lies_in_the_middle() {
+        assert_eq!(spread(&[4.0, 1.0, 2.0, 3.0]), (2.5, 1.0, 4.0));
+        assert_eq!(spread(&[9.0, 5.0, 1.0]), (5.0, 1.0, 9.0));
+        assert_eq!(spread(&[]), (0.0, 0.0, 0.0));
+    }
 
     #[test]
     fn dates_are_those_of_the_calendar() {

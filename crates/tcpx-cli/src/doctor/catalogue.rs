@@ -60,6 +60,15 @@ pub(crate) static CATALOGUE: &[Check] = &[
         measure: Some(host_checks::option_memory),
     },
     Check {
+        id: "TCPX-D007",
+        subject: Subject::Host,
+        title: "packet size (MTU)",
+        about: "Reads the MTU of the interfaces and net.ipv4.tcp_mtu_probing. Where a part of the path takes smaller packets and nobody says so, small messages pass and large ones never arrive.",
+        consequence: "if the path drops large packets, connections come about and then nothing moves",
+        fix: "let TCP find the size with `sysctl -w net.ipv4.tcp_mtu_probing=1` on both hosts, or give the interfaces the path's MTU (`ip link set IF mtu 1500`); `ping -M do -s 8972 PEER` tries packets of 9000 bytes",
+        measure: Some(host_checks::packet_size),
+    },
+    Check {
         id: "TCPX-D010",
         subject: Subject::Plugin,
         title: "plugin file",

@@ -57,11 +57,15 @@ pub(super) fn starting(context: &Context<'_>) -> Finding {
 
 /// A transfer that stands still.
 pub(super) fn standing_still(context: &Context<'_>) -> Finding {
-    let checks = [google_checks::variables, google_checks::daemon];
+    let checks = [
+        google_checks::variables,
+        google_checks::daemon,
+        host_checks::large_packets,
+    ];
     first_trouble(
         context,
         &checks,
-        "nothing is wrong here: the error names the side that owed the next step, look there",
+        "nothing is wrong here: the error names the side that must act next, look there",
     )
 }
 

@@ -37,6 +37,8 @@ pub(crate) fn check_for(error: &Error) -> Option<&'static Check> {
         return Some(check);
     }
     find(match error {
+        Error::At { source, .. } => return check_for(source),
+        Error::NothingMoved { .. } => "TCPX-D034",
         Error::Engine(error) => error.check()?,
         Error::Gpu { .. } => "TCPX-D005",
         Error::Plugin(PluginFileError::Missing(_) | PluginFileError::NotFound(_)) => "TCPX-D010",

@@ -15,6 +15,8 @@ const ENOUGH_LOCKED: u64 = 64 << 20;
 const ENOUGH_FILES: u64 = 1024;
 /// Bytes of socket options' memory that Google's recipes ask for.
 const ENOUGH_OPTION_MEMORY: u64 = 131_072;
+/// Bytes of a packet that every network takes.
+const COMMON_MTU: u32 = 1500;
 /// The first kernels with sends without a copy, and with receives into device memory.
 const ZERO_COPY: (u32, u32) = (4, 14);
 const DEVICE_MEMORY: (u32, u32) = (6, 12);
@@ -170,6 +172,51 @@ pub(super) fn driver(context: &Context<'_>) -> Finding {
             Finding::not_needed("no GPU in this machine: host memory takes its place")
         }
     }
+}
+
+/// The largest packets of the interfaces that others reach.
+pub(super) fn packet_size(context: &Context<'_>) -> Finding {
+    match packets(context) {
+        None => Finding::not_needed("no interface that others reach has an MTU to read"),
+        Some((found, true)) => {
+            Finding::fine(format!("{found}: everything on the path must take that"))
+        }
+        Some((found, false)) => Finding::fine(found),
+    }
+}
+
+/// Large packets that a part of the path may drop.
+pub(super) fn large_packets(context: &Context<'_>) -> Finding {
+    match packets(context) {
+        Some((found, true)) => Finding::warning(format!(
+            "{found}, and TCP does not look for a smaller MTU on the path"
+        ))
+        .with_fix("fix what TCPX-D007 says, or see that everything on the path takes such packets"),
+        Some((found, false)) => Finding::fine(found),
+        None => Finding::not_needed("no MTU to read"),
+    }
+}
+
+/// The interfaces' MTUs, and whether one is larger than common while TCP does not probe the path.
+fn packets(context: &Context<'_>) -> Option<(String, bool)> {
+    let probing = number(context.host, "/proc/sys/net/ipv4/tcp_mtu_probing").unwrap_or(0);
+    let all = context.host.interfaces().ok()?;
+    let mut largest = 0;
+    let mut list = Vec::new();
+    for one in &all {
+        if let Some(mtu) = one.mtu
+            && one.up
+            && one.addresses.iter().any(is_for_others)
+        {
+            largest = largest.max(mtu);
+            list.push(format!("{} {mtu}", one.name));
+        }
+    }
+    let found = format!(
+        "MTU: {}; net.ipv4.tcp_mtu_probing = {probing}",
+        list.join(", ")
+    );
+    (!list.is_empty()).then_some((found, largest > COMMON_MTU && probing == 0))
 }
 
 /// Memory for the options of a socket, which sends without a copy use.

@@ -13,16 +13,21 @@ use crate::error::Error;
 /// # Errors
 /// Standard output takes no more.
 pub(crate) fn print<T: Serialize>(value: &T) -> Result<(), Error> {
-    let failed = |source| Error::Process {
-        doing: "write to standard output",
-        source,
-    };
-    let mut text = serde_json::to_vec(value).map_err(|error| failed(error.into()))?;
+    let mut text = serde_json::to_vec(value).map_err(|error| Error::Output(error.into()))?;
     text.push(b'\n');
     let mut out = io::stdout().lock();
     out.write_all(&text)
         .and_then(|()| out.flush())
-        .map_err(failed)
+        .map_err(Error::Output)
+}
+
+/// The object for a command that did what it should: `value`'s fields with the schema beside them.
+pub(crate) fn success(schema: &str, value: Value) -> Value {
+    let mut object = json!({ "schema": schema, "version": 1, "ok": true });
+    if let (Value::Object(into), Value::Object(fields)) = (&mut object, value) {
+        into.extend(fields);
+    }
+    object
 }
 
 /// The object for a command that failed.

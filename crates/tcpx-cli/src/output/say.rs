@@ -49,15 +49,12 @@ pub(crate) fn line(text: fmt::Arguments<'_>) {
 /// The system's number of the last error of a write to standard output; 0 without one.
 static LOST: AtomicI32 = AtomicI32::new(0);
 
-/// [`Error::Process`] if something that was said did not reach standard output: a script that reads the
+/// [`Error::Output`] if something that was said did not reach standard output: a script that reads the
 /// rest would take it for everything.
 pub(crate) fn check_output() -> Result<(), Error> {
     match LOST.load(Ordering::Relaxed) {
         0 => Ok(()),
-        number => Err(Error::Process {
-            doing: "write to standard output",
-            source: io::Error::from_raw_os_error(number),
-        }),
+        number => Err(Error::Output(io::Error::from_raw_os_error(number))),
     }
 }
 

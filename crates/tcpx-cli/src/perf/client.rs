@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use serde_json::{Value, json};
 use tcpx::Connection;
 
 use super::REGIONS;
@@ -16,7 +17,8 @@ use crate::output::say::{aside, say};
 use crate::pattern::Pattern;
 use crate::sizes::{Size, rate, time};
 
-pub(crate) fn run(args: &PerfClientArgs) -> Result<(), Error> {
+/// Measures; returns what `--json` prints.
+pub(super) fn run(args: &PerfClientArgs) -> Result<Value, Error> {
     if args.size.0 == 0 {
         return Err(Error::Usage {
             what: "a size of 0 has no rate".into(),
@@ -26,9 +28,7 @@ pub(crate) fn run(args: &PerfClientArgs) -> Result<(), Error> {
     let memory = Devices::probe().choose(&args.place.memory(), 0)?;
     let link = Link::new(&args.link, &memory, false)?;
     let connection = link.connect(&args.link, &args.server)?;
-    if !args.json {
-        say!("{}", link.describe(&connection, &memory));
-    }
+    say!("{}", link.describe(&connection, &memory));
     let work = Work {
         bytes: args.size.0,
         iterations: args.iterations,
@@ -36,12 +36,8 @@ pub(crate) fn run(args: &PerfClientArgs) -> Result<(), Error> {
         debug: args.link.debug,
     };
     let summary = one(connection, &memory, &work, || Ok(()))?;
-    if args.json {
-        say!("{}", serde_json::json!(summary));
-    } else {
-        say!("{}", text(&summary).trim_end());
-    }
-    Ok(())
+    say!("{}", text(&summary).trim_end());
+    Ok(json!(summary))
 }
 
 /// What is to be measured.

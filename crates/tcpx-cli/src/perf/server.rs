@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use serde_json::{Value, json};
 use tcpx::{Connection, Region, Report, Transfer};
 
 use super::REGIONS;
@@ -17,7 +18,8 @@ use crate::output::say::say;
 use crate::pattern::Pattern;
 use crate::sizes::{Size, grouped};
 
-pub(crate) fn run(args: &PerfServerArgs) -> Result<(), Error> {
+/// Serves one client; returns what `--json` prints.
+pub(super) fn run(args: &PerfServerArgs) -> Result<Value, Error> {
     let memory = Devices::probe().choose(&args.place.memory(), 0)?;
     let link = Link::new(&args.link, &memory, true)?;
     let connection = link.serve(
@@ -25,28 +27,16 @@ pub(crate) fn run(args: &PerfServerArgs) -> Result<(), Error> {
         &format!("perf client SERVER_IP {}", args.place),
         args.json,
     )?;
-    if !args.json {
-        say!("{}", link.describe(&connection, &memory));
-    }
+    say!("{}", link.describe(&connection, &memory));
     let done = one(connection, &memory, args.link.timeout.0)?;
-    if args.json {
-        say!(
-            "{}",
-            serde_json::json!({
-                "bytes": done.bytes,
-                "iterations": done.iterations,
-                "verified": true,
-                "spent_us": done.spent,
-            })
-        );
-    } else {
-        say!(
-            "received {} transfers of {}, contents verified; the client has the figures",
-            grouped(done.iterations.into()),
-            Size(done.bytes)
-        );
-    }
-    Ok(())
+    say!(
+        "received {} transfers of {}, contents verified; the client has the figures",
+        grouped(done.iterations.into()),
+        Size(done.bytes)
+    );
+    Ok(json!({
+        "bytes": done.bytes, "iterations": done.iterations, "verified": true, "spent_us": done.spent,
+    }))
 }
 
 /// What a client had measured.

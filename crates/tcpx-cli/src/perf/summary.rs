@@ -39,9 +39,12 @@ pub(crate) struct Summary {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Latency {
     pub(crate) min: f64,
+    /// The median.
     pub(crate) p50: f64,
-    pub(crate) p90: f64,
-    pub(crate) p99: f64,
+    /// From ten times on.
+    pub(crate) p90: Option<f64>,
+    /// From a hundred times on: of fewer it would be the longest one.
+    pub(crate) p99: Option<f64>,
     pub(crate) max: f64,
 }
 
@@ -56,19 +59,28 @@ pub(crate) struct Shares {
 impl Latency {
     /// `None` when there are no times.
     pub(crate) fn of(times: &[Duration]) -> Option<Self> {
+        if times.is_empty() {
+            return None;
+        }
         let mut sorted = times.to_vec();
         sorted.sort_unstable();
+        let us = |index: usize| {
+            sorted
+                .get(index)
+                .map(|time: &Duration| time.as_secs_f64() * 1e6)
+        };
+        let count = sorted.len();
         let at = |percent: usize| {
             // Nearest rank: the smallest time that this many percent do not exceed.
-            let rank = (sorted.len() * percent).div_ceil(100).max(1);
-            Some(sorted.get(rank - 1)?.as_secs_f64() * 1e6)
+            let is_known = count >= 100 / (100 - percent);
+            us((count * percent).div_ceil(100).max(1) - 1).filter(|_| is_known)
         };
         Some(Self {
-            min: at(0)?,
-            p50: at(50)?,
-            p90: at(90)?,
-            p99: at(99)?,
-            max: at(100)?,
+            min: us(0)?,
+            p50: us((count - 1) / 2)?.midpoint(us(count / 2)?),
+            p90: at(90),
+            p99: at(99),
+            max: us(count - 1)?,
         })
     }
 }
@@ -136,6 +148,7 @@ pub(crate) fn rate_of(bytes: u64, times: &[Duration]) -> Option<f64> {
 /// The summary for a person.
 pub(crate) fn text(summary: &Summary) -> String {
     let us = |value: f64| time(Duration::from_secs_f64(value / 1e6));
+    let or_dash = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), us);
     let latency = &summary.latency_us;
     let mut times = table(
         &["GB/s", "CPU s/GB", "min", "p50", "p90", "p99", "max"],
@@ -146,8 +159,8 @@ pub(crate) fn text(summary: &Summary) -> String {
         format!("{:.3}", summary.cpu_seconds_per_gb),
         us(latency.min),
         us(latency.p50),
-        us(latency.p90),
-        us(latency.p99),
+        or_dash(latency.p90),
+        or_dash(latency.p99),
         us(latency.max),
     ]);
     let mut shares = table(&["time spent", "wire", "unpack", "wait"], &[1, 2, 3]);
@@ -181,30 +194,30 @@ mod tests {
     }
 
     #[test]
-    fn percentiles_are_times_that_were_measured() {
+    fn a_hundred_times_have_every_percentile() {
         let latency = Latency::of(&us((1..=100).rev())).expect("times");
         assert_eq!(
             latency,
             Latency {
                 min: 1.0,
-                p50: 50.0,
-                p90: 90.0,
-                p99: 99.0,
+                p50: 50.5,
+                p90: Some(90.0),
+                p99: Some(99.0),
                 max: 100.0
             }
         );
     }
 
     #[test]
-    fn one_time_is_every_percentile() {
+    fn one_time_is_a_median_and_no_percentile() {
         let latency = Latency::of(&us([7])).expect("a time");
         assert_eq!(
             latency,
             Latency {
                 min: 7.0,
                 p50: 7.0,
-                p90: 7.0,
-                p99: 7.0,
+                p90: None,
+                p99: None,
                 max: 7.0
             }
         );
@@ -212,9 +225,14 @@ mod tests {
     }
 
     #[test]
-    fn the_slowest_of_ten_is_their_p99() {
+    fn ten_times_have_no_p99() {
         let latency = Latency::of(&us([1, 1, 1, 1, 1, 1, 1, 1, 1, 1000])).expect("times");
-        assert_eq!((latency.p90, latency.p99), (1.0, 1000.0));
+        assert_eq!((latency.p90, latency.p99), (Some(1.0), None));
+    }
+
+    #[test]
+    fn the_median_of_two_lies_between_them() {
+        assert_eq!(Latency::of(&us([4, 2])).expect("times").p50, 3.0);
     }
 
     #[test]

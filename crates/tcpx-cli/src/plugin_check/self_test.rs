@@ -315,7 +315,7 @@ fn set_up(
                 _ => "connect and accept",
             };
             return Err(Event::Failed {
-                what: format!("{what} gave no comm within {limit:?}"),
+                what: format!("{what} gave no comm within {limit:.1?}"),
                 hint: "look at the plugin's log; its interfaces, or the daemon that it needs, do not answer [TCPX-D032]".into(),
             });
         }
@@ -361,7 +361,7 @@ fn wrong_size(expected: usize, reported: usize) -> Event {
 fn stalled(requests: &[(usize, usize)], received: usize, sent: usize, limit: Duration) -> Event {
     Event::Failed {
         what: format!(
-            "nothing moved for {limit:?}: of {} requests {sent} were sent and {received} received",
+            "nothing moved for {limit:.1?}: of {} requests {sent} were sent and {received} received",
             requests.len()
         ),
         hint: "look at the plugin's log; for Google's plugin NCCL_DYNAMIC_CHUNK_SIZE must not be 0"

@@ -644,10 +644,7 @@ impl Writer {
             }
             (Sink::StandardOutput, Step::Write(range)) => {
                 let written = std::io::stdout().lock().write_all(&bytes[range]);
-                written.map_err(|source| Error::Process {
-                    doing: "write to standard output",
-                    source,
-                })?;
+                written.map_err(Error::Output)?;
             }
             (Sink::StandardOutput, _) => {}
         }
@@ -668,15 +665,7 @@ impl Writer {
     /// After the last file: links, and the directories' modes and times.
     fn finish(&mut self) -> Result<(), Error> {
         match &self.sink {
-            Sink::StandardOutput => {
-                std::io::stdout()
-                    .lock()
-                    .flush()
-                    .map_err(|source| Error::Process {
-                        doing: "write to standard output",
-                        source,
-                    })
-            }
+            Sink::StandardOutput => std::io::stdout().lock().flush().map_err(Error::Output),
             Sink::Store(store) => {
                 for &index in &self.whole {
                     store.refresh(&self.entries[index])?;

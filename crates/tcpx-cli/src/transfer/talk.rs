@@ -12,7 +12,7 @@ use crate::interrupt::{self, LOOK};
 use crate::memory_choice::MemoryChoice;
 use crate::messages::{self, Expected, LONGEST_TRANSFER, LastWord};
 use crate::output::progress::Progress;
-use crate::sizes::{Size, time};
+use crate::sizes::Size;
 
 /// Bytes of a piece. A shorter one ends the stream of contents.
 pub(super) const PIECE: usize = 1 << 20;
@@ -275,11 +275,7 @@ impl Watch {
         if self.moved.elapsed() < self.limit {
             return Ok(());
         }
-        Err(Error::Failed {
-            what: format!("nothing moved for {}", time(self.limit)),
-            hint: "look at the other side and at the path between the hosts (`tcpx doctor`; large packets may \
-                   be dropped, see `ping -M do -s 1472`), or allow more with --timeout",
-        })
+        Err(Error::NothingMoved { limit: self.limit })
     }
 }
 

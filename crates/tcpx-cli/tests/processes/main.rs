@@ -7,6 +7,7 @@ mod bench;
 mod demo;
 mod doctor;
 mod environment;
+mod errors;
 mod files;
 mod greeting;
 mod matrix;

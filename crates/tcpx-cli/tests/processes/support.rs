@@ -136,6 +136,19 @@ impl Running {
         }
     }
 
+    /// Waits for a line of standard error.
+    pub(crate) fn find_aside(&mut self, is_it: impl Fn(&str) -> bool) {
+        let until = Instant::now() + LIMIT;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.stderr.recv_timeout(left) {
+                Ok(line) if is_it(&line) => return,
+                Ok(_) => {}
+                Err(_) => panic!("not on standard error; on the other:\n{}", self.seen),
+            }
+        }
+    }
+
     pub(crate) fn kill(&mut self) {
         self.child.kill().expect("killed");
     }

@@ -47,7 +47,7 @@ impl Landed {
 pub enum LandingError {
     /// Nobody came.
     #[error(
-        "nobody connected to {address} within {waited:?}; start the sender, and check that a firewall lets the port through"
+        "nobody connected to {address} within {waited:.1?}; start the sender, and check that a firewall lets the port through"
     )]
     Nobody {
         /// Where we listened.
@@ -57,7 +57,7 @@ pub enum LandingError {
     },
     /// The sender stopped in the middle.
     #[error(
-        "{peer} sent {} bytes and then neither more nor the end within {waited:?}; start the sender again",
+        "{peer} sent {} bytes and then neither more nor the end within {waited:.1?}; start the sender again",
         landed.bytes()
     )]
     Silent {

@@ -56,6 +56,7 @@ enum Keep {
 impl Acceptor {
     pub(super) fn new(socket: TcpListener, inner: Arc<Inner>, options: ListenOptions) -> Self {
         Self {
+            reports: Reports::new(Arc::clone(&inner), Instant::now()),
             socket,
             inner,
             options,
@@ -64,7 +65,6 @@ impl Acceptor {
             sessions: HashMap::new(),
             spent: false,
             paused_until: None,
-            reports: Reports::new(Instant::now()),
         }
     }
 

@@ -1,7 +1,10 @@
 //! Log lines about strangers, at a bounded rate.
 
 use std::net::SocketAddr;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
+
+use super::{Inner, Refusals};
 
 /// Lines per period; what is beyond is counted.
 const LINES: u32 = 10;
@@ -10,6 +13,7 @@ const EXHAUSTED_PERIOD: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(super) struct Reports {
+    inner: Arc<Inner>,
     period: Instant,
     lines: u32,
     suppressed: u64,
@@ -18,8 +22,9 @@ pub(super) struct Reports {
 }
 
 impl Reports {
-    pub(super) fn new(now: Instant) -> Self {
+    pub(super) fn new(inner: Arc<Inner>, now: Instant) -> Self {
         Self {
+            inner,
             period: now,
             lines: 0,
             suppressed: 0,
@@ -27,13 +32,20 @@ impl Reports {
         }
     }
 
-    /// One line about a connection that was turned away.
+    /// Counts a connection that was turned away, and says so on one line.
     pub(super) fn refused(
         &mut self,
         now: Instant,
         peer: SocketAddr,
         reason: &dyn std::fmt::Display,
     ) {
+        let refusals = self.inner.refusals.lock();
+        let mut refusals = refusals.unwrap_or_else(PoisonError::into_inner);
+        *refusals = Refusals {
+            count: refusals.count + 1,
+            last: Some((peer, reason.to_string())),
+        };
+        drop(refusals);
         if now.saturating_duration_since(self.period) >= PERIOD {
             if self.suppressed > 0 {
                 tracing::warn!(
@@ -41,10 +53,7 @@ impl Reports {
                     "more connections were refused"
                 );
             }
-            *self = Self {
-                exhausted: self.exhausted,
-                ..Self::new(now)
-            };
+            (self.period, self.lines, self.suppressed) = (now, 0, 0);
         }
         if self.lines < LINES {
             self.lines += 1;

@@ -80,12 +80,22 @@ fn dial(
             .zip(routes)
             .map(|(lane, route)| {
                 let shared = cards.share_network(route);
-                scope.spawn(move || dialler.try_way(lane, shared, deadline))
+                std::thread::Builder::new()
+                    .name("tcpx-dial".to_owned())
+                    .spawn_scoped(scope, move || dialler.try_way(lane, shared, deadline))
             })
             .collect();
         threads
             .into_iter()
-            .map(std::thread::ScopedJoinHandle::join)
+            .map(|started| match started {
+                Ok(thread) => thread.join(),
+                Err(cause) => Ok(Err(NetworkError::Io {
+                    operation: "starting a thread for a lane",
+                    address: setup.peer.to_string(),
+                    cause: cause.into(),
+                    hint: "; raise the limit on threads",
+                })),
+            })
             .collect()
     });
     for ((route, opened), place) in routes.iter().zip(opened).zip(&mut streams) {

@@ -61,7 +61,7 @@ pub enum SessionError {
     Settings(#[from] InvalidSettings),
     /// The sides use different networks.
     #[error(
-        "this side uses the network {ours:?}, the peer {theirs:?}; start both with the same one"
+        "this side uses the network `{ours}`, the peer `{theirs}`; start both with the same one"
     )]
     NetworkMismatch {
         /// Ours.

@@ -36,11 +36,14 @@ impl Series {
     }
 
     /// A percentile in microseconds, if messages were timed.
-    fn microseconds(&self, value: impl Fn(&crate::perf::summary::Latency) -> f64) -> Option<f64> {
+    fn microseconds(
+        &self,
+        value: impl Fn(&crate::perf::summary::Latency) -> Option<f64>,
+    ) -> Option<f64> {
         let values: Option<Vec<f64>> = self
             .samples
             .iter()
-            .map(|sample| sample.latency.as_ref().map(&value))
+            .map(|sample| sample.latency.as_ref().and_then(&value))
             .collect();
         values
             .filter(|values| !values.is_empty())
@@ -140,7 +143,7 @@ impl Results {
                 format!("{median:.3}"),
                 format!("{least:.3}"),
                 format!("{most:.3}"),
-                us(series.microseconds(|latency| latency.p50)),
+                us(series.microseconds(|latency| Some(latency.p50))),
                 us(series.microseconds(|latency| latency.p99)),
                 format!("{:.3}", series.cpu(0)),
                 format!("{:.3}", series.cpu(1)),
@@ -164,11 +167,12 @@ impl Results {
                 Mode::Both => "both",
             };
             for (round, sample) in series.samples.iter().enumerate() {
-                let us = |value: fn(&crate::perf::summary::Latency) -> f64| {
+                let us = |value: fn(&crate::perf::summary::Latency) -> Option<f64>| {
                     sample
                         .latency
                         .as_ref()
-                        .map_or_else(String::new, |latency| format!("{:.3}", value(latency)))
+                        .and_then(value)
+                        .map_or_else(String::new, |us| format!("{us:.3}"))
                 };
                 // Writing to a string never fails.
                 let _ = writeln!(
@@ -178,10 +182,10 @@ impl Results {
                     series.case.depth,
                     series.contender.name(),
                     sample.rate,
-                    us(|latency| latency.p50),
+                    us(|latency| Some(latency.p50)),
                     us(|latency| latency.p90),
                     us(|latency| latency.p99),
-                    us(|latency| latency.max),
+                    us(|latency| Some(latency.max)),
                     sample.cpu[0],
                     sample.cpu[1],
                     sample.pinned[0],
@@ -217,20 +221,21 @@ impl Results {
                 let of =
                     |name: &str,
                      notes: String,
-                     value: fn(&crate::perf::summary::Latency) -> f64| {
+                     value: fn(&crate::perf::summary::Latency) -> Option<f64>| {
                         let values: Vec<f64> = series
                             .samples
                             .iter()
-                            .filter_map(|sample| sample.latency.as_ref().map(value))
+                            .filter_map(|sample| sample.latency.as_ref().and_then(value))
                             .collect();
-                        Row::of(name.to_owned(), "us", &values, notes)
+                        (!values.is_empty()).then(|| Row::of(name.to_owned(), "us", &values, notes))
                     };
-                vec![
-                    of(&format!("{name}, p50"), notes, |latency| latency.p50),
+                let rows = [
+                    of(&format!("{name}, p50"), notes, |latency| Some(latency.p50)),
                     of(&format!("{name}, p99"), String::new(), |latency| {
                         latency.p99
                     }),
-                ]
+                ];
+                rows.into_iter().flatten().collect()
             } else {
                 let mut row = Row::of(name, "GB/s", &series.values(|sample| sample.rate), notes);
                 row.cpu_seconds_per_gb = Some(digits(series.cpu(0) + series.cpu(1)));

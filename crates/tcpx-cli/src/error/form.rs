@@ -1,0 +1,380 @@
+//! Every error that the program can print has one form: at most four lines, each fact once, in words.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use tcpx_wire::session::{
+    Delivered, OperationError, Owes, RequestError, SessionError, StallReport,
+};
+use tcpx_wire::{Role, Tag};
+
+use super::*;
+
+/// A time that shows whether all its digits are printed.
+const LONG: Duration = Duration::from_nanos(1_077_315_441);
+
+fn peer() -> SocketAddr {
+    ([192, 0, 2, 7], 12_345).into()
+}
+
+fn path() -> PathBuf {
+    "/a/b".into()
+}
+
+fn cause(kind: io::ErrorKind) -> IoError {
+    io::Error::from(kind).into()
+}
+
+fn system() -> io::Error {
+    io::Error::from_raw_os_error(11)
+}
+
+fn stall() -> Box<StallReport> {
+    Box::new(StallReport {
+        role: Role::Sender,
+        tag: Tag(42),
+        transfer: None,
+        chunk: None,
+        channel: None,
+        offset: 4096,
+        bytes_done: 4096,
+        bytes_total: 8192,
+        waited: LONG,
+        owes: Owes::PeerPostReceive,
+        peer: None,
+    })
+}
+
+fn failures() -> Vec<ConnectionFailure> {
+    vec![
+        ConnectionFailure::Control {
+            cause: "the peer closed it".into(),
+        },
+        ConnectionFailure::Channels {
+            cause: "none is left".into(),
+        },
+        ConnectionFailure::SetUp {
+            cause: "the peer has no such network; choose another one".into(),
+        },
+        ConnectionFailure::Protocol(SessionError::NetworkMismatch {
+            ours: "tcp".into(),
+            theirs: "devmem".into(),
+        }),
+        ConnectionFailure::PeerDead {
+            silent: LONG,
+            limit: LONG,
+        },
+        ConnectionFailure::DataPlaneStuck { waited: LONG },
+        ConnectionFailure::CloseTimedOut { limit: LONG },
+    ]
+}
+
+fn networks() -> Vec<NetworkError> {
+    let peer = peer();
+    let refused = |error| NetworkError::Socket(error);
+    vec![
+        refused(SocketError::Refused { peer }),
+        refused(SocketError::Unreachable {
+            peer,
+            cause: cause(io::ErrorKind::NetworkUnreachable),
+        }),
+        refused(SocketError::ConnectTimedOut { peer, waited: LONG }),
+        refused(SocketError::Io {
+            operation: "bind",
+            address: peer.to_string(),
+            cause: cause(io::ErrorKind::AddrInUse),
+            hint: "",
+        }),
+        refused(SocketError::Io {
+            operation: "bind",
+            address: peer.to_string(),
+            cause: cause(io::ErrorKind::PermissionDenied),
+            hint: "",
+        }),
+        NetworkError::CutOff { peer },
+        NetworkError::TimedOut {
+            peer,
+            operation: "the handshake",
+        },
+        NetworkError::NotTcpx {
+            peer,
+            arrived: "\"HTTP/1.1\"".into(),
+        },
+        NetworkError::WrongKey { peer },
+        NetworkError::KeyRequired { peer },
+        NetworkError::KeyNotExpected { peer },
+        NetworkError::Busy { peer },
+        NetworkError::GivenUp {
+            peer,
+            reason: "no memory; free some".into(),
+        },
+        NetworkError::Io {
+            operation: "starting a thread for a lane",
+            address: peer.to_string(),
+            cause: system().into(),
+            hint: "; raise the limit on threads",
+        },
+        NetworkError::NoWay {
+            peer,
+            filter: "eth9".into(),
+            found: "no route".into(),
+        },
+        NetworkError::PluginStuck {
+            network: "plugin:x".into(),
+            call: "loading",
+            waited: LONG,
+        },
+    ]
+}
+
+fn engine() -> Vec<tcpx::Error> {
+    let peer = peer();
+    let operation = |cause| tcpx::Error::Operation {
+        peer,
+        path: "tcp".into(),
+        tag: 42,
+        error: Box::new(OperationError {
+            cause,
+            delivered: Delivered::Partial { bytes: 4096 },
+        }),
+    };
+    let mut all = vec![
+        tcpx::Error::Stalled {
+            peer,
+            path: "tcp".into(),
+            report: stall(),
+            delivered: Delivered::Partial { bytes: 4096 },
+        },
+        tcpx::Error::TooLarge {
+            peer,
+            tag: 42,
+            bytes: 9,
+            capacity: 8,
+        },
+        operation(EndCause::Cancelled),
+        operation(EndCause::Stalled(stall())),
+        operation(EndCause::DeadlinePassed(stall())),
+        operation(EndCause::Corrupt {
+            expected: 1,
+            got: 2,
+        }),
+        tcpx::Error::Request {
+            peer,
+            error: RequestError::Full { limit: 4096 },
+        },
+        tcpx::Error::Closed { peer },
+        tcpx::Error::OtherProcess { what: "endpoint" },
+        tcpx::Error::TimedOut {
+            peer,
+            what: "closing",
+            limit: LONG,
+        },
+        tcpx::Error::EngineStuck { peer, stuck: LONG },
+        tcpx::Error::Defect {
+            peer,
+            cause: "index out of bounds".into(),
+        },
+        tcpx::Error::Setting {
+            what: "chunk size",
+            expected: "a multiple of 4096 bytes".into(),
+            arrived: "1 bytes".into(),
+        },
+        tcpx::Error::Setting {
+            what: "settings of the connection",
+            expected: "values in their bounds".into(),
+            arrived: "too many".into(),
+        },
+        tcpx::Error::System {
+            what: "starting the engine's thread",
+            cause: system().into(),
+        },
+    ];
+    all.extend(networks().into_iter().map(tcpx::Error::from));
+    all.extend(failures().into_iter().map(|failure| {
+        let failure = Box::new(failure);
+        tcpx::Error::ConnectionLost { peer, failure }
+    }));
+    all
+}
+
+fn own() -> Vec<Error> {
+    let text = || String::from("something is wrong");
+    let hint = || String::from("correct it");
+    let refusals = |count| Refusals {
+        count,
+        last: (count > 0).then(|| (peer(), "another key; copy it again".into())),
+    };
+    vec![
+        Error::Usage {
+            what: text(),
+            hint: hint(),
+        },
+        Error::Memory {
+            doing: "make room",
+            source: MemoryError::OutOfBounds {
+                start: 1,
+                end: 9,
+                len: 4,
+            },
+        },
+        Error::Gpu {
+            what: "GPU 0 cannot be used: there is no driver; install it".into(),
+            hint: hint(),
+        },
+        Error::Key(KeyError::Missing),
+        Error::Plugin(PluginFileError::Missing(path())),
+        Error::PluginContents(ContentsError::NotAFile(path())),
+        Error::Manifest(ManifestError::Outside("../x".into())),
+        Error::Store(StoreError::Exists(path())),
+        Error::Interrupted { signal: 2 },
+        Error::At {
+            place: format!("peer {}, after 1 MiB of 2 MiB", peer()),
+            source: Box::new(Error::NothingMoved { limit: LONG }),
+        },
+        Error::Io {
+            doing: "open",
+            path: path(),
+            source: system(),
+        },
+        Error::Process {
+            doing: "start a thread",
+            source: system(),
+        },
+        Error::Output(system()),
+        Error::NoClient {
+            address: peer(),
+            waited: LONG,
+            refusals: refusals(0),
+        },
+        Error::NoClient {
+            address: peer(),
+            waited: LONG,
+            refusals: refusals(1200),
+        },
+        Error::NothingMoved { limit: LONG },
+        Error::Address {
+            address: "nosuch".into(),
+            why: "no such name".into(),
+        },
+        Error::Contents(Difference {
+            offset: 1,
+            expected: 2,
+            arrived: 3,
+        }),
+        Error::Digest {
+            what: "the digests",
+            ours: "a".into(),
+            theirs: "b".into(),
+        },
+        Error::Peer {
+            what: text(),
+            hint: hint(),
+        },
+        Error::Unexpected {
+            expected: "a request",
+            arrived: "nothing".into(),
+        },
+        Error::PluginCheck {
+            what: text(),
+            hint: hint(),
+        },
+        Error::Failed {
+            what: text(),
+            hint: "correct it",
+        },
+    ]
+}
+
+/// Has the compiler ask for a sample of each new kind of error.
+fn is_in_own(error: &Error) -> bool {
+    match error {
+        Error::Engine(_) => false,
+        Error::Usage { .. }
+        | Error::Memory { .. }
+        | Error::Gpu { .. }
+        | Error::Key(_)
+        | Error::Plugin(_)
+        | Error::PluginContents(_)
+        | Error::Manifest(_)
+        | Error::Store(_)
+        | Error::Interrupted { .. }
+        | Error::At { .. }
+        | Error::Io { .. }
+        | Error::Process { .. }
+        | Error::Output(_)
+        | Error::NoClient { .. }
+        | Error::NothingMoved { .. }
+        | Error::Address { .. }
+        | Error::Contents(_)
+        | Error::Digest { .. }
+        | Error::Peer { .. }
+        | Error::Unexpected { .. }
+        | Error::PluginCheck { .. }
+        | Error::Failed { .. } => true,
+    }
+}
+
+/// Whether a number has more digits behind its point than a person reads.
+fn has_long_number(text: &str) -> bool {
+    let mut words = text.split(|c: char| !(c.is_ascii_digit() || c == '.'));
+    words.any(|word| match word.split('.').collect::<Vec<_>>()[..] {
+        // An IPv4 address has more points.
+        [_, digits] => digits.len() > 3,
+        _ => false,
+    })
+}
+
+#[test]
+fn every_error_says_each_thing_once_and_in_words() {
+    assert!(own().iter().all(is_in_own));
+    for error in own()
+        .into_iter()
+        .chain(engine().into_iter().map(Error::from))
+    {
+        let (what, hint) = (error.what(), error.hint());
+        let place = error.place().unwrap_or_default().to_owned();
+        let whole = format!("{what}\n{place}\n{hint}");
+        assert!(!what.is_empty() && !hint.is_empty(), "{error:?}");
+        assert_eq!(whole.lines().count(), 3, "one line each: {whole}");
+        assert!(!what.contains(&hint), "the hint twice: {whole}");
+        assert!(place.is_empty() || !what.contains(&place), "{whole}");
+        assert!(
+            whole.matches("192.0.2.7").count() <= 1 || what.contains("last from"),
+            "{whole}"
+        );
+        for sign in [
+            " { ",
+            "Some(",
+            "Os {",
+            "kind:",
+            "\\n",
+            "Error(",
+            "PosixError",
+        ] {
+            assert!(
+                !whole.contains(sign),
+                "`{sign}` is for programmers: {whole}"
+            );
+        }
+        assert!(!has_long_number(&whole), "too many digits: {whole}");
+        assert!(!hint.contains("connect timeout"), "no such flag: {whole}");
+        let is_known = !hint.contains("run it again with --debug");
+        assert!(is_known, "nothing to do: {whole}");
+    }
+}
+
+#[test]
+fn a_server_that_refused_clients_says_how_many_and_why() {
+    let error = Error::NoClient {
+        address: peer(),
+        waited: Duration::from_secs(6),
+        refusals: Refusals {
+            count: 3,
+            last: Some((peer(), "it has another key; copy the key again".into())),
+        },
+    };
+    let what = error.what();
+    assert!(what.contains("3 connections were refused"), "{what}");
+    assert!(what.ends_with("it has another key"), "{what}");
+    assert!(error.hint().contains("this start's key"));
+}

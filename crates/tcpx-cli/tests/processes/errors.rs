@@ -1,0 +1,159 @@
+//! What the program says when something is wrong.
+
+use std::process::Command;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::support::{Running, Server, tcpx};
+
+fn run(command: Command) -> crate::support::Ended {
+    Running::start(command).end()
+}
+
+#[test]
+fn a_wrong_variable_is_blamed_and_not_its_flag() {
+    let mut command = tcpx(&["connection", "server", "--host"]);
+    command.env("TCPX_LOOPS", "abc");
+    let ended = run(command);
+    ended
+        .assert_code(2)
+        .assert_complains("of the variable TCPX_LOOPS");
+    assert!(!ended.stderr.contains("--loops"), "{}", ended.stderr);
+    let mut command = tcpx(&["connection", "server", "--host", "--loops", "abc"]);
+    command.env("TCPX_LOOPS", "2");
+    run(command)
+        .assert_code(2)
+        .assert_complains("'--loops <N>'");
+}
+
+#[test]
+fn a_chunk_size_meant_for_nccl_is_left_out() {
+    for foreign in ["100", "abc"] {
+        let mut command = tcpx(&["connection", "server", "--host"]);
+        command.env("NCCL_P2P_NET_CHUNKSIZE", foreign);
+        let server = Server::start(command);
+        let client = server.client(&["connection"], &["--host"]);
+        let (server, client) = server.finish(client);
+        client.assert_code(0);
+        server.assert_code(0).assert_complains(&format!(
+            "NCCL_P2P_NET_CHUNKSIZE={foreign} is no chunk size"
+        ));
+    }
+}
+
+#[test]
+fn interfaces_that_are_not_there_are_refused_at_once() {
+    for side in ["server", "127.0.0.1"] {
+        let mut command = tcpx(&["connection", side, "--host", "--interfaces", "nosuch"]);
+        command.args(["--insecure", "--port", "0"]);
+        run(command)
+            .assert_code(2)
+            .assert_complains("`nosuch` allows no interface of this host");
+    }
+}
+
+#[test]
+fn releasing_an_interface_that_is_not_there_fails() {
+    run(tcpx(&["devmem", "release", "nosuch"]))
+        .assert_code(2)
+        .assert_complains("there is no interface nosuch");
+}
+
+#[test]
+fn a_chunk_size_that_cannot_work_has_its_hint() {
+    let mut command = tcpx(&["connection", "server", "--host", "--chunk-bytes", "1"]);
+    command.arg("--insecure");
+    run(command)
+        .assert_code(1)
+        .assert_complains("hint: give --chunk-bytes a multiple of 4KiB");
+}
+
+#[test]
+fn a_full_device_is_named_where_the_output_goes() {
+    let mut command = tcpx(&["devices"]);
+    let full = std::fs::File::options().write(true).open("/dev/full");
+    command.stdout(full.expect("a device that is always full"));
+    let ended = command.output().expect("it ends");
+    let complaint = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(1), "{complaint}");
+    assert!(
+        complaint.contains("hint: make room where the output goes"),
+        "{complaint}"
+    );
+}
+
+#[test]
+fn a_server_s_last_words_count_the_clients_it_refused() {
+    let mut server = Server::start(tcpx(&["transfer", "server", "--host", "--wait", "1h"]));
+    for _ in 0..2 {
+        let mut client = server.client(&["transfer"], &["--host"]);
+        client.env("TCPX_KEY", "ABCDEFGHIJKLMNOPQRSTUVWXYA");
+        run(client).assert_code(1).assert_complains("another key");
+    }
+    server
+        .running
+        .find_aside(|line| line.contains("connection refused"));
+    server
+        .running
+        .find_aside(|line| line.contains("connection refused"));
+    let pid = i32::try_from(server.running.pid()).expect("a process id");
+    kill_process(Pid::from_raw(pid).expect("a process id"), Signal::TERM).expect("signalled");
+    let ended = server.running.end();
+    ended.assert_code(143);
+    ended.assert_complains("2 connections were refused in all");
+}
+
+#[test]
+fn without_threads_there_is_an_error_and_no_panic() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: a limit on threads of another user needs root");
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().to_str().expect("a name");
+    let stays = [
+        "transfer",
+        "server",
+        "--host",
+        "--insecure",
+        "--keep",
+        "--out",
+        out,
+    ];
+    let server = Server::start(tcpx(&stays));
+    let mut some_failed = false;
+    for threads in 1..=6 {
+        let plain = server.client(&["transfer"], &["--host", "--insecure", "--timeout", "10s"]);
+        // The limit counts all processes of a user: this one has no others.
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", "64321", "--clear-groups", "prlimit"]);
+        command.arg(format!("--nproc={threads}"));
+        command.arg(plain.get_program()).args(plain.get_args());
+        command.stdin(std::process::Stdio::null());
+        let ended = run(command);
+        assert!(!ended.stderr.contains("panicked"), "{}", ended.stderr);
+        some_failed |= ended.stderr.contains("Resource temporarily unavailable");
+    }
+    assert!(some_failed, "no limit was met");
+}
+
+#[test]
+fn perf_says_in_json_why_it_failed() {
+    // Bound and never listened on: a connection to it is refused.
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
+    let port = socket.local_addr().expect("bound").port().to_string();
+    let side = [
+        "perf",
+        "client",
+        "127.0.0.1",
+        "host",
+        "--json",
+        "--insecure",
+    ];
+    let ended = run(tcpx(&[&side[..], &["--port", &port]].concat()));
+    let printed = &ended.assert_code(1).stdout;
+    let failed: serde_json::Value = serde_json::from_str(printed).expect("one JSON document");
+    assert_eq!(failed["schema"], "tcpx.perf");
+    assert_eq!(failed["ok"], false);
+    assert_eq!(failed["error"]["check"], "TCPX-D037");
+}
