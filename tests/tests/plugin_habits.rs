@@ -1,7 +1,5 @@
 //! The engine over plugins with habits that the double has not.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at what it does not expect")]
-
 use std::sync::Arc;
 
 use tcpx::Region;

@@ -122,10 +122,14 @@ impl Work {
         }
     }
 
-    /// Keeps other users away from the bytes while the holds live.
+    /// Keeps other users away from the bytes while the holds live. Of a bounce pool a job reads the fragments
+    /// that were handed to it, while others are written: whoever hands them out keeps those apart.
     pub(crate) fn hold(&self) -> Result<[Option<Held>; 2], MemoryError> {
         let (from, to) = self.ends();
-        let reading = from.hold(Access::Read, HOLDER)?;
+        let reading = match self {
+            Self::Unpack { .. } => from.keep(HOLDER)?,
+            Self::Copy { .. } | Self::Checksum { .. } => from.hold(Access::Read, HOLDER)?,
+        };
         let writing = to.map(|to| to.hold(Access::Write, HOLDER)).transpose()?;
         Ok([Some(reading), writing])
     }

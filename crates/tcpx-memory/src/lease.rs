@@ -242,12 +242,9 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// A lease that nobody else has.
-    pub(crate) fn own(lease: Lease) -> Self {
-        Self {
-            shared: None,
-            hold: Hold::Lease(lease),
-        }
+    /// What keeps the bytes, without a claim on them beside others who have it.
+    pub(crate) fn whole(hold: Hold) -> Self {
+        Self { shared: None, hold }
     }
 }
 
@@ -294,6 +291,8 @@ impl Hold {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bounce::{BouncePool, UnpackMethod};
+    use crate::job::Work;
 
     fn region() -> Region {
         Region::host(4096).unwrap()
@@ -424,5 +423,21 @@ mod tests {
         assert!(ended.iter().any(whole), "{ended:?}: {all:?}");
         drop((lease, region));
         drop(bytes);
+    }
+
+    #[test]
+    fn parts_of_a_bounce_pool_are_written_while_others_are_unpacked() {
+        let (pool, target) = (region(), region());
+        let lease = pool.lease(.., Access::Write).unwrap();
+        let work = Work::Unpack {
+            pool: BouncePool::new(lease.all()),
+            descriptors: Arc::default(),
+            to: target.all(),
+            with: UnpackMethod::Host,
+        };
+        let held = work.hold().unwrap();
+        assert!(lease.slice(..8).unwrap().write_from(&[1; 8]).is_ok());
+        assert!(target.lease(.., Access::Read).is_err());
+        drop(held);
     }
 }

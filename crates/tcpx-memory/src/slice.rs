@@ -203,7 +203,8 @@ impl RegionSlice {
     ) -> Result<Held, MemoryError> {
         match &self.hold {
             Some(hold) => hold.enter(range, access, holder),
-            None => Lease::take(&self.region, range.clone(), access, holder).map(Held::own),
+            None => Lease::take(&self.region, range.clone(), access, holder)
+                .map(|lease| Held::whole(Hold::Lease(lease))),
         }
     }
 
@@ -211,6 +212,14 @@ impl RegionSlice {
     /// slice rides on.
     pub(crate) fn hold(&self, access: Access, holder: &'static str) -> Result<Held, MemoryError> {
         self.hold_here(&self.range, access, holder)
+    }
+
+    /// As [`Self::hold`] for reading, but users of one hold are not kept apart.
+    pub(crate) fn keep(&self, holder: &'static str) -> Result<Held, MemoryError> {
+        match &self.hold {
+            Some(hold) => Ok(Held::whole(hold.clone())),
+            None => self.hold(Access::Read, holder),
+        }
     }
 
     /// Whether bytes may be written here, as far as the hold says that the slice rides on.
