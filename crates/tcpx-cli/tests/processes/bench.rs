@@ -33,8 +33,16 @@ fn two_processes_measure_every_mode_beside_plain_loops() {
         serde_json::from_str(&ended.assert_code(0).stdout).expect("one JSON document");
     assert_eq!(file["subject"], "Network");
     let rows = file["rows"].as_array().expect("rows");
-    // For each of two sizes: three contenders with two times, then two modes of two depths with two contenders.
-    assert_eq!(rows.len(), 2 * (3 * 2 + 2 * 2 * 2), "{file:#}");
+    let is_p99 = |row: &&serde_json::Value| {
+        row["name"]
+            .as_str()
+            .is_some_and(|name| name.ends_with("p99"))
+    };
+    let (p99, others): (Vec<_>, Vec<_>) = rows.iter().partition(is_p99);
+    // For each of two sizes: three contenders' round trips, then two modes of two depths with two contenders.
+    assert_eq!(others.len(), 2 * (3 + 2 * 2 * 2), "{file:#}");
+    // A round trip has a 99th percentile where it was timed often enough.
+    assert!(p99.len() <= 2 * 3, "{file:#}");
     for row in rows {
         assert!(
             row["median"].as_f64().is_some_and(|value| value > 0.0),

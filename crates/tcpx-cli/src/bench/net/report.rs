@@ -222,12 +222,14 @@ impl Results {
                     |name: &str,
                      notes: String,
                      value: fn(&crate::perf::summary::Latency) -> Option<f64>| {
-                        let values: Vec<f64> = series
+                        // Every round has enough samples, or none counts.
+                        let values: Option<Vec<f64>> = series
                             .samples
                             .iter()
-                            .filter_map(|sample| sample.latency.as_ref().and_then(value))
+                            .map(|sample| sample.latency.as_ref().and_then(value))
                             .collect();
-                        (!values.is_empty()).then(|| Row::of(name.to_owned(), "us", &values, notes))
+                        let values = values.filter(|values| !values.is_empty())?;
+                        Some(Row::of(name.to_owned(), "us", &values, notes))
                     };
                 let rows = [
                     of(&format!("{name}, p50"), notes, |latency| Some(latency.p50)),
