@@ -4,11 +4,14 @@
  *   misuse PLUGIN
  */
 #define _GNU_SOURCE
+#include <arpa/inet.h>
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "tcpx.h"
 
@@ -136,10 +139,26 @@ static void setting_up(void)
           tcpx_accept_v5((tcpx_listen_comm *)&somewhere, &receiver, NULL));
     WORKS(tcpx_listen(0, &handle, &listener));
     FAILS(TCPX_INVALID_USAGE, "under way", tcpx_connect_abandon(0, &handle));
+
+    /* One call connects to a peer that answers. */
+    WORKS(tcpx_connect_v5(0, &handle, &sender, NULL));
+    HOLDS(sender);
+    WORKS(tcpx_close_send(sender));
+
+    /* A peer whose backlog is full does not answer. The double's handles begin with its address. */
+    struct sockaddr_in full = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof full;
+    int silent = socket(AF_INET, SOCK_STREAM, 0), first = socket(AF_INET, SOCK_STREAM, 0);
+    HOLDS(!bind(silent, (struct sockaddr *)&full, len) && !listen(silent, 0));
+    HOLDS(!getsockname(silent, (struct sockaddr *)&full, &len));
+    HOLDS(!connect(first, (struct sockaddr *)&full, len));
+    memcpy(&handle, &full, sizeof full);
     WORKS(tcpx_connect_v5(0, &handle, &sender, NULL));
     HOLDS(!sender);
     WORKS(tcpx_connect_abandon(0, &handle));
     FAILS(TCPX_INVALID_USAGE, "under way", tcpx_connect_abandon(0, &handle));
+    close(first);
+    close(silent);
     WORKS(tcpx_close_listen(listener));
     FAILS(TCPX_BAD_HANDLE, "has ended", tcpx_close_listen(listener));
     FAILS(TCPX_BAD_HANDLE, "has ended", tcpx_accept_v5(listener, &receiver, NULL));

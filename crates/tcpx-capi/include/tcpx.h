@@ -364,9 +364,10 @@ int tcpx_get_properties(int dev, struct tcpx_net_properties *props);
 int tcpx_listen(int dev, void *handle, tcpx_listen_comm **listen_comm);
 
 /**
- * Connects to a peer that listens. TCPX_SUCCESS with NULL in `*send_comm` means not yet: call
- * again with the same device and the same 128 bytes, until there is a comm, an error, or your own
- * deadline has passed (then call tcpx_connect_abandon). Poll one connect from one thread.
+ * Connects to a peer that listens. The first call polls the plugin for up to one second, so that
+ * programs that call once get their comm. TCPX_SUCCESS with NULL in `*send_comm` means not yet:
+ * call again with the same device and the same 128 bytes, until there is a comm, an error, or your
+ * own deadline has passed (then call tcpx_connect_abandon). Poll one connect from one thread.
  *
  * `send_dev_handle` may be NULL; if not, it receives NULL: the sending side has no device queue.
  *

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use nccl_net::constants::HANDLE_BYTES;
 use nccl_net::{Accepting, Connecting, Handle128, ListenComm, RecvComm, SendComm};
@@ -14,6 +15,10 @@ use crate::types::{tcpx_listen_comm, tcpx_recv_comm, tcpx_send_comm};
 
 /// Connects that may be under way at once.
 const MAX_CONNECTS: usize = 4096;
+/// How long the first call of a connect polls: some programs call once and expect a comm.
+const FIRST_CALL: Duration = Duration::from_secs(1);
+/// A plugin has no descriptor to wait on.
+const POLL_PAUSE: Duration = Duration::from_millis(1);
 
 /// A listen comm and how far its one accept has come.
 #[derive(Debug)]
@@ -64,19 +69,21 @@ struct Attempt {
     dev: usize,
     handle: Handle128,
     /// `None` once it has ended.
-    connecting: Arc<Mutex<Option<Connecting>>>,
+    connecting: SharedConnecting,
 }
 
 static CONNECTS: Mutex<Vec<Attempt>> = Mutex::new(Vec::new());
 
-/// The attempt that is under way, or a new one.
-fn attempt(dev: usize, handle: Handle128) -> Outcome<Arc<Mutex<Option<Connecting>>>> {
+type SharedConnecting = Arc<Mutex<Option<Connecting>>>;
+
+/// The attempt that is under way, or a new one; and how long to poll it.
+fn attempt(dev: usize, handle: Handle128) -> Outcome<(SharedConnecting, Duration)> {
     let mut connects = CONNECTS.lock().unwrap_or_else(PoisonError::into_inner);
     let known = connects
         .iter()
         .find(|known| known.dev == dev && known.handle == handle);
     if let Some(known) = known {
-        return Ok(Arc::clone(&known.connecting));
+        return Ok((Arc::clone(&known.connecting), Duration::ZERO));
     }
     if connects.len() >= MAX_CONNECTS {
         return Err(Failure::usage(format!(
@@ -90,11 +97,11 @@ fn attempt(dev: usize, handle: Handle128) -> Outcome<Arc<Mutex<Option<Connecting
         handle,
         connecting: Arc::clone(&connecting),
     });
-    Ok(connecting)
+    Ok((connecting, FIRST_CALL))
 }
 
 /// Takes an attempt out of the list; whether it was there.
-fn forget(dev: usize, handle: Handle128) -> Option<Arc<Mutex<Option<Connecting>>>> {
+fn forget(dev: usize, handle: Handle128) -> Option<SharedConnecting> {
     let mut connects = CONNECTS.lock().unwrap_or_else(PoisonError::into_inner);
     let at = connects
         .iter()
@@ -103,7 +110,8 @@ fn forget(dev: usize, handle: Handle128) -> Option<Arc<Mutex<Option<Connecting>>
 }
 
 fn connect(dev: usize, handle: Handle128) -> Outcome<Option<SendComm>> {
-    let connecting = attempt(dev, handle)?;
+    let (connecting, time) = attempt(dev, handle)?;
+    let deadline = Instant::now() + time;
     // Only polls of the same attempt wait here; the list is free.
     let mut state = connecting.lock().map_err(|_| Failure::poisoned())?;
     let Some(attempt) = &mut *state else {
@@ -111,12 +119,18 @@ fn connect(dev: usize, handle: Handle128) -> Outcome<Option<SendComm>> {
             "another thread polled the same connect and it has ended: poll each from one thread",
         ));
     };
-    let polled = attempt.poll();
-    if !matches!(polled, Ok(None)) {
-        *state = None;
-        drop(forget(dev, handle));
+    loop {
+        let polled = attempt.poll();
+        if !matches!(polled, Ok(None)) {
+            *state = None;
+            drop(forget(dev, handle));
+            return Ok(polled?);
+        }
+        if Instant::now() >= deadline {
+            return Ok(None);
+        }
+        std::thread::sleep(POLL_PAUSE);
     }
-    Ok(polled?)
 }
 
 /// # Safety
@@ -168,9 +182,10 @@ pub unsafe extern "C" fn tcpx_listen(
     })
 }
 
-/// Connects to a peer that listens. TCPX_SUCCESS with NULL in `*send_comm` means not yet: call
-/// again with the same device and the same 128 bytes, until there is a comm, an error, or your own
-/// deadline has passed (then call tcpx_connect_abandon). Poll one connect from one thread.
+/// Connects to a peer that listens. The first call polls the plugin for up to one second, so that
+/// programs that call once get their comm. TCPX_SUCCESS with NULL in `*send_comm` means not yet:
+/// call again with the same device and the same 128 bytes, until there is a comm, an error, or your
+/// own deadline has passed (then call tcpx_connect_abandon). Poll one connect from one thread.
 ///
 /// `send_dev_handle` may be NULL; if not, it receives NULL: the sending side has no device queue.
 ///
