@@ -89,7 +89,7 @@ mod model {
             let leaving = {
                 let shared = Arc::clone(&shared);
                 loom::thread::spawn(move || {
-                    let (lease, driving) = &*shared;
+                    let (lease, progress_owner) = &*shared;
                     lease.begin(1);
                     progress_owner.store(false, Ordering::SeqCst);
                     if lease.is_watched() {
@@ -97,7 +97,7 @@ mod model {
                     }
                 })
             };
-            let (lease, driving) = &*shared;
+            let (lease, progress_owner) = &*shared;
             lease.watch();
             if lease.lasts_until().is_some() && !progress_owner.load(Ordering::SeqCst) {
                 lease.end();
