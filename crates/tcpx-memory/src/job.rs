@@ -122,15 +122,16 @@ impl Work {
         }
     }
 
-    /// Keeps other users away from the bytes while the holds live. Of a bounce pool a job reads the fragments
-    /// that were handed to it, while others are written: whoever hands them out keeps those apart.
+    /// Keeps other users away from the bytes while the holds live. To unpack touches fragments, of a pool and of
+    /// a destination in which others are written meanwhile: whoever hands them out keeps those apart.
     pub(crate) fn hold(&self) -> Result<[Option<Held>; 2], MemoryError> {
         let (from, to) = self.ends();
-        let reading = match self {
-            Self::Unpack { .. } => from.keep(HOLDER)?,
-            Self::Copy { .. } | Self::Checksum { .. } => from.hold(Access::Read, HOLDER)?,
+        let hold = match self {
+            Self::Unpack { .. } => RegionSlice::keep,
+            Self::Copy { .. } | Self::Checksum { .. } => RegionSlice::hold,
         };
-        let writing = to.map(|to| to.hold(Access::Write, HOLDER)).transpose()?;
+        let reading = hold(from, Access::Read, HOLDER)?;
+        let writing = to.map(|to| hold(to, Access::Write, HOLDER)).transpose()?;
         Ok([Some(reading), writing])
     }
 

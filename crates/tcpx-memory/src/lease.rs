@@ -429,15 +429,18 @@ mod tests {
     fn parts_of_a_bounce_pool_are_written_while_others_are_unpacked() {
         let (pool, target) = (region(), region());
         let lease = pool.lease(.., Access::Write).unwrap();
+        let into = target.lease(.., Access::Write).unwrap();
         let work = Work::Unpack {
             pool: BouncePool::new(lease.all()),
             descriptors: Arc::default(),
-            to: target.all(),
+            to: into.all(),
             with: UnpackMethod::Host,
         };
-        let held = work.hold().unwrap();
+        let held = [work.hold().unwrap(), work.hold().unwrap()];
         assert!(lease.slice(..8).unwrap().write_from(&[1; 8]).is_ok());
-        assert!(target.lease(.., Access::Read).is_err());
-        drop(held);
+        drop(into);
+        assert!(target.lease(.., Access::Read).is_err(), "the jobs keep it");
+        drop((held, work));
+        assert!(target.lease(.., Access::Read).is_ok());
     }
 }

@@ -214,11 +214,13 @@ impl RegionSlice {
         self.hold_here(&self.range, access, holder)
     }
 
-    /// As [`Self::hold`] for reading, but users of one hold are not kept apart.
-    pub(crate) fn keep(&self, holder: &'static str) -> Result<Held, MemoryError> {
+    /// As [`Self::hold`], but users of one hold are not kept apart.
+    pub(crate) fn keep(&self, access: Access, holder: &'static str) -> Result<Held, MemoryError> {
         match &self.hold {
-            Some(hold) => Ok(Held::whole(hold.clone())),
-            None => self.hold(Access::Read, holder),
+            Some(hold) => hold
+                .allows(access, &self.range)
+                .map(|()| Held::whole(hold.clone())),
+            None => self.hold(access, holder),
         }
     }
 
