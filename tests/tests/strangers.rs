@@ -206,7 +206,7 @@ fn peers_on_different_networks_tell_each_other_so() {
     for end in [client, server.finish(BOUND)] {
         let error = end.summary().set_up.as_ref().expect("no connection");
         assert!(
-            error.contains("\"tcp\"") && error.contains("\"plugin:GPUDirectTCPX_v7\""),
+            error.contains("`tcp`") && error.contains("`plugin:GPUDirectTCPX_v7`"),
             "{error}"
         );
     }

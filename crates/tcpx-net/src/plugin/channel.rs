@@ -2,8 +2,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 use nccl_net::{Done, HostError, LoadMeta, MemoryType, PostOutcome, RecvComm, SendComm};
 use tcpx_memory::{CudaError, Fence, MemoryKind, RegionSlice};
@@ -23,9 +21,6 @@ const MAX_IN_FLIGHT: u16 = 16;
 /// Largest receive that a device queue slot can describe: 2,048 fragments of 4 KiB at most, half
 /// of them possibly cut by segment boundaries.
 const LARGEST_UNPACKED: u64 = 4 << 20;
-/// A close that takes longer is logged; the channel goes on waiting for it only while requests
-/// were in flight, as the plugin may touch their memory until then.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -48,18 +43,7 @@ pub(super) struct PluginChannel {
     /// Lists that came back.
     lists: Vec<ScatterList>,
     failed: Vec<Completion>,
-    closing: Vec<Closing>,
     stats: ChannelStats,
-}
-
-/// The close of one comm, on a thread of its own: it may wait for the peer's.
-#[derive(Debug)]
-struct Closing {
-    call: &'static str,
-    thread: JoinHandle<()>,
-    since: Instant,
-    /// That it has not returned was logged.
-    told: bool,
 }
 
 #[derive(Debug)]
@@ -100,7 +84,6 @@ impl PluginChannel {
             entries: Vec::new(),
             lists: Vec::new(),
             failed: Vec::new(),
-            closing: Vec::new(),
             stats: ChannelStats::default(),
         }
     }
@@ -152,68 +135,6 @@ impl PluginChannel {
         } else {
             LARGEST_REQUEST as u64
         }
-    }
-
-    /// Closes a comm on a thread of its own, which then lets go of what the comm used: a plugin's
-    /// close may wait for the peer's, and both need this channel's thread for their goodbye.
-    fn close_comm<C: Send + 'static>(
-        &mut self,
-        call: &'static str,
-        comm: C,
-        close: fn(C) -> Result<(), HostError>,
-        held: impl Send + 'static,
-    ) {
-        let (name, memory) = (self.name.clone(), self.memory.clone());
-        // One value, so that the comm is dropped first if the thread is refused.
-        let comm_and_held = (comm, held);
-        let work = move || {
-            let whole = comm_and_held;
-            let entered = memory.enter();
-            if let Err(error) = &entered {
-                tracing::warn!(channel = %name, %error, "entering the GPU's context to close");
-            }
-            let (comm, held) = whole;
-            if let Err(error) = close(comm) {
-                tracing::warn!(channel = %name, call, %error, "closing a comm of the plugin");
-            }
-            drop(held);
-        };
-        let thread = std::thread::Builder::new().name("tcpx-close".to_owned());
-        match thread.spawn(work) {
-            Ok(thread) => self.closing.push(Closing {
-                call,
-                thread,
-                since: Instant::now(),
-                told: false,
-            }),
-            // Dropping the comm has closed it, here.
-            Err(error) => {
-                tracing::warn!(channel = %self.name, call, %error, "no thread to close on");
-            }
-        }
-    }
-
-    /// Forgets closes that have returned, and names those that take long.
-    fn look_at_closing(&mut self) {
-        self.closing.retain(|closing| !closing.thread.is_finished());
-        for closing in &mut self.closing {
-            if !closing.told && closing.since.elapsed() >= CLOSE_PATIENCE {
-                closing.told = true;
-                tracing::warn!(
-                    channel = %self.name,
-                    call = closing.call,
-                    "the plugin has not come back from closing a comm; what it used stays with it"
-                );
-            }
-        }
-    }
-
-    /// Closes that have not returned and are still worth waiting for.
-    fn awaited_closes(&self) -> usize {
-        let awaited = |closing: &&Closing| {
-            !closing.thread.is_finished() && closing.since.elapsed() < CLOSE_PATIENCE
-        };
-        self.closing.iter().filter(awaited).count()
     }
 
     fn closed_error(&self) -> ChannelError {
@@ -420,12 +341,8 @@ impl Channel for PluginChannel {
     }
 
     fn poll(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
-        self.look_at_closing();
-        // Until its comm is closed the plugin may touch a request's memory.
-        if self.closing.is_empty() {
-            out.append(&mut self.failed);
-        }
-        if self.send.is_none() || self.in_flight() == 0 {
+        out.append(&mut self.failed);
+        if self.in_flight() == 0 {
             return Ok(());
         }
         let _entered = self
@@ -479,47 +396,49 @@ impl Channel for PluginChannel {
     }
 
     fn in_flight(&self) -> usize {
-        self.sends.len() + self.receives.len() + self.failed.len() + self.awaited_closes()
+        self.sends.len() + self.receives.len() + self.failed.len()
     }
 
     fn close(&mut self) {
+        let entered = self.memory.enter();
+        if let Err(error) = &entered {
+            tracing::warn!(channel = %self.name, %error, "entering the GPU's context to close");
+        }
         let mut receive = self.receive.take();
         if self.offload.as_ref().is_some_and(Offload::is_read) {
             // The plugin frees its pool with the comm: better a comm too many than a stray read.
             tracing::error!(channel = %self.name, "closed while its pool is read; one comm stays open");
             std::mem::forget(receive.take());
         }
+        // Closing a comm is the only way to get memory back from a plugin; registrations go after.
+        for result in [
+            self.send.take().map(SendComm::close),
+            receive.map(RecvComm::close),
+        ]
+        .into_iter()
+        .flatten()
+        {
+            if let Err(error) = result {
+                tracing::warn!(channel = %self.name, %error, "closing a comm of the plugin");
+            }
+        }
+        self.send_registrations.clear();
+        self.receive_registrations.clear();
         self.unconsumed.clear();
-        let (mut tokens, mut sources, mut targets) = (Vec::new(), Vec::new(), Vec::new());
-        for (token, source) in self.sends.drain(..) {
-            tokens.push(token);
-            sources.push(source);
-        }
-        for receiving in self.receives.drain(..) {
-            tokens.push(receiving.token);
-            targets.push(receiving.destination);
-        }
-        // Closing a comm is the only way to get memory back from a plugin; what it used goes after.
-        if let Some(send) = self.send.take() {
-            let held = (std::mem::take(&mut self.send_registrations), sources);
-            self.close_comm("closeSend", send, SendComm::close, held);
-        }
-        if let Some(receive) = receive {
-            let held = (std::mem::take(&mut self.receive_registrations), targets);
-            self.close_comm("closeRecv", receive, RecvComm::close, held);
-        } else {
-            self.receive_registrations.clear();
-        }
         let error = self.closed_error();
-        self.failed
-            .extend(tokens.into_iter().map(|token| Completion::Failed {
-                token,
-                error: error.clone(),
-            }));
+        let tokens = self
+            .sends
+            .drain(..)
+            .map(|(token, _)| token)
+            .chain(self.receives.drain(..).map(|receiving| receiving.token));
+        self.failed.extend(tokens.map(|token| Completion::Failed {
+            token,
+            error: error.clone(),
+        }));
     }
 
     fn closed(&self) -> bool {
-        self.send.is_none() && self.failed.is_empty() && self.awaited_closes() == 0
+        self.send.is_none() && self.failed.is_empty()
     }
 
     fn describe(&self) -> String {
