@@ -26,7 +26,7 @@ mod _tcpx {
     #[pymodule_export]
     use super::endpoint::{Endpoint, connect, generate_key};
     #[pymodule_export]
-    use super::logging::log_to;
+    use super::logging::{end_log, log_to};
     #[pymodule_export]
     use super::transfer::{PyReport, Transfer};
 

@@ -1,12 +1,14 @@
 //! The engine's log in Python's `logging`.
 //!
 //! A thread of its own takes the interpreter's lock; the engine's threads only fill a bounded
-//! queue, and count what finds no room.
+//! queue, and count what finds no room. The thread ends before the interpreter does: Python ends
+//! other threads by unwinding them, which Rust's frames do not bear.
 
 use std::fmt::Write as _;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::thread::JoinHandle;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -26,13 +28,25 @@ struct Record {
     text: String,
 }
 
+/// What the thread reads: a record, or nothing as its end.
+type Queue = SyncSender<Option<Record>>;
+
 struct Forward {
-    queue: SyncSender<Record>,
+    queue: Queue,
     lost: AtomicU64,
 }
 
+/// The thread that calls Python, and the process that it runs in.
+struct Delivery {
+    thread: JoinHandle<()>,
+    queue: Queue,
+    process: u32,
+}
+
+static DELIVERY: Mutex<Option<Delivery>> = Mutex::new(None);
+
 /// Passes records of `level` (a number of `logging`) and above to `emit(level, name, text)`, which a
-/// thread of this module calls. Once for a process.
+/// thread of this module calls until [`end_log`]. Once for a process.
 #[pyfunction]
 pub(crate) fn log_to(emit: Py<PyAny>, level: u32) -> PyResult<()> {
     static STARTED: OnceLock<()> = OnceLock::new();
@@ -48,20 +62,44 @@ pub(crate) fn log_to(emit: Py<PyAny>, level: u32) -> PyResult<()> {
     }
     let (queue, records) = sync_channel(QUEUE);
     let forward = Forward {
-        queue,
+        queue: queue.clone(),
         lost: AtomicU64::new(0),
     };
-    std::thread::Builder::new()
+    let thread = std::thread::Builder::new()
         .name("tcpx-log".to_owned())
         .spawn(move || deliver(&emit, &records))?;
+    *delivery() = Some(Delivery {
+        thread,
+        queue,
+        process: std::process::id(),
+    });
     tracing_subscriber::registry()
         .with(forward.with_filter(filter))
         .try_init()
         .map_err(|error| PyRuntimeError::new_err(error.to_string()))
 }
 
-fn deliver(emit: &Py<PyAny>, records: &Receiver<Record>) {
-    for record in records {
+/// Passes on what was logged so far, and ends the thread. Python calls it before it ends.
+#[pyfunction]
+pub(crate) fn end_log(py: Python<'_>) {
+    // A child of a fork has no such thread.
+    let ours = |delivery: &mut Delivery| delivery.process == std::process::id();
+    let Some(delivery) = delivery().take_if(ours) else {
+        return;
+    };
+    py.detach(|| {
+        // Both fail only where the thread has ended by itself.
+        let _ = delivery.queue.send(None);
+        let _ = delivery.thread.join();
+    });
+}
+
+fn delivery() -> std::sync::MutexGuard<'static, Option<Delivery>> {
+    DELIVERY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn deliver(emit: &Py<PyAny>, records: &Receiver<Option<Record>>) {
+    while let Ok(Some(record)) = records.recv() {
         let attached = Python::try_attach(|py| {
             let arguments = (record.level, record.target, record.text);
             if let Err(error) = emit.call1(py, arguments) {
@@ -95,7 +133,7 @@ impl<S: Subscriber> Layer<S> for Forward {
             target: event.metadata().target(),
             text: text.0,
         };
-        if let Err(TrySendError::Full(_)) = self.queue.try_send(record) {
+        if let Err(TrySendError::Full(_)) = self.queue.try_send(Some(record)) {
             self.lost.fetch_add(lost + 1, Ordering::Relaxed);
         }
     }

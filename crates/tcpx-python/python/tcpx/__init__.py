@@ -19,6 +19,7 @@ memory: do not write a source, or touch a destination, before its end.
 
 from __future__ import annotations
 
+import atexit
 import logging
 
 from . import _tcpx
@@ -70,7 +71,8 @@ __all__ = [
 def enable_logging(level: int = logging.INFO) -> None:
     """Passes the engine's log records of ``level`` and above to Python's ``logging``.
 
-    Records come under the logger ``tcpx``. Call it once, before the first connection.
+    Records come under the logger ``tcpx``. Call it once, before the first connection. Records
+    of the program's last moments are passed on before the interpreter ends.
     """
     logger = logging.getLogger("tcpx")
 
@@ -78,3 +80,4 @@ def enable_logging(level: int = logging.INFO) -> None:
         logger.getChild(target.replace("::", ".")).log(number, "%s", text)
 
     _tcpx.log_to(emit, level)
+    atexit.register(_tcpx.end_log)
