@@ -14,6 +14,7 @@ mod placed;
 mod settings;
 
 use crate::plan::Taper;
+use crate::window::Place;
 
 pub use decoder::FrameDecoder;
 pub use detail::Detail;
@@ -84,6 +85,32 @@ pub enum Frame {
         bytes: u64,
         /// The completion level the sender asks for.
         level: Level,
+    },
+    /// Sender to receiver, right before the announcement of the transfer: no receive of its tag is meant,
+    /// but this.
+    Destination {
+        /// The transfer, which is announced next.
+        transfer: TransferId,
+        /// Where it goes.
+        to: Destination,
+    },
+    /// Initiator to owner of a window: send this piece of it.
+    Get {
+        /// The initiator's name for the request, counted from 0.
+        request: u64,
+        /// Where the piece begins.
+        from: Place,
+        /// Its length in bytes.
+        bytes: u64,
+        /// The completion level that the initiator asks for.
+        level: Level,
+    },
+    /// Owner of a window to initiator: the piece is not sent.
+    RefuseGet {
+        /// The request.
+        request: u64,
+        /// Why.
+        reason: RefuseReason,
     },
     /// Receiver to sender: the transfer has a destination, send it.
     Grant {
@@ -233,6 +260,9 @@ impl Frame {
             Self::GrantAhead { .. } => 19,
             Self::Decline { .. } => 20,
             Self::Recall { .. } => 21,
+            Self::Destination { .. } => 22,
+            Self::Get { .. } => 23,
+            Self::RefuseGet { .. } => 24,
         }
     }
 
@@ -244,7 +274,7 @@ impl Frame {
 
 /// Name of a kind's number; `None` when no such kind exists.
 fn kind_name(kind: u8) -> Option<&'static str> {
-    const NAMES: [&str; 21] = [
+    const NAMES: [&str; 24] = [
         "settings",
         "setup",
         "ready",
@@ -266,8 +296,35 @@ fn kind_name(kind: u8) -> Option<&'static str> {
         "grant-ahead",
         "decline",
         "recall",
+        "destination",
+        "get",
+        "refuse-get",
     ];
     NAMES.get(usize::from(kind).checked_sub(1)?).copied()
+}
+
+/// Where a transfer goes that no receive was posted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// Into a window: a put.
+    Window {
+        /// Where it begins there.
+        place: Place,
+        /// A notification follows that is delivered behind it.
+        notified: bool,
+    },
+    /// To whoever asked for it: the answer to [`Frame::Get`].
+    Reply {
+        /// The request.
+        request: u64,
+    },
+    /// To the program, as bytes of a message.
+    Notification {
+        /// The first of the puts that come before it.
+        first: TransferId,
+        /// How many of them there are, with consecutive numbers.
+        count: u32,
+    },
 }
 
 /// Names a transfer; chosen by its sender, unique per direction, increasing by one.
@@ -315,6 +372,16 @@ pub enum RefuseReason {
     Shutdown,
     /// The matching receive's deadline passed.
     DeadlineExpired,
+    /// There is no such window, or its key is another one.
+    UnknownWindow,
+    /// The window's rights do not allow it.
+    NotPermitted,
+    /// The piece does not lie within the window.
+    OutOfRange,
+    /// The memory is in use, or cannot be had.
+    MemoryFailed,
+    /// A put that comes before the notification failed.
+    PutFailed,
 }
 
 /// Why a transfer is cancelled.

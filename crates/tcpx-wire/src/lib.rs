@@ -22,6 +22,7 @@ pub mod scatter;
 pub mod session;
 pub mod time;
 pub mod tokens;
+pub mod window;
 
 pub use chunk_header::{ChunkHeader, ChunkHeaderError};
 pub use descriptor::{Descriptor, Descriptors, EvenList, EvenPieces, Limits, ScatterError};
@@ -32,3 +33,4 @@ pub use scatter::{Fragment, ScatterList};
 pub use session::Session;
 pub use time::Time;
 pub use tokens::{TokenError, TokenSet};
+pub use window::{Place, Rights, WindowKey, WindowKeyError, WindowSecret};

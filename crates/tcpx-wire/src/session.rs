@@ -11,6 +11,8 @@
 //! are placed at their destination are acknowledged. Small transfers may travel in the announcement
 //! (eager) within the receiver's credit.
 //!
+//! Besides, each side may write into windows of the other and read from them (one-sided transfers).
+//!
 //! Every operation ends with exactly one [`Action::Complete`], and not before the data plane lets
 //! go of its memory, except where [`Memory::Held`] says otherwise.
 
@@ -28,6 +30,7 @@ mod incoming;
 mod liveness;
 mod matching;
 mod offers;
+mod one_sided;
 mod outgoing;
 mod posting;
 mod replies;
@@ -39,13 +42,15 @@ mod stream;
 mod tests;
 mod waiting;
 
-pub use action::{Action, Chunk, Completed, Memory, OperationId, ReceiveRequest, SendRequest};
+pub use action::{
+    Action, Chunk, Completed, GetRequest, Memory, OperationId, ReceiveRequest, SendRequest,
+};
 pub use config::{Agreed, CHUNK_GRAIN_BYTES, Config, Deadlines, MAX_TRANSFER_BYTES};
 pub use error::{
     AckProblem, ConnectionFailure, DataFailure, Delivered, EndCause, OperationError, RequestError,
     SessionError,
 };
-pub use stall::{OperationState, Owes, StallReport};
+pub use stall::{OperationKind, OperationState, Owes, StallReport};
 pub use waiting::Waiting;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -58,6 +63,7 @@ use ending::Ending;
 use incoming::Incoming;
 use liveness::Liveness;
 use matching::Matching;
+use one_sided::OneSided;
 use outgoing::Outgoing;
 use stream::ChunkStream;
 
@@ -92,6 +98,7 @@ pub struct Session {
     next_arrival: u64,
     receive_stream: ChunkStream,
     matching: Matching,
+    one_sided: OneSided,
     /// Grants ahead, from here and to here.
     given_ahead: GivenAhead,
     taken_ahead: TakenAhead,
@@ -131,6 +138,7 @@ impl Session {
             next_arrival: 0,
             receive_stream: ChunkStream::default(),
             matching: Matching::default(),
+            one_sided: OneSided::default(),
             given_ahead: GivenAhead::default(),
             taken_ahead: TakenAhead::default(),
             acks: Acks::default(),
@@ -380,6 +388,20 @@ impl Session {
     /// Whether chunks may go to the data channels.
     fn may_post(&self) -> bool {
         self.local_ready && self.peer_ready && !self.ended()
+    }
+
+    /// Whether so many sends, puts and notifications, and receives and gets, may start now.
+    ///
+    /// # Errors
+    /// The first bound that does not allow it.
+    pub fn check_rooms(&self, sends: usize, receives: usize) -> Result<(), RequestError> {
+        let receiving = self.receives.len() - self.one_sided.peers();
+        for (more, outstanding) in [(sends, self.sends.len()), (receives, receiving)] {
+            if more > 0 {
+                self.check_room(outstanding.saturating_add(more - 1))?;
+            }
+        }
+        Ok(())
     }
 
     fn check_room(&self, outstanding: usize) -> Result<(), RequestError> {

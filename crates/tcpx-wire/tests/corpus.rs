@@ -60,3 +60,8 @@ fn netlink_inputs_hold() {
 fn companion_inputs_hold() {
     replay("companion", targets::companion::run);
 }
+
+#[test]
+fn window_key_inputs_hold() {
+    replay("window_key", targets::window_key::run);
+}

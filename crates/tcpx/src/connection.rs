@@ -5,10 +5,11 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use tcpx_memory::{Access, After, Fence, InContext, Lease, MemoryKind, RegionSlice};
-use tcpx_net::{ChannelStats, Direction};
-use tcpx_wire::session::{Deadlines, OperationId, ReceiveRequest, SendRequest};
+use tcpx_net::ChannelStats;
+use tcpx_wire::session::{Deadlines, OperationId, OperationKind, ReceiveRequest, SendRequest};
 use tcpx_wire::{Level, Role, Tag};
 
+mod one_sided;
 mod patience;
 mod peer;
 mod shared;
@@ -19,6 +20,8 @@ use crate::error::Error;
 use crate::event::Event;
 use crate::transfer::{Transfer, TransferState};
 
+pub(crate) use one_sided::Deferred;
+pub use one_sided::{Batch, Get, Put};
 pub(crate) use patience::Patience;
 pub use peer::PeerInfo;
 pub(crate) use shared::Shared;
@@ -213,32 +216,15 @@ impl Send<'_> {
     /// operations run. Nothing was started then.
     pub fn start(self) -> Result<Transfer, Error> {
         self.0.start(Role::Sender, |core, request, lease, fence| {
-            let bytes = request.slice.len() as u64;
-            core.pace.answers(core.ticked());
-            let eager = if core.goes_at_once(bytes) {
-                core.read_small(lease, fence)?
-            } else {
-                None
-            };
-            let announced = eager.is_none();
-            if core.gpu.is_some() {
-                core.tick();
-            }
-            core.pace.sends(core.ticked());
             let request = SendRequest {
                 tag: Tag(request.tag),
-                bytes,
+                bytes: request.slice.len() as u64,
                 level: request.level,
                 deadlines: request.deadlines,
-                eager,
+                eager: None,
+                destination: None,
             };
-            let now = core.now();
-            let started = core.session.send(now, request);
-            if announced && let Ok(id) = &started {
-                core.expect(bytes, Direction::Out);
-                core.copy_soon(*id, bytes);
-            }
-            started.map_err(|error| core.request_error(error))
+            core.start_send(lease, fence, request)
         })
     }
 }
@@ -290,18 +276,7 @@ impl<'a> Request<'a> {
             _ => None,
         };
         let fence = self.fence(shared)?;
-        let access = match role {
-            Role::Sender => Access::Read,
-            Role::Receiver => Access::Write,
-        };
-        let start = self.slice.offset();
-        let range = start..start + self.slice.len();
-        let lease = || self.slice.region().lease(range.clone(), access);
-        let lease = lease().or_else(|error| {
-            // By a send whose answer the program has: its end may have been left behind that.
-            shared.end_lease_for_poll();
-            lease().map_err(|_| error)
-        })?;
+        let lease = self.lease(role)?;
         let total = match role {
             Role::Sender => self.slice.len() as u64,
             Role::Receiver => 0,
@@ -316,6 +291,10 @@ impl<'a> Request<'a> {
             core.foresee(fence.as_ref());
             let operation = NewOperation {
                 role,
+                kind: match role {
+                    Role::Sender => OperationKind::Send,
+                    Role::Receiver => OperationKind::Receive,
+                },
                 tag: self.tag,
                 lease,
                 fence,
@@ -331,7 +310,24 @@ impl<'a> Request<'a> {
             Ok(id)
         })??;
         let handle = Arc::clone(&self.connection.handle);
-        Ok(Transfer::new(state, operation, handle))
+        Ok(Transfer::new(state, operation.into(), handle))
+    }
+
+    /// Keeps others away from the memory.
+    fn lease(&self, role: Role) -> Result<Lease, Error> {
+        let access = match role {
+            Role::Sender => Access::Read,
+            Role::Receiver => Access::Write,
+        };
+        let start = self.slice.offset();
+        let range = start..start + self.slice.len();
+        let lease = || self.slice.region().lease(range.clone(), access);
+        let lease = lease().or_else(|error| {
+            // By a send whose answer the program has: its end may have been left behind that.
+            self.connection.handle.0.end_lease_for_poll();
+            lease().map_err(|_| error)
+        })?;
+        Ok(lease)
     }
 
     /// Captures, on the caller's thread, what the copy worker has to wait for.
@@ -346,16 +342,8 @@ impl<'a> Request<'a> {
                 }),
             };
         };
-        match &shared.gpu {
-            Some(gpu) if gpu.ordinal() == device => Ok(Some(Fence::take(gpu, self.after)?)),
-            other => Err(Error::Setting {
-                what: "memory of a transfer",
-                expected: other.as_ref().map_or_else(
-                    || "host memory, as the connection was opened without a GPU".to_owned(),
-                    |gpu| format!("memory of GPU {}", gpu.ordinal()),
-                ),
-                arrived: self.slice.kind().to_string(),
-            }),
-        }
+        shared.check_memory(MemoryKind::Cuda { device })?;
+        let gpu = shared.gpu.as_ref();
+        Ok(gpu.map(|gpu| Fence::take(gpu, self.after)).transpose()?)
     }
 }

@@ -11,6 +11,7 @@ mod eager;
 mod jobs;
 mod leaving;
 mod numbered;
+mod one_sided;
 mod operation;
 mod pace;
 mod posting;
@@ -44,6 +45,8 @@ use crate::sink::{Finished, Sink};
 use ahead::Ahead;
 use channels::{ChannelState, Channels};
 use numbered::Numbered;
+use one_sided::OneSided;
+pub(crate) use one_sided::{Notice, notice_memory};
 pub(crate) use operation::{NewOperation, Operation};
 use pace::Pace;
 pub(crate) use resume::Resume;
@@ -69,6 +72,7 @@ pub(crate) struct Core {
     pub(crate) gpu: Option<Gpu>,
     /// For payload of GPU memory that travels with its announcement.
     pub(crate) small: Option<SmallCopies>,
+    one_sided: OneSided,
     pub(crate) sink: Arc<Sink>,
     pub(crate) observer: Option<Arc<dyn Observer>>,
     pub(crate) peer: SocketAddr,
@@ -149,6 +153,7 @@ impl Core {
             unpacker: parts.unpacker,
             gpu: parts.gpu,
             small: parts.small,
+            one_sided: OneSided::default(),
             sink: parts.sink,
             observer: parts.observer,
             peer: parts.peer,
@@ -418,6 +423,7 @@ impl Core {
             channel.close();
         }
         self.ended = Some(how);
+        self.end_one_sided();
         self.ended_at = Some(Instant::now());
     }
 

@@ -1,6 +1,7 @@
 //! Errors of the engine: one line that names the peer, the operation and who owes the next step,
 //! and ends with what to do.
 
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -8,7 +9,8 @@ use std::time::Duration;
 use tcpx_memory::MemoryError;
 use tcpx_net::{ChannelError, IoError, NetworkError, SocketError};
 use tcpx_wire::session::{
-    ConnectionFailure, Delivered, EndCause, OperationError, RequestError, SessionError, StallReport,
+    ConnectionFailure, Delivered, EndCause, OperationError, OperationKind, RequestError,
+    SessionError, StallReport,
 };
 
 use crate::control::ControlEnd;
@@ -50,39 +52,39 @@ pub enum Error {
         capacity: u64,
     },
     /// Source and destination differ.
-    #[error("peer {peer} ({path}): tag {tag}: {error}")]
+    #[error("peer {peer} ({path}): {operation}: {error}")]
     Corrupt {
         /// The peer.
         peer: SocketAddr,
         /// The data path.
         path: String,
-        /// What it matched on.
-        tag: u64,
+        /// Which one.
+        operation: OperationName,
         /// Both checksums and what to do.
         error: Box<OperationError>,
     },
     /// This program cancelled the operation.
     #[error(
-        "peer {peer}: tag {tag}: cancelled by this program; {}",
+        "peer {peer}: {operation}: cancelled by this program; {}",
         delivered_words(delivered)
     )]
     Cancelled {
         /// The peer.
         peer: SocketAddr,
-        /// What it matched on.
-        tag: u64,
+        /// Which one.
+        operation: OperationName,
         /// What the destination holds.
         delivered: Delivered,
     },
     /// The operation failed for another reason.
-    #[error("peer {peer} ({path}): tag {tag}: {error}")]
+    #[error("peer {peer} ({path}): {operation}: {error}")]
     Operation {
         /// The peer.
         peer: SocketAddr,
         /// The data path.
         path: String,
-        /// What it matched on.
-        tag: u64,
+        /// Which one.
+        operation: OperationName,
         /// What happened.
         error: Box<OperationError>,
     },
@@ -191,6 +193,24 @@ impl From<tcpx_memory::CudaError> for Error {
     }
 }
 
+/// Names an operation in a message: by its tag where it has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OperationName {
+    /// What sort of operation it is.
+    pub kind: OperationKind,
+    /// What it matches on, if its kind does.
+    pub tag: u64,
+}
+
+impl fmt::Display for OperationName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind.has_tag() {
+            true => write!(f, "tag {}", self.tag),
+            false => self.kind.fmt(f),
+        }
+    }
+}
+
 /// What sort of error it is, for programs that decide by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -274,11 +294,13 @@ impl Error {
     /// The tag of the operation concerned, if there is one.
     pub fn tag(&self) -> Option<u64> {
         match self {
-            Self::Stalled { report, .. } => Some(report.tag.0),
-            Self::TooLarge { tag, .. }
-            | Self::Corrupt { tag, .. }
-            | Self::Cancelled { tag, .. }
-            | Self::Operation { tag, .. } => Some(*tag),
+            Self::Stalled { report, .. } => report.kind.has_tag().then_some(report.tag.0),
+            Self::TooLarge { tag, .. } => Some(*tag),
+            Self::Corrupt { operation, .. }
+            | Self::Cancelled { operation, .. }
+            | Self::Operation { operation, .. } => {
+                operation.kind.has_tag().then_some(operation.tag)
+            }
             Self::MemoryHeld { error } => error.tag(),
             _ => None,
         }
@@ -376,7 +398,7 @@ impl Error {
     pub(crate) fn operation(
         peer: SocketAddr,
         path: String,
-        tag: u64,
+        operation: OperationName,
         error: OperationError,
         held: bool,
     ) -> Self {
@@ -390,25 +412,25 @@ impl Error {
             },
             EndCause::TooLarge { bytes, capacity } => Self::TooLarge {
                 peer,
-                tag,
+                tag: operation.tag,
                 bytes,
                 capacity,
             },
             EndCause::Corrupt { .. } => Self::Corrupt {
                 peer,
                 path,
-                tag,
+                operation,
                 error: Box::new(error),
             },
             EndCause::Cancelled => Self::Cancelled {
                 peer,
-                tag,
+                operation,
                 delivered,
             },
             _ => Self::Operation {
                 peer,
                 path,
-                tag,
+                operation,
                 error: Box::new(error),
             },
         };

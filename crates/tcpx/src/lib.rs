@@ -42,6 +42,7 @@ mod endpoint;
 mod error;
 mod establish;
 mod event;
+mod notifications;
 mod options;
 mod path_news;
 mod progress_lease;
@@ -50,11 +51,12 @@ mod requests;
 mod sink;
 mod transfer;
 mod wait;
+mod window;
 
 pub use completion_queue::{Completion, CompletionQueue};
-pub use connection::{Connection, PeerInfo, Receive, Send};
+pub use connection::{Batch, Connection, Get, PeerInfo, Put, Receive, Send};
 pub use endpoint::Endpoint;
-pub use error::{Error, ErrorKind};
+pub use error::{Error, ErrorKind, OperationName};
 pub use event::{ChunkEvent, Event, Observer};
 pub use options::Options;
 pub use report::{Progress, Report};
@@ -63,8 +65,9 @@ pub use tcpx_memory::{
 };
 pub use tcpx_net::{Auth, Congestion, Network, NetworkError, Refusals, TcpNetwork};
 pub use tcpx_wire::session::Deadlines;
-pub use tcpx_wire::{Key, Level, Role};
+pub use tcpx_wire::{Key, Level, Rights, Role, WindowKey, WindowKeyError};
 pub use transfer::{Transfer, wait_any};
+pub use window::Window;
 
 /// The examples of the guide, compiled with those of the documentation.
 #[cfg(doctest)]

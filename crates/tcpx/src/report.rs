@@ -32,6 +32,26 @@ pub struct Report {
     pub digest: Option<u32>,
 }
 
+impl Report {
+    /// Of two operations that ran together.
+    pub(crate) fn join(self, other: Self) -> Self {
+        let elapsed = self.elapsed.max(other.elapsed);
+        let (wire, unpack) = (self.wire.max(other.wire), self.unpack.max(other.unpack));
+        Self {
+            bytes: self.bytes + other.bytes,
+            level: self.level.min(other.level),
+            chunks: self.chunks + other.chunks,
+            fragments: self.fragments + other.fragments,
+            elapsed,
+            wire,
+            unpack,
+            wait: elapsed.saturating_sub(wire + unpack),
+            unpack_method: self.unpack_method.or(other.unpack_method),
+            digest: None,
+        }
+    }
+}
+
 /// How far a transfer is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {

@@ -19,12 +19,19 @@ pub(crate) struct Requests {
 #[derive(Default)]
 struct Asked {
     cancels: Vec<OperationId>,
+    revokes: Vec<u64>,
     close: bool,
 }
 
 impl Requests {
-    pub(crate) fn cancel(&self, operation: OperationId) {
-        self.lock().cancels.push(operation);
+    pub(crate) fn cancel(&self, operations: impl Iterator<Item = OperationId>) {
+        self.lock().cancels.extend(operations);
+        self.any.store(true, Ordering::Release);
+    }
+
+    /// Closes a window.
+    pub(crate) fn revoke(&self, window: u64) {
+        self.lock().revokes.push(window);
         self.any.store(true, Ordering::Release);
     }
 
@@ -43,6 +50,9 @@ impl Requests {
         let now = core.now();
         for operation in asked.cancels {
             core.session.cancel(now, operation);
+        }
+        for window in asked.revokes {
+            core.revoke(window);
         }
         if asked.close {
             core.session.close(now);

@@ -21,7 +21,7 @@ use crate::wait::deadline;
 /// How often a waiting thread makes sure that the engine lives.
 const LIVENESS_CHECK: Duration = Duration::from_secs(1);
 
-/// A running send or receive.
+/// A running send, receive, put, get, or batch.
 ///
 /// Its end can be waited for in four ways: [`wait`](Self::wait) and
 /// [`wait_timeout`](Self::wait_timeout) for this one, [`wait_any`] for the first of several, a
@@ -76,10 +76,39 @@ const LIVENESS_CHECK: Duration = Duration::from_secs(1);
 /// ```
 pub struct Transfer {
     pub(crate) state: Arc<TransferState>,
-    pub(crate) operation: OperationId,
+    operations: Operations,
     pub(crate) connection: Arc<Handle>,
     /// A queue waits for its end.
     is_queued: bool,
+}
+
+/// What a transfer consists of.
+#[derive(Debug, Default)]
+pub(crate) struct Operations {
+    first: Option<OperationId>,
+    others: Vec<OperationId>,
+}
+
+impl Operations {
+    pub(crate) fn push(&mut self, operation: OperationId) {
+        match self.first {
+            None => self.first = Some(operation),
+            Some(_) => self.others.push(operation),
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = OperationId> {
+        self.first.into_iter().chain(self.others.iter().copied())
+    }
+}
+
+impl From<OperationId> for Operations {
+    fn from(only: OperationId) -> Self {
+        Self {
+            first: Some(only),
+            others: Vec::new(),
+        }
+    }
 }
 
 /// What the engine and the handle share.
@@ -87,6 +116,8 @@ pub struct Transfer {
 pub(crate) struct TransferState {
     inner: Mutex<Inner>,
     ended: Condvar,
+    /// Several operations make it up.
+    is_batch: bool,
     /// There is an outcome; for looking without the lock.
     has_ended: AtomicBool,
 }
@@ -95,6 +126,9 @@ pub(crate) struct TransferState {
 struct Inner {
     /// Threads that sleep until the end.
     sleeping: usize,
+    /// Operations that have not ended, and the reports of those that have.
+    running: usize,
+    report: Option<Report>,
     outcome: Option<Result<Report, Error>>,
     progress: Progress,
     /// Who is notified of the end, and as long as somebody is to be, what keeps the engine's thread
@@ -110,9 +144,17 @@ enum Notify {
 
 impl TransferState {
     pub(crate) fn new(total: u64) -> Arc<Self> {
+        Self::of_parts(total, 1)
+    }
+
+    /// Of so many operations, which end together.
+    pub(crate) fn of_parts(total: u64, parts: usize) -> Arc<Self> {
         Arc::new(Self {
+            is_batch: parts > 1,
             inner: Mutex::new(Inner {
                 sleeping: 0,
+                running: parts,
+                report: None,
                 outcome: None,
                 progress: Progress {
                     bytes_done: 0,
@@ -129,11 +171,30 @@ impl TransferState {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the operation; only the first outcome counts. The caller wakes the waker that this
-    /// returns when it holds no lock any more: waking runs the program's code.
+    /// Ends one of the operations, with a report unless it only follows the others. The transfer ends
+    /// with the last of them, or with the first error; only the first outcome counts. The caller
+    /// wakes the waker that this returns when it holds no lock any more: waking runs the program's
+    /// code.
     #[must_use]
-    pub(crate) fn end(&self, outcome: Result<Report, Error>) -> Option<Waker> {
+    pub(crate) fn end(&self, outcome: Result<Option<Report>, Error>) -> Option<Waker> {
         let mut inner = self.lock();
+        inner.running = inner.running.saturating_sub(1);
+        let outcome = match outcome {
+            Ok(report) => {
+                let report = match (inner.report.take(), report) {
+                    (Some(all), Some(one)) => Some(all.join(one)),
+                    (all, one) => all.or(one),
+                };
+                match report {
+                    Some(report) if inner.running == 0 => Ok(report),
+                    report => {
+                        inner.report = report;
+                        return None;
+                    }
+                }
+            }
+            Err(error) => Err(error),
+        };
         inner.outcome.get_or_insert(outcome);
         self.has_ended.store(true, Ordering::Release);
         if inner.sleeping > 0 {
@@ -157,7 +218,10 @@ impl TransferState {
     }
 
     pub(crate) fn set_total(&self, total: u64) {
-        self.lock().progress.bytes_total = total;
+        // That of a batch is known from its start.
+        if !self.is_batch {
+            self.lock().progress.bytes_total = total;
+        }
     }
 
     pub(crate) fn add_done(&self, bytes: u64) {
@@ -205,15 +269,20 @@ impl TransferState {
 impl Transfer {
     pub(crate) fn new(
         state: Arc<TransferState>,
-        operation: OperationId,
+        operations: Operations,
         connection: Arc<Handle>,
     ) -> Self {
         Self {
             state,
-            operation,
+            operations,
             connection,
             is_queued: false,
         }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn only_operation(&self) -> OperationId {
+        self.operations.first.unwrap()
     }
 
     /// The outcome, or `None` while the operation runs. Never blocks.
@@ -314,7 +383,7 @@ impl Transfer {
     /// A message that the peer sends to a receive at this very moment ends with it: its send fails,
     /// and says why.
     pub fn cancel(&self) {
-        self.connection.0.cancel(self.operation);
+        self.connection.0.cancel(self.operations.iter());
     }
 
     /// The outcome, or [`Poll::Pending`] after noting the task that is woken at the end; that of
@@ -429,7 +498,7 @@ impl Drop for Transfer {
 impl fmt::Debug for Transfer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Transfer")
-            .field("operation", &self.operation)
+            .field("operations", &self.operations)
             .field("progress", &self.progress())
             .finish_non_exhaustive()
     }

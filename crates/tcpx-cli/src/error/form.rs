@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use tcpx_wire::session::{
-    Delivered, OperationError, Owes, RequestError, SessionError, StallReport,
+    Delivered, OperationError, OperationKind, Owes, RequestError, SessionError, StallReport,
 };
 use tcpx_wire::{Role, Tag};
 
@@ -31,6 +31,7 @@ fn system() -> io::Error {
 
 fn stall() -> Box<StallReport> {
     Box::new(StallReport {
+        kind: OperationKind::Send,
         role: Role::Sender,
         tag: Tag(42),
         transfer: None,
@@ -132,7 +133,10 @@ fn engine() -> Vec<tcpx::Error> {
     let operation = |cause| tcpx::Error::Operation {
         peer,
         path: "tcp".into(),
-        tag: 42,
+        operation: tcpx::OperationName {
+            kind: OperationKind::Send,
+            tag: 42,
+        },
         error: Box::new(OperationError {
             cause,
             delivered: Delivered::Partial { bytes: 4096 },

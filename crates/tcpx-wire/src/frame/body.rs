@@ -1,11 +1,12 @@
 //! Body bytes to frame.
 
 use super::{
-    CancelReason, Detail, EAGER, Frame, FrameError, GoodbyeReason, Grant, Level, MAX_EAGER_BYTES,
-    MAX_SETUP_BYTES, Payload, PlacedChunks, RefuseReason, Role, Settings, Tag, TransferId,
-    kind_name,
+    CancelReason, Destination, Detail, EAGER, Frame, FrameError, GoodbyeReason, Grant, Level,
+    MAX_EAGER_BYTES, MAX_SETUP_BYTES, Payload, PlacedChunks, RefuseReason, Role, Settings, Tag,
+    TransferId, kind_name,
 };
 use crate::plan::Taper;
+use crate::window::{Place, WindowSecret};
 
 /// Reads the body of a frame of the given kind; a payload takes the buffer `spare`, and `of_payload` is the
 /// CRC32C of that of an eager frame, where it is known.
@@ -99,6 +100,20 @@ pub(super) fn parse(
         21 => Frame::Recall {
             epoch: body.u32("epoch")?,
         },
+        22 => Frame::Destination {
+            transfer: body.transfer()?,
+            to: body.destination()?,
+        },
+        23 => Frame::Get {
+            request: body.u64("request")?,
+            from: body.place()?,
+            bytes: body.u64("bytes")?,
+            level: body.level()?,
+        },
+        24 => Frame::RefuseGet {
+            request: body.u64("request")?,
+            reason: body.refuse_reason()?,
+        },
         _ => return Err(FrameError::Kind { arrived: kind }),
     };
     match body.rest.len() {
@@ -149,8 +164,38 @@ impl<'a> Body<'a> {
             (1, 0) => Ok(RefuseReason::Cancelled),
             (2, 0) => Ok(RefuseReason::Shutdown),
             (3, 0) => Ok(RefuseReason::DeadlineExpired),
-            (1..=3, arrived) => Err(self.value("capacity", "0 for this reason", arrived)),
-            (arrived, _) => Err(self.value("reason", "0 to 3", arrived.into())),
+            (4, 0) => Ok(RefuseReason::UnknownWindow),
+            (5, 0) => Ok(RefuseReason::NotPermitted),
+            (6, 0) => Ok(RefuseReason::OutOfRange),
+            (7, 0) => Ok(RefuseReason::MemoryFailed),
+            (8, 0) => Ok(RefuseReason::PutFailed),
+            (1..=8, arrived) => Err(self.value("capacity", "0 for this reason", arrived)),
+            (arrived, _) => Err(self.value("reason", "0 to 8", arrived.into())),
+        }
+    }
+
+    fn place(&mut self) -> Result<Place, FrameError> {
+        Ok(Place {
+            window: self.u64("window")?,
+            secret: WindowSecret::from_bytes(self.array("secret")?),
+            offset: self.u64("offset")?,
+        })
+    }
+
+    fn destination(&mut self) -> Result<Destination, FrameError> {
+        match self.u8("destination")? {
+            0 => Ok(Destination::Window {
+                place: self.place()?,
+                notified: self.bool("notified")?,
+            }),
+            1 => Ok(Destination::Reply {
+                request: self.u64("request")?,
+            }),
+            2 => Ok(Destination::Notification {
+                first: self.transfer()?,
+                count: self.u32("count")?,
+            }),
+            arrived => Err(self.value("destination", "0 to 2", arrived.into())),
         }
     }
 

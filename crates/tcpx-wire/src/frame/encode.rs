@@ -1,10 +1,11 @@
 //! Frame to bytes.
 
 use super::{
-    Detail, EAGER_FIELDS, EncodeError, Frame, Grant, HEADER_BYTES, MAGIC, MAX_BODY_BYTES,
-    MAX_EAGER_BYTES, MAX_SETUP_BYTES, RefuseReason, Settings,
+    Destination, Detail, EAGER_FIELDS, EncodeError, Frame, Grant, HEADER_BYTES, MAGIC,
+    MAX_BODY_BYTES, MAX_EAGER_BYTES, MAX_SETUP_BYTES, RefuseReason, Settings,
 };
 use crate::crc::{Joiner, crc32c};
+use crate::window::Place;
 
 /// Appends the frame's bytes to `out`.
 ///
@@ -122,15 +123,27 @@ fn body(frame: &Frame, out: &mut Vec<u8>) {
         }
         Frame::Recall { epoch } => body.put(epoch.to_le_bytes()),
         Frame::Refuse { transfer, reason } => {
-            let (reason, capacity) = match reason {
-                RefuseReason::TooLarge { capacity } => (0, *capacity),
-                RefuseReason::Cancelled => (1, 0),
-                RefuseReason::Shutdown => (2, 0),
-                RefuseReason::DeadlineExpired => (3, 0),
-            };
             body.put(transfer.0.to_le_bytes());
-            body.put([reason]);
-            body.put(u64::to_le_bytes(capacity));
+            body.refuse_reason(*reason);
+        }
+        Frame::Destination { transfer, to } => {
+            body.put(transfer.0.to_le_bytes());
+            body.destination(to);
+        }
+        Frame::Get {
+            request,
+            from,
+            bytes,
+            level,
+        } => {
+            body.put(request.to_le_bytes());
+            body.place(from);
+            body.put(bytes.to_le_bytes());
+            body.put([*level as u8]);
+        }
+        Frame::RefuseGet { request, reason } => {
+            body.put(request.to_le_bytes());
+            body.refuse_reason(*reason);
         }
         Frame::Eager {
             transfer,
@@ -208,6 +221,47 @@ impl Body<'_> {
         if let Some(taper) = taper {
             self.put([taper.halvings()]);
             self.put(taper.each().to_le_bytes());
+        }
+    }
+
+    fn refuse_reason(&mut self, reason: RefuseReason) {
+        let (reason, capacity) = match reason {
+            RefuseReason::TooLarge { capacity } => (0, capacity),
+            RefuseReason::Cancelled => (1, 0),
+            RefuseReason::Shutdown => (2, 0),
+            RefuseReason::DeadlineExpired => (3, 0),
+            RefuseReason::UnknownWindow => (4, 0),
+            RefuseReason::NotPermitted => (5, 0),
+            RefuseReason::OutOfRange => (6, 0),
+            RefuseReason::MemoryFailed => (7, 0),
+            RefuseReason::PutFailed => (8, 0),
+        };
+        self.put([reason]);
+        self.put(u64::to_le_bytes(capacity));
+    }
+
+    fn place(&mut self, place: &Place) {
+        self.put(place.window.to_le_bytes());
+        self.put(*place.secret.as_bytes());
+        self.put(place.offset.to_le_bytes());
+    }
+
+    fn destination(&mut self, to: &Destination) {
+        match to {
+            Destination::Window { place, notified } => {
+                self.put([0]);
+                self.place(place);
+                self.put([u8::from(*notified)]);
+            }
+            Destination::Reply { request } => {
+                self.put([1]);
+                self.put(request.to_le_bytes());
+            }
+            Destination::Notification { first, count } => {
+                self.put([2]);
+                self.put(first.0.to_le_bytes());
+                self.put(count.to_le_bytes());
+            }
         }
     }
 

@@ -2,7 +2,8 @@
 
 use super::config::Deadlines;
 use super::error::{ConnectionFailure, OperationError};
-use crate::frame::{Level, Settings, Tag, TransferId};
+use crate::frame::{Destination, Level, Settings, Tag, TransferId};
+use crate::window::Place;
 
 /// Names one send or receive of this side; never reused within a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -45,6 +46,21 @@ pub struct SendRequest {
     /// The payload, where the caller can read it and
     /// [`Session::eager_allowed`](super::Session::eager_allowed) says yes.
     pub eager: Option<Vec<u8>>,
+    /// Where it goes instead of a receive of its tag: the tag means nothing then.
+    pub destination: Option<Destination>,
+}
+
+/// A get: a piece of a window of the peer is sent to here.
+#[derive(Clone, Copy, Debug)]
+pub struct GetRequest {
+    /// Where the piece begins.
+    pub from: Place,
+    /// Its length in bytes, which the destination can hold.
+    pub bytes: u64,
+    /// As for a receive.
+    pub level: Level,
+    /// Its own deadlines; `None` takes those of the [`Config`](super::Config).
+    pub deadlines: Option<Deadlines>,
 }
 
 /// A receive.
@@ -135,6 +151,40 @@ pub enum Action {
         operation: OperationId,
         /// Length of the transfer in bytes.
         bytes: u64,
+    },
+    /// The peer puts into a window: answer [`accept`](super::Session::accept) once the memory is at
+    /// the operation's disposal, or [`refuse_arrival`](super::Session::refuse_arrival).
+    PutArrives {
+        /// The transfer.
+        transfer: TransferId,
+        /// The window, which allows it.
+        window: u64,
+        /// Where it begins there.
+        offset: u64,
+        /// Its length in bytes.
+        bytes: u64,
+    },
+    /// The peer notifies the program, and every put before it is placed: answer as for a put, at
+    /// any time. Until then it costs the peer's eager credit.
+    NotificationArrives {
+        /// The transfer.
+        transfer: TransferId,
+        /// Its length in bytes.
+        bytes: u64,
+    },
+    /// The peer asks for a piece of a window: answer with a [`send`](super::Session::send) to
+    /// [`Destination::Reply`], or [`refuse_get`](super::Session::refuse_get).
+    GetArrives {
+        /// The peer's number of the request.
+        request: u64,
+        /// The window, which allows it.
+        window: u64,
+        /// Where the piece begins there.
+        offset: u64,
+        /// Its length in bytes.
+        bytes: u64,
+        /// The completion level that the peer asks for.
+        level: Level,
     },
     /// Give the chunk to its channel; answer
     /// [`chunk_sent`](super::Session::chunk_sent) when the source may be reused.

@@ -5,6 +5,7 @@ use super::action::{Action, OperationId};
 use super::ahead::Foresight;
 use super::error::{DataFailure, Delivered, EndCause};
 use super::incoming::ReceiveStage;
+use super::one_sided::Origin;
 use super::outgoing::SendStage;
 use crate::frame::{CancelReason, Detail, Frame, Role, TransferId};
 use crate::time::Time;
@@ -44,7 +45,7 @@ impl Cancelling {
 /// What the peer is told about the cause; nothing where it knows already or cannot be told.
 fn for_peer(cause: &EndCause) -> Option<(CancelReason, Detail)> {
     let reason = match cause {
-        EndCause::Cancelled => CancelReason::Requested,
+        EndCause::Cancelled | EndCause::Revoked => CancelReason::Requested,
         EndCause::Stalled(report) | EndCause::DeadlinePassed(report) => {
             return Some((CancelReason::DeadlineExpired, report.to_string().into()));
         }
@@ -140,7 +141,9 @@ impl Session {
             return;
         };
         let Some(matched) = &receive.matched else {
-            self.matching.remove_receive(receive.tag, operation);
+            if receive.origin == Origin::Posted {
+                self.matching.remove_receive(receive.tag, operation);
+            }
             return self.end_receive(operation, Err((cause, Delivered::None)));
         };
         let foresight = matched.foresight;
@@ -185,7 +188,8 @@ impl Session {
         reason: CancelReason,
         detail: &Detail,
     ) {
-        if let Some(arrival) = self.matching.remove_arrival(transfer)
+        let waiting = self.matching.remove_arrival(transfer);
+        if let Some(arrival) = waiting.or_else(|| self.take_arrival(transfer))
             && arrival.eager.is_some()
         {
             self.return_credit(arrival.bytes);

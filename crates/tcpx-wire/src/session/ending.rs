@@ -45,6 +45,7 @@ impl Session {
                 self.refuse(arrival, RefuseReason::Shutdown);
             }
         }
+        self.refuse_one_sided();
         while let Some((_, operation)) = self.matching.first_receive() {
             self.begin_cancel_receive(now, operation, EndCause::Closed);
         }
@@ -117,6 +118,7 @@ impl Session {
             reported: false,
         };
         self.matching.clear();
+        self.one_sided.clear();
         self.forget_acks();
         let sends: Vec<_> = self.sends.keys().copied().collect();
         for transfer in sends {
@@ -127,7 +129,7 @@ impl Session {
             if send.completed {
                 let operation = OperationId::send(transfer);
                 self.timers.disarm(&mut send.clock, operation);
-                self.sends.remove(&transfer);
+                self.remove_send(transfer);
             } else if send.cancel.is_some() {
                 self.settle_send(now, transfer);
             } else {

@@ -47,6 +47,12 @@ pub enum RequestError {
         /// The bound.
         most: usize,
     },
+    /// There is no get of the peer to answer.
+    #[error("the peer does not wait for an answer to its get {request}; answer each get once")]
+    NotAsked {
+        /// The get's number.
+        request: u64,
+    },
     /// The session closes or has ended.
     #[error("the connection is closing or closed; connect again")]
     Closed,
@@ -173,6 +179,14 @@ pub enum SessionError {
         /// The bound.
         limit: usize,
     },
+    /// Too many one-sided transfers at a time.
+    #[error(
+        "the peer has {limit} puts, gets or notifications under way, the most allowed; {REPORT}"
+    )]
+    TooManyOneSided {
+        /// The bound.
+        limit: usize,
+    },
     /// The heartbeats of a peer count up by one.
     #[error("heartbeat: expected {expected}, {arrived} arrived; {REPORT}")]
     Heartbeat {
@@ -259,7 +273,7 @@ pub enum EndCause {
         capacity: u64,
     },
     /// The receiver does not take the transfer.
-    #[error("the receiver refused the transfer: {}; send again when it is ready", refusal(*reason))]
+    #[error("the peer refused the transfer: {}", refusal(*reason))]
     Refused {
         /// Its reason.
         reason: RefuseReason,
@@ -267,6 +281,9 @@ pub enum EndCause {
     /// [`Session::cancel`](super::Session::cancel).
     #[error("cancelled by this program; start it again if the data is still wanted")]
     Cancelled,
+    /// [`Session::revoke`](super::Session::revoke) of its window.
+    #[error("its window was revoked")]
+    Revoked,
     /// The peer ended it.
     #[error("the peer's {} ended it, {}: {detail}; look at the peer's side", role(*from), cancellation(*reason))]
     PeerCancelled {
@@ -406,10 +423,23 @@ fn at(standing: Option<&StallReport>) -> String {
 
 fn refusal(reason: RefuseReason) -> &'static str {
     match reason {
-        RefuseReason::TooLarge { .. } => "it is too large",
-        RefuseReason::Cancelled => "its receive was cancelled",
-        RefuseReason::Shutdown => "it shuts down",
-        RefuseReason::DeadlineExpired => "its receive's deadline passed",
+        RefuseReason::TooLarge { .. } => "it is too large; post a receive that is large enough",
+        RefuseReason::Cancelled => "its receive was cancelled; send again when it is ready",
+        RefuseReason::Shutdown => "it shuts down; connect again",
+        RefuseReason::DeadlineExpired => "its receive's deadline passed; allow more time there",
+        RefuseReason::UnknownWindow => {
+            "its window does not exist, or was revoked; get a new key from the window's owner"
+        }
+        RefuseReason::NotPermitted => {
+            "the window does not allow it; have it exposed with the rights that you need"
+        }
+        RefuseReason::OutOfRange => {
+            "it does not lie within the window; check offset and length against the window's key"
+        }
+        RefuseReason::MemoryFailed => {
+            "its memory is in use or cannot be reached; look at the peer's log"
+        }
+        RefuseReason::PutFailed => "a put before the notification failed; look at its error",
     }
 }
 

@@ -78,6 +78,14 @@ impl Session {
                 };
                 return self.arrived(now, "eager", arrival);
             }
+            Frame::Destination { transfer, to } => return self.destined(transfer, to),
+            Frame::Get {
+                request,
+                from,
+                bytes,
+                level,
+            } => return self.asked_for(request, from, bytes, level),
+            Frame::RefuseGet { request, reason } => return self.get_refused(request, reason),
             Frame::Grant { transfer, grant } => return self.granted(now, transfer, grant),
             Frame::GrantAhead {
                 transfer,

@@ -6,6 +6,8 @@ use super::cancel::Cancelling;
 use super::chunk_set::ChunkSet;
 use super::clock::OperationClock;
 use super::error::{DataFailure, EndCause, RequestError, SessionError};
+use super::matching::Arrival;
+use super::one_sided::Origin;
 use super::stream::Plan;
 use super::{Session, unexpected};
 use crate::frame::{Frame, Level, Tag, TransferId};
@@ -13,6 +15,7 @@ use crate::time::Time;
 
 #[derive(Debug)]
 pub(super) struct Incoming {
+    pub(super) origin: Origin,
     pub(super) tag: Tag,
     pub(super) capacity: u64,
     pub(super) asked: Level,
@@ -24,6 +27,19 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
+    pub(super) fn new(origin: Origin, capacity: u64, asked: Level, clock: OperationClock) -> Self {
+        Self {
+            origin,
+            tag: Tag(0),
+            capacity,
+            asked,
+            clock,
+            completed: false,
+            matched: None,
+            cancel: None,
+        }
+    }
+
     /// Its transfer, unless it was only granted ahead of that.
     pub(super) fn begun(&self) -> Option<&Matched> {
         let matched = self.matched.as_ref()?;
@@ -38,7 +54,8 @@ impl Incoming {
 
     /// It waits for its transfer, and for nothing else.
     pub(super) fn waits(&self) -> bool {
-        self.matched.is_none() && self.cancel.is_none() && !self.completed
+        let is_posted = self.origin == Origin::Posted;
+        is_posted && self.matched.is_none() && self.cancel.is_none() && !self.completed
     }
 }
 
@@ -114,7 +131,7 @@ impl Session {
         now: Time,
         request: ReceiveRequest,
     ) -> Result<OperationId, RequestError> {
-        self.check_room(self.receives.len())?;
+        self.check_room(self.receives.len() - self.one_sided.peers())?;
         let ReceiveRequest {
             tag,
             capacity,
@@ -126,18 +143,12 @@ impl Session {
         let mut clock = OperationClock::new(deadlines.unwrap_or(self.config.deadlines), now);
         let due = clock.due();
         self.timers.arm(&mut clock, operation, due);
-        self.receives.insert(
-            operation,
-            Incoming {
-                tag,
-                capacity,
-                asked: level.max(Level::Placed),
-                clock,
-                completed: false,
-                matched: None,
-                cancel: None,
-            },
-        );
+        let level = level.max(Level::Placed);
+        let receive = Incoming {
+            tag,
+            ..Incoming::new(Origin::Posted, capacity, level, clock)
+        };
+        self.receives.insert(operation, receive);
         let arrival = match self.given_ahead.holds_matching() {
             true => None,
             false => self.matching.take_arrival(tag),
@@ -148,6 +159,23 @@ impl Session {
         }
         self.grant_ahead();
         Ok(operation)
+    }
+
+    /// An operation for a transfer of the peer that no receive was posted for.
+    pub(super) fn insert_receive(
+        &mut self,
+        now: Time,
+        origin: Origin,
+        arrival: &Arrival,
+    ) -> OperationId {
+        let operation = OperationId::receive(self.next_receive);
+        self.next_receive += 1;
+        let mut clock = OperationClock::new(self.config.deadlines, now);
+        let due = clock.due();
+        self.timers.arm(&mut clock, operation, due);
+        let receive = Incoming::new(origin, arrival.bytes, Level::Placed, clock);
+        self.receives.insert(operation, receive);
+        operation
     }
 
     pub(super) fn receive_chunk_arrived(

@@ -21,6 +21,7 @@ impl Session {
         arrival: Arrival,
     ) -> Result<(), SessionError> {
         let transfer = arrival.transfer;
+        let to = self.destination_of(frame, transfer)?;
         if self.comes_late(&arrival) {
             return Ok(());
         }
@@ -56,7 +57,7 @@ impl Session {
             }
             self.eager_held = used;
         }
-        if self.was_granted_ahead(now, &arrival) {
+        if self.was_granted_ahead(now, &arrival, to.is_some()) {
             self.grant_ahead();
             return Ok(());
         }
@@ -64,6 +65,9 @@ impl Session {
         if self.closing() {
             self.refuse(arrival, RefuseReason::Shutdown);
             return Ok(());
+        }
+        if let Some(to) = to {
+            return self.arrived_at(now, frame, arrival, to);
         }
         let mut limit = self.config.max_operations;
         let receive = if self.given_ahead.holds_matching() {

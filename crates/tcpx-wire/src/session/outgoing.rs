@@ -8,11 +8,15 @@ use super::clock::OperationClock;
 use super::config::MAX_TRANSFER_BYTES;
 use super::error::{DataFailure, RequestError};
 use super::stream::Plan;
-use crate::frame::{Frame, Level, Payload, Tag, TransferId};
+use crate::frame::{Destination, Frame, Level, Payload, Tag, TransferId};
 use crate::time::Time;
 
 #[derive(Debug)]
 pub(super) struct Outgoing {
+    /// Where it goes instead of a receive of its tag.
+    pub(super) destination: Option<Destination>,
+    /// The window of this side that it is read from.
+    pub(super) window: Option<u64>,
     pub(super) tag: Tag,
     pub(super) bytes: u64,
     pub(super) asked: Level,
@@ -94,6 +98,14 @@ impl Outgoing {
         }
     }
 
+    /// The peer has all of its chunks.
+    pub(super) fn is_acked(&self) -> bool {
+        match &self.stage {
+            SendStage::Granted(granted) => granted.all_acked(),
+            SendStage::Announced | SendStage::Eager(_) => false,
+        }
+    }
+
     /// It needs to hear that its chunks were sent, and not only that they were placed.
     pub(super) fn waits_for_sent(&self) -> bool {
         let SendStage::Granted(granted) = &self.stage else {
@@ -161,13 +173,22 @@ impl Session {
         now: Time,
         request: SendRequest,
     ) -> Result<OperationId, RequestError> {
-        self.check_room(self.sends.len())?;
+        match request.destination {
+            // What earlier operations lead to is bounded by them, and a close finishes it.
+            Some(Destination::Reply { .. } | Destination::Notification { .. }) => {
+                if self.ended() || self.goodbye_sent() {
+                    return Err(RequestError::Closed);
+                }
+            }
+            _ => self.check_room(self.sends.len())?,
+        }
         let SendRequest {
             tag,
             bytes,
             level,
             deadlines,
             eager,
+            destination,
         } = request;
         if bytes > MAX_TRANSFER_BYTES {
             return Err(RequestError::TooLong { bytes });
@@ -182,9 +203,17 @@ impl Session {
         }
         let transfer = TransferId(self.next_send);
         let eager = eager.filter(|_| self.eager_allowed(bytes));
-        let ahead = self.take_ahead(tag, bytes, level, eager.is_some());
+        let window = match destination {
+            Some(Destination::Reply { request }) => Some(self.begin_reply(request)?),
+            _ => None,
+        };
+        let is_plain = eager.is_none() && destination.is_none();
+        let ahead = self.take_ahead(tag, bytes, level, !is_plain);
         let says_so = self.config.announces_granted && self.send_stream.is_idle();
         self.next_send += 1;
+        if let Some(to) = destination {
+            self.transmit.push_back(Frame::Destination { transfer, to });
+        }
         let stage = match eager {
             Some(payload) => {
                 self.eager_used += bytes;
@@ -220,6 +249,8 @@ impl Session {
         self.sends.insert(
             transfer,
             Outgoing {
+                destination,
+                window,
                 tag,
                 bytes,
                 asked: level,

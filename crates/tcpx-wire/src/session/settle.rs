@@ -6,6 +6,7 @@ use super::ahead::Foresight;
 use super::clock::Expired;
 use super::error::{ConnectionFailure, Delivered, EndCause, OperationError};
 use super::incoming::{Incoming, ReceiveStage};
+use super::one_sided::Origin;
 use super::outgoing::{Outgoing, SendProgress, SendStage};
 use crate::frame::{Frame, Level, Role, TransferId};
 use crate::time::Time;
@@ -24,7 +25,7 @@ impl Session {
                 let bytes = send.bytes;
                 self.complete_send(transfer, Ok(Completed { bytes, level }), Memory::Released);
                 if last {
-                    self.sends.remove(&transfer);
+                    self.remove_send(transfer);
                 }
             }
             SendProgress::Corrupt { expected, got } => {
@@ -82,7 +83,7 @@ impl Session {
             self.complete_send(transfer, outcome, Memory::Released);
         }
         if over {
-            self.sends.remove(&transfer);
+            self.remove_send(transfer);
         }
         let whole = matches!(progress, SendProgress::Done { last: true, .. });
         if granted && settled && !whole && !self.config.cancellable {
@@ -190,7 +191,7 @@ impl Session {
                 Err(OperationError { cause, delivered }),
                 Memory::Held,
             );
-            self.sends.remove(&transfer);
+            self.remove_send(transfer);
         } else {
             let delivered = self
                 .receives
@@ -210,7 +211,7 @@ impl Session {
     pub(super) fn end_send(&mut self, transfer: TransferId, cause: EndCause, delivered: Delivered) {
         let error = OperationError { cause, delivered };
         self.complete_send(transfer, Err(error), Memory::Released);
-        self.sends.remove(&transfer);
+        self.remove_send(transfer);
     }
 
     pub(super) fn end_receive(
@@ -242,11 +243,15 @@ impl Session {
             && !std::mem::replace(&mut send.completed, true)
         {
             self.timers.disarm(&mut send.clock, operation);
+            let is_reply = send.window.is_some();
             self.actions.push_back(Action::Complete {
                 operation,
                 outcome,
                 memory,
             });
+            if is_reply {
+                self.reply_ended(transfer);
+            }
         }
     }
 
@@ -260,17 +265,26 @@ impl Session {
             && !std::mem::replace(&mut receive.completed, true)
         {
             self.timers.disarm(&mut receive.clock, operation);
+            let is_notified = matches!(receive.origin, Origin::Put { notified: true, .. });
+            let put = receive.matched.as_ref().filter(|_| is_notified);
+            let (put, placed) = (put.map(|put| put.transfer), outcome.is_ok());
             self.actions.push_back(Action::Complete {
                 operation,
                 outcome,
                 memory,
             });
+            if let Some(put) = put {
+                self.put_ended(put, placed);
+            }
         }
     }
 
     pub(super) fn forget_receive(&mut self, operation: OperationId) {
-        if let Some(receive) = self.receives.remove(&operation)
-            && let Some(matched) = receive.matched
+        let Some(receive) = self.receives.remove(&operation) else {
+            return;
+        };
+        self.one_sided_over(receive.origin);
+        if let Some(matched) = receive.matched
             && self.by_transfer.get(&matched.transfer) == Some(&operation)
         {
             self.by_transfer.remove(&matched.transfer);

@@ -19,6 +19,8 @@ pub enum Owes {
     PeerPostReceive,
     /// The peer has not sent anything that this receive matches.
     PeerSendMatching,
+    /// The peer has not taken a put or a notification, or not answered a get.
+    PeerAnswer,
     /// The peer has not sent the chunk.
     PeerSend,
     /// This side's network has not sent the chunk.
@@ -51,6 +53,7 @@ impl fmt::Display for Owes {
             Self::LocalControl => "this side's control connection owes the announcement",
             Self::PeerPostReceive => "the peer owes a matching receive",
             Self::PeerSendMatching => "the peer owes a matching send",
+            Self::PeerAnswer => "the peer owes its answer",
             Self::PeerSend => "the peer owes the chunk's data",
             Self::LocalNetworkSend => "this side's network owes the sending of the chunk",
             Self::PeerAcknowledge => "the peer owes the acknowledgement of the sent chunk",
@@ -66,12 +69,62 @@ impl fmt::Display for Owes {
     }
 }
 
+/// What sort of operation it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum OperationKind {
+    /// A send to a receive of its tag.
+    Send,
+    /// A posted receive.
+    Receive,
+    /// A put into a window of the peer.
+    Put,
+    /// A get from a window of the peer.
+    Get,
+    /// A notification to the peer.
+    Notification,
+    /// A put of the peer into a window of this side.
+    PeerPut,
+    /// The answer to a get of the peer from a window of this side.
+    PeerGet,
+    /// A notification of the peer.
+    PeerNotification,
+}
+
+impl OperationKind {
+    /// Whether the peer began it.
+    pub const fn is_peers(self) -> bool {
+        matches!(self, Self::PeerPut | Self::PeerGet | Self::PeerNotification)
+    }
+
+    /// Whether a tag belongs to it.
+    pub const fn has_tag(self) -> bool {
+        matches!(self, Self::Send | Self::Receive)
+    }
+}
+
+impl fmt::Display for OperationKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Send => "send",
+            Self::Receive => "receive",
+            Self::Put => "put",
+            Self::Get => "get",
+            Self::Notification => "notification",
+            Self::PeerPut => "the peer's put",
+            Self::PeerGet => "the peer's get",
+            Self::PeerNotification => "the peer's notification",
+        })
+    }
+}
+
 /// Where an operation stands. Its display is one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StallReport {
+    /// What it is.
+    pub kind: OperationKind,
     /// This side's part.
     pub role: Role,
-    /// The tag.
+    /// The tag, where it has one.
     pub tag: Tag,
     /// The transfer, once it is known.
     pub transfer: Option<TransferId>,
@@ -95,14 +148,14 @@ pub struct StallReport {
 
 impl fmt::Display for StallReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.role {
-            Role::Sender => "send",
-            Role::Receiver => "receive",
-        })?;
-        write!(f, " tag {}", self.tag.0)?;
+        write!(f, "{}", self.kind)?;
+        if self.kind.has_tag() {
+            write!(f, " tag {}", self.tag.0)?;
+        }
         match self.transfer {
             Some(transfer) => write!(f, " transfer {}", transfer.0)?,
-            None => f.write_str(" (not matched)")?,
+            None if self.kind.has_tag() => f.write_str(" (not matched)")?,
+            None => {}
         }
         if let Some(chunk) = self.chunk {
             write!(f, " chunk {chunk}")?;

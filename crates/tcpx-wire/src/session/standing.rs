@@ -6,10 +6,11 @@ use super::cancel::Cancelling;
 use super::clock::OperationClock;
 use super::error::Delivered;
 use super::incoming::{GrantedReceive, Incoming, ReceiveStage};
+use super::one_sided::Origin;
 use super::outgoing::{GrantedSend, Outgoing, SendStage};
-use super::stall::{OperationState, Owes, StallReport};
+use super::stall::{OperationKind, OperationState, Owes, StallReport};
 use super::stream::Plan;
-use crate::frame::{Level, Role};
+use crate::frame::{Destination, Level, Role};
 use crate::time::Time;
 
 /// The chunk that is waited for and who owes it.
@@ -40,11 +41,28 @@ impl Outgoing {
         }
     }
 
+    /// What it waits for before anything moves.
+    fn awaits(&self) -> Owes {
+        match self.destination {
+            None => Owes::PeerPostReceive,
+            Some(_) => Owes::PeerAnswer,
+        }
+    }
+
+    fn kind(&self) -> OperationKind {
+        match self.destination {
+            None => OperationKind::Send,
+            Some(Destination::Window { .. }) => OperationKind::Put,
+            Some(Destination::Reply { .. }) => OperationKind::PeerGet,
+            Some(Destination::Notification { .. }) => OperationKind::Notification,
+        }
+    }
+
     fn culprit(&self) -> Culprit {
         match &self.stage {
             _ if !self.transmitted => (None, Owes::LocalControl),
-            SendStage::Announced => (None, Owes::PeerPostReceive),
-            SendStage::Eager(eager) if !eager.placed => (None, Owes::PeerPostReceive),
+            SendStage::Announced => (None, self.awaits()),
+            SendStage::Eager(eager) if !eager.placed => (None, self.awaits()),
             SendStage::Eager(eager) => match eager.verdict {
                 None if self.asked == Level::Verified => (None, Owes::PeerVerdict),
                 _ => (None, Owes::Nobody),
@@ -101,12 +119,24 @@ impl Incoming {
         }
     }
 
+    fn kind(&self) -> OperationKind {
+        match self.origin {
+            Origin::Posted => OperationKind::Receive,
+            Origin::Get { .. } => OperationKind::Get,
+            Origin::Put { .. } => OperationKind::PeerPut,
+            Origin::Notification => OperationKind::PeerNotification,
+        }
+    }
+
     fn culprit(&self) -> Culprit {
         if self.is_withdrawn() {
             return (None, Owes::LocalStop);
         }
         let Some(matched) = self.begun() else {
-            return (None, Owes::PeerSendMatching);
+            return match self.origin {
+                Origin::Posted => (None, Owes::PeerSendMatching),
+                _ => (None, Owes::PeerAnswer),
+            };
         };
         match &matched.stage {
             ReceiveStage::Eager { copied: false, .. } => (None, Owes::LocalUnpack),
@@ -152,7 +182,7 @@ impl Session {
                 };
                 let culprit = self.blame(send.culprit(), send.cancel.as_ref());
                 let waited = send.clock.waited(now);
-                let report = report(Role::Sender, culprit, plan, waited);
+                let report = report(send.kind(), Role::Sender, culprit, plan, waited);
                 Some(StallReport {
                     tag: send.tag,
                     transfer: Some(transfer),
@@ -174,7 +204,7 @@ impl Session {
                 };
                 let culprit = self.blame(receive.culprit(), receive.cancel.as_ref());
                 let waited = receive.clock.waited(now);
-                let report = report(Role::Receiver, culprit, plan, waited);
+                let report = report(receive.kind(), Role::Receiver, culprit, plan, waited);
                 let matched = receive.begun();
                 Some(StallReport {
                     tag: receive.tag,
@@ -195,7 +225,9 @@ impl Session {
             None => {}
         }
         match owes {
-            Owes::PeerPostReceive | Owes::PeerSendMatching if self.agreed.is_none() => {
+            Owes::PeerPostReceive | Owes::PeerSendMatching | Owes::PeerAnswer
+                if self.agreed.is_none() =>
+            {
                 (chunk, Owes::PeerSetup)
             }
             Owes::EarlierTransfer if !self.local_ready => (chunk, Owes::LocalSetup),
@@ -230,6 +262,7 @@ impl Session {
 
 /// A report without what only the operation knows.
 fn report(
+    kind: OperationKind,
     role: Role,
     (chunk, owes): Culprit,
     plan: Option<&Plan>,
@@ -237,6 +270,7 @@ fn report(
 ) -> StallReport {
     let at = chunk.zip(plan).map(|(chunk, plan)| plan.chunk(chunk));
     StallReport {
+        kind,
         role,
         tag: crate::frame::Tag(0),
         transfer: None,

@@ -8,6 +8,7 @@ mod data_plane;
 mod deadlines;
 mod hostile;
 mod model;
+mod one_sided;
 mod pair;
 mod random;
 mod stopping;
@@ -66,6 +67,7 @@ fn send(tag: u64, bytes: u64, level: Level) -> SendRequest {
         level,
         deadlines: None,
         eager: None,
+        destination: None,
     }
 }
 

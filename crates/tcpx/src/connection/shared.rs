@@ -1,12 +1,13 @@
 //! What the engine's threads and the program's handles have of a connection.
 
+use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use tcpx_memory::{Gpu, InContext, fork};
+use tcpx_memory::{Gpu, InContext, MemoryKind, fork};
 use tcpx_wire::session::OperationId;
 
 use super::patience::Patience;
@@ -16,6 +17,7 @@ use crate::core::Core;
 use crate::drive::ProgressOwner;
 use crate::driver::{Driven, DrivenId, Driver, Turn};
 use crate::error::Error;
+use crate::notifications::Notifications;
 use crate::path_news::PathNews;
 use crate::requests::Requests;
 
@@ -48,6 +50,7 @@ pub(crate) struct Shared {
     pub(super) watching: Mutex<Watching>,
     /// What is asked of the engine without waiting for its lock.
     pub(super) requests: Requests,
+    notifications: Arc<Notifications>,
     /// How the connection ended, once nothing of it is left.
     pub(super) outcome: Mutex<Option<Result<(), Error>>>,
 }
@@ -107,6 +110,7 @@ impl Shared {
         let observed = core.observer.is_some();
         let changed_path = Arc::clone(&core.changed_path);
         let announces = core.announces();
+        let notifications = core.notifications();
         Arc::new(Self {
             core: Mutex::new(core),
             ended: Condvar::new(),
@@ -126,6 +130,7 @@ impl Shared {
             patience,
             watching: Mutex::new(Watching::Read),
             requests: Requests::default(),
+            notifications,
             outcome: Mutex::new(None),
         })
     }
@@ -232,12 +237,44 @@ impl Shared {
         self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn cancel(&self, operation: OperationId) {
+    pub(crate) fn cancel(&self, operations: impl Iterator<Item = OperationId>) {
         if self.is_inherited() {
             return;
         }
-        self.requests.cancel(operation);
+        self.requests.cancel(operations);
         self.nudge();
+    }
+
+    pub(crate) fn revoke(&self, window: u64) {
+        if self.is_inherited() {
+            return;
+        }
+        self.requests.revoke(window);
+        self.nudge();
+    }
+
+    pub(crate) fn notifications(&self) -> &Notifications {
+        &self.notifications
+    }
+
+    pub(crate) fn peer_address(&self) -> SocketAddr {
+        self.peer.address
+    }
+
+    /// Whether the connection reaches memory of this kind.
+    pub(super) fn check_memory(&self, kind: MemoryKind) -> Result<(), Error> {
+        match (kind, &self.gpu) {
+            (MemoryKind::Cuda { device }, Some(gpu)) if gpu.ordinal() == device => Ok(()),
+            (MemoryKind::Cuda { .. }, other) => Err(Error::Setting {
+                what: "memory of a transfer",
+                expected: other.as_ref().map_or_else(
+                    || "host memory, as the connection was opened without a GPU".to_owned(),
+                    |gpu| format!("memory of GPU {}", gpu.ordinal()),
+                ),
+                arrived: kind.to_string(),
+            }),
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn close(&self) {

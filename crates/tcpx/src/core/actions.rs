@@ -1,11 +1,15 @@
 //! What the session asks for.
 
+use std::sync::Arc;
+
 use tcpx_net::Direction;
-use tcpx_wire::session::{Action, Chunk, Completed, Memory, OperationError, OperationId};
+use tcpx_wire::session::{
+    Action, Chunk, Completed, Memory, OperationError, OperationId, OperationKind,
+};
 use tcpx_wire::{Role, Session};
 
 use super::Core;
-use crate::error::Error;
+use crate::error::{Error, OperationName};
 use crate::event::{ChunkEvent, Event};
 
 /// How an operation ended, kept until nothing points at its memory.
@@ -79,6 +83,9 @@ impl Core {
                     operation.state.add_done(u64::from(chunk.length));
                 }
             }
+            action @ (Action::PutArrives { .. }
+            | Action::NotificationArrives { .. }
+            | Action::GetArrives { .. }) => self.perform_one_sided(action),
             Action::DeliverEager { operation, payload } => self.deliver_eager(operation, payload),
             Action::ComputeDigest { operation, bytes } => self.start_digest(operation, bytes),
             Action::StopData { operation } => self.stop_data(operation),
@@ -147,14 +154,18 @@ impl Core {
             return;
         };
         let now = self.ticked;
-        let role = operation.role;
-        let tag = operation.tag;
+        let (role, kind, tag) = (operation.role, operation.kind, operation.tag);
         let result = match outcome {
             Ok(completed) => Ok(operation.report(&completed, now)),
             Err(error) => Err(error),
         };
-        let state = std::sync::Arc::clone(&operation.state);
+        let state = Arc::clone(&operation.state);
+        let (follows, deferred) = (operation.follows, operation.deferred.take());
         let reported = std::mem::replace(&mut operation.reported, true);
+        if !reported && kind == OperationKind::PeerNotification {
+            let lease = operation.lease.clone();
+            self.notification_ended(&lease, result.is_ok());
+        }
         if !held {
             // The lease ends here: from now on the memory is the program's again.
             self.operations.remove(&id);
@@ -164,8 +175,20 @@ impl Core {
         }
         let result = result.map_err(|error| {
             let channels = self.describe_channels();
-            Error::operation(self.peer, channels, tag, error, held)
+            let operation = OperationName { kind, tag };
+            Error::operation(self.peer, channels, operation, error, held)
         });
+        if kind.is_peers() {
+            if let Err(error) = &result {
+                tracing::warn!(%error, "what the peer does in a window failed");
+            }
+            return;
+        }
+        if result.is_ok()
+            && let Some(notice) = deferred.and_then(|deferred| deferred.part_ended())
+        {
+            self.notify_at_last(notice);
+        }
         self.emit(&match &result {
             Ok(report) => Event::Completed {
                 role,
@@ -182,6 +205,8 @@ impl Core {
         if role == Role::Receiver && result.is_ok() {
             self.pace.received();
         }
+        // What follows a batch has no report of its own.
+        let result = result.map(|report| (!follows).then_some(report));
         self.wakers.extend(state.end(result));
         self.ended_some = true;
     }

@@ -7,17 +7,20 @@ use std::time::Instant;
 
 use tcpx_memory::{Fence, Lease, UnpackMethod};
 use tcpx_wire::Role;
-use tcpx_wire::session::Completed;
+use tcpx_wire::session::{Completed, OperationKind};
 
 use super::actions::Outcome;
 use super::coverage::Coverage;
+use crate::connection::Deferred;
 use crate::event::ChunkEvent;
 use crate::report::{Phases, Report};
 use crate::transfer::TransferState;
+use crate::window::Use;
 
 /// What the connection hands over when an operation starts.
 pub(crate) struct NewOperation {
     pub(crate) role: Role,
+    pub(crate) kind: OperationKind,
     pub(crate) tag: u64,
     /// Keeps every conflicting operation away while sockets and copies use the memory.
     pub(crate) lease: Lease,
@@ -28,7 +31,14 @@ pub(crate) struct NewOperation {
 /// An operation that the session knows.
 pub(crate) struct Operation {
     pub(crate) role: Role,
+    pub(crate) kind: OperationKind,
     pub(crate) tag: u64,
+    /// The window that the peer uses by it.
+    pub(crate) used: Option<Use>,
+    /// A notification: it reports the end of its batch, not its own.
+    pub(crate) follows: bool,
+    /// A part of a batch: the notification that leaves after all of them.
+    pub(crate) deferred: Option<Arc<Deferred>>,
     /// The memory; every request and job gets slices that ride on this lease.
     pub(crate) lease: Lease,
     pub(crate) fence: Option<Fence>,
@@ -64,6 +74,10 @@ impl Operation {
     pub(crate) fn new(new: NewOperation, started: Instant) -> Self {
         Self {
             role: new.role,
+            kind: new.kind,
+            used: None,
+            follows: false,
+            deferred: None,
             tag: new.tag,
             lease: new.lease,
             fence: new.fence,

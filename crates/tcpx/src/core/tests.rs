@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use tcpx_memory::{Access, CopyWorker, Region};
 use tcpx_wire::frame::{Frame, Grant, Settings, TransferId, encode};
-use tcpx_wire::session::{Config, ReceiveRequest, SendRequest};
+use tcpx_wire::session::{Config, OperationKind, ReceiveRequest, SendRequest};
 use tcpx_wire::{Level, Role, Tag};
 
 use super::channels::tests::{Log, Quiet};
@@ -95,6 +95,7 @@ impl Scene {
                     level,
                     deadlines: None,
                     eager: (bytes <= 1024).then(|| vec![0; bytes]),
+                    destination: None,
                 },
             ),
             Role::Receiver => self.core.session.receive(
@@ -111,6 +112,10 @@ impl Scene {
         let region = Region::host(bytes).unwrap();
         let new = NewOperation {
             role,
+            kind: match role {
+                Role::Sender => OperationKind::Send,
+                Role::Receiver => OperationKind::Receive,
+            },
             tag,
             lease: region.lease(.., Access::Write).unwrap(),
             fence: None,
@@ -148,7 +153,7 @@ impl Scene {
         let patience = Patience::new(false, LIMIT);
         let (driver, id) = (self.driver, 1);
         let shared = Shared::new(self.core, driver, id, peer, String::new(), patience);
-        Transfer::new(state, self.last.unwrap(), Arc::new(Handle(shared)))
+        Transfer::new(state, self.last.unwrap().into(), Arc::new(Handle(shared)))
     }
 
     /// A send whose end has come with an answer to it, and was left behind that.

@@ -42,7 +42,7 @@ fn memory_of_a_send_whose_answer_has_come_may_be_used_again() {
     shared.release(true, false);
     let region = {
         let core = shared.lock();
-        let operation = core.operations.get(&transfer.operation).unwrap();
+        let operation = core.operations.get(&transfer.only_operation()).unwrap();
         operation.lease.region().clone()
     };
     let connection = Connection::of(&transfer);

@@ -10,6 +10,7 @@ use crate::session::config::Agreed;
 use crate::session::error::{EndCause, SessionError};
 use crate::session::incoming::Incoming;
 use crate::session::matching::Arrival;
+use crate::session::one_sided::Origin;
 use crate::session::{Session, unexpected};
 use crate::time::Time;
 
@@ -120,7 +121,9 @@ impl GivenAhead {
 impl Session {
     /// Whether `operation` would have been guessed for this transfer, which it is about to be matched to.
     pub(in crate::session) fn learn_from(&mut self, operation: OperationId, arrival: &Arrival) {
-        if !self.config.grants_ahead || arrival.eager.is_some() {
+        let posted = self.receives.get(&operation).map(|receive| receive.origin);
+        let is_posted = posted == Some(Origin::Posted);
+        if !self.config.grants_ahead || arrival.eager.is_some() || !is_posted {
             self.given_ahead.right = 0;
             return;
         }
@@ -209,13 +212,18 @@ impl Session {
 
     /// Whether a transfer that is announced is one that was granted ahead, as guessed. Else it is to be matched, and
     /// no grant is open any more.
-    pub(in crate::session) fn was_granted_ahead(&mut self, now: Time, arrival: &Arrival) -> bool {
+    pub(in crate::session) fn was_granted_ahead(
+        &mut self,
+        now: Time,
+        arrival: &Arrival,
+        one_sided: bool,
+    ) -> bool {
         // Those before it were sent to their grants.
         self.begun_before(now, arrival.transfer);
         let Some(guess) = self.given_ahead.open.front() else {
             return false;
         };
-        if guess.fits(arrival) {
+        if !one_sided && guess.fits(arrival) {
             self.given_ahead.level = arrival.level;
             let (operation, bytes) = (guess.operation, guess.bytes);
             self.actions.push_back(Action::Begins { operation, bytes });

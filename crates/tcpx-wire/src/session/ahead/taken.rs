@@ -154,16 +154,16 @@ impl Session {
         self.send_stream.drop_from(owner, grant.plan.first_sequence);
     }
 
-    /// The grant for a transfer that starts, if it was guessed; else those that are left are declined.
+    /// The grant for a transfer that starts, if it was guessed, which one of an `other` kind never is; else those that are left are declined.
     pub(in crate::session) fn take_ahead(
         &mut self,
         tag: Tag,
         bytes: u64,
         level: Level,
-        eager: bool,
+        other: bool,
     ) -> Option<(Plan, Level)> {
         let first = self.taken_ahead.waiting.front()?;
-        if !eager && first.fits(tag, bytes, level) {
+        if !other && first.fits(tag, bytes, level) {
             let grant = self.taken_ahead.waiting.pop_front()?;
             return Some((grant.plan, grant.level));
         }

@@ -1,13 +1,16 @@
 //! Any frame, report and request in any order.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use proptest::prelude::*;
 
 use super::hostile::{drain_at, session};
 use super::*;
-use crate::frame::{CancelReason, Frame, PlacedChunks, RefuseReason, Role, TransferId};
+use crate::frame::{
+    CancelReason, Destination, Frame, PlacedChunks, RefuseReason, Role, TransferId,
+};
 use crate::plan::Taper;
+use crate::window::{Place, Rights, WindowSecret};
 
 fn any_level() -> impl Strategy<Value = Level> {
     prop_oneof![
@@ -77,6 +80,34 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         ),
         2 => (0u32..3, id()).prop_map(|(epoch, next)| Frame::Decline { epoch, next }),
         1 => (0u32..3).prop_map(|epoch| Frame::Recall { epoch }),
+        3 => (id(), any_destination()).prop_map(|(transfer, to)| Frame::Destination { transfer, to }),
+        2 => (0u64..4, any_place(), number(), any_level()).prop_map(
+            |(request, from, bytes, level)| Frame::Get { request, from, bytes, level }
+        ),
+        1 => (0u64..3).prop_map(|request| {
+            Frame::RefuseGet { request, reason: RefuseReason::OutOfRange }
+        }),
+    ]
+}
+
+/// Places in the one window that there is, as a rule.
+fn any_place() -> impl Strategy<Value = Place> {
+    let offset = prop_oneof![4 => 0u64..9000, 1 => any::<u64>()];
+    (prop::bool::weighted(0.9), offset).prop_map(|(right, offset)| Place {
+        window: 0,
+        secret: WindowSecret::from_bytes([u8::from(right); 16]),
+        offset,
+    })
+}
+
+fn any_destination() -> impl Strategy<Value = Destination> {
+    prop_oneof![
+        3 => (any_place(), any::<bool>())
+            .prop_map(|(place, notified)| Destination::Window { place, notified }),
+        2 => (0u64..3).prop_map(|request| Destination::Reply { request }),
+        2 => (0u64..6, 0u32..4).prop_map(|(first, count)| {
+            Destination::Notification { first: TransferId(first), count }
+        }),
     ]
 }
 
@@ -86,6 +117,8 @@ enum Input {
     Send(u64, Level),
     Eager(usize, Level),
     Receive(u64, Level),
+    Get(u64, Level),
+    Revoke,
     Sent(usize, u32),
     Arrived(usize, u32, u64),
     Placed(usize, u32),
@@ -103,6 +136,8 @@ fn any_input() -> impl Strategy<Value = Input> {
         3 => (0u64..200_000, any_level()).prop_map(|(bytes, level)| Input::Send(bytes, level)),
         1 => (0usize..100, any_level()).prop_map(|(bytes, level)| Input::Eager(bytes, level)),
         3 => (0u64..200_000, any_level()).prop_map(|(bytes, level)| Input::Receive(bytes, level)),
+        2 => (0u64..200_000, any_level()).prop_map(|(bytes, level)| Input::Get(bytes, level)),
+        1 => Just(Input::Revoke),
         3 => (which(), 0u32..30).prop_map(|(at, chunk)| Input::Sent(at, chunk)),
         3 => (which(), 0u32..30, prop_oneof![Just(4096u64), any::<u64>()])
             .prop_map(|(at, chunk, bytes)| Input::Arrived(at, chunk, bytes)),
@@ -125,6 +160,7 @@ proptest! {
         config.deadlines.stall = Duration::from_secs(4);
         config.grants_ahead = true;
         let mut session = session(config);
+        session.expose(WindowSecret::from_bytes([1; 16]), 10_000, Rights::GetAndPut);
         let mut now = Time(0);
         let mut operations = Vec::new();
         let mut ended = BTreeMap::new();
@@ -146,6 +182,12 @@ proptest! {
                 Input::Send(bytes, level) => operations.extend(session.send(now, send(1, bytes, level))),
                 Input::Eager(bytes, level) => operations.extend(session.send(now, eager(1, bytes, level))),
                 Input::Receive(bytes, level) => operations.extend(session.receive(now, receive(1, bytes, level))),
+                Input::Get(bytes, level) => {
+                    let from = Place { window: 0, secret: WindowSecret::from_bytes([1; 16]), offset: 0 };
+                    let request = GetRequest { from, bytes, level, deadlines: None };
+                    operations.extend(session.get(now, request));
+                }
+                Input::Revoke => session.revoke(now, 0),
                 Input::Sent(of, chunk) => session.chunk_sent(now, at(of, &operations), chunk),
                 Input::Arrived(of, chunk, bytes) => session.chunk_arrived(now, at(of, &operations), chunk, bytes),
                 Input::Placed(of, chunk) => session.chunk_placed(now, at(of, &operations), chunk),
@@ -159,8 +201,23 @@ proptest! {
                 }
             }
             let _ = session.snapshot(now);
-            for action in drain_at(&mut session, now).1 {
+            let mut actions: VecDeque<_> = drain_at(&mut session, now).1.into();
+            while let Some(action) = actions.pop_front() {
                 match action {
+                    Action::PutArrives { transfer, .. } | Action::NotificationArrives { transfer, .. } => {
+                        if transfer.0 % 3 == 2 {
+                            session.refuse_arrival(transfer, RefuseReason::MemoryFailed);
+                        } else {
+                            operations.extend(session.accept(now, transfer));
+                        }
+                        actions.extend(drain_at(&mut session, now).1);
+                    }
+                    Action::GetArrives { request, bytes, level, .. } => {
+                        let destination = Some(Destination::Reply { request });
+                        let answer = SendRequest { destination, ..send(0, bytes, level) };
+                        operations.extend(session.send(now, answer));
+                        actions.extend(drain_at(&mut session, now).1);
+                    }
                     Action::Complete { operation, .. } => *ended.entry(operation).or_insert(0) += 1,
                     Action::Closed { .. } => closed += 1,
                     _ => {}

@@ -4,7 +4,7 @@ use super::model::*;
 use super::pair::{Event, Pair};
 use super::*;
 use crate::crc::crc32c;
-use crate::frame::TransferId;
+use crate::frame::{Destination, TransferId};
 
 impl Pair {
     pub(super) fn become_quiet(&mut self, at: usize, operation: OperationId) {
@@ -160,6 +160,30 @@ impl Pair {
                 let posted = side.receives.posted.entry(chunk.channel).or_default();
                 posted.push_back((chunk.sequence, operation, chunk));
                 self.accept(at, chunk.channel);
+            }
+            Action::PutArrives {
+                transfer, bytes, ..
+            }
+            | Action::NotificationArrives { transfer, bytes } => {
+                if let Some(operation) = side.session.accept(self.now, transfer) {
+                    let before = side.accepted.insert(transfer, operation);
+                    assert_eq!(before, None, "accepted twice");
+                    self.watch_peers(at, operation, bytes);
+                }
+            }
+            Action::GetArrives {
+                request,
+                bytes,
+                level,
+                ..
+            } => {
+                let answer = SendRequest {
+                    destination: Some(Destination::Reply { request }),
+                    ..send(0, bytes, level)
+                };
+                if let Ok(operation) = side.session.send(self.now, answer) {
+                    self.watch_peers(at, operation, bytes);
+                }
             }
             Action::DeliverEager { operation, payload } => {
                 let watched = side.operations.get_mut(&operation).unwrap();

@@ -70,6 +70,8 @@ pub(super) struct Side {
     pub(super) receives: Lanes,
     pub(super) granted: BTreeSet<TransferId>,
     pub(super) closed: Option<Option<ConnectionFailure>>,
+    /// Puts and notifications of the peer that were accepted.
+    pub(super) accepted: BTreeMap<TransferId, OperationId>,
     /// Frames on their way to this side.
     pub(super) inbox: VecDeque<Frame>,
     pub(super) inbox_at: Time,
@@ -119,6 +121,7 @@ impl Pair {
             receives: Lanes::default(),
             granted: BTreeSet::new(),
             closed: None,
+            accepted: BTreeMap::new(),
             inbox: VecDeque::new(),
             inbox_at: now,
             frames_in: Vec::new(),
@@ -182,6 +185,18 @@ impl Pair {
                 .insert(operation, watched)
                 .is_none()
         );
+    }
+
+    /// Watches an operation that the peer began; no tag orders it.
+    pub(super) fn watch_peers(&mut self, side: usize, operation: OperationId, bytes: u64) {
+        self.watch(side, operation, bytes, Tag(1 << 40 | operation.as_u64()));
+    }
+
+    pub(super) fn get(&mut self, side: usize, request: GetRequest) -> OperationId {
+        let operation = self.sides[side].session.get(self.now, request).unwrap();
+        self.watch_peers(side, operation, request.bytes);
+        self.drain(side);
+        operation
     }
 
     pub(super) fn with<T>(&mut self, side: usize, f: impl FnOnce(&mut Session, Time) -> T) -> T {
@@ -443,6 +458,7 @@ impl Pair {
             assert!(session.send_stream.idle() && session.receive_stream.idle());
             assert_eq!(session.matching.arrivals(), 0);
             session.assert_nothing_ahead(peer);
+            session.assert_nothing_one_sided();
             let config = &session.config;
             if config.hold_until_placed && config.report_acknowledged {
                 assert!(side.kept.is_empty(), "kept for ever: {:?}", side.kept);

@@ -4,7 +4,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::frame::{CancelReason, Detail, GoodbyeReason, Grant, RefuseReason, Role};
+use crate::frame::{CancelReason, Destination, Detail, GoodbyeReason, Grant, RefuseReason, Role};
+use crate::window::{Place, WindowSecret};
 
 fn any_taper() -> impl Strategy<Value = Option<Taper>> {
     (0..=Taper::MAX_HALVINGS, 1..=Taper::MAX_EACH)
@@ -85,6 +86,24 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         Just(RefuseReason::Cancelled),
         Just(RefuseReason::Shutdown),
         Just(RefuseReason::DeadlineExpired),
+        Just(RefuseReason::UnknownWindow),
+        Just(RefuseReason::NotPermitted),
+        Just(RefuseReason::OutOfRange),
+        Just(RefuseReason::MemoryFailed),
+        Just(RefuseReason::PutFailed),
+    ];
+    let place = || {
+        (any::<u64>(), any::<[u8; 16]>(), any::<u64>()).prop_map(|(window, secret, offset)| Place {
+            window,
+            secret: WindowSecret::from_bytes(secret),
+            offset,
+        })
+    };
+    let destination = prop_oneof![
+        (place(), any::<bool>())
+            .prop_map(|(place, notified)| Destination::Window { place, notified }),
+        any::<u64>().prop_map(|request| Destination::Reply { request }),
+        (id(), any::<u32>()).prop_map(|(first, count)| Destination::Notification { first, count }),
     ];
     let cancel = prop_oneof![
         Just(CancelReason::Requested),
@@ -118,7 +137,17 @@ fn any_frame() -> impl Strategy<Value = Frame> {
             }
         }),
         (id(), grant()).prop_map(|(transfer, grant)| Frame::Grant { transfer, grant }),
-        (id(), refuse).prop_map(|(transfer, reason)| Frame::Refuse { transfer, reason }),
+        (id(), refuse.clone()).prop_map(|(transfer, reason)| Frame::Refuse { transfer, reason }),
+        (id(), destination).prop_map(|(transfer, to)| Frame::Destination { transfer, to }),
+        (any::<u64>(), place(), any::<u64>(), level()).prop_map(|(request, from, bytes, level)| {
+            Frame::Get {
+                request,
+                from,
+                bytes,
+                level,
+            }
+        }),
+        (any::<u64>(), refuse).prop_map(|(request, reason)| Frame::RefuseGet { request, reason }),
         (id(), tag(), level(), vec(any::<u8>(), 0..300)).prop_map(
             |(transfer, tag, level, payload)| Frame::Eager {
                 transfer,
@@ -208,7 +237,7 @@ proptest! {
 
     #[test]
     fn any_body_with_a_fitting_checksum_is_a_frame_or_an_error(
-        kind in 0u8..20,
+        kind in 0u8..26,
         body in vec(any::<u8>(), 0..120),
     ) {
         let bytes = tampered(&Frame::Ready, |bytes| {

@@ -1,0 +1,669 @@
+//! One-sided transfers: puts into windows, gets from them, notifications.
+//!
+//! A put is a transfer whose announcement is preceded by the place in a window that it goes to. The
+//! owner of the window checks that, asks its caller for the memory, and takes the transfer as if a
+//! receive for it had been posted. A get asks the owner of a window for such a transfer. A
+//! notification is one to the program itself: the owner takes it once every put that it names is
+//! placed, and drops it where one failed.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::Session;
+use super::action::{Action, GetRequest, OperationId};
+use super::clock::OperationClock;
+use super::error::{Delivered, EndCause, RequestError, SessionError};
+use super::incoming::Incoming;
+use super::matching::Arrival;
+use super::outgoing::Outgoing;
+use super::unexpected;
+use crate::frame::{Destination, Frame, Level, RefuseReason, TransferId};
+use crate::time::Time;
+use crate::window::{Place, Rights, WindowSecret};
+
+/// Gets that this side asks for at a time; the others wait here.
+const GETS_UNDER_WAY: usize = 64;
+/// Gets that the peer may ask for at a time: what it is told of their ends may be on its way.
+const PEER_GETS: usize = 4 * GETS_UNDER_WAY;
+
+/// Why an incoming operation exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// The program posted a receive.
+    Posted,
+    /// The program asked for a piece of a window; the request's number once it left.
+    Get { from: Place, request: Option<u64> },
+    /// The peer writes into a window.
+    Put { window: u64, notified: bool },
+    /// The peer notifies the program.
+    Notification,
+}
+
+#[derive(Debug)]
+struct Window {
+    secret: WindowSecret,
+    bytes: u64,
+    rights: Rights,
+}
+
+/// A notification that waits for puts before it.
+#[derive(Debug)]
+struct Held {
+    notification: TransferId,
+    end: u64,
+    /// Puts that have not ended.
+    running: usize,
+    failed: bool,
+}
+
+/// An arrival of a peer that has got pieces whose memory this side's network still holds: the peer may
+/// write there now, and the program that is notified may use it.
+#[derive(Debug)]
+struct Releasing {
+    transfer: TransferId,
+    /// What the caller is asked for then.
+    action: Action,
+    replies: BTreeSet<TransferId>,
+}
+
+/// A put that a notification follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Notified {
+    Running,
+    Failed,
+}
+
+/// Windows of this side, and what is under way in those of both.
+#[derive(Debug, Default)]
+pub(super) struct OneSided {
+    windows: BTreeMap<u64, Window>,
+    next_window: u64,
+    /// What the next announcement of the peer goes to.
+    announced: Option<(TransferId, Destination)>,
+    /// Transfers of the peer that the caller has yet to accept, or that wait for puts.
+    arrivals: BTreeMap<TransferId, (Arrival, Destination)>,
+    /// Operations that the peer began.
+    peers: usize,
+    notified: BTreeMap<TransferId, Notified>,
+    /// By the first put that each waits for.
+    held: BTreeMap<TransferId, Held>,
+    /// Arrivals that wait for this side's network to let go of what the peer has got.
+    releasing: Vec<Releasing>,
+    /// Gets that have not left, and the requests of those that have and are not answered.
+    queued_gets: VecDeque<OperationId>,
+    gets: BTreeMap<u64, OperationId>,
+    /// Requests whose operations have not ended.
+    gets_under_way: BTreeSet<u64>,
+    next_get: u64,
+    /// Requests of the peer that the caller has yet to answer, and their windows.
+    peer_gets: BTreeMap<u64, u64>,
+    next_peer_get: u64,
+    /// Answers to the peer that are under way.
+    replies: usize,
+}
+
+impl OneSided {
+    pub(super) fn clear(&mut self) {
+        self.announced = None;
+        self.arrivals.clear();
+        self.notified.clear();
+        self.held.clear();
+        self.releasing.clear();
+        self.queued_gets.clear();
+        self.gets.clear();
+        self.peer_gets.clear();
+    }
+
+    /// Operations that the peer began.
+    pub(super) fn peers(&self) -> usize {
+        self.peers
+    }
+
+    fn check(
+        &self,
+        place: &Place,
+        bytes: u64,
+        allow: fn(Rights) -> bool,
+    ) -> Result<(), RefuseReason> {
+        let window = self.windows.get(&place.window);
+        let Some(window) = window.filter(|window| window.secret == place.secret) else {
+            return Err(RefuseReason::UnknownWindow);
+        };
+        if !allow(window.rights) {
+            return Err(RefuseReason::NotPermitted);
+        }
+        match place.offset.checked_add(bytes) {
+            Some(end) if end <= window.bytes => Ok(()),
+            _ => Err(RefuseReason::OutOfRange),
+        }
+    }
+}
+
+/// The window's owner.
+impl Session {
+    /// Opens a window of so many bytes to the peer; its number.
+    pub fn expose(&mut self, secret: WindowSecret, bytes: u64, rights: Rights) -> u64 {
+        let window = self.one_sided.next_window;
+        self.one_sided.next_window += 1;
+        let opened = Window {
+            secret,
+            bytes,
+            rights,
+        };
+        self.one_sided.windows.insert(window, opened);
+        window
+    }
+
+    /// Closes a window: the peer starts nothing there any more. What is under way ends early where
+    /// the network can cancel, else by itself; every operation ends as ever.
+    pub fn revoke(&mut self, now: Time, window: u64) {
+        if self.one_sided.windows.remove(&window).is_none() {
+            return;
+        }
+        let is_for = |to: &Destination| match to {
+            Destination::Window { place, .. } => place.window == window,
+            _ => false,
+        };
+        let arrivals = self.one_sided.arrivals.iter();
+        let unaccepted: Vec<_> = arrivals
+            .filter(|(_, (_, to))| is_for(to))
+            .map(|(transfer, _)| *transfer)
+            .collect();
+        for transfer in unaccepted {
+            self.refuse_arrival(transfer, RefuseReason::UnknownWindow);
+        }
+        let gets = self.one_sided.peer_gets.iter();
+        let unanswered: Vec<_> = gets
+            .filter(|(_, of)| **of == window)
+            .map(|(request, _)| *request)
+            .collect();
+        for request in unanswered {
+            self.refuse_get(request, RefuseReason::UnknownWindow);
+        }
+        if !self.config.cancellable {
+            return;
+        }
+        let puts = self.receives.iter().filter(
+            |(_, receive)| matches!(receive.origin, Origin::Put { window: of, .. } if of == window),
+        );
+        let mut running: Vec<_> = puts.map(|(operation, _)| *operation).collect();
+        let replies = self.sends.iter();
+        let replies = replies.filter(|(_, send)| send.window == Some(window));
+        running.extend(replies.map(|(transfer, _)| OperationId::send(*transfer)));
+        for operation in running {
+            self.cancel_operation(now, operation, EndCause::Revoked);
+        }
+    }
+
+    /// Takes a put or a notification of the peer, whose memory is there now. `None` when it ended
+    /// meanwhile.
+    pub fn accept(&mut self, now: Time, transfer: TransferId) -> Option<OperationId> {
+        let (arrival, to) = self.one_sided.arrivals.remove(&transfer)?;
+        let origin = match to {
+            Destination::Window { place, notified } => Origin::Put {
+                window: place.window,
+                notified,
+            },
+            _ => Origin::Notification,
+        };
+        let operation = self.insert_receive(now, origin, &arrival);
+        self.one_sided.peers += 1;
+        self.match_up(now, operation, arrival);
+        Some(operation)
+    }
+
+    /// Refuses a put or a notification of the peer that was not accepted.
+    pub fn refuse_arrival(&mut self, transfer: TransferId, reason: RefuseReason) {
+        if let Some(arrival) = self.take_arrival(transfer) {
+            self.refuse(arrival, reason);
+        }
+    }
+
+    /// Refuses a get of the peer that was not answered.
+    pub fn refuse_get(&mut self, request: u64, reason: RefuseReason) {
+        if self.one_sided.peer_gets.remove(&request).is_some() {
+            self.transmit
+                .push_back(Frame::RefuseGet { request, reason });
+        }
+    }
+
+    /// Refuses whatever was not accepted or answered: this side closes.
+    pub(super) fn refuse_one_sided(&mut self) {
+        while let Some((transfer, _)) = self.one_sided.arrivals.first_key_value() {
+            let transfer = *transfer;
+            self.refuse_arrival(transfer, RefuseReason::Shutdown);
+        }
+        while let Some((request, _)) = self.one_sided.peer_gets.first_key_value() {
+            let request = *request;
+            self.refuse_get(request, RefuseReason::Shutdown);
+        }
+    }
+
+    /// An arrival that was not accepted, which it will not be any more.
+    pub(super) fn take_arrival(&mut self, transfer: TransferId) -> Option<Arrival> {
+        let (arrival, to) = self.one_sided.arrivals.remove(&transfer)?;
+        match to {
+            Destination::Window { notified: true, .. } => self.put_ended(transfer, false),
+            Destination::Notification { first, .. } => {
+                let held = &mut self.one_sided.held;
+                if held
+                    .get(&first)
+                    .is_some_and(|held| held.notification == transfer)
+                {
+                    held.remove(&first);
+                }
+            }
+            _ => {}
+        }
+        Some(arrival)
+    }
+
+    /// The peer is about to announce a transfer to this place.
+    pub(super) fn destined(
+        &mut self,
+        transfer: TransferId,
+        to: Destination,
+    ) -> Result<(), SessionError> {
+        if self.one_sided.announced.is_some() {
+            return Err(unexpected(
+                "destination",
+                "the announcement of the transfer that the last one was for",
+                format!("one for transfer {} arrived", transfer.0),
+            ));
+        }
+        self.one_sided.announced = Some((transfer, to));
+        Ok(())
+    }
+
+    /// Where the transfer goes that is announced, unless to a receive of its tag.
+    pub(super) fn destination_of(
+        &mut self,
+        frame: &'static str,
+        transfer: TransferId,
+    ) -> Result<Option<Destination>, SessionError> {
+        match self.one_sided.announced.take() {
+            None => Ok(None),
+            Some((of, to)) if of == transfer => Ok(Some(to)),
+            Some((expected, _)) => Err(SessionError::TransferOrder {
+                frame,
+                expected,
+                arrived: transfer,
+            }),
+        }
+    }
+
+    /// A transfer of the peer that no receive was posted for.
+    pub(super) fn arrived_at(
+        &mut self,
+        now: Time,
+        frame: &'static str,
+        arrival: Arrival,
+        to: Destination,
+    ) -> Result<(), SessionError> {
+        let transfer = arrival.transfer;
+        let (limit, one_sided) = (self.config.max_operations, &self.one_sided);
+        if one_sided.arrivals.len() + one_sided.peers >= limit || one_sided.notified.len() > limit {
+            return Err(SessionError::TooManyOneSided { limit });
+        }
+        match to {
+            Destination::Window { place, notified } => {
+                if notified {
+                    self.one_sided.notified.insert(transfer, Notified::Running);
+                }
+                let bytes = arrival.bytes;
+                let refusal = self.one_sided.check(&place, bytes, Rights::allow_put);
+                self.one_sided.arrivals.insert(transfer, (arrival, to));
+                match refusal {
+                    Ok(()) => {
+                        let action = Action::PutArrives {
+                            transfer,
+                            window: place.window,
+                            offset: place.offset,
+                            bytes,
+                        };
+                        self.ask_for(transfer, action);
+                    }
+                    Err(reason) => self.refuse_arrival(transfer, reason),
+                }
+                Ok(())
+            }
+            Destination::Reply { request } => self.replied(now, frame, request, arrival),
+            Destination::Notification { first, count } => {
+                let end = first.0.checked_add(count.into());
+                let Some(end) = end.filter(|end| *end <= transfer.0) else {
+                    return Err(unexpected(
+                        "destination",
+                        "a notification behind transfers before it",
+                        format!("transfer {} names others", transfer.0),
+                    ));
+                };
+                self.notification_arrived(arrival, to, first, end);
+                Ok(())
+            }
+        }
+    }
+
+    fn notification_arrived(
+        &mut self,
+        arrival: Arrival,
+        to: Destination,
+        first: TransferId,
+        end: u64,
+    ) {
+        let notification = arrival.transfer;
+        let bytes = arrival.bytes;
+        let named = first..TransferId(end);
+        let one_sided = &mut self.one_sided;
+        let (mut running, mut failures) = (0, Vec::new());
+        for (put, state) in one_sided.notified.range(named) {
+            match state {
+                Notified::Running => running += 1,
+                Notified::Failed => failures.push(*put),
+            }
+        }
+        for put in &failures {
+            one_sided.notified.remove(put);
+        }
+        one_sided.arrivals.insert(notification, (arrival, to));
+        let failed = !failures.is_empty();
+        if running > 0 {
+            let held = Held {
+                notification,
+                end,
+                running,
+                failed,
+            };
+            one_sided.held.insert(first, held);
+        } else {
+            self.notification_is_due(notification, bytes, failed);
+        }
+    }
+
+    /// Every put that a notification names has ended.
+    fn notification_is_due(&mut self, transfer: TransferId, bytes: u64, failed: bool) {
+        if failed {
+            return self.refuse_arrival(transfer, RefuseReason::PutFailed);
+        }
+        let action = Action::NotificationArrives { transfer, bytes };
+        self.ask_for(transfer, action);
+    }
+
+    /// Asks the caller for the memory of an arrival, once what the peer has got is released.
+    fn ask_for(&mut self, transfer: TransferId, action: Action) {
+        let held = |send: &Outgoing| send.window.is_some() && send.is_acked() && !send.completed;
+        let running = match self.one_sided.replies {
+            0 => None,
+            _ => Some(self.sends.iter()),
+        };
+        let replies = running.into_iter().flatten();
+        let replies = replies.filter(|(_, send)| held(send));
+        let replies: BTreeSet<_> = replies.map(|(transfer, _)| *transfer).collect();
+        if replies.is_empty() {
+            self.actions.push_back(action);
+        } else {
+            self.one_sided.releasing.push(Releasing {
+                transfer,
+                action,
+                replies,
+            });
+        }
+    }
+
+    /// The answer to a get of the peer has ended.
+    pub(super) fn reply_ended(&mut self, reply: TransferId) {
+        let OneSided {
+            releasing,
+            arrivals,
+            ..
+        } = &mut self.one_sided;
+        let actions = &mut self.actions;
+        releasing.retain_mut(|waiting| {
+            waiting.replies.remove(&reply);
+            if !waiting.replies.is_empty() {
+                return true;
+            }
+            if arrivals.contains_key(&waiting.transfer) {
+                actions.push_back(waiting.action.clone());
+            }
+            false
+        });
+    }
+
+    /// A put of the peer that a notification follows has ended.
+    pub(super) fn put_ended(&mut self, transfer: TransferId, placed: bool) {
+        let one_sided = &mut self.one_sided;
+        if one_sided.notified.remove(&transfer).is_none() {
+            return;
+        }
+        let held = one_sided.held.range_mut(..=transfer).next_back();
+        let Some((first, held)) = held.filter(|(_, held)| transfer.0 < held.end) else {
+            if !placed {
+                one_sided.notified.insert(transfer, Notified::Failed);
+            }
+            return;
+        };
+        held.running = held.running.saturating_sub(1);
+        held.failed |= !placed;
+        if held.running == 0 {
+            let (first, notification, failed) = (*first, held.notification, held.failed);
+            one_sided.held.remove(&first);
+            let arrival = one_sided.arrivals.get(&notification);
+            if let Some(bytes) = arrival.map(|(arrival, _)| arrival.bytes) {
+                self.notification_is_due(notification, bytes, failed);
+            }
+        }
+    }
+
+    /// The peer asks for a piece of a window.
+    pub(super) fn asked_for(
+        &mut self,
+        request: u64,
+        from: Place,
+        bytes: u64,
+        level: Level,
+    ) -> Result<(), SessionError> {
+        let closing = self.closing();
+        let one_sided = &mut self.one_sided;
+        if request != one_sided.next_peer_get {
+            return Err(unexpected(
+                "get",
+                "requests that count up by one",
+                format!("{request} arrived, not {}", one_sided.next_peer_get),
+            ));
+        }
+        if one_sided.peer_gets.len() + one_sided.replies >= PEER_GETS {
+            return Err(SessionError::TooManyOneSided { limit: PEER_GETS });
+        }
+        one_sided.next_peer_get += 1;
+        one_sided.peer_gets.insert(request, from.window);
+        let refusal = match closing {
+            true => Err(RefuseReason::Shutdown),
+            false => one_sided.check(&from, bytes, Rights::allow_get),
+        };
+        match refusal {
+            Ok(()) => self.actions.push_back(Action::GetArrives {
+                request,
+                window: from.window,
+                offset: from.offset,
+                bytes,
+                level,
+            }),
+            Err(reason) => self.refuse_get(request, reason),
+        }
+        Ok(())
+    }
+
+    /// The window that the answer to this get of the peer is read from, unless it was refused.
+    pub(super) fn begin_reply(&mut self, request: u64) -> Result<u64, RequestError> {
+        let window = self.one_sided.peer_gets.remove(&request);
+        let window = window.ok_or(RequestError::NotAsked { request })?;
+        self.one_sided.replies += 1;
+        Ok(window)
+    }
+
+    /// A send is over.
+    pub(super) fn remove_send(&mut self, transfer: TransferId) {
+        let removed = self.sends.remove(&transfer);
+        if removed.is_some_and(|send| send.window.is_some()) {
+            self.one_sided.replies -= 1;
+        }
+    }
+
+    /// An operation that the peer began, or a get, is over.
+    pub(super) fn one_sided_over(&mut self, origin: Origin) {
+        match origin {
+            Origin::Posted => {}
+            Origin::Get { request, .. } => {
+                if let Some(request) = request {
+                    self.one_sided.gets.remove(&request);
+                    self.one_sided.gets_under_way.remove(&request);
+                }
+                self.ask_queued();
+            }
+            Origin::Put { .. } | Origin::Notification => self.one_sided.peers -= 1,
+        }
+    }
+}
+
+/// The initiator of gets.
+impl Session {
+    /// Starts a get: asks for a piece of a window of the peer.
+    ///
+    /// # Errors
+    /// When the bounds of the session do not allow it, or it closes. Nothing was started then.
+    pub fn get(&mut self, now: Time, request: GetRequest) -> Result<OperationId, RequestError> {
+        self.check_room(self.receives.len() - self.one_sided.peers)?;
+        let GetRequest {
+            from,
+            bytes,
+            level,
+            deadlines,
+        } = request;
+        if bytes > super::MAX_TRANSFER_BYTES {
+            return Err(RequestError::TooLong { bytes });
+        }
+        let operation = OperationId::receive(self.next_receive);
+        self.next_receive += 1;
+        let mut clock = OperationClock::new(deadlines.unwrap_or(self.config.deadlines), now);
+        let due = clock.due();
+        self.timers.arm(&mut clock, operation, due);
+        let origin = Origin::Get {
+            from,
+            request: None,
+        };
+        let level = level.max(Level::Placed);
+        self.receives
+            .insert(operation, Incoming::new(origin, bytes, level, clock));
+        self.one_sided.queued_gets.push_back(operation);
+        self.ask_queued();
+        Ok(operation)
+    }
+
+    /// Sends requests for queued gets, as many as may be under way.
+    fn ask_queued(&mut self) {
+        while self.one_sided.gets_under_way.len() < GETS_UNDER_WAY
+            && let Some(operation) = self.one_sided.queued_gets.pop_front()
+        {
+            let Some(receive) = self.receives.get_mut(&operation) else {
+                continue;
+            };
+            let Origin::Get { from, request } = &mut receive.origin else {
+                continue;
+            };
+            let number = self.one_sided.next_get;
+            self.one_sided.next_get += 1;
+            *request = Some(number);
+            self.one_sided.gets.insert(number, operation);
+            self.one_sided.gets_under_way.insert(number);
+            self.transmit.push_back(Frame::Get {
+                request: number,
+                from: *from,
+                bytes: receive.capacity,
+                level: receive.asked,
+            });
+        }
+    }
+
+    /// The peer answers a get with a transfer.
+    fn replied(
+        &mut self,
+        now: Time,
+        frame: &'static str,
+        request: u64,
+        arrival: Arrival,
+    ) -> Result<(), SessionError> {
+        let Some(operation) = self.answered(frame, request)? else {
+            // It ended here meanwhile.
+            self.refuse(arrival, RefuseReason::Cancelled);
+            return Ok(());
+        };
+        let expected = self.receives.get(&operation).map_or(0, |get| get.capacity);
+        if arrival.bytes != expected {
+            return Err(SessionError::Field {
+                frame,
+                transfer: arrival.transfer,
+                field: "as many bytes as asked for,",
+                expected,
+                arrived: arrival.bytes,
+            });
+        }
+        self.match_up(now, operation, arrival);
+        Ok(())
+    }
+
+    pub(super) fn get_refused(
+        &mut self,
+        request: u64,
+        reason: RefuseReason,
+    ) -> Result<(), SessionError> {
+        if let Some(operation) = self.answered("refuse-get", request)? {
+            let cause = EndCause::Refused { reason };
+            self.end_receive(operation, Err((cause, Delivered::None)));
+        }
+        Ok(())
+    }
+
+    /// The get that is answered; `None` when it ended before.
+    fn answered(
+        &mut self,
+        frame: &'static str,
+        request: u64,
+    ) -> Result<Option<OperationId>, SessionError> {
+        if request >= self.one_sided.next_get {
+            return Err(unexpected(
+                frame,
+                "a get that was asked for",
+                format!("request {request} was not"),
+            ));
+        }
+        Ok(self.one_sided.gets.remove(&request))
+    }
+}
+
+#[cfg(test)]
+impl Session {
+    /// Nothing of one-sided transfers is left but windows.
+    pub(super) fn assert_nothing_one_sided(&self) {
+        let OneSided {
+            announced,
+            arrivals,
+            peers,
+            notified,
+            held,
+            releasing,
+            gets,
+            gets_under_way,
+            peer_gets,
+            replies,
+            ..
+        } = &self.one_sided;
+        assert!(announced.is_none() && arrivals.is_empty(), "{arrivals:?}");
+        assert!(
+            notified.is_empty() && held.is_empty(),
+            "{notified:?} {held:?}"
+        );
+        assert!(gets.is_empty() && gets_under_way.is_empty(), "{gets:?}");
+        assert!(peer_gets.is_empty(), "{peer_gets:?}");
+        assert!(releasing.is_empty(), "{releasing:?}");
+        assert_eq!((*peers, *replies), (0, 0));
+    }
+}

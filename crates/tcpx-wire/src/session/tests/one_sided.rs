@@ -1,0 +1,535 @@
+//! Puts, gets, notifications and windows.
+
+use proptest::prelude::*;
+
+use super::hostile::{drain_at, session};
+use super::model::Random;
+use super::pair::Pair;
+use super::*;
+use crate::frame::{Destination, Frame, RefuseReason, TransferId};
+use crate::window::{Place, Rights, WindowSecret};
+
+const SECOND: Duration = Duration::from_secs(1);
+const ROOM: u64 = 4 << 20;
+
+fn secret(byte: u8) -> WindowSecret {
+    WindowSecret::generate(&mut |bytes| bytes.fill(byte))
+}
+
+fn place(window: u64, offset: u64) -> Place {
+    Place {
+        window,
+        secret: secret(7),
+        offset,
+    }
+}
+
+fn put(bytes: u64, level: Level, to: Place) -> SendRequest {
+    SendRequest {
+        destination: Some(Destination::Window {
+            place: to,
+            notified: false,
+        }),
+        ..send(0, bytes, level)
+    }
+}
+
+fn notified(request: SendRequest) -> SendRequest {
+    let Some(Destination::Window { place, .. }) = request.destination else {
+        panic!("no put")
+    };
+    SendRequest {
+        destination: Some(Destination::Window {
+            place,
+            notified: true,
+        }),
+        ..request
+    }
+}
+
+fn notification(bytes: usize, first: TransferId, count: u32) -> SendRequest {
+    SendRequest {
+        destination: Some(Destination::Notification { first, count }),
+        ..eager(0, bytes, Level::Placed)
+    }
+}
+
+fn get(bytes: u64, level: Level, from: Place) -> GetRequest {
+    GetRequest {
+        from,
+        bytes,
+        level,
+        deadlines: None,
+    }
+}
+
+fn expose(pair: &mut Pair, side: usize, rights: Rights) -> u64 {
+    pair.sides[side].session.expose(secret(7), ROOM, rights)
+}
+
+fn refused(cause: &EndCause) -> RefuseReason {
+    match cause {
+        EndCause::Refused { reason } => *reason,
+        other => panic!("{other}"),
+    }
+}
+
+fn transfer(operation: OperationId) -> TransferId {
+    operation.sent_transfer().expect("a send")
+}
+
+#[test]
+fn puts_and_gets_of_every_size_and_level_arrive() {
+    for hold in [false, true] {
+        let mut config = config();
+        config.hold_until_placed = hold;
+        config.grants_ahead = hold;
+        let mut pair = Pair::new(config, 4);
+        let window = expose(&mut pair, 1, Rights::GetAndPut);
+        let mut operations = Vec::new();
+        for bytes in [0, 1, 4096, 16_384, 16_385, 600_000, ROOM] {
+            for level in [Level::Sent, Level::Placed, Level::Verified] {
+                let to = place(window, ROOM - bytes);
+                operations.push((bytes, pair.send(0, put(bytes, level, to))));
+                operations.push((bytes, pair.get(0, get(bytes, level, to))));
+                if bytes <= 16_384 {
+                    let small = SendRequest {
+                        destination: put(bytes, level, to).destination,
+                        ..eager(0, bytes as usize, level)
+                    };
+                    operations.push((bytes, pair.send(0, small)));
+                }
+            }
+        }
+        pair.settle(SECOND * 20);
+        for (bytes, operation) in operations {
+            assert_eq!(pair.success(0, operation).bytes, bytes);
+        }
+        pair.run(SECOND);
+        pair.assert_clean();
+    }
+}
+
+#[test]
+fn one_sided_transfers_leave_the_order_of_tags_alone() {
+    let mut pair = Pair::new(small_chunks(2), 9);
+    let window = expose(&mut pair, 1, Rights::Put);
+    let mut receives = Vec::new();
+    for number in 1..20 {
+        receives.push((number, pair.receive(1, receive(5, 100_000, Level::Placed))));
+        pair.send(0, put(number * 3000, Level::Placed, place(window, 0)));
+        pair.send(0, send(5, number * 2000, Level::Placed));
+    }
+    pair.settle(SECOND * 20);
+    for (number, operation) in receives {
+        assert_eq!(pair.success(1, operation).bytes, number * 2000);
+    }
+    pair.run(SECOND);
+    pair.assert_clean();
+    pair.assert_matched_in_order();
+}
+
+/// Rule: secret, rights and range are checked before the first byte, without overflow.
+#[test]
+fn a_refused_put_or_get_names_the_reason_and_writes_nothing() {
+    let mut pair = Pair::new(config(), 2);
+    let readable = expose(&mut pair, 1, Rights::Get);
+    let writable = expose(&mut pair, 1, Rights::Put);
+    let wrong = Place {
+        secret: secret(8),
+        ..place(writable, 0)
+    };
+    let cases = [
+        (place(99, 0), 5, RefuseReason::UnknownWindow),
+        (wrong, 5, RefuseReason::UnknownWindow),
+        (place(readable, 0), 5, RefuseReason::NotPermitted),
+        (place(writable, 0), ROOM + 1, RefuseReason::OutOfRange),
+        (place(writable, ROOM), 1, RefuseReason::OutOfRange),
+        (place(writable, u64::MAX), 2, RefuseReason::OutOfRange),
+    ];
+    for (to, bytes, reason) in cases {
+        let operation = pair.send(0, put(bytes, Level::Placed, to));
+        pair.settle(SECOND);
+        let error = pair.error(0, operation);
+        assert_eq!(
+            (refused(&error.cause), error.delivered),
+            (reason, Delivered::None)
+        );
+    }
+    let cases = [
+        (place(99, 0), 5, RefuseReason::UnknownWindow),
+        (place(writable, 0), 5, RefuseReason::NotPermitted),
+        (place(readable, u64::MAX), 1, RefuseReason::OutOfRange),
+    ];
+    for (from, bytes, reason) in cases {
+        let operation = pair.get(0, get(bytes, Level::Placed, from));
+        pair.settle(SECOND);
+        let error = pair.error(0, operation);
+        assert_eq!(
+            (refused(&error.cause), error.delivered),
+            (reason, Delivered::None)
+        );
+    }
+    assert!(pair.sides[1].accepted.is_empty());
+    pair.run(SECOND);
+    pair.assert_clean();
+}
+
+/// Rule 17: a notification is held until the puts before it are placed.
+#[test]
+fn a_notification_comes_behind_its_puts() {
+    let mut pair = Pair::new(small_chunks(3), 11);
+    let window = expose(&mut pair, 1, Rights::Put);
+    let mut all = Vec::new();
+    for round in 0..30 {
+        let puts: Vec<_> = (0..4u64)
+            .map(|at| {
+                let to = place(window, at * 100_000);
+                let request = notified(put(round * 3000 + at, Level::Placed, to));
+                transfer(pair.send(0, request))
+            })
+            .collect();
+        let told = transfer(pair.send(0, notification(round as usize, puts[0], 4)));
+        all.push((puts, told));
+    }
+    for _ in 0..400_000 {
+        if pair.settled() {
+            break;
+        }
+        pair.run(Duration::from_micros(20));
+        let side = &pair.sides[1];
+        for (puts, told) in &all {
+            let Some(operation) = side.accepted.get(told) else {
+                continue;
+            };
+            assert!(side.operations.contains_key(operation));
+            for put in puts {
+                let placed = &side.operations[&side.accepted[put]].outcome;
+                assert!(matches!(placed, Some(Ok(_))), "{told:?} before {put:?}");
+            }
+        }
+    }
+    pair.settle(SECOND);
+    for (_, told) in &all {
+        pair.success(1, pair.sides[1].accepted[told]);
+    }
+    pair.run(SECOND);
+    pair.assert_clean();
+}
+
+#[test]
+fn a_notification_behind_a_failed_put_is_dropped() {
+    for cancel in [false, true] {
+        let mut pair = Pair::new(small_chunks(2), 5);
+        let window = expose(&mut pair, 1, Rights::Put);
+        let good = pair.send(0, notified(put(50_000, Level::Placed, place(window, 0))));
+        let to = place(window, if cancel { 0 } else { ROOM });
+        let bad = pair.send(0, notified(put(70_000, Level::Placed, to)));
+        let told = pair.send(0, notification(9, transfer(good), 2));
+        let next = pair.send(0, notification(9, transfer(told), 0));
+        if cancel {
+            pair.with(0, |session, now| session.cancel(now, bad));
+        }
+        pair.settle(SECOND * 10);
+        pair.success(0, good);
+        assert_eq!(refused(&pair.error(0, told).cause), RefuseReason::PutFailed);
+        pair.success(0, next);
+        assert!(!pair.sides[1].accepted.contains_key(&transfer(told)));
+        pair.run(SECOND);
+        pair.assert_clean();
+    }
+}
+
+/// Rule 17: the owner closes the window alone, and what runs in it ends.
+#[test]
+fn revoking_a_window_ends_what_runs_there() {
+    let mut pair = Pair::new(small_chunks(2), 6);
+    let window = expose(&mut pair, 1, Rights::GetAndPut);
+    let writes = pair.send(0, put(ROOM, Level::Placed, place(window, 0)));
+    let reads = pair.get(0, get(ROOM, Level::Placed, place(window, 0)));
+    pair.run(Duration::from_millis(2));
+    assert!(!pair.settled(), "both run");
+    pair.with(1, |session, now| session.revoke(now, window));
+    let late = pair.send(0, put(1, Level::Placed, place(window, 0)));
+    pair.settle(SECOND * 10);
+    for operation in [writes, reads] {
+        let cause = pair.error(0, operation).cause;
+        assert!(matches!(cause, EndCause::PeerCancelled { .. }), "{cause}");
+    }
+    assert_eq!(
+        refused(&pair.error(0, late).cause),
+        RefuseReason::UnknownWindow
+    );
+    pair.run(SECOND);
+    pair.assert_clean();
+}
+
+/// Who hears of a notification may use what the peer has got before.
+#[test]
+fn a_notification_waits_until_gets_before_it_let_go() {
+    let mut pair = Pair::new(small_chunks(2), 3);
+    let window = expose(&mut pair, 1, Rights::Get);
+    for round in 0..50 {
+        let got = pair.get(0, get(30_000, Level::Placed, place(window, 0)));
+        while pair.outcome(0, got).is_none() {
+            pair.run(Duration::from_micros(5));
+        }
+        let told = transfer(pair.send(0, notification(1, TransferId(0), 0)));
+        while !pair.sides[1].accepted.contains_key(&told) {
+            pair.run(Duration::from_micros(5));
+        }
+        let replies = pair.sides[1].operations.iter();
+        let replies = replies.filter(|(operation, _)| operation.sent_transfer().is_some());
+        for (operation, reply) in replies {
+            assert!(reply.outcome.is_some(), "round {round}: {operation:?}");
+        }
+        pair.run(SECOND / 100);
+    }
+    pair.assert_clean();
+}
+
+/// Rule 15: the initiator holds gets back, and asks as others end.
+#[test]
+fn many_gets_wait_for_each_other() {
+    let mut pair = Pair::new(small_chunks(2), 8);
+    let window = expose(&mut pair, 1, Rights::Get);
+    let gets: Vec<_> = (0..1000)
+        .map(|number| pair.get(0, get(number, Level::Placed, place(window, number))))
+        .collect();
+    let cancelled = gets[900];
+    pair.with(0, |session, now| session.cancel(now, cancelled));
+    pair.settle(SECOND * 100);
+    for (bytes, operation) in (0..).zip(gets) {
+        if operation != cancelled {
+            assert_eq!(pair.success(0, operation).bytes, bytes);
+        }
+    }
+    pair.run(SECOND);
+    pair.assert_clean();
+}
+
+#[test]
+fn closing_refuses_what_was_not_accepted() {
+    let mut session = session(config());
+    let window = session.expose(secret(7), 100, Rights::GetAndPut);
+    let to = Destination::Window {
+        place: place(window, 0),
+        notified: true,
+    };
+    let zero = TransferId(0);
+    let frames = [
+        Frame::Destination { transfer: zero, to },
+        Frame::Announce {
+            transfer: zero,
+            tag: Tag(0),
+            bytes: 100,
+            level: Level::Placed,
+        },
+        Frame::Get {
+            request: 0,
+            from: place(window, 0),
+            bytes: 100,
+            level: Level::Placed,
+        },
+    ];
+    for frame in frames {
+        session.frame(Time(0), frame).unwrap();
+    }
+    let actions = drain_at(&mut session, Time(0)).1;
+    assert_eq!(actions.len(), 2, "{actions:?}");
+    session.close(Time(0));
+    let frames = drain_at(&mut session, Time(0)).0;
+    let reason = RefuseReason::Shutdown;
+    let refusals = [
+        Frame::Refuse {
+            transfer: zero,
+            reason,
+        },
+        Frame::RefuseGet { request: 0, reason },
+    ];
+    assert_eq!(frames[..2], refusals);
+    assert_eq!(session.accept(Time(0), zero), None);
+}
+
+/// Whatever breaks the rules of one-sided frames ends the connection with an error.
+#[test]
+fn one_sided_frames_that_no_honest_peer_sends() {
+    let announce = |transfer, bytes| Frame::Announce {
+        transfer: TransferId(transfer),
+        tag: Tag(0),
+        bytes,
+        level: Level::Placed,
+    };
+    let destination = |transfer, to| Frame::Destination {
+        transfer: TransferId(transfer),
+        to,
+    };
+    let ask = |request| Frame::Get {
+        request,
+        from: place(0, 0),
+        bytes: 1,
+        level: Level::Placed,
+    };
+    let window = Destination::Window {
+        place: place(0, 0),
+        notified: true,
+    };
+    let reply = |request| Destination::Reply { request };
+    let behind = |first, count| Destination::Notification {
+        first: TransferId(first),
+        count,
+    };
+    let cases: [&[Frame]; 8] = [
+        &[destination(0, window), destination(0, window)],
+        &[destination(1, window), announce(0, 5)],
+        &[destination(0, reply(1)), announce(0, 5)],
+        &[destination(0, reply(0)), announce(0, 6)],
+        &[destination(0, behind(0, 1)), announce(0, 5)],
+        &[destination(0, behind(u64::MAX, 1)), announce(0, 5)],
+        &[ask(1)],
+        &[Frame::RefuseGet {
+            request: 1,
+            reason: RefuseReason::Shutdown,
+        }],
+    ];
+    for frames in cases {
+        let mut session = session(config());
+        let asked = get(5, Level::Placed, place(3, 0));
+        session.get(Time(0), asked).unwrap();
+        drain_at(&mut session, Time(0));
+        let (last, first) = frames.split_last().unwrap();
+        for frame in first {
+            session.frame(Time(0), frame.clone()).unwrap();
+        }
+        assert!(session.frame(Time(0), last.clone()).is_err(), "{frames:?}");
+    }
+    let mut flooded = session(config());
+    flooded.expose(secret(7), 1, Rights::Get);
+    let error = (0..).find_map(|request| flooded.frame(Time(0), ask(request)).err());
+    let error = error.expect("a bound");
+    assert!(
+        matches!(error, SessionError::TooManyOneSided { .. }),
+        "{error}"
+    );
+}
+
+#[derive(Clone, Debug)]
+struct Schedule {
+    seed: u64,
+    channels: u16,
+    jitter: u64,
+    operations: u64,
+    cancels: u64,
+    revokes: u64,
+    ahead: bool,
+}
+
+fn any_schedule() -> impl Strategy<Value = Schedule> {
+    (
+        (any::<u64>(), 1u16..5, 1u64..3000, 1u64..60),
+        prop_oneof![Just(0u64), 1u64..50],
+        prop_oneof![Just(0u64), 1u64..15],
+        any::<bool>(),
+    )
+        .prop_map(
+            |((seed, channels, jitter, operations), cancels, revokes, ahead)| Schedule {
+                seed,
+                channels,
+                jitter,
+                operations,
+                cancels,
+                revokes,
+                ahead,
+            },
+        )
+}
+
+fn play(schedule: &Schedule) {
+    let mut config = small_chunks(schedule.channels);
+    config.ours.eager_credit = 64 * 1024;
+    config.report_acknowledged = true;
+    config.grants_ahead = schedule.ahead;
+    let mut pair = Pair::new(config, schedule.seed);
+    pair.weather.jitter = schedule.jitter;
+    let mut random = Random(!schedule.seed);
+    let mut windows = [0, 1].map(|side| expose(&mut pair, side, Rights::GetAndPut));
+    let mut live = Vec::new();
+    // Notifications and the puts that each follows.
+    let mut notifications = Vec::new();
+    for _ in 0..schedule.operations {
+        let side = random.below(2) as usize;
+        let bytes = [0, 1, 4096, 5000, 16_384, 60_000, 200_000][random.below(7) as usize];
+        let to = place(windows[1 - side], random.below(ROOM / 4));
+        let level = [Level::Sent, Level::Placed, Level::Verified][random.below(3) as usize];
+        match random.below(5) {
+            0 => {
+                live.push((1 - side, pair.receive(1 - side, receive(1, bytes, level))));
+                live.push((side, pair.send(side, send(1, bytes, level))));
+            }
+            1 => live.push((side, pair.get(side, get(bytes, level, to)))),
+            2 => live.push((side, pair.send(side, put(bytes, level, to)))),
+            _ => {
+                let count = random.below(4) as u32;
+                let mut puts = Vec::new();
+                for _ in 0..count {
+                    let operation = pair.send(side, notified(put(bytes, level, to)));
+                    live.push((side, operation));
+                    puts.push(operation);
+                }
+                let first = puts.first().map_or(TransferId(0), |put| transfer(*put));
+                let told = pair.send(side, notification(9, first, count));
+                notifications.push((side, told, puts));
+            }
+        }
+        pair.run(Duration::from_micros(random.below(schedule.jitter * 2)));
+        if random.chance(schedule.cancels) && !live.is_empty() {
+            let (side, operation) = live[random.below(live.len() as u64) as usize];
+            pair.with(side, |session, now| session.cancel(now, operation));
+        }
+        if random.chance(schedule.revokes) {
+            let side = random.below(2) as usize;
+            let window = windows[side];
+            pair.with(side, |session, now| session.revoke(now, window));
+            windows[side] = expose(&mut pair, side, Rights::GetAndPut);
+        }
+    }
+    pair.run(SECOND);
+    // Receives and sends of a tag whose other half was cancelled.
+    for (side, operation) in live {
+        pair.with(side, |session, now| session.cancel(now, operation));
+    }
+    pair.settle(SECOND * 100);
+    pair.run(SECOND);
+    while (0..2).any(|side| pair.sides[side].session.matching.waits(Tag(1))) {
+        for side in 0..2 {
+            if pair.sides[side].session.matching.waits(Tag(1)) {
+                pair.receive(side, receive(1, 200_000, Level::Placed));
+            }
+        }
+        pair.run(SECOND);
+    }
+    pair.assert_clean();
+    for (side, told, puts) in notifications {
+        let owner = &pair.sides[1 - side];
+        let placed = |put: &OperationId| {
+            let there = owner.accepted.get(&transfer(*put));
+            let outcome = there.map(|there| &owner.operations[there].outcome);
+            matches!(outcome, Some(Some(Ok(_))))
+        };
+        let delivered = owner.accepted.contains_key(&transfer(told));
+        assert_eq!(delivered, puts.iter().all(placed));
+        assert_eq!(
+            pair.outcome(side, told).is_some_and(Result::is_ok),
+            delivered
+        );
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn notifications_come_exactly_behind_what_was_placed(schedule in any_schedule()) {
+        play(&schedule);
+    }
+}

@@ -1,0 +1,231 @@
+//! Windows: memory that a side opens to its peer, and the key that lets the peer in.
+
+use std::fmt;
+
+use subtle::ConstantTimeEq;
+use thiserror::Error;
+
+/// What the peer may do in a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rights {
+    /// Read with get.
+    Get,
+    /// Write with put.
+    Put,
+    /// Both.
+    GetAndPut,
+}
+
+impl Rights {
+    /// Whether the peer may read.
+    pub const fn allow_get(self) -> bool {
+        matches!(self, Self::Get | Self::GetAndPut)
+    }
+
+    /// Whether the peer may write.
+    pub const fn allow_put(self) -> bool {
+        matches!(self, Self::Put | Self::GetAndPut)
+    }
+}
+
+/// What only those know who hold the window's key.
+#[derive(Clone, Copy)]
+pub struct WindowSecret([u8; Self::BYTES]);
+
+impl WindowSecret {
+    /// Bytes of a secret.
+    pub const BYTES: usize = 16;
+
+    /// A new secret; `fill` must fill all the bytes it gets from a cryptographic random source.
+    pub fn generate(fill: &mut dyn FnMut(&mut [u8])) -> Self {
+        let mut bytes = [0; Self::BYTES];
+        fill(&mut bytes);
+        Self(bytes)
+    }
+
+    pub(crate) const fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
+        Self(bytes)
+    }
+
+    pub(crate) const fn as_bytes(&self) -> &[u8; Self::BYTES] {
+        &self.0
+    }
+}
+
+impl PartialEq for WindowSecret {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.ct_eq(&other.0).into()
+    }
+}
+
+impl Eq for WindowSecret {}
+
+impl fmt::Debug for WindowSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WindowSecret(hidden)")
+    }
+}
+
+/// What lets the peer into a window. It is valid on the connection that the window was exposed on,
+/// until the window is revoked, and travels by any means: whoever holds it and that connection may
+/// use the window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowKey {
+    /// The window; never reused on a connection.
+    pub window: u64,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// What the peer may do.
+    pub rights: Rights,
+    /// What proves that the peer was given the key.
+    pub secret: WindowSecret,
+}
+
+/// First bytes of a key's bytes: a name and a version.
+const KEY_START: [u8; 4] = *b"TXW\x01";
+
+impl WindowKey {
+    /// Length of [`WindowKey::to_bytes`].
+    pub const BYTES: usize = 4 + 1 + 8 + 8 + WindowSecret::BYTES;
+
+    /// The key's bytes, to be given to the peer.
+    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..4].copy_from_slice(&KEY_START);
+        bytes[4] = match self.rights {
+            Rights::Get => 1,
+            Rights::Put => 2,
+            Rights::GetAndPut => 3,
+        };
+        bytes[5..13].copy_from_slice(&self.window.to_le_bytes());
+        bytes[13..21].copy_from_slice(&self.bytes.to_le_bytes());
+        bytes[21..].copy_from_slice(self.secret.as_bytes());
+        bytes
+    }
+
+    /// Reads a key's bytes.
+    ///
+    /// # Errors
+    /// When they are not those of a key. Errors hold no part of the bytes.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, WindowKeyError> {
+        let length = WindowKeyError::Length {
+            arrived: bytes.len(),
+        };
+        let (start, rest) = bytes.split_first_chunk::<4>().ok_or(length)?;
+        let (rights, rest) = rest.split_first_chunk::<1>().ok_or(length)?;
+        let (window, rest) = rest.split_first_chunk::<8>().ok_or(length)?;
+        let (of, rest) = rest.split_first_chunk::<8>().ok_or(length)?;
+        let secret = rest.try_into().map_err(|_| length)?;
+        if *start != KEY_START {
+            return Err(WindowKeyError::Start);
+        }
+        let rights = match rights {
+            [1] => Rights::Get,
+            [2] => Rights::Put,
+            [3] => Rights::GetAndPut,
+            [arrived] => return Err(WindowKeyError::Rights { arrived: *arrived }),
+        };
+        Ok(Self {
+            window: u64::from_le_bytes(*window),
+            bytes: u64::from_le_bytes(*of),
+            rights,
+            secret: WindowSecret::from_bytes(secret),
+        })
+    }
+
+    /// The place at `offset` in the window.
+    pub const fn at(&self, offset: u64) -> Place {
+        Place {
+            window: self.window,
+            secret: self.secret,
+            offset,
+        }
+    }
+}
+
+/// Bytes that are not a window's key.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WindowKeyError {
+    /// They are too few or too many.
+    #[error(
+        "window key: expected {} bytes, {arrived} arrived; pass the key as it was made",
+        WindowKey::BYTES
+    )]
+    Length {
+        /// Bytes that arrived.
+        arrived: usize,
+    },
+    /// They do not begin as a key does.
+    #[error("window key: these bytes are none; pass the key as it was made, by the same version")]
+    Start,
+    /// Their rights do not exist.
+    #[error("window key: expected rights 1 to 3, {arrived} arrived; pass the key as it was made")]
+    Rights {
+        /// What arrived.
+        arrived: u8,
+    },
+}
+
+/// Where in a window of the peer a transfer begins, and the proof that it may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The window.
+    pub window: u64,
+    /// Its secret.
+    pub secret: WindowSecret,
+    /// First byte, from the start of the window.
+    pub offset: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(rights: Rights) -> WindowKey {
+        WindowKey {
+            window: 0x0102_0304_0506_0708,
+            bytes: u64::MAX,
+            rights,
+            secret: WindowSecret([0xa5; 16]),
+        }
+    }
+
+    #[test]
+    fn a_key_survives_its_bytes_and_hides_its_secret() {
+        const { assert!(WindowKey::BYTES <= 96) };
+        for rights in [Rights::Get, Rights::Put, Rights::GetAndPut] {
+            let key = key(rights);
+            assert_eq!(WindowKey::from_bytes(&key.to_bytes()), Ok(key));
+            assert!(!format!("{key:?}").contains("165"), "{key:?}");
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_no_key_are_refused() {
+        let bytes = key(Rights::Put).to_bytes();
+        for length in 0..bytes.len() {
+            assert_eq!(
+                WindowKey::from_bytes(&bytes[..length]),
+                Err(WindowKeyError::Length { arrived: length })
+            );
+        }
+        let mut longer = bytes.to_vec();
+        longer.push(0);
+        let arrived = longer.len();
+        assert_eq!(
+            WindowKey::from_bytes(&longer),
+            Err(WindowKeyError::Length { arrived })
+        );
+        let with = |at: usize, byte: u8| {
+            let mut bytes = bytes;
+            bytes[at] = byte;
+            WindowKey::from_bytes(&bytes)
+        };
+        assert_eq!(with(0, b'X'), Err(WindowKeyError::Start));
+        assert_eq!(with(3, 2), Err(WindowKeyError::Start));
+        for arrived in [0, 4, 255] {
+            assert_eq!(with(4, arrived), Err(WindowKeyError::Rights { arrived }));
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! What the peer does in windows of this side, and its notifications.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use tcpx_memory::{Access, Fence, Lease, MemoryError, Region, RegionSlice};
+use tcpx_net::Direction;
+use tcpx_wire::frame::{Destination, RefuseReason, TransferId};
+use tcpx_wire::session::{Action, Deadlines, OperationId, OperationKind, SendRequest};
+use tcpx_wire::{Level, Role, Tag, WindowKey};
+
+use super::{Core, NewOperation, Operation};
+use crate::error::Error;
+use crate::notifications::Notifications;
+use crate::transfer::TransferState;
+use crate::window::{Use, Uses};
+
+/// A window that the peer may use.
+pub(crate) struct Exposed {
+    pub(crate) slice: RegionSlice,
+    pub(crate) uses: Arc<Uses>,
+}
+
+/// Windows of this side, and the peer's notifications.
+#[derive(Default)]
+pub(super) struct OneSided {
+    windows: super::Numbered<u64, Exposed>,
+    notifications: Arc<Notifications>,
+    /// Notifications for which there is no room yet.
+    postponed: VecDeque<(TransferId, u64)>,
+}
+
+/// A notification that follows what a batch moves.
+#[derive(Debug)]
+pub(crate) struct Notice {
+    pub(crate) lease: Lease,
+    pub(crate) deadlines: Option<Deadlines>,
+    pub(crate) state: Arc<TransferState>,
+    /// It reports the end of its batch, not its own.
+    pub(crate) follows: bool,
+}
+
+impl Core {
+    pub(crate) fn notifications(&self) -> Arc<Notifications> {
+        Arc::clone(&self.one_sided.notifications)
+    }
+
+    /// Opens a window of these bytes.
+    pub(crate) fn expose(
+        &mut self,
+        key: impl FnOnce(&mut tcpx_wire::Session) -> WindowKey,
+        slice: RegionSlice,
+    ) -> (WindowKey, Arc<Uses>) {
+        let key = key(&mut self.session);
+        let uses = Arc::<Uses>::default();
+        let exposed = Exposed {
+            slice,
+            uses: Arc::clone(&uses),
+        };
+        self.one_sided.windows.insert(key.window, exposed);
+        (key, uses)
+    }
+
+    /// Closes a window.
+    pub(crate) fn revoke(&mut self, window: u64) {
+        let now = self.now();
+        self.session.revoke(now, window);
+        if let Some(exposed) = self.one_sided.windows.remove(&window) {
+            exposed.uses.revoke();
+        }
+    }
+
+    /// The connection has ended: nothing can be done in windows any more.
+    pub(super) fn end_one_sided(&mut self) {
+        for (_, exposed) in self.one_sided.windows.drain() {
+            exposed.uses.revoke();
+        }
+        self.one_sided.postponed.clear();
+        self.one_sided.notifications.end();
+    }
+
+    pub(super) fn perform_one_sided(&mut self, action: Action) {
+        match action {
+            Action::PutArrives {
+                transfer,
+                window,
+                offset,
+                bytes,
+            } => self.put_arrives(transfer, (window, offset, bytes)),
+            Action::NotificationArrives { transfer, bytes } => {
+                self.one_sided.postponed.push_back((transfer, bytes));
+                self.accept_notifications();
+            }
+            Action::GetArrives {
+                request,
+                window,
+                offset,
+                bytes,
+                level,
+            } => {
+                if let Err(error) = self.answer_get(request, (window, offset, bytes), level) {
+                    tracing::warn!(peer = %self.peer, window, offset, bytes, %error, "a get of the peer is refused");
+                    self.session.refuse_get(request, RefuseReason::MemoryFailed);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn put_arrives(&mut self, transfer: TransferId, place: (u64, u64, u64)) {
+        match self.lease_in_window(place, Access::Write) {
+            Ok((lease, used)) => {
+                self.take_from_peer(transfer, OperationKind::PeerPut, lease, Some(used));
+            }
+            Err(error) => {
+                let (window, offset, bytes) = place;
+                tracing::warn!(peer = %self.peer, window, offset, bytes, %error, "a put of the peer is refused");
+                let reason = RefuseReason::MemoryFailed;
+                self.session.refuse_arrival(transfer, reason);
+            }
+        }
+    }
+
+    /// The memory of a piece of a window. The session has checked its bounds.
+    fn lease_in_window(
+        &self,
+        (window, offset, bytes): (u64, u64, u64),
+        access: Access,
+    ) -> Result<(Lease, Use), Error> {
+        let gone = || Error::Closed { peer: self.peer };
+        let exposed = self.one_sided.windows.get(&window).ok_or_else(gone)?;
+        let far = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+        let start = far(offset);
+        let piece = exposed
+            .slice
+            .slice(start..start.saturating_add(far(bytes)))?;
+        let range = piece.offset()..piece.offset() + piece.len();
+        let lease = piece
+            .region()
+            .lease_as(range, access, "the peer, in a window")?;
+        Ok((lease, Uses::begin(&exposed.uses)))
+    }
+
+    /// Takes a transfer of the peer into memory that it has.
+    fn take_from_peer(
+        &mut self,
+        transfer: TransferId,
+        kind: OperationKind,
+        lease: Lease,
+        used: Option<Use>,
+    ) {
+        let now = self.now();
+        let Some(id) = self.session.accept(now, transfer) else {
+            return;
+        };
+        let operation = NewOperation {
+            role: Role::Receiver,
+            kind,
+            tag: 0,
+            lease,
+            fence: None,
+            state: TransferState::new(0),
+        };
+        let mut operation = Operation::new(operation, self.ticked());
+        operation.used = used;
+        self.operations.insert(id, operation);
+    }
+
+    /// Takes notifications that wait, as far as there is room for them.
+    pub(crate) fn accept_notifications(&mut self) {
+        while let Some((transfer, bytes)) = self.one_sided.postponed.front().copied() {
+            let length = usize::try_from(bytes).unwrap_or(usize::MAX);
+            let notifications = self.notifications();
+            if !notifications.reserve(length) {
+                notifications.set_postponed(true);
+                return;
+            }
+            self.one_sided.postponed.pop_front();
+            let lease = Region::host(length).and_then(|region| region.lease(.., Access::Write));
+            match lease {
+                Ok(lease) => {
+                    let kind = OperationKind::PeerNotification;
+                    self.take_from_peer(transfer, kind, lease, None);
+                }
+                Err(error) => {
+                    tracing::warn!(peer = %self.peer, bytes, %error, "a notification of the peer is refused");
+                    notifications.give_back(length);
+                    let reason = RefuseReason::MemoryFailed;
+                    self.session.refuse_arrival(transfer, reason);
+                }
+            }
+        }
+        self.one_sided.notifications.set_postponed(false);
+    }
+
+    /// A notification has ended, well or not.
+    pub(super) fn notification_ended(&mut self, lease: &Lease, arrived: bool) {
+        let mut bytes = Vec::new();
+        if arrived && lease.append_to(&mut bytes).is_ok() {
+            self.one_sided.notifications.push(bytes);
+        } else {
+            let reserved = lease.range().len();
+            self.one_sided.notifications.give_back(reserved);
+        }
+    }
+
+    fn answer_get(
+        &mut self,
+        request: u64,
+        place: (u64, u64, u64),
+        level: Level,
+    ) -> Result<(), Error> {
+        let (lease, used) = self.lease_in_window(place, Access::Read)?;
+        let send = SendRequest {
+            tag: Tag(0),
+            bytes: place.2,
+            level: level.max(Level::Placed),
+            deadlines: None,
+            eager: None,
+            destination: Some(Destination::Reply { request }),
+        };
+        let id = self.start_send(&lease, None, send)?;
+        let operation = NewOperation {
+            role: Role::Sender,
+            kind: OperationKind::PeerGet,
+            tag: 0,
+            lease,
+            fence: None,
+            state: TransferState::new(place.2),
+        };
+        let mut operation = Operation::new(operation, self.ticked());
+        operation.used = Some(used);
+        self.operations.insert(id, operation);
+        Ok(())
+    }
+
+    /// Starts a send; its payload goes with the announcement where that is faster.
+    pub(crate) fn start_send(
+        &mut self,
+        lease: &Lease,
+        fence: Option<&Fence>,
+        request: SendRequest,
+    ) -> Result<OperationId, Error> {
+        let bytes = request.bytes;
+        self.pace.answers(self.ticked());
+        let eager = if self.goes_at_once(bytes) {
+            self.read_small(lease, fence)?
+        } else {
+            None
+        };
+        let announced = eager.is_none();
+        if self.gpu.is_some() {
+            self.tick();
+        }
+        self.pace.sends(self.ticked());
+        let request = SendRequest { eager, ..request };
+        let now = self.now();
+        let started = self.session.send(now, request);
+        if announced && let Ok(id) = &started {
+            self.expect(bytes, Direction::Out);
+            self.copy_soon(*id, bytes);
+        }
+        started.map_err(|error| self.request_error(error))
+    }
+
+    /// Starts a notification whose batch has ended well here.
+    pub(super) fn notify_at_last(&mut self, notice: Notice) {
+        let state = Arc::clone(&notice.state);
+        if let Err(error) = self.notify(notice, TransferId(0), 0) {
+            self.wakers.extend(state.end(Err(error)));
+        }
+    }
+
+    /// Starts a notification behind `count` puts from `first` on.
+    pub(crate) fn notify(
+        &mut self,
+        notice: Notice,
+        first: TransferId,
+        count: u32,
+    ) -> Result<OperationId, Error> {
+        let bytes = notice.lease.range().len() as u64;
+        let request = SendRequest {
+            tag: Tag(0),
+            bytes,
+            level: Level::Placed,
+            deadlines: notice.deadlines,
+            eager: None,
+            destination: Some(Destination::Notification { first, count }),
+        };
+        let id = self.start_send(&notice.lease, None, request)?;
+        let operation = NewOperation {
+            role: Role::Sender,
+            kind: OperationKind::Notification,
+            tag: 0,
+            lease: notice.lease,
+            fence: None,
+            state: notice.state,
+        };
+        let mut operation = Operation::new(operation, self.ticked());
+        operation.follows = notice.follows;
+        self.operations.insert(id, operation);
+        Ok(id)
+    }
+}
+
+/// Memory for a notification of these bytes.
+pub(crate) fn notice_memory(bytes: &[u8]) -> Result<Lease, MemoryError> {
+    let region = Region::host(bytes.len())?;
+    region.write_from(0, bytes)?;
+    region.lease(.., Access::Read)
+}

@@ -1,0 +1,158 @@
+//! Notifications of the peer that wait for the program.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Notifications that may wait, and their bytes. Those beyond wait at the peer.
+const MOST: usize = 1024;
+const MOST_BYTES: usize = 1 << 20;
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(crate) struct Notifications {
+    inbox: Mutex<Inbox>,
+    changed: Condvar,
+    /// There is one, or none will come any more; for looking without the lock.
+    ready: AtomicBool,
+    /// Others wait for room.
+    postponed: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Inbox {
+    waiting: VecDeque<Vec<u8>>,
+    /// Those included whose bytes are under way.
+    count: usize,
+    bytes: usize,
+    ended: bool,
+}
+
+/// What a look for a notification finds.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    Notification(Vec<u8>),
+    /// None yet.
+    Nothing,
+    /// None any more.
+    Ended,
+}
+
+impl Notifications {
+    fn lock(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps room for a notification; `false` if there is none.
+    pub(crate) fn reserve(&self, bytes: usize) -> bool {
+        let mut inbox = self.lock();
+        let fits = inbox.count == 0 || inbox.bytes.saturating_add(bytes) <= MOST_BYTES;
+        if inbox.count >= MOST || !fits {
+            return false;
+        }
+        inbox.count += 1;
+        inbox.bytes = inbox.bytes.saturating_add(bytes);
+        true
+    }
+
+    /// Gives back the room of a notification that did not come.
+    pub(crate) fn give_back(&self, bytes: usize) {
+        let mut inbox = self.lock();
+        inbox.count = inbox.count.saturating_sub(1);
+        inbox.bytes = inbox.bytes.saturating_sub(bytes);
+    }
+
+    pub(crate) fn push(&self, notification: Vec<u8>) {
+        let mut inbox = self.lock();
+        inbox.waiting.push_back(notification);
+        self.ready.store(true, Ordering::Release);
+        self.changed.notify_one();
+    }
+
+    /// None will come any more.
+    pub(crate) fn end(&self) {
+        self.lock().ended = true;
+        self.ready.store(true, Ordering::Release);
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn set_postponed(&self, postponed: bool) {
+        self.postponed.store(postponed, Ordering::Release);
+    }
+
+    /// Whether others wait for the room of one that is taken.
+    pub(crate) fn has_postponed(&self) -> bool {
+        self.postponed.load(Ordering::Acquire)
+    }
+
+    /// Whether [`take`](Self::take) finds something.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn take(&self) -> Found {
+        self.take_from(&mut self.lock())
+    }
+
+    fn take_from(&self, inbox: &mut Inbox) -> Found {
+        let Some(notification) = inbox.waiting.pop_front() else {
+            return match inbox.ended {
+                true => Found::Ended,
+                false => Found::Nothing,
+            };
+        };
+        inbox.count = inbox.count.saturating_sub(1);
+        inbox.bytes = inbox.bytes.saturating_sub(notification.len());
+        let ready = inbox.ended || !inbox.waiting.is_empty();
+        self.ready.store(ready, Ordering::Release);
+        Found::Notification(notification)
+    }
+
+    /// Sleeps until there is one, at most for `limit`.
+    pub(crate) fn wait(&self, limit: Duration) -> Found {
+        let inbox = self.lock();
+        let nothing = |inbox: &mut Inbox| inbox.waiting.is_empty() && !inbox.ended;
+        let (mut inbox, _) = self
+            .changed
+            .wait_timeout_while(inbox, limit, nothing)
+            .unwrap_or_else(PoisonError::into_inner);
+        self.take_from(&mut inbox)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_bounded_and_given_back() {
+        let notifications = Notifications::default();
+        for _ in 0..MOST {
+            assert!(notifications.reserve(0));
+        }
+        assert!(!notifications.reserve(0), "too many");
+        notifications.push(vec![]);
+        assert_eq!(notifications.take(), Found::Notification(vec![]));
+        assert!(notifications.reserve(MOST_BYTES));
+        notifications.give_back(0);
+        assert!(!notifications.reserve(1), "too long");
+        notifications.give_back(MOST_BYTES);
+        assert!(notifications.reserve(MOST_BYTES));
+    }
+
+    #[test]
+    fn what_came_before_the_end_is_still_taken() {
+        let notifications = Notifications::default();
+        assert_eq!(notifications.take(), Found::Nothing);
+        assert!(!notifications.is_ready());
+        notifications.push(vec![1]);
+        notifications.end();
+        assert_eq!(
+            notifications.wait(Duration::ZERO),
+            Found::Notification(vec![1])
+        );
+        assert!(notifications.is_ready());
+        assert_eq!(notifications.take(), Found::Ended);
+    }
+}

@@ -1,0 +1,358 @@
+//! Windows over the embedded network: puts, gets, batches, notifications, and what may go wrong.
+
+use std::thread;
+use std::time::Duration;
+
+use tcpx::{
+    Auth, Connection, Deadlines, Endpoint, Error, ErrorKind, Key, Level, Options, Region, Rights,
+    WindowKey,
+};
+
+const LONG: Duration = Duration::from_secs(20);
+const WINDOW: usize = 8 << 20;
+
+fn pair() -> (Connection, Connection) {
+    let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("randomness"));
+    let options = Options::tcp(Auth::Key(key));
+    let address = "127.0.0.1:0".parse().expect("an address");
+    let server = Endpoint::listen(address, options.clone()).expect("a free port");
+    let address = server.local_addr();
+    let client = thread::spawn(move || Endpoint::connect(address, &options).expect("it listens"));
+    let accepted = server.accept(LONG).expect("the client connects");
+    (accepted, client.join().expect("no panic"))
+}
+
+fn random(bytes: usize) -> Vec<u8> {
+    let mut random = vec![0; bytes];
+    getrandom::fill(&mut random).expect("randomness");
+    random
+}
+
+fn filled(bytes: &[u8]) -> Region {
+    let region = Region::host(bytes.len()).expect("memory");
+    region.write_from(0, bytes).expect("free");
+    region
+}
+
+fn contents(region: &Region) -> Vec<u8> {
+    let mut bytes = vec![0; region.len()];
+    region.read_to(0, &mut bytes).expect("free");
+    bytes
+}
+
+/// A small generator, so that a failure can be repeated.
+struct Seeded(u64);
+
+impl Seeded {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (self.0 >> 33) as usize % bound.max(1)
+    }
+}
+
+#[test]
+fn random_puts_and_gets_are_what_a_model_says() {
+    let (owner, user) = pair();
+    let memory = filled(&random(WINDOW));
+    let window = owner.expose(memory.all(), Rights::GetAndPut).expect("open");
+    let key = WindowKey::from_bytes(&window.key().to_bytes()).expect("a key");
+    let mut model = contents(&memory);
+    let mut seeded = Seeded(7);
+    let sizes = [0, 1, 23, 4096, 16_384, 16_385, 131_072, 300_000, 3 << 20];
+    for round in 0..400 {
+        let bytes = sizes[seeded.below(sizes.len())];
+        let offset = seeded.below(WINDOW - bytes + 1);
+        let range = offset..offset + bytes;
+        let level = [Level::Placed, Level::Verified][round % 2];
+        let report = if seeded.below(2) == 0 {
+            let source = random(bytes);
+            model[range].copy_from_slice(&source);
+            let put = user.put(filled(&source).all(), &key, offset as u64);
+            put.level(level)
+                .start()
+                .expect("room")
+                .wait()
+                .expect("placed")
+        } else {
+            let destination = Region::host(bytes).expect("memory");
+            let get = user.get(destination.all(), &key, offset as u64);
+            let report = get.level(level).start().expect("room").wait();
+            assert!(contents(&destination) == model[range], "round {round}");
+            report.expect("placed")
+        };
+        assert_eq!((report.bytes, report.level), (bytes as u64, level));
+    }
+    assert!(contents(&memory) == model);
+    window.revoke(LONG).expect("nothing runs");
+}
+
+#[test]
+fn a_notification_comes_when_its_batch_is_applied() {
+    let (owner, user) = pair();
+    let memory = Region::host(WINDOW).expect("memory");
+    let window = owner.expose(memory.all(), Rights::GetAndPut).expect("open");
+    let key = window.key();
+    let pieces = 64;
+    let piece = WINDOW / pieces;
+    for round in 0..20_u8 {
+        let source = random(WINDOW);
+        let from = filled(&source);
+        let mut batch = user.batch().notify(&[round; 9]);
+        for at in 0..pieces {
+            let start = at * piece;
+            let slice = from.slice(start..start + piece).expect("within");
+            batch = batch.put(slice, &key, start as u64);
+        }
+        let transfer = batch.start().expect("room");
+        let told = owner.notification(LONG).expect("connected");
+        assert_eq!(told.as_deref(), Some(&[round; 9][..]));
+        assert!(contents(&memory) == source, "round {round}");
+        let report = transfer.wait().expect("applied");
+        assert_eq!(report.bytes, WINDOW as u64);
+    }
+    assert_eq!(owner.notification(Duration::ZERO).expect("connected"), None);
+}
+
+#[test]
+fn a_notification_behind_gets_comes_when_they_have_ended() {
+    let (owner, user) = pair();
+    let source = random(1 << 20);
+    let memory = filled(&source);
+    let window = owner.expose(memory.all(), Rights::Get).expect("open");
+    let destination = Region::host(1 << 20).expect("memory");
+    let batch = user
+        .batch()
+        .notify(b"read")
+        .get(destination.all(), &window.key(), 0);
+    let transfer = batch.start().expect("room");
+    let told = owner.notification(LONG).expect("connected");
+    assert_eq!(told.as_deref(), Some(&b"read"[..]));
+    // The owner may change the memory from now on.
+    memory.write_from(0, &vec![0; 1 << 20]).expect("free");
+    transfer.wait().expect("placed");
+    assert!(contents(&destination) == source);
+}
+
+#[test]
+fn notifications_come_in_order_once_and_wait_for_room() {
+    let (owner, user) = pair();
+    let sender = thread::spawn(move || {
+        for number in 0..3000_u32 {
+            let bytes = vec![number as u8; number as usize % 7000];
+            let started = user.notify(&bytes).expect("room");
+            // Some wait at the peer, which collects them slowly.
+            if number % 100 == 99 {
+                started.wait().expect("taken");
+            } else {
+                std::mem::forget(started);
+            }
+        }
+        user
+    });
+    for number in 0..3000_u32 {
+        let bytes = owner.notification(LONG).expect("connected").expect("sent");
+        assert_eq!(bytes.len(), number as usize % 7000);
+        assert!(bytes.iter().all(|byte| *byte == number as u8), "{number}");
+    }
+    let user = sender.join().expect("no panic");
+    let most = vec![5; 64 << 10];
+    let sent = user.notify(&most).expect("room");
+    assert_eq!(owner.notification(LONG).expect("connected"), Some(most));
+    sent.wait().expect("taken");
+    let error = user.notify(&vec![0; (64 << 10) + 1]).expect_err("too long");
+    assert_eq!(error.kind(), ErrorKind::Setting, "{error}");
+    user.close(LONG).expect("in order");
+    let error = owner.notification(LONG).expect_err("closed");
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+}
+
+#[test]
+fn what_a_window_does_not_allow_is_refused_and_writes_nothing() {
+    let (owner, user) = pair();
+    let memory = filled(&[7; 4096]);
+    let guarded = memory.slice(1024..3072).expect("within");
+    let window = owner.expose(guarded, Rights::Put).expect("open");
+    let key = window.key();
+    let source = filled(&[1; 4096]);
+    let refused = |error: Error, said: &str| {
+        assert!(error.to_string().contains(said), "{error}");
+        assert!(contents(&memory).iter().all(|byte| *byte == 7), "written");
+    };
+    // What the key itself says needs no peer.
+    let put = |slice, key: &WindowKey, offset| user.put(slice, key, offset).start();
+    let small = source.slice(..8).expect("within");
+    let error = put(source.all(), &key, 0).expect_err("too long");
+    refused(error, "piece of the window's 2048 bytes");
+    let error = put(small.clone(), &key, u64::MAX).expect_err("too far");
+    refused(error, "piece of the window's 2048 bytes");
+    let error = user
+        .get(small.clone(), &key, 0)
+        .start()
+        .expect_err("no right");
+    refused(error, "right");
+    // A key that lies is found out by the owner.
+    let longer = WindowKey {
+        bytes: u64::MAX,
+        ..key
+    };
+    for offset in [2041, 2048, u64::MAX - 8] {
+        let transfer = put(small.clone(), &longer, offset).expect("it asks");
+        refused(transfer.wait().expect_err("outside"), "within the window");
+    }
+    let transfer = put(source.all(), &longer, 0).expect("it asks");
+    refused(transfer.wait().expect_err("outside"), "within the window");
+    let readable = WindowKey {
+        rights: Rights::GetAndPut,
+        ..key
+    };
+    let transfer = user
+        .get(small.clone(), &readable, 0)
+        .start()
+        .expect("it asks");
+    refused(transfer.wait().expect_err("no right"), "does not allow");
+    let other = owner.expose(memory.all(), Rights::Put).expect("open").key();
+    let mixed = WindowKey {
+        window: key.window,
+        ..other
+    };
+    let transfer = put(small.clone(), &mixed, 0).expect("it asks");
+    refused(transfer.wait().expect_err("wrong secret"), "does not exist");
+    // `other` was revoked when its window was dropped.
+    let transfer = put(small.clone(), &other, 0).expect("it asks");
+    refused(transfer.wait().expect_err("revoked"), "does not exist");
+    // The connection serves on.
+    put(small, &key, 2040)
+        .expect("room")
+        .wait()
+        .expect("placed");
+    assert_eq!(contents(&memory)[3064..3072], [1; 8]);
+}
+
+/// Memory that the owner's program uses is not written behind its back.
+#[test]
+fn memory_in_use_is_refused() {
+    let (owner, user) = pair();
+    let memory = Region::host(1 << 20).expect("memory");
+    let window = owner.expose(memory.all(), Rights::GetAndPut).expect("open");
+    let receiving = owner.receive(memory.slice(..4096).expect("within"), 1);
+    let receiving = receiving.start().expect("room");
+    let source = filled(&[3; 8192]);
+    let put = user
+        .put(source.all(), &window.key(), 0)
+        .start()
+        .expect("room");
+    let error = put.wait().expect_err("in use");
+    assert!(error.to_string().contains("in use"), "{error}");
+    let beside = user.put(source.all(), &window.key(), 4096).start();
+    beside.expect("room").wait().expect("placed");
+    receiving.cancel();
+    assert!(receiving.wait().is_err());
+    let put = user
+        .put(source.all(), &window.key(), 0)
+        .start()
+        .expect("room");
+    put.wait().expect("free again");
+}
+
+#[test]
+fn revoking_ends_what_runs_and_frees_the_memory() {
+    for round in 0..30 {
+        let (owner, user) = pair();
+        let memory = Region::host(64 << 20).expect("memory");
+        let window = owner.expose(memory.all(), Rights::GetAndPut).expect("open");
+        let key = window.key();
+        let local = Region::host(64 << 20).expect("memory");
+        let (first, second) = (local.slice(..32 << 20), local.slice(32 << 20..));
+        let put = user.put(first.expect("within"), &key, 0).notify(b"never");
+        let put = put.start().expect("room");
+        let get = user.get(second.expect("within"), &key, 32 << 20);
+        let get = get.start().expect("room");
+        thread::sleep(Duration::from_micros(200 * round));
+        window.revoke(LONG).expect("it ends");
+        // Nothing of the peer points at it any more.
+        memory.write_from(0, &vec![9; 64 << 20]).expect("free");
+        let outcomes = [put.wait().is_ok(), get.wait().is_ok()];
+        let told = owner.notification(Duration::ZERO).expect("connected");
+        assert_eq!(told.is_some(), outcomes[0], "round {round}: {outcomes:?}");
+        assert!(contents(&memory).iter().all(|byte| *byte == 9));
+        let late = user.put(local.slice(..8).expect("within"), &key, 0).start();
+        assert!(late.expect("it asks").wait().is_err());
+    }
+}
+
+#[test]
+fn a_lost_peer_ends_puts_gets_windows_and_notifications() {
+    let (owner, user) = pair();
+    let memory = Region::host(1 << 20).expect("memory");
+    let window = owner.expose(memory.all(), Rights::GetAndPut).expect("open");
+    let key = window.key();
+    let destination = Region::host(1 << 20).expect("memory");
+    user.get(destination.all(), &key, 0)
+        .start()
+        .expect("room")
+        .wait()
+        .expect("placed");
+    user.close(LONG).expect("in order");
+    let error = owner.notification(LONG).expect_err("closed");
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    window.revoke(LONG).expect("nothing runs");
+    let error = owner.expose(memory.all(), Rights::Put).expect_err("closed");
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+}
+
+#[test]
+fn thousands_of_puts_and_gets_under_way_all_end() {
+    let (owner, user) = pair();
+    let memory = filled(&random(1 << 20));
+    let window = owner.expose(memory.all(), Rights::GetAndPut).expect("open");
+    let key = window.key();
+    let expected = contents(&memory);
+    let source = filled(&expected);
+    let destination = Region::host(1 << 20).expect("memory");
+    let mut batch = user.batch();
+    let piece = 512;
+    for at in 0..2048 {
+        let range = at * piece..(at + 1) * piece;
+        batch = if at % 2 == 0 {
+            batch.get(
+                destination.slice(range).expect("within"),
+                &key,
+                (at * piece) as u64,
+            )
+        } else {
+            batch.put(
+                source.slice(range).expect("within"),
+                &key,
+                (at * piece) as u64,
+            )
+        };
+    }
+    let report = batch.start().expect("room").wait().expect("all placed");
+    assert_eq!(report.bytes, 1 << 20);
+    let got = contents(&destination);
+    for at in (0..2048).step_by(2) {
+        let range = at * piece..(at + 1) * piece;
+        assert!(got[range.clone()] == expected[range], "piece {at}");
+    }
+}
+
+#[test]
+fn a_deadline_of_a_get_counts() {
+    let (owner, user) = pair();
+    let memory = Region::host(64 << 20).expect("memory");
+    let window = owner.expose(memory.all(), Rights::Get).expect("open");
+    let destination = Region::host(64 << 20).expect("memory");
+    let get = user.get(destination.all(), &window.key(), 0);
+    let get = get.deadlines(Deadlines {
+        stall: LONG,
+        total: Some(Duration::ZERO),
+    });
+    let error = get.start().expect("room").wait().expect_err("at once");
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+    // The connection serves on.
+    let get = user.get(destination.all(), &window.key(), 0).start();
+    get.expect("room").wait().expect("placed");
+}
