@@ -95,6 +95,10 @@ impl LeaseTable {
         Ok(id)
     }
 
+    fn reserve(&self, most: usize) {
+        self.lock().others.reserve(most);
+    }
+
     pub(crate) fn leave(&self, id: u64) {
         let mut guard = self.lock();
         if guard.first.take_if(|entry| entry.id == id).is_some() {
@@ -141,6 +145,11 @@ impl Lease {
             access,
             uses: LeaseTable::default(),
         })))
+    }
+
+    /// Makes room for so many users of the lease at a time, which then need no allocation.
+    pub fn reserve_users(&self, most: usize) {
+        self.0.uses.reserve(most);
     }
 
     /// The region the lease is on.

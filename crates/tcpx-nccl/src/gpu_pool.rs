@@ -38,6 +38,9 @@ impl GpuPool {
         let source = landing
             .lease(.., Access::Write)
             .map_err(|error| failed("receive comm", &error.to_string()))?;
+        for lease in [&lease, &source] {
+            lease.reserve_users(UNPACK_QUEUE_DEPTH);
+        }
         Ok(Self {
             device: device.clone(),
             memory,

@@ -44,6 +44,9 @@ pub(crate) enum Place {
     Device(DeviceSlice),
 }
 
+/// Jobs on one registration for which there is room from the start: on the way nothing is allocated.
+const JOBS_AT_ONCE: usize = 128;
+
 impl Memory {
     /// Registers `region`; with `device`, as memory of that device.
     pub(crate) fn new(region: MemoryRegion, device: Option<&Device>) -> Result<Self, PluginError> {
@@ -59,7 +62,9 @@ impl Memory {
         let leased = |device: &Device| {
             // For as long as it is registered: then jobs take no lease of their own.
             let lease = device.region(region).lease(.., Access::Write);
-            lease.map(|lease| (device.clone(), lease)).map_err(invalid)
+            let lease = lease.map_err(invalid)?;
+            lease.reserve_users(JOBS_AT_ONCE);
+            Ok((device.clone(), lease))
         };
         Ok(Self {
             id: REGISTRATIONS.fetch_add(1, Ordering::Relaxed),
