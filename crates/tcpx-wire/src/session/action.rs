@@ -171,6 +171,8 @@ pub enum Action {
         transfer: TransferId,
         /// Its length in bytes.
         bytes: u64,
+        /// [`Action::DeliverEager`] brings all of it; else it comes in chunks.
+        eager: bool,
     },
     /// The peer asks for a piece of a window: answer with a [`send`](super::Session::send) to
     /// [`Destination::Reply`], or [`refuse_get`](super::Session::refuse_get).

@@ -350,7 +350,6 @@ impl Session {
         end: u64,
     ) {
         let notification = arrival.transfer;
-        let bytes = arrival.bytes;
         let named = first..TransferId(end);
         let one_sided = &mut self.one_sided;
         let (mut running, mut failures) = (0, Vec::new());
@@ -374,16 +373,23 @@ impl Session {
             };
             one_sided.held.insert(first, held);
         } else {
-            self.notification_is_due(notification, bytes, failed);
+            self.notification_is_due(notification, failed);
         }
     }
 
     /// Every put that a notification names has ended.
-    fn notification_is_due(&mut self, transfer: TransferId, bytes: u64, failed: bool) {
+    fn notification_is_due(&mut self, transfer: TransferId, failed: bool) {
         if failed {
             return self.refuse_arrival(transfer, RefuseReason::PutFailed);
         }
-        let action = Action::NotificationArrives { transfer, bytes };
+        let Some((arrival, _)) = self.one_sided.arrivals.get(&transfer) else {
+            return;
+        };
+        let action = Action::NotificationArrives {
+            transfer,
+            bytes: arrival.bytes,
+            eager: arrival.eager.is_some(),
+        };
         self.ask_for(transfer, action);
     }
 
@@ -446,10 +452,7 @@ impl Session {
         if held.running == 0 {
             let (first, notification, failed) = (*first, held.notification, held.failed);
             one_sided.held.remove(&first);
-            let arrival = one_sided.arrivals.get(&notification);
-            if let Some(bytes) = arrival.map(|(arrival, _)| arrival.bytes) {
-                self.notification_is_due(notification, bytes, failed);
-            }
+            self.notification_is_due(notification, failed);
         }
     }
 

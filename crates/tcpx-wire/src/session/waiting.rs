@@ -38,6 +38,8 @@ impl Session {
                 // The next receive may be granted with it.
                 Frame::Placed { .. } if self.guesses() => waiting.acknowledgements += 1,
                 Frame::GrantAhead { .. } => waiting.grants += 1,
+                // It says where the next frame goes, and leaves with that.
+                Frame::Destination { .. } => {}
                 Frame::Eager { payload, .. } => {
                     waiting.eager += 1;
                     waiting.eager_bytes += payload.len() as u64;

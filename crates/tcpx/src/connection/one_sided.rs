@@ -11,7 +11,7 @@ use tcpx_wire::session::{Deadlines, GetRequest, OperationId, OperationKind, Send
 use tcpx_wire::{Level, Place, Rights, Role, Tag, WindowKey, WindowSecret};
 
 use super::{Connection, Request};
-use crate::core::{Core, NewOperation, Notice, Operation, notice_memory};
+use crate::core::{Core, NewOperation, Notice, Operation};
 use crate::error::Error;
 use crate::event::Event;
 use crate::notifications::Found;
@@ -295,10 +295,7 @@ impl Batch<'_> {
                 fence: request.fence(shared)?,
             });
         }
-        let notice = match &self.notification {
-            Some(bytes) => Some(notice_memory(bytes)?),
-            None => None,
-        };
+        let notice = self.notification;
         let total = ready
             .iter()
             .map(|part| part.lease.range().len() as u64)
@@ -397,7 +394,7 @@ impl Deferred {
 fn start_parts(
     core: &mut Core,
     ready: Vec<Ready>,
-    notice: Option<Lease>,
+    notice: Option<Vec<u8>>,
     (level, deadlines): (Level, Option<Deadlines>),
     state: &Arc<TransferState>,
 ) -> Result<Operations, Error> {
@@ -407,8 +404,8 @@ fn start_parts(
     core.session
         .check_rooms(puts + usize::from(notice.is_some()), gets)
         .map_err(|error| core.request_error(error))?;
-    let notice = notice.map(|lease| Notice {
-        lease,
+    let notice = notice.map(|bytes| Notice {
+        bytes,
         deadlines,
         state: Arc::clone(state),
         follows: !ready.is_empty(),

@@ -163,8 +163,9 @@ impl Core {
         let (follows, deferred) = (operation.follows, operation.deferred.take());
         let reported = std::mem::replace(&mut operation.reported, true);
         if !reported && kind == OperationKind::PeerNotification {
-            let lease = operation.lease.clone();
-            self.notification_ended(&lease, result.is_ok());
+            let reserved = operation.reserved;
+            let arrived = result.as_ref().ok().and_then(|_| operation.take_message());
+            self.notification_ended(arrived, reserved);
         }
         if !held {
             // The lease ends here: from now on the memory is the program's again.

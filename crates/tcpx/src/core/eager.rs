@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tcpx_memory::{Fence, Lease, MemoryError, MemoryKind, Region, RegionSlice, SmallCopies, Work};
 use tcpx_wire::frame::{MAX_EAGER_BYTES, SHORT_EAGER_BYTES};
-use tcpx_wire::session::OperationId;
+use tcpx_wire::session::{OperationId, OperationKind};
 
 use super::Core;
 use super::tokens::Token;
@@ -98,6 +98,13 @@ impl Core {
 
     /// Copies an eager payload to its destination.
     pub(super) fn deliver_eager(&mut self, id: OperationId, payload: Vec<u8>) {
+        if let Some(operation) = self.operations.get_mut(&id)
+            && operation.kind == OperationKind::PeerNotification
+        {
+            operation.message = Some(payload);
+            let now = self.now();
+            return self.session.eager_copied(now, id);
+        }
         self.place_eager(id, &payload);
         self.control.use_again(payload);
     }

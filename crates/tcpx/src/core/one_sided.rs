@@ -27,13 +27,23 @@ pub(super) struct OneSided {
     windows: super::Numbered<u64, Exposed>,
     notifications: Arc<Notifications>,
     /// Notifications for which there is no room yet.
-    postponed: VecDeque<(TransferId, u64)>,
+    postponed: VecDeque<Arriving>,
+    /// Memory of operations whose bytes travel with their frames.
+    nothing: Option<Region>,
+}
+
+/// A notification that has not been accepted.
+#[derive(Clone, Copy)]
+struct Arriving {
+    transfer: TransferId,
+    bytes: usize,
+    eager: bool,
 }
 
 /// A notification that follows what a batch moves.
 #[derive(Debug)]
 pub(crate) struct Notice {
-    pub(crate) lease: Lease,
+    pub(crate) bytes: Vec<u8>,
     pub(crate) deadlines: Option<Deadlines>,
     pub(crate) state: Arc<TransferState>,
     /// It reports the end of its batch, not its own.
@@ -87,8 +97,16 @@ impl Core {
                 offset,
                 bytes,
             } => self.put_arrives(transfer, (window, offset, bytes)),
-            Action::NotificationArrives { transfer, bytes } => {
-                self.one_sided.postponed.push_back((transfer, bytes));
+            Action::NotificationArrives {
+                transfer,
+                bytes,
+                eager,
+            } => {
+                self.one_sided.postponed.push_back(Arriving {
+                    transfer,
+                    bytes: usize::try_from(bytes).unwrap_or(usize::MAX),
+                    eager,
+                });
                 self.accept_notifications();
             }
             Action::GetArrives {
@@ -110,7 +128,9 @@ impl Core {
     fn put_arrives(&mut self, transfer: TransferId, place: (u64, u64, u64)) {
         match self.lease_in_window(place, Access::Write) {
             Ok((lease, used)) => {
-                self.take_from_peer(transfer, OperationKind::PeerPut, lease, Some(used));
+                if let Some(put) = self.take_from_peer(transfer, OperationKind::PeerPut, lease) {
+                    put.used = Some(used);
+                }
             }
             Err(error) => {
                 let (window, offset, bytes) = place;
@@ -147,12 +167,9 @@ impl Core {
         transfer: TransferId,
         kind: OperationKind,
         lease: Lease,
-        used: Option<Use>,
-    ) {
+    ) -> Option<&mut Operation> {
         let now = self.now();
-        let Some(id) = self.session.accept(now, transfer) else {
-            return;
-        };
+        let id = self.session.accept(now, transfer)?;
         let operation = NewOperation {
             role: Role::Receiver,
             kind,
@@ -161,30 +178,39 @@ impl Core {
             fence: None,
             state: TransferState::new(0),
         };
-        let mut operation = Operation::new(operation, self.ticked());
-        operation.used = used;
-        self.operations.insert(id, operation);
+        let operation = Operation::new(operation, self.ticked());
+        Some(self.operations.entry(id).insert_entry(operation).into_mut())
     }
 
     /// Takes notifications that wait, as far as there is room for them.
     pub(crate) fn accept_notifications(&mut self) {
-        while let Some((transfer, bytes)) = self.one_sided.postponed.front().copied() {
-            let length = usize::try_from(bytes).unwrap_or(usize::MAX);
+        while let Some(arriving) = self.one_sided.postponed.front().copied() {
+            let Arriving {
+                transfer,
+                bytes,
+                eager,
+            } = arriving;
             let notifications = self.notifications();
-            if !notifications.reserve(length) {
+            if !notifications.reserve(bytes) {
                 notifications.set_postponed(true);
                 return;
             }
             self.one_sided.postponed.pop_front();
-            let lease = Region::host(length).and_then(|region| region.lease(.., Access::Write));
+            let lease = match eager {
+                true => self.lease_nothing(),
+                false => Region::host(bytes).and_then(|region| region.lease(.., Access::Write)),
+            };
             match lease {
                 Ok(lease) => {
                     let kind = OperationKind::PeerNotification;
-                    self.take_from_peer(transfer, kind, lease, None);
+                    match self.take_from_peer(transfer, kind, lease) {
+                        Some(notification) => notification.reserved = bytes,
+                        None => notifications.give_back(bytes),
+                    }
                 }
                 Err(error) => {
                     tracing::warn!(peer = %self.peer, bytes, %error, "a notification of the peer is refused");
-                    notifications.give_back(length);
+                    notifications.give_back(bytes);
                     let reason = RefuseReason::MemoryFailed;
                     self.session.refuse_arrival(transfer, reason);
                 }
@@ -193,15 +219,23 @@ impl Core {
         self.one_sided.notifications.set_postponed(false);
     }
 
-    /// A notification has ended, well or not.
-    pub(super) fn notification_ended(&mut self, lease: &Lease, arrived: bool) {
-        let mut bytes = Vec::new();
-        if arrived && lease.append_to(&mut bytes).is_ok() {
-            self.one_sided.notifications.push(bytes);
-        } else {
-            let reserved = lease.range().len();
-            self.one_sided.notifications.give_back(reserved);
+    /// A notification has ended: with these bytes, unless it failed.
+    pub(super) fn notification_ended(&mut self, arrived: Option<Vec<u8>>, reserved: usize) {
+        match arrived {
+            Some(bytes) => self.one_sided.notifications.push(bytes),
+            None => self.one_sided.notifications.give_back(reserved),
         }
+    }
+
+    /// A lease of no bytes, for what travels with its frame.
+    fn lease_nothing(&mut self) -> Result<Lease, MemoryError> {
+        let nothing = match self.one_sided.nothing.take() {
+            Some(nothing) => nothing,
+            None => Region::host(0)?,
+        };
+        let lease = nothing.lease(.., Access::Read);
+        self.one_sided.nothing = Some(nothing);
+        lease
     }
 
     fn answer_get(
@@ -278,7 +312,7 @@ impl Core {
         first: TransferId,
         count: u32,
     ) -> Result<OperationId, Error> {
-        let bytes = notice.lease.range().len() as u64;
+        let bytes = notice.bytes.len() as u64;
         let request = SendRequest {
             tag: Tag(0),
             bytes,
@@ -287,12 +321,26 @@ impl Core {
             eager: None,
             destination: Some(Destination::Notification { first, count }),
         };
-        let id = self.start_send(&notice.lease, None, request)?;
+        let (id, lease) = if self.goes_at_once(bytes) {
+            let lease = self.lease_nothing()?;
+            let request = SendRequest {
+                eager: Some(notice.bytes),
+                ..request
+            };
+            let now = self.now();
+            let started = self.session.send(now, request);
+            (started.map_err(|error| self.request_error(error))?, lease)
+        } else {
+            let region = Region::host(notice.bytes.len())?;
+            region.write_from(0, &notice.bytes)?;
+            let lease = region.lease(.., Access::Read)?;
+            (self.start_send(&lease, None, request)?, lease)
+        };
         let operation = NewOperation {
             role: Role::Sender,
             kind: OperationKind::Notification,
             tag: 0,
-            lease: notice.lease,
+            lease,
             fence: None,
             state: notice.state,
         };
@@ -301,11 +349,4 @@ impl Core {
         self.operations.insert(id, operation);
         Ok(id)
     }
-}
-
-/// Memory for a notification of these bytes.
-pub(crate) fn notice_memory(bytes: &[u8]) -> Result<Lease, MemoryError> {
-    let region = Region::host(bytes.len())?;
-    region.write_from(0, bytes)?;
-    region.lease(.., Access::Read)
 }

@@ -39,6 +39,9 @@ pub(crate) struct Operation {
     pub(crate) follows: bool,
     /// A part of a batch: the notification that leaves after all of them.
     pub(crate) deferred: Option<Arc<Deferred>>,
+    /// Room that is kept for a notification of the peer, and what it brought with its frame.
+    pub(crate) reserved: usize,
+    pub(crate) message: Option<Vec<u8>>,
     /// The memory; every request and job gets slices that ride on this lease.
     pub(crate) lease: Lease,
     pub(crate) fence: Option<Fence>,
@@ -76,6 +79,8 @@ impl Operation {
             role: new.role,
             kind: new.kind,
             used: None,
+            reserved: 0,
+            message: None,
             follows: false,
             deferred: None,
             tag: new.tag,
@@ -109,6 +114,14 @@ impl Operation {
             self.chunks = 0;
             self.state.set_total(0);
         }
+    }
+
+    /// The bytes of a notification of the peer that has arrived.
+    pub(crate) fn take_message(&mut self) -> Option<Vec<u8>> {
+        self.message.take().or_else(|| {
+            let mut bytes = Vec::new();
+            self.lease.append_to(&mut bytes).ok().map(|()| bytes)
+        })
     }
 
     /// A chunk went to a channel.

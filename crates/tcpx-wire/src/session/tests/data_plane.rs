@@ -164,7 +164,9 @@ impl Pair {
             Action::PutArrives {
                 transfer, bytes, ..
             }
-            | Action::NotificationArrives { transfer, bytes } => {
+            | Action::NotificationArrives {
+                transfer, bytes, ..
+            } => {
                 if let Some(operation) = side.session.accept(self.now, transfer) {
                     let before = side.accepted.insert(transfer, operation);
                     assert_eq!(before, None, "accepted twice");
