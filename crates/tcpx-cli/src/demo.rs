@@ -1,6 +1,7 @@
 //! `tcpx demo`: the whole flow on one host, between this process, which receives, and a second one, which sends.
 
 mod networks;
+mod one_sided;
 mod orders;
 pub(crate) mod peer;
 mod peer_process;
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 use tcpx::UnpackMethod;
 
-use self::orders::NetworkOrder;
+use self::orders::{How, NetworkOrder};
 use self::peer_process::PeerProcess;
 use self::receive::{Received, Receiver, Step};
 use crate::args::demo::DemoArgs;
@@ -70,7 +71,12 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Error> {
         let result = receiver.receive(&step, &mut peer);
         if let Err(error) = &result {
             failures += 1;
-            say!("  {} {}: failed", step.network.short(), step.unpack_name());
+            say!(
+                "  {} {} {}: failed",
+                step.network.short(),
+                step.how.name(),
+                step.unpack_name()
+            );
             say::failure(error);
         }
         rows.push((step, result));
@@ -106,6 +112,7 @@ fn greet(receiver: &mut Receiver, peer: &mut PeerProcess) -> Result<(), Error> {
     let step = Step {
         network: NetworkOrder::Tcp,
         unpack: None,
+        how: How::Send,
         bytes: GREETING.len() as u64,
         label: "greeting".into(),
         show: true,
@@ -127,13 +134,17 @@ fn greet(receiver: &mut Receiver, peer: &mut PeerProcess) -> Result<(), Error> {
 
 /// The large transfers: the embedded network, then the plugin with each unpacker.
 fn steps(bytes: u64, plugin: Option<&PluginFile>) -> Vec<Step> {
-    let mut steps = vec![Step {
+    let over_tcp = |how: How| Step {
         network: NetworkOrder::Tcp,
         unpack: None,
+        how,
         bytes,
-        label: "tcp".into(),
+        label: format!("tcp, {}", how.name()),
         show: false,
-    }];
+    };
+    let mut steps = [How::Send, How::Put, How::Get, How::Batch]
+        .map(over_tcp)
+        .to_vec();
     let Some(plugin) = plugin else {
         return steps;
     };
@@ -143,6 +154,7 @@ fn steps(bytes: u64, plugin: Option<&PluginFile>) -> Vec<Step> {
                 path: plugin.path.clone(),
             },
             unpack: Some(unpack),
+            how: How::Send,
             bytes,
             label: format!("plugin, {unpack}"),
             show: false,
@@ -155,13 +167,14 @@ fn summary(rows: &[(Step, Result<Received, Error>)], memory: &str) -> String {
     let mut list = table(
         &[
             "network",
+            "moved by",
             "unpack",
             "memory",
             "GB/s",
             "fragments",
             "verified",
         ],
-        &[3, 4],
+        &[4, 5],
     );
     for (step, result) in rows {
         let (speed, fragments, verified) = match result {
@@ -179,6 +192,7 @@ fn summary(rows: &[(Step, Result<Received, Error>)], memory: &str) -> String {
         };
         list.add_row([
             step.network.short().to_owned(),
+            step.how.name().to_owned(),
             step.unpack_name(),
             memory.to_owned(),
             speed,

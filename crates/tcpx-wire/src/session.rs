@@ -312,8 +312,21 @@ impl Session {
             Action::Complete { operation, .. } => operation.sent_transfer().is_some(),
             _ => false,
         };
+        let needs_memory = |action: &Action| {
+            matches!(
+                action,
+                Action::PutArrives { .. } | Action::NotificationArrives { .. }
+            )
+        };
         // Each is looked at once, however many of them there are.
         while let Some(action) = self.actions.pop_front() {
+            if needs_memory(&action)
+                && let Some(ended) = self.passed_over.pop_front()
+            {
+                // That of a send which has ended may be the one.
+                self.actions.push_front(action);
+                return Some(ended);
+            }
             if !tells_of_send(&action) {
                 return Some(action);
             }

@@ -11,6 +11,7 @@ mod transfers;
 #[expect(dead_code, reason = "the check of the memory crate uses all of it")]
 #[path = "../../../crates/tcpx-memory/examples/gpu_check/user.rs"]
 mod user;
+mod windows;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -20,7 +21,7 @@ use tcpx_memory::CopyWorker;
 
 type Check = (&'static str, fn(&Bench) -> Outcome);
 
-const CHECKS: [Check; 8] = [
+const CHECKS: [Check; 10] = [
     ("sizes", transfers::sizes),
     ("kinds_of_memory", transfers::kinds),
     ("both_directions", transfers::both_directions),
@@ -31,6 +32,8 @@ const CHECKS: [Check; 8] = [
         order::destination_still_written,
     ),
     ("spinning_kernel", order::spinning_kernel),
+    ("puts_and_gets", windows::puts_and_gets),
+    ("batches", windows::batches),
     ("large", transfers::large),
 ];
 

@@ -28,6 +28,32 @@ pub(crate) struct SendOrder {
     pub(crate) key: String,
     pub(crate) bytes: u64,
     pub(crate) seed: u64,
+    pub(crate) how: How,
+}
+
+/// How the bytes get from the sender's memory to the receiver's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum How {
+    /// Sent to a receive of the same tag.
+    Send,
+    /// Put into the receiver's window.
+    Put,
+    /// Got from the sender's window.
+    Get,
+    /// Put in pieces, in any order, with a notification behind them.
+    Batch,
+}
+
+impl How {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Send => "send, receive",
+            Self::Put => "put",
+            Self::Get => "get",
+            Self::Batch => "batch, notified",
+        }
+    }
 }
 
 /// Which network to use.

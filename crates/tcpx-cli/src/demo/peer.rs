@@ -4,10 +4,11 @@ use std::io::{self, BufRead, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use tcpx::{Auth, Deadlines, Endpoint, Options};
+use tcpx::{Auth, Deadlines, Endpoint, Options, Rights};
 
 use super::networks::Networks;
-use super::orders::{Order, Reply, SendOrder};
+use super::one_sided;
+use super::orders::{How, Order, Reply, SendOrder};
 use crate::args::link::MemoryArgs;
 use crate::error::Error;
 use crate::link;
@@ -122,12 +123,23 @@ impl Sender {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, order.port));
         let connection = Endpoint::connect(address, &options)?;
         // The receive is posted when this comes, so that the time measures the transfer alone.
-        let ready = messages::expect(&connection, ANSWER, self.limit)?;
-        messages::ready(ready)?;
-        let report = connection.send(slice, PAYLOAD).start()?.wait()?;
+        let elapsed = match order.how {
+            How::Send => {
+                let ready = messages::expect(&connection, ANSWER, self.limit)?;
+                messages::ready(ready)?;
+                let report = connection.send(slice, PAYLOAD).start()?.wait()?;
+                report.elapsed
+            }
+            How::Put => one_sided::put(&connection, slice, 1)?,
+            How::Batch => one_sided::put(&connection, slice, one_sided::PIECES)?,
+            How::Get => {
+                one_sided::lend(&connection, slice, Rights::Get)?;
+                Duration::ZERO
+            }
+        };
         link::part(connection)?;
         Ok(Reply::Sent {
-            elapsed_us: u64::try_from(report.elapsed.as_micros()).unwrap_or(u64::MAX),
+            elapsed_us: u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX),
             crc32c: source
                 .checksum(..length)
                 .map_err(Error::memory("checksum the source"))?,

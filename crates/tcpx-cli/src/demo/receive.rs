@@ -5,10 +5,11 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tcpx::{Auth, Deadlines, Endpoint, Event, Observer, Options, UnpackMethod};
+use tcpx::{Auth, Deadlines, Endpoint, Event, Observer, Options, Rights, UnpackMethod};
 
 use super::networks::Networks;
-use super::orders::{NetworkOrder, SendOrder};
+use super::one_sided;
+use super::orders::{How, NetworkOrder, SendOrder};
 use super::peer_process::PeerProcess;
 use crate::error::Error;
 use crate::key;
@@ -27,11 +28,12 @@ const SHOWN: usize = 32;
 const FRAGMENTS_SHOWN: usize = 4;
 
 /// One transfer of the demo.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Step {
     pub(crate) network: NetworkOrder,
     /// How fragments reach their destination; `None` where the network places bytes itself.
     pub(crate) unpack: Option<UnpackMethod>,
+    pub(crate) how: How,
     pub(crate) bytes: u64,
     pub(crate) label: String,
     /// Too small for a progress bar, and shown as a hex dump instead.
@@ -145,6 +147,7 @@ impl Receiver {
             key: key.to_text(),
             bytes: payload.bytes,
             seed: payload.seed,
+            how: step.how,
         })?;
         drop(filling);
         let connection = endpoint.accept(self.limit)?;
@@ -152,16 +155,25 @@ impl Receiver {
         let slice = destination
             .slice(..length)
             .map_err(Error::memory("post the receive"))?;
-        let transfer = connection.receive(slice, PAYLOAD).start()?;
-        messages::tell(&connection, ANSWER, &Answer::Ready)?;
-        let report = if step.show {
-            transfer.wait()?
-        } else {
-            Progress::new(&step.label, step.bytes).follow(transfer, 0)?
-        };
+        let (mut fragments, mut took) = (0, None);
+        match step.how {
+            How::Send => {
+                let transfer = connection.receive(slice, PAYLOAD).start()?;
+                messages::tell(&connection, ANSWER, &Answer::Ready)?;
+                let report = if step.show {
+                    transfer.wait()?
+                } else {
+                    Progress::new(&step.label, step.bytes).follow(transfer, 0)?
+                };
+                fragments = report.fragments;
+            }
+            How::Put | How::Batch => one_sided::lend(&connection, slice, Rights::Put)?,
+            How::Get => took = Some(one_sided::get(&connection, slice)?),
+        }
         let path = connection.path().to_owned();
         link::part(connection)?;
-        let (elapsed, theirs, head) = peer.sent(step.bytes)?;
+        let (sent, theirs, head) = peer.sent(step.bytes)?;
+        let elapsed = took.unwrap_or(sent);
         let _comparing = Busy::new(&format!("{}: comparing every byte", step.label));
         payload.check(&destination)?;
         let ours = destination
@@ -170,9 +182,9 @@ impl Receiver {
         messages::same_crc32c(ours, Some(theirs))?;
         let shown = memory_choice::head(&destination, step.bytes, SHOWN)?;
         Ok(Received {
-            bytes: report.bytes,
+            bytes: step.bytes,
             elapsed,
-            fragments: report.fragments,
+            fragments,
             path,
             sent_dump: hex_dump(&head, 0, SHOWN, "    "),
             received_dump: hex_dump(&shown, 0, SHOWN, "    "),

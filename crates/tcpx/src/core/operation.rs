@@ -33,8 +33,6 @@ pub(crate) struct Operation {
     pub(crate) role: Role,
     pub(crate) kind: OperationKind,
     pub(crate) tag: u64,
-    /// The window that the peer uses by it.
-    pub(crate) used: Option<Use>,
     /// A notification: it reports the end of its batch, not its own.
     pub(crate) follows: bool,
     /// A part of a batch: the notification that leaves after all of them.
@@ -71,6 +69,8 @@ pub(crate) struct Operation {
     chunks: u32,
     started: Instant,
     phases: Phases,
+    /// The window that the peer uses by it. Dropped last: then the memory is free.
+    pub(crate) used: Option<Use>,
 }
 
 impl Operation {
