@@ -1,6 +1,6 @@
 //! A connection to one peer.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use tcpx::Gpu;
@@ -8,7 +8,8 @@ use tcpx::Gpu;
 use crate::error::check;
 use crate::memory::{Use, memory};
 use crate::options::{after, deadlines, duration};
-use crate::transfer::{Transfer, started};
+use crate::transfer::{Tasks, Transfer, started};
+use crate::window::{Batch, NextNotification, Window};
 
 /// Seconds that a close waits for the goodbye by default.
 const CLOSE_SECONDS: f64 = 5.0;
@@ -20,17 +21,24 @@ pub(crate) struct Connection {
     connection: Mutex<Option<tcpx::Connection>>,
     /// The GPU whose memory it moves.
     gpu: Option<Gpu>,
+    /// Tasks that await a notification.
+    notified: Arc<Tasks>,
 }
 
 impl Connection {
-    pub(crate) const fn new(connection: tcpx::Connection, gpu: Option<Gpu>) -> Self {
+    pub(crate) fn new(connection: tcpx::Connection, gpu: Option<Gpu>) -> Self {
         Self {
             connection: Mutex::new(Some(connection)),
             gpu,
+            notified: Arc::default(),
         }
     }
 
-    fn open(&self) -> PyResult<tcpx::Connection> {
+    pub(crate) const fn gpu(&self) -> Option<&Gpu> {
+        self.gpu.as_ref()
+    }
+
+    pub(crate) fn open(&self) -> PyResult<tcpx::Connection> {
         let connection = self
             .connection
             .lock()
@@ -100,6 +108,91 @@ impl Connection {
             stream,
         };
         self.start(py, destination, Use::Write, request)
+    }
+
+    /// Opens memory to the peer; `rights` are "get", "put" or "get+put".
+    #[pyo3(signature = (memory, rights="get+put"))]
+    fn expose(&self, py: Python<'_>, memory: &Bound<'_, PyAny>, rights: &str) -> PyResult<Window> {
+        crate::held::release(py);
+        Window::open(py, self, memory, rights)
+    }
+
+    /// Starts a write into a window of the peer.
+    #[pyo3(signature = (source, key, offset=0, *, notify=None, level="placed", timeout=None, stall=None, stream=None))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "each is a keyword argument in Python"
+    )]
+    fn put(
+        &self,
+        py: Python<'_>,
+        source: &Bound<'_, PyAny>,
+        key: &[u8],
+        offset: u64,
+        notify: Option<&[u8]>,
+        level: &str,
+        timeout: Option<f64>,
+        stall: Option<f64>,
+        stream: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Transfer> {
+        let mut batch = self.batch(level, timeout, stall, stream)?;
+        batch.add(Use::Read, source, key, offset)?;
+        batch.set_notification(notify);
+        batch.launch(py)
+    }
+
+    /// Starts a read from a window of the peer, which fills the destination.
+    #[pyo3(signature = (destination, key, offset=0, *, notify=None, level="placed", timeout=None, stall=None, stream=None))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "each is a keyword argument in Python"
+    )]
+    fn get(
+        &self,
+        py: Python<'_>,
+        destination: &Bound<'_, PyAny>,
+        key: &[u8],
+        offset: u64,
+        notify: Option<&[u8]>,
+        level: &str,
+        timeout: Option<f64>,
+        stall: Option<f64>,
+        stream: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Transfer> {
+        let mut batch = self.batch(level, timeout, stall, stream)?;
+        batch.add(Use::Write, destination, key, offset)?;
+        batch.set_notification(notify);
+        batch.launch(py)
+    }
+
+    /// Puts and gets that run together as one transfer.
+    #[pyo3(signature = (*, level="placed", timeout=None, stall=None, stream=None))]
+    fn batch(
+        &self,
+        level: &str,
+        timeout: Option<f64>,
+        stall: Option<f64>,
+        stream: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Batch> {
+        Ok(Batch::new(
+            self.open()?,
+            self.gpu.clone(),
+            crate::options::level(level)?,
+            deadlines(timeout, stall)?,
+            stream.map(Bound::unbind),
+        ))
+    }
+
+    /// Sends bytes that the peer's program gets from `notification()`.
+    fn notify(&self, py: Python<'_>, message: &[u8]) -> PyResult<Transfer> {
+        let connection = self.open()?;
+        py.detach(|| started(connection.notify(message)))
+    }
+
+    /// The peer's next notification: wait for it, or await it.
+    fn notification(&self) -> PyResult<NextNotification> {
+        let tasks = Arc::clone(&self.notified);
+        Ok(NextNotification::new(self.open()?, tasks))
     }
 
     /// `host:port` of the peer.

@@ -13,6 +13,7 @@ mod logging;
 mod memory;
 mod options;
 mod transfer;
+mod window;
 
 use pyo3::prelude::*;
 
@@ -29,6 +30,8 @@ mod _tcpx {
     use super::logging::{end_log, log_to};
     #[pymodule_export]
     use super::transfer::{PyReport, Transfer};
+    #[pymodule_export]
+    use super::window::{Batch, NextNotification, Window};
 
     use pyo3::prelude::*;
 

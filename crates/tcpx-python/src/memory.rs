@@ -109,7 +109,7 @@ fn host_buffer(buffer: PyUntypedBuffer, access: Use) -> PyResult<Memory> {
     }
     if access == Use::Write && buffer.readonly() {
         return Err(PyBufferError::new_err(
-            "a receive cannot write into a read-only buffer; give a writable one, such as a bytearray",
+            "a read-only buffer cannot be written; give a writable one, such as a bytearray",
         ));
     }
     let (address, bytes) = (buffer.buf_ptr() as usize, buffer.len_bytes());
@@ -234,7 +234,7 @@ fn dlpack(object: &Bound<'_, PyAny>, access: Use, gpu: Option<&Gpu>) -> PyResult
     };
     if access == Use::Write && read_only {
         return Err(PyBufferError::new_err(
-            "a receive cannot write into a read-only tensor",
+            "a read-only tensor cannot be written",
         ));
     }
     let place = match tensor.device.kind {

@@ -1,4 +1,4 @@
-//! A running send or receive.
+//! A running operation.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Wake};
@@ -11,9 +11,9 @@ use crate::completions::{Completions, Waker};
 use crate::error::{check, raise};
 
 /// A waiting thread looks this often whether a signal (Ctrl-C) has come.
-const SIGNALS: Duration = Duration::from_millis(100);
+pub(crate) const SIGNALS: Duration = Duration::from_millis(100);
 
-/// A send or a receive that has started. Dropping it cancels it; its memory stays in use until
+/// A send, receive, put, get or batch that has started. Dropping it cancels it; its memory stays in use until
 /// nothing points at it any more.
 #[pyclass(frozen, module = "tcpx")]
 #[derive(Debug)]
@@ -23,11 +23,16 @@ pub(crate) struct Transfer {
     tasks: Arc<Tasks>,
 }
 
-/// Wakes every task that awaits one transfer.
+/// Wakes every task that awaits the same.
 #[derive(Debug, Default)]
-struct Tasks(Mutex<Vec<Arc<Waker>>>);
+pub(crate) struct Tasks(Mutex<Vec<Arc<Waker>>>);
 
 impl Tasks {
+    /// Has `completions` told under `token` when something has happened.
+    pub(crate) fn add(&self, completions: &Completions, token: u64) {
+        self.lock().push(completions.waker(token));
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<Waker>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -86,7 +91,7 @@ impl Transfer {
 
     /// Has `completions` told of the end under `token`; true if the transfer has ended already.
     fn watch(&self, completions: &Completions, token: u64) -> bool {
-        self.tasks.lock().push(completions.waker(token));
+        self.tasks.add(completions, token);
         let waker = Arc::clone(&self.tasks).into();
         self.transfer
             .poll_outcome(&mut Context::from_waker(&waker))

@@ -45,6 +45,14 @@ def test_weights_are_broadcast():
         finish(server)
 
 
+def test_blocks_of_a_cache_are_put_into_another():
+    with start("kv_cache.py", "decode") as decode:
+        line = here(decode.stdout.readline())
+        placed = finish(start("kv_cache.py", "prefill", line))
+        assert placed.count("9437184 bytes placed") == 4
+        assert finish(decode).count("128 blocks are right") == 4
+
+
 def test_a_server_answers_every_client():
     with start("async_server.py") as server:
         line = here(server.stdout.readline())

@@ -3,7 +3,10 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
 use std::time::Duration;
+
+use crate::drive::EngineWatch;
 
 /// Notifications that may wait, and their bytes. Those beyond wait at the peer.
 const MOST: usize = 1024;
@@ -27,6 +30,8 @@ struct Inbox {
     count: usize,
     bytes: usize,
     ended: bool,
+    /// Whom to wake at the next one, and what keeps the engine's thread at it meanwhile.
+    waker: Option<(Waker, EngineWatch)>,
 }
 
 /// What a look for a notification finds.
@@ -63,18 +68,40 @@ impl Notifications {
         inbox.bytes = inbox.bytes.saturating_sub(bytes);
     }
 
-    pub(crate) fn push(&self, notification: Vec<u8>) {
+    /// The caller wakes the waker that this returns when it holds no lock any more: waking runs the
+    /// program's code.
+    #[must_use]
+    pub(crate) fn push(&self, notification: Vec<u8>) -> Option<Waker> {
         let mut inbox = self.lock();
         inbox.waiting.push_back(notification);
         self.ready.store(true, Ordering::Release);
         self.changed.notify_one();
+        inbox.waker.take().map(|(waker, _)| waker)
     }
 
-    /// None will come any more.
-    pub(crate) fn end(&self) {
-        self.lock().ended = true;
+    /// None will come any more. The waker is as for [`push`](Self::push).
+    #[must_use]
+    pub(crate) fn end(&self) -> Option<Waker> {
+        let mut inbox = self.lock();
+        inbox.ended = true;
         self.ready.store(true, Ordering::Release);
         self.changed.notify_all();
+        inbox.waker.take().map(|(waker, _)| waker)
+    }
+
+    /// As [`take`](Self::take); where nothing is found, `waker` is woken at the next change, in place of
+    /// the one before.
+    pub(crate) fn take_or_wake(&self, waker: &Waker, watch: EngineWatch) -> Found {
+        let mut inbox = self.lock();
+        let found = self.take_from(&mut inbox);
+        let replaced = match found {
+            Found::Nothing => inbox.waker.replace((waker.clone(), watch)),
+            _ => None,
+        };
+        drop(inbox);
+        // Dropping a waker runs the program's code.
+        drop(replaced);
+        found
     }
 
     pub(crate) fn set_postponed(&self, postponed: bool) {
@@ -132,7 +159,7 @@ mod tests {
             assert!(notifications.reserve(0));
         }
         assert!(!notifications.reserve(0), "too many");
-        notifications.push(vec![]);
+        assert!(notifications.push(vec![]).is_none());
         assert_eq!(notifications.take(), Found::Notification(vec![]));
         assert!(notifications.reserve(MOST_BYTES));
         notifications.give_back(0);
@@ -146,8 +173,8 @@ mod tests {
         let notifications = Notifications::default();
         assert_eq!(notifications.take(), Found::Nothing);
         assert!(!notifications.is_ready());
-        notifications.push(vec![1]);
-        notifications.end();
+        assert!(notifications.push(vec![1]).is_none());
+        assert!(notifications.end().is_none());
         assert_eq!(
             notifications.wait(Duration::ZERO),
             Found::Notification(vec![1])

@@ -356,3 +356,41 @@ fn a_deadline_of_a_get_counts() {
     let get = user.get(destination.all(), &window.key(), 0).start();
     get.expect("room").wait().expect("placed");
 }
+
+/// Wakes nobody, and counts how often.
+struct Count(std::sync::atomic::AtomicUsize);
+
+impl std::task::Wake for Count {
+    fn wake(self: std::sync::Arc<Self>) {
+        self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_task_is_woken_by_a_notification_and_by_the_end() {
+    let (owner, user) = pair();
+    let count = std::sync::Arc::new(Count(0.into()));
+    let waker = std::sync::Arc::clone(&count).into();
+    let mut context = std::task::Context::from_waker(&waker);
+    let woken = |times: usize| {
+        let until = std::time::Instant::now() + LONG;
+        while count.0.load(std::sync::atomic::Ordering::SeqCst) < times {
+            assert!(std::time::Instant::now() < until, "not woken");
+            thread::yield_now();
+        }
+    };
+    assert!(owner.poll_notification(&mut context).is_pending());
+    user.notify(b"one").expect("room").wait().expect("taken");
+    woken(1);
+    match owner.poll_notification(&mut context) {
+        std::task::Poll::Ready(Ok(bytes)) => assert_eq!(bytes, b"one"),
+        other => panic!("{other:?}"),
+    }
+    assert!(owner.poll_notification(&mut context).is_pending());
+    user.close(LONG).expect("in order");
+    woken(2);
+    match owner.poll_notification(&mut context) {
+        std::task::Poll::Ready(Err(error)) => assert_eq!(error.kind(), ErrorKind::Closed),
+        other => panic!("{other:?}"),
+    }
+}

@@ -12,6 +12,12 @@ takes time can be waited for (``.wait(timeout)``) or awaited (``await``)::
     with tcpx.connect(line) as conn:              # the other side
         conn.send(tensor, tag=7).wait()
 
+Puts and gets reach memory that the other side opened, without its program's part::
+
+    window = conn.expose(cache)                       # give window.key to the other side
+    conn.put(block, key, offset, notify=b"there").wait()
+    message = await conn.notification()
+
 Sizes are bytes, times are seconds. Memory may be a torch tensor, a numpy array, anything with the
 buffer protocol or DLPack, or ``(address, bytes, device)``. While a transfer runs it owns the
 memory: do not write a source, or touch a destination, before its end.
@@ -38,10 +44,11 @@ from ._errors import (
     TransferError,
 )
 from ._program import nccl_env, plugin_path, program_path
-from ._tcpx import Report, Transfer, __version__
+from ._tcpx import Batch, Report, Transfer, Window, __version__
 
 __all__ = [
     "Accepting",
+    "Batch",
     "CancelledError",
     "ClosedError",
     "ConnectError",
@@ -58,6 +65,7 @@ __all__ = [
     "TooLargeError",
     "Transfer",
     "TransferError",
+    "Window",
     "__version__",
     "connect",
     "enable_logging",

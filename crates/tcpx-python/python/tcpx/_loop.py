@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from . import _tcpx
 
 if TYPE_CHECKING:
-    from ._tcpx import Report, Transfer
+    from ._tcpx import NextNotification, Report, Transfer
 
 _readers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Reader] = (
     weakref.WeakKeyDictionary()
@@ -37,8 +37,19 @@ class _Reader:
     async def end_of(self, transfer: Transfer) -> None:
         """Returns when the transfer has ended."""
         token = next(self._tokens)
-        if transfer.watch(self._completions, token):
-            return
+        if not transfer.watch(self._completions, token):
+            await self._told(token)
+
+    async def notification(self, waiting: NextNotification) -> bytes:
+        """The next notification. Another task may take the one that this one was woken for."""
+        while True:
+            token = next(self._tokens)
+            message = waiting.watch(self._completions, token)
+            if message is not None:
+                return message
+            await self._told(token)
+
+    async def _told(self, token: int) -> None:
         future = asyncio.get_running_loop().create_future()
         self._waiting[token] = future
         try:
@@ -47,19 +58,28 @@ class _Reader:
             self._waiting.pop(token, None)
 
 
+def _reader() -> _Reader:
+    loop = asyncio.get_running_loop()
+    reader = _readers.get(loop)
+    if reader is None:
+        reader = _readers[loop] = _Reader(loop)
+    return reader
+
+
 def wait(transfer: Transfer) -> Generator[object, None, Report]:
     """The ``__await__`` of a transfer. A task that is cancelled cancels the transfer."""
     report: Report | None = transfer.test()
     if report is None:
-        loop = asyncio.get_running_loop()
-        reader = _readers.get(loop)
-        if reader is None:
-            reader = _readers[loop] = _Reader(loop)
         try:
-            yield from reader.end_of(transfer).__await__()
+            yield from _reader().end_of(transfer).__await__()
         except asyncio.CancelledError:
             transfer.cancel()
             raise
         report = transfer.test()
         assert report is not None, "the engine reported an end without an outcome"
     return report
+
+
+def wait_notification(waiting: NextNotification) -> Generator[object, None, bytes]:
+    """The ``__await__`` of a notification."""
+    return _reader().notification(waiting).__await__()

@@ -17,6 +17,7 @@ class _Stream(Protocol):
 Memory: TypeAlias = Buffer | _DLPack | tuple[int, int, str | int]
 Level: TypeAlias = Literal["sent", "placed", "verified"]
 Stream: TypeAlias = int | _Stream | None
+Rights: TypeAlias = Literal["get", "put", "get+put"]
 
 def generate_key() -> str:
     """A fresh key of 128 bits, as text."""
@@ -54,7 +55,7 @@ class Completions:
     def drain(self) -> list[int]: ...
 
 class Transfer:
-    """A send or a receive that has started. Dropping it cancels it."""
+    """A send, receive, put, get or batch that has started. Dropping it cancels it."""
 
     def test(self) -> Report | None:
         """The report, or ``None`` while the transfer runs. Never waits."""
@@ -104,6 +105,62 @@ class Connection:
         stream: Stream = None,
     ) -> Transfer:
         """Starts a receive into writable memory that is at least as long as the matching send."""
+    def expose(self, memory: Memory, rights: Rights = "get+put") -> Window:
+        """Opens memory to the peer, which may use it without this program's part.
+
+        Args:
+            memory: What to open; writable where ``rights`` allow to put. It is held until the
+                window is revoked or dropped.
+            rights: What the peer may do there.
+        """
+    def put(
+        self,
+        source: Memory,
+        key: bytes,
+        offset: int = 0,
+        *,
+        notify: bytes | None = None,
+        level: Level = "placed",
+        timeout: float | None = None,
+        stall: float | None = None,
+        stream: Stream = None,
+    ) -> Transfer:
+        """Starts a write into a window of the peer, from byte ``offset`` of that on.
+
+        Args:
+            source: What to write. Do not change it before the end.
+            key: The window's ``key``, as the peer gave it.
+            offset: First byte, from the start of the window.
+            notify: Up to 64 KiB that the peer gets from :meth:`notification` once the bytes are
+                there; the transfer ends after that.
+            level, timeout, stall, stream: As for :meth:`send`.
+        """
+    def get(
+        self,
+        destination: Memory,
+        key: bytes,
+        offset: int = 0,
+        *,
+        notify: bytes | None = None,
+        level: Level = "placed",
+        timeout: float | None = None,
+        stall: float | None = None,
+        stream: Stream = None,
+    ) -> Transfer:
+        """Starts a read from a window of the peer, which fills ``destination``; as :meth:`put`."""
+    def batch(
+        self,
+        *,
+        level: Level = "placed",
+        timeout: float | None = None,
+        stall: float | None = None,
+        stream: Stream = None,
+    ) -> Batch:
+        """Puts and gets that run together as one transfer, in no order."""
+    def notify(self, message: bytes) -> Transfer:
+        """Sends up to 64 KiB that the peer gets from :meth:`notification`."""
+    def notification(self) -> NextNotification:
+        """The peer's next notification: ``.wait(timeout)``, or ``await``."""
     @property
     def peer(self) -> str:
         """``host:port`` of the peer."""
@@ -125,6 +182,49 @@ class Connection:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None: ...
+
+class Window:
+    """Memory that is open to the peer. Dropping it revokes it; also a context manager."""
+
+    @property
+    def key(self) -> bytes:
+        """What lets the peer in; give it to the peer by any means."""
+    def revoke(self, timeout: float = 5.0) -> None:
+        """Closes the window, and waits until nothing of the peer touches the memory."""
+    @property
+    def revoked(self) -> bool: ...
+    def __len__(self) -> int: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+class Batch:
+    """Puts and gets that have not started yet."""
+
+    def put(self, source: Memory, key: bytes, offset: int = 0) -> Self:
+        """Adds a write into a window of the peer."""
+    def get(self, destination: Memory, key: bytes, offset: int = 0) -> Self:
+        """Adds a read from a window of the peer."""
+    def notify(self, message: bytes) -> Self:
+        """Sends up to 64 KiB behind the parts: the peer gets it when every put is applied there
+        and every get has ended here, and never when one of them failed."""
+    def start(self) -> Transfer:
+        """Starts all of it as one transfer; the batch is empty afterwards."""
+    def __len__(self) -> int: ...
+
+class NextNotification:
+    """A notification that the peer has sent, or will send."""
+
+    def wait(self, timeout: float | None = None) -> bytes:
+        """The notification. ``timeout`` (seconds) bounds the wait."""
+    def test(self) -> bytes | None:
+        """The notification, or ``None`` when there is none yet. Never waits."""
+    def watch(self, completions: Completions, token: int) -> bytes | None: ...
+    def __await__(self) -> Generator[object, None, bytes]: ...
 
 class Endpoint:
     def __new__(

@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use tcpx_memory::{After, Fence, InContext, Lease, MemoryKind, RegionSlice};
@@ -117,14 +118,46 @@ impl Connection {
                 found = notifications.wait(left.min(LIVENESS_CHECK));
             }
         }
+        match self.found(found)? {
+            None => shared.stuck().map_or(Ok(None), Err),
+            some => Ok(some),
+        }
+    }
+
+    /// As [`Connection::notification`], for a task: [`Poll::Pending`] after noting the task that is
+    /// woken when there is something; that of the last call counts.
+    ///
+    /// # Errors
+    /// As [`Connection::notification`].
+    pub fn poll_notification(&self, context: &mut Context<'_>) -> Poll<Result<Vec<u8>, Error>> {
+        let shared = &self.handle.0;
+        if let Err(error) = shared.check_process() {
+            return Poll::Ready(Err(error));
+        }
+        let found = match shared.notifications().take() {
+            Found::Nothing => {
+                let watch = shared.watch();
+                shared.notifications().take_or_wake(context.waker(), watch)
+            }
+            found => found,
+        };
+        match self.found(found) {
+            Ok(None) => Poll::Pending,
+            Ok(Some(bytes)) => Poll::Ready(Ok(bytes)),
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
+    fn found(&self, found: Found) -> Result<Option<Vec<u8>>, Error> {
+        let shared = &self.handle.0;
         match found {
             Found::Notification(bytes) => {
-                if notifications.has_postponed() {
+                if shared.notifications().has_postponed() {
                     shared.with(Core::accept_notifications)?;
                 }
                 Ok(Some(bytes))
             }
-            Found::Nothing => shared.stuck().map_or(Ok(None), Err),
+            Found::Nothing => Ok(None),
             Found::Ended => {
                 let closed = Error::Closed {
                     peer: self.peer().address,
@@ -269,9 +302,10 @@ impl Batch<'_> {
         shared.check_process()?;
         self.check()?;
         let on_gpu = |part: &Part| matches!(part.slice.kind(), MemoryKind::Cuda { .. });
+        let any_on_gpu = self.parts.iter().any(on_gpu);
         let context = match &shared.gpu {
             // A fence and a copy follow each other.
-            Some(gpu) if self.parts.iter().any(on_gpu) => Some(InContext::enter(gpu)?),
+            Some(gpu) if any_on_gpu => Some(InContext::enter(gpu)?),
             _ => None,
         };
         let mut ready = Vec::with_capacity(self.parts.len());
@@ -284,7 +318,11 @@ impl Batch<'_> {
                 connection: self.connection,
                 slice: part.slice.clone(),
                 tag: 0,
-                after: self.after,
+                // Only memory of a GPU waits for its streams.
+                after: match any_on_gpu && !on_gpu(part) {
+                    true => After::Nothing,
+                    false => self.after,
+                },
                 level: self.level,
                 deadlines: self.deadlines,
             };

@@ -86,7 +86,7 @@ impl Core {
             exposed.uses.revoke();
         }
         self.one_sided.postponed.clear();
-        self.one_sided.notifications.end();
+        self.wakers.extend(self.one_sided.notifications.end());
     }
 
     pub(super) fn perform_one_sided(&mut self, action: Action) {
@@ -222,7 +222,7 @@ impl Core {
     /// A notification has ended: with these bytes, unless it failed.
     pub(super) fn notification_ended(&mut self, arrived: Option<Vec<u8>>, reserved: usize) {
         match arrived {
-            Some(bytes) => self.one_sided.notifications.push(bytes),
+            Some(bytes) => self.wakers.extend(self.one_sided.notifications.push(bytes)),
             None => self.one_sided.notifications.give_back(reserved),
         }
     }

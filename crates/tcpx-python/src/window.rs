@@ -1,0 +1,313 @@
+//! Windows of this side, puts and gets in those of the peer, notifications.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Context;
+use std::time::{Duration, Instant};
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use tcpx::{Deadlines, Gpu, Level, RegionSlice, Rights, WindowKey};
+
+use crate::completions::Completions;
+use crate::connection::Connection;
+use crate::error::check;
+use crate::memory::{Use, memory};
+use crate::options::{after, duration};
+use crate::transfer::{SIGNALS, Tasks, Transfer, started};
+
+/// Seconds that a revoke waits for what the peer has under way by default.
+const REVOKE_SECONDS: f64 = 5.0;
+
+/// Memory that is open to the peer. Dropping it revokes it.
+#[pyclass(frozen, module = "tcpx")]
+#[derive(Debug)]
+pub(crate) struct Window {
+    window: Mutex<Option<tcpx::Window>>,
+    key: WindowKey,
+}
+
+impl Window {
+    pub(crate) fn open(
+        py: Python<'_>,
+        connection: &Connection,
+        object: &Bound<'_, PyAny>,
+        rights: &str,
+    ) -> PyResult<Self> {
+        let (rights, access) = match rights {
+            "get" => (Rights::Get, Use::Read),
+            "put" => (Rights::Put, Use::Write),
+            "get+put" => (Rights::GetAndPut, Use::Write),
+            other => {
+                return Err(PyValueError::new_err(format!(
+                    "rights: expected \"get\", \"put\" or \"get+put\", got {other:?}"
+                )));
+            }
+        };
+        let memory = memory(object, access, connection.gpu())?;
+        let connection = connection.open()?;
+        let window = py.detach(|| connection.expose(memory.region.all(), rights));
+        let window = check(window)?;
+        Ok(Self {
+            key: window.key(),
+            window: Mutex::new(Some(window)),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<tcpx::Window>> {
+        self.window.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl Window {
+    /// What lets the peer in: bytes for `put` and `get` there.
+    #[getter]
+    fn key<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.key.to_bytes())
+    }
+
+    /// Closes the window, and waits at most `timeout` seconds for the end of what uses it.
+    #[pyo3(signature = (timeout=REVOKE_SECONDS))]
+    fn revoke(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        let timeout = duration("timeout", timeout)?;
+        let window = self.lock().take();
+        let outcome = py.detach(|| window.map_or(Ok(()), |window| window.revoke(timeout)));
+        crate::held::release(py);
+        check(outcome)
+    }
+
+    #[getter]
+    fn revoked(&self) -> bool {
+        self.lock().is_none()
+    }
+
+    fn __len__(&self) -> usize {
+        usize::try_from(self.key.bytes).unwrap_or(usize::MAX)
+    }
+
+    const fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: Option<&Bound<'_, PyAny>>,
+        _value: Option<&Bound<'_, PyAny>>,
+        _trace: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let revoked = self.revoke(py, REVOKE_SECONDS);
+        // The exception of the block is the news.
+        if kind.is_some() { Ok(()) } else { revoked }
+    }
+
+    fn __repr__(&self) -> String {
+        let state = if self.revoked() { "revoked" } else { "open" };
+        format!("<tcpx.Window {} bytes, {state}>", self.key.bytes)
+    }
+}
+
+/// A put or a get of a batch.
+#[derive(Debug)]
+struct Part {
+    access: Use,
+    slice: RegionSlice,
+    key: WindowKey,
+    offset: u64,
+}
+
+/// Puts and gets that have not started yet.
+#[pyclass(module = "tcpx")]
+#[derive(Debug)]
+pub(crate) struct Batch {
+    connection: tcpx::Connection,
+    gpu: Option<Gpu>,
+    level: Level,
+    deadlines: Option<Deadlines>,
+    stream: Option<Py<PyAny>>,
+    parts: Vec<Part>,
+    on_gpu: bool,
+    is_torch: bool,
+    notification: Option<Vec<u8>>,
+}
+
+impl Batch {
+    pub(crate) const fn new(
+        connection: tcpx::Connection,
+        gpu: Option<Gpu>,
+        level: Level,
+        deadlines: Option<Deadlines>,
+        stream: Option<Py<PyAny>>,
+    ) -> Self {
+        Self {
+            connection,
+            gpu,
+            level,
+            deadlines,
+            stream,
+            parts: Vec::new(),
+            on_gpu: false,
+            is_torch: false,
+            notification: None,
+        }
+    }
+
+    pub(crate) fn add(
+        &mut self,
+        access: Use,
+        object: &Bound<'_, PyAny>,
+        key: &[u8],
+        offset: u64,
+    ) -> PyResult<()> {
+        let key =
+            WindowKey::from_bytes(key).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let memory = memory(object, access, self.gpu.as_ref())?;
+        self.on_gpu |= memory.on_gpu;
+        self.is_torch |= memory.is_torch;
+        self.parts.push(Part {
+            access,
+            slice: memory.region.all(),
+            key,
+            offset,
+        });
+        Ok(())
+    }
+
+    pub(crate) fn set_notification(&mut self, message: Option<&[u8]>) {
+        self.notification = message.map(<[u8]>::to_vec);
+    }
+
+    pub(crate) fn launch(&mut self, py: Python<'_>) -> PyResult<Transfer> {
+        crate::held::release(py);
+        let stream = self.stream.as_ref().map(|stream| stream.bind(py).clone());
+        let after = after(stream.as_ref(), self.on_gpu, self.is_torch, py)?;
+        let parts = std::mem::take(&mut self.parts);
+        let notification = self.notification.take();
+        py.detach(|| {
+            let mut batch = self.connection.batch().after(after).level(self.level);
+            for part in parts {
+                batch = match part.access {
+                    Use::Read => batch.put(part.slice, &part.key, part.offset),
+                    Use::Write => batch.get(part.slice, &part.key, part.offset),
+                };
+            }
+            if let Some(deadlines) = self.deadlines {
+                batch = batch.deadlines(deadlines);
+            }
+            if let Some(message) = &notification {
+                batch = batch.notify(message);
+            }
+            started(batch.start())
+        })
+    }
+}
+
+#[pymethods]
+impl Batch {
+    /// Adds a write into a window of the peer.
+    #[pyo3(signature = (source, key, offset=0))]
+    fn put<'py>(
+        mut slf: PyRefMut<'py, Self>,
+        source: &Bound<'_, PyAny>,
+        key: &[u8],
+        offset: u64,
+    ) -> PyResult<PyRefMut<'py, Self>> {
+        slf.add(Use::Read, source, key, offset)?;
+        Ok(slf)
+    }
+
+    /// Adds a read from a window of the peer.
+    #[pyo3(signature = (destination, key, offset=0))]
+    fn get<'py>(
+        mut slf: PyRefMut<'py, Self>,
+        destination: &Bound<'_, PyAny>,
+        key: &[u8],
+        offset: u64,
+    ) -> PyResult<PyRefMut<'py, Self>> {
+        slf.add(Use::Write, destination, key, offset)?;
+        Ok(slf)
+    }
+
+    /// Sends a notification behind the parts.
+    fn notify<'py>(mut slf: PyRefMut<'py, Self>, message: &[u8]) -> PyRefMut<'py, Self> {
+        slf.set_notification(Some(message));
+        slf
+    }
+
+    /// Starts all of it. The batch is empty afterwards, and may be filled again.
+    fn start(&mut self, py: Python<'_>) -> PyResult<Transfer> {
+        self.launch(py)
+    }
+
+    fn __len__(&self) -> usize {
+        self.parts.len()
+    }
+}
+
+/// The peer's next notification.
+#[pyclass(frozen, module = "tcpx._tcpx")]
+#[derive(Debug)]
+pub(crate) struct NextNotification {
+    connection: tcpx::Connection,
+    tasks: Arc<Tasks>,
+}
+
+impl NextNotification {
+    pub(crate) const fn new(connection: tcpx::Connection, tasks: Arc<Tasks>) -> Self {
+        Self { connection, tasks }
+    }
+}
+
+#[pymethods]
+impl NextNotification {
+    /// The notification. `timeout` (seconds) bounds the wait.
+    #[pyo3(signature = (timeout=None))]
+    fn wait<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyBytes>> {
+        let deadline = match timeout {
+            Some(seconds) => Some(Instant::now() + duration("timeout", seconds)?),
+            None => None,
+        };
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let limit = left.map_or(SIGNALS, |left| left.min(SIGNALS));
+            if let Some(bytes) = check(py.detach(|| self.connection.notification(limit)))? {
+                return Ok(PyBytes::new(py, &bytes));
+            }
+            py.check_signals()?;
+            if left.is_some_and(|left| left <= limit) {
+                return Err(crate::error::wait_ran_out(py, timeout.unwrap_or_default()));
+            }
+        }
+    }
+
+    /// The notification, or `None` when there is none yet.
+    fn test<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let found = py.detach(|| self.connection.notification(Duration::ZERO));
+        Ok(check(found)?.map(|bytes| PyBytes::new(py, &bytes)))
+    }
+
+    /// Has `completions` told under `token` when there may be one; the notification, if it is there.
+    fn watch<'py>(
+        &self,
+        py: Python<'py>,
+        completions: &Completions,
+        token: u64,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        self.tasks.add(completions, token);
+        let waker = Arc::clone(&self.tasks).into();
+        let polled = self
+            .connection
+            .poll_notification(&mut Context::from_waker(&waker));
+        match polled {
+            std::task::Poll::Pending => Ok(None),
+            std::task::Poll::Ready(found) => Ok(Some(PyBytes::new(py, &check(found)?))),
+        }
+    }
+
+    fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.py()
+            .import("tcpx._loop")?
+            .call_method1("wait_notification", (slf,))
+    }
+}
