@@ -74,6 +74,9 @@ pub(crate) struct NetArgs {
     /// One case instead of all combinations: latency, one or both, a size, and how many are in flight; a name in front is for --runs.
     #[arg(long = "case", value_name = "[NAME=]MODE:SIZE[:N]", conflicts_with_all = ["sizes", "modes", "in_flight"])]
     pub(crate) cases: Vec<CaseArg>,
+    /// One-sided operations to measure beside send and receive, in the same rounds.
+    #[arg(long = "op", value_enum, value_name = "OP,...", value_delimiter = ',')]
+    pub(crate) ops: Vec<OpName>,
     /// Start each message without waiting for work on the GPU's default streams.
     #[arg(long)]
     pub(crate) at_once: bool,
@@ -113,6 +116,23 @@ pub(crate) enum ModeName {
     One,
     /// Both directions at once; rates are sums.
     Both,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OpName {
+    /// Into the other end's window; round trips with a notification behind each.
+    Put,
+    /// From the other end's window; half a round trip is half of one get.
+    Get,
+}
+
+impl fmt::Display for OpName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Put => "put",
+            Self::Get => "get",
+        })
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]

@@ -4,6 +4,7 @@ mod case;
 mod engine;
 mod iperf3;
 mod measure;
+mod one_sided;
 mod orders;
 mod plot;
 mod raw;
@@ -15,7 +16,7 @@ mod threads;
 use tcpx::Congestion;
 
 use super::{can_write, write};
-use crate::args::bench::{ModeName, NetArgs, PeerName};
+use crate::args::bench::{ModeName, NetArgs, OpName, PeerName};
 use crate::args::perf::Place;
 use crate::error::Error;
 use crate::key;
@@ -188,6 +189,10 @@ fn what(args: &NetArgs) -> Vec<String> {
         words.push(format!("--in-flight {}", join(depths.collect())));
     } else {
         words.extend(args.cases.iter().map(|case| format!("--case {case}")));
+    }
+    if !args.ops.is_empty() {
+        let ops = args.ops.iter().map(OpName::to_string);
+        words.push(format!("--op {}", join(ops.collect())));
     }
     if args.at_once {
         words.push("--at-once".to_owned());

@@ -77,6 +77,33 @@ fn two_processes_measure_every_mode_beside_plain_loops() {
 }
 
 #[test]
+fn puts_and_gets_stand_beside_sends() {
+    let mut command = tcpx(&[
+        "bench", "net", "--from", "host", "--to", "host", "--op", "put,get", "--json",
+    ]);
+    command.args(SHORT);
+    let ended = Running::start(command).end();
+    let file: serde_json::Value =
+        serde_json::from_str(&ended.assert_code(0).stdout).expect("one JSON document");
+    let rows = file["rows"].as_array().expect("rows");
+    let is_p99 = |row: &&serde_json::Value| {
+        let name = row["name"].as_str();
+        name.is_some_and(|name| name.ends_with("p99"))
+    };
+    // For each of two sizes: round trips, then two modes of two depths, each with three contenders.
+    let others = rows.iter().filter(|row| !is_p99(row)).count();
+    assert_eq!(others, 2 * (1 + 2 * 2) * 3, "{file:#}");
+    for row in rows {
+        let median = row["median"].as_f64();
+        assert!(median.is_some_and(|value| value > 0.0), "{row}");
+    }
+    let put = "292.97 KiB, 3 in flight: host -> host, put";
+    let put = rows.iter().find(|row| row["name"] == put).expect(put);
+    let notes = put["notes"].as_str().expect("notes");
+    assert!(notes.contains("of the rate of send"), "{notes}");
+}
+
+#[test]
 fn a_server_elsewhere_serves_one_benchmark() {
     let server = Server::start(tcpx(&["bench", "net", "--serve", "host"]));
     let client = server.client(

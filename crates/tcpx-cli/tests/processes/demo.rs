@@ -12,12 +12,23 @@ fn the_demo_compares_every_byte_of_every_path() {
         .lines()
         .filter(|line| line.contains("every byte") && !line.contains(':'))
         .collect();
-    assert_eq!(rows.len(), 4, "{}", ended.stdout);
-    for (row, unpack) in rows.iter().zip(["-", "host", "d2d", "kernel"]) {
-        let cells: Vec<_> = row.split_whitespace().collect();
-        assert_eq!(cells[1], unpack, "{row}");
-        if unpack != "-" {
-            let fragments: u64 = cells[4]
+    let expected = [
+        ["tcp", "send, receive", "-"],
+        ["tcp", "put", "-"],
+        ["tcp", "get", "-"],
+        ["tcp", "batch, notified", "-"],
+        ["plugin", "send, receive", "host"],
+        ["plugin", "send, receive", "d2d"],
+        ["plugin", "send, receive", "kernel"],
+    ];
+    assert_eq!(rows.len(), expected.len(), "{}", ended.stdout);
+    for (row, expected) in rows.iter().zip(expected) {
+        // Cells stand at least two blanks apart.
+        let cells: Vec<_> = row.split("  ").map(str::trim).collect();
+        let cells: Vec<_> = cells.into_iter().filter(|cell| !cell.is_empty()).collect();
+        assert_eq!(cells[..3], expected, "{row}");
+        if expected[0] == "plugin" {
+            let fragments: u64 = cells[5]
                 .replace(',', "")
                 .parse()
                 .expect("a number of fragments");

@@ -1,8 +1,8 @@
 //! What is measured, and who takes part.
 
 use super::engine::depth;
-use super::orders::{Drive, Mode, Run};
-use crate::args::bench::{ModeName, NetArgs, PeerName};
+use super::orders::{Drive, Mode, Op, Run};
+use crate::args::bench::{ModeName, NetArgs, OpName, PeerName};
 
 /// What is measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,9 +43,10 @@ impl Case {
         }
     }
 
-    pub(super) fn run(&self, count: u32, at_once: bool) -> Run {
+    pub(super) fn run(&self, op: Op, count: u32, at_once: bool) -> Run {
         Run {
             mode: self.mode,
+            op,
             bytes: self.bytes,
             count,
             depth: self.depth,
@@ -57,15 +58,30 @@ impl Case {
 /// Who is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contender {
+    /// Sends and receives.
     Tcpx,
+    Put,
+    Get,
     Raw(Drive),
     Iperf3,
 }
 
 impl Contender {
+    /// How messages are moved where tcpx moves them.
+    pub(super) fn op(self) -> Option<Op> {
+        match self {
+            Self::Tcpx => Some(Op::Send),
+            Self::Put => Some(Op::Put),
+            Self::Get => Some(Op::Get),
+            Self::Raw(_) | Self::Iperf3 => None,
+        }
+    }
+
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Tcpx => "tcpx",
+            Self::Put => "tcpx, put",
+            Self::Get => "tcpx, get",
             Self::Raw(Drive::Blocking) => "raw",
             Self::Raw(Drive::Spinning) => "raw, spinning",
             Self::Iperf3 => "iperf3",
@@ -106,6 +122,10 @@ pub(super) fn cases(args: &NetArgs) -> Vec<Case> {
 /// Who takes part in a case. iperf3 knows no messages, so it stands beside the deepest streaming alone.
 pub(super) fn contenders(case: &Case, cases: &[Case], args: &NetArgs) -> Vec<Contender> {
     let mut all = vec![Contender::Tcpx];
+    all.extend(args.ops.iter().map(|op| match op {
+        OpName::Put => Contender::Put,
+        OpName::Get => Contender::Get,
+    }));
     let wanted = |peer| args.peers.contains(&peer);
     if wanted(PeerName::Raw) {
         all.push(Contender::Raw(Drive::Blocking));

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tcpx::{After, Connection, Region, RegionSlice, Transfer};
 use tcpx_memory::CopyWorker;
 
-use super::orders::{Cost, Mode, Run};
+use super::orders::{Cost, Mode, Op, Run};
 use crate::error::Error;
 use crate::memory_choice::{self, MemoryChoice};
 use crate::pattern::Pattern;
@@ -55,6 +55,14 @@ impl Buffers {
 
     pub(super) fn fits(&self, bytes: u64, depth: u16) -> bool {
         self.bytes == bytes && self.sources.len() >= usize::from(depth)
+    }
+
+    pub(super) fn sources(&self) -> &[Region] {
+        &self.sources
+    }
+
+    pub(super) fn sinks(&self) -> &[Region] {
+        &self.sinks
     }
 
     fn source(&self, index: u32, depth: u16) -> &Region {
@@ -113,6 +121,9 @@ impl End<'_> {
         run: &Run,
         ready: impl FnOnce() -> Result<(), Error>,
     ) -> Result<Part, Error> {
+        if run.op != Op::Send {
+            return self.measure_one_sided(run, ready);
+        }
         let pins = Pins::of(self.memory)?;
         let cpu = ProcessorTime::start();
         let mut part = match run.mode {
@@ -146,6 +157,9 @@ impl End<'_> {
         run: &Run,
         ready: impl FnOnce() -> Result<(), Error>,
     ) -> Result<Cost, Error> {
+        if run.op != Op::Send {
+            return self.serve_one_sided(run, ready);
+        }
         let pins = Pins::of(self.memory)?;
         let incoming = self.post(run, THERE)?;
         let cpu = ProcessorTime::start();
@@ -293,7 +307,7 @@ impl End<'_> {
         Ok(receive.after(after(run)).start()?)
     }
 
-    fn slice(&self, region: &Region) -> Result<RegionSlice, Error> {
+    pub(super) fn slice(&self, region: &Region) -> Result<RegionSlice, Error> {
         let length = usize::try_from(self.buffers.bytes).unwrap_or(usize::MAX);
         region
             .slice(..length)
@@ -302,7 +316,7 @@ impl End<'_> {
 }
 
 /// What a message waits for on the GPU.
-fn after(run: &Run) -> After {
+pub(super) fn after(run: &Run) -> After {
     if run.at_once {
         After::Nothing
     } else {
@@ -332,13 +346,13 @@ fn of_size(transfer: Transfer, run: &Run) -> Result<(), Error> {
 }
 
 /// Pinned slots in use, looked at when a message ends.
-struct Pins {
+pub(super) struct Pins {
     worker: Option<std::sync::Arc<CopyWorker>>,
     most: std::sync::atomic::AtomicU64,
 }
 
 impl Pins {
-    fn of(memory: &MemoryChoice) -> Result<Self, Error> {
+    pub(super) fn of(memory: &MemoryChoice) -> Result<Self, Error> {
         let worker = match &memory.gpu {
             None => None,
             Some(gpu) => {
@@ -351,7 +365,7 @@ impl Pins {
         })
     }
 
-    fn look(&self) {
+    pub(super) fn look(&self) {
         if let Some(worker) = &self.worker {
             let used = worker.pinned_in_use();
             self.most
@@ -359,7 +373,7 @@ impl Pins {
         }
     }
 
-    fn most(&self) -> u64 {
+    pub(super) fn most(&self) -> u64 {
         self.most.load(std::sync::atomic::Ordering::Relaxed)
     }
 }

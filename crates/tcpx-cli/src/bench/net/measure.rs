@@ -9,7 +9,7 @@ use tcpx_net::{ChannelStats, congestion};
 use super::case::{Case, Contender, cases, contenders};
 use super::engine::{Buffers, End, Part};
 use super::iperf3;
-use super::orders::{self, At, Cost, Drive, MOST_MESSAGES, Mode, Order, RawRun, Run};
+use super::orders::{self, At, Cost, Drive, MOST_MESSAGES, Mode, Op, Order, RawRun, Run};
 use super::raw;
 use super::runs;
 use super::server::{back, sized};
@@ -94,7 +94,10 @@ impl Bench<'_> {
             let same = cases.iter().filter(|other| other.bytes == case.bytes);
             let deepest = same.map(|other| other.depth).max().unwrap_or(case.depth);
             if case.bytes != proven {
-                self.verify(&mut buffers, &case.both(deepest))?;
+                let contenders = contenders(case, &cases, self.args);
+                for op in contenders.iter().filter_map(|contender| contender.op()) {
+                    self.verify(&mut buffers, op, &case.both(deepest))?;
+                }
                 proven = case.bytes;
                 if !self.args.json {
                     aside!("measuring messages of {}, contents verified", Size(proven));
@@ -118,7 +121,7 @@ impl Bench<'_> {
                     let place = first + (turn + round as usize) % here;
                     let (contender, count) =
                         (results.series[place].contender, results.series[place].count);
-                    let watched = self.args.threads && contender == Contender::Tcpx;
+                    let watched = self.args.threads && contender.op().is_some();
                     let threads = Threads::watch(watched, &case.name);
                     let sample = self.sample(case, contender, count, &mut buffers, &mut results)?;
                     drop(threads);
@@ -143,13 +146,18 @@ impl Bench<'_> {
         self.limit() + self.args.span.0 * 4 + Duration::from_secs(bytes / 100_000_000)
     }
 
-    fn verify(&self, buffers: &mut Option<Buffers>, case: &Case) -> Result<(), Error> {
+    fn verify(&self, buffers: &mut Option<Buffers>, op: Op, case: &Case) -> Result<(), Error> {
         let (bytes, depth) = (case.bytes, case.depth);
         let seed = getrandom::u64().map_err(crate::key::KeyError::random)?;
-        let run = case.run(depth.into(), false);
+        let run = case.run(op, depth.into(), false);
         let buffers = sized(self.memory, buffers, bytes, depth)?;
         buffers.prepare(seed)?;
-        let order = Order::Verify { bytes, depth, seed };
+        let order = Order::Verify {
+            op,
+            bytes,
+            depth,
+            seed,
+        };
         let mut reply = None;
         let part = self.end_of(buffers).measure(&run, || {
             reply = Some(orders::give(self.connection, &order, self.patience(case))?);
@@ -219,9 +227,9 @@ impl Bench<'_> {
         buffers: &mut Option<Buffers>,
         results: &mut Results,
     ) -> Result<Sample, Error> {
-        let run = case.run(count, self.args.at_once);
+        let run = case.run(contender.op().unwrap_or(Op::Send), count, self.args.at_once);
         match contender {
-            Contender::Tcpx => self.ours(case, &run, buffers),
+            Contender::Tcpx | Contender::Put | Contender::Get => self.ours(case, &run, buffers),
             Contender::Raw(drive) => self.raw(case, &run, drive, results),
             Contender::Iperf3 => self.iperf3(case, results),
         }
@@ -283,7 +291,7 @@ impl Bench<'_> {
     /// Has plain loops carry fresh contents once; every byte is compared.
     fn verify_plain(&self, case: &Case, streams: u16) -> Result<(), Error> {
         let order = RawRun {
-            run: case.run(case.depth.into(), false),
+            run: case.run(Op::Send, case.depth.into(), false),
             streams,
             drive: Drive::Blocking,
             seed: Some(getrandom::u64().map_err(crate::key::KeyError::random)?),

@@ -21,11 +21,24 @@ pub(super) enum Mode {
     Both,
 }
 
+/// Who moves the messages, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Op {
+    /// Both ends: sends and receives.
+    Send,
+    /// The end whose bytes they are.
+    Put,
+    /// The end that wants them.
+    Get,
+}
+
 /// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Run {
     pub(super) mode: Mode,
+    pub(super) op: Op,
     /// Bytes of a message.
     pub(super) bytes: u64,
     /// Messages, in each direction.
@@ -62,7 +75,12 @@ pub(super) struct RawRun {
 #[serde(tag = "order", rename_all = "snake_case", deny_unknown_fields)]
 pub(super) enum Order {
     /// Fresh contents into poisoned memory, every byte compared, in both directions.
-    Verify { bytes: u64, depth: u16, seed: u64 },
+    Verify {
+        op: Op,
+        bytes: u64,
+        depth: u16,
+        seed: u64,
+    },
     /// A measurement.
     Run(Run),
     /// A measurement of plain loops.

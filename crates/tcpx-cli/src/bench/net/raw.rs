@@ -310,11 +310,12 @@ impl Wire<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::net::orders::Run;
+    use crate::bench::net::orders::{Op, Run};
 
     fn run(mode: Mode, bytes: u64, count: u32, streams: u16) -> RawRun {
         RawRun {
             run: Run {
+                op: Op::Send,
                 mode,
                 bytes,
                 count,

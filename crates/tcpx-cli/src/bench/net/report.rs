@@ -101,7 +101,7 @@ impl Results {
 
     /// `0.98 of raw's rate, 1.20 of iperf3's rate`.
     fn ratios(&self, series: &Series) -> Vec<String> {
-        if series.contender != Contender::Tcpx {
+        if series.contender.op().is_none() {
             return Vec::new();
         }
         let what = if series.case.mode == Mode::Latency {
@@ -110,15 +110,21 @@ impl Results {
             "rate"
         };
         [
+            Contender::Tcpx,
             Contender::Raw(Drive::Blocking),
             Contender::Raw(Drive::Spinning),
             Contender::Iperf3,
         ]
         .into_iter()
+        .filter(|other| *other != series.contender)
         .filter(|other| *other != Contender::Iperf3 || !self.iperf3_differs)
         .filter_map(|other| {
             let ratio = self.ratio(series, other)?;
-            Some(format!("{ratio:.2} of the {what} of {}", other.name()))
+            let name = match other {
+                Contender::Tcpx => "send",
+                other => other.name(),
+            };
+            Some(format!("{ratio:.2} of the {what} of {name}"))
         })
         .collect()
     }
@@ -203,6 +209,8 @@ impl Results {
         let rows = self.series.iter().flat_map(|series| {
             let who = match series.contender {
                 Contender::Tcpx => about.ends.clone(),
+                Contender::Put => format!("{}, put", about.ends),
+                Contender::Get => format!("{}, get", about.ends),
                 other => other.name().to_owned(),
             };
             let name = format!("{}: {who}", series.title());

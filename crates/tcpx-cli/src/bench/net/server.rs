@@ -8,7 +8,7 @@ use tcpx_net::plain;
 
 use super::engine::{Buffers, End, depth};
 use super::iperf3;
-use super::orders::{self, At, Cost, MOST_MESSAGES, Mode, Order, RawRun, Reply, Run};
+use super::orders::{self, At, Cost, MOST_MESSAGES, Mode, Op, Order, RawRun, Reply, Run};
 use super::raw;
 use super::threads::Threads;
 use crate::args::bench::NetArgs;
@@ -45,9 +45,12 @@ fn serve(
             .wait("an order of the benchmark")?;
         let done = match order {
             Order::End => return orders::ready(connection),
-            Order::Verify { bytes, depth, seed } => {
-                verify(connection, memory, &mut buffers, (bytes, depth, seed))
-            }
+            Order::Verify {
+                op,
+                bytes,
+                depth,
+                seed,
+            } => verify(connection, memory, &mut buffers, (op, bytes, depth, seed)),
             Order::Run(run) => check(&run).and_then(|()| {
                 let _threads = Threads::watch(threads, "there");
                 let buffers = sized(memory, &mut buffers, run.bytes, run.depth)?;
@@ -124,10 +127,11 @@ fn verify(
     connection: &Connection,
     memory: &MemoryChoice,
     buffers: &mut Option<Buffers>,
-    (bytes, count, seed): (u64, u16, u64),
+    (op, bytes, count, seed): (Op, u64, u16, u64),
 ) -> Result<Cost, Error> {
     let run = Run {
         mode: Mode::Both,
+        op,
         bytes,
         count: count.into(),
         depth: count,

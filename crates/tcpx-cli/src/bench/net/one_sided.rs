@@ -1,0 +1,226 @@
+//! Messages that one end alone moves: puts into windows of the other end, gets from them.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use tcpx::{Region, Rights, Transfer, Window, WindowKey};
+
+use super::engine::{End, Part, Pins, after};
+use super::orders::{Cost, Mode, Op, Run};
+use crate::error::Error;
+use crate::perf::summary::ProcessorTime;
+
+/// What an end is notified of when the other is done.
+const DONE: &[u8] = b"done";
+/// What comes behind each put of a ping-pong.
+const BALL: &[u8] = b"there";
+/// How long one look for a notification takes; the connection's own limits bound all of them.
+const LOOK: Duration = Duration::from_secs(1);
+/// How long the other end may take to let go of a window when it is done.
+const LETTING_GO: Duration = Duration::from_secs(10);
+
+impl End<'_> {
+    /// The part of the end that measures, for puts and gets. The other end must be ready.
+    pub(super) fn measure_one_sided(
+        &self,
+        run: &Run,
+        ready: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<Part, Error> {
+        let pins = Pins::of(self.memory)?;
+        let cpu = ProcessorTime::start();
+        let both = run.mode == Mode::Both;
+        let windows = match (run.mode, run.op) {
+            (Mode::Both, _) | (Mode::Latency, Op::Put) => self.expose(run)?,
+            _ => Vec::new(),
+        };
+        ready()?;
+        if !windows.is_empty() {
+            self.tell_keys(&windows)?;
+        }
+        let keys = self.keys()?;
+        let started = Instant::now();
+        let mut part = match run.mode {
+            Mode::Latency => self.half_trips(run, &keys, &pins)?,
+            Mode::One | Mode::Both => self.move_all(run, &keys, &pins)?,
+        };
+        self.connection.notify(DONE)?.wait()?;
+        if both {
+            self.expect(DONE)?;
+            part.elapsed = started.elapsed();
+        }
+        part.cost = Cost {
+            cpu_us: cpu.microseconds(),
+            pinned: pins.most(),
+        };
+        close(windows)?;
+        Ok(part)
+    }
+
+    /// The part of the other end; `ready` is called when its windows are open.
+    pub(super) fn serve_one_sided(
+        &self,
+        run: &Run,
+        ready: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<Cost, Error> {
+        let pins = Pins::of(self.memory)?;
+        let windows = self.expose(run)?;
+        let cpu = ProcessorTime::start();
+        ready()?;
+        self.tell_keys(&windows)?;
+        match (run.mode, run.op) {
+            (Mode::Both, _) => {
+                let keys = self.keys()?;
+                self.move_all(run, &keys, &pins)?;
+                self.connection.notify(DONE)?.wait()?;
+            }
+            (Mode::Latency, Op::Put) => {
+                let keys = self.keys()?;
+                for index in 0..run.count {
+                    self.expect(BALL)?;
+                    self.throw(run, &keys, index)?.wait()?;
+                    pins.look();
+                }
+            }
+            _ => {}
+        }
+        self.expect(DONE)?;
+        let cost = Cost {
+            cpu_us: cpu.microseconds(),
+            pinned: pins.most(),
+        };
+        close(windows)?;
+        Ok(cost)
+    }
+
+    /// Opens what the other end writes, or reads.
+    fn expose(&self, run: &Run) -> Result<Vec<Window>, Error> {
+        let (regions, rights): (&[Region], _) = match run.op {
+            Op::Get => (self.buffers.sources(), Rights::Get),
+            _ => (self.buffers.sinks(), Rights::Put),
+        };
+        let depth = usize::from(run.depth).min(regions.len());
+        let open = |region| Ok(self.connection.expose(self.slice(region)?, rights)?);
+        regions[..depth].iter().map(open).collect()
+    }
+
+    fn tell_keys(&self, windows: &[Window]) -> Result<(), Error> {
+        let keys: Vec<u8> = windows
+            .iter()
+            .flat_map(|window| window.key().to_bytes())
+            .collect();
+        self.connection.notify(&keys)?.wait()?;
+        Ok(())
+    }
+
+    /// The keys of the other end's windows.
+    fn keys(&self) -> Result<Vec<WindowKey>, Error> {
+        let message = self.notification()?;
+        let keys: Result<Vec<_>, _> = message
+            .chunks(WindowKey::BYTES)
+            .map(WindowKey::from_bytes)
+            .collect();
+        match keys {
+            Ok(keys) if !keys.is_empty() => Ok(keys),
+            _ => Err(Error::Unexpected {
+                expected: "the keys of the other end's windows",
+                arrived: format!("{} other bytes", message.len()),
+            }),
+        }
+    }
+
+    fn notification(&self) -> Result<Vec<u8>, Error> {
+        loop {
+            if let Some(bytes) = self.connection.notification(LOOK)? {
+                return Ok(bytes);
+            }
+        }
+    }
+
+    fn expect(&self, expected: &[u8]) -> Result<(), Error> {
+        let found = self.notification()?;
+        if found == expected {
+            return Ok(());
+        }
+        Err(Error::Unexpected {
+            expected: "the other end's notification",
+            arrived: format!("{} other bytes", found.len()),
+        })
+    }
+
+    /// Starts a put or a get.
+    fn move_one(&self, run: &Run, keys: &[WindowKey], index: u32) -> Result<Transfer, Error> {
+        let place = index as usize % keys.len();
+        let batch = self.connection.batch().after(after(run));
+        let batch = match run.op {
+            Op::Get => batch.get(self.slice(&self.buffers.sinks()[place])?, &keys[place], 0),
+            _ => batch.put(self.slice(&self.buffers.sources()[place])?, &keys[place], 0),
+        };
+        Ok(batch.start()?)
+    }
+
+    fn move_all(&self, run: &Run, keys: &[WindowKey], pins: &Pins) -> Result<Part, Error> {
+        let mut times = Vec::with_capacity(run.count as usize);
+        let mut running: VecDeque<Transfer> = VecDeque::with_capacity(keys.len());
+        let started = Instant::now();
+        for index in 0..run.count {
+            // As many windows as messages in flight: none is used twice at a time.
+            if running.len() >= keys.len()
+                && let Some(oldest) = running.pop_front()
+            {
+                times.push(oldest.wait()?.elapsed);
+                pins.look();
+            }
+            running.push_back(self.move_one(run, keys, index)?);
+        }
+        for transfer in running {
+            times.push(transfer.wait()?.elapsed);
+        }
+        Ok(Part {
+            times,
+            elapsed: started.elapsed(),
+            cost: Cost::default(),
+        })
+    }
+
+    /// A put and what comes behind it.
+    fn throw(&self, run: &Run, keys: &[WindowKey], index: u32) -> Result<Transfer, Error> {
+        let place = index as usize % keys.len();
+        let source = self.slice(&self.buffers.sources()[place])?;
+        let put = self.connection.put(source, &keys[place], 0).notify(BALL);
+        Ok(put.after(after(run)).start()?)
+    }
+
+    /// Puts there and back with notifications, or gets: a request there, the bytes back.
+    fn half_trips(&self, run: &Run, keys: &[WindowKey], pins: &Pins) -> Result<Part, Error> {
+        let mut times = Vec::with_capacity(run.count as usize);
+        let started = Instant::now();
+        for index in 0..run.count {
+            let now = Instant::now();
+            match run.op {
+                Op::Get => {
+                    self.move_one(run, keys, index)?.wait()?;
+                    times.push(now.elapsed() / 2);
+                }
+                _ => {
+                    let put = self.throw(run, keys, index)?;
+                    self.expect(BALL)?;
+                    times.push(now.elapsed() / 2);
+                    put.wait()?;
+                }
+            }
+            pins.look();
+        }
+        Ok(Part {
+            times,
+            elapsed: started.elapsed(),
+            cost: Cost::default(),
+        })
+    }
+}
+
+fn close(windows: Vec<Window>) -> Result<(), Error> {
+    for window in windows {
+        window.revoke(LETTING_GO)?;
+    }
+    Ok(())
+}
