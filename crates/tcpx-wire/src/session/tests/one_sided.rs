@@ -6,7 +6,7 @@ use super::hostile::{drain_at, session};
 use super::model::Random;
 use super::pair::Pair;
 use super::*;
-use crate::frame::{Destination, Frame, RefuseReason, TransferId};
+use crate::frame::{Destination, Frame, PlacedChunks, RefuseReason, TransferId};
 use crate::window::{Place, Rights, WindowSecret};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -264,28 +264,113 @@ fn revoking_a_window_ends_what_runs_there() {
     pair.assert_clean();
 }
 
-/// Who hears of a notification may use what the peer has got before.
+/// Who hears of a notification may use what the peer has got before, and the peer may write there.
 #[test]
-fn a_notification_waits_until_gets_before_it_let_go() {
-    let mut pair = Pair::new(small_chunks(2), 3);
-    let window = expose(&mut pair, 1, Rights::Get);
-    for round in 0..50 {
-        let got = pair.get(0, get(30_000, Level::Placed, place(window, 0)));
-        while pair.outcome(0, got).is_none() {
-            pair.run(Duration::from_micros(5));
+fn what_follows_a_get_waits_until_its_memory_is_free() {
+    let mut session = session(config());
+    let window = session.expose(secret(7), 4096, Rights::GetAndPut);
+    let take = |session: &mut Session, frames: &[Frame]| {
+        for frame in frames {
+            session.frame(Time(0), frame.clone()).unwrap();
         }
-        let told = transfer(pair.send(0, notification(1, TransferId(0), 0)));
-        while !pair.sides[1].accepted.contains_key(&told) {
-            pair.run(Duration::from_micros(5));
-        }
-        let replies = pair.sides[1].operations.iter();
-        let replies = replies.filter(|(operation, _)| operation.sent_transfer().is_some());
-        for (operation, reply) in replies {
-            assert!(reply.outcome.is_some(), "round {round}: {operation:?}");
-        }
-        pair.run(SECOND / 100);
+        drain_at(session, Time(0)).1
+    };
+    let asked = Frame::Get {
+        request: 0,
+        from: place(window, 0),
+        bytes: 4096,
+        level: Level::Placed,
+    };
+    take(&mut session, &[asked]);
+    let answer = SendRequest {
+        destination: Some(Destination::Reply { request: 0 }),
+        ..send(0, 4096, Level::Placed)
+    };
+    let reply = session.send(Time(0), answer).unwrap();
+    let granted = Frame::Grant {
+        transfer: transfer(reply),
+        grant: placing(4096, 0),
+    };
+    let actions = take(&mut session, &[granted]);
+    assert!(matches!(actions[1], Action::PostSend { .. }), "{actions:?}");
+    // The peer has it all; the network has not said yet that it is done with the source.
+    let placed = Frame::Placed {
+        transfer: transfer(reply),
+        chunks: PlacedChunks::single(0),
+    };
+    let to = |transfer, to| Frame::Destination {
+        transfer: TransferId(transfer),
+        to,
+    };
+    let payload = |transfer| Frame::Eager {
+        transfer: TransferId(transfer),
+        tag: Tag(0),
+        level: Level::Placed,
+        payload: vec![1; 9].into(),
+    };
+    let told = Destination::Notification {
+        first: TransferId(0),
+        count: 0,
+    };
+    let written = Destination::Window {
+        place: place(window, 0),
+        notified: false,
+    };
+    let frames = [placed, to(0, told), payload(0), to(1, written), payload(1)];
+    assert_eq!(take(&mut session, &frames), []);
+    session.chunk_sent(Time(0), reply, 0);
+    let actions = drain_at(&mut session, Time(0)).1;
+    let ended = |action: &Action| matches!(action, Action::Complete { operation, .. } if *operation == reply);
+    assert!(ended(&actions[0]), "{actions:?}");
+    assert!(
+        matches!(
+            actions[1..],
+            [
+                Action::NotificationArrives { .. },
+                Action::PutArrives { .. }
+            ]
+        ),
+        "{actions:?}"
+    );
+}
+
+/// A caller that hears of ended sends later still frees their memory before a put needs it.
+#[test]
+fn an_ended_send_is_told_of_before_a_put_arrives() {
+    let mut session = session(config());
+    let window = session.expose(secret(7), 4096, Rights::Put);
+    let sent = session.send(Time(0), eager(1, 9, Level::Placed)).unwrap();
+    drain_at(&mut session, Time(0));
+    let frames = [
+        Frame::EagerDone {
+            transfer: transfer(sent),
+        },
+        Frame::Destination {
+            transfer: TransferId(0),
+            to: Destination::Window {
+                place: place(window, 0),
+                notified: false,
+            },
+        },
+        Frame::Eager {
+            transfer: TransferId(0),
+            tag: Tag(0),
+            level: Level::Placed,
+            payload: vec![1; 9].into(),
+        },
+    ];
+    for frame in frames {
+        session.frame(Time(0), frame).unwrap();
     }
-    pair.assert_clean();
+    let [first, second] = [(); 2].map(|()| session.poll_action_but_sent());
+    assert!(
+        matches!(first, Some(Action::Complete { operation, .. }) if operation == sent),
+        "{first:?}"
+    );
+    assert!(
+        matches!(second, Some(Action::PutArrives { .. })),
+        "{second:?}"
+    );
 }
 
 /// Rule 15: the initiator holds gets back, and asks as others end.
