@@ -45,7 +45,9 @@ mod waiting;
 pub use action::{
     Action, Chunk, Completed, GetRequest, Memory, OperationId, ReceiveRequest, SendRequest,
 };
-pub use config::{Agreed, CHUNK_GRAIN_BYTES, Config, Deadlines, MAX_TRANSFER_BYTES};
+pub use config::{
+    Agreed, CHUNK_GRAIN_BYTES, Config, Deadlines, MAX_NOTIFICATION_BYTES, MAX_TRANSFER_BYTES,
+};
 pub use error::{
     AckProblem, ConnectionFailure, DataFailure, Delivered, EndCause, OperationError, RequestError,
     SessionError,

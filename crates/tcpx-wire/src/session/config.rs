@@ -11,6 +11,9 @@ pub const CHUNK_GRAIN_BYTES: u32 = 4096;
 /// Longest transfer: [`u32::MAX`] chunks of the smallest size.
 pub const MAX_TRANSFER_BYTES: u64 = CHUNK_GRAIN_BYTES as u64 * u32::MAX as u64;
 
+/// Longest notification.
+pub const MAX_NOTIFICATION_BYTES: u64 = 64 * 1024;
+
 /// How long an operation may take. Both clocks are the caller's [`Time`](crate::time::Time).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlines {

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::Session;
 use super::action::{Action, GetRequest, OperationId};
 use super::clock::OperationClock;
+use super::config::MAX_NOTIFICATION_BYTES;
 use super::error::{Delivered, EndCause, RequestError, SessionError};
 use super::incoming::Incoming;
 use super::matching::Arrival;
@@ -327,6 +328,15 @@ impl Session {
                 Ok(())
             }
             Destination::Reply { request } => self.replied(now, frame, request, arrival),
+            Destination::Notification { .. } if arrival.bytes > MAX_NOTIFICATION_BYTES => {
+                Err(SessionError::Field {
+                    frame,
+                    transfer,
+                    field: "a notification of at most bytes",
+                    expected: MAX_NOTIFICATION_BYTES,
+                    arrived: arrival.bytes,
+                })
+            }
             Destination::Notification { first, count } => {
                 let end = first.0.checked_add(count.into());
                 let Some(end) = end.filter(|end| *end <= transfer.0) else {

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use tcpx_memory::{After, Fence, InContext, Lease, MemoryKind, RegionSlice};
 use tcpx_wire::frame::{Destination, TransferId};
-use tcpx_wire::session::{Deadlines, GetRequest, OperationId, OperationKind, SendRequest};
+use tcpx_wire::session::{
+    Deadlines, GetRequest, MAX_NOTIFICATION_BYTES, OperationId, OperationKind, SendRequest,
+};
 use tcpx_wire::{Level, Place, Rights, Role, Tag, WindowKey, WindowSecret};
 
 use super::{Connection, Request};
@@ -19,9 +21,6 @@ use crate::notifications::Found;
 use crate::transfer::{Operations, Transfer, TransferState};
 use crate::wait::deadline;
 use crate::window::Window;
-
-/// Most bytes of a notification.
-pub(crate) const MAX_NOTIFICATION_BYTES: usize = 64 * 1024;
 
 /// How often a thread that waits for a notification makes sure that the engine lives.
 const LIVENESS_CHECK: Duration = Duration::from_secs(1);
@@ -366,7 +365,7 @@ impl Batch<'_> {
             return setting("a batch", expected, "nothing".to_owned());
         }
         if let Some(bytes) = self.notification.as_ref().map(Vec::len)
-            && bytes > MAX_NOTIFICATION_BYTES
+            && bytes as u64 > MAX_NOTIFICATION_BYTES
         {
             let expected = format!("at most {MAX_NOTIFICATION_BYTES} bytes");
             return setting("a notification", expected, format!("{bytes} bytes"));

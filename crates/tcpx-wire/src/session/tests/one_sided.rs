@@ -464,7 +464,8 @@ fn one_sided_frames_that_no_honest_peer_sends() {
         first: TransferId(first),
         count,
     };
-    let cases: [&[Frame]; 8] = [
+    let cases: [&[Frame]; 9] = [
+        &[destination(0, behind(0, 0)), announce(0, 65_537)],
         &[destination(0, window), destination(0, window)],
         &[destination(1, window), announce(0, 5)],
         &[destination(0, reply(1)), announce(0, 5)],
