@@ -129,6 +129,8 @@ struct Inner {
     /// Operations that have not ended, and the reports of those that have.
     running: usize,
     report: Option<Report>,
+    /// The first error among them.
+    error: Option<Error>,
     outcome: Option<Result<Report, Error>>,
     progress: Progress,
     /// Who is notified of the end, and as long as somebody is to be, what keeps the engine's thread
@@ -155,6 +157,7 @@ impl TransferState {
                 sleeping: 0,
                 running: parts,
                 report: None,
+                error: None,
                 outcome: None,
                 progress: Progress {
                     bytes_done: 0,
@@ -172,28 +175,29 @@ impl TransferState {
     }
 
     /// Ends one of the operations, with a report unless it only follows the others. The transfer ends
-    /// with the last of them, or with the first error; only the first outcome counts. The caller
-    /// wakes the waker that this returns when it holds no lock any more: waking runs the program's
-    /// code.
+    /// with the last of them: then nothing points at its memory. The caller wakes the waker that this
+    /// returns when it holds no lock any more: waking runs the program's code.
     #[must_use]
     pub(crate) fn end(&self, outcome: Result<Option<Report>, Error>) -> Option<Waker> {
         let mut inner = self.lock();
         inner.running = inner.running.saturating_sub(1);
-        let outcome = match outcome {
+        match outcome {
             Ok(report) => {
-                let report = match (inner.report.take(), report) {
+                inner.report = match (inner.report.take(), report) {
                     (Some(all), Some(one)) => Some(all.join(one)),
                     (all, one) => all.or(one),
                 };
-                match report {
-                    Some(report) if inner.running == 0 => Ok(report),
-                    report => {
-                        inner.report = report;
-                        return None;
-                    }
-                }
             }
-            Err(error) => Err(error),
+            Err(error) => {
+                inner.error.get_or_insert(error);
+            }
+        }
+        if inner.running > 0 {
+            return None;
+        }
+        let outcome = match (inner.error.take(), inner.report.take()) {
+            (Some(error), _) => Err(error),
+            (None, report) => Ok(report?),
         };
         inner.outcome.get_or_insert(outcome);
         self.has_ended.store(true, Ordering::Release);

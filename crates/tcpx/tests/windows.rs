@@ -394,3 +394,36 @@ fn a_task_is_woken_by_a_notification_and_by_the_end() {
         other => panic!("{other:?}"),
     }
 }
+
+#[test]
+fn a_batch_ends_when_all_of_its_parts_have() {
+    let (owner, user) = pair();
+    let memory = Region::host(64 << 20).expect("memory");
+    let window = owner.expose(memory.all(), Rights::GetAndPut).expect("open");
+    let wrong = owner
+        .expose(memory.all(), Rights::GetAndPut)
+        .expect("open")
+        .key();
+    let long = Region::host(48 << 20).expect("memory");
+    let short = Region::host(100).expect("memory");
+    for gets in [false, true] {
+        // The second part is refused long before the first one has ended.
+        let batch = user.batch().notify(b"never");
+        let batch = match gets {
+            false => batch
+                .put(long.all(), &window.key(), 0)
+                .put(short.all(), &wrong, 0),
+            true => batch
+                .get(long.all(), &window.key(), 0)
+                .get(short.all(), &wrong, 0),
+        };
+        let error = batch.start().expect("room").wait().expect_err("revoked");
+        assert!(error.to_string().contains("does not exist"), "{error}");
+        // Nothing points at the memory of any part.
+        long.write_from(0, &vec![3; 48 << 20]).expect("free");
+        short.write_from(0, &[3; 100]).expect("free");
+    }
+    user.notify(b"last").expect("room").wait().expect("taken");
+    let told = owner.notification(LONG).expect("connected");
+    assert_eq!(told.as_deref(), Some(&b"last"[..]), "after a failed batch");
+}

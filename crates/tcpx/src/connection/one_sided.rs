@@ -290,7 +290,7 @@ impl Batch<'_> {
         self
     }
 
-    /// Starts all of it.
+    /// Starts all of it. The transfer ends when every part has: with the first error, if there was one.
     ///
     /// # Errors
     /// A piece does not lie in its window or is not allowed there, memory is in use or cannot be
@@ -422,6 +422,15 @@ impl Deferred {
         if self.running.fetch_sub(1, Ordering::Relaxed) > 1 {
             return None;
         }
+        self.take()
+    }
+
+    /// One of the parts has failed: the notification never leaves. Whether this was the first to say so.
+    pub(crate) fn part_failed(&self) -> bool {
+        self.take().is_some()
+    }
+
+    fn take(&self) -> Option<Notice> {
         let notice = self.notice.lock();
         notice.unwrap_or_else(PoisonError::into_inner).take()
     }

@@ -185,10 +185,8 @@ impl Core {
             }
             return;
         }
-        if result.is_ok()
-            && let Some(notice) = deferred.and_then(|deferred| deferred.part_ended())
-        {
-            self.notify_at_last(notice);
+        if let Some(deferred) = deferred {
+            self.part_ended(&deferred, &state, result.is_ok());
         }
         self.emit(&match &result {
             Ok(report) => Event::Completed {

@@ -10,6 +10,7 @@ use tcpx_wire::session::{Action, Deadlines, OperationId, OperationKind, SendRequ
 use tcpx_wire::{Level, Role, Tag, WindowKey};
 
 use super::{Core, NewOperation, Operation};
+use crate::connection::Deferred;
 use crate::error::Error;
 use crate::notifications::Notifications;
 use crate::transfer::TransferState;
@@ -297,10 +298,16 @@ impl Core {
         started.map_err(|error| self.request_error(error))
     }
 
-    /// Starts a notification whose batch has ended well here.
-    pub(super) fn notify_at_last(&mut self, notice: Notice) {
-        let state = Arc::clone(&notice.state);
-        if let Err(error) = self.notify(notice, TransferId(0), 0) {
+    /// A part of a batch has ended whose notification waits for all of them.
+    pub(super) fn part_ended(&mut self, batch: &Deferred, state: &TransferState, well: bool) {
+        if !well {
+            if batch.part_failed() {
+                // It counts as a part, and never starts.
+                self.wakers.extend(state.end(Ok(None)));
+            }
+        } else if let Some(notice) = batch.part_ended()
+            && let Err(error) = self.notify(notice, TransferId(0), 0)
+        {
             self.wakers.extend(state.end(Err(error)));
         }
     }
