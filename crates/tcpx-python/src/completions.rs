@@ -51,6 +51,11 @@ pub(crate) struct Completions {
 }
 
 impl Completions {
+    /// Whether `waker` tells of this token here.
+    pub(crate) fn is_of(&self, waker: &Waker, token: u64) -> bool {
+        waker.token == token && Arc::ptr_eq(&waker.list, &self.list)
+    }
+
     pub(crate) fn waker(&self, token: u64) -> Arc<Waker> {
         Arc::new(Waker {
             list: Arc::clone(&self.list),

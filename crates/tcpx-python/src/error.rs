@@ -50,6 +50,11 @@ pub(crate) fn wait_ran_out(py: Python<'_>, seconds: f64) -> PyErr {
     own(py, "TimeoutError", &text)
 }
 
+/// An argument cannot work.
+pub(crate) fn setting(py: Python<'_>, text: &str) -> PyErr {
+    own(py, "SettingError", text)
+}
+
 /// An object was used after its end.
 pub(crate) fn closed(what: &str) -> PyErr {
     Python::attach(|py| own(py, "ClosedError", &format!("{what}; open a new one")))

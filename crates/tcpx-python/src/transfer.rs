@@ -33,6 +33,11 @@ impl Tasks {
         self.lock().push(completions.waker(token));
     }
 
+    /// Takes back [`add`](Self::add): nobody waits under this token any more.
+    pub(crate) fn remove(&self, completions: &Completions, token: u64) {
+        self.lock().retain(|task| !completions.is_of(task, token));
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<Waker>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -96,6 +101,11 @@ impl Transfer {
         self.transfer
             .poll_outcome(&mut Context::from_waker(&waker))
             .is_ready()
+    }
+
+    /// Takes back `watch`.
+    fn unwatch(&self, completions: &Completions, token: u64) {
+        self.tasks.remove(completions, token);
     }
 
     /// The report, once the transfer has ended. A task that is cancelled meanwhile cancels it.

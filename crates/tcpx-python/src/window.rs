@@ -160,8 +160,8 @@ impl Batch {
         key: &[u8],
         offset: u64,
     ) -> PyResult<()> {
-        let key =
-            WindowKey::from_bytes(key).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let key = WindowKey::from_bytes(key)
+            .map_err(|error| crate::error::setting(object.py(), &error.to_string()))?;
         let memory = memory(object, access, self.gpu.as_ref())?;
         self.on_gpu |= memory.on_gpu;
         self.is_torch |= memory.is_torch;
@@ -182,24 +182,28 @@ impl Batch {
         crate::held::release(py);
         let stream = self.stream.as_ref().map(|stream| stream.bind(py).clone());
         let after = after(stream.as_ref(), self.on_gpu, self.is_torch, py)?;
-        let parts = std::mem::take(&mut self.parts);
-        let notification = self.notification.take();
-        py.detach(|| {
+        let transfer = py.detach(|| {
             let mut batch = self.connection.batch().after(after).level(self.level);
-            for part in parts {
+            for part in &self.parts {
+                let slice = part.slice.clone();
                 batch = match part.access {
-                    Use::Read => batch.put(part.slice, &part.key, part.offset),
-                    Use::Write => batch.get(part.slice, &part.key, part.offset),
+                    Use::Read => batch.put(slice, &part.key, part.offset),
+                    Use::Write => batch.get(slice, &part.key, part.offset),
                 };
             }
             if let Some(deadlines) = self.deadlines {
                 batch = batch.deadlines(deadlines);
             }
-            if let Some(message) = &notification {
+            if let Some(message) = &self.notification {
                 batch = batch.notify(message);
             }
-            started(batch.start())
-        })
+            batch.start()
+        });
+        // What was refused is kept: it may be started again.
+        let transfer = started(transfer)?;
+        self.parts.clear();
+        self.notification = None;
+        Ok(transfer)
     }
 }
 
@@ -303,6 +307,11 @@ impl NextNotification {
             std::task::Poll::Pending => Ok(None),
             std::task::Poll::Ready(found) => Ok(Some(PyBytes::new(py, &check(found)?))),
         }
+    }
+
+    /// Takes back `watch`.
+    fn unwatch(&self, completions: &Completions, token: u64) {
+        self.tasks.remove(completions, token);
     }
 
     fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {

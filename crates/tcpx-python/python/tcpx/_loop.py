@@ -38,7 +38,7 @@ class _Reader:
         """Returns when the transfer has ended."""
         token = next(self._tokens)
         if not transfer.watch(self._completions, token):
-            await self._told(token)
+            await self._told(transfer, token)
 
     async def notification(self, waiting: NextNotification) -> bytes:
         """The next notification. Another task may take the one that this one was woken for."""
@@ -47,15 +47,17 @@ class _Reader:
             message = waiting.watch(self._completions, token)
             if message is not None:
                 return message
-            await self._told(token)
+            await self._told(waiting, token)
 
-    async def _told(self, token: int) -> None:
+    async def _told(self, watched: NextNotification | Transfer, token: int) -> None:
         future = asyncio.get_running_loop().create_future()
         self._waiting[token] = future
         try:
             await future
         finally:
+            # Also where the task gave up: nobody waits under this token any more.
             self._waiting.pop(token, None)
+            watched.unwatch(self._completions, token)
 
 
 def _reader() -> _Reader:
