@@ -6,6 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use tcpx_memory::{BouncePool, Fence, RegionSlice};
+use tcpx_wire::ChunkPlan;
 use tcpx_wire::scatter::ScatterList;
 
 use crate::error::ChannelError;
@@ -15,12 +16,18 @@ use crate::error::ChannelError;
 pub struct SendChunk {
     /// The engine's name for this request; comes back in its [`Completion`].
     pub token: u64,
-    /// Place in the direction's stream of chunks; both sides count the same way.
+    /// Place among the chunks to the peer. On an ordered network the peer counts the same way.
     pub sequence: u64,
     /// The transfer that this chunk belongs to.
     pub transfer: u64,
     /// Offset of the chunk in its transfer, in bytes.
     pub offset: u64,
+    /// Counts the chunks of its transfer from 0.
+    pub index: u32,
+    /// Length of the transfer in bytes.
+    pub total: u64,
+    /// The window of the peer that an addressed network writes it into.
+    pub window: u64,
     /// The transfer's tag; networks that carry tags pass it on, others log it.
     pub tag: u64,
     /// The bytes. The channel keeps this reference until it reports the request's end.
@@ -29,22 +36,22 @@ pub struct SendChunk {
     pub fence: Option<Fence>,
 }
 
-/// A send whose chunks will be posted once the peer grants it.
+/// Memory that is open to the chunks of one transfer, which name it.
 #[derive(Debug)]
-pub struct Foreseen {
-    /// The engine's name for this request; comes back in its [`Completion::Sent`].
+pub struct ReceiveWindow {
+    /// The engine's name for this request; comes back in its [`Completion`]s.
     pub token: u64,
-    /// The transfer that the chunks will belong to.
-    pub transfer: u64,
-    /// All bytes of the transfer.
-    pub source: RegionSlice,
-    /// Bytes that its chunks will probably have.
-    pub chunk_bytes: u32,
-    /// What the read of `source` must wait for on the GPU.
+    /// What the chunks call it; names increase.
+    pub window: u64,
+    /// How a transfer that fills it is cut; [`ChunkPlan::for_total`] says it of a shorter one.
+    pub cut: ChunkPlan,
+    /// Where the bytes go; exactly as long as a transfer that fills it.
+    pub destination: RegionSlice,
+    /// What the write to `destination` must wait for on the GPU.
     pub fence: Option<Fence>,
 }
 
-/// One chunk to receive.
+/// One chunk to receive on an ordered network.
 #[derive(Debug)]
 pub struct ReceiveChunk {
     /// The engine's name for this request; comes back in its [`Completion`].
@@ -127,6 +134,33 @@ pub enum Completion {
         /// Where they are.
         payload: Payload,
     },
+    /// A chunk of a window's transfer is at its destination.
+    Placed {
+        /// The window's request.
+        token: u64,
+        /// Counts the chunks of the transfer from 0.
+        index: u32,
+        /// Offset of the chunk in its transfer, in bytes.
+        offset: u64,
+        /// Its length in bytes.
+        bytes: u32,
+        /// Length of the transfer in bytes.
+        total: u64,
+    },
+    /// A chunk of a window's transfer came, and could not be placed. The window is still open.
+    NotPlaced {
+        /// The window's request.
+        token: u64,
+        /// Counts the chunks of the transfer from 0.
+        index: u32,
+        /// Why.
+        error: ChannelError,
+    },
+    /// A window is closed, after its last chunk or by [`Channel::cancel`]. Nothing points at its memory any more.
+    Closed {
+        /// The window's request.
+        token: u64,
+    },
     /// The request will not finish. Nothing points at its memory any more.
     Failed {
         /// The request.
@@ -143,7 +177,11 @@ impl Completion {
             Self::Sent { token } | Self::Received { token, .. } | Self::Failed { token, .. } => {
                 *token == request
             }
-            Self::Part { .. } | Self::PathChanged { .. } => false,
+            Self::Closed { token } => *token == request,
+            Self::Part { .. }
+            | Self::PathChanged { .. }
+            | Self::Placed { .. }
+            | Self::NotPlaced { .. } => false,
         }
     }
 }
@@ -286,16 +324,23 @@ pub trait Channel: Send + Debug {
     /// is not in flight then.
     fn post_send(&mut self, chunk: SendChunk) -> Result<Posted<SendChunk>, ChannelError>;
 
-    /// Offers the bytes of a send that the peer has yet to grant: a network that copies them before it sends
-    /// them may begin. `true` if it does; the request then ends as [`Completion::Sent`] once nothing reads
-    /// the source because of it any more, at the latest after all chunks of the transfer were posted, or
-    /// after [`cancel`](Self::cancel). It is none of [`in_flight`](Self::in_flight).
-    fn foresee(&mut self, send: Foreseen) -> bool {
-        drop(send);
-        false
+    /// Opens a window, on a network that [is addressed](crate::Network::is_addressed). It ends with
+    /// [`Completion::Closed`], and is none of [`in_flight`](Self::in_flight) before a chunk of it was reported.
+    ///
+    /// # Errors
+    /// The channel is broken or closed, its memory does not fit the [`Capabilities`], or the network is not
+    /// addressed. The window is not open then.
+    fn open_window(&mut self, window: ReceiveWindow) -> Result<(), ChannelError> {
+        Err(ChannelError::BadRequest {
+            channel: self.describe(),
+            reason: format!(
+                "window {} was opened on a network that is ordered; post receives",
+                window.window
+            ),
+        })
     }
 
-    /// Queues a destination for the chunk of this sequence. Post in sequence order.
+    /// Queues a destination for the chunk of this sequence, on an ordered network. Post in sequence order.
     ///
     /// # Errors
     /// The channel is broken or closed, or the chunk does not fit its [`Capabilities`]. The chunk
@@ -326,14 +371,6 @@ pub trait Channel: Send + Debug {
 
     /// Takes a request back.
     fn cancel(&mut self, token: u64) -> Cancel;
-
-    /// Says that no receive will be posted for these sequences (`first..end`): the peer may still
-    /// send some of them, and they are to be dropped. Cancelled receives are included by
-    /// themselves; this is for chunks that were granted and never posted. Networks that match by
-    /// order ignore it.
-    fn discard(&mut self, first: u64, end: u64) {
-        let _ = (first, end);
-    }
 
     /// Says that the peer has placed the chunk of this sequence: it will not have to be sent again. A
     /// network that can send again keeps each chunk until then, and with it its place in

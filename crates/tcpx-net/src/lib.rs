@@ -19,8 +19,8 @@ pub mod tcp;
 
 pub use auth::Auth;
 pub use channel::{
-    Cancel, Capabilities, Channel, ChannelStats, Completion, Direction, Foreseen, MemoryKinds,
-    Payload, Posted, Readiness, ReceiveChunk, SendChunk, Ticket, Way,
+    Cancel, Capabilities, Channel, ChannelStats, Completion, Direction, MemoryKinds, Payload,
+    Posted, Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Ticket, Way,
 };
 pub use dial::{DialOptions, Dialled, dial, dial_control_again};
 pub use error::{ChannelError, ChunkPosition, IoError, NetworkError, SocketError};

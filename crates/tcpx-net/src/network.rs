@@ -109,21 +109,15 @@ pub trait Network: Send + Sync + Debug {
         true
     }
 
-    /// Whether a chunk's receive is found by its sequence number, so that a chunk which is far ahead
-    /// of the others can occupy a lane until they have arrived.
-    fn matches_by_sequence(&self) -> bool {
-        true
+    /// Whether chunks name the window that they are written into ([`Channel::open_window`]), and may be placed in
+    /// any order. Else receives are posted, and match in the order in which both sides post.
+    fn is_addressed(&self) -> bool {
+        false
     }
 
     /// Whether a control connection that breaks may be replaced by another one. For networks whose
     /// channels know by themselves when the peer is gone ([`Channel::is_alive`]).
     fn resumes_control(&self) -> bool {
-        false
-    }
-
-    /// Whether a receive may be posted for a transfer that then does not come: no lane waits for it, and it can be
-    /// cancelled.
-    fn takes_grants_ahead(&self) -> bool {
         false
     }
 

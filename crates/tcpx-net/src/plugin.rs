@@ -140,10 +140,6 @@ impl Network for PluginNetwork {
         false
     }
 
-    fn matches_by_sequence(&self) -> bool {
-        false
-    }
-
     fn establish(
         &self,
         setup: &Setup<'_>,

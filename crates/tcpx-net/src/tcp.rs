@@ -1,9 +1,9 @@
 //! The embedded network: chunks over plain TCP.
 //!
 //! One channel is several TCP streams, its *lanes*, to the peer's one listening port. A chunk
-//! travels whole on one lane, behind a 40-byte header that names it. Any writable lane takes the
-//! next chunk, so a slow lane does not hold up a message. A receiver finds the posted receive by
-//! the header's sequence number and reads the payload straight into its destination. GPU memory is
+//! travels whole on one lane, behind a 36-byte header that names its window. Any writable lane takes the
+//! next chunk, so a slow lane does not hold up a message. A receiver finds the window by its name and
+//! reads the payload straight into its destination. GPU memory is
 //! staged through pinned slots that the copy worker fills and empties.
 //!
 //! A few event-loop threads per process drive all lanes of all channels; see [`Channel`] for what
@@ -13,7 +13,6 @@
 
 mod advert;
 mod agree;
-mod discards;
 mod lanes;
 mod lingering;
 mod loops;
@@ -171,7 +170,7 @@ impl Network for TcpNetwork {
         (self.options.window.max(1), self.options.window.max(1))
     }
 
-    fn takes_grants_ahead(&self) -> bool {
+    fn is_addressed(&self) -> bool {
         true
     }
 

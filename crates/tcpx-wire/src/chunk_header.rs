@@ -3,20 +3,22 @@
 use thiserror::Error;
 
 use crate::crc::crc32c;
-use crate::frame::{Settings, TransferId};
+use crate::frame::Settings;
 
 /// Names the chunk whose payload follows on the lane.
 ///
 /// On the wire, little endian: magic u32, version u8, attempt u8, behind u16,
-/// sequence u64, transfer u64, offset u64, length u32, CRC32C of the 36 bytes before.
+/// window u64, total u64, index u32, length u32, CRC32C of the 32 bytes before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkHeader {
-    /// Number of the chunk in its direction, in grant order, from 0.
-    pub sequence: u64,
-    /// The transfer it belongs to.
-    pub transfer: TransferId,
-    /// Bytes of the transfer before this chunk.
-    pub offset: u64,
+    /// The window of the receiver that it is written into, as its [`Posted`](crate::frame::Frame::Posted) or
+    /// [`Grant`](crate::frame::Frame::Grant) named it.
+    pub window: u64,
+    /// Bytes of the whole transfer; all its chunks say the same.
+    pub total: u64,
+    /// Counts the chunks of its transfer from 0. With `total` and the window's plan it says where the
+    /// chunk begins.
+    pub index: u32,
     /// Bytes of payload that follow; 1 to [`Settings::MAX_CHUNK_BYTES`].
     pub length: u32,
     /// How often lanes died with it before, at most 255: its sender does not know whether it had
@@ -30,11 +32,11 @@ pub struct ChunkHeader {
 
 impl ChunkHeader {
     /// Bytes of a header on the wire.
-    pub const BYTES: usize = 40;
+    pub const BYTES: usize = 36;
     /// First four bytes of a header, as an integer ("TCPC" on the wire).
     pub const MAGIC: u32 = u32::from_le_bytes(*b"TCPC");
     /// Version of the layout.
-    pub const VERSION: u8 = 1;
+    pub const VERSION: u8 = 2;
     /// Bytes in one unit of `behind`.
     pub const BEHIND_UNIT: u64 = 1 << 16;
 
@@ -58,10 +60,10 @@ impl ChunkHeader {
             return Err(ChunkHeaderError::Checksum { expected, arrived });
         }
         let header = Self {
-            sequence: u64::from_le_bytes(field(bytes, 8)),
-            transfer: TransferId(u64::from_le_bytes(field(bytes, 16))),
-            offset: u64::from_le_bytes(field(bytes, 24)),
-            length: u32::from_le_bytes(field(bytes, 32)),
+            window: u64::from_le_bytes(field(bytes, 8)),
+            total: u64::from_le_bytes(field(bytes, 16)),
+            index: u32::from_le_bytes(field(bytes, 24)),
+            length: u32::from_le_bytes(field(bytes, 28)),
             attempt,
             behind: u16::from_le_bytes(field(bytes, 6)),
         };
@@ -70,9 +72,9 @@ impl ChunkHeader {
                 arrived: header.length,
             });
         }
-        if header.offset.checked_add(header.length.into()).is_none() {
-            return Err(ChunkHeaderError::Range {
-                offset: header.offset,
+        if u64::from(header.length) > header.total {
+            return Err(ChunkHeaderError::Total {
+                total: header.total,
                 length: header.length,
             });
         }
@@ -89,6 +91,14 @@ impl ChunkHeader {
         u64::from(self.behind) * Self::BEHIND_UNIT
     }
 
+    /// Changes the attempt and what follows in a header's bytes.
+    pub fn renew(bytes: &mut [u8; Self::BYTES], attempt: u8, behind: u16) {
+        bytes[5] = attempt;
+        bytes[6..8].copy_from_slice(&behind.to_le_bytes());
+        let crc = crc32c(&bytes[..CRC_AT]);
+        bytes[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
+    }
+
     /// The header's bytes; a receiver refuses a chunk outside the bounds of the fields.
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -96,17 +106,17 @@ impl ChunkHeader {
         bytes[4] = Self::VERSION;
         bytes[5] = self.attempt;
         bytes[6..8].copy_from_slice(&self.behind.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
-        bytes[16..24].copy_from_slice(&self.transfer.0.to_le_bytes());
-        bytes[24..32].copy_from_slice(&self.offset.to_le_bytes());
-        bytes[32..36].copy_from_slice(&self.length.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.window.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.total.to_le_bytes());
+        bytes[24..28].copy_from_slice(&self.index.to_le_bytes());
+        bytes[28..32].copy_from_slice(&self.length.to_le_bytes());
         let crc = crc32c(&bytes[..CRC_AT]);
         bytes[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
         bytes
     }
 }
 
-const CRC_AT: usize = 36;
+const CRC_AT: usize = 32;
 
 /// `LENGTH` bytes at a constant place inside the header.
 fn field<const LENGTH: usize>(bytes: &[u8; ChunkHeader::BYTES], at: usize) -> [u8; LENGTH] {
@@ -154,12 +164,14 @@ pub enum ChunkHeaderError {
         /// What arrived.
         arrived: u32,
     },
-    /// The chunk ends beyond any transfer.
-    #[error("chunk: {length} bytes at offset {offset} pass 2^64; close the lane")]
-    Range {
-        /// Offset in the transfer.
-        offset: u64,
-        /// Length in bytes.
+    /// The chunk is longer than its transfer.
+    #[error(
+        "chunk: expected at most the {total} bytes of its transfer, a length of {length} arrived; close the lane"
+    )]
+    Total {
+        /// Length of the transfer in bytes.
+        total: u64,
+        /// Length of the chunk in bytes.
         length: u32,
     },
 }
@@ -172,9 +184,9 @@ mod tests {
 
     fn header() -> ChunkHeader {
         ChunkHeader {
-            sequence: 7,
-            transfer: TransferId(3),
-            offset: 5 << 32,
+            window: 7,
+            total: 5 << 32,
+            index: 3,
             length: 524_288,
             attempt: 0,
             behind: 0,
@@ -182,7 +194,7 @@ mod tests {
     }
 
     /// Changes a header's bytes and makes its checksum fit again.
-    fn tampered(change: impl FnOnce(&mut [u8; 40])) -> Result<ChunkHeader, ChunkHeaderError> {
+    fn tampered(change: impl FnOnce(&mut [u8; 36])) -> Result<ChunkHeader, ChunkHeaderError> {
         let mut bytes = header().encode();
         change(&mut bytes);
         let crc = crc32c(&bytes[..CRC_AT]);
@@ -193,20 +205,22 @@ mod tests {
     proptest! {
         #[test]
         fn a_possible_chunk_reads_back(
-            sequence: u64,
-            transfer: u64,
-            offset in 0..u64::MAX - (1 << 30),
+            window: u64,
+            total in u64::from(Settings::MAX_CHUNK_BYTES)..,
+            index: u32,
             length in 1..=Settings::MAX_CHUNK_BYTES,
             attempt: u8,
             behind: u16,
         ) {
-            let transfer = TransferId(transfer);
-            let header = ChunkHeader { sequence, transfer, offset, length, attempt, behind };
+            let header = ChunkHeader { window, total, index, length, attempt, behind };
             prop_assert_eq!(ChunkHeader::decode(&header.encode()), Ok(header));
+            let mut bytes = ChunkHeader { attempt: !attempt, behind: 0, ..header }.encode();
+            ChunkHeader::renew(&mut bytes, attempt, behind);
+            prop_assert_eq!(bytes, header.encode());
         }
 
         #[test]
-        fn any_damaged_byte_is_noticed(at in 0usize..40, by in 1u8..) {
+        fn any_damaged_byte_is_noticed(at in 0usize..36, by in 1u8..) {
             let mut bytes = header().encode();
             bytes[at] ^= by;
             prop_assert!(ChunkHeader::decode(&bytes).is_err());
@@ -216,11 +230,11 @@ mod tests {
     #[test]
     fn the_layout_is_the_documented_one() {
         let bytes = header().encode();
-        assert_eq!(&bytes[..8], b"TCPC\x01\0\0\0");
+        assert_eq!(&bytes[..8], b"TCPC\x02\0\0\0");
         assert_eq!(bytes[8], 7);
-        assert_eq!(bytes[16], 3);
-        assert_eq!(bytes[24..32], [0, 0, 0, 0, 5, 0, 0, 0]);
-        assert_eq!(bytes[32..36], [0, 0, 8, 0]);
+        assert_eq!(bytes[16..24], [0, 0, 0, 0, 5, 0, 0, 0]);
+        assert_eq!(bytes[24..28], [3, 0, 0, 0]);
+        assert_eq!(bytes[28..32], [0, 0, 8, 0]);
         let again = ChunkHeader {
             attempt: 2,
             behind: 0x0102,
@@ -240,23 +254,23 @@ mod tests {
             })
         );
         assert_eq!(
-            tampered(|bytes| bytes[4] = 2),
-            Err(E::Version { arrived: 2 })
+            tampered(|bytes| bytes[4] = 1),
+            Err(E::Version { arrived: 1 })
         );
         assert_eq!(
-            tampered(|bytes| bytes[32..36].fill(0)),
+            tampered(|bytes| bytes[28..32].fill(0)),
             Err(E::Length { arrived: 0 })
         );
         assert_eq!(
-            tampered(|bytes| bytes[35] = 0x40),
+            tampered(|bytes| bytes[31] = 0x40),
             Err(E::Length {
                 arrived: 0x4008_0000
             })
         );
         assert_eq!(
-            tampered(|bytes| bytes[24..32].fill(0xFF)),
-            Err(E::Range {
-                offset: u64::MAX,
+            tampered(|bytes| bytes[16..24].copy_from_slice(&9u64.to_le_bytes())),
+            Err(E::Total {
+                total: 9,
                 length: 524_288
             })
         );

@@ -38,8 +38,8 @@ pub const SHORT_EAGER_BYTES: usize = 16 * 1024;
 
 /// Kind of [`Frame::Eager`].
 const EAGER: u8 = 7;
-/// Bytes of its body before the payload: transfer, tag and level.
-const EAGER_FIELDS: usize = 17;
+/// Bytes of its body before the payload: transfer, tag, number and level.
+const EAGER_FIELDS: usize = 25;
 
 /// First two bytes of a frame, as an integer ("XT" on the wire).
 const MAGIC: u16 = 0x5458;
@@ -49,11 +49,12 @@ const MAGIC: u16 = 0x5458;
 pub struct Grant {
     /// Length in bytes of every chunk but the last and those of the taper; at least 1.
     pub chunk_bytes: u32,
-    /// Chunk sequence number (per direction) of the transfer's chunk 0.
-    pub first_sequence: u64,
+    /// On an addressed network the window that the chunks name. On an ordered one the chunk sequence
+    /// number (per direction) of the transfer's chunk 0.
+    pub window: u64,
     /// The agreed completion level.
     pub level: Level,
-    /// Shorter chunks at the end; only between sides that both know them.
+    /// Shorter chunks at the end.
     pub taper: Option<Taper>,
 }
 
@@ -75,21 +76,65 @@ pub enum Frame {
     },
     /// The data channels of this side are up.
     Ready,
-    /// Sender to receiver, in send order: a transfer waits to be granted.
-    Announce {
+    /// Sender to receiver: a transfer waits for its receive, and its sender knows no window for it.
+    Waiting {
         /// The sender's name for the transfer.
         transfer: TransferId,
         /// What the receive must match.
         tag: Tag,
+        /// Its number among the sends of its tag, from 0; 0 where a [`Frame::Destination`] precedes it.
+        number: u64,
         /// Length of the transfer in bytes.
         bytes: u64,
         /// The completion level the sender asks for.
         level: Level,
     },
-    /// Sender to receiver, right before the announcement of the transfer: no receive of its tag is meant,
+    /// Receiver to sender, on an addressed network: receive `number` of the tag is there, and its window
+    /// is open. The send of that number may write into it at once.
+    Posted {
+        /// The tag.
+        tag: Tag,
+        /// The receive's number among those of its tag.
+        number: u64,
+        /// Bytes that the window holds.
+        capacity: u64,
+        /// How a transfer of just so many bytes is taken; a shorter one has chunks of the same length and
+        /// no taper.
+        grant: Grant,
+    },
+    /// Receiver to sender: the windows of this tag from `number` on are closed, and nothing was written
+    /// there. What was sent to one of them waits again.
+    Revoke {
+        /// The tag.
+        tag: Tag,
+        /// The first receive's number.
+        number: u64,
+    },
+    /// Sender to receiver: no send of this number comes.
+    Withdraw {
+        /// The tag.
+        tag: Tag,
+        /// The send's number.
+        number: u64,
+    },
+    /// Sender to receiver: the count of this tag, which is idle here, may be forgotten.
+    Forget {
+        /// The tag.
+        tag: Tag,
+        /// The number of the next send.
+        number: u64,
+    },
+    /// Answer to [`Frame::Forget`].
+    Forgotten {
+        /// The tag.
+        tag: Tag,
+        /// The count begins at 0 again on both sides; else receives wait, and it goes on.
+        forgotten: bool,
+    },
+    /// Sender to receiver, right before the transfer's first frame: no receive of its tag is meant,
     /// but this.
     Destination {
-        /// The transfer, which is announced next.
+        /// The transfer of the next frame.
         transfer: TransferId,
         /// Where it goes.
         to: Destination,
@@ -119,31 +164,6 @@ pub enum Frame {
         /// How it is taken.
         grant: Grant,
     },
-    /// Receiver to sender: should this be the next transfer, then it has a destination, and need not be announced.
-    GrantAhead {
-        /// The transfer, which was not announced yet as far as the receiver knows.
-        transfer: TransferId,
-        /// How many times grants ahead came to nothing before.
-        epoch: u32,
-        /// The tag that the transfer must have.
-        tag: Tag,
-        /// The length in bytes that it must have.
-        bytes: u64,
-        /// How it is taken; the sender must not ask for a higher completion level.
-        grant: Grant,
-    },
-    /// Sender to receiver: its grants ahead from this transfer on come to nothing.
-    Decline {
-        /// Of those grants.
-        epoch: u32,
-        /// The first transfer that none of them is for; those before it were sent to theirs.
-        next: TransferId,
-    },
-    /// Receiver to sender: decline the grants ahead that are left.
-    Recall {
-        /// Of those grants.
-        epoch: u32,
-    },
     /// Receiver to sender: the transfer will not be received.
     Refuse {
         /// The transfer.
@@ -151,12 +171,14 @@ pub enum Frame {
         /// Why.
         reason: RefuseReason,
     },
-    /// Announcement and payload of a small transfer in one frame.
+    /// A small transfer, whole.
     Eager {
         /// The sender's name for the transfer.
         transfer: TransferId,
         /// What the receive must match.
         tag: Tag,
+        /// Its number among the sends of its tag, as in [`Frame::Waiting`].
+        number: u64,
         /// The completion level the sender asks for.
         level: Level,
         /// At most [`MAX_EAGER_BYTES`].
@@ -242,7 +264,7 @@ impl Frame {
             Self::Settings(_) => 1,
             Self::Setup { .. } => 2,
             Self::Ready => 3,
-            Self::Announce { .. } => 4,
+            Self::Waiting { .. } => 4,
             Self::Grant { .. } => 5,
             Self::Refuse { .. } => 6,
             Self::Eager { .. } => EAGER,
@@ -257,12 +279,14 @@ impl Frame {
             Self::Goodbye { .. } => 16,
             Self::GoodbyeAck => 17,
             Self::Received { .. } => 18,
-            Self::GrantAhead { .. } => 19,
-            Self::Decline { .. } => 20,
-            Self::Recall { .. } => 21,
+            Self::Posted { .. } => 19,
+            Self::Revoke { .. } => 20,
+            Self::Withdraw { .. } => 21,
             Self::Destination { .. } => 22,
             Self::Get { .. } => 23,
             Self::RefuseGet { .. } => 24,
+            Self::Forget { .. } => 25,
+            Self::Forgotten { .. } => 26,
         }
     }
 
@@ -274,11 +298,11 @@ impl Frame {
 
 /// Name of a kind's number; `None` when no such kind exists.
 fn kind_name(kind: u8) -> Option<&'static str> {
-    const NAMES: [&str; 24] = [
+    const NAMES: [&str; 26] = [
         "settings",
         "setup",
         "ready",
-        "announce",
+        "waiting",
         "grant",
         "refuse",
         "eager",
@@ -293,12 +317,14 @@ fn kind_name(kind: u8) -> Option<&'static str> {
         "goodbye",
         "goodbye-ack",
         "received",
-        "grant-ahead",
-        "decline",
-        "recall",
+        "posted",
+        "revoke",
+        "withdraw",
         "destination",
         "get",
         "refuse-get",
+        "forget",
+        "forgotten",
     ];
     NAMES.get(usize::from(kind).checked_sub(1)?).copied()
 }
@@ -327,9 +353,36 @@ pub enum Destination {
     },
 }
 
-/// Names a transfer; chosen by its sender, unique per direction, increasing by one.
+/// Names a transfer of one direction. Its sender counts its transfers from 0; one that goes to a posted
+/// window is named by that window instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TransferId(pub u64);
+
+impl TransferId {
+    const WINDOW: u64 = 1 << 63;
+
+    /// The transfer that goes to this posted window.
+    pub const fn to_window(window: u64) -> Self {
+        Self(window | Self::WINDOW)
+    }
+
+    /// The posted window that names it.
+    pub const fn window(self) -> Option<u64> {
+        if self.0 & Self::WINDOW == 0 {
+            return None;
+        }
+        Some(self.0 & !Self::WINDOW)
+    }
+}
+
+impl std::fmt::Display for TransferId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.window() {
+            Some(window) => write!(f, "to window {window}"),
+            None => write!(f, "{}", self.0),
+        }
+    }
+}
 
 /// What a receive matches on; first in, first out among equal tags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

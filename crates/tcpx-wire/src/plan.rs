@@ -55,7 +55,7 @@ impl Taper {
 
 /// The chunks of one transfer: all of one length, only the last may be shorter; or tapered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ChunkPlan {
+pub struct ChunkPlan {
     bytes: u64,
     chunk_bytes: u32,
     taper: Option<Taper>,
@@ -70,11 +70,7 @@ impl ChunkPlan {
     /// # Errors
     /// When `chunk_bytes` is 0, more than `u32::MAX` chunks would be needed, or the taper does not fit: it is
     /// longer than the transfer, or its chunks are not of whole grains.
-    pub(crate) fn new(
-        bytes: u64,
-        chunk_bytes: u32,
-        taper: Option<Taper>,
-    ) -> Result<Self, PlanError> {
+    pub fn new(bytes: u64, chunk_bytes: u32, taper: Option<Taper>) -> Result<Self, PlanError> {
         if chunk_bytes == 0 {
             return Err(PlanError::ZeroChunk);
         }
@@ -112,7 +108,7 @@ impl ChunkPlan {
     }
 
     /// Without a taper, of a transfer that is known to need no more chunks than can be numbered.
-    pub(crate) fn even(bytes: u64, chunk_bytes: u32) -> Self {
+    pub fn even(bytes: u64, chunk_bytes: u32) -> Self {
         let chunks = bytes.div_ceil(chunk_bytes.max(1).into());
         Self {
             bytes,
@@ -123,28 +119,37 @@ impl ChunkPlan {
         }
     }
 
+    /// How a transfer of `bytes`, at most as many as this one's and at least 1, is cut that goes where
+    /// this one would: alike if it is as long, else without a taper.
+    pub fn for_total(&self, bytes: u64) -> Self {
+        match bytes == self.bytes {
+            true => *self,
+            false => Self::even(bytes, self.chunk_bytes),
+        }
+    }
+
     /// Length in bytes of the chunks before the taper.
-    pub(crate) fn chunk_bytes(&self) -> u32 {
+    pub fn chunk_bytes(&self) -> u32 {
         self.chunk_bytes
     }
 
     /// The shorter chunks at the end.
-    pub(crate) fn taper(&self) -> Option<Taper> {
+    pub fn taper(&self) -> Option<Taper> {
         self.taper
     }
 
     /// Number of chunks.
-    pub(crate) fn count(&self) -> u32 {
+    pub fn count(&self) -> u32 {
         self.body_chunks + self.taper.map_or(0, Taper::chunks)
     }
 
     /// Length of the transfer in bytes.
-    pub(crate) fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// Where the chunk of this index, which is below [`Self::count`], begins, and how long it is.
-    pub(crate) fn range(&self, index: u32) -> (u64, u32) {
+    pub fn range(&self, index: u32) -> (u64, u32) {
         let whole = self.chunk_bytes;
         let (offset, length, end) = match (self.taper, index.checked_sub(self.body_chunks)) {
             (Some(taper), Some(behind)) => {

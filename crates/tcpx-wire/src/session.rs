@@ -5,11 +5,13 @@
 //! actions ([`Session::poll_action`]) until both are empty, and calls again at
 //! [`Session::next_timeout`]. Any call may produce both, `poll_transmit` included.
 //!
-//! Each side sends and receives. A send is announced; the peer matches it to a receive of the same
-//! tag, first in, first out, and grants it. The chunks of granted transfers form one stream per
-//! direction in grant order; both sides post them to the data channels in that order. Chunks that
-//! are placed at their destination are acknowledged. Small transfers may travel in the announcement
-//! (eager) within the receiver's credit.
+//! Each side sends and receives. Send number n of a tag meets receive number n; both sides count. On an
+//! addressed network a receive is posted: its window is open, and the send of its number writes there
+//! at once. A send that knows no window waits, and is granted one as soon as its receive is there. On an
+//! ordered network every send is granted; the chunks of granted transfers form one stream per direction in grant
+//! order, and both sides post them to the data channels in that order. Chunks that are placed at
+//! their destination are acknowledged. Small transfers travel whole in a frame (eager) within the
+//! receiver's credit.
 //!
 //! Besides, each side may write into windows of the other and read from them (one-sided transfers).
 //!
@@ -18,7 +20,6 @@
 
 mod acks;
 mod action;
-mod ahead;
 mod cancel;
 mod chunk_set;
 mod clock;
@@ -32,8 +33,10 @@ mod matching;
 mod offers;
 mod one_sided;
 mod outgoing;
+mod posted;
 mod posting;
 mod replies;
+mod send_windows;
 mod settle;
 mod stall;
 mod standing;
@@ -59,7 +62,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use acks::Acks;
-use ahead::{GivenAhead, TakenAhead};
 use clock::Timers;
 use ending::Ending;
 use incoming::Incoming;
@@ -67,6 +69,8 @@ use liveness::Liveness;
 use matching::Matching;
 use one_sided::OneSided;
 use outgoing::Outgoing;
+use posted::Posting;
+use send_windows::SendWindows;
 use stream::ChunkStream;
 
 use crate::frame::{Frame, MAX_SETUP_BYTES, TransferId};
@@ -101,9 +105,11 @@ pub struct Session {
     receive_stream: ChunkStream,
     matching: Matching,
     one_sided: OneSided,
-    /// Grants ahead, from here and to here.
-    given_ahead: GivenAhead,
-    taken_ahead: TakenAhead,
+    /// Windows of this side's receives, and of the peer's.
+    posting: Posting,
+    send_windows: SendWindows,
+    /// What the data plane does before any frame leaves.
+    openings: VecDeque<Action>,
     acks: Acks,
     /// Eager bytes of the peer that this side holds.
     eager_held: u64,
@@ -141,20 +147,13 @@ impl Session {
             receive_stream: ChunkStream::default(),
             matching: Matching::default(),
             one_sided: OneSided::default(),
-            given_ahead: GivenAhead::default(),
-            taken_ahead: TakenAhead::default(),
+            posting: Posting::default(),
+            send_windows: SendWindows::default(),
+            openings: VecDeque::new(),
             acks: Acks::default(),
             eager_held: 0,
             credit_owed: 0,
             config,
-        })
-    }
-
-    /// Bytes of the chunks of a send of so many bytes, if nothing else is under way to the peer and it cuts
-    /// as this side does; its grant says. 0 before [`Action::PeerSettings`].
-    pub fn likely_chunk_bytes(&self, bytes: u64) -> u32 {
-        self.agreed.map_or(0, |agreed| {
-            self.config.chunk_bytes(bytes, agreed.chunk_bytes)
         })
     }
 
@@ -192,6 +191,7 @@ impl Session {
             self.transmit.push_back(Frame::Ready);
             self.pump_sends();
             self.pump_receives();
+            self.post_candidates();
         }
     }
 
@@ -208,7 +208,8 @@ impl Session {
     pub fn eager_allowed(&self, bytes: u64) -> bool {
         self.agreed.is_some_and(|agreed| {
             let free = u64::from(agreed.eager_credit).saturating_sub(self.eager_used);
-            agreed.eager_limit > 0 && bytes <= free.min(agreed.eager_limit.into())
+            let limit = u64::from(agreed.eager_limit);
+            limit > 0 && bytes <= limit && config::eager_cost(bytes) <= free
         })
     }
 
@@ -247,6 +248,24 @@ impl Session {
     /// A posted chunk arrived with this many bytes, in place or in the bounce pool.
     pub fn chunk_arrived(&mut self, now: Time, operation: OperationId, index: u32, bytes: u64) {
         self.receive_chunk_arrived(now, operation, index, bytes);
+    }
+
+    /// A chunk of a transfer of `total` bytes arrived in place in the window of a receive. The data plane has
+    /// checked that the transfer fits, and that the chunk is one of it, once.
+    pub fn window_chunk_arrived(
+        &mut self,
+        now: Time,
+        operation: OperationId,
+        index: u32,
+        bytes: u64,
+        total: u64,
+    ) {
+        self.receive_in_window(now, operation, index, bytes, total);
+    }
+
+    /// The GPU work is done that a receive was [fenced](ReceiveRequest::fenced) by.
+    pub fn fence_reached(&mut self, now: Time, operation: OperationId) {
+        self.unfence(now, operation);
     }
 
     /// An arrived chunk is at its destination, and its place in the bounce pool was given back.
@@ -296,8 +315,16 @@ impl Session {
         self.next_frame(now)
     }
 
+    /// What is to be done before anything else, and before any frame leaves: windows to open.
+    pub fn poll_opening(&mut self) -> Option<Action> {
+        self.openings.pop_front()
+    }
+
     /// The next thing to do.
     pub fn poll_action(&mut self) -> Option<Action> {
+        if let Some(opening) = self.openings.pop_front() {
+            return Some(opening);
+        }
         if let Some(action) = self.passed_over.pop_front() {
             return Some(action);
         }
@@ -320,6 +347,9 @@ impl Session {
                 Action::PutArrives { .. } | Action::NotificationArrives { .. }
             )
         };
+        if let Some(opening) = self.openings.pop_front() {
+            return Some(opening);
+        }
         // Each is looked at once, however many of them there are.
         while let Some(action) = self.actions.pop_front() {
             if needs_memory(&action)
@@ -354,7 +384,6 @@ impl Session {
         if !self.ended() {
             let others = [
                 self.acks.due,
-                self.given_ahead.withdrawn_by(),
                 self.close_due(),
                 Some(self.liveness.next_due()),
             ];
@@ -377,10 +406,6 @@ impl Session {
         if self.close_due().is_some_and(|until| until <= now) {
             let limit = self.config.close_timeout;
             return self.fail_with(now, ConnectionFailure::CloseTimedOut { limit });
-        }
-        if self.given_ahead.withdrawn_by().is_some_and(|by| by <= now) {
-            let waited = self.config.cancel_timeout;
-            return self.fail_with(now, ConnectionFailure::DataPlaneStuck { waited });
         }
         if self.acks.ready(now) {
             self.flush_acks();

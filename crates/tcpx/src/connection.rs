@@ -215,17 +215,18 @@ impl Send<'_> {
     /// The memory is in use by a receive or cannot be reached, the connection is gone, or too many
     /// operations run. Nothing was started then.
     pub fn start(self) -> Result<Transfer, Error> {
-        self.0.start(Role::Sender, |core, request, lease, fence| {
-            let request = SendRequest {
-                tag: Tag(request.tag),
-                bytes: request.slice.len() as u64,
-                level: request.level,
-                deadlines: request.deadlines,
-                eager: None,
-                destination: None,
-            };
-            core.start_send(lease, fence, request)
-        })
+        self.0
+            .start(Role::Sender, |core, request, lease, fence, _| {
+                let request = SendRequest {
+                    tag: Tag(request.tag),
+                    bytes: request.slice.len() as u64,
+                    level: request.level,
+                    deadlines: request.deadlines,
+                    eager: None,
+                    destination: None,
+                };
+                core.start_send(lease, fence, request)
+            })
     }
 }
 
@@ -236,13 +237,14 @@ impl Receive<'_> {
     /// The memory is in use or cannot be reached, the connection is gone, or too many operations
     /// run. Nothing was started then.
     pub fn start(self) -> Result<Transfer, Error> {
-        self.0.start(Role::Receiver, |core, request, _, _| {
+        self.0.start(Role::Receiver, |core, request, _, _, fenced| {
             core.pace.receives(core.ticked());
             let request = ReceiveRequest {
                 tag: Tag(request.tag),
                 capacity: request.slice.len() as u64,
                 level: request.level,
                 deadlines: request.deadlines,
+                fenced,
             };
             let now = core.now();
             let started = core.session.receive(now, request);
@@ -266,7 +268,13 @@ impl<'a> Request<'a> {
     fn start(
         self,
         role: Role,
-        submit: impl FnOnce(&mut Core, &Self, &Lease, Option<&Fence>) -> Result<OperationId, Error>,
+        submit: impl FnOnce(
+            &mut Core,
+            &Self,
+            &Lease,
+            Option<&Fence>,
+            bool,
+        ) -> Result<OperationId, Error>,
     ) -> Result<Transfer, Error> {
         let shared = &self.connection.handle.0;
         shared.check_process()?;
@@ -286,7 +294,8 @@ impl<'a> Request<'a> {
             if let Some(error) = core.refusal() {
                 return Err(error);
             }
-            let id = submit(core, &self, &lease, fence.as_ref())?;
+            let fenced = role == Role::Receiver && core.is_fenced(fence.as_ref());
+            let id = submit(core, &self, &lease, fence.as_ref(), fenced)?;
             drop(context);
             core.foresee(fence.as_ref());
             let operation = NewOperation {
@@ -307,6 +316,9 @@ impl<'a> Request<'a> {
             });
             let operation = Operation::new(operation, core.ticked());
             core.operations.insert(id, operation);
+            if fenced {
+                core.await_fence(id);
+            }
             Ok(id)
         })??;
         let handle = Arc::clone(&self.connection.handle);

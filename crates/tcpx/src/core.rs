@@ -99,6 +99,8 @@ pub(crate) struct Core {
     told_heard: Option<Time>,
     /// The peer closed its end of the control stream.
     peer_closed: bool,
+    /// The network finds memory by the names of windows.
+    is_addressed: bool,
     /// Closed, quiet, and every operation ended.
     finished: bool,
     /// The path that the bytes take since it changed.
@@ -139,6 +141,8 @@ pub(crate) struct Parts {
     pub(crate) peer: SocketAddr,
     pub(crate) origin: Instant,
     pub(crate) resume: Option<Resume>,
+    /// The network finds memory by the names of windows.
+    pub(crate) is_addressed: bool,
     /// Actions of the session that came during the set-up.
     pub(crate) early: VecDeque<Action>,
 }
@@ -171,6 +175,7 @@ impl Core {
             resume: parts.resume,
             told_heard: None,
             peer_closed: false,
+            is_addressed: parts.is_addressed,
             finished: false,
             changed_path: Arc::default(),
             due: None,

@@ -159,12 +159,6 @@ fn capabilities(options: &Options) -> u64 {
     } else {
         0
     };
-    // A GPU's memory is copied to slots while the grant is under way: that takes as long, and knows more.
-    let ahead = if options.network.takes_grants_ahead() && options.gpu.is_none() {
-        Session::GRANTS_AHEAD
-    } else {
-        0
-    };
     let always = Session::TAPERS | Session::LONG_EAGER | Session::TELLS_BEHIND;
-    resumes | ahead | always
+    resumes | always
 }

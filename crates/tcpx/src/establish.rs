@@ -8,7 +8,6 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tcpx_memory::awake::has_spare_cores;
 use tcpx_memory::{CopyWorker, MemoryKind, SmallCopies};
 use tcpx_net::{Channel, LaneInbox, Readiness, Setup, Side};
 use tcpx_wire::frame::SHORT_EAGER_BYTES;
@@ -62,8 +61,6 @@ pub(crate) fn establish(
         let limit = &mut config.ours.eager_limit;
         *limit = (*limit).min(SHORT_EAGER_BYTES as u32);
     }
-    config.grants_ahead = secrets.grants_ahead();
-    config.announces_granted = has_spare_cores();
     if secrets.tapers() && options.chunk_bytes.is_none() {
         config.taper = options.network.taper(options.channels);
     }
@@ -202,6 +199,7 @@ fn run(
             let congestion = options.congestion.clone();
             Resume::new(session, side, inbox, congestion, &driver, id)
         }),
+        is_addressed: options.network.is_addressed(),
         early: set_up.pending,
     });
     core.emit(&Event::Connected {
@@ -296,8 +294,9 @@ pub(crate) fn session_config(options: &Options) -> Result<Config, Error> {
     config.deadlines = options.deadlines;
     config.cancellable = network.can_cancel();
     config.report_acknowledged = true;
-    config.hold_until_placed = network.matches_by_sequence();
-    config.window_spans = network.matches_by_sequence();
+    config.addressed = network.is_addressed();
+    // Its chunks are kept until they are placed, and may be sent again.
+    config.hold_until_placed = network.is_addressed();
     config.close_timeout = CLOSE_TIMEOUT;
     if options.chunk_bytes.is_none() {
         config.pieces = network.pieces(options.channels);

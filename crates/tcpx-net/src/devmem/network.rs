@@ -220,10 +220,6 @@ impl Network for DevmemNetwork {
         false
     }
 
-    fn matches_by_sequence(&self) -> bool {
-        false
-    }
-
     fn allows_eager(&self) -> bool {
         false
     }

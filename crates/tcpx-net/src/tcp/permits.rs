@@ -35,15 +35,6 @@ impl Permits {
         })
     }
 
-    /// Takes a permit for bytes that nobody waits for yet: while fewer than a quarter of `slots` are taken.
-    pub(super) fn take_spare(
-        self: &Arc<Self>,
-        slots: usize,
-        wakers: &Arc<Wakers>,
-    ) -> Option<Permit> {
-        self.try_take(slots / 4, wakers)
-    }
-
     /// Whether sends hold slots.
     pub(super) fn are_taken(&self) -> bool {
         self.taken.load(Ordering::Relaxed) > 0

@@ -1,4 +1,4 @@
-//! The receiving half of a lane: reads a header, finds the posted receive, and reads the payload
+//! The receiving half of a lane: reads a header, finds the window that it names, and reads the payload
 //! to where it belongs.
 
 mod gathering;
@@ -16,10 +16,10 @@ use tcpx_memory::RegionSlice;
 use tcpx_wire::chunk_header::ChunkHeader;
 
 use super::loss::Lost;
-use super::receive_table::{Arrival, Claim, ReceiveState, position};
-use super::shared::{Event, LaneSocket, Shared, Violation};
+use super::receive_table::{Arrival, Claim, position};
+use super::shared::{LaneSocket, Shared, Violation};
 use super::staging::Landing;
-use crate::error::{ChannelError, ChunkPosition};
+use crate::error::ChunkPosition;
 use gathering::Gathering;
 
 /// Bytes that a lane may read before the others of its loop get their turn.
@@ -54,8 +54,8 @@ pub(super) struct ReceiveLane {
 enum State {
     /// Reads a header.
     Header,
-    /// The header's receive is not posted yet.
-    Early(ChunkHeader),
+    /// Another lane has the chunk, and is to let go of it.
+    Waiting(ChunkHeader),
     /// No pinned slot is free.
     Unplaced(ChunkHeader, Claim),
     /// Reads payload.
@@ -93,7 +93,7 @@ impl ReceiveLane {
     fn step(&mut self) -> Step {
         match std::mem::replace(&mut self.state, State::Header) {
             State::Header => self.read_header(),
-            State::Early(header) => self.arrive(header),
+            State::Waiting(header) => self.arrive(header),
             State::Unplaced(header, claim) => self.place(header, claim),
             State::Payload {
                 header,
@@ -109,7 +109,7 @@ impl ReceiveLane {
     /// them. If so many have come meanwhile, setting the mark wakes the lane too.
     fn rest(&mut self, moved: usize) -> Turn {
         let tells = match &self.state {
-            State::Early(_) | State::Unplaced(..) => self.gathering.rest_for_owner(),
+            State::Waiting(_) | State::Unplaced(..) => self.gathering.rest_for_owner(),
             State::Header | State::Payload { .. } | State::Unwanted { .. } => {
                 self.gathering.rest(moved >= self.low_water, Instant::now)
             }
@@ -123,7 +123,7 @@ impl ReceiveLane {
                 more.unwrap_or_else(|| (into.len() - done).min(LOW_WATER))
             }
             State::Header => self.gathering.low_water().unwrap_or(1),
-            State::Early(_) | State::Unplaced(..) | State::Unwanted { .. } => 1,
+            State::Waiting(_) | State::Unplaced(..) | State::Unwanted { .. } => 1,
         };
         if wanted != self.low_water && io::set_low_water(self.socket.as_fd(), wanted).is_ok() {
             self.low_water = wanted;
@@ -157,19 +157,14 @@ impl ReceiveLane {
                     return self.violation(Violation {
                         expected: "a chunk that says nothing of those behind it".to_owned(),
                         arrived: format!(
-                            "{} units behind chunk {}",
-                            header.behind, header.sequence
+                            "{} units behind chunk {} of window {}",
+                            header.behind, header.index, header.window
                         ),
                         position: Some(at(&header, 0)),
                     });
                 }
                 self.gathering.begin(header.bytes_behind());
-                let step = self.arrive(header);
-                if matches!(self.state, State::Early(_)) {
-                    let early = &self.shared.counters.early_arrivals;
-                    early.fetch_add(1, Ordering::Relaxed);
-                }
-                step
+                self.arrive(header)
             }
             Err(error) => self.violation(Violation {
                 expected: "a chunk header".to_owned(),
@@ -179,7 +174,7 @@ impl ReceiveLane {
         }
     }
 
-    /// A header is complete: finds its receive.
+    /// A header is complete: finds its window.
     fn arrive(&mut self, header: ChunkHeader) -> Step {
         match self.shared.receive.claim(self.socket.lane, &header) {
             Ok(Arrival::Claimed(claim)) => self.place(header, claim),
@@ -190,15 +185,11 @@ impl ReceiveLane {
                 };
                 Step::Moved(0)
             }
-            Ok(Arrival::Early) => {
-                self.state = State::Early(header);
-                Step::Rest
-            }
             Ok(Arrival::HeldBy(holder)) => {
                 // Its sender gave that lane up. Nothing of it may be written once this one begins,
                 // so it ends first; this lane is woken when it has.
                 self.shared.lane_lost(holder, Lost::Superseded);
-                self.state = State::Early(header);
+                self.state = State::Waiting(header);
                 Step::Rest
             }
             Err(violation) => self.violation(violation),
@@ -207,10 +198,10 @@ impl ReceiveLane {
 
     /// Finds the memory that the payload is read into.
     fn place(&mut self, header: ChunkHeader, claim: Claim) -> Step {
-        if self.shared.receive.is_cancelled(claim.slot) {
+        if claim.window.is_closing() {
             return self.let_go(header, claim, 0);
         }
-        match self.shared.landing(&claim.chunk, self.socket.lane) {
+        match self.shared.landing(&claim, self.socket.lane) {
             Landing::At(into) => {
                 self.state = State::Payload {
                     header,
@@ -234,7 +225,7 @@ impl ReceiveLane {
         into: RegionSlice,
         done: usize,
     ) -> Step {
-        if self.shared.receive.is_cancelled(claim.slot) {
+        if claim.window.is_closing() {
             drop(into);
             return self.let_go(header, claim, done);
         }
@@ -290,7 +281,7 @@ impl ReceiveLane {
         let socket = self.socket.as_fd();
         let left = into.len() - done;
         let staging = &self.shared.staging;
-        if !staging.takes_past_caches(&claim.chunk.destination, into.len()) {
+        if !staging.takes_past_caches(&claim.destination, into.len()) {
             let part = Part {
                 slice: into,
                 from: done,
@@ -340,26 +331,24 @@ impl ReceiveLane {
         Step::Moved(bytes)
     }
 
-    /// Gives up a cancelled receive; the rest of its chunk is read and dropped.
+    /// Gives up a chunk whose window was closed; the rest of it is read and dropped.
     fn let_go(&mut self, header: ChunkHeader, claim: Claim, done: usize) -> Step {
-        self.fail(claim, ChannelError::Cancelled);
+        self.put_back(claim);
         let left = header.length as usize - done;
         self.state = State::Unwanted { header, left };
         Step::Moved(0)
     }
 
-    fn fail(&self, claim: Claim, error: ChannelError) {
-        let Claim { slot, chunk } = claim;
-        drop(chunk);
-        self.shared.receive.set(slot, ReceiveState::Finished);
-        self.shared.report(Event::ReceiveFailed { slot, error });
+    fn put_back(&self, claim: Claim) {
+        self.shared.receive.put_back(claim);
+        self.shared.wakers.signal.wake();
     }
 
     /// A lane that does not read, because its chunk has no place yet, hears nothing of its end either:
     /// asks whether the rest of the chunk can still come.
     fn dies_waiting(&self) -> Option<Step> {
         let header = match &self.state {
-            State::Early(header) | State::Unplaced(header, _) => header,
+            State::Waiting(header) | State::Unplaced(header, _) => header,
             State::Header | State::Payload { .. } | State::Unwanted { .. } => return None,
         };
         let cause = match io::ended(self.socket.as_fd()) {
@@ -419,17 +408,13 @@ impl Source for ReceiveLane {
                 drop(into);
                 Some(claim)
             }
-            State::Header | State::Early(_) | State::Unwanted { .. } => None,
+            State::Header | State::Waiting(_) | State::Unwanted { .. } => None,
         };
         if let Some(claim) = claim {
-            if self.shared.is_over() {
-                self.fail(claim, self.shared.failure(1));
-            } else if let Err(claim) = self.shared.receive.put_back(claim) {
-                self.fail(claim, ChannelError::Cancelled);
-            }
+            self.put_back(claim);
         }
         // Another lane may wait for what this one had.
-        self.shared.wake_early();
+        self.shared.wake_waiting();
         self.shared.half_gone(self.socket.lane);
     }
 }

@@ -1,138 +1,218 @@
-//! Receives in flight: a slot for each, found by sequence number.
+//! Windows that are open to chunks of the peer, found by name.
+//!
+//! A chunk names its window, its index and the length of its transfer; with the window's plan that says where it
+//! goes. The first chunk fixes the transfer's length. Each chunk is taken once, by one lane; one that is sent
+//! again is taken from a lane that died only once that lane has let go of it.
 
-use std::ops::Range;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crossbeam_queue::ArrayQueue;
 
 use tcpx_lanes::idle::LaneSet;
+use tcpx_memory::{Fence, RegionSlice};
+use tcpx_wire::ChunkPlan;
 use tcpx_wire::chunk_header::ChunkHeader;
 
-use super::discards::Discards;
 use super::shared::{Violation, lock};
-use crate::channel::ReceiveChunk;
-use crate::error::ChunkPosition;
+use crate::channel::{Completion, ReceiveWindow};
+use crate::error::{ChannelError, ChunkPosition};
 
-/// How far ahead of the last posted receive a chunk may be. Senders keep within the receiver's
-/// window, and windows are 16 bits wide.
-const FARTHEST_AHEAD: u64 = 1 << 16;
+/// Most windows at a time: more than any session has operations.
+pub(super) const MOST_WINDOWS: usize = 1 << 14;
 
+/// An open window.
 #[derive(Debug)]
-pub(super) enum ReceiveState {
-    Empty,
-    Posted(ReceiveChunk),
-    /// In a lane's hands.
-    Claimed {
-        lane: u16,
-        sequence: u64,
-        attempt: u8,
-    },
-    /// The copy worker moves it from a pinned slot to its destination.
-    Copying {
-        bytes: u64,
-    },
-    /// Its end is being reported.
-    Finished,
+pub(super) struct Window {
+    name: u64,
+    token: u64,
+    /// How a transfer that fills it is cut.
+    cut: ChunkPlan,
+    /// Number of its first chunk among those of all windows.
+    first: u64,
+    destination: RegionSlice,
+    fence: Option<Fence>,
+    state: Mutex<WindowState>,
 }
 
 #[derive(Debug)]
-struct ReceiveSlot {
-    state: Mutex<ReceiveState>,
-    /// Asks the lane that claimed the slot to let go of the memory.
-    cancelled: AtomicBool,
+struct WindowState {
+    /// How its transfer is cut, once a chunk of that has come.
+    plan: Option<ChunkPlan>,
+    /// Chunks that a lane has, or has had to their last byte.
+    taken: Vec<u64>,
+    /// Those of them that came again; empty while none has. Should the lane that had one first come back to life, its
+    /// copy is dropped.
+    again: Vec<u64>,
+    claims: Vec<Claimed>,
+    /// Chunks that the copy worker moves to the destination.
+    copying: u32,
+    /// Chunks that are not at their destination; known with the plan.
+    left: u32,
+    /// Chunks that are, and that the owner was not told of.
+    news: Vec<u32>,
+    failed: Option<(u32, ChannelError)>,
+    /// It takes no chunk any more.
+    closing: bool,
+    /// Nothing points at its memory any more.
+    closed: bool,
+    /// The owner was told that, or need not be.
+    is_told: bool,
+    /// The owner will look at it.
+    is_ready: bool,
 }
 
-/// A receive in a lane's hands.
+/// A chunk in a lane's hands.
+#[derive(Debug, Clone, Copy)]
+struct Claimed {
+    index: u32,
+    lane: u16,
+    attempt: u8,
+}
+
+/// A chunk's place, in a lane's hands.
 #[derive(Debug)]
 pub(super) struct Claim {
-    pub(super) slot: u16,
-    pub(super) chunk: ReceiveChunk,
+    pub(super) window: Arc<Window>,
+    index: u32,
+    pub(super) destination: RegionSlice,
 }
 
 /// What a chunk's header leads to.
 #[derive(Debug)]
 pub(super) enum Arrival {
     Claimed(Claim),
-    /// The chunk was cancelled here; drop its bytes.
+    /// Its window is closed, or it has come before; drop its bytes.
     Unwanted,
-    /// Not posted yet; the lane is on the list of those to wake.
-    Early,
     /// It was sent again because this lane died, which this side did not know: end it. The lane that
     /// asks is on the list of those to wake.
     HeldBy(u16),
 }
 
+/// What became of [`ReceiveTable::close`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Closing {
+    Done,
+    /// The end is reported later; these lanes have chunks of it.
+    AskLanes(u64),
+}
+
 #[derive(Debug)]
 pub(super) struct ReceiveTable {
-    slots: Box<[ReceiveSlot]>,
-    discards: Mutex<Discards>,
-    /// Sequences that were taken from a lane which sent them again: should the lane that had them
-    /// first come back to life, its copies are dropped.
-    again: Mutex<Discards>,
-    /// One behind the highest sequence posted.
-    next: AtomicU64,
-    /// Lanes paused in front of a chunk that is not posted yet.
-    pub(super) early: LaneSet,
+    open: Mutex<BTreeMap<u64, Arc<Window>>>,
+    /// One behind the highest name.
+    named: AtomicU64,
+    /// Chunks of all windows so far.
+    chunks: AtomicU64,
+    /// Windows that the owner is to look at, each once.
+    ready: ArrayQueue<Arc<Window>>,
+    /// Lanes that wait for another one to let go of their chunk.
+    pub(super) waiting: LaneSet,
+}
+
+impl Claim {
+    /// Number of the chunk among those of all windows: neighbours follow each other.
+    pub(super) fn number(&self) -> u64 {
+        self.window.first + u64::from(self.index)
+    }
+
+    pub(super) fn index(&self) -> u32 {
+        self.index
+    }
+
+    pub(super) fn fence(&self) -> Option<Fence> {
+        self.window.fence.clone()
+    }
+}
+
+impl Window {
+    /// Whether the lane that has a chunk of it should let go.
+    pub(super) fn is_closing(&self) -> bool {
+        lock(&self.state).closing
+    }
+}
+
+impl WindowState {
+    fn has(bits: &[u64], index: u32) -> bool {
+        let word = bits.get(index as usize / 64);
+        word.is_some_and(|word| word & (1 << (index % 64)) != 0)
+    }
+
+    fn set(bits: &mut [u64], index: u32, value: bool) {
+        if let Some(word) = bits.get_mut(index as usize / 64) {
+            let bit = 1 << (index % 64);
+            *word = if value { *word | bit } else { *word & !bit };
+        }
+    }
+
+    /// Nothing points at the memory, and nothing will.
+    fn ends(&mut self) -> bool {
+        let all_placed = self.plan.is_some() && self.left == 0;
+        let is_over = self.claims.is_empty() && self.copying == 0 && (self.closing || all_placed);
+        self.closing |= is_over;
+        is_over && !std::mem::replace(&mut self.closed, true)
+    }
 }
 
 impl ReceiveTable {
-    pub(super) fn new(window: u16) -> Self {
-        let slot = || ReceiveSlot {
-            state: Mutex::new(ReceiveState::Empty),
-            cancelled: AtomicBool::new(false),
-        };
+    pub(super) fn new() -> Self {
         Self {
-            slots: (0..window).map(|_| slot()).collect(),
-            discards: Mutex::new(Discards::default()),
-            again: Mutex::new(Discards::default()),
-            next: AtomicU64::new(0),
-            early: LaneSet::new(),
+            open: Mutex::default(),
+            named: AtomicU64::new(0),
+            chunks: AtomicU64::new(0),
+            ready: ArrayQueue::new(MOST_WINDOWS),
+            waiting: LaneSet::new(),
         }
     }
 
-    /// The slot of a sequence number.
-    pub(super) fn slot_of(&self, sequence: u64) -> u16 {
-        // The remainder is below the number of slots, which is a u16.
-        (sequence % self.slots.len() as u64) as u16
-    }
-
-    pub(super) fn next(&self) -> u64 {
-        self.next.load(Ordering::Acquire)
-    }
-
-    pub(super) fn with<R>(&self, slot: u16, act: impl FnOnce(&mut ReceiveState) -> R) -> R {
-        act(&mut lock(&self.slots[usize::from(slot)].state))
-    }
-
-    /// Posts a receive; its slot must be empty. Wake the early lanes afterwards.
-    pub(super) fn post(&self, chunk: ReceiveChunk) {
-        let sequence = chunk.sequence;
-        let skipped = self.next()..sequence;
-        self.insert_discards(skipped);
-        let slot = &self.slots[usize::from(self.slot_of(sequence))];
-        let mut state = lock(&slot.state);
-        slot.cancelled.store(false, Ordering::Relaxed);
-        *state = ReceiveState::Posted(chunk);
-        self.next
-            .fetch_max(sequence.saturating_add(1), Ordering::AcqRel);
-    }
-
-    /// Sequences that will not be posted. Wake the early lanes afterwards.
-    pub(super) fn insert_discards(&self, range: Range<u64>) {
-        if !range.is_empty() {
-            lock(&self.discards).insert(range);
+    /// Opens a window; `Err` if its name is not above all before it, or there are too many.
+    pub(super) fn open(&self, window: ReceiveWindow) -> Result<(), ReceiveWindow> {
+        let mut open = lock(&self.open);
+        if window.window < self.named.load(Ordering::Acquire) || open.len() >= MOST_WINDOWS {
+            return Err(window);
         }
+        let chunks = window.cut.count();
+        let first = self.chunks.fetch_add(chunks.into(), Ordering::Relaxed);
+        let name = window.window;
+        let words = (chunks as usize).div_ceil(64);
+        let opened = Arc::new(Window {
+            name,
+            token: window.token,
+            cut: window.cut,
+            first,
+            destination: window.destination,
+            fence: window.fence,
+            state: Mutex::new(WindowState {
+                plan: None,
+                taken: vec![0; words],
+                again: Vec::new(),
+                claims: Vec::with_capacity(4),
+                copying: 0,
+                left: chunks,
+                news: Vec::with_capacity(chunks as usize),
+                failed: None,
+                closing: false,
+                closed: false,
+                is_told: false,
+                is_ready: false,
+            }),
+        });
+        open.insert(name, opened);
+        self.named.store(name.saturating_add(1), Ordering::Release);
+        Ok(())
     }
 
-    /// Finds the receive for a header that has arrived.
+    /// Finds the place of a chunk whose header has arrived.
     pub(super) fn claim(&self, lane: u16, header: &ChunkHeader) -> Result<Arrival, Violation> {
         match self.try_claim(lane, header)? {
-            Arrival::Early | Arrival::HeldBy(_) => {
-                // Onto the list first and then a second look: whoever posts or lets go in between
-                // either is seen here or sees the list.
-                self.early.insert(lane);
+            Arrival::HeldBy(_) => {
+                // Onto the list first and then a second look: whoever lets go in between either is seen
+                // here or sees the list.
+                self.waiting.insert(lane);
                 let arrival = self.try_claim(lane, header)?;
-                if !matches!(arrival, Arrival::Early | Arrival::HeldBy(_)) {
-                    self.early.remove(lane);
+                if !matches!(arrival, Arrival::HeldBy(_)) {
+                    self.waiting.remove(lane);
                 }
                 Ok(arrival)
             }
@@ -141,148 +221,244 @@ impl ReceiveTable {
     }
 
     fn try_claim(&self, lane: u16, header: &ChunkHeader) -> Result<Arrival, Violation> {
-        let sequence = header.sequence;
-        let index = self.slot_of(sequence);
-        let mut state = lock(&self.slots[usize::from(index)].state);
-        if let ReceiveState::Posted(posted) = &*state
-            && posted.sequence == sequence
-        {
-            check(posted, header)?;
-            if header.attempt > 0 {
-                lock(&self.again).insert(sequence..sequence.saturating_add(1));
+        let found = lock(&self.open).get(&header.window).cloned();
+        let Some(window) = found else {
+            let named = self.named.load(Ordering::Acquire);
+            if header.window < named {
+                return Ok(Arrival::Unwanted);
             }
-            let attempt = header.attempt;
-            let claimed = ReceiveState::Claimed {
-                lane,
-                sequence,
-                attempt,
-            };
-            let ReceiveState::Posted(chunk) = std::mem::replace(&mut *state, claimed) else {
-                return Ok(Arrival::Early);
-            };
-            return Ok(Arrival::Claimed(Claim { slot: index, chunk }));
-        }
-        // Before the lists below, for what a dead lane still holds is not at its destination.
-        if let ReceiveState::Claimed {
-            lane: holder,
-            sequence: held,
-            attempt,
-        } = *state
-            && held == sequence
-            && holder != lane
-            // An older attempt that comes late supersedes nobody.
-            && (header.attempt > attempt || header.attempt == u8::MAX)
-        {
-            return Ok(Arrival::HeldBy(holder));
-        }
-        if lock(&self.discards).contains(sequence) {
-            return Ok(Arrival::Unwanted);
-        }
-        let next = self.next();
-        if sequence < next && (header.attempt > 0 || lock(&self.again).contains(sequence)) {
-            return Ok(Arrival::Unwanted);
-        }
-        if sequence < next {
             return Err(Violation {
-                expected: format!("each chunk once, the next new one being {next}"),
-                arrived: format!("a second chunk {sequence}"),
+                expected: format!("chunks of windows below {named}"),
+                arrived: format!("one of window {}", header.window),
+                position: Some(position(header)),
+            });
+        };
+        let mut state = lock(&window.state);
+        if state.closing {
+            return Ok(Arrival::Unwanted);
+        }
+        let range = window.place(&mut state, header)?;
+        let index = header.index;
+        if WindowState::has(&state.taken, index) {
+            let held = state.claims.iter().find(|held| held.index == index);
+            if let Some(held) = held
+                && held.lane != lane
+                // An older attempt that comes late supersedes nobody.
+                && (header.attempt > held.attempt || header.attempt == u8::MAX)
+            {
+                return Ok(Arrival::HeldBy(held.lane));
+            }
+            if header.attempt > 0 || WindowState::has(&state.again, index) {
+                return Ok(Arrival::Unwanted);
+            }
+            return Err(Violation {
+                expected: "each chunk once".to_owned(),
+                arrived: format!("a second chunk {index} of window {}", header.window),
                 position: Some(position(header)),
             });
         }
-        if sequence - next > FARTHEST_AHEAD {
-            return Err(Violation {
-                expected: format!(
-                    "chunks from {next} to {}",
-                    next.saturating_add(FARTHEST_AHEAD)
-                ),
-                arrived: format!("chunk {sequence}"),
-                position: Some(position(header)),
-            });
-        }
-        Ok(Arrival::Early)
-    }
-
-    /// A lane lets go of its receive so that another one may take it; gives it back when it
-    /// was cancelled meanwhile, which is then to be reported. Wake the early lanes afterwards.
-    pub(super) fn put_back(&self, claim: Claim) -> Result<(), Claim> {
-        let slot = &self.slots[usize::from(claim.slot)];
-        let mut state = lock(&slot.state);
-        if slot.cancelled.load(Ordering::Acquire) {
-            return Err(claim);
-        }
-        *state = ReceiveState::Posted(claim.chunk);
-        Ok(())
-    }
-
-    /// Takes back a receive that no lane has claimed, or asks its lane to let go.
-    pub(super) fn cancel(&self, slot: u16) -> Withdrawal {
-        let slot = &self.slots[usize::from(slot)];
-        let mut state = lock(&slot.state);
-        match &*state {
-            ReceiveState::Posted(chunk) => {
-                let sequence = chunk.sequence;
-                // Before the slot is empty, so that no lane finds the sequence unknown.
-                self.insert_discards(sequence..sequence.saturating_add(1));
-                *state = ReceiveState::Empty;
-                Withdrawal::Done
+        let Ok(destination) = window.destination.slice(range) else {
+            return Err(window.misfit(header));
+        };
+        WindowState::set(&mut state.taken, index, true);
+        if header.attempt > 0 {
+            if state.again.is_empty() {
+                state.again = vec![0; state.taken.len()];
             }
-            ReceiveState::Claimed { lane, .. } => {
-                slot.cancelled.store(true, Ordering::Release);
-                Withdrawal::AskLane(*lane)
+            WindowState::set(&mut state.again, index, true);
+        }
+        state.claims.push(Claimed {
+            index,
+            lane,
+            attempt: header.attempt,
+        });
+        drop(state);
+        Ok(Arrival::Claimed(Claim {
+            window,
+            index,
+            destination,
+        }))
+    }
+
+    /// A chunk is at its destination. Wake the owner afterwards, as behind all that follows.
+    pub(super) fn arrived(&self, claim: Claim) {
+        let Claim {
+            window,
+            index,
+            destination,
+        } = claim;
+        drop(destination);
+        let mut state = lock(&window.state);
+        state.release(index);
+        state.placed(index);
+        self.look_at(&window, state);
+    }
+
+    /// The copy worker moves a chunk to its destination from now on.
+    pub(super) fn copies(&self, window: &Window, index: u32) {
+        let mut state = lock(&window.state);
+        state.release(index);
+        state.copying += 1;
+    }
+
+    /// The copy worker has let go of a chunk.
+    pub(super) fn copied(&self, window: &Arc<Window>, index: u32, error: Option<ChannelError>) {
+        let mut state = lock(&window.state);
+        state.copying -= 1;
+        match error {
+            None => state.placed(index),
+            Some(error) => {
+                state.failed.get_or_insert((index, error));
             }
-            ReceiveState::Copying { .. } | ReceiveState::Finished => Withdrawal::Ending,
-            ReceiveState::Empty => Withdrawal::Done,
+        }
+        self.look_at(window, state);
+    }
+
+    /// A lane lets go of a chunk that it has not read to the end: another lane may take it, if its window is still
+    /// open. Wake the waiting lanes afterwards.
+    pub(super) fn put_back(&self, claim: Claim) {
+        let Claim {
+            window,
+            index,
+            destination,
+        } = claim;
+        drop(destination);
+        let mut state = lock(&window.state);
+        state.release(index);
+        WindowState::set(&mut state.taken, index, false);
+        self.look_at(&window, state);
+    }
+
+    /// Closes a window.
+    pub(super) fn close(&self, name: u64) -> Closing {
+        let Some(window) = lock(&self.open).remove(&name) else {
+            // It has ended, and its end is reported.
+            return Closing::AskLanes(0);
+        };
+        let mut state = lock(&window.state);
+        state.closing = true;
+        if state.ends() {
+            // Whoever finds it among those to look at finds nothing.
+            state.news.clear();
+            state.failed = None;
+            state.is_told = true;
+            return Closing::Done;
+        }
+        let lanes = state.claims.iter();
+        Closing::AskLanes(lanes.fold(0, |lanes, held| lanes | 1 << held.lane))
+    }
+
+    /// Has the owner look at a window, if there is something to see.
+    fn look_at(&self, window: &Arc<Window>, mut state: MutexGuard<'_, WindowState>) {
+        let ends = state.ends();
+        let has_news = !state.news.is_empty() || state.failed.is_some() || ends;
+        let is_new = has_news && !std::mem::replace(&mut state.is_ready, true);
+        drop(state);
+        if ends {
+            lock(&self.open).remove(&window.name);
+        }
+        if is_new {
+            let pushed = self.ready.push(Arc::clone(window));
+            debug_assert!(pushed.is_ok(), "more windows than may be open");
         }
     }
 
-    /// Whether the lane that claimed this slot should let go of it.
-    pub(super) fn is_cancelled(&self, slot: u16) -> bool {
-        self.slots[usize::from(slot)]
-            .cancelled
-            .load(Ordering::Acquire)
-    }
-
-    pub(super) fn set(&self, slot: u16, state: ReceiveState) {
-        self.with(slot, |held| *held = state);
+    /// Tells the owner what has become of its windows.
+    pub(super) fn drain(&self, out: &mut Vec<Completion>) {
+        while let Some(window) = self.ready.pop() {
+            let mut state = lock(&window.state);
+            state.is_ready = false;
+            let token = window.token;
+            if let Some(plan) = state.plan {
+                for index in state.news.drain(..) {
+                    let (offset, length) = plan.range(index);
+                    out.push(Completion::Placed {
+                        token,
+                        index,
+                        offset,
+                        bytes: length,
+                        total: plan.bytes(),
+                    });
+                }
+            }
+            if let Some((index, error)) = state.failed.take() {
+                out.push(Completion::NotPlaced {
+                    token,
+                    index,
+                    error,
+                });
+            }
+            if state.closed && !std::mem::replace(&mut state.is_told, true) {
+                out.push(Completion::Closed { token });
+            }
+        }
     }
 }
 
-/// What [`ReceiveTable::cancel`] came to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Withdrawal {
-    Done,
-    AskLane(u16),
-    Ending,
+impl WindowState {
+    fn release(&mut self, index: u32) {
+        self.claims.retain(|held| held.index != index);
+    }
+
+    fn placed(&mut self, index: u32) {
+        self.left -= 1;
+        self.news.push(index);
+    }
+}
+
+impl Window {
+    /// Where a chunk goes. The first one says how long the transfer is.
+    fn place(
+        &self,
+        state: &mut WindowState,
+        header: &ChunkHeader,
+    ) -> Result<std::ops::Range<usize>, Violation> {
+        let fits = (1..=self.cut.bytes()).contains(&header.total);
+        let plan = match state.plan {
+            Some(plan) => plan,
+            None if fits => self.cut.for_total(header.total),
+            None => return Err(self.misfit(header)),
+        };
+        if plan.bytes() != header.total || header.index >= plan.count() {
+            return Err(self.misfit(header));
+        }
+        let (offset, length) = plan.range(header.index);
+        if length != header.length {
+            return Err(self.misfit(header));
+        }
+        if state.plan.is_none() {
+            state.plan = Some(plan);
+            state.left = plan.count();
+        }
+        // Inside the destination, whose length is a usize.
+        let start = offset as usize;
+        Ok(start..start + length as usize)
+    }
+
+    fn misfit(&self, header: &ChunkHeader) -> Violation {
+        Violation {
+            expected: format!(
+                "chunks of a transfer of at most {} bytes in window {}, {} bytes each",
+                self.cut.bytes(),
+                self.name,
+                self.cut.chunk_bytes()
+            ),
+            arrived: format!(
+                "chunk {} with {} bytes of {}",
+                header.index, header.length, header.total
+            ),
+            position: Some(position(header)),
+        }
+    }
 }
 
 /// The chunk that a header names, nothing of it done.
 pub(super) fn position(header: &ChunkHeader) -> ChunkPosition {
     ChunkPosition {
-        sequence: header.sequence,
-        transfer: header.transfer.0,
-        offset: header.offset,
+        sequence: header.index.into(),
+        transfer: header.window,
+        offset: 0,
         length: header.length.into(),
         done: 0,
     }
-}
-
-/// The header must name exactly what was posted.
-fn check(posted: &ReceiveChunk, header: &ChunkHeader) -> Result<(), Violation> {
-    let length = posted.destination.len() as u64;
-    if (posted.transfer, posted.offset, length)
-        == (header.transfer.0, header.offset, u64::from(header.length))
-    {
-        return Ok(());
-    }
-    Err(Violation {
-        expected: format!(
-            "chunk {} as {length} bytes at offset {} of transfer {}",
-            posted.sequence, posted.offset, posted.transfer
-        ),
-        arrived: format!(
-            "{} bytes at offset {} of transfer {}",
-            header.length, header.offset, header.transfer.0
-        ),
-        position: Some(position(header)),
-    })
 }

@@ -12,7 +12,7 @@ use tcpx_lanes::tcp_info::tcp_counters;
 
 use super::pace::Paces;
 use super::presence::Presence;
-use super::receive_table::ReceiveTable;
+use super::receive_table::{Claim, ReceiveTable};
 use super::repair::Repair;
 use super::roster::Roster;
 use super::staging::Staging;
@@ -28,8 +28,7 @@ const MOST_LINGERING: usize = 16;
 /// Most lanes of a channel: lane sets are one machine word.
 pub(super) const MAX_LANES: u16 = 64;
 
-/// News of a request on their way to the channel's owner. A send's slot has at most two under way, a
-/// receive's one.
+/// News of a send on their way to the channel's owner; a slot has at most two under way.
 #[derive(Debug)]
 pub(super) enum Event {
     /// The send's source may be reused; the slot is still in use.
@@ -47,14 +46,6 @@ pub(super) enum Event {
     /// A send that ended in the queue; its slot may be used again.
     SendWithdrawn {
         slot: u16,
-    },
-    Received {
-        slot: u16,
-        bytes: u64,
-    },
-    ReceiveFailed {
-        slot: u16,
-        error: ChannelError,
     },
 }
 
@@ -90,7 +81,6 @@ pub(super) struct Counters {
     pub(super) chunks_sent: AtomicU64,
     pub(super) chunks_received: AtomicU64,
     pub(super) wire_calls: AtomicU64,
-    pub(super) early_arrivals: AtomicU64,
     pub(super) bytes_discarded: AtomicU64,
     pub(super) bytes_spliced: AtomicU64,
     pub(super) lanes_lost: AtomicU64,
@@ -109,7 +99,6 @@ impl Counters {
             chunks_received: value(&self.chunks_received),
             fragments: 0,
             wire_calls: value(&self.wire_calls),
-            early_arrivals: value(&self.early_arrivals),
             bytes_discarded: value(&self.bytes_discarded),
             bytes_spliced: value(&self.bytes_spliced),
             lanes_lost: value(&self.lanes_lost),
@@ -203,7 +192,7 @@ impl Shared {
             name,
             ways,
             transmit: TransmitTable::new(window, resend),
-            receive: ReceiveTable::new(window),
+            receive: ReceiveTable::new(),
             staging,
             wakers,
             counters: Counters::default(),
@@ -222,7 +211,7 @@ impl Shared {
             last_loss: Mutex::default(),
             membership: Mutex::new(()),
             halves: AtomicUsize::new(0),
-            events: ArrayQueue::new(3 * usize::from(window)),
+            events: ArrayQueue::new(2 * usize::from(window)),
             has_ended: AtomicBool::new(false),
             ended: Mutex::new(None),
         }))
@@ -254,15 +243,18 @@ impl Shared {
         self.wakers.signal.wake_quietly();
     }
 
-    /// As [`report`](Self::report), where the caller sees to it that the owner is woken before long; whether it
-    /// knows without that.
-    pub(super) fn report_for_later(&self, event: Event) -> bool {
-        self.publish(event);
-        self.wakers.signal.wake_later()
+    /// A chunk is at its destination: wakes the owner, or sees to it that it is woken `later`; whether it knows now.
+    pub(super) fn report_placed(&self, claim: Claim, later: impl FnOnce() -> bool) -> bool {
+        self.receive.arrived(claim);
+        if later() {
+            return self.wakers.signal.wake_later();
+        }
+        self.wakers.signal.wake();
+        true
     }
 
     fn publish(&self, event: Event) {
-        // A send has at most two under way and a receive one, so the queue cannot be full.
+        // A send has at most two under way, so the queue cannot be full.
         let pushed = self.events.push(event);
         debug_assert!(pushed.is_ok(), "more events than slots");
     }
@@ -365,9 +357,9 @@ impl Shared {
         self.transmit.idle.insert_all(slow);
     }
 
-    /// Has the lanes that paused in front of an unposted chunk look again.
-    pub(super) fn wake_early(&self) {
-        self.wakers.wake_receivers(self.receive.early.take_all());
+    /// Has the lanes look again that wait for another one to let go of their chunk.
+    pub(super) fn wake_waiting(&self) {
+        self.wakers.wake_receivers(self.receive.waiting.take_all());
     }
 
     /// A loop has let go of a half.

@@ -4,8 +4,6 @@
 //! then copied to its destination. The copy worker does both, so lanes never call CUDA, and copies
 //! overlap with the wire.
 
-mod ahead;
-mod foreseeing;
 mod sending;
 
 use std::collections::VecDeque;
@@ -19,18 +17,12 @@ use tcpx_memory::{
 use tcpx_wire::frame::Settings;
 
 use super::permits::Permits;
-use super::receive_table::{Claim, ReceiveState};
-#[cfg(test)]
-use super::shared::lock;
-use super::shared::{Event, Shared};
+use super::receive_table::{Claim, Window};
+use super::shared::{Shared, lock};
 use super::transmit_table::LONG;
 use super::wakers::Wakers;
 use crate::channel::MemoryKinds;
-use crate::channel::ReceiveChunk;
 use crate::error::{ChannelError, NetworkError};
-
-use ahead::Ahead;
-use foreseeing::{Place, Source};
 
 #[derive(Debug)]
 struct Worker {
@@ -51,10 +43,35 @@ pub(super) struct Staging {
     waiting: Mutex<VecDeque<u16>>,
     /// Copies of short chunks to slots that are under way and wait for nothing else.
     short_copies: AtomicUsize,
-    /// What was copied of sends that the peer has yet to grant.
-    ahead: Mutex<Ahead<Source, Place>>,
-    /// Slots may be held for that.
-    any_ahead: AtomicBool,
+    /// Chunks that the copy worker moves from slots to their destinations.
+    receiving: Mutex<Receiving>,
+}
+
+/// Copies of received chunks under way, by number.
+#[derive(Debug, Default)]
+struct Receiving {
+    copies: Vec<Option<(Arc<Window>, u32)>>,
+    free: Vec<u32>,
+}
+
+impl Receiving {
+    fn add(&mut self, window: Arc<Window>, index: u32) -> u32 {
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.copies.push(None);
+            // No more than slots.
+            (self.copies.len() - 1) as u32
+        });
+        self.copies[number as usize] = Some((window, index));
+        number
+    }
+
+    fn take(&mut self, number: u32) -> Option<(Arc<Window>, u32)> {
+        let taken = self.copies.get_mut(number as usize)?.take();
+        if taken.is_some() {
+            self.free.push(number);
+        }
+        taken
+    }
 }
 
 /// Where a receive's payload is read to.
@@ -101,8 +118,7 @@ impl Staging {
             has_waiting: AtomicBool::new(false),
             waiting: Mutex::new(VecDeque::with_capacity(usize::from(window))),
             short_copies: AtomicUsize::new(0),
-            ahead: Mutex::default(),
-            any_ahead: AtomicBool::new(false),
+            receiving: Mutex::default(),
         })
     }
 
@@ -197,22 +213,20 @@ fn is_copy_bound(bytes: usize, also_sends: bool) -> bool {
     bytes >= LONG && also_sends
 }
 
-/// Marks a job's token as that of a receive; the low bits are the slot.
+/// Marks a job's token as that of a receive; the low bits are the copy's number.
 const RECEIVE: u64 = 1 << 32;
 /// Marks it as that of short sends that are counted; the low bits are the slot of the first.
 const COUNTED: u64 = 1 << 33;
-/// Marks it as that of a copy for a chunk that is not there yet; the low bits are the copy's number.
-const AHEAD: u64 = 1 << 34;
 
 impl Shared {
     /// The memory that a lane reads a receive's payload into.
-    pub(super) fn landing(&self, chunk: &ReceiveChunk, lane: u16) -> Landing {
-        let destination = &chunk.destination;
+    pub(super) fn landing(&self, claim: &Claim, lane: u16) -> Landing {
+        let destination = &claim.destination;
         let Some(Worker { pool, .. }) = self.staging.worker(destination.kind()) else {
             return Landing::At(destination.clone());
         };
         let take = || {
-            let slot = take_slot(pool, destination.len(), PoolHalf::Upper, chunk.sequence)?;
+            let slot = take_slot(pool, destination.len(), PoolHalf::Upper, claim.number())?;
             slot.slice().slice(..destination.len()).ok()
         };
         if let Some(slot) = take() {
@@ -221,7 +235,6 @@ impl Shared {
         // Onto the list first and then a second look: a slot that comes back in between either is
         // seen here or sees the list.
         self.wakers.unplaced.insert(lane);
-        self.reclaim_ahead();
         match take() {
             Some(slot) => {
                 self.wakers.unplaced.remove(lane);
@@ -240,23 +253,21 @@ impl Shared {
         into: RegionSlice,
         later: impl FnOnce() -> bool,
     ) -> bool {
-        let Claim { slot, chunk } = claim;
-        let (destination, fence) = (chunk.destination, chunk.fence);
-        let bytes = destination.len() as u64;
         let Some(Worker {
             worker, permits, ..
-        }) = shared.staging.worker(destination.kind())
+        }) = shared.staging.worker(claim.destination.kind())
         else {
-            drop((into, destination));
-            shared.receive.set(slot, ReceiveState::Finished);
-            let received = Event::Received { slot, bytes };
-            if later() {
-                return shared.report_for_later(received);
-            }
-            shared.report(received);
-            return true;
+            drop(into);
+            return shared.report_placed(claim, later);
         };
-        shared.receive.set(slot, ReceiveState::Copying { bytes });
+        let (index, fence) = (claim.index(), claim.fence());
+        let Claim {
+            window,
+            destination,
+            ..
+        } = claim;
+        shared.receive.copies(&window, index);
+        let number = lock(&shared.staging.receiving).add(window, index);
         if is_copy_bound(into.len(), permits.are_taken()) {
             into.leave_core();
         }
@@ -267,30 +278,24 @@ impl Shared {
             },
             fence,
             sink: Arc::<Self>::clone(shared),
-            token: RECEIVE | u64::from(slot),
+            token: RECEIVE | u64::from(number),
         };
         if let Err(refused) = worker.submit(job) {
-            shared.receive_copied(slot, Err(MemoryError::from(refused)));
+            shared.receive_copied(number, Err(MemoryError::from(refused)));
         }
         false
     }
 
-    fn receive_copied(&self, slot: u16, result: Result<u64, MemoryError>) {
-        let bytes = self.receive.with(slot, |state| match *state {
-            ReceiveState::Copying { bytes } => {
-                *state = ReceiveState::Finished;
-                Some(bytes)
-            }
-            _ => None,
-        });
-        let Some(bytes) = bytes else { return };
-        self.report(match result {
-            Ok(_) => Event::Received { slot, bytes },
-            Err(error) => {
-                let error = self.copy_failed("copying a chunk from a pinned slot", &error);
-                Event::ReceiveFailed { slot, error }
-            }
-        });
+    fn receive_copied(&self, number: u32, result: Result<u64, MemoryError>) {
+        let copied = lock(&self.staging.receiving).take(number);
+        let Some((window, index)) = copied else {
+            return;
+        };
+        let error = result
+            .err()
+            .map(|error| self.copy_failed("copying a chunk from a pinned slot", &error));
+        self.receive.copied(&window, index, error);
+        self.wakers.signal.wake();
     }
 
     fn copy_failed(&self, operation: &'static str, error: &MemoryError) -> ChannelError {
@@ -304,16 +309,10 @@ impl Shared {
 
 impl CompletionSink for Shared {
     fn complete(&self, token: u64, result: Result<u64, MemoryError>) {
-        if token & AHEAD != 0 {
-            let number = u32::try_from(token & u64::from(u32::MAX)).unwrap_or_default();
-            return self.copied_ahead(number, &result);
-        }
-        let Ok(slot) = u16::try_from(token & u64::from(u16::MAX)) else {
-            return;
-        };
-        if token & RECEIVE != 0 {
-            self.receive_copied(slot, result);
-        } else {
+        let number = (token & u64::from(u32::MAX)) as u32;
+        if token & RECEIVE != 0 && token & COUNTED == 0 {
+            self.receive_copied(number, result);
+        } else if let Ok(slot) = u16::try_from(number) {
             self.sends_copied(slot, &result, token & COUNTED != 0);
         }
     }

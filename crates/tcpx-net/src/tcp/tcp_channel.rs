@@ -2,6 +2,7 @@
 
 mod remaining;
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -11,13 +12,13 @@ use tcpx_lanes::socket::{congestion_control, local_ip};
 use tcpx_memory::awake::has_spare_cores;
 use tcpx_memory::{Fence, FreeWatch, RegionSlice};
 
-use super::receive_table::{ReceiveState, Withdrawal};
+use super::receive_table::Closing;
 use super::repair::Repair;
 use super::shared::{Ended, Event, Shared, lock};
 use super::transmit_table::{Forgotten, Outgoing, Unstaged, Withdrawn, describe};
 use crate::channel::{
-    Cancel, Capabilities, Channel, ChannelStats, Completion, Direction, Foreseen, Payload, Posted,
-    Readiness, ReceiveChunk, SendChunk, Ticket, Way,
+    Cancel, Capabilities, Channel, ChannelStats, Completion, Direction, Posted, Readiness,
+    ReceiveChunk, ReceiveWindow, SendChunk, Ticket, Way,
 };
 use crate::error::ChannelError;
 
@@ -31,16 +32,23 @@ pub(super) struct TcpChannel {
     /// By slot: the send in flight.
     sends: Box<[SendSlot]>,
     free_sends: Vec<u16>,
-    /// By slot: the token of the receive in flight.
-    receives: Box<[Option<u64>]>,
+    /// By token: windows that are open.
+    windows: BTreeMap<u64, OpenWindow>,
+    /// Sends, and windows that a chunk has come to.
     in_flight: usize,
-    /// Sends offered by [`Channel::foresee`] whose end was not reported.
-    foreseen: usize,
     /// Ends that were found before they were asked for.
     found: Vec<Completion>,
     capabilities: Capabilities,
     /// Wakes the channel when pinned slots come back.
     _watches: Vec<FreeWatch>,
+}
+
+/// What the owner knows of an open window.
+#[derive(Debug, Clone, Copy)]
+struct OpenWindow {
+    name: u64,
+    /// A chunk of it was reported.
+    begun: bool,
 }
 
 /// What the owner knows of a send's slot.
@@ -68,9 +76,8 @@ impl TcpChannel {
             shared,
             sends: (0..window).map(|_| SendSlot::default()).collect(),
             free_sends: (0..window).rev().collect(),
-            receives: (0..window).map(|_| None).collect(),
+            windows: BTreeMap::new(),
             in_flight: 0,
-            foreseen: 0,
             found: Vec::new(),
             capabilities,
             _watches: watches,
@@ -82,11 +89,10 @@ impl TcpChannel {
     }
 
     /// What every post checks.
-    fn admit(&self, memory: &RegionSlice, sequence: u64) -> Result<(), ChannelError> {
+    fn admit(&self, memory: &RegionSlice, sequence: u64, bytes: u64) -> Result<(), ChannelError> {
         if self.is_closing() || self.shared.ended().is_some() {
             return Err(self.shared.failure(self.in_flight));
         }
-        let bytes = memory.len() as u64;
         let most = self.capabilities.largest_request;
         if !(1..=most).contains(&bytes) {
             return Err(self.bad_request(format!(
@@ -97,12 +103,6 @@ impl TcpChannel {
             .staging
             .admit(memory)
             .map_err(|reason| self.bad_request(reason))
-    }
-
-    /// Whether the bytes of a whole transfer may be read now.
-    fn admit_whole(&self, memory: &RegionSlice) -> bool {
-        let over = self.is_closing() || self.shared.ended().is_some();
-        !over && self.shared.staging.admit(memory).is_ok()
     }
 
     fn bad_request(&self, reason: String) -> ChannelError {
@@ -123,10 +123,10 @@ impl TcpChannel {
         self.taken(token)
     }
 
-    fn receive_done(&mut self, slot: u16) -> Option<u64> {
-        self.shared.receive.set(slot, ReceiveState::Empty);
-        let token = self.receives[usize::from(slot)].take();
-        self.taken(token)
+    /// A window is closed.
+    fn window_ended(&mut self, token: u64) {
+        let ended = self.windows.remove(&token);
+        self.in_flight -= usize::from(ended.is_some_and(|window| window.begun));
     }
 
     fn taken(&mut self, token: Option<u64>) -> Option<u64> {
@@ -150,17 +150,27 @@ impl TcpChannel {
                     self.free_sends.push(slot);
                     None
                 }
-                Event::Received { slot, bytes } => {
-                    self.receive_done(slot).map(|token| Completion::Received {
-                        token,
-                        payload: Payload::InPlace { bytes },
-                    })
-                }
-                Event::ReceiveFailed { slot, error } => self
-                    .receive_done(slot)
-                    .map(|token| Completion::Failed { token, error }),
             };
             out.extend(completion);
+        }
+    }
+
+    fn drain_windows(&mut self, out: &mut Vec<Completion>) {
+        let first = out.len();
+        let shared = Arc::clone(&self.shared);
+        shared.receive.drain(out);
+        for completion in &out[first..] {
+            match completion {
+                Completion::Placed { token, .. } => {
+                    if let Some(window) = self.windows.get_mut(token)
+                        && !std::mem::replace(&mut window.begun, true)
+                    {
+                        self.in_flight += 1;
+                    }
+                }
+                Completion::Closed { token } => self.window_ended(*token),
+                _ => {}
+            }
         }
     }
 
@@ -203,7 +213,7 @@ impl Channel for TcpChannel {
     }
 
     fn post_send(&mut self, chunk: SendChunk) -> Result<Posted<SendChunk>, ChannelError> {
-        self.admit(&chunk.source, chunk.sequence)?;
+        self.admit(&chunk.source, chunk.sequence, chunk.source.len() as u64)?;
         let Some(slot) = self.free_sends.pop() else {
             return Ok(Posted::Full(chunk));
         };
@@ -212,16 +222,9 @@ impl Channel for TcpChannel {
             sequence: Some(chunk.sequence),
         };
         self.in_flight += 1;
-        let SendChunk {
-            sequence,
-            transfer,
-            offset,
-            source,
-            fence,
-            ..
-        } = chunk;
+        let (header, position) = describe(&chunk);
+        let SendChunk { source, fence, .. } = chunk;
         let bytes = source.len();
-        let (header, position) = describe(sequence, transfer, offset, bytes);
         if self.shared.staging.is_needed(&source) {
             let unstaged = Unstaged {
                 header,
@@ -229,13 +232,7 @@ impl Channel for TcpChannel {
                 source,
                 fence,
             };
-            let rest = match self.foreseen {
-                0 => Some(unstaged),
-                _ => self.shared.stage_ahead(slot, unstaged),
-            };
-            if let Some(unstaged) = rest {
-                Shared::stage(&self.shared, slot, unstaged);
-            }
+            Shared::stage(&self.shared, slot, unstaged);
         } else {
             drop::<Option<Fence>>(fence);
             self.shared.transmit.enqueue(Outgoing {
@@ -255,36 +252,42 @@ impl Channel for TcpChannel {
         Ok(Posted::Accepted)
     }
 
-    fn foresee(&mut self, send: Foreseen) -> bool {
-        let begun = self.admit_whole(&send.source) && Shared::foresee(&self.shared, send);
-        self.foreseen += usize::from(begun);
-        begun
-    }
-
-    fn post_receive(&mut self, chunk: ReceiveChunk) -> Result<Posted<ReceiveChunk>, ChannelError> {
-        self.admit(&chunk.destination, chunk.sequence)?;
-        chunk
+    fn open_window(&mut self, window: ReceiveWindow) -> Result<(), ChannelError> {
+        // Each chunk is a request of its own.
+        let chunk = window
+            .destination
+            .len()
+            .min(window.cut.chunk_bytes() as usize);
+        self.admit(&window.destination, window.window, chunk as u64)?;
+        if window.cut.bytes() != window.destination.len() as u64 {
+            return Err(self.bad_request(format!(
+                "window {} is planned for {} bytes and has {}; plan it for its length",
+                window.window,
+                window.cut.bytes(),
+                window.destination.len()
+            )));
+        }
+        window
             .destination
             .admits_writes()
             .map_err(|error| self.bad_request(error.to_string()))?;
-        let slot = self.shared.receive.slot_of(chunk.sequence);
-        let token = &mut self.receives[usize::from(slot)];
-        if token.is_some() {
-            return Ok(Posted::Full(chunk));
-        }
-        let next = self.shared.receive.next();
-        if chunk.sequence < next {
-            return Err(self.bad_request(format!(
-                "chunk {} was posted after chunk {}; post in sequence order",
-                chunk.sequence,
-                next - 1
-            )));
-        }
-        *token = Some(chunk.token);
-        self.in_flight += 1;
-        self.shared.receive.post(chunk);
-        self.shared.wake_early();
-        Ok(Posted::Accepted)
+        let (token, name) = (window.token, window.window);
+        self.shared.receive.open(window).map_err(|window| {
+            self.bad_request(format!(
+                "window {} was opened after a later one, or beside too many; open windows in the order of their names",
+                window.window
+            ))
+        })?;
+        self.windows
+            .insert(token, OpenWindow { name, begun: false });
+        Ok(())
+    }
+
+    fn post_receive(&mut self, chunk: ReceiveChunk) -> Result<Posted<ReceiveChunk>, ChannelError> {
+        Err(self.bad_request(format!(
+            "chunk {} was posted on a network that is addressed; open a window",
+            chunk.sequence
+        )))
     }
 
     fn poll(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
@@ -294,11 +297,7 @@ impl Channel for TcpChannel {
         let ended = self.shared.ended();
         out.append(&mut self.found);
         self.drain_events(out);
-        if self.foreseen > 0 {
-            let ended = self.shared.ended_ahead();
-            self.foreseen -= ended.len();
-            out.extend(ended.into_iter().map(|token| Completion::Sent { token }));
-        }
+        self.drain_windows(out);
         if self.is_closing() {
             if lanes_gone {
                 self.fail_remaining(out);
@@ -320,12 +319,6 @@ impl Channel for TcpChannel {
     }
 
     fn cancel(&mut self, token: u64) -> Cancel {
-        if self.foreseen > 0
-            && let Some(answer) = self.shared.cancel_ahead(token)
-        {
-            self.foreseen -= usize::from(answer == Cancel::Done);
-            return answer;
-        }
         let held = |slot: &SendSlot| slot.token == Some(token);
         if let Some(slot) = slot_where(&self.sends, held) {
             match self.shared.transmit.withdraw(slot) {
@@ -337,30 +330,23 @@ impl Channel for TcpChannel {
             self.in_flight -= 1;
             return Cancel::Done;
         }
-        let Some(slot) = slot_where(&self.receives, |held| *held == Some(token)) else {
+        let Some(window) = self.windows.get(&token).copied() else {
             // It may have ended, and that was not asked for yet.
             return match self.found.iter().any(|one| one.ends(token)) {
                 true => Cancel::Pending,
                 false => Cancel::Done,
             };
         };
-        match self.shared.receive.cancel(slot) {
-            Withdrawal::Done => {
-                self.receives[usize::from(slot)] = None;
-                self.in_flight -= 1;
+        match self.shared.receive.close(window.name) {
+            Closing::Done => {
+                self.window_ended(token);
                 Cancel::Done
             }
-            Withdrawal::AskLane(lane) => {
-                self.shared.wakers.wake_receivers(1 << lane);
+            Closing::AskLanes(lanes) => {
+                self.shared.wakers.wake_receivers(lanes);
                 Cancel::Pending
             }
-            Withdrawal::Ending => Cancel::Pending,
         }
-    }
-
-    fn discard(&mut self, first: u64, end: u64) {
-        self.shared.receive.insert_discards(first..end);
-        self.shared.wake_early();
     }
 
     fn placed(&mut self, sequence: u64) -> Result<(), ChannelError> {
@@ -429,12 +415,11 @@ impl Channel for TcpChannel {
                 remotes.receive.remove();
             }
         }
-        self.shared.give_back_ahead();
         self.shared.wakers.signal.wake();
     }
 
     fn closed(&self) -> bool {
-        self.is_closing() && self.in_flight + self.foreseen == 0 && self.lanes_gone()
+        self.is_closing() && self.in_flight == 0 && self.windows.is_empty() && self.lanes_gone()
     }
 
     fn describe(&self) -> String {

@@ -26,9 +26,10 @@ pub(super) fn parse(
             payload: body.payload(MAX_SETUP_BYTES, spare)?,
         },
         3 => Frame::Ready,
-        4 => Frame::Announce {
+        4 => Frame::Waiting {
             transfer: body.transfer()?,
-            tag: Tag(body.u64("tag")?),
+            tag: body.tag()?,
+            number: body.u64("number")?,
             bytes: body.u64("bytes")?,
             level: body.level()?,
         },
@@ -42,7 +43,8 @@ pub(super) fn parse(
         },
         EAGER => Frame::Eager {
             transfer: body.transfer()?,
-            tag: Tag(body.u64("tag")?),
+            tag: body.tag()?,
+            number: body.u64("number")?,
             level: body.level()?,
             payload: Payload::with_sum(body.payload(MAX_EAGER_BYTES, spare)?, of_payload),
         },
@@ -86,19 +88,19 @@ pub(super) fn parse(
         18 => Frame::Received {
             next: body.u32("next")?,
         },
-        19 => Frame::GrantAhead {
-            transfer: body.transfer()?,
-            epoch: body.u32("epoch")?,
-            tag: Tag(body.u64("tag")?),
-            bytes: body.u64("bytes")?,
+        19 => Frame::Posted {
+            tag: body.tag()?,
+            number: body.u64("number")?,
+            capacity: body.u64("capacity")?,
             grant: body.grant()?,
         },
-        20 => Frame::Decline {
-            epoch: body.u32("epoch")?,
-            next: body.transfer()?,
+        20 => Frame::Revoke {
+            tag: body.tag()?,
+            number: body.u64("number")?,
         },
-        21 => Frame::Recall {
-            epoch: body.u32("epoch")?,
+        21 => Frame::Withdraw {
+            tag: body.tag()?,
+            number: body.u64("number")?,
         },
         22 => Frame::Destination {
             transfer: body.transfer()?,
@@ -113,6 +115,14 @@ pub(super) fn parse(
         24 => Frame::RefuseGet {
             request: body.u64("request")?,
             reason: body.refuse_reason()?,
+        },
+        25 => Frame::Forget {
+            tag: body.tag()?,
+            number: body.u64("number")?,
+        },
+        26 => Frame::Forgotten {
+            tag: body.tag()?,
+            forgotten: body.bool("forgotten")?,
         },
         _ => return Err(FrameError::Kind { arrived: kind }),
     };
@@ -239,7 +249,7 @@ impl<'a> Body<'a> {
     fn grant(&mut self) -> Result<Grant, FrameError> {
         Ok(Grant {
             chunk_bytes: self.chunk_bytes()?,
-            first_sequence: self.u64("first_sequence")?,
+            window: self.u64("window")?,
             level: self.level()?,
             taper: self.taper()?,
         })
@@ -269,6 +279,10 @@ impl<'a> Body<'a> {
 
     fn transfer(&mut self) -> Result<TransferId, FrameError> {
         Ok(TransferId(self.u64("transfer")?))
+    }
+
+    fn tag(&mut self) -> Result<Tag, FrameError> {
+        Ok(Tag(self.u64("tag")?))
     }
 
     fn detail(&mut self) -> Result<Detail, FrameError> {

@@ -68,7 +68,7 @@ fn check(frame: &Frame) -> Result<(), EncodeError> {
         Frame::Settings(settings) => Ok(settings.validate()?),
         Frame::Setup { payload, .. } => at_most(payload, MAX_SETUP_BYTES),
         Frame::Eager { payload, .. } => at_most(payload, MAX_EAGER_BYTES),
-        Frame::Grant { grant, .. } | Frame::GrantAhead { grant, .. } if grant.chunk_bytes == 0 => {
+        Frame::Grant { grant, .. } | Frame::Posted { grant, .. } if grant.chunk_bytes == 0 => {
             Err(EncodeError::ZeroChunk)
         }
         _ => Ok(()),
@@ -89,14 +89,16 @@ fn body(frame: &Frame, out: &mut Vec<u8>) {
             body.0.extend_from_slice(payload);
         }
         Frame::Ready | Frame::GoodbyeAck => {}
-        Frame::Announce {
+        Frame::Waiting {
             transfer,
             tag,
+            number,
             bytes,
             level,
         } => {
             body.put(transfer.0.to_le_bytes());
             body.put(tag.0.to_le_bytes());
+            body.put(number.to_le_bytes());
             body.put(bytes.to_le_bytes());
             body.put([*level as u8]);
         }
@@ -104,24 +106,27 @@ fn body(frame: &Frame, out: &mut Vec<u8>) {
             body.put(transfer.0.to_le_bytes());
             body.grant(grant);
         }
-        Frame::GrantAhead {
-            transfer,
-            epoch,
+        Frame::Posted {
             tag,
-            bytes,
+            number,
+            capacity,
             grant,
         } => {
-            body.put(transfer.0.to_le_bytes());
-            body.put(epoch.to_le_bytes());
             body.put(tag.0.to_le_bytes());
-            body.put(bytes.to_le_bytes());
+            body.put(number.to_le_bytes());
+            body.put(capacity.to_le_bytes());
             body.grant(grant);
         }
-        Frame::Decline { epoch, next } => {
-            body.put(epoch.to_le_bytes());
-            body.put(next.0.to_le_bytes());
+        Frame::Revoke { tag, number }
+        | Frame::Withdraw { tag, number }
+        | Frame::Forget { tag, number } => {
+            body.put(tag.0.to_le_bytes());
+            body.put(number.to_le_bytes());
         }
-        Frame::Recall { epoch } => body.put(epoch.to_le_bytes()),
+        Frame::Forgotten { tag, forgotten } => {
+            body.put(tag.0.to_le_bytes());
+            body.put([u8::from(*forgotten)]);
+        }
         Frame::Refuse { transfer, reason } => {
             body.put(transfer.0.to_le_bytes());
             body.refuse_reason(*reason);
@@ -148,11 +153,13 @@ fn body(frame: &Frame, out: &mut Vec<u8>) {
         Frame::Eager {
             transfer,
             tag,
+            number,
             level,
             payload,
         } => {
             body.put(transfer.0.to_le_bytes());
             body.put(tag.0.to_le_bytes());
+            body.put(number.to_le_bytes());
             body.put([*level as u8]);
             body.0.extend_from_slice(payload);
         }
@@ -211,12 +218,12 @@ impl Body<'_> {
     fn grant(&mut self, grant: &Grant) {
         let Grant {
             chunk_bytes,
-            first_sequence,
+            window,
             level,
             taper,
         } = *grant;
         self.put(chunk_bytes.to_le_bytes());
-        self.put(first_sequence.to_le_bytes());
+        self.put(window.to_le_bytes());
         self.put([level as u8]);
         if let Some(taper) = taper {
             self.put([taper.halvings()]);

@@ -28,16 +28,8 @@ impl Session {
     /// Capability bit: eager payloads may have more than 16 KiB.
     pub const LONG_EAGER: u64 = 4;
 
-    /// Capability bit: receives may be granted ahead of the announcements that they wait for.
-    pub const GRANTS_AHEAD: u64 = 8;
-
     /// Capability bit: chunk headers say how much follows the chunk at once.
     pub const TELLS_BEHIND: u64 = 16;
-
-    /// Whether both sides know grants ahead of announcements.
-    pub fn grants_ahead(&self) -> bool {
-        self.capabilities & Self::GRANTS_AHEAD != 0
-    }
 
     /// Whether both sides say in a chunk's header how much follows it at once.
     pub fn tells_behind(&self) -> bool {

@@ -3,6 +3,7 @@
 use super::config::Deadlines;
 use super::error::{ConnectionFailure, OperationError};
 use crate::frame::{Destination, Level, Settings, Tag, TransferId};
+use crate::plan::ChunkPlan;
 use crate::window::Place;
 
 /// Names one send or receive of this side; never reused within a session.
@@ -10,8 +11,6 @@ use crate::window::Place;
 pub struct OperationId(u64);
 
 impl OperationId {
-    pub(super) const FIRST: Self = Self(0);
-
     pub(super) fn send(transfer: TransferId) -> Self {
         Self(transfer.0 << 1)
     }
@@ -74,6 +73,10 @@ pub struct ReceiveRequest {
     pub level: Level,
     /// Its own deadlines; `None` takes those of the [`Config`](super::Config).
     pub deadlines: Option<Deadlines>,
+    /// GPU work of the caller comes before the first byte may be written:
+    /// [`fence_reached`](super::Session::fence_reached) says when that is done. Until then an addressed network is given no
+    /// window, for what the work waits for may have to come first.
+    pub fenced: bool,
 }
 
 /// One piece of a transfer on one data channel.
@@ -129,8 +132,8 @@ pub enum Action {
     },
     /// The peer's data channels are up.
     PeerReady,
-    /// Both sides know what will be moved: the receive was matched, or granted ahead, or the send granted. It
-    /// comes before anything else about the transfer's data.
+    /// What will be moved is known: the receive was matched, or the send has a window or a grant. It comes before
+    /// anything else about the transfer's data, but for [`Action::OpenWindow`].
     Matched {
         /// The operation.
         operation: OperationId,
@@ -142,15 +145,20 @@ pub enum Action {
         first_sequence: u64,
         /// Number of its chunks; 0 for an eager transfer.
         chunks: u32,
-        /// A receive was granted ahead of it: whether it comes is not known yet.
-        ahead: bool,
     },
-    /// The transfer that a receive was granted ahead of is on its way.
-    Begins {
+    /// On an addressed network: open the memory of a receive to chunks that name this window. Do it before the
+    /// next [`poll_transmit`](super::Session::poll_transmit): the peer writes as soon as it hears of the window. Answer
+    /// [`window_chunk_arrived`](super::Session::window_chunk_arrived) and
+    /// [`chunk_placed`](super::Session::chunk_placed) for each chunk. After the last one the window is closed.
+    OpenWindow {
         /// The receive.
         operation: OperationId,
-        /// Length of the transfer in bytes.
-        bytes: u64,
+        /// The window's name; names increase.
+        window: u64,
+        /// How a transfer that fills the window is cut; [`ChunkPlan::for_total`] says it of a shorter one.
+        cut: ChunkPlan,
+        /// The receive's tag, for the log.
+        tag: Tag,
     },
     /// The peer puts into a window: answer [`accept`](super::Session::accept) once the memory is at
     /// the operation's disposal, or [`refuse_arrival`](super::Session::refuse_arrival).
@@ -200,6 +208,10 @@ pub enum Action {
         chunk: Chunk,
         /// Its transfer.
         transfer: TransferId,
+        /// The window that an addressed network writes it into.
+        window: u64,
+        /// Length of the whole transfer in bytes.
+        total: u64,
         /// Its tag, for the log.
         tag: Tag,
     },
@@ -252,10 +264,11 @@ pub enum Action {
         /// The operation.
         operation: OperationId,
     },
-    /// As [`Action::StopData`] for a receive that was granted ahead of a transfer which does not come. It goes
-    /// on: after [`data_quiet`](super::Session::data_quiet) it may be matched anew.
+    /// As [`Action::StopData`] for an operation that goes on: a posted receive whose window is closed before
+    /// its transfer came, or the send that was on its way to such a window. After
+    /// [`data_quiet`](super::Session::data_quiet) it begins anew.
     Withdraw {
-        /// The receive.
+        /// The operation.
         operation: OperationId,
     },
     /// The operation ended; exactly one per operation.

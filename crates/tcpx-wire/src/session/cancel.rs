@@ -2,11 +2,12 @@
 
 use super::Session;
 use super::action::{Action, OperationId};
-use super::ahead::Foresight;
+use super::config::eager_cost;
 use super::error::{DataFailure, Delivered, EndCause};
-use super::incoming::ReceiveStage;
-use super::one_sided::Origin;
+use super::incoming::{Incoming, ReceiveStage};
+use super::matching::Arrival;
 use super::outgoing::SendStage;
+use super::posted::refusal_for;
 use crate::frame::{CancelReason, Detail, Frame, Role, TransferId};
 use crate::time::Time;
 
@@ -29,7 +30,7 @@ pub(super) struct Cancelling {
 }
 
 impl Cancelling {
-    fn new(cause: EndCause, busy: bool) -> Self {
+    pub(super) fn new(cause: EndCause, busy: bool) -> Self {
         Self {
             cause,
             quiet: !busy,
@@ -117,11 +118,22 @@ impl Session {
             self.send_stream
                 .drop_from(operation, granted.plan.first_sequence);
         }
-        self.transmit
-            .extend(cancel_frame(transfer, Role::Sender, &cause));
-        send.cancel = Some(Cancelling::new(cause, busy));
+        // Nobody else has heard of it, or hears of it any more.
+        let is_silent = !send.asking && (send.leaving || matches!(send.stage, SendStage::Queued));
+        if !is_silent {
+            self.transmit
+                .extend(cancel_frame(send.wire, Role::Sender, &cause));
+        }
+        let mut cancel = Cancelling::new(cause, busy);
+        cancel.peer_quiet = is_silent;
+        cancel.confirmed = is_silent;
+        send.cancel = Some(cancel);
         self.timers
             .arm(&mut send.clock, operation, now + self.config.cancel_timeout);
+        self.waits_no_more(transfer);
+        if is_silent && !self.ended() {
+            self.withdraw_number(transfer);
+        }
         if busy {
             self.actions.push_back(Action::StopData { operation });
             self.pump_sends();
@@ -141,27 +153,15 @@ impl Session {
             return;
         };
         let Some(matched) = &receive.matched else {
-            if receive.origin == Origin::Posted {
-                self.matching.remove_receive(receive.tag, operation);
-            }
-            return self.end_receive(operation, Err((cause, Delivered::None)));
+            return self.cancel_waiting(now, operation, cause);
         };
-        let foresight = matched.foresight;
-        if foresight == Foresight::Withdrawn {
-            // The data plane was asked to let go of it already.
-            receive.cancel = Some(Cancelling::new(cause, true));
-            let until = now + self.config.cancel_timeout;
-            return self.timers.arm(&mut receive.clock, operation, until);
-        }
         let busy = matched.busy();
         if let ReceiveStage::Granted(granted) = &matched.stage {
             self.receive_stream
                 .drop_from(operation, granted.plan.first_sequence);
         }
-        if foresight == Foresight::None {
-            self.transmit
-                .extend(cancel_frame(matched.transfer, Role::Receiver, &cause));
-        }
+        self.transmit
+            .extend(cancel_frame(matched.transfer, Role::Receiver, &cause));
         receive.cancel = Some(Cancelling::new(cause, busy));
         self.timers.arm(
             &mut receive.clock,
@@ -174,10 +174,36 @@ impl Session {
         } else {
             self.release_receive(operation);
         }
-        if foresight == Foresight::Open {
-            self.recall();
-        }
         self.settle_receive(now, operation);
+    }
+
+    /// Ends a receive that has no transfer, once the data plane has let go of its window.
+    fn cancel_waiting(&mut self, now: Time, operation: OperationId, cause: EndCause) {
+        let is_told = self.uncount_receive(operation, &cause);
+        let Some(receive) = self.receives.get_mut(&operation) else {
+            return;
+        };
+        if let Some(arrival) = receive.offered.take() {
+            self.refuse(arrival, refusal_for(&cause));
+        }
+        let Some(receive) = self.receives.get_mut(&operation) else {
+            return;
+        };
+        let was_closing = receive.is_withdrawn();
+        let Some(posted) = &mut receive.posted else {
+            return self.end_receive(operation, Err((cause, Delivered::None)));
+        };
+        posted.closing = true;
+        let is_mutual = is_told || posted.ended_as.is_some();
+        let mut cancel = Cancelling::new(cause, true);
+        cancel.peer_quiet = !is_mutual;
+        cancel.confirmed = !is_mutual;
+        receive.cancel = Some(cancel);
+        let until = now + self.config.cancel_timeout;
+        self.timers.arm(&mut receive.clock, operation, until);
+        if !was_closing {
+            self.actions.push_back(Action::StopData { operation });
+        }
     }
 
     /// A frame `Cancel` of the sender for one of our receives.
@@ -188,24 +214,42 @@ impl Session {
         reason: CancelReason,
         detail: &Detail,
     ) {
-        let waiting = self.matching.remove_arrival(transfer);
-        if let Some(arrival) = waiting.or_else(|| self.take_arrival(transfer))
-            && arrival.eager.is_some()
-        {
-            self.return_credit(arrival.bytes);
+        if let Some(arrival) = self.matching.remove_arrival(transfer) {
+            // Its number comes to nothing.
+            let counts = self.matching.receives_of(arrival.tag);
+            counts.add_hole(arrival.number);
+            self.drop_arrival(&arrival);
+        } else if let Some(arrival) = self.take_arrival(transfer) {
+            self.drop_arrival(&arrival);
         }
         let found = self.by_transfer.get(&transfer).copied();
         let Some((operation, receive)) =
             found.and_then(|operation| Some((operation, self.receives.get_mut(&operation)?)))
         else {
-            // It never started here, or it ended here before.
+            // It never started here, or it ended here before. Or it waits for a window to be closed.
+            self.cancel_offered(now, transfer, reason, detail);
             let from = Role::Receiver;
             self.transmit.push_back(Frame::Cancelled { transfer, from });
             return;
         };
+        let names_window = receive
+            .posted
+            .as_ref()
+            .map(|posted| TransferId::to_window(posted.window));
         match &mut receive.cancel {
-            Some(cancel) => quote(&mut cancel.cause, detail),
+            Some(cancel) => {
+                quote(&mut cancel.cause, detail);
+                if names_window.is_some_and(|window| window != transfer) {
+                    // Nothing was sent of it, and this side's end was told by its window's name.
+                    self.by_transfer.remove(&transfer);
+                    let from = Role::Receiver;
+                    self.transmit.push_back(Frame::Cancelled { transfer, from });
+                }
+            }
             None => {
+                if let Some(posted) = &mut receive.posted {
+                    posted.ended_as = Some(transfer);
+                }
                 let (from, detail) = (Role::Sender, detail.to_string());
                 let cause = EndCause::PeerCancelled {
                     from,
@@ -217,6 +261,40 @@ impl Session {
         }
     }
 
+    fn drop_arrival(&mut self, arrival: &Arrival) {
+        if arrival.eager.is_some() {
+            self.return_credit(eager_cost(arrival.bytes));
+        }
+    }
+
+    /// The peer has cancelled a transfer that a receive was about to take: both end.
+    fn cancel_offered(
+        &mut self,
+        now: Time,
+        transfer: TransferId,
+        reason: CancelReason,
+        detail: &Detail,
+    ) {
+        let offered = |(_, receive): &(&OperationId, &mut Incoming)| {
+            let offered = receive.offered.as_ref();
+            offered.is_some_and(|arrival| arrival.transfer == transfer)
+        };
+        let Some((operation, receive)) = self.receives.iter_mut().find(offered) else {
+            return;
+        };
+        let operation = *operation;
+        if let Some(arrival) = receive.offered.take() {
+            self.drop_arrival(&arrival);
+        }
+        let (from, detail) = (Role::Sender, detail.to_string());
+        let cause = EndCause::PeerCancelled {
+            from,
+            reason,
+            detail,
+        };
+        self.cancel_operation(now, operation, cause);
+    }
+
     /// A frame `Cancel` of the receiver for one of our sends.
     pub(super) fn cancelled_by_receiver(
         &mut self,
@@ -225,9 +303,21 @@ impl Session {
         reason: CancelReason,
         detail: &Detail,
     ) {
-        let Some(send) = self.sends.get_mut(&transfer) else {
+        let wire = transfer;
+        let transfer = self.sent_as(transfer);
+        let send = self.sends.get_mut(&transfer);
+        if send.is_none_or(|send| send.wire != wire) {
             let from = Role::Sender;
+            let transfer = wire;
+            self.forget_posted(transfer);
             self.transmit.push_back(Frame::Cancelled { transfer, from });
+            return;
+        };
+        if wire.window().is_some() {
+            // Its receive may have ended before it came.
+            self.withdraw_number(transfer);
+        }
+        let Some(send) = self.sends.get_mut(&transfer) else {
             return;
         };
         match &mut send.cancel {
@@ -250,6 +340,9 @@ impl Session {
             let Some(send) = self.sends.get_mut(&transfer) else {
                 return;
             };
+            if send.leaving && send.cancel.is_none() {
+                return self.window_left(now, transfer);
+            }
             let waited_for = send.cancel.as_mut().filter(|cancel| !cancel.quiet);
             let Some(cancel) = waited_for else { return };
             cancel.quiet = true;
@@ -259,8 +352,8 @@ impl Session {
             let Some(receive) = self.receives.get_mut(&operation) else {
                 return;
             };
-            if receive.is_withdrawn() {
-                return self.withdrawn(now, operation);
+            if receive.is_withdrawn() && receive.cancel.is_none() {
+                return self.window_closed(now, operation);
             }
             let waited_for = receive.cancel.as_mut().filter(|cancel| !cancel.quiet);
             let Some(cancel) = waited_for else { return };
@@ -271,7 +364,7 @@ impl Session {
     }
 
     /// Gives back what a quiet send holds.
-    fn release_send(&mut self, transfer: TransferId) {
+    pub(super) fn release_send(&mut self, transfer: TransferId) {
         if let Some(send) = self.sends.get_mut(&transfer)
             && let SendStage::Granted(granted) = &mut send.stage
         {

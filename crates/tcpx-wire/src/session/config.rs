@@ -11,6 +11,17 @@ pub const CHUNK_GRAIN_BYTES: u32 = 4096;
 /// Longest transfer: [`u32::MAX`] chunks of the smallest size.
 pub const MAX_TRANSFER_BYTES: u64 = CHUNK_GRAIN_BYTES as u64 * u32::MAX as u64;
 
+/// Sends of a side that have asked for a receive and were not answered, at a time; others wait there.
+pub(super) const MOST_ASKING: usize = 1024;
+
+/// Credit that an eager payload takes at least: the receiver remembers more of it than its bytes.
+const LEAST_CREDIT: u64 = 256;
+
+/// Credit that an eager payload of so many bytes takes.
+pub(super) fn eager_cost(bytes: u64) -> u64 {
+    bytes.max(LEAST_CREDIT)
+}
+
 /// Longest notification.
 pub const MAX_NOTIFICATION_BYTES: u64 = 64 * 1024;
 
@@ -52,11 +63,11 @@ pub struct Config {
     /// Whether a chunk keeps its place in the send window until the peer acknowledged it, instead
     /// of until [`Session::chunk_sent`](super::Session::chunk_sent). Off by default.
     pub hold_until_placed: bool,
-    /// Whether a window bounds how far the chunks in flight lie apart, and not only their number. A
-    /// network whose lanes wait for the receive of the very chunk they carry needs it, together
-    /// with [`Config::hold_until_placed`]: else one late chunk lets others run so far ahead that
-    /// they occupy every lane it could take. Off by default.
-    pub window_spans: bool,
+    /// Whether the network finds the memory of a chunk by the name of its window
+    /// ([`Action::OpenWindow`](super::Action::OpenWindow)), in any order. Receives are then posted to the peer, whose
+    /// sends write without asking. Else chunks are received in the order in which they are sent, and each
+    /// transfer is granted its place. Both sides must agree. Off by default.
+    pub addressed: bool,
     /// Chunks that a transfer to here is cut into at least, as far as chunks of
     /// [`Config::least_chunk_bytes`] allow it, so that a transfer of medium size keeps all lanes of
     /// its channels busy. 1 by default: all chunks have the agreed size.
@@ -64,16 +75,8 @@ pub struct Config {
     /// Bytes below which [`Config::pieces`] cuts no chunk; 256 KiB by default.
     pub least_chunk_bytes: u32,
     /// Shorter chunks at the end of a transfer to here that is cut into chunks of the agreed size and at least
-    /// twice as long, while no other one is under way; the peer must know them. None by default.
+    /// twice as long, while no other one is under way. None by default.
     pub taper: Option<Taper>,
-    /// Whether receives that wait are granted ahead of the transfers that they are likely to match, which
-    /// then need no announcement. The peer must know that, and the network must be able to cancel. Off by
-    /// default.
-    pub grants_ahead: bool,
-    /// Whether a transfer that was granted ahead is announced all the same where nothing else is under way: its
-    /// receiver, which may rest, hears of it before the first bytes come, and
-    /// [`Action::Begins`](super::Action::Begins) says so there. Off by default.
-    pub announces_granted: bool,
     /// Whether [`Action::ChunkAcknowledged`](super::Action::ChunkAcknowledged) is wanted. Off by
     /// default.
     pub report_acknowledged: bool,
@@ -94,12 +97,10 @@ impl Config {
             max_operations: 4096,
             cancellable: true,
             hold_until_placed: false,
-            window_spans: false,
+            addressed: false,
             pieces: 1,
             least_chunk_bytes: 256 * 1024,
             taper: None,
-            grants_ahead: false,
-            announces_granted: false,
             report_acknowledged: false,
             close_timeout: Duration::from_secs(2),
             cancel_timeout: Duration::from_secs(5),
@@ -108,6 +109,12 @@ impl Config {
 }
 
 impl Config {
+    /// Most transfers of the peer that may wait for a receive: those that ask, and as many as its credit
+    /// pays for.
+    pub(super) fn most_arrivals(&self) -> u64 {
+        MOST_ASKING as u64 + u64::from(self.ours.eager_credit) / LEAST_CREDIT + 1
+    }
+
     /// How a transfer to here is cut while no other one is under way.
     pub(super) fn cut(&self, bytes: u64, agreed: u32) -> ChunkPlan {
         let chunk_bytes = self.chunk_bytes(bytes, agreed);

@@ -2,7 +2,8 @@
 
 use super::Session;
 use super::action::{Action, OperationId};
-use super::error::{ConnectionFailure, Delivered, EndCause};
+use super::error::{ConnectionFailure, EndCause};
+use super::one_sided::Origin;
 use crate::frame::{Frame, GoodbyeReason, RefuseReason};
 use crate::time::Time;
 
@@ -40,16 +41,19 @@ impl Session {
             until: now + self.config.close_timeout,
             goodbye_sent: false,
         };
-        while let Some(transfer) = self.matching.first_arrival() {
-            if let Some(arrival) = self.matching.remove_arrival(transfer) {
-                self.refuse(arrival, RefuseReason::Shutdown);
-            }
+        for arrival in self.matching.take_arrivals() {
+            self.refuse(arrival, RefuseReason::Shutdown);
         }
         self.refuse_one_sided();
-        while let Some((_, operation)) = self.matching.first_receive() {
-            self.begin_cancel_receive(now, operation, EndCause::Closed);
+        let waiting = self
+            .receives
+            .iter()
+            .filter(|(_, receive)| receive.origin == Origin::Posted && receive.matched.is_none());
+        let waiting: Vec<_> = waiting.map(|(operation, _)| *operation).collect();
+        // The last first, so that none moves up before it ends.
+        for operation in waiting.into_iter().rev() {
+            self.cancel_operation(now, operation, EndCause::Closed);
         }
-        self.close_open(now);
     }
 
     /// Says goodbye once nothing is under way.
@@ -118,6 +122,8 @@ impl Session {
             reported: false,
         };
         self.matching.clear();
+        self.posting.clear();
+        self.send_windows.clear();
         self.one_sided.clear();
         self.forget_acks();
         let sends: Vec<_> = self.sends.keys().copied().collect();
@@ -147,8 +153,6 @@ impl Session {
                 self.forget_receive(operation);
             } else if receive.cancel.is_some() {
                 self.settle_receive(now, operation);
-            } else if receive.matched.is_none() {
-                self.end_receive(operation, Err((cause, Delivered::None)));
             } else {
                 self.begin_cancel_receive(now, operation, cause);
             }

@@ -172,10 +172,14 @@ pub enum SessionError {
         arrived: u64,
     },
     /// Too many transfers without a receive.
-    #[error(
-        "{limit} transfers of the peer wait for a receive, the most allowed; post receives earlier or have the peer send less ahead"
-    )]
+    #[error("{limit} transfers of the peer wait for a receive, the most allowed; {REPORT}")]
     TooManyUnmatched {
+        /// The bound.
+        limit: u64,
+    },
+    /// Too many tags whose counts are kept.
+    #[error("the peer uses more than {limit} tags and has forgotten none; {REPORT}")]
+    TooManyTags {
         /// The bound.
         limit: usize,
     },

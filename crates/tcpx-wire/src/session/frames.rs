@@ -46,10 +46,12 @@ impl Session {
                 self.actions.push_back(Action::PeerReady);
                 self.pump_sends();
                 self.pump_receives();
+                self.post_candidates();
             }
-            Frame::Announce {
+            Frame::Waiting {
                 transfer,
                 tag,
+                number,
                 bytes,
                 level,
             } => {
@@ -57,21 +59,24 @@ impl Session {
                 let arrival = Arrival {
                     transfer,
                     tag,
+                    number,
                     bytes,
                     level,
                     eager,
                 };
-                return self.arrived(now, "announce", arrival);
+                return self.arrived(now, "waiting", arrival);
             }
             Frame::Eager {
                 transfer,
                 tag,
+                number,
                 level,
                 payload,
             } => {
                 let arrival = Arrival {
                     transfer,
                     tag,
+                    number,
                     bytes: payload.len() as u64,
                     level,
                     eager: Some(payload),
@@ -87,15 +92,18 @@ impl Session {
             } => return self.asked_for(request, from, bytes, level),
             Frame::RefuseGet { request, reason } => return self.get_refused(request, reason),
             Frame::Grant { transfer, grant } => return self.granted(now, transfer, grant),
-            Frame::GrantAhead {
-                transfer,
-                epoch,
+            Frame::Posted {
                 tag,
-                bytes,
+                number,
+                capacity,
                 grant,
-            } => return self.granted_ahead(now, transfer, (epoch, tag, bytes), grant),
-            Frame::Decline { epoch, next } => return self.declined(now, epoch, next),
-            Frame::Recall { epoch } => return self.recalled(epoch),
+            } => return self.posted(now, tag, number, capacity, grant),
+            Frame::Revoke { tag, number } => self.revoked_from(now, tag, number),
+            Frame::Withdraw { tag, number } => return self.send_withdrawn(now, tag, number),
+            Frame::Forget { tag, number } => self.forget_asked(tag, number),
+            Frame::Forgotten { tag, forgotten } => {
+                return self.forget_answered(now, tag, forgotten);
+            }
             Frame::Refuse { transfer, reason } => return self.refused(now, transfer, reason),
             Frame::EagerDone { transfer } => return self.eager_done(now, transfer),
             Frame::EagerCredit { bytes } => {
@@ -106,7 +114,6 @@ impl Session {
             }
             Frame::Placed { transfer, chunks } => return self.acknowledged(now, transfer, &chunks),
             Frame::Digest { transfer, crc32c } => {
-                self.begun_with(now, transfer);
                 return self.peer_digest(now, transfer, crc32c);
             }
             Frame::Verdict {
@@ -120,9 +127,6 @@ impl Session {
                 reason,
                 detail,
             } => {
-                if from == Role::Sender {
-                    self.begun_with(now, transfer);
-                }
                 self.check_known("cancel", transfer, from)?;
                 match from {
                     Role::Sender => self.cancelled_by_sender(now, transfer, reason, &detail),
@@ -170,11 +174,10 @@ impl Session {
             return Err(unexpected("settings", "them once", "they arrived again"));
         }
         let agreed = Agreed::new(&self.config.ours, &theirs)?;
-        let spans = self.config.window_spans;
         self.send_stream
-            .configure(agreed.channels, agreed.send_window, spans);
+            .configure(agreed.channels, agreed.send_window);
         self.receive_stream
-            .configure(agreed.channels, agreed.receive_window, spans);
+            .configure(agreed.channels, agreed.receive_window);
         self.liveness.configure(now, agreed.heartbeat);
         self.agreed = Some(agreed);
         self.actions.push_back(Action::PeerSettings(theirs));
@@ -188,11 +191,13 @@ impl Session {
         transfer: TransferId,
         from: Role,
     ) -> Result<(), SessionError> {
-        let next = match from {
-            Role::Sender => self.next_arrival,
-            Role::Receiver => self.next_send,
+        let known = match (from, transfer.window()) {
+            (Role::Sender, None) => transfer.0 < self.next_arrival,
+            (Role::Receiver, None) => transfer.0 < self.next_send,
+            (Role::Sender, Some(window)) => self.posting.has_named(window),
+            (Role::Receiver, Some(window)) => self.send_windows.has_named(window),
         };
-        if transfer.0 < next {
+        if known {
             return Ok(());
         }
         Err(SessionError::UnknownTransfer { frame, transfer })
@@ -207,9 +212,10 @@ impl Session {
         const FRAME: &str = "cancelled";
         self.check_known(FRAME, transfer, from)?;
         let cancel = match from {
-            Role::Receiver => match self.sends.get_mut(&transfer) {
-                Some(send) => send.cancel.as_mut(),
-                None => return Ok(()),
+            Role::Receiver => match self.sends.get_mut(&self.sent_as(transfer)) {
+                // It began anew meanwhile.
+                Some(send) if send.wire == transfer => send.cancel.as_mut(),
+                _ => return Ok(()),
             },
             Role::Sender => {
                 let operation = self.by_transfer.get(&transfer);
@@ -229,7 +235,7 @@ impl Session {
         };
         cancel.peer_quiet = true;
         match from {
-            Role::Receiver => self.settle_send(now, transfer),
+            Role::Receiver => self.settle_send(now, self.sent_as(transfer)),
             Role::Sender => {
                 if let Some(operation) = self.by_transfer.get(&transfer).copied() {
                     self.settle_receive(now, operation);
@@ -260,7 +266,7 @@ impl Session {
         }
         let frame = self.transmit.pop_front()?;
         self.liveness.transmitted(now);
-        if let Frame::Announce { transfer, .. } | Frame::Eager { transfer, .. } = &frame {
+        if let Frame::Waiting { transfer, .. } | Frame::Eager { transfer, .. } = &frame {
             self.send_transmitted(now, *transfer);
         }
         Some(frame)

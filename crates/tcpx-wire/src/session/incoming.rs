@@ -1,13 +1,13 @@
 //! Receives: matched, granted or copied, posted, placed, compared.
 
 use super::action::{Action, OperationId, ReceiveRequest};
-use super::ahead::Foresight;
 use super::cancel::Cancelling;
 use super::chunk_set::ChunkSet;
 use super::clock::OperationClock;
 use super::error::{DataFailure, EndCause, RequestError, SessionError};
 use super::matching::Arrival;
 use super::one_sided::Origin;
+use super::posted::Posted;
 use super::stream::Plan;
 use super::{Session, unexpected};
 use crate::frame::{Frame, Level, Tag, TransferId};
@@ -17,11 +17,19 @@ use crate::time::Time;
 pub(super) struct Incoming {
     pub(super) origin: Origin,
     pub(super) tag: Tag,
+    /// Its number among the receives of its tag.
+    pub(super) number: u64,
     pub(super) capacity: u64,
     pub(super) asked: Level,
     pub(super) clock: OperationClock,
     /// It was reported complete; what is left is the peer's part.
     pub(super) completed: bool,
+    /// GPU work of the caller comes first.
+    pub(super) fenced: bool,
+    /// Its window, while no send has come to it.
+    pub(super) posted: Option<Posted>,
+    /// The transfer that it takes once its window is closed, or its fence reached.
+    pub(super) offered: Option<Arrival>,
     pub(super) matched: Option<Matched>,
     pub(super) cancel: Option<Cancelling>,
 }
@@ -31,31 +39,32 @@ impl Incoming {
         Self {
             origin,
             tag: Tag(0),
+            number: 0,
             capacity,
             asked,
             clock,
             completed: false,
+            fenced: false,
+            posted: None,
+            offered: None,
             matched: None,
             cancel: None,
         }
     }
 
-    /// Its transfer, unless it was only granted ahead of that.
-    pub(super) fn begun(&self) -> Option<&Matched> {
-        let matched = self.matched.as_ref()?;
-        (matched.foresight == Foresight::None).then_some(matched)
-    }
-
-    /// The data plane has yet to let go of it before it waits again.
+    /// The data plane has yet to let go of its window before it goes on.
     pub(super) fn is_withdrawn(&self) -> bool {
-        let matched = self.matched.as_ref();
-        matched.is_some_and(|matched| matched.foresight == Foresight::Withdrawn)
+        self.posted.as_ref().is_some_and(|posted| posted.closing)
     }
 
     /// It waits for its transfer, and for nothing else.
     pub(super) fn waits(&self) -> bool {
-        let is_posted = self.origin == Origin::Posted;
-        is_posted && self.matched.is_none() && self.cancel.is_none() && !self.completed
+        self.origin == Origin::Posted
+            && self.posted.is_none()
+            && self.offered.is_none()
+            && self.matched.is_none()
+            && self.cancel.is_none()
+            && !self.completed
     }
 }
 
@@ -72,7 +81,6 @@ pub(super) struct Matched {
     pub(super) digest: Option<u32>,
     /// CRC32C of the source.
     pub(super) expected: Option<u32>,
-    pub(super) foresight: Foresight,
 }
 
 #[derive(Debug)]
@@ -91,6 +99,8 @@ pub(super) enum ReceiveStage {
 #[derive(Debug)]
 pub(super) struct GrantedReceive {
     pub(super) plan: Plan,
+    /// The data plane has it as a window: every chunk may come at any time.
+    pub(super) is_window: bool,
     pub(super) posted: ChunkSet,
     pub(super) arrived: ChunkSet,
     pub(super) placed: ChunkSet,
@@ -107,25 +117,50 @@ impl Matched {
         }
     }
 
-    /// Number of its first chunk; 0 for an eager transfer.
-    pub(super) fn first_sequence(&self) -> u64 {
-        match &self.stage {
-            ReceiveStage::Eager { .. } => 0,
-            ReceiveStage::Granted(granted) => granted.plan.first_sequence,
-        }
-    }
-
     /// The data plane may touch the destination.
     pub(super) fn busy(&self) -> bool {
         self.digesting
             || match &self.stage {
                 ReceiveStage::Eager { copied, .. } => !copied,
-                ReceiveStage::Granted(granted) => granted.posted.len() != granted.placed.len(),
+                ReceiveStage::Granted(granted) => granted.busy(),
             }
     }
 }
 
+impl GrantedReceive {
+    fn busy(&self) -> bool {
+        let posted = match self.is_window {
+            true => self.plan.chunks,
+            false => self.posted.len(),
+        };
+        posted != self.placed.len()
+    }
+
+    /// The data plane has a place for the chunk.
+    pub(super) fn is_posted(&self, index: u32) -> bool {
+        self.is_window && index < self.plan.chunks || self.posted.contains(index)
+    }
+
+    /// The data plane has a place for some chunk, or had.
+    pub(super) fn is_begun(&self) -> bool {
+        self.is_window || !self.posted.is_empty()
+    }
+}
+
 impl Session {
+    /// A chunk of a transfer of `total` bytes arrived in a window.
+    pub(super) fn receive_in_window(
+        &mut self,
+        now: Time,
+        operation: OperationId,
+        index: u32,
+        bytes: u64,
+        total: u64,
+    ) {
+        self.window_begins(now, operation, total);
+        self.receive_chunk_arrived(now, operation, index, bytes);
+    }
+
     pub(super) fn start_receive(
         &mut self,
         now: Time,
@@ -137,6 +172,7 @@ impl Session {
             capacity,
             level,
             deadlines,
+            fenced,
         } = request;
         let operation = OperationId::receive(self.next_receive);
         self.next_receive += 1;
@@ -144,20 +180,22 @@ impl Session {
         let due = clock.due();
         self.timers.arm(&mut clock, operation, due);
         let level = level.max(Level::Placed);
+        let number = self.matching.receives_of(tag).count_receive();
         let receive = Incoming {
             tag,
+            number,
+            fenced,
             ..Incoming::new(Origin::Posted, capacity, level, clock)
         };
         self.receives.insert(operation, receive);
-        let arrival = match self.given_ahead.holds_matching() {
-            true => None,
-            false => self.matching.take_arrival(tag),
-        };
-        match arrival {
+        match self.matching.take_arrival(tag, number) {
             Some(arrival) => self.match_up(now, operation, arrival),
-            None => self.matching.add_receive(tag, operation),
+            None => {
+                let counts = self.matching.receives_of(tag);
+                counts.receives.insert(number, operation);
+                self.post_receive_soon(operation);
+            }
         }
-        self.grant_ahead();
         Ok(operation)
     }
 
@@ -185,18 +223,10 @@ impl Session {
         index: u32,
         bytes: u64,
     ) {
-        let matched = self
-            .receives
-            .get(&operation)
-            .and_then(|receive| receive.matched.as_ref());
-        if let Some(open) = matched.filter(|matched| matched.foresight == Foresight::Open) {
-            self.begun_with(now, open.transfer);
-            self.grant_ahead();
-        }
         let Some((receive, granted)) = self.granted_receive(operation) else {
             return;
         };
-        let problem = if !granted.posted.contains(index) {
+        let problem = if !granted.is_posted(index) {
             format!("chunk {index} arrived, but was never posted")
         } else {
             let length = u64::from(granted.plan.chunk(index).length);
@@ -247,10 +277,8 @@ impl Session {
         }
         let matched = receive.matched.as_mut()?;
         match &mut matched.stage {
-            ReceiveStage::Granted(granted) if matched.foresight == Foresight::None => {
-                Some((&mut receive.clock, granted))
-            }
-            ReceiveStage::Granted(_) | ReceiveStage::Eager { .. } => None,
+            ReceiveStage::Granted(granted) => Some((&mut receive.clock, granted)),
+            ReceiveStage::Eager { .. } => None,
         }
     }
 
@@ -298,14 +326,26 @@ impl Session {
             frame: FRAME,
             transfer,
         };
-        let operation = *self
-            .by_transfer
-            .get(&transfer)
-            .ok_or_else(|| unknown.clone())?;
+        let found = self.by_transfer.get(&transfer).copied();
+        let is_closed = |window| self.posting.has_named(window);
+        if found.is_none() && transfer.window().is_some_and(is_closed) {
+            // Its window was closed before.
+            return Ok(());
+        }
+        let operation = found.ok_or_else(|| unknown.clone())?;
         let receive = self
             .receives
             .get_mut(&operation)
             .ok_or_else(|| unknown.clone())?;
+        if let Some(posted) = &mut receive.posted {
+            // Its first chunk is still to come.
+            let is_first = posted.expected.replace(crc32c).is_none();
+            if is_first && receive.asked == Level::Verified {
+                let (tag, number) = (receive.tag, receive.number);
+                self.matching.receives_of(tag).is_sent(number);
+                return Ok(());
+            }
+        }
         let matched = receive.matched.as_mut().ok_or(unknown)?;
         let wanted = matched.level == Level::Verified
             && matched.expected.is_none()

@@ -1,50 +1,243 @@
-//! First in, first out matching per tag: arrivals with receives.
+//! Counted matching: send number n of a tag meets receive number n. Both sides count.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 
 use super::action::OperationId;
-use crate::frame::{Level, Payload, Tag, TransferId};
+use super::stream::Plan;
+use crate::frame::{Level, Payload, RefuseReason, Tag, TransferId};
+
+/// Tags whose counts a sender keeps before it has idle ones forgotten.
+pub(super) const KEPT_TAGS: usize = 1 << 16;
+/// Tags whose counts a receiver keeps for its peer: as many, and those that begin while others are being
+/// forgotten.
+pub(super) const MOST_TAGS: usize = KEPT_TAGS + (1 << 14);
+/// How far ahead of the receives of its tag a send's number may be: more than any side has under way.
+const FARTHEST_AHEAD: u64 = 1 << 20;
 
 /// A transfer of the peer that waits for a receive.
 #[derive(Debug)]
 pub(super) struct Arrival {
     pub(super) transfer: TransferId,
     pub(super) tag: Tag,
+    pub(super) number: u64,
     pub(super) bytes: u64,
     pub(super) level: Level,
     /// The payload of an eager transfer.
     pub(super) eager: Option<Payload>,
 }
 
-/// What waits on either side. Numbers of transfers and operations grow, so the least one of a tag
-/// is the oldest.
+/// What belongs to numbers of one tag, in their order.
+#[derive(Debug)]
+pub(super) struct ByNumber<T>(VecDeque<(u64, T)>);
+
+impl<T> Default for ByNumber<T> {
+    fn default() -> Self {
+        Self(VecDeque::new())
+    }
+}
+
+impl<T> ByNumber<T> {
+    fn place(&self, number: u64) -> Result<usize, usize> {
+        self.0.binary_search_by_key(&number, |(held, _)| *held)
+    }
+
+    pub(super) fn insert(&mut self, number: u64, value: T) {
+        match self.place(number) {
+            Ok(at) => self.0[at].1 = value,
+            Err(at) => self.0.insert(at, (number, value)),
+        }
+    }
+
+    pub(super) fn get(&self, number: u64) -> Option<&T> {
+        let at = self.place(number).ok()?;
+        self.0.get(at).map(|(_, value)| value)
+    }
+
+    pub(super) fn remove(&mut self, number: u64) -> Option<T> {
+        let at = self.place(number).ok()?;
+        self.0.remove(at).map(|(_, value)| value)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn values(&self) -> impl Iterator<Item = &T> {
+        self.0.iter().map(|(_, value)| value)
+    }
+
+    /// Takes those from this number on.
+    pub(super) fn split_off(&mut self, number: u64) -> VecDeque<(u64, T)> {
+        let at = self.place(number).unwrap_or_else(|at| at);
+        self.0.split_off(at)
+    }
+}
+
+/// A set of numbers, as ascending ranges that do not touch.
+#[derive(Debug, Default)]
+pub(super) struct Numbers(VecDeque<Range<u64>>);
+
+impl Numbers {
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn contains(&self, number: u64) -> bool {
+        let behind = self.0.partition_point(|held| held.end <= number);
+        let held = self.0.get(behind);
+        held.is_some_and(|held| held.contains(&number))
+    }
+
+    fn insert(&mut self, number: u64) {
+        let first = self.0.partition_point(|held| held.end < number);
+        let behind = self.0.partition_point(|held| held.start <= number + 1);
+        let mut merged = number..number + 1;
+        for held in self.0.drain(first..behind) {
+            merged = merged.start.min(held.start)..merged.end.max(held.end);
+        }
+        self.0.insert(first, merged);
+    }
+
+    /// Takes the numbers from this one on that follow each other; the first that is not among them.
+    fn pass(&mut self, number: u64) -> u64 {
+        match self.0.front() {
+            Some(first) if first.contains(&number) => {
+                let end = first.end;
+                self.0.pop_front();
+                end
+            }
+            _ => number,
+        }
+    }
+}
+
+/// A window of the peer for one send.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PostedWindow {
+    pub(super) capacity: u64,
+    pub(super) plan: Plan,
+    pub(super) level: Level,
+}
+
+impl PostedWindow {
+    /// Whether a send goes there without being granted. Both sides ask this of the same values.
+    pub(super) fn fits(capacity: u64, level: Level, bytes: u64, asked: Level) -> bool {
+        (1..=capacity).contains(&bytes) && asked <= level
+    }
+}
+
+/// The sender's count of one tag.
+#[derive(Debug, Default)]
+pub(super) struct SendTag {
+    /// Number of the next send.
+    pub(super) next: u64,
+    /// Windows of the peer that no send has taken.
+    pub(super) posted: ByNumber<PostedWindow>,
+    /// Sends without a window.
+    pub(super) waiting: ByNumber<TransferId>,
+    /// Sends to posted windows.
+    pub(super) begun: ByNumber<TransferId>,
+    /// Sends that get a number once the peer has answered whether the count may be forgotten.
+    pub(super) held: VecDeque<TransferId>,
+    pub(super) is_forgetting: bool,
+}
+
+impl SendTag {
+    /// Nothing of it is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.posted.is_empty()
+            && self.waiting.is_empty()
+            && self.begun.is_empty()
+            && self.held.is_empty()
+            && !self.is_forgetting
+    }
+}
+
+/// The receiver's count of one tag.
+#[derive(Debug, Default)]
+pub(super) struct ReceiveTag {
+    /// Number of the next receive.
+    pub(super) next: u64,
+    /// One behind the highest number that a send is known to have.
+    pub(super) sent: u64,
+    /// Receives without a transfer.
+    pub(super) receives: ByNumber<OperationId>,
+    /// Transfers without a receive.
+    pub(super) arrivals: ByNumber<Arrival>,
+    /// Receives that have ended, and whose transfers are still to come.
+    pub(super) ended: ByNumber<RefuseReason>,
+    /// Sends that do not come, and whose receives are still to come.
+    holes: Numbers,
+}
+
+impl ReceiveTag {
+    fn is_unused(&self) -> bool {
+        self.sent == 0 && self.is_idle()
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.receives.is_empty()
+            && self.arrivals.is_empty()
+            && self.ended.is_empty()
+            && self.holes.is_empty()
+    }
+
+    /// The number of a receive that is posted now.
+    pub(super) fn count_receive(&mut self) -> u64 {
+        let number = self.next;
+        self.next = self.holes.pass(number + 1);
+        number
+    }
+
+    /// The send of this number does not come, and no receive has it.
+    pub(super) fn add_hole(&mut self, number: u64) {
+        self.holes.insert(number);
+        self.next = self.holes.pass(self.next);
+    }
+
+    /// Whether a transfer that comes without a window may have this number.
+    pub(super) fn may_arrive(&self, number: u64) -> bool {
+        let is_ahead = number >= self.next
+            && number - self.next < FARTHEST_AHEAD
+            && self.arrivals.get(number).is_none()
+            && !self.holes.contains(number);
+        is_ahead || self.receives.get(number).is_some() || self.ended.get(number).is_some()
+    }
+
+    /// The send of this number exists.
+    pub(super) fn is_sent(&mut self, number: u64) {
+        self.sent = self.sent.max(number.saturating_add(1));
+    }
+}
+
+/// Counts of all tags.
 #[derive(Debug, Default)]
 pub(super) struct Matching {
-    arrivals: BTreeMap<TransferId, Arrival>,
-    arrivals_by_tag: BTreeSet<(Tag, TransferId)>,
-    receives_by_tag: BTreeSet<(Tag, OperationId)>,
+    pub(super) sends: BTreeMap<Tag, SendTag>,
+    receives: BTreeMap<Tag, ReceiveTag>,
+    arrivals: usize,
 }
 
 impl Matching {
-    /// The oldest waiting receive of the tag; it waits no more.
-    pub(super) fn take_receive(&mut self, tag: Tag) -> Option<OperationId> {
-        let mut waiting = self.receives_by_tag.range((tag, OperationId::FIRST)..);
-        let found = *waiting.next().filter(|(of, _)| *of == tag)?;
-        self.receives_by_tag.remove(&found);
-        Some(found.1)
+    pub(super) fn receives_of(&mut self, tag: Tag) -> &mut ReceiveTag {
+        self.receives.entry(tag).or_default()
     }
 
-    /// The oldest waiting arrival of the tag; it waits no more.
-    pub(super) fn take_arrival(&mut self, tag: Tag) -> Option<Arrival> {
-        let mut waiting = self.arrivals_by_tag.range((tag, TransferId(0))..);
-        let (_, transfer) = *waiting.next().filter(|(of, _)| *of == tag)?;
-        self.remove_arrival(transfer)
+    /// Tags that the receiver counts.
+    pub(super) fn received_tags(&self) -> usize {
+        self.receives.len()
     }
 
-    pub(super) fn remove_arrival(&mut self, transfer: TransferId) -> Option<Arrival> {
-        let arrival = self.arrivals.remove(&transfer)?;
-        self.arrivals_by_tag.remove(&(arrival.tag, transfer));
-        Some(arrival)
+    /// Forgets the receiver's count of a tag that was never used by the peer.
+    pub(super) fn tidy(&mut self, tag: Tag) {
+        if self.receives.get(&tag).is_some_and(ReceiveTag::is_unused) {
+            self.receives.remove(&tag);
+        }
+    }
+
+    pub(super) fn forget_received(&mut self, tag: Tag) {
+        self.receives.remove(&tag);
     }
 
     pub(super) fn add_arrival(&mut self, mut arrival: Arrival) {
@@ -52,47 +245,88 @@ impl Matching {
         if let Some(payload) = &mut arrival.eager {
             payload.shrink();
         }
-        self.arrivals_by_tag.insert((arrival.tag, arrival.transfer));
-        self.arrivals.insert(arrival.transfer, arrival);
+        self.arrivals += 1;
+        let tag = self.receives_of(arrival.tag);
+        tag.arrivals.insert(arrival.number, arrival);
     }
 
-    pub(super) fn add_receive(&mut self, tag: Tag, operation: OperationId) {
-        self.receives_by_tag.insert((tag, operation));
-    }
-
-    pub(super) fn remove_receive(&mut self, tag: Tag, operation: OperationId) -> bool {
-        self.receives_by_tag.remove(&(tag, operation))
+    pub(super) fn take_arrival(&mut self, tag: Tag, number: u64) -> Option<Arrival> {
+        let arrival = self.receives_of(tag).arrivals.remove(number)?;
+        self.arrivals -= 1;
+        Some(arrival)
     }
 
     pub(super) fn arrivals(&self) -> usize {
-        self.arrivals.len()
-    }
-
-    pub(super) fn first_arrival(&self) -> Option<TransferId> {
         self.arrivals
-            .first_key_value()
-            .map(|(transfer, _)| *transfer)
     }
 
-    /// Those that wait, the oldest first.
-    pub(super) fn waiting_arrivals(&self) -> Vec<TransferId> {
-        self.arrivals.keys().copied().collect()
+    pub(super) fn has_arrival(&self, transfer: TransferId) -> bool {
+        let mut of_tags = self.receives.values();
+        of_tags.any(|tag| tag.arrivals.values().any(|one| one.transfer == transfer))
     }
 
-    pub(super) fn tag_of(&self, arrival: TransferId) -> Option<Tag> {
-        self.arrivals.get(&arrival).map(|arrival| arrival.tag)
+    /// Takes the transfer of this name, if it waits for a receive.
+    pub(super) fn remove_arrival(&mut self, transfer: TransferId) -> Option<Arrival> {
+        let waits = |arrival: &&Arrival| arrival.transfer == transfer;
+        let mut of_tags = self.receives.values();
+        let found = of_tags.find_map(|tag| tag.arrivals.values().find(waits));
+        let (tag, number) = found.map(|arrival| (arrival.tag, arrival.number))?;
+        self.take_arrival(tag, number)
     }
 
-    pub(super) fn first_receive(&self) -> Option<(Tag, OperationId)> {
-        self.receives_by_tag.first().copied()
-    }
-
-    #[cfg(test)]
-    pub(super) fn waits(&self, tag: Tag) -> bool {
-        self.arrivals_by_tag.iter().any(|(of, _)| *of == tag)
+    /// Takes every transfer that waits for a receive.
+    pub(super) fn take_arrivals(&mut self) -> Vec<Arrival> {
+        self.arrivals = 0;
+        let mut taken = Vec::new();
+        for tag in self.receives.values_mut() {
+            let arrivals = tag.arrivals.split_off(0);
+            taken.extend(arrivals.into_iter().map(|(_, arrival)| arrival));
+        }
+        taken.sort_by_key(|arrival| arrival.transfer);
+        taken
     }
 
     pub(super) fn clear(&mut self) {
         *self = Self::default();
+    }
+
+    /// Counts of the receiver that something is left of.
+    #[cfg(test)]
+    pub(super) fn leftovers(&self) -> impl Iterator<Item = (&Tag, &ReceiveTag)> {
+        self.receives.iter().filter(|(_, counts)| !counts.is_idle())
+    }
+
+    #[cfg(test)]
+    pub(super) fn waits(&self, tag: Tag) -> bool {
+        self.receives
+            .get(&tag)
+            .is_some_and(|counts| !counts.arrivals.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn numbers_hold_what_was_inserted(numbers in prop::collection::vec(0u64..100, 0..60)) {
+            let mut set = Numbers::default();
+            let mut model = std::collections::BTreeSet::new();
+            for number in numbers {
+                set.insert(number);
+                model.insert(number);
+            }
+            for number in 0..102 {
+                prop_assert_eq!(set.contains(number), model.contains(&number));
+            }
+            let ranges: Vec<_> = set.0.iter().cloned().collect();
+            prop_assert!(ranges.windows(2).all(|pair| pair[0].end < pair[1].start));
+            let passed = set.pass(0);
+            prop_assert!((0..passed).all(|number| model.contains(&number)));
+            prop_assert!(!model.contains(&passed));
+        }
     }
 }

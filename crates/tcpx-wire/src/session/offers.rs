@@ -1,14 +1,13 @@
 //! Transfers that the peer offers, and the receives they are matched to.
 
-use super::Session;
 use super::action::{Action, OperationId};
-use super::ahead::Foresight;
 use super::chunk_set::ChunkSet;
-use super::config::{Agreed, MAX_TRANSFER_BYTES};
+use super::config::{MAX_TRANSFER_BYTES, eager_cost};
 use super::error::{Delivered, EndCause, SessionError};
 use super::incoming::{GrantedReceive, Matched, ReceiveStage};
-use super::matching::Arrival;
+use super::matching::{Arrival, MOST_TAGS};
 use super::stream::Plan;
+use super::{Session, unexpected};
 use crate::frame::{Frame, Level, RefuseReason, TransferId};
 use crate::plan::ChunkPlan;
 use crate::time::Time;
@@ -22,16 +21,7 @@ impl Session {
     ) -> Result<(), SessionError> {
         let transfer = arrival.transfer;
         let to = self.destination_of(frame, transfer)?;
-        if self.comes_late(&arrival) {
-            return Ok(());
-        }
-        if !self.may_announce(transfer) {
-            return Err(SessionError::TransferOrder {
-                frame,
-                expected: TransferId(self.next_arrival),
-                arrived: transfer,
-            });
-        }
+        self.check_name(frame, transfer, arrival.eager.is_some())?;
         let limit = match &arrival.eager {
             Some(_) => self.config.ours.eager_limit.into(),
             None => MAX_TRANSFER_BYTES,
@@ -47,7 +37,7 @@ impl Session {
         }
         if arrival.eager.is_some() {
             let credit = self.config.ours.eager_credit.into();
-            let used = self.eager_held + arrival.bytes;
+            let used = self.eager_held + eager_cost(arrival.bytes);
             if used > credit {
                 return Err(SessionError::EagerOverCredit {
                     transfer,
@@ -57,42 +47,111 @@ impl Session {
             }
             self.eager_held = used;
         }
-        if self.was_granted_ahead(now, &arrival, to.is_some()) {
-            self.grant_ahead();
-            return Ok(());
-        }
-        self.next_arrival = self.next_arrival.saturating_add(1);
-        if self.closing() {
-            self.refuse(arrival, RefuseReason::Shutdown);
-            return Ok(());
-        }
-        if let Some(to) = to {
-            return self.arrived_at(now, frame, arrival, to);
-        }
-        let mut limit = self.config.max_operations;
-        let receive = if self.given_ahead.holds_matching() {
-            // Receives may wait for some of them.
-            limit += self.receives.len();
-            None
-        } else {
-            self.matching.take_receive(arrival.tag)
-        };
-        match receive {
-            Some(operation) => {
-                self.match_up(now, operation, arrival);
-                self.grant_ahead();
+        match to {
+            _ if self.closing() => {
+                self.refuse(arrival, RefuseReason::Shutdown);
+                Ok(())
             }
-            None if self.matching.arrivals() >= limit => {
+            Some(to) => self.arrived_at(now, frame, arrival, to),
+            None => self.arrived_of_tag(now, frame, arrival),
+        }
+    }
+
+    /// Names of transfers increase, but for those of sends that ask late, or anew.
+    fn check_name(
+        &mut self,
+        frame: &'static str,
+        transfer: TransferId,
+        is_eager: bool,
+    ) -> Result<(), SessionError> {
+        let expected = TransferId(self.next_arrival);
+        let is_late = transfer < expected;
+        let is_known = || {
+            self.by_transfer.contains_key(&transfer)
+                || self.matching.has_arrival(transfer)
+                || self.one_sided.has_arrival(transfer)
+        };
+        if is_late && (is_eager || is_known()) || transfer.window().is_some() {
+            return Err(SessionError::TransferOrder {
+                frame,
+                expected,
+                arrived: transfer,
+            });
+        }
+        self.next_arrival = self.next_arrival.max(transfer.0 + 1);
+        Ok(())
+    }
+
+    /// A transfer of the peer meets the receive of its number, or waits for it.
+    fn arrived_of_tag(
+        &mut self,
+        now: Time,
+        frame: &'static str,
+        arrival: Arrival,
+    ) -> Result<(), SessionError> {
+        let (tag, number) = (arrival.tag, arrival.number);
+        let counts = self.matching.receives_of(tag);
+        let waits = counts.receives.get(number).copied();
+        let is_first = counts.sent == 0;
+        let is_met = number < counts.next && arrival.eager.is_none();
+        if is_met && self.config.addressed && !counts.may_arrive(number) {
+            // It asked before it knew of the window, and its bytes were faster.
+            return Ok(());
+        }
+        if !counts.may_arrive(number) {
+            return Err(unexpected(
+                frame,
+                "a number that no send of its tag had before",
+                format!("{number} arrived of tag {}", tag.0),
+            ));
+        }
+        counts.is_sent(number);
+        if let Some(reason) = counts.ended.remove(number) {
+            self.refuse(arrival, reason);
+            return Ok(());
+        }
+        if is_first && self.matching.received_tags() > MOST_TAGS {
+            return Err(SessionError::TooManyTags { limit: MOST_TAGS });
+        }
+        let Some(operation) = waits else {
+            let limit = self.config.most_arrivals();
+            if self.matching.arrivals() as u64 >= limit {
                 return Err(SessionError::TooManyUnmatched { limit });
             }
-            None => self.matching.add_arrival(arrival),
+            self.matching.add_arrival(arrival);
+            return Ok(());
+        };
+        let receive = self.receives.get(&operation);
+        if receive.is_some_and(|receive| receive.posted.is_some()) {
+            return self.meets_window(frame, operation, arrival);
         }
+        self.matching.receives_of(tag).receives.remove(number);
+        self.match_up(now, operation, arrival);
+        Ok(())
+    }
+
+    fn meets_window(
+        &mut self,
+        frame: &'static str,
+        operation: OperationId,
+        arrival: Arrival,
+    ) -> Result<(), SessionError> {
+        let receive = self.receives.get(&operation);
+        let posted = receive.and_then(|receive| receive.posted.as_ref());
+        if posted.is_some_and(|posted| posted.asked_by.is_some()) {
+            return Err(unexpected(
+                frame,
+                "a number that no send of its tag had before",
+                format!("{} arrived of tag {}", arrival.number, arrival.tag.0),
+            ));
+        }
+        self.finds_window(operation, arrival);
         Ok(())
     }
 
     pub(super) fn refuse(&mut self, arrival: Arrival, reason: RefuseReason) {
         if arrival.eager.is_some() {
-            self.return_credit(arrival.bytes);
+            self.return_credit(eager_cost(arrival.bytes));
         }
         self.transmit.push_back(Frame::Refuse {
             transfer: arrival.transfer,
@@ -106,8 +165,8 @@ impl Session {
         self.credit_owed += bytes;
     }
 
+    /// A transfer meets its receive, which no window is open of.
     pub(super) fn match_up(&mut self, now: Time, operation: OperationId, arrival: Arrival) {
-        self.learn_from(operation, &arrival);
         let (Some(receive), Some(agreed)) = (self.receives.get_mut(&operation), self.agreed) else {
             return;
         };
@@ -125,13 +184,18 @@ impl Session {
             return;
         }
         receive.clock.progressed(now);
+        if receive.fenced && arrival.eager.is_none() && self.config.addressed {
+            receive.offered = Some(arrival);
+            return;
+        }
         let level = receive.asked.max(sender_asked);
+        let tag = receive.tag;
         match arrival.eager {
             Some(payload) => {
                 let expected = (level == Level::Verified).then(|| payload.crc32c());
                 self.by_transfer.insert(transfer, operation);
                 self.actions
-                    .push_back(matched(operation, transfer, bytes, 0, 0, false));
+                    .push_back(matched(operation, transfer, bytes, 0, 0));
                 self.actions.push_back(Action::DeliverEager {
                     operation,
                     payload: payload.into_bytes(),
@@ -143,18 +207,33 @@ impl Session {
                     stage: ReceiveStage::Eager {
                         verdict_wanted: sender_asked == Level::Verified,
                         copied: false,
-                        credit: bytes,
+                        credit: eager_cost(bytes),
                     },
                     digesting: false,
                     digest: None,
                     expected,
-                    foresight: Foresight::None,
                 });
             }
             None => {
-                let foresight = Foresight::None;
-                let plan =
-                    self.begin_receiving(operation, transfer, bytes, level, foresight, &agreed);
+                // Beside other transfers the lanes are busy anyway, and large chunks cost less.
+                let alone = self.by_transfer.len() == self.posting.open;
+                let cut = match alone {
+                    true => self.config.cut(bytes, agreed.chunk_bytes),
+                    false => ChunkPlan::even(bytes, agreed.chunk_bytes),
+                };
+                let plan = if self.config.addressed {
+                    let window = self.posting.name_window();
+                    if bytes > 0 {
+                        self.open_window(operation, window, cut, tag);
+                    }
+                    Plan::named(cut, window)
+                } else {
+                    let first = self.receive_stream.end();
+                    self.receive_stream.append(operation, cut.count());
+                    Plan::new(cut, first, agreed.channels, first)
+                };
+                self.by_transfer.insert(transfer, operation);
+                self.begin_matched(operation, transfer, plan, level, None);
                 let grant = plan.grant(level);
                 self.transmit.push_back(Frame::Grant { transfer, grant });
             }
@@ -163,40 +242,26 @@ impl Session {
         self.settle_receive(now, operation);
     }
 
-    /// Cuts a transfer whose chunks are to come, and puts them behind those that come before.
-    pub(super) fn begin_receiving(
+    /// The chunks of a transfer are to come for this receive.
+    pub(super) fn begin_matched(
         &mut self,
         operation: OperationId,
         transfer: TransferId,
-        bytes: u64,
+        plan: Plan,
         level: Level,
-        foresight: Foresight,
-        agreed: &Agreed,
-    ) -> Plan {
-        let first_sequence = self.receive_stream.end();
-        // Beside other transfers the lanes are busy anyway, and large chunks cost less. What is open may be long in
-        // coming.
-        let alone = match foresight {
-            Foresight::Open => self.only_open(),
-            _ => self.receive_stream.is_idle(),
-        };
-        let cut = match alone {
-            true => self.config.cut(bytes, agreed.chunk_bytes),
-            false => ChunkPlan::even(bytes, agreed.chunk_bytes),
-        };
-        let plan = Plan::new(cut, first_sequence, agreed.channels);
-        self.by_transfer.insert(transfer, operation);
-        self.receive_stream.append(operation, plan.chunks);
+        expected: Option<u32>,
+    ) {
+        let bytes = plan.bytes();
         self.actions.push_back(matched(
             operation,
             transfer,
             bytes,
-            first_sequence,
+            plan.first_sequence,
             plan.chunks,
-            foresight == Foresight::Open,
         ));
         let granted = GrantedReceive {
             plan,
+            is_window: self.config.addressed,
             posted: ChunkSet::default(),
             arrived: ChunkSet::default(),
             placed: ChunkSet::default(),
@@ -211,11 +276,9 @@ impl Session {
                 stage: ReceiveStage::Granted(Box::new(granted)),
                 digesting: false,
                 digest: None,
-                expected: None,
-                foresight,
+                expected,
             });
         }
-        plan
     }
 }
 
@@ -225,7 +288,6 @@ pub(super) fn matched(
     bytes: u64,
     first_sequence: u64,
     chunks: u32,
-    ahead: bool,
 ) -> Action {
     Action::Matched {
         operation,
@@ -233,6 +295,5 @@ pub(super) fn matched(
         bytes,
         first_sequence,
         chunks,
-        ahead,
     }
 }

@@ -1,6 +1,6 @@
 //! One-sided transfers: puts into windows, gets from them, notifications.
 //!
-//! A put is a transfer whose announcement is preceded by the place in a window that it goes to. The
+//! A put is a transfer whose first frame is preceded by the place in a window that it goes to. The
 //! owner of the window checks that, asks its caller for the memory, and takes the transfer as if a
 //! receive for it had been posted. A get asks the owner of a window for such a transfer. A
 //! notification is one to the program itself: the owner takes it once every put that it names is
@@ -112,6 +112,11 @@ impl OneSided {
         self.queued_gets.clear();
         self.gets.clear();
         self.peer_gets.clear();
+    }
+
+    /// Whether a transfer of this name waits.
+    pub(super) fn has_arrival(&self, transfer: TransferId) -> bool {
+        self.arrivals.contains_key(&transfer)
     }
 
     /// Operations that the peer began.
@@ -515,6 +520,7 @@ impl Session {
 
     /// A send is over.
     pub(super) fn remove_send(&mut self, transfer: TransferId) {
+        self.forget_send_window(transfer);
         let removed = self.sends.remove(&transfer);
         if removed.is_some_and(|send| send.window.is_some()) {
             self.one_sided.replies -= 1;

@@ -5,10 +5,11 @@ use super::action::{OperationId, SendRequest};
 use super::cancel::Cancelling;
 use super::chunk_set::ChunkSet;
 use super::clock::OperationClock;
-use super::config::MAX_TRANSFER_BYTES;
+use super::config::{MAX_TRANSFER_BYTES, eager_cost};
 use super::error::{DataFailure, RequestError};
 use super::stream::Plan;
 use crate::frame::{Destination, Frame, Level, Payload, Tag, TransferId};
+use crate::plan::ChunkPlan;
 use crate::time::Time;
 
 #[derive(Debug)]
@@ -18,6 +19,10 @@ pub(super) struct Outgoing {
     /// The window of this side that it is read from.
     pub(super) window: Option<u64>,
     pub(super) tag: Tag,
+    /// Its number among the sends of its tag; `None` for others, and before it has one.
+    pub(super) number: Option<u64>,
+    /// What both sides call it in frames.
+    pub(super) wire: TransferId,
     pub(super) bytes: u64,
     pub(super) asked: Level,
     pub(super) clock: OperationClock,
@@ -25,13 +30,24 @@ pub(super) struct Outgoing {
     pub(super) transmitted: bool,
     /// It was reported complete; what is left is the peer's part.
     pub(super) completed: bool,
+    /// It has asked for a receive, which it does once.
+    pub(super) asking: bool,
+    /// Its window was closed, and the data plane has yet to let go of it.
+    pub(super) leaving: bool,
+    /// It had a window, which was closed.
+    pub(super) was_in_window: bool,
+    /// What it was granted meanwhile.
+    pub(super) granted_next: Option<(ChunkPlan, u64, Level)>,
     pub(super) stage: SendStage,
     pub(super) cancel: Option<Cancelling>,
 }
 
 #[derive(Debug)]
 pub(super) enum SendStage {
-    Announced,
+    /// Nothing was said of it.
+    Queued,
+    /// It asked for a receive.
+    Waiting,
     Eager(EagerSend),
     /// In a box: without it small sends, which end soon, would be moved about with room for all this.
     Granted(Box<GrantedSend>),
@@ -94,15 +110,24 @@ impl Outgoing {
             SendStage::Granted(granted) => {
                 granted.digesting || granted.posted.len() != granted.sent.len()
             }
-            SendStage::Announced | SendStage::Eager(_) => false,
+            SendStage::Queued | SendStage::Waiting | SendStage::Eager(_) => false,
         }
+    }
+
+    /// Its window was closed, and the peer is to answer what it asked before.
+    pub(super) fn has_left(&self) -> bool {
+        self.asking
+            && self.wire.window().is_none()
+            && matches!(self.stage, SendStage::Granted(_))
+            && (self.leaving || self.cancel.is_some())
+            && self.was_in_window
     }
 
     /// The peer has all of its chunks.
     pub(super) fn is_acked(&self) -> bool {
         match &self.stage {
             SendStage::Granted(granted) => granted.all_acked(),
-            SendStage::Announced | SendStage::Eager(_) => false,
+            SendStage::Queued | SendStage::Waiting | SendStage::Eager(_) => false,
         }
     }
 
@@ -120,7 +145,8 @@ impl Outgoing {
     /// `released`: the data plane is known to be done with the source whatever it reported.
     pub(super) fn progress(&self, released: bool) -> SendProgress {
         match &self.stage {
-            SendStage::Announced => SendProgress::Going,
+            SendStage::Queued | SendStage::Waiting => SendProgress::Going,
+            SendStage::Granted(_) if self.leaving => SendProgress::Going,
             SendStage::Eager(eager) => self.eager_progress(eager),
             SendStage::Granted(granted) => {
                 let acked = granted.all_acked();
@@ -202,26 +228,28 @@ impl Session {
             });
         }
         let transfer = TransferId(self.next_send);
-        let eager = eager.filter(|_| self.eager_allowed(bytes));
+        let mut eager = eager.filter(|_| self.eager_allowed(bytes));
         let window = match destination {
             Some(Destination::Reply { request }) => Some(self.begin_reply(request)?),
             _ => None,
         };
-        let is_plain = eager.is_none() && destination.is_none();
-        let ahead = self.take_ahead(tag, bytes, level, !is_plain);
-        let says_so = self.config.announces_granted && self.send_stream.is_idle();
         self.next_send += 1;
+        let mut number = None;
         if let Some(to) = destination {
             self.transmit.push_back(Frame::Destination { transfer, to });
+        } else if eager.is_some() {
+            number = self.number_eager(tag);
+            eager = eager.filter(|_| number.is_some());
         }
         let stage = match eager {
             Some(payload) => {
-                self.eager_used += bytes;
+                self.eager_used += eager_cost(bytes);
                 let payload = Payload::summed(payload);
                 let crc32c = payload.crc32c();
                 self.transmit.push_back(Frame::Eager {
                     transfer,
                     tag,
+                    number: number.unwrap_or(0),
                     level,
                     payload,
                 });
@@ -231,17 +259,9 @@ impl Session {
                     verdict: None,
                 })
             }
-            None if ahead.is_some() && !says_so => SendStage::Announced,
-            None => {
-                self.transmit.push_back(Frame::Announce {
-                    transfer,
-                    tag,
-                    bytes,
-                    level,
-                });
-                SendStage::Announced
-            }
+            None => SendStage::Queued,
         };
+        let queued = matches!(stage, SendStage::Queued);
         let operation = OperationId::send(transfer);
         let mut clock = OperationClock::new(deadlines.unwrap_or(self.config.deadlines), now);
         let due = clock.due();
@@ -252,17 +272,26 @@ impl Session {
                 destination,
                 window,
                 tag,
+                number,
+                wire: transfer,
                 bytes,
                 asked: level,
                 clock,
-                transmitted: ahead.is_some(),
+                transmitted: false,
                 completed: false,
+                asking: false,
+                leaving: false,
+                was_in_window: false,
+                granted_next: None,
                 stage,
                 cancel: None,
             },
         );
-        if let Some((plan, level)) = ahead {
-            self.begin_granted(now, transfer, plan, level);
+        match destination {
+            _ if !queued => {}
+            None => self.number_send(now, transfer),
+            // It follows its destination's frame.
+            Some(_) => self.ask_at_once(transfer),
         }
         Ok(operation)
     }
@@ -283,6 +312,7 @@ impl Session {
         if send.cancel.as_ref().is_some_and(|cancel| cancel.quiet) {
             return;
         }
+        let leaving = send.leaving;
         let problem = match &mut send.stage {
             SendStage::Granted(granted) if granted.posted.contains(index) => {
                 if granted.sent.insert(index) {
@@ -292,6 +322,9 @@ impl Session {
                     if !held {
                         self.send_stream.release(&chunk);
                         self.pump_send_channel(chunk.channel);
+                    }
+                    if leaving {
+                        return;
                     }
                     self.settle_send(now, transfer);
                     return;
@@ -311,13 +344,14 @@ impl Session {
         let SendStage::Granted(granted) = &mut send.stage else {
             return;
         };
-        if !std::mem::take(&mut granted.digesting) {
+        if !std::mem::take(&mut granted.digesting) || send.leaving {
             return;
         }
         send.clock.progressed(now);
         // A transfer that is being cancelled is never compared.
         if send.cancel.is_none() {
             granted.digest = Some(crc32c);
+            let transfer = send.wire;
             self.transmit.push_back(Frame::Digest { transfer, crc32c });
         }
         self.settle_send(now, transfer);

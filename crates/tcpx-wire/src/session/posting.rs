@@ -38,6 +38,8 @@ impl Session {
             operation,
             chunk: granted.plan.chunk(index),
             transfer,
+            window: granted.plan.window,
+            total: send.bytes,
             tag: send.tag,
         });
     }

@@ -14,14 +14,13 @@ use crate::plan::ChunkPlan;
 use crate::time::Time;
 
 impl Grant {
-    /// How it cuts a transfer of so many bytes, whose chunks are to begin at `expected`.
+    /// How it cuts a transfer of so many bytes.
     pub(super) fn plan(
         self,
         frame: &'static str,
         transfer: TransferId,
         bytes: u64,
         agreed: &Agreed,
-        expected: u64,
     ) -> Result<Plan, SessionError> {
         let field = |field, expected: u64, arrived: u64| SessionError::Field {
             frame,
@@ -36,16 +35,9 @@ impl Grant {
             let name = "chunk_bytes in grains, at most";
             return Err(field(name, most.into(), chunk_bytes.into()));
         }
-        if self.first_sequence != expected {
-            return Err(field("first_sequence", expected, self.first_sequence));
-        }
         let cut = ChunkPlan::new(bytes, chunk_bytes, self.taper)
             .map_err(|problem| SessionError::Plan { transfer, problem })?;
-        let end = self.first_sequence.checked_add(cut.count().into());
-        if end.is_none() {
-            return Err(field("first_sequence below", u64::MAX, self.first_sequence));
-        }
-        Ok(Plan::new(cut, self.first_sequence, agreed.channels))
+        Ok(Plan::named(cut, self.window))
     }
 }
 
@@ -62,18 +54,15 @@ impl Session {
             return Err(unexpected(FRAME, "settings first", "none arrived"));
         };
         let send = live(&mut self.sends, FRAME, transfer)?;
-        if !matches!(send.stage, SendStage::Announced) {
+        let waits = match send.stage {
+            SendStage::Waiting => true,
+            _ => send.has_left() && send.granted_next.is_none(),
+        };
+        if !waits {
             return Err(unexpected(
                 FRAME,
-                "an announced transfer that was not granted yet",
-                format!("transfer {} was granted or is eager", transfer.0),
-            ));
-        }
-        if !self.taken_ahead.is_empty() {
-            return Err(unexpected(
-                FRAME,
-                "no grant ahead that nothing was sent to",
-                format!("transfer {} follows one", transfer.0),
+                "a transfer that waits",
+                format!("transfer {transfer} does not"),
             ));
         }
         let (bytes, asked) = (send.bytes, send.asked);
@@ -86,8 +75,25 @@ impl Session {
                 arrived: level as u64,
             });
         }
-        let expected = self.send_stream.end();
-        let plan = grant.plan(FRAME, transfer, bytes, &agreed, expected)?;
+        let cut = grant.plan(FRAME, transfer, bytes, &agreed)?.cut();
+        let place = self.send_stream.end();
+        if self.config.addressed {
+            self.send_windows.name(FRAME, grant.window)?;
+        } else if grant.window != place {
+            return Err(SessionError::Field {
+                frame: FRAME,
+                transfer,
+                field: "its first chunk's number",
+                expected: place,
+                arrived: grant.window,
+            });
+        }
+        if let Some(send) = self.sends.get_mut(&transfer).filter(|send| send.has_left()) {
+            send.granted_next = Some((cut, grant.window, level));
+            return Ok(());
+        }
+        self.waits_no_more(transfer);
+        let plan = self.send_plan(cut, grant.window);
         self.begin_granted(now, transfer, plan, level);
         Ok(())
     }
@@ -126,7 +132,6 @@ impl Session {
                 plan.bytes(),
                 first_sequence,
                 plan.chunks,
-                false,
             ));
         }
         if cancelled {
@@ -148,11 +153,18 @@ impl Session {
         reason: RefuseReason,
     ) -> Result<(), SessionError> {
         const FRAME: &str = "refuse";
+        let is_over = transfer.0 < self.next_send;
+        let found = self.sends.get(&transfer);
+        if found.map_or(is_over, |send| send.asking && send.wire != transfer) {
+            // It found its window, which was closed: the peer has said so before.
+            return Ok(());
+        }
         let send = live(&mut self.sends, FRAME, transfer)?;
         let legal = match &send.stage {
-            SendStage::Announced => true,
+            SendStage::Waiting => true,
             SendStage::Eager(eager) => !eager.placed && eager.verdict.is_none(),
-            SendStage::Granted(_) => false,
+            SendStage::Queued => false,
+            SendStage::Granted(_) => send.has_left() && send.granted_next.is_none(),
         };
         if !legal {
             return Err(unexpected(
@@ -177,6 +189,12 @@ impl Session {
             },
             reason => EndCause::Refused { reason },
         };
+        if send.leaving && send.cancel.is_none() {
+            // It ends once the data plane has let go of it.
+            send.asking = false;
+            self.cancel_operation(now, OperationId::send(transfer), cause);
+            return Ok(());
+        }
         if let Some(cancel) = &mut send.cancel {
             // The cancel crossed the refusal; its answer is still to come.
             cancel.refused = true;
@@ -216,6 +234,7 @@ impl Session {
         chunks: &PlacedChunks,
     ) -> Result<(), SessionError> {
         const FRAME: &str = "placed";
+        let transfer = self.sent_as(transfer);
         let send = live(&mut self.sends, FRAME, transfer)?;
         let SendStage::Granted(granted) = &mut send.stage else {
             return Err(unexpected(
@@ -268,6 +287,7 @@ impl Session {
         matches: bool,
     ) -> Result<(), SessionError> {
         const FRAME: &str = "verdict";
+        let transfer = self.sent_as(transfer);
         let send = live(&mut self.sends, FRAME, transfer)?;
         let asked = send.asked;
         let (slot, expected) = match &mut send.stage {
@@ -303,7 +323,7 @@ impl Session {
         match &mut send.stage {
             SendStage::Eager(eager) => eager.verdict = Some(crc32c),
             SendStage::Granted(granted) => granted.verdict = Some(crc32c),
-            SendStage::Announced => {}
+            SendStage::Queued | SendStage::Waiting => {}
         }
         send.clock.progressed(now);
         self.settle_send(now, transfer);
@@ -311,7 +331,7 @@ impl Session {
     }
 }
 
-/// The send a frame of its receiver names.
+/// The send a frame of its receiver names, by this side's name.
 fn live<'a>(
     sends: &'a mut BTreeMap<TransferId, Outgoing>,
     frame: &'static str,

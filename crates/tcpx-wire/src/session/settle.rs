@@ -2,7 +2,6 @@
 
 use super::Session;
 use super::action::{Action, Completed, Memory, OperationId};
-use super::ahead::Foresight;
 use super::clock::Expired;
 use super::error::{ConnectionFailure, Delivered, EndCause, OperationError};
 use super::incoming::{Incoming, ReceiveStage};
@@ -54,13 +53,14 @@ impl Session {
         }
         if !cancel.confirmed && !ended {
             cancel.confirmed = true;
-            let from = Role::Sender;
+            let (transfer, from) = (send.wire, Role::Sender);
             self.transmit.push_back(Frame::Cancelled { transfer, from });
         }
         let granted = matches!(send.stage, SendStage::Granted(_));
         let told = cancel.peer_quiet || cancel.refused || cancel.gave_up || ended;
         // Without a grant nothing was sent; yet an empty transfer may be complete at the peer.
-        let ungranted = matches!(send.stage, SendStage::Announced) && send.bytes > 0;
+        let ungranted =
+            matches!(send.stage, SendStage::Queued | SendStage::Waiting) && send.bytes > 0;
         let settled = told || ungranted;
         let over = (cancel.confirmed && cancel.peer_quiet) || ended;
         let cause = cancel.cause.clone();
@@ -100,24 +100,30 @@ impl Session {
         let Some(cancel) = &mut receive.cancel else {
             return;
         };
-        let Some(matched) = &receive.matched else {
-            return;
-        };
         if !cancel.quiet {
             return;
         }
-        if matched.foresight != Foresight::None {
-            // The peer may have sent it, or not; it is told of the end when that is known.
-            let over = matched.foresight != Foresight::Open || ended;
+        let Some(matched) = &receive.matched else {
+            // Its window is closed, and no send had come to it.
+            let name = receive.posted.as_ref().map(|posted| {
+                let window = TransferId::to_window(posted.window);
+                posted.ended_as.unwrap_or(window)
+            });
+            let told = name.filter(|_| !cancel.confirmed && !ended);
+            cancel.confirmed = true;
+            let over = cancel.peer_quiet || ended;
             let cause = cancel.cause.clone();
-            let delivered = Delivered::None;
+            if let Some(transfer) = told {
+                let from = Role::Receiver;
+                self.transmit.push_back(Frame::Cancelled { transfer, from });
+            }
             let error = OperationError { cause, delivered };
             self.complete_receive(operation, Err(error), Memory::Released);
             if over {
                 self.forget_receive(operation);
             }
             return;
-        }
+        };
         let whole = matched.all_placed() && matched.level < Level::Verified;
         let (transfer, bytes) = (matched.transfer, matched.bytes);
         let granted = matches!(matched.stage, ReceiveStage::Granted(_));
@@ -280,6 +286,7 @@ impl Session {
     }
 
     pub(super) fn forget_receive(&mut self, operation: OperationId) {
+        self.forget_window(operation);
         let Some(receive) = self.receives.remove(&operation) else {
             return;
         };

@@ -13,7 +13,7 @@ pub enum Owes {
     PeerSetup,
     /// This side has not brought up its data channels.
     LocalSetup,
-    /// The control connection of this side does not take the announcement.
+    /// The control connection of this side does not take the transfer's first frame.
     LocalControl,
     /// The peer has not posted a matching receive, or not taken an eager payload to it.
     PeerPostReceive,
@@ -37,6 +37,8 @@ pub enum Owes {
     PeerDigest,
     /// The peer has not told whether the checksums match.
     PeerVerdict,
+    /// GPU work of this program comes before the receive.
+    LocalFence,
     /// This side's data plane has not stopped a cancelled operation.
     LocalStop,
     /// The peer has not confirmed that a cancelled operation stopped.
@@ -50,7 +52,7 @@ impl fmt::Display for Owes {
         f.write_str(match self {
             Self::PeerSetup => "the peer owes its set-up",
             Self::LocalSetup => "this side owes its data channels",
-            Self::LocalControl => "this side's control connection owes the announcement",
+            Self::LocalControl => "this side's control connection owes the transfer's first frame",
             Self::PeerPostReceive => "the peer owes a matching receive",
             Self::PeerSendMatching => "the peer owes a matching send",
             Self::PeerAnswer => "the peer owes its answer",
@@ -62,6 +64,7 @@ impl fmt::Display for Owes {
             Self::LocalDigest => "this side owes the checksum of its memory",
             Self::PeerDigest => "the peer owes the checksum of the source",
             Self::PeerVerdict => "the peer owes the comparison of the checksums",
+            Self::LocalFence => "this program owes the GPU work that its receive comes after",
             Self::LocalStop => "this side's data plane owes the end of its access to the memory",
             Self::PeerStop => "the peer owes the confirmation that it stopped",
             Self::Nobody => "nobody owes anything",

@@ -25,7 +25,7 @@ impl Outgoing {
         let told = self.cancel.as_ref().is_some_and(|cancel| cancel.peer_quiet);
         let refused = self.cancel.as_ref().is_some_and(|cancel| cancel.refused);
         let (started, all, bytes) = match &self.stage {
-            SendStage::Announced => (false, false, 0),
+            SendStage::Queued | SendStage::Waiting => (false, false, 0),
             SendStage::Eager(eager) => (self.transmitted && !refused, eager.placed, 0),
             SendStage::Granted(granted) => (
                 !granted.posted.is_empty(),
@@ -60,8 +60,11 @@ impl Outgoing {
 
     fn culprit(&self) -> Culprit {
         match &self.stage {
-            _ if !self.transmitted => (None, Owes::LocalControl),
-            SendStage::Announced => (None, self.awaits()),
+            SendStage::Eager(_) | SendStage::Waiting if !self.transmitted => {
+                (None, Owes::LocalControl)
+            }
+            SendStage::Queued | SendStage::Waiting => (None, self.awaits()),
+            SendStage::Granted(_) if self.leaving => (None, Owes::LocalStop),
             SendStage::Eager(eager) if !eager.placed => (None, self.awaits()),
             SendStage::Eager(eager) => match eager.verdict {
                 None if self.asked == Level::Verified => (None, Owes::PeerVerdict),
@@ -106,12 +109,12 @@ impl Incoming {
     }
 
     pub(super) fn delivered(&self) -> Delivered {
-        let Some(matched) = self.begun() else {
+        let Some(matched) = &self.matched else {
             return Delivered::None;
         };
         match &matched.stage {
             _ if matched.all_placed() => Delivered::All,
-            ReceiveStage::Granted(granted) if granted.posted.is_empty() => Delivered::None,
+            ReceiveStage::Granted(granted) if !granted.is_begun() => Delivered::None,
             ReceiveStage::Granted(granted) => Delivered::Partial {
                 bytes: granted.placed_bytes,
             },
@@ -132,7 +135,10 @@ impl Incoming {
         if self.is_withdrawn() {
             return (None, Owes::LocalStop);
         }
-        let Some(matched) = self.begun() else {
+        if self.fenced && self.offered.is_some() {
+            return (None, Owes::LocalFence);
+        }
+        let Some(matched) = &self.matched else {
             return match self.origin {
                 Origin::Posted => (None, Owes::PeerSendMatching),
                 _ => (None, Owes::PeerAnswer),
@@ -157,7 +163,7 @@ impl GrantedReceive {
             return (Some(chunk), Owes::LocalUnpack);
         }
         match first_below(self.placed.first_missing(), &self.plan) {
-            Some(chunk) if self.posted.contains(chunk) => (Some(chunk), Owes::PeerSend),
+            Some(chunk) if self.is_posted(chunk) => (Some(chunk), Owes::PeerSend),
             Some(chunk) => (Some(chunk), Owes::EarlierTransfer),
             None => (None, Owes::Nobody),
         }
@@ -176,7 +182,7 @@ impl Session {
             Some(transfer) => {
                 let send = self.sends.get(&transfer)?;
                 let (plan, bytes_done) = match &send.stage {
-                    SendStage::Announced => (None, 0),
+                    SendStage::Queued | SendStage::Waiting => (None, 0),
                     SendStage::Eager(eager) => (None, if eager.placed { send.bytes } else { 0 }),
                     SendStage::Granted(granted) => (Some(&granted.plan), granted.acked_bytes),
                 };
@@ -193,7 +199,7 @@ impl Session {
             }
             None => {
                 let receive = self.receives.get(&operation)?;
-                let (plan, bytes_done) = match receive.begun().map(|m| (m, &m.stage)) {
+                let (plan, bytes_done) = match receive.matched.as_ref().map(|m| (m, &m.stage)) {
                     Some((matched, ReceiveStage::Eager { copied: true, .. })) => {
                         (None, matched.bytes)
                     }
@@ -205,7 +211,7 @@ impl Session {
                 let culprit = self.blame(receive.culprit(), receive.cancel.as_ref());
                 let waited = receive.clock.waited(now);
                 let report = report(receive.kind(), Role::Receiver, culprit, plan, waited);
-                let matched = receive.begun();
+                let matched = receive.matched.as_ref();
                 Some(StallReport {
                     tag: receive.tag,
                     transfer: matched.map(|matched| matched.transfer),

@@ -12,24 +12,46 @@ pub(super) struct Plan {
     cut: ChunkPlan,
     pub(super) chunks: u32,
     pub(super) first_sequence: u64,
+    /// What its chunks name on an addressed network.
+    pub(super) window: u64,
     channels: u16,
 }
 
 impl Plan {
-    pub(super) fn new(cut: ChunkPlan, first_sequence: u64, channels: u16) -> Self {
+    pub(super) fn new(cut: ChunkPlan, first_sequence: u64, channels: u16, window: u64) -> Self {
         Self {
             cut,
             chunks: cut.count(),
             first_sequence,
+            window,
             channels,
         }
+    }
+
+    /// Of a transfer whose chunks are found by their window's name, and come in any order.
+    pub(super) fn named(cut: ChunkPlan, window: u64) -> Self {
+        Self::new(cut, 0, 1, window)
+    }
+
+    /// The same for a transfer of so many bytes, see [`ChunkPlan::for_total`].
+    pub(super) fn for_total(&self, bytes: u64) -> Self {
+        Self::new(
+            self.cut.for_total(bytes),
+            self.first_sequence,
+            self.channels,
+            self.window,
+        )
+    }
+
+    pub(super) fn cut(&self) -> ChunkPlan {
+        self.cut
     }
 
     /// What the peer is told of it.
     pub(super) fn grant(&self, level: Level) -> Grant {
         Grant {
             chunk_bytes: self.cut.chunk_bytes(),
-            first_sequence: self.first_sequence,
+            window: self.window,
             level,
             taper: self.cut.taper(),
         }
@@ -82,22 +104,19 @@ pub(super) struct Slot {
     pub(super) index: u32,
 }
 
-/// Chunks of granted transfers in grant order. A channel carries every `channels`-th one in
-/// sequence order and at most `window` at a time; with `spans`, none that lies `window` or more
-/// behind the first one in flight.
+/// Chunks of transfers in the order in which they may be sent, or were granted. A channel carries every
+/// `channels`-th one in sequence order and at most `window` at a time.
 #[derive(Debug, Default)]
 pub(super) struct ChunkStream {
     window: usize,
-    spans: bool,
     end: u64,
     transfers: VecDeque<Span>,
     lanes: Vec<Lane>,
 }
 
 impl ChunkStream {
-    pub(super) fn configure(&mut self, channels: u16, window: u16, spans: bool) {
+    pub(super) fn configure(&mut self, channels: u16, window: u16) {
         self.window = window.into();
-        self.spans = spans;
         self.lanes = (0..u64::from(channels))
             .map(|next| Lane {
                 next,
@@ -108,13 +127,8 @@ impl ChunkStream {
 
     /// Whether the channel's next chunk may be posted now.
     fn has_room(&self, channel: usize) -> bool {
-        let Some(lane) = self.lanes.get(channel) else {
-            return false;
-        };
-        let span = self.window as u64 * self.lanes.len() as u64;
-        let first = lane.in_flight.front();
-        lane.in_flight.len() < self.window
-            && !(self.spans && first.is_some_and(|first| lane.next - first >= span))
+        let lane = self.lanes.get(channel);
+        lane.is_some_and(|lane| lane.in_flight.len() < self.window)
     }
 
     /// Sequence number of the next chunk to be granted.
@@ -240,11 +254,6 @@ impl ChunkStream {
         }
     }
 
-    /// Nothing is in flight, and nothing waits to be.
-    pub(super) fn is_idle(&self) -> bool {
-        self.transfers.is_empty() && self.lanes.iter().all(|lane| lane.in_flight.is_empty())
-    }
-
     #[cfg(test)]
     pub(super) fn idle(&self) -> bool {
         self.lanes.iter().all(|lane| lane.in_flight.is_empty())
@@ -256,9 +265,9 @@ mod tests {
     use super::*;
     use crate::frame::TransferId;
 
-    fn stream(channels: u16, window: u16, spans: bool, chunks: u32) -> (ChunkStream, Plan) {
+    fn stream(channels: u16, window: u16, chunks: u32) -> (ChunkStream, Plan) {
         let mut stream = ChunkStream::default();
-        stream.configure(channels, window, spans);
+        stream.configure(channels, window);
         stream.append(OperationId::send(TransferId(0)), chunks);
         (
             stream,
@@ -266,6 +275,7 @@ mod tests {
                 ChunkPlan::new(u64::from(chunks) * 4096, 4096, None).unwrap(),
                 0,
                 channels,
+                0,
             ),
         )
     }
@@ -276,24 +286,11 @@ mod tests {
             .collect()
     }
 
-    /// One late chunk, as behind a slow kernel, must not let the others run away from it.
-    #[test]
-    fn chunks_stay_within_a_window_of_the_first_one_in_flight() {
-        let (mut stream, plan) = stream(1, 4, true, 100);
-        assert_eq!(post_all(&mut stream), [0, 1, 2, 3]);
-        for index in 1..4 {
-            stream.release(&plan.chunk(index));
-        }
-        assert_eq!(post_all(&mut stream), []);
-        stream.release(&plan.chunk(0));
-        assert_eq!(post_all(&mut stream), [4, 5, 6, 7]);
-    }
-
     /// However many transfers are granted and given up behind one that is stuck.
     #[test]
     fn what_was_dropped_takes_one_place_in_whichever_order() {
         for backwards in [false, true] {
-            let (mut stream, _) = stream(1, 1, false, 10);
+            let (mut stream, _) = stream(1, 1, 10);
             assert_eq!(post_all(&mut stream), [0]);
             let mut dropped: Vec<_> = (1..100)
                 .map(|number| {
@@ -313,8 +310,8 @@ mod tests {
     }
 
     #[test]
-    fn without_spans_only_the_number_in_flight_counts() {
-        let (mut stream, plan) = stream(1, 4, false, 100);
+    fn only_the_number_in_flight_counts() {
+        let (mut stream, plan) = stream(1, 4, 100);
         assert_eq!(post_all(&mut stream), [0, 1, 2, 3]);
         for index in 1..4 {
             stream.release(&plan.chunk(index));
@@ -323,19 +320,8 @@ mod tests {
     }
 
     #[test]
-    fn each_channel_has_a_span_of_its_own() {
-        let (mut stream, plan) = stream(2, 2, true, 100);
-        assert_eq!(post_all(&mut stream), [0, 1, 2, 3]);
-        stream.release(&plan.chunk(1));
-        stream.release(&plan.chunk(2));
-        stream.release(&plan.chunk(3));
-        // Channel 0 waits for its chunk 0, channel 1 goes on.
-        assert_eq!(post_all(&mut stream), [5, 7]);
-    }
-
-    #[test]
     fn a_place_is_given_back_once() {
-        let (mut stream, plan) = stream(1, 2, true, 100);
+        let (mut stream, plan) = stream(1, 2, 100);
         assert_eq!(post_all(&mut stream), [0, 1]);
         stream.release(&plan.chunk(0));
         stream.release(&plan.chunk(0));

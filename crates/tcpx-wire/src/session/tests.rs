@@ -1,6 +1,5 @@
 //! Two sessions in virtual time.
 
-mod ahead;
 mod arbitrary;
 mod cancels;
 mod closing;
@@ -10,6 +9,7 @@ mod hostile;
 mod model;
 mod one_sided;
 mod pair;
+mod posted;
 mod random;
 mod stopping;
 mod storm;
@@ -84,13 +84,14 @@ fn receive(tag: u64, capacity: u64, level: Level) -> ReceiveRequest {
         capacity,
         level,
         deadlines: None,
+        fenced: false,
     }
 }
 
-fn placing(chunk_bytes: u32, first_sequence: u64) -> Grant {
+fn placing(chunk_bytes: u32, window: u64) -> Grant {
     Grant {
         chunk_bytes,
-        first_sequence,
+        window,
         level: Level::Placed,
         taper: None,
     }

@@ -14,7 +14,7 @@ pub struct Waiting {
     pub urgent: bool,
     /// Acknowledgements, and credit for eager payload.
     pub acknowledgements: usize,
-    /// Grants ahead.
+    /// Receives that are posted to the peer.
     pub grants: usize,
     /// Eager payloads.
     pub eager: usize,
@@ -23,7 +23,7 @@ pub struct Waiting {
 }
 
 impl Session {
-    /// What waits for transmission. A caller may leave acknowledgements, grants ahead and eager payloads where
+    /// What waits for transmission. A caller may leave acknowledgements, posted receives and eager payloads where
     /// they are for a moment, so that several leave together; nothing else.
     pub fn waiting(&self) -> Waiting {
         let mut waiting = Waiting {
@@ -35,9 +35,9 @@ impl Session {
                 Frame::EagerDone { .. } | Frame::EagerCredit { .. } => {
                     waiting.acknowledgements += 1;
                 }
-                // The next receive may be granted with it.
-                Frame::Placed { .. } if self.guesses() => waiting.acknowledgements += 1,
-                Frame::GrantAhead { .. } => waiting.grants += 1,
+                // The next receive may be posted with it.
+                Frame::Placed { .. } if self.config.addressed => waiting.acknowledgements += 1,
+                Frame::Posted { .. } => waiting.grants += 1,
                 // It says where the next frame goes, and leaves with that.
                 Frame::Destination { .. } => {}
                 Frame::Eager { payload, .. } => {

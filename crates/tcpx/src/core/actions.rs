@@ -40,28 +40,36 @@ impl Core {
             Action::Matched {
                 operation,
                 bytes,
-                first_sequence,
+                transfer,
                 chunks,
-                ahead,
                 ..
             } => {
                 if let Some(operation) = self.operations.get_mut(&operation) {
                     operation.state.set_total(bytes);
-                    operation.sequences = first_sequence..first_sequence + u64::from(chunks);
-                    if chunks > 0 && !ahead && operation.role == Role::Receiver {
+                    operation.transfer = transfer;
+                    // What comes to a posted window is there already.
+                    let is_awaited = chunks > 0 && transfer.window().is_none();
+                    if is_awaited && operation.role == Role::Receiver {
                         self.expect(bytes, Direction::In);
                     }
                 }
             }
-            Action::Begins { bytes, .. } => self.expect(bytes, Direction::In),
+            Action::OpenWindow {
+                operation,
+                window,
+                cut,
+                ..
+            } => self.open_window(operation, window, cut),
             Action::PostSend {
                 operation,
                 chunk,
                 transfer,
+                window,
+                total,
                 tag,
             } => {
                 let event = chunk_event(Role::Sender, chunk, transfer.0, tag.0);
-                self.queue_chunk(operation, event, chunk.sequence);
+                self.queue_send(operation, event, chunk.sequence, (window, total));
             }
             Action::PostReceive {
                 operation,
@@ -70,7 +78,7 @@ impl Core {
                 tag,
             } => {
                 let event = chunk_event(Role::Receiver, chunk, transfer.0, tag.0);
-                self.queue_chunk(operation, event, chunk.sequence);
+                self.queue_receive(operation, event, chunk.sequence);
             }
             Action::ChunkDropped { chunk } => {
                 if let Some(state) = self.channels.get_mut(usize::from(chunk.channel)) {
@@ -121,7 +129,6 @@ impl Core {
             return;
         };
         operation.outcome = Some(outcome);
-        self.end_foreseen(id);
         if memory == Memory::Held {
             self.report_outcome(id, true);
         }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tcpx_memory::{BouncePool, MemoryError};
 use tcpx_net::{Completion, Payload, Posted, Ticket};
+use tcpx_wire::Role;
 use tcpx_wire::scatter::ScatterList;
 use tcpx_wire::session::{DataFailure, OperationId};
 
@@ -38,10 +39,8 @@ impl Core {
         let now = self.now();
         match completion {
             Completion::Sent { token } => {
-                let (id, flight) = match self.tokens.remove(&token) {
-                    Some(Token::Send(id, flight)) => (id, flight),
-                    Some(Token::Foreseen(id)) => return self.foreseen_ended(id),
-                    _ => return,
+                let Some(Token::Send(id, flight)) = self.tokens.remove(&token) else {
+                    return;
                 };
                 if self.operations.get(&id).is_some_and(|op| op.stopped) {
                     // Before the operation may be quiet: the network keeps the chunk for sending again.
@@ -84,6 +83,41 @@ impl Core {
                         }
                         self.channels[index].channel.recycle(list);
                     }
+                }
+            }
+            Completion::Placed {
+                token,
+                index: chunk,
+                offset,
+                bytes,
+                total,
+            } => self.placed_in_window(token, chunk, offset, (bytes, total)),
+            Completion::NotPlaced {
+                token,
+                index: chunk,
+                error,
+            } => {
+                if let Some(Token::Window(id, _)) = self.tokens.get(&token) {
+                    let failure = DataFailure::Channel(error.to_string());
+                    self.session.data_failed(now, *id, Some(chunk), failure);
+                }
+            }
+            Completion::Closed { token } => {
+                if let Some(Token::Window(id, _)) = self.tokens.remove(&token) {
+                    self.window_closed(id);
+                }
+            }
+            Completion::Failed { token, error }
+                if matches!(self.tokens.get(&token), Some(Token::Window(..))) =>
+            {
+                let Some(Token::Window(id, _)) = self.tokens.remove(&token) else {
+                    return;
+                };
+                let wanted = self.operations.get(&id).is_some_and(|op| !op.stopped);
+                self.window_closed(id);
+                if wanted {
+                    let failure = DataFailure::Channel(error.to_string());
+                    self.session.data_failed(now, id, None, failure);
                 }
             }
             Completion::Failed { token, error } => {
@@ -159,6 +193,46 @@ impl Core {
             .chunk_arrived(now, id, flight.event.index, bytes);
         if bytes == u64::from(flight.event.length) {
             self.placed(id, flight);
+        }
+    }
+
+    /// A chunk of `bytes` of a transfer of `total` is at its destination.
+    fn placed_in_window(
+        &mut self,
+        token: u64,
+        index: u32,
+        offset: u64,
+        (bytes, total): (u32, u64),
+    ) {
+        let Some(&Token::Window(id, posted)) = self.tokens.get(&token) else {
+            return;
+        };
+        let Some(operation) = self.operations.get_mut(&id).filter(|op| !op.stopped) else {
+            return;
+        };
+        operation.came();
+        let (tag, transfer) = (operation.tag, operation.transfer);
+        let event = ChunkEvent {
+            role: Role::Receiver,
+            transfer: transfer.window().unwrap_or(transfer.0),
+            tag,
+            index,
+            channel: 0,
+            offset,
+            length: bytes,
+        };
+        let now = self.now();
+        self.session
+            .window_chunk_arrived(now, id, index, bytes.into(), total);
+        self.placed(id, InFlight { event, posted });
+    }
+
+    /// Nothing points at the memory of a window any more.
+    pub(super) fn window_closed(&mut self, id: OperationId) {
+        if let Some(operation) = self.operations.get_mut(&id) {
+            operation.window = None;
+            operation.outstanding -= 1;
+            self.settle_operation(id);
         }
     }
 

@@ -297,6 +297,10 @@ impl Core {
                     }
                 }
             }
+            Some(Token::Fence(id)) => match result {
+                Ok(_) => self.session.fence_reached(now, id),
+                Err(error) => self.memory_failed(id, &error),
+            },
             Some(Token::Eager(id)) => {
                 if self.job_off(id) {
                     match result {
@@ -305,7 +309,7 @@ impl Core {
                     }
                 }
             }
-            Some(Token::Send(..) | Token::Receive(..) | Token::Foreseen(_)) | None => {}
+            Some(Token::Send(..) | Token::Receive(..) | Token::Window(..)) | None => {}
         }
     }
 

@@ -229,7 +229,7 @@ impl Core {
     }
 
     /// A lease of no bytes, for what travels with its frame.
-    fn lease_nothing(&mut self) -> Result<Lease, MemoryError> {
+    pub(super) fn lease_nothing(&mut self) -> Result<Lease, MemoryError> {
         let nothing = match self.one_sided.nothing.take() {
             Some(nothing) => nothing,
             None => Region::host(0)?,
@@ -291,9 +291,8 @@ impl Core {
         let request = SendRequest { eager, ..request };
         let now = self.now();
         let started = self.session.send(now, request);
-        if announced && let Ok(id) = &started {
+        if announced && started.is_ok() {
             self.expect(bytes, Direction::Out);
-            self.copy_soon(*id, bytes);
         }
         started.map_err(|error| self.request_error(error))
     }

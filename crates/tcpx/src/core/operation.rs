@@ -1,13 +1,12 @@
 //! One send or receive in progress.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
 use tcpx_memory::{Fence, Lease, UnpackMethod};
-use tcpx_wire::Role;
 use tcpx_wire::session::{Completed, OperationKind};
+use tcpx_wire::{Role, TransferId};
 
 use super::actions::Outcome;
 use super::coverage::Coverage;
@@ -48,7 +47,7 @@ pub(crate) struct Operation {
     pub(crate) outstanding: u32,
     /// The session wants to hear nothing more of it, except that it is quiet.
     pub(crate) stopped: bool,
-    /// Once nothing points at the memory, it goes on as if it had not been matched.
+    /// Once nothing points at the memory, it begins anew.
     pub(crate) withdrawn: bool,
     /// The session waits to be told that it is quiet.
     pub(crate) quiet_owed: bool,
@@ -56,14 +55,13 @@ pub(crate) struct Operation {
     pub(crate) outcome: Option<Outcome>,
     /// The program was told.
     pub(crate) reported: bool,
-    /// Sequence numbers of its transfer's chunks that no channel has taken yet; known once it is
-    /// matched.
-    pub(crate) sequences: Range<u64>,
+    /// Its transfer, once that is known.
+    pub(crate) transfer: TransferId,
+    /// The request of its window, while that is open.
+    pub(crate) window: Option<u64>,
     pub(crate) fragments: u64,
     pub(crate) method: Option<UnpackMethod>,
     pub(crate) digest: Option<u32>,
-    /// The request by which a channel copies it ahead of its grant.
-    pub(crate) foreseen: Option<u64>,
     /// What has come of chunks that arrive in parts, by the chunk's index.
     pub(crate) parts: BTreeMap<u32, Coverage>,
     chunks: u32,
@@ -93,11 +91,11 @@ impl Operation {
             quiet_owed: false,
             outcome: None,
             reported: false,
-            sequences: 0..0,
+            transfer: TransferId(0),
+            window: None,
             fragments: 0,
             method: None,
             digest: None,
-            foreseen: None,
             parts: BTreeMap::new(),
             chunks: 0,
             started,
@@ -105,14 +103,15 @@ impl Operation {
         }
     }
 
-    /// Nothing points at the memory: what was withdrawn may be matched anew.
+    /// Nothing points at the memory: what was withdrawn begins anew.
     pub(crate) fn renew_withdrawn(&mut self) {
         if std::mem::take(&mut self.withdrawn) {
             self.stopped = false;
-            self.sequences = 0..0;
             self.parts.clear();
             self.chunks = 0;
-            self.state.set_total(0);
+            if self.role == Role::Receiver {
+                self.state.set_total(0);
+            }
         }
     }
 
@@ -125,11 +124,18 @@ impl Operation {
     }
 
     /// A chunk went to a channel.
-    pub(crate) fn posted(&mut self, sequence: u64) {
-        self.sequences.start = self.sequences.start.max(sequence + 1);
+    pub(crate) fn posted(&mut self) {
         self.outstanding += 1;
         self.chunks += 1;
         self.phases.change(self.started.elapsed(), 1, 0);
+    }
+
+    /// A chunk came to the window, whole.
+    pub(crate) fn came(&mut self) {
+        self.chunks += 1;
+        if self.chunks == 1 {
+            self.phases.change(self.started.elapsed(), 1, 0);
+        }
     }
 
     /// A chunk left the wire, for the unpacker or for good.

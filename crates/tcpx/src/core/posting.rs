@@ -1,9 +1,10 @@
-//! Chunks to channels, in the order of their sequence.
+//! Chunks and windows to channels.
 
 use std::time::Instant;
 
-use tcpx_net::{ChannelError, Posted, ReceiveChunk, SendChunk};
-use tcpx_wire::Role;
+use tcpx_memory::{Fence, RegionSlice};
+use tcpx_net::{ChannelError, Posted, ReceiveChunk, ReceiveWindow, SendChunk};
+use tcpx_wire::ChunkPlan;
 use tcpx_wire::session::{DataFailure, OperationId};
 
 use super::Core;
@@ -12,62 +13,117 @@ use super::tokens::Token;
 use crate::event::{ChunkEvent, Event};
 
 impl Core {
-    /// Queues a chunk that the session wants on the wire.
-    pub(super) fn queue_chunk(&mut self, id: OperationId, event: ChunkEvent, sequence: u64) {
-        let now = self.now();
+    /// Opens the memory of a receive to the chunks that name this window.
+    pub(super) fn open_window(&mut self, id: OperationId, window: u64, cut: ChunkPlan) {
+        let token = self.new_token(Token::Window(id, Instant::now()));
         let Some(operation) = self.operations.get_mut(&id) else {
+            self.tokens.remove(&token);
             return;
         };
-        let start = usize::try_from(event.offset).unwrap_or(usize::MAX);
-        let slice = operation
-            .lease
-            .slice(start..start.saturating_add(event.length as usize));
-        let Some(state) = self.channels.get_mut(usize::from(event.channel)) else {
-            let failure = DataFailure::Misreport(format!("there is no channel {}", event.channel));
-            self.session
-                .data_failed(now, id, Some(event.index), failure);
+        let bytes = usize::try_from(cut.bytes()).unwrap_or(usize::MAX);
+        let fence = operation.fence.clone();
+        let [state] = self.channels.as_mut_slice() else {
+            self.tokens.remove(&token);
             return;
         };
-        let slice = match slice {
-            Ok(slice) => slice,
+        let opened = match operation.lease.slice(..bytes) {
+            Ok(destination) => state.channel.open_window(ReceiveWindow {
+                token,
+                window,
+                cut,
+                destination,
+                fence,
+            }),
             Err(error) => {
-                let failure = DataFailure::Memory(error.to_string());
-                self.session
-                    .data_failed(now, id, Some(event.index), failure);
-                return;
+                self.tokens.remove(&token);
+                return self.memory_failed(id, &error);
             }
+        };
+        match opened {
+            Ok(()) => {
+                operation.window = Some(token);
+                operation.outstanding += 1;
+            }
+            Err(error) => {
+                self.tokens.remove(&token);
+                self.channel_failed(0, error);
+            }
+        }
+    }
+
+    /// The chunk's bytes, and what they wait for.
+    fn chunk_memory(
+        &mut self,
+        id: OperationId,
+        event: &ChunkEvent,
+    ) -> Option<(RegionSlice, Option<Fence>)> {
+        let operation = self.operations.get_mut(&id)?;
+        let start = usize::try_from(event.offset).unwrap_or(usize::MAX);
+        let end = start.saturating_add(event.length as usize);
+        let failure = match operation.lease.slice(start..end) {
+            Ok(slice) if usize::from(event.channel) < self.channels.len() => {
+                return Some((slice, operation.fence.clone()));
+            }
+            Ok(_) => DataFailure::Misreport(format!("there is no channel {}", event.channel)),
+            Err(error) => DataFailure::Memory(error.to_string()),
+        };
+        let now = self.now();
+        self.session
+            .data_failed(now, id, Some(event.index), failure);
+        None
+    }
+
+    /// Queues a chunk that the session wants sent, to a window and of a transfer of so many bytes.
+    pub(super) fn queue_send(
+        &mut self,
+        id: OperationId,
+        event: ChunkEvent,
+        sequence: u64,
+        (window, total): (u64, u64),
+    ) {
+        let Some((source, fence)) = self.chunk_memory(id, &event) else {
+            return;
         };
         let flight = InFlight {
             event,
             posted: Instant::now(),
         };
-        let fence = operation.fence.clone();
-        match event.role {
-            Role::Sender => {
-                let chunk = SendChunk {
-                    token: 0,
-                    sequence,
-                    transfer: event.transfer,
-                    offset: event.offset,
-                    tag: event.tag,
-                    source: slice,
-                    fence,
-                };
-                state.sends.push_back((chunk, id, flight));
-            }
-            Role::Receiver => {
-                let chunk = ReceiveChunk {
-                    token: 0,
-                    sequence,
-                    transfer: event.transfer,
-                    offset: event.offset,
-                    tag: event.tag,
-                    destination: slice,
-                    fence,
-                };
-                state.receives.push_back((chunk, id, flight));
-            }
-        }
+        let chunk = SendChunk {
+            token: 0,
+            sequence,
+            transfer: event.transfer,
+            offset: event.offset,
+            index: event.index,
+            total,
+            window,
+            tag: event.tag,
+            source,
+            fence,
+        };
+        let state = &mut self.channels[usize::from(event.channel)];
+        state.sends.push_back((chunk, id, flight));
+    }
+
+    /// Queues a chunk that the session awaits on an ordered network.
+    pub(super) fn queue_receive(&mut self, id: OperationId, event: ChunkEvent, sequence: u64) {
+        let Some((destination, fence)) = self.chunk_memory(id, &event) else {
+            return;
+        };
+        let flight = InFlight {
+            event,
+            posted: Instant::now(),
+        };
+        let chunk = ReceiveChunk {
+            token: 0,
+            sequence,
+            transfer: event.transfer,
+            offset: event.offset,
+            tag: event.tag,
+            destination,
+            fence,
+        };
+        let state = &mut self.channels[usize::from(event.channel)];
+        state.receives.push_back((chunk, id, flight));
     }
 
     /// Posts queued chunks in order until the channels are full.
@@ -88,9 +144,9 @@ impl Core {
         while let Some((mut chunk, id, mut flight)) = self.channels[index].receives.pop_front() {
             flight.posted = Instant::now();
             chunk.token = self.new_token(Token::Receive(id, flight));
-            let (token, sequence) = (chunk.token, chunk.sequence);
+            let token = chunk.token;
             match self.channels[index].channel.post_receive(chunk) {
-                Ok(Posted::Accepted) => self.chunk_posted(id, flight, sequence),
+                Ok(Posted::Accepted) => self.chunk_posted(id, flight),
                 Ok(Posted::Full(chunk)) => {
                     self.tokens.remove(&token);
                     self.channels[index]
@@ -110,9 +166,9 @@ impl Core {
         while let Some((mut chunk, id, mut flight)) = self.channels[index].sends.pop_front() {
             flight.posted = Instant::now();
             chunk.token = self.new_token(Token::Send(id, flight));
-            let (token, sequence) = (chunk.token, chunk.sequence);
+            let token = chunk.token;
             match self.channels[index].channel.post_send(chunk) {
-                Ok(Posted::Accepted) => self.chunk_posted(id, flight, sequence),
+                Ok(Posted::Accepted) => self.chunk_posted(id, flight),
                 Ok(Posted::Full(chunk)) => {
                     self.tokens.remove(&token);
                     self.channels[index].sends.push_front((chunk, id, flight));
@@ -125,9 +181,9 @@ impl Core {
         any
     }
 
-    fn chunk_posted(&mut self, id: OperationId, flight: InFlight, sequence: u64) {
+    fn chunk_posted(&mut self, id: OperationId, flight: InFlight) {
         if let Some(operation) = self.operations.get_mut(&id) {
-            operation.posted(sequence);
+            operation.posted();
         }
         self.emit(&Event::ChunkPosted(flight.event));
     }

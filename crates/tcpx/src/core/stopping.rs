@@ -1,14 +1,13 @@
 //! The early end of an operation: everything that points at its memory goes.
 
 use tcpx_net::Cancel;
-use tcpx_wire::Role;
 use tcpx_wire::session::OperationId;
 
 use super::Core;
 use super::tokens::Token;
 
 impl Core {
-    /// As [`Self::stop_data`] for a receive that goes on, as the transfer that it was granted for does not come.
+    /// As [`Self::stop_data`] for an operation that begins anew, as its window was closed before a send came to it.
     pub(super) fn withdraw(&mut self, id: OperationId) {
         if let Some(operation) = self.operations.get_mut(&id) {
             operation.withdrawn = true;
@@ -24,8 +23,7 @@ impl Core {
         };
         operation.stopped = true;
         operation.quiet_owed = true;
-        let role = operation.role;
-        let unposted = operation.sequences.clone();
+        let window = operation.window;
         let in_flight: Vec<(u64, u16)> = self
             .tokens
             .iter()
@@ -36,8 +34,15 @@ impl Core {
                 _ => None,
             })
             .collect();
-        self.end_foreseen(id);
         let mut must_close = false;
+        if let (Some(token), [state]) = (window, self.channels.as_mut_slice())
+            && state.channel.cancel(token) == Cancel::Done
+            && self.tokens.remove(&token).is_some()
+            && let Some(operation) = self.operations.get_mut(&id)
+        {
+            operation.window = None;
+            operation.outstanding -= 1;
+        }
         for (token, channel) in in_flight {
             match self.channels[usize::from(channel)].channel.cancel(token) {
                 Cancel::Done => {
@@ -51,10 +56,6 @@ impl Core {
         for state in self.channels.iter_mut() {
             state.sends.retain(|(_, of, _)| *of != id);
             state.receives.retain(|(_, of, _)| *of != id);
-            if role == Role::Receiver {
-                // The peer may still send what was granted and will now never be posted.
-                state.channel.discard(unposted.start, unposted.end);
-            }
         }
         if must_close {
             // Only closing gets the memory back from a network that cannot cancel. The peer hears

@@ -57,6 +57,10 @@ impl Core {
         let now = self.now();
         let mut any = false;
         while self.control.has_room() {
+            // The peer may write as soon as it hears of a window.
+            while let Some(opening) = self.session.poll_opening() {
+                self.perform(opening);
+            }
             let Some(frame) = self.session.poll_transmit(now) else {
                 break;
             };

@@ -37,7 +37,7 @@ fn settings() -> Settings {
         send_window: 4,
         receive_window: 4,
         eager_limit: 1024,
-        eager_credit: 64 << 10,
+        eager_credit: 1 << 20,
         heartbeat_ms: 1000,
         dead_after_ms: 10_000,
         memory: "host".into(),
@@ -70,6 +70,7 @@ impl Scene {
             peer: address,
             origin: Instant::now(),
             resume: None,
+            is_addressed: false,
             early: VecDeque::new(),
         });
         core.progress();
@@ -105,6 +106,7 @@ impl Scene {
                     capacity: bytes as u64,
                     level,
                     deadlines: None,
+                    fenced: false,
                 },
             ),
         };
@@ -184,9 +186,15 @@ impl Scene {
 }
 
 fn message(transfer: u64, tag: u64) -> Frame {
+    numbered(transfer, tag, 0)
+}
+
+/// The message of this number of its tag.
+fn numbered(transfer: u64, tag: u64, number: u64) -> Frame {
     Frame::Eager {
         transfer: TransferId(transfer),
         tag: Tag(tag),
+        number,
         level: Level::Placed,
         payload: vec![7; 8].into(),
     }
@@ -215,7 +223,7 @@ fn a_turn_that_is_left_early_says_that_frames_are_left_which_no_descriptor_annou
     let first = scene.begin(Role::Receiver, 1, 8);
     let last = scene.begin(Role::Receiver, 2, 8);
     // More than are read at a time, with what another thread may sleep for behind them.
-    let others = (1..=400).map(|transfer| message(transfer, 3));
+    let others = (1..=400).map(|transfer| numbered(transfer, 3, transfer - 1));
     let frames = [message(0, 1)].into_iter().chain(others);
     scene.say(frames.chain([message(401, 2)]));
     let turn = scene.drive();
@@ -234,7 +242,7 @@ fn a_turn_is_not_left_before_chunks_that_were_granted_go_to_their_channel() {
         transfer: TransferId(0),
         grant: Grant {
             chunk_bytes: 4096,
-            first_sequence: 0,
+            window: 0,
             level: Level::Placed,
             taper: None,
         },

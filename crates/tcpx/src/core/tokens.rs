@@ -1,6 +1,7 @@
 //! What the engine waits for: requests on channels and jobs on the copy worker, by token.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use tcpx_net::Ticket;
 use tcpx_wire::descriptor::Descriptors;
@@ -17,8 +18,10 @@ pub(super) enum Token {
     Unpack(OperationId, InFlight, Ticket, Arc<Descriptors>),
     /// A part of a chunk whose rest is still to come; with its list.
     UnpackPart(OperationId, InFlight, Ticket, Arc<Descriptors>),
-    /// A send that a channel copies ahead of its grant.
-    Foreseen(OperationId),
+    /// A window, and when it was opened.
+    Window(OperationId, Instant),
+    /// GPU work of the program that a receive comes after.
+    Fence(OperationId),
     Digest(OperationId),
     Eager(OperationId),
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use tcpx::TcpNetwork;
 use tcpx_net::{
     Cancel, Capabilities, Channel, ChannelError, ChannelStats, Completion, Exchange, Network,
-    NetworkError, Posted, Readiness, ReceiveChunk, SendChunk, Setup, Ticket,
+    NetworkError, Posted, Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Setup, Ticket,
 };
 
 use crate::LONG;
@@ -16,7 +16,7 @@ use crate::LONG;
 pub(crate) struct Gate {
     state: Mutex<(bool, u32)>,
     changed: Condvar,
-    /// Receives are refused, as if they waited for GPU work, and counted; nothing announces more.
+    /// Sends are refused, as if they waited for GPU work, and counted; nothing announces more.
     pub(crate) poll_only: AtomicBool,
     pub(crate) refuses: AtomicBool,
     pub(crate) refused: AtomicU32,
@@ -87,6 +87,10 @@ impl Network for Gated {
         self.network.windows()
     }
 
+    fn is_addressed(&self) -> bool {
+        true
+    }
+
     fn establish(
         &self,
         setup: &Setup<'_>,
@@ -115,15 +119,19 @@ impl Channel for GatedChannel {
     }
 
     fn post_send(&mut self, chunk: SendChunk) -> Result<Posted<SendChunk>, ChannelError> {
-        self.channel.post_send(chunk)
-    }
-
-    fn post_receive(&mut self, chunk: ReceiveChunk) -> Result<Posted<ReceiveChunk>, ChannelError> {
         if self.gate.refuses.load(Ordering::Acquire) {
             self.gate.refused.fetch_add(1, Ordering::AcqRel);
             return Ok(Posted::Full(chunk));
         }
+        self.channel.post_send(chunk)
+    }
+
+    fn post_receive(&mut self, chunk: ReceiveChunk) -> Result<Posted<ReceiveChunk>, ChannelError> {
         self.channel.post_receive(chunk)
+    }
+
+    fn open_window(&mut self, window: ReceiveWindow) -> Result<(), ChannelError> {
+        self.channel.open_window(window)
     }
 
     fn poll(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
@@ -137,10 +145,6 @@ impl Channel for GatedChannel {
 
     fn cancel(&mut self, token: u64) -> Cancel {
         self.channel.cancel(token)
-    }
-
-    fn discard(&mut self, first: u64, end: u64) {
-        self.channel.discard(first, end);
     }
 
     fn placed(&mut self, sequence: u64) -> Result<(), ChannelError> {

@@ -118,9 +118,10 @@ fn a_peer_that_reads_nothing_does_not_keep_the_connection() {
     let second = Some(Duration::from_secs(1));
     peer.stream.set_write_timeout(second).expect("a socket");
     // Each cancel of a known transfer is answered; nobody reads the answers.
-    peer.send(&Frame::Announce {
+    peer.send(&Frame::Waiting {
         transfer: TransferId(0),
         tag: Tag(1),
+        number: 0,
         bytes: 1 << 20,
         level: Level::Placed,
     });
@@ -171,6 +172,7 @@ fn frames_left_over_from_a_long_turn_are_not_forgotten() {
     bytes.extend(peer.encode(&Frame::Eager {
         transfer: TransferId(0),
         tag: Tag(7),
+        number: 0,
         level: Level::Placed,
         payload: b"hello".to_vec().into(),
     }));
@@ -247,7 +249,7 @@ fn an_observer_that_panics_harms_no_connection() {
 }
 
 #[test]
-fn a_receive_that_cannot_be_posted_yet_is_tried_again_without_any_event() {
+fn a_send_that_cannot_be_posted_yet_is_tried_again_without_any_event() {
     let auth = Auth::Key(key());
     let (gate, network) = gated();
     gate.poll_only.store(true, Ordering::Release);
@@ -261,8 +263,8 @@ fn a_receive_that_cannot_be_posted_yet_is_tried_again_without_any_event() {
     gate.refuses.store(true, Ordering::Release);
     let source = Region::host(1 << 20).expect("memory");
     let destination = Region::host(1 << 20).expect("memory");
-    let receive = server.receive(destination.all(), 1).start().expect("room");
-    let _send = client.send(source.all(), 1).start().expect("room");
+    let receive = client.receive(destination.all(), 1).start().expect("room");
+    let _send = server.send(source.all(), 1).start().expect("room");
     let started = Instant::now();
     while gate.refused.load(Ordering::Acquire) < 100 {
         assert!(

@@ -79,17 +79,11 @@ impl Shared {
                 return;
             }
             // What is held for chunks that are not there yet goes back first.
-            let Some(permit) = shared.permit(worker).or_else(|| {
-                shared.reclaim_ahead();
-                shared.permit(worker)
-            }) else {
+            let Some(permit) = shared.permit(worker).or_else(|| shared.permit(worker)) else {
                 return;
             };
             let take = || take_slot(&worker.pool, source.len(), PoolHalf::Lower, sequence);
-            let Some(pinned) = take().or_else(|| {
-                shared.reclaim_ahead();
-                take()
-            }) else {
+            let Some(pinned) = take().or_else(|| take()) else {
                 return;
             };
             let Ok(payload) = pinned.slice().slice(..source.len()) else {
@@ -203,7 +197,6 @@ impl Shared {
             if self.staging.has_waiting() {
                 Self::stage_waiting(&shared);
             }
-            Self::copy_ahead(&shared);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::super::receive_table::ReceiveState;
+use super::super::receive_table::Closing;
 use super::super::transmit_table::SendState;
 use super::{SendSlot, TcpChannel};
 use crate::channel::Completion;
@@ -33,16 +33,15 @@ impl TcpChannel {
                 });
             }
         }
-        for (slot, token) in (0u16..).zip(self.receives.iter_mut()) {
-            let ended = shared.receive.with(slot, |state| {
-                let posted = matches!(state, ReceiveState::Posted(_));
-                if posted {
-                    *state = ReceiveState::Empty;
-                }
-                posted
-            });
-            if ended && let Some(token) = token.take() {
-                self.in_flight -= 1;
+        let open: Vec<_> = self
+            .windows
+            .iter()
+            .map(|(token, open)| (*token, open.name))
+            .collect();
+        for (token, name) in open {
+            // No lane has a chunk; the copy worker may, whose end brings the window's.
+            if self.shared.receive.close(name) == Closing::Done {
+                self.window_ended(token);
                 out.push(Completion::Failed {
                     token,
                     error: error.clone(),

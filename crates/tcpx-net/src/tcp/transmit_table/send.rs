@@ -1,10 +1,10 @@
 //! What a send slot holds from one stage to the next.
 
 use tcpx_memory::{Fence, RegionSlice};
-use tcpx_wire::TransferId;
 use tcpx_wire::chunk_header::ChunkHeader;
 
 use super::super::permits::Permit;
+use crate::channel::SendChunk;
 use crate::error::ChunkPosition;
 
 /// A chunk that a lane can send as it is.
@@ -40,15 +40,7 @@ impl Outgoing {
     }
 
     fn encode(&mut self, behind: u16) {
-        let header = ChunkHeader {
-            sequence: self.position.sequence,
-            transfer: TransferId(self.position.transfer),
-            offset: self.position.offset,
-            length: u32::try_from(self.position.length).unwrap_or(u32::MAX),
-            attempt: self.attempt,
-            behind,
-        };
-        self.header = header.encode();
+        ChunkHeader::renew(&mut self.header, self.attempt, behind);
     }
 }
 
@@ -103,25 +95,20 @@ pub(in crate::tcp) enum Settled {
 }
 
 /// The header of a chunk whose length was checked, and its position with nothing done.
-pub(in crate::tcp) fn describe(
-    sequence: u64,
-    transfer: u64,
-    offset: u64,
-    length: usize,
-) -> ([u8; ChunkHeader::BYTES], ChunkPosition) {
+pub(in crate::tcp) fn describe(chunk: &SendChunk) -> ([u8; ChunkHeader::BYTES], ChunkPosition) {
+    let length = chunk.source.len();
     let position = ChunkPosition {
-        sequence,
-        transfer,
-        offset,
+        sequence: chunk.sequence,
+        transfer: chunk.transfer,
+        offset: chunk.offset,
         length: length as u64,
         done: 0,
     };
-    let length = u32::try_from(length).unwrap_or(u32::MAX);
     let header = ChunkHeader {
-        sequence,
-        transfer: TransferId(transfer),
-        offset,
-        length,
+        window: chunk.window,
+        total: chunk.total,
+        index: chunk.index,
+        length: u32::try_from(length).unwrap_or(u32::MAX),
         attempt: 0,
         behind: 0,
     };

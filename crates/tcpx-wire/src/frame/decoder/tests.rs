@@ -71,6 +71,7 @@ fn the_longest_frames_fit() {
         Frame::Eager {
             transfer: TransferId(u64::MAX),
             tag: Tag(u64::MAX),
+            number: 0,
             level: Level::Verified,
             payload: vec![7; MAX_EAGER_BYTES].into(),
         },
@@ -87,6 +88,7 @@ fn a_payload_reuses_a_returned_buffer() {
     let eager = |payload: &[u8]| Frame::Eager {
         transfer: TransferId(1),
         tag: Tag(2),
+        number: 0,
         level: Level::Placed,
         payload: payload.to_vec().into(),
     };
@@ -114,6 +116,7 @@ fn equal_payload_lengths_reuse_bytes_and_show_changes() {
         let eager = |payload| Frame::Eager {
             transfer: TransferId(sequence),
             tag: Tag(2),
+            number: 0,
             level: Level::Placed,
             payload,
         };
@@ -133,6 +136,7 @@ fn equal_payload_lengths_reuse_bytes_and_show_changes() {
         &Frame::Eager {
             transfer: TransferId(40),
             tag: Tag(2),
+            number: 0,
             level: Level::Placed,
             payload: vec![40; 4096].into(),
         },

@@ -23,13 +23,11 @@ fn any_level() -> impl Strategy<Value = Level> {
 /// A chunk size with or without shorter chunks, which may not fit.
 /// A grant of chunks of these numbers.
 fn any_grant(numbers: impl Strategy<Value = u64>) -> impl Strategy<Value = Grant> {
-    (numbers, any_level(), any_cut()).prop_map(|(first_sequence, level, (chunk_bytes, taper))| {
-        Grant {
-            chunk_bytes,
-            first_sequence,
-            level,
-            taper,
-        }
+    (numbers, any_level(), any_cut()).prop_map(|(window, level, (chunk_bytes, taper))| Grant {
+        chunk_bytes,
+        window,
+        level,
+        taper,
     })
 }
 
@@ -43,16 +41,26 @@ fn any_cut() -> impl Strategy<Value = (u32, Option<Taper>)> {
 
 /// Frames with small numbers, so that many of them mean something.
 fn any_frame() -> impl Strategy<Value = Frame> {
-    let id = || (0u64..6).prop_map(TransferId);
+    let id = || {
+        prop_oneof![
+            3 => (0u64..6).prop_map(TransferId),
+            1 => (0u64..6).prop_map(TransferId::to_window),
+        ]
+    };
     let role = || prop_oneof![Just(Role::Sender), Just(Role::Receiver)];
     let number = || prop_oneof![0u64..4, Just(100_000), any::<u64>()];
     prop_oneof![
-        4 => (id(), 0u64..3, number(), any_level()).prop_map(|(transfer, tag, bytes, level)| {
-            Frame::Announce { transfer, tag: Tag(tag), bytes, level }
-        }),
-        2 => (id(), 0u64..3, any_level(), 0usize..40).prop_map(|(transfer, tag, level, bytes)| {
-            Frame::Eager { transfer, tag: Tag(tag), level, payload: vec![0; bytes].into() }
-        }),
+        4 => (id(), 0u64..3, number(), number(), any_level()).prop_map(
+            |(transfer, tag, number, bytes, level)| {
+                Frame::Waiting { transfer, tag: Tag(tag), number, bytes, level }
+            }
+        ),
+        2 => (id(), 0u64..3, number(), any_level(), 0usize..40).prop_map(
+            |(transfer, tag, number, level, bytes)| {
+                let payload = vec![0; bytes].into();
+                Frame::Eager { transfer, tag: Tag(tag), number, level, payload }
+            }
+        ),
         4 => (id(), any_grant(number())).prop_map(|(transfer, grant)| {
             Frame::Grant { transfer, grant }
         }),
@@ -73,13 +81,13 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         }),
         2 => (id(), role()).prop_map(|(transfer, from)| Frame::Cancelled { transfer, from }),
         1 => (0u64..2).prop_map(|counter| Frame::Heartbeat { counter }),
-        3 => (id(), 0u32..3, number(), any_grant(number())).prop_map(
-            |(transfer, epoch, bytes, grant)| {
-                Frame::GrantAhead { transfer, epoch, tag: Tag(1), bytes, grant }
-            }
-        ),
-        2 => (0u32..3, id()).prop_map(|(epoch, next)| Frame::Decline { epoch, next }),
-        1 => (0u32..3).prop_map(|epoch| Frame::Recall { epoch }),
+        3 => (number(), number(), any_grant(number())).prop_map(|(number, capacity, grant)| {
+            Frame::Posted { tag: Tag(1), number, capacity, grant }
+        }),
+        2 => number().prop_map(|number| Frame::Revoke { tag: Tag(1), number }),
+        1 => number().prop_map(|number| Frame::Withdraw { tag: Tag(1), number }),
+        1 => number().prop_map(|number| Frame::Forget { tag: Tag(1), number }),
+        1 => any::<bool>().prop_map(|forgotten| Frame::Forgotten { tag: Tag(1), forgotten }),
         3 => (id(), any_destination()).prop_map(|(transfer, to)| Frame::Destination { transfer, to }),
         2 => (0u64..4, any_place(), number(), any_level()).prop_map(
             |(request, from, bytes, level)| Frame::Get { request, from, bytes, level }
@@ -121,6 +129,8 @@ enum Input {
     Revoke,
     Sent(usize, u32),
     Arrived(usize, u32, u64),
+    InWindow(usize, u32, u64),
+    Fence(usize),
     Placed(usize, u32),
     Copied(usize),
     Digest(usize, u32),
@@ -141,6 +151,9 @@ fn any_input() -> impl Strategy<Value = Input> {
         3 => (which(), 0u32..30).prop_map(|(at, chunk)| Input::Sent(at, chunk)),
         3 => (which(), 0u32..30, prop_oneof![Just(4096u64), any::<u64>()])
             .prop_map(|(at, chunk, bytes)| Input::Arrived(at, chunk, bytes)),
+        3 => (which(), 0u32..30, prop_oneof![Just(20_000u64), 1..200_000u64])
+            .prop_map(|(at, chunk, total)| Input::InWindow(at, chunk, total)),
+        1 => which().prop_map(Input::Fence),
         3 => (which(), 0u32..30).prop_map(|(at, chunk)| Input::Placed(at, chunk)),
         1 => which().prop_map(Input::Copied),
         2 => (which(), 0u32..3).prop_map(|(at, crc32c)| Input::Digest(at, crc32c)),
@@ -155,10 +168,13 @@ proptest! {
 
     /// A peer and a data plane that say anything at any time: no panic, exactly one end each.
     #[test]
-    fn any_input_ends_every_operation_exactly_once(inputs in prop::collection::vec(any_input(), 1..120)) {
+    fn any_input_ends_every_operation_exactly_once(
+        addressed: bool,
+        inputs in prop::collection::vec(any_input(), 1..120),
+    ) {
         let mut config = small_chunks(3);
         config.deadlines.stall = Duration::from_secs(4);
-        config.grants_ahead = true;
+        config.addressed = addressed;
         let mut session = session(config);
         session.expose(WindowSecret::from_bytes([1; 16]), 10_000, Rights::GetAndPut);
         let mut now = Time(0);
@@ -181,7 +197,14 @@ proptest! {
                 }
                 Input::Send(bytes, level) => operations.extend(session.send(now, send(1, bytes, level))),
                 Input::Eager(bytes, level) => operations.extend(session.send(now, eager(1, bytes, level))),
-                Input::Receive(bytes, level) => operations.extend(session.receive(now, receive(1, bytes, level))),
+                Input::Receive(bytes, level) => {
+                    let request = ReceiveRequest { fenced: bytes % 5 == 0, ..receive(1, bytes, level) };
+                    operations.extend(session.receive(now, request));
+                }
+                Input::InWindow(of, chunk, total) => {
+                    session.window_chunk_arrived(now, at(of, &operations), chunk, 4096, total);
+                }
+                Input::Fence(of) => session.fence_reached(now, at(of, &operations)),
                 Input::Get(bytes, level) => {
                     let from = Place { window: 0, secret: WindowSecret::from_bytes([1; 16]), offset: 0 };
                     let request = GetRequest { from, bytes, level, deadlines: None };

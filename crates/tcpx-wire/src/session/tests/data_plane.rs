@@ -1,5 +1,7 @@
 //! What the data planes of a pair do, and what a session must never ask of them.
 
+use std::collections::BTreeSet;
+
 use super::model::*;
 use super::pair::{Event, Pair};
 use super::*;
@@ -19,7 +21,13 @@ impl Pair {
         };
         let agreed = *side.session.agreed().unwrap();
         // The sequence number of a chunk follows from any posted one.
-        for index in std::mem::take(&mut watched.held) {
+        let open = watched.window.filter(|_| !sends);
+        let held = std::mem::take(&mut watched.held);
+        if let Some(window) = open {
+            side.windows.remove(&window);
+            watched.window_open = false;
+        }
+        for index in held.into_iter().filter(|_| open.is_none()) {
             // A network lets go of a chunk that it had not sent when it becomes quiet.
             side.kept.retain(|_, held| *held != (operation, index));
             let channel = watched_channel(&side.session, operation, index, agreed.channels);
@@ -30,6 +38,11 @@ impl Pair {
         }
         if std::mem::take(&mut watched.withdrawn) {
             (watched.quiet, watched.matched) = (false, None);
+            (watched.window, watched.stopped) = (None, false);
+            watched.digesting = false;
+            watched.placed_bytes = 0;
+            watched.generation += 1;
+            watched.placed.clear();
         }
         side.session.data_quiet(self.now, operation);
     }
@@ -72,26 +85,84 @@ impl Pair {
                 .chunk_arrived(self.now, operation, chunk.index, length.into());
             if !self.weather.no_unpack {
                 let index = chunk.index;
+                let generation = 0;
                 self.schedule(
                     at,
                     Event::Placed {
                         operation,
                         index,
                         channel,
+                        generation,
                     },
                 );
             }
         }
     }
 
+    /// A chunk reaches its window, in whichever order.
+    pub(super) fn packet(&mut self, at: usize, window: u64, index: u32, length: u32, total: u64) {
+        let side = &mut self.sides[at];
+        let Some(open) = side.windows.get_mut(&window) else {
+            // It was closed before.
+            return;
+        };
+        let operation = open.operation;
+        let watched = side.operations.get_mut(&operation).unwrap();
+        let closing = watched.stopped || watched.withdrawn;
+        if closing && self.random.chance(50) {
+            return;
+        }
+        assert_eq!(*open.total.get_or_insert(total), total);
+        assert!((1..=open.cut.bytes()).contains(&total), "beyond the window");
+        let plan = open.cut.for_total(total);
+        assert_eq!(plan.range(index).1, length, "both sides cut alike");
+        assert!(open.seen.insert(index), "chunk {index} came twice");
+        watched.placed_bytes += u64::from(length);
+        watched.held.insert(index);
+        let generation = watched.generation;
+        side.session
+            .window_chunk_arrived(self.now, operation, index, length.into(), total);
+        if !self.weather.no_unpack {
+            let channel = 0;
+            self.schedule(
+                at,
+                Event::Placed {
+                    operation,
+                    index,
+                    channel,
+                    generation,
+                },
+            );
+        }
+    }
+
     pub(super) fn act(&mut self, at: usize, action: Action) {
         let side = &mut self.sides[at];
         assert!(side.closed.is_none(), "after Closed: {action:?}");
+        if std::env::var_os("PAIR_TRACE").is_some() {
+            eprintln!("{:?} at {at}: {action:?}", self.now);
+        }
         match action {
             Action::PeerSettings(_) | Action::PeerReady | Action::Setup { .. } => {}
-            Action::Begins { operation, bytes } => {
-                let watched = &side.operations[&operation];
-                assert!(watched.matched.is_some() && watched.bytes == bytes);
+            Action::OpenWindow {
+                operation,
+                window,
+                cut,
+                ..
+            } => {
+                let watched = side.operations.get_mut(&operation).unwrap();
+                assert!(watched.outcome.is_none() && !watched.window_open && !watched.stopped);
+                assert!(cut.bytes() <= watched.bytes && cut.count() > 0);
+                (watched.window, watched.window_open) = (Some(window), true);
+                let open = OpenWindow {
+                    operation,
+                    cut,
+                    total: None,
+                    seen: BTreeSet::new(),
+                };
+                let newest = side.windows.last_key_value();
+                assert!(newest.is_none_or(|(newest, _)| *newest < window));
+                side.windows.insert(window, open);
             }
             // It may come after the drop.
             Action::ChunkAcknowledged { chunk, .. } => {
@@ -108,24 +179,39 @@ impl Pair {
                 ..
             } => {
                 let watched = side.operations.get_mut(&operation).unwrap();
-                assert!(watched.outcome.is_none() && watched.held.is_empty());
-                assert_eq!(watched.matched.replace((transfer, chunks)), None);
+                assert!(watched.outcome.is_none());
+                let before = watched.matched.replace((transfer, chunks));
+                // A send whose window was closed begins anew.
+                assert!(operation.sent_transfer().is_some() || before.is_none());
             }
             Action::PostSend {
                 operation,
                 chunk,
                 transfer,
+                window,
+                total,
                 ..
             } => {
                 let agreed = *side.session.agreed().unwrap();
-                assert!(side.granted.contains(&transfer), "posted before the grant");
+                let addressed = side.session.config.addressed;
+                let known = match addressed {
+                    true => side.named.contains(&window),
+                    false => side.granted.contains(&transfer),
+                };
+                assert!(known, "posted before the window was known");
                 side.sends.post(chunk, agreed.channels, agreed.send_window);
                 let watched = side.operations.get_mut(&operation).unwrap();
                 assert!(watched.outcome.is_none() && !watched.stopped);
                 assert_eq!(watched.matched.map(|(matched, _)| matched), Some(transfer));
                 watched.transfer = Some(transfer);
+                if addressed {
+                    watched.window = Some(window);
+                    let before = side.sent_to.insert(window, operation);
+                    assert!(before.is_none_or(|before| before == operation));
+                }
                 assert!(watched.held.insert(chunk.index));
                 side.kept.insert(chunk.sequence, (operation, chunk.index));
+                let generation = watched.generation;
                 let Chunk { index, channel, .. } = chunk;
                 if self.weather.no_send {
                     return;
@@ -136,11 +222,25 @@ impl Pair {
                         operation,
                         index,
                         channel,
+                        generation,
                     },
                 );
-                if !self.weather.lose_data {
-                    self.transport(1 - at, chunk, transfer);
+                if self.weather.lose_data {
+                    return;
                 }
+                if !addressed {
+                    return self.transport(1 - at, chunk, transfer);
+                }
+                let most = self.weather.data.unwrap_or(self.weather.jitter);
+                let delay = Duration::from_micros(self.random.below(most) + 1);
+                let Chunk { index, length, .. } = chunk;
+                let packet = Event::Packet {
+                    window,
+                    index,
+                    length,
+                    total,
+                };
+                self.schedule_at(1 - at, self.now + delay, packet);
             }
             Action::PostReceive {
                 operation,
@@ -223,8 +323,8 @@ impl Pair {
             }
             Action::Withdraw { operation } => {
                 let watched = side.operations.get_mut(&operation).unwrap();
-                assert!(watched.placed_bytes == 0 && !watched.stopped && !watched.withdrawn);
-                assert!(watched.matched.is_some());
+                assert!(!watched.stopped && !watched.withdrawn);
+                assert!(watched.touches_memory());
                 watched.withdrawn = true;
                 // Where nothing was posted the data plane has nothing to let go of.
                 if !self.weather.no_quiet || !watched.touches_memory() {
@@ -267,7 +367,8 @@ impl Pair {
         if let Ok(Completed { bytes, level }) = outcome {
             match operation.sent_transfer() {
                 Some(transfer) if level >= Level::Placed => {
-                    self.check_placed(1 - at, transfer, bytes)
+                    let window = watched.window;
+                    self.check_placed(1 - at, transfer, window, bytes)
                 }
                 Some(_) => {}
                 None if watched.copied.is_some() => {}
@@ -280,11 +381,14 @@ impl Pair {
     }
 
     /// A sender was told that everything is placed: it must be.
-    fn check_placed(&self, receiver: usize, transfer: TransferId, bytes: u64) {
+    fn check_placed(&self, receiver: usize, transfer: TransferId, window: Option<u64>, bytes: u64) {
         let side = &self.sides[receiver];
         let found = side.operations.values().find(|watched| {
             watched.held.is_empty()
-                && watched.transfer == Some(transfer)
+                && match window {
+                    Some(_) => watched.window == window,
+                    None => watched.transfer == Some(transfer),
+                }
                 && watched.bytes >= bytes
                 && watched.copied.is_none()
                 && watched.placed_bytes > 0

@@ -33,29 +33,31 @@ pub(super) fn drain_at(session: &mut Session, now: Time) -> (Vec<Frame>, Vec<Act
     }
 }
 
-fn announce(transfer: u64, bytes: u64) -> Frame {
-    Frame::Announce {
+fn waiting(transfer: u64, bytes: u64) -> Frame {
+    Frame::Waiting {
         transfer: TransferId(transfer),
         tag: Tag(1),
+        number: transfer,
         bytes,
         level: Level::Placed,
     }
 }
 
 fn payload(transfer: u64, bytes: usize) -> Frame {
-    let (transfer, payload) = (TransferId(transfer), vec![1; bytes].into());
+    let (number, payload) = (transfer, vec![1; bytes].into());
     Frame::Eager {
-        transfer,
+        transfer: TransferId(transfer),
         tag: Tag(1),
+        number,
         level: Level::Placed,
         payload,
     }
 }
 
-fn grant(chunk_bytes: u32, first_sequence: u64) -> Frame {
+fn grant(chunk_bytes: u32, window: u64) -> Frame {
     Frame::Grant {
         transfer: T0,
-        grant: placing(chunk_bytes, first_sequence),
+        grant: placing(chunk_bytes, window),
     }
 }
 
@@ -97,7 +99,7 @@ fn sending(bytes: u64) -> Session {
 fn settings_come_first_once_and_within_bounds() {
     let fresh = || Session::new(config(), Time(0)).unwrap();
     let unexpected = |error| matches!(error, SessionError::Unexpected { .. });
-    assert!(unexpected(error(&mut fresh(), [announce(0, 1)])));
+    assert!(unexpected(error(&mut fresh(), [waiting(0, 1)])));
     assert!(unexpected(error(&mut fresh(), [Frame::Ready])));
     let twice = [Frame::Settings(settings()), Frame::Settings(settings())];
     assert!(unexpected(error(&mut fresh(), twice)));
@@ -135,24 +137,48 @@ fn settings_come_first_once_and_within_bounds() {
 }
 
 #[test]
-fn transfers_count_up_by_one() {
-    for wrong in [announce(1, 5), announce(u64::MAX, 5), payload(7, 5)] {
-        let found = error(&mut session(config()), [wrong]);
+fn a_transfer_has_its_name_and_its_number_alone() {
+    let named = |frame, name: u64| match frame {
+        Frame::Waiting {
+            tag,
+            number,
+            bytes,
+            level,
+            ..
+        } => Frame::Waiting {
+            transfer: TransferId(name),
+            tag,
+            number,
+            bytes,
+            level,
+        },
+        other => other,
+    };
+    // A window's name, a name that waits, and a payload behind a later transfer.
+    for wrong in [
+        vec![waiting(u64::MAX, 5)],
+        vec![waiting(0, 5), waiting(0, 5)],
+        vec![waiting(1, 5), payload(0, 5)],
+    ] {
+        let found = error(&mut session(config()), wrong);
         assert!(
-            matches!(found, SessionError::TransferOrder { expected: T0, .. }),
+            matches!(found, SessionError::TransferOrder { .. }),
             "{found}"
         );
     }
-    let found = error(&mut session(config()), [announce(0, 5), announce(0, 5)]);
-    assert!(matches!(
-        found,
-        SessionError::TransferOrder { arrived: T0, .. }
-    ));
+    // A number that waits, and one that no side can have come to.
+    for wrong in [
+        vec![waiting(0, 5), named(waiting(0, 5), 1)],
+        vec![named(waiting(1 << 40, 5), 1)],
+    ] {
+        let found = error(&mut session(config()), wrong);
+        assert!(matches!(found, SessionError::Unexpected { .. }), "{found}");
+    }
 }
 
 #[test]
 fn an_absurd_length_is_refused() {
-    let found = error(&mut session(config()), [announce(0, u64::MAX)]);
+    let found = error(&mut session(config()), [waiting(0, u64::MAX)]);
     assert!(matches!(
         found,
         SessionError::Field {
@@ -195,6 +221,7 @@ fn a_short_payload_that_waits_holds_no_long_buffer() {
         let frame = Frame::Eager {
             transfer: TransferId(transfer),
             tag: Tag(1),
+            number: transfer,
             level: Level::Placed,
             payload: payload.into(),
         };
@@ -214,10 +241,45 @@ fn a_short_payload_that_waits_holds_no_long_buffer() {
 
 #[test]
 fn empty_eager_payloads_are_bounded_too() {
-    let mut config = config();
-    config.max_operations = 10;
-    let found = error(&mut session(config), (0..11).map(|at| payload(at, 0)));
-    assert_eq!(found, SessionError::TooManyUnmatched { limit: 10 });
+    // Each costs 256 bytes of credit.
+    let frames = (0..1025).map(|at| payload(at, 0));
+    let found = error(&mut session(config()), frames);
+    assert!(
+        matches!(found, SessionError::EagerOverCredit { .. }),
+        "{found}"
+    );
+}
+
+/// Rule 7: whoever asks for more than was agreed is refused; an honest side holds back.
+#[test]
+fn rule_7_unanswered_sends_are_bounded() {
+    let limit = config().most_arrivals();
+    let frames = (0..=limit).map(|at| waiting(at, 100_000));
+    let found = error(&mut session(config()), frames);
+    assert_eq!(found, SessionError::TooManyUnmatched { limit });
+    let mut honest = session(config());
+    for _ in 0..2000 {
+        honest
+            .send(Time(0), send(1, 100_000, Level::Placed))
+            .unwrap();
+    }
+    let frames = drain(&mut honest).0;
+    assert_eq!(frames.len(), 1024);
+    // One answer, one question more.
+    let refused = Frame::Refuse {
+        transfer: T0,
+        reason: RefuseReason::Cancelled,
+    };
+    honest.frame(Time(0), refused).unwrap();
+    let asked = |frame: &Frame| matches!(frame, Frame::Waiting { .. });
+    assert_eq!(
+        drain(&mut honest)
+            .0
+            .iter()
+            .filter(|frame| asked(frame))
+            .count(),
+        1
+    );
 }
 
 #[test]
@@ -227,7 +289,7 @@ fn credit_that_was_never_used_does_not_come_back() {
     let found = error(
         &mut session,
         [
-            Frame::EagerCredit { bytes: 60 },
+            Frame::EagerCredit { bytes: 216 },
             Frame::EagerCredit { bytes: 41 },
         ],
     );
@@ -245,8 +307,8 @@ fn a_grant_must_continue_the_stream_with_chunks_of_at_most_the_agreed_size() {
     const MOST: &str = "chunk_bytes in grains, at most";
     let chunk = 512 * 1024;
     for (wrong, field) in [
-        (grant(chunk, 1), "first_sequence"),
-        (grant(chunk, u64::MAX), "first_sequence"),
+        (grant(chunk, 1), "its first chunk's number"),
+        (grant(chunk, u64::MAX), "its first chunk's number"),
         (grant(chunk + 4096, 0), MOST),
         (grant(4097, 0), MOST),
         (grant(0, 0), MOST),
@@ -409,7 +471,7 @@ fn frames_in_the_wrong_state_are_refused() {
     session
         .receive(Time(0), receive(1, 100, Level::Verified))
         .unwrap();
-    let found = error(&mut session, [announce(0, 100), digest.clone(), digest]);
+    let found = error(&mut session, [waiting(0, 100), digest.clone(), digest]);
     assert!(matches!(
         found,
         SessionError::Unexpected {
@@ -431,7 +493,7 @@ fn a_peer_that_asks_but_never_reads_is_cut_off() {
             detail: "".into(),
         };
         result = session
-            .frame(Time(0), announce(transfer, 5))
+            .frame(Time(0), waiting(transfer, 5))
             .and_then(|()| session.frame(Time(0), cancel));
         if result.is_err() {
             break;
@@ -472,7 +534,7 @@ fn after_a_protocol_error_the_peer_is_told_and_everything_ends() {
     assert_eq!(lost(&error.cause).0, &failure);
     assert_eq!(*last, failure);
     assert!(
-        session.frame(Time(0), announce(9, 9)).is_ok(),
+        session.frame(Time(0), waiting(9, 9)).is_ok(),
         "what follows is ignored"
     );
     assert_eq!(drain(&mut session), (vec![], vec![]));

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::*;
 use crate::crc::crc32c;
 use crate::frame::TransferId;
+use crate::plan::ChunkPlan;
 
 /// A small seeded generator; the same seed is the same run.
 #[derive(Clone, Debug)]
@@ -49,11 +50,16 @@ pub(super) struct Watched {
     pub(super) quiet: bool,
     /// It waits again once it is quiet.
     pub(super) withdrawn: bool,
+    /// The window that it goes to, or that is open for it.
+    pub(super) window: Option<u64>,
+    pub(super) window_open: bool,
+    /// How often it was withdrawn: what the data plane did before is over.
+    pub(super) generation: u32,
 }
 
 impl Watched {
     pub(super) fn touches_memory(&self) -> bool {
-        !self.quiet && (!self.held.is_empty() || self.copying || self.digesting)
+        !self.quiet && (self.window_open || !self.held.is_empty() || self.copying || self.digesting)
     }
 }
 
@@ -87,6 +93,15 @@ impl Lanes {
     pub(super) fn release(&mut self, channel: u16) {
         *self.in_flight.get_mut(&channel).unwrap() -= 1;
     }
+}
+
+/// A window that is open to chunks.
+#[derive(Debug)]
+pub(super) struct OpenWindow {
+    pub(super) operation: OperationId,
+    pub(super) cut: ChunkPlan,
+    pub(super) total: Option<u64>,
+    pub(super) seen: BTreeSet<u32>,
 }
 
 /// CRC32C that the model gives the bytes of a transfer that has no payload.

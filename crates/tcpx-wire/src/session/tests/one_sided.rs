@@ -83,7 +83,7 @@ fn puts_and_gets_of_every_size_and_level_arrive() {
     for hold in [false, true] {
         let mut config = config();
         config.hold_until_placed = hold;
-        config.grants_ahead = hold;
+        config.addressed = hold;
         let mut pair = Pair::new(config, 4);
         let window = expose(&mut pair, 1, Rights::GetAndPut);
         let mut operations = Vec::new();
@@ -305,6 +305,7 @@ fn what_follows_a_get_waits_until_its_memory_is_free() {
     let payload = |transfer| Frame::Eager {
         transfer: TransferId(transfer),
         tag: Tag(0),
+        number: 0,
         level: Level::Placed,
         payload: vec![1; 9].into(),
     };
@@ -355,6 +356,7 @@ fn an_ended_send_is_told_of_before_a_put_arrives() {
         Frame::Eager {
             transfer: TransferId(0),
             tag: Tag(0),
+            number: 0,
             level: Level::Placed,
             payload: vec![1; 9].into(),
         },
@@ -404,9 +406,10 @@ fn closing_refuses_what_was_not_accepted() {
     let zero = TransferId(0);
     let frames = [
         Frame::Destination { transfer: zero, to },
-        Frame::Announce {
+        Frame::Waiting {
             transfer: zero,
             tag: Tag(0),
+            number: 0,
             bytes: 100,
             level: Level::Placed,
         },
@@ -439,9 +442,10 @@ fn closing_refuses_what_was_not_accepted() {
 /// Whatever breaks the rules of one-sided frames ends the connection with an error.
 #[test]
 fn one_sided_frames_that_no_honest_peer_sends() {
-    let announce = |transfer, bytes| Frame::Announce {
+    let waiting = |transfer, bytes| Frame::Waiting {
         transfer: TransferId(transfer),
         tag: Tag(0),
+        number: 0,
         bytes,
         level: Level::Placed,
     };
@@ -465,13 +469,13 @@ fn one_sided_frames_that_no_honest_peer_sends() {
         count,
     };
     let cases: [&[Frame]; 9] = [
-        &[destination(0, behind(0, 0)), announce(0, 65_537)],
+        &[destination(0, behind(0, 0)), waiting(0, 65_537)],
         &[destination(0, window), destination(0, window)],
-        &[destination(1, window), announce(0, 5)],
-        &[destination(0, reply(1)), announce(0, 5)],
-        &[destination(0, reply(0)), announce(0, 6)],
-        &[destination(0, behind(0, 1)), announce(0, 5)],
-        &[destination(0, behind(u64::MAX, 1)), announce(0, 5)],
+        &[destination(1, window), waiting(0, 5)],
+        &[destination(0, reply(1)), waiting(0, 5)],
+        &[destination(0, reply(0)), waiting(0, 6)],
+        &[destination(0, behind(0, 1)), waiting(0, 5)],
+        &[destination(0, behind(u64::MAX, 1)), waiting(0, 5)],
         &[ask(1)],
         &[Frame::RefuseGet {
             request: 1,
@@ -534,7 +538,7 @@ fn play(schedule: &Schedule) {
     let mut config = small_chunks(schedule.channels);
     config.ours.eager_credit = 64 * 1024;
     config.report_acknowledged = true;
-    config.grants_ahead = schedule.ahead;
+    config.addressed = schedule.ahead;
     let mut pair = Pair::new(config, schedule.seed);
     pair.weather.jitter = schedule.jitter;
     let mut random = Random(!schedule.seed);

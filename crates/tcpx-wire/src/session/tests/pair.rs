@@ -39,15 +39,28 @@ pub(super) enum Event {
     Data {
         channel: u16,
     },
+    /// A chunk arrives on an addressed network.
+    Packet {
+        window: u64,
+        index: u32,
+        length: u32,
+        total: u64,
+    },
+    /// GPU work that a receive comes after is done.
+    Fence {
+        operation: OperationId,
+    },
     Sent {
         operation: OperationId,
         index: u32,
         channel: u16,
+        generation: u32,
     },
     Placed {
         operation: OperationId,
         index: u32,
         channel: u16,
+        generation: u32,
     },
     Copied {
         operation: OperationId,
@@ -69,6 +82,11 @@ pub(super) struct Side {
     pub(super) sends: Lanes,
     pub(super) receives: Lanes,
     pub(super) granted: BTreeSet<TransferId>,
+    /// Windows of the peer that this side knows, and which send went to each.
+    pub(super) named: BTreeSet<u64>,
+    pub(super) sent_to: BTreeMap<u64, OperationId>,
+    /// Windows of this side.
+    pub(super) windows: BTreeMap<u64, OpenWindow>,
     pub(super) closed: Option<Option<ConnectionFailure>>,
     /// Puts and notifications of the peer that were accepted.
     pub(super) accepted: BTreeMap<TransferId, OperationId>,
@@ -99,6 +117,21 @@ pub(super) struct Pair {
     scheduled: u64,
 }
 
+impl Side {
+    /// A chunk was placed; after the last one the window is closed.
+    fn placed_in_window(&mut self, window: u64, operation: OperationId) {
+        let watched = self.operations.get_mut(&operation).unwrap();
+        let done = self.windows.get(&window).is_some_and(|open| {
+            let chunks = open.total.map(|total| open.cut.for_total(total).count());
+            chunks == Some(watched.placed.len() as u32)
+        });
+        if done {
+            self.windows.remove(&window);
+            watched.window_open = false;
+        }
+    }
+}
+
 impl Pair {
     pub(super) fn new(config: Config, seed: u64) -> Self {
         Self::of(config.clone(), config, seed)
@@ -120,6 +153,9 @@ impl Pair {
             sends: Lanes::default(),
             receives: Lanes::default(),
             granted: BTreeSet::new(),
+            named: BTreeSet::new(),
+            sent_to: BTreeMap::new(),
+            windows: BTreeMap::new(),
             closed: None,
             accepted: BTreeMap::new(),
             inbox: VecDeque::new(),
@@ -169,6 +205,9 @@ impl Pair {
         let (bytes, tag) = (request.capacity, request.tag);
         let operation = self.sides[side].session.receive(self.now, request).unwrap();
         self.watch(side, operation, bytes, tag);
+        if request.fenced {
+            self.schedule(side, Event::Fence { operation });
+        }
         self.drain(side);
         operation
     }
@@ -327,8 +366,18 @@ impl Pair {
                 if self.weather.cut {
                     return;
                 }
-                if let Frame::Grant { transfer, .. } | Frame::GrantAhead { transfer, .. } = frame {
-                    side.granted.insert(transfer);
+                match frame {
+                    Frame::Grant { transfer, grant } => {
+                        side.granted.insert(transfer);
+                        side.named.insert(grant.window);
+                    }
+                    Frame::Posted { grant, .. } => {
+                        side.named.insert(grant.window);
+                    }
+                    _ => {}
+                }
+                if std::env::var_os("PAIR_TRACE").is_some() {
+                    eprintln!("{now:?} to {at}: {frame:?}");
                 }
                 side.frames_in.push(frame.clone());
                 side.session.frame(now, frame).expect("an honest peer");
@@ -338,13 +387,22 @@ impl Pair {
                 side.heads.entry(channel).or_default().extend(arrived);
                 self.accept(at, channel);
             }
+            Event::Packet {
+                window,
+                index,
+                length,
+                total,
+            } => self.packet(at, window, index, length, total),
+            Event::Fence { operation } => side.session.fence_reached(now, operation),
             Event::Sent {
                 operation,
                 index,
                 channel,
+                generation,
             } => {
                 let watched = side.operations.get_mut(&operation).unwrap();
-                if !watched.quiet && watched.held.remove(&index) {
+                let live = !watched.quiet && watched.generation == generation;
+                if live && watched.held.remove(&index) {
                     side.sends.release(channel);
                     side.session.chunk_sent(now, operation, index);
                 }
@@ -353,11 +411,16 @@ impl Pair {
                 operation,
                 index,
                 channel,
+                generation,
             } => {
                 let watched = side.operations.get_mut(&operation).unwrap();
-                if !watched.quiet && watched.held.remove(&index) {
+                let live = !watched.quiet && watched.generation == generation;
+                if live && watched.held.remove(&index) {
                     watched.placed.insert(index);
-                    side.receives.release(channel);
+                    match watched.window {
+                        Some(window) => side.placed_in_window(window, operation),
+                        None => side.receives.release(channel),
+                    }
                     side.session.chunk_placed(now, operation, index);
                 }
             }
@@ -370,8 +433,7 @@ impl Pair {
             }
             Event::Digest { operation, crc32c } => {
                 let watched = side.operations.get_mut(&operation).unwrap();
-                if !watched.quiet {
-                    watched.digesting = false;
+                if !watched.quiet && std::mem::take(&mut watched.digesting) {
                     side.session.digest(now, operation, crc32c);
                 }
             }
@@ -423,20 +485,30 @@ impl Pair {
 
     /// Receives of a tag were matched in the order in which they were posted.
     pub(super) fn assert_matched_in_order(&self) {
-        for side in &self.sides {
+        for (at, side) in self.sides.iter().enumerate() {
             let mut last = BTreeMap::new();
             for (operation, watched) in &side.operations {
                 let ended_well = matches!(watched.outcome, Some(Ok(_)));
                 if operation.sent_transfer().is_some() || !ended_well {
                     continue;
                 }
-                let transfer = watched.matched.map(|(transfer, _)| transfer);
+                let transfer = watched
+                    .matched
+                    .map(|(transfer, _)| self.message(at, transfer));
                 let before = last.insert(watched.tag, transfer);
                 assert!(
                     before.is_none_or(|before| before < transfer),
                     "{operation:?}"
                 );
             }
+        }
+    }
+
+    /// The peer's own name of a transfer to this side.
+    pub(super) fn message(&self, at: usize, transfer: TransferId) -> TransferId {
+        match transfer.window() {
+            Some(window) => self.sides[1 - at].sent_to[&window].sent_transfer().unwrap(),
+            None => transfer,
         }
     }
 
@@ -457,7 +529,8 @@ impl Pair {
             );
             assert!(session.send_stream.idle() && session.receive_stream.idle());
             assert_eq!(session.matching.arrivals(), 0);
-            session.assert_nothing_ahead(peer);
+            session.assert_counts_agree(peer);
+            assert!(side.windows.is_empty(), "open windows: {:?}", side.windows);
             session.assert_nothing_one_sided();
             let config = &session.config;
             if config.hold_until_placed && config.report_acknowledged {

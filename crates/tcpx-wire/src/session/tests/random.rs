@@ -22,8 +22,8 @@ struct Schedule {
     close: bool,
     /// Acknowledgements and eager payloads wait for others.
     holds: bool,
-    /// Most messages follow each other as the receives do, and are granted ahead.
-    ahead: bool,
+    /// Receives are posted to the peer; most messages follow each other as the receives do.
+    addressed: bool,
     /// Shorter chunks at the end of what each side receives.
     tapers: [Option<Taper>; 2],
 }
@@ -53,7 +53,7 @@ fn any_schedule() -> impl Strategy<Value = Schedule> {
                 cancels,
                 flags,
             )| {
-                let (hold_until_placed, cancellable, close, holds, ahead, tapers) = flags;
+                let (hold_until_placed, cancellable, close, holds, addressed, tapers) = flags;
                 Schedule {
                     seed,
                     channels,
@@ -63,10 +63,10 @@ fn any_schedule() -> impl Strategy<Value = Schedule> {
                     operations,
                     cancels,
                     hold_until_placed,
-                    cancellable: cancellable || ahead,
+                    cancellable: cancellable || addressed,
                     close,
                     holds,
-                    ahead,
+                    addressed,
                     tapers,
                 }
             },
@@ -85,8 +85,7 @@ fn play(schedule: &Schedule) {
     config.hold_until_placed = schedule.hold_until_placed;
     config.report_acknowledged = true;
     config.cancellable = schedule.cancellable;
-    config.grants_ahead = schedule.ahead;
-    config.announces_granted = schedule.seed.is_multiple_of(2);
+    config.addressed = schedule.addressed;
     config.close_timeout = Duration::from_secs(100);
     if schedule.tapers.iter().any(Option::is_some) {
         config.ours.chunk_bytes = 4 * CHUNK_GRAIN_BYTES;
@@ -102,9 +101,9 @@ fn play(schedule: &Schedule) {
     // One entry per message: what is sent from which side, and the receive that must match it.
     let mut tags = Vec::new();
     for _ in 0..schedule.operations {
-        let alike = schedule.ahead && random.chance(90);
+        let alike = schedule.addressed && random.chance(90);
         let tag = if alike { 0 } else { random.below(4) };
-        let side = if schedule.ahead && random.chance(95) {
+        let side = if schedule.addressed && random.chance(95) {
             0
         } else {
             random.below(2) as usize
@@ -114,7 +113,7 @@ fn play(schedule: &Schedule) {
         tags.push((1 - side, tag, false));
     }
     for at in (1..tags.len()).rev() {
-        let to = match schedule.ahead {
+        let to = match schedule.addressed {
             false => random.below(at as u64 + 1) as usize,
             true => at - random.below(at.min(9) as u64 + 1) as usize,
         };
@@ -125,7 +124,7 @@ fn play(schedule: &Schedule) {
         if pair.sides[side].closed.is_some() || pair.sides[side].session.closing() {
             break;
         }
-        let usual = schedule.ahead && random.chance(90);
+        let usual = schedule.addressed && random.chance(90);
         let level = if usual {
             Level::Placed
         } else {
@@ -148,7 +147,9 @@ fn play(schedule: &Schedule) {
                 false if random.chance(90) => 200_000,
                 false => 5000,
             };
-            pair.receive(side, receive(tag, capacity, level))
+            let mut request = receive(tag, capacity, level);
+            request.fenced = random.chance(10);
+            pair.receive(side, request)
         };
         live.push((side, operation));
         pair.run(Duration::from_micros(random.below(schedule.jitter * 2)));
@@ -178,7 +179,7 @@ fn play(schedule: &Schedule) {
         }
     }
     pair.assert_matched_in_order();
-    if schedule.cancels == 0 && !schedule.ahead {
+    if schedule.cancels == 0 && !schedule.addressed {
         for side in &pair.sides {
             for stream in [&side.sends.sequences, &side.receives.sequences] {
                 let chunks = stream.len() as u64;

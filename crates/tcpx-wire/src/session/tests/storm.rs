@@ -24,7 +24,7 @@ struct Storm {
     unusual: u64,
     both_ways: bool,
     hold: bool,
-    spans: bool,
+    fences: bool,
     holds: bool,
     /// After how many operations which side closes.
     close: Option<(u64, usize)>,
@@ -68,7 +68,7 @@ fn any_storm() -> impl Strategy<Value = Storm> {
                 (seed, channels, windows, jitter),
                 (frames, data, quiet),
                 (operations, cancels, deadlines, unusual),
-                (both_ways, hold, spans, holds, mixed_levels),
+                (both_ways, hold, fences, holds, mixed_levels),
                 (close, stuck, capacity),
             )| Storm {
                 seed,
@@ -84,7 +84,7 @@ fn any_storm() -> impl Strategy<Value = Storm> {
                 unusual,
                 both_ways,
                 hold,
-                spans: spans && hold,
+                fences,
                 holds,
                 close,
                 stuck,
@@ -101,9 +101,8 @@ fn weather(storm: &Storm) -> Pair {
     config.ours.eager_credit = 64 * 1024;
     config.ours.dead_after_ms = 100_000;
     config.hold_until_placed = storm.hold;
-    config.window_spans = storm.spans;
     config.report_acknowledged = true;
-    config.grants_ahead = true;
+    config.addressed = true;
     config.max_operations = storm.capacity;
     config.close_timeout = Duration::from_secs(150);
     let mut pair = Pair::of(config.clone(), config, storm.seed);
@@ -211,6 +210,7 @@ fn blow(storm: &Storm) {
                 };
                 let mut request = receive(tag, capacity, level);
                 request.deadlines = deadlines;
+                request.fenced = storm.fences && random.chance(20);
                 pair.receive(side, request)
             };
             live.push((side, operation));
@@ -264,6 +264,7 @@ fn blow(storm: &Storm) {
                 continue;
             }
             let (transfer, _) = watched.matched.expect("it succeeded");
+            let transfer = pair.message(at, transfer);
             let sent = &pair.sides[1 - at].operations[&OperationId::send(transfer)];
             assert_eq!((sent.tag, sent.bytes), (watched.tag, done.bytes));
         }

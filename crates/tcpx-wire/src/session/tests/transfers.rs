@@ -148,7 +148,7 @@ fn eager_transfers_reach_every_level() {
 }
 
 #[test]
-fn a_sender_out_of_eager_credit_announces_and_order_is_kept() {
+fn a_sender_out_of_eager_credit_asks_and_order_is_kept() {
     let mut pair = Pair::new(config(), 2);
     let sends: Vec<_> = (0..40)
         .map(|_| pair.send(0, eager(1, 16_000, Level::Placed)))
@@ -161,7 +161,7 @@ fn a_sender_out_of_eager_credit_announces_and_order_is_kept() {
         .count();
     let announced = frames
         .iter()
-        .filter(|frame| matches!(frame, Frame::Announce { .. }))
+        .filter(|frame| matches!(frame, Frame::Waiting { .. }))
         .count();
     assert_eq!((eagers, announced), (16, 24));
     assert!(!pair.sides[0].session.eager_allowed(16_000));

@@ -85,6 +85,7 @@ fn that_a_send_has_ended_is_told_last_where_that_is_asked_for_and_all_the_same()
     let answer = Frame::Eager {
         transfer,
         tag: Tag(1),
+        number: 0,
         level: Level::Placed,
         payload: vec![1; 8].into(),
     };
@@ -190,29 +191,26 @@ fn that_a_chunk_was_sent_matters_only_where_nothing_else_tells_of_its_end() {
     assert!(granted(config(), Level::Placed).0.waits_for_sent());
 }
 
-/// A send whose window is full of chunks of which `late` was placed and not reported sent.
+/// A send whose window is full of chunks that are all placed, and of which one was not reported sent.
 fn stuck(window: u16) -> (Session, usize) {
     let mut config = small_chunks(1);
     config.ours.send_window = window;
     config.hold_until_placed = true;
-    config.window_spans = true;
     let mut session = session(config);
     let now = Time(0);
-    let sent = session.send(now, send(1, 80_000, Level::Placed)).unwrap();
+    let bytes = u64::from(window) * 4096;
+    session.send(now, send(1, bytes, Level::Placed)).unwrap();
+    session.send(now, send(1, 4096, Level::Placed)).unwrap();
     drain_at(&mut session, now);
-    let transfer = TransferId(0);
-    let grant = Frame::Grant {
-        transfer,
-        grant: placing(4096, 0),
-    };
-    session.frame(now, grant).unwrap();
-    drain_at(&mut session, now);
-    // All but the first are reported sent, and then all are acknowledged.
-    for index in 1..u32::from(window) {
-        session.chunk_sent(now, sent, index);
+    for (transfer, first) in [(TransferId(0), 0), (TransferId(1), window.into())] {
+        let grant = placing(4096, first);
+        session
+            .frame(now, Frame::Grant { transfer, grant })
+            .unwrap();
     }
+    drain_at(&mut session, now);
     for index in 0..u32::from(window) {
-        let chunks = PlacedChunks::single(index);
+        let (transfer, chunks) = (TransferId(0), PlacedChunks::single(index));
         session
             .frame(now, Frame::Placed { transfer, chunks })
             .unwrap();

@@ -71,9 +71,9 @@ fn any_frame() -> impl Strategy<Value = Frame> {
     };
     let grant = || {
         (1u32.., any::<u64>(), level(), any_taper()).prop_map(
-            |(chunk_bytes, first_sequence, level, taper)| Grant {
+            |(chunk_bytes, window, level, taper)| Grant {
                 chunk_bytes,
-                first_sequence,
+                window,
                 level,
                 taper,
             },
@@ -128,14 +128,15 @@ fn any_frame() -> impl Strategy<Value = Frame> {
             }
         ),
         Just(Frame::Ready),
-        (id(), tag(), any::<u64>(), level()).prop_map(|(transfer, tag, bytes, level)| {
-            Frame::Announce {
+        (id(), tag(), any::<u64>(), any::<u64>(), level()).prop_map(
+            |(transfer, tag, number, bytes, level)| Frame::Waiting {
                 transfer,
                 tag,
+                number,
                 bytes,
                 level,
             }
-        }),
+        ),
         (id(), grant()).prop_map(|(transfer, grant)| Frame::Grant { transfer, grant }),
         (id(), refuse.clone()).prop_map(|(transfer, reason)| Frame::Refuse { transfer, reason }),
         (id(), destination).prop_map(|(transfer, to)| Frame::Destination { transfer, to }),
@@ -148,10 +149,11 @@ fn any_frame() -> impl Strategy<Value = Frame> {
             }
         }),
         (any::<u64>(), refuse).prop_map(|(request, reason)| Frame::RefuseGet { request, reason }),
-        (id(), tag(), level(), vec(any::<u8>(), 0..300)).prop_map(
-            |(transfer, tag, level, payload)| Frame::Eager {
+        (id(), tag(), any::<u64>(), level(), vec(any::<u8>(), 0..300)).prop_map(
+            |(transfer, tag, number, level, payload)| Frame::Eager {
                 transfer,
                 tag,
+                number,
                 level,
                 payload: payload.into(),
             }
@@ -180,17 +182,18 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         (goodbye, detail()).prop_map(|(reason, detail)| Frame::Goodbye { reason, detail }),
         Just(Frame::GoodbyeAck),
         any::<u32>().prop_map(|next| Frame::Received { next }),
-        (id(), any::<u32>(), tag(), any::<u64>(), grant()).prop_map(
-            |(transfer, epoch, tag, bytes, grant)| Frame::GrantAhead {
-                transfer,
-                epoch,
+        (tag(), any::<u64>(), any::<u64>(), grant()).prop_map(|(tag, number, capacity, grant)| {
+            Frame::Posted {
                 tag,
-                bytes,
+                number,
+                capacity,
                 grant,
             }
-        ),
-        (any::<u32>(), id()).prop_map(|(epoch, next)| Frame::Decline { epoch, next }),
-        any::<u32>().prop_map(|epoch| Frame::Recall { epoch }),
+        }),
+        (tag(), any::<u64>()).prop_map(|(tag, number)| Frame::Revoke { tag, number }),
+        (tag(), any::<u64>()).prop_map(|(tag, number)| Frame::Withdraw { tag, number }),
+        (tag(), any::<u64>()).prop_map(|(tag, number)| Frame::Forget { tag, number }),
+        (tag(), any::<bool>()).prop_map(|(tag, forgotten)| Frame::Forgotten { tag, forgotten }),
     ]
 }
 
@@ -237,7 +240,7 @@ proptest! {
 
     #[test]
     fn any_body_with_a_fitting_checksum_is_a_frame_or_an_error(
-        kind in 0u8..26,
+        kind in 0u8..29,
         body in vec(any::<u8>(), 0..120),
     ) {
         let bytes = tampered(&Frame::Ready, |bytes| {

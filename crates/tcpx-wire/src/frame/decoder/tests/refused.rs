@@ -15,7 +15,7 @@ fn each_header_error_names_what_arrived() {
     };
     assert_eq!(with(0, b'H'), FrameError::Magic { arrived: 0x5448 });
     assert_eq!(with(2, 0), FrameError::Kind { arrived: 0 });
-    assert_eq!(with(2, 25), FrameError::Kind { arrived: 25 });
+    assert_eq!(with(2, 27), FrameError::Kind { arrived: 27 });
     assert_eq!(with(3, 4), FrameError::Flags { arrived: 4 });
     assert_eq!(with(7, 1), FrameError::BodyTooLong { arrived: 1 << 24 });
     assert!(matches!(with(12, !good[12]), FrameError::Checksum { .. }));
@@ -39,34 +39,35 @@ fn a_header_is_judged_before_its_body_arrives() {
 #[test]
 fn each_body_error_names_its_field() {
     let transfer = TransferId(1);
-    let announce = Frame::Announce {
+    let waiting = Frame::Waiting {
         transfer,
         tag: Tag(2),
+        number: 0,
         bytes: 3,
         level: Level::Placed,
     };
     assert_eq!(
-        decode_one(&tampered(&announce, |bytes| *bytes.last_mut().unwrap() = 3)),
+        decode_one(&tampered(&waiting, |bytes| *bytes.last_mut().unwrap() = 3)),
         Err(FrameError::Value {
-            frame: "announce",
+            frame: "waiting",
             field: "level",
             expected: "0 to 2",
             arrived: 3
         })
     );
     assert_eq!(
-        decode_one(&tampered(&announce, |bytes| bytes.truncate(HEADER_BYTES + 20))),
+        decode_one(&tampered(&waiting, |bytes| bytes.truncate(HEADER_BYTES + 28))),
         Err(FrameError::Truncated {
-            frame: "announce",
+            frame: "waiting",
             field: "bytes",
             needed: 8,
             left: 4
         })
     );
     assert_eq!(
-        decode_one(&tampered(&announce, |bytes| bytes.push(0))),
+        decode_one(&tampered(&waiting, |bytes| bytes.push(0))),
         Err(FrameError::TrailingBytes {
-            frame: "announce",
+            frame: "waiting",
             left: 1
         })
     );
@@ -75,7 +76,7 @@ fn each_body_error_names_its_field() {
         transfer,
         grant: Grant {
             chunk_bytes: 1,
-            first_sequence: 0,
+            window: 0,
             level: Level::Sent,
             taper: Taper::new(1, 2),
         },
@@ -187,6 +188,7 @@ fn a_frame_out_of_bounds_is_not_encoded() {
     let too_long = refused(&Frame::Eager {
         transfer: TransferId(0),
         tag: Tag(0),
+        number: 0,
         level: Level::Sent,
         payload,
     });
@@ -226,7 +228,7 @@ fn a_frame_out_of_bounds_is_not_encoded() {
             transfer: TransferId(0),
             grant: Grant {
                 chunk_bytes: 0,
-                first_sequence: 0,
+                window: 0,
                 level: Level::Sent,
                 taper: None
             }

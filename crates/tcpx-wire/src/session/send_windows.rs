@@ -1,0 +1,555 @@
+//! Sends find their windows: those that the peer has posted, by tag and number. A send without one asks.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::action::{Action, OperationId};
+use super::cancel::{Cancelling, cancel_frame};
+use super::config::{MAX_TRANSFER_BYTES, MOST_ASKING};
+use super::error::{EndCause, SessionError};
+use super::matching::{KEPT_TAGS, MOST_TAGS, PostedWindow, SendTag};
+use super::outgoing::SendStage;
+use super::posted::MOST_POSTED;
+use super::stream::Plan;
+use super::{Session, unexpected};
+use crate::frame::{Frame, Grant, Role, Tag, TransferId};
+use crate::plan::ChunkPlan;
+use crate::time::Time;
+
+/// Idle tags that the peer is asked to forget at a time.
+const FORGET_AT_A_TIME: usize = 1024;
+
+/// What this side's sends know of the peer's windows.
+#[derive(Debug, Default)]
+pub(super) struct SendWindows {
+    /// Windows that no send has taken.
+    known: usize,
+    /// Sends to posted windows.
+    by_window: BTreeMap<u64, TransferId>,
+    /// One behind the highest window that the peer has named.
+    named: u64,
+    /// Sends that have asked and were not answered.
+    asking: BTreeSet<TransferId>,
+    /// Sends that are yet to ask, as too many do.
+    unasked: VecDeque<TransferId>,
+    /// Tags that the peer was asked to forget.
+    forgetting: usize,
+}
+
+impl SendWindows {
+    pub(super) fn clear(&mut self) {
+        self.unasked.clear();
+    }
+
+    pub(super) fn has_named(&self, window: u64) -> bool {
+        window < self.named
+    }
+
+    /// The peer names its windows in their order.
+    pub(super) fn name(&mut self, frame: &'static str, window: u64) -> Result<(), SessionError> {
+        let is_new = window >= self.named && TransferId(window).window().is_none();
+        if !is_new {
+            return Err(unexpected(
+                frame,
+                "a window that had no name before",
+                format!("window {window} had one"),
+            ));
+        }
+        self.named = window + 1;
+        Ok(())
+    }
+}
+
+impl Session {
+    /// This side's name of a transfer that the peer names so.
+    pub(super) fn sent_as(&self, transfer: TransferId) -> TransferId {
+        let window = transfer.window();
+        let found = window.and_then(|window| self.send_windows.by_window.get(&window));
+        found.copied().unwrap_or(transfer)
+    }
+
+    /// The count of a tag, unless the peer has yet to answer whether it may be forgotten.
+    fn counting(&mut self, tag: Tag) -> Option<&mut SendTag> {
+        if self.matching.sends.len() >= KEPT_TAGS && !self.matching.sends.contains_key(&tag) {
+            self.forget_idle_tags();
+        }
+        let is_full = self.matching.sends.len() >= MOST_TAGS;
+        let counts = self.matching.sends.entry(tag).or_default();
+        // A tag that there is no room for begins when one of the others was forgotten.
+        counts.is_forgetting |= is_full && counts.next == 0;
+        (!counts.is_forgetting).then_some(counts)
+    }
+
+    /// Gives a send its number: it takes its window, or asks. An eager one has left before.
+    pub(super) fn number_send(&mut self, now: Time, transfer: TransferId) {
+        let Some(send) = self.sends.get(&transfer) else {
+            return;
+        };
+        let tag = send.tag;
+        let Some(counts) = self.counting(tag) else {
+            self.matching
+                .sends
+                .entry(tag)
+                .or_default()
+                .held
+                .push_back(transfer);
+            return;
+        };
+        let number = counts.next;
+        counts.next += 1;
+        if let Some(send) = self.sends.get_mut(&transfer) {
+            send.number = Some(number);
+        }
+        self.place_send(now, transfer);
+    }
+
+    /// The number of an eager send, whose window, if there is one, is not used; `None` while its tag cannot count.
+    pub(super) fn number_eager(&mut self, tag: Tag) -> Option<u64> {
+        let counts = self.counting(tag)?;
+        let number = counts.next;
+        counts.next += 1;
+        if !counts.posted.is_empty() && counts.posted.remove(number).is_some() {
+            self.send_windows.known -= 1;
+        }
+        Some(number)
+    }
+
+    /// A numbered send without a window takes its own, or asks for a receive.
+    fn place_send(&mut self, now: Time, transfer: TransferId) {
+        let Some(send) = self.sends.get(&transfer) else {
+            return;
+        };
+        let Some(number) = send.number else { return };
+        let (tag, bytes, asked) = (send.tag, send.bytes, send.asked);
+        let Some(counts) = self.matching.sends.get_mut(&tag) else {
+            return;
+        };
+        if let Some(posted) = counts.posted.remove(number) {
+            self.send_windows.known -= 1;
+            if PostedWindow::fits(posted.capacity, posted.level, bytes, asked) {
+                return self.begin_in_window(now, transfer, posted);
+            }
+        }
+        counts.waiting.insert(number, transfer);
+        self.ask(transfer);
+    }
+
+    /// Asks for the place that a frame before has named, which none may come between.
+    pub(super) fn ask_at_once(&mut self, transfer: TransferId) {
+        let Some(send) = self.sends.get_mut(&transfer) else {
+            return;
+        };
+        send.stage = SendStage::Waiting;
+        send.asking = true;
+        self.transmit.push_back(Frame::Waiting {
+            transfer,
+            tag: send.tag,
+            number: 0,
+            bytes: send.bytes,
+            level: send.asked,
+        });
+    }
+
+    /// Asks for a receive, or waits for its turn to.
+    pub(super) fn ask(&mut self, transfer: TransferId) {
+        if self.send_windows.asking.len() >= MOST_ASKING {
+            self.send_windows.unasked.push_back(transfer);
+            return;
+        }
+        let Some(send) = self.sends.get_mut(&transfer) else {
+            return;
+        };
+        send.stage = SendStage::Waiting;
+        self.send_windows.asking.insert(transfer);
+        if std::mem::replace(&mut send.asking, true) {
+            // The peer has yet to answer what it asked before.
+            return;
+        }
+        self.transmit.push_back(Frame::Waiting {
+            transfer,
+            tag: send.tag,
+            number: send.number.unwrap_or(0),
+            bytes: send.bytes,
+            level: send.asked,
+        });
+    }
+
+    /// A send has been answered, or waits no more.
+    pub(super) fn waits_no_more(&mut self, transfer: TransferId) {
+        let Some(send) = self.sends.get(&transfer) else {
+            return;
+        };
+        if let Some(number) = send.number
+            && let Some(counts) = self.matching.sends.get_mut(&send.tag)
+        {
+            counts.waiting.remove(number);
+        }
+        if self.send_windows.asking.remove(&transfer) {
+            while self.send_windows.asking.len() < MOST_ASKING
+                && let Some(next) = self.send_windows.unasked.pop_front()
+            {
+                let is_queued = |stage: &SendStage| matches!(stage, SendStage::Queued);
+                let next_send = self.sends.get(&next);
+                if next_send.is_some_and(|send| is_queued(&send.stage) && send.cancel.is_none()) {
+                    self.ask(next);
+                }
+            }
+        }
+    }
+
+    fn begin_in_window(&mut self, now: Time, transfer: TransferId, posted: PostedWindow) {
+        self.waits_no_more(transfer);
+        let Some(send) = self.sends.get_mut(&transfer) else {
+            return;
+        };
+        let window = posted.plan.window;
+        let cut = posted.plan.cut().for_total(send.bytes);
+        send.wire = TransferId::to_window(window);
+        send.transmitted = true;
+        if let Some(number) = send.number
+            && let Some(counts) = self.matching.sends.get_mut(&send.tag)
+        {
+            counts.begun.insert(number, transfer);
+        }
+        self.send_windows.by_window.insert(window, transfer);
+        let plan = self.send_plan(cut, window);
+        self.begin_granted(now, transfer, plan, posted.level);
+    }
+
+    /// The peer has posted a receive.
+    pub(super) fn posted(
+        &mut self,
+        now: Time,
+        tag: Tag,
+        number: u64,
+        capacity: u64,
+        grant: Grant,
+    ) -> Result<(), SessionError> {
+        const FRAME: &str = "posted";
+        let agreed = self.agreed.filter(|_| self.config.addressed);
+        let Some(agreed) = agreed else {
+            return Err(unexpected(
+                FRAME,
+                "a network with addressed windows",
+                "this one is ordered",
+            ));
+        };
+        let transfer = TransferId::to_window(grant.window);
+        if capacity == 0 || capacity > MAX_TRANSFER_BYTES {
+            return Err(SessionError::Field {
+                frame: FRAME,
+                transfer,
+                field: "at most bytes, and one at least",
+                expected: MAX_TRANSFER_BYTES,
+                arrived: capacity,
+            });
+        }
+        let plan = grant.plan(FRAME, transfer, capacity, &agreed)?;
+        self.send_windows.name(FRAME, grant.window)?;
+        let posted = PostedWindow {
+            capacity,
+            plan,
+            level: grant.level,
+        };
+        let counts = self.matching.sends.entry(tag).or_default();
+        if number < counts.next {
+            let waiting = counts.waiting.get(number).copied();
+            let Some(transfer) = waiting else {
+                // That send has ended, or left with its payload: the peer meets it by its number.
+                return Ok(());
+            };
+            let Some(send) = self.sends.get(&transfer) else {
+                return Ok(());
+            };
+            let fits = PostedWindow::fits(capacity, posted.level, send.bytes, send.asked);
+            if !send.leaving {
+                if fits {
+                    self.begin_in_window(now, transfer, posted);
+                }
+                return Ok(());
+            }
+            // It takes it, or asks, once the data plane has let go of its former window.
+        }
+        if counts.posted.get(number).is_some() || self.send_windows.known >= MOST_POSTED {
+            return Err(unexpected(
+                FRAME,
+                "each number once, and no more windows than agreed",
+                format!("number {number} of tag {} arrived", tag.0),
+            ));
+        }
+        counts.posted.insert(number, posted);
+        self.send_windows.known += 1;
+        Ok(())
+    }
+
+    /// The peer has closed windows of this tag.
+    pub(super) fn revoked_from(&mut self, now: Time, tag: Tag, number: u64) {
+        let Some(counts) = self.matching.sends.get_mut(&tag) else {
+            return;
+        };
+        self.send_windows.known -= counts.posted.split_off(number).len();
+        let begun = counts.begun.split_off(number);
+        for (_, transfer) in begun {
+            self.leave_window(now, transfer);
+        }
+        self.tidy_sent(tag);
+    }
+
+    /// A send went to a window that was closed before it came: it waits again, unless it has ended here.
+    fn leave_window(&mut self, now: Time, transfer: TransferId) {
+        let Some(send) = self.sends.get_mut(&transfer) else {
+            return;
+        };
+        if let Some(window) = send.wire.window() {
+            self.send_windows.by_window.remove(&window);
+        }
+        send.wire = transfer;
+        send.was_in_window = true;
+        let operation = OperationId::send(transfer);
+        let SendStage::Granted(granted) = &mut send.stage else {
+            return;
+        };
+        self.send_stream
+            .drop_from(operation, granted.plan.first_sequence);
+        if send.completed && send.cancel.is_none() {
+            // Its bytes are the program's again.
+            send.cancel = Some(Cancelling::new(EndCause::Cancelled, false));
+        }
+        if let Some(cancel) = &mut send.cancel {
+            let quiet = cancel.quiet;
+            if send.asking {
+                // The peer may take what it asked for.
+                let cause = cancel.cause.clone();
+                (cancel.peer_quiet, cancel.confirmed) = (false, false);
+                self.transmit
+                    .extend(cancel_frame(transfer, Role::Sender, &cause));
+            } else {
+                // The peer has never begun it, and does not answer.
+                (cancel.peer_quiet, cancel.confirmed) = (true, true);
+                self.withdraw_number(transfer);
+            }
+            if quiet {
+                self.release_send(transfer);
+            }
+            return self.settle_send(now, transfer);
+        }
+        send.clock.progressed(now);
+        send.leaving = true;
+        let (tag, number, busy) = (send.tag, send.number.unwrap_or(0), send.busy());
+        if let Some(counts) = self.matching.sends.get_mut(&tag) {
+            counts.waiting.insert(number, transfer);
+        }
+        if busy {
+            self.actions.push_back(Action::Withdraw { operation });
+        } else {
+            self.window_left(now, transfer);
+        }
+    }
+
+    /// The data plane has let go of a send whose window was closed: it begins anew.
+    pub(super) fn window_left(&mut self, now: Time, transfer: TransferId) {
+        self.drop_sent(transfer);
+        self.release_send(transfer);
+        if let Some(send) = self.sends.get_mut(&transfer) {
+            send.leaving = false;
+            send.was_in_window = false;
+            send.stage = SendStage::Queued;
+            if let Some((cut, window, level)) = send.granted_next.take() {
+                self.waits_no_more(transfer);
+                let plan = self.send_plan(cut, window);
+                return self.begin_granted(now, transfer, plan, level);
+            }
+        }
+        self.place_send(now, transfer);
+    }
+
+    /// The network need not keep what was sent of this transfer.
+    fn drop_sent(&mut self, transfer: TransferId) {
+        if self.config.hold_until_placed
+            && let Some(send) = self.sends.get(&transfer)
+            && let SendStage::Granted(granted) = &send.stage
+        {
+            for index in granted.sent.difference(&granted.acked) {
+                let chunk = granted.plan.chunk(index);
+                self.send_stream.release(&chunk);
+                self.actions.push_back(Action::ChunkDropped { chunk });
+            }
+        }
+    }
+
+    /// Tells the peer that the send of this number does not come.
+    pub(super) fn withdraw_number(&mut self, transfer: TransferId) {
+        if let Some(send) = self.sends.get_mut(&transfer)
+            && let Some(number) = send.number.take()
+        {
+            let tag = send.tag;
+            self.clear_number(tag, number);
+            self.transmit.push_back(Frame::Withdraw { tag, number });
+        }
+    }
+
+    /// A send is over: its window is nobody's any more.
+    pub(super) fn forget_send_window(&mut self, transfer: TransferId) {
+        self.waits_no_more(transfer);
+        let Some(send) = self.sends.get(&transfer) else {
+            return;
+        };
+        if let Some(window) = send.wire.window() {
+            self.send_windows.by_window.remove(&window);
+        }
+        if let Some(number) = send.number {
+            self.clear_number(send.tag, number);
+        }
+    }
+
+    /// A window that is kept for a send which has yet to leave its former one was closed.
+    pub(super) fn forget_posted(&mut self, transfer: TransferId) {
+        let Some(window) = transfer.window() else {
+            return;
+        };
+        for send in self.sends.values().filter(|send| send.leaving) {
+            if let Some(number) = send.number
+                && let Some(counts) = self.matching.sends.get_mut(&send.tag)
+                && counts
+                    .posted
+                    .get(number)
+                    .is_some_and(|posted| posted.plan.window == window)
+            {
+                counts.posted.remove(number);
+                self.send_windows.known -= 1;
+                return;
+            }
+        }
+    }
+
+    /// Nothing has this number any more.
+    fn clear_number(&mut self, tag: Tag, number: u64) {
+        let Some(counts) = self.matching.sends.get_mut(&tag) else {
+            return;
+        };
+        counts.waiting.remove(number);
+        counts.begun.remove(number);
+        // It was posted for a send that was still to leave its former window.
+        if number < counts.next && counts.posted.remove(number).is_some() {
+            self.send_windows.known -= 1;
+        }
+    }
+
+    /// Forgets the count of a tag that was never used.
+    fn tidy_sent(&mut self, tag: Tag) {
+        let counts = self.matching.sends.get(&tag);
+        if counts.is_some_and(|counts| counts.next == 0 && counts.is_idle()) {
+            self.matching.sends.remove(&tag);
+        }
+    }
+
+    /// Asks the peer to forget tags that nothing is under way of.
+    fn forget_idle_tags(&mut self) {
+        if self.send_windows.forgetting > 0 {
+            return;
+        }
+        let idle = self.matching.sends.iter_mut();
+        let idle = idle.filter(|(_, counts)| counts.is_idle() && counts.next > 0);
+        for (tag, counts) in idle.take(FORGET_AT_A_TIME) {
+            counts.is_forgetting = true;
+            self.send_windows.forgetting += 1;
+            self.transmit.push_back(Frame::Forget {
+                tag: *tag,
+                number: counts.next,
+            });
+        }
+    }
+
+    /// The peer asks whether a count may be forgotten.
+    pub(super) fn forget_asked(&mut self, tag: Tag, number: u64) {
+        let counts = self.matching.receives_of(tag);
+        let forgotten = counts.next <= number && counts.is_idle();
+        if forgotten {
+            self.matching.forget_received(tag);
+        }
+        self.transmit.push_back(Frame::Forgotten { tag, forgotten });
+    }
+
+    /// The peer has forgotten a count, or goes on with it.
+    pub(super) fn forget_answered(
+        &mut self,
+        now: Time,
+        tag: Tag,
+        forgotten: bool,
+    ) -> Result<(), SessionError> {
+        let counts = self.matching.sends.get_mut(&tag);
+        let Some(counts) = counts.filter(|counts| counts.is_forgetting && counts.next > 0) else {
+            return Err(unexpected(
+                "forgotten",
+                "a tag that was to be forgotten",
+                format!("tag {} was not", tag.0),
+            ));
+        };
+        counts.is_forgetting = false;
+        self.send_windows.forgetting = self.send_windows.forgetting.saturating_sub(1);
+        let held = std::mem::take(&mut counts.held);
+        if forgotten {
+            counts.next = 0;
+            self.tidy_sent(tag);
+        }
+        for transfer in held {
+            self.number_send(now, transfer);
+        }
+        if forgotten {
+            self.begin_unroomed(now);
+        }
+        Ok(())
+    }
+
+    /// Tags begin that there was no room for.
+    fn begin_unroomed(&mut self, now: Time) {
+        if self.matching.sends.len() >= MOST_TAGS {
+            return;
+        }
+        let waits = |counts: &SendTag| counts.is_forgetting && counts.next == 0;
+        let mut tags = self.matching.sends.iter_mut();
+        let held = tags.find_map(|(_, counts)| {
+            waits(counts).then(|| {
+                counts.is_forgetting = false;
+                std::mem::take(&mut counts.held)
+            })
+        });
+        for transfer in held.into_iter().flatten() {
+            self.number_send(now, transfer);
+        }
+    }
+
+    /// The chunks of a transfer to a window, behind those of others.
+    pub(super) fn send_plan(&self, cut: ChunkPlan, window: u64) -> Plan {
+        let channels = self.agreed.map_or(1, |agreed| agreed.channels);
+        Plan::new(cut, self.send_stream.end(), channels, window)
+    }
+}
+
+#[cfg(test)]
+impl Session {
+    /// Nothing of posted windows is left on either side, and both count alike.
+    pub(super) fn assert_counts_agree(&self, peer: &Self) {
+        if self.ended() || peer.ended() {
+            return;
+        }
+        let known = self
+            .matching
+            .sends
+            .iter()
+            .map(|(tag, counts)| (tag, &counts.posted, counts.next));
+        let known: Vec<_> = known.filter(|(_, posted, _)| !posted.is_empty()).collect();
+        assert_eq!(self.send_windows.known, 0, "{known:?}");
+        assert!(
+            self.send_windows.asking.is_empty(),
+            "{:?}",
+            self.send_windows.asking
+        );
+        assert!(self.send_windows.by_window.is_empty());
+        assert_eq!(peer.posting.open, 0, "{:#?}", peer.receives);
+        for (tag, counts) in &self.matching.sends {
+            assert!(counts.is_idle(), "{tag:?} {counts:?}");
+        }
+        let ended: Vec<_> = peer.matching.leftovers().collect();
+        assert!(ended.is_empty(), "{ended:?}");
+    }
+}

@@ -1,0 +1,214 @@
+//! Posted windows and counted matching: the rules that decide who meets whom.
+
+use super::hostile::{drain_at, session};
+use super::pair::Pair;
+use super::*;
+use crate::frame::{Frame, TransferId};
+
+fn addressed() -> Config {
+    Config {
+        addressed: true,
+        hold_until_placed: true,
+        report_acknowledged: true,
+        ..small_chunks(1)
+    }
+}
+
+fn frames_to(pair: &Pair, side: usize, wanted: fn(&Frame) -> bool) -> usize {
+    let frames = pair.sides[side].frames_in.iter();
+    frames.filter(|frame| wanted(frame)).count()
+}
+
+/// A posted receive costs no round trip, whatever its tag and however much of it is filled.
+#[test]
+fn a_send_to_a_posted_receive_asks_nothing() {
+    let mut pair = Pair::new(addressed(), 1);
+    let receives = [3, 1, 2].map(|tag| pair.receive(1, receive(tag, 200_000, Level::Placed)));
+    pair.run(Duration::from_millis(1));
+    let sends = [(1, 200_000), (2, 20_000), (3, 199_999)]
+        .map(|(tag, bytes)| pair.send(0, send(tag, bytes, Level::Placed)));
+    pair.settle(Duration::from_secs(1));
+    for (sent, bytes) in sends.iter().zip([200_000, 20_000, 199_999]) {
+        assert_eq!(pair.success(0, *sent).bytes, bytes);
+    }
+    for (received, bytes) in receives.iter().zip([199_999, 200_000, 20_000]) {
+        assert_eq!(pair.success(1, *received).bytes, bytes);
+    }
+    assert_eq!(
+        frames_to(&pair, 1, |frame| matches!(frame, Frame::Waiting { .. })),
+        0
+    );
+    pair.run(Duration::from_millis(5));
+    pair.assert_clean();
+}
+
+/// Rule 4: eager is chosen by size alone, and a window that is known is closed for it.
+#[test]
+fn rule_4_a_small_message_into_a_large_receive_is_eager() {
+    let mut pair = Pair::new(addressed(), 2);
+    let received = pair.receive(1, receive(1, 1 << 20, Level::Placed));
+    pair.run(Duration::from_millis(1));
+    let sent = pair.send(0, eager(1, 4096, Level::Placed));
+    pair.settle(Duration::from_secs(1));
+    assert_eq!(pair.success(1, received).bytes, 4096);
+    pair.success(0, sent);
+    pair.run(Duration::from_millis(5));
+    pair.assert_clean();
+}
+
+/// Rule 4: a send that cannot go to the window asks, and is answered.
+#[test]
+fn rule_4_what_does_not_fit_a_window_is_answered() {
+    let mut pair = Pair::new(addressed(), 3);
+    let small = pair.receive(1, receive(1, 20_000, Level::Placed));
+    let plain = pair.receive(1, receive(2, 20_000, Level::Placed));
+    pair.run(Duration::from_millis(1));
+    let large = pair.send(0, send(1, 20_001, Level::Placed));
+    let verified = pair.send(0, send(2, 20_000, Level::Verified));
+    pair.settle(Duration::from_secs(1));
+    let too_large = EndCause::TooLarge {
+        bytes: 20_001,
+        capacity: 20_000,
+    };
+    for (side, operation) in [(0, large), (1, small)] {
+        let error = pair.error(side, operation);
+        assert_eq!(
+            (error.cause, error.delivered),
+            (too_large.clone(), Delivered::None)
+        );
+    }
+    assert_eq!(pair.success(0, verified).level, Level::Verified);
+    assert_eq!(pair.success(1, plain).level, Level::Verified);
+    pair.run(Duration::from_millis(5));
+    pair.assert_clean();
+}
+
+/// Rule 6: a receive that ends and is posted again does not end the send that was on its way.
+#[test]
+fn rule_6_a_receive_that_is_posted_again_takes_the_send_that_crossed() {
+    for seed in 0..50 {
+        let mut pair = Pair::new(addressed(), seed);
+        let first = pair.receive(1, receive(1, 20_000, Level::Placed));
+        pair.run(Duration::from_millis(1));
+        // Data takes longer than the end of the receive does.
+        pair.weather.data = Some(3000);
+        let sent = pair.send(0, send(1, 20_000, Level::Placed));
+        pair.with(1, |session, now| session.cancel(now, first));
+        let again = pair.receive(1, receive(1, 20_000, Level::Placed));
+        pair.settle(Duration::from_secs(1));
+        match pair.outcome(1, first) {
+            // A byte had come: the message is the ended receive's.
+            Some(Err(error)) if error.delivered != Delivered::None => continue,
+            _ => {}
+        }
+        if pair.outcome(0, sent).is_some_and(Result::is_ok) {
+            pair.success(1, again);
+        }
+        pair.run(Duration::from_millis(5));
+        pair.assert_clean();
+    }
+}
+
+/// Rule 6: the receives behind one that ends move up, and none of their messages is lost.
+#[test]
+fn rule_6_receives_behind_one_that_ends_move_up() {
+    let mut pair = Pair::new(addressed(), 4);
+    let receives: Vec<_> = (0..5)
+        .map(|_| pair.receive(1, receive(1, 20_000, Level::Placed)))
+        .collect();
+    pair.run(Duration::from_millis(1));
+    pair.with(1, |session, now| session.cancel(now, receives[1]));
+    let sends: Vec<_> = (0..4)
+        .map(|_| pair.send(0, send(1, 20_000, Level::Placed)))
+        .collect();
+    pair.settle(Duration::from_secs(1));
+    assert_eq!(pair.error(1, receives[1]).cause, EndCause::Cancelled);
+    for received in [0, 2, 3, 4].map(|at| receives[at]) {
+        pair.success(1, received);
+    }
+    for sent in sends {
+        pair.success(0, sent);
+    }
+    pair.run(Duration::from_millis(5));
+    pair.assert_matched_in_order();
+    pair.assert_clean();
+}
+
+/// Rule 8: no window is opened before the caller's GPU work is done, whichever side was first.
+#[test]
+fn rule_8_a_fenced_receive_is_posted_when_its_fence_is_reached() {
+    for asks_first in [false, true] {
+        let now = Time(0);
+        let mut session = session(addressed());
+        let waiting = Frame::Waiting {
+            transfer: TransferId(0),
+            tag: Tag(1),
+            number: 0,
+            bytes: 20_000,
+            level: Level::Placed,
+        };
+        if asks_first {
+            session.frame(now, waiting.clone()).unwrap();
+        }
+        let request = ReceiveRequest {
+            fenced: true,
+            ..receive(1, 20_000, Level::Placed)
+        };
+        let operation = session.receive(now, request).unwrap();
+        if !asks_first {
+            session.frame(now, waiting).unwrap();
+        }
+        let (frames, actions) = drain_at(&mut session, now);
+        assert!(
+            frames.is_empty() && actions.is_empty(),
+            "{frames:?} {actions:?}"
+        );
+        session.fence_reached(now, operation);
+        let (frames, actions) = drain_at(&mut session, now);
+        assert!(matches!(frames[..], [Frame::Grant { .. }]), "{frames:?}");
+        assert!(
+            matches!(actions[0], Action::OpenWindow { .. }),
+            "{actions:?}"
+        );
+    }
+}
+
+/// Rule 5: counts are forgotten when nothing of a tag is under way, and both sides begin at 0 again.
+#[test]
+fn rule_5_idle_tags_are_forgotten() {
+    let mut pair = Pair::new(addressed(), 5);
+    let kept = pair.receive(1, receive(0, 20_000, Level::Placed));
+    for tag in 0..70_000u64 {
+        let bytes = if tag % 2 == 0 { 20_000 } else { 8 };
+        let tag = tag + 1;
+        let received = pair.receive(1, receive(tag, bytes, Level::Placed));
+        let sent = match bytes {
+            8 => pair.send(0, eager(tag, 8, Level::Placed)),
+            _ => pair.send(0, send(tag, bytes, Level::Placed)),
+        };
+        while pair.outcome(1, received).is_none() || pair.outcome(0, sent).is_none() {
+            pair.run(Duration::from_micros(200));
+        }
+        pair.sides[1].frames_in.clear();
+        for side in &mut pair.sides {
+            side.operations.remove(&sent);
+            side.operations.retain(|operation, _| *operation == kept);
+            side.sent_to.clear();
+        }
+    }
+    let counted = pair.sides[0].session.matching.sends.len();
+    assert!(counted <= matching::KEPT_TAGS, "{counted}");
+    let counted = pair.sides[1].session.matching.received_tags();
+    assert!(counted <= matching::KEPT_TAGS + 1, "{counted}");
+    // A tag that was forgotten counts from 0, one that waits did not change.
+    for tag in [0, 1, 2, 69_999] {
+        let received = match tag {
+            0 => kept,
+            _ => pair.receive(1, receive(tag, 20_000, Level::Placed)),
+        };
+        let sent = pair.send(0, send(tag, 20_000, Level::Placed));
+        pair.run(Duration::from_millis(2));
+        pair.success(1, received);
+        pair.success(0, sent);
+    }
+}
