@@ -1,4 +1,4 @@
-//! The header in front of every chunk on a lane of the embedded network.
+//! The header in front of every chunk on a lane, of the embedded network and of the NCCL plugin.
 
 use thiserror::Error;
 
@@ -7,16 +7,19 @@ use crate::frame::{Settings, TransferId};
 
 /// Names the chunk whose payload follows on the lane.
 ///
-/// On the wire, little endian: magic u32, version u8, attempt u8, behind u16,
-/// sequence u64, transfer u64, offset u64, length u32, CRC32C of the 36 bytes before.
+/// On the wire, little endian: magic u32, version u8, attempt u8, behind u16, sequence u64, transfer u64,
+/// offset u64, total u64, length u32, CRC32C of the 44 bytes before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkHeader {
-    /// Number of the chunk in its direction, in grant order, from 0.
+    /// Number of the chunk in its direction, in grant order, from 0. Under NCCL the number of the message in
+    /// its comm.
     pub sequence: u64,
-    /// The transfer it belongs to.
+    /// The transfer it belongs to. Under NCCL the receiver's number for the comm.
     pub transfer: TransferId,
-    /// Bytes of the transfer before this chunk.
+    /// Bytes of the transfer, or message, before this chunk.
     pub offset: u64,
+    /// Bytes of the whole transfer, or message; 0 where both sides know it before.
+    pub total: u64,
     /// Bytes of payload that follow; 1 to [`Settings::MAX_CHUNK_BYTES`].
     pub length: u32,
     /// How often lanes died with it before, at most 255: its sender does not know whether it had
@@ -30,11 +33,11 @@ pub struct ChunkHeader {
 
 impl ChunkHeader {
     /// Bytes of a header on the wire.
-    pub const BYTES: usize = 40;
+    pub const BYTES: usize = 48;
     /// First four bytes of a header, as an integer ("TCPC" on the wire).
     pub const MAGIC: u32 = u32::from_le_bytes(*b"TCPC");
     /// Version of the layout.
-    pub const VERSION: u8 = 1;
+    pub const VERSION: u8 = 2;
     /// Bytes in one unit of `behind`.
     pub const BEHIND_UNIT: u64 = 1 << 16;
 
@@ -61,7 +64,8 @@ impl ChunkHeader {
             sequence: u64::from_le_bytes(field(bytes, 8)),
             transfer: TransferId(u64::from_le_bytes(field(bytes, 16))),
             offset: u64::from_le_bytes(field(bytes, 24)),
-            length: u32::from_le_bytes(field(bytes, 32)),
+            total: u64::from_le_bytes(field(bytes, 32)),
+            length: u32::from_le_bytes(field(bytes, 40)),
             attempt,
             behind: u16::from_le_bytes(field(bytes, 6)),
         };
@@ -70,10 +74,17 @@ impl ChunkHeader {
                 arrived: header.length,
             });
         }
-        if header.offset.checked_add(header.length.into()).is_none() {
+        let most = if header.total == 0 {
+            u64::MAX
+        } else {
+            header.total
+        };
+        let end = header.offset.checked_add(header.length.into());
+        if end.is_none_or(|end| end > most) {
             return Err(ChunkHeaderError::Range {
                 offset: header.offset,
                 length: header.length,
+                most,
             });
         }
         Ok(header)
@@ -99,14 +110,15 @@ impl ChunkHeader {
         bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.transfer.0.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.offset.to_le_bytes());
-        bytes[32..36].copy_from_slice(&self.length.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.total.to_le_bytes());
+        bytes[40..44].copy_from_slice(&self.length.to_le_bytes());
         let crc = crc32c(&bytes[..CRC_AT]);
         bytes[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
         bytes
     }
 }
 
-const CRC_AT: usize = 36;
+const CRC_AT: usize = 44;
 
 /// `LENGTH` bytes at a constant place inside the header.
 fn field<const LENGTH: usize>(bytes: &[u8; ChunkHeader::BYTES], at: usize) -> [u8; LENGTH] {
@@ -154,13 +166,15 @@ pub enum ChunkHeaderError {
         /// What arrived.
         arrived: u32,
     },
-    /// The chunk ends beyond any transfer.
-    #[error("chunk: {length} bytes at offset {offset} pass 2^64; close the lane")]
+    /// The chunk ends beyond its transfer, or beyond any.
+    #[error("chunk: {length} bytes at offset {offset} pass {most}; close the lane")]
     Range {
         /// Offset in the transfer.
         offset: u64,
         /// Length in bytes.
         length: u32,
+        /// Bytes of the transfer, or of the longest one.
+        most: u64,
     },
 }
 
@@ -175,6 +189,7 @@ mod tests {
             sequence: 7,
             transfer: TransferId(3),
             offset: 5 << 32,
+            total: 0,
             length: 524_288,
             attempt: 0,
             behind: 0,
@@ -182,7 +197,9 @@ mod tests {
     }
 
     /// Changes a header's bytes and makes its checksum fit again.
-    fn tampered(change: impl FnOnce(&mut [u8; 40])) -> Result<ChunkHeader, ChunkHeaderError> {
+    fn tampered(
+        change: impl FnOnce(&mut [u8; ChunkHeader::BYTES]),
+    ) -> Result<ChunkHeader, ChunkHeaderError> {
         let mut bytes = header().encode();
         change(&mut bytes);
         let crc = crc32c(&bytes[..CRC_AT]);
@@ -196,17 +213,19 @@ mod tests {
             sequence: u64,
             transfer: u64,
             offset in 0..u64::MAX - (1 << 30),
+            says_total: bool,
             length in 1..=Settings::MAX_CHUNK_BYTES,
             attempt: u8,
             behind: u16,
         ) {
             let transfer = TransferId(transfer);
-            let header = ChunkHeader { sequence, transfer, offset, length, attempt, behind };
+            let total = if says_total { offset + u64::from(length) } else { 0 };
+            let header = ChunkHeader { sequence, transfer, offset, total, length, attempt, behind };
             prop_assert_eq!(ChunkHeader::decode(&header.encode()), Ok(header));
         }
 
         #[test]
-        fn any_damaged_byte_is_noticed(at in 0usize..40, by in 1u8..) {
+        fn any_damaged_byte_is_noticed(at in 0..ChunkHeader::BYTES, by in 1u8..) {
             let mut bytes = header().encode();
             bytes[at] ^= by;
             prop_assert!(ChunkHeader::decode(&bytes).is_err());
@@ -216,17 +235,20 @@ mod tests {
     #[test]
     fn the_layout_is_the_documented_one() {
         let bytes = header().encode();
-        assert_eq!(&bytes[..8], b"TCPC\x01\0\0\0");
+        assert_eq!(&bytes[..8], b"TCPC\x02\0\0\0");
         assert_eq!(bytes[8], 7);
         assert_eq!(bytes[16], 3);
         assert_eq!(bytes[24..32], [0, 0, 0, 0, 5, 0, 0, 0]);
-        assert_eq!(bytes[32..36], [0, 0, 8, 0]);
+        assert_eq!(bytes[32..40], [0; 8]);
+        assert_eq!(bytes[40..44], [0, 0, 8, 0]);
         let again = ChunkHeader {
             attempt: 2,
             behind: 0x0102,
+            total: 6 << 32,
             ..header()
         };
         assert_eq!(again.encode()[5..8], [2, 2, 1]);
+        assert_eq!(again.encode()[32..40], [0, 0, 0, 0, 6, 0, 0, 0]);
     }
 
     #[test]
@@ -240,15 +262,15 @@ mod tests {
             })
         );
         assert_eq!(
-            tampered(|bytes| bytes[4] = 2),
-            Err(E::Version { arrived: 2 })
+            tampered(|bytes| bytes[4] = 1),
+            Err(E::Version { arrived: 1 })
         );
         assert_eq!(
-            tampered(|bytes| bytes[32..36].fill(0)),
+            tampered(|bytes| bytes[40..44].fill(0)),
             Err(E::Length { arrived: 0 })
         );
         assert_eq!(
-            tampered(|bytes| bytes[35] = 0x40),
+            tampered(|bytes| bytes[43] = 0x40),
             Err(E::Length {
                 arrived: 0x4008_0000
             })
@@ -257,7 +279,16 @@ mod tests {
             tampered(|bytes| bytes[24..32].fill(0xFF)),
             Err(E::Range {
                 offset: u64::MAX,
-                length: 524_288
+                length: 524_288,
+                most: u64::MAX
+            })
+        );
+        assert_eq!(
+            tampered(|bytes| bytes[32] = 1),
+            Err(E::Range {
+                offset: 5 << 32,
+                length: 524_288,
+                most: 1
             })
         );
     }

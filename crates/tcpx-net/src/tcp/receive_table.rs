@@ -5,10 +5,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tcpx_lanes::idle::LaneSet;
+use tcpx_lanes::receive_lane::Violation;
 use tcpx_wire::chunk_header::ChunkHeader;
 
 use super::discards::Discards;
-use super::shared::{Violation, lock};
+use super::shared::lock;
 use crate::channel::ReceiveChunk;
 use crate::error::ChunkPosition;
 
@@ -186,7 +187,7 @@ impl ReceiveTable {
             return Err(Violation {
                 expected: format!("each chunk once, the next new one being {next}"),
                 arrived: format!("a second chunk {sequence}"),
-                position: Some(position(header)),
+                chunk: Some(*header),
             });
         }
         if sequence - next > FARTHEST_AHEAD {
@@ -196,7 +197,7 @@ impl ReceiveTable {
                     next.saturating_add(FARTHEST_AHEAD)
                 ),
                 arrived: format!("chunk {sequence}"),
-                position: Some(position(header)),
+                chunk: Some(*header),
             });
         }
         Ok(Arrival::Early)
@@ -283,6 +284,6 @@ fn check(posted: &ReceiveChunk, header: &ChunkHeader) -> Result<(), Violation> {
             "{} bytes at offset {} of transfer {}",
             header.length, header.offset, header.transfer.0
         ),
-        position: Some(position(header)),
+        chunk: Some(*header),
     })
 }
