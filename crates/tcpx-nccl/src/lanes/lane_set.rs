@@ -1,16 +1,19 @@
 //! The lanes from this process to one peer process, and the queue that feeds them.
 
+use std::collections::VecDeque;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
 use tcpx_lanes::event_loop::Remote;
 use tcpx_lanes::idle::LaneSet as IdleLanes;
 use tcpx_lanes::socket_calls::{self as socket, Moved};
+use tcpx_wire::Key;
 
-use super::chunk::{GroupId, encode_group};
+use super::hello::{GroupId, Hello};
 use super::outlet::Chunk;
 use super::transmit_lane::TransmitLane;
 use super::users::Users;
@@ -26,15 +29,32 @@ const QUEUE_CHUNKS: usize = 2048;
 const SMALL_PART_BYTES: usize = 64 << 10;
 /// The peer's loop answers by itself, so this is a broken path and not a slow program.
 const CONNECT_TIME: Duration = Duration::from_secs(15);
+/// Before the next attempt to dial a lane again, after one in vain; doubled each time, up to the longest.
+const PAUSE: Duration = Duration::from_millis(300);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// Where the peer process takes lanes, and from where they are dialled.
+#[derive(Clone, Debug)]
+pub(crate) struct Peer {
+    pub(crate) local: SocketAddr,
+    pub(crate) address: SocketAddr,
+    pub(crate) secret: [u8; Key::BYTES],
+}
 
 /// Lanes to one peer process.
 #[derive(Debug)]
 pub(crate) struct LaneSet {
+    own: Weak<Self>,
     group: GroupId,
+    peer: Peer,
     queue: ArrayQueue<Chunk>,
-    /// Bytes of the chunks that wait, or that a lane has begun and not ended.
+    /// Chunks of lanes that ended: they go first.
+    again: Mutex<VecDeque<Chunk>>,
+    /// How many those are.
+    resends: AtomicUsize,
+    /// Bytes of the chunks that wait, or that the peer has not read yet.
     load: Arc<AtomicUsize>,
-    /// Calls in which a peer's kernel took bytes, and answers of the peer: its signs of life.
+    /// Calls in which a peer's kernel took bytes, and acknowledgements: the peer's signs of life.
     moves: AtomicU64,
     /// Lanes without work.
     idle: IdleLanes,
@@ -48,17 +68,28 @@ pub(crate) struct LaneSet {
     /// Large chunks go without a copy.
     splice: AtomicBool,
     log: Arc<Log>,
-    connecting: Mutex<Connecting>,
+    /// Lanes that have ended and are not dialled yet, each with the reason.
+    ended: Mutex<Vec<(u16, String)>>,
+    /// Lanes that have ended and have not come back.
+    missing: AtomicUsize,
+    dialling: Mutex<Dialling>,
 }
 
 #[derive(Debug)]
-struct Connecting {
-    dialers: Vec<Dialer>,
+struct Dialling {
+    /// Lanes that are being dialled.
+    dials: Vec<(u16, Dialer)>,
     /// Authenticated, kept until all are.
-    streams: Vec<Stream>,
+    streams: Vec<(u16, Stream)>,
+    /// How often each lane was dialled.
+    epochs: Vec<u32>,
     deadline: Instant,
+    /// All lanes were there once.
     done: bool,
     failed: Option<Instant>,
+    /// Lanes that ended are not dialled before.
+    not_before: Option<Instant>,
+    pause: Duration,
 }
 
 /// How the connecting stands.
@@ -73,37 +104,49 @@ pub(crate) enum Standing {
 }
 
 impl LaneSet {
-    /// A set that `dialers` will connect, each lane for the place of the same number, which lie in so many
-    /// `loops`; with `splice`, large chunks go without a copy.
+    /// A set whose lanes are to be connected to `peer`, each for the place of the same number, which lie in so
+    /// many `loops`; with `splice`, large chunks go without a copy.
     pub(crate) fn new(
         group: GroupId,
-        dialers: Vec<Dialer>,
+        peer: Peer,
         lanes: Vec<Remote>,
         loops: usize,
         splice: bool,
         log: Arc<Log>,
-    ) -> Self {
-        Self {
+    ) -> Arc<Self> {
+        let now = Instant::now();
+        let dial = |(lane, _)| (lane, peer.dialer(now));
+        let dials = (0..).zip(&lanes).map(dial).collect();
+        Arc::new_cyclic(|own| Self {
+            own: Weak::clone(own),
             at_a_time: loops.min(lanes.len()),
             group,
             queue: ArrayQueue::new(QUEUE_CHUNKS),
+            again: Mutex::default(),
+            resends: AtomicUsize::new(0),
             load: Arc::default(),
             moves: AtomicU64::new(0),
             idle: IdleLanes::new(),
-            lanes,
             comms: Users::default(),
             failed: AtomicBool::new(false),
             why: OnceLock::new(),
             splice: AtomicBool::new(splice),
             log,
-            connecting: Mutex::new(Connecting {
-                dialers,
+            ended: Mutex::default(),
+            missing: AtomicUsize::new(0),
+            dialling: Mutex::new(Dialling {
+                dials,
                 streams: Vec::new(),
-                deadline: Instant::now() + CONNECT_TIME,
+                epochs: vec![0; lanes.len()],
+                deadline: now + CONNECT_TIME,
                 done: false,
                 failed: None,
+                not_before: None,
+                pause: PAUSE,
             }),
-        }
+            peer,
+            lanes,
+        })
     }
 
     pub(crate) const fn group(&self) -> GroupId {
@@ -114,7 +157,7 @@ impl LaneSet {
         self.lanes.len()
     }
 
-    /// The peer took bytes, or answered.
+    /// The peer took bytes, or acknowledged some.
     pub(super) fn moved(&self) {
         self.moves.fetch_add(1, Ordering::Relaxed);
     }
@@ -136,80 +179,165 @@ impl LaneSet {
         part_bytes(total, left, largest, self.at_a_time, load)
     }
 
-    fn connecting(&self) -> MutexGuard<'_, Connecting> {
-        self.connecting
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// When the connecting failed, if it did.
     pub(crate) fn unreachable_since(&self) -> Option<Instant> {
-        self.connecting().failed
+        lock(&self.dialling).failed
     }
 
     /// Drives the connecting; whichever comm waits for it may call.
-    pub(crate) fn connect(self: &Arc<Self>, now: Instant) -> Standing {
+    pub(crate) fn connect(&self, now: Instant) -> Standing {
         if let Some(why) = self.failure() {
             return Standing::Failed(why.to_owned());
         }
-        let mut connecting = self.connecting();
-        if connecting.done {
+        let mut dialling = lock(&self.dialling);
+        if dialling.done {
             return Standing::Ready(false);
         }
-        match self.dial(&mut connecting, now) {
-            Ok(true) => {
-                connecting.done = true;
-                Standing::Ready(true)
+        let standing = self.dial(&mut dialling, now).and_then(|()| {
+            if dialling.dials.is_empty() {
+                dialling.done = true;
+                self.start(&mut dialling);
+                return Ok(Standing::Ready(true));
             }
-            Ok(false) => Standing::Connecting,
-            Err(why) => {
-                connecting.dialers.clear();
-                connecting.streams.clear();
-                connecting.failed = Some(now);
-                self.fail(why.clone());
-                Standing::Failed(why)
+            if now >= dialling.deadline {
+                return Err(format!(
+                    "{} of {} lanes are not connected after {} s",
+                    dialling.dials.len(),
+                    self.lanes.len(),
+                    CONNECT_TIME.as_secs()
+                ));
+            }
+            Ok(Standing::Connecting)
+        });
+        standing.unwrap_or_else(|why| {
+            dialling.dials.clear();
+            dialling.streams.clear();
+            dialling.failed = Some(now);
+            self.fail(why.clone());
+            Standing::Failed(why)
+        })
+    }
+
+    /// Takes every dialled lane a step further.
+    fn dial(&self, dialling: &mut Dialling, now: Instant) -> Result<(), String> {
+        let mut at = 0;
+        while let Some((lane, dialer)) = dialling.dials.get_mut(at) {
+            let Some(stream) = dialer.poll(now)? else {
+                at += 1;
+                continue;
+            };
+            let lane = *lane;
+            dialling.dials.swap_remove(at);
+            let epoch = dialling.epochs.get_mut(usize::from(lane));
+            let hello = Hello {
+                group: self.group,
+                // At most 64.
+                lanes: self.lanes.len() as u16,
+                lane,
+                epoch: epoch.as_deref().copied().unwrap_or_default(),
+            };
+            if let Some(epoch) = epoch {
+                *epoch += 1;
+            }
+            // A few bytes on a fresh connection always fit its buffer.
+            match socket::send_bytes(&stream, &hello.encode()) {
+                Ok(Moved::Bytes(Hello::BYTES)) => {}
+                moved => return Err(format!("a fresh lane takes no bytes: {moved:?}")),
+            }
+            dialling.streams.push((lane, stream));
+        }
+        Ok(())
+    }
+
+    /// Gives lanes that are connected to their loops.
+    fn start(&self, dialling: &mut Dialling) {
+        let Some(set) = self.own.upgrade() else {
+            return;
+        };
+        for (lane, stream) in dialling.streams.drain(..) {
+            if let Some(place) = self.lanes.get(usize::from(lane)) {
+                place.start(Box::new(TransmitLane::new(set.clone(), lane, stream)));
             }
         }
     }
 
-    fn dial(self: &Arc<Self>, connecting: &mut Connecting, now: Instant) -> Result<bool, String> {
-        let mut at = 0;
-        while let Some(dialer) = connecting.dialers.get_mut(at) {
-            match dialer.poll(now)? {
-                Some(stream) => {
-                    connecting.dialers.remove(at);
-                    // At most 64 lanes; 24 bytes on a fresh connection always fit its buffer.
-                    let record = encode_group(&self.group, self.lanes.len() as u32);
-                    match socket::send_bytes(&stream, &record) {
-                        Ok(Moved::Bytes(bytes)) if bytes == record.len() => {}
-                        moved => return Err(format!("a fresh lane takes no bytes: {moved:?}")),
-                    }
-                    connecting.streams.push(stream);
-                }
-                None => at += 1,
-            }
+    /// A lane has ended. What the peer may not have read of its chunks goes over the others, or over itself once
+    /// it is back.
+    pub(super) fn lane_ended(&self, lane: u16, chunks: Vec<Chunk>, why: &str) {
+        self.idle.remove(lane);
+        if self.is_closing() || self.failure().is_some() {
+            return;
         }
-        if connecting.dialers.is_empty() {
-            for ((number, place), stream) in
-                (0..).zip(&self.lanes).zip(connecting.streams.drain(..))
-            {
-                place.start(Box::new(TransmitLane::new(
-                    Arc::clone(self),
-                    number,
-                    stream,
-                )));
-            }
-            return Ok(true);
+        let (resends, mut worn_out) = (chunks.len(), false);
+        let mut again = lock(&self.again);
+        for mut chunk in chunks.into_iter().filter(|chunk| !chunk.is_stale()) {
+            worn_out |= chunk.header.attempt == u8::MAX;
+            chunk.header.attempt = chunk.header.attempt.saturating_add(1);
+            again.push_back(chunk);
         }
-        if now >= connecting.deadline {
-            return Err(format!(
-                "{} of {} lanes are not connected after {} s",
-                connecting.dialers.len(),
-                self.lanes.len(),
-                CONNECT_TIME.as_secs()
+        self.resends.store(again.len(), Ordering::SeqCst);
+        drop(again);
+        let address = self.peer.address;
+        self.log.info(&format!(
+            "lane {lane} to {address} ended: {why}; {resends} chunks are sent again"
+        ));
+        if worn_out {
+            let count = u32::from(u8::MAX) + 1;
+            return self.fail(format!(
+                "{count} lanes to {address} ended with a chunk: {why}"
             ));
         }
-        Ok(false)
+        lock(&self.ended).push((lane, why.to_owned()));
+        self.missing.fetch_add(1, Ordering::SeqCst);
+        // Whoever woke this lane last meant any lane.
+        self.resume_all();
+    }
+
+    /// Dials lanes that have ended; whichever comm has something under way calls it.
+    pub(crate) fn tend(&self) {
+        if self.missing.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        // Another comm is at it.
+        let Ok(mut dialling) = self.dialling.try_lock() else {
+            return;
+        };
+        let now = Instant::now();
+        let is_alone = self.missing.load(Ordering::SeqCst) >= self.lanes.len();
+        let waits = dialling.not_before.is_some_and(|at| now < at) && !is_alone;
+        if waits || !dialling.done || !self.is_open() {
+            return;
+        }
+        let mut ended = lock(&self.ended);
+        let last = ended.last().map(|(_, why)| why.clone());
+        for (lane, _) in ended.drain(..) {
+            dialling.dials.push((lane, self.peer.dialer(now)));
+        }
+        drop(ended);
+        let dialled = self.dial(&mut dialling, now);
+        let back = dialling.streams.len();
+        if back > 0 {
+            dialling.pause = PAUSE;
+            self.missing.fetch_sub(back, Ordering::SeqCst);
+            let address = self.peer.address;
+            self.log
+                .info(&format!("{back} lanes to {address} are back"));
+            self.start(&mut dialling);
+        }
+        let Err(why) = dialled else {
+            return;
+        };
+        if self.missing.load(Ordering::SeqCst) >= self.lanes.len() {
+            let last = last.map_or_else(String::new, |last| format!("{last}; "));
+            let address = self.peer.address;
+            return self.fail(format!("the last lane to {address} ended: {last}{why}"));
+        }
+        dialling.not_before = Some(now + dialling.pause);
+        dialling.pause = (dialling.pause * 2).min(LONGEST_PAUSE);
+        let mut ended = lock(&self.ended);
+        for (lane, _) in dialling.dials.drain(..) {
+            ended.push((lane, why.clone()));
+        }
     }
 
     /// A comm begins to use the lanes; `false` when they are closing already.
@@ -270,11 +398,36 @@ impl LaneSet {
     }
 
     pub(crate) fn pop(&self) -> Option<Chunk> {
+        if self.resends.load(Ordering::SeqCst) > 0 {
+            let mut again = lock(&self.again);
+            let chunk = again.pop_front();
+            self.resends.store(again.len(), Ordering::SeqCst);
+            if chunk.is_some() {
+                return chunk;
+            }
+        }
         self.queue.pop()
     }
 
     pub(super) fn has_work(&self) -> bool {
-        !self.queue.is_empty()
+        !self.queue.is_empty() || self.resends.load(Ordering::SeqCst) > 0
+    }
+
+    /// Drops what comms that closed have left behind, where no lane does.
+    pub(super) fn drop_stale(&self) {
+        if self.missing.load(Ordering::SeqCst) < self.lanes.len() {
+            return;
+        }
+        for _ in 0..self.queue.len() {
+            let chunk = self.queue.pop().filter(|chunk| !chunk.is_stale());
+            // It had a place, which another comm may have taken: then it is one of those that go first.
+            if let Some(Err(chunk)) = chunk.map(|chunk| self.queue.push(chunk)) {
+                lock(&self.again).push_back(chunk);
+            }
+        }
+        let mut again = lock(&self.again);
+        again.retain(|chunk| !chunk.is_stale());
+        self.resends.store(again.len(), Ordering::SeqCst);
     }
 
     /// The lane found no work. It must look once more before it rests.
@@ -290,7 +443,7 @@ impl LaneSet {
         self.lanes.iter().for_each(Remote::resume);
     }
 
-    /// Ends every lane: chunks may be lost, so every comm must fail.
+    /// Ends every lane for good: chunks are lost, so every comm must fail.
     pub(crate) fn fail(&self, why: String) {
         let _ = self.why.set(why);
         self.failed.store(true, Ordering::SeqCst);
@@ -299,7 +452,7 @@ impl LaneSet {
     }
 
     fn drain(&self) {
-        while self.queue.pop().is_some() {}
+        while self.pop().is_some() {}
     }
 
     /// Why the lanes ended, if they did.
@@ -321,6 +474,16 @@ impl LaneSet {
     }
 }
 
+impl Peer {
+    fn dialer(&self, now: Instant) -> Dialer {
+        Dialer::new(self.local, self.address, self.secret, now + CONNECT_TIME)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// While the `lanes` that move at a time have less than a part each, a message is spread over all of them.
 fn part_bytes(total: usize, left: usize, largest: usize, lanes: usize, load: usize) -> usize {
     let lanes = lanes.max(1);
@@ -332,6 +495,21 @@ fn part_bytes(total: usize, left: usize, largest: usize, lanes: usize, load: usi
     // Parts of one size, and no small rest.
     let even = left.div_ceil(left.div_ceil(most).max(1));
     even.next_multiple_of(PAGE_BYTES).min(most).min(left)
+}
+
+#[cfg(test)]
+impl LaneSet {
+    /// A set that nobody connects.
+    pub(crate) fn without_lanes(splice: bool) -> Arc<Self> {
+        let nobody = SocketAddr::from(([127, 0, 0, 1], 0));
+        let peer = Peer {
+            local: nobody,
+            address: nobody,
+            secret: [7; Key::BYTES],
+        };
+        let log = Arc::new(Log::new(nccl_net::export::HostLogger::default()));
+        Self::new([7; 16], peer, Vec::new(), 0, splice, log)
+    }
 }
 
 #[cfg(test)]
