@@ -406,6 +406,29 @@ fn lanes_that_are_reset_again_and_again_cost_speed_and_not_the_message() {
 }
 
 #[test]
+fn a_lane_that_brings_nothing_any_more_is_replaced() {
+    child::run(
+        "a_lane_that_brings_nothing_any_more_is_replaced",
+        &[LOOPBACK, LANES],
+        || {
+            let (table, context) = started(12);
+            for fault in [Fault::Stall, Fault::Swallow] {
+                let (link, proxy) = relayed(&*table, context);
+                proxy.break_line(ANY_LANE, 5_000_000, fault);
+                for _ in 0..8 {
+                    link.transfer(8 * MIB, 8 * MIB);
+                }
+                assert!(proxy.opened(ANY_LANE) > 2);
+                // What it had comes late.
+                proxy.wake(ANY_LANE);
+                link.warm();
+                link.close();
+            }
+        },
+    );
+}
+
+#[test]
 fn one_lane_is_enough_and_none_is_an_error_on_both_sides() {
     child::run(
         "one_lane_is_enough_and_none_is_an_error_on_both_sides",

@@ -11,6 +11,7 @@ pub mod event_loop;
 pub mod idle;
 pub mod interfaces;
 pub mod receive_lane;
+pub mod send_lane;
 pub mod socket;
 pub mod socket_calls;
 pub mod splice;

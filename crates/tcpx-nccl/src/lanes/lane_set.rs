@@ -15,7 +15,7 @@ use tcpx_wire::Key;
 
 use super::hello::{GroupId, Hello};
 use super::outlet::Chunk;
-use super::transmit_lane::TransmitLane;
+use super::transmit_lane::transmit_lane;
 use super::users::Users;
 use crate::config::PAGE_BYTES;
 use crate::dialer::Dialer;
@@ -32,6 +32,15 @@ const CONNECT_TIME: Duration = Duration::from_secs(15);
 /// Before the next attempt to dial a lane again, after one in vain; doubled each time, up to the longest.
 const PAUSE: Duration = Duration::from_millis(300);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// Between looks at lanes that may stand still.
+const TICK: Duration = Duration::from_millis(100);
+/// Looks further apart than this: the host program did not look, and what happened meanwhile is not known.
+const REST: Duration = Duration::from_millis(500);
+/// How long a lane may stand still before it is dialled anew; doubled each time, up to the longest, for the peer may
+/// have no memory to read to.
+const STALL: Duration = Duration::from_secs(3);
+const LONGEST_STALL: Duration = Duration::from_secs(60);
 
 /// Where the peer process takes lanes, and from where they are dialled.
 #[derive(Clone, Debug)]
@@ -72,7 +81,41 @@ pub(crate) struct LaneSet {
     ended: Mutex<Vec<(u16, String)>>,
     /// Lanes that have ended and have not come back.
     missing: AtomicUsize,
+    /// By lane.
+    gauges: Vec<Gauge>,
     dialling: Mutex<Dialling>,
+}
+
+/// What a lane has done.
+#[derive(Debug, Default)]
+struct Gauge {
+    /// Chunks that it took.
+    taken: AtomicU64,
+    /// Those of them that the peer has read, or that others took over.
+    read: AtomicU64,
+}
+
+/// What those know of a lane who look after it.
+#[derive(Debug)]
+struct LaneState {
+    /// How often it was dialled.
+    epoch: u32,
+    standing: Place,
+    /// Chunks that had been read when it was last looked at.
+    read: u64,
+    /// When that was another number, or the lane had nothing to do.
+    since: Instant,
+    /// How long it may stand still.
+    patience: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// A loop drives it.
+    Works,
+    /// The loop is to let go of it.
+    Ends,
+    Gone,
 }
 
 #[derive(Debug)]
@@ -81,8 +124,9 @@ struct Dialling {
     dials: Vec<(u16, Dialer)>,
     /// Authenticated, kept until all are.
     streams: Vec<(u16, Stream)>,
-    /// How often each lane was dialled.
-    epochs: Vec<u32>,
+    lanes: Vec<LaneState>,
+    /// When the lanes were looked at.
+    looked: Instant,
     deadline: Instant,
     /// All lanes were there once.
     done: bool,
@@ -134,10 +178,12 @@ impl LaneSet {
             log,
             ended: Mutex::default(),
             missing: AtomicUsize::new(0),
+            gauges: lanes.iter().map(|_| Gauge::default()).collect(),
             dialling: Mutex::new(Dialling {
                 dials,
                 streams: Vec::new(),
-                epochs: vec![0; lanes.len()],
+                lanes: lanes.iter().map(|_| LaneState::new(now)).collect(),
+                looked: now,
                 deadline: now + CONNECT_TIME,
                 done: false,
                 failed: None,
@@ -193,22 +239,24 @@ impl LaneSet {
         if dialling.done {
             return Standing::Ready(false);
         }
-        let standing = self.dial(&mut dialling, now).and_then(|()| {
-            if dialling.dials.is_empty() {
+        let standing = match self.dial(&mut dialling, now).pop() {
+            Some((_, why)) => Err(why),
+            None if dialling.dials.is_empty() => {
                 dialling.done = true;
-                self.start(&mut dialling);
-                return Ok(Standing::Ready(true));
+                let streams = std::mem::take(&mut dialling.streams);
+                streams
+                    .into_iter()
+                    .try_for_each(|(lane, stream)| self.start(&mut dialling, lane, stream))
+                    .map(|()| Standing::Ready(true))
             }
-            if now >= dialling.deadline {
-                return Err(format!(
-                    "{} of {} lanes are not connected after {} s",
-                    dialling.dials.len(),
-                    self.lanes.len(),
-                    CONNECT_TIME.as_secs()
-                ));
-            }
-            Ok(Standing::Connecting)
-        });
+            None if now >= dialling.deadline => Err(format!(
+                "{} of {} lanes are not connected after {} s",
+                dialling.dials.len(),
+                self.lanes.len(),
+                CONNECT_TIME.as_secs()
+            )),
+            None => Ok(Standing::Connecting),
+        };
         standing.unwrap_or_else(|why| {
             dialling.dials.clear();
             dialling.streams.clear();
@@ -218,46 +266,63 @@ impl LaneSet {
         })
     }
 
-    /// Takes every dialled lane a step further.
-    fn dial(&self, dialling: &mut Dialling, now: Instant) -> Result<(), String> {
-        let mut at = 0;
+    /// Takes every dialled lane a step further; the lanes whose dialling has failed, with the reasons.
+    fn dial(&self, dialling: &mut Dialling, now: Instant) -> Vec<(u16, String)> {
+        let (mut at, mut failures) = (0, Vec::new());
         while let Some((lane, dialer)) = dialling.dials.get_mut(at) {
-            let Some(stream) = dialer.poll(now)? else {
-                at += 1;
-                continue;
-            };
-            let lane = *lane;
+            match dialer.poll(now) {
+                Ok(None) => {
+                    at += 1;
+                    continue;
+                }
+                Ok(Some(stream)) => dialling.streams.push((*lane, stream)),
+                Err(why) => failures.push((*lane, why)),
+            }
             dialling.dials.swap_remove(at);
-            let epoch = dialling.epochs.get_mut(usize::from(lane));
-            let hello = Hello {
-                group: self.group,
-                // At most 64.
-                lanes: self.lanes.len() as u16,
-                lane,
-                epoch: epoch.as_deref().copied().unwrap_or_default(),
-            };
-            if let Some(epoch) = epoch {
-                *epoch += 1;
-            }
-            // A few bytes on a fresh connection always fit its buffer.
-            match socket::send_bytes(&stream, &hello.encode()) {
-                Ok(Moved::Bytes(Hello::BYTES)) => {}
-                moved => return Err(format!("a fresh lane takes no bytes: {moved:?}")),
-            }
-            dialling.streams.push((lane, stream));
         }
+        failures
+    }
+
+    /// Gives a lane that is connected to its loop.
+    fn start(&self, dialling: &mut Dialling, lane: u16, stream: Stream) -> Result<(), String> {
+        let index = usize::from(lane);
+        let (Some(set), Some(place), Some(state)) = (
+            self.own.upgrade(),
+            self.lanes.get(index),
+            dialling.lanes.get_mut(index),
+        ) else {
+            return Ok(());
+        };
+        let hello = Hello {
+            group: self.group,
+            // At most 64.
+            lanes: self.lanes.len() as u16,
+            lane,
+            epoch: state.epoch,
+        };
+        // A few bytes on a fresh connection always fit its buffer.
+        match socket::send_bytes(&stream, &hello.encode()) {
+            Ok(Moved::Bytes(Hello::BYTES)) => {}
+            moved => return Err(format!("a fresh lane takes no bytes: {moved:?}")),
+        }
+        state.epoch += 1;
+        state.standing = Place::Works;
+        place.start(Box::new(transmit_lane(set, lane, stream)));
         Ok(())
     }
 
-    /// Gives lanes that are connected to their loops.
-    fn start(&self, dialling: &mut Dialling) {
-        let Some(set) = self.own.upgrade() else {
-            return;
-        };
-        for (lane, stream) in dialling.streams.drain(..) {
-            if let Some(place) = self.lanes.get(usize::from(lane)) {
-                place.start(Box::new(TransmitLane::new(set.clone(), lane, stream)));
-            }
+    /// A lane has taken a chunk.
+    pub(super) fn took(&self, lane: u16) {
+        if let Some(gauge) = self.gauges.get(usize::from(lane)) {
+            gauge.taken.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The peer has read a chunk that a lane had taken.
+    pub(super) fn was_read(&self, lane: u16) {
+        self.moved();
+        if let Some(gauge) = self.gauges.get(usize::from(lane)) {
+            gauge.read.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -265,6 +330,10 @@ impl LaneSet {
     /// it is back.
     pub(super) fn lane_ended(&self, lane: u16, chunks: Vec<Chunk>, why: &str) {
         self.idle.remove(lane);
+        if let Some(gauge) = self.gauges.get(usize::from(lane)) {
+            let taken = gauge.taken.load(Ordering::Relaxed);
+            gauge.read.store(taken, Ordering::Relaxed);
+        }
         if self.is_closing() || self.failure().is_some() {
             return;
         }
@@ -293,50 +362,106 @@ impl LaneSet {
         self.resume_all();
     }
 
-    /// Dials lanes that have ended; whichever comm has something under way calls it.
+    /// Dials lanes that have ended, and looks for those that stand still; whichever comm has something under way
+    /// calls it.
     pub(crate) fn tend(&self) {
-        if self.missing.load(Ordering::Relaxed) == 0 {
+        let is_whole = self.missing.load(Ordering::Relaxed) == 0;
+        if is_whole && self.load.load(Ordering::Relaxed) == 0 {
             return;
         }
         // Another comm is at it.
         let Ok(mut dialling) = self.dialling.try_lock() else {
             return;
         };
+        if !dialling.done || !self.is_open() {
+            return;
+        }
         let now = Instant::now();
-        let is_alone = self.missing.load(Ordering::SeqCst) >= self.lanes.len();
-        let waits = dialling.not_before.is_some_and(|at| now < at) && !is_alone;
-        if waits || !dialling.done || !self.is_open() {
+        self.look(&mut dialling, now);
+        self.redial(&mut dialling, now);
+    }
+
+    /// Dials lanes anew that stand still. Only a connection that comes about tells that the peer is not at rest, and
+    /// that the fault is the lane's: then it takes the lane's place.
+    fn look(&self, dialling: &mut Dialling, now: Instant) {
+        let before = dialling.looked;
+        if now < before + TICK {
             return;
         }
-        let mut ended = lock(&self.ended);
-        let last = ended.last().map(|(_, why)| why.clone());
-        for (lane, _) in ended.drain(..) {
-            dialling.dials.push((lane, self.peer.dialer(now)));
+        dialling.looked = now;
+        let rested = now.saturating_duration_since(before) > REST;
+        let Dialling { lanes, dials, .. } = dialling;
+        for (lane, (state, gauge)) in (0..).zip(lanes.iter_mut().zip(&self.gauges)) {
+            let read = gauge.read.load(Ordering::Relaxed);
+            let owes = gauge.taken.load(Ordering::Relaxed) != read;
+            if state.read != read {
+                state.patience = STALL;
+            }
+            if state.read != read || !owes || rested || state.standing != Place::Works {
+                (state.read, state.since) = (read, now);
+            }
+            let mut dialled = dials.iter().map(|(lane, _)| *lane);
+            let is_dialled = dialled.any(|one| one == lane);
+            if now.saturating_duration_since(state.since) >= state.patience && !is_dialled {
+                dials.push((lane, self.peer.dialer(now)));
+            }
         }
-        drop(ended);
-        let dialled = self.dial(&mut dialling, now);
-        let back = dialling.streams.len();
-        if back > 0 {
-            dialling.pause = PAUSE;
-            self.missing.fetch_sub(back, Ordering::SeqCst);
-            let address = self.peer.address;
-            self.log
-                .info(&format!("{back} lanes to {address} are back"));
-            self.start(&mut dialling);
+    }
+
+    fn redial(&self, dialling: &mut Dialling, now: Instant) {
+        let is_alone = || self.missing.load(Ordering::SeqCst) >= self.lanes.len();
+        let mut last = None;
+        for (lane, why) in std::mem::take(&mut *lock(&self.ended)) {
+            if let Some(state) = dialling.lanes.get_mut(usize::from(lane)) {
+                state.standing = Place::Gone;
+            }
+            last = Some(why);
         }
-        let Err(why) = dialled else {
-            return;
-        };
-        if self.missing.load(Ordering::SeqCst) >= self.lanes.len() {
-            let last = last.map_or_else(String::new, |last| format!("{last}; "));
-            let address = self.peer.address;
-            return self.fail(format!("the last lane to {address} ended: {last}{why}"));
+        let waits = dialling.not_before.is_some_and(|at| now < at) && !is_alone();
+        for lane in 0..self.lanes.len() as u16 {
+            let is_gone = dialling.lanes[usize::from(lane)].standing == Place::Gone;
+            if is_gone && !waits && !dialling.has(lane) {
+                dialling.dials.push((lane, self.peer.dialer(now)));
+            }
         }
-        dialling.not_before = Some(now + dialling.pause);
-        dialling.pause = (dialling.pause * 2).min(LONGEST_PAUSE);
-        let mut ended = lock(&self.ended);
-        for (lane, _) in dialling.dials.drain(..) {
-            ended.push((lane, why.clone()));
+        let mut failures = self.dial(dialling, now);
+        for (lane, stream) in std::mem::take(&mut dialling.streams) {
+            let state = &mut dialling.lanes[usize::from(lane)];
+            match state.standing {
+                Place::Gone => match self.start(dialling, lane, stream) {
+                    Ok(()) => {
+                        self.missing.fetch_sub(1, Ordering::SeqCst);
+                        dialling.pause = PAUSE;
+                        let address = self.peer.address;
+                        self.log.info(&format!("lane {lane} to {address} is back"));
+                    }
+                    Err(why) => failures.push((lane, why)),
+                },
+                // It moves again.
+                Place::Works if state.since.elapsed() < state.patience => {}
+                Place::Works => {
+                    state.standing = Place::Ends;
+                    state.patience = (state.patience * 2).min(LONGEST_STALL);
+                    self.lanes[usize::from(lane)].remove();
+                    dialling.streams.push((lane, stream));
+                }
+                Place::Ends => dialling.streams.push((lane, stream)),
+            }
+        }
+        for (lane, why) in failures {
+            let state = &mut dialling.lanes[usize::from(lane)];
+            if state.standing == Place::Works {
+                // It can be no worse than what there is.
+                state.since = now;
+                continue;
+            }
+            if is_alone() {
+                let last = last.map_or_else(String::new, |last| format!("{last}; "));
+                let address = self.peer.address;
+                return self.fail(format!("the last lane to {address} ended: {last}{why}"));
+            }
+            dialling.not_before = Some(now + dialling.pause);
+            dialling.pause = (dialling.pause * 2).min(LONGEST_PAUSE);
         }
     }
 
@@ -471,6 +596,27 @@ impl LaneSet {
                 why: why.to_owned(),
             }),
         }
+    }
+}
+
+impl LaneState {
+    const fn new(now: Instant) -> Self {
+        Self {
+            epoch: 0,
+            standing: Place::Gone,
+            read: 0,
+            since: now,
+            patience: STALL,
+        }
+    }
+}
+
+impl Dialling {
+    /// Whether a lane is dialled, or was and waits for its place.
+    fn has(&self, lane: u16) -> bool {
+        let dials = self.dials.iter().map(|(lane, _)| *lane);
+        let streams = self.streams.iter().map(|(lane, _)| *lane);
+        dials.chain(streams).any(|one| one == lane)
     }
 }
 

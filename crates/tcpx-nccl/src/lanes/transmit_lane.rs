@@ -1,27 +1,22 @@
-//! The sending half of a lane: takes the next chunk whenever its socket has room.
+//! Whose chunks a lane carries: those in the queue of its set.
 //!
-//! A chunk is kept until the peer has acknowledged that it was read, and handed to the other lanes if this one
-//! ends before. Large parts are sent without a copy, see [`Splice`].
+//! Large parts are sent without a copy, see [`Lender`].
 
-use std::collections::VecDeque;
+use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use rustix::event::epoll;
-use tcpx_lanes::event_loop::{Source, Turn};
-use tcpx_lanes::receive_lane::ACKNOWLEDGEMENT_BYTES;
+use tcpx_lanes::send_lane::{Next, Owner, SendLane};
 use tcpx_lanes::socket::is_near;
-use tcpx_lanes::socket_calls::{self as socket, Moved, Span};
-use tcpx_lanes::splice::Splice;
+use tcpx_lanes::socket_calls::{self as calls, Moved, Span};
+use tcpx_lanes::splice::Lender;
 use tcpx_wire::ChunkHeader;
 
 use super::lane_set::LaneSet;
 use super::outlet::Chunk;
 use crate::held::Stream;
 
-/// Bytes of a turn, so that the lanes of a loop advance together.
-const TURN_BYTES: usize = 2 << 20;
 /// Bytes sent and not acknowledged, after which the other lanes shall have the next chunks: unlike copying,
 /// splicing would fill one lane in no time.
 const MOST_UNACKED: usize = 2 << 20;
@@ -35,190 +30,39 @@ const COPIED_BYTES: u32 = 64 << 10;
 /// Most chunks are larger.
 const SMALL_CHUNK_BYTES: usize = 16 << 10;
 
-#[derive(Debug)]
-struct Leaving {
-    chunk: Chunk,
-    header: [u8; ChunkHeader::BYTES],
-    /// Its pages are lent.
-    splices: bool,
-    /// Header and payload bytes in the socket.
-    written: usize,
+/// The sending half of a lane of a set.
+pub(super) fn transmit_lane(set: Arc<LaneSet>, number: u16, stream: Stream) -> SendLane<Queue> {
+    let most_unacked = most_unacked(set.lanes(), is_near(&stream));
+    let queue = Queue {
+        set,
+        number,
+        stream,
+        lender: Lender::Untried(PIPE_BYTES),
+        most_unacked,
+        why: None,
+    };
+    SendLane::new(queue, most_unacked / SMALL_CHUNK_BYTES + 1)
 }
 
-/// One lane.
+/// The queue of a set, as one of its lanes finds it.
 #[derive(Debug)]
-pub(super) struct TransmitLane {
+pub(super) struct Queue {
     set: Arc<LaneSet>,
     number: u16,
     stream: Stream,
-    pipe: Option<Splice>,
-    leaving: Option<Leaving>,
-    /// Chunks that the peer has not acknowledged, each with the place of its end among all bytes sent.
-    unacked: VecDeque<(u64, Chunk)>,
-    unacked_bytes: usize,
+    lender: Lender,
     most_unacked: usize,
-    /// Bytes of chunks that are in the socket to their end.
-    sent: u64,
-    /// Bytes that the peer has read.
-    acknowledged: u64,
-    record: [u8; ACKNOWLEDGEMENT_BYTES],
-    record_bytes: usize,
-    /// Why it ends.
+    /// Why the lane ends.
     why: Option<String>,
 }
 
-impl TransmitLane {
-    pub(super) fn new(set: Arc<LaneSet>, number: u16, stream: Stream) -> Self {
-        let most_unacked = most_unacked(set.lanes(), is_near(&stream));
-        Self {
-            set,
-            number,
-            stream,
-            pipe: None,
-            leaving: None,
-            unacked: VecDeque::with_capacity(most_unacked / SMALL_CHUNK_BYTES + 1),
-            unacked_bytes: 0,
-            most_unacked,
-            sent: 0,
-            acknowledged: 0,
-            record: [0; ACKNOWLEDGEMENT_BYTES],
-            record_bytes: 0,
-            why: None,
-        }
-    }
-
-    /// Whether the next chunk is for other lanes.
-    fn is_waiting(&self) -> bool {
-        self.leaving.is_none() && self.unacked_bytes >= self.most_unacked
-    }
-
-    /// Whether a chunk goes without a copy.
-    fn splices(&mut self, chunk: &Chunk) -> bool {
-        if chunk.header.length <= COPIED_BYTES || !self.set.splices() {
-            return false;
-        }
-        if self.pipe.is_none() {
-            match Splice::new(PIPE_BYTES) {
-                Ok(splice) => self.pipe = Some(splice),
-                Err(error) => self.set.stop_splicing(&error),
-            }
-        }
-        self.pipe.is_some()
-    }
-
-    /// Finds a chunk unless one is under way; `false` when there is nothing to send.
-    fn find(&mut self) -> bool {
-        if self.leaving.is_some() {
-            return true;
-        }
-        loop {
-            let Some(chunk) = self.set.pop() else {
-                self.set.rest(self.number);
-                if !self.set.has_work() {
-                    return false;
-                }
-                self.set.unrest(self.number);
-                continue;
-            };
-            if chunk.is_stale() {
-                continue;
-            }
-            self.leaving = Some(Leaving {
-                header: chunk.header.encode(),
-                splices: self.splices(&chunk),
-                chunk,
-                written: 0,
-            });
-            return true;
-        }
-    }
-
-    /// One call; 0 when the socket is full.
-    fn write(&mut self) -> Result<usize, String> {
-        let Some(leaving) = &mut self.leaving else {
-            return Ok(0);
-        };
-        let header = &leaving.header[leaving.written.min(ChunkHeader::BYTES)..];
-        let payload_written = leaving.written.saturating_sub(ChunkHeader::BYTES);
-        let payload = leaving.chunk.payload.from(payload_written);
-        let moved = match &mut self.pipe {
-            Some(_) if leaving.splices && !header.is_empty() => {
-                socket::send_more(&self.stream, header)
-            }
-            Some(splice) if leaving.splices => {
-                // SAFETY: registered memory that its comm keeps, and its host does not write, as long
-                // as the chunk lives: until the peer has read it.
-                match unsafe { splice.send_span(&self.stream, payload) } {
-                    Ok(moved) => Ok(moved),
-                    Err(error) if splice.is_loaded() => return Err(error.to_string()),
-                    Err(error) => {
-                        // Such memory has no pages to lend.
-                        self.set.stop_splicing(&error);
-                        self.pipe = None;
-                        return self.write();
-                    }
-                }
-            }
-            _ => {
-                let spans = [Span::of(header), payload];
-                // SAFETY: the header is ours; the payload is registered memory that its comm keeps
-                // for as long as the chunk lives.
-                unsafe { socket::send_spans(&self.stream, &spans) }
-            }
-        };
-        match moved {
-            Ok(Moved::Bytes(bytes)) => {
-                self.set.moved();
-                leaving.written += bytes;
-                let whole = ChunkHeader::BYTES + leaving.chunk.header.length as usize;
-                if leaving.written == whole
-                    && let Some(Leaving { chunk, .. }) = self.leaving.take()
-                {
-                    self.sent += whole as u64;
-                    self.unacked_bytes += chunk.payload.len();
-                    self.unacked.push_back((self.sent, chunk));
-                }
-                Ok(bytes)
-            }
-            Ok(Moved::WouldBlock) | Ok(Moved::End) => Ok(0),
-            Err(error) => Err(error.to_string()),
-        }
-    }
-
-    /// Ends the chunks that the peer has read. Its end is the lane's.
-    fn read_acknowledgements(&mut self) -> Result<(), String> {
-        loop {
-            let rest = &mut self.record[self.record_bytes..];
-            match socket::receive_bytes(&self.stream, rest) {
-                Ok(Moved::WouldBlock) => return Ok(()),
-                Ok(Moved::End) => return Err("end of stream".to_owned()),
-                Err(error) => return Err(error.to_string()),
-                Ok(Moved::Bytes(bytes)) => self.record_bytes += bytes,
-            }
-            if self.record_bytes < ACKNOWLEDGEMENT_BYTES {
-                continue;
-            }
-            self.record_bytes = 0;
-            self.set.moved();
-            let read = u64::from_le_bytes(self.record);
-            if !(self.acknowledged..=self.sent).contains(&read) {
-                return Err(format!(
-                    "the peer has acknowledged {read} bytes, expected {} to {}",
-                    self.acknowledged, self.sent
-                ));
-            }
-            self.acknowledged = read;
-            while let Some((_, chunk)) = self.unacked.pop_front_if(|(end, _)| *end <= read) {
-                self.unacked_bytes -= chunk.payload.len();
-                chunk.acknowledged();
-            }
-        }
-    }
-
-    fn fail(&mut self, why: String) -> Turn {
-        self.why = Some(why);
-        Turn::End
-    }
+/// A chunk in the lane's hands.
+#[derive(Debug)]
+pub(super) struct Leaving {
+    chunk: Chunk,
+    header: [u8; ChunkHeader::BYTES],
+    /// Its pages are lent.
+    lends: bool,
 }
 
 /// Bytes that a lane of so many may have unacknowledged.
@@ -230,54 +74,84 @@ fn most_unacked(lanes: usize, in_host: bool) -> usize {
     }
 }
 
-impl Source for TransmitLane {
+impl Owner for Queue {
+    type Chunk = Leaving;
+    const ACKNOWLEDGED: bool = true;
+
     fn socket(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
 
-    fn interest(&self) -> epoll::EventFlags {
-        epoll::EventFlags::OUT | epoll::EventFlags::IN | epoll::EventFlags::RDHUP
+    fn begin(&mut self) -> io::Result<bool> {
+        Ok(self.set.failure().is_none())
     }
 
-    fn turn(&mut self) -> Turn {
-        let mut budget = TURN_BYTES;
+    fn most_unacked(&self) -> usize {
+        self.most_unacked
+    }
+
+    fn next(&mut self) -> Next<Leaving> {
         loop {
-            // Until nothing is to be read: the socket is watched for edges. Before a failure counts: a
-            // peer that was done may have ended another lane first.
-            if let Err(why) = self.read_acknowledgements() {
-                return self.fail(why);
-            }
-            if self.set.failure().is_some() {
-                return Turn::End;
-            }
-            if self.is_waiting() {
-                return Turn::Rest;
-            }
-            if !self.find() {
-                return if self.set.is_closing() {
-                    Turn::End
-                } else {
-                    Turn::Rest
-                };
-            }
-            while budget > 0 && self.leaving.is_some() {
-                match self.write() {
-                    Ok(0) => return Turn::Rest,
-                    Ok(bytes) => budget = budget.saturating_sub(bytes),
-                    Err(why) => return self.fail(why),
+            let Some(chunk) = self.set.pop() else {
+                self.set.rest(self.number);
+                if self.set.has_work() {
+                    self.set.unrest(self.number);
+                    continue;
                 }
+                return match self.set.is_closing() {
+                    true => Next::End,
+                    false => Next::Rest,
+                };
+            };
+            if chunk.is_stale() {
+                continue;
             }
-            if budget == 0 {
-                return Turn::Again;
-            }
+            self.set.took(self.number);
+            return Next::Chunk(Leaving {
+                header: chunk.header.encode(),
+                lends: chunk.header.length > COPIED_BYTES && self.set.splices(),
+                chunk,
+            });
         }
     }
 
-    fn finish(&mut self) {
-        let leaving = self.leaving.take().map(|leaving| leaving.chunk);
-        let unacked = self.unacked.drain(..).map(|(_, chunk)| chunk);
-        let chunks: Vec<_> = unacked.chain(leaving).collect();
-        if chunks.is_empty() {
+    fn len(leaving: &Leaving) -> usize {
+        leaving.chunk.payload.len()
+    }
+
+    fn send(&mut self, leaving: &mut Leaving, done: usize) -> io::Result<Moved> {
+        let head = leaving.header.get(done..).unwrap_or_default();
+        let payload = leaving.chunk.payload;
+        let payload = payload.from(done.saturating_sub(ChunkHeader::BYTES));
+        let moved = if leaving.lends {
+            // SAFETY: registered memory that its comm keeps as long as the chunk lives, or a pinned slot.
+            // Its bytes do not change either: until the peer has read them.
+            let sent = unsafe { self.lender.send(&self.stream, head, payload) }?;
+            if let Some(error) = self.lender.take_refusal() {
+                self.set.stop_splicing(&error);
+            }
+            sent.moved
+        } else {
+            // SAFETY: the header is ours; the payload as above.
+            unsafe { calls::send_spans(&self.stream, &[Span::of(head), payload]) }?
+        };
+        if matches!(moved, Moved::Bytes(_)) {
+            self.set.moved();
+        }
+        Ok(moved)
+    }
+
+    fn sent(&mut self, leaving: Leaving) {
+        self.set.was_read(self.number);
+        leaving.chunk.acknowledged();
+    }
+
+    fn ended(&mut self, _within: Option<(&Leaving, usize)>, cause: io::Error) {
+        self.why = Some(cause.to_string());
+    }
+
+    fn close(&mut self, unread: Vec<Leaving>) {
+        if unread.is_empty() {
             let _ = self.stream.shutdown(Shutdown::Write);
         } else {
             // Half a chunk must not look like a whole stream, nor pages that are free again like a chunk. What the
@@ -286,6 +160,7 @@ impl Source for TransmitLane {
         }
         let why = self.why.take();
         let why = why.as_deref().unwrap_or("its event loop let go of it");
+        let chunks = unread.into_iter().map(|leaving| leaving.chunk).collect();
         self.set.lane_ended(self.number, chunks, why);
     }
 }
@@ -295,6 +170,8 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
 
+    use tcpx_lanes::event_loop::{Source, Turn};
+
     use super::*;
     use crate::lanes::carriage::header as of;
     use crate::lanes::outlet::Outlet;
@@ -302,17 +179,17 @@ mod tests {
     /// Bytes of a chunk's header.
     const HEADER: usize = ChunkHeader::BYTES;
 
-    fn connected(set: &Arc<LaneSet>) -> (TransmitLane, TcpStream) {
+    fn connected(set: &Arc<LaneSet>) -> (SendLane<Queue>, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         tcpx_lanes::socket::prepare_comm(&stream).unwrap();
         let (peer, _) = listener.accept().unwrap();
         peer.set_nonblocking(true).unwrap();
-        let lane = TransmitLane::new(Arc::clone(set), 0, Stream::new(stream));
+        let lane = transmit_lane(Arc::clone(set), 0, Stream::new(stream));
         (lane, peer)
     }
 
-    fn lane(splice: bool) -> (Arc<LaneSet>, TransmitLane, TcpStream) {
+    fn lane(splice: bool) -> (Arc<LaneSet>, SendLane<Queue>, TcpStream) {
         let set = LaneSet::without_lanes(splice);
         let (lane, peer) = connected(&set);
         (set, lane, peer)
@@ -330,7 +207,7 @@ mod tests {
     /// Queues message 0 in one chunk, and lets the lane send until the peer has all of it.
     fn send(
         set: &LaneSet,
-        lane: &mut TransmitLane,
+        lane: &mut SendLane<Queue>,
         peer: &mut TcpStream,
         payload: &[u8],
     ) -> (Arc<Outlet>, Vec<u8>) {
@@ -340,7 +217,7 @@ mod tests {
     }
 
     /// Lets the lane send until the peer has so many bytes; there must be no more.
-    fn receive(lane: &mut TransmitLane, peer: &mut TcpStream, bytes: usize) -> Vec<u8> {
+    fn receive(lane: &mut SendLane<Queue>, peer: &mut TcpStream, bytes: usize) -> Vec<u8> {
         let mut got = Vec::new();
         let mut some = vec![0; 65_536];
         while got.len() < bytes {
@@ -382,7 +259,12 @@ mod tests {
             // What was never sent.
             peer.write_all(&(read + 1).to_le_bytes()).unwrap();
             while lane.turn() != Turn::End {}
-            assert!(lane.why.is_some_and(|why| why.contains("acknowledged")));
+            assert!(
+                lane.owner()
+                    .why
+                    .take()
+                    .is_some_and(|why| why.contains("acknowledged"))
+            );
         }
     }
 
@@ -393,8 +275,8 @@ mod tests {
         assert_eq!(found, [2048, 512, 2048]);
         let payload = vec![3; 256 << 10];
         let (set, mut lane, mut peer) = lane(true);
-        assert!(is_near(&lane.stream));
-        lane.most_unacked = 512 << 10;
+        assert!(is_near(&lane.owner().stream));
+        lane.owner().most_unacked = 512 << 10;
         let outlets = [payload.len(), payload.len(), 1].map(|bytes| queue(&set, &payload[..bytes]));
         let whole = HEADER + payload.len();
         receive(&mut lane, &mut peer, 2 * whole);
@@ -410,10 +292,10 @@ mod tests {
         let (set, mut first, mut peer) = lane(true);
         let (outlet, _) = send(&set, &mut first, &mut peer, &payload);
         // As a fork would hold it.
-        let _copy = first.stream.try_clone().unwrap();
+        let _copy = first.owner().stream.try_clone().unwrap();
         first.finish();
         let error = peer.read(&mut [0; 1]).unwrap_err();
-        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
         assert!(outlet.is_busy() && !outlet.is_sent(0));
         let (mut second, mut peer) = connected(&set);
         let got = receive(&mut second, &mut peer, HEADER + payload.len());
