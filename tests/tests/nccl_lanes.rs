@@ -335,11 +335,22 @@ fn a_door_that_can_take_no_connection_does_not_spin() {
 
 /// A link whose lanes go through a relay.
 fn relayed(table: &dyn Calls, context: Opaque) -> (Link<'_>, Proxy) {
-    let (listen, mut handle) = listening(table, context);
+    let (listen, handle) = listening(table, context);
     let door = u16::from_le_bytes([handle[56], handle[57]]);
     let proxy = Proxy::start(([127, 0, 0, 1], door).into());
+    (through(&proxy, table, context, listen, handle), proxy)
+}
+
+/// A link whose lanes go through this relay in front of the process's door.
+fn through<'a>(
+    proxy: &Proxy,
+    table: &'a dyn Calls,
+    context: Opaque,
+    listen: Opaque,
+    mut handle: [u8; 128],
+) -> Link<'a> {
     handle[56..58].copy_from_slice(&proxy.address().port().to_le_bytes());
-    (Link::between(table, context, listen, handle), proxy)
+    Link::between(table, context, listen, handle)
 }
 
 /// The relay takes each for a control connection.
@@ -424,6 +435,39 @@ fn a_lane_that_brings_nothing_any_more_is_replaced() {
                 link.warm();
                 link.close();
             }
+        },
+    );
+}
+
+#[test]
+fn a_comm_that_closes_amid_a_stalled_lane_leaves_the_others_whole() {
+    child::run(
+        "a_comm_that_closes_amid_a_stalled_lane_leaves_the_others_whole",
+        &[LOOPBACK, ("TCPX_NET_LANES", "1")],
+        || {
+            let (table, context) = started(12);
+            let (stays, proxy) = relayed(&*table, context);
+            let (listen, handle) = listening(&*table, context);
+            let goes = through(&proxy, &*table, context, listen, handle);
+            goes.warm();
+            assert_eq!(proxy.opened(ANY_LANE), 1, "they share it");
+            proxy.break_line(ANY_LANE, proxy.carried(ANY_LANE) + 5_000_000, Fault::Stall);
+            let (mut data, mut target) = (content(64 * MIB), vec![0; 64 * MIB]);
+            let (_, from) = table.reg_mr(goes.send, &mut data, HOST);
+            let (_, to) = table.reg_mr(goes.receive, &mut target, HOST);
+            let start = target.as_mut_ptr();
+            let (_, received) = table.irecv(goes.receive, start, 64 * MIB, to, ptr::null_mut());
+            let (_, sent) = table.isend(goes.send, data.as_mut_ptr(), 64 * MIB, from);
+            let before = proxy.carried(ANY_LANE);
+            until("some of it", || {
+                assert_eq!((table.test(sent).0, table.test(received).0), (0, 0));
+                proxy.carried(ANY_LANE) > before + 4_000_000
+            });
+            assert_eq!(table.close_send(goes.send), 0);
+            drop(data);
+            assert_eq!(table.close_recv(goes.receive), 0);
+            stays.warm();
+            stays.close();
         },
     );
 }

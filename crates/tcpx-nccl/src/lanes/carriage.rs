@@ -155,9 +155,9 @@ impl Carriage {
             .outlet
             .wait_idle(CLOSE_SILENCE, CLOSE_WAIT, || set.moves())
         {
-            // The peer's loops read nothing: half a chunk cannot be taken back, the lane can, and its loop
-            // lets go of it at once.
-            set.fail("the peer takes no bytes while a comm closes".to_owned());
+            // The peer's loops read nothing: half a chunk cannot be taken back, the lanes can, and their loops let go
+            // of it at once. Those that have chunks of other comms are dialled again.
+            set.end_lanes();
             self.outlet.wait_idle(CLOSE_WAIT, CLOSE_WAIT, || 0);
         }
         self.route.set.failure().is_none()

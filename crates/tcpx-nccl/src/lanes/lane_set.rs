@@ -362,6 +362,17 @@ impl LaneSet {
         self.resume_all();
     }
 
+    /// Ends every lane; what others still wait for is sent again over the next ones.
+    pub(super) fn end_lanes(&self) {
+        let mut dialling = lock(&self.dialling);
+        for (state, place) in dialling.lanes.iter_mut().zip(&self.lanes) {
+            if state.standing == Place::Works {
+                state.standing = Place::Ends;
+                place.remove();
+            }
+        }
+    }
+
     /// Dials lanes that have ended, and looks for those that stand still; whichever comm has something under way
     /// calls it.
     pub(crate) fn tend(&self) {
