@@ -26,6 +26,8 @@ pub(crate) mod lane_set;
 pub(crate) mod outlet;
 pub(crate) mod receive_lane;
 pub(crate) mod runtime;
+#[cfg(test)]
+mod simulation;
 pub(crate) mod to_gpu;
 mod transmit_lane;
 mod users;
