@@ -4,10 +4,11 @@
 
 use std::path::{Path, PathBuf};
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tcpx_tests::child::{self, LANES, LOOPBACK};
 use tcpx_tests::nccl_link::{
-    HOST, Link, MIB, accepted, connected, content, listening, started, until,
+    CUDA, HOST, Link, MIB, accepted, connected, content, listening, started, until,
 };
 use tcpx_tests::nccl_part::{self, Calls, Opaque};
 use tcpx_tests::proxy::{Fault, Line, Proxy};
@@ -383,36 +384,58 @@ fn a_lane_that_ends_amid_a_message_loses_nothing_and_comes_back() {
     );
 }
 
+/// Moves messages of one kind of memory while every lane is reset whenever some bytes have passed.
+fn under_resets(kind: i32) {
+    let (table, context) = started(12);
+    let (mut link, proxy) = relayed(&*table, context);
+    link.kind = kind;
+    link.warm();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut carried = 0;
+            while !done.load(Ordering::SeqCst) {
+                if proxy.carried(ANY_LANE) > carried + 3_000_000 {
+                    carried = proxy.carried(ANY_LANE);
+                    proxy.reset(ANY_LANE);
+                }
+                std::thread::yield_now();
+            }
+        });
+        let _ending = Ending(&done);
+        for _ in 0..8 {
+            link.transfer(4 * MIB, 4 * MIB);
+        }
+    });
+    assert!(proxy.opened(ANY_LANE) > 6);
+    link.close();
+}
+
+/// Ends the other thread whatever becomes of this one.
+struct Ending<'a>(&'a AtomicBool);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 #[test]
 fn lanes_that_are_reset_again_and_again_cost_speed_and_not_the_message() {
     child::run(
         "lanes_that_are_reset_again_and_again_cost_speed_and_not_the_message",
         &[LOOPBACK, LANES],
-        || {
-            let (table, context) = started(12);
-            let (link, proxy) = relayed(&*table, context);
-            link.warm();
-            let done = std::sync::atomic::AtomicBool::new(false);
-            std::thread::scope(|scope| {
-                scope.spawn(|| {
-                    // Both lanes at a time, whenever some bytes have passed.
-                    let mut carried = 0;
-                    while !done.load(std::sync::atomic::Ordering::SeqCst) {
-                        if proxy.carried(ANY_LANE) > carried + 3_000_000 {
-                            carried = proxy.carried(ANY_LANE);
-                            proxy.reset(ANY_LANE);
-                        }
-                        std::thread::yield_now();
-                    }
-                });
-                for _ in 0..20 {
-                    link.transfer(4 * MIB, 4 * MIB);
-                }
-                done.store(true, std::sync::atomic::Ordering::SeqCst);
-            });
-            assert!(proxy.opened(ANY_LANE) > 10);
-            link.close();
-        },
+        || under_resets(HOST),
+    );
+}
+
+#[test]
+fn lanes_that_are_reset_again_and_again_cost_no_byte_of_device_memory() {
+    let device = [("TCPX_NET_DEVICE", "cuda"), ("TCPX_NET_STANDIN", "host")];
+    child::run(
+        "lanes_that_are_reset_again_and_again_cost_no_byte_of_device_memory",
+        &[LOOPBACK, LANES, device[0], device[1]],
+        || under_resets(CUDA),
     );
 }
 

@@ -131,6 +131,8 @@ struct Dialling {
     /// All lanes were there once.
     done: bool,
     failed: Option<Instant>,
+    /// Since when there has been no lane.
+    bare: Option<Instant>,
     /// Lanes that ended are not dialled before.
     not_before: Option<Instant>,
     pause: Duration,
@@ -187,6 +189,7 @@ impl LaneSet {
                 deadline: now + CONNECT_TIME,
                 done: false,
                 failed: None,
+                bare: None,
                 not_before: None,
                 pause: PAUSE,
             }),
@@ -443,10 +446,12 @@ impl LaneSet {
                     Ok(()) => {
                         self.missing.fetch_sub(1, Ordering::SeqCst);
                         dialling.pause = PAUSE;
+                        dialling.bare = None;
                         let address = self.peer.address;
                         self.log.info(&format!("lane {lane} to {address} is back"));
                     }
-                    Err(why) => failures.push((lane, why)),
+                    // It is dialled again.
+                    Err(why) => last = Some(why),
                 },
                 // It moves again.
                 Place::Works if state.since.elapsed() < state.patience => {}
@@ -457,6 +462,12 @@ impl LaneSet {
                     dialling.streams.push((lane, stream));
                 }
                 Place::Ends => dialling.streams.push((lane, stream)),
+            }
+        }
+        if is_alone() {
+            let bare = *dialling.bare.get_or_insert(now);
+            if now.saturating_duration_since(bare) >= CONNECT_TIME {
+                failures.push((0, format!("none was back in {} s", CONNECT_TIME.as_secs())));
             }
         }
         for (lane, why) in failures {
