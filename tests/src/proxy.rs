@@ -31,7 +31,7 @@ pub enum Fault {
 /// What a stream is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Line {
-    /// The first control connection.
+    /// The first control connection; or any lane of the NCCL plugin, in the order of their coming.
     Control,
     /// One that takes its place.
     ControlAgain,

@@ -4,12 +4,14 @@
 
 use std::path::{Path, PathBuf};
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tcpx_tests::child::{self, LANES, LOOPBACK};
 use tcpx_tests::nccl_link::{
-    HOST, Link, MIB, accepted, connected, content, listening, started, until,
+    CUDA, HOST, Link, MIB, accepted, connected, content, listening, started, until,
 };
 use tcpx_tests::nccl_part::{self, Calls, Opaque};
+use tcpx_tests::proxy::{Fault, Line, Proxy};
 
 /// Threads of this process that are the plugin's.
 fn threads() -> usize {
@@ -327,6 +329,204 @@ fn a_door_that_can_take_no_connection_does_not_spin() {
             assert_eq!(table.close_listen(listen), 0);
             let link = Link::new(&*table, context);
             link.warm();
+            link.close();
+        },
+    );
+}
+
+/// A link whose lanes go through a relay.
+fn relayed(table: &dyn Calls, context: Opaque) -> (Link<'_>, Proxy) {
+    let (listen, handle) = listening(table, context);
+    let door = u16::from_le_bytes([handle[56], handle[57]]);
+    let proxy = Proxy::start(([127, 0, 0, 1], door).into());
+    (through(&proxy, table, context, listen, handle), proxy)
+}
+
+/// A link whose lanes go through this relay in front of the process's door.
+fn through<'a>(
+    proxy: &Proxy,
+    table: &'a dyn Calls,
+    context: Opaque,
+    listen: Opaque,
+    mut handle: [u8; 128],
+) -> Link<'a> {
+    handle[56..58].copy_from_slice(&proxy.address().port().to_le_bytes());
+    Link::between(table, context, listen, handle)
+}
+
+/// The relay takes each for a control connection.
+const ANY_LANE: Line = Line::Control;
+
+#[test]
+fn a_lane_that_ends_amid_a_message_loses_nothing_and_comes_back() {
+    child::run(
+        "a_lane_that_ends_amid_a_message_loses_nothing_and_comes_back",
+        &[LOOPBACK, LANES],
+        || {
+            for version in 6..=12 {
+                let (table, context) = started(version);
+                for fault in [Fault::Reset, Fault::Close] {
+                    let (link, proxy) = relayed(&*table, context);
+                    proxy.break_line(ANY_LANE, 5_000_000, fault);
+                    for _ in 0..8 {
+                        link.transfer(8 * MIB, 8 * MIB);
+                    }
+                    // The first one ended at some byte of a chunk.
+                    until("another lane in its place", || {
+                        link.transfer(MIB, MIB);
+                        proxy.opened(ANY_LANE) > 2
+                    });
+                    link.close();
+                }
+                assert_eq!(table.finalize(context), 0);
+            }
+        },
+    );
+}
+
+/// Moves messages of one kind of memory while every lane is reset whenever some bytes have passed.
+fn under_resets(kind: i32) {
+    let (table, context) = started(12);
+    let (mut link, proxy) = relayed(&*table, context);
+    link.kind = kind;
+    link.warm();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut carried = 0;
+            while !done.load(Ordering::SeqCst) {
+                if proxy.carried(ANY_LANE) > carried + 3_000_000 {
+                    carried = proxy.carried(ANY_LANE);
+                    proxy.reset(ANY_LANE);
+                }
+                std::thread::yield_now();
+            }
+        });
+        let _ending = Ending(&done);
+        for _ in 0..8 {
+            link.transfer(4 * MIB, 4 * MIB);
+        }
+    });
+    assert!(proxy.opened(ANY_LANE) > 6);
+    link.close();
+}
+
+/// Ends the other thread whatever becomes of this one.
+struct Ending<'a>(&'a AtomicBool);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn lanes_that_are_reset_again_and_again_cost_speed_and_not_the_message() {
+    child::run(
+        "lanes_that_are_reset_again_and_again_cost_speed_and_not_the_message",
+        &[LOOPBACK, LANES],
+        || under_resets(HOST),
+    );
+}
+
+#[test]
+fn lanes_that_are_reset_again_and_again_cost_no_byte_of_device_memory() {
+    let device = [("TCPX_NET_DEVICE", "cuda"), ("TCPX_NET_STANDIN", "host")];
+    child::run(
+        "lanes_that_are_reset_again_and_again_cost_no_byte_of_device_memory",
+        &[LOOPBACK, LANES, device[0], device[1]],
+        || under_resets(CUDA),
+    );
+}
+
+#[test]
+fn a_lane_that_brings_nothing_any_more_is_replaced() {
+    child::run(
+        "a_lane_that_brings_nothing_any_more_is_replaced",
+        &[LOOPBACK, LANES],
+        || {
+            let (table, context) = started(12);
+            for fault in [Fault::Stall, Fault::Swallow] {
+                let (link, proxy) = relayed(&*table, context);
+                proxy.break_line(ANY_LANE, 5_000_000, fault);
+                for _ in 0..8 {
+                    link.transfer(8 * MIB, 8 * MIB);
+                }
+                assert!(proxy.opened(ANY_LANE) > 2);
+                // What it had comes late.
+                proxy.wake(ANY_LANE);
+                link.warm();
+                link.close();
+            }
+        },
+    );
+}
+
+#[test]
+fn a_comm_that_closes_amid_a_stalled_lane_leaves_the_others_whole() {
+    child::run(
+        "a_comm_that_closes_amid_a_stalled_lane_leaves_the_others_whole",
+        &[LOOPBACK, ("TCPX_NET_LANES", "1")],
+        || {
+            let (table, context) = started(12);
+            let (stays, proxy) = relayed(&*table, context);
+            let (listen, handle) = listening(&*table, context);
+            let goes = through(&proxy, &*table, context, listen, handle);
+            goes.warm();
+            assert_eq!(proxy.opened(ANY_LANE), 1, "they share it");
+            proxy.break_line(ANY_LANE, proxy.carried(ANY_LANE) + 5_000_000, Fault::Stall);
+            let (mut data, mut target) = (content(64 * MIB), vec![0; 64 * MIB]);
+            let (_, from) = table.reg_mr(goes.send, &mut data, HOST);
+            let (_, to) = table.reg_mr(goes.receive, &mut target, HOST);
+            let start = target.as_mut_ptr();
+            let (_, received) = table.irecv(goes.receive, start, 64 * MIB, to, ptr::null_mut());
+            let (_, sent) = table.isend(goes.send, data.as_mut_ptr(), 64 * MIB, from);
+            let before = proxy.carried(ANY_LANE);
+            until("some of it", || {
+                assert_eq!((table.test(sent).0, table.test(received).0), (0, 0));
+                proxy.carried(ANY_LANE) > before + 4_000_000
+            });
+            assert_eq!(table.close_send(goes.send), 0);
+            drop(data);
+            assert_eq!(table.close_recv(goes.receive), 0);
+            stays.warm();
+            stays.close();
+        },
+    );
+}
+
+#[test]
+fn one_lane_is_enough_and_none_is_an_error_on_both_sides() {
+    child::run(
+        "one_lane_is_enough_and_none_is_an_error_on_both_sides",
+        &[LOOPBACK, LANES],
+        || {
+            let (table, context) = started(12);
+            let (link, proxy) = relayed(&*table, context);
+            proxy.break_line(ANY_LANE, 5_000_000, Fault::Reset);
+            proxy.refuse(ANY_LANE);
+            for _ in 0..8 {
+                link.transfer(8 * MIB, 8 * MIB);
+            }
+            assert_eq!(proxy.opened(ANY_LANE), 2);
+            proxy.reset(ANY_LANE);
+            let (mut data, mut target) = (content(8 * MIB), vec![0; 8 * MIB]);
+            let (_, from) = table.reg_mr(link.send, &mut data, HOST);
+            let (_, to) = table.reg_mr(link.receive, &mut target, HOST);
+            let start = target.as_mut_ptr();
+            let (_, received) = table.irecv(link.receive, start, 8 * MIB, to, ptr::null_mut());
+            let (_, sent) = table.isend(link.send, data.as_mut_ptr(), 8 * MIB, from);
+            let mut failed = [sent.is_null(), received.is_null()];
+            until("an error on both sides", || {
+                for (request, failed) in [sent, received].into_iter().zip(&mut failed) {
+                    if !*failed {
+                        let (rc, done, _) = table.test(request);
+                        assert_eq!(done, 0);
+                        *failed = rc != 0;
+                    }
+                }
+                failed == [true; 2]
+            });
             link.close();
         },
     );

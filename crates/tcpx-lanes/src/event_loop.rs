@@ -59,8 +59,8 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Hands the source over; call it once. Its first turn comes at once. A loop that has ended
-    /// finishes the source instead.
+    /// Hands a source over, the first one or when the one before has been finished. Its first turn comes at
+    /// once. A loop that has ended finishes the source instead.
     pub fn start(&self, source: Box<dyn Source>) {
         let mut entry = Entry {
             source,
@@ -462,12 +462,10 @@ impl Receivers {
         self.0.iter().map(|inbox| inbox.sources()).sum()
     }
 
-    /// Starts a source in the loop that has the fewest.
-    pub fn start(&self, source: Box<dyn Source>) {
-        // There is at least one loop.
-        if let Some(inbox) = self.0.iter().min_by_key(|inbox| inbox.sources()) {
-            Inbox::remote(inbox).start(source);
-        }
+    /// The place of one more source, in the loop that has the fewest; there is at least one.
+    pub fn place(&self) -> Option<Remote> {
+        let fewest = self.0.iter().min_by_key(|inbox| inbox.sources());
+        fewest.map(Inbox::remote)
     }
 }
 
@@ -565,8 +563,9 @@ mod tests {
         let loops = EventLoops::start("test", 1).unwrap();
         let (place, receivers) = (loops.transmit(), loops.receivers());
         drop(loops);
-        place.start(Box::new(counted(&place, &counts, &listener)));
-        receivers.start(Box::new(counted(&place, &counts, &listener)));
+        for place in [place, receivers.place().unwrap()] {
+            place.start(Box::new(counted(&place, &counts, &listener)));
+        }
         assert_eq!(counts.map(|count| count.load(Ordering::SeqCst)), [2; 2]);
         assert_eq!(receivers.sources(), 0);
     }

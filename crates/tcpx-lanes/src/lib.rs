@@ -10,6 +10,8 @@ pub mod error;
 pub mod event_loop;
 pub mod idle;
 pub mod interfaces;
+pub mod receive_lane;
+pub mod send_lane;
 pub mod socket;
 pub mod socket_calls;
 pub mod splice;

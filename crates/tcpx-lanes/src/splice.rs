@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tcpx_memory::PagePipe;
 
-use crate::socket_calls::{Moved, Part, Span};
+use crate::socket_calls::{self as calls, Moved, Part, Span};
 
 /// With a smaller pipe, which a user with many of them gets, copying costs less than the calls.
 const MIN_PIPE_BYTES: usize = 64 << 10;
@@ -73,30 +73,120 @@ impl Splice {
         self.pipe.is_loaded()
     }
 
-    /// Moves bytes of `part` to the socket. Call it with the rest until there is none: what an earlier
-    /// call has loaded is the beginning of that rest.
+    /// Moves bytes of `span` to the socket. Call it with the rest until there is none: what an earlier call has
+    /// loaded is the beginning of that rest.
     ///
     /// # Errors
     /// The system refuses. While nothing [is loaded](Self::is_loaded), the bytes can be sent in another
     /// way, and this pipe be dropped.
-    pub fn send(&mut self, socket: impl AsFd, part: Part<'_>) -> io::Result<Moved> {
-        let span = part.span()?;
-        // SAFETY: a live range: `part.slice` keeps it for the call.
-        unsafe { self.send_span(socket, span) }
-    }
-
-    /// As [`send`](Self::send), of memory that the caller vouches for.
-    ///
-    /// # Errors
-    /// As for [`send`](Self::send).
     ///
     /// # Safety
     /// The span is readable memory.
-    pub unsafe fn send_span(&mut self, socket: impl AsFd, span: Span) -> io::Result<Moved> {
+    unsafe fn send(&mut self, socket: impl AsFd, span: Span) -> io::Result<Moved> {
         // SAFETY: the caller vouches for the span.
         let moved = unsafe { self.pipe.send(socket.as_fd(), span.start(), span.len()) }?;
         Ok(moved.map_or(Moved::WouldBlock, Moved::Bytes))
     }
+}
+
+/// How one lane lends memory: by a pipe that it makes when it first does, and else by copying, once the system
+/// has refused.
+#[derive(Debug)]
+pub enum Lender {
+    /// Not tried yet; bytes that the pipe takes at most.
+    Untried(usize),
+    /// By pages.
+    Ready(Splice),
+    /// By copying; with the reason, until it was [taken](Self::take_refusal).
+    Refused(Option<io::Error>),
+}
+
+/// What [`Lender::send`] came to.
+#[derive(Debug)]
+pub struct Sent {
+    /// As of any call.
+    pub moved: Moved,
+    /// Pages of the payload were lent: the kernel may refer to them until the peer has read them.
+    pub lent: bool,
+}
+
+impl Lender {
+    /// Sends `head`, and then `payload` without a copy, in as many calls as it takes: each gets what is left.
+    ///
+    /// # Errors
+    /// The connection is broken.
+    ///
+    /// # Safety
+    /// The payload is readable memory.
+    pub unsafe fn send(
+        &mut self,
+        socket: impl AsFd,
+        head: &[u8],
+        payload: Span,
+    ) -> io::Result<Sent> {
+        if let Self::Untried(bytes) = *self {
+            *self = match Splice::new(bytes) {
+                Ok(splice) => Self::Ready(splice),
+                Err(error) => Self::Refused(Some(error)),
+            };
+        }
+        let copied = |moved| Sent { moved, lent: false };
+        if let Self::Ready(splice) = self {
+            if !head.is_empty() {
+                return calls::send_more(socket, head).map(copied);
+            }
+            // SAFETY: the caller vouches for the payload.
+            match unsafe { splice.send(&socket, payload) } {
+                Ok(moved) => {
+                    let lent = matches!(moved, Moved::Bytes(_));
+                    return Ok(Sent { moved, lent });
+                }
+                // What the pipe has taken and the socket has not is still to be sent.
+                Err(error) if splice.is_loaded() || !is_refusal(&error) => return Err(error),
+                Err(error) => *self = Self::Refused(Some(error)),
+            }
+        }
+        // SAFETY: the head is borrowed; the caller vouches for the payload.
+        unsafe { calls::send_spans(socket, &[Span::of(head), payload]) }.map(copied)
+    }
+
+    /// As [`send`](Self::send), of the part of a slice.
+    ///
+    /// # Errors
+    /// The connection is broken, or the part is not readable.
+    pub fn send_part(
+        &mut self,
+        socket: impl AsFd,
+        head: &[u8],
+        part: Part<'_>,
+    ) -> io::Result<Sent> {
+        let span = part.span()?.first(calls::WIRE_CALL);
+        // SAFETY: a live range: `part.slice` keeps it for the call.
+        unsafe { self.send(socket, head, span) }
+    }
+
+    /// Why it copies from now on, the first time that it is asked.
+    pub fn take_refusal(&mut self) -> Option<io::Error> {
+        match self {
+            Self::Refused(error) => error.take(),
+            Self::Untried(_) | Self::Ready(_) => None,
+        }
+    }
+}
+
+/// The system does not send pages in this way, whatever the state of the connection.
+fn is_refusal(error: &io::Error) -> bool {
+    !matches!(
+        error.kind(),
+        io::ErrorKind::BrokenPipe
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::NotConnected
+            | io::ErrorKind::TimedOut
+            | io::ErrorKind::HostUnreachable
+            | io::ErrorKind::NetworkUnreachable
+            | io::ErrorKind::NetworkDown
+    )
 }
 
 #[cfg(all(test, not(loom)))]

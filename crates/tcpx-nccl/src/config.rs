@@ -7,7 +7,7 @@ use nccl_net::constants::MAX_NET_BYTES;
 use tcpx_lanes::idle::MAX_LANES;
 
 use crate::error::PluginError;
-use crate::lanes::chunk::MAX_CHUNK_BYTES;
+use crate::lanes::inlet::MAX_CHUNK_BYTES;
 
 /// Bytes of one page of the receive pool.
 pub const PAGE_BYTES: usize = 4096;
@@ -204,7 +204,7 @@ impl Config {
         if let Some(bytes) = number(
             "TCPX_NET_CHUNK_BYTES",
             16384..=MAX_CHUNK_BYTES,
-            "bytes, from 16384 to 16777216",
+            "bytes, from 16384 to 1048576",
         )? {
             config.chunk_bytes = bytes;
         }

@@ -11,7 +11,7 @@ use nccl_net::export::PeerHandle;
 use crate::error::PluginError;
 
 const MAGIC: [u8; 8] = *b"tcpxnet\x01";
-const VERSION: u16 = 3;
+const VERSION: u16 = 4;
 const FAMILY_V4: u16 = 4;
 const FAMILY_V6: u16 = 6;
 

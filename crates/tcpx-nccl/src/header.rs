@@ -12,7 +12,7 @@
 //!
 //! A sequence that a message's header leaves out belongs to a message that came over lanes.
 
-use crate::lanes::chunk::GroupId;
+use crate::lanes::hello::GroupId;
 
 /// Bytes of a record.
 pub(crate) const HEADER_BYTES: usize = 24;

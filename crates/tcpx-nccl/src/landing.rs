@@ -6,7 +6,7 @@ use nccl_net::export::Buffer;
 
 use crate::device::Device;
 use crate::header::Header;
-use crate::lanes::chunk::GroupId;
+use crate::lanes::hello::GroupId;
 use crate::lanes::inlet::{Inlet, Refusal};
 use crate::lanes::runtime::Runtime;
 use crate::lanes::to_gpu::ToGpu;
@@ -89,7 +89,7 @@ impl Landing {
 
     /// Whether all of a message was read, and copies to the GPU are still under way.
     pub(crate) fn is_copying(&self, sequence: u64) -> bool {
-        self.lost().is_none() && self.inlet.is_copying(sequence)
+        self.inlet.is_copying(sequence)
     }
 
     /// A message comes over the comm's own connection; `false` when lanes carry it already.
@@ -178,14 +178,9 @@ impl Landing {
         self.inlet.refusal().cloned()
     }
 
-    /// Why chunks are lost, if so.
-    pub(crate) fn lost(&self) -> Option<String> {
-        self.inlet.group()?.lost().map(str::to_owned)
-    }
-
-    /// Why nothing more can come over lanes, if so.
-    pub(crate) fn ended(&self) -> Option<String> {
-        self.inlet.group()?.ended().map(str::to_owned)
+    /// Whether the sender has no lanes any more.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.inlet.group().is_some_and(|group| group.is_gone())
     }
 }
 

@@ -1,7 +1,7 @@
 //! The embedded network: chunks over plain TCP.
 //!
 //! One channel is several TCP streams, its *lanes*, to the peer's one listening port. A chunk
-//! travels whole on one lane, behind a 36-byte header that names its window. Any writable lane takes the
+//! travels whole on one lane, behind a 48-byte header that names its window. Any writable lane takes the
 //! next chunk, so a slow lane does not hold up a message. A receiver finds the window by its name and
 //! reads the payload straight into its destination. GPU memory is
 //! staged through pinned slots that the copy worker fills and empties.

@@ -1,24 +1,25 @@
-//! The header in front of every chunk on a lane of the embedded network.
+//! The header in front of every chunk on a lane, of the embedded network and of the NCCL plugin.
 
 use thiserror::Error;
 
 use crate::crc::crc32c;
-use crate::frame::Settings;
+use crate::frame::{Settings, TransferId};
 
 /// Names the chunk whose payload follows on the lane.
 ///
-/// On the wire, little endian: magic u32, version u8, attempt u8, behind u16,
-/// window u64, total u64, index u32, length u32, CRC32C of the 32 bytes before.
+/// On the wire, little endian: magic u32, version u8, attempt u8, behind u16, sequence u64, transfer u64,
+/// offset u64, total u64, length u32, CRC32C of the 44 bytes before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkHeader {
-    /// The window of the receiver that it is written into, as its [`Posted`](crate::frame::Frame::Posted) or
-    /// [`Grant`](crate::frame::Frame::Grant) named it.
-    pub window: u64,
-    /// Bytes of the whole transfer; all its chunks say the same.
+    /// Counts the chunks of its transfer from 0. Under NCCL the number of the message in its comm.
+    pub sequence: u64,
+    /// The receiver's name for where it goes: the window that a [`Posted`](crate::frame::Frame::Posted) or
+    /// [`Grant`](crate::frame::Frame::Grant) named. Under NCCL its number for the comm.
+    pub transfer: TransferId,
+    /// Bytes of the transfer, or message, before this chunk.
+    pub offset: u64,
+    /// Bytes of the whole transfer, or message; 0 where both sides know it before.
     pub total: u64,
-    /// Counts the chunks of its transfer from 0. With `total` and the window's plan it says where the
-    /// chunk begins.
-    pub index: u32,
     /// Bytes of payload that follow; 1 to [`Settings::MAX_CHUNK_BYTES`].
     pub length: u32,
     /// How often lanes died with it before, at most 255: its sender does not know whether it had
@@ -32,7 +33,7 @@ pub struct ChunkHeader {
 
 impl ChunkHeader {
     /// Bytes of a header on the wire.
-    pub const BYTES: usize = 36;
+    pub const BYTES: usize = 48;
     /// First four bytes of a header, as an integer ("TCPC" on the wire).
     pub const MAGIC: u32 = u32::from_le_bytes(*b"TCPC");
     /// Version of the layout.
@@ -60,10 +61,11 @@ impl ChunkHeader {
             return Err(ChunkHeaderError::Checksum { expected, arrived });
         }
         let header = Self {
-            window: u64::from_le_bytes(field(bytes, 8)),
-            total: u64::from_le_bytes(field(bytes, 16)),
-            index: u32::from_le_bytes(field(bytes, 24)),
-            length: u32::from_le_bytes(field(bytes, 28)),
+            sequence: u64::from_le_bytes(field(bytes, 8)),
+            transfer: TransferId(u64::from_le_bytes(field(bytes, 16))),
+            offset: u64::from_le_bytes(field(bytes, 24)),
+            total: u64::from_le_bytes(field(bytes, 32)),
+            length: u32::from_le_bytes(field(bytes, 40)),
             attempt,
             behind: u16::from_le_bytes(field(bytes, 6)),
         };
@@ -72,10 +74,17 @@ impl ChunkHeader {
                 arrived: header.length,
             });
         }
-        if u64::from(header.length) > header.total {
-            return Err(ChunkHeaderError::Total {
-                total: header.total,
+        let most = if header.total == 0 {
+            u64::MAX
+        } else {
+            header.total
+        };
+        let end = header.offset.checked_add(header.length.into());
+        if end.is_none_or(|end| end > most) {
+            return Err(ChunkHeaderError::Range {
+                offset: header.offset,
                 length: header.length,
+                most,
             });
         }
         Ok(header)
@@ -106,17 +115,18 @@ impl ChunkHeader {
         bytes[4] = Self::VERSION;
         bytes[5] = self.attempt;
         bytes[6..8].copy_from_slice(&self.behind.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.window.to_le_bytes());
-        bytes[16..24].copy_from_slice(&self.total.to_le_bytes());
-        bytes[24..28].copy_from_slice(&self.index.to_le_bytes());
-        bytes[28..32].copy_from_slice(&self.length.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.transfer.0.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.offset.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.total.to_le_bytes());
+        bytes[40..44].copy_from_slice(&self.length.to_le_bytes());
         let crc = crc32c(&bytes[..CRC_AT]);
         bytes[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
         bytes
     }
 }
 
-const CRC_AT: usize = 32;
+const CRC_AT: usize = 44;
 
 /// `LENGTH` bytes at a constant place inside the header.
 fn field<const LENGTH: usize>(bytes: &[u8; ChunkHeader::BYTES], at: usize) -> [u8; LENGTH] {
@@ -164,15 +174,15 @@ pub enum ChunkHeaderError {
         /// What arrived.
         arrived: u32,
     },
-    /// The chunk is longer than its transfer.
-    #[error(
-        "chunk: expected at most the {total} bytes of its transfer, a length of {length} arrived; close the lane"
-    )]
-    Total {
-        /// Length of the transfer in bytes.
-        total: u64,
-        /// Length of the chunk in bytes.
+    /// The chunk ends beyond its transfer, or beyond any.
+    #[error("chunk: {length} bytes at offset {offset} pass {most}; close the lane")]
+    Range {
+        /// Offset in the transfer.
+        offset: u64,
+        /// Length in bytes.
         length: u32,
+        /// Bytes of the transfer, or of the longest one.
+        most: u64,
     },
 }
 
@@ -184,9 +194,10 @@ mod tests {
 
     fn header() -> ChunkHeader {
         ChunkHeader {
-            window: 7,
-            total: 5 << 32,
-            index: 3,
+            sequence: 7,
+            transfer: TransferId(3),
+            offset: 5 << 32,
+            total: 0,
             length: 524_288,
             attempt: 0,
             behind: 0,
@@ -194,7 +205,9 @@ mod tests {
     }
 
     /// Changes a header's bytes and makes its checksum fit again.
-    fn tampered(change: impl FnOnce(&mut [u8; 36])) -> Result<ChunkHeader, ChunkHeaderError> {
+    fn tampered(
+        change: impl FnOnce(&mut [u8; ChunkHeader::BYTES]),
+    ) -> Result<ChunkHeader, ChunkHeaderError> {
         let mut bytes = header().encode();
         change(&mut bytes);
         let crc = crc32c(&bytes[..CRC_AT]);
@@ -205,14 +218,17 @@ mod tests {
     proptest! {
         #[test]
         fn a_possible_chunk_reads_back(
-            window: u64,
-            total in u64::from(Settings::MAX_CHUNK_BYTES)..,
-            index: u32,
+            sequence: u64,
+            transfer: u64,
+            offset in 0..u64::MAX - (1 << 30),
+            says_total: bool,
             length in 1..=Settings::MAX_CHUNK_BYTES,
             attempt: u8,
             behind: u16,
         ) {
-            let header = ChunkHeader { window, total, index, length, attempt, behind };
+            let transfer = TransferId(transfer);
+            let total = if says_total { offset + u64::from(length) } else { 0 };
+            let header = ChunkHeader { sequence, transfer, offset, total, length, attempt, behind };
             prop_assert_eq!(ChunkHeader::decode(&header.encode()), Ok(header));
             let mut bytes = ChunkHeader { attempt: !attempt, behind: 0, ..header }.encode();
             ChunkHeader::renew(&mut bytes, attempt, behind);
@@ -220,7 +236,7 @@ mod tests {
         }
 
         #[test]
-        fn any_damaged_byte_is_noticed(at in 0usize..36, by in 1u8..) {
+        fn any_damaged_byte_is_noticed(at in 0..ChunkHeader::BYTES, by in 1u8..) {
             let mut bytes = header().encode();
             bytes[at] ^= by;
             prop_assert!(ChunkHeader::decode(&bytes).is_err());
@@ -232,15 +248,18 @@ mod tests {
         let bytes = header().encode();
         assert_eq!(&bytes[..8], b"TCPC\x02\0\0\0");
         assert_eq!(bytes[8], 7);
-        assert_eq!(bytes[16..24], [0, 0, 0, 0, 5, 0, 0, 0]);
-        assert_eq!(bytes[24..28], [3, 0, 0, 0]);
-        assert_eq!(bytes[28..32], [0, 0, 8, 0]);
+        assert_eq!(bytes[16], 3);
+        assert_eq!(bytes[24..32], [0, 0, 0, 0, 5, 0, 0, 0]);
+        assert_eq!(bytes[32..40], [0; 8]);
+        assert_eq!(bytes[40..44], [0, 0, 8, 0]);
         let again = ChunkHeader {
             attempt: 2,
             behind: 0x0102,
+            total: 6 << 32,
             ..header()
         };
         assert_eq!(again.encode()[5..8], [2, 2, 1]);
+        assert_eq!(again.encode()[32..40], [0, 0, 0, 0, 6, 0, 0, 0]);
     }
 
     #[test]
@@ -258,20 +277,29 @@ mod tests {
             Err(E::Version { arrived: 1 })
         );
         assert_eq!(
-            tampered(|bytes| bytes[28..32].fill(0)),
+            tampered(|bytes| bytes[40..44].fill(0)),
             Err(E::Length { arrived: 0 })
         );
         assert_eq!(
-            tampered(|bytes| bytes[31] = 0x40),
+            tampered(|bytes| bytes[43] = 0x40),
             Err(E::Length {
                 arrived: 0x4008_0000
             })
         );
         assert_eq!(
-            tampered(|bytes| bytes[16..24].copy_from_slice(&9u64.to_le_bytes())),
-            Err(E::Total {
-                total: 9,
-                length: 524_288
+            tampered(|bytes| bytes[24..32].fill(0xFF)),
+            Err(E::Range {
+                offset: u64::MAX,
+                length: 524_288,
+                most: u64::MAX
+            })
+        );
+        assert_eq!(
+            tampered(|bytes| bytes[32] = 1),
+            Err(E::Range {
+                offset: 5 << 32,
+                length: 524_288,
+                most: 1
             })
         );
     }

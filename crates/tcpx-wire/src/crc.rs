@@ -8,7 +8,7 @@ use crc_fast::{CrcAlgorithm, Digest};
 pub(crate) use join::Joiner;
 
 /// CRC32C of the bytes.
-pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
+pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
 }
 

@@ -57,7 +57,7 @@ fn two_processes_measure_every_mode_beside_plain_loops() {
         notes.contains("of the rate of raw") && notes.contains("TCP bytes a payload byte"),
         "{notes}"
     );
-    // Headers are 40 bytes of a chunk, and nothing is sent twice on loopback.
+    // Headers are 48 bytes of a chunk, and nothing is sent twice on loopback.
     let tcp: f64 = notes
         .split("; ")
         .find_map(|part| part.strip_suffix(" TCP bytes a payload byte."))

@@ -1,29 +1,43 @@
 //! A lane's whole stream, read into posted receives.
 
 use std::collections::HashMap;
-use std::io::Read;
-use std::sync::Arc;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
 
 use nccl_net::export::HostLogger;
-use tcpx_lanes::event_loop::{Source, Turn};
+use tcpx_lanes::event_loop::{EventLoops, Source, Turn};
 use tcpx_lanes::idle::MAX_LANES;
+use tcpx_lanes::receive_lane::ACKNOWLEDGEMENT_BYTES;
+use tcpx_wire::ChunkHeader;
+use tcpx_wire::crc::crc32c;
 
-use super::{CAPACITIES, Memory, connection, feed, number};
-use crate::lanes::chunk::{ANSWER_BYTES, CHUNK_HEADER_BYTES, GROUP_BYTES, MAX_CHUNK_BYTES};
+use super::{CAPACITIES, Memory, number};
+use crate::held::Stream;
 use crate::lanes::group::Registry;
-use crate::lanes::inlet::Inlet;
-use crate::lanes::receive_lane::ReceiveLane;
+use crate::lanes::hello::Hello;
+use crate::lanes::inlet::{Inlet, MAX_CHUNK_BYTES};
+use crate::lanes::receive_lane::receive_lane;
 use crate::log::Log;
 
 /// The comm, and the lanes that it belongs to.
 const STREAM: u64 = 1;
 const GROUP: [u8; 16] = [7; 16];
+/// A lane that does not come to its end, although its peer has.
+const TOO_LONG: Duration = Duration::from_secs(20);
 
-/// Input: a byte that says how the stream is cut, then what the peer sends on its lane.
+/// A place for the lane, which this test drives itself.
+static LOOPS: LazyLock<EventLoops> =
+    LazyLock::new(|| EventLoops::start("tcpx-nccl", 1).expect("two threads"));
+
+/// Input: a byte that says how the stream is cut, then what the peer sends on its lane, whose checksums are
+/// made to fit.
 pub fn lane(data: &[u8]) {
     let Some((cut, stream)) = data.split_first() else {
         return;
     };
+    let stream = &sealed(stream);
     let mut memory = Memory::new();
     let plain = plainly(stream, &mut memory);
 
@@ -34,19 +48,32 @@ pub fn lane(data: &[u8]) {
     for sequence in 0..CAPACITIES.len() {
         inlet.post(sequence as u64, memory.buffer(sequence), None);
     }
-    let (near, far) = connection();
+    let (near, mut far) = connection();
     let log = Arc::new(Log::new(HostLogger::default()));
-    let mut lane = Some(ReceiveLane::new(near, registry, log));
-    let mut far = feed(far, stream, usize::from(*cut) + 1, || {
-        while let Some(reading) = &mut lane {
-            match reading.turn() {
+    let mut lane = receive_lane(near, registry, LOOPS.receive(), log);
+    let mut has_ended = false;
+    let mut read = || {
+        while !has_ended {
+            match lane.turn() {
                 Turn::Again => {}
                 Turn::Rest | Turn::Nap => break,
-                Turn::End => lane = None,
+                Turn::End => has_ended = true,
             }
         }
-    });
-    assert!(lane.is_none(), "the stream has ended");
+        has_ended
+    };
+    for piece in stream.chunks(usize::from(*cut) + 1) {
+        // It may have ended already; what arrived before counts.
+        if read() || far.write_all(piece).is_err() {
+            break;
+        }
+    }
+    far.shutdown(Shutdown::Write).expect("it is open");
+    let start = Instant::now();
+    while !read() {
+        assert!(start.elapsed() < TOO_LONG, "the stream has ended");
+    }
+    lane.finish();
 
     memory.check();
     for (sequence, known) in plain.progress.iter().enumerate() {
@@ -57,81 +84,116 @@ pub fn lane(data: &[u8]) {
         );
     }
     assert_eq!(inlet.refusal().is_some(), plain.refused);
-    let mut answers = Vec::new();
-    // An end that was not read to its end is a reset, before which the answers are lost.
-    if far.read_to_end(&mut answers).is_ok() {
-        assert_eq!(answers.len(), plain.answered * ANSWER_BYTES);
-        for (count, answer) in (1..).zip(answers.chunks(ANSWER_BYTES)) {
-            assert_eq!(number(answer), count);
-        }
+    for expected in &plain.acknowledged {
+        let mut bytes = [0; ACKNOWLEDGEMENT_BYTES];
+        far.read_exact(&mut bytes).expect("an acknowledgement");
+        assert_eq!(number(&bytes), *expected);
     }
+    far.set_nonblocking(true).expect("a socket");
+    let more = far.read(&mut [0]).expect_err("an acknowledgement too many");
+    assert_eq!(more.kind(), ErrorKind::WouldBlock);
+    // A reset, so that no port stays taken for a minute.
+    let far = socket2::Socket::from(far);
+    far.set_linger(Some(Duration::ZERO)).expect("a socket");
+}
+
+/// The lane's end and its peer's: of TCP, for the lane drops bytes as TCP allows.
+fn connection() -> (Stream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("it is bound");
+    let far = TcpStream::connect(address).expect("it listens");
+    far.set_read_timeout(Some(TOO_LONG)).expect("a socket");
+    let (near, _) = listener.accept().expect("it was connected");
+    near.set_nonblocking(true).expect("a socket");
+    (Stream::new(near), far)
+}
+
+/// The stream with checksums that fit.
+fn sealed(stream: &[u8]) -> Vec<u8> {
+    let mut bytes = stream.to_vec();
+    let seal = |record: &mut [u8]| {
+        let at = record.len() - 4;
+        let crc = crc32c(&record[..at]);
+        record[at..].copy_from_slice(&crc.to_le_bytes());
+    };
+    let Some((hello, mut rest)) = bytes.split_at_mut_checked(Hello::BYTES) else {
+        return bytes;
+    };
+    seal(hello);
+    while let Some((head, after)) = rest.split_at_mut_checked(ChunkHeader::BYTES) {
+        seal(head);
+        let payload = after.len().min(number(&head[40..44]) as usize);
+        rest = &mut after[payload..];
+    }
+    bytes
 }
 
 #[derive(Default)]
 struct Plain {
-    /// Bytes written and bytes of the message, for each receive.
+    /// Bytes of chunks that are whole, and bytes of the message, for each receive.
     progress: [Option<(u64, u64)>; CAPACITIES.len()],
-    /// Chunks read to their end whose sender waits for the answer.
-    answered: usize,
+    /// What the lane says of how far it has read.
+    acknowledged: Vec<u64>,
     refused: bool,
 }
 
 /// By the description of the lane's records, with the same limits.
 fn plainly(stream: &[u8], memory: &mut Memory) -> Plain {
     let mut plain = Plain::default();
-    let Some((first, mut rest)) = stream.split_at_checked(GROUP_BYTES) else {
+    let Some((first, mut rest)) = stream.split_at_checked(Hello::BYTES) else {
         return plain;
     };
-    let lanes = number(&first[4..8]);
-    if first[..4] != *b"TxLn" || lanes == 0 || lanes > MAX_LANES as u64 {
+    let (lanes, lane) = (number(&first[4..6]), number(&first[6..8]));
+    if first[..4] != *b"TxLn" || lane >= lanes || lanes > MAX_LANES as u64 {
         return plain;
     }
-    let ours = first[8..] == GROUP;
-    let mut claimed = HashMap::new();
+    let ours = first[8..24] == GROUP;
     let mut covered: HashMap<usize, Vec<(u64, u64)>> = HashMap::new();
-    while let Some((head, after)) = rest.split_at_checked(CHUNK_HEADER_BYTES) {
+    // Messages before this one may have chunks of which a later attempt was taken.
+    let (mut resent, mut read) = (0, 0);
+    while let Some((head, after)) = rest.split_at_checked(ChunkHeader::BYTES) {
         let word = |at: usize| number(&head[at..at + 8]);
-        let (len, offset, total) = (number(&head[4..8]), word(24), word(32));
-        let is_answered = head[..4] == *b"TxCa";
-        let is_chunk = is_answered || head[..4] == *b"TxCk";
-        let fits = offset.checked_add(len).is_some_and(|end| end <= total);
-        if !is_chunk || !(1..=MAX_CHUNK_BYTES as u64).contains(&len) || !fits {
+        let (len, offset, total) = (number(&head[40..44]), word(24), word(32));
+        let end = offset.checked_add(len);
+        let fits = end.is_some_and(|end| total == 0 || end <= total);
+        if head[..4] != *b"TCPC" || head[4] != 2 || !(1..=1 << 30).contains(&len) || !fits {
             break;
         }
-        let (payload, end) = after.split_at(after.len().min(len as usize));
-        let sequence = receive(word(16)).filter(|_| word(8) == STREAM);
-        if word(8) == STREAM {
-            let taken = sequence.filter(|sequence| {
-                let claimed = claimed.entry(*sequence).or_insert(0);
-                let takes =
-                    ours && total <= CAPACITIES[*sequence] as u64 && *claimed + len <= total;
-                *claimed += if takes { len } else { 0 };
-                let known = plain.progress[*sequence];
-                let pieces = covered.entry(*sequence).or_default();
-                let is_new = pieces
-                    .iter()
-                    .all(|(from, to)| offset + len <= *from || *to <= offset);
-                let taken = takes && known.is_none_or(|(_, known)| known == total) && is_new;
-                if taken {
-                    pieces.push((offset, offset + len));
-                }
-                taken
-            });
-            plain.refused |= taken.is_none();
-            if let Some(sequence) = taken {
-                let written = plain.progress[sequence].map_or(0, |(written, _)| written);
-                plain.progress[sequence] = Some((written + payload.len() as u64, total));
-                memory.expect(sequence, offset as usize, payload);
-            }
+        let (payload, next) = after.split_at(after.len().min(len as usize));
+        rest = next;
+        let is_whole = payload.len() as u64 == len;
+        if is_whole {
+            read += head.len() as u64 + len;
+            plain.acknowledged.push(read);
         }
-        plain.answered += usize::from(is_answered && payload.len() as u64 == len);
-        rest = end;
+        if word(16) != STREAM {
+            continue;
+        }
+        let sequence = usize::try_from(word(8)).unwrap_or(usize::MAX);
+        let Some(capacity) = CAPACITIES.get(sequence).filter(|_| ours) else {
+            plain.refused = true;
+            continue;
+        };
+        if head[5] > 0 {
+            resent = resent.max(sequence + 1);
+        }
+        let known = plain.progress[sequence];
+        let belongs = (1..=*capacity as u64).contains(&total)
+            && len <= MAX_CHUNK_BYTES as u64
+            && known.is_none_or(|(_, known)| known == total);
+        let pieces = covered.entry(sequence).or_default();
+        let overlaps = pieces
+            .iter()
+            .any(|(from, to)| offset < *to && *from < offset + len);
+        if !belongs || overlaps {
+            plain.refused |= !belongs || sequence >= resent;
+            continue;
+        }
+        pieces.push((offset, offset + len));
+        memory.expect(sequence, offset as usize, payload);
+        let written = known.map_or(0, |(written, _)| written);
+        let whole = if is_whole { len } else { 0 };
+        plain.progress[sequence] = Some((written + whole, total));
     }
     plain
-}
-
-/// The receive that a message's number means: 2^28 numbers on, the marks begin again.
-fn receive(sequence: u64) -> Option<usize> {
-    let sequence = (sequence % (1 << 28)) as usize;
-    (sequence < CAPACITIES.len()).then_some(sequence)
 }

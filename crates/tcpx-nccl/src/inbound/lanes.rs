@@ -29,14 +29,6 @@ impl Inbound {
                 },
             });
         }
-        if let Some(why) = lanes.lost()
-            && !self.ring.is_empty()
-        {
-            return Err(PluginError::LanesEnded {
-                comm: self.name.clone(),
-                why,
-            });
-        }
         if let Some(grant) = lanes.grant(self.ring.posted(), self.ring.len()) {
             // 24 bytes, and the sender reads whenever it has a message: they fit.
             let bytes = grant.encode(Record::Grant);
@@ -69,15 +61,17 @@ impl Inbound {
         };
         let sent = self.sent_in_all.is_some_and(|all| sequence < all);
         match (&self.lanes, failure) {
-            (Some(lanes), PluginError::PeerClosed { .. }) if sent => match lanes.ended() {
-                None => Ok(()),
+            (Some(lanes), PluginError::PeerClosed { .. }) if sent => {
                 // In this order: the last bytes may land between two looks.
-                Some(_) if lanes.is_copying(sequence) || lanes.is_whole(sequence) => Ok(()),
-                Some(why) => Err(PluginError::LanesEnded {
+                let comes = !lanes.is_gone();
+                if comes || lanes.is_copying(sequence) || lanes.is_whole(sequence) {
+                    return Ok(());
+                }
+                Err(PluginError::LanesEnded {
                     comm: self.name.clone(),
-                    why,
-                }),
-            },
+                    why: "the peer closed all its lanes".to_owned(),
+                })
+            }
             _ => Err(failure.clone()),
         }
     }

@@ -3,10 +3,11 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tcpx_memory::{MemoryError, PinnedPool};
+use tcpx_memory::MemoryError;
+use tcpx_wire::{ChunkHeader, TransferId};
 
-use super::chunk::ChunkHeader;
 use super::from_gpu::FromGpu;
+use super::inlet::MAX_CHUNK_BYTES;
 use super::lane_set::LaneSet;
 use super::outlet::Outlet;
 use super::runtime::Runtime;
@@ -48,13 +49,32 @@ pub(crate) struct Load<'a> {
     pub(crate) queued: usize,
 }
 
+/// Of a part of a message, which no lane has had before.
+pub(super) fn header(
+    stream: u64,
+    sequence: u64,
+    offset: u64,
+    length: u32,
+    total: u64,
+) -> ChunkHeader {
+    ChunkHeader {
+        sequence,
+        transfer: TransferId(stream),
+        offset,
+        total,
+        length,
+        attempt: 0,
+        behind: 0,
+    }
+}
+
 impl Carriage {
     /// `None` when the lanes are closing.
     pub(crate) fn new(route: Route, chunk_bytes: usize) -> Option<Self> {
         route.set.enter().then(|| Self {
             outlet: Arc::new(Outlet::new(route.set.load())),
             route,
-            chunk_bytes,
+            chunk_bytes: chunk_bytes.min(MAX_CHUNK_BYTES),
             from_gpu: OnceLock::new(),
         })
     }
@@ -77,25 +97,18 @@ impl Carriage {
     pub(crate) fn queue(&self, load: Load<'_>) -> Result<usize, MemoryError> {
         let total = load.total;
         let mut queued = load.queued;
-        let most = match load.source {
-            Source::Host(_) => self.chunk_bytes,
-            Source::Device(_) => self.chunk_bytes.min(PinnedPool::SLOT_BYTES),
-        };
         if queued == 0 {
             self.outlet.begin(load.sequence, total);
         }
         while queued < total {
-            let len = self.route.set.part_bytes(total, total - queued, most);
-            let header = ChunkHeader {
-                stream: load.stream,
-                sequence: load.sequence,
-                offset: queued as u64,
-                total: total as u64,
-                // A chunk's bytes are limited far below 4 GiB.
-                len: len as u32,
-                // The lane decides.
-                answered: false,
-            };
+            let len = self
+                .route
+                .set
+                .part_bytes(total, total - queued, self.chunk_bytes);
+            // A chunk's bytes are limited far below 4 GiB.
+            let length = len as u32;
+            let (stream, sequence) = (load.stream, load.sequence);
+            let header = header(stream, sequence, queued as u64, length, total as u64);
             let is_queued = match (load.source, self.from_gpu.get()) {
                 (Source::Host(payload), _) => {
                     let chunk = self.outlet.chunk(header, payload.from(queued).first(len));
@@ -112,6 +125,11 @@ impl Carriage {
             queued += len;
         }
         Ok(queued)
+    }
+
+    /// Dials lanes again that have ended.
+    pub(crate) fn tend(&self) {
+        self.route.set.tend();
     }
 
     /// Queues what found no room before; an error when a part was lost on its way out of GPU memory.
@@ -132,13 +150,14 @@ impl Carriage {
             from_gpu.close();
         }
         let set = &self.route.set;
+        set.drop_stale();
         if !self
             .outlet
             .wait_idle(CLOSE_SILENCE, CLOSE_WAIT, || set.moves())
         {
-            // The peer's loops read nothing: half a chunk cannot be taken back, the lane can, and its loop
-            // lets go of it at once.
-            set.fail("the peer takes no bytes while a comm closes".to_owned());
+            // The peer's loops read nothing: half a chunk cannot be taken back, the lanes can, and their loops let go
+            // of it at once. Those that have chunks of other comms are dialled again.
+            set.end_lanes();
             self.outlet.wait_idle(CLOSE_WAIT, CLOSE_WAIT, || 0);
         }
         self.route.set.failure().is_none()

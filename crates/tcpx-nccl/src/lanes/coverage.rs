@@ -13,6 +13,23 @@ impl Coverage {
         self.0.clear();
     }
 
+    /// Whether a byte of a piece is there.
+    pub(super) fn overlaps(&self, start: u64, end: u64) -> bool {
+        let at = self.0.partition_point(|(_, end)| *end <= start);
+        self.0.get(at).is_some_and(|(first, _)| *first < end)
+    }
+
+    /// Takes a piece out that was added before.
+    pub(super) fn remove(&mut self, start: u64, end: u64) {
+        let at = self.0.partition_point(|(_, end)| *end <= start);
+        let Some((first, last)) = self.0.get(at).copied() else {
+            return;
+        };
+        let left = (first < start).then_some((first, start));
+        let right = (end < last).then_some((end, last));
+        self.0.splice(at..=at, left.into_iter().chain(right));
+    }
+
     /// Adds a piece that is not empty; `false` when a byte of it was there before, or the message is
     /// in too many pieces.
     pub(super) fn add(&mut self, start: u64, end: u64) -> bool {
@@ -52,8 +69,12 @@ mod tests {
                 let choices = left.len() as u64;
                 let at = left.remove((number % choices) as usize);
                 number /= choices;
-                assert!(coverage.add(at, at + 1));
+                assert!(!coverage.overlaps(at, at + 1) && coverage.add(at, at + 1));
                 assert!(!coverage.add(at, at + 1), "twice");
+                let before = coverage.0.clone();
+                coverage.remove(at, at + 1);
+                assert!(!coverage.overlaps(at, at + 1) && coverage.add(at, at + 1));
+                assert_eq!(coverage.0, before);
                 let apart = |pair: &[(u64, u64)]| pair[0].1 < pair[1].0;
                 assert!(coverage.0.windows(2).all(apart), "{coverage:?}");
             }
@@ -75,7 +96,10 @@ mod tests {
         for (start, end) in overlapping {
             let mut coverage = Coverage::default();
             assert!(coverage.add(10, 20) && coverage.add(30, 40));
-            assert!(!coverage.add(start, end), "{start}..{end}");
+            assert!(
+                coverage.overlaps(start, end) && !coverage.add(start, end),
+                "{start}..{end}"
+            );
             assert_eq!(coverage.0, [(10, 20), (30, 40)]);
         }
     }

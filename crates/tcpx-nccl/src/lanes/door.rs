@@ -13,7 +13,7 @@ use tcpx_lanes::waker::Waker;
 use tcpx_wire::Key;
 
 use super::group::Registry;
-use super::receive_lane::ReceiveLane;
+use super::receive_lane::receive_lane;
 use crate::admission::{Admission, Admitted};
 use crate::handle::Door;
 use crate::held::Listener;
@@ -143,8 +143,12 @@ impl Acceptor {
                             .warn(&format!("refused a lane from {peer}: {open} are open"));
                         continue;
                     }
-                    let lane = ReceiveLane::new(stream, self.registry.clone(), self.log.clone());
-                    self.loops.start(Box::new(lane));
+                    let Some(place) = self.loops.place() else {
+                        return;
+                    };
+                    let (registry, log) = (self.registry.clone(), self.log.clone());
+                    let lane = receive_lane(stream, registry, place.clone(), log);
+                    place.start(Box::new(lane));
                 }
                 Ok(None) => return,
                 Err(error) => {

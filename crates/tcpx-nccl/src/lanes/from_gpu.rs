@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tcpx_lanes::socket_calls::Span;
 use tcpx_memory::{CompletionSink, Job, MemoryError, Work};
+use tcpx_wire::ChunkHeader;
 
-use super::chunk::ChunkHeader;
 use super::lane_set::LaneSet;
 use super::outlet::{Chunk, Outlet};
 use crate::memory::DeviceSlice;
@@ -168,15 +168,12 @@ impl fmt::Debug for FromGpu {
 
 #[cfg(test)]
 mod tests {
-    use nccl_net::export::HostLogger;
-
     use super::*;
-    use crate::log::Log;
+    use crate::lanes::carriage::header;
 
     /// A comm's parts of which the first is being copied, and the lanes for it, which nobody drives.
     fn copying() -> (Arc<Outlet>, Arc<LaneSet>, FromGpu) {
-        let log = Arc::new(Log::new(HostLogger::default()));
-        let set = Arc::new(LaneSet::new([7; 16], Vec::new(), Vec::new(), 0, true, log));
+        let set = LaneSet::without_lanes(true);
         let (outlet, from_gpu) = (
             Arc::new(Outlet::new(set.load())),
             FromGpu::new(Arc::clone(&set)),
@@ -186,15 +183,7 @@ mod tests {
     }
 
     fn chunk(outlet: &Arc<Outlet>) -> Chunk {
-        let header = ChunkHeader {
-            stream: 1,
-            sequence: 0,
-            offset: 0,
-            total: 10,
-            len: 10,
-            answered: false,
-        };
-        outlet.chunk(header, Span::EMPTY)
+        outlet.chunk(header(1, 0, 0, 10, 10), Span::EMPTY)
     }
 
     #[test]

@@ -1,117 +1,199 @@
-//! The receiving side's books: peer processes with their lanes, and the comms that lanes fill.
+//! The receiving side's registry: peer processes with their lanes, and the comms that lanes fill.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use super::chunk::GroupId;
+use tcpx_lanes::event_loop::Remote;
+use tcpx_lanes::receive_lane::Violation;
+
+use super::hello::{GroupId, Hello};
 use super::inlet::Inlet;
 
 /// The lanes of one sending process.
 #[derive(Debug, Default)]
-pub(crate) struct Group {
-    /// How many there are, as each of them says.
-    lanes: OnceLock<u32>,
-    /// Those that ended. The others may not have been looked at yet.
-    left: AtomicU32,
-    lost: OnceLock<String>,
+pub(crate) struct Group(Mutex<Lanes>);
+
+#[derive(Debug, Default)]
+struct Lanes {
+    /// By number: one more than the epoch of the lane that came last; 0: none came.
+    epochs: Vec<u64>,
+    live: Vec<Live>,
+    /// Lanes that wait until another one has let go of a chunk.
+    parked: Vec<Remote>,
+}
+
+/// A lane that came and did not end.
+#[derive(Debug)]
+struct Live {
+    /// Its number in this process.
+    id: u64,
+    number: u16,
+    place: Remote,
 }
 
 impl Group {
-    /// A lane came, of so many; `false` when another one said otherwise.
-    pub(crate) fn entered(&self, lanes: u32) -> bool {
-        *self.lanes.get_or_init(|| lanes) == lanes
+    fn lock(&self) -> MutexGuard<'_, Lanes> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A lane ended between chunks; the others may still hold what is missing.
-    pub(crate) fn left(&self) {
-        self.left.fetch_add(1, Ordering::SeqCst);
+    /// A lane came, which `place` reaches and `id` names; the lane of its number that it replaces ends.
+    pub(crate) fn entered(&self, hello: &Hello, id: u64, place: &Remote) -> Result<(), Violation> {
+        let mut lanes = self.lock();
+        let wrong = |expected: String, arrived: String| Violation {
+            expected,
+            arrived,
+            chunk: None,
+        };
+        let count = usize::from(hello.lanes);
+        if lanes.epochs.is_empty() {
+            lanes.epochs.resize(count, 0);
+        }
+        let known = lanes.epochs.len();
+        let Some(epoch) = lanes.epochs.get_mut(usize::from(hello.lane)) else {
+            return Err(wrong(format!("one of {known} lanes"), format!("{hello:?}")));
+        };
+        let (before, now) = (*epoch, u64::from(hello.epoch) + 1);
+        if known != count || now <= before {
+            return Err(wrong(
+                format!("one of {known} lanes, of epoch {before} at least"),
+                format!("{hello:?}"),
+            ));
+        }
+        *epoch = now;
+        for old in lanes.live.iter().filter(|old| old.number == hello.lane) {
+            old.place.remove();
+        }
+        lanes.live.push(Live {
+            id,
+            number: hello.lane,
+            place: place.clone(),
+        });
+        Ok(())
     }
 
-    /// Chunks are lost.
-    pub(crate) fn lose(&self, why: String) {
-        // The first reason is the news.
-        let _ = self.lost.set(why);
+    /// A lane has ended, and holds no chunk any more.
+    pub(crate) fn left(&self, id: u64) {
+        let mut lanes = self.lock();
+        lanes.live.retain(|one| one.id != id);
+        let parked = std::mem::take(&mut lanes.parked);
+        drop(lanes);
+        parked.iter().for_each(Remote::resume);
     }
 
-    /// Why chunks are lost, if they are.
-    pub(crate) fn lost(&self) -> Option<&str> {
-        self.lost.get().map(String::as_str)
+    /// Ends a lane, for another one has a later attempt of its chunk.
+    pub(crate) fn end(&self, id: u64) {
+        let lanes = self.lock();
+        if let Some(lane) = lanes.live.iter().find(|one| one.id == id) {
+            lane.place.remove();
+        }
     }
 
-    /// Why nothing more will arrive, if so.
-    pub(crate) fn ended(&self) -> Option<&str> {
-        let left = self.left.load(Ordering::SeqCst);
-        let empty = self.lanes.get().is_some_and(|lanes| left >= *lanes);
-        self.lost()
-            .or_else(|| empty.then_some("the peer closed all its lanes"))
+    /// Resumes a lane when the next one has ended. Look at what it waits for once more afterwards.
+    pub(crate) fn park(&self, place: &Remote) {
+        self.lock().parked.push(place.clone());
+    }
+
+    /// Whether all lanes came and have ended. One that did not come yet may be in its loop's inbox, with chunks
+    /// that nobody has read.
+    pub(crate) fn is_gone(&self) -> bool {
+        let lanes = self.lock();
+        let all_came = lanes.epochs.iter().all(|epoch| *epoch > 0);
+        all_came && !lanes.epochs.is_empty() && lanes.live.is_empty()
     }
 }
 
 #[derive(Debug, Default)]
-struct Books {
+struct RegistryState {
     groups: HashMap<GroupId, Weak<Group>>,
     inlets: HashMap<u64, Arc<Inlet>>,
 }
 
 /// What lanes look things up in, once for a comm and then from their own memory.
 #[derive(Debug, Default)]
-pub(crate) struct Registry(Mutex<Books>);
+pub(crate) struct Registry(Mutex<RegistryState>);
 
 impl Registry {
-    fn books(&self) -> std::sync::MutexGuard<'_, Books> {
+    fn lock(&self) -> MutexGuard<'_, RegistryState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The group of a peer process, known or new.
     pub(crate) fn group(&self, id: GroupId) -> Arc<Group> {
-        let mut books = self.books();
-        if let Some(group) = books.groups.get(&id).and_then(Weak::upgrade) {
+        let mut state = self.lock();
+        if let Some(group) = state.groups.get(&id).and_then(Weak::upgrade) {
             return group;
         }
-        books.groups.retain(|_, group| group.strong_count() > 0);
+        state.groups.retain(|_, group| group.strong_count() > 0);
         let group = Arc::new(Group::default());
-        books.groups.insert(id, Arc::downgrade(&group));
+        state.groups.insert(id, Arc::downgrade(&group));
         group
     }
 
     /// Makes a comm known to lanes.
     pub(crate) fn open(&self, inlet: &Arc<Inlet>) {
-        self.books().inlets.insert(inlet.id, Arc::clone(inlet));
+        self.lock().inlets.insert(inlet.id, Arc::clone(inlet));
     }
 
     /// Takes a comm away from lanes: after this none writes into its memory, or the answer is `false`.
     pub(crate) fn close(&self, inlet: &Inlet) -> bool {
-        self.books().inlets.remove(&inlet.id);
+        self.lock().inlets.remove(&inlet.id);
         inlet.close()
     }
 
     /// The comm with a number.
     pub(crate) fn inlet(&self, id: u64) -> Option<Arc<Inlet>> {
-        self.books().inlets.get(&id).cloned()
+        self.lock().inlets.get(&id).cloned()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tcpx_lanes::event_loop::EventLoops;
+
     use super::*;
 
+    fn hello(lane: u16, lanes: u16, epoch: u32) -> Hello {
+        Hello {
+            group: [1; 16],
+            lanes,
+            lane,
+            epoch,
+        }
+    }
+
     #[test]
-    fn a_group_ends_with_its_last_lane_and_not_before() {
+    fn a_group_is_gone_with_its_last_lane_and_not_before() {
+        let loops = EventLoops::start("tcpx-nccl", 1).unwrap();
+        let place = loops.receive();
         let group = Group::default();
-        assert_eq!(group.ended(), None);
-        assert!(group.entered(2) && !group.entered(3));
-        group.left();
+        assert!(!group.is_gone());
+        group.entered(&hello(1, 2, 0), 7, &place).unwrap();
+        group.left(7);
         // The other one may be in its loop's inbox, with chunks that nobody has read.
-        assert_eq!(group.ended(), None);
-        assert!(group.entered(2));
-        group.left();
-        assert!(
-            group
-                .ended()
-                .is_some_and(|why| why.contains("all its lanes"))
-        );
-        assert_eq!(group.lost(), None);
+        assert!(!group.is_gone());
+        group.entered(&hello(0, 2, 0), 8, &place).unwrap();
+        assert!(!group.is_gone());
+        group.left(8);
+        assert!(group.is_gone());
+        group.entered(&hello(0, 2, 1), 9, &place).unwrap();
+        assert!(!group.is_gone(), "it was dialled again");
+    }
+
+    #[test]
+    fn lanes_beyond_the_agreed_number_and_those_of_an_older_epoch_are_refused() {
+        let loops = EventLoops::start("tcpx-nccl", 1).unwrap();
+        let place = loops.receive();
+        let group = Group::default();
+        group.entered(&hello(1, 2, 4), 7, &place).unwrap();
+        for refused in [
+            hello(2, 3, 0),
+            hello(0, 3, 0),
+            hello(0, 1, 0),
+            hello(1, 2, 4),
+        ] {
+            assert!(group.entered(&refused, 8, &place).is_err(), "{refused:?}");
+        }
+        group.entered(&hello(1, 2, 5), 8, &place).unwrap();
     }
 
     #[test]
@@ -120,9 +202,10 @@ mod tests {
         let first = registry.group([1; 16]);
         assert!(Arc::ptr_eq(&first, &registry.group([1; 16])));
         assert!(!Arc::ptr_eq(&first, &registry.group([2; 16])));
-        first.lose("gone".to_owned());
+        let before = Arc::downgrade(&first);
         drop(first);
-        assert_eq!(registry.group([1; 16]).lost(), None);
+        registry.group([1; 16]);
+        assert!(before.upgrade().is_none());
     }
 
     #[test]

@@ -1,30 +1,27 @@
 //! The receives of one comm that lanes may fill.
 //!
-//! The comm's host program posts into slots; lanes claim room in a slot before they write and count
-//! what they wrote. A claim can never take a byte twice, and a message is complete only when all of
-//! it was claimed and written: so then no byte is missing, and no lane can touch its memory.
+//! The comm's host program posts into slots; lanes claim room in a slot before they write, and count a chunk
+//! when they have written all of it. A claim can never take a byte twice, and a message is complete only when
+//! all of it was claimed and written: so then no byte is missing, and no lane can touch its memory. What a lane
+//! has not written when it ends is put back, for the attempt that comes over another lane.
 
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use nccl_net::export::{Buffer, RequestId};
-use tcpx_memory::{CompletionSink, MemoryError};
+use tcpx_lanes::socket_calls::Span;
+use tcpx_memory::{CompletionSink, MemoryError, PinnedPool};
+use tcpx_wire::ChunkHeader;
 
-use super::chunk::ChunkHeader;
 use super::coverage::Coverage;
 use super::group::Group;
 use crate::memory::DeviceSlice;
 
-/// Bits of a claim word that count claimed bytes; the rest is the message's mark.
-const CLAIM_BITS: u32 = 40;
-const CLAIM_MASK: u64 = (1 << CLAIM_BITS) - 1;
-/// No message of a lane is larger.
-const MAX_MESSAGE_BYTES: u64 = CLAIM_MASK;
 /// `total` before the first chunk.
 const UNKNOWN: u64 = u64::MAX;
-/// A mark that no posted message has.
-const NOBODY: u64 = 0;
+/// Largest chunk: what goes to device memory is read to a slot first, and a lane that ends lets go of it whole.
+pub(crate) const MAX_CHUNK_BYTES: usize = PinnedPool::SLOT_BYTES;
 /// Longest wait for lanes to leave a comm that closes; each is inside one non-blocking call.
 const CLOSE_WAIT: Duration = Duration::from_secs(5);
 
@@ -53,17 +50,57 @@ pub(crate) enum Refusal {
 
 #[derive(Debug)]
 struct Slot {
-    start: AtomicPtr<u8>,
-    capacity: AtomicUsize,
-    /// The posted buffer is in device memory, which is this.
-    on_device: AtomicBool,
-    device: Mutex<Option<DeviceSlice>>,
-    /// Mark and claimed bytes in one word, so that a claim is for one message.
-    claim: AtomicU64,
-    /// Which bytes those are. A lane holds it for a few instructions a chunk.
-    covered: Mutex<Coverage>,
+    receipt: Mutex<Receipt>,
     total: AtomicU64,
     written: AtomicU64,
+}
+
+/// What lanes look at before they write; one holds it for a few instructions a chunk.
+#[derive(Debug)]
+struct Receipt {
+    /// The message that lanes may fill.
+    sequence: Option<u64>,
+    start: Span,
+    /// The posted buffer, where it lies in device memory.
+    device: Option<DeviceSlice>,
+    /// Bytes that lanes have begun or ended.
+    claimed: u64,
+    /// Which those are.
+    covered: Coverage,
+    /// Those that lanes have begun.
+    holders: Vec<Holder>,
+}
+
+/// A lane with a chunk that it has begun.
+#[derive(Debug)]
+struct Holder {
+    lane: u64,
+    start: u64,
+    end: u64,
+    attempt: u8,
+}
+
+/// What becomes of a chunk.
+#[derive(Debug)]
+pub(crate) enum Claimed {
+    /// It is the lane's to write.
+    Write(Part),
+    /// This lane has it, in an earlier attempt, and must let go first.
+    Held(u64),
+    /// It came before, or nobody wants it.
+    Drain,
+}
+
+/// A chunk that a lane has claimed: [completed](Inlet::complete_part) or [put back](Inlet::put_back) by it.
+#[derive(Debug)]
+pub(crate) struct Part {
+    lane: u64,
+    pub(super) sequence: u64,
+    start: u64,
+    end: u64,
+    /// Where it goes; nothing where that is device memory.
+    pub(super) at: Span,
+    pub(super) device: Option<DeviceSlice>,
 }
 
 /// The lanes' side of a receive comm.
@@ -72,6 +109,10 @@ pub(crate) struct Inlet {
     /// Number that grants and chunks name.
     pub(crate) id: u64,
     slots: [Slot; RequestId::LIMIT],
+    /// Messages from here on have no receive yet.
+    posted: AtomicU64,
+    /// Chunks of messages before this one may come late: a later attempt took them.
+    resent: AtomicU64,
     /// Lanes, and copies for them, that write into the comm's memory at this moment.
     writers: AtomicUsize,
     closed: AtomicBool,
@@ -91,25 +132,24 @@ impl Drop for Writing<'_> {
     }
 }
 
-/// Never `NOBODY`, and different for messages that share a slot.
-const fn mark(sequence: u64) -> u64 {
-    ((sequence / RequestId::LIMIT as u64) & ((1 << (63 - CLAIM_BITS)) - 1)) + 1
-}
-
 impl Inlet {
     pub(crate) fn new(id: u64) -> Self {
         Self {
             id,
             slots: std::array::from_fn(|_| Slot {
-                start: AtomicPtr::new(std::ptr::null_mut()),
-                capacity: AtomicUsize::new(0),
-                on_device: AtomicBool::new(false),
-                device: Mutex::new(None),
-                claim: AtomicU64::new(NOBODY << CLAIM_BITS),
-                covered: Mutex::default(),
+                receipt: Mutex::new(Receipt {
+                    sequence: None,
+                    start: Span::EMPTY,
+                    device: None,
+                    claimed: 0,
+                    covered: Coverage::default(),
+                    holders: Vec::new(),
+                }),
                 total: AtomicU64::new(UNKNOWN),
                 written: AtomicU64::new(0),
             }),
+            posted: AtomicU64::new(0),
+            resent: AtomicU64::new(0),
             writers: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
             group: OnceLock::new(),
@@ -136,31 +176,25 @@ impl Inlet {
     /// Lets lanes fill the receive with this number; `device` is the buffer where it lies in device memory.
     pub(crate) fn post(&self, sequence: u64, buffer: Buffer, device: Option<DeviceSlice>) {
         let slot = self.slot(sequence);
-        slot.on_device.store(device.is_some(), Ordering::Relaxed);
-        if device.is_some() {
-            *slot.lock_device() = device;
-        }
-        slot.start.store(buffer.data, Ordering::Relaxed);
-        slot.capacity.store(buffer.len, Ordering::Relaxed);
+        let mut receipt = slot.lock();
         slot.total.store(UNKNOWN, Ordering::Relaxed);
         slot.written.store(0, Ordering::Relaxed);
-        slot.lock_covered().clear();
-        // Publishes the rest.
-        slot.claim
-            .store(mark(sequence) << CLAIM_BITS, Ordering::Release);
+        receipt.start = Span::new(buffer.data, buffer.len);
+        receipt.device = device;
+        receipt.claimed = 0;
+        receipt.covered.clear();
+        receipt.sequence = Some(sequence);
+        self.posted.fetch_max(sequence + 1, Ordering::Release);
     }
 
     /// The message came another way: no lane may touch its receive. `false` when one already did.
     pub(crate) fn withdraw(&self, sequence: u64) -> bool {
-        self.slot(sequence)
-            .claim
-            .compare_exchange(
-                mark(sequence) << CLAIM_BITS,
-                NOBODY << CLAIM_BITS,
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            )
-            .is_ok()
+        let mut receipt = self.slot(sequence).lock();
+        let is_free = receipt.sequence == Some(sequence) && receipt.claimed == 0;
+        if is_free {
+            receipt.sequence = None;
+        }
+        is_free
     }
 
     /// Bytes written and bytes of the whole message, once a chunk of it has arrived.
@@ -175,15 +209,25 @@ impl Inlet {
         self.moves.load(Ordering::Relaxed)
     }
 
-    /// Claims room for a chunk that came over a lane of `group`; gives where it goes.
-    pub(crate) fn claim(&self, group: &Arc<Group>, header: &ChunkHeader) -> Result<*mut u8, ()> {
-        self.room(group, header).map_err(|refusal| {
+    /// Claims room for a chunk that came over `lane` of `group`.
+    pub(crate) fn claim(
+        &self,
+        group: &Arc<Group>,
+        lane: u64,
+        header: &ChunkHeader,
+    ) -> Result<Claimed, ()> {
+        self.room(group, lane, header).map_err(|refusal| {
             // The first reason is the news.
             let _ = self.refusal.set(refusal);
         })
     }
 
-    fn room(&self, group: &Arc<Group>, header: &ChunkHeader) -> Result<*mut u8, Refusal> {
+    fn room(
+        &self,
+        group: &Arc<Group>,
+        lane: u64,
+        header: &ChunkHeader,
+    ) -> Result<Claimed, Refusal> {
         let protocol = |expected: &str, arrived: String| Refusal::Protocol {
             expected: expected.to_owned(),
             arrived,
@@ -194,106 +238,142 @@ impl Inlet {
                 "a chunk over another one's".to_owned(),
             ));
         }
-        let (sequence, total) = (header.sequence, header.total);
-        let slot = self.slot(sequence);
-        let mark = mark(sequence);
-        let mut claim = slot.claim.load(Ordering::Acquire);
-        loop {
-            let claimed = claim & CLAIM_MASK;
-            if claim >> CLAIM_BITS != mark {
-                return Err(protocol(
-                    "a chunk of a message with a grant",
-                    format!("one of message {sequence}"),
-                ));
-            }
-            let capacity = slot.capacity.load(Ordering::Relaxed) as u64;
-            if total > capacity || total > MAX_MESSAGE_BYTES {
-                return Err(Refusal::TooLarge {
-                    sequence,
-                    total,
-                    capacity,
-                });
-            }
-            let len = u64::from(header.len);
-            if claimed + len > total {
-                return Err(protocol(
-                    "chunks of a message to make up its size",
-                    format!("{claimed} and {len} of {total} bytes"),
-                ));
-            }
-            match slot.claim.compare_exchange_weak(
-                claim,
-                claim + len,
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            ) {
-                Ok(_) => break,
-                Err(now) => claim = now,
+        let (sequence, total, len) = (header.sequence, header.total, u64::from(header.length));
+        let (start, end) = (header.offset, header.offset.saturating_add(len));
+        if header.attempt > 0 {
+            let behind = sequence.saturating_add(1);
+            if sequence < self.posted.load(Ordering::Acquire) {
+                self.resent.fetch_max(behind, Ordering::AcqRel);
             }
         }
-        // From here the message cannot end without us, so its slot stays its own.
-        if let Err(known) =
-            slot.total
-                .compare_exchange(UNKNOWN, total, Ordering::AcqRel, Ordering::Acquire)
-            && known != total
-        {
+        let slot = self.slot(sequence);
+        let mut receipt = slot.lock();
+        // Its sender does not know that it had come, or this is the attempt that was given up.
+        let may_come_late = || header.attempt > 0 || sequence < self.resent.load(Ordering::Acquire);
+        if receipt.sequence != Some(sequence) {
+            if sequence < self.posted.load(Ordering::Acquire) && may_come_late() {
+                return Ok(Claimed::Drain);
+            }
+            return Err(protocol(
+                "a chunk of a message with a grant",
+                format!("one of message {sequence}"),
+            ));
+        }
+        let capacity = receipt.start.len() as u64;
+        if total > capacity {
+            return Err(Refusal::TooLarge {
+                sequence,
+                total,
+                capacity,
+            });
+        }
+        if total == 0 || end > total || len > MAX_CHUNK_BYTES as u64 {
+            return Err(protocol(
+                "chunks of a slot at most that lie in their message",
+                format!("{len} bytes at {start} of {total}"),
+            ));
+        }
+        let known = slot.total.load(Ordering::Acquire);
+        if known != UNKNOWN && known != total {
             return Err(protocol(
                 "one size for all chunks of a message",
                 format!("{known} and {total}"),
             ));
         }
-        let end = header.offset + u64::from(header.len);
-        if !slot.lock_covered().add(header.offset, end) {
-            return Err(protocol(
-                "each byte of a message once",
-                format!(
-                    "bytes {} to {end} of message {sequence} again",
-                    header.offset
-                ),
-            ));
+        if receipt.covered.overlaps(start, end) {
+            let overlapping = |one: &&Holder| one.start < end && start < one.end;
+            let is_later = |one: &&Holder| {
+                // An older attempt that comes late supersedes nobody.
+                one.attempt < header.attempt || header.attempt == u8::MAX
+            };
+            let holder = receipt.holders.iter().find(overlapping);
+            return match holder.filter(is_later) {
+                Some(holder) if holder.lane != lane => Ok(Claimed::Held(holder.lane)),
+                _ if may_come_late() => Ok(Claimed::Drain),
+                _ => Err(protocol(
+                    "each byte of a message once",
+                    format!("bytes {start} to {end} of message {sequence} again"),
+                )),
+            };
         }
         // Inside the capacity: offset + len <= total <= capacity, and capacity is a usize.
-        let offset = header.offset as usize;
-        Ok(slot.start.load(Ordering::Relaxed).wrapping_add(offset))
+        let (offset, bytes) = (start as usize, len as usize);
+        let device = receipt
+            .device
+            .as_ref()
+            .map(|device| device.part(offset, bytes));
+        let device = device
+            .transpose()
+            .map_err(|error| Refusal::Copy(error.to_string()))?;
+        if !receipt.covered.add(start, end) {
+            return Err(protocol(
+                "a message in few pieces",
+                format!("one more for message {sequence}"),
+            ));
+        }
+        receipt.claimed += len;
+        receipt.holders.push(Holder {
+            lane,
+            start,
+            end,
+            attempt: header.attempt,
+        });
+        slot.total.store(total, Ordering::Release);
+        Ok(Claimed::Write(Part {
+            lane,
+            sequence,
+            start,
+            end,
+            at: match device {
+                Some(_) => Span::EMPTY,
+                None => receipt.start.from(offset).first(bytes),
+            },
+            device,
+        }))
     }
 
-    /// Where in device memory a claimed chunk goes, if there.
-    pub(super) fn device(&self, header: &ChunkHeader) -> Option<DeviceSlice> {
-        let slot = self.slot(header.sequence);
-        if !slot.on_device.load(Ordering::Relaxed) {
-            return None;
+    /// The lane has read all of its chunk; with `written`, to where it belongs.
+    pub(super) fn complete_part(&self, part: &Part, written: bool) {
+        let slot = self.slot(part.sequence);
+        slot.lock().let_go(part);
+        if written {
+            // The last thing: with it the message may be over.
+            slot.written
+                .fetch_add(part.end - part.start, Ordering::AcqRel);
         }
-        let device = slot.lock_device();
-        // The claim has shown that it is inside.
-        let part = device
-            .as_ref()?
-            .part(header.offset as usize, header.len as usize);
-        part.ok()
+    }
+
+    /// The lane has not read all of its chunk, which may come again.
+    pub(super) fn put_back(&self, part: &Part) {
+        let mut receipt = self.slot(part.sequence).lock();
+        if receipt.let_go(part) {
+            receipt.covered.remove(part.start, part.end);
+            receipt.claimed -= part.end - part.start;
+        }
     }
 
     /// Claims all of a withdrawn receive into device memory, whose message comes beside the lanes.
     pub(crate) fn claim_inline(&self, sequence: u64, total: u64) -> Option<DeviceSlice> {
         let slot = self.slot(sequence);
-        slot.total.store(total, Ordering::Release);
-        let claimed = (mark(sequence) << CLAIM_BITS) | (total & CLAIM_MASK);
-        slot.claim
-            .compare_exchange(
-                NOBODY << CLAIM_BITS,
-                claimed,
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            )
-            .ok()?;
+        let mut receipt = slot.lock();
+        if receipt.sequence.is_some() {
+            return None;
+        }
         let len = usize::try_from(total).ok()?;
-        slot.lock_device().as_ref()?.part(0, len).ok()
+        let device = receipt.device.as_ref()?.part(0, len).ok()?;
+        receipt.sequence = Some(sequence);
+        receipt.claimed = total;
+        receipt.covered.add(0, total);
+        slot.total.store(total, Ordering::Release);
+        Some(device)
     }
 
     /// Whether every byte of a message has a taker, and copies to the GPU are still under way.
     pub(crate) fn is_copying(&self, sequence: u64) -> bool {
         let slot = self.slot(sequence);
-        let claimed = slot.claim.load(Ordering::Acquire) & CLAIM_MASK;
-        slot.on_device.load(Ordering::Relaxed)
-            && claimed == slot.total.load(Ordering::Acquire)
+        let receipt = slot.lock();
+        receipt.device.is_some()
+            && receipt.claimed == slot.total.load(Ordering::Acquire)
             && self.writers.load(Ordering::SeqCst) > 0
     }
 
@@ -320,11 +400,8 @@ impl Inlet {
         (!self.closed.load(Ordering::SeqCst)).then_some(writing)
     }
 
-    /// Bytes of a claimed chunk are in place.
-    pub(crate) fn wrote(&self, sequence: u64, bytes: usize) {
-        self.slot(sequence)
-            .written
-            .fetch_add(bytes as u64, Ordering::AcqRel);
+    /// A call has moved bytes.
+    pub(super) fn moved(&self) {
         self.moves.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -354,12 +431,17 @@ impl Inlet {
 }
 
 impl Slot {
-    fn lock_device(&self) -> MutexGuard<'_, Option<DeviceSlice>> {
-        self.device.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Receipt> {
+        self.receipt.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    fn lock_covered(&self) -> MutexGuard<'_, Coverage> {
-        self.covered.lock().unwrap_or_else(PoisonError::into_inner)
+impl Receipt {
+    /// The lane holds the chunk no more; whether it did.
+    fn let_go(&mut self, part: &Part) -> bool {
+        let held = |one: &Holder| one.lane == part.lane && one.start == part.start;
+        let at = self.holders.iter().position(held);
+        at.map(|at| self.holders.swap_remove(at)).is_some()
     }
 }
 
@@ -367,8 +449,10 @@ impl CompletionSink for Inlet {
     /// `token`: the message's number.
     fn complete(&self, token: u64, result: Result<u64, MemoryError>) {
         match result {
-            // At most a slot's bytes.
-            Ok(bytes) => self.wrote(token, bytes as usize),
+            Ok(bytes) => {
+                self.slot(token).written.fetch_add(bytes, Ordering::AcqRel);
+                self.moved();
+            }
             Err(error) => {
                 self.copy_failed(&error);
                 if error.may_go_on() {
@@ -383,50 +467,73 @@ impl CompletionSink for Inlet {
 
 #[cfg(test)]
 mod tests {
+    use tcpx_wire::TransferId;
+
     use super::*;
     use crate::lanes::group::Group;
 
-    fn header(sequence: u64, offset: u64, len: u32, total: u64) -> ChunkHeader {
+    fn header(sequence: u64, offset: u64, length: u32, total: u64) -> ChunkHeader {
         ChunkHeader {
-            stream: 1,
             sequence,
+            transfer: TransferId(1),
             offset,
             total,
-            len,
-            answered: false,
+            length,
+            attempt: 0,
+            behind: 0,
         }
+    }
+
+    /// The same chunk, after a lane ended with it.
+    fn again(header: ChunkHeader) -> ChunkHeader {
+        let attempt = header.attempt + 1;
+        ChunkHeader { attempt, ..header }
     }
 
     fn inlet(bytes: &mut [u8]) -> (Inlet, Arc<Group>) {
         let (inlet, group) = (Inlet::new(1), Arc::new(Group::default()));
         assert!(inlet.join(group.clone()));
-        inlet.post(
-            5,
-            Buffer {
-                data: bytes.as_mut_ptr(),
-                len: bytes.len(),
-            },
-            None,
-        );
+        post(&inlet, 5, bytes);
         (inlet, group)
+    }
+
+    fn post(inlet: &Inlet, sequence: u64, bytes: &mut [u8]) {
+        let buffer = Buffer {
+            data: bytes.as_mut_ptr(),
+            len: bytes.len(),
+        };
+        inlet.post(sequence, buffer, None);
+    }
+
+    impl Inlet {
+        /// What `lane` may write.
+        fn taken(&self, group: &Arc<Group>, lane: u64, header: ChunkHeader) -> Part {
+            match self.claim(group, lane, &header) {
+                Ok(Claimed::Write(part)) => part,
+                other => panic!("{other:?}, {:?}", self.refusal()),
+            }
+        }
+
+        fn drains(&self, group: &Arc<Group>, lane: u64, header: ChunkHeader) -> bool {
+            matches!(self.claim(group, lane, &header), Ok(Claimed::Drain))
+        }
     }
 
     #[test]
     fn chunks_fill_a_receive_in_any_order_and_never_beyond_it() {
         let mut bytes = [0; 100];
-        let start = bytes.as_mut_ptr();
+        let start = bytes.as_ptr();
         let (inlet, group) = inlet(&mut bytes);
         assert_eq!(inlet.progress(5), None);
-        assert_eq!(
-            inlet.claim(&group, &header(5, 40, 40, 80)),
-            Ok(start.wrapping_add(40))
-        );
-        inlet.wrote(5, 40);
+        let second = inlet.taken(&group, 1, header(5, 40, 40, 80));
+        assert_eq!(second.at.start(), start.wrapping_add(40));
+        inlet.complete_part(&second, true);
         assert_eq!(inlet.progress(5), Some((40, 80)));
-        assert_eq!(inlet.claim(&group, &header(5, 0, 40, 80)), Ok(start));
-        inlet.wrote(5, 40);
+        let first = inlet.taken(&group, 2, header(5, 0, 40, 80));
+        assert_eq!((first.at.start(), first.at.len()), (start, 40));
+        inlet.complete_part(&first, true);
         assert_eq!(inlet.progress(5), Some((80, 80)));
-        assert_eq!(inlet.claim(&group, &header(5, 0, 1, 80)), Err(()));
+        assert!(inlet.claim(&group, 1, &header(5, 0, 1, 80)).is_err());
         assert!(matches!(inlet.refusal(), Some(Refusal::Protocol { .. })));
     }
 
@@ -434,7 +541,7 @@ mod tests {
     fn a_message_that_does_not_fit_is_refused_with_both_sizes() {
         let mut bytes = [0; 100];
         let (inlet, group) = inlet(&mut bytes);
-        assert_eq!(inlet.claim(&group, &header(5, 0, 10, 101)), Err(()));
+        assert!(inlet.claim(&group, 1, &header(5, 0, 10, 101)).is_err());
         assert_eq!(
             inlet.refusal(),
             Some(&Refusal::TooLarge {
@@ -450,11 +557,11 @@ mod tests {
         let mut bytes = [0; 100];
         let (own, group) = inlet(&mut bytes);
         for sequence in [4, 6, 5 + RequestId::LIMIT as u64] {
-            assert_eq!(own.claim(&group, &header(sequence, 0, 1, 1)), Err(()));
+            assert!(own.claim(&group, 1, &header(sequence, 0, 1, 1)).is_err());
         }
         let stranger = Arc::new(Group::default());
         let (other, _) = inlet(&mut bytes);
-        assert_eq!(other.claim(&stranger, &header(5, 0, 1, 1)), Err(()));
+        assert!(other.claim(&stranger, 1, &header(5, 0, 1, 1)).is_err());
         assert!(other.refusal().is_some());
     }
 
@@ -463,18 +570,74 @@ mod tests {
         let mut bytes = [0; 100];
         let (one, group) = inlet(&mut bytes);
         assert!(one.withdraw(5));
-        assert_eq!(one.claim(&group, &header(5, 0, 1, 1)), Err(()));
+        assert!(one.claim(&group, 1, &header(5, 0, 1, 1)).is_err());
         let (two, group) = inlet(&mut bytes);
-        assert!(two.claim(&group, &header(5, 0, 1, 1)).is_ok());
+        two.taken(&group, 1, header(5, 0, 1, 1));
         assert!(!two.withdraw(5));
+    }
+
+    #[test]
+    fn a_chunk_that_a_lane_ended_with_comes_over_another_one() {
+        let mut bytes = [0; 100];
+        let (inlet, group) = inlet(&mut bytes);
+        let chunk = header(5, 0, 40, 80);
+        let half = inlet.taken(&group, 1, chunk);
+        // The sender knows of the lane's end first.
+        let held = inlet.claim(&group, 2, &again(chunk));
+        assert!(matches!(held, Ok(Claimed::Held(1))), "{held:?}");
+        inlet.put_back(&half);
+        assert_eq!(inlet.progress(5), Some((0, 80)));
+        let whole = inlet.taken(&group, 2, again(chunk));
+        // The first lane comes back to life, amid it and after it.
+        assert!(inlet.drains(&group, 1, chunk));
+        inlet.complete_part(&whole, true);
+        assert!(inlet.drains(&group, 1, chunk) && inlet.drains(&group, 3, again(chunk)));
+        assert_eq!(inlet.progress(5), Some((40, 80)));
+        let rest = inlet.taken(&group, 2, header(5, 40, 40, 80));
+        inlet.complete_part(&rest, true);
+        assert_eq!(inlet.progress(5), Some((80, 80)));
+        assert_eq!(inlet.refusal(), None);
+    }
+
+    #[test]
+    fn an_attempt_that_comes_late_never_lands_in_the_next_message() {
+        let mut bytes = [0; 100];
+        let (inlet, group) = inlet(&mut bytes);
+        let chunk = header(5, 0, 80, 80);
+        let part = inlet.taken(&group, 2, again(chunk));
+        inlet.complete_part(&part, true);
+        // The same buffer and the same slot.
+        let next = 5 + RequestId::LIMIT as u64;
+        post(&inlet, next, &mut bytes);
+        assert!(inlet.drains(&group, 1, chunk) && inlet.drains(&group, 1, again(chunk)));
+        assert_eq!(inlet.progress(next), None);
+        // A message that never had a second attempt cannot come twice.
+        let part = inlet.taken(&group, 1, header(next, 0, 80, 80));
+        inlet.complete_part(&part, true);
+        assert!(inlet.claim(&group, 1, &header(next, 0, 80, 80)).is_err());
+    }
+
+    #[test]
+    fn a_second_attempt_for_a_receive_that_is_not_posted_is_refused() {
+        let mut bytes = [0; 100];
+        let (inlet, group) = inlet(&mut bytes);
+        let early = again(header(6, 0, 80, 80));
+        assert!(inlet.claim(&group, 1, &early).is_err());
+        let last = again(header(u64::MAX, 0, 80, 80));
+        assert!(inlet.claim(&group, 1, &last).is_err());
+        // And it makes no first one late.
+        let part = inlet.taken(&group, 1, header(5, 0, 80, 80));
+        inlet.complete_part(&part, true);
+        assert!(inlet.claim(&group, 1, &header(5, 0, 80, 80)).is_err());
     }
 
     #[test]
     fn a_copy_counts_when_it_has_ended_and_a_failed_one_refuses_its_message() {
         let mut bytes = [0; 100];
         let (inlet, group) = inlet(&mut bytes);
-        assert!(inlet.claim(&group, &header(5, 0, 80, 80)).is_ok());
+        let part = inlet.taken(&group, 1, header(5, 0, 80, 80));
         inlet.begin_copy();
+        inlet.complete_part(&part, false);
         assert_eq!(inlet.progress(5), Some((0, 80)));
         inlet.complete(5, Ok(50));
         assert_eq!(inlet.progress(5), Some((50, 80)));
@@ -501,9 +664,9 @@ mod tests {
     fn bytes_that_come_twice_do_not_make_a_message_whole() {
         let mut bytes = [0; 100];
         let (inlet, group) = inlet(&mut bytes);
-        assert!(inlet.claim(&group, &header(5, 0, 40, 80)).is_ok());
-        inlet.wrote(5, 40);
-        assert_eq!(inlet.claim(&group, &header(5, 0, 40, 80)), Err(()));
+        let part = inlet.taken(&group, 1, header(5, 0, 40, 80));
+        inlet.complete_part(&part, true);
+        assert!(inlet.claim(&group, 1, &header(5, 0, 40, 80)).is_err());
         assert!(matches!(inlet.refusal(), Some(Refusal::Protocol { .. })));
         assert_eq!(
             inlet.progress(5),

@@ -1,18 +1,21 @@
 //! The lanes from this process to one peer process, and the queue that feeds them.
 
+use std::collections::VecDeque;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
 use tcpx_lanes::event_loop::Remote;
 use tcpx_lanes::idle::LaneSet as IdleLanes;
 use tcpx_lanes::socket_calls::{self as socket, Moved};
+use tcpx_wire::Key;
 
-use super::chunk::{GroupId, encode_group};
+use super::hello::{GroupId, Hello};
 use super::outlet::Chunk;
-use super::transmit_lane::TransmitLane;
+use super::transmit_lane::transmit_lane;
 use super::users::Users;
 use crate::config::PAGE_BYTES;
 use crate::dialer::Dialer;
@@ -26,15 +29,41 @@ const QUEUE_CHUNKS: usize = 2048;
 const SMALL_PART_BYTES: usize = 64 << 10;
 /// The peer's loop answers by itself, so this is a broken path and not a slow program.
 const CONNECT_TIME: Duration = Duration::from_secs(15);
+/// Before the next attempt to dial a lane again, after one in vain; doubled each time, up to the longest.
+const PAUSE: Duration = Duration::from_millis(300);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// Between looks at lanes that may stand still.
+const TICK: Duration = Duration::from_millis(100);
+/// Looks further apart than this: the host program did not look, and what happened meanwhile is not known.
+const REST: Duration = Duration::from_millis(500);
+/// How long a lane may stand still before it is dialled anew; doubled each time, up to the longest, for the peer may
+/// have no memory to read to.
+const STALL: Duration = Duration::from_secs(3);
+const LONGEST_STALL: Duration = Duration::from_secs(60);
+
+/// Where the peer process takes lanes, and from where they are dialled.
+#[derive(Clone, Debug)]
+pub(crate) struct Peer {
+    pub(crate) local: SocketAddr,
+    pub(crate) address: SocketAddr,
+    pub(crate) secret: [u8; Key::BYTES],
+}
 
 /// Lanes to one peer process.
 #[derive(Debug)]
 pub(crate) struct LaneSet {
+    own: Weak<Self>,
     group: GroupId,
+    peer: Peer,
     queue: ArrayQueue<Chunk>,
-    /// Bytes of the chunks that wait, or that a lane has begun and not ended.
+    /// Chunks of lanes that ended: they go first.
+    again: Mutex<VecDeque<Chunk>>,
+    /// How many those are.
+    resends: AtomicUsize,
+    /// Bytes of the chunks that wait, or that the peer has not read yet.
     load: Arc<AtomicUsize>,
-    /// Calls in which a peer's kernel took bytes, and answers of the peer: its signs of life.
+    /// Calls in which a peer's kernel took bytes, and acknowledgements: the peer's signs of life.
     moves: AtomicU64,
     /// Lanes without work.
     idle: IdleLanes,
@@ -48,17 +77,65 @@ pub(crate) struct LaneSet {
     /// Large chunks go without a copy.
     splice: AtomicBool,
     log: Arc<Log>,
-    connecting: Mutex<Connecting>,
+    /// Lanes that have ended and are not dialled yet, each with the reason.
+    ended: Mutex<Vec<(u16, String)>>,
+    /// Lanes that have ended and have not come back.
+    missing: AtomicUsize,
+    /// By lane.
+    gauges: Vec<Gauge>,
+    dialling: Mutex<Dialling>,
+}
+
+/// What a lane has done.
+#[derive(Debug, Default)]
+struct Gauge {
+    /// Chunks that it took.
+    taken: AtomicU64,
+    /// Those of them that the peer has read, or that others took over.
+    read: AtomicU64,
+}
+
+/// What those know of a lane who look after it.
+#[derive(Debug)]
+struct LaneState {
+    /// How often it was dialled.
+    epoch: u32,
+    standing: Place,
+    /// Chunks that had been read when it was last looked at.
+    read: u64,
+    /// When that was another number, or the lane had nothing to do.
+    since: Instant,
+    /// How long it may stand still.
+    patience: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// A loop drives it.
+    Works,
+    /// The loop is to let go of it.
+    Ends,
+    Gone,
 }
 
 #[derive(Debug)]
-struct Connecting {
-    dialers: Vec<Dialer>,
+struct Dialling {
+    /// Lanes that are being dialled.
+    dials: Vec<(u16, Dialer)>,
     /// Authenticated, kept until all are.
-    streams: Vec<Stream>,
+    streams: Vec<(u16, Stream)>,
+    lanes: Vec<LaneState>,
+    /// When the lanes were looked at.
+    looked: Instant,
     deadline: Instant,
+    /// All lanes were there once.
     done: bool,
     failed: Option<Instant>,
+    /// Since when there has been no lane.
+    bare: Option<Instant>,
+    /// Lanes that ended are not dialled before.
+    not_before: Option<Instant>,
+    pause: Duration,
 }
 
 /// How the connecting stands.
@@ -73,37 +150,52 @@ pub(crate) enum Standing {
 }
 
 impl LaneSet {
-    /// A set that `dialers` will connect, each lane for the place of the same number, which lie in so many
-    /// `loops`; with `splice`, large chunks go without a copy.
+    /// A set whose lanes are to be connected to `peer`, each for the place of the same number, which lie in so
+    /// many `loops`; with `splice`, large chunks go without a copy.
     pub(crate) fn new(
         group: GroupId,
-        dialers: Vec<Dialer>,
+        peer: Peer,
         lanes: Vec<Remote>,
         loops: usize,
         splice: bool,
         log: Arc<Log>,
-    ) -> Self {
-        Self {
+    ) -> Arc<Self> {
+        let now = Instant::now();
+        let dial = |(lane, _)| (lane, peer.dialer(now));
+        let dials = (0..).zip(&lanes).map(dial).collect();
+        Arc::new_cyclic(|own| Self {
+            own: Weak::clone(own),
             at_a_time: loops.min(lanes.len()),
             group,
             queue: ArrayQueue::new(QUEUE_CHUNKS),
+            again: Mutex::default(),
+            resends: AtomicUsize::new(0),
             load: Arc::default(),
             moves: AtomicU64::new(0),
             idle: IdleLanes::new(),
-            lanes,
             comms: Users::default(),
             failed: AtomicBool::new(false),
             why: OnceLock::new(),
             splice: AtomicBool::new(splice),
             log,
-            connecting: Mutex::new(Connecting {
-                dialers,
+            ended: Mutex::default(),
+            missing: AtomicUsize::new(0),
+            gauges: lanes.iter().map(|_| Gauge::default()).collect(),
+            dialling: Mutex::new(Dialling {
+                dials,
                 streams: Vec::new(),
-                deadline: Instant::now() + CONNECT_TIME,
+                lanes: lanes.iter().map(|_| LaneState::new(now)).collect(),
+                looked: now,
+                deadline: now + CONNECT_TIME,
                 done: false,
                 failed: None,
+                bare: None,
+                not_before: None,
+                pause: PAUSE,
             }),
-        }
+            peer,
+            lanes,
+        })
     }
 
     pub(crate) const fn group(&self) -> GroupId {
@@ -114,7 +206,7 @@ impl LaneSet {
         self.lanes.len()
     }
 
-    /// The peer took bytes, or answered.
+    /// The peer took bytes, or acknowledged some.
     pub(super) fn moved(&self) {
         self.moves.fetch_add(1, Ordering::Relaxed);
     }
@@ -136,80 +228,263 @@ impl LaneSet {
         part_bytes(total, left, largest, self.at_a_time, load)
     }
 
-    fn connecting(&self) -> MutexGuard<'_, Connecting> {
-        self.connecting
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// When the connecting failed, if it did.
     pub(crate) fn unreachable_since(&self) -> Option<Instant> {
-        self.connecting().failed
+        lock(&self.dialling).failed
     }
 
     /// Drives the connecting; whichever comm waits for it may call.
-    pub(crate) fn connect(self: &Arc<Self>, now: Instant) -> Standing {
+    pub(crate) fn connect(&self, now: Instant) -> Standing {
         if let Some(why) = self.failure() {
             return Standing::Failed(why.to_owned());
         }
-        let mut connecting = self.connecting();
-        if connecting.done {
+        let mut dialling = lock(&self.dialling);
+        if dialling.done {
             return Standing::Ready(false);
         }
-        match self.dial(&mut connecting, now) {
-            Ok(true) => {
-                connecting.done = true;
-                Standing::Ready(true)
+        let standing = match self.dial(&mut dialling, now).pop() {
+            Some((_, why)) => Err(why),
+            None if dialling.dials.is_empty() => {
+                dialling.done = true;
+                let streams = std::mem::take(&mut dialling.streams);
+                streams
+                    .into_iter()
+                    .try_for_each(|(lane, stream)| self.start(&mut dialling, lane, stream))
+                    .map(|()| Standing::Ready(true))
             }
-            Ok(false) => Standing::Connecting,
-            Err(why) => {
-                connecting.dialers.clear();
-                connecting.streams.clear();
-                connecting.failed = Some(now);
-                self.fail(why.clone());
-                Standing::Failed(why)
+            None if now >= dialling.deadline => Err(format!(
+                "{} of {} lanes are not connected after {} s",
+                dialling.dials.len(),
+                self.lanes.len(),
+                CONNECT_TIME.as_secs()
+            )),
+            None => Ok(Standing::Connecting),
+        };
+        standing.unwrap_or_else(|why| {
+            dialling.dials.clear();
+            dialling.streams.clear();
+            dialling.failed = Some(now);
+            self.fail(why.clone());
+            Standing::Failed(why)
+        })
+    }
+
+    /// Takes every dialled lane a step further; the lanes whose dialling has failed, with the reasons.
+    fn dial(&self, dialling: &mut Dialling, now: Instant) -> Vec<(u16, String)> {
+        let (mut at, mut failures) = (0, Vec::new());
+        while let Some((lane, dialer)) = dialling.dials.get_mut(at) {
+            match dialer.poll(now) {
+                Ok(None) => {
+                    at += 1;
+                    continue;
+                }
+                Ok(Some(stream)) => dialling.streams.push((*lane, stream)),
+                Err(why) => failures.push((*lane, why)),
+            }
+            dialling.dials.swap_remove(at);
+        }
+        failures
+    }
+
+    /// Gives a lane that is connected to its loop.
+    fn start(&self, dialling: &mut Dialling, lane: u16, stream: Stream) -> Result<(), String> {
+        let index = usize::from(lane);
+        let (Some(set), Some(place), Some(state)) = (
+            self.own.upgrade(),
+            self.lanes.get(index),
+            dialling.lanes.get_mut(index),
+        ) else {
+            return Ok(());
+        };
+        let hello = Hello {
+            group: self.group,
+            // At most 64.
+            lanes: self.lanes.len() as u16,
+            lane,
+            epoch: state.epoch,
+        };
+        // A few bytes on a fresh connection always fit its buffer.
+        match socket::send_bytes(&stream, &hello.encode()) {
+            Ok(Moved::Bytes(Hello::BYTES)) => {}
+            moved => return Err(format!("a fresh lane takes no bytes: {moved:?}")),
+        }
+        state.epoch += 1;
+        state.standing = Place::Works;
+        place.start(Box::new(transmit_lane(set, lane, stream)));
+        Ok(())
+    }
+
+    /// A lane has taken a chunk.
+    pub(super) fn took(&self, lane: u16) {
+        if let Some(gauge) = self.gauges.get(usize::from(lane)) {
+            gauge.taken.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The peer has read a chunk that a lane had taken.
+    pub(super) fn was_read(&self, lane: u16) {
+        self.moved();
+        if let Some(gauge) = self.gauges.get(usize::from(lane)) {
+            gauge.read.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A lane has ended. What the peer may not have read of its chunks goes over the others, or over itself once
+    /// it is back.
+    pub(super) fn lane_ended(&self, lane: u16, chunks: Vec<Chunk>, why: &str) {
+        self.idle.remove(lane);
+        if let Some(gauge) = self.gauges.get(usize::from(lane)) {
+            let taken = gauge.taken.load(Ordering::Relaxed);
+            gauge.read.store(taken, Ordering::Relaxed);
+        }
+        if self.is_closing() || self.failure().is_some() {
+            return;
+        }
+        let (resends, mut worn_out) = (chunks.len(), false);
+        let mut again = lock(&self.again);
+        for mut chunk in chunks.into_iter().filter(|chunk| !chunk.is_stale()) {
+            worn_out |= chunk.header.attempt == u8::MAX;
+            chunk.header.attempt = chunk.header.attempt.saturating_add(1);
+            again.push_back(chunk);
+        }
+        self.resends.store(again.len(), Ordering::SeqCst);
+        drop(again);
+        let address = self.peer.address;
+        self.log.info(&format!(
+            "lane {lane} to {address} ended: {why}; {resends} chunks are sent again"
+        ));
+        if worn_out {
+            let count = u32::from(u8::MAX) + 1;
+            return self.fail(format!(
+                "{count} lanes to {address} ended with a chunk: {why}"
+            ));
+        }
+        lock(&self.ended).push((lane, why.to_owned()));
+        self.missing.fetch_add(1, Ordering::SeqCst);
+        // Whoever woke this lane last meant any lane.
+        self.resume_all();
+    }
+
+    /// Ends every lane; what others still wait for is sent again over the next ones.
+    pub(super) fn end_lanes(&self) {
+        let mut dialling = lock(&self.dialling);
+        for (state, place) in dialling.lanes.iter_mut().zip(&self.lanes) {
+            if state.standing == Place::Works {
+                state.standing = Place::Ends;
+                place.remove();
             }
         }
     }
 
-    fn dial(self: &Arc<Self>, connecting: &mut Connecting, now: Instant) -> Result<bool, String> {
-        let mut at = 0;
-        while let Some(dialer) = connecting.dialers.get_mut(at) {
-            match dialer.poll(now)? {
-                Some(stream) => {
-                    connecting.dialers.remove(at);
-                    // At most 64 lanes; 24 bytes on a fresh connection always fit its buffer.
-                    let record = encode_group(&self.group, self.lanes.len() as u32);
-                    match socket::send_bytes(&stream, &record) {
-                        Ok(Moved::Bytes(bytes)) if bytes == record.len() => {}
-                        moved => return Err(format!("a fresh lane takes no bytes: {moved:?}")),
+    /// Dials lanes that have ended, and looks for those that stand still; whichever comm has something under way
+    /// calls it.
+    pub(crate) fn tend(&self) {
+        let is_whole = self.missing.load(Ordering::Relaxed) == 0;
+        if is_whole && self.load.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        // Another comm is at it.
+        let Ok(mut dialling) = self.dialling.try_lock() else {
+            return;
+        };
+        if !dialling.done || !self.is_open() {
+            return;
+        }
+        let now = Instant::now();
+        self.look(&mut dialling, now);
+        self.redial(&mut dialling, now);
+    }
+
+    /// Dials lanes anew that stand still. Only a connection that comes about tells that the peer is not at rest, and
+    /// that the fault is the lane's: then it takes the lane's place.
+    fn look(&self, dialling: &mut Dialling, now: Instant) {
+        let before = dialling.looked;
+        if now < before + TICK {
+            return;
+        }
+        dialling.looked = now;
+        let rested = now.saturating_duration_since(before) > REST;
+        let Dialling { lanes, dials, .. } = dialling;
+        for (lane, (state, gauge)) in (0..).zip(lanes.iter_mut().zip(&self.gauges)) {
+            let read = gauge.read.load(Ordering::Relaxed);
+            let owes = gauge.taken.load(Ordering::Relaxed) != read;
+            if state.read != read {
+                state.patience = STALL;
+            }
+            if state.read != read || !owes || rested || state.standing != Place::Works {
+                (state.read, state.since) = (read, now);
+            }
+            let mut dialled = dials.iter().map(|(lane, _)| *lane);
+            let is_dialled = dialled.any(|one| one == lane);
+            if now.saturating_duration_since(state.since) >= state.patience && !is_dialled {
+                dials.push((lane, self.peer.dialer(now)));
+            }
+        }
+    }
+
+    fn redial(&self, dialling: &mut Dialling, now: Instant) {
+        let is_alone = || self.missing.load(Ordering::SeqCst) >= self.lanes.len();
+        let mut last = None;
+        for (lane, why) in std::mem::take(&mut *lock(&self.ended)) {
+            if let Some(state) = dialling.lanes.get_mut(usize::from(lane)) {
+                state.standing = Place::Gone;
+            }
+            last = Some(why);
+        }
+        let waits = dialling.not_before.is_some_and(|at| now < at) && !is_alone();
+        for lane in 0..self.lanes.len() as u16 {
+            let is_gone = dialling.lanes[usize::from(lane)].standing == Place::Gone;
+            if is_gone && !waits && !dialling.has(lane) {
+                dialling.dials.push((lane, self.peer.dialer(now)));
+            }
+        }
+        let mut failures = self.dial(dialling, now);
+        for (lane, stream) in std::mem::take(&mut dialling.streams) {
+            let state = &mut dialling.lanes[usize::from(lane)];
+            match state.standing {
+                Place::Gone => match self.start(dialling, lane, stream) {
+                    Ok(()) => {
+                        self.missing.fetch_sub(1, Ordering::SeqCst);
+                        dialling.pause = PAUSE;
+                        dialling.bare = None;
+                        let address = self.peer.address;
+                        self.log.info(&format!("lane {lane} to {address} is back"));
                     }
-                    connecting.streams.push(stream);
+                    // It is dialled again.
+                    Err(why) => last = Some(why),
+                },
+                // It moves again.
+                Place::Works if state.since.elapsed() < state.patience => {}
+                Place::Works => {
+                    state.standing = Place::Ends;
+                    state.patience = (state.patience * 2).min(LONGEST_STALL);
+                    self.lanes[usize::from(lane)].remove();
+                    dialling.streams.push((lane, stream));
                 }
-                None => at += 1,
+                Place::Ends => dialling.streams.push((lane, stream)),
             }
         }
-        if connecting.dialers.is_empty() {
-            for ((number, place), stream) in
-                (0..).zip(&self.lanes).zip(connecting.streams.drain(..))
-            {
-                place.start(Box::new(TransmitLane::new(
-                    Arc::clone(self),
-                    number,
-                    stream,
-                )));
+        if is_alone() {
+            let bare = *dialling.bare.get_or_insert(now);
+            if now.saturating_duration_since(bare) >= CONNECT_TIME {
+                failures.push((0, format!("none was back in {} s", CONNECT_TIME.as_secs())));
             }
-            return Ok(true);
         }
-        if now >= connecting.deadline {
-            return Err(format!(
-                "{} of {} lanes are not connected after {} s",
-                connecting.dialers.len(),
-                self.lanes.len(),
-                CONNECT_TIME.as_secs()
-            ));
+        for (lane, why) in failures {
+            let state = &mut dialling.lanes[usize::from(lane)];
+            if state.standing == Place::Works {
+                // It can be no worse than what there is.
+                state.since = now;
+                continue;
+            }
+            if is_alone() {
+                let last = last.map_or_else(String::new, |last| format!("{last}; "));
+                let address = self.peer.address;
+                return self.fail(format!("the last lane to {address} ended: {last}{why}"));
+            }
+            dialling.not_before = Some(now + dialling.pause);
+            dialling.pause = (dialling.pause * 2).min(LONGEST_PAUSE);
         }
-        Ok(false)
     }
 
     /// A comm begins to use the lanes; `false` when they are closing already.
@@ -270,11 +545,36 @@ impl LaneSet {
     }
 
     pub(crate) fn pop(&self) -> Option<Chunk> {
+        if self.resends.load(Ordering::SeqCst) > 0 {
+            let mut again = lock(&self.again);
+            let chunk = again.pop_front();
+            self.resends.store(again.len(), Ordering::SeqCst);
+            if chunk.is_some() {
+                return chunk;
+            }
+        }
         self.queue.pop()
     }
 
     pub(super) fn has_work(&self) -> bool {
-        !self.queue.is_empty()
+        !self.queue.is_empty() || self.resends.load(Ordering::SeqCst) > 0
+    }
+
+    /// Drops what comms that closed have left behind, where no lane does.
+    pub(super) fn drop_stale(&self) {
+        if self.missing.load(Ordering::SeqCst) < self.lanes.len() {
+            return;
+        }
+        for _ in 0..self.queue.len() {
+            let chunk = self.queue.pop().filter(|chunk| !chunk.is_stale());
+            // It had a place, which another comm may have taken: then it is one of those that go first.
+            if let Some(Err(chunk)) = chunk.map(|chunk| self.queue.push(chunk)) {
+                lock(&self.again).push_back(chunk);
+            }
+        }
+        let mut again = lock(&self.again);
+        again.retain(|chunk| !chunk.is_stale());
+        self.resends.store(again.len(), Ordering::SeqCst);
     }
 
     /// The lane found no work. It must look once more before it rests.
@@ -290,7 +590,7 @@ impl LaneSet {
         self.lanes.iter().for_each(Remote::resume);
     }
 
-    /// Ends every lane: chunks may be lost, so every comm must fail.
+    /// Ends every lane for good: chunks are lost, so every comm must fail.
     pub(crate) fn fail(&self, why: String) {
         let _ = self.why.set(why);
         self.failed.store(true, Ordering::SeqCst);
@@ -299,7 +599,7 @@ impl LaneSet {
     }
 
     fn drain(&self) {
-        while self.queue.pop().is_some() {}
+        while self.pop().is_some() {}
     }
 
     /// Why the lanes ended, if they did.
@@ -321,6 +621,37 @@ impl LaneSet {
     }
 }
 
+impl LaneState {
+    const fn new(now: Instant) -> Self {
+        Self {
+            epoch: 0,
+            standing: Place::Gone,
+            read: 0,
+            since: now,
+            patience: STALL,
+        }
+    }
+}
+
+impl Dialling {
+    /// Whether a lane is dialled, or was and waits for its place.
+    fn has(&self, lane: u16) -> bool {
+        let dials = self.dials.iter().map(|(lane, _)| *lane);
+        let streams = self.streams.iter().map(|(lane, _)| *lane);
+        dials.chain(streams).any(|one| one == lane)
+    }
+}
+
+impl Peer {
+    fn dialer(&self, now: Instant) -> Dialer {
+        Dialer::new(self.local, self.address, self.secret, now + CONNECT_TIME)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// While the `lanes` that move at a time have less than a part each, a message is spread over all of them.
 fn part_bytes(total: usize, left: usize, largest: usize, lanes: usize, load: usize) -> usize {
     let lanes = lanes.max(1);
@@ -332,6 +663,21 @@ fn part_bytes(total: usize, left: usize, largest: usize, lanes: usize, load: usi
     // Parts of one size, and no small rest.
     let even = left.div_ceil(left.div_ceil(most).max(1));
     even.next_multiple_of(PAGE_BYTES).min(most).min(left)
+}
+
+#[cfg(test)]
+impl LaneSet {
+    /// A set that nobody connects.
+    pub(crate) fn without_lanes(splice: bool) -> Arc<Self> {
+        let nobody = SocketAddr::from(([127, 0, 0, 1], 0));
+        let peer = Peer {
+            local: nobody,
+            address: nobody,
+            secret: [7; Key::BYTES],
+        };
+        let log = Arc::new(Log::new(nccl_net::export::HostLogger::default()));
+        Self::new([7; 16], peer, Vec::new(), 0, splice, log)
+    }
 }
 
 #[cfg(test)]

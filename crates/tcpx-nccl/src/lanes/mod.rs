@@ -5,7 +5,9 @@
 //! that a receive is posted for it (a *grant*): it is cut into chunks, the chunks are queued on
 //! the [`lane_set`] of the peer process, and the first lane that is writable takes the next one.
 //! Each lane is one TCP connection with its own place in an event loop. On the other side a lane
-//! reads each chunk straight into the posted buffer that its [`chunk`] header names.
+//! reads each chunk straight into the posted buffer that its header names, and says on the same
+//! connection how far it has read: until then the chunk is kept, and goes over another lane if this
+//! one ends. Lanes that ended are dialled again by whichever comm looks next.
 //!
 //! GPU memory takes the same way with a stop in a pinned slot at each end, see `from_gpu` and
 //! `to_gpu`.
@@ -14,16 +16,18 @@
 //! one comm that stands still cannot hold up another.
 
 pub(crate) mod carriage;
-pub(crate) mod chunk;
 mod coverage;
 pub(crate) mod door;
 mod from_gpu;
 pub(crate) mod group;
+pub(crate) mod hello;
 pub(crate) mod inlet;
 pub(crate) mod lane_set;
 pub(crate) mod outlet;
 pub(crate) mod receive_lane;
 pub(crate) mod runtime;
+#[cfg(test)]
+mod simulation;
 pub(crate) mod to_gpu;
 mod transmit_lane;
 mod users;

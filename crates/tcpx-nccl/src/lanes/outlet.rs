@@ -7,18 +7,17 @@ use std::time::{Duration, Instant};
 use nccl_net::export::RequestId;
 use tcpx_lanes::socket_calls::Span;
 use tcpx_memory::RegionSlice;
-
-use super::chunk::ChunkHeader;
+use tcpx_wire::ChunkHeader;
 
 /// The lanes' side of a send comm.
 #[derive(Debug)]
 pub(crate) struct Outlet {
-    /// Bytes of each message that are not in a socket yet.
+    /// Bytes of each message that the peer has not read yet, as far as we know.
     left: [AtomicUsize; RequestId::LIMIT],
     /// Chunks in the queue or in a lane's hands.
     chunks: AtomicUsize,
     closed: AtomicBool,
-    /// Chunks that left, for whoever watches for a stall.
+    /// Chunks that the peer has read, for whoever watches for a stall.
     moves: AtomicU64,
     /// Bytes of chunks of all comms that use the same lanes.
     load: Arc<AtomicUsize>,
@@ -56,7 +55,7 @@ impl Outlet {
         self.left(sequence).store(bytes, Ordering::Release);
     }
 
-    /// Whether all bytes of a message are in sockets.
+    /// Whether the peer has read all bytes of a message.
     pub(crate) fn is_sent(&self, sequence: u64) -> bool {
         self.left(sequence).load(Ordering::Acquire) == 0
     }
@@ -83,7 +82,8 @@ impl Outlet {
         slot: Option<RegionSlice>,
     ) -> Chunk {
         self.chunks.fetch_add(1, Ordering::AcqRel);
-        self.load.fetch_add(header.len as usize, Ordering::Relaxed);
+        self.load
+            .fetch_add(header.length as usize, Ordering::Relaxed);
         Chunk {
             outlet: Arc::clone(self),
             header,
@@ -92,7 +92,7 @@ impl Outlet {
         }
     }
 
-    /// Chunks that left so far.
+    /// Chunks that the peer has read so far.
     pub(crate) fn moves(&self) -> u64 {
         self.moves.load(Ordering::Relaxed)
     }
@@ -102,7 +102,7 @@ impl Outlet {
         self.chunks.load(Ordering::Acquire) > 0
     }
 
-    /// Chunks that no lane has begun are to be dropped.
+    /// Chunks that no lane has begun, or that must be sent again, are to be dropped.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
     }
@@ -143,18 +143,18 @@ impl Chunk {
         self.outlet.closed.load(Ordering::Acquire)
     }
 
-    /// All of it is in a socket.
-    pub(crate) fn sent(self) {
+    /// The peer has read all of it.
+    pub(crate) fn acknowledged(self) {
         self.outlet.moves.fetch_add(1, Ordering::Relaxed);
         self.outlet
             .left(self.header.sequence)
-            .fetch_sub(self.header.len as usize, Ordering::AcqRel);
+            .fetch_sub(self.header.length as usize, Ordering::AcqRel);
     }
 }
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        let bytes = self.header.len as usize;
+        let bytes = self.header.length as usize;
         self.outlet.load.fetch_sub(bytes, Ordering::Relaxed);
         self.outlet.chunks.fetch_sub(1, Ordering::AcqRel);
     }
@@ -165,27 +165,22 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
+    use crate::lanes::carriage::header as of;
+
+    fn header(sequence: u64, offset: u64, length: u32, total: u64) -> ChunkHeader {
+        of(0, sequence, offset, length, total)
+    }
 
     #[test]
     fn a_message_is_sent_when_its_last_chunk_is_and_memory_is_held_until_no_chunk_is_left() {
         let load = Arc::new(AtomicUsize::new(0));
         let outlet = Arc::new(Outlet::new(Arc::clone(&load)));
         outlet.begin(33, 10);
-        let part = |offset, len| {
-            let header = ChunkHeader {
-                stream: 0,
-                sequence: 33,
-                offset,
-                total: 10,
-                len,
-                answered: false,
-            };
-            outlet.chunk(header, Span::EMPTY)
-        };
+        let part = |offset, len| outlet.chunk(header(33, offset, len, 10), Span::EMPTY);
         let (first, second) = (part(0, 6), part(6, 4));
-        second.sent();
+        second.acknowledged();
         assert!(!outlet.is_sent(33) && outlet.is_busy());
-        first.sent();
+        first.acknowledged();
         assert!(outlet.is_sent(33) && !outlet.is_busy());
         let third = part(0, 1);
         let (short, long) = (Duration::from_millis(1), Duration::from_secs(60));
@@ -203,15 +198,8 @@ mod tests {
     fn a_peer_that_still_moves_is_waited_for() {
         let load = Arc::new(AtomicUsize::new(0));
         let outlet = Arc::new(Outlet::new(load));
-        let header = ChunkHeader {
-            stream: 0,
-            sequence: 0,
-            offset: 0,
-            total: 1,
-            len: 1,
-            answered: false,
-        };
-        let chunk = Cell::new(Some(outlet.chunk(header, Span::EMPTY)));
+        let chunk = outlet.chunk(header(0, 0, 1, 1), Span::EMPTY);
+        let chunk = Cell::new(Some(chunk));
         let (moves, silence) = (Cell::new(0), Duration::from_millis(200));
         let start = Instant::now();
         let moved = || {

@@ -1,198 +1,66 @@
-//! The receiving end of a lane: reads each chunk to where its header says.
+//! Where the chunks of a lane go: to the posted receives of the comms that its sender's process has here.
 
 use std::collections::HashMap;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::event::epoll;
-use tcpx_lanes::event_loop::{Source, Turn};
-use tcpx_lanes::socket_calls::{self as socket, Moved, Span};
+use tcpx_lanes::event_loop::Remote;
+use tcpx_lanes::receive_lane::{Answer, End, Progress, ReceiveLane, Target, Violation};
+use tcpx_lanes::socket_calls::{self as calls, Span};
+use tcpx_wire::ChunkHeader;
 
-use super::chunk::{ANSWER_BYTES, CHUNK_HEADER_BYTES, ChunkHeader, GROUP_BYTES, decode_group};
 use super::group::{Group, Registry};
-use super::inlet::Inlet;
+use super::hello::Hello;
+use super::inlet::{Claimed, Inlet, Part};
 use super::to_gpu::ToGpu;
 use crate::held::Stream;
 use crate::log::Log;
 
-/// Bytes of a turn, so that the lanes of a loop advance together.
-const TURN_BYTES: usize = 2 << 20;
-/// Where payload goes that nobody wants any more.
-const SCRATCH_BYTES: usize = 64 << 10;
+/// A lane from the end of its handshake on, which `place` reaches.
+pub(crate) fn receive_lane(
+    stream: Stream,
+    registry: Arc<Registry>,
+    place: Remote,
+    log: Arc<Log>,
+) -> ReceiveLane<Comms> {
+    static LANES: AtomicU64 = AtomicU64::new(0);
+    ReceiveLane::new(Comms {
+        stream,
+        registry,
+        place,
+        log,
+        id: LANES.fetch_add(1, Ordering::Relaxed),
+        group: None,
+        known: HashMap::new(),
+    })
+}
+
+/// The comms of the process, as one lane finds them.
+#[derive(Debug)]
+pub(crate) struct Comms {
+    stream: Stream,
+    registry: Arc<Registry>,
+    place: Remote,
+    log: Arc<Log>,
+    /// The lane's number in this process.
+    id: u64,
+    group: Option<Arc<Group>>,
+    /// Comms seen on this lane.
+    known: HashMap<u64, Arc<Inlet>>,
+}
 
 /// A chunk whose payload is arriving.
 #[derive(Debug)]
-struct Arriving {
-    /// `None`: read and dropped.
-    inlet: Option<Arc<Inlet>>,
-    sequence: u64,
-    at: Span,
-    /// It goes to GPU memory, and `at` is nothing.
+pub(crate) struct Arriving {
+    inlet: Arc<Inlet>,
+    part: Part,
+    /// It goes to device memory, through a slot.
     to_gpu: Option<ToGpu>,
-    /// The sender waits until it was read.
-    answered: bool,
 }
 
-/// One lane, from the end of its handshake on.
-#[derive(Debug)]
-pub(crate) struct ReceiveLane {
-    stream: Stream,
-    registry: Arc<Registry>,
-    log: Arc<Log>,
-    group: Option<Arc<Group>>,
-    header: [u8; CHUNK_HEADER_BYTES],
-    header_bytes: usize,
-    arriving: Option<Arriving>,
-    left: usize,
-    /// Chunks read whose senders waited for the answer.
-    read: u64,
-    /// Comms seen on this lane.
-    known: HashMap<u64, Arc<Inlet>>,
-    /// Made when the first chunk is dropped.
-    scratch: Vec<u8>,
-}
-
-impl ReceiveLane {
-    pub(crate) fn new(stream: Stream, registry: Arc<Registry>, log: Arc<Log>) -> Self {
-        Self {
-            stream,
-            registry,
-            log,
-            group: None,
-            header: [0; CHUNK_HEADER_BYTES],
-            header_bytes: 0,
-            arriving: None,
-            left: 0,
-            read: 0,
-            known: HashMap::new(),
-            scratch: Vec::new(),
-        }
-    }
-
-    /// Reads once; `None` when nothing has arrived, an error when the lane ended.
-    fn read(&mut self) -> Result<Option<usize>, String> {
-        let moved = match &mut self.arriving {
-            None => {
-                let end = if self.group.is_some() {
-                    CHUNK_HEADER_BYTES
-                } else {
-                    GROUP_BYTES
-                };
-                socket::receive_bytes(&self.stream, &mut self.header[self.header_bytes..end])
-            }
-            Some(arriving) => {
-                // The comm's memory is ours only while the right to write lives.
-                let writing = arriving.inlet.as_ref().map(|inlet| inlet.write());
-                let may_write = matches!(writing, Some(Some(_)));
-                let payload = match &mut arriving.to_gpu {
-                    Some(to_gpu) if may_write => match to_gpu.room() {
-                        Some(room) => room,
-                        None => return Ok(None),
-                    },
-                    None if may_write => arriving.at,
-                    _ => {
-                        self.scratch.resize(SCRATCH_BYTES, 0);
-                        let bytes = self.left.min(self.scratch.len());
-                        Span::of_mut(&mut self.scratch[..bytes])
-                    }
-                };
-                let whole = payload.len() == self.left;
-                let spans = [payload, Span::of_mut(&mut self.header)];
-                let spans = if whole { &spans[..] } else { &spans[..1] };
-                // SAFETY: the payload's span is what is left of a claimed part of a posted buffer,
-                // which its comm leaves to us while `writing` lives, or of a pinned slot that is
-                // ours, or our scratch memory; the header is ours and empty while a payload arrives.
-                let moved = unsafe { socket::receive_spans(&self.stream, spans) };
-                if arriving.answered
-                    && let Ok(Some(error)) = self.stream.take_error()
-                {
-                    // The sender reset the lane: its memory may have changed before we read it.
-                    return Err(error.to_string());
-                }
-                if let Ok(Moved::Bytes(bytes)) = moved
-                    && arriving.answered
-                    && bytes >= self.left
-                {
-                    // Before the comm hears of it: it may close then, and so may its process.
-                    self.read += 1;
-                    answer(&self.stream, self.read)?;
-                }
-                if let (Ok(Moved::Bytes(bytes)), Some(inlet), true) =
-                    (&moved, &arriving.inlet, may_write)
-                {
-                    let bytes = (*bytes).min(self.left);
-                    match &mut arriving.to_gpu {
-                        Some(to_gpu) => to_gpu.arrived(bytes, inlet, arriving.sequence),
-                        None => inlet.wrote(arriving.sequence, bytes),
-                    }
-                }
-                moved
-            }
-        };
-        let bytes = match moved {
-            Ok(Moved::Bytes(bytes)) => bytes,
-            Ok(Moved::WouldBlock) => return Ok(None),
-            Ok(Moved::End) => return Err("end of stream".to_owned()),
-            Err(error) => return Err(error.to_string()),
-        };
-        self.advance(bytes)?;
-        Ok(Some(bytes))
-    }
-
-    /// Accounts for bytes that were read.
-    fn advance(&mut self, bytes: usize) -> Result<(), String> {
-        let payload = bytes.min(self.left);
-        self.left -= payload;
-        if let Some(arriving) = &mut self.arriving {
-            arriving.at = arriving.at.from(payload);
-            if self.left == 0 {
-                self.arriving = None;
-            }
-        }
-        self.header_bytes += bytes - payload;
-        let Some(group) = &self.group else {
-            if self.header_bytes == GROUP_BYTES {
-                let mut record = [0; GROUP_BYTES];
-                record.copy_from_slice(&self.header[..GROUP_BYTES]);
-                let (id, lanes) = decode_group(&record)?;
-                let group = self.registry.group(id);
-                if !group.entered(lanes) {
-                    return Err("lanes that disagree about their number".to_owned());
-                }
-                self.group = Some(group);
-                self.header_bytes = 0;
-            }
-            return Ok(());
-        };
-        if self.header_bytes < CHUNK_HEADER_BYTES {
-            return Ok(());
-        }
-        self.header_bytes = 0;
-        let header = ChunkHeader::decode(&self.header)?;
-        let group = Arc::clone(group);
-        let inlet = self.inlet(header.stream);
-        let claimed = inlet.and_then(|inlet| {
-            let at = inlet.claim(&group, &header).ok()?;
-            Some((inlet, at))
-        });
-        self.left = header.len as usize;
-        let (inlet, at, to_gpu) = match claimed {
-            Some((inlet, at)) => match inlet.device(&header) {
-                Some(device) => (Some(inlet), Span::EMPTY, Some(ToGpu::new(device))),
-                None => (Some(inlet), Span::new(at, self.left), None),
-            },
-            None => (None, Span::EMPTY, None),
-        };
-        self.arriving = Some(Arriving {
-            inlet,
-            sequence: header.sequence,
-            at,
-            to_gpu,
-            answered: header.answered,
-        });
-        Ok(())
-    }
-
+impl Comms {
     fn inlet(&mut self, id: u64) -> Option<Arc<Inlet>> {
         if let Some(inlet) = self.known.get(&id) {
             return Some(Arc::clone(inlet));
@@ -202,64 +70,133 @@ impl ReceiveLane {
         self.known.insert(id, Arc::clone(&inlet));
         Some(inlet)
     }
-
-    /// The lane is over: whoever waits for its bytes must hear of it.
-    fn end(&mut self, why: &str) {
-        let Some(group) = self.group.take() else {
-            return;
-        };
-        if why == "end of stream" && self.left == 0 && self.header_bytes == 0 {
-            group.left();
-        } else {
-            let peer = self
-                .stream
-                .peer_addr()
-                .map_or_else(|_| "a peer".to_owned(), |peer| peer.to_string());
-            group.lose(format!("a lane from {peer} broke: {why}"));
-            self.log.info(&format!("lane from {peer} ended: {why}"));
-        }
-    }
 }
 
-/// Tells the sender how many chunks were read.
-fn answer(stream: &Stream, read: u64) -> Result<(), String> {
-    let answer: [u8; ANSWER_BYTES] = read.to_le_bytes();
-    match socket::send_bytes(stream, &answer) {
-        Ok(Moved::Bytes(ANSWER_BYTES)) => Ok(()),
-        Err(error) => Err(error.to_string()),
-        // The few chunks that a sender leaves unanswered fit any buffer.
-        moved => Err(format!("the sender reads no answers: {moved:?}")),
-    }
-}
+impl Target for Comms {
+    type Claim = Arriving;
+    const PREAMBLE_BYTES: usize = Hello::BYTES;
+    const ACKNOWLEDGES: bool = true;
 
-impl Drop for ReceiveLane {
-    fn drop(&mut self) {
-        self.end("our side closed it");
-    }
-}
-
-impl Source for ReceiveLane {
     fn socket(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
 
-    fn interest(&self) -> epoll::EventFlags {
-        epoll::EventFlags::IN | epoll::EventFlags::RDHUP
+    fn enter(&mut self, preamble: &[u8]) -> Result<(), Violation> {
+        let hello = Hello::decode(preamble)?;
+        let group = self.registry.group(hello.group);
+        group.entered(&hello, self.id, &self.place)?;
+        self.group = Some(group);
+        Ok(())
     }
 
-    fn turn(&mut self) -> Turn {
-        let mut budget = TURN_BYTES;
-        while budget > 0 {
-            match self.read() {
-                Ok(Some(bytes)) => budget = budget.saturating_sub(bytes),
-                Ok(None) => return Turn::Rest,
-                Err(why) => {
-                    self.end(&why);
-                    return Turn::End;
+    fn claim(&mut self, header: &ChunkHeader, _again: bool) -> Result<Answer<Arriving>, Violation> {
+        let (Some(group), Some(inlet)) = (self.group.clone(), self.inlet(header.transfer.0)) else {
+            return Ok(Answer::Drain);
+        };
+        let claim = || inlet.claim(&group, self.id, header);
+        let mut claimed = claim();
+        if let Ok(Claimed::Held(_)) = claimed {
+            // The holder may have let go before it could see this lane in the list.
+            group.park(&self.place);
+            claimed = claim();
+        }
+        Ok(match claimed {
+            Ok(Claimed::Write(part)) => {
+                let to_gpu = part.device.clone().map(ToGpu::new);
+                Answer::Write(Arriving {
+                    inlet,
+                    part,
+                    to_gpu,
+                })
+            }
+            Ok(Claimed::Held(holder)) => {
+                // Its sender gave that lane up. Nothing of it may be written once this one begins.
+                group.end(holder);
+                Answer::Park
+            }
+            // The comm tells its host why it refuses a chunk; the lane goes on for the others.
+            Ok(Claimed::Drain) | Err(()) => Answer::Drain,
+        })
+    }
+
+    fn read(
+        &mut self,
+        arriving: &mut Arriving,
+        done: usize,
+        behind: &mut [u8],
+    ) -> io::Result<Progress> {
+        // The comm's memory is ours only while the right to write lives.
+        let Some(_writing) = arriving.inlet.write() else {
+            return Ok(Progress::Withdrawn);
+        };
+        let room = match &mut arriving.to_gpu {
+            None => arriving.part.at,
+            Some(to_gpu) => match to_gpu.room() {
+                Some(room) => room,
+                None => return Ok(Progress::NoRoom),
+            },
+        };
+        let spans = [room.from(done), Span::of_mut(behind)];
+        // SAFETY: what is left of a claimed part of a posted buffer, which its comm leaves to us while
+        // `_writing` lives, or of a pinned slot that is ours; `behind` is borrowed exclusively.
+        let moved = unsafe { calls::receive_spans(&self.stream, &spans) }?;
+        if let Some(error) = self.stream.take_error()? {
+            // The sender reset the lane: its memory may have changed before we read it.
+            return Err(error);
+        }
+        arriving.inlet.moved();
+        Ok(Progress::Moved(moved))
+    }
+
+    fn complete(&mut self, arriving: Arriving, _later: impl FnOnce() -> bool) -> bool {
+        let Arriving {
+            inlet,
+            part,
+            to_gpu,
+        } = arriving;
+        match to_gpu {
+            None => inlet.complete_part(&part, true),
+            Some(mut to_gpu) => {
+                inlet.complete_part(&part, false);
+                if let Some(_writing) = inlet.write() {
+                    to_gpu.arrived(to_gpu.left(), &inlet, part.sequence);
                 }
             }
         }
-        Turn::Again
+        false
+    }
+
+    fn release(&mut self, arriving: Arriving) {
+        self.put_back(arriving);
+    }
+
+    fn put_back(&mut self, arriving: Arriving) {
+        arriving.inlet.put_back(&arriving.part);
+    }
+
+    fn ended(&mut self, end: End) {
+        let peer = self
+            .stream
+            .peer_addr()
+            .map_or_else(|_| "a peer".to_owned(), |peer| peer.to_string());
+        match end {
+            End::ByPeer => {}
+            End::Broken { cause, .. } => {
+                self.log.info(&format!("lane from {peer} ended: {cause}"));
+            }
+            End::Violation(Violation {
+                expected, arrived, ..
+            }) => self.log.warn(&format!(
+                "lane from {peer} is closed: expected {expected}, got {arrived}; both sides must run the same \
+                 plugin version"
+            )),
+        }
+    }
+
+    fn close(&mut self) {
+        if let Some(group) = self.group.take() {
+            group.left(self.id);
+        }
     }
 }
 
@@ -270,76 +207,135 @@ mod tests {
     use std::time::Duration;
 
     use nccl_net::export::{Buffer, HostLogger};
+    use tcpx_lanes::event_loop::{EventLoops, Source, Turn};
+    use tcpx_lanes::receive_lane::ACKNOWLEDGEMENT_BYTES;
+    use tcpx_wire::TransferId;
 
     use super::*;
-    use crate::lanes::chunk::encode_group;
 
     const BYTES: usize = 100_000;
 
-    /// A lane, its peer's end, and a comm that waits for messages 0 and 1.
-    fn lane(memory: &mut [u8]) -> (ReceiveLane, TcpStream, Arc<Inlet>) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        peer.set_read_timeout(Some(Duration::from_secs(20)))
-            .unwrap();
-        let (stream, _) = listener.accept().unwrap();
-        tcpx_lanes::socket::prepare_comm(&stream).unwrap();
-        let registry = Arc::new(Registry::default());
-        let inlet = Arc::new(Inlet::new(1));
-        registry.open(&inlet);
-        assert!(inlet.join(registry.group([7; 16])));
-        for (sequence, half) in memory.chunks_mut(BYTES).enumerate() {
-            let buffer = Buffer {
-                data: half.as_mut_ptr(),
-                len: half.len(),
-            };
-            inlet.post(sequence as u64, buffer, None);
-        }
-        let log = Arc::new(Log::new(HostLogger::default()));
-        (
-            ReceiveLane::new(Stream::new(stream), registry, log),
-            peer,
-            inlet,
-        )
+    /// A comm that waits for messages 0 and 1, and the lanes of its peer.
+    struct Fixture {
+        registry: Arc<Registry>,
+        inlet: Arc<Inlet>,
+        loops: EventLoops,
     }
 
-    fn header(sequence: u64) -> [u8; CHUNK_HEADER_BYTES] {
+    impl Fixture {
+        fn new(memory: &mut [u8]) -> Self {
+            let registry = Arc::new(Registry::default());
+            let inlet = Arc::new(Inlet::new(1));
+            registry.open(&inlet);
+            assert!(inlet.join(registry.group([7; 16])));
+            for (sequence, half) in memory.chunks_mut(BYTES).enumerate() {
+                let buffer = Buffer {
+                    data: half.as_mut_ptr(),
+                    len: half.len(),
+                };
+                inlet.post(sequence as u64, buffer, None);
+            }
+            let loops = EventLoops::start("tcpx-nccl", 1).unwrap();
+            Self {
+                registry,
+                inlet,
+                loops,
+            }
+        }
+
+        /// A lane that the test drives, and its peer's end.
+        fn lane(&self, lane: u16, epoch: u32) -> (ReceiveLane<Comms>, TcpStream) {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            peer.set_read_timeout(Some(Duration::from_secs(20)))
+                .unwrap();
+            let (stream, _) = listener.accept().unwrap();
+            tcpx_lanes::socket::prepare_comm(&stream).unwrap();
+            let hello = Hello {
+                group: [7; 16],
+                lanes: 2,
+                lane,
+                epoch,
+            };
+            peer.write_all(&hello.encode()).unwrap();
+            let log = Arc::new(Log::new(HostLogger::default()));
+            let place = self.loops.receive();
+            let lane = receive_lane(Stream::new(stream), Arc::clone(&self.registry), place, log);
+            (lane, peer)
+        }
+
+        fn is_whole(&self, sequence: u64) -> bool {
+            self.inlet.progress(sequence) == Some((BYTES as u64, BYTES as u64))
+        }
+    }
+
+    fn header(sequence: u64, attempt: u8) -> [u8; ChunkHeader::BYTES] {
         let header = ChunkHeader {
-            stream: 1,
             sequence,
+            transfer: TransferId(1),
             offset: 0,
             total: BYTES as u64,
-            len: BYTES as u32,
-            answered: true,
+            length: BYTES as u32,
+            attempt,
+            behind: 0,
         };
         header.encode()
     }
 
+    fn acknowledged(mut peer: &TcpStream) -> u64 {
+        let mut bytes = [0; ACKNOWLEDGEMENT_BYTES];
+        peer.read_exact(&mut bytes).unwrap();
+        u64::from_le_bytes(bytes)
+    }
+
+    fn reset(stream: TcpStream) {
+        let stream = socket2::Socket::from(stream);
+        stream.set_linger(Some(Duration::ZERO)).unwrap();
+    }
+
     #[test]
-    fn a_chunk_is_answered_once_it_was_read_and_one_of_a_lane_that_was_reset_does_not_count() {
+    fn a_chunk_is_acknowledged_once_read_and_one_of_a_reset_lane_does_not_count() {
         let mut memory = vec![0; 2 * BYTES];
-        let (mut lane, mut peer, inlet) = lane(&mut memory);
-        peer.write_all(&encode_group(&[7; 16], 1)).unwrap();
-        peer.write_all(&header(0)).unwrap();
+        let fixture = Fixture::new(&mut memory);
+        let (mut lane, mut peer) = fixture.lane(0, 0);
+        peer.write_all(&header(0, 0)).unwrap();
         peer.write_all(&[5; BYTES]).unwrap();
-        while inlet.progress(0) != Some((BYTES as u64, BYTES as u64)) {
-            assert_eq!(lane.turn(), Turn::Rest);
+        while !fixture.is_whole(0) {
+            assert_ne!(lane.turn(), Turn::End);
         }
-        let mut answer = [0; ANSWER_BYTES];
-        peer.read_exact(&mut answer).unwrap();
-        assert_eq!(u64::from_le_bytes(answer), 1);
+        assert_eq!(acknowledged(&peer), (ChunkHeader::BYTES + BYTES) as u64);
         // All of the next chunk has arrived when its sender takes the memory back.
-        peer.write_all(&header(1)).unwrap();
+        peer.write_all(&header(1, 0)).unwrap();
         peer.write_all(&[5; BYTES]).unwrap();
-        let peer = socket2::Socket::from(peer);
-        peer.set_linger(Some(Duration::ZERO)).unwrap();
-        drop(peer);
+        reset(peer);
         while lane.turn() != Turn::End {}
-        assert!(
-            inlet
-                .progress(1)
-                .is_none_or(|(written, _)| written < BYTES as u64)
-        );
-        assert!(inlet.group().unwrap().lost().is_some());
+        lane.finish();
+        assert!(!fixture.is_whole(1));
+        assert_eq!(fixture.inlet.refusal(), None, "it may come again");
+    }
+
+    #[test]
+    fn a_lane_that_holds_a_chunk_ends_before_the_next_attempt_is_read() {
+        let mut memory = vec![0; BYTES];
+        let fixture = Fixture::new(&mut memory);
+        let (mut first, mut stale) = fixture.lane(0, 0);
+        stale.write_all(&header(0, 0)).unwrap();
+        stale.write_all(&[4; BYTES / 2]).unwrap();
+        while fixture.inlet.moves() == 0 {
+            assert_ne!(first.turn(), Turn::End);
+        }
+        let (mut second, mut peer) = fixture.lane(1, 0);
+        peer.write_all(&header(0, 1)).unwrap();
+        peer.write_all(&[5; BYTES]).unwrap();
+        for _ in 0..100 {
+            assert_ne!(second.turn(), Turn::End);
+        }
+        assert_eq!(fixture.inlet.progress(0), Some((0, BYTES as u64)));
+        first.finish();
+        while !fixture.is_whole(0) {
+            assert_ne!(second.turn(), Turn::End);
+        }
+        assert_eq!(acknowledged(&peer), (ChunkHeader::BYTES + BYTES) as u64);
+        assert!(memory.iter().all(|byte| *byte == 5));
     }
 }

@@ -14,10 +14,9 @@ use tcpx_wire::Key;
 
 use super::door::LaneDoor;
 use super::group::Registry;
-use super::lane_set::LaneSet;
+use super::lane_set::{LaneSet, Peer};
 use crate::config::{Config, Mode};
 use crate::device::Device;
-use crate::dialer::Dialer;
 use crate::error::PluginError;
 use crate::handle::Door;
 use crate::listener;
@@ -26,8 +25,6 @@ use crate::plugin::{Shared, random};
 
 /// How long a peer whose door could not be reached is left alone.
 const UNREACHABLE_TIME: Duration = Duration::from_secs(60);
-/// A lane's handshake is done in milliseconds; a full backlog may take some dials.
-const DIAL_TIME: Duration = Duration::from_secs(15);
 
 /// Up to so many cores the loops only take them from NCCL's threads, which move the bytes faster.
 const FEW_CORES: usize = 3;
@@ -148,17 +145,19 @@ impl Runtime {
         if let Some(known) = sets.get(&route) {
             return Ok(known.is_open().then(|| known.clone()));
         }
-        let dialers = (0..self.lanes)
-            .map(|_| Dialer::new(local, address, door.secret, now + DIAL_TIME))
-            .collect();
-        let set = Arc::new(LaneSet::new(
+        let peer = Peer {
+            local,
+            address,
+            secret: door.secret,
+        };
+        let set = LaneSet::new(
             random()?,
-            dialers,
+            peer,
             self.loops.transmit_spread(self.lanes),
             self.loops.per_direction(),
             self.splice,
             self.log.clone(),
-        ));
+        );
         sets.insert(route, set.clone());
         Ok(Some(set))
     }

@@ -22,6 +22,12 @@ impl ToGpu {
         Self { to, piece: None }
     }
 
+    /// Bytes that are missing.
+    pub(super) fn left(&self) -> usize {
+        let filled = self.piece.as_ref().map_or(0, |(_, filled)| *filled);
+        self.to.slice.len() - filled
+    }
+
     /// Where the next bytes go; `None` when no slot is free. The pool then wakes the lanes, see
     /// `Runtime::watch`.
     pub(crate) fn room(&mut self) -> Option<Span> {

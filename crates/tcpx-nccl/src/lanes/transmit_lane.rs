@@ -1,288 +1,167 @@
-//! The sending end of a lane: takes the next chunk whenever its socket has room.
+//! Whose chunks a lane carries: those in the queue of its set.
 //!
-//! Large parts are sent without a copy, see [`Splice`]; such a chunk is done when the peer has answered
-//! that it was read, others when they are in the socket.
+//! Large parts are sent without a copy, see [`Lender`].
 
-use std::collections::VecDeque;
+use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use rustix::event::epoll;
-use tcpx_lanes::event_loop::{Source, Turn};
+use tcpx_lanes::send_lane::{Next, Owner, SendLane};
 use tcpx_lanes::socket::is_near;
-use tcpx_lanes::socket_calls::{self as socket, Moved, Span};
-use tcpx_lanes::splice::Splice;
+use tcpx_lanes::socket_calls::{self as calls, Moved, Span};
+use tcpx_lanes::splice::Lender;
+use tcpx_wire::ChunkHeader;
 
-use super::chunk::{ANSWER_BYTES, CHUNK_HEADER_BYTES};
 use super::lane_set::LaneSet;
 use super::outlet::Chunk;
 use crate::held::Stream;
 
-/// Bytes of a turn, so that the lanes of a loop advance together.
-const TURN_BYTES: usize = 2 << 20;
-/// Bytes sent and not answered, after which the other lanes shall have the next chunks: unlike copying,
+/// Bytes sent and not acknowledged, after which the other lanes shall have the next chunks: unlike copying,
 /// splicing would fill one lane in no time.
-const UNANSWERED_BYTES: usize = 2 << 20;
+const MOST_UNACKED: usize = 2 << 20;
 /// The same within a host, of all lanes together or of one, whichever is more: there is no way to fill, and
 /// what is read soon is read from the cache.
-const UNANSWERED_IN_HOST: (usize, usize) = (4 << 20, 512 << 10);
+const MOST_UNACKED_IN_HOST: (usize, usize) = (4 << 20, 512 << 10);
 /// Most bytes in the pipe: a chunk of the default size.
 const PIPE_BYTES: usize = 256 << 10;
-/// Chunks up to here are copied: that takes one call and no answer.
+/// Chunks up to here are copied: that takes one call.
 const COPIED_BYTES: u32 = 64 << 10;
+/// Most chunks are larger.
+const SMALL_CHUNK_BYTES: usize = 16 << 10;
 
-#[derive(Debug)]
-struct Leaving {
-    chunk: Chunk,
-    header: [u8; CHUNK_HEADER_BYTES],
-    /// Header and payload bytes in the socket.
-    written: usize,
+/// The sending half of a lane of a set.
+pub(super) fn transmit_lane(set: Arc<LaneSet>, number: u16, stream: Stream) -> SendLane<Queue> {
+    let most_unacked = most_unacked(set.lanes(), is_near(&stream));
+    let queue = Queue {
+        set,
+        number,
+        stream,
+        lender: Lender::Untried(PIPE_BYTES),
+        most_unacked,
+        why: None,
+    };
+    SendLane::new(queue, most_unacked / SMALL_CHUNK_BYTES + 1)
 }
 
-/// One lane.
+/// The queue of a set, as one of its lanes finds it.
 #[derive(Debug)]
-pub(super) struct TransmitLane {
+pub(super) struct Queue {
     set: Arc<LaneSet>,
     number: u16,
-    // Closed before the chunks below end: what the kernel still has of their pages is not sent then.
     stream: Stream,
-    pipe: Option<Splice>,
-    leaving: Option<Leaving>,
-    /// Spliced chunks that the peer has not answered, and their bytes.
-    unanswered: VecDeque<Chunk>,
-    unanswered_bytes: usize,
-    most_unanswered: usize,
-    /// Answered in all.
-    answers: u64,
-    answer: [u8; ANSWER_BYTES],
-    answer_bytes: usize,
+    lender: Lender,
+    most_unacked: usize,
+    /// Why the lane ends.
+    why: Option<String>,
 }
 
-impl TransmitLane {
-    pub(super) fn new(set: Arc<LaneSet>, number: u16, stream: Stream) -> Self {
-        let most_unanswered = most_unanswered(set.lanes(), is_near(&stream));
-        Self {
-            set,
-            number,
-            stream,
-            pipe: None,
-            leaving: None,
-            unanswered: VecDeque::with_capacity(most_unanswered / COPIED_BYTES as usize),
-            unanswered_bytes: 0,
-            most_unanswered,
-            answers: 0,
-            answer: [0; ANSWER_BYTES],
-            answer_bytes: 0,
-        }
-    }
-
-    /// Whether the next chunk is for other lanes.
-    fn is_waiting(&self) -> bool {
-        self.leaving.is_none() && self.unanswered_bytes >= self.most_unanswered
-    }
-
-    /// Whether a chunk goes without a copy.
-    fn splices(&mut self, chunk: &Chunk) -> bool {
-        if chunk.header.len <= COPIED_BYTES || !self.set.splices() {
-            return false;
-        }
-        if self.pipe.is_none() {
-            match Splice::new(PIPE_BYTES) {
-                Ok(splice) => self.pipe = Some(splice),
-                Err(error) => self.set.stop_splicing(&error),
-            }
-        }
-        self.pipe.is_some()
-    }
-
-    /// Finds a chunk unless one is under way; `false` when there is nothing to send.
-    fn find(&mut self) -> bool {
-        if self.leaving.is_some() {
-            return true;
-        }
-        loop {
-            let Some(mut chunk) = self.set.pop() else {
-                self.set.rest(self.number);
-                if !self.set.has_work() {
-                    return false;
-                }
-                self.set.unrest(self.number);
-                continue;
-            };
-            if chunk.is_stale() {
-                continue;
-            }
-            chunk.header.answered = self.splices(&chunk);
-            self.leaving = Some(Leaving {
-                header: chunk.header.encode(),
-                chunk,
-                written: 0,
-            });
-            return true;
-        }
-    }
-
-    /// One call; 0 when the socket is full.
-    fn write(&mut self) -> Result<usize, String> {
-        let Some(leaving) = &mut self.leaving else {
-            return Ok(0);
-        };
-        let header = &leaving.header[leaving.written.min(CHUNK_HEADER_BYTES)..];
-        let payload_written = leaving.written.saturating_sub(CHUNK_HEADER_BYTES);
-        let payload = leaving.chunk.payload.from(payload_written);
-        let moved = match &mut self.pipe {
-            Some(_) if leaving.chunk.header.answered && !header.is_empty() => {
-                socket::send_more(&self.stream, header)
-            }
-            Some(splice) if leaving.chunk.header.answered => {
-                // SAFETY: registered memory that its comm keeps, and its host does not write, as long
-                // as the chunk lives: until the peer answers.
-                match unsafe { splice.send_span(&self.stream, payload) } {
-                    Ok(moved) => Ok(moved),
-                    Err(error) if splice.is_loaded() => return Err(error.to_string()),
-                    Err(error) => {
-                        // Such memory has no pages to lend. Copied, the chunk is answered all the same.
-                        self.set.stop_splicing(&error);
-                        self.pipe = None;
-                        return self.write();
-                    }
-                }
-            }
-            _ => {
-                let spans = [Span::of(header), payload];
-                // SAFETY: the header is ours; the payload is registered memory that its comm keeps
-                // for as long as the chunk lives.
-                unsafe { socket::send_spans(&self.stream, &spans) }
-            }
-        };
-        match moved {
-            Ok(Moved::Bytes(bytes)) => {
-                self.set.moved();
-                leaving.written += bytes;
-                if leaving.written == CHUNK_HEADER_BYTES + leaving.chunk.header.len as usize
-                    && let Some(Leaving { chunk, .. }) = self.leaving.take()
-                {
-                    if chunk.header.answered {
-                        self.unanswered_bytes += chunk.payload.len();
-                        self.unanswered.push_back(chunk);
-                    } else {
-                        chunk.sent();
-                    }
-                }
-                Ok(bytes)
-            }
-            Ok(Moved::WouldBlock) | Ok(Moved::End) => Ok(0),
-            Err(error) => Err(error.to_string()),
-        }
-    }
-
-    /// Ends the chunks that the peer has read. Its end is the lane's.
-    fn read_answers(&mut self) -> Result<(), String> {
-        loop {
-            let rest = &mut self.answer[self.answer_bytes..];
-            match socket::receive_bytes(&self.stream, rest) {
-                Ok(Moved::WouldBlock) => return Ok(()),
-                Ok(Moved::End) => return Err("end of stream".to_owned()),
-                Err(error) => return Err(error.to_string()),
-                Ok(Moved::Bytes(bytes)) => self.answer_bytes += bytes,
-            }
-            if self.answer_bytes < ANSWER_BYTES {
-                continue;
-            }
-            self.answer_bytes = 0;
-            self.set.moved();
-            let answers = u64::from_le_bytes(self.answer);
-            while self.answers < answers {
-                let Some(chunk) = self.unanswered.pop_front() else {
-                    return Err(format!(
-                        "the peer has answered {answers} chunks of {}",
-                        self.answers
-                    ));
-                };
-                self.unanswered_bytes -= chunk.payload.len();
-                chunk.sent();
-                self.answers += 1;
-            }
-        }
-    }
-
-    fn fail(&mut self, why: &str) -> Turn {
-        let peer = self
-            .stream
-            .peer_addr()
-            .map_or_else(|_| "the peer".to_owned(), |peer| peer.to_string());
-        self.set.fail(format!("a lane to {peer} broke: {why}"));
-        Turn::End
-    }
+/// A chunk in the lane's hands.
+#[derive(Debug)]
+pub(super) struct Leaving {
+    chunk: Chunk,
+    header: [u8; ChunkHeader::BYTES],
+    /// Its pages are lent.
+    lends: bool,
 }
 
-/// Bytes that a lane of so many may have unanswered.
-fn most_unanswered(lanes: usize, in_host: bool) -> usize {
-    let (all, one) = UNANSWERED_IN_HOST;
+/// Bytes that a lane of so many may have unacknowledged.
+fn most_unacked(lanes: usize, in_host: bool) -> usize {
+    let (all, one) = MOST_UNACKED_IN_HOST;
     match in_host {
-        true => (all / lanes.max(1)).clamp(one, UNANSWERED_BYTES),
-        false => UNANSWERED_BYTES,
+        true => (all / lanes.max(1)).clamp(one, MOST_UNACKED),
+        false => MOST_UNACKED,
     }
 }
 
-impl Drop for TransmitLane {
-    fn drop(&mut self) {
-        if self.leaving.is_none() && self.unanswered.is_empty() {
-            if self.set.is_open() {
-                // Its loop ended or took no more lanes: chunks might wait for it without an end.
-                self.set.fail("a lane was given up".to_owned());
-            }
-            let _ = self.stream.shutdown(Shutdown::Write);
-            return;
-        }
-        // Half a chunk must not look like a whole stream, nor pages that are free again like a chunk.
-        tcpx_lanes::socket::abort(self.stream.as_fd());
-        self.set.fail("a lane ended within a chunk".to_owned());
-    }
-}
+impl Owner for Queue {
+    type Chunk = Leaving;
+    const ACKNOWLEDGED: bool = true;
 
-impl Source for TransmitLane {
     fn socket(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
 
-    fn interest(&self) -> epoll::EventFlags {
-        epoll::EventFlags::OUT | epoll::EventFlags::IN | epoll::EventFlags::RDHUP
+    fn begin(&mut self) -> io::Result<bool> {
+        Ok(self.set.failure().is_none())
     }
 
-    fn turn(&mut self) -> Turn {
-        let mut budget = TURN_BYTES;
+    fn most_unacked(&self) -> usize {
+        self.most_unacked
+    }
+
+    fn next(&mut self) -> Next<Leaving> {
         loop {
-            // Until nothing is to be read: the socket is watched for edges. Before a failure counts: a
-            // peer that was done may have ended another lane first.
-            if let Err(why) = self.read_answers() {
-                return self.fail(&why);
-            }
-            if self.set.failure().is_some() {
-                return Turn::End;
-            }
-            if self.is_waiting() {
-                return Turn::Rest;
-            }
-            if !self.find() {
-                return if self.set.is_closing() {
-                    Turn::End
-                } else {
-                    Turn::Rest
-                };
-            }
-            while budget > 0 && self.leaving.is_some() {
-                match self.write() {
-                    Ok(0) => return Turn::Rest,
-                    Ok(bytes) => budget = budget.saturating_sub(bytes),
-                    Err(why) => return self.fail(&why),
+            let Some(chunk) = self.set.pop() else {
+                self.set.rest(self.number);
+                if self.set.has_work() {
+                    self.set.unrest(self.number);
+                    continue;
                 }
+                return match self.set.is_closing() {
+                    true => Next::End,
+                    false => Next::Rest,
+                };
+            };
+            if chunk.is_stale() {
+                continue;
             }
-            if budget == 0 {
-                return Turn::Again;
-            }
+            self.set.took(self.number);
+            return Next::Chunk(Leaving {
+                header: chunk.header.encode(),
+                lends: chunk.header.length > COPIED_BYTES && self.set.splices(),
+                chunk,
+            });
         }
+    }
+
+    fn len(leaving: &Leaving) -> usize {
+        leaving.chunk.payload.len()
+    }
+
+    fn send(&mut self, leaving: &mut Leaving, done: usize) -> io::Result<Moved> {
+        let head = leaving.header.get(done..).unwrap_or_default();
+        let payload = leaving.chunk.payload;
+        let payload = payload.from(done.saturating_sub(ChunkHeader::BYTES));
+        let moved = if leaving.lends {
+            // SAFETY: registered memory that its comm keeps as long as the chunk lives, or a pinned slot.
+            // Its bytes do not change either: until the peer has read them.
+            let sent = unsafe { self.lender.send(&self.stream, head, payload) }?;
+            if let Some(error) = self.lender.take_refusal() {
+                self.set.stop_splicing(&error);
+            }
+            sent.moved
+        } else {
+            // SAFETY: the header is ours; the payload as above.
+            unsafe { calls::send_spans(&self.stream, &[Span::of(head), payload]) }?
+        };
+        if matches!(moved, Moved::Bytes(_)) {
+            self.set.moved();
+        }
+        Ok(moved)
+    }
+
+    fn sent(&mut self, leaving: Leaving) {
+        self.set.was_read(self.number);
+        leaving.chunk.acknowledged();
+    }
+
+    fn ended(&mut self, _within: Option<(&Leaving, usize)>, cause: io::Error) {
+        self.why = Some(cause.to_string());
+    }
+
+    fn close(&mut self, unread: Vec<Leaving>) {
+        if unread.is_empty() {
+            let _ = self.stream.shutdown(Shutdown::Write);
+        } else {
+            // Half a chunk must not look like a whole stream, nor pages that are free again like a chunk. What the
+            // kernel still has of them is not sent after this.
+            tcpx_lanes::socket::abort(self.stream.as_fd());
+        }
+        let why = self.why.take();
+        let why = why.as_deref().unwrap_or("its event loop let go of it");
+        let chunks = unread.into_iter().map(|leaving| leaving.chunk).collect();
+        self.set.lane_ended(self.number, chunks, why);
     }
 }
 
@@ -291,61 +170,54 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
 
-    use nccl_net::export::HostLogger;
+    use tcpx_lanes::event_loop::{Source, Turn};
 
     use super::*;
-    use crate::lanes::chunk::ChunkHeader;
+    use crate::lanes::carriage::header as of;
     use crate::lanes::outlet::Outlet;
-    use crate::log::Log;
 
-    fn lane(splice: bool) -> (Arc<LaneSet>, TransmitLane, TcpStream) {
+    /// Bytes of a chunk's header.
+    const HEADER: usize = ChunkHeader::BYTES;
+
+    fn connected(set: &Arc<LaneSet>) -> (SendLane<Queue>, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         tcpx_lanes::socket::prepare_comm(&stream).unwrap();
         let (peer, _) = listener.accept().unwrap();
         peer.set_nonblocking(true).unwrap();
-        let log = Arc::new(Log::new(HostLogger::default()));
-        let set = Arc::new(LaneSet::new(
-            [7; 16],
-            Vec::new(),
-            Vec::new(),
-            0,
-            splice,
-            log,
-        ));
-        let lane = TransmitLane::new(Arc::clone(&set), 0, Stream::new(stream));
+        let lane = transmit_lane(Arc::clone(set), 0, Stream::new(stream));
+        (lane, peer)
+    }
+
+    fn lane(splice: bool) -> (Arc<LaneSet>, SendLane<Queue>, TcpStream) {
+        let set = LaneSet::without_lanes(splice);
+        let (lane, peer) = connected(&set);
         (set, lane, peer)
+    }
+
+    /// Queues message 0 in one chunk.
+    fn queue(set: &LaneSet, payload: &[u8]) -> Arc<Outlet> {
+        let outlet = Arc::new(Outlet::new(set.load()));
+        outlet.begin(0, payload.len());
+        let header = of(1, 0, 0, payload.len() as u32, payload.len() as u64);
+        set.push(outlet.chunk(header, Span::of(payload))).unwrap();
+        outlet
     }
 
     /// Queues message 0 in one chunk, and lets the lane send until the peer has all of it.
     fn send(
         set: &LaneSet,
-        lane: &mut TransmitLane,
+        lane: &mut SendLane<Queue>,
         peer: &mut TcpStream,
         payload: &[u8],
     ) -> (Arc<Outlet>, Vec<u8>) {
-        let outlet = Arc::new(Outlet::new(set.load()));
-        outlet.begin(0, payload.len());
-        set.push(outlet.chunk(header(payload.len()), Span::of(payload)))
-            .unwrap();
-        let got = receive(lane, peer, CHUNK_HEADER_BYTES + payload.len());
+        let outlet = queue(set, payload);
+        let got = receive(lane, peer, HEADER + payload.len());
         (outlet, got)
     }
 
-    /// The header of message 0 in one chunk.
-    fn header(len: usize) -> ChunkHeader {
-        ChunkHeader {
-            stream: 1,
-            sequence: 0,
-            offset: 0,
-            total: len as u64,
-            len: len as u32,
-            answered: false,
-        }
-    }
-
     /// Lets the lane send until the peer has so many bytes; there must be no more.
-    fn receive(lane: &mut TransmitLane, peer: &mut TcpStream, bytes: usize) -> Vec<u8> {
+    fn receive(lane: &mut SendLane<Queue>, peer: &mut TcpStream, bytes: usize) -> Vec<u8> {
         let mut got = Vec::new();
         let mut some = vec![0; 65_536];
         while got.len() < bytes {
@@ -358,81 +230,105 @@ mod tests {
         got
     }
 
-    #[test]
-    fn spliced_memory_is_in_use_until_the_peer_says_that_it_read_it() {
-        let payload: Vec<u8> = (0..300_001).map(|at| (at % 253) as u8).collect();
-        let (set, mut lane, mut peer) = lane(true);
-        let (outlet, got) = send(&set, &mut lane, &mut peer, &payload);
-        assert_eq!(got[CHUNK_HEADER_BYTES..], payload);
-        let mut header = [0; CHUNK_HEADER_BYTES];
-        header.copy_from_slice(&got[..CHUNK_HEADER_BYTES]);
-        assert!(ChunkHeader::decode(&header).unwrap().answered);
-        assert_eq!(lane.turn(), Turn::Rest);
-        assert!(outlet.is_busy() && !outlet.is_sent(0));
-        // In two pieces.
-        let answer = 1u64.to_le_bytes();
-        for piece in answer.chunks(5) {
-            assert!(!outlet.is_sent(0));
-            peer.write_all(piece).unwrap();
-            assert_eq!(lane.turn(), Turn::Rest);
-        }
-        assert!(outlet.is_sent(0) && !outlet.is_busy());
-        // An answer for what was never sent.
-        peer.write_all(&2u64.to_le_bytes()).unwrap();
-        assert_eq!(lane.turn(), Turn::End);
-        assert!(set.failure().unwrap().contains("answered 2 chunks"));
+    fn header(got: &[u8]) -> ChunkHeader {
+        let mut header = [0; HEADER];
+        header.copy_from_slice(&got[..HEADER]);
+        ChunkHeader::decode(&header).unwrap()
     }
 
     #[test]
-    fn small_chunks_and_those_of_a_set_that_does_not_splice_are_done_when_they_are_in_the_socket() {
-        for (splice, bytes) in [(true, 65_536), (false, 300_000)] {
+    fn memory_is_in_use_until_the_peer_says_that_it_read_it() {
+        for (splice, bytes) in [(true, 300_001), (false, 300_001), (true, 40_000)] {
+            let payload: Vec<u8> = (0..bytes).map(|at| (at % 253) as u8).collect();
             let (set, mut lane, mut peer) = lane(splice);
-            let (outlet, _) = send(&set, &mut lane, &mut peer, &vec![3; bytes]);
+            let (outlet, got) = send(&set, &mut lane, &mut peer, &payload);
+            assert_eq!(got[HEADER..], payload);
+            assert_eq!(header(&got).attempt, 0);
+            assert_eq!(lane.turn(), Turn::Rest);
+            assert!(outlet.is_busy() && !outlet.is_sent(0));
+            // In two pieces.
+            let read = (HEADER + payload.len()) as u64;
+            for piece in read.to_le_bytes().chunks(5) {
+                assert!(!outlet.is_sent(0));
+                peer.write_all(piece).unwrap();
+                while !outlet.is_sent(0) && piece.len() < 5 {
+                    assert_eq!(lane.turn(), Turn::Rest);
+                }
+            }
             assert!(outlet.is_sent(0) && !outlet.is_busy());
+            // What was never sent.
+            peer.write_all(&(read + 1).to_le_bytes()).unwrap();
+            while lane.turn() != Turn::End {}
+            assert!(
+                lane.owner()
+                    .why
+                    .take()
+                    .is_some_and(|why| why.contains("acknowledged"))
+            );
         }
     }
 
     #[test]
-    fn a_lane_leaves_the_next_chunk_to_others_while_enough_is_unanswered() {
-        let of = |lanes, in_host| most_unanswered(lanes, in_host) >> 10;
+    fn a_lane_leaves_the_next_chunk_to_others_while_enough_is_unacknowledged() {
+        let of = |lanes, in_host| most_unacked(lanes, in_host) >> 10;
         let found = [of(2, true), of(12, true), of(12, false)];
         assert_eq!(found, [2048, 512, 2048]);
         let payload = vec![3; 256 << 10];
         let (set, mut lane, mut peer) = lane(true);
-        assert!(is_near(&lane.stream));
-        lane.most_unanswered = 512 << 10;
-        let outlets: Vec<_> = [payload.len(), payload.len(), 1]
-            .into_iter()
-            .map(|len| {
-                let outlet = Arc::new(Outlet::new(set.load()));
-                outlet.begin(0, len);
-                set.push(outlet.chunk(header(len), Span::of(&payload[..len])))
-                    .unwrap();
-                outlet
-            })
-            .collect();
-        receive(
-            &mut lane,
-            &mut peer,
-            2 * (CHUNK_HEADER_BYTES + payload.len()),
-        );
+        assert!(is_near(&lane.owner().stream));
+        lane.owner().most_unacked = 512 << 10;
+        let outlets = [payload.len(), payload.len(), 1].map(|bytes| queue(&set, &payload[..bytes]));
+        let whole = HEADER + payload.len();
+        receive(&mut lane, &mut peer, 2 * whole);
         assert!(outlets.iter().all(|outlet| outlet.is_busy()) && set.has_work());
-        peer.write_all(&1u64.to_le_bytes()).unwrap();
-        receive(&mut lane, &mut peer, CHUNK_HEADER_BYTES + 1);
-        assert!(outlets[0].is_sent(0) && outlets[1].is_busy() && outlets[2].is_sent(0));
+        peer.write_all(&(whole as u64).to_le_bytes()).unwrap();
+        receive(&mut lane, &mut peer, HEADER + 1);
+        assert!(outlets[0].is_sent(0) && outlets[1].is_busy() && outlets[2].is_busy());
     }
 
     #[test]
-    fn a_lane_that_ends_with_unread_pages_resets_its_connection() {
-        let payload = vec![3; 300_000];
-        let (set, mut lane, mut peer) = lane(true);
-        let (outlet, _) = send(&set, &mut lane, &mut peer, &payload);
+    fn what_an_ended_lane_may_not_have_brought_goes_over_another_one() {
+        let payload: Vec<u8> = (0..300_000).map(|at| (at % 251) as u8).collect();
+        let (set, mut first, mut peer) = lane(true);
+        let (outlet, _) = send(&set, &mut first, &mut peer, &payload);
         // As a fork would hold it.
-        let _copy = lane.stream.try_clone().unwrap();
-        drop(lane);
-        assert!(!outlet.is_busy() && !outlet.is_sent(0));
-        assert!(set.failure().is_some());
+        let _copy = first.owner().stream.try_clone().unwrap();
+        first.finish();
         let error = peer.read(&mut [0; 1]).unwrap_err();
-        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+        assert!(outlet.is_busy() && !outlet.is_sent(0));
+        let (mut second, mut peer) = connected(&set);
+        let got = receive(&mut second, &mut peer, HEADER + payload.len());
+        assert_eq!(header(&got).attempt, 1);
+        assert_eq!(got[HEADER..], payload);
+        peer.write_all(&(got.len() as u64).to_le_bytes()).unwrap();
+        while outlet.is_busy() {
+            assert_eq!(second.turn(), Turn::Rest);
+        }
+        assert!(outlet.is_sent(0) && set.failure().is_none());
+    }
+
+    #[test]
+    fn a_chunk_that_every_lane_ends_with_is_given_up() {
+        let set = LaneSet::without_lanes(false);
+        let outlet = queue(&set, &[7; 100]);
+        let mut lanes = 0;
+        while set.failure().is_none() {
+            let (mut lane, _peer) = connected(&set);
+            assert_ne!(lane.turn(), Turn::End);
+            lane.finish();
+            lanes += 1;
+        }
+        assert_eq!(lanes, 256);
+        assert!(!outlet.is_busy() && !outlet.is_sent(0));
+    }
+
+    #[test]
+    fn chunks_of_a_comm_that_closed_are_not_sent_again() {
+        let (set, mut lane, mut peer) = lane(true);
+        let (outlet, _) = send(&set, &mut lane, &mut peer, &[7; 100_000]);
+        outlet.close();
+        lane.finish();
+        assert!(!outlet.is_busy() && !set.has_work());
     }
 }

@@ -97,6 +97,9 @@ impl State {
     }
 
     pub(super) fn check_lanes(&mut self) -> Result<(), PluginError> {
+        if let Some(carriage) = &self.carriage {
+            carriage.tend();
+        }
         match &self.carriage {
             Some(_) if self.is_with_lanes() => Ok(()),
             Some(carriage) => {
@@ -205,8 +208,7 @@ mod tests {
             let plugin = TcpxPlugin::with_config(config, HostLogger::default()).unwrap();
             let shared = plugin.shared();
             let runtime = shared.runtime().unwrap().unwrap();
-            let log = Arc::clone(&shared.log);
-            let set = Arc::new(LaneSet::new([7; 16], Vec::new(), Vec::new(), 0, true, log));
+            let set = LaneSet::without_lanes(true);
             let route = Route {
                 set: Arc::clone(&set),
                 _runtime: runtime,
@@ -270,7 +272,7 @@ mod tests {
         // A lane of a process that ends may be the first to say so.
         fixture.set.fail("end of stream".to_owned());
         assert_eq!(fixture.comm.test(request).unwrap(), None);
-        chunks.into_iter().for_each(Chunk::sent);
+        chunks.into_iter().for_each(Chunk::acknowledged);
         assert_eq!(fixture.comm.test(request).unwrap(), Some(BYTES));
         let buffer = Buffer {
             data: fixture.bytes.as_mut_ptr(),

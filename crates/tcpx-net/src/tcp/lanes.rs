@@ -9,10 +9,10 @@ use tcpx_lanes::socket::{canonical, limit_buffers};
 
 use super::NAME;
 use super::loops;
-use super::receive_lane::ReceiveLane;
+use super::receive_lane::receive_lane;
 use super::shared::{LaneSocket, Parts, Shared, lock};
 use super::tcp_channel::TcpChannel;
-use super::transmit_lane::TransmitLane;
+use super::transmit_lane::transmit_lane;
 use super::wakers::LaneRemotes;
 use super::watch;
 use crate::error::{IoError, NetworkError};
@@ -81,8 +81,8 @@ impl Shared {
         };
         shared.halves.fetch_add(2, Ordering::AcqRel);
         shared.wakers.set(socket.lane, remotes.clone());
-        let sending = TransmitLane::new(Arc::clone(shared), Arc::clone(socket));
-        let receiving = ReceiveLane::new(Arc::clone(shared), Arc::clone(socket));
+        let sending = transmit_lane(Arc::clone(shared), Arc::clone(socket));
+        let receiving = receive_lane(Arc::clone(shared), Arc::clone(socket));
         remotes.transmit.start(Box::new(sending));
         remotes.receive.start(Box::new(receiving));
     }

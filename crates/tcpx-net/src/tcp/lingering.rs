@@ -96,6 +96,7 @@ mod tests {
             sequence,
             transfer: TransferId(0),
             offset: 0,
+            total: 0,
             length: 8,
             attempt: 0,
             behind: 0,

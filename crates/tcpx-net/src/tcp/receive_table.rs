@@ -5,17 +5,19 @@
 //! again is taken from a lane that died only once that lane has let go of it.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crossbeam_queue::ArrayQueue;
 
 use tcpx_lanes::idle::LaneSet;
+use tcpx_lanes::receive_lane::Violation;
 use tcpx_memory::{Fence, RegionSlice};
 use tcpx_wire::ChunkPlan;
 use tcpx_wire::chunk_header::ChunkHeader;
 
-use super::shared::{Violation, lock};
+use super::shared::lock;
 use crate::channel::{Completion, ReceiveWindow};
 use crate::error::{ChannelError, ChunkPosition};
 
@@ -221,24 +223,23 @@ impl ReceiveTable {
     }
 
     fn try_claim(&self, lane: u16, header: &ChunkHeader) -> Result<Arrival, Violation> {
-        let found = lock(&self.open).get(&header.window).cloned();
+        let found = lock(&self.open).get(&header.transfer.0).cloned();
         let Some(window) = found else {
             let named = self.named.load(Ordering::Acquire);
-            if header.window < named {
+            if header.transfer.0 < named {
                 return Ok(Arrival::Unwanted);
             }
             return Err(Violation {
                 expected: format!("chunks of windows below {named}"),
-                arrived: format!("one of window {}", header.window),
-                position: Some(position(header)),
+                arrived: format!("one of window {}", header.transfer.0),
+                chunk: Some(*header),
             });
         };
         let mut state = lock(&window.state);
         if state.closing {
             return Ok(Arrival::Unwanted);
         }
-        let range = window.place(&mut state, header)?;
-        let index = header.index;
+        let (index, range) = window.place(&mut state, header)?;
         if WindowState::has(&state.taken, index) {
             let held = state.claims.iter().find(|held| held.index == index);
             if let Some(held) = held
@@ -253,8 +254,8 @@ impl ReceiveTable {
             }
             return Err(Violation {
                 expected: "each chunk once".to_owned(),
-                arrived: format!("a second chunk {index} of window {}", header.window),
-                position: Some(position(header)),
+                arrived: format!("a second chunk {index} of window {}", header.transfer.0),
+                chunk: Some(*header),
             });
         }
         let Ok(destination) = window.destination.slice(range) else {
@@ -412,18 +413,19 @@ impl Window {
         &self,
         state: &mut WindowState,
         header: &ChunkHeader,
-    ) -> Result<std::ops::Range<usize>, Violation> {
+    ) -> Result<(u32, Range<usize>), Violation> {
         let fits = (1..=self.cut.bytes()).contains(&header.total);
         let plan = match state.plan {
             Some(plan) => plan,
             None if fits => self.cut.for_total(header.total),
             None => return Err(self.misfit(header)),
         };
-        if plan.bytes() != header.total || header.index >= plan.count() {
+        let index = u32::try_from(header.sequence).ok();
+        let Some(index) = index.filter(|index| *index < plan.count()) else {
             return Err(self.misfit(header));
-        }
-        let (offset, length) = plan.range(header.index);
-        if length != header.length {
+        };
+        let (offset, length) = plan.range(index);
+        if (plan.bytes(), offset, length) != (header.total, header.offset, header.length) {
             return Err(self.misfit(header));
         }
         if state.plan.is_none() {
@@ -432,7 +434,7 @@ impl Window {
         }
         // Inside the destination, whose length is a usize.
         let start = offset as usize;
-        Ok(start..start + length as usize)
+        Ok((index, start..start + length as usize))
     }
 
     fn misfit(&self, header: &ChunkHeader) -> Violation {
@@ -444,10 +446,10 @@ impl Window {
                 self.cut.chunk_bytes()
             ),
             arrived: format!(
-                "chunk {} with {} bytes of {}",
-                header.index, header.length, header.total
+                "chunk {} with {} bytes at offset {} of {}",
+                header.sequence, header.length, header.offset, header.total
             ),
-            position: Some(position(header)),
+            chunk: Some(*header),
         }
     }
 }
@@ -455,9 +457,9 @@ impl Window {
 /// The chunk that a header names, nothing of it done.
 pub(super) fn position(header: &ChunkHeader) -> ChunkPosition {
     ChunkPosition {
-        sequence: header.index.into(),
-        transfer: header.window,
-        offset: 0,
+        sequence: header.sequence,
+        transfer: header.transfer.0,
+        offset: header.offset,
         length: header.length.into(),
         done: 0,
     }

@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
 
+use tcpx_lanes::receive_lane::Violation;
 use tcpx_lanes::tcp_info::tcp_counters;
 
 use super::pace::Paces;
 use super::presence::Presence;
-use super::receive_table::{Claim, ReceiveTable};
+use super::receive_table::{Claim, ReceiveTable, position};
 use super::repair::Repair;
 use super::roster::Roster;
 use super::staging::Staging;
@@ -20,7 +21,7 @@ use super::transmit_table::TransmitTable;
 use super::wakers::Wakers;
 use super::watch::{self, Attention};
 use crate::channel::ChannelStats;
-use crate::error::{ChannelError, ChunkPosition};
+use crate::error::ChannelError;
 
 /// Slots that are kept for the kernel, at which a connection copies what it sends.
 const MOST_LINGERING: usize = 16;
@@ -310,14 +311,14 @@ impl Shared {
         let Violation {
             expected,
             arrived,
-            position,
+            chunk,
         } = violation;
         self.end(Ended::Broken(ChannelError::Protocol {
             channel: self.name.clone(),
             lane,
             expected,
             arrived,
-            position: position.map(Box::new),
+            position: chunk.map(|chunk| Box::new(position(&chunk))),
         }));
     }
 
@@ -372,14 +373,6 @@ impl Shared {
             watch::wake();
         }
     }
-}
-
-/// What a peer did against the protocol.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Violation {
-    pub(super) expected: String,
-    pub(super) arrived: String,
-    pub(super) position: Option<ChunkPosition>,
 }
 
 /// Locks one slot; its state is consistent between statements, so a panic elsewhere spoils nothing.

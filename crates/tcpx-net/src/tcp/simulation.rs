@@ -234,6 +234,7 @@ fn header(sequence: u64) -> ChunkHeader {
         sequence,
         transfer: TransferId(1),
         offset: sequence * LENGTH,
+        total: 0,
         length: LENGTH as u32,
         attempt: 0,
         behind: 0,

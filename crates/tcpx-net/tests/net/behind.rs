@@ -16,6 +16,7 @@ fn write_promising(mut lane: &TcpStream, sequence: u64, length: u32) {
         sequence,
         transfer: TransferId(1),
         offset: sequence * u64::from(length),
+        total: 0,
         length,
         attempt: 0,
         behind: u16::MAX,

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::net::Shutdown;
 
 use tcpx_net::{Channel, ChannelError, Posted, TcpOptions};
+use tcpx_wire::chunk_header::ChunkHeader;
 
 use crate::support::*;
 
@@ -133,7 +134,7 @@ fn garbage_instead_of_a_header_is_a_protocol_error() {
 }
 
 /// Sends one header and expects the channel to refuse it with a text that holds `words`.
-fn refused(raw: &mut Raw, header: [u8; 40], words: &[&str]) {
+fn refused(raw: &mut Raw, header: [u8; ChunkHeader::BYTES], words: &[&str]) {
     (&raw.lanes[0]).write_all(&header).unwrap();
     let (error, _) = breakage(&mut *raw.channel);
     let text = error.to_string();
@@ -143,7 +144,7 @@ fn refused(raw: &mut Raw, header: [u8; 40], words: &[&str]) {
 
 #[test]
 fn a_chunk_that_is_not_the_posted_one_is_refused_before_a_byte_is_written() {
-    let cases: [([u8; 40], &[&str]); 3] = [
+    let cases: [([u8; ChunkHeader::BYTES], &[&str]); 3] = [
         (
             header(0, 2, 0, 100),
             &["expected chunk 0 as 100 bytes", "transfer 2"],

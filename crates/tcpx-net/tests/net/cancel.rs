@@ -193,7 +193,7 @@ fn a_staged_send_that_is_taken_back_behind_its_last_byte_is_read_as_it_was() {
         raw.channel.poll(&mut ended).unwrap();
     }
     let lane = raw.lanes.iter_mut().find_map(|lane| {
-        let mut arrived = [0; 40];
+        let mut arrived = [0; ChunkHeader::BYTES];
         lane.read_exact(&mut arrived).unwrap();
         (arrived == header(0, 1, 0, length as u32)).then_some(lane)
     });

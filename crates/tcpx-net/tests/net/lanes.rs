@@ -26,6 +26,7 @@ fn again(sequence: u64, length: u32) -> [u8; ChunkHeader::BYTES] {
         sequence,
         transfer: TransferId(1),
         offset: sequence * u64::from(length),
+        total: 0,
         length,
         attempt: 1,
         behind: 0,

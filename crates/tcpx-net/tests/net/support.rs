@@ -219,6 +219,7 @@ pub(crate) fn header(
         sequence,
         transfer: TransferId(transfer),
         offset,
+        total: 0,
         length,
         attempt: 0,
         behind: 0,

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use rustix::net::connect_unspec;
 
 use tcpx_lanes::socket::abort;
+use tcpx_lanes::splice::Lender;
 
-use super::{Pipe, TransmitLane, Writing};
+use super::Queue;
 use crate::error::ChannelError;
 use crate::tcp::shared::{Event, lock};
 use crate::tcp::transmit_table::Outgoing;
@@ -21,36 +22,33 @@ const UNREAD: Duration = Duration::from_secs(10);
 /// How often it is asked for.
 const LOOK: Duration = Duration::from_millis(1);
 
-impl TransmitLane {
+impl Queue {
     /// Ends the lane once the kernel has let go of the memory that it reads where it lies: nobody may be
     /// told before that it is free.
-    pub(super) fn part_when_unread(&mut self) {
+    pub(super) fn part_when_unread(&mut self, unread: Vec<Outgoing>) {
         let rest = Self {
             shared: Arc::clone(&self.shared),
             socket: Arc::clone(&self.socket),
-            current: self.current.take(),
             chunk: self.chunk,
             sent_short: false,
-            pipe: Pipe::Unused,
+            lender: Lender::Refused(None),
             uncopied: std::mem::take(&mut self.uncopied),
         };
-        let rest = Arc::new(Mutex::new(Some(rest)));
+        let rest = Arc::new(Mutex::new(Some((rest, unread))));
         let of_thread = Arc::clone(&rest);
-        let take = |rest: &Mutex<Option<Self>>| lock(rest).take();
+        let end = |rest: &Mutex<Option<(Self, Vec<Outgoing>)>>| {
+            let taken = lock(rest).take();
+            if let Some((mut rest, unread)) = taken {
+                rest.wait_until_unread();
+                rest.part(unread);
+            }
+        };
         let started = std::thread::Builder::new()
             .name("tcpx-unread".to_owned())
-            .spawn(move || {
-                if let Some(mut rest) = take(&of_thread) {
-                    rest.wait_until_unread();
-                    rest.part();
-                }
-            });
-        if let Err(error) = started
-            && let Some(mut rest) = take(&rest)
-        {
+            .spawn(move || end(&of_thread));
+        if let Err(error) = started {
             tracing::warn!(%error, "no thread to wait for the memory of a lane; waiting here");
-            rest.wait_until_unread();
-            rest.part();
+            end(&rest);
         }
     }
 
@@ -78,11 +76,11 @@ impl TransmitLane {
         }
     }
 
-    pub(super) fn part(&mut self) {
+    /// Ends the lane, which had begun to write `unread`, if anything.
+    pub(super) fn part(&mut self, unread: Vec<Outgoing>) {
         // What the kernel still has of pages that may be used for something else is not sent.
-        let is_spliced = |writing: &Writing| writing.chunk.spliced == Some(self.socket.lane);
-        if self.current.as_ref().is_some_and(is_spliced)
-            || self.shared.transmit.has_unread_pages(self.socket.lane)
+        let is_spliced = |chunk: &Outgoing| chunk.spliced == Some(self.socket.lane);
+        if unread.iter().any(is_spliced) || self.shared.transmit.has_unread_pages(self.socket.lane)
         {
             abort(self.socket.as_fd());
         }
@@ -90,7 +88,7 @@ impl TransmitLane {
         // has not said so yet.
         let is_over = self.shared.is_over();
         if is_over || !self.shared.resend {
-            for chunk in self.take_rest() {
+            for chunk in self.take_rest(unread) {
                 let slot = chunk.slot;
                 drop(chunk);
                 let error = if is_over {
@@ -105,24 +103,23 @@ impl TransmitLane {
                 self.shared.report(Event::SendFailed { slot, error });
             }
         } else {
-            self.hand_over();
+            self.hand_over(unread);
         }
         self.shared.half_gone(self.socket.lane);
     }
 
     /// Whatever is left of a lane that is gone, oldest first.
-    fn take_rest(&mut self) -> Vec<Outgoing> {
+    fn take_rest(&mut self, unread: Vec<Outgoing>) -> Vec<Outgoing> {
         let held = self.uncopied.abandon().into_iter().map(|(_, chunk)| chunk);
-        let current = self.current.take().map(|writing| writing.chunk);
-        held.chain(current).collect()
+        held.chain(unread).collect()
     }
 
     /// The lane is gone and the channel lives: the others send what may not have arrived.
-    fn hand_over(&mut self) {
+    fn hand_over(&mut self, unread: Vec<Outgoing>) {
         let mut count = 0;
-        for chunk in self.take_rest() {
+        for chunk in self.take_rest(unread) {
             match self.shared.transmit.put_back(chunk) {
-                Some(chunk) => self.ended(chunk),
+                Some(chunk) => self.release(chunk),
                 None => count += 1,
             }
         }
@@ -158,6 +155,7 @@ mod tests {
     use tcpx_memory::Region;
     use tcpx_wire::chunk_header::ChunkHeader;
 
+    use super::super::transmit_lane;
     use super::*;
     use crate::error::ChunkPosition;
     use crate::tcp::repair::Repair;
@@ -166,6 +164,7 @@ mod tests {
     use crate::tcp::transmit_table::Taken;
     use crate::tcp::uncopied::Uncopied;
     use tcpx_lanes::event_loop::Source;
+    use tcpx_lanes::send_lane::SendLane;
     use tcpx_lanes::zero_copy;
 
     const CHUNK: usize = 8 << 20;
@@ -208,7 +207,7 @@ mod tests {
     }
 
     /// A lane to a peer that reads nothing, as if that were on another host.
-    fn lane(shared: &Arc<Shared>) -> (TransmitLane, TcpStream) {
+    fn lane(shared: &Arc<Shared>) -> (SendLane<Queue>, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let socket = Arc::new(LaneSocket {
@@ -219,10 +218,11 @@ mod tests {
         });
         shared.roster.join(&socket);
         shared.halves.fetch_add(2, Ordering::AcqRel);
-        let mut lane = TransmitLane::new(Arc::clone(shared), socket);
-        assert!(!lane.uncopied.takes(CHUNK), "a receiver on this host");
-        zero_copy::enable(lane.socket.as_fd()).unwrap();
-        lane.uncopied = Uncopied::new(true);
+        zero_copy::enable(socket.as_fd()).unwrap();
+        let mut lane = transmit_lane(Arc::clone(shared), socket);
+        let uncopied = &mut lane.owner().uncopied;
+        assert!(!uncopied.takes(CHUNK), "a receiver on this host");
+        *uncopied = Uncopied::new(true);
         (lane, listener.accept().unwrap().0)
     }
 
@@ -232,7 +232,7 @@ mod tests {
         let (mut lane, _peer) = lane(&shared);
         enqueue(&shared, 0);
         lane.turn();
-        assert!(!lane.uncopied.is_idle(), "the peer reads nothing");
+        assert!(!lane.owner().uncopied.is_idle(), "the peer reads nothing");
         assert!(shared.next_event().is_none());
         lane.finish();
         let until = Instant::now() + UNREAD * 3;
@@ -240,7 +240,7 @@ mod tests {
             assert!(Instant::now() < until, "the lane does not end");
             std::thread::sleep(LOOK);
         }
-        assert!(lane.uncopied.is_idle(), "it gave everything away");
+        assert!(lane.owner().uncopied.is_idle(), "it gave everything away");
         let Some(Taken::Chunk(again)) = shared.transmit.take(1) else {
             panic!("the chunk is not sent again");
         };
@@ -269,8 +269,11 @@ mod tests {
             lane.turn();
             std::thread::sleep(LOOK);
         }
-        assert!(lane.uncopied.is_idle(), "reported before it was let go of");
-        assert!(!lane.uncopied.takes(CHUNK), "loopback copies");
+        assert!(
+            lane.owner().uncopied.is_idle(),
+            "reported before it was let go of"
+        );
+        assert!(!lane.owner().uncopied.takes(CHUNK), "loopback copies");
         reading.join().unwrap().unwrap();
     }
 }

@@ -1,6 +1,7 @@
 //! What a send slot holds from one stage to the next.
 
 use tcpx_memory::{Fence, RegionSlice};
+use tcpx_wire::TransferId;
 use tcpx_wire::chunk_header::ChunkHeader;
 
 use super::super::permits::Permit;
@@ -105,9 +106,10 @@ pub(in crate::tcp) fn describe(chunk: &SendChunk) -> ([u8; ChunkHeader::BYTES], 
         done: 0,
     };
     let header = ChunkHeader {
-        window: chunk.window,
+        sequence: chunk.index.into(),
+        transfer: TransferId(chunk.window),
+        offset: chunk.offset,
         total: chunk.total,
-        index: chunk.index,
         length: u32::try_from(length).unwrap_or(u32::MAX),
         attempt: 0,
         behind: 0,

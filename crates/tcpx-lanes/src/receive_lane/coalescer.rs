@@ -8,7 +8,7 @@
 
 use std::time::Instant;
 
-use tcpx_lanes::event_loop::NAP;
+use crate::event_loop::NAP;
 
 /// Bytes that must wait in the socket before the lane is woken, where so many are sure to come.
 const LOW_WATER: usize = 512 << 10;
@@ -19,7 +19,7 @@ const BESIDE: usize = 1 << 20;
 const WORTH_TELLING: usize = 4 << 20;
 
 #[derive(Debug, Default)]
-pub(super) struct Gathering {
+pub(super) struct ReceiveCoalescer {
     /// Bytes that the peer had ready behind the chunk whose header came last.
     behind: usize,
     /// Bytes of chunks that were read, and that nobody was woken for.
@@ -30,7 +30,7 @@ pub(super) struct Gathering {
     rests_since: Option<Instant>,
 }
 
-impl Gathering {
+impl ReceiveCoalescer {
     /// A chunk's header came, with so many bytes behind the chunk.
     pub(super) fn begin(&mut self, behind: u64) {
         self.behind = usize::try_from(behind).unwrap_or(usize::MAX);
@@ -110,7 +110,7 @@ fn is_over(since: Instant, now: Instant) -> bool {
     now.saturating_duration_since(since) >= NAP
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::time::Duration;
 
@@ -120,25 +120,25 @@ mod tests {
     const SOON: Duration = Duration::from_micros(100);
 
     struct Lane {
-        gathering: Gathering,
+        coalescer: ReceiveCoalescer,
         now: Instant,
     }
 
     impl Lane {
         fn new(behind: usize) -> Self {
-            let mut gathering = Gathering::default();
-            gathering.begin(behind as u64);
+            let mut coalescer = ReceiveCoalescer::default();
+            coalescer.begin(behind as u64);
             let now = Instant::now();
-            Self { gathering, now }
+            Self { coalescer, now }
         }
 
         fn holds(&mut self, bytes: usize) -> bool {
-            self.gathering.holds(bytes, || self.now)
+            self.coalescer.holds(bytes, || self.now)
         }
 
         fn rests(&mut self, enough: bool, after: Duration) -> bool {
             self.now += after;
-            self.gathering.rest(enough, || self.now)
+            self.coalescer.rest(enough, || self.now)
         }
     }
 
@@ -147,15 +147,15 @@ mod tests {
         for behind in [0, BESIDE - 1] {
             let mut lane = Lane::new(behind);
             assert!(!lane.holds(1));
-            assert!(!lane.rests(true, SOON) && !lane.gathering.naps());
-            assert_eq!(lane.gathering.low_water(), None);
+            assert!(!lane.rests(true, SOON) && !lane.coalescer.naps());
+            assert_eq!(lane.coalescer.low_water(), None);
         }
     }
 
     #[test]
     fn chunks_are_told_of_together_while_enough_is_on_its_way() {
         let mut lane = Lane::new(100 * MIB);
-        assert_eq!(lane.gathering.low_water(), Some(LOW_WATER));
+        assert_eq!(lane.coalescer.low_water(), Some(LOW_WATER));
         assert!([MIB, MIB, MIB].into_iter().all(|bytes| lane.holds(bytes)));
         assert!(!lane.holds(MIB), "four are worth a wake-up");
         assert!(lane.holds(MIB), "it begins anew");
@@ -163,7 +163,7 @@ mod tests {
         let mut less = Lane::new(BESIDE + MIB);
         assert!(less.holds(MIB / 2) && less.holds(MIB / 2));
         assert!(!less.holds(1), "the peer would run out of chunks");
-        less.gathering.begin(0);
+        less.coalescer.begin(0);
         assert!(!less.holds(1));
     }
 
@@ -171,13 +171,13 @@ mod tests {
     fn a_promise_that_is_not_kept_in_time_counts_no_more_and_what_was_held_is_told() {
         let mut lane = Lane::new(4 * MIB);
         assert!(lane.holds(MIB));
-        assert!(!lane.rests(true, SOON) && lane.gathering.naps());
+        assert!(!lane.rests(true, SOON) && lane.coalescer.naps());
         assert!(!lane.rests(false, NAP / 2), "woken early");
         assert!(lane.rests(false, NAP));
-        assert!(!lane.gathering.naps());
-        assert_eq!(lane.gathering.low_water(), None);
+        assert!(!lane.coalescer.naps());
+        assert_eq!(lane.coalescer.low_water(), None);
         // The next chunk may come with another.
-        lane.gathering.begin(4 * MIB as u64);
+        lane.coalescer.begin(4 * MIB as u64);
         assert!(lane.holds(MIB));
     }
 
@@ -190,7 +190,7 @@ mod tests {
             waited += SOON;
             assert!(waited <= NAP, "it waits for ever");
         }
-        assert!(lane.gathering.naps(), "the promise is kept all the same");
+        assert!(lane.coalescer.naps(), "the promise is kept all the same");
         assert!(!lane.rests(true, SOON));
     }
 
@@ -198,19 +198,19 @@ mod tests {
     fn a_lane_that_never_rested_is_not_late() {
         let mut lane = Lane::new(4 * MIB);
         assert!(!lane.rests(false, NAP * 2));
-        lane.gathering.goes_on(|| unreachable!("nothing is held"));
+        lane.coalescer.goes_on(|| unreachable!("nothing is held"));
         assert!(!lane.rests(false, NAP * 2));
-        assert!(lane.gathering.naps());
+        assert!(lane.coalescer.naps());
     }
 
     #[test]
     fn what_is_held_is_told_in_time_though_the_lane_never_rests() {
         let mut lane = Lane::new(4 * MIB);
         assert!(lane.holds(MIB));
-        assert!(!lane.gathering.goes_on(|| lane.now));
-        assert!(lane.gathering.goes_on(|| lane.now + NAP));
+        assert!(!lane.coalescer.goes_on(|| lane.now));
+        assert!(lane.coalescer.goes_on(|| lane.now + NAP));
         assert!(
-            !lane.gathering.goes_on(|| lane.now + NAP * 2),
+            !lane.coalescer.goes_on(|| lane.now + NAP * 2),
             "it was told"
         );
     }
@@ -218,9 +218,9 @@ mod tests {
     #[test]
     fn a_lane_that_waits_for_its_owner_tells_it_what_it_has() {
         let mut lane = Lane::new(4 * MIB);
-        assert!(!lane.gathering.rest_for_owner());
-        lane.gathering.begin(4 * MIB as u64);
+        assert!(!lane.coalescer.rest_for_owner());
+        lane.coalescer.begin(4 * MIB as u64);
         assert!(lane.holds(MIB));
-        assert!(lane.gathering.rest_for_owner() && !lane.gathering.naps());
+        assert!(lane.coalescer.rest_for_owner() && !lane.coalescer.naps());
     }
 }

@@ -1,0 +1,471 @@
+//! The receiving half of a lane: reads a header, asks its [`Target`] where the payload goes, and reads it
+//! there.
+
+mod coalescer;
+
+use std::fmt::Debug;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+use rustix::event::epoll::EventFlags;
+use tcpx_wire::chunk_header::ChunkHeader;
+
+use crate::event_loop::{Source, Turn};
+use crate::socket_calls::{self as calls, Moved};
+use coalescer::ReceiveCoalescer;
+
+/// Bytes that a lane may read before the others of its loop get their turn.
+const TURN_BYTES: usize = 4 << 20;
+/// In the middle of a payload the lane is not woken for less than this.
+const LOW_WATER: usize = 128 << 10;
+/// Bytes of an acknowledgement: how many bytes of the stream's chunks were read, to the end of a chunk.
+pub const ACKNOWLEDGEMENT_BYTES: usize = 8;
+
+/// Where the chunks of a lane go. All of its answers are immediate: nothing here waits.
+pub trait Target: Send + Debug {
+    /// The right to write the payload of one chunk.
+    type Claim: Send + Debug;
+
+    /// Bytes in front of the first chunk, for [`enter`](Self::enter); at most those of a header.
+    const PREAMBLE_BYTES: usize = 0;
+    /// The lane tells the sender how far it has read, on the same socket: its chunks are kept until then.
+    const ACKNOWLEDGES: bool = false;
+
+    /// The lane's stream.
+    fn socket(&self) -> BorrowedFd<'_>;
+
+    /// The preamble has arrived.
+    ///
+    /// # Errors
+    /// What is wrong with it; the lane ends.
+    fn enter(&mut self, _preamble: &[u8]) -> Result<(), Violation> {
+        Ok(())
+    }
+
+    /// Whose chunk this is. `again`: it was [parked](Answer::Park) before.
+    ///
+    /// # Errors
+    /// The peer broke the protocol; the lane ends.
+    fn claim(
+        &mut self,
+        header: &ChunkHeader,
+        again: bool,
+    ) -> Result<Answer<Self::Claim>, Violation>;
+
+    /// Reads from the stream what follows the first `done` bytes of the payload, and behind its end
+    /// into `behind`.
+    ///
+    /// # Errors
+    /// The stream is broken.
+    fn read(
+        &mut self,
+        claim: &mut Self::Claim,
+        done: usize,
+        behind: &mut [u8],
+    ) -> io::Result<Progress>;
+
+    /// All of the payload was read. Whether the owner was told; it may be told `later`, which is asked then, and
+    /// [`tell`](Self::tell) is called before long.
+    fn complete(&mut self, claim: Self::Claim, later: impl FnOnce() -> bool) -> bool;
+
+    /// Tells the owner of what it was to be told later.
+    fn tell(&mut self) {}
+
+    /// The claim was withdrawn; the rest of the chunk is read and dropped.
+    fn release(&mut self, claim: Self::Claim);
+
+    /// The lane ends in the middle of the chunk, which may come again over another one.
+    fn put_back(&mut self, claim: Self::Claim);
+
+    /// So many bytes that nobody wants were read.
+    fn dropped(&mut self, _bytes: usize) {}
+
+    /// The lane has found its end; [`close`](Self::close) follows.
+    fn ended(&mut self, end: End);
+
+    /// Nothing of the lane touches a destination any more.
+    fn close(&mut self);
+}
+
+/// What becomes of a chunk.
+#[derive(Debug)]
+pub enum Answer<C> {
+    /// It is read to where the claim says.
+    Write(C),
+    /// It is not known yet, or another lane that holds it must let go first. Resume the lane when that has changed.
+    Park,
+    /// Nobody wants it: it is read and dropped.
+    Drain,
+}
+
+/// What [`Target::read`] came to.
+#[derive(Debug)]
+pub enum Progress {
+    /// The call's result.
+    Moved(Moved),
+    /// There is no memory to read to now. Resume the lane when there is.
+    NoRoom,
+    /// The claim was withdrawn.
+    Withdrawn,
+}
+
+/// What the peer did against the protocol.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violation {
+    /// What the protocol says.
+    pub expected: String,
+    /// What arrived.
+    pub arrived: String,
+    /// The chunk, if it was one.
+    pub chunk: Option<ChunkHeader>,
+}
+
+/// How a lane ends.
+#[derive(Debug)]
+pub enum End {
+    /// The peer closed it between two chunks.
+    ByPeer,
+    /// Its stream failed.
+    Broken {
+        /// The chunk that was arriving, and how many bytes of its payload had.
+        within: Option<(ChunkHeader, usize)>,
+        /// Why.
+        cause: io::Error,
+    },
+    /// The peer broke the protocol.
+    Violation(Violation),
+}
+
+/// The receiving half of a lane.
+#[derive(Debug)]
+pub struct ReceiveLane<T: Target> {
+    target: T,
+    header: [u8; ChunkHeader::BYTES],
+    /// Bytes of `header` that have arrived.
+    have: usize,
+    state: State<T::Claim>,
+    /// Bytes that must wait in the socket before the lane is woken.
+    low_water: usize,
+    coalescer: ReceiveCoalescer,
+    /// Bytes of chunks that were read to their end.
+    read: u64,
+}
+
+#[derive(Debug)]
+enum State<C> {
+    /// Reads the preamble.
+    Preamble,
+    /// Reads a header.
+    Header,
+    /// The chunk's place is not known yet.
+    Parked(ChunkHeader),
+    /// Reads payload; `waits`: there is no memory for it now.
+    Payload {
+        header: ChunkHeader,
+        claim: C,
+        done: usize,
+        waits: bool,
+    },
+    /// Reads payload that nobody wants.
+    Unwanted { header: ChunkHeader, left: usize },
+}
+
+/// What one step of the lane came to.
+enum Step {
+    Moved(usize),
+    Rest,
+    End(End),
+}
+
+impl<T: Target> ReceiveLane<T> {
+    /// A lane whose stream is at its first byte.
+    pub fn new(target: T) -> Self {
+        Self {
+            target,
+            header: [0; ChunkHeader::BYTES],
+            have: 0,
+            state: match T::PREAMBLE_BYTES {
+                0 => State::Header,
+                _ => State::Preamble,
+            },
+            low_water: 1,
+            coalescer: ReceiveCoalescer::default(),
+            read: 0,
+        }
+    }
+
+    fn step(&mut self) -> Result<Step, Violation> {
+        match std::mem::replace(&mut self.state, State::Header) {
+            State::Preamble => self.read_preamble(),
+            State::Header => self.read_header(),
+            State::Parked(header) => self.arrive(header, true),
+            State::Payload {
+                header,
+                claim,
+                done,
+                ..
+            } => self.read_payload(header, claim, done),
+            State::Unwanted { header, left } => self.drop_payload(header, left),
+        }
+    }
+
+    /// Reads some of the first `bytes` of the header; `None` when they are there.
+    fn fill(&mut self, bytes: usize) -> Option<Step> {
+        if self.have < bytes {
+            let rest = &mut self.header[self.have..bytes];
+            match calls::receive_bytes(self.target.socket(), rest) {
+                Ok(Moved::Bytes(bytes)) => self.have += bytes,
+                Ok(Moved::WouldBlock) => return Some(Step::Rest),
+                Ok(Moved::End) if self.have == 0 => return Some(Step::End(End::ByPeer)),
+                Ok(Moved::End) => return Some(broken(None, ended_early())),
+                Err(error) => return Some(broken(None, error)),
+            }
+        }
+        if self.have < bytes {
+            return Some(Step::Moved(0));
+        }
+        self.have = 0;
+        None
+    }
+
+    fn read_preamble(&mut self) -> Result<Step, Violation> {
+        if let Some(step) = self.fill(T::PREAMBLE_BYTES) {
+            self.state = State::Preamble;
+            return Ok(step);
+        }
+        self.target.enter(&self.header[..T::PREAMBLE_BYTES])?;
+        Ok(Step::Moved(0))
+    }
+
+    fn read_header(&mut self) -> Result<Step, Violation> {
+        if let Some(step) = self.fill(ChunkHeader::BYTES) {
+            return Ok(step);
+        }
+        match ChunkHeader::decode(&self.header) {
+            Ok(header) => {
+                self.coalescer.begin(header.bytes_behind());
+                self.arrive(header, false)
+            }
+            Err(error) => Err(Violation {
+                expected: "a chunk header".to_owned(),
+                arrived: format!("something else ({error})"),
+                chunk: None,
+            }),
+        }
+    }
+
+    /// A header is complete: finds where its payload goes.
+    fn arrive(&mut self, header: ChunkHeader, again: bool) -> Result<Step, Violation> {
+        Ok(match self.target.claim(&header, again)? {
+            Answer::Write(claim) => {
+                self.state = State::Payload {
+                    header,
+                    claim,
+                    done: 0,
+                    waits: false,
+                };
+                Step::Moved(0)
+            }
+            Answer::Drain => {
+                let left = header.length as usize;
+                self.state = State::Unwanted { header, left };
+                Step::Moved(0)
+            }
+            Answer::Park => {
+                self.state = State::Parked(header);
+                Step::Rest
+            }
+        })
+    }
+
+    fn read_payload(
+        &mut self,
+        header: ChunkHeader,
+        mut claim: T::Claim,
+        done: usize,
+    ) -> Result<Step, Violation> {
+        let left = header.length as usize - done;
+        let read = self.target.read(&mut claim, done, &mut self.header);
+        let waits = matches!(read, Ok(Progress::NoRoom));
+        let bytes = match read {
+            Ok(Progress::Moved(Moved::Bytes(bytes))) if bytes >= left => {
+                self.have = bytes - left;
+                if let Err(error) = self.acknowledge(&header) {
+                    self.target.put_back(claim);
+                    return Ok(broken(Some((header, done)), error));
+                }
+                let length = header.length as usize;
+                let coalescer = &mut self.coalescer;
+                let later = || coalescer.holds(length, Instant::now);
+                if self.target.complete(claim, later) {
+                    self.coalescer.told();
+                }
+                return Ok(Step::Moved(bytes));
+            }
+            Ok(Progress::Withdrawn) => {
+                self.target.release(claim);
+                self.state = State::Unwanted { header, left };
+                return Ok(Step::Moved(0));
+            }
+            Ok(Progress::Moved(Moved::Bytes(bytes))) => bytes,
+            _ => 0,
+        };
+        self.state = State::Payload {
+            header,
+            claim,
+            done: done + bytes,
+            waits,
+        };
+        Ok(match read {
+            Ok(Progress::Moved(Moved::End)) => broken(Some((header, done)), ended_early()),
+            Err(error) => broken(Some((header, done)), error),
+            _ if bytes > 0 => Step::Moved(bytes),
+            _ => Step::Rest,
+        })
+    }
+
+    fn drop_payload(&mut self, header: ChunkHeader, left: usize) -> Result<Step, Violation> {
+        let done = header.length as usize - left;
+        let bytes = match calls::discard(self.target.socket(), left) {
+            Ok(Moved::Bytes(bytes)) => bytes,
+            Ok(Moved::WouldBlock) => {
+                self.state = State::Unwanted { header, left };
+                return Ok(Step::Rest);
+            }
+            Ok(Moved::End) => return Ok(broken(Some((header, done)), ended_early())),
+            Err(error) => return Ok(broken(Some((header, done)), error)),
+        };
+        self.target.dropped(bytes);
+        if bytes < left {
+            let left = left - bytes;
+            self.state = State::Unwanted { header, left };
+        } else if let Err(error) = self.acknowledge(&header) {
+            return Ok(broken(None, error));
+        }
+        Ok(Step::Moved(bytes))
+    }
+
+    /// Tells the sender that a chunk was read. Before the owner hears of it, which may close then, and so may its
+    /// process.
+    fn acknowledge(&mut self, header: &ChunkHeader) -> io::Result<()> {
+        if !T::ACKNOWLEDGES {
+            return Ok(());
+        }
+        self.read += ChunkHeader::BYTES as u64 + u64::from(header.length);
+        match calls::send_bytes(self.target.socket(), &self.read.to_le_bytes())? {
+            Moved::Bytes(ACKNOWLEDGEMENT_BYTES) => Ok(()),
+            // Those of the chunks that a sender leaves unacknowledged fit any buffer.
+            _ => Err(io::Error::other("the sender reads no acknowledgements")),
+        }
+    }
+
+    /// Before the lane rests after a turn that moved so many bytes: has the kernel wake it for a useful number of
+    /// them. If so many have come meanwhile, setting the mark wakes the lane too.
+    fn rest(&mut self, moved: usize) -> Turn {
+        let waits = self.waiting().is_some();
+        let tells = match waits {
+            true => self.coalescer.rest_for_owner(),
+            false => self.coalescer.rest(moved >= self.low_water, Instant::now),
+        };
+        if tells {
+            self.target.tell();
+        }
+        let wanted = match &self.state {
+            _ if waits => 1,
+            State::Payload { header, done, .. } => {
+                let more = self.coalescer.low_water();
+                more.unwrap_or_else(|| (header.length as usize - done).min(LOW_WATER))
+            }
+            State::Header => self.coalescer.low_water().unwrap_or(1),
+            _ => 1,
+        };
+        if wanted != self.low_water && calls::set_low_water(self.target.socket(), wanted).is_ok() {
+            self.low_water = wanted;
+        }
+        match self.coalescer.naps() {
+            true => Turn::Nap,
+            false => Turn::Rest,
+        }
+    }
+
+    /// The chunk that the lane does not read because it has no place now, and how much of it was read.
+    fn waiting(&self) -> Option<(ChunkHeader, usize)> {
+        match &self.state {
+            State::Parked(header) => Some((*header, 0)),
+            State::Payload {
+                header,
+                done,
+                waits: true,
+                ..
+            } => Some((*header, *done)),
+            _ => None,
+        }
+    }
+
+    /// A lane that does not read, because its chunk has no place yet, hears nothing of its end either:
+    /// asks whether the rest of the chunk can still come.
+    fn dies_waiting(&self) -> Option<Step> {
+        let (header, done) = self.waiting()?;
+        let left = header.length as usize - done;
+        let cause = match calls::ended(self.target.socket()) {
+            Ok(calls::Ended::Not) => return None,
+            // Everything that came before is in the socket, and may be enough.
+            Ok(calls::Ended::ByPeer { waiting }) if waiting >= left => return None,
+            Ok(calls::Ended::ByPeer { .. }) => ended_early(),
+            Ok(calls::Ended::Broken(cause)) | Err(cause) => cause,
+        };
+        Some(broken(Some((header, done)), cause))
+    }
+}
+
+fn broken(within: Option<(ChunkHeader, usize)>, cause: io::Error) -> Step {
+    Step::End(End::Broken { within, cause })
+}
+
+fn ended_early() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::UnexpectedEof,
+        "the peer closed the lane in the middle of a chunk",
+    )
+}
+
+impl<T: Target> Source for ReceiveLane<T> {
+    fn socket(&self) -> BorrowedFd<'_> {
+        self.target.socket()
+    }
+
+    fn interest(&self) -> EventFlags {
+        EventFlags::IN | EventFlags::RDHUP
+    }
+
+    fn turn(&mut self) -> Turn {
+        let mut share = TURN_BYTES;
+        while share > 0 {
+            let step = match self.step() {
+                Ok(Step::Rest) => self.dies_waiting().unwrap_or(Step::Rest),
+                Ok(step) => step,
+                Err(violation) => Step::End(End::Violation(violation)),
+            };
+            match step {
+                Step::Moved(bytes) => share = share.saturating_sub(bytes),
+                Step::Rest => return self.rest(TURN_BYTES - share),
+                Step::End(end) => {
+                    self.target.ended(end);
+                    return Turn::End;
+                }
+            }
+        }
+        if self.coalescer.goes_on(Instant::now) {
+            self.target.tell();
+        }
+        Turn::Again
+    }
+
+    fn finish(&mut self) {
+        if let State::Payload { claim, .. } = std::mem::replace(&mut self.state, State::Header) {
+            self.target.put_back(claim);
+        }
+        self.target.close();
+    }
+}

@@ -1,0 +1,241 @@
+//! The sending half of a lane: takes the next chunk from its [`Owner`] whenever its socket has room.
+//!
+//! Where the peer acknowledges on the lane, a chunk is kept until the peer has read it, and given back to the
+//! owner if the lane ends before.
+
+use std::collections::VecDeque;
+use std::fmt::Debug;
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use rustix::event::epoll::EventFlags;
+use tcpx_wire::chunk_header::ChunkHeader;
+
+use crate::event_loop::{Source, Turn};
+use crate::receive_lane::ACKNOWLEDGEMENT_BYTES;
+use crate::socket_calls::{self as calls, Moved};
+
+/// Bytes that a lane may write before the others of its loop get their turn.
+const TURN_BYTES: usize = 4 << 20;
+
+/// Whose chunks a lane carries. All of its answers are immediate: nothing here waits.
+pub trait Owner: Send + Debug {
+    /// A chunk; as long as it exists, its memory stays as it is.
+    type Chunk: Send + Debug;
+
+    /// The peer says on the lane how far it has read.
+    const ACKNOWLEDGED: bool;
+
+    /// The lane's stream.
+    fn socket(&self) -> BorrowedFd<'_>;
+
+    /// A turn begins; whether the lane goes on.
+    ///
+    /// # Errors
+    /// The stream is broken.
+    fn begin(&mut self) -> io::Result<bool>;
+
+    /// Bytes not acknowledged after which the next chunks are for other lanes.
+    fn most_unacked(&self) -> usize {
+        usize::MAX
+    }
+
+    /// The next chunk.
+    fn next(&mut self) -> Next<Self::Chunk>;
+
+    /// Bytes of a chunk's payload.
+    fn len(chunk: &Self::Chunk) -> usize;
+
+    /// Sends what follows the first `done` bytes of a chunk, counted from its header.
+    ///
+    /// # Errors
+    /// The stream is broken.
+    fn send(&mut self, chunk: &mut Self::Chunk, done: usize) -> io::Result<Moved>;
+
+    /// The lane is through with a chunk: the peer has read it, or, on a lane that is not
+    /// [acknowledged](Self::ACKNOWLEDGED), all of it is in the socket.
+    fn sent(&mut self, chunk: Self::Chunk);
+
+    /// The lane has found its end, perhaps within a chunk of which so many bytes are in the socket;
+    /// [`close`](Self::close) follows.
+    fn ended(&mut self, within: Option<(&Self::Chunk, usize)>, cause: io::Error);
+
+    /// The lane is over. The peer may not have read these chunks, the oldest first, of which the last is perhaps
+    /// not all in the socket.
+    fn close(&mut self, unread: Vec<Self::Chunk>);
+}
+
+/// What a lane does next.
+#[derive(Debug)]
+pub enum Next<C> {
+    /// It sends this chunk.
+    Chunk(C),
+    /// It rests until it is resumed.
+    Rest,
+    /// It ends.
+    End,
+}
+
+/// The sending half of a lane.
+#[derive(Debug)]
+pub struct SendLane<O: Owner> {
+    owner: O,
+    /// The chunk that is being written, and how many of its bytes are.
+    current: Option<(O::Chunk, usize)>,
+    /// Chunks that the peer has not acknowledged, each with the place of its end among all bytes sent.
+    unacked: VecDeque<(u64, O::Chunk)>,
+    unacked_bytes: usize,
+    /// Bytes of chunks that are in the socket to their end.
+    sent: u64,
+    /// Bytes that the peer has read.
+    read: u64,
+    record: [u8; ACKNOWLEDGEMENT_BYTES],
+    record_bytes: usize,
+}
+
+impl<O: Owner> SendLane<O> {
+    /// A lane whose stream is at its first byte, with room for so many chunks that are not acknowledged.
+    pub fn new(owner: O, unacked: usize) -> Self {
+        Self {
+            owner,
+            current: None,
+            unacked: VecDeque::with_capacity(unacked),
+            unacked_bytes: 0,
+            sent: 0,
+            read: 0,
+            record: [0; ACKNOWLEDGEMENT_BYTES],
+            record_bytes: 0,
+        }
+    }
+
+    /// Its owner.
+    pub fn owner(&mut self) -> &mut O {
+        &mut self.owner
+    }
+
+    /// Makes sure that there is a chunk to write; else how the turn ends.
+    fn take(&mut self) -> Option<Turn> {
+        if self.current.is_some() {
+            return None;
+        }
+        if self.unacked_bytes >= self.owner.most_unacked() {
+            return Some(Turn::Rest);
+        }
+        match self.owner.next() {
+            Next::Chunk(chunk) => {
+                self.current = Some((chunk, 0));
+                None
+            }
+            Next::Rest => Some(Turn::Rest),
+            Next::End => Some(Turn::End),
+        }
+    }
+
+    /// Writes some of the current chunk; 0 when the socket is full.
+    fn write(&mut self) -> io::Result<usize> {
+        let Some((chunk, done)) = &mut self.current else {
+            return Ok(0);
+        };
+        let bytes = match self.owner.send(chunk, *done)? {
+            Moved::Bytes(bytes) => bytes,
+            Moved::WouldBlock => return Ok(0),
+            Moved::End => return Err(io::ErrorKind::UnexpectedEof.into()),
+        };
+        *done += bytes;
+        let whole = ChunkHeader::BYTES + O::len(chunk);
+        if *done == whole
+            && let Some((chunk, _)) = self.current.take()
+        {
+            if O::ACKNOWLEDGED {
+                self.sent += whole as u64;
+                self.unacked_bytes += O::len(&chunk);
+                self.unacked.push_back((self.sent, chunk));
+            } else {
+                self.owner.sent(chunk);
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Ends the chunks that the peer has read. Its end is the lane's.
+    fn read_acknowledgements(&mut self) -> io::Result<()> {
+        if !O::ACKNOWLEDGED {
+            return Ok(());
+        }
+        loop {
+            let rest = &mut self.record[self.record_bytes..];
+            match calls::receive_bytes(self.owner.socket(), rest)? {
+                Moved::WouldBlock => return Ok(()),
+                Moved::End => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Moved::Bytes(bytes) => self.record_bytes += bytes,
+            }
+            if self.record_bytes < ACKNOWLEDGEMENT_BYTES {
+                continue;
+            }
+            self.record_bytes = 0;
+            let read = u64::from_le_bytes(self.record);
+            if !(self.read..=self.sent).contains(&read) {
+                let (before, sent) = (self.read, self.sent);
+                return Err(io::Error::other(format!(
+                    "the peer has acknowledged {read} bytes, expected {before} to {sent}"
+                )));
+            }
+            self.read = read;
+            while let Some((_, chunk)) = self.unacked.pop_front_if(|(end, _)| *end <= read) {
+                self.unacked_bytes -= O::len(&chunk);
+                self.owner.sent(chunk);
+            }
+        }
+    }
+
+    fn steps(&mut self) -> io::Result<Turn> {
+        // Until nothing is to be read: the socket is watched for edges. Before the owner says that the lane is over: a
+        // peer that was done may have closed another lane first.
+        self.read_acknowledgements()?;
+        if !self.owner.begin()? {
+            return Ok(Turn::End);
+        }
+        let mut share = TURN_BYTES;
+        while share > 0 {
+            if self.current.is_none() {
+                self.read_acknowledgements()?;
+            }
+            if let Some(turn) = self.take() {
+                return Ok(turn);
+            }
+            match self.write()? {
+                0 => return Ok(Turn::Rest),
+                bytes => share = share.saturating_sub(bytes),
+            }
+        }
+        Ok(Turn::Again)
+    }
+}
+
+impl<O: Owner> Source for SendLane<O> {
+    fn socket(&self) -> BorrowedFd<'_> {
+        self.owner.socket()
+    }
+
+    fn interest(&self) -> EventFlags {
+        match O::ACKNOWLEDGED {
+            true => EventFlags::OUT | EventFlags::IN | EventFlags::RDHUP,
+            false => EventFlags::OUT,
+        }
+    }
+
+    fn turn(&mut self) -> Turn {
+        self.steps().unwrap_or_else(|cause| {
+            let within = self.current.as_ref().map(|(chunk, done)| (chunk, *done));
+            self.owner.ended(within, cause);
+            Turn::End
+        })
+    }
+
+    fn finish(&mut self) {
+        let current = self.current.take().map(|(chunk, _)| chunk);
+        let unacked = self.unacked.drain(..).map(|(_, chunk)| chunk);
+        let unread = unacked.chain(current).collect();
+        self.owner.close(unread);
+    }
+}

@@ -1,0 +1,115 @@
+//! The first bytes of a lane after its handshake: whose it is, and which.
+//!
+//! Little endian, 32 bytes: magic u32, lanes of the group u16, number of the lane u16, group 16 bytes, epoch
+//! u32 (how often a lane of this number was dialled before), CRC32C of the 28 bytes before. Chunks follow,
+//! each behind a [`ChunkHeader`](tcpx_wire::ChunkHeader). The other way travels nothing but the bytes of
+//! chunks, headers included, that the receiver has read, u64, to the end of a chunk.
+
+use tcpx_lanes::idle::MAX_LANES;
+use tcpx_lanes::receive_lane::Violation;
+use tcpx_wire::crc::crc32c;
+
+/// Names a sending process to a receiving one.
+pub(crate) type GroupId = [u8; 16];
+
+const MAGIC: u32 = u32::from_le_bytes(*b"TxLn");
+const CRC_AT: usize = 28;
+
+/// What a lane says first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hello {
+    pub(crate) group: GroupId,
+    /// Lanes of the group.
+    pub(crate) lanes: u16,
+    /// Which of them this is, from 0.
+    pub(crate) lane: u16,
+    /// A lane that is dialled again has a higher one.
+    pub(crate) epoch: u32,
+}
+
+impl Hello {
+    /// Bytes on the wire.
+    pub(crate) const BYTES: usize = 32;
+
+    pub(crate) fn encode(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes[4..6].copy_from_slice(&self.lanes.to_le_bytes());
+        bytes[6..8].copy_from_slice(&self.lane.to_le_bytes());
+        bytes[8..24].copy_from_slice(&self.group);
+        bytes[24..CRC_AT].copy_from_slice(&self.epoch.to_le_bytes());
+        let crc = crc32c(&bytes[..CRC_AT]);
+        bytes[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// Reads it from its bytes.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Violation> {
+        let wrong = |arrived: String| Violation {
+            expected: format!("the hello of a lane, one of at most {MAX_LANES}"),
+            arrived,
+            chunk: None,
+        };
+        let Some(bytes) = bytes.first_chunk::<{ Self::BYTES }>() else {
+            return Err(wrong(format!("{} bytes", bytes.len())));
+        };
+        let u16_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let u32_at = |at: usize| u32::from(u16_at(at)) | u32::from(u16_at(at + 2)) << 16;
+        let (magic, crc) = (u32_at(0), crc32c(&bytes[..CRC_AT]));
+        if magic != MAGIC || u32_at(CRC_AT) != crc {
+            return Err(wrong(format!(
+                "magic {magic:#010x} (not {MAGIC:#010x}), checksum {:#010x} (computed {crc:#010x})",
+                u32_at(CRC_AT)
+            )));
+        }
+        let mut group = GroupId::default();
+        group.copy_from_slice(&bytes[8..24]);
+        let hello = Self {
+            group,
+            lanes: u16_at(4),
+            lane: u16_at(6),
+            epoch: u32_at(24),
+        };
+        if usize::from(hello.lanes) > MAX_LANES || hello.lane >= hello.lanes {
+            let (lane, lanes) = (hello.lane, hello.lanes);
+            return Err(wrong(format!("lane {lane} of {lanes}")));
+        }
+        Ok(hello)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hello_survives_the_round_trip_and_a_damaged_or_impossible_one_is_refused() {
+        let hello = Hello {
+            group: *b"0123456789abcdef",
+            lanes: 64,
+            lane: 63,
+            epoch: 0x0102_0304,
+        };
+        let bytes = hello.encode();
+        assert_eq!(Hello::decode(&bytes), Ok(hello));
+        for at in 0..Hello::BYTES {
+            let mut damaged = bytes;
+            damaged[at] ^= 0x10;
+            assert!(Hello::decode(&damaged).is_err(), "byte {at}");
+        }
+        for (lane, lanes) in [(0, 0), (64, 64), (0, 65)] {
+            assert!(
+                Hello::decode(
+                    &Hello {
+                        lane,
+                        lanes,
+                        ..hello
+                    }
+                    .encode()
+                )
+                .is_err()
+            );
+        }
+        assert!(Hello::decode(&bytes[1..]).is_err());
+    }
+}
