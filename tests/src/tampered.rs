@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tcpx_net::{
     Cancel, Capabilities, Channel, ChannelError, ChannelStats, Completion, Exchange, Network,
-    NetworkError, Posted, Readiness, ReceiveChunk, SendChunk, Setup, Ticket,
+    NetworkError, Posted, Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Setup, Ticket,
 };
 
 /// What is done to one channel.
@@ -68,6 +68,10 @@ impl<T: Tamper> Network for Tampered<T> {
         self.inner.allows_eager()
     }
 
+    fn is_addressed(&self) -> bool {
+        self.inner.is_addressed()
+    }
+
     fn establish(
         &self,
         setup: &Setup<'_>,
@@ -109,6 +113,12 @@ impl<T: Tamper> Channel for TamperedChannel<T> {
         Ok(posted)
     }
 
+    fn open_window(&mut self, window: ReceiveWindow) -> Result<(), ChannelError> {
+        self.inner.open_window(window)?;
+        self.tamper.receives();
+        Ok(())
+    }
+
     fn poll(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
         self.tamper.enters();
         self.inner.poll(out)
@@ -116,10 +126,6 @@ impl<T: Tamper> Channel for TamperedChannel<T> {
 
     fn cancel(&mut self, token: u64) -> Cancel {
         self.inner.cancel(token)
-    }
-
-    fn discard(&mut self, first: u64, end: u64) {
-        self.inner.discard(first, end);
     }
 
     fn readiness(&self) -> Readiness<'_> {

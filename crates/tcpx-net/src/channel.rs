@@ -64,7 +64,7 @@ pub struct ReceiveChunk {
     pub offset: u64,
     /// The transfer's tag; networks that carry tags pass it on, others log it.
     pub tag: u64,
-    /// Where the bytes go; exactly as long as the announced chunk.
+    /// Where the bytes go; exactly as long as the chunk.
     pub destination: RegionSlice,
     /// What the write to `destination` must wait for on the GPU.
     pub fence: Option<Fence>,
@@ -127,7 +127,7 @@ pub enum Completion {
         /// Why, and what to do.
         why: String,
     },
-    /// The announced bytes have arrived.
+    /// The chunk has arrived.
     Received {
         /// The request.
         token: u64,

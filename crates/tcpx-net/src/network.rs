@@ -121,7 +121,7 @@ pub trait Network: Send + Sync + Debug {
         false
     }
 
-    /// Whether small messages may travel with their announcement, past the channels. A network that
+    /// Whether small messages may travel in a frame, past the channels. A network that
     /// a user chose for its own sake (a plugin) carries all payload.
     fn allows_eager(&self) -> bool {
         true

@@ -78,8 +78,8 @@ enum Notified {
 pub(super) struct OneSided {
     windows: BTreeMap<u64, Window>,
     next_window: u64,
-    /// What the next announcement of the peer goes to.
-    announced: Option<(TransferId, Destination)>,
+    /// Where the next transfer of the peer goes.
+    destined: Option<(TransferId, Destination)>,
     /// Transfers of the peer that the caller has yet to accept, or that wait for puts.
     arrivals: BTreeMap<TransferId, (Arrival, Destination)>,
     /// Operations that the peer began.
@@ -104,7 +104,7 @@ pub(super) struct OneSided {
 
 impl OneSided {
     pub(super) fn clear(&mut self) {
-        self.announced = None;
+        self.destined = None;
         self.arrivals.clear();
         self.notified.clear();
         self.held.clear();
@@ -263,30 +263,30 @@ impl Session {
         Some(arrival)
     }
 
-    /// The peer is about to announce a transfer to this place.
+    /// The peer's next transfer goes to this place.
     pub(super) fn destined(
         &mut self,
         transfer: TransferId,
         to: Destination,
     ) -> Result<(), SessionError> {
-        if self.one_sided.announced.is_some() {
+        if self.one_sided.destined.is_some() {
             return Err(unexpected(
                 "destination",
-                "the announcement of the transfer that the last one was for",
+                "the transfer that the last one was for",
                 format!("one for transfer {} arrived", transfer.0),
             ));
         }
-        self.one_sided.announced = Some((transfer, to));
+        self.one_sided.destined = Some((transfer, to));
         Ok(())
     }
 
-    /// Where the transfer goes that is announced, unless to a receive of its tag.
+    /// Where a transfer goes, unless to a receive of its tag.
     pub(super) fn destination_of(
         &mut self,
         frame: &'static str,
         transfer: TransferId,
     ) -> Result<Option<Destination>, SessionError> {
-        match self.one_sided.announced.take() {
+        match self.one_sided.destined.take() {
             None => Ok(None),
             Some((of, to)) if of == transfer => Ok(Some(to)),
             Some((expected, _)) => Err(SessionError::TransferOrder {
@@ -663,7 +663,7 @@ impl Session {
     /// Nothing of one-sided transfers is left but windows.
     pub(super) fn assert_nothing_one_sided(&self) {
         let OneSided {
-            announced,
+            destined,
             arrivals,
             peers,
             notified,
@@ -675,7 +675,7 @@ impl Session {
             replies,
             ..
         } = &self.one_sided;
-        assert!(announced.is_none() && arrivals.is_empty(), "{arrivals:?}");
+        assert!(destined.is_none() && arrivals.is_empty(), "{arrivals:?}");
         assert!(
             notified.is_empty() && held.is_empty(),
             "{notified:?} {held:?}"

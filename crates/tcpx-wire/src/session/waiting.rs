@@ -15,7 +15,7 @@ pub struct Waiting {
     /// Acknowledgements, and credit for eager payload.
     pub acknowledgements: usize,
     /// Receives that are posted to the peer.
-    pub grants: usize,
+    pub posted: usize,
     /// Eager payloads.
     pub eager: usize,
     /// Their bytes.
@@ -37,7 +37,7 @@ impl Session {
                 }
                 // The next receive may be posted with it.
                 Frame::Placed { .. } if self.config.addressed => waiting.acknowledgements += 1,
-                Frame::Posted { .. } => waiting.grants += 1,
+                Frame::Posted { .. } => waiting.posted += 1,
                 // It says where the next frame goes, and leaves with that.
                 Frame::Destination { .. } => {}
                 Frame::Eager { payload, .. } => {

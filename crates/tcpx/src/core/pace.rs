@@ -2,7 +2,7 @@
 //!
 //! A write costs more than a small message. So an acknowledgement waits while the thread that looks
 //! after the connection will look again at once, or has answered its last messages, or posted the next receives,
-//! at once. Where receives have ended together, grants of the next ones, with what waits already, leave once there
+//! at once. Where receives have ended together, the next ones that are posted, with what waits already, leave once there
 //! is one for each. And small messages that follow each other closely go together while as many earlier ones are on
 //! their way. Nothing waits unless a thread of the program looks after the connection: who stops doing so writes, and
 //! if it does not come back, the engine's thread does within [`PROGRESS_LEASE`](crate::drive::PROGRESS_LEASE) at the latest.
@@ -17,8 +17,8 @@ const SOON: Duration = Duration::from_micros(20);
 const USUAL: u8 = 4;
 /// Most acknowledgements that wait.
 const MOST_ACKNOWLEDGEMENTS: usize = 64;
-/// Grants that are written at once, though others are likely to follow.
-const MOST_GRANTS: usize = 8;
+/// Posted receives that are written at once, though others are likely to follow.
+const MOST_POSTED: usize = 8;
 /// Bytes of small messages that are written at once.
 const WORTH_A_WRITE: u64 = 64 << 10;
 
@@ -154,8 +154,8 @@ impl Pace {
             return self.looks_again;
         }
         match waiting.eager {
-            0 if waiting.grants > 0 => {
-                self.owed > 0 && self.together >= USUAL && waiting.grants < MOST_GRANTS
+            0 if waiting.posted > 0 => {
+                self.owed > 0 && self.together >= USUAL && waiting.posted < MOST_POSTED
             }
             0 => self.replies >= USUAL || self.renewals >= USUAL,
             held => {
@@ -183,14 +183,14 @@ mod tests {
     const ACKNOWLEDGEMENT: Waiting = Waiting {
         urgent: false,
         acknowledgements: 1,
-        grants: 0,
+        posted: 0,
         eager: 0,
         eager_bytes: 0,
     };
     const MESSAGE: Waiting = Waiting {
         urgent: false,
         acknowledgements: 0,
-        grants: 0,
+        posted: 0,
         eager: 1,
         eager_bytes: 4096,
     };
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn an_acknowledgement_waits_for_the_receive_that_usually_follows_and_leaves_with_its_grant() {
+    fn an_acknowledgement_waits_for_the_receive_that_usually_follows_and_leaves_with_it() {
         let now = Instant::now();
         let mut pace = used_to(|pace| {
             pace.leaves(now);
@@ -254,7 +254,7 @@ mod tests {
         pace.leaves(now);
         assert!(pace.holds(&ACKNOWLEDGEMENT, 0));
         let granted = Waiting {
-            grants: 1,
+            posted: 1,
             ..ACKNOWLEDGEMENT
         };
         assert!(!pace.holds(&granted, 0));
@@ -270,14 +270,14 @@ mod tests {
     }
 
     #[test]
-    fn the_grants_of_receives_that_follow_several_ended_ones_leave_together() {
+    fn receives_that_follow_several_ended_ones_leave_together() {
         let mut now = Instant::now();
         let granted = Waiting {
-            grants: 1,
+            posted: 1,
             ..ACKNOWLEDGEMENT
         };
         let many = Waiting {
-            grants: MOST_GRANTS,
+            posted: MOST_POSTED,
             ..ACKNOWLEDGEMENT
         };
         let one_of_two = |pace: &mut Pace, now: Instant| {

@@ -41,7 +41,7 @@ fn acknowledgements_leave_before_the_goodbye() {
     pair.receive(1, receive(1, 100_000, Level::Placed));
     pair.with(1, |session, now| session.close(now));
     pair.run(Duration::from_millis(100));
-    // The announcement came after the close.
+    // The question came after the close.
     pair.error(0, sent);
     assert_eq!(pair.sides[0].closed, Some(None));
 }
@@ -132,7 +132,7 @@ fn frames_that_wait_to_leave_do_for_heartbeats() {
             .filter(|one| matches!(one, Frame::Heartbeat { .. }));
         (frames.len(), beats.count())
     };
-    assert_eq!(left(session, now), (1, 0), "the announcement alone");
+    assert_eq!(left(session, now), (1, 0), "the question alone");
     now = now + Duration::from_secs(1);
     session.handle_timeout(now);
     assert_eq!(left(session, now), (1, 1), "it was silent since");

@@ -159,11 +159,11 @@ fn a_sender_out_of_eager_credit_asks_and_order_is_kept() {
         .iter()
         .filter(|frame| matches!(frame, Frame::Eager { .. }))
         .count();
-    let announced = frames
+    let asking = frames
         .iter()
         .filter(|frame| matches!(frame, Frame::Waiting { .. }))
         .count();
-    assert_eq!((eagers, announced), (16, 24));
+    assert_eq!((eagers, asking), (16, 24));
     assert!(!pair.sides[0].session.eager_allowed(16_000));
     let receives: Vec<_> = (0..40)
         .map(|_| pair.receive(1, receive(1, 16_000, Level::Placed)))
