@@ -13,7 +13,6 @@
 
 mod advert;
 mod agree;
-mod discards;
 mod lanes;
 mod lingering;
 mod loops;

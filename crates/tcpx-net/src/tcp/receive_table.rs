@@ -5,10 +5,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tcpx_lanes::idle::LaneSet;
+use tcpx_lanes::range_set::RangeSet;
 use tcpx_lanes::receive_lane::Violation;
 use tcpx_wire::chunk_header::ChunkHeader;
 
-use super::discards::Discards;
 use super::shared::lock;
 use crate::channel::ReceiveChunk;
 use crate::error::ChunkPosition;
@@ -16,6 +16,11 @@ use crate::error::ChunkPosition;
 /// How far ahead of the last posted receive a chunk may be. Senders keep within the receiver's
 /// window, and windows are 16 bits wide.
 const FARTHEST_AHEAD: u64 = 1 << 16;
+
+/// Most separate ranges of sequences that are remembered. A transfer's cancelled chunks are one range, so this
+/// is about the number of cancelled transfers whose chunks may still be under way. The oldest range
+/// is forgotten first; a chunk of it would then be a protocol error, never a wrong write.
+const MOST_RANGES: usize = 256;
 
 #[derive(Debug)]
 pub(super) enum ReceiveState {
@@ -65,10 +70,10 @@ pub(super) enum Arrival {
 #[derive(Debug)]
 pub(super) struct ReceiveTable {
     slots: Box<[ReceiveSlot]>,
-    discards: Mutex<Discards>,
+    discards: Mutex<RangeSet>,
     /// Sequences that were taken from a lane which sent them again: should the lane that had them
     /// first come back to life, its copies are dropped.
-    again: Mutex<Discards>,
+    again: Mutex<RangeSet>,
     /// One behind the highest sequence posted.
     next: AtomicU64,
     /// Lanes paused in front of a chunk that is not posted yet.
@@ -83,8 +88,8 @@ impl ReceiveTable {
         };
         Self {
             slots: (0..window).map(|_| slot()).collect(),
-            discards: Mutex::new(Discards::default()),
-            again: Mutex::new(Discards::default()),
+            discards: Mutex::default(),
+            again: Mutex::default(),
             next: AtomicU64::new(0),
             early: LaneSet::new(),
         }
@@ -120,7 +125,7 @@ impl ReceiveTable {
     /// Sequences that will not be posted. Wake the early lanes afterwards.
     pub(super) fn insert_discards(&self, range: Range<u64>) {
         if !range.is_empty() {
-            lock(&self.discards).insert(range);
+            remember(&self.discards, range);
         }
     }
 
@@ -150,7 +155,7 @@ impl ReceiveTable {
         {
             check(posted, header)?;
             if header.attempt > 0 {
-                lock(&self.again).insert(sequence..sequence.saturating_add(1));
+                remember(&self.again, sequence..sequence.saturating_add(1));
             }
             let attempt = header.attempt;
             let claimed = ReceiveState::Claimed {
@@ -248,6 +253,14 @@ impl ReceiveTable {
     }
 }
 
+fn remember(sequences: &Mutex<RangeSet>, range: Range<u64>) {
+    let mut sequences = lock(sequences);
+    sequences.insert(range);
+    if sequences.ranges() > MOST_RANGES {
+        sequences.remove_first();
+    }
+}
+
 /// What [`ReceiveTable::cancel`] came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Withdrawal {
@@ -286,4 +299,21 @@ fn check(posted: &ReceiveChunk, header: &ChunkHeader) -> Result<(), Violation> {
         ),
         chunk: Some(*header),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_remembered_is_bounded_and_the_oldest_is_forgotten() {
+        let sequences = Mutex::default();
+        for index in 0..2 * MOST_RANGES as u64 {
+            remember(&sequences, index * 10..index * 10 + 1);
+        }
+        let sequences = lock(&sequences);
+        assert_eq!(sequences.ranges(), MOST_RANGES);
+        assert!(!sequences.contains(0));
+        assert!(sequences.contains((2 * MOST_RANGES as u64 - 1) * 10));
+    }
 }
