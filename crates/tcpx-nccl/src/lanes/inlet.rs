@@ -10,11 +10,11 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use nccl_net::export::{Buffer, RequestId};
+use tcpx_lanes::range_set::RangeSet;
 use tcpx_lanes::socket_calls::Span;
 use tcpx_memory::{CompletionSink, MemoryError, PinnedPool};
 use tcpx_wire::ChunkHeader;
 
-use super::coverage::Coverage;
 use super::group::Group;
 use crate::memory::DeviceSlice;
 
@@ -22,6 +22,8 @@ use crate::memory::DeviceSlice;
 const UNKNOWN: u64 = u64::MAX;
 /// Largest chunk: what goes to device memory is read to a slot first, and a lane that ends lets go of it whole.
 pub(crate) const MAX_CHUNK_BYTES: usize = PinnedPool::SLOT_BYTES;
+/// Most separate pieces of a message: lanes that lag leave gaps, a few for each chunk in flight.
+const MOST_PIECES: usize = 4096;
 /// Longest wait for lanes to leave a comm that closes; each is inside one non-blocking call.
 const CLOSE_WAIT: Duration = Duration::from_secs(5);
 
@@ -66,7 +68,7 @@ struct Receipt {
     /// Bytes that lanes have begun or ended.
     claimed: u64,
     /// Which those are.
-    covered: Coverage,
+    covered: RangeSet,
     /// Those that lanes have begun.
     holders: Vec<Holder>,
 }
@@ -142,7 +144,7 @@ impl Inlet {
                     start: Span::EMPTY,
                     device: None,
                     claimed: 0,
-                    covered: Coverage::default(),
+                    covered: RangeSet::default(),
                     holders: Vec::new(),
                 }),
                 total: AtomicU64::new(UNKNOWN),
@@ -280,7 +282,7 @@ impl Inlet {
                 format!("{known} and {total}"),
             ));
         }
-        if receipt.covered.overlaps(start, end) {
+        if receipt.covered.overlaps(&(start..end)) {
             let overlapping = |one: &&Holder| one.start < end && start < one.end;
             let is_later = |one: &&Holder| {
                 // An older attempt that comes late supersedes nobody.
@@ -305,7 +307,8 @@ impl Inlet {
         let device = device
             .transpose()
             .map_err(|error| Refusal::Copy(error.to_string()))?;
-        if !receipt.covered.add(start, end) {
+        receipt.covered.insert(start..end);
+        if receipt.covered.ranges() > MOST_PIECES {
             return Err(protocol(
                 "a message in few pieces",
                 format!("one more for message {sequence}"),
@@ -347,7 +350,7 @@ impl Inlet {
     pub(super) fn put_back(&self, part: &Part) {
         let mut receipt = self.slot(part.sequence).lock();
         if receipt.let_go(part) {
-            receipt.covered.remove(part.start, part.end);
+            receipt.covered.remove(part.start..part.end);
             receipt.claimed -= part.end - part.start;
         }
     }
@@ -363,7 +366,7 @@ impl Inlet {
         let device = receipt.device.as_ref()?.part(0, len).ok()?;
         receipt.sequence = Some(sequence);
         receipt.claimed = total;
-        receipt.covered.add(0, total);
+        receipt.covered.insert(0..total);
         slot.total.store(total, Ordering::Release);
         Some(device)
     }

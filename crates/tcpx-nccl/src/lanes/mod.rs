@@ -16,7 +16,6 @@
 //! one comm that stands still cannot hold up another.
 
 pub(crate) mod carriage;
-mod coverage;
 pub(crate) mod door;
 mod from_gpu;
 pub(crate) mod group;

@@ -136,7 +136,7 @@ impl Owner for Queue {
             unsafe { calls::send_spans(&self.stream, &[Span::of(head), payload]) }?
         };
         if matches!(moved, Moved::Bytes(_)) {
-            self.set.moved();
+            self.set.moved(self.number);
         }
         Ok(moved)
     }
