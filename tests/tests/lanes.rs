@@ -379,13 +379,14 @@ fn a_lane_that_is_reset_ten_times_a_second() {
                 }
             });
             let mut number = 0;
-            while ends.proxy.opened(Line::Lane(0)) < 10 {
+            // Each reset may have come between two chunks.
+            while ends.proxy.opened(Line::Lane(0)) < 10 || sum(&ends).chunks_resent == 0 {
                 number += 1;
+                assert!(number < 100_000, "{lanes} lanes: nothing was sent again");
                 transfer(&ends.client, &ends.server, number);
                 transfer(&ends.server, &ends.client, number);
             }
         });
-        assert!(sum(&ends).chunks_resent > 0, "{lanes} lanes");
         close(ends.server, ends.client);
     }
 }

@@ -33,13 +33,14 @@ pub(super) struct Window {
     cut: ChunkPlan,
     /// Number of its first chunk among those of all windows.
     first: u64,
-    destination: RegionSlice,
     fence: Option<Fence>,
     state: Mutex<WindowState>,
 }
 
 #[derive(Debug)]
 struct WindowState {
+    /// Until nothing is to be written there any more.
+    destination: Option<RegionSlice>,
     /// How its transfer is cut, once a chunk of that has come.
     plan: Option<ChunkPlan>,
     /// Chunks that a lane has, or has had to their last byte.
@@ -153,6 +154,10 @@ impl WindowState {
         let all_placed = self.plan.is_some() && self.left == 0;
         let is_over = self.claims.is_empty() && self.copying == 0 && (self.closing || all_placed);
         self.closing |= is_over;
+        if is_over {
+            // Whoever hears of the end finds the memory free, however long others hold the window.
+            self.destination = None;
+        }
         is_over && !std::mem::replace(&mut self.closed, true)
     }
 }
@@ -183,9 +188,9 @@ impl ReceiveTable {
             token: window.token,
             cut: window.cut,
             first,
-            destination: window.destination,
             fence: window.fence,
             state: Mutex::new(WindowState {
+                destination: Some(window.destination),
                 plan: None,
                 taken: vec![0; words],
                 again: Vec::new(),
@@ -258,7 +263,9 @@ impl ReceiveTable {
                 chunk: Some(*header),
             });
         }
-        let Ok(destination) = window.destination.slice(range) else {
+        let destination = state.destination.as_ref();
+        let destination = destination.and_then(|all| all.slice(range).ok());
+        let Some(destination) = destination else {
             return Err(window.misfit(header));
         };
         WindowState::set(&mut state.taken, index, true);
