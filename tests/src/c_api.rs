@@ -9,7 +9,7 @@ use crate::plugin_file::{build_package, workspace};
 /// Flags under which everything in C must compile.
 const STRICT: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-pedantic"];
 
-/// Folder of `tcpx.h`.
+/// Folder of the headers.
 pub fn include() -> PathBuf {
     workspace().join("crates/tcpx-capi/include")
 }

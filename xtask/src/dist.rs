@@ -17,9 +17,9 @@ const LIBRARY_BUILT: &str = "libtcpx_capi.so";
 const LIBRARY: &str = "libtcpx.so.0";
 const LIBRARY_LINK: &str = "libtcpx.so";
 const LIBRARY_SYMBOL: &str = "tcpx_wait_request";
-const HEADER: &str = "tcpx.h";
+const HEADERS: [&str; 1] = ["tcpx_plugin.h"];
 const PKG_CONFIG: &str = "tcpx.pc";
-const EXAMPLE: &str = "transfer.c";
+const EXAMPLES: [&str; 1] = ["plugin_transfer.c"];
 /// The table that the historic client and NCCL both take.
 const PLUGIN_SYMBOL: &str = "ncclNetPlugin_v7";
 const LICENCES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
@@ -82,14 +82,18 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     write(&out.join("README.md"), &README.replace("VERSION", VERSION))?;
     run_command(Command::new(out.join("tcpx")).arg("generate").arg(&out))?;
     let capi = root.join("crates/tcpx-capi");
-    copy(&capi.join("include").join(HEADER), &out.join(HEADER))?;
-    copy(&capi.join("examples").join(EXAMPLE), &out.join(EXAMPLE))?;
+    for name in HEADERS {
+        copy(&capi.join("include").join(name), &out.join(name))?;
+    }
+    for name in EXAMPLES {
+        copy(&capi.join("examples").join(name), &out.join(name))?;
+    }
     link(LIBRARY, &out.join(LIBRARY_LINK))?;
     write(
         &out.join(PKG_CONFIG),
         &pkg_config(VERSION, "${pcfiledir}", "${pcfiledir}"),
     )?;
-    println!("{HEADER}, {LIBRARY_LINK} and {PKG_CONFIG} beside them, for C; man/ and completions/");
+    println!("headers, {LIBRARY_LINK} and {PKG_CONFIG} beside them, for C; man/ and completions/");
     let Some(packages) = packages else {
         return Ok(());
     };

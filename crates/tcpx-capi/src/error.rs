@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use nccl_net::{HostError, LoadError, ResultCode};
 
-use crate::codes::{
+use crate::plugin::codes::{
     TCPX_BAD_HANDLE, TCPX_INTERNAL_ERROR, TCPX_INVALID_ARGUMENT, TCPX_INVALID_USAGE,
     TCPX_LOAD_FAILED, TCPX_NOT_LOADED, TCPX_PANIC, TCPX_PLUGIN_FAULT, TCPX_SUCCESS, phrase,
 };
@@ -95,10 +95,8 @@ fn remember(text: &str) {
     let _ = LAST.try_with(|last| last.replace(text));
 }
 
-/// What went wrong in the last failing call of the calling thread, and what to do; "" if none
-/// failed. Never NULL. Valid until the next call of this library on the same thread.
-#[unsafe(no_mangle)]
-pub extern "C" fn tcpx_last_error() -> *const c_char {
+/// The text of the calling thread's last failure; "" if none failed. Valid until the next failure on this thread.
+pub(crate) fn last_text() -> *const c_char {
     // A thread that is ending has no text any more.
     LAST.try_with(|last| last.borrow().as_ptr())
         .unwrap_or(c"".as_ptr())

@@ -7,11 +7,11 @@
 use std::num::NonZeroUsize;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use crate::codes::TCPX_BAD_HANDLE;
-use crate::end::End;
 use crate::error::{Failure, Outcome};
-use crate::memory::Registered;
-use crate::setup::Listener;
+use crate::plugin::codes::TCPX_BAD_HANDLE;
+use crate::plugin::end::End;
+use crate::plugin::memory::Registered;
+use crate::plugin::setup::Listener;
 
 const _: () = assert!(usize::BITS == 64, "handles need 64-bit pointers");
 

@@ -16,9 +16,9 @@ const PLACES: [(&str, &str); 8] = [
     ("tcpx", "usr/lib/tcpx"),
     ("libnccl-net-tcpx.so", "usr/lib/tcpx"),
     ("libtcpx.so.0", LIBRARIES),
-    ("tcpx.h", "usr/include"),
+    ("tcpx_plugin.h", "usr/include"),
     ("README.md", "usr/share/doc/tcpx"),
-    ("transfer.c", "usr/share/doc/tcpx/examples"),
+    ("plugin_transfer.c", "usr/share/doc/tcpx/examples"),
     ("LICENSE-APACHE", "usr/share/doc/tcpx"),
     ("LICENSE-MIT", "usr/share/doc/tcpx"),
 ];

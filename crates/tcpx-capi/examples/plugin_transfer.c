@@ -1,7 +1,7 @@
-/* transfer: one message from a client to a server through a network plugin, in C.
+/* plugin_transfer: one message from a client to a server through a network plugin, in C.
  *
- *   transfer server PORT [--out FILE] [--device-memory]
- *   transfer client HOST PORT [--in FILE | --bytes N] [--device-memory]
+ *   plugin_transfer server PORT [--out FILE] [--device-memory]
+ *   plugin_transfer client HOST PORT [--in FILE | --bytes N] [--device-memory]
  *
  * UCCL_TCPX_PLUGIN_PATH names the plugin. PORT 0 takes a free one, which the first line of output
  * names. With --device-memory the buffers are registered as CUDA memory: on a plugin that lets host
@@ -13,7 +13,7 @@
  * server ends with a byte, 1 if every byte arrived and none beyond. A program that needs a trusted
  * peer must authenticate it there: this one does not.
  *
- *   cc -std=c99 transfer.c -ltcpx -o transfer
+ *   cc -std=c99 plugin_transfer.c -ltcpx -o plugin_transfer
  */
 #define _POSIX_C_SOURCE 200809L
 #include <errno.h>
@@ -29,7 +29,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "tcpx.h"
+#include "tcpx_plugin.h"
 
 #define CHUNK (512u << 10) /* bytes of one request */
 #define PAGE 4096u
@@ -365,8 +365,8 @@ static int client(const struct options *options)
 
 static int usage(void)
 {
-    fputs("usage: transfer server PORT [--out FILE] [--device-memory]\n"
-          "       transfer client HOST PORT [--in FILE | --bytes N] [--device-memory]\n",
+    fputs("usage: plugin_transfer server PORT [--out FILE] [--device-memory]\n"
+          "       plugin_transfer client HOST PORT [--in FILE | --bytes N] [--device-memory]\n",
           stderr);
     return 2;
 }

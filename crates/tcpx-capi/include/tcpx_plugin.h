@@ -1,4 +1,4 @@
-/* tcpx.h: drive any ncclNet network plugin from C. Link with -ltcpx.
+/* tcpx_plugin.h: drive any ncclNet network plugin from C. Link with -ltcpx.
  *
  * Made by `cargo xtask header` from crates/tcpx-capi. Edit the sources, not this.
  *
@@ -21,8 +21,8 @@
  * memory: pointers to fill must be writable, and registered memory must stay until its end.
  */
 
-#ifndef TCPX_H
-#define TCPX_H
+#ifndef TCPX_PLUGIN_H
+#define TCPX_PLUGIN_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -526,4 +526,4 @@ int tcpx_irecv_consumed(tcpx_recv_comm *recv_comm, int n, tcpx_request *request)
 }  // extern "C"
 #endif  // __cplusplus
 
-#endif  /* TCPX_H */
+#endif  /* TCPX_PLUGIN_H */

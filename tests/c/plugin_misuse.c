@@ -1,7 +1,7 @@
-/* Every wrong use of tcpx.h that can be detected, against the double of Google's plugin: each gives
+/* Every wrong use of tcpx_plugin.h that can be detected, against the double of Google's plugin: each gives
  * a code and a text, and what was right before still works after it.
  *
- *   misuse PLUGIN
+ *   plugin_misuse PLUGIN
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -13,7 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "tcpx.h"
+#include "tcpx_plugin.h"
 
 #define BYTES 4096
 #define LIMIT_MS 20000u

@@ -1,4 +1,4 @@
-//! `tcpx.h` and `libtcpx.so`, from C programs that are compiled here.
+//! `tcpx_plugin.h` and `libtcpx.so`, from C programs that are compiled here.
 #![expect(clippy::unwrap_used, reason = "helpers fail the test that calls them")]
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -26,8 +26,8 @@ fn program(name: &str, source: &Path) -> PathBuf {
 fn transfer() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
-        let source = plugin_file::workspace().join("crates/tcpx-capi/examples/transfer.c");
-        program("transfer", &source)
+        let source = plugin_file::workspace().join("crates/tcpx-capi/examples/plugin_transfer.c");
+        program("plugin_transfer", &source)
     })
 }
 
@@ -183,7 +183,7 @@ fn the_example_says_what_to_do_without_a_plugin() {
 
 #[test]
 fn every_wrong_use_that_can_be_seen_gives_a_code_and_a_text_and_leaves_nothing_open() {
-    let program = program("misuse", &sources().join("misuse.c"));
+    let program = program("plugin_misuse", &sources().join("plugin_misuse.c"));
     let (code, said) = Running::start(Command::new(&program).arg(double::path())).end();
     assert_eq!((code, said.as_str()), (Some(0), "PASSED\n"));
     // The same with requests that can be looked into: a wait that ran out tells what is inside.
@@ -194,18 +194,18 @@ fn every_wrong_use_that_can_be_seen_gives_a_code_and_a_text_and_leaves_nothing_o
 }
 
 #[test]
-fn the_header_compiles_alone_and_for_historic_sources() {
+fn the_plugin_header_compiles_alone_and_for_old_sources() {
     let folder = tempfile::tempdir().unwrap();
     let alone = folder.path().join("alone.c");
     std::fs::write(
         &alone,
-        "#include <tcpx.h>\nint n(void);\nint n(void) { return (int)sizeof(tcpx_handle); }\n",
+        "#include <tcpx_plugin.h>\nint n(void);\nint n(void) { return (int)sizeof(tcpx_handle); }\n",
     )
     .unwrap();
-    for source in [alone, sources().join("historic.c")] {
+    for source in [alone, sources().join("plugin_historic.c")] {
         for cpp in [false, true] {
             let Some(output) = c_api::compiles(&source, cpp) else {
-                let name = "the_header_compiles_alone_and_for_historic_sources";
+                let name = "the_plugin_header_compiles_alone_and_for_old_sources";
                 writeln!(std::io::stderr(), "skipped: {name}: no C++ compiler").unwrap();
                 continue;
             };
