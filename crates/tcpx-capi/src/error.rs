@@ -145,7 +145,7 @@ mod tests {
 
     fn last() -> String {
         // SAFETY: the text stays until the next failure of this thread.
-        unsafe { CStr::from_ptr(tcpx_last_error()) }
+        unsafe { CStr::from_ptr(last_text()) }
             .to_string_lossy()
             .into_owned()
     }
