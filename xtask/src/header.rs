@@ -17,19 +17,36 @@ struct Header {
     sources: &'static [&'static str],
 }
 
-const HEADERS: [Header; 1] = [Header {
-    name: "tcpx_plugin.h",
-    config: "cbindgen-plugin.toml",
-    sources: &[
-        "plugin/codes",
-        "plugin/types",
-        "plugin/log",
-        "plugin/library",
-        "plugin/setup",
-        "plugin/memory",
-        "plugin/transfer",
-    ],
-}];
+const HEADERS: [Header; 2] = [
+    Header {
+        name: "tcpx.h",
+        config: "cbindgen.toml",
+        sources: &[
+            "engine/codes",
+            "engine/types",
+            "engine/failure",
+            "engine/endpoint",
+            "engine/connection",
+            "engine/region",
+            "engine/transfer",
+            "engine/queue",
+            "engine/window",
+        ],
+    },
+    Header {
+        name: "tcpx_plugin.h",
+        config: "cbindgen-plugin.toml",
+        sources: &[
+            "plugin/codes",
+            "plugin/types",
+            "plugin/log",
+            "plugin/library",
+            "plugin/setup",
+            "plugin/memory",
+            "plugin/transfer",
+        ],
+    },
+];
 
 /// Writes the headers, or with `--check` fails if one is not what the sources say.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
@@ -60,9 +77,20 @@ fn generate(header: &Header) -> Result<String> {
     let mut text = Vec::new();
     bindings.write(&mut text);
     // What Rust calls safety is the caller's part of the contract in C.
-    Ok(String::from_utf8(text)
+    let text = String::from_utf8(text)
         .context("cbindgen wrote no UTF-8")?
-        .replace(" * # Safety\n", " * The caller's part:\n"))
+        .replace(" * # Safety\n", " * The caller's part:\n");
+    Ok(text.lines().map(in_parentheses).collect())
+}
+
+/// The line, with a negative number that it defines in parentheses, for use in any expression.
+fn in_parentheses(line: &str) -> String {
+    match line.rsplit_once(' ') {
+        Some((define, number)) if define.starts_with("#define ") && number.starts_with('-') => {
+            format!("{define} ({number})\n")
+        }
+        _ => format!("{line}\n"),
+    }
 }
 
 /// Every exported function of the crate is in a header, whichever file it stands in.
@@ -95,6 +123,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn negative_numbers_are_in_parentheses() {
+        assert_eq!(in_parentheses("#define A -1"), "#define A (-1)\n");
+        assert_eq!(in_parentheses("#define A 1"), "#define A 1\n");
+        assert_eq!(in_parentheses(" * from -1"), " * from -1\n");
+    }
+
+    #[test]
     fn exported_functions_are_found_by_their_line() {
         let source = "pub unsafe extern \"C\" fn tcpx_a(\n    x: i32,\n) {}\n\
                       extern \"C\" fn hidden() {}\npub extern \"C\" fn tcpx_b() {}\n";
@@ -103,7 +138,7 @@ mod tests {
 
     #[test]
     fn the_header_declares_the_historic_calls() {
-        let header = generate(&HEADERS[0]).unwrap();
+        let header = generate(&HEADERS[1]).unwrap();
         for call in [
             "load_plugin",
             "get_device_count",

@@ -136,7 +136,7 @@ typedef struct tcpx_request tcpx_request;
 /**
  * A size that the plugin did not tell.
  */
-#define TCPX_SIZE_UNKNOWN -1
+#define TCPX_SIZE_UNKNOWN (-1)
 
 /**
  * Most requests in flight, and most receives not consumed, on one comm.

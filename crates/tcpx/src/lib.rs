@@ -63,8 +63,11 @@ pub use report::{Progress, Report};
 pub use tcpx_memory::{
     After, CudaError, Gpu, MemoryError, MemoryKind, Region, RegionSlice, UnpackMethod,
 };
-pub use tcpx_net::{Auth, Congestion, Network, NetworkError, Refusals, TcpNetwork};
-pub use tcpx_wire::session::Deadlines;
+pub use tcpx_net::{
+    Auth, ChannelStats, Congestion, Network, NetworkError, PluginNetwork, PluginOptions, Refusals,
+    TcpNetwork, TcpOptions,
+};
+pub use tcpx_wire::session::{Deadlines, Delivered};
 pub use tcpx_wire::{Key, Level, Rights, Role, WindowKey, WindowKeyError};
 pub use transfer::{Transfer, wait_any};
 pub use window::Window;

@@ -1,0 +1,198 @@
+//! `tcpx.h` and `libtcpx.so`, from C and C++ programs that are compiled here.
+#![expect(clippy::unwrap_used, reason = "helpers fail the test that calls them")]
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tcpx_tests::c_api::{self, Build, Running};
+use tcpx_tests::plugin_file;
+
+const C: Build = Build {
+    cpp: false,
+    sanitized: false,
+};
+const CPP: Build = Build { cpp: true, ..C };
+const SANITIZED: Build = Build {
+    sanitized: true,
+    ..C
+};
+
+fn misuse() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("c/misuse.c")
+}
+
+fn example(name: &str) -> PathBuf {
+    let examples = plugin_file::workspace().join("crates/tcpx-capi/examples");
+    examples.join(name)
+}
+
+/// The program, or `None` with a line that says why it is skipped.
+fn program(test: &str, build: Build, source: &Path) -> Option<PathBuf> {
+    if let Some(why) = build.missing() {
+        eprintln!("skipped: {test}: {why}");
+        return None;
+    }
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
+    c_api::build_program_as(build, source, &path);
+    Some(path)
+}
+
+/// One message of fresh random bytes between two processes.
+fn moves(program: &Path, bytes: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, target) = (folder.path().join("source"), folder.path().join("target"));
+    let mut content = vec![0_u8; bytes];
+    getrandom::fill(&mut content).unwrap();
+    std::fs::write(&source, &content).unwrap();
+
+    let mut server = Command::new(program);
+    server.args(["server", "127.0.0.1:0", "--out"]).arg(&target);
+    let mut server = Running::start(&mut server);
+    let mut lines = BufReader::new(server.0.stdout.take().unwrap());
+    let mut line = String::new();
+    lines.read_line(&mut line).unwrap();
+    let place = line.trim().strip_prefix("listening on ").unwrap();
+    let (address, key) = place.split_once(", key ").unwrap();
+    let mut client = Command::new(program);
+    client.args(["client", address, key, "--in"]).arg(&source);
+    let (code, said) = Running::start(&mut client).end();
+    let mut shown = String::new();
+    lines.read_to_string(&mut shown).unwrap();
+    let (server_code, complaints) = server.end();
+    let all = format!("{said}{shown}{complaints}");
+    assert_eq!((code, server_code), (Some(0), Some(0)), "{all}");
+    assert!(
+        said.contains(&format!("PASSED: sent {bytes} bytes")),
+        "{all}"
+    );
+    assert!(
+        shown.contains(&format!("PASSED: received {bytes} bytes")),
+        "{all}"
+    );
+    assert!(std::fs::read(&target).unwrap() == content, "{bytes} bytes");
+}
+
+const SIZES: [usize; 6] = [0, 1, 23, 4097, (512 << 10) + 1, 20_000_003];
+
+fn the_example_moves(test: &str, build: Build, sizes: &[usize]) {
+    if let Some(program) = program(test, build, &example("transfer.c")) {
+        sizes.iter().for_each(|bytes| moves(&program, *bytes));
+    }
+}
+
+#[test]
+fn the_transfer_example_moves_every_size_in_c() {
+    the_example_moves("transfer_in_c", C, &SIZES);
+}
+
+#[test]
+fn the_transfer_example_moves_every_size_in_cpp() {
+    the_example_moves("transfer_in_cpp", CPP, &SIZES);
+}
+
+#[test]
+fn the_transfer_example_leaks_nothing() {
+    the_example_moves("transfer_sanitized", SANITIZED, &SIZES);
+}
+
+#[test]
+fn the_transfer_example_says_what_to_do() {
+    let program = program("transfer_advice", C, &example("transfer.c")).unwrap();
+    // A port that nobody listens on: it is ours until the end of the test.
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let mut server = Command::new(&program);
+    let (code, said) = Running::start(server.args(["server", &address])).end();
+    assert_eq!(code, Some(1));
+    assert!(said.contains(&address) && said.contains("FAILED"), "{said}");
+    let mut client = Command::new(&program);
+    let wrong = ["client", &address, "NOKEY"];
+    let (code, said) = Running::start(client.args(wrong)).end();
+    assert_eq!(code, Some(1));
+    assert!(
+        said.contains("26 characters") && said.contains("SETTING"),
+        "{said}"
+    );
+}
+
+fn puts_and_gets(test: &str, build: Build) {
+    if let Some(program) = program(test, build, &example("put_get.c")) {
+        let (code, said) = Running::start(&mut Command::new(program)).end();
+        assert_eq!(code, Some(0), "{said}");
+        assert!(said.contains("PASSED: 16 pages"), "{said}");
+    }
+}
+
+#[test]
+fn the_put_get_example_works_in_c() {
+    puts_and_gets("put_get_in_c", C);
+}
+
+#[test]
+fn the_put_get_example_works_in_cpp() {
+    puts_and_gets("put_get_in_cpp", CPP);
+}
+
+#[test]
+fn the_put_get_example_leaks_nothing() {
+    puts_and_gets("put_get_sanitized", SANITIZED);
+}
+
+fn is_misused(test: &str, build: Build) {
+    if let Some(program) = program(test, build, &misuse()) {
+        let (code, said) = Running::start(&mut Command::new(program)).end();
+        assert_eq!((code, said.as_str()), (Some(0), "PASSED\n"));
+    }
+}
+
+#[test]
+fn every_wrong_use_gives_a_code_and_a_text() {
+    is_misused("misuse", C);
+}
+
+#[test]
+fn wrong_use_touches_no_foreign_memory_and_leaks_nothing() {
+    is_misused("misuse_sanitized", SANITIZED);
+}
+
+#[test]
+fn every_call_of_the_header_is_misused() {
+    let header = std::fs::read_to_string(c_api::include().join("tcpx.h")).unwrap();
+    let misuse = std::fs::read_to_string(misuse()).unwrap();
+    let mut calls = 0;
+    for line in header.lines() {
+        let is_declaration = line.starts_with("int ") || line.starts_with("const char *");
+        let Some((start, _)) = line.split_once('(').filter(|_| is_declaration) else {
+            continue;
+        };
+        let name = start.rsplit([' ', '*']).next().unwrap();
+        assert!(misuse.contains(&format!("{name}(")), "{name}");
+        calls += 1;
+    }
+    assert!(calls > 40, "{calls}");
+}
+
+#[test]
+fn both_headers_compile_together_and_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let sources = [
+        ("alone", "#include <tcpx.h>\n"),
+        ("together", "#include <tcpx.h>\n#include <tcpx_plugin.h>\n"),
+        ("turned", "#include <tcpx_plugin.h>\n#include <tcpx.h>\n"),
+    ];
+    for (name, include) in sources {
+        let source = folder.path().join(name).with_extension("c");
+        let body = "int n(void);\nint n(void) { return 1 -TCPX_AGAIN + TCPX_OK; }\n";
+        std::fs::write(&source, format!("{include}{body}")).unwrap();
+        for cpp in [false, true] {
+            let Some(output) = c_api::compiles(&source, cpp) else {
+                let name = "both_headers_compile_together_and_alone";
+                eprintln!("skipped: {name}: no C++ compiler");
+                continue;
+            };
+            let words = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{name}: {words}");
+        }
+    }
+}
