@@ -1,6 +1,7 @@
 //! `tcpx.h` and `libtcpx.so`, from C and C++ programs that are compiled here.
 #![expect(clippy::unwrap_used, reason = "helpers fail the test that calls them")]
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -156,21 +157,101 @@ fn wrong_use_touches_no_foreign_memory_and_leaks_nothing() {
     is_misused("misuse_sanitized", SANITIZED);
 }
 
+/// Names of the functions that a header declares.
+fn declared(header: &str) -> BTreeSet<String> {
+    let header = std::fs::read_to_string(c_api::include().join(header)).unwrap();
+    let is_declaration = |line: &&str| line.starts_with("int ") || line.starts_with("const char *");
+    header
+        .lines()
+        .filter(is_declaration)
+        .filter_map(|line| line.split_once('(')?.0.rsplit([' ', '*']).next())
+        .map(str::to_owned)
+        .collect()
+}
+
 #[test]
 fn every_call_of_the_header_is_misused() {
-    let header = std::fs::read_to_string(c_api::include().join("tcpx.h")).unwrap();
     let misuse = std::fs::read_to_string(misuse()).unwrap();
-    let mut calls = 0;
-    for line in header.lines() {
-        let is_declaration = line.starts_with("int ") || line.starts_with("const char *");
-        let Some((start, _)) = line.split_once('(').filter(|_| is_declaration) else {
-            continue;
-        };
-        let name = start.rsplit([' ', '*']).next().unwrap();
+    let calls = declared("tcpx.h");
+    assert!(calls.len() > 40, "{}", calls.len());
+    for name in calls {
         assert!(misuse.contains(&format!("{name}(")), "{name}");
-        calls += 1;
     }
-    assert!(calls > 40, "{calls}");
+}
+
+#[test]
+fn the_library_exports_what_the_headers_declare_and_nothing_else() {
+    let library = c_api::library_folder().join("libtcpx.so");
+    let symbols = Command::new("nm")
+        .args(["-D", "--defined-only"])
+        .arg(library)
+        .output()
+        .unwrap();
+    let symbols = String::from_utf8(symbols.stdout).unwrap();
+    let exported: BTreeSet<_> = symbols
+        .lines()
+        .filter_map(|line| line.rsplit(' ').next())
+        .map(str::to_owned)
+        .collect();
+    let mut expected = declared("tcpx.h");
+    expected.extend(declared("tcpx_plugin.h"));
+    assert_eq!(exported, expected);
+}
+
+/// What the pieces of the guide find around them.
+const AROUND: &str = r#"#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "tcpx.h"
+void piece(tcpx_endpoint *endpoint, tcpx_connection *connection, tcpx_region *region,
+           tcpx_window *window, tcpx_transfer *transfer, tcpx_queue *queue, const void *key,
+           size_t key_bytes);
+static void check(int code) { if (code != TCPX_OK) exit(1); }
+void piece(tcpx_endpoint *endpoint, tcpx_connection *connection, tcpx_region *region,
+           tcpx_window *window, tcpx_transfer *transfer, tcpx_queue *queue, const void *key,
+           size_t key_bytes)
+{
+(void)check, (void)endpoint, (void)connection, (void)region, (void)window, (void)transfer;
+(void)queue, (void)key, (void)key_bytes;
+{
+"#;
+
+#[test]
+fn the_guides_pieces_compile() {
+    let guide = std::fs::read_to_string(plugin_file::workspace().join("docs/guides/c.md")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("piece.c");
+    let pieces: Vec<_> = guide.split("```c\n").skip(1).collect();
+    assert!(pieces.len() > 5, "{}", pieces.len());
+    for piece in pieces {
+        let (piece, _) = piece.split_once("```").unwrap();
+        std::fs::write(&source, format!("{AROUND}{piece}}}\n}}\n")).unwrap();
+        for cpp in [false, true] {
+            let Some(output) = c_api::compiles(&source, cpp) else {
+                eprintln!("skipped: the_guides_pieces_compile: no C++ compiler");
+                continue;
+            };
+            let words = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{piece}: {words}");
+        }
+    }
+}
+
+#[test]
+fn programs_load_the_library_by_the_number_of_its_interface() {
+    let header = std::fs::read_to_string(c_api::include().join("tcpx.h")).unwrap();
+    let number = header
+        .lines()
+        .find_map(|line| line.strip_prefix("#define TCPX_ABI "))
+        .unwrap();
+    let program = program("transfer_abi", C, &example("transfer.c")).unwrap();
+    let bytes = std::fs::read(program).unwrap();
+    let soname = format!("libtcpx.so.{number}\0");
+    let mut windows = bytes.windows(soname.len());
+    assert!(
+        windows.any(|window| window == soname.as_bytes()),
+        "{soname}"
+    );
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tcpx::CompletionQueue;
 
-use super::codes::{TCPX_ERR_MEMORY, TCPX_OK};
+use super::codes::TCPX_OK;
 use super::failure::guard;
 use super::text::{duration, needed};
 use super::transfer::{NO_REPORT, report_of};
@@ -16,6 +16,9 @@ use crate::handles::{self, Object};
 
 /// A polling thread looks this often whether its queue was closed.
 const LOOK: Duration = Duration::from_millis(500);
+
+/// Completions that one call takes at most.
+const MOST: usize = 1024;
 
 /// Makes a queue, for transfers of any number of connections.
 ///
@@ -75,11 +78,7 @@ pub unsafe extern "C" fn tcpx_queue_poll(
         }
         let until = Instant::now() + duration(timeout_ms);
         let mut taken = Vec::new();
-        // At once: what is taken from the queue must have a place.
-        let most = room.min(4096);
-        taken.try_reserve_exact(most).map_err(|_| {
-            Failure::new(TCPX_ERR_MEMORY, format!("no memory for {most} completions"))
-        })?;
+        let most = room.min(MOST);
         loop {
             // Each look finds out whether it was closed.
             let (_, queue) = handles::queue(queue)?;
