@@ -40,7 +40,7 @@ const LIVENESS_CHECK: Duration = Duration::from_secs(1);
 /// # use std::sync::Arc;
 /// # use std::task::{Context, Poll, Wake, Waker};
 /// # use std::time::Duration;
-/// # use tcpx::{Auth, Endpoint, Key, Options, Region};
+/// # use tcpx::{Auth, Endpoint, Options, Region};
 /// # struct Unpark(std::thread::Thread);
 /// # impl Wake for Unpark {
 /// #     fn wake(self: Arc<Self>) {
@@ -58,7 +58,7 @@ const LIVENESS_CHECK: Duration = Duration::from_secs(1);
 /// #     }
 /// # }
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("the system has randomness"));
+/// # let key = tcpx::generate_key()?;
 /// # let server = Endpoint::listen("127.0.0.1:0".parse()?, Options::tcp(Auth::Key(key.clone())))?;
 /// # let address = server.local_addr();
 /// # let client = std::thread::spawn(move || Endpoint::connect(address, &Options::tcp(Auth::Key(key))));
@@ -439,9 +439,9 @@ impl Future for Transfer {
 ///
 /// ```
 /// # use std::time::Duration;
-/// # use tcpx::{Auth, Endpoint, Key, Options, Region};
+/// # use tcpx::{Auth, Endpoint, Options, Region};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("the system has randomness"));
+/// # let key = tcpx::generate_key()?;
 /// # let server = Endpoint::listen("127.0.0.1:0".parse()?, Options::tcp(Auth::Key(key.clone())))?;
 /// # let address = server.local_addr();
 /// # let client = std::thread::spawn(move || Endpoint::connect(address, &Options::tcp(Auth::Key(key))));

@@ -7,13 +7,12 @@ use std::time::{Duration, Instant};
 
 use tcpx::{Auth, Error, Key, NetworkError};
 
-use super::codes::TCPX_ERR_SYSTEM;
 use super::connection::enter;
 use super::failure::{again, guard, setting};
 use super::options::connection_options;
 use super::text::{answer, duration, give_text, needed, text};
 use super::types::{tcpx_connection, tcpx_endpoint, tcpx_options};
-use crate::error::{Failure, Outcome};
+use crate::error::Outcome;
 use crate::handles::{self, Object};
 
 /// An accepting thread looks this often whether its endpoint was closed.
@@ -24,18 +23,6 @@ const LOOK: Duration = Duration::from_millis(100);
 pub(crate) struct Endpoint {
     endpoint: tcpx::Endpoint,
     key: Option<Key>,
-}
-
-fn generate_key() -> Outcome<Key> {
-    let mut filled = Ok(());
-    let key = Key::generate(&mut |bytes| filled = getrandom::fill(bytes));
-    filled.map_err(|error| {
-        Failure::new(
-            TCPX_ERR_SYSTEM,
-            format!("no randomness from the system: {error}"),
-        )
-    })?;
-    Ok(key)
 }
 
 /// Makes a key: 27 bytes with the NUL. For programs that hand a key to both sides; an endpoint
@@ -50,7 +37,7 @@ pub unsafe extern "C" fn tcpx_key_generate(
     needed_bytes: *mut usize,
 ) -> c_int {
     guard("tcpx_key_generate", || {
-        let key = generate_key()?.to_text();
+        let key = tcpx::generate_key()?.to_text();
         // SAFETY: the caller's promise.
         unsafe { give_text(&key, buffer, room, needed_bytes) }
     })
@@ -73,7 +60,7 @@ pub unsafe extern "C" fn tcpx_endpoint_listen(
         // SAFETY: the caller's promise.
         let address = resolve(unsafe { text("address", address) }?)?;
         // SAFETY: the caller's promise.
-        let options = unsafe { connection_options(options, generate_key) }?;
+        let options = unsafe { connection_options(options, || Ok(tcpx::generate_key()?)) }?;
         let key = match &options.auth {
             Auth::Key(key) => Some(key.clone()),
             _ => None,
