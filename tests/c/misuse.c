@@ -812,6 +812,25 @@ static void many_threads(void)
     pair_close(&pair);
 }
 
+/* Numbers that look like handles, and addresses that do not: none is one, none is followed. */
+static void wild_pointers(void)
+{
+    uint64_t number = 88172645463325252u;
+    for (int i = 0; i < 20000; i++) {
+        number ^= number << 13;
+        number ^= number >> 7;
+        number ^= number << 17;
+        uint64_t bits = i & 1 ? (number | 1ull << 63) & ~15ull : number;
+        void *wild = (void *)(uintptr_t)bits;
+        HOLDS(tcpx_endpoint_close((tcpx_endpoint *)wild) == TCPX_ERR_HANDLE);
+        HOLDS(tcpx_connection_close((tcpx_connection *)wild, 0) == TCPX_ERR_HANDLE);
+        HOLDS(tcpx_region_release((tcpx_region *)wild) == TCPX_ERR_HANDLE);
+        HOLDS(tcpx_window_revoke((tcpx_window *)wild, 0) == TCPX_ERR_HANDLE);
+        HOLDS(tcpx_transfer_release((tcpx_transfer *)wild) == TCPX_ERR_HANDLE);
+        HOLDS(tcpx_queue_close((tcpx_queue *)wild) == TCPX_ERR_HANDLE);
+    }
+}
+
 static void lost_peer(void)
 {
     struct pair pair;
@@ -872,6 +891,7 @@ int main(void)
     one_sided();
     ends_under_waits();
     many_threads();
+    wild_pointers();
     lost_peer();
     forks();
     puts("PASSED");

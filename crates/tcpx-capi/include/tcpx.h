@@ -15,8 +15,8 @@
  * it, then release it. At the end tcpx_connection_close, tcpx_region_release, tcpx_endpoint_close.
  *
  * Threads. Every call may be made from any thread, on any handle, at once. The library calls no function
- * of the program but those given to tcpx_region_wrap. Calls that take a time never wait longer than
- * that (and what the system takes to look up a name).
+ * of the program but those given to tcpx_region_wrap. Calls that take a time do not wait longer, but
+ * where they say so. Names of hosts are looked up for as long as the system takes for that.
  *
  * Forks. In the child of a fork that came after the first call of this library every call is
  * TCPX_ERR_FORKED, and changes nothing; the parent is not disturbed.
@@ -610,8 +610,9 @@ int tcpx_endpoint_key(tcpx_endpoint *endpoint,
 
 /**
  * Waits for the next peer and sets the connection up; TCPX_AGAIN when nobody has come within
- * `timeout_ms`. Peers that cannot prove themselves are turned away and do not end the wait. Any error
- * but TCPX_ERR_HANDLE is about one peer: call it again. tcpx_endpoint_close ends a wait.
+ * `timeout_ms`. A peer that has proved itself by then is waited for, for as long as a set-up may take.
+ * Peers that cannot prove themselves are turned away and do not end the wait. Any error but
+ * TCPX_ERR_HANDLE is about one peer: call it again. tcpx_endpoint_close ends a wait.
  *
  * The caller's part:
  * `connection` is NULL or can be written.
@@ -752,8 +753,8 @@ int tcpx_region_cuda(uint32_t device, size_t bytes, tcpx_region **region);
  * ever. If this call fails, `release` is not called.
  *
  * The caller's part:
- * The memory can be read and written until `release` is called, and nobody frees it before. `region`
- * is NULL or can be written. `release` may be called on any thread.
+ * The memory can be read and written until `release` is called, nobody frees it before, and no other
+ * region covers it. `region` is NULL or can be written. `release` may be called on any thread.
  */
 int tcpx_region_wrap(void *data,
                      size_t bytes,

@@ -128,8 +128,9 @@ pub unsafe extern "C" fn tcpx_endpoint_key(
 }
 
 /// Waits for the next peer and sets the connection up; TCPX_AGAIN when nobody has come within
-/// `timeout_ms`. Peers that cannot prove themselves are turned away and do not end the wait. Any error
-/// but TCPX_ERR_HANDLE is about one peer: call it again. tcpx_endpoint_close ends a wait.
+/// `timeout_ms`. A peer that has proved itself by then is waited for, for as long as a set-up may take.
+/// Peers that cannot prove themselves are turned away and do not end the wait. Any error but
+/// TCPX_ERR_HANDLE is about one peer: call it again. tcpx_endpoint_close ends a wait.
 ///
 /// # Safety
 /// `connection` is NULL or can be written.

@@ -83,8 +83,8 @@ pub unsafe extern "C" fn tcpx_region_cuda(
 /// ever. If this call fails, `release` is not called.
 ///
 /// # Safety
-/// The memory can be read and written until `release` is called, and nobody frees it before. `region`
-/// is NULL or can be written. `release` may be called on any thread.
+/// The memory can be read and written until `release` is called, nobody frees it before, and no other
+/// region covers it. `region` is NULL or can be written. `release` may be called on any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tcpx_region_wrap(
     data: *mut c_void,
