@@ -19,8 +19,8 @@ const SANITIZED: Build = Build {
     ..C
 };
 
-fn misuse() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("c/misuse.c")
+fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("c").join(name)
 }
 
 fn example(name: &str) -> PathBuf {
@@ -140,8 +140,8 @@ fn the_put_get_example_leaks_nothing() {
     puts_and_gets("put_get_sanitized", SANITIZED);
 }
 
-fn is_misused(test: &str, build: Build) {
-    if let Some(program) = program(test, build, &misuse()) {
+fn passes(test: &str, build: Build, source: &Path) {
+    if let Some(program) = program(test, build, source) {
         let (code, said) = Running::start(&mut Command::new(program)).end();
         assert_eq!((code, said.as_str()), (Some(0), "PASSED\n"));
     }
@@ -149,12 +149,22 @@ fn is_misused(test: &str, build: Build) {
 
 #[test]
 fn every_wrong_use_gives_a_code_and_a_text() {
-    is_misused("misuse", C);
+    passes("misuse", C, &source("misuse.c"));
 }
 
 #[test]
 fn wrong_use_touches_no_foreign_memory_and_leaks_nothing() {
-    is_misused("misuse_sanitized", SANITIZED);
+    passes("misuse_sanitized", SANITIZED, &source("misuse.c"));
+}
+
+#[test]
+fn a_killed_peer_is_an_error_and_another_takes_its_place() {
+    passes("lost_peer", C, &source("lost_peer.c"));
+}
+
+#[test]
+fn a_killed_peer_leaves_no_leak() {
+    passes("lost_peer_sanitized", SANITIZED, &source("lost_peer.c"));
 }
 
 /// Names of the functions that a header declares.
@@ -171,7 +181,7 @@ fn declared(header: &str) -> BTreeSet<String> {
 
 #[test]
 fn every_call_of_the_header_is_misused() {
-    let misuse = std::fs::read_to_string(misuse()).unwrap();
+    let misuse = std::fs::read_to_string(source("misuse.c")).unwrap();
     let calls = declared("tcpx.h");
     assert!(calls.len() > 40, "{}", calls.len());
     for name in calls {
