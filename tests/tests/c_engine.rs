@@ -40,7 +40,7 @@ fn program(test: &str, build: Build, source: &Path) -> Option<PathBuf> {
 }
 
 /// One message of fresh random bytes between two processes.
-fn moves(program: &Path, bytes: usize) {
+fn moves(program: &Path, bytes: usize, more: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let (source, target) = (folder.path().join("source"), folder.path().join("target"));
     let mut content = vec![0_u8; bytes];
@@ -48,7 +48,10 @@ fn moves(program: &Path, bytes: usize) {
     std::fs::write(&source, &content).unwrap();
 
     let mut server = Command::new(program);
-    server.args(["server", "127.0.0.1:0", "--out"]).arg(&target);
+    server
+        .args(["server", "127.0.0.1:0", "--out"])
+        .arg(&target)
+        .args(more);
     let mut server = Running::start(&mut server);
     let mut lines = BufReader::new(server.0.stdout.take().unwrap());
     let mut line = String::new();
@@ -56,7 +59,10 @@ fn moves(program: &Path, bytes: usize) {
     let place = line.trim().strip_prefix("listening on ").unwrap();
     let (address, key) = place.split_once(", key ").unwrap();
     let mut client = Command::new(program);
-    client.args(["client", address, key, "--in"]).arg(&source);
+    client
+        .args(["client", address, key, "--in"])
+        .arg(&source)
+        .args(more);
     let (code, said) = Running::start(&mut client).end();
     let mut shown = String::new();
     lines.read_to_string(&mut shown).unwrap();
@@ -78,7 +84,7 @@ const SIZES: [usize; 6] = [0, 1, 23, 4097, (512 << 10) + 1, 20_000_003];
 
 fn the_example_moves(test: &str, build: Build, sizes: &[usize]) {
     if let Some(program) = program(test, build, &example("transfer.c")) {
-        sizes.iter().for_each(|bytes| moves(&program, *bytes));
+        sizes.iter().for_each(|bytes| moves(&program, *bytes, &[]));
     }
 }
 
@@ -98,8 +104,26 @@ fn the_transfer_example_leaks_nothing() {
 }
 
 #[test]
+fn the_transfer_example_moves_memory_of_a_gpu() {
+    let name = "the_transfer_example_moves_memory_of_a_gpu";
+    let program = program("transfer_gpu", C, &example("transfer.c")).unwrap();
+    if let Err(why) = tcpx::Gpu::open(0) {
+        eprintln!("skipped: {name}: {why}");
+        return;
+    }
+    SIZES
+        .iter()
+        .for_each(|bytes| moves(&program, *bytes, &["--gpu", "0"]));
+}
+
+#[test]
 fn the_transfer_example_says_what_to_do() {
     let program = program("transfer_advice", C, &example("transfer.c")).unwrap();
+    let mut server = Command::new(&program);
+    let nowhere = ["server", "127.0.0.1:0", "--gpu", "4096"];
+    let (code, said) = Running::start(server.args(nowhere)).end();
+    assert_eq!(code, Some(1));
+    assert!(said.contains("MEMORY: "), "{said}");
     // A port that nobody listens on: it is ours until the end of the test.
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();

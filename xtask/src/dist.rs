@@ -214,6 +214,12 @@ mod tests {
             flags.split_whitespace().collect::<Vec<_>>().join(" "),
             format!("-I{folder} -L{folder} -ltcpx")
         );
+        let version = Command::new("pkg-config")
+            .env("PKG_CONFIG_PATH", folder.to_string())
+            .args(["--modversion", "tcpx"])
+            .output()
+            .unwrap();
+        assert_eq!(version.stdout, b"1.2.3\n");
     }
 
     #[test]

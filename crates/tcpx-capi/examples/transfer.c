@@ -1,11 +1,11 @@
 /* transfer: one message from a client to a server, in C.
  *
- *   transfer server ADDRESS:PORT [--out FILE]
- *   transfer client HOST:PORT KEY [--in FILE | --bytes N]
+ *   transfer server ADDRESS:PORT [--out FILE] [--gpu N]
+ *   transfer client HOST:PORT KEY [--in FILE | --bytes N] [--gpu N]
  *
  * The server prints where it listens (port 0 takes a free one) and the key that the client needs.
  * The client sends the length of the message under one tag and the message under another; both ends
- * compare checksums (level "verified").
+ * compare checksums (level "verified"). With --gpu the message lies in memory of CUDA device N.
  *
  *   cc -std=c99 transfer.c $(pkg-config --cflags --libs tcpx) -o transfer
  */
@@ -59,6 +59,28 @@ static uint64_t length_of_bytes(const unsigned char bytes[8])
     return length;
 }
 
+/* Memory for the message, on the host (gpu -1) or a GPU. */
+static tcpx_region *allocate(size_t bytes, int gpu)
+{
+    tcpx_region *region;
+    if (gpu < 0)
+        check(tcpx_region_host(bytes, &region));
+    else
+        check(tcpx_region_cuda((uint32_t)gpu, bytes, &region));
+    return region;
+}
+
+static tcpx_options settings(int gpu)
+{
+    tcpx_options options;
+    memset(&options, 0, sizeof options); /* every zero is the default */
+    if (gpu >= 0) {
+        options.memory = TCPX_MEMORY_CUDA;
+        options.device = (uint32_t)gpu;
+    }
+    return options;
+}
+
 static tcpx_transfer_options verified(void)
 {
     tcpx_transfer_options options;
@@ -68,14 +90,20 @@ static tcpx_transfer_options verified(void)
     return options;
 }
 
-static void save(const char *name, const void *data, size_t bytes)
+/* Copies the bytes out of the region first: the processor cannot read a GPU's memory. */
+static void save(const char *name, tcpx_region *region, size_t bytes)
 {
+    void *data = malloc(bytes + 1);
     FILE *file = fopen(name, "wb");
+    if (!data)
+        fail("memory for the message");
+    check(tcpx_region_read(region, 0, data, bytes));
     if (!file || fwrite(data, 1, bytes, file) != bytes || fclose(file))
         fail(name);
+    free(data);
 }
 
-static int server(const char *address, const char *out)
+static int server(const char *address, const char *out, int gpu)
 {
     char text[128], key[64];
     unsigned char length[8];
@@ -83,10 +111,10 @@ static int server(const char *address, const char *out)
     tcpx_connection *connection;
     tcpx_region *region;
     tcpx_transfer *transfer;
-    tcpx_transfer_options options = verified();
-    void *data;
+    tcpx_options options = settings(gpu);
+    tcpx_transfer_options how = verified();
 
-    check(tcpx_endpoint_listen(address, NULL, &endpoint));
+    check(tcpx_endpoint_listen(address, &options, &endpoint));
     check(tcpx_endpoint_address(endpoint, text, sizeof text, NULL));
     check(tcpx_endpoint_key(endpoint, key, sizeof key, NULL));
     printf("listening on %s, key %s\n", text, key);
@@ -94,18 +122,17 @@ static int server(const char *address, const char *out)
     check(tcpx_endpoint_accept(endpoint, TIMEOUT_MS, &connection));
 
     check(tcpx_region_host(sizeof length, &region));
-    check(tcpx_receive(connection, region, 0, sizeof length, TAG_LENGTH, &options, &transfer));
+    check(tcpx_receive(connection, region, 0, sizeof length, TAG_LENGTH, &how, &transfer));
     finish(transfer);
     check(tcpx_region_read(region, 0, length, sizeof length));
     check(tcpx_region_release(region));
 
     size_t bytes = (size_t)length_of_bytes(length);
-    check(tcpx_region_host(bytes, &region));
-    check(tcpx_receive(connection, region, 0, bytes, TAG_MESSAGE, &options, &transfer));
+    region = allocate(bytes, gpu);
+    check(tcpx_receive(connection, region, 0, bytes, TAG_MESSAGE, &how, &transfer));
     uint64_t received = finish(transfer);
-    check(tcpx_region_address(region, &data, NULL));
     if (out)
-        save(out, data, (size_t)received);
+        save(out, region, (size_t)received);
     check(tcpx_region_release(region));
 
     check(tcpx_connection_close(connection, TIMEOUT_MS));
@@ -136,10 +163,10 @@ static unsigned char *message(const char *in, size_t *bytes)
     return data;
 }
 
-static int client(const char *address, const char *key, const char *in, size_t bytes)
+static int client(const char *address, const char *key, const char *in, size_t bytes, int gpu)
 {
     unsigned char length[8];
-    tcpx_options options;
+    tcpx_options options = settings(gpu);
     tcpx_transfer_options how = verified();
     tcpx_connection *connection;
     tcpx_region *small, *region;
@@ -147,12 +174,17 @@ static int client(const char *address, const char *key, const char *in, size_t b
     tcpx_statistics statistics;
     unsigned char *data = message(in, &bytes);
 
-    memset(&options, 0, sizeof options);
     options.key = key;
     check(tcpx_connect(address, &options, &connection));
 
-    /* Memory of the program becomes a region; free() gets it back when nothing needs it. */
-    check(tcpx_region_wrap(data, bytes, TCPX_MEMORY_HOST, 0, free, data, &region));
+    if (gpu >= 0) {
+        region = allocate(bytes, gpu);
+        check(tcpx_region_write(region, 0, data, bytes));
+        free(data);
+    } else {
+        /* Memory of the program becomes a region; free() gets it back when nothing needs it. */
+        check(tcpx_region_wrap(data, bytes, TCPX_MEMORY_HOST, 0, free, data, &region));
+    }
     check(tcpx_region_host(sizeof length, &small));
     length_to_bytes(bytes, length);
     check(tcpx_region_write(small, 0, length, sizeof length));
@@ -171,8 +203,8 @@ static int client(const char *address, const char *key, const char *in, size_t b
 
 static int usage(void)
 {
-    fputs("usage: transfer server ADDRESS:PORT [--out FILE]\n"
-          "       transfer client HOST:PORT KEY [--in FILE | --bytes N]\n",
+    fputs("usage: transfer server ADDRESS:PORT [--out FILE] [--gpu N]\n"
+          "       transfer client HOST:PORT KEY [--in FILE | --bytes N] [--gpu N]\n",
           stderr);
     return 2;
 }
@@ -181,7 +213,7 @@ int main(int count, char **words)
 {
     const char *file = NULL;
     size_t bytes = 23;
-    int serves = count > 1 && !strcmp(words[1], "server"), at = serves ? 3 : 4;
+    int serves = count > 1 && !strcmp(words[1], "server"), at = serves ? 3 : 4, gpu = -1;
     if (tcpx_abi() != TCPX_ABI) {
         fprintf(stderr, "FAILED: libtcpx %s is not for this program\n", tcpx_version());
         return 1;
@@ -193,10 +225,12 @@ int main(int count, char **words)
             file = words[at + 1];
         else if (!serves && !strcmp(words[at], "--bytes"))
             bytes = (size_t)strtoull(words[at + 1], NULL, 10);
+        else if (!strcmp(words[at], "--gpu"))
+            gpu = atoi(words[at + 1]);
         else
             return usage();
     }
     if (at != count)
         return usage();
-    return serves ? server(words[2], file) : client(words[2], words[3], file, bytes);
+    return serves ? server(words[2], file, gpu) : client(words[2], words[3], file, bytes, gpu);
 }
