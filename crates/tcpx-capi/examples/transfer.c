@@ -105,7 +105,7 @@ static void save(const char *name, tcpx_region *region, size_t bytes)
 
 static int server(const char *address, const char *out, int gpu)
 {
-    char text[128], key[64];
+    char text[128], key[TCPX_KEY_MAX];
     unsigned char length[8];
     tcpx_endpoint *endpoint;
     tcpx_connection *connection;

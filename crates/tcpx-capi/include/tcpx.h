@@ -173,6 +173,11 @@ typedef struct tcpx_queue tcpx_queue;
 #define TCPX_FOREVER UINT32_MAX
 
 /**
+ * Most bytes of a key's text, its NUL included.
+ */
+#define TCPX_KEY_MAX 128
+
+/**
  * Most bytes of a window's key.
  */
 #define TCPX_WINDOW_KEY_MAX 96
@@ -568,13 +573,15 @@ const char *tcpx_error_check(void);
 int tcpx_error_delivered(uint64_t *bytes);
 
 /**
- * Makes a key: 27 bytes with the NUL. For programs that hand a key to both sides; an endpoint
- * without one makes its own.
+ * Makes a key, at most TCPX_KEY_MAX bytes with the NUL. For programs that hand a key to both sides; an
+ * endpoint without one makes its own.
  *
  * The caller's part:
  * `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL or can be written.
  */
-int tcpx_key_generate(char *buffer, size_t room, size_t *needed_bytes);
+int tcpx_key_generate(char *buffer,
+                      size_t room,
+                      size_t *needed_bytes);
 
 /**
  * Listens at `address`, "HOST:PORT"; port 0 takes a free one. `options` may be NULL.
@@ -597,8 +604,8 @@ int tcpx_endpoint_listen(const char *address,
 int tcpx_endpoint_address(tcpx_endpoint *endpoint, char *buffer, size_t room, size_t *needed_bytes);
 
 /**
- * The pairing key: what the connecting side puts into tcpx_options.key. Whoever reads it can connect.
- * "" for an endpoint without a key.
+ * The pairing key: what the connecting side puts into tcpx_options.key, at most TCPX_KEY_MAX bytes with
+ * the NUL. Whoever reads it can connect. "" for an endpoint without a key.
  *
  * The caller's part:
  * `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL or can be written.

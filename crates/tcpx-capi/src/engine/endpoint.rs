@@ -11,12 +11,14 @@ use super::connection::enter;
 use super::failure::{again, guard, setting};
 use super::options::connection_options;
 use super::text::{answer, duration, give_text, needed, text};
-use super::types::{tcpx_connection, tcpx_endpoint, tcpx_options};
+use super::types::{TCPX_KEY_MAX, tcpx_connection, tcpx_endpoint, tcpx_options};
 use crate::error::Outcome;
 use crate::handles::{self, Object};
 
 /// An accepting thread looks this often whether its endpoint was closed.
 const LOOK: Duration = Duration::from_millis(100);
+
+const _: () = assert!(Key::TEXT_CHARACTERS < TCPX_KEY_MAX);
 
 /// A listening endpoint and the key that it shares.
 #[derive(Debug)]
@@ -25,8 +27,8 @@ pub(crate) struct Endpoint {
     key: Option<Key>,
 }
 
-/// Makes a key: 27 bytes with the NUL. For programs that hand a key to both sides; an endpoint
-/// without one makes its own.
+/// Makes a key, at most TCPX_KEY_MAX bytes with the NUL. For programs that hand a key to both sides; an
+/// endpoint without one makes its own.
 ///
 /// # Safety
 /// `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL or can be written.
@@ -107,8 +109,8 @@ pub unsafe extern "C" fn tcpx_endpoint_address(
     })
 }
 
-/// The pairing key: what the connecting side puts into tcpx_options.key. Whoever reads it can connect.
-/// "" for an endpoint without a key.
+/// The pairing key: what the connecting side puts into tcpx_options.key, at most TCPX_KEY_MAX bytes with
+/// the NUL. Whoever reads it can connect. "" for an endpoint without a key.
 ///
 /// # Safety
 /// `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL or can be written.

@@ -5,6 +5,8 @@ use std::ffi::{c_char, c_int, c_void};
 
 /// A time without end, where a call takes milliseconds.
 pub const TCPX_FOREVER: u32 = u32::MAX;
+/// Most bytes of a key's text, its NUL included.
+pub const TCPX_KEY_MAX: usize = 128;
 /// Most bytes of a window's key.
 pub const TCPX_WINDOW_KEY_MAX: usize = 96;
 /// Most bytes of a notification.
