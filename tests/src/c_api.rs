@@ -1,15 +1,17 @@
 //! The C library and programs against it, built from the sources that the tests were built from.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use crate::plugin_file::{build_package, workspace};
 
 /// Flags under which everything in C must compile.
 const STRICT: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-pedantic"];
 
-/// Folder of `tcpx.h`.
+/// Folder of the headers.
 pub fn include() -> PathBuf {
     workspace().join("crates/tcpx-capi/include")
 }
@@ -41,7 +43,7 @@ fn link(to: &Path, name: &Path) {
 /// Compiles one file without linking, as C99 or, with `cpp`, as C++. `None`: no such compiler.
 pub fn compiles(source: &Path, cpp: bool) -> Option<Output> {
     let (compiler, words) = if cpp {
-        ("c++", ["-std=c++11", "-x", "c++"])
+        ("c++", ["-std=c++17", "-x", "c++"])
     } else {
         ("cc", ["-std=c99", "-x", "c"])
     };
@@ -60,31 +62,154 @@ pub fn compiles(source: &Path, cpp: bool) -> Option<Output> {
     }
 }
 
+/// How a program is compiled.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Build {
+    /// As C++17 rather than C99.
+    pub cpp: bool,
+    /// With AddressSanitizer, which looks for leaks at the program's end too.
+    pub sanitized: bool,
+}
+
+impl Build {
+    /// Why such programs cannot be built or run here, if they cannot.
+    pub fn missing(self) -> Option<&'static str> {
+        let compiler = Command::new(self.compiler()).arg("--version").output();
+        if compiler.is_err() {
+            return Some("no such compiler");
+        }
+        if !self.sanitized {
+            return None;
+        }
+        let folder = tempfile::tempdir().expect("a folder for a program");
+        let (source, program) = (folder.path().join("a.c"), folder.path().join("a"));
+        std::fs::write(&source, "int main(void) { return 0; }\n").expect("a file for its source");
+        let built = Command::new(self.compiler())
+            .arg("-fsanitize=address")
+            .arg(&source)
+            .arg("-o")
+            .arg(&program)
+            .output();
+        if !built.is_ok_and(|built| built.status.success()) {
+            return Some("the compiler has no AddressSanitizer");
+        }
+        // Where programs may not look at their own memory, a leak check ends with an error.
+        match Command::new(&program).output() {
+            Ok(ran) if ran.status.success() => None,
+            _ => Some("AddressSanitizer cannot look for leaks here"),
+        }
+    }
+
+    const fn compiler(self) -> &'static str {
+        if self.cpp { "c++" } else { "cc" }
+    }
+}
+
 /// Compiles and links a program against the library, into `program`.
 ///
 /// # Panics
 /// It does not compile.
 pub fn build_program(source: &Path, program: &Path) {
+    build_program_as(Build::default(), source, program);
+}
+
+/// As [`build_program`], in another way.
+///
+/// # Panics
+/// It does not compile.
+pub fn build_program_as(build: Build, source: &Path, program: &Path) {
     let library = library_folder();
     let mut rpath = std::ffi::OsString::from("-Wl,-rpath,");
     rpath.push(library);
-    let output = Command::new("cc")
-        .arg("-std=c99")
+    let mut command = Command::new(build.compiler());
+    if build.cpp {
+        command.args(["-std=c++17", "-x", "c++"]);
+    } else {
+        command.arg("-std=c99");
+    }
+    command
         .args(STRICT)
-        .args(["-O1", "-pthread", "-I"])
+        .args(["-O1", "-g", "-pthread", "-I"])
         .arg(include())
-        .arg(source)
+        .arg(source);
+    if build.cpp {
+        command.args(["-x", "none"]);
+    }
+    if build.sanitized {
+        command.args(["-fsanitize=address", "-fno-omit-frame-pointer"]);
+    }
+    let output = command
         .arg("-L")
         .arg(library)
         .arg(rpath)
         .args(["-ltcpx", "-ldl", "-o"])
         .arg(program)
         .output()
-        .expect("the C compiler starts");
+        .expect("the compiler starts");
     assert!(
         output.status.success(),
         "{} does not compile:\n{}",
         source.display(),
         String::from_utf8_lossy(&output.stderr)
     );
+}
+
+/// Far beyond what any of the programs takes.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A program that ends with the test.
+#[derive(Debug)]
+pub struct Running(pub Child);
+
+impl Running {
+    /// Starts it with its output in our hands.
+    ///
+    /// # Panics
+    /// It does not start.
+    pub fn start(command: &mut Command) -> Self {
+        let command = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        Self(command.spawn().expect("the program starts"))
+    }
+
+    /// Exit code and all that it said that nobody has read.
+    ///
+    /// # Panics
+    /// It does not end.
+    pub fn end(mut self) -> (Option<i32>, String) {
+        let until = Instant::now() + LIMIT;
+        let status = loop {
+            if let Some(status) = self.0.try_wait().expect("it is our child") {
+                break status;
+            }
+            assert!(Instant::now() < until, "the program does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let mut said = String::new();
+        for pipe in [
+            self.0
+                .stdout
+                .take()
+                .map(|pipe| Box::new(pipe) as Box<dyn Read>),
+            self.0
+                .stderr
+                .take()
+                .map(|pipe| Box::new(pipe) as Box<dyn Read>),
+        ] {
+            pipe.into_iter().for_each(|mut pipe| {
+                pipe.read_to_string(&mut said).expect("it says text");
+            });
+        }
+        (status.code(), said)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It has ended already, unless the test failed.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }

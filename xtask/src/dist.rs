@@ -12,14 +12,16 @@ use crate::workspace::{cargo, metadata, root, run as run_command};
 /// Cargo cannot write a hyphenated library name, and NCCL looks for one.
 const PLUGIN_BUILT: &str = "libnccl_net_tcpx.so";
 const PLUGIN: &str = "libnccl-net-tcpx.so";
-/// The C library as Cargo names it, by its soname, and as the linker looks for it.
+/// The C library as Cargo names it, by its version, by its soname (whose number is `TCPX_ABI`: programs
+/// load that), and as the linker looks for it.
 const LIBRARY_BUILT: &str = "libtcpx_capi.so";
-const LIBRARY: &str = "libtcpx.so.0";
+const LIBRARY: &str = concat!("libtcpx.so.", env!("CARGO_PKG_VERSION"));
+const LIBRARY_SONAME: &str = "libtcpx.so.0";
 const LIBRARY_LINK: &str = "libtcpx.so";
-const LIBRARY_SYMBOL: &str = "tcpx_wait_request";
-const HEADER: &str = "tcpx.h";
+const LIBRARY_SYMBOL: &str = "tcpx_transfer_wait";
+const HEADERS: [&str; 2] = ["tcpx.h", "tcpx_plugin.h"];
 const PKG_CONFIG: &str = "tcpx.pc";
-const EXAMPLE: &str = "transfer.c";
+const EXAMPLES: [&str; 3] = ["transfer.c", "put_get.c", "plugin_transfer.c"];
 /// The table that the historic client and NCCL both take.
 const PLUGIN_SYMBOL: &str = "ncclNetPlugin_v7";
 const LICENCES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
@@ -67,6 +69,13 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         copy(&built_in.join(built), &path)?;
         strip(&path);
         let bytes = std::fs::read(&path)?;
+        if name == LIBRARY {
+            ensure!(
+                contains(&bytes, format!("{LIBRARY_SONAME}\0").as_bytes()),
+                "{} has not the soname {LIBRARY_SONAME}: programs would not find it",
+                path.display()
+            );
+        }
         if let Some(symbol) = symbol {
             ensure!(
                 contains(&bytes, symbol.as_bytes()),
@@ -82,14 +91,21 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     write(&out.join("README.md"), &README.replace("VERSION", VERSION))?;
     run_command(Command::new(out.join("tcpx")).arg("generate").arg(&out))?;
     let capi = root.join("crates/tcpx-capi");
-    copy(&capi.join("include").join(HEADER), &out.join(HEADER))?;
-    copy(&capi.join("examples").join(EXAMPLE), &out.join(EXAMPLE))?;
-    link(LIBRARY, &out.join(LIBRARY_LINK))?;
+    for name in HEADERS {
+        copy(&capi.join("include").join(name), &out.join(name))?;
+    }
+    for name in EXAMPLES {
+        copy(&capi.join("examples").join(name), &out.join(name))?;
+    }
+    link(LIBRARY, &out.join(LIBRARY_SONAME))?;
+    link(LIBRARY_SONAME, &out.join(LIBRARY_LINK))?;
     write(
         &out.join(PKG_CONFIG),
         &pkg_config(VERSION, "${pcfiledir}", "${pcfiledir}"),
     )?;
-    println!("{HEADER}, {LIBRARY_LINK} and {PKG_CONFIG} beside them, for C; man/ and completions/");
+    println!(
+        "headers, {LIBRARY_LINK}, {PKG_CONFIG} and examples beside them, for C; man/ and completions/"
+    );
     let Some(packages) = packages else {
         return Ok(());
     };
@@ -110,7 +126,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
 fn pkg_config(version: &str, include: &str, library: &str) -> String {
     format!(
         "Name: tcpx\n\
-         Description: Drive any ncclNet network plugin from C\n\
+         Description: Move host and GPU memory between hosts over plain TCP\n\
          Version: {version}\n\
          Cflags: -I{include}\n\
          Libs: -L{library} -ltcpx\n"
@@ -174,7 +190,7 @@ mod tests {
     fn pkg_config_finds_the_folder_through_a_replaced_link() {
         let folder = tempfile::tempdir().unwrap();
         let name = folder.path().join(LIBRARY_LINK);
-        for to in ["old.so", LIBRARY] {
+        for to in ["old.so", LIBRARY_SONAME] {
             link(to, &name).unwrap();
             assert_eq!(std::fs::read_link(&name).unwrap(), Path::new(to));
         }
@@ -198,6 +214,12 @@ mod tests {
             flags.split_whitespace().collect::<Vec<_>>().join(" "),
             format!("-I{folder} -L{folder} -ltcpx")
         );
+        let version = Command::new("pkg-config")
+            .env("PKG_CONFIG_PATH", folder.to_string())
+            .args(["--modversion", "tcpx"])
+            .output()
+            .unwrap();
+        assert_eq!(version.stdout, b"1.2.3\n");
     }
 
     #[test]

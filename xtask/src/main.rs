@@ -30,7 +30,7 @@ usage: cargo xtask COMMAND
                          target/packages; with --out the folder alone
   doctor [--check]       write docs/doctor.md from the checks that `tcpx doctor` knows
   gate BASE [...]        whether this tree is as fast as the commit BASE (docs/gate.md)
-  header [--check]       write crates/tcpx-capi/include/tcpx.h from its sources, or say that it is stale
+  header [--check]       write crates/tcpx-capi/include/*.h from their sources, or say that one is stale
   lines [COMMIT]         lines of product Rust, and the change since the commit
   links                  check that every link in the documents leads to a file
   kernels [--check]      make the PTX of kernels/*.cu with NVRTC, or say that it is stale

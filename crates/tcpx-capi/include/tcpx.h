@@ -1,24 +1,37 @@
-/* tcpx.h: drive any ncclNet network plugin from C. Link with -ltcpx.
+/* tcpx.h: move host and GPU memory between hosts over plain TCP. Link with -ltcpx.
  *
- * Made by `cargo xtask header` from crates/tcpx-capi. Edit the sources, not this.
+ * Made by `cargo xtask header` from crates/tcpx-capi. Edit the sources, not this. The historic calls
+ * over ncclNet plugins are in tcpx_plugin.h; a program may use both.
  *
- * Results. Every call returns TCPX_SUCCESS or another TCPX_ code, but for tcpx_get_device_count
- * (a count, or a code times -1), tcpx_strerror and tcpx_last_error. After a failure
- * tcpx_last_error() says for this thread what is wrong and what to do. No call ends the process,
- * except that the plugin is foreign code and may.
+ * Results. Calls return 0 (TCPX_OK) or a negative TCPX_ code, unless they say otherwise; what a pointer
+ * argument should receive is there after 0 alone. After a failure tcpx_error_text() says for this thread
+ * what is wrong, tcpx_error_advice(code) what to do; how a transfer failed is told by every wait for
+ * it. No call ends the process.
  *
- * Order of calls. tcpx_load_plugin; tcpx_listen on one side, its 128 bytes to the other;
- * tcpx_connect_v5 there and tcpx_accept_v5 here until both give a comm; tcpx_reg_mr; tcpx_isend and
- * tcpx_irecv; tcpx_wait_request; tcpx_irecv_consumed for each receive; the closes.
+ * Order of calls. tcpx_endpoint_listen on one side; its key and address to the other by any means;
+ * tcpx_connect there and tcpx_endpoint_accept here; a region for the memory on each side. Then
+ * tcpx_send and tcpx_receive with the same tag, or tcpx_expose here, the window's key to the other side,
+ * and tcpx_put and tcpx_get there. Each gives a transfer at once, which ends exactly once: wait for
+ * it, then release it. At the end tcpx_connection_close, tcpx_region_release, tcpx_endpoint_close.
  *
- * Threads. Every call may be made from any thread. Calls on one comm (its requests and memory
- * included) wait for each other; different comms are independent. A call that blocks inside the
- * plugin holds its comm, and nothing else. Closing a comm while another thread waits on it ends
- * that wait with TCPX_BAD_HANDLE. After fork() only the parent may use the library.
+ * Threads. Every call may be made from any thread, on any handle, at once. The library calls no function
+ * of the program but those given to tcpx_region_wrap. Calls that take a time do not wait longer, but
+ * where they say so. Names of hosts are looked up for as long as the system takes for that.
  *
- * Wrong use. A handle that was closed, finished, never given out or of another kind is
- * TCPX_BAD_HANDLE, NULL is TCPX_INVALID_ARGUMENT, as often as you like. What cannot be checked is
- * memory: pointers to fill must be writable, and registered memory must stay until its end.
+ * Forks. In the child of a fork that came after the first call of this library every call is
+ * TCPX_ERR_FORKED, and changes nothing; the parent is not disturbed.
+ *
+ * Wrong use. A handle that has ended, was never given out or is of another kind is TCPX_ERR_HANDLE, a
+ * NULL that must not be one is TCPX_ERR_ARGUMENT, as often as you like. What cannot be checked is
+ * memory: pointers to fill must be writable, and the bytes of a transfer must be left alone until it
+ * has ended.
+ *
+ * Structures. Fill each with zeros before you set fields: `tcpx_options options = {0};`, in C++
+ * `tcpx_options options = {};`.
+ *
+ * Texts and bytes out. `buffer` has room for `room` bytes; `*needed_bytes`, which may be NULL, receives how
+ * many there are, with the NUL of a text. If they do not fit, the call is TCPX_ERR_ARGUMENT and writes
+ * nothing else: call it with NULL and 0 to learn the size.
  */
 
 #ifndef TCPX_H
@@ -27,500 +40,1008 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Handles are opaque: numbers that libtcpx looks up at each call, not addresses. NULL is none.
- * With TCPX_UNTYPED defined they are `void`, for sources written for the historic header. */
-#ifdef TCPX_UNTYPED
-typedef void tcpx_listen_comm;
-typedef void tcpx_send_comm;
-typedef void tcpx_recv_comm;
-typedef void tcpx_memory;
-typedef void tcpx_request;
-#else
-/** A listening comm: good for one accept. */
-typedef struct tcpx_listen_comm tcpx_listen_comm;
-/** The sending end of a connection. */
-typedef struct tcpx_send_comm tcpx_send_comm;
-/** The receiving end of a connection. */
-typedef struct tcpx_recv_comm tcpx_recv_comm;
-/** Memory registered on one comm. */
-typedef struct tcpx_memory tcpx_memory;
-/** A send or receive under way. */
-typedef struct tcpx_request tcpx_request;
-#endif
+/* Handles are opaque: numbers that libtcpx looks up at each call, not addresses. NULL is none. */
+
+/** A listening endpoint. */
+typedef struct tcpx_endpoint tcpx_endpoint;
+/** A connection to one peer. */
+typedef struct tcpx_connection tcpx_connection;
+/** Memory that transfers read and write. */
+typedef struct tcpx_region tcpx_region;
+/** Memory that is open to the peer. */
+typedef struct tcpx_window tcpx_window;
+/** A send, receive, put, get, batch or notification that was started. */
+typedef struct tcpx_transfer tcpx_transfer;
+/** Where transfers leave their completions. */
+typedef struct tcpx_queue tcpx_queue;
 
 /**
- * Done; what a pointer argument should have received is there, or NULL for "not yet".
+ * Version of the header: its first number.
  */
-#define TCPX_SUCCESS 0
+#define TCPX_VERSION_MAJOR 0
 
 /**
- * 1 to 7 are ncclResult_t: the plugin's answer as it stands. A CUDA call failed inside the plugin.
+ * The second one.
  */
-#define TCPX_CUDA_ERROR 1
+#define TCPX_VERSION_MINOR 1
 
 /**
- * A system call of the plugin failed, or the peer closed the connection.
+ * The third one.
  */
-#define TCPX_SYSTEM_ERROR 2
+#define TCPX_VERSION_PATCH 0
 
 /**
- * The plugin refused the call or failed inside.
+ * Number of the binary interface, which the library's file name ends with (libtcpx.so.0). New calls
+ * and new names for reserved fields leave it as it is; anything that a compiled program could notice
+ * changes it.
  */
-#define TCPX_INTERNAL_ERROR 3
+#define TCPX_ABI 0
 
 /**
- * An argument is wrong: NULL, out of range, of another comm.
+ * Done.
  */
-#define TCPX_INVALID_ARGUMENT 4
+#define TCPX_OK 0
 
 /**
- * The call is not allowed now: twice, out of order, while requests are in flight.
+ * Nothing has failed: the time given to this call ran out before what it waited for came.
  */
-#define TCPX_INVALID_USAGE 5
+#define TCPX_AGAIN (-1)
 
 /**
- * The plugin says that the peer failed.
+ * No connection came about: nobody listens there, another key, another network or version.
  */
-#define TCPX_REMOTE_ERROR 6
+#define TCPX_ERR_CONNECT (-2)
 
 /**
- * The plugin says that the call is not finished; make it again.
+ * A deadline has passed; what it bounded has ended.
  */
-#define TCPX_IN_PROGRESS 7
+#define TCPX_ERR_TIMED_OUT (-3)
 
 /**
- * No plugin: call tcpx_load_plugin first.
+ * The connection ended amid its work.
  */
-#define TCPX_NOT_LOADED 16
+#define TCPX_ERR_CONNECTION_LOST (-4)
 
 /**
- * The plugin file could not be loaded.
+ * One side closed the connection in order.
  */
-#define TCPX_LOAD_FAILED 17
+#define TCPX_ERR_CLOSED (-5)
 
 /**
- * A handle that this library did not give out, or that was closed or finished before.
+ * This program cancelled the transfer.
  */
-#define TCPX_BAD_HANDLE 18
+#define TCPX_ERR_CANCELLED (-6)
 
 /**
- * The time given was over before the request was done; it is still in flight.
+ * The receive is smaller than the send; nothing was written. Both sides end with this.
  */
-#define TCPX_TIMEOUT 19
+#define TCPX_ERR_TOO_LARGE (-7)
 
 /**
- * The plugin reported something that cannot be. The comm takes no more requests: close it.
+ * Source and destination differ.
  */
-#define TCPX_PLUGIN_FAULT 20
+#define TCPX_ERR_CORRUPT (-8)
 
 /**
- * A defect of this library. Close what the call was about.
+ * One transfer failed or was refused; the connection may live on.
  */
-#define TCPX_PANIC 21
+#define TCPX_ERR_TRANSFER (-9)
 
 /**
- * Registration: host memory.
+ * A setting, a key, or a piece of a window cannot work.
  */
-#define TCPX_PTR_HOST 1
+#define TCPX_ERR_SETTING (-10)
 
 /**
- * Registration: CUDA device memory, or the host memory that a plugin takes for it.
+ * Memory is in use, cannot be reached, or cannot be had.
  */
-#define TCPX_PTR_CUDA 2
+#define TCPX_ERR_MEMORY (-11)
 
 /**
- * Bytes of a connection handle.
+ * The operating system refused something.
  */
-#define TCPX_HANDLE_BYTES 128
+#define TCPX_ERR_SYSTEM (-12)
 
 /**
- * A size that the plugin did not tell.
+ * A defect of libtcpx.
  */
-#define TCPX_SIZE_UNKNOWN -1
+#define TCPX_ERR_DEFECT (-13)
 
 /**
- * Most requests in flight, and most receives not consumed, on one comm.
+ * An argument is NULL, out of range or too small; nothing was done.
  */
-#define TCPX_MAX_REQUESTS 16
+#define TCPX_ERR_ARGUMENT (-32)
 
 /**
- * Log level: what went wrong.
+ * A handle that libtcpx did not give out, of another kind, or one that has ended; nothing was done.
  */
-#define TCPX_LOG_WARN 2
+#define TCPX_ERR_HANDLE (-33)
 
 /**
- * Log level: what the plugin does, and the result of each of its calls.
+ * The call is not allowed now; nothing was done.
  */
-#define TCPX_LOG_INFO 3
+#define TCPX_ERR_USAGE (-34)
 
 /**
- * Log level: everything.
+ * This process is a fork's child, and libtcpx was in use before the fork; nothing was done.
  */
-#define TCPX_LOG_TRACE 5
+#define TCPX_ERR_FORKED (-35)
 
 /**
- * Takes one line of the log. Called from any thread, also from the plugin's own, and possibly
- * from several at once; it must be quick and must not call this library. The text is valid during
- * the call.
+ * A time without end, where a call takes milliseconds.
  */
-typedef void (*tcpx_log_fn)(int level, const char *text, void *user);
+#define TCPX_FOREVER UINT32_MAX
 
 /**
- * Properties of a device of the plugin. Strings are valid for ever.
+ * Most bytes of a key's text, its NUL included.
  */
-typedef struct tcpx_net_properties {
+#define TCPX_KEY_MAX 128
+
+/**
+ * Most bytes of a window's key.
+ */
+#define TCPX_WINDOW_KEY_MAX 96
+
+/**
+ * Most bytes of a notification.
+ */
+#define TCPX_NOTIFICATION_MAX 65536
+
+/**
+ * Memory of this process.
+ */
+#define TCPX_MEMORY_HOST 0
+
+/**
+ * Memory of a CUDA device.
+ */
+#define TCPX_MEMORY_CUDA 1
+
+/**
+ * Level: every byte is at its destination, and both sides know it. The default.
+ */
+#define TCPX_LEVEL_PLACED 0
+
+/**
+ * Level: the source may be reused.
+ */
+#define TCPX_LEVEL_SENT 1
+
+/**
+ * Level: as placed, and the checksums (CRC32C) of both ends were compared.
+ */
+#define TCPX_LEVEL_VERIFIED 2
+
+/**
+ * CUDA work that comes first: all of the context's default streams. The default.
+ */
+#define TCPX_AFTER_DEFAULT_STREAMS 0
+
+/**
+ * None: the bytes are ready.
+ */
+#define TCPX_AFTER_NOTHING 1
+
+/**
+ * What was submitted so far to the CUstream in `stream`.
+ */
+#define TCPX_AFTER_STREAM 2
+
+/**
+ * The CUevent in `stream`, which was recorded and stays until the transfer has ended.
+ */
+#define TCPX_AFTER_EVENT 3
+
+/**
+ * Right of a window: the peer may read.
+ */
+#define TCPX_RIGHT_GET 1
+
+/**
+ * Right of a window: the peer may write.
+ */
+#define TCPX_RIGHT_PUT 2
+
+/**
+ * A piece of a batch: write our memory into the peer's window.
+ */
+#define TCPX_PUT 1
+
+/**
+ * A piece of a batch: read the peer's window into our memory.
+ */
+#define TCPX_GET 2
+
+/**
+ * tcpx_error_delivered: the last failure was not about a transfer.
+ */
+#define TCPX_DELIVERED_NO_TRANSFER 0
+
+/**
+ * Not one byte of the destination was written.
+ */
+#define TCPX_DELIVERED_NONE 1
+
+/**
+ * Some bytes are placed; others may be written in part.
+ */
+#define TCPX_DELIVERED_PARTIAL 2
+
+/**
+ * Every byte is placed; what failed came after.
+ */
+#define TCPX_DELIVERED_ALL 3
+
+/**
+ * It cannot be known.
+ */
+#define TCPX_DELIVERED_UNKNOWN 4
+
+/**
+ * Settings of an endpoint or a connection. Fill it with zeros: every zero means the default.
+ */
+typedef struct tcpx_options {
     /**
-     * Name, usually of the interface. Never NULL.
+     * The pre-shared key, as tcpx_endpoint_key and tcpx_key_generate give it. NULL: an endpoint makes
+     * one; a connection needs one unless `insecure`.
      */
-    const char *name;
+    const char *key;
     /**
-     * Path of the PCI device in sysfs; NULL if there is none.
+     * Not 0: no key. Whoever reaches the port may connect.
      */
-    const char *pci_path;
+    int insecure;
     /**
-     * Identity of the NIC.
+     * What this side moves: TCPX_MEMORY_HOST, or TCPX_MEMORY_CUDA, which moves host memory too.
      */
-    uint64_t guid;
+    int memory;
     /**
-     * TCPX_PTR_HOST and TCPX_PTR_CUDA, as bits.
+     * The CUDA device, for TCPX_MEMORY_CUDA.
      */
-    int ptr_support;
+    uint32_t device;
     /**
-     * Megabits a second.
+     * Lanes (TCP connections that carry payload), at most 65535; 0: automatic.
      */
-    int speed;
+    uint32_t lanes;
     /**
-     * Port number.
+     * Most milliseconds for setting a connection up; 0: 10 s.
      */
-    int port;
+    uint32_t connect_timeout_ms;
     /**
-     * Microseconds.
+     * Milliseconds that each transfer may take in all, unless it sets its own; 0: no limit.
      */
-    float latency;
+    uint32_t timeout_ms;
     /**
-     * Most comms.
+     * Milliseconds that a transfer may stand still, a receive that waits for its send included;
+     * 0: `timeout_ms` if that is set, else 30 s.
      */
-    int max_comms;
+    uint32_t stall_ms;
     /**
-     * Most receives in one tcpx_irecv that the plugin would take; this library takes 1.
+     * Milliseconds of silence after which the peer counts as dead; 0: 10 s.
      */
-    int max_recvs;
+    uint32_t dead_after_ms;
     /**
-     * 0: receives land flat. 1: receives into device memory leave descriptors.
+     * Not 0: an endpoint accepts one peer, then its key is spent.
      */
-    int net_device_type;
+    int one_time;
     /**
-     * Version of the device queue's layout; 7 is the one in use.
+     * Zeros.
      */
-    int net_device_version;
-} tcpx_net_properties;
+    int reserved0;
+    /**
+     * Zeros.
+     */
+    uint64_t reserved[8];
+} tcpx_options;
 
 /**
- * One piece of a received message: `len` bytes from `src_off` in the pool to `dst_off` in the
- * posted buffer.
+ * Counters of a connection, from its beginning.
  */
-typedef struct tcpx_descriptor {
+typedef struct tcpx_statistics {
     /**
-     * Offset in the pool, in bytes.
+     * Payload bytes handed to the network.
      */
-    uint32_t src_off;
+    uint64_t bytes_sent;
     /**
-     * Bytes; at least 1.
+     * Payload bytes taken from the network.
      */
-    uint32_t len;
+    uint64_t bytes_received;
     /**
-     * Offset in the posted buffer, in bytes.
+     * Chunks sent to their last byte.
      */
-    uint64_t dst_off;
-} tcpx_descriptor;
+    uint64_t chunks_sent;
+    /**
+     * Chunks received to their last byte.
+     */
+    uint64_t chunks_received;
+    /**
+     * Chunks sent again because their lane died.
+     */
+    uint64_t chunks_resent;
+    /**
+     * Lanes that died.
+     */
+    uint64_t lanes_lost;
+    /**
+     * Lanes that came back.
+     */
+    uint64_t lanes_restored;
+    /**
+     * TCP connections of the data plane that are open now.
+     */
+    uint64_t streams;
+    /**
+     * Bytes of the control connection sent, which small messages travel on.
+     */
+    uint64_t control_bytes_sent;
+    /**
+     * The same, received.
+     */
+    uint64_t control_bytes_received;
+    /**
+     * Zeros.
+     */
+    uint64_t reserved[6];
+} tcpx_statistics;
 
 /**
- * What became of a request.
+ * Gives memory back to the program; see tcpx_region_wrap.
  */
-typedef struct tcpx_completion {
-    /**
-     * Bytes received or sent. TCPX_SIZE_UNKNOWN for a receive in place whose plugin does not say
-     * (Google's never does): the peer must have told you.
-     */
-    int64_t size;
-    /**
-     * Pieces to move from the pool to the posted buffer; NULL when the bytes lie in place or there
-     * are none. Valid until tcpx_irecv_consumed or the close of the comm.
-     *
-     * They are checked: inside the pool and inside the posted buffer, without overlap, `size`
-     * bytes together, neighbours merged, in the order of `dst_off`.
-     */
-    const struct tcpx_descriptor *descriptors;
-    /**
-     * How many.
-     */
-    size_t count;
-    /**
-     * First byte of the pool, in device memory or in the host memory that stands in for it; NULL
-     * beside no descriptors.
-     */
-    const void *pool;
-    /**
-     * Bytes of the pool.
-     */
-    size_t pool_bytes;
-} tcpx_completion;
+typedef void (*tcpx_release_fn)(void *user);
 
 /**
- * What tcpx_listen writes and the peer's tcpx_connect_v5 reads. Carry the bytes as they are.
+ * Settings of one transfer. Fill it with zeros: every zero means the default.
  */
-typedef struct tcpx_handle {
+typedef struct tcpx_transfer_options {
     /**
-     * Opaque.
+     * A TCPX_LEVEL_ number.
      */
-    uint8_t bytes[TCPX_HANDLE_BYTES];
-} tcpx_handle;
+    int level;
+    /**
+     * A TCPX_AFTER_ number, for CUDA memory.
+     */
+    int after;
+    /**
+     * The CUstream or CUevent of TCPX_AFTER_STREAM and TCPX_AFTER_EVENT.
+     */
+    void *stream;
+    /**
+     * Most milliseconds in all; 0: as the connection was opened with.
+     */
+    uint32_t timeout_ms;
+    /**
+     * Most milliseconds without progress; 0: `timeout_ms` if that is set, else as the connection was
+     * opened with.
+     */
+    uint32_t stall_ms;
+    /**
+     * Put, get, batch: bytes for the peer's tcpx_notification once everything is in place. NULL: none.
+     */
+    const void *notification;
+    /**
+     * How many, at most TCPX_NOTIFICATION_MAX; with `notification` not NULL it may be 0.
+     */
+    size_t notification_bytes;
+    /**
+     * Zeros.
+     */
+    uint64_t reserved[4];
+} tcpx_transfer_options;
 
 /**
- * The plugin's device queue of a receive comm, for code that reads it on the GPU.
+ * A put or a get of a batch.
  */
-typedef struct tcpx_device_handle {
+typedef struct tcpx_piece {
     /**
-     * 1: the queue with descriptors.
+     * TCPX_PUT or TCPX_GET.
      */
-    int net_device_type;
+    int operation;
     /**
-     * Version of its layout.
+     * Zeros.
      */
-    int net_device_version;
+    int reserved;
     /**
-     * Device address of the plugin's structure.
+     * Our memory.
      */
-    void *handle;
+    tcpx_region *region;
     /**
-     * Bytes there.
+     * Where the piece begins in it.
      */
-    size_t size;
+    size_t offset;
     /**
-     * Not 0: tests must go on for the queue to advance.
+     * Its length.
      */
-    int needs_proxy_progress;
-} tcpx_device_handle;
+    size_t bytes;
+    /**
+     * The peer's window: what tcpx_window_key gave there.
+     */
+    const void *key;
+    /**
+     * Bytes of that.
+     */
+    size_t key_bytes;
+    /**
+     * Where the piece begins in the window.
+     */
+    uint64_t window_offset;
+} tcpx_piece;
+
+/**
+ * A transfer that ended well.
+ */
+typedef struct tcpx_report {
+    /**
+     * Bytes moved; of a receive perhaps fewer than it has room for.
+     */
+    uint64_t bytes;
+    /**
+     * Nanoseconds from its start to its end.
+     */
+    uint64_t nanoseconds;
+    /**
+     * A TCPX_LEVEL_ number: what is known.
+     */
+    int level;
+    /**
+     * Whether `digest` holds something.
+     */
+    int has_digest;
+    /**
+     * CRC32C of the bytes, at level verified.
+     */
+    uint32_t digest;
+    /**
+     * Zeros.
+     */
+    uint32_t reserved0;
+    /**
+     * Zeros.
+     */
+    uint64_t reserved[4];
+} tcpx_report;
+
+/**
+ * What a queue tells of a transfer.
+ */
+typedef struct tcpx_completion_entry {
+    /**
+     * As given to tcpx_transfer_queue.
+     */
+    uint64_t key;
+    /**
+     * TCPX_OK, or how it failed.
+     */
+    int code;
+    /**
+     * Zeros.
+     */
+    int reserved;
+    /**
+     * With TCPX_OK.
+     */
+    struct tcpx_report report;
+} tcpx_completion_entry;
 
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
 
 /**
- * One phrase for a result code, for ever valid. Never NULL. tcpx_last_error says more.
+ * The library's version, "MAJOR.MINOR.PATCH"; valid for ever. Compare it with the header's.
  */
-const char *tcpx_strerror(int code);
+const char *tcpx_version(void);
 
 /**
- * What went wrong in the last failing call of the calling thread, and what to do; "" if none
- * failed. Never NULL. Valid until the next call of this library on the same thread.
+ * The library's TCPX_ABI. A program works with a library whose number is that of its header.
  */
-const char *tcpx_last_error(void);
+int tcpx_abi(void);
 
 /**
- * Sends log lines up to `level` to `log`, with `user` handed through; NULL for `log` stops them.
- * Without this, lines go to standard error if UCCL_TCPX_DEBUG is set (and not 0), else nowhere.
- *
- * `log` and `user` must stay usable until another one is set and the calls under way have ended.
+ * The name of a code without its prefix, such as "TIMED_OUT"; valid for ever, never NULL.
  */
-int tcpx_set_log(tcpx_log_fn log, void *user, int level);
+const char *tcpx_error_name(int code);
 
 /**
- * Loads a network plugin and starts it: the newest table of ncclNet v12 to v5 that the file has.
- * `path` may be NULL: then UCCL_TCPX_PLUGIN_PATH names the file, or else it is
- * /usr/local/tcpx/lib64/libnccl-net-tcpx.so.
- *
- * A process has one plugin, for ever: loading the same file again succeeds and does nothing,
- * another file is TCPX_INVALID_USAGE. The plugin reads its environment variables here, so set
- * them before. Some plugins end the process if they find no GPU, and some raise SIGPIPE when a
- * peer has gone: ignore that signal.
+ * What to do about a code, in one line; valid for ever, never NULL. tcpx_error_text says what
+ * happened.
+ */
+const char *tcpx_error_advice(int code);
+
+/**
+ * The code of the calling thread's last failure; 0 if none failed. TCPX_AGAIN counts as one.
+ */
+int tcpx_error_code(void);
+
+/**
+ * What went wrong in the last failing call of the calling thread, in one line that names the call;
+ * "" if none failed. Never NULL. Valid until the next failure on the same thread.
+ */
+const char *tcpx_error_text(void);
+
+/**
+ * The check of `tcpx doctor` that explains the last failure, such as "TCPX-D037"; NULL if there is
+ * none. Valid as the text is.
+ */
+const char *tcpx_error_check(void);
+
+/**
+ * What the destination of the transfer holds that the last failure was about: a TCPX_DELIVERED_
+ * number. `bytes` may be NULL; it receives how many bytes are known to be placed.
  *
  * The caller's part:
- * `path` is NULL or a NUL-terminated string. The file is run as code.
+ * `bytes` is NULL or can be written.
  */
-int tcpx_load_plugin(const char *path);
+int tcpx_error_delivered(uint64_t *bytes);
 
 /**
- * Number of the plugin's devices, or a negative number, which is the result code times -1.
- * Loads the plugin as tcpx_load_plugin(NULL) does if none is loaded.
- */
-int tcpx_get_device_count(void);
-
-/**
- * Describes device `dev`, counted from 0.
+ * Makes a key, at most TCPX_KEY_MAX bytes with the NUL. For programs that hand a key to both sides; an
+ * endpoint without one makes its own.
  *
  * The caller's part:
- * `props` is NULL or can be written.
+ * `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL or can be written.
  */
-int tcpx_get_properties(int dev, struct tcpx_net_properties *props);
+int tcpx_key_generate(char *buffer,
+                      size_t room,
+                      size_t *needed_bytes);
 
 /**
- * Listens on device `dev`. Fills the 128 bytes at `handle` (a tcpx_handle), which the peer's
- * tcpx_connect_v5 needs; how they get there is yours. Does not block.
+ * Listens at `address`, "HOST:PORT"; port 0 takes a free one. `options` may be NULL.
+ *
+ * Keep the endpoint as long as the connections that it accepted: lanes that died come back to it.
  *
  * The caller's part:
- * `handle` is NULL or 128 writable bytes, `listen_comm` NULL or writable.
+ * `address` is NULL or a string; `options` is NULL or filled; `endpoint` is NULL or can be written.
  */
-int tcpx_listen(int dev, void *handle, tcpx_listen_comm **listen_comm);
+int tcpx_endpoint_listen(const char *address,
+                         const struct tcpx_options *options,
+                         tcpx_endpoint **endpoint);
 
 /**
- * Connects to a peer that listens. The first call polls the plugin for up to one second, so that
- * programs that call once get their comm. TCPX_SUCCESS with NULL in `*send_comm` means not yet:
- * call again with the same device and the same 128 bytes, until there is a comm, an error, or your
- * own deadline has passed (then call tcpx_connect_abandon). Poll one connect from one thread.
- *
- * `send_dev_handle` may be NULL; if not, it receives NULL: the sending side has no device queue.
+ * Where an endpoint listens, "ADDRESS:PORT".
  *
  * The caller's part:
- * `handle` is NULL or 128 readable bytes; the others are NULL or writable.
+ * `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL or can be written.
  */
-int tcpx_connect_v5(int dev, void *handle, tcpx_send_comm **send_comm, void **send_dev_handle);
+int tcpx_endpoint_address(tcpx_endpoint *endpoint, char *buffer, size_t room, size_t *needed_bytes);
 
 /**
- * Gives up a connect that is not up yet. Plugins have no call for it: what they hold for the
- * attempt stays with them.
+ * The pairing key: what the connecting side puts into tcpx_options.key, at most TCPX_KEY_MAX bytes with
+ * the NUL. Whoever reads it can connect. "" for an endpoint without a key.
  *
  * The caller's part:
- * `handle` is NULL or 128 readable bytes.
+ * `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL or can be written.
  */
-int tcpx_connect_abandon(int dev, const void *handle);
+int tcpx_endpoint_key(tcpx_endpoint *endpoint,
+                      char *buffer,
+                      size_t room,
+                      size_t *needed_bytes);
 
 /**
- * Accepts the one connection of a listen comm. TCPX_SUCCESS with NULL in `*recv_comm` means not
- * yet: call again until there is a comm, an error, or your own deadline has passed (then close the
- * listen comm). Some plugins block here until the peer connects.
- *
- * `recv_dev_handle` may be NULL; if not, it receives the address of a tcpx_device_handle, the
- * plugin's device queue, valid until the comm is closed, or NULL if there is none.
- * tcpx_wait_request reads the queue for you.
+ * Waits for the next peer and sets the connection up; TCPX_AGAIN when nobody has come within
+ * `timeout_ms`. A peer that has proved itself by then is waited for, for as long as a set-up may take.
+ * Peers that cannot prove themselves are turned away and do not end the wait. Any error but
+ * TCPX_ERR_HANDLE is about one peer: call it again. tcpx_endpoint_close ends a wait.
  *
  * The caller's part:
- * The last two are NULL or writable.
+ * `connection` is NULL or can be written.
  */
-int tcpx_accept_v5(tcpx_listen_comm *listen_comm,
-                   tcpx_recv_comm **recv_comm,
-                   void **recv_dev_handle);
+int tcpx_endpoint_accept(tcpx_endpoint *endpoint,
+                         uint32_t timeout_ms,
+                         tcpx_connection **connection);
 
 /**
- * Closes a send comm: its requests and registrations end with it, done or not. The peer may not
- * have received what is in flight, nor what is done; ask it before you close.
- */
-int tcpx_close_send(tcpx_send_comm *send_comm);
-
-/**
- * Closes a receive comm: its requests, registrations, descriptors and its pool end with it.
- * Whatever unpacks on a GPU must have ended. Plugins take no memory back from a comm that is closed
- * with requests in flight: what they hold for its registrations then stays with them.
+ * How many were turned away until now, in `*count`: with another key or without one, strangers, lanes
+ * that nobody expected. And who was the last one, and why, in one line; "" without one.
  *
  * The caller's part:
- * Nobody uses the comm's pool, descriptors or device handle any more.
+ * `count` is NULL or can be written; `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL or
+ * can be written.
  */
-int tcpx_close_recv(tcpx_recv_comm *recv_comm);
+int tcpx_endpoint_refusals(tcpx_endpoint *endpoint,
+                           uint64_t *count,
+                           char *buffer,
+                           size_t room,
+                           size_t *needed_bytes);
 
 /**
- * Closes a listen comm, accepted or not.
- */
-int tcpx_close_listen(tcpx_listen_comm *listen_comm);
-
-/**
- * Registers `size` bytes at `data` on a send or receive comm. `type` is TCPX_PTR_HOST or
- * TCPX_PTR_CUDA; CUDA memory must start at a multiple of 4096 bytes, with its context current.
- *
- * The memory must stay as it is until tcpx_dereg_mr or the close of the comm has returned.
- * While a request is in flight nobody may write what it sends, or touch what it receives into.
+ * Connects to another endpoint with this one's settings and key; it may accept peers meanwhile.
+ * Otherwise as tcpx_connect.
  *
  * The caller's part:
- * As said; `mhandle` is NULL or can be written.
+ * As for tcpx_connect.
  */
-int tcpx_reg_mr(void *comm, void *data, size_t size, int type, tcpx_memory **mhandle);
+int tcpx_endpoint_connect(tcpx_endpoint *endpoint,
+                          const char *address,
+                          tcpx_connection **connection);
 
 /**
- * Ends a registration. TCPX_INVALID_USAGE while a request needs the memory: one in flight, or a
- * receive that is not consumed. Closing the comm ends all its registrations.
+ * Stops listening; waits in tcpx_endpoint_accept end with TCPX_ERR_HANDLE. Connections live on.
  */
-int tcpx_dereg_mr(void *comm, tcpx_memory *mhandle);
+int tcpx_endpoint_close(tcpx_endpoint *endpoint);
 
 /**
- * Sends `size` bytes at `data`, which lie in `mhandle`'s memory. The peer's receives take sends
- * in the order of posting; `tag` is for logs. TCPX_SUCCESS with NULL in `*request` means no room
- * now: 16 requests are in flight or done and not yet tested; test the oldest, then post again.
+ * Connects to a listening endpoint at `address`, "HOST:PORT"; every address of a name is tried.
+ * `options` holds at least the endpoint's key. A connection that was lost is not mended: connect
+ * again.
  *
  * The caller's part:
- * `request` is NULL or can be written. The bytes are not written until the request is done.
+ * `address` is NULL or a string; `options` is NULL or filled; `connection` is NULL or can be written.
  */
-int tcpx_isend(tcpx_send_comm *send_comm,
-               void *data,
-               int size,
-               int tag,
-               tcpx_memory *mhandle,
-               tcpx_request **request);
+int tcpx_connect(const char *address,
+                 const struct tcpx_options *options,
+                 tcpx_connection **connection);
 
 /**
- * Receives at most `sizes[0]` bytes to `data[0]`, which lies in `mhandles[0]`'s memory; `n` must
- * be 1. A message larger than that makes some plugins write past the end: agree on sizes before.
- * TCPX_SUCCESS with NULL in `*request` means no room now: 16 receives are in flight or not
- * consumed; finish and consume the oldest, then post again.
+ * The peer's address, "ADDRESS:PORT".
  *
  * The caller's part:
- * The arrays are NULL or have one element; `request` is NULL or can be written. Nobody touches
- * the memory until the request is done.
+ * `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL or can be written.
  */
-int tcpx_irecv(tcpx_recv_comm *recv_comm,
-               int n,
-               void **data,
-               int *sizes,
-               int *tags,
-               tcpx_memory **mhandles,
-               tcpx_request **request);
+int tcpx_connection_peer(tcpx_connection *connection,
+                         char *buffer,
+                         size_t room,
+                         size_t *needed_bytes);
 
 /**
- * Moves the comm on, and says whether a request is done: 1 in `*done`, once. `size` may be NULL;
- * with `*done == 1` it receives the bytes, or TCPX_SIZE_UNKNOWN.
- *
- * Any request of a comm may be tested, in any order: the library tests the plugin's oldest one and
- * keeps what it learns for the others. After `*done == 1` a send's handle has ended, and a receive
- * waits for tcpx_irecv_consumed; test neither again.
- *
- * An error means that the comm has failed. It stays so; close it.
+ * Which path the bytes take, and why, in one line for a person.
  *
  * The caller's part:
- * `done` and `size` are NULL or can be written.
+ * `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL or can be written.
  */
-int tcpx_test(tcpx_request *request, int *done, int *size);
+int tcpx_connection_path(tcpx_connection *connection,
+                         char *buffer,
+                         size_t room,
+                         size_t *needed_bytes);
 
 /**
- * Tests a request until it is done, then never again, and tells size, descriptors and their
- * number. `completion` may be NULL. After TCPX_SUCCESS it is as after tcpx_test with `*done == 1`.
- *
- * After `timeout_ms` milliseconds TCPX_TIMEOUT: the request is still in flight and may be waited
- * for again; 0 tests once. The bound holds between calls of the plugin: one that hangs inside a
- * call holds this thread.
+ * Every live transfer, where it stands and which side must act next: a line each. "" without one.
+ * What is needed grows with their number, between two calls too.
  *
  * The caller's part:
- * `completion` is NULL or can be written.
+ * `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL or can be written.
  */
-int tcpx_wait_request(tcpx_request *request,
+int tcpx_connection_status(tcpx_connection *connection,
+                           char *buffer,
+                           size_t room,
+                           size_t *needed_bytes);
+
+/**
+ * The connection's counters.
+ *
+ * The caller's part:
+ * `statistics` is NULL or can be written.
+ */
+int tcpx_connection_statistics(tcpx_connection *connection, struct tcpx_statistics *statistics);
+
+/**
+ * The peer's next notification, in the order in which they were completed: up to `room` bytes of it
+ * at `buffer`, and how many it has in `*bytes`. TCPX_AGAIN when there is none within `timeout_ms`.
+ * With too little room it is TCPX_ERR_ARGUMENT, and the notification stays the next one;
+ * TCPX_NOTIFICATION_MAX bytes are always enough.
+ *
+ * The caller's part:
+ * `buffer` is NULL or has `room` bytes; `bytes` is NULL or can be written.
+ */
+int tcpx_notification(tcpx_connection *connection,
                       uint32_t timeout_ms,
-                      struct tcpx_completion *completion);
+                      void *buffer,
+                      size_t room,
+                      size_t *bytes);
 
 /**
- * Size and descriptors of a receive that is done and not consumed, for programs that found it done
- * with tcpx_test.
- *
- * The caller's part:
- * `completion` is NULL or can be written.
+ * Closes a connection: running transfers are finished first, and the peer says goodbye too. Returns
+ * when both sides are done, at the latest after `timeout_ms`. The connection ends in any case; 0
+ * leaves that to the library and always succeeds.
  */
-int tcpx_get_completion(tcpx_request *request, struct tcpx_completion *completion);
+int tcpx_connection_close(tcpx_connection *connection, uint32_t timeout_ms);
 
 /**
- * Gives a receive back, after its bytes are unpacked: its pool space, its descriptors and its
- * handle. `n` must be 1. Every receive that is done needs it, whatever the memory and the plugin,
- * in the order of posting; out of order is TCPX_INVALID_USAGE and changes nothing.
+ * Allocates `bytes` bytes of host memory, page-aligned and all zero.
  *
  * The caller's part:
- * Nobody reads the receive's pool space or descriptors any more.
+ * `region` is NULL or can be written.
  */
-int tcpx_irecv_consumed(tcpx_recv_comm *recv_comm, int n, tcpx_request *request);
+int tcpx_region_host(size_t bytes, tcpx_region **region);
+
+/**
+ * Allocates `bytes` bytes of memory on a CUDA device, in its primary context.
+ *
+ * The caller's part:
+ * `region` is NULL or can be written.
+ */
+int tcpx_region_cuda(uint32_t device, size_t bytes, tcpx_region **region);
+
+/**
+ * Makes a region of `bytes` bytes at `data` that the program has allocated: host memory
+ * (TCPX_MEMORY_HOST, `device` is ignored), or memory of a CUDA device (TCPX_MEMORY_CUDA).
+ *
+ * `release` is called with `user`, once, when nothing of the library points at the memory any more:
+ * after tcpx_region_release, and after every transfer and window there has ended. It is called on a
+ * thread of the library that holds no lock, so it may call this library. NULL: the memory stays for
+ * ever. If this call fails, `release` is not called.
+ *
+ * The caller's part:
+ * The memory can be read and written until `release` is called, nobody frees it before, and no other
+ * region covers it. `region` is NULL or can be written. `release` may be called on any thread.
+ */
+int tcpx_region_wrap(void *data,
+                     size_t bytes,
+                     int memory,
+                     uint32_t device,
+                     tcpx_release_fn release,
+                     void *user,
+                     tcpx_region **region);
+
+/**
+ * Where a region lies, and its length: an address of this process for host memory, else of the
+ * device. Each may be NULL. The program may use the memory through it whenever no transfer does, and
+ * as long as the region is not released.
+ *
+ * The caller's part:
+ * `address` and `bytes` are NULL or can be written.
+ */
+int tcpx_region_address(tcpx_region *region,
+                        void **address,
+                        size_t *bytes);
+
+/**
+ * Copies `bytes` bytes at `source` into the region from `offset` on. TCPX_ERR_MEMORY while a transfer
+ * uses these bytes. For CUDA memory it waits for the work on the default streams.
+ *
+ * The caller's part:
+ * The source can be read.
+ */
+int tcpx_region_write(tcpx_region *region,
+                      size_t offset,
+                      const void *source,
+                      size_t bytes);
+
+/**
+ * Copies `bytes` bytes from the region's `offset` to `destination`; otherwise as tcpx_region_write.
+ *
+ * The caller's part:
+ * The destination can be written.
+ */
+int tcpx_region_read(tcpx_region *region, size_t offset, void *destination, size_t bytes);
+
+/**
+ * Ends the handle. The memory stays until every transfer and window that uses it has ended.
+ */
+int tcpx_region_release(tcpx_region *region);
+
+/**
+ * Starts a send of `bytes` bytes from `offset` of a region; it meets the peer's receives of the same
+ * tag in the order of both. Returns at once. `options` may be NULL.
+ *
+ * Until the transfer has ended nobody may write these bytes.
+ *
+ * The caller's part:
+ * `options` is NULL or filled; `transfer` is NULL or can be written.
+ */
+int tcpx_send(tcpx_connection *connection,
+              tcpx_region *region,
+              size_t offset,
+              size_t bytes,
+              uint64_t tag,
+              const struct tcpx_transfer_options *options,
+              tcpx_transfer **transfer);
+
+/**
+ * Starts a receive into `bytes` bytes from `offset` of a region, at least as many as the matching
+ * send has: the report says how many came. Returns at once. `options` may be NULL.
+ *
+ * Until the transfer has ended nobody may touch these bytes. A receive fails after 30 s without its
+ * send, unless `stall_ms` or `timeout_ms` says otherwise.
+ *
+ * The caller's part:
+ * `options` is NULL or filled; `transfer` is NULL or can be written.
+ */
+int tcpx_receive(tcpx_connection *connection,
+                 tcpx_region *region,
+                 size_t offset,
+                 size_t bytes,
+                 uint64_t tag,
+                 const struct tcpx_transfer_options *options,
+                 tcpx_transfer **transfer);
+
+/**
+ * Starts a write of `bytes` bytes from `offset` of a region into the peer's window, from
+ * `window_offset` on. The peer's program takes no part; the transfer succeeds when every byte is
+ * there. `key` is what tcpx_window_key gave at the peer. `options` may be NULL.
+ *
+ * The caller's part:
+ * The key can be read; `options` is NULL or filled; `transfer` is NULL or can be written.
+ */
+int tcpx_put(tcpx_connection *connection,
+             tcpx_region *region,
+             size_t offset,
+             size_t bytes,
+             const void *key,
+             size_t key_bytes,
+             uint64_t window_offset,
+             const struct tcpx_transfer_options *options,
+             tcpx_transfer **transfer);
+
+/**
+ * Starts a read of `bytes` bytes from the peer's window, from `window_offset` on, into a region from
+ * `offset` on. Otherwise as tcpx_put.
+ *
+ * The caller's part:
+ * As for tcpx_put.
+ */
+int tcpx_get(tcpx_connection *connection,
+             tcpx_region *region,
+             size_t offset,
+             size_t bytes,
+             const void *key,
+             size_t key_bytes,
+             uint64_t window_offset,
+             const struct tcpx_transfer_options *options,
+             tcpx_transfer **transfer);
+
+/**
+ * Starts puts and gets that end together, as one transfer, in no order among them: with the first
+ * error, if there is one. All of them are checked before the first byte moves.
+ *
+ * The caller's part:
+ * `pieces` has `count` elements whose keys can be read; `options` is NULL or filled; `transfer` is
+ * NULL or can be written.
+ */
+int tcpx_batch(tcpx_connection *connection,
+               const struct tcpx_piece *pieces,
+               size_t count,
+               const struct tcpx_transfer_options *options,
+               tcpx_transfer **transfer);
+
+/**
+ * Sends `bytes` bytes, at most TCPX_NOTIFICATION_MAX, that the peer's program gets from
+ * tcpx_notification. The transfer ends when they wait there.
+ *
+ * The caller's part:
+ * `bytes` bytes at `data` can be read; `transfer` is NULL or can be written.
+ */
+int tcpx_notify(tcpx_connection *connection,
+                const void *data,
+                size_t bytes,
+                tcpx_transfer **transfer);
+
+/**
+ * Whether a transfer has ended: 1 in `*done` if so. Never blocks. An error means that the transfer has
+ * failed with it. `report` may be NULL; it is filled when the transfer has succeeded.
+ *
+ * The caller's part:
+ * `done` and `report` are NULL or can be written.
+ */
+int tcpx_transfer_test(tcpx_transfer *transfer,
+                       int *done,
+                       struct tcpx_report *report);
+
+/**
+ * Waits for the end of a transfer, at most `timeout_ms`: TCPX_AGAIN when it still runs then. With
+ * TCPX_FOREVER the transfer's own deadlines bound the wait. Any other error is how it failed. The
+ * answer stays the same however often it is asked for; `report` may be NULL.
+ *
+ * The caller's part:
+ * `report` is NULL or can be written.
+ */
+int tcpx_transfer_wait(tcpx_transfer *transfer, uint32_t timeout_ms, struct tcpx_report *report);
+
+/**
+ * Waits until one of `count` transfers has ended, at most `timeout_ms`, and says in `*index` which;
+ * how it ended is for tcpx_transfer_wait. NULLs are passed over, so set a transfer to NULL when you
+ * have released it. For hundreds a queue is faster.
+ *
+ * The caller's part:
+ * `transfers` has `count` elements; `index` is NULL or can be written.
+ */
+int tcpx_transfer_wait_any(tcpx_transfer *const *transfers,
+                           size_t count,
+                           uint32_t timeout_ms,
+                           size_t *index);
+
+/**
+ * Has a queue told of the end of a transfer, under `key`: at once if it has ended. The handle stays;
+ * released now, the transfer runs on, and only its completion tells how it ended. Once for each
+ * transfer.
+ */
+int tcpx_transfer_queue(tcpx_transfer *transfer,
+                        tcpx_queue *queue,
+                        uint64_t key);
+
+/**
+ * Asks for an early end. The transfer still ends once: with TCPX_ERR_CANCELLED, or as it would have if
+ * that came first.
+ */
+int tcpx_transfer_cancel(tcpx_transfer *transfer);
+
+/**
+ * Bytes placed so far, and bytes in all (0 until a receive has met its send). Each may be NULL.
+ *
+ * The caller's part:
+ * `bytes_done` and `bytes_total` are NULL or can be written.
+ */
+int tcpx_transfer_progress(tcpx_transfer *transfer, uint64_t *bytes_done, uint64_t *bytes_total);
+
+/**
+ * Ends the handle. A transfer that runs is cancelled, unless it reports to a queue; its memory stays
+ * in use until nothing points at it.
+ */
+int tcpx_transfer_release(tcpx_transfer *transfer);
+
+/**
+ * Makes a queue, for transfers of any number of connections.
+ *
+ * The caller's part:
+ * `queue` is NULL or can be written.
+ */
+int tcpx_queue_new(tcpx_queue **queue);
+
+/**
+ * A descriptor that is readable while completions wait in the queue, for poll() and epoll. It belongs
+ * to the queue: do not read or close it.
+ *
+ * The caller's part:
+ * `descriptor` is NULL or can be written.
+ */
+int tcpx_queue_descriptor(tcpx_queue *queue,
+                          int *descriptor);
+
+/**
+ * Takes at most `room` completions, oldest first, and says in `*count` how many. Without one it waits
+ * at most `timeout_ms`; then `*count` is 0, which is no error. The text of a failure is that of
+ * tcpx_transfer_wait on the transfer, if its handle was kept.
+ *
+ * The caller's part:
+ * `entries` has `room` elements; `count` is NULL or can be written.
+ */
+int tcpx_queue_poll(tcpx_queue *queue,
+                    struct tcpx_completion_entry *entries,
+                    size_t room,
+                    uint32_t timeout_ms,
+                    size_t *count);
+
+/**
+ * Ends a queue; its descriptor is closed once no transfer is left that reports to it. Completions
+ * that nobody has taken are lost, transfers are not.
+ */
+int tcpx_queue_close(tcpx_queue *queue);
+
+/**
+ * Opens `bytes` bytes from `offset` of a region to the connection's peer, which may do there what
+ * `rights` say: TCPX_RIGHT_GET, TCPX_RIGHT_PUT or both. The memory is in use only while a put or get
+ * of the peer touches it.
+ *
+ * CUDA memory is outside of every stream's order here: have your work on it ended before you tell the
+ * peer to begin.
+ *
+ * The caller's part:
+ * `window` is NULL or can be written.
+ */
+int tcpx_expose(tcpx_connection *connection,
+                tcpx_region *region,
+                size_t offset,
+                size_t bytes,
+                int rights,
+                tcpx_window **window);
+
+/**
+ * What lets the peer in: `*bytes` bytes at `buffer`, at most TCPX_WINDOW_KEY_MAX. Carry them over by
+ * any means, such as a message; whoever holds them and this connection may use the window.
+ *
+ * The caller's part:
+ * `buffer` is NULL or has `room` bytes; `bytes` is NULL or can be written.
+ */
+int tcpx_window_key(tcpx_window *window,
+                    void *buffer,
+                    size_t room,
+                    size_t *bytes);
+
+/**
+ * Closes a window and ends its handle: the peer starts nothing there any more, and what it has under
+ * way ends early. Returns when nothing of the peer points at the memory; TCPX_ERR_TIMED_OUT when that
+ * is not so within `timeout_ms`, and the window is closed all the same.
+ */
+int tcpx_window_revoke(tcpx_window *window,
+                       uint32_t timeout_ms);
 
 #ifdef __cplusplus
 }  // extern "C"

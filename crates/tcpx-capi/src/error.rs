@@ -6,8 +6,9 @@ use std::ffi::{CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use nccl_net::{HostError, LoadError, ResultCode};
+use tcpx::Delivered;
 
-use crate::codes::{
+use crate::plugin::codes::{
     TCPX_BAD_HANDLE, TCPX_INTERNAL_ERROR, TCPX_INVALID_ARGUMENT, TCPX_INVALID_USAGE,
     TCPX_LOAD_FAILED, TCPX_NOT_LOADED, TCPX_PANIC, TCPX_PLUGIN_FAULT, TCPX_SUCCESS, phrase,
 };
@@ -17,6 +18,10 @@ use crate::codes::{
 pub(crate) struct Failure {
     pub(crate) code: c_int,
     pub(crate) text: String,
+    /// The check of `tcpx doctor` that explains it.
+    pub(crate) check: Option<&'static str>,
+    /// What the destination of the transfer holds that it is about.
+    pub(crate) delivered: Option<Delivered>,
 }
 
 pub(crate) type Outcome<T> = Result<T, Failure>;
@@ -26,7 +31,15 @@ impl Failure {
         Self {
             code,
             text: text.into(),
+            check: None,
+            delivered: None,
         }
+    }
+
+    /// The same of a part of the call.
+    pub(crate) fn about(mut self, part: &str) -> Self {
+        self.text = format!("{part}: {}", self.text);
+        self
     }
 
     pub(crate) fn argument(text: impl Into<String>) -> Self {
@@ -84,24 +97,40 @@ impl From<LoadError> for Failure {
     }
 }
 
+/// What the calling thread's last failure leaves.
+#[derive(Debug, Default)]
+pub(crate) struct Last {
+    pub(crate) code: c_int,
+    text: CString,
+    pub(crate) check: Option<CString>,
+    pub(crate) delivered: Option<Delivered>,
+}
+
 thread_local! {
-    static LAST: RefCell<CString> = RefCell::new(CString::default());
+    static LAST: RefCell<Last> = RefCell::new(Last::default());
 }
 
-fn remember(text: &str) {
+fn remember(call: &str, failure: &Failure) {
     // An inner NUL would cut the text; plugins choose some of the words.
-    let text = CString::new(text.replace('\0', "?")).unwrap_or_default();
+    let text = format!("{call}: {}", failure.text).replace('\0', "?");
+    let last = Last {
+        code: failure.code,
+        text: CString::new(text).unwrap_or_default(),
+        check: failure.check.and_then(|check| CString::new(check).ok()),
+        delivered: failure.delivered,
+    };
     // A thread that is ending has no place for it any more.
-    let _ = LAST.try_with(|last| last.replace(text));
+    let _ = LAST.try_with(|kept| kept.replace(last));
 }
 
-/// What went wrong in the last failing call of the calling thread, and what to do; "" if none
-/// failed. Never NULL. Valid until the next call of this library on the same thread.
-#[unsafe(no_mangle)]
-pub extern "C" fn tcpx_last_error() -> *const c_char {
-    // A thread that is ending has no text any more.
-    LAST.try_with(|last| last.borrow().as_ptr())
-        .unwrap_or(c"".as_ptr())
+/// Reads what the calling thread's last failure left; `None` on a thread that is ending.
+pub(crate) fn with_last<T>(read: impl FnOnce(&Last) -> T) -> Option<T> {
+    LAST.try_with(|last| read(&last.borrow())).ok()
+}
+
+/// The text of the calling thread's last failure; "" if none failed. Valid until the next failure on this thread.
+pub(crate) fn last_text() -> *const c_char {
+    with_last(|last| last.text.as_ptr()).unwrap_or(c"".as_ptr())
 }
 
 /// Runs the body of a call: its failure or panic becomes a code, with the text kept.
@@ -117,7 +146,16 @@ pub(crate) fn guarded<T>(
     call: &'static str,
     body: impl FnOnce() -> Outcome<T>,
 ) -> Result<T, c_int> {
-    let failure = match catch_unwind(AssertUnwindSafe(body)) {
+    run(call, |code| code, body)
+}
+
+/// As [`guarded`], with `translate` between our codes and those of the header.
+pub(crate) fn run<T>(
+    call: &'static str,
+    translate: fn(c_int) -> c_int,
+    body: impl FnOnce() -> Outcome<T>,
+) -> Result<T, c_int> {
+    let mut failure = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(answer)) => return Ok(answer),
         Ok(Err(failure)) => failure,
         Err(panic) => {
@@ -128,7 +166,8 @@ pub(crate) fn guarded<T>(
             failure
         }
     };
-    remember(&format!("{call}: {}", failure.text));
+    failure.code = translate(failure.code);
+    remember(call, &failure);
     Err(failure.code)
 }
 
@@ -147,7 +186,7 @@ mod tests {
 
     fn last() -> String {
         // SAFETY: the text stays until the next failure of this thread.
-        unsafe { CStr::from_ptr(tcpx_last_error()) }
+        unsafe { CStr::from_ptr(last_text()) }
             .to_string_lossy()
             .into_owned()
     }

@@ -7,18 +7,25 @@
 use std::num::NonZeroUsize;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use crate::codes::TCPX_BAD_HANDLE;
-use crate::end::End;
+use tcpx::{CompletionQueue, Region};
+
+use crate::engine::connection::Connection;
+use crate::engine::endpoint::Endpoint;
+use crate::engine::transfer::Transfer;
+use crate::engine::window::Window;
 use crate::error::{Failure, Outcome};
-use crate::memory::Registered;
-use crate::setup::Listener;
+use crate::plugin::codes::TCPX_BAD_HANDLE;
+use crate::plugin::end::End;
+use crate::plugin::memory::Registered;
+use crate::plugin::setup::Listener;
 
 const _: () = assert!(usize::BITS == 64, "handles need 64-bit pointers");
 
 const MARK: usize = 1 << 63;
-const KIND_SHIFT: u32 = 60;
-const KIND_MASK: usize = 0b111;
+const KIND_SHIFT: u32 = 59;
+const KIND_MASK: usize = 0b1111;
 const GENERATION_SHIFT: u32 = 28;
+const MAX_GENERATION: u32 = (1 << 31) - 1;
 const INDEX_SHIFT: u32 = 4;
 const INDEX_MASK: usize = (1 << 24) - 1;
 /// The low bits are 0: C may take a handle for an aligned pointer.
@@ -32,15 +39,27 @@ pub(crate) enum Kind {
     Recv = 3,
     Memory = 4,
     Request = 5,
+    Endpoint = 6,
+    Connection = 7,
+    Region = 8,
+    Window = 9,
+    Transfer = 10,
+    Queue = 11,
 }
 
 impl Kind {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 11] = [
         Self::Listen,
         Self::Send,
         Self::Recv,
         Self::Memory,
         Self::Request,
+        Self::Endpoint,
+        Self::Connection,
+        Self::Region,
+        Self::Window,
+        Self::Transfer,
+        Self::Queue,
     ];
 
     const fn words(self) -> &'static str {
@@ -50,7 +69,21 @@ impl Kind {
             Self::Recv => "a receive comm",
             Self::Memory => "registered memory",
             Self::Request => "a request",
+            Self::Endpoint => "an endpoint",
+            Self::Connection => "a connection",
+            Self::Region => "a region",
+            Self::Window => "a window",
+            Self::Transfer => "a transfer",
+            Self::Queue => "a queue",
         }
+    }
+
+    /// Whether the plugin calls have such handles, not the engine.
+    const fn is_of_plugin(self) -> bool {
+        matches!(
+            self,
+            Self::Listen | Self::Send | Self::Recv | Self::Memory | Self::Request
+        )
     }
 
     /// How such a handle ends.
@@ -61,6 +94,12 @@ impl Kind {
             Self::Recv => "tcpx_close_recv",
             Self::Memory => "tcpx_dereg_mr or the close of its comm",
             Self::Request => "done == 1 (a send), tcpx_irecv_consumed, or the close of its comm",
+            Self::Endpoint => "tcpx_endpoint_close",
+            Self::Connection => "tcpx_connection_close",
+            Self::Region => "tcpx_region_release",
+            Self::Window => "tcpx_window_revoke",
+            Self::Transfer => "tcpx_transfer_release",
+            Self::Queue => "tcpx_queue_close",
         }
     }
 }
@@ -92,7 +131,8 @@ impl Handle {
             .into_iter()
             .find(|kind| *kind as usize == number)?;
         let index = address >> INDEX_SHIFT & INDEX_MASK;
-        Some((kind, index, (address >> GENERATION_SHIFT) as u32))
+        let generation = (address >> GENERATION_SHIFT) as u32 & MAX_GENERATION;
+        Some((kind, index, generation))
     }
 }
 
@@ -105,6 +145,12 @@ pub(crate) enum Object {
     Memory(Arc<Registered>),
     /// A request of a comm, by its number there.
     Request(Arc<End>, u64),
+    Endpoint(Arc<Endpoint>),
+    Connection(Arc<Connection>),
+    Region(Region),
+    Window(Arc<Window>),
+    Transfer(Arc<Transfer>),
+    Queue(CompletionQueue),
 }
 
 impl Object {
@@ -115,6 +161,12 @@ impl Object {
             Self::Recv(_) => Kind::Recv,
             Self::Memory(_) => Kind::Memory,
             Self::Request(..) => Kind::Request,
+            Self::Endpoint(_) => Kind::Endpoint,
+            Self::Connection(_) => Kind::Connection,
+            Self::Region(_) => Kind::Region,
+            Self::Window(_) => Kind::Window,
+            Self::Transfer(_) => Kind::Transfer,
+            Self::Queue(_) => Kind::Queue,
         }
     }
 }
@@ -171,9 +223,9 @@ impl<T> Table<T> {
             return None;
         }
         let object = slot.object.take()?;
-        // A place that has been used 2^32 times rests for ever: no handle comes back.
-        if let Some(next) = slot.generation.checked_add(1) {
-            slot.generation = next;
+        // A place that has been used 2^31 times rests for ever: no handle comes back.
+        if slot.generation < MAX_GENERATION {
+            slot.generation += 1;
             self.free.push(index);
         }
         Some(object)
@@ -190,7 +242,9 @@ pub(crate) fn insert(object: Object) -> Outcome<Handle> {
         .unwrap_or_else(PoisonError::into_inner)
         .insert(kind, object)
         .ok_or_else(|| {
-            Failure::usage("16,777,216 handles are open: close comms and finish requests")
+            Failure::usage(
+                "16,777,216 handles are open: close, finish and release what is not needed",
+            )
         })
 }
 
@@ -206,6 +260,19 @@ pub(crate) fn remove(handles: impl IntoIterator<Item = Handle>) {
     drop(objects);
 }
 
+/// Takes a handle out that was looked up before; another thread may have been faster.
+pub(crate) fn take(handle: Handle) -> Outcome<()> {
+    let taken = TABLE
+        .write()
+        .unwrap_or_else(PoisonError::into_inner)
+        .remove(handle);
+    // Its end may call the program's code: not under the table's lock.
+    match taken {
+        Some(_) => Ok(()),
+        None => Err(Failure::closed("the handle")),
+    }
+}
+
 /// What a pointer from C names; `argument` is its name in the header.
 fn find(argument: &'static str, pointer: *const u8, wanted: &[Kind]) -> Outcome<(Handle, Object)> {
     let wanted_words = || {
@@ -215,9 +282,13 @@ fn find(argument: &'static str, pointer: *const u8, wanted: &[Kind]) -> Outcome<
     let address = pointer.addr();
     let Some(handle) = NonZeroUsize::new(address).map(Handle) else {
         return Err(Failure::argument(format!(
-            "{argument} is NULL, {} is needed; a call that succeeds with NULL means \"not yet\" or \
-             \"no room now\"",
-            wanted_words()
+            "{argument} is NULL, {} is needed{}",
+            wanted_words(),
+            if wanted.iter().any(|kind| kind.is_of_plugin()) {
+                "; a call that succeeds with NULL means \"not yet\" or \"no room now\""
+            } else {
+                ""
+            }
         )));
     };
     let Some((kind, index, generation)) = Handle::parts(address) else {
@@ -291,6 +362,23 @@ pub(crate) fn request<T>(pointer: *const T) -> Outcome<(Arc<End>, u64)> {
     }
 }
 
+macro_rules! engine_handle {
+    ($name:ident, $kind:ident, $object:ty) => {
+        pub(crate) fn $name<T>(pointer: *const T) -> Outcome<(Handle, $object)> {
+            match find(stringify!($name), pointer.cast(), &[Kind::$kind])? {
+                (handle, Object::$kind(object)) => Ok((handle, object)),
+                _ => Err(mismatch()),
+            }
+        }
+    };
+}
+engine_handle!(endpoint, Endpoint, Arc<Endpoint>);
+engine_handle!(connection, Connection, Arc<Connection>);
+engine_handle!(region, Region, Region);
+engine_handle!(window, Window, Arc<Window>);
+engine_handle!(transfer, Transfer, Arc<Transfer>);
+engine_handle!(queue, Queue, CompletionQueue);
+
 /// `find` has compared the kinds.
 fn mismatch() -> Failure {
     Failure::new(TCPX_BAD_HANDLE, "the handle is of another kind")
@@ -321,7 +409,7 @@ mod tests {
         let mut table = Table::new();
         let handle = table.insert(Kind::Memory, ()).unwrap();
         assert!(table.remove(handle).is_some());
-        table.slots[0].generation = u32::MAX;
+        table.slots[0].generation = MAX_GENERATION;
         let last = table.insert(Kind::Memory, ()).unwrap();
         assert!(table.remove(last).is_some());
         let elsewhere = table.insert(Kind::Memory, ()).unwrap();
@@ -331,7 +419,7 @@ mod tests {
     #[test]
     fn every_part_of_a_handle_is_read_back_and_no_address_is_one() {
         for kind in Kind::ALL {
-            for (index, generation) in [(0, 0), (INDEX_MASK, u32::MAX), (5, 7)] {
+            for (index, generation) in [(0, 0), (INDEX_MASK, MAX_GENERATION), (5, 7)] {
                 let handle = Handle::new(kind, index, generation);
                 let pointer = handle.to_pointer::<u8>();
                 assert_eq!(
@@ -364,7 +452,7 @@ mod tests {
         assert!(text(0xdead_bee0).contains("did not give out"));
         let listening = Handle::new(Kind::Listen, 3, 0);
         assert!(text(listening.0.get()).contains("request is a listen comm"));
-        let ended = Handle::new(Kind::Request, 0, u32::MAX);
+        let ended = Handle::new(Kind::Request, 0, MAX_GENERATION);
         assert!(text(ended.0.get()).contains("has ended"));
     }
 }

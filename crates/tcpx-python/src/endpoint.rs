@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
-use tcpx::{Gpu, Key};
+use tcpx::Gpu;
 
 use crate::connection::Connection;
 use crate::error::{check, raise};
@@ -167,16 +167,7 @@ pub(crate) fn connect(
 /// A fresh key.
 #[pyfunction]
 pub(crate) fn generate_key() -> PyResult<String> {
-    let mut failed = None;
-    let key = Key::generate(&mut |bytes| {
-        failed = getrandom::fill(bytes).err();
-    });
-    match failed {
-        None => Ok(key.to_text()),
-        Some(error) => Err(PyOSError::new_err(format!(
-            "no randomness from the system: {error}"
-        ))),
-    }
+    Ok(check(tcpx::generate_key())?.to_text())
 }
 
 fn resolve(address: &str) -> PyResult<SocketAddr> {

@@ -29,11 +29,11 @@ pub struct Completion {
 ///
 /// ```
 /// # use std::time::Duration;
-/// # use tcpx::{Auth, Endpoint, Key, Options, Region};
+/// # use tcpx::{Auth, Endpoint, Options, Region};
 /// use tcpx::CompletionQueue;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("the system has randomness"));
+/// # let key = tcpx::generate_key()?;
 /// # let server = Endpoint::listen("127.0.0.1:0".parse()?, Options::tcp(Auth::Key(key.clone())))?;
 /// # let address = server.local_addr();
 /// # let client = std::thread::spawn(move || Endpoint::connect(address, &Options::tcp(Auth::Key(key))));

@@ -60,6 +60,9 @@ impl Connection {
 
     /// Starts a receive into `slice`, which must be at least as long as the matching send; it runs
     /// from [`Receive::start`] on.
+    ///
+    /// By default it fails after 30 s without its send: a side that may wait for longer sets
+    /// [`Receive::deadlines`], or those of the [`Options`](crate::Options).
     pub fn receive(&self, slice: RegionSlice, tag: u64) -> Receive<'_> {
         Receive(Request::new(self, slice, tag))
     }

@@ -2,11 +2,14 @@
 
 mod set_ups;
 
-use std::net::SocketAddr;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use tcpx_memory::fork;
-use tcpx_net::{Accepted, DialOptions, ListenOptions, Listener, Refusals, Side, dial};
+use tcpx_net::{
+    Accepted, DialOptions, ListenOptions, Listener, NetworkError, Refusals, Side, dial,
+};
 
 use tcpx_wire::handshake::Session;
 
@@ -118,18 +121,52 @@ impl Endpoint {
     ///
     /// # Errors
     /// As [`Endpoint::connect`].
-    pub fn connect_to(&self, address: SocketAddr) -> Result<Connection, Error> {
+    pub fn connect_to(&self, address: impl ToSocketAddrs) -> Result<Connection, Error> {
         Self::connect(address, &self.options)
     }
 
-    /// Connects to a listening endpoint, without one of our own.
+    /// Connects to a listening endpoint, without one of our own. `address` is a [`SocketAddr`], or a name
+    /// such as `"host-a:12345"`; while nobody answers at one address of a name, the next is tried.
+    ///
+    /// Looking a name up takes as long as the system takes for it; `connect_timeout` bounds the rest.
+    ///
+    /// ```no_run
+    /// # use tcpx::{Auth, Endpoint, Key, Options};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let options = Options::tcp(Auth::Key(Key::parse(&std::env::var("TCPX_KEY")?)?));
+    /// let connection = Endpoint::connect("host-a:12345", &options)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
-    /// The peer cannot be reached, is not tcpx, has another key or other settings, or did not
-    /// finish the set-up in time.
-    pub fn connect(address: SocketAddr, options: &Options) -> Result<Connection, Error> {
+    /// The name is not known, the peer cannot be reached, is not tcpx, has another key or other
+    /// settings, or did not finish the set-up in time.
+    pub fn connect(address: impl ToSocketAddrs, options: &Options) -> Result<Connection, Error> {
         session_config(options)?;
+        let found = address.to_socket_addrs().map_err(Error::unresolved)?;
+        let addresses: Vec<_> = found.collect();
         let until = deadline(Instant::now(), options.connect_timeout);
+        let mut outcome = Err(Error::unresolved(io::Error::other("it has no address")));
+        for (index, address) in addresses.iter().enumerate() {
+            // Each gets its share of the time that is left.
+            let left = until.saturating_duration_since(Instant::now());
+            let share = u32::try_from(addresses.len() - index).unwrap_or(u32::MAX);
+            let until = deadline(Instant::now(), left / share);
+            outcome = Self::connect_at(*address, options, until);
+            match &outcome {
+                Err(Error::Network(NetworkError::Socket(_) | NetworkError::TimedOut { .. })) => {}
+                _ => break,
+            }
+        }
+        outcome
+    }
+
+    fn connect_at(
+        address: SocketAddr,
+        options: &Options,
+        until: Instant,
+    ) -> Result<Connection, Error> {
         let dialled = dial(
             address,
             &options.auth,

@@ -22,6 +22,12 @@ pub enum Error {
     /// Connecting, accepting or setting up data channels failed.
     #[error(transparent)]
     Network(#[from] NetworkError),
+    /// The peer's address leads nowhere.
+    #[error("the peer's address: {cause}; give HOST:PORT with the address or name of a host")]
+    Unresolved {
+        /// The system's reason.
+        cause: IoError,
+    },
     /// Memory could not be had, reached or lent.
     #[error(transparent)]
     Memory(#[from] MemoryError),
@@ -246,7 +252,7 @@ impl Error {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Network(NetworkError::AcceptTimedOut { .. }) => ErrorKind::TimedOut,
-            Self::Network(_) => ErrorKind::Connect,
+            Self::Network(_) | Self::Unresolved { .. } => ErrorKind::Connect,
             Self::Memory(_) => ErrorKind::Memory,
             Self::Stalled { .. } | Self::TimedOut { .. } => ErrorKind::TimedOut,
             Self::TooLarge { .. } => ErrorKind::TooLarge,
@@ -284,6 +290,7 @@ impl Error {
             | Self::Defect { peer, .. } => Some(*peer),
             Self::MemoryHeld { error } => error.peer(),
             Self::Network(_)
+            | Self::Unresolved { .. }
             | Self::Memory(_)
             | Self::OtherProcess { .. }
             | Self::Setting { .. }
@@ -351,6 +358,12 @@ impl Error {
     pub(crate) fn system(what: &'static str, cause: io::Error) -> Self {
         Self::System {
             what,
+            cause: cause.into(),
+        }
+    }
+
+    pub(crate) fn unresolved(cause: io::Error) -> Self {
+        Self::Unresolved {
             cause: cause.into(),
         }
     }

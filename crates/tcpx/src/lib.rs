@@ -8,10 +8,10 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use tcpx::{Auth, Endpoint, Key, Options, Region};
+//! use tcpx::{Auth, Endpoint, Options, Region};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("the system has randomness"));
+//! let key = tcpx::generate_key()?;
 //! let server = Endpoint::listen("127.0.0.1:0".parse()?, Options::tcp(Auth::Key(key.clone())))?;
 //! let address = server.local_addr();
 //! let client = std::thread::spawn(move || -> Result<(), tcpx::Error> {
@@ -54,20 +54,29 @@ mod wait;
 mod window;
 
 pub use completion_queue::{Completion, CompletionQueue};
-pub use connection::{Batch, Connection, Get, PeerInfo, Put, Receive, Send};
+pub use connection::{Connection, PeerInfo};
 pub use endpoint::Endpoint;
 pub use error::{Error, ErrorKind, OperationName};
 pub use event::{ChunkEvent, Event, Observer};
-pub use options::Options;
+pub use options::{Options, generate_key};
 pub use report::{Progress, Report};
 pub use tcpx_memory::{
     After, CudaError, Gpu, MemoryError, MemoryKind, Region, RegionSlice, UnpackMethod,
 };
-pub use tcpx_net::{Auth, Congestion, Network, NetworkError, Refusals, TcpNetwork};
-pub use tcpx_wire::session::Deadlines;
+pub use tcpx_net::{
+    Auth, ChannelStats, Congestion, Network, NetworkError, PluginNetwork, PluginOptions, Refusals,
+    TcpNetwork, TcpOptions,
+};
+pub use tcpx_wire::session::{Deadlines, Delivered};
 pub use tcpx_wire::{Key, Level, Rights, Role, WindowKey, WindowKeyError};
 pub use transfer::{Transfer, wait_any};
 pub use window::Window;
+
+/// Transfers that have not started yet, as [`Connection`] makes them. They are named here so that
+/// `use tcpx::*` does not hide the trait `Send`.
+pub mod request {
+    pub use crate::connection::{Batch, Get, Put, Receive, Send};
+}
 
 /// The examples of the guide, compiled with those of the documentation.
 #[cfg(doctest)]

@@ -1,14 +1,17 @@
 //! What a user may choose for an endpoint or a connection.
 
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tcpx_memory::{Gpu, UnpackMethod};
 use tcpx_net::{Auth, Congestion, Network};
+use tcpx_wire::Key;
 use tcpx_wire::frame::MAX_EAGER_BYTES;
 use tcpx_wire::session::Deadlines;
 
+use crate::error::Error;
 use crate::event::Observer;
 
 /// Settings of an endpoint or a connection.
@@ -85,6 +88,17 @@ impl Options {
     pub fn tcp(auth: Auth) -> Self {
         Self::new(Arc::new(tcpx_net::TcpNetwork::default()), auth)
     }
+}
+
+/// A fresh key for [`Auth::Key`], from the system's randomness.
+///
+/// # Errors
+/// The system has none.
+pub fn generate_key() -> Result<Key, Error> {
+    let mut filled = Ok(());
+    let key = Key::generate(&mut |bytes| filled = getrandom::fill(bytes));
+    filled.map_err(|error| Error::system("making a key", io::Error::other(error)))?;
+    Ok(key)
 }
 
 impl fmt::Debug for Options {

@@ -1,5 +1,6 @@
 //! The handle of an operation.
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -39,7 +40,7 @@ const LIVENESS_CHECK: Duration = Duration::from_secs(1);
 /// # use std::sync::Arc;
 /// # use std::task::{Context, Poll, Wake, Waker};
 /// # use std::time::Duration;
-/// # use tcpx::{Auth, Endpoint, Key, Options, Region};
+/// # use tcpx::{Auth, Endpoint, Options, Region};
 /// # struct Unpark(std::thread::Thread);
 /// # impl Wake for Unpark {
 /// #     fn wake(self: Arc<Self>) {
@@ -57,7 +58,7 @@ const LIVENESS_CHECK: Duration = Duration::from_secs(1);
 /// #     }
 /// # }
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("the system has randomness"));
+/// # let key = tcpx::generate_key()?;
 /// # let server = Endpoint::listen("127.0.0.1:0".parse()?, Options::tcp(Auth::Key(key.clone())))?;
 /// # let address = server.local_addr();
 /// # let client = std::thread::spawn(move || Endpoint::connect(address, &Options::tcp(Auth::Key(key))));
@@ -79,7 +80,7 @@ pub struct Transfer {
     operations: Operations,
     pub(crate) connection: Arc<Handle>,
     /// A queue waits for its end.
-    is_queued: bool,
+    is_queued: AtomicBool,
 }
 
 /// What a transfer consists of.
@@ -280,7 +281,7 @@ impl Transfer {
             state,
             operations,
             connection,
-            is_queued: false,
+            is_queued: AtomicBool::new(false),
         }
     }
 
@@ -363,7 +364,14 @@ impl Transfer {
     /// program names its transfers: `key` may be anything, and need not be unique.
     ///
     /// Nobody can cancel it from then on; its deadlines, and the end of its connection, bound it.
-    pub fn queue(mut self, queue: &CompletionQueue, key: u64) {
+    pub fn queue(self, queue: &CompletionQueue, key: u64) {
+        self.report_to(queue, key);
+    }
+
+    /// As [`queue`](Self::queue), for a handle that is kept: it can still be cancelled and waited for,
+    /// and dropping it no longer cancels. Do not poll it as a future, nor pass it to [`wait_any`]: that
+    /// takes the queue's place.
+    pub fn report_to(&self, queue: &CompletionQueue, key: u64) {
         let watch = self.connection.0.watch();
         let mut inner = self.state.lock();
         let replaced = match &inner.outcome {
@@ -378,7 +386,7 @@ impl Transfer {
         };
         drop(inner);
         drop(replaced);
-        self.is_queued = true;
+        self.is_queued.store(true, Ordering::Relaxed);
     }
 
     /// Asks for an early end. The operation still ends exactly once: with
@@ -422,7 +430,8 @@ impl Future for Transfer {
 
 /// Waits until one of `transfers` has ended, at most `timeout`; the index of the first that has, or
 /// `None`. Its outcome is there at once: `transfers.swap_remove(index).wait()`. The transfers may
-/// be those of different connections; the wait is shortest where they are of one.
+/// be those of different connections; the wait is shortest where they are of one. `T` is [`Transfer`],
+/// or what leads to one, such as an `Arc`; a transfer takes part in one wait at a time.
 ///
 /// It takes each transfer's place for a waker: poll what was polled as a future once more
 /// afterwards. Finding the first costs a look at each, so prefer a [`CompletionQueue`] for
@@ -430,9 +439,9 @@ impl Future for Transfer {
 ///
 /// ```
 /// # use std::time::Duration;
-/// # use tcpx::{Auth, Endpoint, Key, Options, Region};
+/// # use tcpx::{Auth, Endpoint, Options, Region};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("the system has randomness"));
+/// # let key = tcpx::generate_key()?;
 /// # let server = Endpoint::listen("127.0.0.1:0".parse()?, Options::tcp(Auth::Key(key.clone())))?;
 /// # let address = server.local_addr();
 /// # let client = std::thread::spawn(move || Endpoint::connect(address, &Options::tcp(Auth::Key(key))));
@@ -450,17 +459,17 @@ impl Future for Transfer {
 /// # Ok(())
 /// # }
 /// ```
-pub fn wait_any(transfers: &mut [Transfer], timeout: Duration) -> Option<usize> {
-    let transfers: &[Transfer] = transfers;
-    let ended = || transfers.iter().position(|one| one.state.has_ended());
-    let (first, rest) = transfers.split_first()?;
+pub fn wait_any<T: Borrow<Transfer>>(transfers: &mut [T], timeout: Duration) -> Option<usize> {
+    let all = || transfers.iter().map(|one| -> &Transfer { one.borrow() });
+    let ended = || all().position(|one| one.state.has_ended());
+    let first = all().next()?;
     if let Some(index) = ended() {
         return Some(index);
     }
     let limit = deadline(Instant::now(), timeout);
     let shared = &first.connection.0;
     let one = |other: &Transfer| Arc::ptr_eq(&other.connection.0, shared);
-    if rest.iter().all(one) && shared.drive(|| ended().is_some(), limit) {
+    if all().all(one) && shared.drive(|| ended().is_some(), limit) {
         return ended();
     }
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
@@ -469,14 +478,14 @@ pub fn wait_any(transfers: &mut [Transfer], timeout: Duration) -> Option<usize> 
         one.state.wake_at_end(&waker, watch)
     };
     let left = || limit.checked_duration_since(Instant::now());
-    if transfers.iter().all(pending) {
+    if all().all(pending) {
         while ended().is_none()
             && let Some(left) = left()
         {
             std::thread::park_timeout(left);
         }
     }
-    for one in transfers {
+    for one in all() {
         one.state.forget_waker();
     }
     ended()
@@ -493,7 +502,7 @@ impl Wake for Unpark {
 
 impl Drop for Transfer {
     fn drop(&mut self) {
-        if !self.state.has_ended() && !self.is_queued {
+        if !self.state.has_ended() && !self.is_queued.load(Ordering::Relaxed) {
             self.cancel();
         }
     }

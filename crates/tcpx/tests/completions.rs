@@ -193,6 +193,33 @@ impl Wake for Panics {
 }
 
 #[test]
+fn a_kept_handle_can_be_cancelled_and_its_end_does_not_cancel() {
+    let (server, client) = pair();
+    let queue = CompletionQueue::new().expect("a descriptor");
+    let kept = receive(&server, 8, 1);
+    kept.report_to(&queue, 1);
+    let dropped = receive(&server, 8, 2);
+    dropped.report_to(&queue, 2);
+    drop(dropped);
+    send(&client, 8, 2).wait().expect("placed");
+    let first = collect(&queue, 1);
+    assert_eq!(first[0].key, 2);
+    assert_eq!(first[0].outcome.as_ref().map(|report| report.bytes), Ok(8));
+    kept.cancel();
+    let second = collect(&queue, 1);
+    assert!(matches!(&second[0].outcome, Err(Error::Cancelled { .. })));
+    assert!(matches!(kept.wait(), Err(Error::Cancelled { .. })));
+}
+
+#[test]
+fn wait_any_takes_what_leads_to_transfers() {
+    let (server, client) = pair();
+    let mut shared = [receive(&server, 8, 1), receive(&server, 8, 2)].map(Arc::new);
+    send(&client, 8, 2).wait().expect("placed");
+    assert_eq!(wait_any(&mut shared, LONG), Some(1));
+}
+
+#[test]
 fn a_waker_that_panics_ends_nothing() {
     let (server, client) = pair();
     let mut received = receive(&server, 8, 1);
@@ -208,7 +235,7 @@ fn a_waker_that_panics_ends_nothing() {
 fn wait_any_names_the_first_of_one_or_more_connections() {
     let (server, client) = pair();
     let (other_server, other_client) = pair();
-    assert_eq!(wait_any(&mut [], LONG), None);
+    assert_eq!(wait_any::<Transfer>(&mut [], LONG), None);
     for mixed in [false, true] {
         let beside = if mixed { &other_server } else { &server };
         let mut transfers = vec![receive(&server, 8, 1), receive(beside, 8, 2)];

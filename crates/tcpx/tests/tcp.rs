@@ -480,3 +480,45 @@ fn endpoints_accept_and_connect_with_many_peers() {
         assert_eq!(contents(sink, 4096), contents(&source, 4096));
     }
 }
+
+#[test]
+fn a_peer_is_found_at_any_address_of_its_name() {
+    let options = Options::tcp(Auth::Key(key()));
+    let server = Endpoint::listen("127.0.0.1:0".parse().expect("one"), options.clone());
+    let server = server.expect("a free port");
+    let alive = server.local_addr();
+    // A port that was free a moment ago, and which the system gives to nobody while we hold it unlistened.
+    let silent = rustix::net::socket(
+        rustix::net::AddressFamily::INET,
+        rustix::net::SocketType::STREAM,
+        None,
+    )
+    .expect("a socket");
+    let any: std::net::SocketAddr = "127.0.0.1:0".parse().expect("an address");
+    rustix::net::bind(&silent, &any).expect("a free port");
+    let dead = rustix::net::getsockname(&silent).expect("it is bound");
+    let dead = std::net::SocketAddr::try_from(dead).expect("an address of ours");
+    let client = thread::spawn(move || {
+        Endpoint::connect(&[dead, alive][..], &options).expect("the second listens");
+        // As `HOST:PORT`, which is looked up.
+        Endpoint::connect(format!("localhost:{}", alive.port()), &options).expect("found")
+    });
+    let _first = server.accept(LONG).expect("the client connects");
+    let accepted = server.accept(LONG).expect("it connects again");
+    drop((accepted, client.join().expect("no panic")));
+}
+
+#[test]
+fn an_address_that_leads_nowhere_is_said() {
+    let options = Options::tcp(Auth::Key(key()));
+    let nobody: &[std::net::SocketAddr] = &[];
+    let errors = [
+        Endpoint::connect("no port", &options),
+        Endpoint::connect(nobody, &options),
+    ];
+    for error in errors {
+        let error = error.expect_err("nobody is there");
+        assert_eq!(error.kind(), tcpx::ErrorKind::Connect);
+        assert!(error.to_string().contains("HOST:PORT"), "{error}");
+    }
+}

@@ -7,25 +7,30 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::pkg_config;
+use super::{LIBRARY, pkg_config};
 use crate::workspace::run;
 
 /// Files of the folder and where they lie on a host, apart from pages and completions. The program
 /// finds its plugin beside itself.
-const PLACES: [(&str, &str); 8] = [
+const PLACES: [(&str, &str); 11] = [
     ("tcpx", "usr/lib/tcpx"),
     ("libnccl-net-tcpx.so", "usr/lib/tcpx"),
-    ("libtcpx.so.0", LIBRARIES),
+    (LIBRARY, LIBRARIES),
     ("tcpx.h", "usr/include"),
+    ("tcpx_plugin.h", "usr/include"),
     ("README.md", "usr/share/doc/tcpx"),
-    ("transfer.c", "usr/share/doc/tcpx/examples"),
+    ("transfer.c", EXAMPLES),
+    ("put_get.c", EXAMPLES),
+    ("plugin_transfer.c", EXAMPLES),
     ("LICENSE-APACHE", "usr/share/doc/tcpx"),
     ("LICENSE-MIT", "usr/share/doc/tcpx"),
 ];
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
+const EXAMPLES: &str = "usr/share/doc/tcpx/examples";
 /// Links of the package, and where each leads.
-const LINKS: [(&str, &str); 2] = [
+const LINKS: [(&str, &str); 3] = [
     ("usr/bin/tcpx", "../lib/tcpx/tcpx"),
+    ("usr/lib/x86_64-linux-gnu/libtcpx.so.0", LIBRARY),
     ("usr/lib/x86_64-linux-gnu/libtcpx.so", "libtcpx.so.0"),
 ];
 const COMPLETIONS: [(&str, &str); 3] = [
@@ -71,7 +76,7 @@ pub(super) fn debian(folder: &Path, stage: &Path, out: &Path, version: &str) -> 
         pkg_config(version, "/usr/include", "/usr/lib/x86_64-linux-gnu"),
     )?;
     let mut libc = None;
-    for name in ["tcpx", "libnccl-net-tcpx.so", "libtcpx.so.0"] {
+    for name in ["tcpx", "libnccl-net-tcpx.so", LIBRARY] {
         libc = libc.max(newest_glibc(&fs::read(folder.join(name))?));
     }
     let (major, minor) = libc.context("the program needs no glibc version: is it a program?")?;

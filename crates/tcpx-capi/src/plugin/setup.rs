@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use nccl_net::constants::HANDLE_BYTES;
 use nccl_net::{Accepting, Connecting, Handle128, ListenComm, RecvComm, SendComm};
 
-use crate::end::End;
 use crate::error::{Failure, Outcome, guard};
 use crate::handles::{self, Object};
-use crate::library::{device, plugin};
-use crate::types::{tcpx_listen_comm, tcpx_recv_comm, tcpx_send_comm};
+use crate::plugin::end::End;
+use crate::plugin::library::{device, plugin};
+use crate::plugin::types::{tcpx_listen_comm, tcpx_recv_comm, tcpx_send_comm};
 
 /// Connects that may be under way at once.
 const MAX_CONNECTS: usize = 4096;

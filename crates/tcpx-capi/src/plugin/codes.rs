@@ -2,6 +2,8 @@
 
 use std::ffi::{CStr, c_char, c_int};
 
+use crate::error::last_text;
+
 /// Done; what a pointer argument should have received is there, or NULL for "not yet".
 pub const TCPX_SUCCESS: c_int = 0;
 /// 1 to 7 are ncclResult_t: the plugin's answer as it stands. A CUDA call failed inside the plugin.
@@ -35,6 +37,13 @@ pub const TCPX_PANIC: c_int = 21;
 #[unsafe(no_mangle)]
 pub extern "C" fn tcpx_strerror(code: c_int) -> *const c_char {
     phrase(code).as_ptr()
+}
+
+/// What went wrong in the last failing call of the calling thread, and what to do; "" if none
+/// failed. Never NULL. Valid until the next call of this library on the same thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn tcpx_last_error() -> *const c_char {
+    last_text()
 }
 
 pub(crate) const fn phrase(code: c_int) -> &'static CStr {

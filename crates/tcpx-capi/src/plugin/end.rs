@@ -8,11 +8,13 @@ use nccl_net::{
     Done, HostError, MemoryHandle, MemoryType, PostOutcome, RecvComm, SendComm, Ticket,
 };
 
-use crate::descriptors::Queue;
 use crate::error::{Failure, Outcome};
 use crate::handles::Handle;
-use crate::memory::Registered;
-use crate::types::{TCPX_SIZE_UNKNOWN, tcpx_completion, tcpx_descriptor, tcpx_device_handle};
+use crate::plugin::descriptors::Queue;
+use crate::plugin::memory::Registered;
+use crate::plugin::types::{
+    TCPX_SIZE_UNKNOWN, tcpx_completion, tcpx_descriptor, tcpx_device_handle,
+};
 
 /// An end. One call at a time; other ends are not held up by it.
 #[derive(Debug)]

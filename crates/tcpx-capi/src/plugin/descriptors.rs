@@ -5,9 +5,9 @@ use tcpx_net::plugin::Offload;
 use tcpx_wire::scatter::{Fragment, ScatterList};
 use tcpx_wire::{Descriptors, descriptor::Limits};
 
-use crate::codes::TCPX_PLUGIN_FAULT;
 use crate::error::{Failure, Outcome};
-use crate::types::tcpx_descriptor;
+use crate::plugin::codes::TCPX_PLUGIN_FAULT;
+use crate::plugin::types::tcpx_descriptor;
 
 /// The device queue of a receive comm.
 #[derive(Debug)]

@@ -4,11 +4,11 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::codes::TCPX_TIMEOUT;
-use crate::end::{End, Piece};
 use crate::error::{Failure, Outcome, guard};
 use crate::handles::{self, Handle, Object};
-use crate::types::{
+use crate::plugin::codes::TCPX_TIMEOUT;
+use crate::plugin::end::{End, Piece};
+use crate::plugin::types::{
     TCPX_SIZE_UNKNOWN, tcpx_completion, tcpx_memory, tcpx_recv_comm, tcpx_request, tcpx_send_comm,
 };
 

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use nccl_net::{MemoryHandle, MemoryType};
 
-use crate::end::{End, Piece};
 use crate::error::{Failure, Outcome, guard};
 use crate::handles::{self, Handle, Object};
-use crate::types::{TCPX_PTR_CUDA, TCPX_PTR_HOST, tcpx_memory};
+use crate::plugin::end::{End, Piece};
+use crate::plugin::types::{TCPX_PTR_CUDA, TCPX_PTR_HOST, tcpx_memory};
 
 /// A registration.
 #[derive(Debug)]

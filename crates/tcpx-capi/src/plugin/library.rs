@@ -8,10 +8,10 @@ use std::sync::{Mutex, PoisonError};
 
 use nccl_net::{DeviceOffload, LoadOptions, Plugin};
 
-use crate::codes::TCPX_NOT_LOADED;
 use crate::error::{Failure, Outcome, guard, guarded};
-use crate::log;
-use crate::types::tcpx_net_properties;
+use crate::plugin::codes::TCPX_NOT_LOADED;
+use crate::plugin::log;
+use crate::plugin::types::tcpx_net_properties;
 
 const PATH_VARIABLE: &str = "UCCL_TCPX_PLUGIN_PATH";
 const DEFAULT_PATH: &str = "/usr/local/tcpx/lib64/libnccl-net-tcpx.so";
@@ -173,7 +173,7 @@ fn interned(text: &str) -> Outcome<&'static CStr> {
     }
     if strings.len() >= MAX_STRINGS {
         return Err(Failure::new(
-            crate::codes::TCPX_PLUGIN_FAULT,
+            crate::plugin::codes::TCPX_PLUGIN_FAULT,
             "the plugin describes its devices by another name each time: keep the first answer",
         ));
     }

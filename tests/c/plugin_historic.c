@@ -1,7 +1,7 @@
 /* The calls in the shapes that sources for the historic header use: everything is `void *`.
  * Compiled as C and as C++, never run. */
 #define TCPX_UNTYPED
-#include "tcpx.h"
+#include "tcpx_plugin.h"
 
 struct net_handle {
     char data[128];

@@ -1,0 +1,198 @@
+//! A connection to one peer.
+
+use std::collections::VecDeque;
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::failure::{again, guard};
+use super::text::{duration, give, give_text, needed};
+use super::types::{tcpx_connection, tcpx_statistics};
+use crate::error::Outcome;
+use crate::handles::{self, Object};
+
+/// A waiting thread looks this often whether its connection was closed.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// A connection, and notifications that a program had no room for.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(super) connection: tcpx::Connection,
+    unread: Mutex<VecDeque<Vec<u8>>>,
+}
+
+impl Connection {
+    fn unread(&self) -> std::sync::MutexGuard<'_, VecDeque<Vec<u8>>> {
+        self.unread.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Gives a connection to C.
+///
+/// # Safety
+/// `connection` can be written.
+pub(super) unsafe fn enter(
+    made: tcpx::Connection,
+    connection: *mut *mut tcpx_connection,
+) -> Outcome<()> {
+    let made = Connection {
+        connection: made,
+        unread: Mutex::default(),
+    };
+    let handle = handles::insert(Object::Connection(Arc::new(made)))?;
+    // SAFETY: the caller's promise.
+    unsafe { connection.write(handle.to_pointer()) };
+    Ok(())
+}
+
+/// The peer's address, "ADDRESS:PORT".
+///
+/// # Safety
+/// `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_connection_peer(
+    connection: *mut tcpx_connection,
+    buffer: *mut c_char,
+    room: usize,
+    needed_bytes: *mut usize,
+) -> c_int {
+    guard("tcpx_connection_peer", || {
+        let (_, connection) = handles::connection(connection)?;
+        let peer = connection.connection.peer().address.to_string();
+        // SAFETY: the caller's promise.
+        unsafe { give_text(&peer, buffer, room, needed_bytes) }
+    })
+}
+
+/// Which path the bytes take, and why, in one line for a person.
+///
+/// # Safety
+/// `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_connection_path(
+    connection: *mut tcpx_connection,
+    buffer: *mut c_char,
+    room: usize,
+    needed_bytes: *mut usize,
+) -> c_int {
+    guard("tcpx_connection_path", || {
+        let (_, connection) = handles::connection(connection)?;
+        // SAFETY: the caller's promise.
+        unsafe { give_text(connection.connection.path(), buffer, room, needed_bytes) }
+    })
+}
+
+/// Every live transfer, where it stands and which side must act next: a line each. "" without one.
+/// What is needed grows with their number, between two calls too.
+///
+/// # Safety
+/// `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_connection_status(
+    connection: *mut tcpx_connection,
+    buffer: *mut c_char,
+    room: usize,
+    needed_bytes: *mut usize,
+) -> c_int {
+    guard("tcpx_connection_status", || {
+        let (_, connection) = handles::connection(connection)?;
+        let status = connection.connection.status().join("\n");
+        // SAFETY: the caller's promise.
+        unsafe { give_text(&status, buffer, room, needed_bytes) }
+    })
+}
+
+/// The connection's counters.
+///
+/// # Safety
+/// `statistics` is NULL or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_connection_statistics(
+    connection: *mut tcpx_connection,
+    statistics: *mut tcpx_statistics,
+) -> c_int {
+    guard("tcpx_connection_statistics", || {
+        needed("statistics", statistics)?;
+        let (_, connection) = handles::connection(connection)?;
+        let counted = connection.connection.statistics();
+        let filled = tcpx_statistics {
+            bytes_sent: counted.bytes_sent,
+            bytes_received: counted.bytes_received,
+            chunks_sent: counted.chunks_sent,
+            chunks_received: counted.chunks_received,
+            chunks_resent: counted.chunks_resent,
+            lanes_lost: counted.lanes_lost,
+            lanes_restored: counted.lanes_restored,
+            streams: counted.streams,
+            control_bytes_sent: counted.control_bytes_sent,
+            control_bytes_received: counted.control_bytes_received,
+            reserved: [0; 6],
+        };
+        // SAFETY: not NULL, and the caller lets us write there.
+        unsafe { statistics.write(filled) };
+        Ok(())
+    })
+}
+
+/// The peer's next notification, in the order in which they were completed: up to `room` bytes of it
+/// at `buffer`, and how many it has in `*bytes`. TCPX_AGAIN when there is none within `timeout_ms`.
+/// With too little room it is TCPX_ERR_ARGUMENT, and the notification stays the next one;
+/// TCPX_NOTIFICATION_MAX bytes are always enough.
+///
+/// # Safety
+/// `buffer` is NULL or has `room` bytes; `bytes` is NULL or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_notification(
+    connection: *mut tcpx_connection,
+    timeout_ms: u32,
+    buffer: *mut c_void,
+    room: usize,
+    bytes: *mut usize,
+) -> c_int {
+    guard("tcpx_notification", || {
+        needed("bytes", bytes)?;
+        let until = Instant::now() + duration(timeout_ms);
+        loop {
+            // Each look finds out whether it was closed.
+            let (_, connection) = handles::connection(connection)?;
+            let left = until.saturating_duration_since(Instant::now());
+            let unread = connection.unread().pop_front();
+            let found = match unread {
+                Some(found) => Some(found),
+                None => connection.connection.notification(left.min(LOOK))?,
+            };
+            if let Some(found) = found {
+                // SAFETY: the caller's promise.
+                let given = unsafe { give(&found, buffer.cast(), room, bytes) };
+                if given.is_err() {
+                    connection.unread().push_front(found);
+                }
+                return given;
+            }
+            if left <= LOOK {
+                return Err(again("no notification came in the time given: call again"));
+            }
+        }
+    })
+}
+
+/// Closes a connection: running transfers are finished first, and the peer says goodbye too. Returns
+/// when both sides are done, at the latest after `timeout_ms`. The connection ends in any case; 0
+/// leaves that to the library and always succeeds.
+#[unsafe(no_mangle)]
+pub extern "C" fn tcpx_connection_close(
+    connection: *mut tcpx_connection,
+    timeout_ms: u32,
+) -> c_int {
+    guard("tcpx_connection_close", || {
+        let (handle, connection) = handles::connection(connection)?;
+        handles::take(handle)?;
+        let closing = connection.connection.clone();
+        drop(connection);
+        let outcome = closing.close(duration(timeout_ms));
+        if timeout_ms == 0 {
+            return Ok(());
+        }
+        Ok(outcome?)
+    })
+}

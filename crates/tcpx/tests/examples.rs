@@ -1,0 +1,16 @@
+//! The examples run to their end.
+
+#[path = "../examples/messages.rs"]
+mod messages;
+#[path = "../examples/windows.rs"]
+mod windows;
+
+#[test]
+fn a_message_arrives() {
+    messages::main().expect("the example works");
+}
+
+#[test]
+fn pages_are_put_and_got() {
+    windows::main().expect("the example works");
+}
