@@ -11,3 +11,6 @@ pub const HABITS: &str = "TCPX_HABITS";
 pub fn path() -> &'static Path {
     Path::new(env!("TCPX_HABITS_SO"))
 }
+
+/// The variable that names a file in which processes see each other's closes.
+pub const PAIRS: &str = "TCPX_HABITS_PAIRS";

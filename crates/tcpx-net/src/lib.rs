@@ -20,7 +20,7 @@ pub mod tcp;
 pub use auth::Auth;
 pub use channel::{
     Cancel, Capabilities, Channel, ChannelStats, Completion, Direction, Foreseen, MemoryKinds,
-    Payload, Posted, Readiness, ReceiveChunk, SendChunk, Ticket, Way,
+    Payload, PendingClose, Posted, Readiness, ReceiveChunk, SendChunk, Ticket, Way,
 };
 pub use dial::{DialOptions, Dialled, dial, dial_control_again};
 pub use error::{ChannelError, ChunkPosition, IoError, NetworkError, SocketError};

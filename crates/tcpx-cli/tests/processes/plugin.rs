@@ -1,12 +1,13 @@
 //! `tcpx plugin` with good plugins and with every bad one.
 
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tcpx_tests::{bad_plugin, double, habits, plugin_file};
 
-use crate::support::{Ended, Running, tcpx};
+use crate::support::{Ended, Running, Server, tcpx};
 
 fn check(path: &Path, more: &[&str]) -> Ended {
     let path = path.to_str().expect("text");
@@ -147,6 +148,47 @@ fn a_receive_that_waits_for_its_send_passes() {
 #[test]
 fn a_close_that_waits_for_the_other_end_passes() {
     check_habits("closes-together").assert_code(0);
+}
+
+#[test]
+fn transfer_and_perf_over_closes_that_wait_for_the_peers_end_in_order() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let text = |path: &Path| path.to_str().expect("text").to_owned();
+    let file = directory.path().join("weights.bin");
+    std::fs::write(&file, vec![0x5a; 3 << 20]).expect("written");
+    let (out, file) = (directory.path().join("out"), text(&file));
+    std::fs::create_dir(&out).expect("created");
+    let (out, pairs) = (text(&out), text(&directory.path().join("pairs")));
+    let plugin = ["--plugin", habits::path().to_str().expect("text")];
+    let link = [&plugin[..], &["--channels", "2"]].concat();
+    let with_habits = |mut command: Command| {
+        command
+            .env(habits::OF, double::path())
+            .env(habits::HABITS, "closes-together")
+            .env(habits::PAIRS, &pairs);
+        command
+    };
+    let run = |server: &[&str], before: &[&str], after: &[&str]| {
+        let server = Server::start(with_habits(tcpx(&[server, &link].concat())));
+        let client = server.client(before, &[after, &link].concat());
+        let (server, client) = server.finish(with_habits(client));
+        server.assert_code(0);
+        client.assert_code(0);
+    };
+    run(
+        &["transfer", "server", "--host", "--out", &out],
+        &["transfer"],
+        &["--host", "--file", &file],
+    );
+    assert_eq!(
+        std::fs::read(Path::new(&out).join("weights.bin")).expect("arrived"),
+        vec![0x5a; 3 << 20]
+    );
+    run(
+        &["perf", "server", "host"],
+        &["perf", "client"],
+        &["host", "--size", "1MiB", "--iterations", "3"],
+    );
 }
 
 #[test]

@@ -54,7 +54,7 @@ impl Limits {
         self,
         started: &Arc<Started>,
         call: &'static str,
-        work: impl FnOnce(&Started) -> Result<T, NetworkError> + Send + 'static,
+        work: impl FnOnce(&Arc<Started>) -> Result<T, NetworkError> + Send + 'static,
     ) -> Result<T, NetworkError> {
         let left = self.deadline.saturating_duration_since(Instant::now()) + GRACE;
         let shared = Arc::clone(started);
@@ -111,17 +111,19 @@ impl Started {
         Ok((handles, accepting))
     }
 
-    /// Brings up one connection in each direction per channel.
+    /// Brings up one connection in each direction per channel. What listens beyond the peer's handles is
+    /// closed unused.
     pub(super) fn bring_up(
-        &self,
+        self: &Arc<Self>,
         theirs: &[Handle128],
-        accepting: Vec<Accepting>,
+        mut accepting: Vec<Accepting>,
         limits: Limits,
     ) -> Result<Vec<Box<dyn Channel>>, NetworkError> {
         let _entered = self
             .memory
             .enter()
             .map_err(|error| self.failed("connect", error))?;
+        accepting.truncate(theirs.len());
         let mut sends = Vec::with_capacity(theirs.len());
         for handle in theirs {
             let connecting = self
@@ -162,9 +164,7 @@ impl Started {
             let offload = Offload::of(&receive, &self.memory)
                 .map_err(|cause| self.failed("accept (device handle)", cause))?;
             let name = format!("{} channel {index} to {}", self.name(), limits.peer);
-            let memory = self.memory.clone();
-            let cuda = self.properties.pointer_support.cuda();
-            let channel = PluginChannel::new(name, send, receive, memory, cuda, offload);
+            let channel = PluginChannel::new(name, send, receive, Arc::clone(self), offload);
             channels.push(Box::new(channel));
         }
         Ok(channels)
