@@ -1,5 +1,6 @@
 //! `tcpx plugin` with good plugins and with every bad one.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -29,7 +30,7 @@ fn json(ended: &Ended) -> Value {
 #[test]
 fn our_own_plugin_passes_with_every_table_it_has() {
     let all = json(check(plugin_file::path(), &["--json"]).assert_code(0));
-    assert_eq!(all["passed"], true);
+    assert_eq!(all["ok"], true);
     assert_eq!(all["kind"], "our own");
     let moved = all["self_test"].as_array().expect("messages");
     let sizes: Vec<u64> = moved
@@ -68,6 +69,49 @@ fn our_own_plugin_passes_with_every_table_it_has() {
     text.assert_code(0)
         .assert_says("plugin: PASSED")
         .assert_says(&format!("in use   {flag} "));
+}
+
+/// Every name of a field in it.
+fn fields(value: &Value, into: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(object) => object.iter().for_each(|(name, value)| {
+            into.insert(name.clone());
+            // Names of calls are the plugin's.
+            if name != "calls" || !value.is_object() {
+                fields(value, into);
+            } else {
+                let counts = value
+                    .as_object()
+                    .into_iter()
+                    .flat_map(|counts| counts.values());
+                counts.take(1).for_each(|count| fields(count, into));
+            }
+        }),
+        Value::Array(list) => list.iter().for_each(|value| fields(value, into)),
+        _ => {}
+    }
+}
+
+#[test]
+fn every_field_of_the_json_is_documented() {
+    let mut found = BTreeSet::new();
+    for ended in [
+        check(double::path(), &["--json"]),
+        check(plugin_file::path(), &["--json"]),
+        check(Path::new("nowhere.so"), &["--json"]),
+        check_bad("init-fails", &["--json"]),
+    ] {
+        let report = json(&ended);
+        assert_eq!(report["schema"], "tcpx.plugin");
+        assert_eq!(report["version"], 1);
+        assert_eq!(report["ok"], ended.code == Some(0));
+        fields(&report, &mut found);
+    }
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/plugin-check.md");
+    let page = std::fs::read_to_string(page).expect("the page");
+    let missing = |name: &&String| !page.contains(&format!("`{name}`"));
+    let missing: Vec<_> = found.iter().filter(missing).collect();
+    assert!(found.len() > 40 && missing.is_empty(), "{missing:?}");
 }
 
 #[test]
@@ -128,16 +172,19 @@ fn check_habits(habits: &str) -> Ended {
 #[test]
 fn a_plugin_that_fills_its_table_in_init_passes() {
     let report = json(check_habits("").assert_code(0));
-    assert_eq!(report["name"], "chosen by init");
+    assert_eq!(report["in_use"]["name"], "chosen by init");
+    let missing = &report["in_use"]["missing_functions"];
+    let expected = ["regMrDmaBuf", "iflush", "getDeviceMr"];
+    assert_eq!(*missing, serde_json::json!(expected));
 }
 
 #[test]
 fn a_function_that_init_leaves_out_is_named() {
     let ended = check_habits("incomplete");
     let report = json(ended.assert_code(1));
-    let error = report["error"].to_string();
+    let error = report["error"]["what"].to_string();
     assert!(error.contains("no test after init"), "{error}");
-    assert_eq!(report["check"], "TCPX-D013");
+    assert_eq!(report["error"]["check"], "TCPX-D013");
 }
 
 #[test]
@@ -243,7 +290,7 @@ fn a_plugin_that_hangs_is_given_up_in_time() {
         let ended = check_bad(way, &["--timeout", "1s", "--json"]);
         ended.assert_code(1);
         let report = json(&ended);
-        let error = report["error"].as_str().expect("an error");
+        let error = report["error"]["what"].as_str().expect("an error");
         assert!(error.contains(&format!("\"{step}\"")), "{error}");
         // Limit and grace, ten times over.
         assert!(started.elapsed() < Duration::from_secs(60));
@@ -277,7 +324,7 @@ fn a_file_that_is_no_plugin_for_us_says_what_it_is_instead() {
         .assert_code(1)
         .assert_complains("is not a file");
     let report = json(check(&directory.path().join("x.so"), &["--json"]).assert_code(1));
-    assert_eq!(report["passed"], false);
+    assert_eq!(report["ok"], false);
     check(bad_plugin::path(), &["--abi", "v12"])
         .assert_code(1)
         .assert_complains("v12");
@@ -294,8 +341,8 @@ fn start_double(variable: &str, value: &str, more: &[&str]) -> Running {
 #[test]
 fn a_plugin_that_moves_messages_passes_with_its_devices_and_properties_told() {
     let all = json(check(double::path(), &["--json"]).assert_code(0));
-    assert_eq!(all["passed"], true);
-    assert_eq!(all["version"], 7);
+    assert_eq!(all["ok"], true);
+    assert_eq!(all["in_use"]["version"], 7);
     assert_eq!(all["devices"].as_array().expect("devices").len(), 1);
     let moved = all["self_test"].as_array().expect("messages");
     let sizes = moved.iter().filter_map(|one| one["bytes"].as_u64());
@@ -346,17 +393,19 @@ fn an_error_from_any_call_ends_the_check_and_is_named_with_the_doctor_s_id() {
         let ended = start_double(double::FAULT_VARIABLE, &fault, &["--json"]).end();
         ended.assert_code(1);
         let report = json(&ended);
-        assert_eq!(report["passed"], false, "{name}");
-        let error = report["error"].as_str().expect("an error");
+        assert_eq!(report["ok"], false, "{name}");
+        let error = report["error"]["what"].as_str().expect("an error");
         assert!(
             error.contains(&format!("{name} returned {code}")),
             "{error}"
         );
         if !id.is_empty() {
-            assert_eq!(report["check"], id, "{name}");
+            assert_eq!(report["error"]["check"], id, "{name}");
         }
         assert!(
-            report["hint"].as_str().is_some_and(|hint| !hint.is_empty()),
+            report["error"]["hint"]
+                .as_str()
+                .is_some_and(|hint| !hint.is_empty()),
             "{name}"
         );
     }
@@ -419,7 +468,7 @@ fn a_hang_in_any_call_ends_the_check_in_time_and_names_the_step() {
     for (call, step, running) in running {
         let ended = running.end();
         ended.assert_code(1);
-        let error = json(&ended)["error"].to_string();
+        let error = json(&ended)["error"]["what"].to_string();
         assert!(
             error.contains(&format!("did not come back from \\\"{step}\\\"")),
             "{call:?}: {error}"
@@ -440,9 +489,9 @@ fn a_plugin_that_lies_does_not_pass() {
         let ended = start_double(double::LIE_VARIABLE, &number, &["--json"]).end();
         ended.assert_code(1);
         let report = json(&ended);
-        let error = report["error"].to_string();
+        let error = report["error"]["what"].to_string();
         assert!(
-            report["passed"] == false && error.contains(words),
+            report["ok"] == false && error.contains(words),
             "{lie:?}: {error}"
         );
     }
