@@ -81,11 +81,15 @@ impl Drop for Running {
 }
 
 fn command(carrier: &Carrier) -> Command {
+    over(transfer(), carrier)
+}
+
+fn over(program: &Path, carrier: &Carrier) -> Command {
     let path = match carrier {
         Carrier::PluginHost(path) | Carrier::PluginUnpack(path) => path.clone(),
         _ => double::path().to_owned(),
     };
-    let mut command = Command::new(transfer());
+    let mut command = Command::new(program);
     command
         .env("UCCL_TCPX_PLUGIN_PATH", path)
         .env(habits::OF, double::path())
@@ -191,6 +195,20 @@ fn every_wrong_use_that_can_be_seen_gives_a_code_and_a_text_and_leaves_nothing_o
     let (code, said) =
         Running::start(shown.arg(double::path()).env(double::SHOW_VARIABLE, "1")).end();
     assert_eq!((code, said.as_str()), (Some(0), "PASSED\n"));
+}
+
+#[test]
+fn a_historic_program_works_unchanged_over_every_plugin() {
+    let program = program("historic_run", &sources().join("historic_run.c"));
+    for carrier in [
+        Carrier::double(),
+        Carrier::PluginHost(habits::path().to_owned()),
+        Carrier::plugin_host(),
+        Carrier::plugin_unpack(),
+    ] {
+        let (code, said) = Running::start(&mut over(&program, &carrier)).end();
+        assert_eq!((code, said.as_str()), (Some(0), "PASSED\n"), "{carrier:?}");
+    }
 }
 
 #[test]
