@@ -1,6 +1,7 @@
 //! The engine over plugins with habits that the double has not.
 #![expect(clippy::unwrap_used, reason = "helpers fail the test that calls them")]
 
+use std::path::Path;
 use std::sync::Arc;
 
 use tcpx::{Connection, Error, Network, Region};
@@ -17,8 +18,12 @@ const LARGE: usize = 16 << 20;
 
 /// The double behind a plugin with habits.
 fn network(memory: PluginMemory) -> Arc<dyn Network> {
+    load(habits::path(), memory)
+}
+
+fn load(path: &Path, memory: PluginMemory) -> Arc<dyn Network> {
     let options = PluginOptions {
-        path: habits::path().to_owned(),
+        path: path.to_owned(),
         abi: None,
         device: 0,
         memory,
@@ -27,9 +32,9 @@ fn network(memory: PluginMemory) -> Arc<dyn Network> {
 }
 
 /// Three channels a connection.
-fn listening() -> Listening {
+fn listening(network: Arc<dyn Network>) -> Listening {
     let three_channels = |options: &mut tcpx::Options| options.channels = 3;
-    Listening::new(network(PluginMemory::Host), three_channels, three_channels)
+    Listening::new(network, three_channels, three_channels)
 }
 
 fn environment(habits: &str) -> [(&str, &str); 2] {
@@ -53,7 +58,7 @@ fn moves(from: &Connection, to: &Connection) {
 fn a_close_that_waits_for_the_peers_holds_no_goodbye() {
     let name = "a_close_that_waits_for_the_peers_holds_no_goodbye";
     child::run(name, &environment("closes-together"), || {
-        let listening = listening();
+        let listening = listening(network(PluginMemory::Host));
         for _ in 0..3 {
             let (server, client) = listening.connect();
             moves(&server, &client);
@@ -94,9 +99,20 @@ fn a_close_that_waits_for_the_peers_holds_nobody_after_a_cancellation() {
 fn a_receive_that_waits_for_its_send_completes() {
     let name = "a_receive_that_waits_for_its_send_completes";
     child::run(name, &environment("receive-after-send"), || {
-        let (server, client) = listening().connect();
+        let (server, client) = listening(network(PluginMemory::Host)).connect();
         moves(&server, &client);
         moves(&client, &server);
         pair::close(server, client);
     });
+}
+
+#[test]
+fn a_plugin_that_takes_every_liberty_moves_both_ways_and_ends_in_order() {
+    let listening = listening(load(habits::liberal(), PluginMemory::Host));
+    for _ in 0..3 {
+        let (server, client) = listening.connect();
+        moves(&server, &client);
+        moves(&client, &server);
+        pair::close(server, client);
+    }
 }

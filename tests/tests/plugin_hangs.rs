@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tcpx::{Connection, Deadlines, Error, Event, Observer, Region};
 use tcpx_tests::double::{self, Call, Fault};
-use tcpx_tests::pair::{LONG, Listening, double_network};
+use tcpx_tests::pair::{self, LONG, Listening, double_network};
 use tcpx_tests::panicking::Panicking;
 use tcpx_tests::support::until;
 use tcpx_tests::withholding::Withholding;
@@ -142,6 +142,7 @@ fn a_close_that_hangs_holds_nobody_who_closes_with_a_limit_and_is_named() {
         (Call::CloseRecv, "closeRecv"),
     ] {
         let (server, client) = listening().connect();
+        let others = listening().connect();
         moves(&server, &client);
         let fault = Fault::hangs(call, 0);
         let limit = Duration::from_secs(1);
@@ -155,7 +156,13 @@ fn a_close_that_hangs_holds_nobody_who_closes_with_a_limit_and_is_named() {
             _ => false,
         };
         assert!(ends.iter().any(stuck), "{call:?}: {ends:?}");
+        if call != Call::DeregMr {
+            moves(&others.0, &others.1);
+            let (server, client) = listening().connect();
+            moves(&server, &client);
+        }
         drop(fault);
+        pair::close(others.0, others.1);
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -198,44 +197,66 @@ fn a_close_that_waits_for_the_other_end_passes() {
 }
 
 #[test]
-fn transfer_and_perf_over_closes_that_wait_for_the_peers_end_in_order() {
-    let directory = tempfile::tempdir().expect("a directory");
+fn a_plugin_that_takes_every_liberty_passes() {
+    let report = json(check(habits::liberal(), &["--json"]).assert_code(0));
+    assert_eq!(report["in_use"]["name"], "(unnamed)");
+    let device = &report["devices"][0];
+    assert_eq!(device["name"], "");
+    assert!(device["latency_us"].is_null() && device["pci_path"].is_null());
+    let missing = &report["in_use"]["missing_functions"];
+    assert_eq!(missing.as_array().map(Vec::len), Some(5), "{missing}");
+}
+
+/// `transfer` and `perf` between two processes over this plugin, with these variables.
+fn transfer_and_perf(plugin: &Path, variables: &[(&str, &Path)]) {
     let text = |path: &Path| path.to_str().expect("text").to_owned();
-    let file = directory.path().join("weights.bin");
-    std::fs::write(&file, vec![0x5a; 3 << 20]).expect("written");
-    let (out, file) = (directory.path().join("out"), text(&file));
+    let directory = tempfile::tempdir().expect("a directory");
+    let (file, out) = (
+        directory.path().join("weights.bin"),
+        directory.path().join("out"),
+    );
+    let contents = vec![0x5a; 3 << 20];
+    std::fs::write(&file, &contents).expect("written");
     std::fs::create_dir(&out).expect("created");
-    let (out, pairs) = (text(&out), text(&directory.path().join("pairs")));
-    let plugin = ["--plugin", habits::path().to_str().expect("text")];
-    let link = [&plugin[..], &["--channels", "2"]].concat();
-    let with_habits = |mut command: Command| {
-        command
-            .env(habits::OF, double::path())
-            .env(habits::HABITS, "closes-together")
-            .env(habits::PAIRS, &pairs);
-        command
-    };
+    let link = ["--plugin", &text(plugin), "--channels", "2"];
     let run = |server: &[&str], before: &[&str], after: &[&str]| {
-        let server = Server::start(with_habits(tcpx(&[server, &link].concat())));
-        let client = server.client(before, &[after, &link].concat());
-        let (server, client) = server.finish(with_habits(client));
+        let mut server = tcpx(&[server, &link].concat());
+        server.envs(variables.iter().copied());
+        let server = Server::start(server);
+        let mut client = server.client(before, &[after, &link].concat());
+        client.envs(variables.iter().copied());
+        let (server, client) = server.finish(client);
         server.assert_code(0);
         client.assert_code(0);
     };
     run(
-        &["transfer", "server", "--host", "--out", &out],
+        &["transfer", "server", "--host", "--out", &text(&out)],
         &["transfer"],
-        &["--host", "--file", &file],
+        &["--host", "--file", &text(&file)],
     );
-    assert_eq!(
-        std::fs::read(Path::new(&out).join("weights.bin")).expect("arrived"),
-        vec![0x5a; 3 << 20]
-    );
+    assert!(std::fs::read(out.join("weights.bin")).expect("arrived") == contents);
     run(
         &["perf", "server", "host"],
         &["perf", "client"],
         &["host", "--size", "1MiB", "--iterations", "3"],
     );
+}
+
+#[test]
+fn transfer_and_perf_over_closes_that_wait_for_the_peers_end_in_order() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let pairs = directory.path().join("pairs");
+    let variables = [
+        (habits::OF, double::path()),
+        (habits::HABITS, Path::new("closes-together")),
+        (habits::PAIRS, &pairs),
+    ];
+    transfer_and_perf(habits::path(), &variables);
+}
+
+#[test]
+fn transfer_and_perf_over_a_plugin_that_takes_every_liberty_end_in_order() {
+    transfer_and_perf(habits::liberal(), &[]);
 }
 
 #[test]

@@ -30,7 +30,7 @@ pub(super) struct Started {
     pub(super) device: usize,
     pub(super) properties: Properties,
     pub(super) memory: PluginMemory,
-    /// Plugins need not allow set-up calls from several threads at once.
+    /// Plugins need not allow listens and connects from several threads at once. NCCL accepts from several.
     pub(super) setup: Mutex<()>,
 }
 
@@ -86,7 +86,7 @@ impl Started {
         }
     }
 
-    /// One set-up call at a time, whichever connection it is for.
+    /// One listen or connect at a time, whichever connection it is for.
     fn calls(&self) -> MutexGuard<'_, ()> {
         self.setup.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -134,16 +134,17 @@ impl Started {
         }
         let mut receives: Vec<_> = accepting.into_iter().map(|comm| (comm, None)).collect();
         loop {
-            let calls = self.calls();
             // Every connect is polled before any accept: there are plugins whose accept blocks
-            // until the peer has connected.
+            // until the peer has connected. The peer may be another thread of this process, so
+            // nothing is held meanwhile.
+            let calls = self.calls();
             for (comm, up) in sends.iter_mut().filter(|(_, up)| up.is_none()) {
                 *up = comm.poll().map_err(|error| self.failed("connect", error))?;
             }
+            drop(calls);
             for (comm, up) in receives.iter_mut().filter(|(_, up)| up.is_none()) {
                 *up = comm.poll().map_err(|error| self.failed("accept", error))?;
             }
-            drop(calls);
             let up = sends.iter().filter(|(_, up)| up.is_some()).count()
                 + receives.iter().filter(|(_, up)| up.is_some()).count();
             if up == sends.len() + receives.len() {
