@@ -6,6 +6,7 @@
  *   receive-after-send   `irecv` gives no request until the peer has called `isend`
  *   closes-together      `closeSend` and `closeRecv` of one pair of comms return once both were called; across
  *                        processes, where the variable TCPX_HABITS_PAIRS names a file that they share
+ *   closes-alone         two closes at the same time end the process
  *   no-pool              receives have a device queue and no bounce pool
  *   incomplete           `test` stays missing
  */
@@ -176,10 +177,14 @@ static int habits_close_listen(void *comm)
 
 static void close_together(void *comm, enum side side)
 {
+    static atomic_int closing;
     size_t pair = forget(comm);
+    if (atomic_fetch_add(&closing, 1) > 0 && has("closes-alone"))
+        abort();
     closed[pair][side] = 1;
     while (!closed[pair][!side])
         usleep(PAUSE_US);
+    atomic_fetch_sub(&closing, 1);
 }
 
 static int habits_close_send(void *comm)

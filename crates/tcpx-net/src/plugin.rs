@@ -1,11 +1,12 @@
 //! The plugin network: any ncclNet plugin file as a network of the engine.
 //!
 //! A channel is one send comm and one receive comm. The plugin is only called from the thread that
-//! owns the channel, but for closes, which have a thread each; completions are found by polling. With a device-unpack plugin, payload for
+//! owns the channel, but for closes, which have a thread of the connection's own; completions are found by polling. With a device-unpack plugin, payload for
 //! device memory arrives as fragments in the plugin's bounce pool, which the plugin lists in its
 //! device queue.
 
 mod channel;
+mod closer;
 mod offload;
 mod registrations;
 mod set_up;

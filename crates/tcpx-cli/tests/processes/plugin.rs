@@ -248,7 +248,7 @@ fn transfer_and_perf_over_closes_that_wait_for_the_peers_end_in_order() {
     let pairs = directory.path().join("pairs");
     let variables = [
         (habits::OF, double::path()),
-        (habits::HABITS, Path::new("closes-together")),
+        (habits::HABITS, Path::new("closes-together,closes-alone")),
         (habits::PAIRS, &pairs),
     ];
     transfer_and_perf(habits::path(), &variables);

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nccl_net::{Done, HostError, LoadMeta, MemoryType, PostOutcome, RecvComm, SendComm};
@@ -10,6 +10,7 @@ use tcpx_memory::{CudaError, Fence, MemoryKind, RegionSlice};
 use tcpx_wire::scatter::{Fragment, ScatterList};
 
 use super::PluginMemory;
+use super::closer::Closer;
 use super::offload::Offload;
 use super::registrations::{LARGEST_REQUEST, Registrations};
 use super::set_up::Started;
@@ -18,13 +19,13 @@ use crate::channel::{
     Posted, Readiness, ReceiveChunk, SendChunk, Ticket,
 };
 use crate::error::ChannelError;
+use crate::network::Side;
 
 /// Requests that a plugin holds per comm.
 const MAX_IN_FLIGHT: u16 = 16;
 /// Largest receive that a device queue slot can describe: 2,048 fragments of 4 KiB at most, half
 /// of them possibly cut by segment boundaries.
 const LARGEST_UNPACKED: u64 = 4 << 20;
-const CLOSE_THREAD: &str = "tcpx-close";
 /// A close that takes longer is logged. It is waited for all the same.
 const LONG_CLOSE: Duration = Duration::from_secs(5);
 
@@ -48,20 +49,32 @@ pub(super) struct PluginChannel {
     /// Lists that came back.
     lists: Vec<ScatterList>,
     failed: Vec<Completion>,
+    closer: Arc<Closer>,
+    side: Side,
     closing: Vec<Closing>,
     stats: ChannelStats,
 }
 
-/// The close of one comm, on a thread of its own, which holds what the comm may still use: the
-/// registrations, and the memory of requests in flight.
+/// The close of one comm, which holds what the comm may still use: the registrations, and the memory
+/// of requests in flight.
 #[derive(Debug)]
 struct Closing {
     pending: PendingClose,
-    thread: JoinHandle<()>,
+    /// It has come back, and holds nothing any more.
+    ended: Arc<AtomicBool>,
     /// Requests that were in flight on the comm.
     tokens: Vec<u64>,
     /// That it takes long was logged.
     logged: bool,
+}
+
+/// Tells of the end of a close, however that came.
+struct Ended(Arc<AtomicBool>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
 }
 
 #[derive(Debug)]
@@ -85,6 +98,7 @@ impl PluginChannel {
         receive: RecvComm,
         started: Arc<Started>,
         offload: Option<Offload>,
+        (closer, side): (Arc<Closer>, Side),
     ) -> Self {
         Self {
             name,
@@ -100,6 +114,8 @@ impl PluginChannel {
             entries: Vec::new(),
             lists: Vec::new(),
             failed: Vec::new(),
+            closer,
+            side,
             closing: Vec::new(),
             stats: ChannelStats::default(),
         }
@@ -159,9 +175,7 @@ impl PluginChannel {
         }
     }
 
-    /// Closes a comm on a thread of its own. A plugin's close may wait for the peer's, and both
-    /// ends need the thread of their channels to get there; the send comm's may wait for the
-    /// peer's receive comm, so the two of a channel do not wait for each other either.
+    /// Has a comm closed on the connection's closing thread.
     fn close_comm<C: Send + 'static>(
         &mut self,
         call: &'static str,
@@ -171,10 +185,22 @@ impl PluginChannel {
         held: impl Send + 'static,
     ) {
         let (name, memory) = (self.name.clone(), self.started.memory.clone());
-        // One value: where no thread can be had, it is dropped here, the comm first.
-        let comm_and_held = (comm, held);
-        let work = move || {
-            let (comm, held) = { comm_and_held };
+        let ended = Arc::new(AtomicBool::new(false));
+        self.closing.push(Closing {
+            pending: PendingClose {
+                call,
+                since: Instant::now(),
+            },
+            ended: Arc::clone(&ended),
+            tokens,
+            logged: false,
+        });
+        let ended = Ended(ended);
+        self.closer.run(move || {
+            // Dropped in the other order, whatever happens.
+            let _ended = ended;
+            let held = held;
+            let comm = comm;
             let entered = memory.enter();
             if let Err(error) = &entered {
                 tracing::warn!(channel = %name, %error, "entering the GPU's context to close");
@@ -183,24 +209,26 @@ impl PluginChannel {
                 tracing::warn!(channel = %name, call, %error, "closing a comm of the plugin");
             }
             drop(held);
-        };
-        match std::thread::Builder::new()
-            .name(CLOSE_THREAD.to_owned())
-            .spawn(work)
-        {
-            Ok(thread) => self.closing.push(Closing {
-                pending: PendingClose {
-                    call,
-                    since: Instant::now(),
-                },
-                thread,
-                tokens,
-                logged: false,
-            }),
-            Err(error) => {
-                tracing::warn!(channel = %self.name, call, %error, "no thread to close a comm on");
-                self.fail_requests(tokens);
-            }
+        });
+    }
+
+    fn close_send(&mut self) {
+        let (tokens, sources): (Vec<_>, Vec<_>) = self.sends.drain(..).unzip();
+        if let Some(send) = self.send.take() {
+            let held = (std::mem::take(&mut self.send_registrations), sources);
+            self.close_comm("deregMr or closeSend", send, SendComm::close, tokens, held);
+        }
+    }
+
+    fn close_receive(&mut self, receive: Option<RecvComm>) {
+        let receiving = self.receives.drain(..);
+        let (tokens, targets) = receiving.map(|one| (one.token, one.destination)).unzip();
+        let registrations = std::mem::take(&mut self.receive_registrations);
+        let held: (_, Vec<_>) = (registrations, targets);
+        let call = "deregMr or closeRecv";
+        match receive {
+            Some(receive) => self.close_comm(call, receive, RecvComm::close, tokens, held),
+            None => self.fail_requests(tokens),
         }
     }
 
@@ -218,10 +246,8 @@ impl PluginChannel {
     fn look_at_closing(&mut self) {
         let mut at = 0;
         while let Some(closing) = self.closing.get_mut(at) {
-            if closing.thread.is_finished() {
-                let closing = self.closing.swap_remove(at);
-                // A panic there would be one of the plugin's observer; the comm is closed.
-                let _ = closing.thread.join();
+            if closing.ended.load(Ordering::Acquire) {
+                let closing = self.closing.remove(at);
                 self.fail_requests(closing.tokens);
                 continue;
             }
@@ -518,23 +544,16 @@ impl Channel for PluginChannel {
         }
         self.unconsumed.clear();
         // Closing a comm is the only way to get memory back from a plugin; what it used goes after.
-        let (tokens, sources): (Vec<_>, Vec<_>) = self.sends.drain(..).unzip();
-        if let Some(send) = self.send.take() {
-            let held = (std::mem::take(&mut self.send_registrations), sources);
-            self.close_comm("deregMr or closeSend", send, SendComm::close, tokens, held);
-        }
-        let receiving = self.receives.drain(..);
-        let (tokens, targets) = receiving.map(|one| (one.token, one.destination)).unzip();
-        let held: (_, Vec<_>) = (std::mem::take(&mut self.receive_registrations), targets);
-        match receive {
-            Some(receive) => self.close_comm(
-                "deregMr or closeRecv",
-                receive,
-                RecvComm::close,
-                tokens,
-                held,
-            ),
-            None => self.fail_requests(tokens),
+        // One end closes what it sends on first, the other what it receives on, should each wait for the other.
+        match self.side {
+            Side::Server => {
+                self.close_send();
+                self.close_receive(receive);
+            }
+            Side::Client => {
+                self.close_receive(receive);
+                self.close_send();
+            }
         }
     }
 

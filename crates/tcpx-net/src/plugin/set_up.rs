@@ -11,7 +11,7 @@ use super::offload::Offload;
 use super::{HANDLE_BYTES, PluginMemory};
 use crate::channel::Channel;
 use crate::error::NetworkError;
-use crate::network::Setup;
+use crate::network::{Setup, Side};
 
 /// Pause between polls of a connect or accept that is not up yet.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -38,6 +38,7 @@ pub(super) struct Started {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     peer: SocketAddr,
+    side: Side,
     deadline: Instant,
 }
 
@@ -45,6 +46,7 @@ impl Limits {
     pub(super) fn of(setup: &Setup<'_>) -> Self {
         Self {
             peer: setup.peer,
+            side: setup.side,
             deadline: setup.deadline,
         }
     }
@@ -160,12 +162,15 @@ impl Started {
         }
         let sends = sends.into_iter().filter_map(|(_, up)| up);
         let receives = receives.into_iter().filter_map(|(_, up)| up);
+        let closer = Arc::default();
         let mut channels: Vec<Box<dyn Channel>> = Vec::with_capacity(sends.size_hint().0);
         for (index, (send, receive)) in sends.zip(receives).enumerate() {
             let offload = Offload::of(&receive, &self.memory)
                 .map_err(|cause| self.failed("accept (device handle)", cause))?;
             let name = format!("{} channel {index} to {}", self.name(), limits.peer);
-            let channel = PluginChannel::new(name, send, receive, Arc::clone(self), offload);
+            let closes = (Arc::clone(&closer), limits.side);
+            let started = Arc::clone(self);
+            let channel = PluginChannel::new(name, send, receive, started, offload, closes);
             channels.push(Box::new(channel));
         }
         Ok(channels)
