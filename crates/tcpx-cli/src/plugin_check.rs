@@ -184,7 +184,7 @@ impl<'a> Report<'a> {
             let total: usize = self.self_test.iter().map(|moved| moved.bytes).sum();
             let spent: u64 = self.self_test.iter().map(|moved| moved.microseconds).sum();
             say!(
-                "  moved    {} messages of up to {}, {} in {}; every byte compared",
+                "  moved    {} messages of up to {}, {} in {};\n           every byte compared",
                 self.self_test.len(),
                 Size(largest as u64),
                 Size(total as u64),
@@ -196,7 +196,9 @@ impl<'a> Report<'a> {
                 0 => format!("{name} {}", count.calls),
                 failed => format!("{name} {} ({failed} failed)", count.calls),
             });
-            say!("  calls    {}", calls.collect::<Vec<_>>().join(", "));
+            for (at, line) in lines_of(calls).iter().enumerate() {
+                say!("  {:8} {line}", if at == 0 { "calls" } else { "" });
+            }
         }
         for line in &self.log {
             aside!("  log: {line}");
@@ -221,5 +223,41 @@ impl<'a> Report<'a> {
             ]);
         }
         say!("{}", indented(&list, "  ").trim_end());
+    }
+}
+
+/// A list in lines that fit 80 columns beside its heading.
+fn lines_of(items: impl Iterator<Item = String>) -> Vec<String> {
+    const COLUMNS: usize = 68;
+    let mut lines = vec![String::new()];
+    for item in items {
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => line.push_str(&item),
+            Some(line) if line.len() + item.len() + 2 <= COLUMNS => {
+                line.push_str(", ");
+                line.push_str(&item);
+            }
+            line => {
+                if let Some(line) = line {
+                    line.push(',');
+                }
+                lines.push(item);
+            }
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_list_breaks_between_its_items() {
+        let items = (0..30).map(|number| format!("call{number} {}", number * 1000));
+        let lines = lines_of(items.clone());
+        assert!(lines.len() > 1 && lines.iter().all(|line| line.len() <= 69));
+        assert_eq!(lines.join(" "), items.collect::<Vec<_>>().join(", "));
+        assert_eq!(lines_of(std::iter::once("one".to_owned())), ["one"]);
     }
 }
