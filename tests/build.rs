@@ -20,6 +20,13 @@ fn main() {
         &["habits.c"],
         &[],
     );
+    build(
+        &out,
+        "TCPX_LIBERAL_SO",
+        "libtcpx_liberal.so",
+        &["liberal.c"],
+        &[],
+    );
     let bad = ["bad_plugin.c"];
     build(&out, "TCPX_BAD_SO", "libtcpx_bad.so", &bad, &[]);
     build(&out, "TCPX_OLD_SO", "libtcpx_old.so", &bad, &["-DOLD"]);

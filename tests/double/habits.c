@@ -4,15 +4,22 @@
  *
  * TCPX_HABITS lists more:
  *   receive-after-send   `irecv` gives no request until the peer has called `isend`
- *   closes-together      `closeSend` returns once `closeRecv` was called
+ *   closes-together      `closeSend` and `closeRecv` of one pair of comms return once both were called; across
+ *                        processes, where the variable TCPX_HABITS_PAIRS names a file that they share
+ *   closes-alone         two closes at the same time end the process
  *   no-pool              receives have a device queue and no bounce pool
  *   incomplete           `test` stays missing
  */
+#define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "layouts.h"
 
@@ -48,8 +55,16 @@ EXPORT struct table ncclNetPlugin_v7 = {.name = "not chosen yet", .init = habits
 
 static struct table inner;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static unsigned long sends, receives, closed_receivers, closed_senders;
+static unsigned long sends, receives;
+
+/* Which side of each pair of comms has been closed; a pair is named by where it listens. */
+enum { PAIRS = 1 << 16, OPEN_COMMS = 4096, PAUSE_US = 100 };
+enum side { SENDER, RECEIVER };
+static atomic_char (*closed)[2];
+static struct {
+    void *comm;
+    size_t pair;
+} open_comms[OPEN_COMMS];
 
 static bool has(const char *habit)
 {
@@ -83,31 +98,119 @@ static int habits_irecv(void *comm, int n, void **data, int *sizes, int *tags, v
     return code;
 }
 
-static int habits_close_send(void *comm)
+/* The start of a handle, which a plugin does not write to after `listen`. */
+static size_t pair_of(const unsigned char *handle)
 {
-    pthread_mutex_lock(&lock);
-    closed_senders++;
-    while (closed_receivers < closed_senders)
-        pthread_cond_wait(&changed, &lock);
-    pthread_mutex_unlock(&lock);
-    return inner.close_send(comm);
+    size_t hash = 5381;
+    for (size_t at = 0; at < sizeof(struct sockaddr_in); at++)
+        hash = hash * 33 + handle[at];
+    return hash % PAIRS;
 }
 
-static int habits_close_recv(void *comm)
+static void remember(void *comm, size_t pair)
 {
     pthread_mutex_lock(&lock);
-    closed_receivers++;
-    pthread_cond_broadcast(&changed);
-    pthread_mutex_unlock(&lock);
-    return inner.close_recv(comm);
+    for (size_t at = 0; at < OPEN_COMMS; at++) {
+        if (!open_comms[at].comm) {
+            open_comms[at].comm = comm;
+            open_comms[at].pair = pair;
+            pthread_mutex_unlock(&lock);
+            return;
+        }
+    }
+    abort();
+}
+
+static size_t forget(void *comm)
+{
+    pthread_mutex_lock(&lock);
+    for (size_t at = 0; at < OPEN_COMMS; at++) {
+        if (open_comms[at].comm == comm) {
+            open_comms[at].comm = NULL;
+            pthread_mutex_unlock(&lock);
+            return open_comms[at].pair;
+        }
+    }
+    abort();
+}
+
+static int habits_listen(int device, void *handle, void **comm)
+{
+    int code = inner.listen(device, handle, comm);
+    if (code == OK) {
+        size_t pair = pair_of(handle);
+        closed[pair][SENDER] = closed[pair][RECEIVER] = 0;
+        remember(*comm, pair);
+    }
+    return code;
+}
+
+static int habits_connect(int device, void *handle, void **comm, struct device_handle **unused)
+{
+    size_t pair = pair_of(handle);
+    int code = inner.connect(device, handle, comm, unused);
+    if (code == OK && *comm)
+        remember(*comm, pair);
+    return code;
 }
 
 static int habits_accept(void *listener, void **comm, struct device_handle **device)
 {
     int code = inner.accept(listener, comm, device);
-    if (code == OK && *comm)
+    if (code != OK || !*comm)
+        return code;
+    if (has("no-pool"))
         ((struct unpack_device_handle *)(*device)->handle)->bounce_buf = NULL;
+    if (has("closes-together")) {
+        size_t pair = forget(listener);
+        remember(listener, pair);
+        remember(*comm, pair);
+    }
     return code;
+}
+
+static int habits_close_listen(void *comm)
+{
+    forget(comm);
+    return inner.close_listen(comm);
+}
+
+static void close_together(void *comm, enum side side)
+{
+    static atomic_int closing;
+    size_t pair = forget(comm);
+    if (atomic_fetch_add(&closing, 1) > 0 && has("closes-alone"))
+        abort();
+    closed[pair][side] = 1;
+    while (!closed[pair][!side])
+        usleep(PAUSE_US);
+    atomic_fetch_sub(&closing, 1);
+}
+
+static int habits_close_send(void *comm)
+{
+    close_together(comm, SENDER);
+    return inner.close_send(comm);
+}
+
+static int habits_close_recv(void *comm)
+{
+    close_together(comm, RECEIVER);
+    return inner.close_recv(comm);
+}
+
+static bool share_pairs(void)
+{
+    const char *path = getenv("TCPX_HABITS_PAIRS");
+    int file = path ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600) : -1;
+    if (path && (file < 0 || ftruncate(file, sizeof(atomic_char[PAIRS][2]))))
+        return false;
+    int flags = MAP_SHARED | (path ? 0 : MAP_ANONYMOUS);
+    void *shared = mmap(NULL, sizeof(atomic_char[PAIRS][2]), PROT_READ | PROT_WRITE, flags, file, 0);
+    if (path)
+        close(file);
+    closed = shared;
+    return shared != MAP_FAILED;
 }
 
 static int habits_init(logger_fn log)
@@ -133,10 +236,15 @@ static int habits_init(logger_fn log)
         table->irecv = habits_irecv;
     }
     if (has("closes-together")) {
+        if (!share_pairs())
+            return SYSTEM_ERROR;
+        table->listen = habits_listen;
+        table->connect = habits_connect;
         table->close_send = habits_close_send;
         table->close_recv = habits_close_recv;
+        table->close_listen = habits_close_listen;
     }
-    if (has("no-pool"))
+    if (has("no-pool") || has("closes-together"))
         table->accept = habits_accept;
     if (has("incomplete"))
         table->test = NULL;

@@ -11,3 +11,11 @@ pub const HABITS: &str = "TCPX_HABITS";
 pub fn path() -> &'static Path {
     Path::new(env!("TCPX_HABITS_SO"))
 }
+
+/// The variable that names a file in which processes see each other's closes.
+pub const PAIRS: &str = "TCPX_HABITS_PAIRS";
+
+/// Path of a plugin of its own, with a table of version 9, that takes every liberty which the interface leaves.
+pub fn liberal() -> &'static Path {
+    Path::new(env!("TCPX_LIBERAL_SO"))
+}

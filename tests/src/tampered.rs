@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use tcpx_net::{
     Cancel, Capabilities, Channel, ChannelError, ChannelStats, Completion, Exchange, Network,
-    NetworkError, Posted, Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Setup, Ticket,
+    NetworkError, PendingClose, Posted, Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Setup,
+    Ticket,
 };
 
 /// What is done to one channel.
@@ -143,6 +144,10 @@ impl<T: Tamper> Channel for TamperedChannel<T> {
 
     fn closed(&self) -> bool {
         self.inner.closed()
+    }
+
+    fn pending_close(&self) -> Option<PendingClose> {
+        self.inner.pending_close()
     }
 
     fn describe(&self) -> String {

@@ -29,11 +29,15 @@ fn transfer() -> &'static Path {
 }
 
 fn command(carrier: &Carrier) -> Command {
+    over(transfer(), carrier)
+}
+
+fn over(program: &Path, carrier: &Carrier) -> Command {
     let path = match carrier {
         Carrier::PluginHost(path) | Carrier::PluginUnpack(path) => path.clone(),
         _ => double::path().to_owned(),
     };
-    let mut command = Command::new(transfer());
+    let mut command = Command::new(program);
     command
         .env("UCCL_TCPX_PLUGIN_PATH", path)
         .env(habits::OF, double::path())
@@ -163,6 +167,20 @@ fn wrong_use_of_plugins_touches_no_foreign_memory() {
         .env("ASAN_OPTIONS", "detect_leaks=0");
     let (code, said) = Running::start(command).end();
     assert_eq!((code, said.as_str()), (Some(0), "PASSED\n"));
+}
+
+#[test]
+fn a_historic_program_works_unchanged_over_every_plugin() {
+    let program = program("historic_run", &sources().join("historic_run.c"));
+    for carrier in [
+        Carrier::double(),
+        Carrier::PluginHost(habits::path().to_owned()),
+        Carrier::plugin_host(),
+        Carrier::plugin_unpack(),
+    ] {
+        let (code, said) = Running::start(&mut over(&program, &carrier)).end();
+        assert_eq!((code, said.as_str()), (Some(0), "PASSED\n"), "{carrier:?}");
+    }
 }
 
 #[test]

@@ -2,13 +2,16 @@
 //! connections go on.
 #![expect(clippy::unwrap_used, reason = "helpers fail the test that calls them")]
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tcpx::{Connection, Deadlines, Error, Region};
+use tcpx::{Connection, Deadlines, Error, Event, Observer, Region};
 use tcpx_tests::double::{self, Call, Fault};
-use tcpx_tests::pair::{LONG, Listening, double_network};
+use tcpx_tests::pair::{self, LONG, Listening, double_network};
 use tcpx_tests::panicking::Panicking;
 use tcpx_tests::support::until;
+use tcpx_tests::withholding::Withholding;
 
 const CHUNK: usize = 512 << 10;
 /// What a transfer may stand still; a call that takes longer is stuck.
@@ -64,12 +67,8 @@ fn a_call_that_hangs_holds_no_caller_and_no_other_connection() {
         Call::Consumed,
     ] {
         let (server, client) = listening().connect();
-        let (other_server, other_client) = Listening::new(
-            std::sync::Arc::new(tcpx::TcpNetwork::default()),
-            impatient,
-            impatient,
-        )
-        .connect();
+        let (other_server, other_client) =
+            Listening::new(Arc::new(tcpx::TcpNetwork::default()), impatient, impatient).connect();
         let fault = Fault::hangs(call, 0);
         let memory = Region::host(4 * CHUNK).unwrap();
         let target = Region::host(4 * CHUNK).unwrap();
@@ -115,7 +114,13 @@ fn a_call_that_hangs_holds_no_caller_and_no_other_connection() {
 #[test]
 fn a_set_up_call_that_hangs_ends_at_the_deadline_of_the_set_up() {
     let _serial = double::serial();
-    for call in [Call::Properties, Call::Listen, Call::Connect, Call::Accept] {
+    for call in [
+        Call::Properties,
+        Call::Listen,
+        Call::Connect,
+        Call::Accept,
+        Call::CloseListen,
+    ] {
         let listening = listening();
         let fault = Fault::hangs(call, 0);
         let (server, client) = within(BOUND, "the set-up", || listening.try_connect());
@@ -129,25 +134,104 @@ fn a_set_up_call_that_hangs_ends_at_the_deadline_of_the_set_up() {
 }
 
 #[test]
-fn a_close_that_hangs_holds_nobody_who_closes_with_a_limit() {
+fn a_close_that_hangs_holds_nobody_who_closes_with_a_limit_and_is_named() {
     let _serial = double::serial();
-    for call in [Call::DeregMr, Call::CloseSend, Call::CloseRecv] {
+    for (call, name) in [
+        (Call::DeregMr, "deregMr or close"),
+        (Call::CloseSend, "closeSend"),
+        (Call::CloseRecv, "closeRecv"),
+    ] {
         let (server, client) = listening().connect();
+        let others = listening().connect();
         moves(&server, &client);
         let fault = Fault::hangs(call, 0);
         let limit = Duration::from_secs(1);
-        std::thread::scope(|scope| {
+        let ends = std::thread::scope(|scope| {
             let other = scope.spawn(|| client.close(limit));
-            within(BOUND, "closing", || server.close(limit).ok());
-            within(BOUND, "closing", || other.join().expect("no panic").ok());
+            let ours = within(BOUND, "closing", || server.close(limit));
+            [ours, within(BOUND, "closing", || other.join().unwrap())]
         });
+        let stuck = |end: &Result<(), Error>| match end {
+            Err(Error::CloseStuck { call, .. }) => call.contains(name),
+            _ => false,
+        };
+        assert!(ends.iter().any(stuck), "{call:?}: {ends:?}");
+        if call != Call::DeregMr {
+            moves(&others.0, &others.1);
+            let (server, client) = listening().connect();
+            moves(&server, &client);
+        }
         drop(fault);
+        pair::close(others.0, others.1);
+    }
+}
+
+/// Hears that chunks of a tag were given to the network.
+#[derive(Debug)]
+struct Posted(u64, AtomicBool);
+
+impl Observer for Posted {
+    fn event(&self, event: &Event) {
+        if let Event::ChunkPosted(chunk) = event
+            && chunk.tag == self.0
+        {
+            self.1.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+#[test]
+fn memory_stays_held_while_the_close_that_gives_it_back_hangs() {
+    let _serial = double::serial();
+    let posted = Arc::new(Posted(2, AtomicBool::new(false)));
+    let listening = Listening::new(
+        double_network(),
+        |server| {
+            impatient(server);
+            // Its pool runs dry amid the first transfer.
+            server.network = Withholding::after(double_network(), 2);
+            server.observer = Some(posted.clone());
+        },
+        impatient,
+    );
+    let (server, client) = listening.connect();
+    let regions: Vec<_> = (0..4).map(|_| Region::host(8 * CHUNK).unwrap()).collect();
+    let receives: Vec<_> = [1, 2]
+        .map(|tag| {
+            server
+                .receive(regions[tag].all(), tag as u64)
+                .start()
+                .unwrap()
+        })
+        .into();
+    let _sends = [(1, 0), (2, 3)].map(|(tag, region): (u64, usize)| {
+        client.send(regions[region].all(), tag).start().unwrap()
+    });
+    until("both are in flight", || {
+        posted.1.load(Ordering::SeqCst).then_some(())
+    });
+    let fault = Fault::hangs(Call::CloseRecv, 0);
+    receives[0].cancel();
+    until("the close hangs", || fault.is_hanging().then_some(()));
+    receives[1].cancel();
+    for (receive, region) in receives.iter().zip(&regions[1..]) {
+        let ended = within(BOUND, "its end", || receive.wait_timeout(LONG)).unwrap();
+        let error = ended.unwrap_err();
+        assert!(matches!(error, Error::MemoryHeld { .. }), "{error}");
+        region.with_bytes(.., |_| ()).unwrap_err();
+    }
+    let status = within(BOUND, "status", || server.status());
+    let names = |line: &String| line.contains("closeRecv of the plugin has not returned");
+    assert!(status.iter().any(names), "{status:?}");
+    drop(fault);
+    for region in &regions {
+        until("the memory is free", || region.with_bytes(.., |_| ()).ok());
     }
 }
 
 #[test]
 fn a_network_that_panics_ends_its_connection_and_no_other() {
-    let tcp = || std::sync::Arc::new(tcpx::TcpNetwork::default());
+    let tcp = || Arc::new(tcpx::TcpNetwork::default());
     // Printing where a panic came from takes seconds on a busy machine, and is no hang.
     let patient = |options: &mut tcpx::Options| {
         impatient(options);

@@ -312,6 +312,27 @@ unsafe fn table_name(name: *const c_char) -> String {
     name.to_string_lossy().into_owned()
 }
 
+/// Functions of a table that are null now, as the C interface names them.
+///
+/// # Safety
+/// A table of that version lies at `address`.
+pub(crate) unsafe fn missing_functions(version: AbiVersion, address: usize) -> Vec<String> {
+    let missing = read!(version, address, table => table.missing());
+    missing.into_iter().map(camel_case).collect()
+}
+
+/// `irecv_consumed` as `irecvConsumed`.
+fn camel_case(name: &str) -> String {
+    let mut words = name.split('_');
+    let first = words.next().unwrap_or_default().to_owned();
+    words.fold(first, |mut name, word| {
+        let mut letters = word.chars();
+        name.extend(letters.next().map(|letter| letter.to_ascii_uppercase()));
+        name.push_str(letters.as_str());
+        name
+    })
+}
+
 impl Start {
     /// # Safety
     /// A table of that version lies at `address`.

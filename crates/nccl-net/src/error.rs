@@ -61,6 +61,9 @@ fn refused_library(reason: &str) -> &'static str {
 /// The usual cause of a failed call, from how real plugins behave.
 const fn hint(call: &'static str, rc: ResultCode) -> &'static str {
     match (call.as_bytes(), rc) {
+        (_, ResultCode::UnhandledCudaError) => {
+            "a CUDA call failed inside the plugin: check the device and the current context"
+        }
         (b"init", ResultCode::InternalError) => {
             "no usable interface, or the plugin runs in this process already: check \
              NCCL_SOCKET_IFNAME and NCCL_GPUDIRECTTCPX_SOCKET_IFNAME, and start it once"
@@ -96,9 +99,6 @@ const fn hint(call: &'static str, rc: ResultCode) -> &'static str {
         }
         (_, ResultCode::SystemError | ResultCode::RemoteError) => {
             "a system call failed or the peer is gone: see the plugin's log"
-        }
-        (_, ResultCode::UnhandledCudaError) => {
-            "a CUDA call failed inside the plugin: check the device and the current context"
         }
         _ => "see the plugin's log (set a log sink)",
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use crate::adapt::{Calls, Start};
+use crate::adapt::{Calls, Start, missing_functions};
 use crate::error::{CallError, HostError, LoadError};
 use crate::finalize;
 use crate::library::{AbiVersion, CallObserver, CallReport, Found, LoadOptions, find};
@@ -145,6 +145,18 @@ impl Plugin {
         let (rc, properties) = unsafe { self.inner.calls()?.properties(dev) };
         self.inner.report("getProperties", rc)?;
         Ok(properties)
+    }
+
+    /// Functions that the table in use leaves out after `init`, as the C interface names them. A host may
+    /// do without each of them, else `init` has failed.
+    ///
+    /// # Errors
+    /// The plugin was not started.
+    pub fn missing_functions(&self) -> Result<Vec<String>, HostError> {
+        let inner = &*self.inner;
+        inner.ready()?;
+        // SAFETY: the table stays where it was found.
+        Ok(unsafe { missing_functions(inner.version, inner.address) })
     }
 
     /// Name in the table; `init` may change it.

@@ -180,6 +180,15 @@ macro_rules! net_table {
             )*
         }
 
+        impl $table {
+            /// Functions that are null, in the order of the table, as this structure names them.
+            pub fn missing(&self) -> Vec<&'static str> {
+                let all = [$((self.$member.is_none(), stringify!($member))),*];
+                let missing = all.into_iter().filter(|(missing, _)| *missing);
+                missing.map(|(_, name)| name).collect()
+            }
+        }
+
         const _: () = assert!(size_of::<$table>() == $bytes);
         $(const _: () = assert!(offset_of!($table, $member) == 8 * $slot);)*
 

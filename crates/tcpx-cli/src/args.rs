@@ -36,9 +36,20 @@ Each flag with `[env: NAME]` can be given by that variable; the flag wins.
 Sizes are written 4096, 512KiB, 4MiB or 1GB; times 30s, 500ms or 10m.
 Exit codes: 0 ok, 1 a transfer or a check failed, 2 the command line is wrong, 129, 130 or 143 after HUP, Ctrl-C or TERM.";
 
+/// What `--version` prints; `-V` prints the number alone.
+const LONG_VERSION: &str = concat!(
+    env!("CARGO_PKG_VERSION"),
+    "\ncommit   ",
+    env!("TCPX_COMMIT"),
+    "\ntarget   ",
+    env!("TCPX_TARGET"),
+    "\nplugin   ",
+    env!("TCPX_BUILD_ID"),
+);
+
 /// Move GPU memory between hosts over plain TCP.
 #[derive(Debug, Parser)]
-#[command(name = "tcpx", version, after_help = OTHER_VARIABLES, max_term_width = 110)]
+#[command(name = "tcpx", version, long_version = LONG_VERSION, after_help = OTHER_VARIABLES, max_term_width = 110)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,

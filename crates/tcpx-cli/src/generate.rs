@@ -26,7 +26,9 @@ pub(crate) fn run(folder: &Path) -> Result<(), Error> {
     for made in [&man, &completions] {
         fs::create_dir_all(made).map_err(failed(made))?;
     }
-    clap_mangen::generate_to(Cli::command(), &man).map_err(failed(&man))?;
+    // A page is about a version, not about a build.
+    let command = Cli::command().long_version(env!("CARGO_PKG_VERSION"));
+    clap_mangen::generate_to(command, &man).map_err(failed(&man))?;
     for shell in SHELLS {
         generate_to(shell, &mut visible(), "tcpx", &completions).map_err(failed(&completions))?;
     }

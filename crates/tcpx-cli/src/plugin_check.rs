@@ -12,38 +12,50 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use self::events::{Count, Device, Event, Moved};
+use self::events::{Count, Device, Event, InUse, Moved};
 use self::watch::Watched;
 use crate::args::plugin::PluginArgs;
 use crate::doctor::explains::check_for;
 use crate::error::Error;
 use crate::host::{Host, RealHost};
+use crate::output::json;
 use crate::output::say::{aside, one_line, say};
 use crate::output::table::{indented, table};
 use crate::plugin_file::contents::{Contents, PluginKind};
 use crate::sizes::{Size, time};
 use crate::vendor_environment::{Setting, for_google};
 
+/// What `docs/plugin-check.md` describes.
+const SCHEMA: &str = "tcpx.plugin";
+
 /// Everything that was found.
 #[derive(Debug, Serialize)]
 struct Report<'a> {
+    schema: &'static str,
+    version: u32,
+    ok: bool,
     path: String,
     kind: String,
-    tables: Vec<Table<'a>>,
     build_id: Option<&'a str>,
+    tables: Vec<Table<'a>>,
     variables: &'a [Setting],
-    /// Name and version of the table in use.
-    name: Option<String>,
-    version: Option<u32>,
+    in_use: Option<InUse>,
     devices: Vec<Device>,
     self_test: Vec<Moved>,
     calls: BTreeMap<String, Count>,
-    passed: bool,
-    error: Option<String>,
-    hint: Option<String>,
+    error: Option<Failure>,
+    log: Vec<String>,
+}
+
+/// Why the plugin did not pass.
+#[derive(Debug, Serialize)]
+struct Failure {
+    what: String,
+    /// What the plugin was asked to do.
+    r#where: String,
+    hint: String,
     /// The check of the doctor that explains the error.
     check: Option<&'static str>,
-    log: Vec<String>,
 }
 
 /// A table in the file.
@@ -61,14 +73,9 @@ pub(crate) fn run(args: &PluginArgs) -> Result<(), Error> {
         Err(error) => {
             let error = Error::from(error);
             if args.json {
-                let object = serde_json::json!({
-                    "path": args.path.display().to_string(),
-                    "passed": false,
-                    "error": error.what(),
-                    "hint": error.hint(),
-                    "check": check_for(&error).map(|check| check.id),
-                });
-                say!("{object:#}");
+                let mut object = json::failure(SCHEMA, &error);
+                object["path"] = args.path.display().to_string().into();
+                json::print(&object)?;
             }
             return Err(error);
         }
@@ -83,7 +90,7 @@ pub(crate) fn run(args: &PluginArgs) -> Result<(), Error> {
     }
     let end = report.drive(args);
     if args.json {
-        say!("{:#}", serde_json::json!(report));
+        json::print(&report)?;
     } else {
         report.show_rest();
     }
@@ -97,51 +104,55 @@ impl<'a> Report<'a> {
             name: table.name.as_deref(),
         });
         Self {
+            schema: SCHEMA,
+            version: 1,
+            ok: false,
             path: args.path.display().to_string(),
             kind: contents.kind.to_string(),
-            tables: tables.collect(),
             build_id: contents.build_id.as_deref(),
+            tables: tables.collect(),
             variables,
-            name: None,
-            version: None,
+            in_use: None,
             devices: Vec::new(),
             self_test: Vec::new(),
             calls: BTreeMap::new(),
-            passed: false,
             error: None,
-            hint: None,
-            check: None,
             log: Vec::new(),
         }
     }
 
     /// Has another process drive the plugin and takes note of what it tells.
     fn drive(&mut self, args: &PluginArgs) -> Result<(), Error> {
-        let mut watched = Watched::start(args, self.variables)?;
+        let mut watched =
+            Watched::start(args, self.variables).map_err(|error| self.fail(error, "starting"))?;
         loop {
             match watched.next() {
                 Event::Doing { .. } => {}
-                Event::Loaded { name, version } => {
-                    self.name = Some(name);
-                    self.version = Some(version);
-                }
+                Event::Loaded(in_use) => self.in_use = Some(in_use),
                 Event::Devices(devices) => self.devices = devices,
                 Event::Moved(moved) => self.self_test.push(moved),
                 Event::Calls(calls) => self.calls = calls,
                 Event::Passed => {
-                    self.passed = true;
+                    self.ok = true;
                     return Ok(());
                 }
                 Event::Failed { what, hint } => {
                     self.log = watched.log();
-                    let error = Error::PluginCheck { what, hint };
-                    self.error = Some(error.what());
-                    self.hint = Some(error.hint());
-                    self.check = check_for(&error).map(|check| check.id);
-                    return Err(error);
+                    return Err(self.fail(Error::PluginCheck { what, hint }, watched.step()));
                 }
             }
         }
+    }
+
+    /// Takes note of an error.
+    fn fail(&mut self, error: Error, step: &str) -> Error {
+        self.error = Some(Failure {
+            what: error.what(),
+            r#where: step.to_owned(),
+            hint: error.hint(),
+            check: check_for(&error).map(|check| check.id),
+        });
+        error
     }
 
     fn show_file(&self, contents: &Contents) {
@@ -158,8 +169,13 @@ impl<'a> Report<'a> {
     }
 
     fn show_rest(&self) {
-        if let (Some(name), Some(version)) = (&self.name, self.version) {
-            say!("  in use   v{version} \"{}\"", one_line(name));
+        if let Some(in_use) = &self.in_use {
+            let name = one_line(&in_use.name);
+            say!(
+                "  in use   v{} \"{name}\"{}",
+                in_use.version,
+                in_use.without()
+            );
         }
         if !self.devices.is_empty() {
             self.show_devices();
@@ -168,7 +184,7 @@ impl<'a> Report<'a> {
             let total: usize = self.self_test.iter().map(|moved| moved.bytes).sum();
             let spent: u64 = self.self_test.iter().map(|moved| moved.microseconds).sum();
             say!(
-                "  moved    {} messages of up to {}, {} in {}; every byte compared",
+                "  moved    {} messages of up to {}, {} in {};\n           every byte compared",
                 self.self_test.len(),
                 Size(largest as u64),
                 Size(total as u64),
@@ -180,7 +196,9 @@ impl<'a> Report<'a> {
                 0 => format!("{name} {}", count.calls),
                 failed => format!("{name} {} ({failed} failed)", count.calls),
             });
-            say!("  calls    {}", calls.collect::<Vec<_>>().join(", "));
+            for (at, line) in lines_of(calls).iter().enumerate() {
+                say!("  {:8} {line}", if at == 0 { "calls" } else { "" });
+            }
         }
         for line in &self.log {
             aside!("  log: {line}");
@@ -205,5 +223,41 @@ impl<'a> Report<'a> {
             ]);
         }
         say!("{}", indented(&list, "  ").trim_end());
+    }
+}
+
+/// A list in lines that fit 80 columns beside its heading.
+fn lines_of(items: impl Iterator<Item = String>) -> Vec<String> {
+    const COLUMNS: usize = 68;
+    let mut lines = vec![String::new()];
+    for item in items {
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => line.push_str(&item),
+            Some(line) if line.len() + item.len() + 2 <= COLUMNS => {
+                line.push_str(", ");
+                line.push_str(&item);
+            }
+            line => {
+                if let Some(line) = line {
+                    line.push(',');
+                }
+                lines.push(item);
+            }
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_list_breaks_between_its_items() {
+        let items = (0..30).map(|number| format!("call{number} {}", number * 1000));
+        let lines = lines_of(items.clone());
+        assert!(lines.len() > 1 && lines.iter().all(|line| line.len() <= 69));
+        assert_eq!(lines.join(" "), items.collect::<Vec<_>>().join(", "));
+        assert_eq!(lines_of(std::iter::once("one".to_owned())), ["one"]);
     }
 }

@@ -4,6 +4,7 @@ use std::fmt::Debug;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use tcpx_memory::{BouncePool, Fence, RegionSlice};
 use tcpx_wire::ChunkPlan;
@@ -233,6 +234,15 @@ pub enum Readiness<'a> {
     PollOnly,
 }
 
+/// A call that closes a part of a channel and has not come back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PendingClose {
+    /// The plugin's function.
+    pub call: &'static str,
+    /// When it was called.
+    pub since: Instant,
+}
+
 /// The answer to [`Channel::cancel`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cancel {
@@ -425,6 +435,12 @@ pub trait Channel: Send + Debug {
 
     /// True after [`close`](Self::close) once nothing is in flight and nothing touches memory.
     fn closed(&self) -> bool;
+
+    /// What [`close`](Self::close) began and has not come back: foreign code, which may wait for the peer's
+    /// close. [`poll`](Self::poll) takes note of its end, which nothing announces.
+    fn pending_close(&self) -> Option<PendingClose> {
+        None
+    }
 
     /// A short name for error messages: `tcp, 4 lanes to 10.0.0.2:12345`.
     fn describe(&self) -> String;

@@ -20,7 +20,7 @@ pub mod tcp;
 pub use auth::Auth;
 pub use channel::{
     Cancel, Capabilities, Channel, ChannelStats, Completion, Direction, MemoryKinds, Payload,
-    Posted, Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Ticket, Way,
+    PendingClose, Posted, Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Ticket, Way,
 };
 pub use dial::{DialOptions, Dialled, dial, dial_control_again};
 pub use error::{ChannelError, ChunkPosition, IoError, NetworkError, SocketError};

@@ -1,16 +1,18 @@
 //! The plugin network: any ncclNet plugin file as a network of the engine.
 //!
 //! A channel is one send comm and one receive comm. The plugin is only called from the thread that
-//! owns the channel; completions are found by polling. With a device-unpack plugin, payload for
+//! owns the channel, but for closes, which have a thread of the connection's own; completions are found by polling. With a device-unpack plugin, payload for
 //! device memory arrives as fragments in the plugin's bounce pool, which the plugin lists in its
 //! device queue.
 
 mod channel;
+mod closer;
 mod offload;
 mod registrations;
 mod set_up;
 mod start;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -115,6 +117,27 @@ impl PluginNetwork {
     }
 }
 
+impl PluginNetwork {
+    /// The peer's handles. Both sides use the lesser number of channels.
+    fn handles(
+        &self,
+        theirs: &[u8],
+        count: usize,
+        peer: SocketAddr,
+    ) -> Result<Vec<Handle128>, NetworkError> {
+        let (handles, rest) = theirs.as_chunks::<HANDLE_BYTES>();
+        if handles.is_empty() || !rest.is_empty() {
+            return Err(NetworkError::Mismatch {
+                network: self.started.name(),
+                peer,
+                expected: format!("{count} handles of {HANDLE_BYTES} bytes"),
+                arrived: format!("{} handles and {} bytes", handles.len(), rest.len()),
+            });
+        }
+        Ok(handles.iter().take(count).copied().map(Handle128).collect())
+    }
+}
+
 impl Network for PluginNetwork {
     fn name(&self) -> String {
         self.started.name()
@@ -147,23 +170,23 @@ impl Network for PluginNetwork {
     ) -> Result<Vec<Box<dyn Channel>>, NetworkError> {
         let count = usize::from(self.channel_count(setup.channels));
         let limits = Limits::of(setup);
-        let (handles, mut accepting) = limits.bound(&self.started, "listen", move |started| {
+        let (handles, accepting) = limits.bound(&self.started, "listen", move |started| {
             started.listen(count)
         })?;
-        let theirs = exchange.exchange(&handles)?;
-        let (theirs, rest) = theirs.as_chunks::<HANDLE_BYTES>();
-        if theirs.is_empty() || !rest.is_empty() {
-            return Err(NetworkError::Mismatch {
-                network: self.name(),
-                peer: setup.peer,
-                expected: format!("{count} handles of {HANDLE_BYTES} bytes"),
-                arrived: format!("{} handles and {} bytes", theirs.len(), rest.len()),
-            });
-        }
-        // Both sides use the lesser number of channels; handles beyond it are closed unused.
-        let count = count.min(theirs.len());
-        accepting.truncate(count);
-        let theirs: Vec<_> = theirs[..count].iter().copied().map(Handle128).collect();
+        let theirs = exchange.exchange(&handles);
+        let theirs = theirs.and_then(|theirs| self.handles(&theirs, count, setup.peer));
+        let theirs = match theirs {
+            Ok(theirs) => theirs,
+            Err(error) => {
+                // What listens is closed with it, which may hang too; the first error is the news.
+                let close = move |_: &Arc<Started>| {
+                    drop(accepting);
+                    Ok(())
+                };
+                let _ = limits.bound(&self.started, "closeListen", close);
+                return Err(error);
+            }
+        };
         limits.bound(&self.started, "connect or accept", move |started| {
             started.bring_up(&theirs, accepting, limits)
         })

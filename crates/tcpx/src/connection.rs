@@ -93,7 +93,8 @@ impl Connection {
     }
 
     /// Every live operation, where it stands and who owes its next step: one line each. While the
-    /// engine hangs inside a plugin, one line that says so.
+    /// engine hangs inside a plugin, one line that says so; so too while a plugin has not come back from
+    /// closing a channel.
     pub fn status(&self) -> Vec<String> {
         let mut core = match self.handle.0.lock_in_time() {
             Ok(core) => core,
@@ -101,10 +102,12 @@ impl Connection {
         };
         core.tick();
         let now = core.now();
-        core.session
-            .snapshot(now)
-            .into_iter()
-            .map(|state| state.standing.to_string())
+        let operations = core.session.snapshot(now);
+        let pending = core.stuck_close();
+        let operations = operations.into_iter();
+        let lines = operations.map(|state| state.standing.to_string());
+        lines
+            .chain(pending.map(|error| error.to_string()))
             .collect()
     }
 
@@ -113,7 +116,8 @@ impl Connection {
     ///
     /// # Errors
     /// The connection was lost before, or the goodbye did not end in time; it is closed all the
-    /// same.
+    /// same. Where a plugin has not come back from closing a channel, that is named
+    /// ([`Error::CloseStuck`]): its thread stays, with what it closes, and nobody waits for it.
     pub fn close(self, timeout: Duration) -> Result<(), Error> {
         let started = Instant::now();
         let shared = &self.handle.0;
@@ -126,11 +130,8 @@ impl Connection {
             }
             let left = timeout.saturating_sub(started.elapsed());
             if left.is_zero() {
-                return Err(Error::TimedOut {
-                    peer: shared.peer.address,
-                    what: "the goodbye",
-                    limit: timeout,
-                });
+                drop(outcome);
+                return Err(shared.unfinished_goodbye(timeout));
             }
             outcome = shared
                 .ended

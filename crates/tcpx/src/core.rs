@@ -341,6 +341,7 @@ impl Core {
             .chain(last_words)
             .chain(suspicion)
             .chain(self.retry_jobs_at())
+            .chain(self.look_at_closes_at())
             .min()
             .filter(|_| !self.finished);
         self.more = more;

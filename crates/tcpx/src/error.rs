@@ -163,6 +163,20 @@ pub enum Error {
         /// For how long.
         stuck: Duration,
     },
+    /// A plugin has not come back from closing a channel; nothing waits for it any more.
+    #[error(
+        "peer {peer}: channel {channel}: {call} of the plugin has not returned for {stuck:.1?}, and keeps its thread and the memory of requests that were in flight; look at the plugin's log and at the peer's side, whose close it may wait for"
+    )]
+    CloseStuck {
+        /// The peer.
+        peer: SocketAddr,
+        /// Which channel.
+        channel: usize,
+        /// The plugin's function.
+        call: &'static str,
+        /// For how long.
+        stuck: Duration,
+    },
     /// The engine, or the network that it drives, panicked.
     #[error(
         "peer {peer}: a defect of tcpx ended the connection: {cause}; connect afresh, and report this with the log"
@@ -267,7 +281,9 @@ impl Error {
             Self::ConnectionLost { .. } | Self::ChannelLost { .. } => ErrorKind::ConnectionLost,
             Self::Closed { .. } | Self::OtherProcess { .. } => ErrorKind::Closed,
             Self::Request { .. } => ErrorKind::Operation,
-            Self::EngineStuck { .. } | Self::Defect { .. } => ErrorKind::Defect,
+            Self::EngineStuck { .. } | Self::CloseStuck { .. } | Self::Defect { .. } => {
+                ErrorKind::Defect
+            }
             Self::Setting { .. } => ErrorKind::Setting,
             Self::System { .. } => ErrorKind::System,
         }
@@ -287,6 +303,7 @@ impl Error {
             | Self::Closed { peer }
             | Self::Request { peer, .. }
             | Self::EngineStuck { peer, .. }
+            | Self::CloseStuck { peer, .. }
             | Self::Defect { peer, .. } => Some(*peer),
             Self::MemoryHeld { error } => error.peer(),
             Self::Network(_)
@@ -328,7 +345,9 @@ impl Error {
     /// errors of a plugin, whose text names it at its end.
     pub fn check(&self) -> Option<&'static str> {
         Some(match self {
-            Self::Stalled { .. } | Self::EngineStuck { .. } => "TCPX-D034",
+            Self::Stalled { .. } | Self::EngineStuck { .. } | Self::CloseStuck { .. } => {
+                "TCPX-D034"
+            }
             Self::Corrupt { .. } => "TCPX-D035",
             Self::ConnectionLost { .. } => "TCPX-D031",
             Self::ChannelLost { error, .. } => match **error {

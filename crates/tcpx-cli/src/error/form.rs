@@ -174,6 +174,12 @@ fn engine() -> Vec<tcpx::Error> {
             limit: LONG,
         },
         tcpx::Error::EngineStuck { peer, stuck: LONG },
+        tcpx::Error::CloseStuck {
+            peer,
+            channel: 0,
+            call: "deregMr or closeSend",
+            stuck: LONG,
+        },
         tcpx::Error::Defect {
             peer,
             cause: "index out of bounds".into(),

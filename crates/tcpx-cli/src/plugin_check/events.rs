@@ -12,7 +12,7 @@ pub(crate) enum Event {
     /// A step begins; the next event is due within the step's time.
     Doing { step: String },
     /// The table in use.
-    Loaded { name: String, version: u32 },
+    Loaded(InUse),
     /// Every device.
     Devices(Vec<Device>),
     /// A message arrived as it was sent.
@@ -23,6 +23,15 @@ pub(crate) enum Event {
     Failed { what: String, hint: String },
     /// The end, in success.
     Passed,
+}
+
+/// The table in use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct InUse {
+    pub(crate) version: u32,
+    pub(crate) name: String,
+    /// Functions that are null after `init`; `None` before it.
+    pub(crate) missing_functions: Option<Vec<String>>,
 }
 
 /// A device of the plugin.
@@ -59,6 +68,8 @@ pub(crate) struct Device {
 pub(crate) struct Moved {
     pub(crate) bytes: usize,
     pub(crate) requests: usize,
+    /// Bytes of the largest of them.
+    pub(crate) request_bytes: usize,
     pub(crate) microseconds: u64,
     /// 10^9 bytes a second, set-up and comparison left out.
     pub(crate) gigabytes_per_second: f64,
@@ -106,6 +117,16 @@ impl Event {
         Self::Failed {
             what: what.to_owned(),
             hint: hint.to_owned(),
+        }
+    }
+}
+
+impl InUse {
+    /// What it lacks, for a person.
+    pub(crate) fn without(&self) -> String {
+        match self.missing_functions.as_deref() {
+            None | Some([]) => String::new(),
+            Some(missing) => format!(" without {}", missing.join(", ")),
         }
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use nccl_net::{AbiVersion, CallReport, LoadOptions, Plugin, ResultCode};
 
-use super::events::{Count, Device, Event};
+use super::events::{Count, Device, Event, InUse};
 use super::self_test;
 use crate::args::plugin::PluginPartArgs;
 
@@ -71,18 +71,19 @@ fn drive(args: &PluginPartArgs, counts: &Counts) -> Result<(), Event> {
     });
     doing("loading the file");
     let plugin = Plugin::load(options).map_err(|error| Event::from_load(&error))?;
-    tell(&Event::Loaded {
-        name: plugin.name().to_owned(),
-        version: plugin.version().number(),
-    });
+    let in_use = |missing_functions| {
+        Event::Loaded(InUse {
+            version: plugin.version().number(),
+            name: plugin.name().to_owned(),
+            missing_functions,
+        })
+    };
+    tell(&in_use(None));
     let host = |error| Event::from_host(&error);
     doing("init");
     plugin.init().map_err(host)?;
     // A plugin's start may change the name.
-    tell(&Event::Loaded {
-        name: plugin.name().to_owned(),
-        version: plugin.version().number(),
-    });
+    tell(&in_use(Some(plugin.missing_functions().map_err(host)?)));
     doing("devices");
     let count = plugin.devices().map_err(host)?;
     doing("getProperties");

@@ -86,6 +86,7 @@ pub(super) fn run(
         tell(&Event::Moved(Moved {
             bytes,
             requests: requests.len(),
+            request_bytes: requests.iter().map(|(_, len)| *len).max().unwrap_or(0),
             microseconds,
             gigabytes_per_second: bytes as f64 / nanoseconds as f64,
         }));

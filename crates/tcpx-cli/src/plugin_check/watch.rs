@@ -112,6 +112,11 @@ impl Watched {
         })
     }
 
+    /// What the plugin was last asked to do.
+    pub(super) fn step(&self) -> &str {
+        &self.step
+    }
+
     /// The next event; its own end, a crash and a step without an end become failures.
     pub(super) fn next(&mut self) -> Event {
         let mut deadline = Instant::now() + self.limit + GRACE;

@@ -18,7 +18,7 @@ pub(super) const STEERING: &str = "NCCL_GPUDIRECTTCPX_FLOW_STEERING_STRATEGY";
 pub(super) const ENABLE: &str = "NCCL_GPUDIRECTTCPX_SOCKET_ENABLE";
 pub(super) const DMA_BUF: &str = "NCCL_USE_DMA_BUF";
 const RECEIVE_SYNC: &str = "NCCL_GPUDIRECTTCPX_RECV_SYNC";
-const ZERO_COPY: &str = "NCCL_MIN_ZCOPY_SIZE";
+pub(super) const ZERO_COPY: &str = "NCCL_MIN_ZCOPY_SIZE";
 
 /// Where Google's recipes have the daemon put its sockets.
 const USUAL_FOLDER: &str = "/run/tcpx";

@@ -6,7 +6,7 @@ use tcpx_net::interfaces::InterfaceKind;
 
 use super::settings::{
     CHUNK, CONTROL_INTERFACE, DATA_INTERFACES, DMA_BUF, ENABLE, GPU_CLIENT, NCCL_INTERFACE,
-    SOCKET_FOLDER, STEERING, STEERING_WAIT,
+    SOCKET_FOLDER, STEERING, STEERING_WAIT, ZERO_COPY,
 };
 use super::*;
 use crate::buffer_daemon::Answer;
@@ -36,6 +36,20 @@ fn on_an_a3_host_the_default_route_is_for_control_and_the_rest_for_data() {
     assert_eq!(value(CHUNK), "524288");
     assert_ne!(value(STEERING_WAIT), "0");
     assert!(settings.iter().all(|setting| setting.trouble.is_none()));
+}
+
+#[test]
+fn sends_avoid_copies_only_where_a_card_carries_them_and_yours_wins() {
+    let zero_copy = |host: &FakeHost| value(&for_google(host), ZERO_COPY);
+    let mut host = FakeHost::a3();
+    assert_eq!(zero_copy(&host).as_deref(), Some("4096"));
+    host.set(DATA_INTERFACES, "lo");
+    assert_eq!(zero_copy(&host).as_deref(), Some("0"));
+    host.set(ZERO_COPY, "8192");
+    assert_eq!(zero_copy(&host).as_deref(), Some("8192"));
+    let mut host = FakeHost::default();
+    host.interface("lo", InterfaceKind::Loopback, "127.0.0.1");
+    assert_eq!(zero_copy(&host).as_deref(), Some("0"));
 }
 
 #[test]

@@ -243,3 +243,16 @@ fn a_truncated_plugin_file_is_an_error_before_it_is_loaded() {
     let ended = run(&["transfer", "server", "--host", "--plugin", cut]);
     ended.assert_code(1).assert_complains("cut.so");
 }
+
+#[test]
+fn the_version_says_what_the_program_was_built_from() {
+    let ended = Running::start(tcpx(&["--version"])).end();
+    ended
+        .assert_code(0)
+        .assert_says(concat!("tcpx ", env!("CARGO_PKG_VERSION")));
+    for line in ["commit   ", "target   ", "plugin   tcpx-nccl "] {
+        ended.assert_says(line);
+    }
+    let short = Running::start(tcpx(&["-V"])).end();
+    assert_eq!(short.assert_code(0).stdout.lines().count(), 1);
+}

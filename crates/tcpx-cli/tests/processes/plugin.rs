@@ -1,12 +1,13 @@
 //! `tcpx plugin` with good plugins and with every bad one.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tcpx_tests::{bad_plugin, double, habits, plugin_file};
 
-use crate::support::{Ended, Running, tcpx};
+use crate::support::{Ended, Running, Server, tcpx};
 
 fn check(path: &Path, more: &[&str]) -> Ended {
     let path = path.to_str().expect("text");
@@ -28,7 +29,7 @@ fn json(ended: &Ended) -> Value {
 #[test]
 fn our_own_plugin_passes_with_every_table_it_has() {
     let all = json(check(plugin_file::path(), &["--json"]).assert_code(0));
-    assert_eq!(all["passed"], true);
+    assert_eq!(all["ok"], true);
     assert_eq!(all["kind"], "our own");
     let moved = all["self_test"].as_array().expect("messages");
     let sizes: Vec<u64> = moved
@@ -67,6 +68,49 @@ fn our_own_plugin_passes_with_every_table_it_has() {
     text.assert_code(0)
         .assert_says("plugin: PASSED")
         .assert_says(&format!("in use   {flag} "));
+}
+
+/// Every name of a field in it.
+fn fields(value: &Value, into: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(object) => object.iter().for_each(|(name, value)| {
+            into.insert(name.clone());
+            // Names of calls are the plugin's.
+            if name != "calls" || !value.is_object() {
+                fields(value, into);
+            } else {
+                let counts = value
+                    .as_object()
+                    .into_iter()
+                    .flat_map(|counts| counts.values());
+                counts.take(1).for_each(|count| fields(count, into));
+            }
+        }),
+        Value::Array(list) => list.iter().for_each(|value| fields(value, into)),
+        _ => {}
+    }
+}
+
+#[test]
+fn every_field_of_the_json_is_documented() {
+    let mut found = BTreeSet::new();
+    for ended in [
+        check(double::path(), &["--json"]),
+        check(plugin_file::path(), &["--json"]),
+        check(Path::new("nowhere.so"), &["--json"]),
+        check_bad("init-fails", &["--json"]),
+    ] {
+        let report = json(&ended);
+        assert_eq!(report["schema"], "tcpx.plugin");
+        assert_eq!(report["version"], 1);
+        assert_eq!(report["ok"], ended.code == Some(0));
+        fields(&report, &mut found);
+    }
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/plugin-check.md");
+    let page = std::fs::read_to_string(page).expect("the page");
+    let missing = |name: &&String| !page.contains(&format!("`{name}`"));
+    let missing: Vec<_> = found.iter().filter(missing).collect();
+    assert!(found.len() > 40 && missing.is_empty(), "{missing:?}");
 }
 
 #[test]
@@ -127,16 +171,19 @@ fn check_habits(habits: &str) -> Ended {
 #[test]
 fn a_plugin_that_fills_its_table_in_init_passes() {
     let report = json(check_habits("").assert_code(0));
-    assert_eq!(report["name"], "chosen by init");
+    assert_eq!(report["in_use"]["name"], "chosen by init");
+    let missing = &report["in_use"]["missing_functions"];
+    let expected = ["regMrDmaBuf", "iflush", "getDeviceMr"];
+    assert_eq!(*missing, serde_json::json!(expected));
 }
 
 #[test]
 fn a_function_that_init_leaves_out_is_named() {
     let ended = check_habits("incomplete");
     let report = json(ended.assert_code(1));
-    let error = report["error"].to_string();
+    let error = report["error"]["what"].to_string();
     assert!(error.contains("no test after init"), "{error}");
-    assert_eq!(report["check"], "TCPX-D013");
+    assert_eq!(report["error"]["check"], "TCPX-D013");
 }
 
 #[test]
@@ -147,6 +194,69 @@ fn a_receive_that_waits_for_its_send_passes() {
 #[test]
 fn a_close_that_waits_for_the_other_end_passes() {
     check_habits("closes-together").assert_code(0);
+}
+
+#[test]
+fn a_plugin_that_takes_every_liberty_passes() {
+    let report = json(check(habits::liberal(), &["--json"]).assert_code(0));
+    assert_eq!(report["in_use"]["name"], "(unnamed)");
+    let device = &report["devices"][0];
+    assert_eq!(device["name"], "");
+    assert!(device["latency_us"].is_null() && device["pci_path"].is_null());
+    let missing = &report["in_use"]["missing_functions"];
+    assert_eq!(missing.as_array().map(Vec::len), Some(5), "{missing}");
+}
+
+/// `transfer` and `perf` between two processes over this plugin, with these variables.
+fn transfer_and_perf(plugin: &Path, variables: &[(&str, &Path)]) {
+    let text = |path: &Path| path.to_str().expect("text").to_owned();
+    let directory = tempfile::tempdir().expect("a directory");
+    let (file, out) = (
+        directory.path().join("weights.bin"),
+        directory.path().join("out"),
+    );
+    let contents = vec![0x5a; 3 << 20];
+    std::fs::write(&file, &contents).expect("written");
+    std::fs::create_dir(&out).expect("created");
+    let link = ["--plugin", &text(plugin), "--channels", "2"];
+    let run = |server: &[&str], before: &[&str], after: &[&str]| {
+        let mut server = tcpx(&[server, &link].concat());
+        server.envs(variables.iter().copied());
+        let server = Server::start(server);
+        let mut client = server.client(before, &[after, &link].concat());
+        client.envs(variables.iter().copied());
+        let (server, client) = server.finish(client);
+        server.assert_code(0);
+        client.assert_code(0);
+    };
+    run(
+        &["transfer", "server", "--host", "--out", &text(&out)],
+        &["transfer"],
+        &["--host", "--file", &text(&file)],
+    );
+    assert!(std::fs::read(out.join("weights.bin")).expect("arrived") == contents);
+    run(
+        &["perf", "server", "host"],
+        &["perf", "client"],
+        &["host", "--size", "1MiB", "--iterations", "3"],
+    );
+}
+
+#[test]
+fn transfer_and_perf_over_closes_that_wait_for_the_peers_end_in_order() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let pairs = directory.path().join("pairs");
+    let variables = [
+        (habits::OF, double::path()),
+        (habits::HABITS, Path::new("closes-together,closes-alone")),
+        (habits::PAIRS, &pairs),
+    ];
+    transfer_and_perf(habits::path(), &variables);
+}
+
+#[test]
+fn transfer_and_perf_over_a_plugin_that_takes_every_liberty_end_in_order() {
+    transfer_and_perf(habits::liberal(), &[]);
 }
 
 #[test]
@@ -201,7 +311,7 @@ fn a_plugin_that_hangs_is_given_up_in_time() {
         let ended = check_bad(way, &["--timeout", "1s", "--json"]);
         ended.assert_code(1);
         let report = json(&ended);
-        let error = report["error"].as_str().expect("an error");
+        let error = report["error"]["what"].as_str().expect("an error");
         assert!(error.contains(&format!("\"{step}\"")), "{error}");
         // Limit and grace, ten times over.
         assert!(started.elapsed() < Duration::from_secs(60));
@@ -235,7 +345,7 @@ fn a_file_that_is_no_plugin_for_us_says_what_it_is_instead() {
         .assert_code(1)
         .assert_complains("is not a file");
     let report = json(check(&directory.path().join("x.so"), &["--json"]).assert_code(1));
-    assert_eq!(report["passed"], false);
+    assert_eq!(report["ok"], false);
     check(bad_plugin::path(), &["--abi", "v12"])
         .assert_code(1)
         .assert_complains("v12");
@@ -252,8 +362,8 @@ fn start_double(variable: &str, value: &str, more: &[&str]) -> Running {
 #[test]
 fn a_plugin_that_moves_messages_passes_with_its_devices_and_properties_told() {
     let all = json(check(double::path(), &["--json"]).assert_code(0));
-    assert_eq!(all["passed"], true);
-    assert_eq!(all["version"], 7);
+    assert_eq!(all["ok"], true);
+    assert_eq!(all["in_use"]["version"], 7);
     assert_eq!(all["devices"].as_array().expect("devices").len(), 1);
     let moved = all["self_test"].as_array().expect("messages");
     let sizes = moved.iter().filter_map(|one| one["bytes"].as_u64());
@@ -304,17 +414,19 @@ fn an_error_from_any_call_ends_the_check_and_is_named_with_the_doctor_s_id() {
         let ended = start_double(double::FAULT_VARIABLE, &fault, &["--json"]).end();
         ended.assert_code(1);
         let report = json(&ended);
-        assert_eq!(report["passed"], false, "{name}");
-        let error = report["error"].as_str().expect("an error");
+        assert_eq!(report["ok"], false, "{name}");
+        let error = report["error"]["what"].as_str().expect("an error");
         assert!(
             error.contains(&format!("{name} returned {code}")),
             "{error}"
         );
         if !id.is_empty() {
-            assert_eq!(report["check"], id, "{name}");
+            assert_eq!(report["error"]["check"], id, "{name}");
         }
         assert!(
-            report["hint"].as_str().is_some_and(|hint| !hint.is_empty()),
+            report["error"]["hint"]
+                .as_str()
+                .is_some_and(|hint| !hint.is_empty()),
             "{name}"
         );
     }
@@ -377,7 +489,7 @@ fn a_hang_in_any_call_ends_the_check_in_time_and_names_the_step() {
     for (call, step, running) in running {
         let ended = running.end();
         ended.assert_code(1);
-        let error = json(&ended)["error"].to_string();
+        let error = json(&ended)["error"]["what"].to_string();
         assert!(
             error.contains(&format!("did not come back from \\\"{step}\\\"")),
             "{call:?}: {error}"
@@ -398,9 +510,9 @@ fn a_plugin_that_lies_does_not_pass() {
         let ended = start_double(double::LIE_VARIABLE, &number, &["--json"]).end();
         ended.assert_code(1);
         let report = json(&ended);
-        let error = report["error"].to_string();
+        let error = report["error"]["what"].to_string();
         assert!(
-            report["passed"] == false && error.contains(words),
+            report["ok"] == false && error.contains(words),
             "{lie:?}: {error}"
         );
     }

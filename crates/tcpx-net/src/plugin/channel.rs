@@ -2,25 +2,32 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use nccl_net::{Done, HostError, LoadMeta, MemoryType, PostOutcome, RecvComm, SendComm};
 use tcpx_memory::{CudaError, Fence, MemoryKind, RegionSlice};
 use tcpx_wire::scatter::{Fragment, ScatterList};
 
 use super::PluginMemory;
+use super::closer::Closer;
 use super::offload::Offload;
 use super::registrations::{LARGEST_REQUEST, Registrations};
+use super::set_up::Started;
 use crate::channel::{
-    Cancel, Capabilities, Channel, ChannelStats, Completion, MemoryKinds, Payload, Posted,
-    Readiness, ReceiveChunk, SendChunk, Ticket,
+    Cancel, Capabilities, Channel, ChannelStats, Completion, MemoryKinds, Payload, PendingClose,
+    Posted, Readiness, ReceiveChunk, SendChunk, Ticket,
 };
 use crate::error::ChannelError;
+use crate::network::Side;
 
 /// Requests that a plugin holds per comm.
 const MAX_IN_FLIGHT: u16 = 16;
 /// Largest receive that a device queue slot can describe: 2,048 fragments of 4 KiB at most, half
 /// of them possibly cut by segment boundaries.
 const LARGEST_UNPACKED: u64 = 4 << 20;
+/// A close that takes longer is logged. It is waited for all the same.
+const LONG_CLOSE: Duration = Duration::from_secs(5);
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -31,9 +38,8 @@ pub(super) struct PluginChannel {
     receive: Option<RecvComm>,
     send_registrations: Registrations,
     receive_registrations: Registrations,
-    memory: PluginMemory,
-    /// The plugin takes device pointers.
-    cuda: bool,
+    /// The plugin and its memory; held so that a plugin's `finalize` runs after the last channel, and delays no close.
+    started: Arc<Started>,
     offload: Option<Offload>,
     sends: VecDeque<(u64, RegionSlice)>,
     receives: VecDeque<Receiving>,
@@ -43,7 +49,32 @@ pub(super) struct PluginChannel {
     /// Lists that came back.
     lists: Vec<ScatterList>,
     failed: Vec<Completion>,
+    closer: Arc<Closer>,
+    side: Side,
+    closing: Vec<Closing>,
     stats: ChannelStats,
+}
+
+/// The close of one comm, which holds what the comm may still use: the registrations, and the memory
+/// of requests in flight.
+#[derive(Debug)]
+struct Closing {
+    pending: PendingClose,
+    /// It has come back, and holds nothing any more.
+    ended: Arc<AtomicBool>,
+    /// Requests that were in flight on the comm.
+    tokens: Vec<u64>,
+    /// That it takes long was logged.
+    logged: bool,
+}
+
+/// Tells of the end of a close, however that came.
+struct Ended(Arc<AtomicBool>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
 }
 
 #[derive(Debug)]
@@ -65,9 +96,9 @@ impl PluginChannel {
         name: String,
         send: SendComm,
         receive: RecvComm,
-        memory: PluginMemory,
-        cuda: bool,
+        started: Arc<Started>,
         offload: Option<Offload>,
+        (closer, side): (Arc<Closer>, Side),
     ) -> Self {
         Self {
             name,
@@ -75,8 +106,7 @@ impl PluginChannel {
             receive: Some(receive),
             send_registrations: Registrations::default(),
             receive_registrations: Registrations::default(),
-            memory,
-            cuda,
+            started,
             offload,
             sends: VecDeque::new(),
             receives: VecDeque::new(),
@@ -84,6 +114,9 @@ impl PluginChannel {
             entries: Vec::new(),
             lists: Vec::new(),
             failed: Vec::new(),
+            closer,
+            side,
+            closing: Vec::new(),
             stats: ChannelStats::default(),
         }
     }
@@ -96,13 +129,18 @@ impl PluginChannel {
         }
     }
 
+    /// The plugin takes device pointers.
+    fn takes_cuda(&self) -> bool {
+        self.started.properties.pointer_support.cuda()
+    }
+
     /// How the plugin is told of this memory.
     fn memory_type(&self, slice: &RegionSlice) -> Result<MemoryType, ChannelError> {
-        match (&self.memory, slice.kind()) {
+        match (&self.started.memory, slice.kind()) {
             (PluginMemory::StandIn, MemoryKind::Host) => Ok(MemoryType::Cuda),
             (_, MemoryKind::Host | MemoryKind::Pinned) => Ok(MemoryType::Host),
             (PluginMemory::Gpu(gpu), MemoryKind::Cuda { device })
-                if self.cuda && gpu.ordinal() == device =>
+                if self.takes_cuda() && gpu.ordinal() == device =>
             {
                 Ok(MemoryType::Cuda)
             }
@@ -134,6 +172,95 @@ impl PluginChannel {
             LARGEST_UNPACKED
         } else {
             LARGEST_REQUEST as u64
+        }
+    }
+
+    /// Has a comm closed on the connection's closing thread.
+    fn close_comm<C: Send + 'static>(
+        &mut self,
+        call: &'static str,
+        comm: C,
+        close: fn(C) -> Result<(), HostError>,
+        tokens: Vec<u64>,
+        held: impl Send + 'static,
+    ) {
+        let (name, memory) = (self.name.clone(), self.started.memory.clone());
+        let ended = Arc::new(AtomicBool::new(false));
+        self.closing.push(Closing {
+            pending: PendingClose {
+                call,
+                since: Instant::now(),
+            },
+            ended: Arc::clone(&ended),
+            tokens,
+            logged: false,
+        });
+        let ended = Ended(ended);
+        self.closer.run(move || {
+            // Dropped in the other order, whatever happens.
+            let _ended = ended;
+            let held = held;
+            let comm = comm;
+            let entered = memory.enter();
+            if let Err(error) = &entered {
+                tracing::warn!(channel = %name, %error, "entering the GPU's context to close");
+            }
+            if let Err(error) = close(comm) {
+                tracing::warn!(channel = %name, call, %error, "closing a comm of the plugin");
+            }
+            drop(held);
+        });
+    }
+
+    fn close_send(&mut self) {
+        let (tokens, sources): (Vec<_>, Vec<_>) = self.sends.drain(..).unzip();
+        if let Some(send) = self.send.take() {
+            let held = (std::mem::take(&mut self.send_registrations), sources);
+            self.close_comm("deregMr or closeSend", send, SendComm::close, tokens, held);
+        }
+    }
+
+    fn close_receive(&mut self, receive: Option<RecvComm>) {
+        let receiving = self.receives.drain(..);
+        let (tokens, targets) = receiving.map(|one| (one.token, one.destination)).unzip();
+        let registrations = std::mem::take(&mut self.receive_registrations);
+        let held: (_, Vec<_>) = (registrations, targets);
+        let call = "deregMr or closeRecv";
+        match receive {
+            Some(receive) => self.close_comm(call, receive, RecvComm::close, tokens, held),
+            None => self.fail_requests(tokens),
+        }
+    }
+
+    /// Nothing points at the memory of these requests any more.
+    fn fail_requests(&mut self, tokens: Vec<u64>) {
+        let error = self.closed_error();
+        let failed = tokens.into_iter().map(|token| Completion::Failed {
+            token,
+            error: error.clone(),
+        });
+        self.failed.extend(failed);
+    }
+
+    /// Takes note of closes that have come back, and logs those that take long.
+    fn look_at_closing(&mut self) {
+        let mut at = 0;
+        while let Some(closing) = self.closing.get_mut(at) {
+            if closing.ended.load(Ordering::Acquire) {
+                let closing = self.closing.remove(at);
+                self.fail_requests(closing.tokens);
+                continue;
+            }
+            let waited = closing.pending.since.elapsed();
+            if waited >= LONG_CLOSE && !closing.logged {
+                closing.logged = true;
+                tracing::warn!(
+                    channel = %self.name,
+                    call = closing.pending.call,
+                    "the plugin has not come back from closing a comm; it keeps the comm's memory until then"
+                );
+            }
+            at += 1;
         }
     }
 
@@ -263,7 +390,7 @@ impl Channel for PluginChannel {
             kinds: MemoryKinds {
                 host: true,
                 pinned: true,
-                cuda: self.cuda && matches!(self.memory, PluginMemory::Gpu(_)),
+                cuda: self.takes_cuda() && matches!(self.started.memory, PluginMemory::Gpu(_)),
             },
         }
     }
@@ -284,6 +411,7 @@ impl Channel for PluginChannel {
             return Ok(Posted::Full(chunk));
         }
         let _entered = self
+            .started
             .memory
             .enter()
             .map_err(|error| entering(&self.name, &error))?;
@@ -318,6 +446,7 @@ impl Channel for PluginChannel {
             return Ok(Posted::Full(chunk));
         }
         let _entered = self
+            .started
             .memory
             .enter()
             .map_err(|error| entering(&self.name, &error))?;
@@ -341,17 +470,19 @@ impl Channel for PluginChannel {
     }
 
     fn poll(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
+        self.look_at_closing();
         out.append(&mut self.failed);
-        if self.in_flight() == 0 {
+        if self.sends.is_empty() && self.receives.is_empty() {
             return Ok(());
         }
         let _entered = self
+            .started
             .memory
             .enter()
             .map_err(|error| entering(&self.name, &error))?;
         self.poll_sends(out)?;
         self.poll_receives(out)?;
-        if self.in_flight() == 0 {
+        if self.sends.is_empty() && self.receives.is_empty() {
             self.send_registrations.forget_unused();
             self.receive_registrations.forget_unused();
         }
@@ -371,6 +502,7 @@ impl Channel for PluginChannel {
         };
         entry.ready = true;
         let _entered = self
+            .started
             .memory
             .enter()
             .map_err(|error| entering(&self.name, &error))?;
@@ -384,8 +516,11 @@ impl Channel for PluginChannel {
                 .receives
                 .iter()
                 .any(|receiving| receiving.token == token);
+        let mut closing = self.closing.iter().flat_map(|closing| &closing.tokens);
         if in_flight {
             Cancel::Unsupported
+        } else if closing.any(|of| *of == token) || self.failed.iter().any(|end| end.ends(token)) {
+            Cancel::Pending
         } else {
             Cancel::Done
         }
@@ -396,49 +531,39 @@ impl Channel for PluginChannel {
     }
 
     fn in_flight(&self) -> usize {
-        self.sends.len() + self.receives.len() + self.failed.len()
+        let closing = self.closing.iter().map(|closing| closing.tokens.len());
+        self.sends.len() + self.receives.len() + self.failed.len() + closing.sum::<usize>()
     }
 
     fn close(&mut self) {
-        let entered = self.memory.enter();
-        if let Err(error) = &entered {
-            tracing::warn!(channel = %self.name, %error, "entering the GPU's context to close");
-        }
         let mut receive = self.receive.take();
         if self.offload.as_ref().is_some_and(Offload::is_read) {
             // The plugin frees its pool with the comm: better a comm too many than a stray read.
             tracing::error!(channel = %self.name, "closed while its pool is read; one comm stays open");
             std::mem::forget(receive.take());
         }
-        // Closing a comm is the only way to get memory back from a plugin; registrations go after.
-        for result in [
-            self.send.take().map(SendComm::close),
-            receive.map(RecvComm::close),
-        ]
-        .into_iter()
-        .flatten()
-        {
-            if let Err(error) = result {
-                tracing::warn!(channel = %self.name, %error, "closing a comm of the plugin");
+        self.unconsumed.clear();
+        // Closing a comm is the only way to get memory back from a plugin; what it used goes after.
+        // One end closes what it sends on first, the other what it receives on, should each wait for the other.
+        match self.side {
+            Side::Server => {
+                self.close_send();
+                self.close_receive(receive);
+            }
+            Side::Client => {
+                self.close_receive(receive);
+                self.close_send();
             }
         }
-        self.send_registrations.clear();
-        self.receive_registrations.clear();
-        self.unconsumed.clear();
-        let error = self.closed_error();
-        let tokens = self
-            .sends
-            .drain(..)
-            .map(|(token, _)| token)
-            .chain(self.receives.drain(..).map(|receiving| receiving.token));
-        self.failed.extend(tokens.map(|token| Completion::Failed {
-            token,
-            error: error.clone(),
-        }));
     }
 
     fn closed(&self) -> bool {
-        self.send.is_none() && self.failed.is_empty()
+        self.send.is_none() && self.closing.is_empty() && self.failed.is_empty()
+    }
+
+    fn pending_close(&self) -> Option<PendingClose> {
+        let pending = self.closing.iter().map(|closing| closing.pending);
+        pending.min_by_key(|pending| pending.since)
     }
 
     fn describe(&self) -> String {
@@ -452,7 +577,7 @@ impl Channel for PluginChannel {
 
 impl Drop for PluginChannel {
     fn drop(&mut self) {
-        if self.receive.is_some() {
+        if self.send.is_some() {
             self.close();
         }
     }

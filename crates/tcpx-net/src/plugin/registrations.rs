@@ -94,10 +94,6 @@ impl Registrations {
             ours.get(id).is_none_or(|ours| region.shares() > *ours)
         });
     }
-
-    pub(super) fn clear(&mut self) {
-        self.windows.clear();
-    }
 }
 
 /// The address under which the plugin knows the memory. On a 64-bit machine every address fits.

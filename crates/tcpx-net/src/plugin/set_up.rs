@@ -11,7 +11,7 @@ use super::offload::Offload;
 use super::{HANDLE_BYTES, PluginMemory};
 use crate::channel::Channel;
 use crate::error::NetworkError;
-use crate::network::Setup;
+use crate::network::{Setup, Side};
 
 /// Pause between polls of a connect or accept that is not up yet.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -30,7 +30,7 @@ pub(super) struct Started {
     pub(super) device: usize,
     pub(super) properties: Properties,
     pub(super) memory: PluginMemory,
-    /// Plugins need not allow set-up calls from several threads at once.
+    /// Plugins need not allow listens and connects from several threads at once. NCCL accepts from several.
     pub(super) setup: Mutex<()>,
 }
 
@@ -38,6 +38,7 @@ pub(super) struct Started {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     peer: SocketAddr,
+    side: Side,
     deadline: Instant,
 }
 
@@ -45,6 +46,7 @@ impl Limits {
     pub(super) fn of(setup: &Setup<'_>) -> Self {
         Self {
             peer: setup.peer,
+            side: setup.side,
             deadline: setup.deadline,
         }
     }
@@ -54,7 +56,7 @@ impl Limits {
         self,
         started: &Arc<Started>,
         call: &'static str,
-        work: impl FnOnce(&Started) -> Result<T, NetworkError> + Send + 'static,
+        work: impl FnOnce(&Arc<Started>) -> Result<T, NetworkError> + Send + 'static,
     ) -> Result<T, NetworkError> {
         let left = self.deadline.saturating_duration_since(Instant::now()) + GRACE;
         let shared = Arc::clone(started);
@@ -86,7 +88,7 @@ impl Started {
         }
     }
 
-    /// One set-up call at a time, whichever connection it is for.
+    /// One listen or connect at a time, whichever connection it is for.
     fn calls(&self) -> MutexGuard<'_, ()> {
         self.setup.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -111,17 +113,19 @@ impl Started {
         Ok((handles, accepting))
     }
 
-    /// Brings up one connection in each direction per channel.
+    /// Brings up one connection in each direction per channel. What listens beyond the peer's handles is
+    /// closed unused.
     pub(super) fn bring_up(
-        &self,
+        self: &Arc<Self>,
         theirs: &[Handle128],
-        accepting: Vec<Accepting>,
+        mut accepting: Vec<Accepting>,
         limits: Limits,
     ) -> Result<Vec<Box<dyn Channel>>, NetworkError> {
         let _entered = self
             .memory
             .enter()
             .map_err(|error| self.failed("connect", error))?;
+        accepting.truncate(theirs.len());
         let mut sends = Vec::with_capacity(theirs.len());
         for handle in theirs {
             let connecting = self
@@ -132,16 +136,17 @@ impl Started {
         }
         let mut receives: Vec<_> = accepting.into_iter().map(|comm| (comm, None)).collect();
         loop {
-            let calls = self.calls();
             // Every connect is polled before any accept: there are plugins whose accept blocks
-            // until the peer has connected.
+            // until the peer has connected. The peer may be another thread of this process, so
+            // nothing is held meanwhile.
+            let calls = self.calls();
             for (comm, up) in sends.iter_mut().filter(|(_, up)| up.is_none()) {
                 *up = comm.poll().map_err(|error| self.failed("connect", error))?;
             }
+            drop(calls);
             for (comm, up) in receives.iter_mut().filter(|(_, up)| up.is_none()) {
                 *up = comm.poll().map_err(|error| self.failed("accept", error))?;
             }
-            drop(calls);
             let up = sends.iter().filter(|(_, up)| up.is_some()).count()
                 + receives.iter().filter(|(_, up)| up.is_some()).count();
             if up == sends.len() + receives.len() {
@@ -157,14 +162,15 @@ impl Started {
         }
         let sends = sends.into_iter().filter_map(|(_, up)| up);
         let receives = receives.into_iter().filter_map(|(_, up)| up);
+        let closer = Arc::default();
         let mut channels: Vec<Box<dyn Channel>> = Vec::with_capacity(sends.size_hint().0);
         for (index, (send, receive)) in sends.zip(receives).enumerate() {
             let offload = Offload::of(&receive, &self.memory)
                 .map_err(|cause| self.failed("accept (device handle)", cause))?;
             let name = format!("{} channel {index} to {}", self.name(), limits.peer);
-            let memory = self.memory.clone();
-            let cuda = self.properties.pointer_support.cuda();
-            let channel = PluginChannel::new(name, send, receive, memory, cuda, offload);
+            let closes = (Arc::clone(&closer), limits.side);
+            let started = Arc::clone(self);
+            let channel = PluginChannel::new(name, send, receive, started, offload, closes);
             channels.push(Box::new(channel));
         }
         Ok(channels)

@@ -95,6 +95,22 @@ impl Shared {
         *known
     }
 
+    /// Why the goodbye has not ended within `limit`, without waiting for an engine that is stuck.
+    pub(super) fn unfinished_goodbye(&self, limit: Duration) -> Error {
+        let stuck = match self.try_lock() {
+            Some(mut core) => {
+                core.tick();
+                core.stuck_close()
+            }
+            None => self.stuck(),
+        };
+        stuck.unwrap_or(Error::TimedOut {
+            peer: self.peer.address,
+            what: "the goodbye",
+            limit,
+        })
+    }
+
     /// How long the engine has been inside one call, if that is too long.
     pub(crate) fn stuck(&self) -> Option<Error> {
         let since = self.working_since.load(Ordering::Relaxed);

@@ -3,12 +3,17 @@
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
 
-use tcpx_net::{Channel, Readiness, ReceiveChunk, SendChunk, Ticket};
+use tcpx_net::{Channel, PendingClose, Readiness, ReceiveChunk, SendChunk, Ticket};
 use tcpx_wire::session::OperationId;
 
 use super::Core;
 use super::operation::InFlight;
+use crate::error::Error;
+
+/// Least and longest pause between looks at a close that nothing announces the end of.
+const CLOSE_PAUSE: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(100));
 
 /// A channel and what waits for it.
 pub(super) struct ChannelState {
@@ -62,6 +67,33 @@ impl Core {
             let wanted = waits || !state.sends.is_empty();
             state.channel.set_sent_wanted(wanted);
         }
+    }
+}
+
+impl Core {
+    /// When to look again at closes that have not come back: the longer they take, the less often.
+    pub(super) fn look_at_closes_at(&self) -> Option<Instant> {
+        let pending = self.pending_close()?.1;
+        let waited = self.ticked.saturating_duration_since(pending.since);
+        Some(self.ticked + (waited / 8).clamp(CLOSE_PAUSE.0, CLOSE_PAUSE.1))
+    }
+
+    /// The same as an error.
+    pub(crate) fn stuck_close(&self) -> Option<Error> {
+        let (channel, pending) = self.pending_close()?;
+        Some(Error::CloseStuck {
+            peer: self.peer,
+            channel,
+            call: pending.call,
+            stuck: self.ticked.saturating_duration_since(pending.since),
+        })
+    }
+
+    /// The oldest close that has not come back, and its channel.
+    fn pending_close(&self) -> Option<(usize, PendingClose)> {
+        let pending = self.channels.iter().enumerate();
+        let pending = pending.filter_map(|(at, state)| Some((at, state.channel.pending_close()?)));
+        pending.min_by_key(|(_, pending)| pending.since)
     }
 }
 
@@ -120,7 +152,9 @@ impl ChannelState {
 
     /// Requests are in flight, or pool space is to be given back, and nobody will tell us when.
     pub(super) fn must_poll(&self) -> bool {
-        let poll_only = matches!(self.channel.readiness(), Readiness::PollOnly);
+        // A close that hangs is looked at now and then, see [`Core::look_at_closes_at`].
+        let closing = self.channel.pending_close().is_some();
+        let poll_only = matches!(self.channel.readiness(), Readiness::PollOnly) && !closing;
         let refused = self.unconsumed.front().is_some_and(|first| first.done);
         // A queued chunk may wait for nothing but the program's GPU work.
         let queued = !self.sends.is_empty() || !self.receives.is_empty();
