@@ -164,10 +164,10 @@ impl Pending {
                 let (answer, end) = match self.handshake.receive(&mut input) {
                     Ok(ServerStep::NeedMore) => break,
                     Ok(ServerStep::Send(answer)) => (answer, None),
-                    Ok(ServerStep::Done { send, .. }) if input.is_empty() => {
-                        (send, Some(Outcome::Authenticated))
+                    Ok(ServerStep::Done(mut established)) if input.is_empty() => {
+                        (established.welcome(), Some(Outcome::Authenticated))
                     }
-                    Ok(ServerStep::Done { .. }) => {
+                    Ok(ServerStep::Done(_)) => {
                         let why = "bytes behind the handshake, before it was answered";
                         return Outcome::Refused(why.to_owned());
                     }

@@ -152,7 +152,7 @@ impl Endpoint {
     }
 }
 
-/// What this side can do.
+/// What this side's network and memory allow.
 fn capabilities(options: &Options) -> u64 {
     let resumes = if options.network.resumes_control() {
         Session::RESUMES
@@ -165,6 +165,5 @@ fn capabilities(options: &Options) -> u64 {
     } else {
         0
     };
-    let always = Session::TAPERS | Session::LONG_EAGER | Session::TELLS_BEHIND;
-    resumes | ahead | always
+    resumes | ahead
 }

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use tcpx_memory::awake::has_spare_cores;
 use tcpx_memory::{CopyWorker, MemoryKind, SmallCopies};
 use tcpx_net::{Channel, LaneInbox, Readiness, Setup, Side};
-use tcpx_wire::frame::SHORT_EAGER_BYTES;
 use tcpx_wire::session::{Action, CHUNK_GRAIN_BYTES, Config};
 use tcpx_wire::{Settings, handshake};
 
@@ -58,13 +57,9 @@ pub(crate) fn establish(
         .map_err(|error| Error::system("reading the control socket's address", error))?;
     let control = Control::new(stream, &leftover, secrets.resumes());
     let mut config = session_config(options)?;
-    if !secrets.takes_long_eager() {
-        let limit = &mut config.ours.eager_limit;
-        *limit = (*limit).min(SHORT_EAGER_BYTES as u32);
-    }
     config.grants_ahead = secrets.grants_ahead();
     config.announces_granted = has_spare_cores();
-    if secrets.tapers() && options.chunk_bytes.is_none() {
+    if options.chunk_bytes.is_none() {
         config.taper = options.network.taper(options.channels);
     }
     let mut set_up = SetUp::new(control, config, peer, deadline)?;

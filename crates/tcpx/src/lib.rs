@@ -65,7 +65,7 @@ pub use tcpx_memory::{
 };
 pub use tcpx_net::{Auth, Congestion, Network, NetworkError, Refusals, TcpNetwork};
 pub use tcpx_wire::session::Deadlines;
-pub use tcpx_wire::{Key, Level, Rights, Role, WindowKey, WindowKeyError};
+pub use tcpx_wire::{ClientKey, Key, KeyError, Level, Rights, Role, WindowKey, WindowKeyError};
 pub use transfer::{Transfer, wait_any};
 pub use window::Window;
 

@@ -8,10 +8,8 @@ use std::time::{Duration, Instant};
 
 use tcpx::{Auth, Endpoint, Error, Options, TcpNetwork};
 use tcpx_net::dial::dial_lane;
-use tcpx_net::{Channel, DialOptions, Exchange, Network, NetworkError, Setup, SocketError, dial};
-use tcpx_wire::Settings;
-use tcpx_wire::frame::{Frame, FrameDecoder, GoodbyeReason, MAX_EAGER_BYTES, SHORT_EAGER_BYTES};
-use tcpx_wire::handshake::Session;
+use tcpx_net::{Channel, DialOptions, Exchange, Network, NetworkError, Setup, SocketError};
+use tcpx_wire::frame::{Frame, FrameDecoder, GoodbyeReason};
 
 use crate::peer::Peer;
 use crate::{LONG, key, local};
@@ -105,43 +103,6 @@ fn both_ends_say_why_the_set_up_failed() {
             panic!("{theirs:?}");
         };
         assert_eq!(reason, ours.to_string());
-    }
-}
-
-/// What the peer says of itself.
-fn settings(mut stream: TcpStream) -> Settings {
-    stream.set_nonblocking(false).expect("a socket");
-    stream.set_read_timeout(Some(LONG)).expect("a socket");
-    let (mut decoder, mut bytes) = (FrameDecoder::new(), [0; 4096]);
-    loop {
-        let count = stream.read(&mut bytes).expect("its settings");
-        assert!(count > 0, "no settings");
-        match decoder.next(&mut &bytes[..count]).expect("a legal frame") {
-            Some(Frame::Settings(settings)) => return settings,
-            Some(other) => panic!("{other:?}"),
-            None => {}
-        }
-    }
-}
-
-#[test]
-fn a_peer_that_does_not_know_long_eager_payloads_is_told_of_none() {
-    let auth = Auth::Key(key());
-    let endpoint = Endpoint::listen(local(), options(&auth)).expect("a free port");
-    for (capabilities, longest) in [
-        (0, SHORT_EAGER_BYTES),
-        (Session::LONG_EAGER, MAX_EAGER_BYTES),
-    ] {
-        let settings = thread::scope(|scope| {
-            let accepted = scope.spawn(|| endpoint.accept(LONG).map(drop));
-            let mut until = DialOptions::until(Instant::now() + LONG);
-            until.capabilities = capabilities;
-            let dialled = dial(endpoint.local_addr(), &auth, &until).expect("it listens");
-            let settings = settings(dialled.stream);
-            accepted.join().expect("no panic").expect_err("we are gone");
-            settings
-        });
-        assert_eq!(settings.eager_limit, longest as u32);
     }
 }
 
