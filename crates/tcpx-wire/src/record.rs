@@ -65,8 +65,10 @@ impl Records {
         let plain = &plain[..plain.len().min(MOST_BYTES)];
         let start = out.len();
         out.resize(start + sealed_bytes(plain.len()), 0);
-        self.seal_into(plain, &mut out[start..])?;
-        Ok(plain.len())
+        let sealed = self.seal_into(plain, &mut out[start..]);
+        sealed
+            .map(|()| plain.len())
+            .inspect_err(|_| out.truncate(start))
     }
 
     /// The record that seals `plain`; `WHOLE` is its length.

@@ -6,7 +6,9 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use tcpx_memory::fork;
-use tcpx_net::{Accepted, DialOptions, ListenOptions, Listener, Refusals, Side, dial};
+use tcpx_net::{
+    Accepted, ControlStream, DialOptions, ListenOptions, Listener, Refusals, Side, dial,
+};
 
 use tcpx_wire::handshake::Session;
 
@@ -100,8 +102,10 @@ impl Endpoint {
     /// Sets a connection up, elsewhere.
     fn set_up(&self, accepted: Accepted) -> Result<(), Error> {
         let authenticated = Authenticated {
-            stream: accepted.stream,
-            leftover: Vec::new(),
+            control: ControlStream {
+                stream: accepted.stream,
+                records: accepted.records,
+            },
             session: accepted.session,
             side: Side::Server,
             peer: accepted.peer,
@@ -140,8 +144,10 @@ impl Endpoint {
             },
         )?;
         let authenticated = Authenticated {
-            stream: dialled.stream,
-            leftover: Vec::new(),
+            control: ControlStream {
+                stream: dialled.stream,
+                records: dialled.records,
+            },
             session: dialled.session,
             side: Side::Client,
             peer: address,

@@ -374,6 +374,9 @@ impl Error {
             ControlEnd::Io(error) => ConnectionFailure::Control {
                 cause: error.to_string(),
             },
+            ControlEnd::Record(error) => ConnectionFailure::Frame {
+                cause: error.to_string(),
+            },
             ControlEnd::Frame(error) => ConnectionFailure::Frame {
                 cause: error.to_string(),
             },

@@ -3,14 +3,14 @@
 
 mod set_up;
 
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tcpx_memory::awake::has_spare_cores;
 use tcpx_memory::{CopyWorker, MemoryKind, SmallCopies};
-use tcpx_net::{Channel, LaneInbox, Readiness, Setup, Side};
+use tcpx_net::{Channel, ControlStream, LaneInbox, Readiness, Setup, Side};
 use tcpx_wire::session::{Action, CHUNK_GRAIN_BYTES, Config};
 use tcpx_wire::{Settings, handshake};
 
@@ -26,8 +26,7 @@ use set_up::SetUp;
 
 /// What the handshake left.
 pub(crate) struct Authenticated {
-    pub(crate) stream: TcpStream,
-    pub(crate) leftover: Vec<u8>,
+    pub(crate) control: ControlStream,
     pub(crate) session: handshake::Session,
     pub(crate) side: Side,
     /// Client: the address it dialled. Server: the client's address.
@@ -44,18 +43,18 @@ pub(crate) fn establish(
     deadline: Instant,
 ) -> Result<Connection, Error> {
     let Authenticated {
-        stream,
-        leftover,
+        control,
         session: secrets,
         side,
         peer,
         lanes,
         listening,
     } = authenticated;
-    let local = stream
+    let local = control
+        .stream
         .local_addr()
         .map_err(|error| Error::system("reading the control socket's address", error))?;
-    let control = Control::new(stream, &leftover, secrets.resumes());
+    let control = Control::new(control, secrets.resumes());
     let mut config = session_config(options)?;
     config.grants_ahead = secrets.grants_ahead();
     config.announces_granted = has_spare_cores();

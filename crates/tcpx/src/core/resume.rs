@@ -159,7 +159,7 @@ impl Core {
         tracing::info!(peer = %self.peer, "the control connection goes on over another one");
         resume.lost = None;
         resume.replaced = true;
-        self.control.replace(stream.stream);
+        self.control.replace(stream);
         self.lanes_beside = self.lanes_beside_control();
         true
     }

@@ -63,12 +63,13 @@ impl Network for Nowhere {
 }
 
 /// The goodbye of a side that gives up.
-fn goodbye(stream: &mut TcpStream) -> String {
-    stream.set_read_timeout(Some(LONG)).expect("a socket");
+fn goodbye(peer: &mut Peer) -> String {
+    peer.stream.set_read_timeout(Some(LONG)).expect("a socket");
     let mut bytes = Vec::new();
-    stream
+    peer.stream
         .read_to_end(&mut bytes)
         .expect("an orderly end, not a reset");
+    let bytes = peer.open(&bytes);
     let (mut decoder, mut rest) = (FrameDecoder::new(), bytes.as_slice());
     while let Some(frame) = decoder.next(&mut rest).expect("a legal frame") {
         if let Frame::Goodbye { reason, detail } = frame {
@@ -153,7 +154,7 @@ fn what_a_peer_sends_that_nobody_can_use_is_named_to_it() {
     // More that the other side has not read when it gives up must not make a reset of its words.
     let more = peer.encode(&Frame::Ready);
     peer.stream.write_all(&more).expect("it is open");
-    let said = goodbye(&mut peer.stream);
+    let said = goodbye(&mut peer);
     drop(peer);
     let error = accepting.join().expect("no panic").expect_err("no set-up");
     assert!(matches!(
