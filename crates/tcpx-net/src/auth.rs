@@ -99,15 +99,28 @@ pub(crate) trait ClientSide {
     fn closed(&self) -> HandshakeError;
 }
 
-impl ClientSide for ClientHandshake {
+/// A client that does not wait for its welcome: what it says next goes out right behind its proof.
+pub(crate) struct Unwelcomed(pub(crate) Option<ClientHandshake>);
+
+impl ClientSide for Unwelcomed {
     type Outcome = Established;
 
     fn receive(&mut self, input: &mut &[u8]) -> Result<Step<Established>, HandshakeError> {
-        Self::receive(self, input)
+        let side = self.0.as_mut().ok_or(HandshakeError::Ended)?;
+        match side.receive(input)? {
+            Step::Send(proof) => {
+                let unwelcomed = self.0.take().and_then(ClientHandshake::into_unwelcomed);
+                let established = unwelcomed.ok_or(HandshakeError::Ended)?;
+                Ok(Step::SendLast(proof, established))
+            }
+            other => Ok(other),
+        }
     }
 
     fn closed(&self) -> HandshakeError {
-        Self::closed(self)
+        self.0
+            .as_ref()
+            .map_or(HandshakeError::Ended, ClientHandshake::closed)
     }
 }
 
@@ -186,12 +199,6 @@ fn handshake_error(peer: SocketAddr, error: &HandshakeError) -> NetworkError {
         HandshakeError::KeyRequired => NetworkError::KeyRequired { peer },
         HandshakeError::KeyNotExpected => NetworkError::KeyNotExpected { peer },
         HandshakeError::Busy => NetworkError::Busy { peer },
-        // The server knows the key and took our proof: another client was faster.
-        HandshakeError::Truncated {
-            message: "welcome",
-            arrived: 0,
-            ..
-        } => NetworkError::Busy { peer },
         other => NetworkError::Handshake {
             peer,
             reason: other.to_string(),

@@ -9,7 +9,7 @@ use tcpx_lanes::socket;
 use tcpx_wire::handshake::{ClientHandshake, Established, LaneClient, Session};
 use tcpx_wire::record::Records;
 
-use crate::auth::{self, Auth};
+use crate::auth::{self, Auth, Unwelcomed};
 use crate::error::NetworkError;
 
 pub use again::{ControlStream, dial_control_again};
@@ -20,7 +20,9 @@ const REDIALS: usize = 20;
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
-/// An authenticated control connection. What the peer sends next is still in the stream.
+/// A control connection whose server has proved itself, and this side's proof is on its way. What the peer sends next is
+/// still in the stream: its first record is the welcome, which
+/// [`Established::read_welcome`](tcpx_wire::handshake::Established::read_welcome) reads.
 #[derive(Debug)]
 pub struct Dialled {
     /// The stream: non-blocking, `TCP_NODELAY`.
@@ -51,8 +53,9 @@ pub fn dial(
         );
         let entropy = auth::entropy().map_err(|cause| no_random(address, cause))?;
         let (handshake, first) = ClientHandshake::new(key.as_ref(), entropy, options.capabilities);
+        let side = Unwelcomed(Some(handshake));
         let Established { session, records } =
-            auth::run_client(&stream, address, handshake, first, options.deadline)?;
+            auth::run_client(&stream, address, side, first, options.deadline)?;
         Ok(Dialled {
             stream,
             session,

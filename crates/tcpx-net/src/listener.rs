@@ -113,7 +113,7 @@ impl Listener {
     pub fn bind(options: ListenOptions) -> Result<Self, NetworkError> {
         let asked = options.address;
         let key = match &options.auth {
-            Auth::Key(key) => Some(key.clone()),
+            Auth::Key(key) => Some(key.identity()),
             Auth::Insecure => None,
             Auth::Client(_) => return Err(NetworkError::ClientKey { address: asked }),
         };

@@ -5,6 +5,7 @@
 //! holds the public half and the pre-shared key, and so cannot play the server.
 
 use std::fmt;
+use std::sync::Arc;
 
 use data_encoding::{BASE32_NOPAD, BASE32_NOPAD_NOCASE, DecodeKind};
 use hkdf::Hkdf;
@@ -68,15 +69,25 @@ impl Key {
         }
     }
 
+    /// What a server needs of it for each handshake.
+    pub fn identity(&self) -> Identity {
+        let ClientKey { public, .. } = &self.client_key();
+        Identity(Arc::new(Parts {
+            private: self.static_private(),
+            public: *public,
+            psk: self.psk(),
+        }))
+    }
+
     /// The private half of the static key pair.
-    pub(crate) fn static_private(&self) -> Zeroizing<[u8; STATIC_BYTES]> {
+    fn static_private(&self) -> Zeroizing<[u8; STATIC_BYTES]> {
         let mut private = Zeroizing::new([0; STATIC_BYTES]);
         self.derive(b"static key", &mut *private);
         private
     }
 
     /// The pre-shared key as the handshake takes it.
-    pub(crate) fn psk(&self) -> Zeroizing<[u8; STATIC_BYTES]> {
+    fn psk(&self) -> Zeroizing<[u8; STATIC_BYTES]> {
         let mut psk = Zeroizing::new([0; STATIC_BYTES]);
         self.derive(b"pre-shared key", &mut psk[..PSK_BYTES]);
         psk
@@ -100,6 +111,36 @@ impl Eq for Key {}
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Key(hidden)")
+    }
+}
+
+/// What a server proves itself with, made once from its key. Clones share it.
+#[derive(Clone)]
+pub struct Identity(Arc<Parts>);
+
+struct Parts {
+    private: Zeroizing<[u8; STATIC_BYTES]>,
+    public: [u8; STATIC_BYTES],
+    psk: Zeroizing<[u8; STATIC_BYTES]>,
+}
+
+impl Identity {
+    pub(crate) fn private(&self) -> &[u8; STATIC_BYTES] {
+        &self.0.private
+    }
+
+    pub(crate) fn public(&self) -> &[u8; STATIC_BYTES] {
+        &self.0.public
+    }
+
+    pub(crate) fn psk(&self) -> &[u8; STATIC_BYTES] {
+        &self.0.psk
+    }
+}
+
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Identity(hidden)")
     }
 }
 

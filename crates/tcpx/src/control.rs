@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use tcpx_net::{ControlStream, TcpCounters, tcp_counters};
 use tcpx_wire::frame::{EncodeError, Frame, FrameDecoder, FrameError, FrameLog, PositionError};
+use tcpx_wire::handshake::{Established, HandshakeError};
 use tcpx_wire::record::{LENGTH_BYTES, RecordError, Records};
 
 /// Most bytes queued for the peer before the session is asked for no more frames. Every kind of
@@ -35,6 +36,8 @@ pub(crate) enum ControlEnd {
     Eof,
     /// The stream failed.
     Io(io::Error),
+    /// The server does not take this client after all.
+    Welcome(HandshakeError),
     /// What came is not what the peer sealed.
     Record(RecordError),
     /// The peer sent something that is not the protocol.
@@ -101,6 +104,8 @@ pub(crate) struct Control {
     resumable: bool,
     /// Frames and their bytes that the peer was not told to have arrived.
     untold: (u32, usize),
+    /// Until the server has welcomed this client.
+    awaits_welcome: bool,
     /// Until the peer has said where to go on.
     is_positioning: bool,
     /// The connection broke and another one is waited for.
@@ -111,8 +116,13 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// The stream must be non-blocking; `resumable`: both sides can go on over another connection.
-    pub(crate) fn new(ControlStream { stream, records }: ControlStream, resumable: bool) -> Self {
+    /// The stream must be non-blocking; `resumable`: both sides can go on over another connection; `awaits_welcome`:
+    /// the server's welcome comes first.
+    pub(crate) fn new(
+        ControlStream { stream, records }: ControlStream,
+        resumable: bool,
+        awaits_welcome: bool,
+    ) -> Self {
         // Untouched pages of them cost nothing.
         let buffer = || vec![0; READ_BYTES].into_boxed_slice();
         Self {
@@ -134,6 +144,7 @@ impl Control {
             taken: 0,
             resumable,
             untold: (0, 0),
+            awaits_welcome,
             is_positioning: false,
             away: false,
             finished_writing: false,
@@ -157,7 +168,7 @@ impl Control {
                 if self.take_position()? {
                     continue;
                 }
-            } else {
+            } else if !self.awaits_welcome || self.take_welcome()? {
                 let mut rest = &self.opened[self.unread.clone()];
                 let before = rest.len();
                 let decoded = self.decoder.next(&mut rest);
@@ -185,6 +196,10 @@ impl Control {
                 return Ok(None);
             }
             match ahead.unwrap_or_else(|| receive(&self.stream, &mut self.input[self.filled..])) {
+                // As one that was faster has it closed.
+                Ok(0) if self.awaits_welcome => {
+                    return Err(ControlEnd::Welcome(HandshakeError::Busy));
+                }
                 Ok(0) => return Err(ControlEnd::Eof),
                 Ok(count) => {
                     self.heard = true;
@@ -278,6 +293,18 @@ impl Control {
             told.map_err(ControlEnd::Encode)?;
         }
         Ok(())
+    }
+
+    /// Takes the server's welcome; whether it has come.
+    fn take_welcome(&mut self) -> Result<bool, ControlEnd> {
+        let opened = &self.opened[self.unread.clone()];
+        let Some(status) = opened.first_chunk::<1>() else {
+            return Ok(false);
+        };
+        Established::read_welcome(status).map_err(ControlEnd::Welcome)?;
+        self.unread.start += 1;
+        self.awaits_welcome = false;
+        Ok(true)
     }
 
     /// Takes the peer's position on a connection that took another's place; whether it has come.
@@ -555,7 +582,7 @@ pub(crate) mod tests {
     #[test]
     fn nothing_of_a_frame_can_be_read_on_the_way() {
         let (stream, mut network, mut theirs) = connection(1);
-        let mut control = Control::new(stream, false);
+        let mut control = Control::new(stream, false, false);
         let said = [eager(0, 100), eager(1, MAX_EAGER_BYTES), eager(2, 0)];
         let mut bytes = Vec::new();
         for frame in &said {
@@ -571,7 +598,7 @@ pub(crate) mod tests {
     fn a_bit_that_flips_on_the_way_never_makes_a_frame() {
         for bit in 0..8 * 60 {
             let (stream, mut network, mut theirs) = connection(1);
-            let mut control = Control::new(stream, false);
+            let mut control = Control::new(stream, false, false);
             let (mut plain, mut sealed) = (Vec::new(), Vec::new());
             encode(&Frame::Heartbeat { counter: 3 }, 0, &mut plain).unwrap();
             theirs.seal(&plain, &mut sealed).unwrap();
@@ -600,7 +627,7 @@ pub(crate) mod tests {
     #[test]
     fn another_connection_goes_on_under_its_own_keys() {
         let (stream, mut network, mut theirs) = connection(1);
-        let mut control = Control::new(stream, true);
+        let mut control = Control::new(stream, true, false);
         let said: Vec<Frame> = (0..5).map(|number| eager(number, 100)).collect();
         let mut first = Vec::new();
         for frame in &said {

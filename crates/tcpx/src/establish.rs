@@ -54,7 +54,7 @@ pub(crate) fn establish(
         .stream
         .local_addr()
         .map_err(|error| Error::system("reading the control socket's address", error))?;
-    let control = Control::new(control, secrets.resumes());
+    let control = Control::new(control, secrets.resumes(), side == Side::Client);
     let mut config = session_config(options)?;
     config.grants_ahead = secrets.grants_ahead();
     config.announces_granted = has_spare_cores();

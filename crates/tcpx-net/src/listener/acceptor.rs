@@ -12,7 +12,7 @@ use tcpx_lanes::socket;
 use tcpx_wire::handshake::{
     Established, LaneAccepted, LaneRefusal, LaneRequest, ServerHandshake, SessionId, SessionKey,
 };
-use tcpx_wire::key::Key;
+use tcpx_wire::key::Identity;
 
 use super::admission::{self, Candidate, Random, Source};
 use super::greeting::{Greeting, Progress};
@@ -38,7 +38,7 @@ pub(super) struct Acceptor {
     socket: TcpListener,
     inner: Arc<Inner>,
     options: ListenOptions,
-    key: Option<Key>,
+    key: Option<Identity>,
     greetings: Vec<Greeting>,
     random: Random,
     sessions: HashMap<SessionId, Registered>,
@@ -59,7 +59,7 @@ impl Acceptor {
     pub(super) fn new(
         socket: TcpListener,
         inner: Arc<Inner>,
-        key: Option<Key>,
+        key: Option<Identity>,
         options: ListenOptions,
     ) -> Self {
         Self {
@@ -194,7 +194,7 @@ impl Acceptor {
         self.sessions
             .retain(|_, session| !session.lanes.abandoned());
         let lanes = LaneInbox::new();
-        // Before the client can know the session, so that its lanes never come too early.
+        // Before the client can have our settings, behind which it opens lanes.
         let registered = Registered {
             key: established.session.key.clone(),
             lanes: lanes.clone(),

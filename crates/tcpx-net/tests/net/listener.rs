@@ -170,44 +170,6 @@ fn a_listener_on_every_address_takes_ipv4_and_ipv6_and_calls_each_by_its_name() 
 }
 
 #[test]
-fn a_client_that_another_one_overtakes_hears_that_the_server_is_busy() {
-    let auth = Auth::Key(key(1));
-    let listener = Listener::bind(ListenOptions {
-        address: local(),
-        auth: auth.clone(),
-        one_time: true,
-        capabilities: 0,
-        congestion: Congestion::Automatic,
-    })
-    .unwrap();
-    let server = listener.local_addr();
-    // Between the first client and the server: holds its proof back until another client is done.
-    let between = TcpListener::bind(local()).unwrap();
-    let address = between.local_addr().unwrap();
-    let other = auth.clone();
-    let relay = std::thread::spawn(move || {
-        let mut client = between.accept().unwrap().0;
-        let mut upstream = TcpStream::connect(server).unwrap();
-        let mut bytes = [0; 4096];
-        let count = client.read(&mut bytes).unwrap();
-        upstream.write_all(&bytes[..count]).unwrap();
-        let count = upstream.read(&mut bytes).unwrap();
-        client.write_all(&bytes[..count]).unwrap();
-        let count = client.read(&mut bytes).unwrap();
-        let overtaking = dial(server, &other, &until()).unwrap();
-        upstream.write_all(&bytes[..count]).unwrap();
-        while let Ok(count @ 1..) = upstream.read(&mut bytes) {
-            client.write_all(&bytes[..count]).unwrap();
-        }
-        overtaking
-    });
-    let error = dial(address, &auth, &until()).unwrap_err();
-    assert!(matches!(error, NetworkError::Busy { .. }), "{error:?}");
-    relay.join().unwrap();
-    assert_eq!(listener.refusals().count, 1);
-}
-
-#[test]
 fn sessions_that_nobody_accepts_are_bounded() {
     let listener = listener(Auth::Insecure);
     let address = listener.local_addr();

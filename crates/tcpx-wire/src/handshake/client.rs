@@ -5,8 +5,8 @@ use zeroize::Zeroizing;
 
 use super::error::Status;
 use super::message::{
-    CAPABILITIES_BYTES, Collector, HEAD_BYTES, Head, KEYED_BYTES, OPEN_BYTES, PURPOSE_CONTROL,
-    SERVER_HELLO_BYTES, SESSION_BYTES, WELCOME_BYTES, array,
+    CAPABILITIES_BYTES, Collector, HEAD_BYTES, Head, KEYED_BYTES, MARKED_BYTES, OPEN_BYTES,
+    PURPOSE_CONTROL, SERVER_HELLO_BYTES, SESSION_BYTES, WELCOME_BYTES, array,
 };
 use super::noise::{self, Secret};
 use super::session::SessionKey;
@@ -42,9 +42,19 @@ impl ClientHandshake {
         let mut state = noise::initiator(&secret, &prologue, Zeroizing::new(entropy));
         let payload: [u8; CAPABILITIES_BYTES] = capabilities.to_le_bytes();
         let first = match key {
-            None => hello::<OPEN_BYTES, { HEAD_BYTES + OPEN_BYTES }>(head, &mut state, &payload),
-            Some(_) => {
-                hello::<KEYED_BYTES, { HEAD_BYTES + KEYED_BYTES }>(head, &mut state, &payload)
+            None => {
+                let mut hello: [u8; HEAD_BYTES + OPEN_BYTES] = head.start();
+                let noise = noise::write::<OPEN_BYTES>(&mut state, &payload);
+                hello[HEAD_BYTES..].copy_from_slice(&noise);
+                Message::from(&hello)
+            }
+            Some(key) => {
+                let mut hello: [u8; HEAD_BYTES + MARKED_BYTES] = head.start();
+                let (marked, mark) = hello.split_at_mut(HEAD_BYTES + KEYED_BYTES);
+                let noise = noise::write::<KEYED_BYTES>(&mut state, &payload);
+                marked[HEAD_BYTES..].copy_from_slice(&noise);
+                mark.copy_from_slice(&noise::mark(key.public(), marked));
+                Message::from(&hello)
             }
         };
         let handshake = Self {
@@ -65,6 +75,15 @@ impl ClientHandshake {
             State::Hello(state) => self.receive_hello(input, state),
             State::Welcome(established) => self.receive_welcome(input, established),
             State::Ended => Err(HandshakeError::Ended),
+        }
+    }
+
+    /// The session, from when the proof is to be sent until its welcome comes. What is sealed with it may go out right
+    /// behind the proof; the first record to open is the welcome, and [`Established::read_welcome`] says what it means.
+    pub fn into_unwelcomed(self) -> Option<Established> {
+        match self.state {
+            State::Welcome(established) if self.collector.held() == 0 => Some(*established),
+            _ => None,
         }
     }
 
@@ -133,20 +152,11 @@ impl ClientHandshake {
             self.state = State::Welcome(established);
             return Ok(Step::NeedMore);
         };
-        let [status] = established
+        let status: [u8; 1] = established
             .records
             .open_array(&welcome)
             .map_err(|_| HandshakeError::WrongKey)?;
-        match Status::parse("welcome", status)? {
-            Status::Ok => Ok(Step::Done(*established)),
-            Status::Busy => Err(HandshakeError::Busy),
-            _ => Err(HandshakeError::Value {
-                message: "welcome",
-                field: "status",
-                expected: "0 or 4",
-                arrived: status.into(),
-            }),
-        }
+        Established::read_welcome(&status).map(|()| Step::Done(*established))
     }
 }
 
@@ -155,17 +165,6 @@ enum State {
     Hello(Box<HandshakeState>),
     Welcome(Box<Established>),
     Ended,
-}
-
-/// A message of `WHOLE` bytes, of which Noise makes the last `NOISE`.
-fn hello<const NOISE: usize, const WHOLE: usize>(
-    head: Head,
-    state: &mut HandshakeState,
-    payload: &[u8],
-) -> Message {
-    let mut hello: [u8; WHOLE] = head.start();
-    hello[HEAD_BYTES..].copy_from_slice(&noise::write::<NOISE>(state, payload));
-    Message::from(&hello)
 }
 
 /// The keys of a connection whose handshake is over.

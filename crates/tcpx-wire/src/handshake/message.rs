@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Deref;
 
 use super::error::FirstBytes;
-use super::noise::{EPHEMERAL_BYTES, TAG_BYTES};
+use super::noise::{EPHEMERAL_BYTES, MARK_BYTES, TAG_BYTES};
 use super::session::{SessionId, SessionKey};
 use super::{HandshakeError, Version};
 use crate::record;
@@ -22,6 +22,8 @@ pub(super) const SESSION_BYTES: usize = SessionId::BYTES + SessionKey::BYTES + C
 /// Noise's first message without a key, and with one.
 pub(super) const OPEN_BYTES: usize = EPHEMERAL_BYTES + CAPABILITIES_BYTES;
 pub(super) const KEYED_BYTES: usize = OPEN_BYTES + TAG_BYTES;
+/// What follows the beginning of a client hello with a key: Noise's message and a mark.
+pub(super) const MARKED_BYTES: usize = KEYED_BYTES + MARK_BYTES;
 /// Noise's second message.
 pub(super) const SECOND_BYTES: usize = EPHEMERAL_BYTES + SESSION_BYTES + TAG_BYTES;
 pub(super) const SERVER_HELLO_BYTES: usize = HEAD_BYTES + SECOND_BYTES;

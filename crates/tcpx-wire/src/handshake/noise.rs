@@ -1,18 +1,22 @@
 //! The Noise protocol framework (revision 34) as the handshakes use it, by the crate `snow`.
 
 use curve25519_dalek::montgomery::MontgomeryPoint;
+use hkdf::Hkdf;
+use sha2::Sha256;
 use snow::params::{CipherChoice, DHChoice, HashChoice};
 use snow::resolvers::{CryptoResolver, RingResolver};
 use snow::types::{Cipher, Dh, Hash, Random};
 use snow::{Builder, HandshakeState};
 use zeroize::Zeroizing;
 
-use crate::key::{ClientKey, Key, STATIC_BYTES};
+use crate::key::{ClientKey, Identity, STATIC_BYTES};
 
 /// Bytes of an ephemeral public key, which begins every message of a handshake.
 pub(super) const EPHEMERAL_BYTES: usize = 32;
 /// Bytes by which sealing makes something longer.
 pub(super) const TAG_BYTES: usize = 16;
+/// Bytes of a [`mark`].
+pub(super) const MARK_BYTES: usize = 16;
 /// Random bytes for one ephemeral key.
 pub(super) const ENTROPY_BYTES: usize = 32;
 
@@ -32,8 +36,8 @@ pub(super) enum Secret<'a> {
     None,
     /// A client's key.
     Client(&'a ClientKey),
-    /// A server's key.
-    Server(&'a Key),
+    /// What a server has.
+    Server(&'a Identity),
     /// The secret of a session.
     Session(&'a [u8; 32]),
 }
@@ -81,10 +85,9 @@ fn build(
             let builder = builder.remote_public_key(key.public()).expect(OWN);
             finish(builder.psk(2, &psk).expect(OWN))
         }
-        Secret::Server(key) => {
-            let (private, psk) = (key.static_private(), key.psk());
-            let builder = builder.local_private_key(&*private).expect(OWN);
-            finish(builder.psk(2, &psk).expect(OWN))
+        Secret::Server(identity) => {
+            let builder = builder.local_private_key(identity.private()).expect(OWN);
+            finish(builder.psk(2, identity.psk()).expect(OWN))
         }
         Secret::Session(secret) => finish(builder.psk(0, secret).expect(OWN)),
     };
@@ -108,6 +111,13 @@ pub(super) fn read<const BYTES: usize>(
     let mut room = Zeroizing::new([0; 128]);
     let read = state.read_message(message, &mut *room).ok()?;
     (read == BYTES).then(|| Zeroizing::new(std::array::from_fn(|at| room[at])))
+}
+
+/// Shows at the cost of a hash that whoever sent a hello knows the server's public key: the beginning of
+/// HMAC-SHA256 (which is HKDF's first step) over the hello up to here.
+pub(super) fn mark(public: &[u8; STATIC_BYTES], hello: &[u8]) -> [u8; MARK_BYTES] {
+    let (mac, _) = Hkdf::<Sha256>::extract(Some(public), hello);
+    std::array::from_fn(|at| mac[at])
 }
 
 /// The public half of a static key pair.

@@ -1,22 +1,23 @@
 //! The server's side: every accepted connection begins here.
 
+use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
 use super::client::records;
 use super::error::Status;
 use super::message::{
     CAPABILITIES_BYTES, CONFIRM_BYTES, Collector, HEAD_BYTES, Head, KEYED_BYTES, LANE_HELLO_BYTES,
-    OPEN_BYTES, PURPOSE_CONTROL, PURPOSE_LANE, PURPOSE_RESUME, SECOND_BYTES, SERVER_HELLO_BYTES,
-    SESSION_BYTES, array,
+    MARKED_BYTES, OPEN_BYTES, PURPOSE_CONTROL, PURPOSE_LANE, PURPOSE_RESUME, SECOND_BYTES,
+    SERVER_HELLO_BYTES, SESSION_BYTES, array,
 };
 use super::noise::{self, Secret};
 use super::session::SessionKey;
 use super::{Established, HandshakeError, LaneRequest, Message, Session, SessionId, Version, lane};
-use crate::key::Key;
+use crate::key::Identity;
 
 /// Answers one accepted connection.
 pub struct ServerHandshake {
-    key: Option<Key>,
+    key: Option<Identity>,
     entropy: Zeroizing<[u8; Self::ENTROPY_BYTES]>,
     capabilities: u64,
     busy: bool,
@@ -59,7 +60,11 @@ impl ServerHandshake {
     ///
     /// `entropy` must be fresh from a cryptographic random source; without a key nobody is
     /// authenticated, and clients must have none either.
-    pub fn new(key: Option<&Key>, entropy: [u8; Self::ENTROPY_BYTES], capabilities: u64) -> Self {
+    pub fn new(
+        key: Option<&Identity>,
+        entropy: [u8; Self::ENTROPY_BYTES],
+        capabilities: u64,
+    ) -> Self {
         Self {
             key: key.cloned(),
             entropy: Zeroizing::new(entropy),
@@ -128,7 +133,7 @@ impl ServerHandshake {
                 }
                 let whole = HEAD_BYTES + self.first_bytes();
                 if let Some(hello) = self.collector.bytes(input, whole) {
-                    let mut message = [0; HEAD_BYTES + KEYED_BYTES];
+                    let mut message = [0; HEAD_BYTES + MARKED_BYTES];
                     message[..whole].copy_from_slice(hello);
                     return self.answer(head, &message[..whole]);
                 }
@@ -152,11 +157,11 @@ impl ServerHandshake {
         Ok(ServerStep::NeedMore)
     }
 
-    /// Bytes of Noise's first message.
+    /// Bytes of a client hello behind its beginning.
     fn first_bytes(&self) -> usize {
         match self.key {
             None => OPEN_BYTES,
-            Some(_) => KEYED_BYTES,
+            Some(_) => MARKED_BYTES,
         }
     }
 
@@ -179,6 +184,18 @@ impl ServerHandshake {
             return Ok(self.refuse(Status::Busy, HandshakeError::Busy));
         }
         let (prologue, first) = hello.split_at(HEAD_BYTES);
+        let first = match &self.key {
+            None => first,
+            Some(identity) => {
+                let (first, mark) = first.split_at(KEYED_BYTES);
+                let expected = noise::mark(identity.public(), &hello[..HEAD_BYTES + KEYED_BYTES]);
+                if !bool::from(expected.ct_eq(mark)) {
+                    // Before anything that costs more than a hash.
+                    return Ok(self.refuse(Status::WrongKey, HandshakeError::WrongKey));
+                }
+                first
+            }
+        };
         let entropy = Zeroizing::new(array(&*self.entropy, 0));
         let secret = self.key.as_ref().map_or(Secret::None, Secret::Server);
         let mut state = noise::responder(&secret, prologue, entropy);

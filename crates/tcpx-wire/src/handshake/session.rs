@@ -5,9 +5,9 @@ use std::fmt;
 use subtle::ConstantTimeEq;
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
-use super::Message;
 use super::error::Status;
 use super::message::{CONFIRM_BYTES, WELCOME_BYTES};
+use super::{HandshakeError, Message};
 use crate::record::Records;
 
 /// A session and the control connection on which it came about.
@@ -33,6 +33,30 @@ impl Established {
     /// The server takes no session any more: its last message.
     pub fn turn_away(&mut self) -> Message {
         self.record::<WELCOME_BYTES>(&[Status::Busy as u8])
+    }
+
+    /// Reads what the server's first record seals.
+    ///
+    /// # Errors
+    /// [`HandshakeError::Busy`] when another client was faster, or it is no welcome.
+    pub fn read_welcome(opened: &[u8]) -> Result<(), HandshakeError> {
+        let [status] = *opened else {
+            return Err(HandshakeError::Truncated {
+                message: "welcome",
+                expected: 1,
+                arrived: opened.len(),
+            });
+        };
+        match Status::parse("welcome", status)? {
+            Status::Ok => Ok(()),
+            Status::Busy => Err(HandshakeError::Busy),
+            _ => Err(HandshakeError::Value {
+                message: "welcome",
+                field: "status",
+                expected: "0 or 4",
+                arrived: status.into(),
+            }),
+        }
     }
 
     fn record<const BYTES: usize>(&mut self, plain: &[u8]) -> Message {

@@ -99,7 +99,8 @@ fn errors(
 }
 
 fn server(key: Option<&Key>) -> ServerHandshake {
-    ServerHandshake::new(key, std::array::from_fn(|at| at as u8), 0b011)
+    let identity = key.map(Key::identity);
+    ServerHandshake::new(identity.as_ref(), std::array::from_fn(|at| at as u8), 0b011)
 }
 
 fn client_key(seed: u8) -> ClientKey {
@@ -341,7 +342,7 @@ fn a_recorded_conversation_opens_no_second_session() {
         panic!("no answer");
     };
     let proof = sent(client.receive(&mut &answer[..]));
-    let mut again = ServerHandshake::new(Some(&key(7)), [9; 80], 3);
+    let mut again = ServerHandshake::new(Some(&key(7).identity()), [9; 80], 3);
     let Ok(ServerStep::Send(other)) = again.receive(&mut &hello[..]) else {
         panic!("no answer");
     };

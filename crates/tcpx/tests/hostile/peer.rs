@@ -1,6 +1,6 @@
 //! A peer with the key that speaks the protocol by hand.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Instant;
 
@@ -9,8 +9,8 @@ use tcpx_net::dial::dial_lane;
 use tcpx_net::{DialOptions, dial};
 use tcpx_wire::Settings;
 use tcpx_wire::frame::{Frame, encode};
-use tcpx_wire::handshake::Session;
-use tcpx_wire::record::{LENGTH_BYTES, Records};
+use tcpx_wire::handshake::{Established, Session};
+use tcpx_wire::record::{LENGTH_BYTES, Records, sealed_bytes};
 
 use crate::LONG;
 
@@ -35,6 +35,10 @@ impl Peer {
             records: dialled.records,
             sequence: 0,
         };
+        // Before that the server may not know the session.
+        let mut welcome = [0; sealed_bytes(1)];
+        peer.stream.read_exact(&mut welcome).expect("a welcome");
+        Established::read_welcome(&peer.open(&welcome)).expect("a welcome");
         let settings = Frame::Settings(Settings {
             network: "tcp".into(),
             channels: 1,
@@ -66,7 +70,7 @@ impl Peer {
         sealed
     }
 
-    /// What these bytes sealed, which the other side has written from the beginning on.
+    /// What these bytes sealed, which the other side has written behind its welcome.
     pub(crate) fn open(&mut self, mut bytes: &[u8]) -> Vec<u8> {
         let mut opened = Vec::new();
         while let Some(length) = Records::length(bytes).expect("a record") {

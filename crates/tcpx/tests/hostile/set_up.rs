@@ -1,7 +1,7 @@
 //! A side that gives the set-up up says why, and the other one neither waits longer nor has to guess.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -105,6 +105,45 @@ fn both_ends_say_why_the_set_up_failed() {
         };
         assert_eq!(reason, ours.to_string());
     }
+}
+
+#[test]
+fn a_client_that_another_one_overtakes_hears_that_the_server_is_busy() {
+    let auth = Auth::Key(key());
+    let mut once = options(&auth);
+    once.one_time = true;
+    let endpoint = Endpoint::listen(local(), once).expect("a free port");
+    let server = endpoint.local_addr();
+    // Between the first client and the server: holds its proof back until another client is done.
+    let between = TcpListener::bind(local()).expect("a free port");
+    let address = between.local_addr().expect("it is bound");
+    let faster = options(&auth);
+    let relay = thread::spawn(move || {
+        let mut client = between.accept().expect("it comes").0;
+        let mut upstream = TcpStream::connect(server).expect("it listens");
+        let mut bytes = [0; 4096];
+        let hello = client.read(&mut bytes).expect("its hello");
+        upstream.write_all(&bytes[..hello]).expect("it reads");
+        let answer = upstream.read(&mut bytes).expect("its answer");
+        client.write_all(&bytes[..answer]).expect("it reads");
+        let proof = client.read(&mut bytes).expect("its proof");
+        let overtaking = thread::spawn(move || Endpoint::connect(server, &faster));
+        let accepted = endpoint.accept(LONG).expect("the faster one");
+        upstream.write_all(&bytes[..proof]).expect("it reads");
+        while let Ok(count @ 1..) = upstream.read(&mut bytes) {
+            client.write_all(&bytes[..count]).expect("it reads");
+        }
+        assert_eq!(endpoint.refusals().count, 1);
+        let faster = overtaking.join().expect("no panic");
+        drop((faster.expect("it is set up"), accepted));
+    });
+    let error = Endpoint::connect(address, &options(&auth)).map(drop);
+    let error = error.expect_err("the key is spent");
+    assert!(
+        matches!(error, Error::Network(NetworkError::Busy { .. })),
+        "{error:?}"
+    );
+    relay.join().expect("no panic");
 }
 
 #[test]

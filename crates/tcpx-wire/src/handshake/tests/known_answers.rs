@@ -10,7 +10,7 @@ fn the_bytes_are_the_documented_ones() {
     let shared = Key::generate(&mut |out| out.copy_from_slice(b"foobarfoobarfoob"));
     let entropy: [u8; 80] = std::array::from_fn(|at| at as u8);
     let (mut client, hello) = ClientHandshake::new(Some(&shared.client_key()), [1; 32], 6);
-    let mut control = ServerHandshake::new(Some(&shared), entropy, 3);
+    let mut control = ServerHandshake::new(Some(&shared.identity()), entropy, 3);
     let Ok(ServerStep::Send(answer)) = control.receive(&mut &hello[..]) else {
         panic!("no answer");
     };
@@ -21,7 +21,7 @@ fn the_bytes_are_the_documented_ones() {
     let welcome = established.welcome();
     assert_eq!(
         hex(&hello),
-        "544350580d0a1a0a0200000000010000a4e09292b651c278b9772c569f5fa9bb13d906b46ab68c9df9dc2b4409f8a209ce4641862b0b6afea71ad426fefbf498c8e54f433c6b13df"
+        "544350580d0a1a0a0200000000010000a4e09292b651c278b9772c569f5fa9bb13d906b46ab68c9df9dc2b4409f8a209ce4641862b0b6afea71ad426fefbf498c8e54f433c6b13df989ff3abb4a8a15851a8aa37db9c0383"
     );
     assert_eq!(
         hex(&answer),
@@ -32,7 +32,7 @@ fn the_bytes_are_the_documented_ones() {
 
     let session = established.session;
     let (mut client, hello) = LaneClient::new(&session, 3, 8, [3; 32]).unwrap();
-    let mut lane = ServerHandshake::new(Some(&shared), entropy, 3);
+    let mut lane = ServerHandshake::new(Some(&shared.identity()), entropy, 3);
     let Ok(ServerStep::Lane(request)) = lane.receive(&mut &hello[..]) else {
         panic!("no lane");
     };
