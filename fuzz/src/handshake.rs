@@ -99,7 +99,8 @@ fn step(side: &mut Side, input: &mut &[u8], key: &Key, outcome: &mut Outcome) ->
                         *side = Side::LaneServer(lane);
                         Ok(Next::Send(answer.to_vec()))
                     }
-                    Err((send, error)) => {
+                    Err(refusal) => {
+                        let (send, error) = *refusal;
                         outcome.sent.extend_from_slice(&send);
                         Err(error)
                     }

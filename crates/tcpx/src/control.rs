@@ -19,8 +19,8 @@ const MAX_QUEUED: usize = 2 << 20;
 /// Bytes asked of the socket at a time.
 const READ_BYTES: usize = 256 * 1024;
 
-/// Bytes that are sealed before the socket gets them: the peer opens the first while the next are sealed.
-const SEALED_BYTES: usize = 64 * 1024;
+/// Bytes that are sealed before the socket gets them: the longest frame goes out in one call, as unsealed it would.
+const SEALED_BYTES: usize = 160 * 1024;
 
 /// Reads of what nobody wants at a time.
 const DRAINED_READS: usize = 16;

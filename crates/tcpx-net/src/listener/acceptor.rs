@@ -230,7 +230,8 @@ impl Acceptor {
         let answered = match session.filter(|session| !session.lanes.abandoned()) {
             Some(session) => match request.accept(&session.key) {
                 Ok((server, answer)) => greeting.answer(server, &answer),
-                Err((answer, error)) => {
+                Err(refusal) => {
+                    let (answer, error) = *refusal;
                     self.reports.refused(now, greeting.peer, &error);
                     greeting.refuse(&answer)
                 }

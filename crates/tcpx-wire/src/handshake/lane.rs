@@ -109,7 +109,7 @@ impl LaneClient {
         if (head.auth, head.padding()) != (0, 0) {
             return Err(forged);
         }
-        noise::read::<0>(&mut state, &answer[HEAD_BYTES..]).ok_or(forged.clone())?;
+        noise::read::<0>(&mut state, &answer[HEAD_BYTES..]).ok_or_else(|| forged.clone())?;
         let mut records = records(*state);
         let confirm = records
             .seal_array::<CONFIRM_BYTES>(&[])
@@ -184,12 +184,12 @@ impl LaneRequest {
     pub fn accept(
         self,
         key: &SessionKey,
-    ) -> Result<(LaneServer, Message), (Message, HandshakeError)> {
+    ) -> Result<(LaneServer, Message), Box<(Message, HandshakeError)>> {
         let (claim, first) = self.hello.split_at(LANE_CLAIM_BYTES);
         let mut state = noise::responder(&Secret::Session(&key.0), claim, self.entropy);
         if noise::read::<0>(&mut state, first).is_none() {
             let error = HandshakeError::LaneProof { lane: self.lane };
-            return Err((refused(Status::WrongKey), error));
+            return Err(Box::new((refused(Status::WrongKey), error)));
         }
         let mut answer: [u8; LANE_ANSWER_BYTES] = Head::ours(Status::Ok as u8, 0, 0).start();
         let second = noise::write::<LANE_NOISE_BYTES>(&mut state, &[]);

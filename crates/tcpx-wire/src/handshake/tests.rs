@@ -221,7 +221,7 @@ proptest! {
             let ServerStep::Lane(request) = step else {
                 return Ok(false);
             };
-            let (mut lane, answer) = request.accept(&session.key).map_err(|(_, error)| error)?;
+            let (mut lane, answer) = request.accept(&session.key).map_err(|refusal| refusal.1)?;
             let Step::SendLast(proof, _) = client.receive(&mut &damage(1, &answer)[..])? else {
                 return Ok(false);
             };

@@ -32,7 +32,7 @@ fn a_lane_of_another_session_stays_out() {
     let session = session();
     let (mut client, request) = lane_request(&session, 0, 1);
     let proof = HandshakeError::LaneProof { lane: 0 };
-    let (answer, error) = request.accept(&SessionKey([9; 32])).map(drop).unwrap_err();
+    let (answer, error) = *request.accept(&SessionKey([9; 32])).map(drop).unwrap_err();
     assert_eq!(error, proof);
     assert_eq!(client.receive(&mut &answer[..]).unwrap_err(), proof);
 }
@@ -123,7 +123,7 @@ fn a_lane_is_not_turned_into_a_control_connection_on_the_way() {
     let Ok(ServerStep::Lane(request)) = server(None).receive(&mut &changed[..]) else {
         panic!("a good hello");
     };
-    let (_, error) = request.accept(&session.key).map(drop).unwrap_err();
+    let (_, error) = *request.accept(&session.key).map(drop).unwrap_err();
     assert_eq!(error, HandshakeError::LaneProof { lane: 0 });
     let mut wrong = LaneClient::resume(&session, [3; 32]).1.to_vec();
     wrong[16] = 2;
