@@ -54,8 +54,11 @@ case $gpus in
 esac
 memory() { if [ "$1" = host ]; then echo '--host'; else echo "--gpu $1"; fi; }
 
-# A key of 128 bits in base32: 25 characters and one whose last two bits are zero.
-TCPX_KEY=$(head -c 4096 /dev/urandom | tr -dc 'A-Z2-7' | head -c 25)A
+# A server's key, which both sides may use.
+keys=$(mktemp -d)
+"$bin/tcpx" key "$keys/key" >/dev/null || exit 1
+TCPX_KEY=$(cat "$keys/key")
+rm -r "$keys"
 export TCPX_KEY
 
 # record NAME SECONDS STATUS

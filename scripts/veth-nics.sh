@@ -53,8 +53,11 @@ for n in 0 1 2 3; do
   shape "nic$n" "$rate"
 done
 
-# A key of 128 bits in base32: 25 characters and one whose last two bits are zero.
-TCPX_KEY=$(head -c 4096 /dev/urandom | tr -dc 'A-Z2-7' | head -c 25)A
+# A server's key, which both sides may use.
+keys=$(mktemp -d)
+"$bin/tcpx" key "$keys/key" >/dev/null || exit 1
+TCPX_KEY=$(cat "$keys/key")
+rm -r "$keys"
 export TCPX_KEY
 
 # serve ARGUMENT...: a server on host b, until it listens.

@@ -2,11 +2,11 @@
 
 use tcpx_wire::Key;
 use tcpx_wire::handshake::{
-    ClientHandshake, HandshakeError, LaneClient, LaneServer, ServerHandshake, ServerStep, Session,
-    Step,
+    ClientHandshake, Established, HandshakeError, LaneClient, LaneServer, ServerHandshake,
+    ServerStep, Session, Step,
 };
 
-/// Input: the role (u8), then what the peer sends. Keys and nonces are fixed, so that a recorded
+/// Input: the role (u8), then what the peer sends. Keys and randomness are fixed, so that a recorded
 /// conversation in the corpus reaches the end.
 pub fn run(data: &[u8]) {
     let Some((role, bytes)) = data.split_first() else {
@@ -34,16 +34,17 @@ enum Side {
 }
 
 fn converse(role: u8, bytes: &[u8], cut: usize) -> Outcome {
-    let key = Key::parse("MZXW6YTBOJTG633CMFZGM33PMI").expect("a constant key");
+    let key = Key::generate(&mut |bytes| bytes.copy_from_slice(b"foobarfoobarfoob"));
+    let client_key = key.client_key();
     let mut outcome = Outcome {
         sent: Vec::new(),
         taken: 0,
         end: None,
     };
     let mut side = match role % 5 {
-        0 => Side::Server(ServerHandshake::new(Some(&key), [2; 32], 3)),
-        1 => Side::Server(ServerHandshake::new(None, [2; 32], 3)),
-        2 => Side::Client(ClientHandshake::new(Some(&key), [1; 32], 6).0),
+        0 => Side::Server(server(Some(&key))),
+        1 => Side::Server(server(None)),
+        2 => Side::Client(ClientHandshake::new(Some(&client_key), [1; 32], 6).0),
         3 => Side::Client(ClientHandshake::new(None, [1; 32], 6).0),
         _ => Side::LaneClient(
             LaneClient::new(&session(&key), 3, 8, [3; 32])
@@ -83,25 +84,27 @@ fn step(side: &mut Side, input: &mut &[u8], key: &Key, outcome: &mut Outcome) ->
     let end = match side {
         Side::Client(client) => client.receive(input).map(|step| step.map_done()),
         Side::LaneClient(client) => client.receive(input).map(|step| step.map_done()),
-        Side::LaneServer(server) => server.receive(input).map(|step| match step {
-            Step::Done(accepted) => {
-                outcome.sent.extend_from_slice(&accepted.send);
-                Next::Done
-            }
-            other => other.map_done(),
-        }),
+        Side::LaneServer(server) => server.receive(input).map(|step| step.map_done()),
         Side::Server(server) => match server.receive(input) {
             Ok(ServerStep::NeedMore) => Ok(Next::NeedMore),
             Ok(ServerStep::Send(message)) => Ok(Next::Send(message.to_vec())),
-            Ok(ServerStep::Done { send, .. }) => {
-                outcome.sent.extend_from_slice(&send);
+            Ok(ServerStep::Done(mut established)) => {
+                outcome.sent.extend_from_slice(&established.welcome());
                 Ok(Next::Done)
             }
             Ok(ServerStep::Lane(request)) => {
                 assert!(request.lane() < request.lanes());
-                let (lane, challenge) = request.accept(&session(key).key);
-                *side = Side::LaneServer(lane);
-                Ok(Next::Send(challenge.to_vec()))
+                match request.accept(&session(key).key) {
+                    Ok((lane, answer)) => {
+                        *side = Side::LaneServer(lane);
+                        Ok(Next::Send(answer.to_vec()))
+                    }
+                    Err(refusal) => {
+                        let (send, error) = *refusal;
+                        outcome.sent.extend_from_slice(&send);
+                        Err(error)
+                    }
+                }
             }
             Ok(ServerStep::Refuse { send, error }) => {
                 outcome.sent.extend_from_slice(&send);
@@ -115,6 +118,11 @@ fn step(side: &mut Side, input: &mut &[u8], key: &Key, outcome: &mut Outcome) ->
         Ok(Next::Send(message)) => {
             outcome.sent.extend_from_slice(&message);
             true
+        }
+        Ok(Next::SendLast(message)) => {
+            outcome.sent.extend_from_slice(&message);
+            outcome.end = Some(Ok(()));
+            false
         }
         Ok(Next::Done) => {
             outcome.end = Some(Ok(()));
@@ -134,6 +142,7 @@ fn step(side: &mut Side, input: &mut &[u8], key: &Key, outcome: &mut Outcome) ->
 enum Next {
     NeedMore,
     Send(Vec<u8>),
+    SendLast(Vec<u8>),
     Done,
 }
 
@@ -146,23 +155,38 @@ impl<T> MapDone for Step<T> {
         match self {
             Self::NeedMore => Next::NeedMore,
             Self::Send(message) => Next::Send(message.to_vec()),
+            Self::SendLast(message, _) => Next::SendLast(message.to_vec()),
             Self::Done(_) => Next::Done,
         }
     }
 }
 
-/// The session that the fixed keys and nonces lead to.
+/// A server that draws the same random bytes each time.
+fn server(key: Option<&Key>) -> ServerHandshake {
+    let identity = key.map(Key::identity);
+    ServerHandshake::new(identity.as_ref(), std::array::from_fn(|at| at as u8), 3)
+}
+
+/// The session that the fixed keys and randomness lead to.
 fn session(key: &Key) -> Session {
-    let (mut client, hello) = ClientHandshake::new(Some(key), [1; 32], 6);
-    let mut server = ServerHandshake::new(Some(key), [2; 32], 3);
+    established(key).1.session
+}
+
+/// Both sides of the control connection that the fixed keys and randomness lead to.
+pub(crate) fn established(key: &Key) -> (Established, Established) {
+    let (mut client, hello) = ClientHandshake::new(Some(&key.client_key()), [1; 32], 6);
+    let mut server = server(Some(key));
     let Ok(ServerStep::Send(answer)) = server.receive(&mut &hello[..]) else {
         unreachable!("the server answers a good hello");
     };
     let Ok(Step::Send(proof)) = client.receive(&mut &answer[..]) else {
         unreachable!("the client proves itself to a good server");
     };
-    let Ok(ServerStep::Done { session, .. }) = server.receive(&mut &proof[..]) else {
+    let Ok(ServerStep::Done(mut ours)) = server.receive(&mut &proof[..]) else {
         unreachable!("the server takes a good proof");
     };
-    session
+    match client.receive(&mut &ours.welcome()[..]) {
+        Ok(Step::Done(theirs)) => (theirs, *ours),
+        _ => unreachable!("the client takes a good welcome"),
+    }
 }

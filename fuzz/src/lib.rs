@@ -9,6 +9,7 @@ pub mod descriptors;
 pub mod frames;
 pub mod handshake;
 pub mod netlink;
+pub mod records;
 pub mod window_key;
 
 /// CRC32C, one bit at a time; independent of the implementation under test.

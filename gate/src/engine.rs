@@ -35,17 +35,10 @@ fn options(link: &Link, key: &str) -> Result<Options> {
 }
 
 fn fresh_key() -> Result<String> {
-    // Base32 of 26 characters of which the last holds three bits.
-    const LETTERS: &[u8; 32] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
-    let mut bytes = [0; 26];
+    let mut bytes = [0; Key::BYTES];
     getrandom::fill(&mut bytes)?;
-    let mut text: String = bytes
-        .iter()
-        .map(|byte| char::from(LETTERS[usize::from(byte % 32)]))
-        .collect();
-    text.pop();
-    text.push('I');
-    Ok(text)
+    let key = Key::generate(&mut |out| out.copy_from_slice(&bytes));
+    Ok(key.to_text())
 }
 
 /// One way of messages: what both ends agree on.

@@ -140,7 +140,7 @@ impl Instructions {
     /// # Errors
     /// The key is none, or the network does not start.
     pub fn options(&self) -> anyhow::Result<Options> {
-        let auth = Auth::Key(Key::parse(&self.key)?);
+        let auth = Auth::parse(&self.key)?;
         let mut options = Options::new(self.carrier.network()?, auth);
         options.channels = self.channels;
         options.chunk_bytes = self.chunk_bytes;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tcpx_tests::instructions::{Carrier, Instructions};
 use tcpx_tests::process::{Peer, wait};
 use tcpx_tests::scenario::Scenario;
-use tcpx_wire::handshake::{ClientHandshake, NONCE_BYTES};
+use tcpx_wire::handshake::ClientHandshake;
 use tcpx_wire::key::Key;
 
 const PEER: &str = env!("CARGO_BIN_EXE_peer");
@@ -63,17 +63,18 @@ impl Stranger {
         let mut stream = TcpStream::connect(address)?;
         stream.set_read_timeout(Some(BOUND))?;
         let hello = |key: Option<&Key>| {
-            let (_, hello) = ClientHandshake::new(key, [7; NONCE_BYTES], 0);
+            let key = key.map(Key::client_key);
+            let (_, hello) = ClientHandshake::new(key.as_ref(), [7; 32], 0);
             hello.to_vec()
         };
         let key = Key::generate(&mut |bytes| bytes.fill(9));
         match self {
             Self::WrongKey => {
                 stream.write_all(&hello(Some(&key)))?;
-                // It cannot check the server's proof, and makes one up.
-                let mut answer = [0; 88];
-                stream.read_exact(&mut answer)?;
-                stream.write_all(&[0x5a; 32])?;
+                // What it learns is that its key is another one.
+                let mut answer = Vec::new();
+                stream.read_to_end(&mut answer)?;
+                assert!(answer[16..].iter().all(|byte| *byte == 0), "{answer:?}");
             }
             Self::NoKey => stream.write_all(&hello(None))?,
             Self::NewerVersion => {

@@ -6,6 +6,7 @@ pub(crate) mod demo;
 pub(crate) mod devmem;
 pub(crate) mod doctor;
 pub(crate) mod env;
+pub(crate) mod key;
 pub(crate) mod link;
 pub(crate) mod perf;
 pub(crate) mod plugin;
@@ -29,7 +30,7 @@ use crate::output::say::aside;
 /// Variables that no flag repeats, for the end of `--help`.
 const OTHER_VARIABLES: &str = "\
 Variables without a flag:
-  TCPX_KEY   the key of the session, printed by the server (also: --key-file, or type it at the prompt)
+  TCPX_KEY   the key, as the server or `tcpx key` printed it (also: --key-file, or type it at the prompt)
   RUST_LOG   which log lines to show, for example `tcpx_net=debug` (default: warn)
 
 Each flag with `[env: NAME]` can be given by that variable; the flag wins.
@@ -73,6 +74,8 @@ pub(crate) enum Command {
     Devmem(devmem::DevmemArgs),
     /// Find what stops transfers on this host, and how to fix it.
     Doctor(doctor::DoctorArgs),
+    /// Make a server's key file, and print the key for its clients.
+    Key(key::KeyArgs),
     /// Print the variables that a plugin or NCCL needs on this host, as lines for a shell.
     Env(env::EnvArgs),
     /// Show what a plugin file exports, and move messages of every size through it.
@@ -140,6 +143,7 @@ impl Cli {
             },
             Command::Devices
             | Command::Doctor(_)
+            | Command::Key(_)
             | Command::Env(_)
             | Command::Devmem(_)
             | Command::Plugin(_)
@@ -169,6 +173,7 @@ impl Cli {
             Command::Plugin(args) => (!args.json).then_some("plugin"),
             Command::Bench(_)
             | Command::Devices
+            | Command::Key(_)
             | Command::Doctor(_)
             | Command::Env(_)
             | Command::Generate { .. }
@@ -211,6 +216,7 @@ impl Cli {
             },
             Command::Demo(_)
             | Command::Devices
+            | Command::Key(_)
             | Command::Doctor(_)
             | Command::Env(_)
             | Command::Devmem(_)
@@ -237,6 +243,7 @@ impl Cli {
             },
             Command::Demo(_)
             | Command::Devices
+            | Command::Key(_)
             | Command::Doctor(_)
             | Command::Env(_)
             | Command::Devmem(_)

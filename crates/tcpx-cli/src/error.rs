@@ -121,7 +121,7 @@ impl Error {
             Self::Key(KeyError::Missing) => {
                 "run the line that the server printed, or give --key-file FILE (or --insecure on both sides)".into()
             }
-            Self::Key(_) => "take the key from the line that the server printed: 26 letters and digits".into(),
+            Self::Key(_) => "take the key from the line that the server printed, or make one at the server with `tcpx key FILE`".into(),
             Self::Plugin(error) => error.hint(),
             Self::PluginContents(error) => error.hint().into(),
             Self::Manifest(_) => "rename the file at the sender, then send it again".into(),

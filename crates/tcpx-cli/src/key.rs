@@ -1,11 +1,15 @@
 //! The key of a session: from a file, a variable or a prompt; never from the arguments, which every user of the host can read.
 
-use std::fs::File;
-use std::io::{self, IsTerminal, Read};
-use std::os::unix::fs::MetadataExt;
+use std::fs::{File, OpenOptions};
+use std::io::{self, IsTerminal, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use tcpx::{Auth, Key};
+
+use crate::args::key::KeyArgs;
+use crate::error::Error;
+use crate::output::say::{aside, say};
 
 /// The variable that holds the key.
 pub(crate) const KEY_VARIABLE: &str = "TCPX_KEY";
@@ -30,6 +34,8 @@ pub(crate) enum KeyError {
     Prompt(io::Error),
     #[error("the system gave no random bytes: {0}")]
     Random(String),
+    #[error("the key file {} cannot be written: {source}", .path.display())]
+    Write { path: PathBuf, source: io::Error },
 }
 
 impl KeyError {
@@ -74,10 +80,20 @@ impl KeySources {
 
     /// The key of a server: given, or a fresh one.
     pub(crate) fn for_server(&self) -> Result<(Auth, KeyOrigin), KeyError> {
-        match self.given()? {
-            Some(found) => Ok(found),
-            None => Ok((Auth::Key(fresh()?), KeyOrigin::Fresh)),
+        let (auth, origin) = match self.given()? {
+            Some(found) => found,
+            None => (Auth::Key(fresh()?), KeyOrigin::Fresh),
+        };
+        if let Auth::Client(_) = auth {
+            return Err(KeyError::Wrong {
+                from: match &origin {
+                    KeyOrigin::File(path) => path.display().to_string(),
+                    _ => KEY_VARIABLE.to_owned(),
+                },
+                why: tcpx::KeyError::Client.to_string(),
+            });
         }
+        Ok((auth, origin))
     }
 
     /// The key of a client: given, or asked for when there is a terminal.
@@ -90,10 +106,7 @@ impl KeySources {
         }
         let typed = rpassword::prompt_password("key (printed by the server): ")
             .map_err(KeyError::Prompt)?;
-        Ok((
-            Auth::Key(parse(&typed, "what was typed")?),
-            KeyOrigin::Typed,
-        ))
+        Ok((parse(&typed, "what was typed")?, KeyOrigin::Typed))
     }
 
     /// A flag is nearer to the person than a variable, so it wins.
@@ -102,15 +115,12 @@ impl KeySources {
             return Ok(Some((Auth::Insecure, KeyOrigin::None)));
         }
         if let Some(path) = &self.file {
-            let key = parse(&read(path)?, &path.display().to_string())?;
-            return Ok(Some((Auth::Key(key), KeyOrigin::File(path.clone()))));
+            let auth = parse(&read(path)?, &path.display().to_string())?;
+            return Ok(Some((auth, KeyOrigin::File(path.clone()))));
         }
         match self.variable.as_deref().map(str::trim) {
             None | Some("") => Ok(None),
-            Some(text) => Ok(Some((
-                Auth::Key(parse(text, KEY_VARIABLE)?),
-                KeyOrigin::Variable,
-            ))),
+            Some(text) => Ok(Some((parse(text, KEY_VARIABLE)?, KeyOrigin::Variable))),
         }
     }
 }
@@ -151,13 +161,60 @@ fn read(path: &Path) -> Result<String, KeyError> {
     Ok(text)
 }
 
-fn parse(text: &str, from: &str) -> Result<Key, KeyError> {
-    text.trim()
-        .parse()
-        .map_err(|why: <Key as std::str::FromStr>::Err| KeyError::Wrong {
-            from: from.to_owned(),
-            why: why.to_string(),
-        })
+fn parse(text: &str, from: &str) -> Result<Auth, KeyError> {
+    Auth::parse(text).map_err(|why| KeyError::Wrong {
+        from: from.to_owned(),
+        why: why.to_string(),
+    })
+}
+
+/// Makes a server's key file, unless it is there, and prints what its clients need.
+pub(crate) fn run(args: &KeyArgs) -> Result<(), Error> {
+    let path = &args.file;
+    let key = match create(path) {
+        Ok(key) => key,
+        Err(KeyError::Write { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => {
+            if is_readable_by_others(path) {
+                aside!(
+                    "warning: {} can be read by other users of this host; chmod 600 it",
+                    path.display()
+                );
+            }
+            match parse(&read(path)?, &path.display().to_string())? {
+                Auth::Key(key) => key,
+                _ => {
+                    return Err(Error::Key(KeyError::Wrong {
+                        from: path.display().to_string(),
+                        why: tcpx::KeyError::Client.to_string(),
+                    }));
+                }
+            }
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let client = key.client_key();
+    say!("server       --key-file {}", path.display());
+    say!("clients      {KEY_VARIABLE}={}", client.to_text());
+    say!("fingerprint  {}", client.fingerprint());
+    Ok(())
+}
+
+/// A fresh key in a new file that its owner alone can read.
+fn create(path: &Path) -> Result<Key, KeyError> {
+    let failed = |source| KeyError::Write {
+        path: path.to_owned(),
+        source,
+    };
+    let key = fresh()?;
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(failed)?;
+    writeln!(file, "{}", key.to_text()).map_err(failed)?;
+    file.sync_all().map_err(failed)?;
+    Ok(key)
 }
 
 #[cfg(test)]
@@ -169,6 +226,7 @@ mod tests {
     fn text(auth: &Auth) -> String {
         match auth {
             Auth::Key(key) => key.to_text(),
+            Auth::Client(key) => key.to_text(),
             Auth::Insecure => "none".to_owned(),
         }
     }
@@ -214,6 +272,35 @@ mod tests {
         let keys = [(); 2].map(|()| KeySources::default().for_server().expect("a key"));
         assert_eq!(keys[0].1, KeyOrigin::Fresh);
         assert_ne!(text(&keys[0].0), text(&keys[1].0));
+    }
+
+    #[test]
+    fn a_clients_key_connects_and_does_not_serve() {
+        let text = fresh().expect("a key").client_key().to_text();
+        let sources = KeySources {
+            variable: Some(text),
+            ..KeySources::default()
+        };
+        assert!(matches!(sources.for_client(), Ok((Auth::Client(_), _))));
+        let error = sources
+            .for_server()
+            .expect_err("no server's key")
+            .to_string();
+        assert!(error.contains("tcpx key FILE"), "{error}");
+    }
+
+    #[test]
+    fn a_key_file_is_made_once_and_is_its_owners() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("key");
+        let made = create(&file).expect("made");
+        assert!(!is_readable_by_others(&file));
+        assert_eq!(
+            parse(&read(&file).expect("read"), "it").expect("a key"),
+            Auth::Key(made)
+        );
+        let again = create(&file).expect_err("it is there");
+        assert!(matches!(again, KeyError::Write { .. }), "{again}");
     }
 
     #[test]

@@ -130,7 +130,7 @@ impl Link {
     pub(crate) fn key(&self) -> Option<Key> {
         match &self.options.auth {
             Auth::Key(key) => Some(key.clone()),
-            Auth::Insecure => None,
+            Auth::Client(_) | Auth::Insecure => None,
         }
     }
 
@@ -235,14 +235,32 @@ impl Link {
         )
     }
 
-    /// The line that a person runs at the other side.
+    /// The line that a person runs at the other side, with a client's key.
     pub(crate) fn invitation(&self, args: &LinkArgs, command: &str, bound: SocketAddr) -> String {
+        self.line(args, command, bound, &|key| key.client_key().to_text())
+    }
+
+    /// The same with this server's own key, for a side that serves too.
+    pub(crate) fn invitation_to_serve(
+        &self,
+        args: &LinkArgs,
+        command: &str,
+        bound: SocketAddr,
+    ) -> String {
+        self.line(args, command, bound, &Key::to_text)
+    }
+
+    fn line(
+        &self,
+        args: &LinkArgs,
+        command: &str,
+        bound: SocketAddr,
+        text: &dyn Fn(&Key) -> String,
+    ) -> String {
         let mut line = String::new();
         let mut more = String::new();
         match (&self.origin, &self.options.auth) {
-            (KeyOrigin::Fresh, Auth::Key(key)) => {
-                line = format!("{KEY_VARIABLE}={} ", key.to_text())
-            }
+            (KeyOrigin::Fresh, Auth::Key(key)) => line = format!("{KEY_VARIABLE}={} ", text(key)),
             (KeyOrigin::None, _) => more.push_str(" --insecure"),
             (KeyOrigin::File(_), _) => more.push_str(" --key-file FILE"),
             _ => line = format!("{KEY_VARIABLE}=... "),

@@ -89,6 +89,7 @@ fn run(cli: &Cli) -> Result<(), Error> {
         Command::Bench(args) => bench::run(args),
         Command::Devmem(args) => devmem::run(args),
         Command::Env(args) => env::run(args),
+        Command::Key(args) => key::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Plugin(args) => plugin_check::run(args),
         Command::Generate { folder } => generate::run(folder),

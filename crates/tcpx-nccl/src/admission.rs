@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use tcpx_lanes::socket_calls::{self as socket, Moved};
-use tcpx_wire::Key;
 use tcpx_wire::handshake::{ServerHandshake, ServerStep};
+use tcpx_wire::{Identity, Key};
 
 use crate::error::PluginError;
 use crate::held::{Listener, Stream};
@@ -23,7 +23,7 @@ const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Admission {
     socket: Listener,
-    key: Key,
+    key: Identity,
     pending: Vec<Pending>,
     /// The oldest makes room for one more.
     limit: usize,
@@ -58,7 +58,7 @@ impl Admission {
     pub(crate) fn new(socket: Listener, secret: [u8; Key::BYTES], limit: usize) -> Self {
         Self {
             socket,
-            key: key(secret),
+            key: key(secret).identity(),
             pending: Vec::new(),
             limit,
             choked: false,
@@ -164,10 +164,10 @@ impl Pending {
                 let (answer, end) = match self.handshake.receive(&mut input) {
                     Ok(ServerStep::NeedMore) => break,
                     Ok(ServerStep::Send(answer)) => (answer, None),
-                    Ok(ServerStep::Done { send, .. }) if input.is_empty() => {
-                        (send, Some(Outcome::Authenticated))
+                    Ok(ServerStep::Done(mut established)) if input.is_empty() => {
+                        (established.welcome(), Some(Outcome::Authenticated))
                     }
-                    Ok(ServerStep::Done { .. }) => {
+                    Ok(ServerStep::Done(_)) => {
                         let why = "bytes behind the handshake, before it was answered";
                         return Outcome::Refused(why.to_owned());
                     }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use nccl_net::export::fork::PerProcess;
 use tcpx_lanes::socket_calls::{self as socket, Moved};
-use tcpx_wire::Key;
 use tcpx_wire::handshake::{ClientHandshake, Message, Step};
+use tcpx_wire::{ClientKey, Key};
 
 use crate::held::Stream;
 use crate::listener::{key, tcp_socket};
@@ -41,7 +41,7 @@ pub(crate) struct Dialer {
     /// The device's address, once nothing came of it.
     in_vain: Option<IpAddr>,
     peer: SocketAddr,
-    key: Key,
+    key: ClientKey,
     until: Instant,
     /// Until then a peer that cannot be reached is dialled again.
     settling: Instant,
@@ -85,7 +85,7 @@ impl Dialer {
             local: (fits && !is_in_vain).then_some(local),
             in_vain: None,
             peer,
-            key: key(secret),
+            key: key(secret).client_key(),
             until,
             settling: now,
             phase: Phase::Idle(now),
@@ -172,10 +172,10 @@ impl Dialer {
                 routed.insert((local, self.peer.ip()));
             }
         }
-        let nonce = random().map_err(|error| Failure::Final(error.to_string()))?;
+        let entropy = random().map_err(|error| Failure::Final(error.to_string()))?;
         tcpx_lanes::socket::prepare_comm(&stream)
             .map_err(|error| Failure::Retry(error.to_string()))?;
-        let (handshake, hello) = ClientHandshake::new(Some(&self.key), nonce, 0);
+        let (handshake, hello) = ClientHandshake::new(Some(&self.key), entropy, 0);
         send(&stream, &hello)?;
         Ok(Phase::Handshake(stream, Box::new(handshake)))
     }
@@ -224,7 +224,7 @@ fn answer(stream: &Stream, handshake: &mut ClientHandshake) -> Result<bool, Fail
                 Ok(Step::NeedMore) => break,
                 Ok(Step::Send(message)) => send(stream, &message)?,
                 Ok(Step::Done(_)) if input.is_empty() => return Ok(true),
-                Ok(Step::Done(_)) => {
+                Ok(Step::Done(_) | Step::SendLast(..)) => {
                     let why = "bytes behind the handshake; both sides must run the same plugin";
                     return Err(Failure::Final(why.to_owned()));
                 }

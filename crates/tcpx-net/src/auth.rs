@@ -8,10 +8,9 @@ use std::time::Instant;
 use rustix::event::PollFlags;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use tcpx_lanes::socket;
-use tcpx_wire::handshake::{
-    ClientHandshake, HandshakeError, LaneClient, NONCE_BYTES, Session, Step,
-};
-use tcpx_wire::key::Key;
+use tcpx_wire::handshake::{ClientHandshake, Established, HandshakeError, LaneClient, Step};
+use tcpx_wire::key::{AnyKey, ClientKey, Key, KeyError};
+use tcpx_wire::record::Records;
 
 use crate::error::NetworkError;
 
@@ -21,26 +20,41 @@ pub(crate) const PEEK_BYTES: usize = 512;
 /// How peers prove that they may talk to each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Auth {
-    /// Both sides hold this key.
+    /// A server's key: with it this side can serve, and connect to any server that has the same.
     Key(Key),
+    /// A client's key: with it this side can connect to the server that it is of.
+    Client(ClientKey),
     /// Nobody proves anything; both sides must say so.
     Insecure,
 }
 
 impl Auth {
-    pub(crate) fn key(&self) -> Option<&Key> {
+    /// Reads a key's text; its length says whose it is.
+    ///
+    /// # Errors
+    /// When the text is not that of a generated key. Errors never hold a part of the text.
+    pub fn parse(text: &str) -> Result<Self, KeyError> {
+        Ok(match AnyKey::parse(text)? {
+            AnyKey::Server(key) => Self::Key(key),
+            AnyKey::Client(key) => Self::Client(key),
+        })
+    }
+
+    /// What this side connects with.
+    pub fn client_key(&self) -> Option<ClientKey> {
         match self {
-            Self::Key(key) => Some(key),
+            Self::Key(key) => Some(key.client_key()),
+            Self::Client(key) => Some(key.clone()),
             Self::Insecure => None,
         }
     }
 }
 
-/// A fresh nonce.
-pub(crate) fn nonce() -> Result<[u8; NONCE_BYTES], io::Error> {
-    let mut nonce = [0; NONCE_BYTES];
-    getrandom::fill(&mut nonce).map_err(io::Error::other)?;
-    Ok(nonce)
+/// Fresh random bytes for a handshake.
+pub(crate) fn entropy<const BYTES: usize>() -> io::Result<[u8; BYTES]> {
+    let mut bytes = [0; BYTES];
+    getrandom::fill(&mut bytes).map_err(io::Error::other)?;
+    Ok(bytes)
 }
 
 /// Sends a whole handshake message; a fresh socket has room for it.
@@ -85,22 +99,35 @@ pub(crate) trait ClientSide {
     fn closed(&self) -> HandshakeError;
 }
 
-impl ClientSide for ClientHandshake {
-    type Outcome = Session;
+/// A client that does not wait for its welcome: what it says next goes out right behind its proof.
+pub(crate) struct Unwelcomed(pub(crate) Option<ClientHandshake>);
 
-    fn receive(&mut self, input: &mut &[u8]) -> Result<Step<Session>, HandshakeError> {
-        Self::receive(self, input)
+impl ClientSide for Unwelcomed {
+    type Outcome = Established;
+
+    fn receive(&mut self, input: &mut &[u8]) -> Result<Step<Established>, HandshakeError> {
+        let side = self.0.as_mut().ok_or(HandshakeError::Ended)?;
+        match side.receive(input)? {
+            Step::Send(proof) => {
+                let unwelcomed = self.0.take().and_then(ClientHandshake::into_unwelcomed);
+                let established = unwelcomed.ok_or(HandshakeError::Ended)?;
+                Ok(Step::SendLast(proof, established))
+            }
+            other => Ok(other),
+        }
     }
 
     fn closed(&self) -> HandshakeError {
-        Self::closed(self)
+        self.0
+            .as_ref()
+            .map_or(HandshakeError::Ended, ClientHandshake::closed)
     }
 }
 
 impl ClientSide for LaneClient {
-    type Outcome = ();
+    type Outcome = Records;
 
-    fn receive(&mut self, input: &mut &[u8]) -> Result<Step<()>, HandshakeError> {
+    fn receive(&mut self, input: &mut &[u8]) -> Result<Step<Records>, HandshakeError> {
         Self::receive(self, input)
     }
 
@@ -148,6 +175,10 @@ pub(crate) fn run_client<S: ClientSide>(
         match step.map_err(|error| handshake_error(peer, &error))? {
             Step::NeedMore => {}
             Step::Send(message) => send_message(stream, &message).map_err(io)?,
+            Step::SendLast(message, outcome) => {
+                send_message(stream, &message).map_err(io)?;
+                return Ok(outcome);
+            }
             Step::Done(outcome) => return Ok(outcome),
         }
     }
@@ -168,12 +199,6 @@ fn handshake_error(peer: SocketAddr, error: &HandshakeError) -> NetworkError {
         HandshakeError::KeyRequired => NetworkError::KeyRequired { peer },
         HandshakeError::KeyNotExpected => NetworkError::KeyNotExpected { peer },
         HandshakeError::Busy => NetworkError::Busy { peer },
-        // The server knows the key and took our proof: another client was faster.
-        HandshakeError::Truncated {
-            message: "welcome",
-            arrived: 0,
-            ..
-        } => NetworkError::Busy { peer },
         other => NetworkError::Handshake {
             peer,
             reason: other.to_string(),

@@ -6,12 +6,13 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use tcpx_lanes::socket;
-use tcpx_wire::handshake::{ClientHandshake, LaneClient, Session};
+use tcpx_wire::handshake::{ClientHandshake, Established, LaneClient, Session};
+use tcpx_wire::record::Records;
 
-use crate::auth::{self, Auth};
+use crate::auth::{self, Auth, Unwelcomed};
 use crate::error::NetworkError;
 
-pub use again::dial_control_again;
+pub use again::{ControlStream, dial_control_again};
 pub use tcpx_lanes::socket::DialOptions;
 
 /// Times that a connection is dialled again which the peer closed without an answer, and pauses before.
@@ -19,13 +20,17 @@ const REDIALS: usize = 20;
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
-/// An authenticated control connection. What the peer sends next is still in the stream.
+/// A control connection whose server has proved itself, and this side's proof is on its way. What the peer sends next is
+/// still in the stream: its first record is the welcome, which
+/// [`Established::read_welcome`](tcpx_wire::handshake::Established::read_welcome) reads.
 #[derive(Debug)]
 pub struct Dialled {
     /// The stream: non-blocking, `TCP_NODELAY`.
     pub stream: TcpStream,
     /// The session that both sides now hold.
     pub session: Session,
+    /// Seals and opens what follows in the stream.
+    pub records: Records,
 }
 
 /// Opens a control connection.
@@ -38,6 +43,7 @@ pub fn dial(
     auth: &Auth,
     options: &DialOptions,
 ) -> Result<Dialled, NetworkError> {
+    let key = auth.client_key();
     with_redials(options.deadline, || {
         let stream = socket::connect(address, options)?;
         tracing::info!(
@@ -45,10 +51,16 @@ pub fn dial(
             congestion_control = socket::congestion_control(&stream),
             "connected"
         );
-        let nonce = auth::nonce().map_err(|cause| no_random(address, cause))?;
-        let (handshake, first) = ClientHandshake::new(auth.key(), nonce, options.capabilities);
-        let session = auth::run_client(&stream, address, handshake, first, options.deadline)?;
-        Ok(Dialled { stream, session })
+        let entropy = auth::entropy().map_err(|cause| no_random(address, cause))?;
+        let (handshake, first) = ClientHandshake::new(key.as_ref(), entropy, options.capabilities);
+        let side = Unwelcomed(Some(handshake));
+        let Established { session, records } =
+            auth::run_client(&stream, address, side, first, options.deadline)?;
+        Ok(Dialled {
+            stream,
+            session,
+            records,
+        })
     })
 }
 
@@ -85,13 +97,14 @@ pub fn dial_lane(
 ) -> Result<TcpStream, NetworkError> {
     let stream = with_redials(options.deadline, || {
         let stream = socket::connect(address, options)?;
-        let nonce = auth::nonce().map_err(|cause| no_random(address, cause))?;
-        let (handshake, first) = LaneClient::new(session, lane, lanes, nonce).map_err(|error| {
-            NetworkError::Handshake {
-                peer: address,
-                reason: error.to_string(),
-            }
-        })?;
+        let entropy = auth::entropy().map_err(|cause| no_random(address, cause))?;
+        let (handshake, first) =
+            LaneClient::new(session, lane, lanes, entropy).map_err(|error| {
+                NetworkError::Handshake {
+                    peer: address,
+                    reason: error.to_string(),
+                }
+            })?;
         auth::run_client(&stream, address, handshake, first, options.deadline)?;
         Ok(stream)
     })?;

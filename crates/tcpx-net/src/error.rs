@@ -199,6 +199,15 @@ pub enum NetworkError {
         /// The other end.
         peer: SocketAddr,
     },
+    /// This side is to serve, and has a client's key.
+    #[error(
+        "cannot listen on {address} with a client's key, with which nobody can serve; give the server its own key \
+         file (`tcpx key FILE` makes one)"
+    )]
+    ClientKey {
+        /// Where it was to listen.
+        address: SocketAddr,
+    },
     /// The server wants a key and we have none.
     #[error("{peer} requires a key and this side has none; pass the key that the server printed")]
     KeyRequired {

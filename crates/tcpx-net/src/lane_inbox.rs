@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::dial::ControlStream;
 use crate::error::NetworkError;
 use crate::network::Exchange;
 
@@ -38,7 +39,7 @@ struct Inner {
     /// Readable after arrivals, while somebody waits for them.
     readable: Mutex<Option<Arc<OwnedFd>>>,
     /// A connection that takes the place of the control connection.
-    control: Mutex<Option<TcpStream>>,
+    control: Mutex<Option<ControlStream>>,
     notify_control: OnceLock<Notify>,
 }
 
@@ -97,7 +98,7 @@ impl LaneInbox {
 
     /// Leaves a connection that takes the place of the session's control connection; a later one
     /// replaces one that still waits.
-    pub(crate) fn deliver_control(&self, stream: TcpStream) {
+    pub(crate) fn deliver_control(&self, stream: ControlStream) {
         *self
             .0
             .control
@@ -110,7 +111,7 @@ impl LaneInbox {
 
     /// A connection that takes the place of the session's control connection, if one came. It is
     /// authenticated; what the peer sends next is still in it.
-    pub fn take_control(&self) -> Option<TcpStream> {
+    pub fn take_control(&self) -> Option<ControlStream> {
         self.0
             .control
             .lock()

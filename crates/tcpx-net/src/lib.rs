@@ -22,7 +22,7 @@ pub use channel::{
     Cancel, Capabilities, Channel, ChannelStats, Completion, Direction, MemoryKinds, Payload,
     PendingClose, Posted, Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Ticket, Way,
 };
-pub use dial::{DialOptions, Dialled, dial, dial_control_again};
+pub use dial::{ControlStream, DialOptions, Dialled, dial, dial_control_again};
 pub use error::{ChannelError, ChunkPosition, IoError, NetworkError, SocketError};
 pub use lane_inbox::{AcceptedLane, LaneInbox};
 pub use listener::{Accepted, DEFAULT_PORT, ListenOptions, Listener, ListenerNudge, Refusals};

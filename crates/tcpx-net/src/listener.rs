@@ -21,6 +21,7 @@ use tcpx_lanes::congestion::Congestion;
 use tcpx_lanes::socket;
 use tcpx_memory::fork;
 use tcpx_wire::handshake::Session;
+use tcpx_wire::record::Records;
 
 use crate::auth::Auth;
 use crate::error::NetworkError;
@@ -57,6 +58,8 @@ pub struct Accepted {
     pub stream: TcpStream,
     /// The session that both sides now hold.
     pub session: Session,
+    /// Seals and opens what follows in the stream.
+    pub records: Records,
     /// The client's address.
     pub peer: SocketAddr,
     /// The address that the listener is bound to.
@@ -106,9 +109,14 @@ impl Listener {
     ///
     /// # Errors
     /// [`NetworkError::Io`] when the address cannot be bound or the thread cannot be started,
-    /// [`NetworkError::Socket`] when the system refuses that choice.
+    /// [`NetworkError::Socket`] when the system refuses that choice, [`NetworkError::ClientKey`] with a client's key.
     pub fn bind(options: ListenOptions) -> Result<Self, NetworkError> {
         let asked = options.address;
+        let key = match &options.auth {
+            Auth::Key(key) => Some(key.identity()),
+            Auth::Insecure => None,
+            Auth::Client(_) => return Err(NetworkError::ClientKey { address: asked }),
+        };
         let fail = |operation| {
             move |cause: std::io::Error| NetworkError::Io {
                 operation,
@@ -129,7 +137,7 @@ impl Listener {
             stop: AtomicBool::new(false),
             wake,
         });
-        let mut acceptor = Acceptor::new(socket, Arc::clone(&inner), options);
+        let mut acceptor = Acceptor::new(socket, Arc::clone(&inner), key, options);
         let thread = std::thread::Builder::new()
             .name("tcpx-accept".to_owned())
             .spawn(move || acceptor.run())

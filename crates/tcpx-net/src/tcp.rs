@@ -214,7 +214,7 @@ impl Network for TcpNetwork {
             splice: self.options.splice && lanes > 1,
             dead_after: setup.dead_after,
             zero_copy: self.options.zero_copy,
-            tells_behind: lanes == 1 && setup.session.tells_behind(),
+            tells_behind: lanes == 1,
             socket_buffer: self.options.socket_buffer,
             staging: Staging::new(setup.workers, self.options.stage_host, window)?,
             repair,

@@ -59,7 +59,7 @@ impl Endpoint {
         };
         let key = key.or(generated.as_deref());
         let auth = auth(key, insecure)?;
-        let key = key.map(str::to_owned);
+        let key = auth.client_key().map(|key| key.to_text());
         let options = options(auth, gpu, timeout)?;
         let gpu = options.gpu.clone();
         let (endpoint, address) = py.detach(|| {
@@ -164,7 +164,7 @@ pub(crate) fn connect(
     })
 }
 
-/// A fresh key.
+/// A fresh key for a listening side.
 #[pyfunction]
 pub(crate) fn generate_key() -> PyResult<String> {
     Ok(check(tcpx::generate_key())?.to_text())

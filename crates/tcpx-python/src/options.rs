@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use tcpx::{After, Auth, Deadlines, Gpu, Key, Level, Options};
+use tcpx::{After, Auth, Deadlines, Gpu, Level, Options};
 
 use crate::error::raise;
 
@@ -110,15 +110,13 @@ pub(crate) fn auth(key: Option<&str>, insecure: bool) -> PyResult<Auth> {
     match (key, insecure) {
         (Some(_), true) => Err(PyValueError::new_err("insecure=True takes no key")),
         (None, true) => Ok(Auth::Insecure),
-        (Some(text), false) => parse_key(text).map(Auth::Key),
+        (Some(text), false) => {
+            Auth::parse(text).map_err(|error| PyValueError::new_err(error.to_string()))
+        }
         (None, false) => Err(PyValueError::new_err(
             "key: the key that the listening side printed is needed (TCPX_KEY, or key=...)",
         )),
     }
-}
-
-fn parse_key(text: &str) -> PyResult<Key> {
-    Key::parse(text).map_err(|error| PyValueError::new_err(format!("key: {error}")))
 }
 
 /// Settings that an endpoint and a connection share.

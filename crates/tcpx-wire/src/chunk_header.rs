@@ -26,8 +26,7 @@ pub struct ChunkHeader {
     /// arrived. A chunk with 0 comes once, and a later attempt makes those before it void.
     pub attempt: u8,
     /// What its sender had queued for the same lane behind it, in whole [units](Self::BEHIND_UNIT) of payload: so
-    /// much follows at once. 0 where that is not known, and between sides that do not both
-    /// [tell](crate::handshake::Session::tells_behind) it.
+    /// much follows at once. 0 where that is not known, and where the channel has several lanes.
     pub behind: u16,
 }
 

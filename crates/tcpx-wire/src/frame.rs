@@ -33,8 +33,6 @@ pub const MAX_BODY_BYTES: usize = MAX_EAGER_BYTES + 64;
 pub const MAX_SETUP_BYTES: usize = 32 * 1024;
 /// Most bytes of the payload of [`Frame::Eager`].
 pub const MAX_EAGER_BYTES: usize = 128 * 1024;
-/// The same where not both sides have [`Session::LONG_EAGER`](crate::handshake::Session::LONG_EAGER).
-pub const SHORT_EAGER_BYTES: usize = 16 * 1024;
 
 /// Kind of [`Frame::Eager`].
 const EAGER: u8 = 7;

@@ -2,21 +2,22 @@
 //!
 //! One listening port serves both kinds of connection. The first bytes say which:
 //!
-//! - **control**: client hello, server hello with the server's proof, client proof, welcome. Both
-//!   sides then hold a [`Session`].
-//! - **lane**: lane hello, challenge, proof, accept, all under the key of a session.
+//! - **control**: the pattern `NKpsk2` of the Noise protocol framework (`NN` without a key), then a record of the
+//!   client that proves it, and a welcome. Both sides then hold a [`Session`], whose secret the server sent sealed.
+//! - **lane**: the pattern `NNpsk0` under the secret of a session, then a record that proves the client's answer to
+//!   be fresh.
 //!
 //! Every message has a fixed size; nothing is allocated before a peer has proved itself. The
 //! `receive` functions take bytes from the front of their input and never more than the handshake
 //! needs: what is left in the input belongs to what follows (frames, or chunks).
 //!
-//! Payload is not encrypted. `docs/wire-protocol.md` says what an attacker on the path can do.
+//! `docs/security.md` says what is protected from whom.
 
 mod client;
 mod error;
 mod lane;
-mod mac;
 mod message;
+mod noise;
 mod server;
 mod session;
 
@@ -24,8 +25,11 @@ pub use client::ClientHandshake;
 pub use error::{FirstBytes, HandshakeError};
 pub use lane::{LaneAccepted, LaneClient, LaneRefusal, LaneRequest, LaneServer};
 pub use message::Message;
+pub(crate) use noise::public_key;
 pub use server::{ServerHandshake, ServerStep};
-pub use session::{Session, SessionId, SessionKey};
+#[cfg(test)]
+pub(crate) use session::test_session;
+pub use session::{Established, Session, SessionId, SessionKey};
 
 /// What to do after bytes were received.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,32 +38,26 @@ pub enum Step<T> {
     NeedMore,
     /// Send these bytes, then go on receiving.
     Send(Message),
+    /// Send these bytes; then the handshake is over, and input that is left belongs to what follows.
+    SendLast(Message, T),
     /// The handshake is over; input that is left belongs to what follows.
     Done(T),
 }
 
-/// Version of the protocol: equal major numbers can talk.
+/// Version of the protocol: both sides must have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Version {
-    /// Changes when old and new cannot talk.
-    pub major: u16,
-    /// Changes when something was added that old versions can ignore.
-    pub minor: u16,
-}
+pub struct Version(pub u16);
 
 impl Version {
     /// The version that this crate speaks.
-    pub const OURS: Self = Self { major: 1, minor: 0 };
+    pub const OURS: Self = Self(2);
 }
 
 impl std::fmt::Display for Version {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)
+        self.0.fmt(f)
     }
 }
-
-/// Bytes of a nonce; each handshake needs one fresh from a cryptographic random source.
-pub const NONCE_BYTES: usize = 32;
 
 #[cfg(test)]
 mod tests;

@@ -32,6 +32,11 @@ fn handshake_inputs_hold() {
 }
 
 #[test]
+fn record_inputs_hold() {
+    replay("records", targets::records::run);
+}
+
+#[test]
 fn frame_inputs_hold() {
     replay("frames", targets::frames::run);
 }

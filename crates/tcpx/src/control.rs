@@ -1,4 +1,4 @@
-//! The control connection: frames in and out of one non-blocking stream.
+//! The control connection: frames, sealed in records, in and out of one non-blocking stream.
 
 use std::io;
 use std::net::{IpAddr, TcpStream};
@@ -7,8 +7,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
-use tcpx_net::{TcpCounters, tcp_counters};
+use tcpx_net::{ControlStream, TcpCounters, tcp_counters};
 use tcpx_wire::frame::{EncodeError, Frame, FrameDecoder, FrameError, FrameLog, PositionError};
+use tcpx_wire::handshake::{Established, HandshakeError};
+use tcpx_wire::record::{LENGTH_BYTES, RecordError, Records};
 
 /// Most bytes queued for the peer before the session is asked for no more frames. Every kind of
 /// frame is bounded by a window of its own, so this only limits what lies in user memory.
@@ -16,6 +18,9 @@ const MAX_QUEUED: usize = 2 << 20;
 
 /// Bytes asked of the socket at a time.
 const READ_BYTES: usize = 256 * 1024;
+
+/// Bytes that are sealed before the socket gets them: the longest frame goes out in one call, as unsealed it would.
+const SEALED_BYTES: usize = 160 * 1024;
 
 /// Reads of what nobody wants at a time.
 const DRAINED_READS: usize = 16;
@@ -31,6 +36,10 @@ pub(crate) enum ControlEnd {
     Eof,
     /// The stream failed.
     Io(io::Error),
+    /// The server does not take this client after all.
+    Welcome(HandshakeError),
+    /// What came is not what the peer sealed.
+    Record(RecordError),
     /// The peer sent something that is not the protocol.
     Frame(FrameError),
     /// The session made a frame that the protocol does not allow.
@@ -40,31 +49,15 @@ pub(crate) enum ControlEnd {
 }
 
 impl ControlEnd {
-    /// The connection broke, rather than what the peer said on it.
+    /// The connection broke, rather than what the peer said on it. Bytes that the peer did not seal are not its own.
     pub(crate) fn is_loss(&self) -> bool {
-        matches!(self, Self::Eof | Self::Io(_))
+        matches!(self, Self::Eof | Self::Io(_) | Self::Record(_))
     }
 }
 
-/// Bytes with which each side begins on a connection that takes another's place: the number of the
+/// Bytes that each side seals first on a connection that takes another's place: the number of the
 /// frame that it expects next.
 const POSITION_BYTES: usize = 4;
-
-/// Both sides say where they are before frames go on.
-#[derive(Debug, Default)]
-struct Position {
-    /// Bytes of ours that the socket has taken.
-    sent: usize,
-    theirs: [u8; POSITION_BYTES],
-    /// Bytes of theirs that have arrived.
-    have: usize,
-}
-
-impl Position {
-    fn is_done(&self) -> bool {
-        self.sent == POSITION_BYTES && self.have == POSITION_BYTES
-    }
-}
 
 /// How often the socket is asked for what has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,9 +76,15 @@ pub(crate) struct Control {
     stream: TcpStream,
     /// What streams carried whose place it took.
     carried_before: TcpCounters,
+    /// The keys of this connection and of no other one.
+    records: Records,
     decoder: FrameDecoder,
+    /// What was read and not yet opened is at its beginning.
     input: Box<[u8]>,
-    /// Bytes of `input` that were read and not yet decoded.
+    /// So many bytes of it.
+    filled: usize,
+    opened: Box<[u8]>,
+    /// Bytes of `opened` that were not yet decoded.
     unread: Range<usize>,
     /// What a read has given that [`Control::look`] did ahead of time.
     ahead: Option<rustix::io::Result<usize>>,
@@ -98,12 +97,17 @@ pub(crate) struct Control {
     is_empty: bool,
     /// What goes to the peer.
     log: FrameLog,
+    /// The beginning of that, sealed; the socket has taken it up to `taken`.
+    sealed: Vec<u8>,
+    taken: usize,
     /// Another connection may go on where this one breaks.
     resumable: bool,
     /// Frames and their bytes that the peer was not told to have arrived.
     untold: (u32, usize),
-    /// Until both sides know where to go on.
-    position: Option<Position>,
+    /// Until the server has welcomed this client.
+    awaits_welcome: bool,
+    /// Until the peer has said where to go on.
+    is_positioning: bool,
     /// The connection broke and another one is waited for.
     away: bool,
     finished_writing: bool,
@@ -112,27 +116,36 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// `stream` must be non-blocking; `leftover` are bytes that arrived with the handshake;
-    /// `resumable`: both sides can go on over another connection.
-    pub(crate) fn new(stream: TcpStream, leftover: &[u8], resumable: bool) -> Self {
-        // Untouched pages of it cost nothing.
-        let mut input = vec![0; READ_BYTES.max(leftover.len())].into_boxed_slice();
-        input[..leftover.len()].copy_from_slice(leftover);
+    /// The stream must be non-blocking; `resumable`: both sides can go on over another connection; `awaits_welcome`:
+    /// the server's welcome comes first.
+    pub(crate) fn new(
+        ControlStream { stream, records }: ControlStream,
+        resumable: bool,
+        awaits_welcome: bool,
+    ) -> Self {
+        // Untouched pages of them cost nothing.
+        let buffer = || vec![0; READ_BYTES].into_boxed_slice();
         Self {
             stream,
             carried_before: TcpCounters::default(),
+            records,
             decoder: FrameDecoder::new(),
-            input,
-            unread: 0..leftover.len(),
+            input: buffer(),
+            filled: 0,
+            opened: buffer(),
+            unread: 0..0,
             ahead: None,
             asks: Asks::Always,
             heard: false,
             drained: false,
             is_empty: false,
             log: FrameLog::new(resumable),
+            sealed: Vec::new(),
+            taken: 0,
             resumable,
             untold: (0, 0),
-            position: None,
+            awaits_welcome,
+            is_positioning: false,
             away: false,
             finished_writing: false,
             broken: false,
@@ -147,28 +160,34 @@ impl Control {
     }
 
     fn next_frame(&mut self) -> Result<Option<Frame>, ControlEnd> {
-        if self.away || !self.receive_position()? {
+        if self.away {
             return Ok(None);
         }
         loop {
-            let mut rest = &self.input[self.unread.clone()];
-            let before = rest.len();
-            let decoded = self.decoder.next(&mut rest);
-            let taken = before - rest.len();
-            self.unread.start += taken;
-            self.untold.1 += taken;
-            match decoded.map_err(ControlEnd::Frame)? {
-                Some(Frame::Received { next }) if self.resumable => {
-                    self.log.acknowledged(next).map_err(ControlEnd::Position)?;
+            if self.is_positioning {
+                if self.take_position()? {
                     continue;
                 }
-                Some(frame) => {
-                    self.tell()?;
-                    return Ok(Some(frame));
+            } else if !self.awaits_welcome || self.take_welcome()? {
+                let mut rest = &self.opened[self.unread.clone()];
+                let before = rest.len();
+                let decoded = self.decoder.next(&mut rest);
+                let taken = before - rest.len();
+                self.unread.start += taken;
+                self.untold.1 += taken;
+                match decoded.map_err(ControlEnd::Frame)? {
+                    Some(Frame::Received { next }) if self.resumable => {
+                        self.log.acknowledged(next).map_err(ControlEnd::Position)?;
+                        continue;
+                    }
+                    Some(frame) => {
+                        self.tell()?;
+                        return Ok(Some(frame));
+                    }
+                    None => {}
                 }
-                None => {}
             }
-            // Without a frame the decoder has taken all input.
+            // Without a frame the decoder has taken all that was opened.
             if std::mem::take(&mut self.drained) {
                 return Ok(None);
             }
@@ -176,21 +195,48 @@ impl Control {
             if self.asks == Asks::Not && ahead.is_none() {
                 return Ok(None);
             }
-            match ahead.unwrap_or_else(|| receive(&self.stream, &mut self.input)) {
+            match ahead.unwrap_or_else(|| receive(&self.stream, &mut self.input[self.filled..])) {
+                // As one that was faster has it closed.
+                Ok(0) if self.awaits_welcome => {
+                    return Err(ControlEnd::Welcome(HandshakeError::Busy));
+                }
                 Ok(0) => return Err(ControlEnd::Eof),
                 Ok(count) => {
                     self.heard = true;
-                    self.unread = 0..count;
-                    self.drained = count < self.input.len();
+                    self.filled += count;
+                    self.drained = self.filled < self.input.len();
                     if self.drained && self.asks == Asks::Once {
                         self.asks = Asks::Not;
                     }
+                    self.open().map_err(ControlEnd::Record)?;
                 }
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(ControlEnd::Io(error.into())),
             }
         }
+    }
+
+    /// Opens the records that have come whole, once what was opened before has been decoded.
+    fn open(&mut self) -> Result<(), RecordError> {
+        debug_assert!(self.unread.is_empty());
+        let (mut at, mut end) = (0, 0);
+        while let Some(length) = Records::length(&self.input[at..self.filled])? {
+            let start = at + LENGTH_BYTES;
+            // The room for the tag is the next record's.
+            let room = self.opened.get_mut(end..end + length);
+            let (Some(sealed), Some(room)) =
+                (self.input[..self.filled].get(start..start + length), room)
+            else {
+                break;
+            };
+            end += self.records.open(sealed, room)?;
+            at = start + length;
+        }
+        self.input.copy_within(at..self.filled, 0);
+        self.filled -= at;
+        self.unread = 0..end;
+        Ok(())
     }
 
     /// Whether any bytes have come since this was asked last, be it a part of a frame.
@@ -200,10 +246,10 @@ impl Control {
 
     /// Whether anything has come, or the end; [`Control::receive`] gives it.
     pub(crate) fn look(&mut self) -> bool {
-        if self.away || self.position.is_some() || self.ahead.is_some() || !self.unread.is_empty() {
+        if self.away || self.ahead.is_some() || !self.unread.is_empty() {
             return true;
         }
-        let read = receive(&self.stream, &mut self.input);
+        let read = receive(&self.stream, &mut self.input[self.filled..]);
         if read == Err(Errno::AGAIN) {
             return false;
         }
@@ -249,48 +295,34 @@ impl Control {
         Ok(())
     }
 
-    /// Reads the peer's position on a connection that took another's place; true when frames follow.
-    fn receive_position(&mut self) -> Result<bool, ControlEnd> {
-        let Some(position) = &mut self.position else {
-            return Ok(true);
+    /// Takes the server's welcome; whether it has come.
+    fn take_welcome(&mut self) -> Result<bool, ControlEnd> {
+        let opened = &self.opened[self.unread.clone()];
+        let Some(status) = opened.first_chunk::<1>() else {
+            return Ok(false);
         };
-        while position.have < POSITION_BYTES {
-            match receive(&self.stream, &mut position.theirs[position.have..]) {
-                Ok(0) => return Err(ControlEnd::Eof),
-                Ok(count) => position.have += count,
-                Err(Errno::AGAIN) => return Ok(false),
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(ControlEnd::Io(error.into())),
-            }
-            if position.have == POSITION_BYTES {
-                let next = u32::from_le_bytes(position.theirs);
-                self.log.rewind(next).map_err(ControlEnd::Position)?;
-            }
-        }
-        if position.is_done() {
-            self.position = None;
-        }
+        Established::read_welcome(status).map_err(ControlEnd::Welcome)?;
+        self.unread.start += 1;
+        self.awaits_welcome = false;
         Ok(true)
     }
 
-    /// Writes our position; true when frames may follow.
-    fn send_position(&mut self) -> bool {
-        let ours = self.decoder.next_sequence().to_le_bytes();
-        let Some(position) = &mut self.position else {
-            return true;
+    /// Takes the peer's position on a connection that took another's place; whether it has come.
+    fn take_position(&mut self) -> Result<bool, ControlEnd> {
+        let opened = &self.opened[self.unread.clone()];
+        let Some(next) = opened.first_chunk::<POSITION_BYTES>() else {
+            let arrived = opened.len();
+            return match arrived {
+                0 => Ok(false),
+                // It is one record.
+                _ => Err(ControlEnd::Record(RecordError::Length { arrived })),
+            };
         };
-        while position.sent < POSITION_BYTES {
-            match send(&self.stream, &ours[position.sent..], SendFlags::NOSIGNAL) {
-                Ok(count) if count > 0 => position.sent += count,
-                Err(Errno::INTR) => {}
-                // A broken stream shows when it is read.
-                Ok(_) | Err(_) => return false,
-            }
-        }
-        if position.is_done() {
-            self.position = None;
-        }
-        self.position.is_none()
+        let next = u32::from_le_bytes(*next);
+        self.unread.start += POSITION_BYTES;
+        self.is_positioning = false;
+        self.log.rewind(next).map_err(ControlEnd::Position)?;
+        Ok(true)
     }
 
     /// The connection broke; nothing goes in or out before another one takes its place.
@@ -303,16 +335,24 @@ impl Control {
     }
 
     /// Another connection goes on where the old one broke; that one is closed.
-    pub(crate) fn replace(&mut self, stream: TcpStream) {
+    pub(crate) fn replace(&mut self, ControlStream { stream, records }: ControlStream) {
         self.carried_before = self.carried();
         self.stream = stream;
+        self.records = records;
+        self.filled = 0;
         self.unread = 0..0;
+        self.sealed.clear();
+        self.taken = 0;
         self.ahead = None;
         self.drained = false;
         self.decoder.restart();
-        self.position = Some(Position::default());
+        self.is_positioning = true;
         self.away = false;
         self.broken = false;
+        let position = self.decoder.next_sequence().to_le_bytes();
+        let sealed = self.records.seal(&position, &mut self.sealed);
+        // No connection has ever sealed so many records that there is none left.
+        self.broken = sealed.is_err();
     }
 
     /// Bytes of TCP that went over it and those before it, as far as the kernel tells.
@@ -347,12 +387,16 @@ impl Control {
     /// A socket that takes nothing any more is no error here: what the peer said before it closed
     /// may still wait to be read, a goodbye above all. Reading comes to the end of the stream soon.
     pub(crate) fn flush(&mut self) {
-        if self.away || !self.send_position() {
+        if self.away {
             return;
         }
-        while !self.broken && !self.log.unwritten().is_empty() {
-            match send(&self.stream, self.log.unwritten(), SendFlags::NOSIGNAL) {
-                Ok(count) if count > 0 => self.log.wrote(count),
+        while !self.broken && (self.has_sealed() || self.seal()) {
+            match send(
+                &self.stream,
+                &self.sealed[self.taken..],
+                SendFlags::NOSIGNAL,
+            ) {
+                Ok(count) if count > 0 => self.taken += count,
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR) => {}
                 Ok(_) | Err(_) => self.broken = true,
@@ -363,21 +407,49 @@ impl Control {
         }
     }
 
+    /// Whether the socket has not taken all that was sealed.
+    fn has_sealed(&self) -> bool {
+        self.taken < self.sealed.len()
+    }
+
+    /// Whether there is something to seal.
+    fn has_unsealed(&self) -> bool {
+        !self.is_positioning && !self.log.unwritten().is_empty()
+    }
+
+    /// Seals what is queued, a bounded part of it; whether there was anything.
+    fn seal(&mut self) -> bool {
+        self.sealed.clear();
+        self.taken = 0;
+        while self.has_unsealed() && self.sealed.len() < SEALED_BYTES {
+            let sealed = self.records.seal(self.log.unwritten(), &mut self.sealed);
+            match sealed {
+                Ok(count) => self.log.wrote(count),
+                Err(_) => {
+                    self.broken = true;
+                    return false;
+                }
+            }
+        }
+        self.has_sealed()
+    }
+
     /// Bytes wait for the socket to become writable.
     pub(crate) fn wants_write(&self) -> bool {
-        let position = self.position.as_ref();
-        let positioned = position.is_none_or(|position| position.sent < POSITION_BYTES);
-        !self.away && !self.broken && positioned && !self.log.unwritten().is_empty()
+        !self.away && !self.broken && (self.has_sealed() || self.has_unsealed())
     }
 
     /// Drops what the socket has not taken.
     pub(crate) fn forget(&mut self) {
         self.log.forget();
+        self.sealed.clear();
+        self.taken = 0;
     }
 
     /// Reads and drops what still comes, a bounded part of it, so that a peer that never stops sending
     /// holds nobody; `true` once the peer has closed its end.
     pub(crate) fn drain(&mut self) -> bool {
+        self.filled = 0;
         self.unread = 0..0;
         self.ahead = None;
         for _ in 0..DRAINED_READS {
@@ -413,5 +485,182 @@ fn receive(stream: &TcpStream, into: &mut [u8]) -> rustix::io::Result<usize> {
 impl AsFd for Control {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::io::{Read, Write};
+    use std::net::{Ipv4Addr, TcpListener};
+    use std::time::{Duration, Instant};
+
+    use tcpx_wire::frame::{MAX_EAGER_BYTES, encode};
+    use tcpx_wire::handshake::{ClientHandshake, ServerHandshake, ServerStep, Step};
+    use tcpx_wire::record::{MOST_BYTES, sealed_bytes};
+    use tcpx_wire::{Level, Tag, TransferId};
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    /// Records of both ends of a connection; each `seed` makes other keys.
+    pub(crate) fn records(seed: u8) -> (Records, Records) {
+        let (mut client, hello) = ClientHandshake::new(None, [seed; 32], 0);
+        let entropy = [seed; ServerHandshake::ENTROPY_BYTES];
+        let mut server = ServerHandshake::new(None, entropy, 0);
+        let Ok(ServerStep::Send(answer)) = server.receive(&mut &hello[..]) else {
+            panic!("no answer");
+        };
+        let Ok(Step::Send(proof)) = client.receive(&mut &answer[..]) else {
+            panic!("no proof");
+        };
+        let Ok(ServerStep::Done(mut ours)) = server.receive(&mut &proof[..]) else {
+            panic!("no session");
+        };
+        match client.receive(&mut &ours.welcome()[..]) {
+            Ok(Step::Done(theirs)) => (ours.records, theirs.records),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A connection: its end for a [`Control`], and the network's end of that.
+    fn connection(seed: u8) -> (ControlStream, TcpStream, Records) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        near.set_nonblocking(true).unwrap();
+        let far = listener.accept().unwrap().0;
+        far.set_read_timeout(Some(LIMIT)).unwrap();
+        let (ours, theirs) = records(seed);
+        let stream = ControlStream {
+            stream: near,
+            records: ours,
+        };
+        (stream, far, theirs)
+    }
+
+    fn eager(number: u64, bytes: usize) -> Frame {
+        Frame::Eager {
+            transfer: TransferId(number),
+            tag: Tag(1),
+            number: 0,
+            level: Level::Placed,
+            payload: vec![b'x'; bytes].into(),
+        }
+    }
+
+    /// Has everything sent, and returns what went over the network.
+    fn sent(control: &mut Control, network: &mut TcpStream) -> Vec<u8> {
+        let plain = control.log.unwritten().len();
+        let count = control.sealed.len() - control.taken
+            + plain
+            + plain.div_ceil(MOST_BYTES) * sealed_bytes(0);
+        control.flush();
+        assert!(!control.wants_write(), "the socket has room for it");
+        let mut bytes = vec![0; count];
+        network.read_exact(&mut bytes).unwrap();
+        bytes
+    }
+
+    /// What each record of these sealed.
+    fn opened(records: &mut Records, mut bytes: &[u8]) -> Vec<Vec<u8>> {
+        let mut all = Vec::new();
+        while let Some(length) = Records::length(bytes).unwrap() {
+            let (sealed, rest) = bytes[LENGTH_BYTES..].split_at(length);
+            let mut out = vec![0; length];
+            let count = records.open(sealed, &mut out).unwrap();
+            out.truncate(count);
+            all.push(out);
+            bytes = rest;
+        }
+        all
+    }
+
+    fn frames(bytes: &[u8], decoder: &mut FrameDecoder) -> Vec<Frame> {
+        let mut rest = bytes;
+        std::iter::from_fn(|| decoder.next(&mut rest).unwrap()).collect()
+    }
+
+    #[test]
+    fn nothing_of_a_frame_can_be_read_on_the_way() {
+        let (stream, mut network, mut theirs) = connection(1);
+        let mut control = Control::new(stream, false, false);
+        let said = [eager(0, 100), eager(1, MAX_EAGER_BYTES), eager(2, 0)];
+        let mut bytes = Vec::new();
+        for frame in &said {
+            control.queue(frame).unwrap();
+            bytes.extend(sent(&mut control, &mut network));
+        }
+        assert!(!bytes.windows(8).any(|eight| eight == b"xxxxxxxx"));
+        let plain = opened(&mut theirs, &bytes).concat();
+        assert_eq!(frames(&plain, &mut FrameDecoder::new()), said);
+    }
+
+    #[test]
+    fn a_bit_that_flips_on_the_way_never_makes_a_frame() {
+        for bit in 0..8 * 60 {
+            let (stream, mut network, mut theirs) = connection(1);
+            let mut control = Control::new(stream, false, false);
+            let (mut plain, mut sealed) = (Vec::new(), Vec::new());
+            encode(&Frame::Heartbeat { counter: 3 }, 0, &mut plain).unwrap();
+            theirs.seal(&plain, &mut sealed).unwrap();
+            let bit = bit % (8 * sealed.len());
+            sealed[bit / 8] ^= 1 << (bit % 8);
+            network.write_all(&sealed).unwrap();
+            network.shutdown(std::net::Shutdown::Write).unwrap();
+            let until = Instant::now() + LIMIT;
+            let end = loop {
+                match control.receive() {
+                    Err(end) => break end,
+                    Ok(Some(frame)) => panic!("bit {bit}: {frame:?}"),
+                    Ok(None) => assert!(Instant::now() < until),
+                }
+            };
+            assert!(
+                matches!(end, ControlEnd::Record(_) | ControlEnd::Eof),
+                "{end:?}"
+            );
+            assert!(end.is_loss());
+        }
+    }
+
+    /// The records of each connection open in their order, from the first number on and each number once: the other
+    /// end counts them. What goes out again is sealed anew.
+    #[test]
+    fn another_connection_goes_on_under_its_own_keys() {
+        let (stream, mut network, mut theirs) = connection(1);
+        let mut control = Control::new(stream, true, false);
+        let said: Vec<Frame> = (0..5).map(|number| eager(number, 100)).collect();
+        let mut first = Vec::new();
+        for frame in &said {
+            control.queue(frame).unwrap();
+            first.extend(sent(&mut control, &mut network));
+        }
+        let plain = opened(&mut theirs, &first);
+        assert_eq!(plain.len(), 5);
+        assert_eq!(frames(&plain.concat(), &mut FrameDecoder::new()), said);
+
+        let (stream, mut network, mut theirs) = connection(2);
+        control.leave();
+        control.replace(stream);
+        // The other side has the first two frames.
+        let mut position = Vec::new();
+        theirs.seal(&2u32.to_le_bytes(), &mut position).unwrap();
+        network.write_all(&position).unwrap();
+        let until = Instant::now() + LIMIT;
+        while control.is_positioning {
+            assert!(control.receive().unwrap().is_none());
+            assert!(Instant::now() < until);
+        }
+        let second = sent(&mut control, &mut network);
+        let plain = opened(&mut theirs, &second);
+        assert_eq!(plain[0], 0u32.to_le_bytes(), "what it expects");
+        let mut again = Vec::new();
+        for (number, frame) in (2..).zip(&said[2..]) {
+            encode(frame, number, &mut again).unwrap();
+        }
+        assert_eq!(plain[1..].concat(), again);
+        // Nothing that was sealed is sealed alike.
+        let sealed_before: Vec<&[u8]> = first.chunks(16).collect();
+        assert!(second.chunks(16).all(|some| !sealed_before.contains(&some)));
     }
 }

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use tcpx_memory::fork;
 use tcpx_net::{
-    Accepted, DialOptions, ListenOptions, Listener, NetworkError, Refusals, Side, dial,
+    Accepted, ControlStream, DialOptions, ListenOptions, Listener, NetworkError, Refusals, Side,
+    dial,
 };
 
 use tcpx_wire::handshake::Session;
@@ -103,8 +104,10 @@ impl Endpoint {
     /// Sets a connection up, elsewhere.
     fn set_up(&self, accepted: Accepted) -> Result<(), Error> {
         let authenticated = Authenticated {
-            stream: accepted.stream,
-            leftover: Vec::new(),
+            control: ControlStream {
+                stream: accepted.stream,
+                records: accepted.records,
+            },
             session: accepted.session,
             side: Side::Server,
             peer: accepted.peer,
@@ -177,8 +180,10 @@ impl Endpoint {
             },
         )?;
         let authenticated = Authenticated {
-            stream: dialled.stream,
-            leftover: Vec::new(),
+            control: ControlStream {
+                stream: dialled.stream,
+                records: dialled.records,
+            },
             session: dialled.session,
             side: Side::Client,
             peer: address,
@@ -189,13 +194,11 @@ impl Endpoint {
     }
 }
 
-/// What this side can do.
+/// What this side's network allows.
 fn capabilities(options: &Options) -> u64 {
-    let resumes = if options.network.resumes_control() {
+    if options.network.resumes_control() {
         Session::RESUMES
     } else {
         0
-    };
-    let always = Session::TAPERS | Session::LONG_EAGER | Session::TELLS_BEHIND;
-    resumes | always
+    }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use tcpx_memory::MemoryError;
 use tcpx_net::{ChannelError, IoError, NetworkError, SocketError};
+use tcpx_wire::handshake::HandshakeError;
 use tcpx_wire::session::{
     ConnectionFailure, Delivered, EndCause, OperationError, OperationKind, RequestError,
     SessionError, StallReport,
@@ -404,6 +405,14 @@ impl Error {
                 cause: "the peer closed it without a goodbye (its process ended?)".to_owned(),
             },
             ControlEnd::Io(error) => ConnectionFailure::Control {
+                cause: error.to_string(),
+            },
+            ControlEnd::Welcome(HandshakeError::Busy) => return NetworkError::Busy { peer }.into(),
+            ControlEnd::Welcome(error) => {
+                let reason = error.to_string();
+                return NetworkError::Handshake { peer, reason }.into();
+            }
+            ControlEnd::Record(error) => ConnectionFailure::Frame {
                 cause: error.to_string(),
             },
             ControlEnd::Frame(error) => ConnectionFailure::Frame {

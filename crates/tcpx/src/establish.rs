@@ -3,14 +3,13 @@
 
 mod set_up;
 
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tcpx_memory::{CopyWorker, MemoryKind, SmallCopies};
-use tcpx_net::{Channel, LaneInbox, Readiness, Setup, Side};
-use tcpx_wire::frame::SHORT_EAGER_BYTES;
+use tcpx_net::{Channel, ControlStream, LaneInbox, Readiness, Setup, Side};
 use tcpx_wire::session::{Action, CHUNK_GRAIN_BYTES, Config};
 use tcpx_wire::{Settings, handshake};
 
@@ -26,8 +25,7 @@ use set_up::SetUp;
 
 /// What the handshake left.
 pub(crate) struct Authenticated {
-    pub(crate) stream: TcpStream,
-    pub(crate) leftover: Vec<u8>,
+    pub(crate) control: ControlStream,
     pub(crate) session: handshake::Session,
     pub(crate) side: Side,
     /// Client: the address it dialled. Server: the client's address.
@@ -44,24 +42,20 @@ pub(crate) fn establish(
     deadline: Instant,
 ) -> Result<Connection, Error> {
     let Authenticated {
-        stream,
-        leftover,
+        control,
         session: secrets,
         side,
         peer,
         lanes,
         listening,
     } = authenticated;
-    let local = stream
+    let local = control
+        .stream
         .local_addr()
         .map_err(|error| Error::system("reading the control socket's address", error))?;
-    let control = Control::new(stream, &leftover, secrets.resumes());
+    let control = Control::new(control, secrets.resumes(), side == Side::Client);
     let mut config = session_config(options)?;
-    if !secrets.takes_long_eager() {
-        let limit = &mut config.ours.eager_limit;
-        *limit = (*limit).min(SHORT_EAGER_BYTES as u32);
-    }
-    if secrets.tapers() && options.chunk_bytes.is_none() {
+    if options.chunk_bytes.is_none() {
         config.taper = options.network.taper(options.channels);
     }
     let mut set_up = SetUp::new(control, config, peer, deadline)?;

@@ -68,7 +68,7 @@ pub use tcpx_net::{
     TcpNetwork, TcpOptions,
 };
 pub use tcpx_wire::session::{Deadlines, Delivered};
-pub use tcpx_wire::{Key, Level, Rights, Role, WindowKey, WindowKeyError};
+pub use tcpx_wire::{ClientKey, Key, KeyError, Level, Rights, Role, WindowKey, WindowKeyError};
 pub use transfer::{Transfer, wait_any};
 pub use window::Window;
 

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tcpx::{Auth, Error, Key, NetworkError};
+use tcpx::{Auth, ClientKey, Error, NetworkError};
 
 use super::connection::enter;
 use super::failure::{again, guard, setting};
@@ -18,13 +18,13 @@ use crate::handles::{self, Object};
 /// An accepting thread looks this often whether its endpoint was closed.
 const LOOK: Duration = Duration::from_millis(100);
 
-const _: () = assert!(Key::TEXT_CHARACTERS < TCPX_KEY_MAX);
+const _: () = assert!(ClientKey::TEXT_CHARACTERS < TCPX_KEY_MAX);
 
 /// A listening endpoint and the key that it shares.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     endpoint: tcpx::Endpoint,
-    key: Option<Key>,
+    key: Option<ClientKey>,
 }
 
 /// Makes a key, at most TCPX_KEY_MAX bytes with the NUL. For programs that hand a key to both sides; an
@@ -62,11 +62,9 @@ pub unsafe extern "C" fn tcpx_endpoint_listen(
         // SAFETY: the caller's promise.
         let address = resolve(unsafe { text("address", address) }?)?;
         // SAFETY: the caller's promise.
-        let options = unsafe { connection_options(options, || Ok(tcpx::generate_key()?)) }?;
-        let key = match &options.auth {
-            Auth::Key(key) => Some(key.clone()),
-            _ => None,
-        };
+        let options =
+            unsafe { connection_options(options, || Ok(Auth::Key(tcpx::generate_key()?))) }?;
+        let key = options.auth.client_key();
         let listening = Endpoint {
             endpoint: tcpx::Endpoint::listen(address, options)?,
             key,
@@ -109,8 +107,8 @@ pub unsafe extern "C" fn tcpx_endpoint_address(
     })
 }
 
-/// The pairing key: what the connecting side puts into tcpx_options.key, at most TCPX_KEY_MAX bytes with
-/// the NUL. Whoever reads it can connect. "" for an endpoint without a key.
+/// The client's key: what the connecting side puts into tcpx_options.key, at most TCPX_KEY_MAX bytes with
+/// the NUL. Whoever reads it can connect, and cannot listen with it. "" for an endpoint without a key.
 ///
 /// # Safety
 /// `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL or can be written.
@@ -123,7 +121,10 @@ pub unsafe extern "C" fn tcpx_endpoint_key(
 ) -> c_int {
     guard("tcpx_endpoint_key", || {
         let (_, endpoint) = handles::endpoint(endpoint)?;
-        let key = endpoint.key.as_ref().map_or_else(String::new, Key::to_text);
+        let key = endpoint
+            .key
+            .as_ref()
+            .map_or_else(String::new, ClientKey::to_text);
         // SAFETY: the caller's promise.
         unsafe { give_text(&key, buffer, room, needed_bytes) }
     })

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tcpx::{After, Auth, Deadlines, Gpu, Key, Level, Options};
+use tcpx::{After, Auth, Deadlines, Gpu, Level, Options};
 
 use super::failure::setting;
 use super::text::{bytes, duration, text};
@@ -15,11 +15,11 @@ use crate::error::{Failure, Outcome};
 /// `options` is NULL or points to a filled structure whose key is NULL or a string.
 pub(super) unsafe fn connection_options(
     options: *const tcpx_options,
-    key: impl FnOnce() -> Outcome<Key>,
+    auth: impl FnOnce() -> Outcome<Auth>,
 ) -> Outcome<Options> {
     // SAFETY: the caller's promise.
     let Some(given) = (unsafe { options.as_ref() }) else {
-        return Ok(Options::tcp(Auth::Key(key()?)));
+        return Ok(Options::tcp(auth()?));
     };
     if given.reserved0 != 0 || given.reserved != [0; 8] {
         return Err(not_zero("tcpx_options"));
@@ -29,11 +29,11 @@ pub(super) unsafe fn connection_options(
             return Err(setting("insecure takes no key: set one of the two alone"));
         }
         (true, true) => Auth::Insecure,
-        (true, false) => Auth::Key(key()?),
+        (true, false) => auth()?,
         (false, false) => {
             // SAFETY: the caller's promise.
             let text = unsafe { text("key", given.key) }?;
-            Auth::Key(Key::parse(text).map_err(|error| setting(error.to_string()))?)
+            Auth::parse(text).map_err(|error| setting(error.to_string()))?
         }
     };
     let mut made = Options::tcp(auth);

@@ -92,14 +92,11 @@ struct Sender {
 
 impl Sender {
     fn send(&mut self, order: &SendOrder) -> Result<Reply, Error> {
-        let key = order.key.parse().map_err(|_| Error::Unexpected {
+        let auth = Auth::parse(&order.key).map_err(|_| Error::Unexpected {
             expected: "the key of the session",
             arrived: "something else".into(),
         })?;
-        let mut options = Options::new(
-            self.networks.get(&order.network, &self.memory)?,
-            Auth::Key(key),
-        );
+        let mut options = Options::new(self.networks.get(&order.network, &self.memory)?, auth);
         options.deadlines = Deadlines {
             stall: self.limit,
             total: None,

@@ -144,7 +144,7 @@ impl Receiver {
         peer.prepare(SendOrder {
             network: step.network.clone(),
             port: endpoint.local_addr().port(),
-            key: key.to_text(),
+            key: key.client_key().to_text(),
             bytes: payload.bytes,
             seed: payload.seed,
             how: step.how,

@@ -62,7 +62,7 @@ pub(super) fn run(args: &PerfAgentArgs) -> Result<(), Error> {
     say!("listening on {bound}; on the other hosts run:");
     say!(
         "\n  {}\n",
-        control.invitation(&args.link, "perf agent", bound)
+        control.invitation_to_serve(&args.link, "perf agent", bound)
     );
     say!("and where all of them are listed, one address a line:");
     say!(

@@ -1,7 +1,7 @@
 use crate::support::{Running, Server, tcpx};
 
 /// A right key that no server of these tests has made.
-const OTHER_KEY: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYA";
+const OTHER_KEY: &str = "MFXG65DIMVZCA23FPEQGQZLSMVIWISBB";
 
 fn run(arguments: &[&str]) -> crate::support::Ended {
     Running::start(tcpx(arguments)).end()

@@ -87,7 +87,7 @@ fn a_server_s_last_words_count_the_clients_it_refused() {
     let mut server = Server::start(tcpx(&["transfer", "server", "--host", "--wait", "1h"]));
     for _ in 0..2 {
         let mut client = server.client(&["transfer"], &["--host"]);
-        client.env("TCPX_KEY", "ABCDEFGHIJKLMNOPQRSTUVWXYA");
+        client.env("TCPX_KEY", "MFXG65DIMVZCA23FPEQGQZLSMVIWISBB");
         run(client).assert_code(1).assert_complains("another key");
     }
     server

@@ -126,16 +126,11 @@ fn a_server_without_a_place_for_files_refuses_them() {
 
 /// Asks the server to take these entries, as no client of ours would.
 fn offer(server: &Server, entries: &serde_json::Value, digest: Option<&str>) {
-    let key = server
-        .key
-        .as_deref()
-        .expect("a key")
-        .parse()
-        .expect("a key");
+    let auth = Auth::parse(server.key.as_deref().expect("a key")).expect("a key");
     let address: SocketAddr = format!("127.0.0.1:{}", server.port)
         .parse()
         .expect("an address");
-    let connection = Endpoint::connect(address, &Options::tcp(Auth::Key(key))).expect("connected");
+    let connection = Endpoint::connect(address, &Options::tcp(auth)).expect("connected");
     let verdict = Region::host(4096).expect("memory");
     let receive = connection.receive(verdict.all(), 4);
     let receive = receive.level(Level::Verified).start().expect("posted");

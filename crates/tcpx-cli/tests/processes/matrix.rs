@@ -132,7 +132,7 @@ fn an_agent_obeys_nobody_without_its_key() {
     let mut command = tcpx(&["perf", "--hosts"]);
     command
         .arg(list.path())
-        .env("TCPX_KEY", "AAAAAAAAAAAAAAAAAAAAAAAAAA");
+        .env("TCPX_KEY", "MFXG65DIMVZCA23FPEQGQZLSMVIWISBB");
     Running::start(command)
         .end()
         .assert_code(1)

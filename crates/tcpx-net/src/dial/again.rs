@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use tcpx_lanes::congestion::Congestion;
 use tcpx_lanes::socket;
 use tcpx_wire::handshake::{LaneClient, Session};
+use tcpx_wire::record::Records;
 
 use super::{DialOptions, no_random};
 use crate::auth;
@@ -19,13 +20,22 @@ const ATTEMPT: Duration = Duration::from_secs(1);
 /// A way that has not been opened by then does not keep the next one waiting.
 const HEAD_START: Duration = Duration::from_millis(100);
 
+/// A connection that takes the place of a session's control connection, and its own keys.
+#[derive(Debug)]
+pub struct ControlStream {
+    /// The stream: non-blocking, `TCP_NODELAY`. What the peer sends next is still in it.
+    pub stream: TcpStream,
+    /// Seals and opens what follows in the stream.
+    pub records: Records,
+}
+
 /// One round over all ways.
 struct Round {
     session: Session,
     congestion: Congestion,
     /// Whether it is over. Held by the way that proves itself: the server is to take one connection, and not two.
     over: Mutex<bool>,
-    answers: Sender<Result<TcpStream, NetworkError>>,
+    answers: Sender<Result<ControlStream, NetworkError>>,
 }
 
 /// Opens a connection that takes the place of a session's control connection over one of `ways`, which are
@@ -38,7 +48,7 @@ pub fn dial_control_again(
     ways: &[Way],
     session: &Session,
     congestion: &Congestion,
-) -> Result<TcpStream, NetworkError> {
+) -> Result<ControlStream, NetworkError> {
     let (answers, heard) = channel();
     let round = Arc::new(Round {
         session: session.clone(),
@@ -84,11 +94,11 @@ pub fn dial_control_again(
 
 /// The stream of a way that works, if one comes in time; of `open` ways those that fail leave their error.
 fn wait(
-    heard: &Receiver<Result<TcpStream, NetworkError>>,
+    heard: &Receiver<Result<ControlStream, NetworkError>>,
     open: &mut usize,
     until: Instant,
     last: &mut NetworkError,
-) -> Option<TcpStream> {
+) -> Option<ControlStream> {
     while *open > 0 {
         match heard.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(Ok(stream)) => return Some(stream),
@@ -126,10 +136,10 @@ impl Round {
                 reason: "another way was faster".to_owned(),
             });
         }
-        self.prove(&stream, way.peer, options.deadline)?;
+        let records = self.prove(&stream, way.peer, options.deadline)?;
         *over = true;
         // Before the lock is let go of: whoever ends the round takes it then, and finds this.
-        drop(self.answers.send(Ok(stream)));
+        drop(self.answers.send(Ok(ControlStream { stream, records })));
         Ok(())
     }
 
@@ -138,9 +148,9 @@ impl Round {
         stream: &TcpStream,
         peer: SocketAddr,
         deadline: Instant,
-    ) -> Result<(), NetworkError> {
-        let nonce = auth::nonce().map_err(|cause| no_random(peer, cause))?;
-        let (handshake, first) = LaneClient::resume(&self.session, nonce);
+    ) -> Result<Records, NetworkError> {
+        let entropy = auth::entropy().map_err(|cause| no_random(peer, cause))?;
+        let (handshake, first) = LaneClient::resume(&self.session, entropy);
         auth::run_client(stream, peer, handshake, first, deadline)
     }
 }

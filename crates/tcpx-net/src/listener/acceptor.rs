@@ -10,15 +10,16 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use tcpx_lanes::socket;
 use tcpx_wire::handshake::{
-    LaneAccepted, LaneRefusal, LaneRequest, Message, ServerHandshake, Session, SessionId,
-    SessionKey,
+    Established, LaneAccepted, LaneRefusal, LaneRequest, ServerHandshake, SessionId, SessionKey,
 };
+use tcpx_wire::key::Identity;
 
 use super::admission::{self, Candidate, Random, Source};
 use super::greeting::{Greeting, Progress};
 use super::reports::Reports;
 use super::{Accepted, Inner, ListenOptions, MOST_WAITING};
 use crate::auth;
+use crate::dial::ControlStream;
 use crate::lane_inbox::{AcceptedLane, LaneInbox};
 
 /// Connections taken from the backlog before those at hand get their turn.
@@ -37,6 +38,7 @@ pub(super) struct Acceptor {
     socket: TcpListener,
     inner: Arc<Inner>,
     options: ListenOptions,
+    key: Option<Identity>,
     greetings: Vec<Greeting>,
     random: Random,
     sessions: HashMap<SessionId, Registered>,
@@ -54,12 +56,18 @@ enum Keep {
 }
 
 impl Acceptor {
-    pub(super) fn new(socket: TcpListener, inner: Arc<Inner>, options: ListenOptions) -> Self {
+    pub(super) fn new(
+        socket: TcpListener,
+        inner: Arc<Inner>,
+        key: Option<Identity>,
+        options: ListenOptions,
+    ) -> Self {
         Self {
             reports: Reports::new(Arc::clone(&inner), Instant::now()),
             socket,
             inner,
             options,
+            key,
             greetings: Vec::new(),
             random: Random::new(),
             sessions: HashMap::new(),
@@ -149,11 +157,9 @@ impl Acceptor {
         let peer = greeting.peer;
         let keep = match progress {
             Progress::Waiting => Keep::Yes,
-            Progress::Control { session, send } => {
-                return self.admit(now, greeting, *session, &send);
-            }
+            Progress::Control(established) => return self.admit(now, greeting, *established),
             Progress::LaneRequest(request) => self.answer_lane(now, &mut greeting, *request),
-            Progress::Lane(accepted) => return self.admit_lane(now, greeting, &accepted),
+            Progress::Lane(accepted) => return self.admit_lane(now, greeting, *accepted),
             Progress::Refused(reason) => {
                 self.reports.refused(now, peer, &reason);
                 Keep::Yes
@@ -174,38 +180,42 @@ impl Acceptor {
     }
 
     /// A client has proved itself.
-    fn admit(&mut self, now: Instant, greeting: Greeting, session: Session, send: &Message) {
+    fn admit(&mut self, now: Instant, mut greeting: Greeting, mut established: Established) {
         let peer = greeting.peer;
         // Another client may have been faster since this one said hello.
         if self.is_busy() {
             self.reports
                 .refused(now, peer, &"no further session is taken");
+            if greeting.refuse(&established.turn_away()).is_ok() {
+                self.greetings.push(greeting);
+            }
             return;
         }
         self.sessions
             .retain(|_, session| !session.lanes.abandoned());
         let lanes = LaneInbox::new();
-        // Before the client can know the session, so that its lanes never come too early.
+        // Before the client can have our settings, behind which it opens lanes.
         let registered = Registered {
-            key: session.key.clone(),
+            key: established.session.key.clone(),
             lanes: lanes.clone(),
         };
-        self.sessions.insert(session.id, registered);
-        if let Err(error) = auth::send_message(&greeting.stream, send) {
-            self.sessions.remove(&session.id);
+        self.sessions.insert(established.session.id, registered);
+        if let Err(error) = auth::send_message(&greeting.stream, &established.welcome()) {
+            self.sessions.remove(&established.session.id);
             self.reports.refused(now, peer, &error);
             return;
         }
         self.spent = self.options.one_time;
         tracing::info!(
             %peer,
-            session = %session.id,
+            session = %established.session.id,
             congestion_control = socket::congestion_control(&greeting.stream),
             "client authenticated"
         );
         let accepted = Accepted {
             stream: greeting.stream,
-            session,
+            session: established.session,
+            records: established.records,
             peer,
             listening: self.inner.address,
             lanes,
@@ -218,10 +228,14 @@ impl Acceptor {
     fn answer_lane(&mut self, now: Instant, greeting: &mut Greeting, request: LaneRequest) -> Keep {
         let session = self.sessions.get(&request.session());
         let answered = match session.filter(|session| !session.lanes.abandoned()) {
-            Some(session) => {
-                let (server, challenge) = request.accept(&session.key);
-                greeting.challenge(server, &challenge)
-            }
+            Some(session) => match request.accept(&session.key) {
+                Ok((server, answer)) => greeting.answer(server, &answer),
+                Err(refusal) => {
+                    let (answer, error) = *refusal;
+                    self.reports.refused(now, greeting.peer, &error);
+                    greeting.refuse(&answer)
+                }
+            },
             None => {
                 let (answer, error) = request.refuse(LaneRefusal::UnknownSession);
                 self.reports.refused(now, greeting.peer, &error);
@@ -238,26 +252,22 @@ impl Acceptor {
     }
 
     /// A lane has proved itself.
-    fn admit_lane(&mut self, now: Instant, greeting: Greeting, accepted: &LaneAccepted) {
+    fn admit_lane(&mut self, now: Instant, greeting: Greeting, accepted: LaneAccepted) {
         let Greeting { stream, peer, .. } = greeting;
         let Some(session) = self.sessions.get(&accepted.session) else {
             return self
                 .reports
                 .refused(now, peer, &"the lane's session has ended");
         };
-        // The answer first: behind it the stream belongs to the lane's owner.
-        let prepared = if accepted.resumes {
-            Ok(())
-        } else {
-            socket::prepare_lane(&stream)
-        };
-        let answered = prepared.and_then(|()| auth::send_message(&stream, &accepted.send));
-        if let Err(error) = answered {
-            return self.reports.refused(now, peer, &error);
-        }
         if accepted.resumes {
             tracing::info!(%peer, session = %accepted.session, "control connection resumed");
-            return session.lanes.deliver_control(stream);
+            let records = accepted.records;
+            return session
+                .lanes
+                .deliver_control(ControlStream { stream, records });
+        }
+        if let Err(error) = socket::prepare_lane(&stream) {
+            return self.reports.refused(now, peer, &error);
         }
         let lane = AcceptedLane {
             stream,
@@ -292,13 +302,13 @@ impl Acceptor {
 
     fn greet(&mut self, stream: std::net::TcpStream, peer: SocketAddr) {
         let now = Instant::now();
-        let nonce = match socket::prepare_accepted(&stream).and_then(|()| auth::nonce()) {
-            Ok(nonce) => nonce,
+        let entropy = match socket::prepare_accepted(&stream).and_then(|()| auth::entropy()) {
+            Ok(entropy) => entropy,
             Err(error) => return self.reports.refused(now, peer, &error),
         };
         self.make_room(now, peer);
         let mut handshake =
-            ServerHandshake::new(self.options.auth.key(), nonce, self.options.capabilities);
+            ServerHandshake::new(self.key.as_ref(), entropy, self.options.capabilities);
         if self.is_busy() {
             handshake = handshake.busy();
         }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{RecvFlags, recv};
 use tcpx_wire::handshake::{
-    HandshakeError, LaneAccepted, LaneRequest, LaneServer, Message, ServerHandshake, ServerStep,
-    Session, Step,
+    Established, HandshakeError, LaneAccepted, LaneRequest, LaneServer, Message, ServerHandshake,
+    ServerStep, Step,
 };
 
 use crate::auth::{self, PEEK_BYTES};
@@ -41,16 +41,13 @@ enum State {
 pub(super) enum Progress {
     /// Wait for more.
     Waiting,
-    /// A client proved itself; send the message once its session is registered.
-    Control {
-        session: Box<Session>,
-        send: Message,
-    },
-    /// It wants to be a lane: look its session up and call [`Greeting::challenge`] or
+    /// A client proved itself; welcome it once its session is registered.
+    Control(Box<Established>),
+    /// It wants to be a lane: look its session up and call [`Greeting::answer`] or
     /// [`Greeting::refuse`].
     LaneRequest(Box<LaneRequest>),
-    /// A lane proved itself; send its message once there is room for it.
-    Lane(LaneAccepted),
+    /// A lane proved itself.
+    Lane(Box<LaneAccepted>),
     /// It got an answer and must go, for this reason.
     Refused(String),
     /// It must go without an answer, for this reason.
@@ -133,10 +130,7 @@ impl Greeting {
                         auth::send_message(stream, &message)?;
                         Ok(Progress::Waiting)
                     }
-                    Ok(ServerStep::Done { session, send }) => Ok(Progress::Control {
-                        session: Box::new(session),
-                        send,
-                    }),
+                    Ok(ServerStep::Done(established)) => Ok(Progress::Control(established)),
                     Ok(ServerStep::Lane(request)) => Ok(Progress::LaneRequest(Box::new(request))),
                     Ok(ServerStep::Refuse { send, error }) => {
                         self.refuse(&send)?;
@@ -151,9 +145,11 @@ impl Greeting {
                     return Ok(Progress::Failed(lane.closed().to_string()));
                 };
                 match step {
-                    // This side's last step carries its own message, so it never sends in between.
-                    Ok(Step::NeedMore | Step::Send(_)) => Ok(Progress::Waiting),
-                    Ok(Step::Done(accepted)) => Ok(Progress::Lane(accepted)),
+                    Ok(Step::Done(accepted)) => Ok(Progress::Lane(Box::new(accepted))),
+                    // This side has nothing to send any more.
+                    Ok(Step::NeedMore | Step::Send(_) | Step::SendLast(..)) => {
+                        Ok(Progress::Waiting)
+                    }
                     Err(error) => Ok(Progress::Failed(error.to_string())),
                 }
             }
@@ -171,7 +167,7 @@ impl Greeting {
     }
 
     /// Goes on as a lane of a known session.
-    pub(super) fn challenge(&mut self, lane: LaneServer, message: &Message) -> io::Result<()> {
+    pub(super) fn answer(&mut self, lane: LaneServer, message: &Message) -> io::Result<()> {
         self.state = State::Lane(Box::new(lane));
         auth::send_message(&self.stream, message)
     }

@@ -32,7 +32,8 @@ fn dialled(listener: &Listener, auth: &Auth) -> Dialled {
 
 /// Another one for its session.
 fn dial_over(dialled: &Dialled, ways: &[Way]) -> Result<TcpStream, NetworkError> {
-    dial_control_again(ways, &dialled.session, &Congestion::Automatic)
+    let again = dial_control_again(ways, &dialled.session, &Congestion::Automatic)?;
+    Ok(again.stream)
 }
 
 #[test]
@@ -46,7 +47,7 @@ fn a_way_that_fails_leaves_it_to_the_next_and_the_server_takes_one_connection() 
     let start = Instant::now();
     let mut theirs = loop {
         if let Some(stream) = accepted.lanes.take_control() {
-            break stream;
+            break stream.stream;
         }
         assert!(start.elapsed() < PATIENCE, "the server took none");
         thread::yield_now();

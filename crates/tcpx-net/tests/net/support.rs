@@ -16,7 +16,6 @@ use tcpx_net::{
 };
 use tcpx_wire::TransferId;
 use tcpx_wire::chunk_header::ChunkHeader;
-use tcpx_wire::handshake::Session;
 use tcpx_wire::key::Key;
 
 /// Nothing that a test waits for takes longer on a busy machine.
@@ -38,17 +37,14 @@ pub(crate) fn listener(auth: Auth) -> Listener {
         address,
         auth,
         one_time: false,
-        capabilities: Session::TELLS_BEHIND,
+        capabilities: 0,
         congestion: Congestion::Automatic,
     })
     .unwrap()
 }
 
 pub(crate) fn dial_options() -> DialOptions {
-    DialOptions {
-        capabilities: Session::TELLS_BEHIND,
-        ..DialOptions::until(deadline())
-    }
+    DialOptions::until(deadline())
 }
 
 /// Rounds of set-up messages within this process.

@@ -94,7 +94,8 @@ class Endpoint(_tcpx.Endpoint):
 
     Args:
         listen: ``host:port``; port 0 takes a free one.
-        key: What connecting sides must prove to know; by default ``TCPX_KEY``, else a fresh one.
+        key: The listening side's own key; by default ``TCPX_KEY``, else a fresh one. ``Endpoint.key`` is what
+            connecting sides need.
         insecure: Listen without a key: whoever reaches the port can connect.
         gpu: The GPU whose memory is moved; host memory only by default.
         timeout: Seconds for the whole set-up of a connection; 10 by default.

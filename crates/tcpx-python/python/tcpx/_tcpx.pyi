@@ -20,7 +20,7 @@ Stream: TypeAlias = int | _Stream | None
 Rights: TypeAlias = Literal["get", "put", "get+put"]
 
 def generate_key() -> str:
-    """A fresh key of 128 bits, as text."""
+    """A fresh key of 128 bits for a listening side, as text. Its ``Endpoint.key`` is for connecting sides."""
 
 def connect(
     address: str,

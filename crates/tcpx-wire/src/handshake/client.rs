@@ -1,41 +1,68 @@
 //! The client's side of a control connection.
 
+use snow::HandshakeState;
+use zeroize::Zeroizing;
+
 use super::error::Status;
-use super::mac::{self, Hellos};
 use super::message::{
-    CAPABILITIES_AT, CLIENT_HELLO_BYTES, Collector, Head, NONCE_AT, PURPOSE_CONTROL,
-    SERVER_HELLO_BYTES, WELCOME_BYTES, array,
+    CAPABILITIES_BYTES, Collector, HEAD_BYTES, Head, KEYED_BYTES, MARKED_BYTES, OPEN_BYTES,
+    PURPOSE_CONTROL, SERVER_HELLO_BYTES, SESSION_BYTES, WELCOME_BYTES, array,
 };
+use super::noise::{self, Secret};
 use super::session::SessionKey;
-use super::{HandshakeError, Message, NONCE_BYTES, Session, SessionId, Step, Version, server};
-use crate::key::Key;
+use super::{Established, HandshakeError, Message, Session, SessionId, Step, Version};
+use crate::key::ClientKey;
+use crate::record::Records;
 
 /// Opens a session.
 #[derive(Debug)]
 pub struct ClientHandshake {
-    key: Option<Key>,
-    hello: [u8; CLIENT_HELLO_BYTES],
+    authenticated: bool,
+    capabilities: u64,
     collector: Collector,
     state: State,
 }
 
 impl ClientHandshake {
+    /// Bytes of randomness that one needs.
+    pub const ENTROPY_BYTES: usize = noise::ENTROPY_BYTES;
+
     /// A handshake and the first bytes to send.
     ///
-    /// `nonce` must be fresh from a cryptographic random source; without a key nobody is
+    /// `entropy` must be fresh from a cryptographic random source; without a key nobody is
     /// authenticated, and the server must have none either.
-    pub fn new(key: Option<&Key>, nonce: [u8; NONCE_BYTES], capabilities: u64) -> (Self, Message) {
-        let mut hello: [u8; CLIENT_HELLO_BYTES] =
-            Head::ours(PURPOSE_CONTROL, u8::from(key.is_some()), 0).start();
-        hello[CAPABILITIES_AT..NONCE_AT].copy_from_slice(&capabilities.to_le_bytes());
-        hello[NONCE_AT..NONCE_AT + NONCE_BYTES].copy_from_slice(&nonce);
-        let handshake = Self {
-            key: key.cloned(),
-            hello,
-            collector: Collector::new(),
-            state: State::Hello,
+    pub fn new(
+        key: Option<&ClientKey>,
+        entropy: [u8; Self::ENTROPY_BYTES],
+        capabilities: u64,
+    ) -> (Self, Message) {
+        let head = Head::ours(PURPOSE_CONTROL, u8::from(key.is_some()), 0);
+        let prologue: [u8; HEAD_BYTES] = head.start();
+        let secret = key.map_or(Secret::None, Secret::Client);
+        let mut state = noise::initiator(&secret, &prologue, Zeroizing::new(entropy));
+        let payload: [u8; CAPABILITIES_BYTES] = capabilities.to_le_bytes();
+        let first = match key {
+            None => {
+                let mut hello: [u8; HEAD_BYTES + OPEN_BYTES] = head.start();
+                let noise = noise::write::<OPEN_BYTES>(&mut state, &payload);
+                hello[HEAD_BYTES..].copy_from_slice(&noise);
+                Message::from(&hello)
+            }
+            Some(key) => {
+                let mut hello: [u8; HEAD_BYTES + MARKED_BYTES] = head.start();
+                let (marked, mark) = hello.split_at_mut(HEAD_BYTES + KEYED_BYTES);
+                let noise = noise::write::<KEYED_BYTES>(&mut state, &payload);
+                marked[HEAD_BYTES..].copy_from_slice(&noise);
+                mark.copy_from_slice(&noise::mark(key.public(), marked));
+                Message::from(&hello)
+            }
         };
-        let first = Message::from(&handshake.hello);
+        let handshake = Self {
+            authenticated: key.is_some(),
+            capabilities,
+            collector: Collector::new(),
+            state: State::Hello(Box::new(state)),
+        };
         (handshake, first)
     }
 
@@ -43,19 +70,28 @@ impl ClientHandshake {
     ///
     /// # Errors
     /// When the handshake failed; further calls fail too.
-    pub fn receive(&mut self, input: &mut &[u8]) -> Result<Step<Session>, HandshakeError> {
+    pub fn receive(&mut self, input: &mut &[u8]) -> Result<Step<Established>, HandshakeError> {
         match std::mem::replace(&mut self.state, State::Ended) {
-            State::Hello => self.receive_hello(input),
-            State::Welcome { id, key } => self.receive_welcome(input, id, key),
+            State::Hello(state) => self.receive_hello(input, state),
+            State::Welcome(established) => self.receive_welcome(input, established),
             State::Ended => Err(HandshakeError::Ended),
+        }
+    }
+
+    /// The session, from when the proof is to be sent until its welcome comes. What is sealed with it may go out right
+    /// behind the proof; the first record to open is the welcome, and [`Established::read_welcome`] says what it means.
+    pub fn into_unwelcomed(self) -> Option<Established> {
+        match self.state {
+            State::Welcome(established) if self.collector.held() == 0 => Some(*established),
+            _ => None,
         }
     }
 
     /// What it means that the peer closed the connection now.
     pub fn closed(&self) -> HandshakeError {
         let (message, expected) = match self.state {
-            State::Hello => ("server hello", SERVER_HELLO_BYTES),
-            State::Welcome { .. } => ("welcome", WELCOME_BYTES),
+            State::Hello(_) => ("server hello", SERVER_HELLO_BYTES),
+            State::Welcome(_) => ("welcome", WELCOME_BYTES),
             State::Ended => return HandshakeError::Ended,
         };
         HandshakeError::Truncated {
@@ -65,72 +101,79 @@ impl ClientHandshake {
         }
     }
 
-    fn receive_hello(&mut self, input: &mut &[u8]) -> Result<Step<Session>, HandshakeError> {
+    fn receive_hello(
+        &mut self,
+        input: &mut &[u8],
+        mut state: Box<HandshakeState>,
+    ) -> Result<Step<Established>, HandshakeError> {
         let Some(head) = self.collector.head(input)? else {
-            self.state = State::Hello;
+            self.state = State::Hello(state);
             return Ok(Step::NeedMore);
         };
         // Before the rest, which may differ in another version.
         refusal(head)?;
-        let Some(server) = self.collector.message(input) else {
-            self.state = State::Hello;
+        let Some(hello) = self.collector.message::<SERVER_HELLO_BYTES>(input) else {
+            self.state = State::Hello(state);
             return Ok(Step::NeedMore);
         };
-        match (self.key.is_some(), head.auth) {
+        match (self.authenticated, head.auth) {
             (true, 1) | (false, 0) => {}
             (true, 0) => return Err(HandshakeError::KeyNotExpected),
             (false, 1) => return Err(HandshakeError::KeyRequired),
             (_, arrived) => return Err(value("authentication", "0 or 1", arrived.into())),
         }
-        if head.extra != 0 {
-            return Err(value("padding", "0", head.extra.into()));
+        if head.padding() != 0 {
+            return Err(value("padding", "0", head.padding()));
         }
-        let hellos = Hellos {
-            client: &self.hello,
-            server: &server,
+        let payload = noise::read::<SESSION_BYTES>(&mut state, &hello[HEAD_BYTES..])
+            .ok_or(HandshakeError::WrongKey)?;
+        let theirs = u64::from_le_bytes(array(&*payload, SessionId::BYTES + SessionKey::BYTES));
+        let mut established = Established {
+            session: Session {
+                id: SessionId(array(&*payload, 0)),
+                key: SessionKey(array(&*payload, SessionId::BYTES)),
+                // A server that claims more gets no more.
+                capabilities: theirs & self.capabilities,
+                authenticated: self.authenticated,
+            },
+            records: records(*state),
         };
-        let key = self.key.as_ref();
-        let arrived = array(&server, mac::SERVER_HELLO_SIGNED);
-        if !mac::equal(&arrived, &hellos.server_proof(key)) {
-            return Err(HandshakeError::WrongKey);
-        }
-        let proof = hellos.client_proof(key);
-        let (id, key) = hellos.session(key);
-        self.state = State::Welcome { id, key };
-        Ok(Step::Send(Message::from(&proof)))
+        let confirm = established.confirm();
+        self.state = State::Welcome(Box::new(established));
+        Ok(Step::Send(confirm))
     }
 
     fn receive_welcome(
         &mut self,
         input: &mut &[u8],
-        id: SessionId,
-        key: SessionKey,
-    ) -> Result<Step<Session>, HandshakeError> {
+        mut established: Box<Established>,
+    ) -> Result<Step<Established>, HandshakeError> {
         let Some(welcome) = self.collector.message::<WELCOME_BYTES>(input) else {
-            self.state = State::Welcome { id, key };
+            self.state = State::Welcome(established);
             return Ok(Step::NeedMore);
         };
-        let capabilities = u64::from_le_bytes(array(&welcome, SessionId::BYTES));
-        // The id is inside the proof and must be the one that both sides derived.
-        if !mac::equal(&welcome, &server::welcome(id, &key, capabilities)) {
-            return Err(HandshakeError::WrongKey);
-        }
-        let ours = u64::from_le_bytes(array(&self.hello, CAPABILITIES_AT));
-        Ok(Step::Done(Session {
-            id,
-            key,
-            // A server that claims more gets no more.
-            capabilities: capabilities & ours,
-            authenticated: self.key.is_some(),
-        }))
+        let status: [u8; 1] = established
+            .records
+            .open_array(&welcome)
+            .map_err(|_| HandshakeError::WrongKey)?;
+        Established::read_welcome(&status).map(|()| Step::Done(*established))
     }
 }
 
 #[derive(Debug)]
 enum State {
-    Hello,
-    Welcome { id: SessionId, key: SessionKey },
+    Hello(Box<HandshakeState>),
+    Welcome(Box<Established>),
     Ended,
+}
+
+/// The keys of a connection whose handshake is over.
+pub(super) fn records(state: HandshakeState) -> Records {
+    Records::new(
+        state
+            .into_transport_mode()
+            .expect("both messages of the handshake have been read or written"),
+    )
 }
 
 /// The error that a server's head stands for, if any.
@@ -139,7 +182,7 @@ fn refusal(head: Head) -> Result<(), HandshakeError> {
         ours: Version::OURS,
         theirs: head.version,
     };
-    if head.version.major != Version::OURS.major {
+    if head.version != Version::OURS {
         return Err(version);
     }
     match Status::parse("server hello", head.kind)? {
@@ -148,8 +191,9 @@ fn refusal(head: Head) -> Result<(), HandshakeError> {
         Status::KeyRequired => Err(HandshakeError::KeyRequired),
         Status::KeyNotExpected => Err(HandshakeError::KeyNotExpected),
         Status::Busy => Err(HandshakeError::Busy),
+        Status::WrongKey => Err(HandshakeError::WrongKey),
         Status::UnknownSession | Status::LaneOutOfRange => {
-            Err(value("status", "0 to 4", head.kind.into()))
+            Err(value("status", "0 to 4 or 7", head.kind.into()))
         }
     }
 }

@@ -40,12 +40,12 @@ pub enum HandshakeError {
     KeyNotExpected,
     /// Both sides have a key, but the peer did not prove that it has ours.
     #[error(
-        "the peer's key is another one; copy the key that the server printed to this client again"
+        "the peer's key is another one; copy the key that the server printed to the client again"
     )]
     WrongKey,
     /// Both sides have a key, and the client went away when it had seen the server's proof.
     #[error(
-        "the client left when it had seen this side's proof, so it has another key: copy the key that this server printed to it again"
+        "the client left when it had seen this side's proof; if it says that its key is another one, copy the key that this server printed to it again"
     )]
     LeftAtProof,
     /// The server takes no new session.
@@ -146,6 +146,7 @@ pub(super) enum Status {
     Busy = 4,
     UnknownSession = 5,
     LaneOutOfRange = 6,
+    WrongKey = 7,
 }
 
 impl Status {
@@ -158,11 +159,12 @@ impl Status {
             4 => Self::Busy,
             5 => Self::UnknownSession,
             6 => Self::LaneOutOfRange,
+            7 => Self::WrongKey,
             _ => {
                 return Err(HandshakeError::Value {
                     message,
                     field: "status",
-                    expected: "0 to 6",
+                    expected: "0 to 7",
                     arrived: arrived.into(),
                 });
             }

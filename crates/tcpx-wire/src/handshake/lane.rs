@@ -1,32 +1,41 @@
 //! Both sides of a lane that joins a session, and of a control connection that takes the place of a
-//! broken one: the same messages with another purpose, which the proofs cover.
+//! broken one: the same messages with another purpose, which both sides must have seen alike.
+//!
+//! Each connection has keys of its own: they come from the session's secret and from ephemeral keys of this handshake.
 
+use snow::HandshakeState;
+use zeroize::Zeroizing;
+
+use super::client::records;
 use super::error::Status;
-use super::mac::{self, MAC_BYTES, Proof};
 use super::message::{
-    Collector, HEAD_BYTES, Head, LANE_CHALLENGE_BYTES, LANE_HELLO_BYTES, PURPOSE_LANE,
-    PURPOSE_RESUME, array,
+    CONFIRM_BYTES, Collector, HEAD_BYTES, Head, LANE_ANSWER_BYTES, LANE_CLAIM_BYTES,
+    LANE_HELLO_BYTES, LANE_NOISE_BYTES, PURPOSE_LANE, PURPOSE_RESUME, array,
 };
+use super::noise::{self, ENTROPY_BYTES, Secret};
 use super::server::ServerStep;
 use super::session::SessionKey;
-use super::{HandshakeError, Message, NONCE_BYTES, Session, SessionId, Step, Version};
+use super::{HandshakeError, Message, Session, SessionId, Step, Version};
 use crate::frame::Settings;
+use crate::record::Records;
 
 /// Joins a lane to a session, on the client.
 #[derive(Debug)]
 pub struct LaneClient {
-    key: SessionKey,
     lane: u16,
     lanes: u16,
-    hello: [u8; LANE_HELLO_BYTES],
     collector: Collector,
-    state: State,
+    /// Gone once the handshake ended.
+    state: Option<Box<HandshakeState>>,
 }
 
 impl LaneClient {
+    /// Bytes of randomness that one needs.
+    pub const ENTROPY_BYTES: usize = ENTROPY_BYTES;
+
     /// A handshake for lane `lane` of `lanes` and the first bytes to send.
     ///
-    /// `nonce` must be fresh from a cryptographic random source.
+    /// `entropy` must be fresh from a cryptographic random source.
     ///
     /// # Errors
     /// [`HandshakeError::LaneOutOfRange`] when `lane` is not below `lanes`, or `lanes` above
@@ -35,7 +44,7 @@ impl LaneClient {
         session: &Session,
         lane: u16,
         lanes: u16,
-        nonce: [u8; NONCE_BYTES],
+        entropy: [u8; ENTROPY_BYTES],
     ) -> Result<(Self, Message), HandshakeError> {
         in_range(lane, lanes)?;
         Ok(Self::with_purpose(
@@ -43,16 +52,16 @@ impl LaneClient {
             session,
             lane,
             lanes,
-            nonce,
+            entropy,
         ))
     }
 
     /// A handshake for a connection that takes the place of the session's control connection, and
     /// the first bytes to send.
     ///
-    /// `nonce` must be fresh from a cryptographic random source.
-    pub fn resume(session: &Session, nonce: [u8; NONCE_BYTES]) -> (Self, Message) {
-        Self::with_purpose(PURPOSE_RESUME, session, 0, 1, nonce)
+    /// `entropy` must be fresh from a cryptographic random source.
+    pub fn resume(session: &Session, entropy: [u8; ENTROPY_BYTES]) -> (Self, Message) {
+        Self::with_purpose(PURPOSE_RESUME, session, 0, 1, entropy)
     }
 
     fn with_purpose(
@@ -60,67 +69,62 @@ impl LaneClient {
         session: &Session,
         lane: u16,
         lanes: u16,
-        nonce: [u8; NONCE_BYTES],
+        entropy: [u8; ENTROPY_BYTES],
     ) -> (Self, Message) {
-        let mut hello: [u8; LANE_HELLO_BYTES] =
+        let mut claim: [u8; LANE_CLAIM_BYTES] =
             Head::ours(purpose, u8::from(session.authenticated), lane).start();
-        hello[LANES_AT..LANES_AT + 2].copy_from_slice(&lanes.to_le_bytes());
-        hello[SESSION_AT..HELLO_NONCE_AT].copy_from_slice(&session.id.0);
-        hello[HELLO_NONCE_AT..].copy_from_slice(&nonce);
+        claim[LANES_AT..LANES_AT + 2].copy_from_slice(&lanes.to_le_bytes());
+        claim[SESSION_AT..].copy_from_slice(&session.id.0);
+        let secret = Secret::Session(&session.key.0);
+        let mut state = noise::initiator(&secret, &claim, Zeroizing::new(entropy));
+        let mut hello = [0; LANE_HELLO_BYTES];
+        hello[..LANE_CLAIM_BYTES].copy_from_slice(&claim);
+        let first = noise::write::<LANE_NOISE_BYTES>(&mut state, &[]);
+        hello[LANE_CLAIM_BYTES..].copy_from_slice(&first);
         let handshake = Self {
-            key: session.key.clone(),
             lane,
             lanes,
-            hello,
             collector: Collector::new(),
-            state: State::Challenge,
+            state: Some(Box::new(state)),
         };
-        let first = Message::from(&handshake.hello);
-        (handshake, first)
+        (handshake, Message::from(&hello))
     }
 
-    /// Takes what the handshake needs from the front of `input`.
+    /// Takes what the handshake needs from the front of `input`; never yields [`Step::Send`] or [`Step::Done`].
     ///
     /// # Errors
     /// When the handshake failed; further calls fail too.
-    pub fn receive(&mut self, input: &mut &[u8]) -> Result<Step<()>, HandshakeError> {
-        match std::mem::replace(&mut self.state, State::Ended) {
-            State::Challenge => {
-                let Some(head) = self.collector.head(input)? else {
-                    self.state = State::Challenge;
-                    return Ok(Step::NeedMore);
-                };
-                self.refusal(head)?;
-                let Some(challenge) = self.collector.message(input) else {
-                    self.state = State::Challenge;
-                    return Ok(Step::NeedMore);
-                };
-                let proofs = Proofs::new(&self.key, &self.hello, &challenge);
-                self.state = State::Accept(proofs.server);
-                Ok(Step::Send(Message::from(&proofs.client.0)))
-            }
-            State::Accept(proof) => match self.collector.message(input) {
-                None => {
-                    self.state = State::Accept(proof);
-                    Ok(Step::NeedMore)
-                }
-                Some(arrived) if proof.is(&arrived) => Ok(Step::Done(())),
-                Some(_) => Err(HandshakeError::LaneProof { lane: self.lane }),
-            },
-            State::Ended => Err(HandshakeError::Ended),
+    pub fn receive(&mut self, input: &mut &[u8]) -> Result<Step<Records>, HandshakeError> {
+        let mut state = self.state.take().ok_or(HandshakeError::Ended)?;
+        let Some(head) = self.collector.head(input)? else {
+            self.state = Some(state);
+            return Ok(Step::NeedMore);
+        };
+        self.refusal(head)?;
+        let Some(answer) = self.collector.message::<LANE_ANSWER_BYTES>(input) else {
+            self.state = Some(state);
+            return Ok(Step::NeedMore);
+        };
+        let forged = HandshakeError::LaneProof { lane: self.lane };
+        if (head.auth, head.padding()) != (0, 0) {
+            return Err(forged);
         }
+        noise::read::<0>(&mut state, &answer[HEAD_BYTES..]).ok_or_else(|| forged.clone())?;
+        let mut records = records(*state);
+        let confirm = records
+            .seal_array::<CONFIRM_BYTES>(&[])
+            .map_err(|_| forged)?;
+        Ok(Step::SendLast(Message::from(&confirm), records))
     }
 
     /// What it means that the peer closed the connection now.
     pub fn closed(&self) -> HandshakeError {
-        let (message, expected) = match self.state {
-            State::Challenge => ("lane challenge", LANE_CHALLENGE_BYTES),
-            State::Accept(_) => ("lane accept", MAC_BYTES),
-            State::Ended => return HandshakeError::Ended,
-        };
+        if self.state.is_none() {
+            return HandshakeError::Ended;
+        }
         HandshakeError::Truncated {
-            message,
-            expected,
+            message: "lane answer",
+            expected: LANE_ANSWER_BYTES,
             arrived: self.collector.held(),
         }
     }
@@ -131,10 +135,10 @@ impl LaneClient {
             ours: Version::OURS,
             theirs: head.version,
         };
-        if head.version.major != Version::OURS.major {
+        if head.version != Version::OURS {
             return Err(version);
         }
-        match Status::parse("lane challenge", head.kind)? {
+        match Status::parse("lane answer", head.kind)? {
             Status::Ok => Ok(()),
             Status::Version => Err(version),
             Status::Busy => Err(HandshakeError::Busy),
@@ -143,6 +147,7 @@ impl LaneClient {
                 lane: self.lane,
                 lanes: self.lanes,
             }),
+            Status::WrongKey => Err(HandshakeError::LaneProof { lane: self.lane }),
             Status::KeyRequired => Err(HandshakeError::KeyRequired),
             Status::KeyNotExpected => Err(HandshakeError::KeyNotExpected),
         }
@@ -150,14 +155,13 @@ impl LaneClient {
 }
 
 /// A connection that wants to be a lane, on the server; not proved yet.
-#[derive(Debug)]
 pub struct LaneRequest {
     session: SessionId,
     lane: u16,
     lanes: u16,
     resumes: bool,
     hello: [u8; LANE_HELLO_BYTES],
-    nonce: [u8; NONCE_BYTES],
+    entropy: Zeroizing<[u8; ENTROPY_BYTES]>,
 }
 
 /// Why the server refuses a lane.
@@ -172,20 +176,33 @@ pub enum LaneRefusal {
 }
 
 impl LaneRequest {
-    /// Challenges the connection to prove that it belongs to the session with this key; send the
-    /// message, then feed what arrives to the [`LaneServer`].
-    pub fn accept(self, key: &SessionKey) -> (LaneServer, Message) {
-        let challenge = challenge(Status::Ok, self.nonce);
-        let proofs = Proofs::new(key, &self.hello, &challenge);
+    /// Lets a connection that knows the session's secret go on; send the message, then feed what arrives to the
+    /// [`LaneServer`].
+    ///
+    /// # Errors
+    /// It does not know the secret; send the message, then close the connection.
+    pub fn accept(
+        self,
+        key: &SessionKey,
+    ) -> Result<(LaneServer, Message), Box<(Message, HandshakeError)>> {
+        let (claim, first) = self.hello.split_at(LANE_CLAIM_BYTES);
+        let mut state = noise::responder(&Secret::Session(&key.0), claim, self.entropy);
+        if noise::read::<0>(&mut state, first).is_none() {
+            let error = HandshakeError::LaneProof { lane: self.lane };
+            return Err(Box::new((refused(Status::WrongKey), error)));
+        }
+        let mut answer: [u8; LANE_ANSWER_BYTES] = Head::ours(Status::Ok as u8, 0, 0).start();
+        let second = noise::write::<LANE_NOISE_BYTES>(&mut state, &[]);
+        answer[HEAD_BYTES..].copy_from_slice(&second);
         let server = LaneServer {
             session: self.session,
             lane: self.lane,
             lanes: self.lanes,
             resumes: self.resumes,
-            proofs: Some(proofs),
+            records: Some(records(state)),
             collector: Collector::new(),
         };
-        (server, Message::from(&challenge))
+        Ok((server, Message::from(&answer)))
     }
 
     /// Refuses the connection; send the message, then close it.
@@ -201,7 +218,7 @@ impl LaneRequest {
             ),
             LaneRefusal::Busy => (Status::Busy, HandshakeError::Busy),
         };
-        (Message::from(&challenge(status, [0; NONCE_BYTES])), error)
+        (refused(status), error)
     }
 
     /// The session it claims.
@@ -233,12 +250,12 @@ pub struct LaneServer {
     lanes: u16,
     resumes: bool,
     /// Gone once the handshake ended.
-    proofs: Option<Proofs>,
+    records: Option<Records>,
     collector: Collector,
 }
 
 /// A lane that proved itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct LaneAccepted {
     /// Its session.
     pub session: SessionId,
@@ -248,45 +265,41 @@ pub struct LaneAccepted {
     pub lanes: u16,
     /// It is no lane, but takes the place of the control connection.
     pub resumes: bool,
-    /// The last message of the handshake, to be sent.
-    pub send: Message,
+    /// Seals and opens what follows on this connection.
+    pub records: Records,
 }
 
 impl LaneServer {
-    /// Takes what the handshake needs from the front of `input`; never yields [`Step::Send`].
+    /// Takes what the handshake needs from the front of `input`; never has anything to send.
     ///
     /// # Errors
     /// When the handshake failed; further calls fail too.
     pub fn receive(&mut self, input: &mut &[u8]) -> Result<Step<LaneAccepted>, HandshakeError> {
-        let Some(proofs) = &self.proofs else {
-            return Err(HandshakeError::Ended);
-        };
-        let Some(arrived) = self.collector.message(input) else {
+        let mut records = self.records.take().ok_or(HandshakeError::Ended)?;
+        let Some(confirm) = self.collector.message::<CONFIRM_BYTES>(input) else {
+            self.records = Some(records);
             return Ok(Step::NeedMore);
         };
-        let genuine = proofs.client.is(&arrived);
-        let send = Message::from(&proofs.server.0);
-        self.proofs = None;
-        if !genuine {
-            return Err(HandshakeError::LaneProof { lane: self.lane });
-        }
+        records
+            .open_array::<0>(&confirm)
+            .map_err(|_| HandshakeError::LaneProof { lane: self.lane })?;
         Ok(Step::Done(LaneAccepted {
             session: self.session,
             lane: self.lane,
             lanes: self.lanes,
             resumes: self.resumes,
-            send,
+            records,
         }))
     }
 
     /// What it means that the peer closed the connection now.
     pub fn closed(&self) -> HandshakeError {
-        if self.proofs.is_none() {
+        if self.records.is_none() {
             return HandshakeError::Ended;
         }
         HandshakeError::Truncated {
             message: "lane proof",
-            expected: MAC_BYTES,
+            expected: CONFIRM_BYTES,
             arrived: self.collector.held(),
         }
     }
@@ -296,7 +309,7 @@ impl LaneServer {
 pub(super) fn request(
     head: Head,
     hello: [u8; LANE_HELLO_BYTES],
-    nonce: [u8; NONCE_BYTES],
+    entropy: Zeroizing<[u8; ENTROPY_BYTES]>,
 ) -> Result<ServerStep, HandshakeError> {
     let value = |field, expected, arrived| HandshakeError::Value {
         message: "lane hello",
@@ -306,6 +319,9 @@ pub(super) fn request(
     };
     if head.auth > 1 {
         return Err(value("authentication", "0 or 1", head.auth.into()));
+    }
+    if head.zero != 0 {
+        return Err(value("padding", "0", head.zero.into()));
     }
     let padding: [u8; 6] = array(&hello, LANES_AT + 2);
     if let Some(byte) = padding.into_iter().find(|byte| *byte != 0) {
@@ -318,7 +334,7 @@ pub(super) fn request(
     }
     if let Err(error) = in_range(lane, lanes) {
         return Ok(ServerStep::Refuse {
-            send: Message::from(&challenge(Status::LaneOutOfRange, [0; NONCE_BYTES])),
+            send: refused(Status::LaneOutOfRange),
             error,
         });
     }
@@ -328,42 +344,25 @@ pub(super) fn request(
         lanes,
         resumes: head.kind == PURPOSE_RESUME,
         hello,
-        nonce,
+        entropy,
     }))
 }
 
-/// The proofs of both sides of a lane.
-#[derive(Debug)]
-struct Proofs {
-    client: Proof,
-    server: Proof,
-}
-
-impl Proofs {
-    fn new(
-        key: &SessionKey,
-        hello: &[u8; LANE_HELLO_BYTES],
-        challenge: &[u8; LANE_CHALLENGE_BYTES],
-    ) -> Self {
-        Self {
-            client: Proof(mac::mac(&key.0, &[b"tcpx lane client", hello, challenge])),
-            server: Proof(mac::mac(&key.0, &[b"tcpx lane server", hello, challenge])),
-        }
+impl std::fmt::Debug for LaneRequest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LaneRequest")
+            .field("session", &self.session)
+            .field("lane", &self.lane)
+            .field("lanes", &self.lanes)
+            .field("resumes", &self.resumes)
+            .finish_non_exhaustive()
     }
 }
 
-#[derive(Debug)]
-enum State {
-    Challenge,
-    /// Holds the server's proof, which must arrive.
-    Accept(Proof),
-    Ended,
-}
-
-fn challenge(status: Status, nonce: [u8; NONCE_BYTES]) -> [u8; LANE_CHALLENGE_BYTES] {
-    let mut challenge: [u8; LANE_CHALLENGE_BYTES] = Head::ours(status as u8, 0, 0).start();
-    challenge[HEAD_BYTES..].copy_from_slice(&nonce);
-    challenge
+/// The answer that ends a lane's handshake.
+fn refused(status: Status) -> Message {
+    let answer: [u8; LANE_ANSWER_BYTES] = Head::ours(status as u8, 0, 0).start();
+    Message::from(&answer)
 }
 
 fn in_range(lane: u16, lanes: u16) -> Result<(), HandshakeError> {
@@ -376,6 +375,4 @@ fn in_range(lane: u16, lanes: u16) -> Result<(), HandshakeError> {
 // Places in the lane hello.
 const LANES_AT: usize = HEAD_BYTES;
 const SESSION_AT: usize = 24;
-const HELLO_NONCE_AT: usize = SESSION_AT + SessionId::BYTES;
-const _: () = assert!(HELLO_NONCE_AT + NONCE_BYTES == LANE_HELLO_BYTES);
-const _: () = assert!(HEAD_BYTES + NONCE_BYTES == LANE_CHALLENGE_BYTES);
+const _: () = assert!(SESSION_AT + SessionId::BYTES == LANE_CLAIM_BYTES);

@@ -4,7 +4,10 @@ use std::fmt;
 use std::ops::Deref;
 
 use super::error::FirstBytes;
-use super::{HandshakeError, NONCE_BYTES, Version};
+use super::noise::{EPHEMERAL_BYTES, MARK_BYTES, TAG_BYTES};
+use super::session::{SessionId, SessionKey};
+use super::{HandshakeError, Version};
+use crate::record;
 
 /// First bytes of every connection, both ways. The line ends and the control character make a
 /// text protocol differ, and a transport that translates line ends damage it visibly.
@@ -12,17 +15,29 @@ pub(super) const MAGIC: [u8; 8] = *b"TCPX\r\n\x1a\n";
 
 /// Magic, version, purpose or status, authentication, two bytes more: the same in all versions.
 pub(super) const HEAD_BYTES: usize = 16;
-pub(super) const CLIENT_HELLO_BYTES: usize = 64;
-pub(super) const SERVER_HELLO_BYTES: usize = 88;
-pub(super) const WELCOME_BYTES: usize = 56;
-pub(super) const LANE_HELLO_BYTES: usize = 72;
-pub(super) const LANE_CHALLENGE_BYTES: usize = 48;
+/// What a client says of itself.
+pub(super) const CAPABILITIES_BYTES: usize = 8;
+/// Session id, session secret, capabilities.
+pub(super) const SESSION_BYTES: usize = SessionId::BYTES + SessionKey::BYTES + CAPABILITIES_BYTES;
+/// Noise's first message without a key, and with one.
+pub(super) const OPEN_BYTES: usize = EPHEMERAL_BYTES + CAPABILITIES_BYTES;
+pub(super) const KEYED_BYTES: usize = OPEN_BYTES + TAG_BYTES;
+/// What follows the beginning of a client hello with a key: Noise's message and a mark.
+pub(super) const MARKED_BYTES: usize = KEYED_BYTES + MARK_BYTES;
+/// Noise's second message.
+pub(super) const SECOND_BYTES: usize = EPHEMERAL_BYTES + SESSION_BYTES + TAG_BYTES;
+pub(super) const SERVER_HELLO_BYTES: usize = HEAD_BYTES + SECOND_BYTES;
+/// A record of nothing: that it opens proves the client.
+pub(super) const CONFIRM_BYTES: usize = record::sealed_bytes(0);
+/// A record of one byte, the status.
+pub(super) const WELCOME_BYTES: usize = record::sealed_bytes(1);
+/// What a lane says openly: the beginning, lanes, session.
+pub(super) const LANE_CLAIM_BYTES: usize = 40;
+/// Noise's messages of a lane, each.
+pub(super) const LANE_NOISE_BYTES: usize = EPHEMERAL_BYTES + TAG_BYTES;
+pub(super) const LANE_HELLO_BYTES: usize = LANE_CLAIM_BYTES + LANE_NOISE_BYTES;
+pub(super) const LANE_ANSWER_BYTES: usize = HEAD_BYTES + LANE_NOISE_BYTES;
 const LONGEST: usize = SERVER_HELLO_BYTES;
-
-/// Place of the capabilities in both hellos.
-pub(super) const CAPABILITIES_AT: usize = 16;
-/// Place of the nonce in both hellos.
-pub(super) const NONCE_AT: usize = 24;
 
 pub(super) const PURPOSE_CONTROL: u8 = 0;
 pub(super) const PURPOSE_LANE: u8 = 1;
@@ -65,6 +80,7 @@ impl fmt::Debug for Message {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Head {
     pub(super) version: Version,
+    pub(super) zero: u16,
     /// Purpose from a client, status from a server.
     pub(super) kind: u8,
     pub(super) auth: u8,
@@ -76,10 +92,16 @@ impl Head {
     pub(super) fn ours(kind: u8, auth: u8, extra: u16) -> Self {
         Self {
             version: Version::OURS,
+            zero: 0,
             kind,
             auth,
             extra,
         }
+    }
+
+    /// The parts that version 2 leaves zero, in a message that is no lane's.
+    pub(super) fn padding(&self) -> u64 {
+        u64::from(self.zero) << 16 | u64::from(self.extra)
     }
 
     /// A message with this beginning and zeros after it.
@@ -87,8 +109,7 @@ impl Head {
         const { assert!(BYTES >= HEAD_BYTES) };
         let mut bytes = [0; BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
-        bytes[8..10].copy_from_slice(&self.version.major.to_le_bytes());
-        bytes[10..12].copy_from_slice(&self.version.minor.to_le_bytes());
+        bytes[8..10].copy_from_slice(&self.version.0.to_le_bytes());
         bytes[12] = self.kind;
         bytes[13] = self.auth;
         bytes[14..16].copy_from_slice(&self.extra.to_le_bytes());
@@ -97,10 +118,8 @@ impl Head {
 
     fn parse(bytes: &[u8; HEAD_BYTES]) -> Self {
         Self {
-            version: Version {
-                major: u16::from_le_bytes(array(bytes, 8)),
-                minor: u16::from_le_bytes(array(bytes, 10)),
-            },
+            version: Version(u16::from_le_bytes(array(bytes, 8))),
+            zero: u16::from_le_bytes(array(bytes, 10)),
             kind: bytes[12],
             auth: bytes[13],
             extra: u16::from_le_bytes(array(bytes, 14)),
@@ -148,6 +167,17 @@ impl Collector {
         Some(array(&self.bytes, 0))
     }
 
+    /// The whole message, as long as its beginning says; `None` when more input is needed.
+    pub(super) fn bytes(&mut self, input: &mut &[u8], length: usize) -> Option<&[u8]> {
+        debug_assert!(length <= LONGEST);
+        self.fill(input, length);
+        if self.held < length {
+            return None;
+        }
+        self.held = 0;
+        Some(&self.bytes[..length])
+    }
+
     /// Bytes of the message that have arrived.
     pub(super) fn held(&self) -> usize {
         self.held
@@ -166,6 +196,3 @@ impl Collector {
 pub(super) fn array<const LENGTH: usize>(bytes: &[u8], at: usize) -> [u8; LENGTH] {
     std::array::from_fn(|index| bytes[at + index])
 }
-
-// The nonce of both hellos ends inside them.
-const _: () = assert!(NONCE_AT + NONCE_BYTES <= CLIENT_HELLO_BYTES);

@@ -1,20 +1,24 @@
 //! The server's side: every accepted connection begins here.
 
+use subtle::ConstantTimeEq;
+use zeroize::Zeroizing;
+
+use super::client::records;
 use super::error::Status;
-use super::mac::{self, Hellos, MAC_BYTES, Proof};
 use super::message::{
-    CAPABILITIES_AT, CLIENT_HELLO_BYTES, Collector, Head, LANE_HELLO_BYTES, NONCE_AT,
-    PURPOSE_CONTROL, PURPOSE_LANE, PURPOSE_RESUME, SERVER_HELLO_BYTES, WELCOME_BYTES, array,
+    CAPABILITIES_BYTES, CONFIRM_BYTES, Collector, HEAD_BYTES, Head, KEYED_BYTES, LANE_HELLO_BYTES,
+    MARKED_BYTES, OPEN_BYTES, PURPOSE_CONTROL, PURPOSE_LANE, PURPOSE_RESUME, SECOND_BYTES,
+    SERVER_HELLO_BYTES, SESSION_BYTES, array,
 };
+use super::noise::{self, Secret};
 use super::session::SessionKey;
-use super::{HandshakeError, LaneRequest, Message, NONCE_BYTES, Session, SessionId, Version, lane};
-use crate::key::Key;
+use super::{Established, HandshakeError, LaneRequest, Message, Session, SessionId, Version, lane};
+use crate::key::Identity;
 
 /// Answers one accepted connection.
-#[derive(Debug)]
 pub struct ServerHandshake {
-    key: Option<Key>,
-    nonce: [u8; NONCE_BYTES],
+    key: Option<Identity>,
+    entropy: Zeroizing<[u8; Self::ENTROPY_BYTES]>,
     capabilities: u64,
     busy: bool,
     collector: Collector,
@@ -28,13 +32,9 @@ pub enum ServerStep {
     NeedMore,
     /// Send these bytes, then go on receiving.
     Send(Message),
-    /// A session came about: send these bytes. Input that is left belongs to the session.
-    Done {
-        /// The session.
-        session: Session,
-        /// The last message of the handshake.
-        send: Message,
-    },
+    /// A session came about: send [`welcome`](Established::welcome) or [`turn_away`](Established::turn_away). Input
+    /// that is left belongs to the session.
+    Done(Box<Established>),
     /// The connection wants to be a lane: look its session up, then accept or refuse it. Input
     /// that is left belongs to the lane's handshake.
     Lane(LaneRequest),
@@ -50,17 +50,24 @@ pub enum ServerStep {
 impl ServerHandshake {
     /// Whether a client's hello has come and its proof is what is missing.
     pub fn has_hello(&self) -> bool {
-        matches!(self.state, State::Proof(_))
+        matches!(self.state, State::Confirm(_))
     }
+
+    /// Bytes of randomness that one needs: an ephemeral key, a session's id and its secret.
+    pub const ENTROPY_BYTES: usize = noise::ENTROPY_BYTES + SessionId::BYTES + SessionKey::BYTES;
 
     /// A handshake that waits for a client's hello.
     ///
-    /// `nonce` must be fresh from a cryptographic random source; without a key nobody is
+    /// `entropy` must be fresh from a cryptographic random source; without a key nobody is
     /// authenticated, and clients must have none either.
-    pub fn new(key: Option<&Key>, nonce: [u8; NONCE_BYTES], capabilities: u64) -> Self {
+    pub fn new(
+        key: Option<&Identity>,
+        entropy: [u8; Self::ENTROPY_BYTES],
+        capabilities: u64,
+    ) -> Self {
         Self {
             key: key.cloned(),
-            nonce,
+            entropy: Zeroizing::new(entropy),
             capabilities,
             busy: false,
             collector: Collector::new(),
@@ -82,7 +89,7 @@ impl ServerHandshake {
     pub fn receive(&mut self, input: &mut &[u8]) -> Result<ServerStep, HandshakeError> {
         match std::mem::replace(&mut self.state, State::Ended) {
             State::Hello => self.receive_hello(input),
-            State::Proof(pending) => self.receive_proof(input, pending),
+            State::Confirm(established) => self.receive_confirm(input, established),
             State::Ended => Err(HandshakeError::Ended),
         }
     }
@@ -90,13 +97,13 @@ impl ServerHandshake {
     /// What it means that the peer closed the connection now.
     pub fn closed(&self) -> HandshakeError {
         let (message, expected) = match &self.state {
-            State::Hello => ("client hello", CLIENT_HELLO_BYTES),
-            State::Proof(pending)
-                if pending.session.authenticated && self.collector.held() == 0 =>
+            State::Hello => ("client hello", HEAD_BYTES + self.first_bytes()),
+            State::Confirm(established)
+                if established.session.authenticated && self.collector.held() == 0 =>
             {
                 return HandshakeError::LeftAtProof;
             }
-            State::Proof(_) => ("client proof", MAC_BYTES),
+            State::Confirm(_) => ("client proof", CONFIRM_BYTES),
             State::Ended => return HandshakeError::Ended,
         };
         HandshakeError::Truncated {
@@ -111,7 +118,7 @@ impl ServerHandshake {
             self.state = State::Hello;
             return Ok(ServerStep::NeedMore);
         };
-        if head.version.major != Version::OURS.major {
+        if head.version != Version::OURS {
             let error = HandshakeError::Version {
                 ours: Version::OURS,
                 theirs: head.version,
@@ -120,13 +127,21 @@ impl ServerHandshake {
         }
         match head.kind {
             PURPOSE_CONTROL => {
-                if let Some(hello) = self.collector.message(input) {
-                    return self.answer(head, &hello);
+                // Another kind of hello may be shorter than what this side waits for.
+                if let Some(refused) = self.refuse_auth(head)? {
+                    return Ok(refused);
+                }
+                let whole = HEAD_BYTES + self.first_bytes();
+                if let Some(hello) = self.collector.bytes(input, whole) {
+                    let mut message = [0; HEAD_BYTES + MARKED_BYTES];
+                    message[..whole].copy_from_slice(hello);
+                    return self.answer(head, &message[..whole]);
                 }
             }
             PURPOSE_LANE | PURPOSE_RESUME => {
                 if let Some(hello) = self.collector.message::<LANE_HELLO_BYTES>(input) {
-                    return lane::request(head, hello, self.nonce);
+                    let entropy = Zeroizing::new(array(&*self.entropy, 0));
+                    return lane::request(head, hello, entropy);
                 }
             }
             other => {
@@ -142,81 +157,95 @@ impl ServerHandshake {
         Ok(ServerStep::NeedMore)
     }
 
-    fn answer(
-        &mut self,
-        head: Head,
-        client: &[u8; CLIENT_HELLO_BYTES],
-    ) -> Result<ServerStep, HandshakeError> {
-        let value = |field, expected, arrived| HandshakeError::Value {
-            message: "client hello",
-            field,
-            expected,
-            arrived,
-        };
-        let padding = u64::from_le_bytes(array(client, NONCE_AT + NONCE_BYTES));
-        if head.extra != 0 || padding != 0 {
-            return Err(value("padding", "0", padding | u64::from(head.extra)));
+    /// Bytes of a client hello behind its beginning.
+    fn first_bytes(&self) -> usize {
+        match self.key {
+            None => OPEN_BYTES,
+            Some(_) => MARKED_BYTES,
         }
-        match (self.key.is_some(), head.auth) {
-            (true, 1) | (false, 0) => {}
-            (true, 0) => return Ok(self.refuse(Status::KeyRequired, HandshakeError::KeyRequired)),
-            (false, 1) => {
-                return Ok(self.refuse(Status::KeyNotExpected, HandshakeError::KeyNotExpected));
-            }
+    }
+
+    /// The answer to a client that has no key where this side has one, or the other way round.
+    fn refuse_auth(&self, head: Head) -> Result<Option<ServerStep>, HandshakeError> {
+        let (status, error) = match (self.key.is_some(), head.auth) {
+            (true, 1) | (false, 0) => return Ok(None),
+            (true, 0) => (Status::KeyRequired, HandshakeError::KeyRequired),
+            (false, 1) => (Status::KeyNotExpected, HandshakeError::KeyNotExpected),
             (_, arrived) => return Err(value("authentication", "0 or 1", arrived.into())),
+        };
+        Ok(Some(self.refuse(status, error)))
+    }
+
+    fn answer(&mut self, head: Head, hello: &[u8]) -> Result<ServerStep, HandshakeError> {
+        if head.padding() != 0 {
+            return Err(value("padding", "0", head.padding()));
         }
         if self.busy {
             return Ok(self.refuse(Status::Busy, HandshakeError::Busy));
         }
-
-        let mut server: [u8; SERVER_HELLO_BYTES] = self.hello_head(Status::Ok).start();
-        server[CAPABILITIES_AT..NONCE_AT].copy_from_slice(&self.capabilities.to_le_bytes());
-        server[NONCE_AT..NONCE_AT + NONCE_BYTES].copy_from_slice(&self.nonce);
-        let key = self.key.as_ref();
-        let proof = Hellos {
-            client,
-            server: &server,
-        }
-        .server_proof(key);
-        server[mac::SERVER_HELLO_SIGNED..].copy_from_slice(&proof);
-
-        let hellos = Hellos {
-            client,
-            server: &server,
+        let (prologue, first) = hello.split_at(HEAD_BYTES);
+        let first = match &self.key {
+            None => first,
+            Some(identity) => {
+                let (first, mark) = first.split_at(KEYED_BYTES);
+                let expected = noise::mark(identity.public(), &hello[..HEAD_BYTES + KEYED_BYTES]);
+                if !bool::from(expected.ct_eq(mark)) {
+                    // Before anything that costs more than a hash.
+                    return Ok(self.refuse(Status::WrongKey, HandshakeError::WrongKey));
+                }
+                first
+            }
         };
-        let (id, session_key) = hellos.session(key);
-        let theirs = u64::from_le_bytes(array(client, CAPABILITIES_AT));
-        self.state = State::Proof(Pending {
-            proof: Proof(hellos.client_proof(key)),
-            session: Session {
-                id,
-                key: session_key,
-                capabilities: theirs & self.capabilities,
-                authenticated: key.is_some(),
-            },
-        });
+        let entropy = Zeroizing::new(array(&*self.entropy, 0));
+        let secret = self.key.as_ref().map_or(Secret::None, Secret::Server);
+        let mut state = noise::responder(&secret, prologue, entropy);
+        let Some(theirs) = noise::read::<CAPABILITIES_BYTES>(&mut state, first) else {
+            return Ok(self.refuse(Status::WrongKey, HandshakeError::WrongKey));
+        };
+        let session = Session {
+            id: SessionId(array(&*self.entropy, noise::ENTROPY_BYTES)),
+            key: SessionKey(array(
+                &*self.entropy,
+                noise::ENTROPY_BYTES + SessionId::BYTES,
+            )),
+            capabilities: u64::from_le_bytes(*theirs) & self.capabilities,
+            authenticated: self.key.is_some(),
+        };
+        // The client may not be one yet. Whoever does not know the pre-shared key cannot open this.
+        let mut payload = Zeroizing::new([0; SESSION_BYTES]);
+        let (id, rest) = payload.split_at_mut(SessionId::BYTES);
+        let (key, capabilities) = rest.split_at_mut(SessionKey::BYTES);
+        id.copy_from_slice(&session.id.0);
+        key.copy_from_slice(&session.key.0);
+        capabilities.copy_from_slice(&self.capabilities.to_le_bytes());
+        let mut server: [u8; SERVER_HELLO_BYTES] = self.hello_head(Status::Ok).start();
+        let second = noise::write::<SECOND_BYTES>(&mut state, &*payload);
+        server[HEAD_BYTES..].copy_from_slice(&second);
+        self.state = State::Confirm(Box::new(Established {
+            session,
+            records: records(state),
+        }));
         Ok(ServerStep::Send(Message::from(&server)))
     }
 
-    fn receive_proof(
+    fn receive_confirm(
         &mut self,
         input: &mut &[u8],
-        pending: Pending,
+        mut established: Box<Established>,
     ) -> Result<ServerStep, HandshakeError> {
-        let Some(arrived) = self.collector.message(input) else {
-            self.state = State::Proof(pending);
+        let Some(confirm) = self.collector.message::<CONFIRM_BYTES>(input) else {
+            self.state = State::Confirm(established);
             return Ok(ServerStep::NeedMore);
         };
-        let Pending { proof, session } = pending;
-        if !proof.is(&arrived) {
-            return Err(HandshakeError::WrongKey);
-        }
-        let send = Message::from(&welcome(session.id, &session.key, session.capabilities));
-        Ok(ServerStep::Done { session, send })
+        established
+            .records
+            .open_array::<0>(&confirm)
+            .map_err(|_| HandshakeError::WrongKey)?;
+        Ok(ServerStep::Done(established))
     }
 
     fn refuse(&self, status: Status, error: HandshakeError) -> ServerStep {
-        // No nonce and no proof: nothing for a stranger to learn from.
+        // Nothing behind the beginning: nothing for a stranger to learn from.
         let hello: [u8; SERVER_HELLO_BYTES] = self.hello_head(status).start();
         ServerStep::Refuse {
             send: Message::from(&hello),
@@ -229,27 +258,28 @@ impl ServerHandshake {
     }
 }
 
+impl std::fmt::Debug for ServerHandshake {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ServerHandshake")
+            .field("key", &self.key)
+            .field("state", &self.state)
+            .finish_non_exhaustive()
+    }
+}
+
+fn value(field: &'static str, expected: &'static str, arrived: u64) -> HandshakeError {
+    HandshakeError::Value {
+        message: "client hello",
+        field,
+        expected,
+        arrived,
+    }
+}
+
 #[derive(Debug)]
 enum State {
     Hello,
-    Proof(Pending),
+    /// The client has our hello; becomes valid once it has proved itself.
+    Confirm(Box<Established>),
     Ended,
-}
-
-/// What becomes valid once the client proved itself.
-#[derive(Debug)]
-struct Pending {
-    proof: Proof,
-    session: Session,
-}
-
-/// The last message: id, capabilities of both sides, proof under the session's key.
-pub(super) fn welcome(id: SessionId, key: &SessionKey, capabilities: u64) -> [u8; WELCOME_BYTES] {
-    let capabilities = capabilities.to_le_bytes();
-    let mut welcome = [0; WELCOME_BYTES];
-    welcome[..16].copy_from_slice(&id.0);
-    welcome[16..24].copy_from_slice(&capabilities);
-    let proof = mac::mac(&key.0, &[b"tcpx welcome", &id.0, &capabilities]);
-    welcome[24..].copy_from_slice(&proof);
-    welcome
 }

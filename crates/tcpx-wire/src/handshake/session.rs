@@ -3,6 +3,67 @@
 use std::fmt;
 
 use subtle::ConstantTimeEq;
+use zeroize::{Zeroize, ZeroizeOnDrop};
+
+use super::error::Status;
+use super::message::{CONFIRM_BYTES, WELCOME_BYTES};
+use super::{HandshakeError, Message};
+use crate::record::Records;
+
+/// A session and the control connection on which it came about.
+#[derive(Debug)]
+pub struct Established {
+    /// The session.
+    pub session: Session,
+    /// Seals and opens what follows on this connection.
+    pub records: Records,
+}
+
+impl Established {
+    /// The client's last message: it proves that the client knows the secrets.
+    pub(super) fn confirm(&mut self) -> Message {
+        self.record::<CONFIRM_BYTES>(&[])
+    }
+
+    /// The server takes the session: its last message.
+    pub fn welcome(&mut self) -> Message {
+        self.record::<WELCOME_BYTES>(&[Status::Ok as u8])
+    }
+
+    /// The server takes no session any more: its last message.
+    pub fn turn_away(&mut self) -> Message {
+        self.record::<WELCOME_BYTES>(&[Status::Busy as u8])
+    }
+
+    /// Reads what the server's first record seals.
+    ///
+    /// # Errors
+    /// [`HandshakeError::Busy`] when another client was faster, or it is no welcome.
+    pub fn read_welcome(opened: &[u8]) -> Result<(), HandshakeError> {
+        let [status] = *opened else {
+            return Err(HandshakeError::Truncated {
+                message: "welcome",
+                expected: 1,
+                arrived: opened.len(),
+            });
+        };
+        match Status::parse("welcome", status)? {
+            Status::Ok => Ok(()),
+            Status::Busy => Err(HandshakeError::Busy),
+            _ => Err(HandshakeError::Value {
+                message: "welcome",
+                field: "status",
+                expected: "0 or 4",
+                arrived: status.into(),
+            }),
+        }
+    }
+
+    fn record<const BYTES: usize>(&mut self, plain: &[u8]) -> Message {
+        let sealed = self.records.seal_array::<BYTES>(plain);
+        Message::from(&sealed.expect("the first records of a connection have numbers"))
+    }
+}
 
 /// An agreed session.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,33 +79,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// Capability bit: the control connection can be replaced by another one, which goes on where it
-    /// broke.
+    /// Capability bit: the network can go on over another control connection where one broke.
     pub const RESUMES: u64 = 1;
-
-    /// Capability bit: grants may ask for shorter chunks at a transfer's end.
-    pub const TAPERS: u64 = 2;
-
-    /// Capability bit: eager payloads may have more than 16 KiB.
-    pub const LONG_EAGER: u64 = 4;
-
-    /// Capability bit: chunk headers say how much follows the chunk at once.
-    pub const TELLS_BEHIND: u64 = 16;
-
-    /// Whether both sides say in a chunk's header how much follows it at once.
-    pub fn tells_behind(&self) -> bool {
-        self.capabilities & Self::TELLS_BEHIND != 0
-    }
-
-    /// Whether both sides take eager payloads of more than 16 KiB.
-    pub fn takes_long_eager(&self) -> bool {
-        self.capabilities & Self::LONG_EAGER != 0
-    }
-
-    /// Whether both sides know shorter chunks at a transfer's end.
-    pub fn tapers(&self) -> bool {
-        self.capabilities & Self::TAPERS != 0
-    }
 
     /// Whether both sides can replace the control connection.
     pub fn resumes(&self) -> bool {
@@ -73,8 +109,9 @@ impl fmt::Display for SessionId {
     }
 }
 
-/// The key of one session; `Debug` hides it.
-#[derive(Clone)]
+/// The secret of one session: random bytes that the server sent sealed. `Debug` hides it, and it is wiped from memory
+/// when it is dropped.
+#[derive(Clone, Zeroize, ZeroizeOnDrop)]
 pub struct SessionKey(pub(super) [u8; Self::BYTES]);
 
 impl SessionKey {
@@ -93,5 +130,16 @@ impl Eq for SessionKey {}
 impl fmt::Debug for SessionKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("SessionKey(hidden)")
+    }
+}
+
+/// A session for tests of what follows a handshake.
+#[cfg(test)]
+pub(crate) fn test_session(id: SessionId) -> Session {
+    Session {
+        id,
+        key: SessionKey([5; SessionKey::BYTES]),
+        capabilities: 0,
+        authenticated: true,
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tcpx_memory::{Fence, Lease, MemoryError, MemoryKind, Region, RegionSlice, SmallCopies, Work};
-use tcpx_wire::frame::{MAX_EAGER_BYTES, SHORT_EAGER_BYTES};
+use tcpx_wire::frame::MAX_EAGER_BYTES;
 use tcpx_wire::session::{OperationId, OperationKind};
 
 use super::Core;
@@ -25,6 +25,9 @@ const SPARE_BYTES: usize = 512 << 10;
 /// takes on a GPU at rest.
 const READ_LIMIT: Duration = Duration::from_micros(50);
 
+/// Most bytes of a message that goes over the control connection whatever is under way there.
+const SHORT_EAGER_BYTES: u64 = 16 * 1024;
+
 impl Core {
     /// Whether a message travels with its announcement, over the control connection: one above 16 KiB only
     /// while that connection brings what is under way sooner than the channels would, and takes a way that
@@ -33,7 +36,7 @@ impl Core {
         if !self.session.eager_allowed(bytes) {
             return false;
         }
-        if bytes <= SHORT_EAGER_BYTES as u64 {
+        if bytes <= SHORT_EAGER_BYTES {
             return true;
         }
         if self.lanes_beside == 0 {

@@ -1,12 +1,13 @@
 //! A control connection that breaks, or falls silent, while the peer lives: another one takes its place,
 //! over any way that works, and goes on with the frame that the peer expects next.
 
-use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tcpx_net::{Congestion, LaneInbox, Side, Way, dial_control_again, is_unanswered};
+use tcpx_net::{
+    Congestion, ControlStream, LaneInbox, Side, Way, dial_control_again, is_unanswered,
+};
 use tcpx_wire::{Time, handshake};
 
 use super::Core;
@@ -60,7 +61,7 @@ enum Suspect {
 struct Dial {
     session: handshake::Session,
     congestion: Congestion,
-    opened: Mutex<Option<TcpStream>>,
+    opened: Mutex<Option<ControlStream>>,
     /// A thread is at it.
     busy: AtomicBool,
     driver: Arc<Driver>,
@@ -117,7 +118,7 @@ impl Resume {
         }
     }
 
-    fn arrived(&self) -> Option<TcpStream> {
+    fn arrived(&self) -> Option<ControlStream> {
         match &self.side {
             Source::Take(inbox) => inbox.take_control(),
             Source::Dial { inner, .. } => inner

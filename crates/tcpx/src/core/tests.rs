@@ -5,13 +5,16 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::atomic::Ordering;
 
 use tcpx_memory::{Access, CopyWorker, Region};
+use tcpx_net::ControlStream;
 use tcpx_wire::frame::{Frame, Grant, Settings, TransferId, encode};
+use tcpx_wire::record::Records;
 use tcpx_wire::session::{Config, OperationKind, ReceiveRequest, SendRequest};
 use tcpx_wire::{Level, Role, Tag};
 
 use super::channels::tests::{Log, Quiet};
 use super::*;
 use crate::connection::{Handle, Patience, PeerInfo, Shared};
+use crate::control::tests::records;
 use crate::driver::Driver;
 use crate::transfer::{Transfer, TransferState};
 
@@ -21,6 +24,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 pub(crate) struct Scene {
     pub(crate) core: Core,
     peer: TcpStream,
+    records: Records,
     /// Frames that the peer has said.
     said: u32,
     channel: Arc<Log>,
@@ -51,6 +55,7 @@ impl Scene {
         let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (stream, address) = listener.accept().unwrap();
         stream.set_nonblocking(true).unwrap();
+        let (records, theirs) = records(1);
         let mut session = Session::new(Config::new(settings()), Time(0)).unwrap();
         session.ready();
         for frame in [Frame::Settings(settings()), Frame::Ready] {
@@ -60,7 +65,7 @@ impl Scene {
         let channel = Arc::<Log>::default();
         let mut core = Core::new(Parts {
             session,
-            control: Control::new(stream, &[], false),
+            control: Control::new(ControlStream { stream, records }, false, false),
             channels: vec![Box::new(Quiet(Arc::clone(&channel)))],
             unpacker: Unpacker::new(CopyWorker::host().unwrap(), None),
             gpu: None,
@@ -77,6 +82,7 @@ impl Scene {
         Self {
             core,
             peer,
+            records: theirs,
             said: 0,
             channel,
             driver,
@@ -138,7 +144,17 @@ impl Scene {
             encode(&frame, self.said, &mut bytes).unwrap();
             self.said += 1;
         }
-        self.peer.write_all(&bytes).unwrap();
+        self.write(&bytes);
+    }
+
+    /// The peer seals these bytes and writes them.
+    fn write(&mut self, mut bytes: &[u8]) {
+        let mut sealed = Vec::new();
+        while !bytes.is_empty() {
+            let count = self.records.seal(bytes, &mut sealed).unwrap();
+            bytes = &bytes[count..];
+        }
+        self.peer.write_all(&sealed).unwrap();
     }
 
     /// What began last as the program has it, and no engine's thread that looks after it.
@@ -211,7 +227,7 @@ fn a_part_of_a_frame_shows_that_the_peer_lives() {
         while scene.core.now() == before {
             scene.core.tick();
         }
-        scene.peer.write_all(part).unwrap();
+        scene.write(part);
         scene.drive();
         assert!(scene.core.session.heard() > before);
     }

@@ -1,6 +1,6 @@
 //! A peer with the key that speaks the protocol by hand.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Instant;
 
@@ -9,12 +9,14 @@ use tcpx_net::dial::dial_lane;
 use tcpx_net::{DialOptions, dial};
 use tcpx_wire::Settings;
 use tcpx_wire::frame::{Frame, encode};
-use tcpx_wire::handshake::Session;
+use tcpx_wire::handshake::{Established, Session};
+use tcpx_wire::record::{LENGTH_BYTES, Records, sealed_bytes};
 
 use crate::LONG;
 
 pub(crate) struct Peer {
     pub(crate) stream: TcpStream,
+    records: Records,
     sequence: u32,
 }
 
@@ -30,8 +32,13 @@ impl Peer {
         let stream = dialled.stream;
         let mut peer = Self {
             stream,
+            records: dialled.records,
             sequence: 0,
         };
+        // Before that the server may not know the session.
+        let mut welcome = [0; sealed_bytes(1)];
+        peer.stream.read_exact(&mut welcome).expect("a welcome");
+        Established::read_welcome(&peer.open(&welcome)).expect("a welcome");
         let settings = Frame::Settings(Settings {
             network: "tcp".into(),
             channels: 1,
@@ -50,11 +57,30 @@ impl Peer {
         (peer, dialled.session)
     }
 
+    /// A frame as it goes over the connection.
     pub(crate) fn encode(&mut self, frame: &Frame) -> Vec<u8> {
         let mut bytes = Vec::new();
         encode(frame, self.sequence, &mut bytes).expect("a legal frame");
         self.sequence = self.sequence.wrapping_add(1);
-        bytes
+        let (mut rest, mut sealed) = (bytes.as_slice(), Vec::new());
+        while !rest.is_empty() {
+            let count = self.records.seal(rest, &mut sealed);
+            rest = &rest[count.expect("a peer has records enough")..];
+        }
+        sealed
+    }
+
+    /// What these bytes sealed, which the other side has written behind its welcome.
+    pub(crate) fn open(&mut self, mut bytes: &[u8]) -> Vec<u8> {
+        let mut opened = Vec::new();
+        while let Some(length) = Records::length(bytes).expect("a record") {
+            let (sealed, rest) = bytes[LENGTH_BYTES..].split_at(length);
+            let mut out = vec![0; length];
+            let count = self.records.open(sealed, &mut out).expect("a good record");
+            opened.extend_from_slice(&out[..count]);
+            bytes = rest;
+        }
+        opened
     }
 
     pub(crate) fn send(&mut self, frame: &Frame) {

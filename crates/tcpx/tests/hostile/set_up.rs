@@ -1,17 +1,15 @@
 //! A side that gives the set-up up says why, and the other one neither waits longer nor has to guess.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use tcpx::{Auth, Endpoint, Error, Options, TcpNetwork};
 use tcpx_net::dial::dial_lane;
-use tcpx_net::{Channel, DialOptions, Exchange, Network, NetworkError, Setup, SocketError, dial};
-use tcpx_wire::Settings;
-use tcpx_wire::frame::{Frame, FrameDecoder, GoodbyeReason, MAX_EAGER_BYTES, SHORT_EAGER_BYTES};
-use tcpx_wire::handshake::Session;
+use tcpx_net::{Channel, DialOptions, Exchange, Network, NetworkError, Setup, SocketError};
+use tcpx_wire::frame::{Frame, FrameDecoder, GoodbyeReason};
 
 use crate::peer::Peer;
 use crate::{LONG, key, local};
@@ -65,12 +63,13 @@ impl Network for Nowhere {
 }
 
 /// The goodbye of a side that gives up.
-fn goodbye(stream: &mut TcpStream) -> String {
-    stream.set_read_timeout(Some(LONG)).expect("a socket");
+fn goodbye(peer: &mut Peer) -> String {
+    peer.stream.set_read_timeout(Some(LONG)).expect("a socket");
     let mut bytes = Vec::new();
-    stream
+    peer.stream
         .read_to_end(&mut bytes)
         .expect("an orderly end, not a reset");
+    let bytes = peer.open(&bytes);
     let (mut decoder, mut rest) = (FrameDecoder::new(), bytes.as_slice());
     while let Some(frame) = decoder.next(&mut rest).expect("a legal frame") {
         if let Frame::Goodbye { reason, detail } = frame {
@@ -108,41 +107,43 @@ fn both_ends_say_why_the_set_up_failed() {
     }
 }
 
-/// What the peer says of itself.
-fn settings(mut stream: TcpStream) -> Settings {
-    stream.set_nonblocking(false).expect("a socket");
-    stream.set_read_timeout(Some(LONG)).expect("a socket");
-    let (mut decoder, mut bytes) = (FrameDecoder::new(), [0; 4096]);
-    loop {
-        let count = stream.read(&mut bytes).expect("its settings");
-        assert!(count > 0, "no settings");
-        match decoder.next(&mut &bytes[..count]).expect("a legal frame") {
-            Some(Frame::Settings(settings)) => return settings,
-            Some(other) => panic!("{other:?}"),
-            None => {}
-        }
-    }
-}
-
 #[test]
-fn a_peer_that_does_not_know_long_eager_payloads_is_told_of_none() {
+fn a_client_that_another_one_overtakes_hears_that_the_server_is_busy() {
     let auth = Auth::Key(key());
-    let endpoint = Endpoint::listen(local(), options(&auth)).expect("a free port");
-    for (capabilities, longest) in [
-        (0, SHORT_EAGER_BYTES),
-        (Session::LONG_EAGER, MAX_EAGER_BYTES),
-    ] {
-        let settings = thread::scope(|scope| {
-            let accepted = scope.spawn(|| endpoint.accept(LONG).map(drop));
-            let mut until = DialOptions::until(Instant::now() + LONG);
-            until.capabilities = capabilities;
-            let dialled = dial(endpoint.local_addr(), &auth, &until).expect("it listens");
-            let settings = settings(dialled.stream);
-            accepted.join().expect("no panic").expect_err("we are gone");
-            settings
-        });
-        assert_eq!(settings.eager_limit, longest as u32);
-    }
+    let mut once = options(&auth);
+    once.one_time = true;
+    let endpoint = Endpoint::listen(local(), once).expect("a free port");
+    let server = endpoint.local_addr();
+    // Between the first client and the server: holds its proof back until another client is done.
+    let between = TcpListener::bind(local()).expect("a free port");
+    let address = between.local_addr().expect("it is bound");
+    let faster = options(&auth);
+    let relay = thread::spawn(move || {
+        let mut client = between.accept().expect("it comes").0;
+        let mut upstream = TcpStream::connect(server).expect("it listens");
+        let mut bytes = [0; 4096];
+        let hello = client.read(&mut bytes).expect("its hello");
+        upstream.write_all(&bytes[..hello]).expect("it reads");
+        let answer = upstream.read(&mut bytes).expect("its answer");
+        client.write_all(&bytes[..answer]).expect("it reads");
+        let proof = client.read(&mut bytes).expect("its proof");
+        let overtaking = thread::spawn(move || Endpoint::connect(server, &faster));
+        let accepted = endpoint.accept(LONG).expect("the faster one");
+        upstream.write_all(&bytes[..proof]).expect("it reads");
+        while let Ok(count @ 1..) = upstream.read(&mut bytes) {
+            client.write_all(&bytes[..count]).expect("it reads");
+        }
+        assert_eq!(endpoint.refusals().count, 1);
+        let faster = overtaking.join().expect("no panic");
+        drop((faster.expect("it is set up"), accepted));
+    });
+    let error = Endpoint::connect(address, &options(&auth)).map(drop);
+    let error = error.expect_err("the key is spent");
+    assert!(
+        matches!(error, Error::Network(NetworkError::Busy { .. })),
+        "{error:?}"
+    );
+    relay.join().expect("no panic");
 }
 
 #[test]
@@ -192,7 +193,7 @@ fn what_a_peer_sends_that_nobody_can_use_is_named_to_it() {
     // More that the other side has not read when it gives up must not make a reset of its words.
     let more = peer.encode(&Frame::Ready);
     peer.stream.write_all(&more).expect("it is open");
-    let said = goodbye(&mut peer.stream);
+    let said = goodbye(&mut peer);
     drop(peer);
     let error = accepting.join().expect("no panic").expect_err("no set-up");
     assert!(matches!(

@@ -8,30 +8,55 @@ fn a_lane_joins_its_session_even_when_no_new_session_is_taken() {
         (request.session(), request.lane(), request.lanes()),
         (session.id, 3, 8)
     );
-    let (mut server, challenge) = request.accept(&session.key);
-    let proof = sent(client.receive(&mut &challenge[..]));
-    let Ok(Step::Done(accepted)) = server.receive(&mut &proof[..]) else {
+    let (mut server, answer) = request.accept(&session.key).unwrap();
+    let (proof, mut ours) = sent_last(client.receive(&mut &answer[..]));
+    let Ok(Step::Done(mut accepted)) = server.receive(&mut &proof[..]) else {
         panic!("the proof did not fit");
     };
     assert_eq!(
         (accepted.session, accepted.lane, accepted.lanes),
         (session.id, 3, 8)
     );
-    assert_eq!(client.receive(&mut &accepted.send[..]), Ok(Step::Done(())));
-    assert_eq!(server.receive(&mut &proof[..]), Err(HandshakeError::Ended));
+    assert_sealed_between(&mut ours, &mut accepted.records);
+    assert_sealed_between(&mut accepted.records, &mut ours);
+    for ended in [
+        client.receive(&mut &answer[..]).map(drop),
+        server.receive(&mut &proof[..]).map(drop),
+    ] {
+        assert_eq!(ended, Err(HandshakeError::Ended));
+    }
 }
 
 #[test]
 fn a_lane_of_another_session_stays_out() {
     let session = session();
     let (mut client, request) = lane_request(&session, 0, 1);
-    let other = SessionKey([9; 32]);
-    let (mut server, challenge) = request.accept(&other);
-    let proof = sent(client.receive(&mut &challenge[..]));
+    let proof = HandshakeError::LaneProof { lane: 0 };
+    let (answer, error) = *request.accept(&SessionKey([9; 32])).map(drop).unwrap_err();
+    assert_eq!(error, proof);
+    assert_eq!(client.receive(&mut &answer[..]).unwrap_err(), proof);
+}
+
+/// A recorded hello gets an answer that whoever replays it cannot use, and its proof fits no other answer.
+#[test]
+fn a_recorded_lane_joins_nothing() {
+    let session = session();
+    let (mut client, hello) = LaneClient::new(&session, 0, 1, [3; 32]).unwrap();
+    let answer = |entropy| {
+        let step = ServerHandshake::new(None, [entropy; 80], 0).receive(&mut &hello[..]);
+        let Ok(ServerStep::Lane(request)) = step else {
+            panic!("a good hello");
+        };
+        request.accept(&session.key).unwrap()
+    };
+    let (mut first, for_client) = answer(1);
+    let (mut again, _) = answer(2);
+    let (proof, _) = sent_last(client.receive(&mut &for_client[..]));
     assert_eq!(
-        server.receive(&mut &proof[..]),
-        Err(HandshakeError::LaneProof { lane: 0 })
+        again.receive(&mut &proof[..]).unwrap_err(),
+        HandshakeError::LaneProof { lane: 0 }
     );
+    assert!(matches!(first.receive(&mut &proof[..]), Ok(Step::Done(_))));
 }
 
 #[test]
@@ -49,7 +74,7 @@ fn each_refusal_of_a_lane_reaches_the_client() {
         let (mut client, request) = lane_request(&session, 3, 8);
         let (message, error) = request.refuse(refusal);
         assert_eq!(error, expected);
-        assert_eq!(client.receive(&mut &message[..]), Err(expected));
+        assert_eq!(client.receive(&mut &message[..]).unwrap_err(), expected);
     }
 }
 
@@ -80,31 +105,27 @@ fn a_control_connection_takes_the_place_of_another_with_the_sessions_key() {
     };
     assert!(request.resumes());
     assert_eq!(request.session(), session.id);
-    let (mut server, challenge) = request.accept(&session.key);
-    let proof = sent(client.receive(&mut &challenge[..]));
-    let Ok(Step::Done(accepted)) = server.receive(&mut &proof[..]) else {
+    let (mut server, answer) = request.accept(&session.key).unwrap();
+    let (proof, mut ours) = sent_last(client.receive(&mut &answer[..]));
+    let Ok(Step::Done(mut accepted)) = server.receive(&mut &proof[..]) else {
         panic!("the proof did not fit");
     };
     assert!(accepted.resumes);
-    assert_eq!(client.receive(&mut &accepted.send[..]), Ok(Step::Done(())));
+    assert_sealed_between(&mut ours, &mut accepted.records);
 }
 
 #[test]
 fn a_lane_is_not_turned_into_a_control_connection_on_the_way() {
     let session = session();
-    let (mut client, hello) = LaneClient::new(&session, 0, 1, [3; 32]).unwrap();
+    let (_, hello) = LaneClient::new(&session, 0, 1, [3; 32]).unwrap();
     let mut changed = hello.to_vec();
     changed[12] = 2;
     let Ok(ServerStep::Lane(request)) = server(None).receive(&mut &changed[..]) else {
         panic!("a good hello");
     };
-    let (mut server, challenge) = request.accept(&session.key);
-    let proof = sent(client.receive(&mut &challenge[..]));
-    assert_eq!(
-        server.receive(&mut &proof[..]),
-        Err(HandshakeError::LaneProof { lane: 0 })
-    );
+    let (_, error) = *request.accept(&session.key).map(drop).unwrap_err();
+    assert_eq!(error, HandshakeError::LaneProof { lane: 0 });
     let mut wrong = LaneClient::resume(&session, [3; 32]).1.to_vec();
     wrong[16] = 2;
-    assert!(super::server(None).receive(&mut &wrong[..]).is_err());
+    assert!(server(None).receive(&mut &wrong[..]).is_err());
 }

@@ -1,0 +1,210 @@
+//! The Noise protocol framework (revision 34) as the handshakes use it, by the crate `snow`.
+
+use curve25519_dalek::montgomery::MontgomeryPoint;
+use hkdf::Hkdf;
+use sha2::Sha256;
+use snow::params::{CipherChoice, DHChoice, HashChoice};
+use snow::resolvers::{CryptoResolver, RingResolver};
+use snow::types::{Cipher, Dh, Hash, Random};
+use snow::{Builder, HandshakeState};
+use zeroize::Zeroizing;
+
+use crate::key::{ClientKey, Identity, STATIC_BYTES};
+
+/// Bytes of an ephemeral public key, which begins every message of a handshake.
+pub(super) const EPHEMERAL_BYTES: usize = 32;
+/// Bytes by which sealing makes something longer.
+pub(super) const TAG_BYTES: usize = 16;
+/// Bytes of a [`mark`].
+pub(super) const MARK_BYTES: usize = 16;
+/// Random bytes for one ephemeral key.
+pub(super) const ENTROPY_BYTES: usize = 32;
+
+/// The client knows the server's static key, both know a pre-shared key.
+const KEYED: &str = "Noise_NKpsk2_25519_AESGCM_SHA256";
+/// Nobody knows anything.
+const OPEN: &str = "Noise_NN_25519_AESGCM_SHA256";
+/// Both know a secret of their session.
+const IN_SESSION: &str = "Noise_NNpsk0_25519_AESGCM_SHA256";
+
+/// The invariant of every call of `snow` here but reading what a peer sent.
+const OWN: &str = "the suite has this pattern and all that it needs, and buffers are large enough";
+
+/// What a side brings to a handshake.
+pub(super) enum Secret<'a> {
+    /// Nothing.
+    None,
+    /// A client's key.
+    Client(&'a ClientKey),
+    /// What a server has.
+    Server(&'a Identity),
+    /// The secret of a session.
+    Session(&'a [u8; 32]),
+}
+
+/// The beginning of a handshake; `prologue` is what both sides must have seen alike.
+pub(super) fn initiator(
+    secret: &Secret<'_>,
+    prologue: &[u8],
+    entropy: Zeroizing<[u8; ENTROPY_BYTES]>,
+) -> HandshakeState {
+    build(secret, prologue, entropy, |builder| {
+        builder.build_initiator()
+    })
+}
+
+/// The other side of it.
+pub(super) fn responder(
+    secret: &Secret<'_>,
+    prologue: &[u8],
+    entropy: Zeroizing<[u8; ENTROPY_BYTES]>,
+) -> HandshakeState {
+    build(secret, prologue, entropy, |builder| {
+        builder.build_responder()
+    })
+}
+
+fn build(
+    secret: &Secret<'_>,
+    prologue: &[u8],
+    entropy: Zeroizing<[u8; ENTROPY_BYTES]>,
+    finish: impl FnOnce(Builder<'_>) -> Result<HandshakeState, snow::Error>,
+) -> HandshakeState {
+    let name = match secret {
+        Secret::None => OPEN,
+        Secret::Client(_) | Secret::Server(_) => KEYED,
+        Secret::Session(_) => IN_SESSION,
+    };
+    let suite = Box::new(Suite { entropy });
+    let builder = Builder::with_resolver(name.parse().expect(OWN), suite);
+    let builder = builder.prologue(prologue).expect(OWN);
+    let built = match secret {
+        Secret::None => finish(builder),
+        Secret::Client(key) => {
+            let psk = key.psk();
+            let builder = builder.remote_public_key(key.public()).expect(OWN);
+            finish(builder.psk(2, &psk).expect(OWN))
+        }
+        Secret::Server(identity) => {
+            let builder = builder.local_private_key(identity.private()).expect(OWN);
+            finish(builder.psk(2, identity.psk()).expect(OWN))
+        }
+        Secret::Session(secret) => finish(builder.psk(0, secret).expect(OWN)),
+    };
+    built.expect(OWN)
+}
+
+/// Writes a handshake's next message; `BYTES` is its length.
+pub(super) fn write<const BYTES: usize>(state: &mut HandshakeState, payload: &[u8]) -> [u8; BYTES] {
+    // A message without a tag needs the room for one all the same.
+    let mut room = [0; 128];
+    let written = state.write_message(payload, &mut room).expect(OWN);
+    debug_assert_eq!(written, BYTES);
+    std::array::from_fn(|at| room[at])
+}
+
+/// Reads the peer's message; `None`: it is not what the peer would have sent, who knows the secret.
+pub(super) fn read<const BYTES: usize>(
+    state: &mut HandshakeState,
+    message: &[u8],
+) -> Option<Zeroizing<[u8; BYTES]>> {
+    let mut room = Zeroizing::new([0; 128]);
+    let read = state.read_message(message, &mut *room).ok()?;
+    (read == BYTES).then(|| Zeroizing::new(std::array::from_fn(|at| room[at])))
+}
+
+/// Shows at the cost of a hash that whoever sent a hello knows the server's public key: the beginning of
+/// HMAC-SHA256 (which is HKDF's first step) over the hello up to here.
+pub(super) fn mark(public: &[u8; STATIC_BYTES], hello: &[u8]) -> [u8; MARK_BYTES] {
+    let (mac, _) = Hkdf::<Sha256>::extract(Some(public), hello);
+    std::array::from_fn(|at| mac[at])
+}
+
+/// The public half of a static key pair.
+pub(crate) fn public_key(private: &[u8; STATIC_BYTES]) -> [u8; STATIC_BYTES] {
+    MontgomeryPoint::mul_base_clamped(*private).to_bytes()
+}
+
+/// X25519 from `curve25519-dalek`; AES-256-GCM and SHA-256 from `ring`, which uses the processor's instructions.
+struct Suite {
+    entropy: Zeroizing<[u8; ENTROPY_BYTES]>,
+}
+
+impl CryptoResolver for Suite {
+    fn resolve_rng(&self) -> Option<Box<dyn Random>> {
+        Some(Box::new(Given(Some(self.entropy.clone()))))
+    }
+
+    fn resolve_dh(&self, choice: &DHChoice) -> Option<Box<dyn Dh>> {
+        matches!(choice, DHChoice::Curve25519).then(|| Box::<X25519>::default() as Box<dyn Dh>)
+    }
+
+    fn resolve_hash(&self, choice: &HashChoice) -> Option<Box<dyn Hash>> {
+        RingResolver.resolve_hash(choice)
+    }
+
+    fn resolve_cipher(&self, choice: &CipherChoice) -> Option<Box<dyn Cipher>> {
+        RingResolver.resolve_cipher(choice)
+    }
+}
+
+/// Random bytes that the caller brought, for one ephemeral key and no second one.
+struct Given(Option<Zeroizing<[u8; ENTROPY_BYTES]>>);
+
+impl Random for Given {
+    fn try_fill_bytes(&mut self, out: &mut [u8]) -> Result<(), snow::Error> {
+        let given = self.0.take().ok_or(snow::Error::Rng)?;
+        if out.len() != given.len() {
+            return Err(snow::Error::Rng);
+        }
+        out.copy_from_slice(&*given);
+        Ok(())
+    }
+}
+
+/// A key pair of RFC 7748; its private half is wiped from memory when it is dropped.
+#[derive(Default)]
+struct X25519 {
+    private: Zeroizing<[u8; STATIC_BYTES]>,
+    public: [u8; STATIC_BYTES],
+}
+
+impl Dh for X25519 {
+    fn name(&self) -> &'static str {
+        "25519"
+    }
+
+    fn pub_len(&self) -> usize {
+        STATIC_BYTES
+    }
+
+    fn priv_len(&self) -> usize {
+        STATIC_BYTES
+    }
+
+    fn set(&mut self, private: &[u8]) {
+        self.private.copy_from_slice(private);
+        self.public = public_key(&self.private);
+    }
+
+    fn generate(&mut self, rng: &mut dyn Random) -> Result<(), snow::Error> {
+        rng.try_fill_bytes(&mut *self.private)?;
+        self.public = public_key(&self.private);
+        Ok(())
+    }
+
+    fn pubkey(&self) -> &[u8] {
+        &self.public
+    }
+
+    fn privkey(&self) -> &[u8] {
+        &*self.private
+    }
+
+    fn dh(&self, public: &[u8], out: &mut [u8]) -> Result<(), snow::Error> {
+        let public = public.first_chunk().ok_or(snow::Error::Dh)?;
+        let shared = MontgomeryPoint(*public).mul_clamped(*self.private);
+        out[..STATIC_BYTES].copy_from_slice(shared.as_bytes());
+        Ok(())
+    }
+}
