@@ -95,6 +95,7 @@ impl PostedReceives {
 
 impl Target for PostedReceives {
     type Claim = Reading;
+    const LOW_WATER: usize = 128 << 10;
 
     fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
