@@ -17,8 +17,8 @@ use coalescer::ReceiveCoalescer;
 
 /// Bytes that a lane may read before the others of its loop get their turn.
 const TURN_BYTES: usize = 4 << 20;
-/// In the middle of a payload the lane is not woken for less than this.
-const LOW_WATER: usize = 128 << 10;
+/// In the middle of many chunks the lane acknowledges no fewer bytes than this.
+const ACKNOWLEDGED_TOGETHER: u64 = 256 << 10;
 /// Bytes of an acknowledgement: how many bytes of the stream's chunks were read, to the end of a chunk.
 pub const ACKNOWLEDGEMENT_BYTES: usize = 8;
 
@@ -31,6 +31,9 @@ pub trait Target: Send + Debug {
     const PREAMBLE_BYTES: usize = 0;
     /// The lane tells the sender how far it has read, on the same socket: its chunks are kept until then.
     const ACKNOWLEDGES: bool = false;
+
+    /// In the middle of a payload the lane is not woken for fewer bytes than this.
+    const LOW_WATER: usize;
 
     /// The lane's stream.
     fn socket(&self) -> BorrowedFd<'_>;
@@ -150,6 +153,8 @@ pub struct ReceiveLane<T: Target> {
     coalescer: ReceiveCoalescer,
     /// Bytes of chunks that were read to their end.
     read: u64,
+    /// Those that the sender was told of.
+    acknowledged: u64,
 }
 
 #[derive(Debug)]
@@ -192,6 +197,7 @@ impl<T: Target> ReceiveLane<T> {
             low_water: 1,
             coalescer: ReceiveCoalescer::default(),
             read: 0,
+            acknowledged: 0,
         }
     }
 
@@ -346,13 +352,21 @@ impl<T: Target> ReceiveLane<T> {
         Ok(Step::Moved(bytes))
     }
 
-    /// Tells the sender that a chunk was read. Before the owner hears of it, which may close then, and so may its
-    /// process.
+    /// A chunk was read to its end, of which the sender hears now if it was told of little lately, else before the
+    /// lane rests.
     fn acknowledge(&mut self, header: &ChunkHeader) -> io::Result<()> {
-        if !T::ACKNOWLEDGES {
+        self.read += ChunkHeader::BYTES as u64 + u64::from(header.length);
+        match self.read - self.acknowledged >= ACKNOWLEDGED_TOGETHER {
+            true => self.tell_sender(),
+            false => Ok(()),
+        }
+    }
+
+    fn tell_sender(&mut self) -> io::Result<()> {
+        if !T::ACKNOWLEDGES || self.acknowledged == self.read {
             return Ok(());
         }
-        self.read += ChunkHeader::BYTES as u64 + u64::from(header.length);
+        self.acknowledged = self.read;
         match calls::send_bytes(self.target.socket(), &self.read.to_le_bytes())? {
             Moved::Bytes(ACKNOWLEDGEMENT_BYTES) => Ok(()),
             // Those of the chunks that a sender leaves unacknowledged fit any buffer.
@@ -375,7 +389,7 @@ impl<T: Target> ReceiveLane<T> {
             _ if waits => 1,
             State::Payload { header, done, .. } => {
                 let more = self.coalescer.low_water();
-                more.unwrap_or_else(|| (header.length as usize - done).min(LOW_WATER))
+                more.unwrap_or_else(|| (header.length as usize - done).min(T::LOW_WATER))
             }
             State::Header => self.coalescer.low_water().unwrap_or(1),
             _ => 1,
@@ -387,6 +401,11 @@ impl<T: Target> ReceiveLane<T> {
             true => Turn::Nap,
             false => Turn::Rest,
         }
+    }
+
+    fn end(&mut self, end: End) -> Turn {
+        self.target.ended(end);
+        Turn::End
     }
 
     /// The chunk that the lane does not read because it has no place now, and how much of it was read.
@@ -449,11 +468,16 @@ impl<T: Target> Source for ReceiveLane<T> {
             };
             match step {
                 Step::Moved(bytes) => share = share.saturating_sub(bytes),
-                Step::Rest => return self.rest(TURN_BYTES - share),
-                Step::End(end) => {
-                    self.target.ended(end);
-                    return Turn::End;
-                }
+                Step::Rest => match self.tell_sender() {
+                    Ok(()) => return self.rest(TURN_BYTES - share),
+                    Err(cause) => {
+                        return self.end(End::Broken {
+                            within: None,
+                            cause,
+                        });
+                    }
+                },
+                Step::End(end) => return self.end(end),
             }
         }
         if self.coalescer.goes_on(Instant::now) {
@@ -463,6 +487,8 @@ impl<T: Target> Source for ReceiveLane<T> {
     }
 
     fn finish(&mut self) {
+        // Whose comm has everything may close right after, and its process end.
+        let _ = self.tell_sender();
         if let State::Payload { claim, .. } = std::mem::replace(&mut self.state, State::Header) {
             self.target.put_back(claim);
         }

@@ -197,7 +197,7 @@ impl<O: Owner> SendLane<O> {
         }
         let mut share = TURN_BYTES;
         while share > 0 {
-            if self.current.is_none() {
+            if self.current.is_none() && share < TURN_BYTES {
                 self.read_acknowledgements()?;
             }
             if let Some(turn) = self.take() {

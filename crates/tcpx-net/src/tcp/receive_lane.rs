@@ -87,6 +87,7 @@ impl OpenWindows {
 
 impl Target for OpenWindows {
     type Claim = Reading;
+    const LOW_WATER: usize = 128 << 10;
 
     fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
