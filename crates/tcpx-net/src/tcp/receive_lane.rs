@@ -96,7 +96,10 @@ impl Target for OpenWindows {
         if header.behind > 0 && !self.shared.tells_behind {
             return Err(Violation {
                 expected: "a chunk that says nothing of those behind it".to_owned(),
-                arrived: format!("{} units behind chunk {} of window {}", header.behind, header.sequence, header.transfer),
+                arrived: format!(
+                    "{} units behind chunk {} of window {}",
+                    header.behind, header.sequence, header.transfer
+                ),
                 chunk: Some(*header),
             });
         }
