@@ -33,13 +33,14 @@ pub(super) struct Window {
     cut: ChunkPlan,
     /// Number of its first chunk among those of all windows.
     first: u64,
-    destination: RegionSlice,
     fence: Option<Fence>,
     state: Mutex<WindowState>,
 }
 
 #[derive(Debug)]
 struct WindowState {
+    /// `None` once nothing points at its memory any more. A lane may hold the window for longer.
+    destination: Option<RegionSlice>,
     /// How its transfer is cut, once a chunk of that has come.
     plan: Option<ChunkPlan>,
     /// Chunks that a lane has, or has had to their last byte.
@@ -57,9 +58,7 @@ struct WindowState {
     failed: Option<(u32, ChannelError)>,
     /// It takes no chunk any more.
     closing: bool,
-    /// Nothing points at its memory any more.
-    closed: bool,
-    /// The owner was told that, or need not be.
+    /// The owner was told that nothing points at its memory any more, or need not be.
     is_told: bool,
     /// The owner will look at it.
     is_ready: bool,
@@ -148,12 +147,12 @@ impl WindowState {
         }
     }
 
-    /// Nothing points at the memory, and nothing will.
+    /// Nobody has a chunk, and nobody will: lets go of the memory.
     fn ends(&mut self) -> bool {
         let all_placed = self.plan.is_some() && self.left == 0;
         let is_over = self.claims.is_empty() && self.copying == 0 && (self.closing || all_placed);
         self.closing |= is_over;
-        is_over && !std::mem::replace(&mut self.closed, true)
+        is_over && self.destination.take().is_some()
     }
 }
 
@@ -183,9 +182,9 @@ impl ReceiveTable {
             token: window.token,
             cut: window.cut,
             first,
-            destination: window.destination,
             fence: window.fence,
             state: Mutex::new(WindowState {
+                destination: Some(window.destination),
                 plan: None,
                 taken: vec![0; words],
                 again: Vec::new(),
@@ -195,7 +194,6 @@ impl ReceiveTable {
                 news: Vec::with_capacity(chunks as usize),
                 failed: None,
                 closing: false,
-                closed: false,
                 is_told: false,
                 is_ready: false,
             }),
@@ -258,7 +256,8 @@ impl ReceiveTable {
                 chunk: Some(*header),
             });
         }
-        let Ok(destination) = window.destination.slice(range) else {
+        let place = state.destination.as_ref();
+        let Some(Ok(destination)) = place.map(|all| all.slice(range)) else {
             return Err(window.misfit(header));
         };
         WindowState::set(&mut state.taken, index, true);
@@ -389,7 +388,7 @@ impl ReceiveTable {
                     error,
                 });
             }
-            if state.closed && !std::mem::replace(&mut state.is_told, true) {
+            if state.destination.is_none() && !std::mem::replace(&mut state.is_told, true) {
                 out.push(Completion::Closed { token });
             }
         }
@@ -462,5 +461,84 @@ pub(super) fn position(header: &ChunkHeader) -> ChunkPosition {
         offset: header.offset,
         length: header.length.into(),
         done: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tcpx_memory::{Access, Region};
+    use tcpx_wire::TransferId;
+
+    use super::*;
+
+    const CHUNK: u32 = 8;
+
+    fn open(table: &ReceiveTable, name: u64, region: &Region) {
+        let lease = region.lease(.., Access::Write).unwrap();
+        let opened = table.open(ReceiveWindow {
+            token: name,
+            window: name,
+            cut: ChunkPlan::even(region.len() as u64, CHUNK),
+            destination: lease.all(),
+            fence: None,
+        });
+        assert!(opened.is_ok());
+    }
+
+    /// A lane has a chunk of a transfer that fills its window.
+    fn claim(table: &ReceiveTable, name: u64, index: u32, region: &Region) -> Claim {
+        let header = ChunkHeader {
+            sequence: index.into(),
+            transfer: TransferId(name),
+            offset: u64::from(index * CHUNK),
+            total: region.len() as u64,
+            length: CHUNK,
+            attempt: 0,
+            behind: 0,
+        };
+        match table.claim(0, &header) {
+            Ok(Arrival::Claimed(claim)) => claim,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn is_free(region: &Region) -> bool {
+        region.lease(.., Access::Write).is_ok()
+    }
+
+    #[test]
+    fn a_window_that_is_gone_holds_no_memory_though_its_news_wait() {
+        let table = ReceiveTable::new();
+        let region = Region::host(2 * CHUNK as usize).unwrap();
+        open(&table, 0, &region);
+        table.arrived(claim(&table, 0, 0, &region));
+        assert!(!is_free(&region));
+        assert_eq!(table.close(0), Closing::Done);
+        assert!(is_free(&region));
+        let mut out = Vec::new();
+        table.drain(&mut out);
+        assert!(out.is_empty(), "nobody asks for it any more: {out:?}");
+    }
+
+    /// As one does that has let go of its chunk and not yet of the window.
+    #[test]
+    fn a_lane_that_holds_a_closed_window_holds_no_memory() {
+        let table = ReceiveTable::new();
+        let region = Region::host(CHUNK as usize).unwrap();
+        open(&table, 0, &region);
+        let claim = claim(&table, 0, 0, &region);
+        let window = Arc::clone(&claim.window);
+        table.arrived(claim);
+        let mut out = Vec::new();
+        table.drain(&mut out);
+        assert!(
+            matches!(
+                out[..],
+                [Completion::Placed { .. }, Completion::Closed { .. }]
+            ),
+            "{out:?}"
+        );
+        assert!(is_free(&region));
+        drop(window);
     }
 }

@@ -438,6 +438,8 @@ impl World {
         assert!(!std::mem::replace(&mut one.closed, true), "closed twice");
         let whole = one.placed.iter().all(|placed| *placed);
         assert!(whole || one.cancelled, "closed before it was whole");
+        let lease = one.region.lease(.., Access::Write);
+        assert!(lease.is_ok(), "something holds its memory: {lease:?}");
         // The sender hears that nobody waits for the rest.
         let chunks = (one.first..).zip(&one.placed);
         let rest = chunks.filter(|(_, placed)| !**placed);
