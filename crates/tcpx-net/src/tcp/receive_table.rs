@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crossbeam_queue::ArrayQueue;
+use crossbeam_queue::SegQueue;
 
 use tcpx_lanes::idle::LaneSet;
 use tcpx_lanes::receive_lane::Violation;
@@ -106,8 +106,9 @@ pub(super) struct ReceiveTable {
     named: AtomicU64,
     /// Chunks of all windows so far.
     chunks: AtomicU64,
-    /// Windows that the owner is to look at, each once.
-    ready: ArrayQueue<Arc<Window>>,
+    /// Windows that the owner is to look at, each once: those that are open, and those that were closed since it
+    /// looked last.
+    ready: SegQueue<Arc<Window>>,
     /// Lanes that wait for another one to let go of their chunk.
     pub(super) waiting: LaneSet,
 }
@@ -162,7 +163,7 @@ impl ReceiveTable {
             open: Mutex::default(),
             named: AtomicU64::new(0),
             chunks: AtomicU64::new(0),
-            ready: ArrayQueue::new(MOST_WINDOWS),
+            ready: SegQueue::new(),
             waiting: LaneSet::new(),
         }
     }
@@ -358,8 +359,7 @@ impl ReceiveTable {
             lock(&self.open).remove(&window.name);
         }
         if is_new {
-            let pushed = self.ready.push(Arc::clone(window));
-            debug_assert!(pushed.is_ok(), "more windows than may be open");
+            self.ready.push(Arc::clone(window));
         }
     }
 
@@ -518,6 +518,26 @@ mod tests {
         let mut out = Vec::new();
         table.drain(&mut out);
         assert!(out.is_empty(), "nobody asks for it any more: {out:?}");
+    }
+
+    #[test]
+    fn news_are_not_lost_however_many_windows_were_closed_since_the_last_look() {
+        let table = ReceiveTable::new();
+        let region = Region::host(2 * CHUNK as usize).unwrap();
+        let most = MOST_WINDOWS as u64;
+        for name in 0..=most {
+            open(&table, name, &region);
+            table.arrived(claim(&table, name, 0, &region));
+            if name < most {
+                assert_eq!(table.close(name), Closing::Done);
+            }
+        }
+        let mut out = Vec::new();
+        table.drain(&mut out);
+        assert!(
+            matches!(out[..], [Completion::Placed { token, index: 0, .. }] if token == most),
+            "{out:?}"
+        );
     }
 
     /// As one does that has let go of its chunk and not yet of the window.
