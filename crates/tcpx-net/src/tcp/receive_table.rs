@@ -540,6 +540,32 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_window_that_is_closed_in_mid_copy_ends_with_the_copy() {
+        let table = ReceiveTable::new();
+        let region = Region::host(2 * CHUNK as usize).unwrap();
+        open(&table, 0, &region);
+        let chunk = claim(&table, 0, 0, &region);
+        let (window, destination) = (chunk.window, chunk.destination);
+        table.copies(&window, 0);
+        assert_eq!(table.close(0), Closing::AskLanes(0), "no lane has a chunk");
+        assert_eq!(table.close(0), Closing::AskLanes(0));
+        let mut out = Vec::new();
+        table.drain(&mut out);
+        assert!(out.is_empty() && !is_free(&region), "{out:?}");
+        drop(destination);
+        table.copied(&window, 0, None);
+        assert!(is_free(&region));
+        table.drain(&mut out);
+        assert!(
+            matches!(
+                out[..],
+                [Completion::Placed { .. }, Completion::Closed { .. }]
+            ),
+            "{out:?}"
+        );
+    }
+
     /// As one does that has let go of its chunk and not yet of the window.
     #[test]
     fn a_lane_that_holds_a_closed_window_holds_no_memory() {
