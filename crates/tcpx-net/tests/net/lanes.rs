@@ -190,6 +190,50 @@ fn what_a_lane_brought_before_its_orderly_end_is_placed() {
     }
 }
 
+/// A lane that does not read hears nothing of its end either.
+#[test]
+fn a_lane_that_waits_for_a_slot_notices_that_it_is_dead() {
+    // Four slots.
+    let options = TcpOptions {
+        window: 3,
+        ..staged()
+    };
+    let mut raw = raw_peer(6, options);
+    let length = 300_000;
+    let destinations = [0, 1, 2, 3, 4, 5].map(|name| {
+        let destination = guarded(length);
+        open_window(&mut *raw.channel, name, destination.clone());
+        destination
+    });
+    for (name, lane) in (0..4).zip(&raw.lanes) {
+        let before = raw.channel.stats().bytes_received;
+        write_chunk(lane, name, length as u32, 200_000);
+        wait_until(|| raw.channel.stats().bytes_received > before);
+    }
+    // All of one chunk, and a part of another.
+    write_chunk(&raw.lanes[4], 4, length as u32, length);
+    raw.lanes[4].shutdown(Shutdown::Write).unwrap();
+    write_chunk(&raw.lanes[5], 5, length as u32, 200_000);
+    raw.lanes[5].shutdown(Shutdown::Write).unwrap();
+    wait_until(|| raw.channel.stats().lanes_lost == 1);
+    let mut out = Vec::new();
+    raw.channel.poll(&mut out).unwrap();
+    assert!(out.is_empty(), "no slot was free: {out:?}");
+    for (name, lane) in (0..4).zip(&raw.lanes) {
+        write_payload(lane, name, 200_000..length);
+    }
+    let mut tokens = received(&mut *raw.channel, 5);
+    tokens.sort_unstable();
+    assert_eq!(tokens, [1000, 1001, 1002, 1003, 1004]);
+    // What the dead lane had comes again over another one.
+    write_again(&raw.lanes[0], 5, length as u32);
+    assert_eq!(received(&mut *raw.channel, 1), [1005]);
+    for (name, destination) in (0..).zip(&destinations) {
+        check(destination, name);
+    }
+    assert_eq!(raw.channel.stats().lanes_lost, 1);
+}
+
 #[test]
 fn a_window_that_was_closed_on_a_dead_lane_ends() {
     let mut raw = raw_peer(2, resending());
