@@ -234,7 +234,16 @@ impl ReceiveTable {
                 chunk: Some(*header),
             });
         };
+        Self::claim_in(window, lane, header)
+    }
+
+    fn claim_in(
+        window: Arc<Window>,
+        lane: u16,
+        header: &ChunkHeader,
+    ) -> Result<Arrival, Violation> {
         let mut state = lock(&window.state);
+        // Since it was found.
         if state.closing {
             return Ok(Arrival::Unwanted);
         }
@@ -485,9 +494,9 @@ mod tests {
         assert!(opened.is_ok());
     }
 
-    /// A lane has a chunk of a transfer that fills its window.
-    fn claim(table: &ReceiveTable, name: u64, index: u32, region: &Region) -> Claim {
-        let header = ChunkHeader {
+    /// Of a chunk of a transfer that fills its window.
+    fn header(name: u64, index: u32, region: &Region) -> ChunkHeader {
+        ChunkHeader {
             sequence: index.into(),
             transfer: TransferId(name),
             offset: u64::from(index * CHUNK),
@@ -495,8 +504,12 @@ mod tests {
             length: CHUNK,
             attempt: 0,
             behind: 0,
-        };
-        match table.claim(0, &header) {
+        }
+    }
+
+    /// A lane has that chunk.
+    fn claim(table: &ReceiveTable, name: u64, index: u32, region: &Region) -> Claim {
+        match table.claim(0, &header(name, index, region)) {
             Ok(Arrival::Claimed(claim)) => claim,
             other => panic!("{other:?}"),
         }
@@ -518,6 +531,24 @@ mod tests {
         let mut out = Vec::new();
         table.drain(&mut out);
         assert!(out.is_empty(), "nobody asks for it any more: {out:?}");
+    }
+
+    #[test]
+    fn a_window_that_closes_once_a_lane_has_found_it_takes_no_chunk() {
+        let table = ReceiveTable::new();
+        let region = Region::host(2 * CHUNK as usize).unwrap();
+        for ends in [false, true] {
+            let name = u64::from(ends);
+            open(&table, name, &region);
+            let window = lock(&table.open).get(&name).cloned().unwrap();
+            if ends {
+                (0..2).for_each(|index| table.arrived(claim(&table, name, index, &region)));
+            } else {
+                assert_eq!(table.close(name), Closing::Done);
+            }
+            let late = ReceiveTable::claim_in(window, 1, &header(name, 0, &region));
+            assert!(matches!(late, Ok(Arrival::Unwanted)), "{late:?}");
+        }
     }
 
     #[test]
