@@ -22,9 +22,10 @@ use socket2::{Domain, SockRef, Socket, Type};
 use tcpx_memory::{CopyWorker, Gpu, Region};
 use tcpx_net::{
     Auth, Channel, Completion, Congestion, DialOptions, Exchange, ListenOptions, Listener, Network,
-    NetworkError, Posted, Readiness, ReceiveChunk, SendChunk, Setup, Side, TcpNetwork, TcpOptions,
+    NetworkError, Posted, Readiness, ReceiveWindow, SendChunk, Setup, Side, TcpNetwork, TcpOptions,
     dial,
 };
+use tcpx_wire::ChunkPlan;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -72,26 +73,22 @@ fn main() -> Result<(), Failure> {
         None => Region::host(working_set),
     };
     let timed = (total / chunk).max(1) as u64;
+    let places = working_set / chunk;
     let passes = [
         Pass {
             first: 0,
             count: timed,
             chunk,
-            places: working_set / chunk,
+            places,
         },
         Pass {
             first: timed,
-            count: (working_set / chunk) as u64,
+            count: places as u64,
             chunk,
-            places: working_set / chunk,
+            places,
         },
     ];
-    // No two chunks in flight share memory.
-    let window = u16::try_from(working_set / chunk)
-        .unwrap_or(u16::MAX)
-        .min(tcpx_net::tcp::WINDOW);
     let options = TcpOptions {
-        window,
         stage_host: mode == "staged",
         // Nobody acknowledges here.
         resend: false,
@@ -109,6 +106,7 @@ fn main() -> Result<(), Failure> {
     let address = listener.local_addr();
     let deadline = Instant::now() + PATIENCE;
     let ((to_server, at_server), (to_client, at_client)) = (mpsc::channel(), mpsc::channel());
+    let (opened, at_sender) = mpsc::channel();
     let network = TcpNetwork::new(options);
     let client_network = network.clone();
     let (source, memory) = (memory()?, memory()?);
@@ -133,7 +131,7 @@ fn main() -> Result<(), Failure> {
         let mut channel = channels.pop().ok_or("no channel")?;
         sender_passes
             .iter()
-            .try_for_each(|pass| send(&mut *channel, &source, pass))?;
+            .try_for_each(|pass| send(&mut *channel, &source, pass, &at_sender))?;
         Ok(channel)
     });
     let accepted = listener.accept(deadline)?;
@@ -156,13 +154,13 @@ fn main() -> Result<(), Failure> {
     memory.write_from(0, &vec![0; working_set])?;
     let started = Instant::now();
     let cpu = processor_seconds();
-    receive(&mut *channel, &memory, &passes[0])?;
+    receive(&mut *channel, &memory, &passes[0], &opened)?;
     let elapsed = started.elapsed();
     let cpu = processor_seconds() - cpu;
     memory.write_from(0, &vec![0; working_set])?;
-    receive(&mut *channel, &memory, &passes[1])?;
+    receive(&mut *channel, &memory, &passes[1], &opened)?;
     sender.join().map_err(|_| "the sender panicked")??;
-    let verified = working_set / chunk * chunk;
+    let verified = places * chunk;
     let expected = pattern(working_set);
     let mut arrived = vec![0; verified];
     memory.read_to(0, &mut arrived)?;
@@ -173,14 +171,13 @@ fn main() -> Result<(), Failure> {
 
     let stats = channel.stats();
     println!(
-        "{mode}: {}: {:.2} GB/s, {:.3} CPU s/GB, {} bytes in {:.3} s, chunks of {chunk}; {:.0} KiB per receive call, {} early; {verified} bytes verified",
+        "{mode}: {}: {:.2} GB/s, {:.3} CPU s/GB, {} bytes in {:.3} s, chunks of {chunk}; {:.0} KiB per receive call; {verified} bytes verified",
         channel.describe(),
         bytes as f64 / elapsed.as_secs_f64() / 1e9,
         cpu / (bytes as f64 / 1e9),
         bytes,
         elapsed.as_secs_f64(),
         stats.bytes_received as f64 / stats.wire_calls as f64 / 1024.0,
-        stats.early_arrivals,
     );
     Ok(())
 }
@@ -202,72 +199,102 @@ struct Pass {
 }
 
 impl Pass {
+    fn place(&self, sequence: u64) -> usize {
+        (sequence - self.first) as usize % self.places
+    }
+
     fn start(&self, sequence: u64) -> usize {
-        (sequence - self.first) as usize % self.places * self.chunk
+        self.place(sequence) * self.chunk
     }
 }
 
-fn send(channel: &mut dyn Channel, memory: &Region, pass: &Pass) -> Result<(), Failure> {
-    drive(channel, pass, |channel, sequence| {
-        let start = pass.start(sequence);
-        let source = memory.slice(start..start + pass.chunk)?;
-        let offset = sequence * pass.chunk as u64;
-        let (token, transfer, tag) = (sequence, 1, 0);
-        let request = SendChunk {
-            token,
-            sequence,
-            transfer,
-            offset,
-            tag,
-            source,
-            fence: None,
-        };
-        Ok(matches!(channel.post_send(request)?, Posted::Accepted))
-    })
-}
-
-fn receive(channel: &mut dyn Channel, memory: &Region, pass: &Pass) -> Result<(), Failure> {
-    drive(channel, pass, |channel, sequence| {
-        let start = pass.start(sequence);
-        let destination = memory.slice(start..start + pass.chunk)?;
-        let offset = sequence * pass.chunk as u64;
-        let (token, transfer, tag) = (sequence, 1, 0);
-        let request = ReceiveChunk {
-            token,
-            sequence,
-            transfer,
-            offset,
-            tag,
-            destination,
-            fence: None,
-        };
-        Ok(matches!(channel.post_receive(request)?, Posted::Accepted))
-    })
-}
-
-/// Keeps the window full until every chunk of the pass has ended.
-fn drive(
+/// Sends as far as the peer says that its windows are open.
+fn send(
     channel: &mut dyn Channel,
+    memory: &Region,
     pass: &Pass,
-    mut post: impl FnMut(&mut dyn Channel, u64) -> Result<bool, Failure>,
+    opened: &mpsc::Receiver<u64>,
 ) -> Result<(), Failure> {
     let end = pass.first + pass.count;
-    let (mut next, mut ended) = (pass.first, 0);
-    let mut out = Vec::new();
-    while ended < pass.count {
-        while next < end && post(channel, next)? {
-            next += 1;
+    let (mut next, mut ended, mut open) = (pass.first, pass.first, pass.first);
+    while ended < end {
+        if ended == open {
+            open = opened.recv()?;
+        }
+        open = opened.try_iter().last().unwrap_or(open);
+        while next < open {
+            let start = pass.start(next);
+            let request = SendChunk {
+                token: next,
+                sequence: next,
+                transfer: next,
+                offset: 0,
+                index: 0,
+                total: pass.chunk as u64,
+                window: next,
+                tag: 0,
+                source: memory.slice(start..start + pass.chunk)?,
+                fence: None,
+            };
+            match channel.post_send(request)? {
+                Posted::Accepted => next += 1,
+                Posted::Full(_) => break,
+            }
         }
         wait(channel)?;
-        channel.poll(&mut out)?;
-        for completion in out.drain(..) {
-            if let Completion::Failed { error, .. } = completion {
-                return Err(error.into());
-            }
+        ended += ends(channel)?.len() as u64;
+    }
+    Ok(())
+}
+
+/// Opens a window for each chunk as soon as the chunk that had its memory before has arrived.
+fn receive(
+    channel: &mut dyn Channel,
+    memory: &Region,
+    pass: &Pass,
+    opened: &mpsc::Sender<u64>,
+) -> Result<(), Failure> {
+    let end = pass.first + pass.count;
+    let (mut next, mut ended) = (pass.first, pass.first);
+    let mut is_open = vec![false; pass.places];
+    while ended < end {
+        let most = u64::from(tcpx_net::tcp::WINDOW);
+        while next < end && next - ended < most && !is_open[pass.place(next)] {
+            is_open[pass.place(next)] = true;
+            let start = pass.start(next);
+            channel.open_window(ReceiveWindow {
+                token: next,
+                window: next,
+                cut: ChunkPlan::even(pass.chunk as u64, u32::try_from(pass.chunk)?),
+                destination: memory.slice(start..start + pass.chunk)?,
+                fence: None,
+            })?;
+            next += 1;
+            opened.send(next)?;
+        }
+        wait(channel)?;
+        for token in ends(channel)? {
+            is_open[pass.place(token)] = false;
             ended += 1;
         }
     }
     Ok(())
+}
+
+/// The requests that have ended since the last call.
+fn ends(channel: &mut dyn Channel) -> Result<Vec<u64>, Failure> {
+    let (mut out, mut tokens) = (Vec::new(), Vec::new());
+    channel.poll(&mut out)?;
+    for completion in out {
+        match completion {
+            Completion::Sent { token } | Completion::Closed { token } => tokens.push(token),
+            Completion::Failed { error, .. } | Completion::NotPlaced { error, .. } => {
+                return Err(error.into());
+            }
+            _ => {}
+        }
+    }
+    Ok(tokens)
 }
 
 fn wait(channel: &dyn Channel) -> Result<(), Failure> {

@@ -270,8 +270,6 @@ pub struct ChannelStats {
     pub fragments: u64,
     /// Calls into the kernel or the plugin that moved payload, both directions.
     pub wire_calls: u64,
-    /// Times that a chunk arrived before its receive was posted and its lane had to pause.
-    pub early_arrivals: u64,
     /// Bytes of cancelled or repeated chunks that were read and dropped.
     pub bytes_discarded: u64,
     /// Received bytes that a network card left in a bounce pool; the rest passed through the CPU.
@@ -485,7 +483,6 @@ impl std::ops::AddAssign for ChannelStats {
         self.chunks_received += other.chunks_received;
         self.fragments += other.fragments;
         self.wire_calls += other.wire_calls;
-        self.early_arrivals += other.early_arrivals;
         self.bytes_discarded += other.bytes_discarded;
         self.bytes_in_pool += other.bytes_in_pool;
         self.bytes_spliced += other.bytes_spliced;

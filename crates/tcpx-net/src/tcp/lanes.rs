@@ -122,11 +122,12 @@ mod tests {
     use std::time::Duration;
 
     use tcpx_memory::{Access, Region};
+    use tcpx_wire::ChunkPlan;
 
     use super::super::repair::Repair;
     use super::super::staging::Staging;
     use super::*;
-    use crate::channel::{Channel, Posted, ReceiveChunk, SendChunk};
+    use crate::channel::{Cancel, Channel, Posted, ReceiveWindow, SendChunk};
     use crate::error::ChannelError;
 
     #[test]
@@ -206,6 +207,9 @@ mod tests {
             sequence,
             transfer: sequence,
             offset: 0,
+            index: 0,
+            total: PAGES as u64,
+            window: sequence,
             tag: 0,
             source,
             fence: None,
@@ -261,17 +265,16 @@ mod tests {
         let (mut channel, _far) = staged();
         let region = Region::host(4096).unwrap();
         let destination = region.lease(.., Access::Read).unwrap().all();
-        let posted = channel.post_receive(ReceiveChunk {
+        let opened = channel.open_window(ReceiveWindow {
             token: 0,
-            sequence: 0,
-            transfer: 0,
-            offset: 0,
-            tag: 0,
+            window: 0,
+            cut: ChunkPlan::even(4096, 4096),
             destination,
             fence: None,
         });
-        let refused = matches!(&posted, Err(ChannelError::BadRequest { .. }));
-        assert!(refused, "{posted:?}");
+        let refused = matches!(&opened, Err(ChannelError::BadRequest { .. }));
+        assert!(refused, "{opened:?}");
+        assert_eq!(channel.cancel(0), Cancel::Done, "it is not open");
     }
 
     /// Its pages may be used for something else once the channel is gone.

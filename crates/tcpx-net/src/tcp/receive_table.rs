@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crossbeam_queue::ArrayQueue;
+use crossbeam_queue::SegQueue;
 
 use tcpx_lanes::idle::LaneSet;
 use tcpx_lanes::receive_lane::Violation;
@@ -39,7 +39,7 @@ pub(super) struct Window {
 
 #[derive(Debug)]
 struct WindowState {
-    /// Until nothing is to be written there any more.
+    /// `None` once nothing points at its memory any more. A lane may hold the window for longer.
     destination: Option<RegionSlice>,
     /// How its transfer is cut, once a chunk of that has come.
     plan: Option<ChunkPlan>,
@@ -58,9 +58,7 @@ struct WindowState {
     failed: Option<(u32, ChannelError)>,
     /// It takes no chunk any more.
     closing: bool,
-    /// Nothing points at its memory any more.
-    closed: bool,
-    /// The owner was told that, or need not be.
+    /// The owner was told that nothing points at its memory any more, or need not be.
     is_told: bool,
     /// The owner will look at it.
     is_ready: bool,
@@ -108,8 +106,9 @@ pub(super) struct ReceiveTable {
     named: AtomicU64,
     /// Chunks of all windows so far.
     chunks: AtomicU64,
-    /// Windows that the owner is to look at, each once.
-    ready: ArrayQueue<Arc<Window>>,
+    /// Windows that the owner is to look at, each once: those that are open, and those that were closed since it
+    /// looked last.
+    ready: SegQueue<Arc<Window>>,
     /// Lanes that wait for another one to let go of their chunk.
     pub(super) waiting: LaneSet,
 }
@@ -149,16 +148,12 @@ impl WindowState {
         }
     }
 
-    /// Nothing points at the memory, and nothing will.
+    /// Nobody has a chunk, and nobody will: lets go of the memory.
     fn ends(&mut self) -> bool {
         let all_placed = self.plan.is_some() && self.left == 0;
         let is_over = self.claims.is_empty() && self.copying == 0 && (self.closing || all_placed);
         self.closing |= is_over;
-        if is_over {
-            // Whoever hears of the end finds the memory free, however long others hold the window.
-            self.destination = None;
-        }
-        is_over && !std::mem::replace(&mut self.closed, true)
+        is_over && self.destination.take().is_some()
     }
 }
 
@@ -168,7 +163,7 @@ impl ReceiveTable {
             open: Mutex::default(),
             named: AtomicU64::new(0),
             chunks: AtomicU64::new(0),
-            ready: ArrayQueue::new(MOST_WINDOWS),
+            ready: SegQueue::new(),
             waiting: LaneSet::new(),
         }
     }
@@ -200,7 +195,6 @@ impl ReceiveTable {
                 news: Vec::with_capacity(chunks as usize),
                 failed: None,
                 closing: false,
-                closed: false,
                 is_told: false,
                 is_ready: false,
             }),
@@ -240,7 +234,16 @@ impl ReceiveTable {
                 chunk: Some(*header),
             });
         };
+        Self::claim_in(window, lane, header)
+    }
+
+    fn claim_in(
+        window: Arc<Window>,
+        lane: u16,
+        header: &ChunkHeader,
+    ) -> Result<Arrival, Violation> {
         let mut state = lock(&window.state);
+        // Since it was found.
         if state.closing {
             return Ok(Arrival::Unwanted);
         }
@@ -263,9 +266,8 @@ impl ReceiveTable {
                 chunk: Some(*header),
             });
         }
-        let destination = state.destination.as_ref();
-        let destination = destination.and_then(|all| all.slice(range).ok());
-        let Some(destination) = destination else {
+        let place = state.destination.as_ref();
+        let Some(Ok(destination)) = place.map(|all| all.slice(range)) else {
             return Err(window.misfit(header));
         };
         WindowState::set(&mut state.taken, index, true);
@@ -366,8 +368,7 @@ impl ReceiveTable {
             lock(&self.open).remove(&window.name);
         }
         if is_new {
-            let pushed = self.ready.push(Arc::clone(window));
-            debug_assert!(pushed.is_ok(), "more windows than may be open");
+            self.ready.push(Arc::clone(window));
         }
     }
 
@@ -396,7 +397,7 @@ impl ReceiveTable {
                     error,
                 });
             }
-            if state.closed && !std::mem::replace(&mut state.is_told, true) {
+            if state.destination.is_none() && !std::mem::replace(&mut state.is_told, true) {
                 out.push(Completion::Closed { token });
             }
         }
@@ -469,5 +470,152 @@ pub(super) fn position(header: &ChunkHeader) -> ChunkPosition {
         offset: header.offset,
         length: header.length.into(),
         done: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tcpx_memory::{Access, Region};
+    use tcpx_wire::TransferId;
+
+    use super::*;
+
+    const CHUNK: u32 = 8;
+
+    fn open(table: &ReceiveTable, name: u64, region: &Region) {
+        let lease = region.lease(.., Access::Write).unwrap();
+        let opened = table.open(ReceiveWindow {
+            token: name,
+            window: name,
+            cut: ChunkPlan::even(region.len() as u64, CHUNK),
+            destination: lease.all(),
+            fence: None,
+        });
+        assert!(opened.is_ok());
+    }
+
+    /// Of a chunk of a transfer that fills its window.
+    fn header(name: u64, index: u32, region: &Region) -> ChunkHeader {
+        ChunkHeader {
+            sequence: index.into(),
+            transfer: TransferId(name),
+            offset: u64::from(index * CHUNK),
+            total: region.len() as u64,
+            length: CHUNK,
+            attempt: 0,
+            behind: 0,
+        }
+    }
+
+    /// A lane has that chunk.
+    fn claim(table: &ReceiveTable, name: u64, index: u32, region: &Region) -> Claim {
+        match table.claim(0, &header(name, index, region)) {
+            Ok(Arrival::Claimed(claim)) => claim,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn is_free(region: &Region) -> bool {
+        region.lease(.., Access::Write).is_ok()
+    }
+
+    #[test]
+    fn a_window_that_is_gone_holds_no_memory_though_its_news_wait() {
+        let table = ReceiveTable::new();
+        let region = Region::host(2 * CHUNK as usize).unwrap();
+        open(&table, 0, &region);
+        table.arrived(claim(&table, 0, 0, &region));
+        assert!(!is_free(&region));
+        assert_eq!(table.close(0), Closing::Done);
+        assert!(is_free(&region));
+        let mut out = Vec::new();
+        table.drain(&mut out);
+        assert!(out.is_empty(), "nobody asks for it any more: {out:?}");
+    }
+
+    #[test]
+    fn a_window_that_closes_once_a_lane_has_found_it_takes_no_chunk() {
+        let table = ReceiveTable::new();
+        let region = Region::host(2 * CHUNK as usize).unwrap();
+        for ends in [false, true] {
+            let name = u64::from(ends);
+            open(&table, name, &region);
+            let window = lock(&table.open).get(&name).cloned().unwrap();
+            if ends {
+                (0..2).for_each(|index| table.arrived(claim(&table, name, index, &region)));
+            } else {
+                assert_eq!(table.close(name), Closing::Done);
+            }
+            let late = ReceiveTable::claim_in(window, 1, &header(name, 0, &region));
+            assert!(matches!(late, Ok(Arrival::Unwanted)), "{late:?}");
+        }
+    }
+
+    #[test]
+    fn news_are_not_lost_however_many_windows_were_closed_since_the_last_look() {
+        let table = ReceiveTable::new();
+        let region = Region::host(2 * CHUNK as usize).unwrap();
+        let most = MOST_WINDOWS as u64;
+        for name in 0..=most {
+            open(&table, name, &region);
+            table.arrived(claim(&table, name, 0, &region));
+            if name < most {
+                assert_eq!(table.close(name), Closing::Done);
+            }
+        }
+        let mut out = Vec::new();
+        table.drain(&mut out);
+        assert!(
+            matches!(out[..], [Completion::Placed { token, index: 0, .. }] if token == most),
+            "{out:?}"
+        );
+    }
+
+    #[test]
+    fn a_window_that_is_closed_in_mid_copy_ends_with_the_copy() {
+        let table = ReceiveTable::new();
+        let region = Region::host(2 * CHUNK as usize).unwrap();
+        open(&table, 0, &region);
+        let chunk = claim(&table, 0, 0, &region);
+        let (window, destination) = (chunk.window, chunk.destination);
+        table.copies(&window, 0);
+        assert_eq!(table.close(0), Closing::AskLanes(0), "no lane has a chunk");
+        assert_eq!(table.close(0), Closing::AskLanes(0));
+        let mut out = Vec::new();
+        table.drain(&mut out);
+        assert!(out.is_empty() && !is_free(&region), "{out:?}");
+        drop(destination);
+        table.copied(&window, 0, None);
+        assert!(is_free(&region));
+        table.drain(&mut out);
+        assert!(
+            matches!(
+                out[..],
+                [Completion::Placed { .. }, Completion::Closed { .. }]
+            ),
+            "{out:?}"
+        );
+    }
+
+    /// As one does that has let go of its chunk and not yet of the window.
+    #[test]
+    fn a_lane_that_holds_a_closed_window_holds_no_memory() {
+        let table = ReceiveTable::new();
+        let region = Region::host(CHUNK as usize).unwrap();
+        open(&table, 0, &region);
+        let claim = claim(&table, 0, 0, &region);
+        let window = Arc::clone(&claim.window);
+        table.arrived(claim);
+        let mut out = Vec::new();
+        table.drain(&mut out);
+        assert!(
+            matches!(
+                out[..],
+                [Completion::Placed { .. }, Completion::Closed { .. }]
+            ),
+            "{out:?}"
+        );
+        assert!(is_free(&region));
+        drop(window);
     }
 }

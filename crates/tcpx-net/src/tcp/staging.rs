@@ -347,7 +347,62 @@ fn staged_channel() -> Arc<Shared> {
 
 #[cfg(test)]
 mod tests {
+    use tcpx_memory::Region;
+    use tcpx_wire::chunk_header::ChunkHeader;
+    use tcpx_wire::{ChunkPlan, TransferId};
+
+    use super::super::receive_table::Arrival;
+    use super::super::tcp_channel::TcpChannel;
     use super::*;
+    use crate::channel::{Cancel, Channel, Completion, ReceiveWindow};
+
+    #[test]
+    fn a_chunk_that_could_not_be_copied_leaves_its_window_open() {
+        let _alone = alone();
+        let shared = staged_channel();
+        let mut channel = TcpChannel::new(Arc::clone(&shared), 64);
+        channel
+            .open_window(ReceiveWindow {
+                token: 7,
+                window: 0,
+                cut: ChunkPlan::even(64, 32),
+                destination: Region::host(64).unwrap().all(),
+                fence: None,
+            })
+            .unwrap();
+        let header = ChunkHeader {
+            sequence: 1,
+            transfer: TransferId(0),
+            offset: 32,
+            total: 64,
+            length: 32,
+            attempt: 0,
+            behind: 0,
+        };
+        let Ok(Arrival::Claimed(claim)) = shared.receive.claim(0, &header) else {
+            panic!("its window is open");
+        };
+        let window = claim.window;
+        shared.receive.copies(&window, 1);
+        let number = lock(&shared.staging.receiving).add(window, 1);
+        shared.receive_copied(number, Err(MemoryError::WorkerStopped));
+        let mut out = Vec::new();
+        channel.poll(&mut out).unwrap();
+        assert!(
+            matches!(
+                out[..],
+                [Completion::NotPlaced {
+                    token: 7,
+                    index: 1,
+                    error: ChannelError::Memory { .. },
+                }]
+            ),
+            "{out:?}"
+        );
+        assert_eq!(channel.in_flight(), 1, "a chunk of it was reported");
+        assert_eq!(channel.cancel(7), Cancel::Done);
+        assert_eq!(channel.in_flight(), 0);
+    }
 
     #[test]
     fn copies_are_made_shorter_only_where_they_hold_up_the_rest() {

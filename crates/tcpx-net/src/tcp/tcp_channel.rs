@@ -161,7 +161,7 @@ impl TcpChannel {
         shared.receive.drain(out);
         for completion in &out[first..] {
             match completion {
-                Completion::Placed { token, .. } => {
+                Completion::Placed { token, .. } | Completion::NotPlaced { token, .. } => {
                     if let Some(window) = self.windows.get_mut(token)
                         && !std::mem::replace(&mut window.begun, true)
                     {

@@ -4,25 +4,19 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use tcpx_net::{Completion, TcpOptions};
-use tcpx_wire::TransferId;
+use tcpx_net::TcpOptions;
 use tcpx_wire::chunk_header::ChunkHeader;
 
 use crate::support::*;
 
-/// Sends a chunk of transfer 1, and says that no end of others follows.
-fn write_promising(mut lane: &TcpStream, sequence: u64, length: u32) {
+/// Sends the only chunk of a window's transfer, and says that no end of others follows.
+fn write_promising(mut lane: &TcpStream, window: u64, length: u32) {
     let header = ChunkHeader {
-        sequence,
-        transfer: TransferId(1),
-        offset: sequence * u64::from(length),
-        total: 0,
-        length,
-        attempt: 0,
         behind: u16::MAX,
+        ..whole(window, length)
     };
     lane.write_all(&header.encode()).unwrap();
-    write_payload(lane, sequence, 0..length as usize);
+    write_payload(lane, window, 0..length as usize);
 }
 
 /// Of a peer that breaks its promise each chunk is told of, and the end of the lane.
@@ -33,19 +27,19 @@ fn nothing_waits_long_for_what_was_promised_and_does_not_come() {
     let mut waits = Vec::new();
     for sequence in 0..20 {
         let destination = guarded(length as usize);
-        post_receive(&mut *raw.channel, sequence, destination.clone());
+        open_window(&mut *raw.channel, sequence, destination.clone());
         let began = Instant::now();
         write_promising(&raw.lanes[0], sequence, length);
-        let told = received_token(&completions(&mut *raw.channel, 1)[0]);
+        let told = received(&mut *raw.channel, 1);
         waits.push(began.elapsed());
-        assert_eq!(told, 1000 + sequence);
+        assert_eq!(told, [1000 + sequence]);
         check(&destination, sequence);
     }
     // A few naps, and not a limit that ends everything.
     waits.sort_unstable();
     let median = waits[waits.len() / 2];
     assert!(median < Duration::from_millis(100), "{median:?}");
-    post_receive(&mut *raw.channel, 20, guarded(length as usize));
+    open_window(&mut *raw.channel, 20, guarded(length as usize));
     drop(raw.lanes);
     let (error, _) = breakage(&mut *raw.channel);
     assert!(error.to_string().contains("no lane is left"), "{error}");
@@ -57,7 +51,7 @@ fn what_is_kept_is_told_of_in_order_and_to_the_last_chunk() {
     let (chunks, length) = (40, 300_000);
     let destinations: Vec<_> = (0..chunks).map(|_| guarded(length as usize)).collect();
     for (sequence, destination) in (0..).zip(&destinations) {
-        post_receive(&mut *raw.channel, sequence, destination.clone());
+        open_window(&mut *raw.channel, sequence, destination.clone());
     }
     let lane = raw.lanes[0].try_clone().unwrap();
     let writer = std::thread::spawn(move || {
@@ -66,28 +60,11 @@ fn what_is_kept_is_told_of_in_order_and_to_the_last_chunk() {
         }
         write_chunk(&lane, chunks - 1, length, length as usize);
     });
-    let ended = completions(&mut *raw.channel, chunks as usize);
-    let tokens: Vec<_> = ended.iter().map(received_token).collect();
+    let tokens = received(&mut *raw.channel, chunks as usize);
     assert_eq!(tokens, (1000..1000 + chunks).collect::<Vec<_>>());
     writer.join().unwrap();
     for (sequence, destination) in (0..).zip(&destinations) {
         check(destination, sequence);
-    }
-}
-
-/// A receiver that posts the next receive when it hears of one waits for what its lane holds.
-#[test]
-fn a_lane_that_waits_for_its_owner_holds_nothing_back() {
-    let mut raw = raw_peer(1, TcpOptions::default());
-    let length = 100_000;
-    post_receive(&mut *raw.channel, 0, guarded(length as usize));
-    for sequence in 0..20 {
-        write_promising(&raw.lanes[0], sequence, length);
-    }
-    for sequence in 0..20 {
-        let ended = completions(&mut *raw.channel, 1);
-        assert_eq!(received_token(&ended[0]), 1000 + sequence);
-        post_receive(&mut *raw.channel, sequence + 1, guarded(length as usize));
     }
 }
 
@@ -96,22 +73,23 @@ fn a_channel_that_closes_tells_what_its_lane_held() {
     let mut raw = raw_peer(1, TcpOptions::default());
     let length = 100_000;
     for sequence in 0..4 {
-        post_receive(&mut *raw.channel, sequence, guarded(length as usize));
+        open_window(&mut *raw.channel, sequence, guarded(length as usize));
     }
     for sequence in 0..3 {
         write_promising(&raw.lanes[0], sequence, length);
     }
     wait_until(|| raw.channel.stats().chunks_received == 3);
     let ended = close(&mut *raw.channel);
-    let received = |one: &&Completion| matches!(one, Completion::Received { .. });
-    assert_eq!(ended.iter().filter(received).count(), 3, "{ended:?}");
-    assert_eq!(ended.len(), 4, "the fourth was given up: {ended:?}");
+    let received: Vec<_> = ended[..6].chunks(2).map(received_token).collect();
+    assert_eq!(received, [1000, 1001, 1002]);
+    assert_eq!(ended.len(), 7, "{ended:?}");
+    assert_eq!(failed(&ended[6]).0, 1003, "the fourth was given up");
 }
 
 #[test]
 fn chunks_that_share_several_lanes_must_not_say_what_is_behind_them() {
     let mut raw = raw_peer(2, TcpOptions::default());
-    post_receive(&mut *raw.channel, 0, guarded(1000));
+    open_window(&mut *raw.channel, 0, guarded(1000));
     write_promising(&raw.lanes[1], 0, 1000);
     let (error, _) = breakage(&mut *raw.channel);
     assert!(error.to_string().contains("behind chunk 0"), "{error}");

@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::net::Shutdown;
 
-use tcpx_net::{Channel, ChannelError, Posted, TcpOptions};
+use tcpx_net::{Channel, ChannelError, Completion, TcpOptions};
 use tcpx_wire::chunk_header::ChunkHeader;
 
 use crate::support::*;
@@ -23,10 +23,12 @@ fn close_fails(channel: &mut dyn Channel, mut tokens: Vec<u64>) {
 fn a_lane_that_dies_in_mid_chunk_names_lane_chunk_and_progress() {
     for stage_host in [false, true] {
         let mut raw = raw_peer(2, options(stage_host));
-        let destination = guarded(200_000);
-        post_receive(&mut *raw.channel, 0, guarded(200_000));
-        post_receive(&mut *raw.channel, 1, destination.clone());
-        write_chunk(&raw.lanes[1], 1, 200_000, 70_000);
+        open_window(&mut *raw.channel, 0, guarded(200_000));
+        let two_chunks = window(7, 200_000, guarded(400_000));
+        raw.channel.open_window(two_chunks).unwrap();
+        let header = part(7, 1, (200_000, 400_000)).encode();
+        (&raw.lanes[1]).write_all(&header).unwrap();
+        write_payload(&raw.lanes[1], 7, 200_000..270_000);
         raw.lanes[1].shutdown(Shutdown::Both).unwrap();
         let (error, mut ended) = breakage(&mut *raw.channel);
         let text = error.to_string();
@@ -39,22 +41,21 @@ fn a_lane_that_dies_in_mid_chunk_names_lane_chunk_and_progress() {
             panic!("{error:?}");
         };
         assert_eq!(
-            (position.sequence, position.offset, position.done),
-            (1, 200_000, 70_000)
+            (position.transfer, position.sequence),
+            (7, 1),
+            "{position:?}"
         );
+        assert_eq!((position.offset, position.done), (200_000, 70_000));
         assert!(
             text.contains("lane 1") && text.contains("70000 of 200000 bytes"),
             "{text}"
         );
-        assert!(
-            raw.channel
-                .post_receive(receive_chunk(2, guarded(10)))
-                .is_err()
-        );
+        let next = whole_window(8, guarded(10));
+        assert!(raw.channel.open_window(next).is_err());
         ended.extend(close(&mut *raw.channel));
         let mut tokens: Vec<_> = ended.iter().map(|ended| failed(ended).0).collect();
         tokens.sort_unstable();
-        assert_eq!(tokens, [1000, 1001]);
+        assert_eq!(tokens, [1000, 1007]);
         assert!(raw.channel.closed());
     }
 }
@@ -86,32 +87,46 @@ fn a_reset_lane_fails_the_send_in_its_hands() {
 #[test]
 fn a_peer_that_closes_is_an_error_only_while_something_is_outstanding() {
     let mut raw = raw_peer(1, options(false));
-    let destination = guarded(100);
-    post_receive(&mut *raw.channel, 0, destination.clone());
+    open_window(&mut *raw.channel, 0, guarded(100));
+    open_window(&mut *raw.channel, 1, guarded(100));
     write_chunk(&raw.lanes[0], 0, 100, 100);
-    completions(&mut *raw.channel, 1);
+    assert_eq!(received(&mut *raw.channel, 1), [1000]);
     raw.lanes.clear();
     wait_any(&[&*raw.channel]);
+    // Nothing has come to the second window.
     let mut out = Vec::new();
     raw.channel.poll(&mut out).unwrap();
     assert!(out.is_empty());
-    let error = raw
-        .channel
-        .post_receive(receive_chunk(1, guarded(100)))
-        .unwrap_err();
+    let next = whole_window(2, guarded(100));
+    let error = raw.channel.open_window(next).unwrap_err();
     assert!(
         matches!(error, ChannelError::PeerClosed { .. }),
         "{error:?}"
     );
-    close_fails(&mut *raw.channel, vec![]);
+    close_fails(&mut *raw.channel, vec![1001]);
 
     let mut raw = raw_peer(1, options(false));
-    post_receive(&mut *raw.channel, 0, guarded(100));
+    let two_chunks = window(0, 100, guarded(200));
+    raw.channel.open_window(two_chunks).unwrap();
+    let first = part(0, 0, (100, 200)).encode();
+    (&raw.lanes[0]).write_all(&first).unwrap();
+    write_payload(&raw.lanes[0], 0, 0..100);
     raw.lanes.clear();
-    let (error, _) = breakage(&mut *raw.channel);
+    let (error, news) = breakage(&mut *raw.channel);
     assert!(
         matches!(error, ChannelError::PeerClosed { outstanding: 1, .. }),
         "{error:?}"
+    );
+    assert!(
+        matches!(
+            news[..],
+            [Completion::Placed {
+                token: 1000,
+                index: 0,
+                ..
+            }]
+        ),
+        "{news:?}"
     );
     close_fails(&mut *raw.channel, vec![1000]);
 }
@@ -119,7 +134,7 @@ fn a_peer_that_closes_is_an_error_only_while_something_is_outstanding() {
 #[test]
 fn garbage_instead_of_a_header_is_a_protocol_error() {
     let mut raw = raw_peer(1, options(false));
-    post_receive(&mut *raw.channel, 0, guarded(100));
+    open_window(&mut *raw.channel, 0, guarded(100));
     (&raw.lanes[0]).write_all(&[0x47; 64]).unwrap();
     let (error, _) = breakage(&mut *raw.channel);
     assert!(
@@ -143,44 +158,120 @@ fn refused(raw: &mut Raw, header: [u8; ChunkHeader::BYTES], words: &[&str]) {
 }
 
 #[test]
-fn a_chunk_that_is_not_the_posted_one_is_refused_before_a_byte_is_written() {
-    let cases: [([u8; ChunkHeader::BYTES], &[&str]); 3] = [
+fn a_chunk_that_is_not_of_its_windows_plan_is_refused_before_a_byte_is_written() {
+    let fits = part(0, 1, (100, 250));
+    let cases: [(ChunkHeader, &[&str]); 8] = [
+        (whole(2, 100), &["windows below 1", "one of window 2"]),
+        // A transfer that is longer than the window, and what is behind its end.
+        (part(0, 1, (100, 251)), &["at most 250 bytes", "of 251"]),
+        (part(0, 3, (100, 400)), &["at most 250 bytes", "chunk 3"]),
+        // Chunks that do not lie as they are cut.
         (
-            header(0, 2, 0, 100),
-            &["expected chunk 0 as 100 bytes", "transfer 2"],
+            ChunkHeader {
+                offset: 107,
+                ..fits
+            },
+            &["100 bytes each", "at offset 107"],
         ),
-        (header(0, 1, 7, 100), &["at offset 0", "at offset 7"]),
-        (header(0, 1, 0, 101), &["100 bytes", "101 bytes"]),
+        (
+            ChunkHeader { length: 99, ..fits },
+            &["100 bytes each", "99 bytes"],
+        ),
+        (
+            ChunkHeader {
+                length: 101,
+                ..fits
+            },
+            &["101 bytes"],
+        ),
+        (
+            ChunkHeader {
+                sequence: 3,
+                ..fits
+            },
+            &["chunk 3"],
+        ),
+        (
+            ChunkHeader {
+                sequence: 1 << 32 | 1,
+                ..fits
+            },
+            &["chunk 4294967297"],
+        ),
     ];
     for (header, words) in cases {
         let mut raw = raw_peer(1, options(false));
-        let destination = guarded(100);
-        post_receive(&mut *raw.channel, 0, destination.clone());
-        (&raw.lanes[0]).write_all(&[]).unwrap();
-        refused(&mut raw, header, words);
+        let destination = guarded(250);
+        let one = window(0, 100, destination.clone());
+        raw.channel.open_window(one).unwrap();
+        refused(&mut raw, header.encode(), words);
         close_fails(&mut *raw.channel, vec![1000]);
-        let region = destination.region();
-        region
-            .with_bytes(.., |bytes| assert!(bytes.iter().all(|byte| *byte == 0xEE)))
-            .unwrap();
+        untouched(&destination);
     }
 }
 
 #[test]
-fn a_chunk_that_comes_twice_or_far_too_early_is_refused() {
-    let mut raw = raw_peer(1, options(false));
-    post_receive(&mut *raw.channel, 0, guarded(100));
-    post_receive(&mut *raw.channel, 1, guarded(100));
-    write_chunk(&raw.lanes[0], 0, 100, 100);
-    completions(&mut *raw.channel, 1);
-    refused(&mut raw, header(0, 1, 0, 100), &["a second chunk 0"]);
-    close_fails(&mut *raw.channel, vec![1001]);
+fn a_transfer_has_the_length_that_its_first_chunk_says() {
+    let mut raw = raw_peer(2, options(false));
+    let destination = guarded(250);
+    let one = window(0, 100, destination.clone());
+    raw.channel.open_window(one).unwrap();
+    // Its last chunk comes first.
+    let last = ChunkHeader {
+        length: 40,
+        ..part(0, 1, (100, 140))
+    };
+    (&raw.lanes[0]).write_all(&last.encode()).unwrap();
+    write_payload(&raw.lanes[0], 0, 100..140);
+    let news = completions(&mut *raw.channel, 1);
+    assert!(
+        matches!(
+            news[..],
+            [Completion::Placed {
+                token: 1000,
+                index: 1,
+                offset: 100,
+                bytes: 40,
+                total: 140
+            }]
+        ),
+        "{news:?}"
+    );
+    refused(
+        &mut raw,
+        part(0, 0, (100, 250)).encode(),
+        &["at offset 0 of 250"],
+    );
+    close_fails(&mut *raw.channel, vec![1000]);
+    let region = destination.region();
+    region
+        .with_bytes(.., |bytes| {
+            let before = &bytes[..GUARD + 100];
+            assert!(before.iter().all(|byte| *byte == 0xEE));
+        })
+        .unwrap();
+}
 
+#[test]
+fn a_chunk_that_comes_twice_is_refused() {
+    let mut raw = raw_peer(1, options(false));
+    let two_chunks = window(0, 100, guarded(200));
+    raw.channel.open_window(two_chunks).unwrap();
+    let first = part(0, 0, (100, 200)).encode();
+    (&raw.lanes[0]).write_all(&first).unwrap();
+    write_payload(&raw.lanes[0], 0, 0..100);
+    completions(&mut *raw.channel, 1);
+    refused(&mut raw, first, &["a second chunk 0 of window 0"]);
+    close_fails(&mut *raw.channel, vec![1000]);
+}
+
+#[test]
+fn a_chunk_of_a_window_that_was_never_named_is_refused() {
     let mut raw = raw_peer(1, options(false));
     refused(
         &mut raw,
-        header(70_000, 1, 0, 100),
-        &["chunks from 0 to 65536", "chunk 70000"],
+        header(70_000, 100),
+        &["windows below 0", "window 70000"],
     );
     close_fails(&mut *raw.channel, vec![]);
 }
@@ -188,12 +279,10 @@ fn a_chunk_that_comes_twice_or_far_too_early_is_refused() {
 #[test]
 fn two_lanes_that_claim_the_same_chunk_do_not_both_write() {
     let mut raw = raw_peer(2, options(false));
-    post_receive(&mut *raw.channel, 0, guarded(300_000));
+    open_window(&mut *raw.channel, 0, guarded(300_000));
     write_chunk(&raw.lanes[0], 0, 300_000, 200_000);
     wait_until(|| raw.channel.stats().bytes_received >= 100_000);
-    (&raw.lanes[1])
-        .write_all(&header(0, 1, 0, 300_000))
-        .unwrap();
+    (&raw.lanes[1]).write_all(&header(0, 300_000)).unwrap();
     let (error, _) = breakage(&mut *raw.channel);
     assert!(
         matches!(error, ChannelError::Protocol { lane: 1, .. }),
@@ -215,7 +304,7 @@ fn closing_ends_requests_in_every_state_and_releases_their_memory() {
         let mut tokens = Vec::new();
         for sequence in 0..u64::from(window) {
             post_send(&mut *raw.channel, sequence, filled(sequence, 1 << 20));
-            post_receive(&mut *raw.channel, sequence, guarded(300_000));
+            open_window(&mut *raw.channel, sequence, guarded(300_000));
             tokens.push(1000 + sequence);
         }
         write_chunk(&raw.lanes[0], 3, 300_000, 200_000);
@@ -223,9 +312,7 @@ fn closing_ends_requests_in_every_state_and_releases_their_memory() {
         let ended = close(&mut *raw.channel);
         let receives: Vec<_> = ended
             .iter()
-            .filter(
-                |one| matches!(one, tcpx_net::Completion::Failed { token, .. } if *token >= 1000),
-            )
+            .filter(|one| matches!(one, Completion::Failed { token, .. } if *token >= 1000))
             .collect();
         assert_eq!(receives.len(), tokens.len());
         assert_eq!(
@@ -249,11 +336,7 @@ fn a_dropped_channel_releases_the_memory_of_its_requests() {
             .lease(.., tcpx_memory::Access::Write)
             .unwrap();
         let held = lease.slice(0..1000).unwrap();
-        let posted = pair
-            .server
-            .post_receive(receive_chunk(sequence, held))
-            .unwrap();
-        assert!(matches!(posted, Posted::Accepted));
+        open_window(&mut *pair.server, sequence, held);
     }
     drop(pair.server);
     let deadline = deadline();

@@ -4,7 +4,6 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 
 use tcpx_net::{Cancel, ChannelError, Completion, TcpOptions};
-use tcpx_wire::TransferId;
 use tcpx_wire::chunk_header::ChunkHeader;
 
 use crate::support::*;
@@ -20,23 +19,18 @@ fn staged() -> TcpOptions {
     }
 }
 
-/// The header of a chunk of transfer 1 that is sent again.
-fn again(sequence: u64, length: u32) -> [u8; ChunkHeader::BYTES] {
+/// The header of the only chunk of a window's transfer, which is sent again.
+fn again(window: u64, length: u32) -> [u8; ChunkHeader::BYTES] {
     ChunkHeader {
-        sequence,
-        transfer: TransferId(1),
-        offset: sequence * u64::from(length),
-        total: 0,
-        length,
         attempt: 1,
-        behind: 0,
+        ..whole(window, length)
     }
     .encode()
 }
 
-fn write_again(mut lane: &TcpStream, sequence: u64, length: u32) {
-    lane.write_all(&again(sequence, length)).unwrap();
-    write_payload(lane, sequence, 0..length as usize);
+fn write_again(mut lane: &TcpStream, window: u64, length: u32) {
+    lane.write_all(&again(window, length)).unwrap();
+    write_payload(lane, window, 0..length as usize);
 }
 
 /// Blocks until the other end has closed this lane.
@@ -54,16 +48,16 @@ fn a_lane_is_shut_before_its_chunk_is_taken_from_another_one() {
         let mut raw = raw_peer(2, options);
         let length = 300_000;
         let destination = guarded(length);
-        post_receive(&mut *raw.channel, 0, destination.clone());
+        open_window(&mut *raw.channel, 0, destination.clone());
         write_chunk(&raw.lanes[0], 0, length as u32, 200_000);
         wait_until(|| raw.channel.stats().bytes_received >= 100_000);
         write_again(&raw.lanes[1], 0, length as u32);
-        assert_eq!(received_token(&completions(&mut *raw.channel, 1)[0]), 1000);
+        assert_eq!(received(&mut *raw.channel, 1), [1000]);
         check(&destination, 0);
         // The old lane wakes up late, with other bytes: it is closed, and they go nowhere.
         wait_closed(&raw.lanes[0]);
         let late = (&raw.lanes[0]).write_all(&[0x55; 100_000]);
-        post_receive(&mut *raw.channel, 1, guarded(10));
+        open_window(&mut *raw.channel, 1, guarded(10));
         write_chunk(&raw.lanes[1], 1, 10, 0);
         drop(late);
         check(&destination, 0);
@@ -75,101 +69,176 @@ fn a_lane_is_shut_before_its_chunk_is_taken_from_another_one() {
 #[test]
 fn a_copy_of_a_chunk_that_has_arrived_is_dropped_if_it_says_that_it_may_be_one() {
     let mut raw = raw_peer(2, resending());
-    let (first, second) = (guarded(1000), guarded(1000));
-    post_receive(&mut *raw.channel, 0, first.clone());
-    post_receive(&mut *raw.channel, 1, second.clone());
-    write_chunk(&raw.lanes[0], 0, 1000, 1000);
+    let (first, second) = (guarded(2000), guarded(1000));
+    let two_chunks = window(0, 1000, first.clone());
+    raw.channel.open_window(two_chunks).unwrap();
+    open_window(&mut *raw.channel, 1, second.clone());
+    let header = part(0, 0, (1000, 2000));
+    (&raw.lanes[0]).write_all(&header.encode()).unwrap();
+    write_payload(&raw.lanes[0], 0, 0..1000);
     completions(&mut *raw.channel, 1);
     // Again, with other bytes that must not be written.
     let mut lane = &raw.lanes[1];
-    lane.write_all(&again(0, 1000)).unwrap();
+    let copy = ChunkHeader {
+        attempt: 1,
+        ..header
+    };
+    lane.write_all(&copy.encode()).unwrap();
     lane.write_all(&[0x55; 1000]).unwrap();
     write_chunk(lane, 1, 1000, 1000);
-    assert_eq!(received_token(&completions(&mut *raw.channel, 1)[0]), 1001);
-    check(&first, 0);
+    assert_eq!(received(&mut *raw.channel, 1), [1001]);
     check(&second, 1);
     assert_eq!(raw.channel.stats().bytes_discarded, 1000);
-    // Without the mark it is a replay.
-    lane.write_all(&header(0, 1, 0, 1000)).unwrap();
-    let (error, _) = breakage(&mut *raw.channel);
-    assert!(error.to_string().contains("a second chunk 0"), "{error}");
+    let rest = part(0, 1, (1000, 2000)).encode();
+    lane.write_all(&rest).unwrap();
+    write_payload(lane, 0, 1000..2000);
+    let ended = completions(&mut *raw.channel, 2);
+    assert_eq!(closed_token(&ended[1]), 1000);
+    check(&first, 0);
+}
+
+/// Where its window is closed nobody can say any more whether it is a copy.
+#[test]
+fn a_copy_of_a_chunk_whose_window_is_closed_is_dropped() {
+    let mut raw = raw_peer(2, resending());
+    let (first, second) = (guarded(1000), guarded(1000));
+    open_window(&mut *raw.channel, 0, first.clone());
+    open_window(&mut *raw.channel, 1, second.clone());
+    write_chunk(&raw.lanes[0], 0, 1000, 1000);
+    assert_eq!(received(&mut *raw.channel, 1), [1000]);
+    let mut lane = &raw.lanes[1];
+    for header in [again(0, 1000), header(0, 1000)] {
+        lane.write_all(&header).unwrap();
+        lane.write_all(&[0x55; 1000]).unwrap();
+    }
+    write_chunk(lane, 1, 1000, 1000);
+    assert_eq!(received(&mut *raw.channel, 1), [1001]);
+    check(&first, 0);
+    check(&second, 1);
+    assert_eq!(raw.channel.stats().bytes_discarded, 2000);
+}
+
+/// The lane that died had a chunk of a window that is closed while another one waits to take its place.
+#[test]
+fn a_chunk_that_was_sent_again_is_dropped_when_its_window_closes() {
+    for options in [resending(), staged()] {
+        let mut raw = raw_peer(2, options);
+        let destination = guarded(300_000);
+        open_window(&mut *raw.channel, 0, destination.clone());
+        write_chunk(&raw.lanes[0], 0, 300_000, 200_000);
+        wait_until(|| raw.channel.stats().bytes_received >= 100_000);
+        assert_eq!(raw.channel.cancel(1000), Cancel::Pending);
+        write_again(&raw.lanes[1], 0, 300_000);
+        assert_eq!(closed_token(&completions(&mut *raw.channel, 1)[0]), 1000);
+        let bytes = vec![0xEE; 300_000 + 2 * GUARD];
+        destination.region().write_from(0, &bytes).unwrap();
+        open_window(&mut *raw.channel, 1, guarded(10));
+        write_chunk(&raw.lanes[1], 1, 10, 10);
+        assert_eq!(received(&mut *raw.channel, 1), [1001]);
+        untouched(&destination);
+        assert_eq!(raw.channel.stats().lanes_lost, 0, "no lane was superseded");
+        drop(close(&mut *raw.channel));
+    }
 }
 
 #[test]
 fn what_the_first_lane_sends_late_is_dropped_once_another_has_sent_it_again() {
     let mut raw = raw_peer(2, resending());
-    let (first, second) = (guarded(1000), guarded(1000));
-    post_receive(&mut *raw.channel, 0, first.clone());
-    write_again(&raw.lanes[1], 0, 1000);
+    let (first, second) = (guarded(2000), guarded(1000));
+    let two_chunks = window(0, 1000, first.clone());
+    raw.channel.open_window(two_chunks).unwrap();
+    let header = part(0, 0, (1000, 2000));
+    let again = ChunkHeader {
+        attempt: 1,
+        ..header
+    };
+    (&raw.lanes[1]).write_all(&again.encode()).unwrap();
+    write_payload(&raw.lanes[1], 0, 0..1000);
     completions(&mut *raw.channel, 1);
     let mut old = &raw.lanes[0];
-    old.write_all(&header(0, 1, 0, 1000)).unwrap();
+    old.write_all(&header.encode()).unwrap();
     old.write_all(&[0x55; 1000]).unwrap();
-    post_receive(&mut *raw.channel, 1, second.clone());
+    open_window(&mut *raw.channel, 1, second.clone());
     write_chunk(old, 1, 1000, 1000);
-    assert_eq!(received_token(&completions(&mut *raw.channel, 1)[0]), 1001);
-    check(&first, 0);
+    assert_eq!(received(&mut *raw.channel, 1), [1001]);
     check(&second, 1);
-}
-
-/// A reset instead of an orderly end.
-fn reset(lane: TcpStream) {
-    let socket = socket2::Socket::from(lane);
-    socket.set_linger(Some(std::time::Duration::ZERO)).unwrap();
+    let rest = part(0, 1, (1000, 2000)).encode();
+    old.write_all(&rest).unwrap();
+    write_payload(old, 0, 1000..2000);
+    let ended = completions(&mut *raw.channel, 2);
+    assert_eq!(closed_token(&ended[1]), 1000);
+    check(&first, 0);
 }
 
 #[test]
-fn a_lane_that_waits_for_a_receive_notices_that_it_is_dead() {
+fn what_a_lane_brought_before_its_orderly_end_is_placed() {
     for options in [resending(), staged()] {
-        let mut raw = raw_peer(3, options);
-        let length = 1000;
-        // All of one chunk, and a part of another.
-        write_chunk(&raw.lanes[0], 0, length as u32, length);
-        write_chunk(&raw.lanes[1], 1, length as u32, 200);
-        wait_until(|| raw.channel.stats().early_arrivals == 2);
-        raw.lanes[1].shutdown(Shutdown::Write).unwrap();
-        wait_until(|| raw.channel.stats().lanes_lost == 1);
-        reset(raw.lanes.remove(0));
-        wait_until(|| raw.channel.stats().lanes_lost == 2);
-        // Their chunks come again on the lane that is left.
-        let destinations = [0, 1].map(|sequence| {
-            let destination = guarded(length);
-            post_receive(&mut *raw.channel, sequence, destination.clone());
-            write_again(&raw.lanes[1], sequence, length as u32);
+        let mut raw = raw_peer(2, options);
+        let destinations = [0, 1].map(|name| {
+            let destination = guarded(1000);
+            open_window(&mut *raw.channel, name, destination.clone());
             destination
         });
-        completions(&mut *raw.channel, 2);
-        for (sequence, destination) in (0..).zip(&destinations) {
-            check(destination, sequence);
-        }
+        write_chunk(&raw.lanes[0], 0, 1000, 1000);
+        raw.lanes[0].shutdown(Shutdown::Write).unwrap();
+        assert_eq!(received(&mut *raw.channel, 1), [1000]);
+        write_chunk(&raw.lanes[1], 1, 1000, 1000);
+        assert_eq!(received(&mut *raw.channel, 1), [1001]);
+        check(&destinations[0], 0);
+        check(&destinations[1], 1);
+        assert_eq!(raw.channel.stats().lanes_lost, 0);
     }
 }
 
+/// A lane that does not read hears nothing of its end either.
 #[test]
-fn what_a_lane_brought_before_its_orderly_end_is_kept_for_its_receive() {
-    let mut raw = raw_peer(2, resending());
-    write_chunk(&raw.lanes[0], 0, 1000, 1000);
-    wait_until(|| raw.channel.stats().early_arrivals == 1);
-    raw.lanes[0].shutdown(Shutdown::Write).unwrap();
-    // The other lane shows that the loop has looked at both.
-    write_chunk(&raw.lanes[1], 1, 1000, 1000);
-    wait_until(|| raw.channel.stats().early_arrivals == 2);
-    let destinations = [0, 1].map(|sequence| {
-        let destination = guarded(1000);
-        post_receive(&mut *raw.channel, sequence, destination.clone());
+fn a_lane_that_waits_for_a_slot_notices_that_it_is_dead() {
+    // Four slots.
+    let options = TcpOptions {
+        window: 3,
+        ..staged()
+    };
+    let mut raw = raw_peer(6, options);
+    let length = 300_000;
+    let destinations = [0, 1, 2, 3, 4, 5].map(|name| {
+        let destination = guarded(length);
+        open_window(&mut *raw.channel, name, destination.clone());
         destination
     });
-    completions(&mut *raw.channel, 2);
-    check(&destinations[0], 0);
-    check(&destinations[1], 1);
-    assert_eq!(raw.channel.stats().lanes_lost, 0);
+    for (name, lane) in (0..4).zip(&raw.lanes) {
+        let before = raw.channel.stats().bytes_received;
+        write_chunk(lane, name, length as u32, 200_000);
+        wait_until(|| raw.channel.stats().bytes_received > before);
+    }
+    // All of one chunk, and a part of another.
+    write_chunk(&raw.lanes[4], 4, length as u32, length);
+    raw.lanes[4].shutdown(Shutdown::Write).unwrap();
+    write_chunk(&raw.lanes[5], 5, length as u32, 200_000);
+    raw.lanes[5].shutdown(Shutdown::Write).unwrap();
+    wait_until(|| raw.channel.stats().lanes_lost == 1);
+    let mut out = Vec::new();
+    raw.channel.poll(&mut out).unwrap();
+    assert!(out.is_empty(), "no slot was free: {out:?}");
+    for (name, lane) in (0..4).zip(&raw.lanes) {
+        write_payload(lane, name, 200_000..length);
+    }
+    let mut tokens = received(&mut *raw.channel, 5);
+    tokens.sort_unstable();
+    assert_eq!(tokens, [1000, 1001, 1002, 1003, 1004]);
+    // What the dead lane had comes again over another one.
+    write_again(&raw.lanes[0], 5, length as u32);
+    assert_eq!(received(&mut *raw.channel, 1), [1005]);
+    for (name, destination) in (0..).zip(&destinations) {
+        check(destination, name);
+    }
+    assert_eq!(raw.channel.stats().lanes_lost, 1);
 }
 
 #[test]
-fn a_receive_that_was_cancelled_on_a_dead_lane_ends_cancelled() {
+fn a_window_that_was_closed_on_a_dead_lane_ends() {
     let mut raw = raw_peer(2, resending());
     let destination = guarded(300_000);
-    post_receive(&mut *raw.channel, 0, destination);
+    open_window(&mut *raw.channel, 0, destination);
     write_chunk(&raw.lanes[0], 0, 300_000, 200_000);
     wait_until(|| raw.channel.stats().bytes_received >= 100_000);
     raw.lanes[0].shutdown(Shutdown::Both).unwrap();
@@ -178,7 +247,7 @@ fn a_receive_that_was_cancelled_on_a_dead_lane_ends_cancelled() {
         Cancel::Done => {}
         Cancel::Pending => {
             let ended = completions(&mut *raw.channel, 1);
-            assert_eq!(failed(&ended[0]), (1000, ChannelError::Cancelled));
+            assert_eq!(closed_token(&ended[0]), 1000);
         }
         Cancel::Unsupported => panic!("tcp can cancel"),
     }
@@ -203,16 +272,17 @@ fn a_dead_lanes_chunks_go_again_over_the_others_until_they_are_placed() {
         while arrived.len() < 6 {
             let header = read_header(&raw.lanes[0]);
             read_payload(&raw.lanes[0], &header);
-            assert!(!arrived.contains(&header.sequence), "{header:?}");
-            arrived.push(header.sequence);
-            if header.sequence == lost.sequence {
+            let sequence = header.transfer.0;
+            assert!(!arrived.contains(&sequence), "{header:?}");
+            arrived.push(sequence);
+            if header.transfer == lost.transfer {
                 assert_eq!(header.attempt, 1);
             }
             if !is_staged {
                 raw.channel.poll(&mut sent).unwrap();
                 assert_eq!(sent.len(), arrived.len() - 1, "sent before it was placed");
             }
-            raw.channel.placed(header.sequence).unwrap();
+            raw.channel.placed(sequence).unwrap();
             if !is_staged {
                 while sent.len() < arrived.len() {
                     wait_any(&[&*raw.channel]);
@@ -271,7 +341,7 @@ fn a_chunk_that_nobody_waits_for_is_not_sent_again() {
     for sequence in 1..4 {
         post_send(&mut *raw.channel, sequence, filled(sequence, 1000));
         let header = read_header(&raw.lanes[0]);
-        assert_eq!(header.sequence, sequence);
+        assert_eq!(header.transfer.0, sequence);
         read_payload(&raw.lanes[0], &header);
         raw.channel.placed(sequence).unwrap();
     }
@@ -281,7 +351,7 @@ fn a_chunk_that_nobody_waits_for_is_not_sent_again() {
 #[test]
 fn when_no_lane_is_left_the_error_says_so() {
     let mut raw = raw_peer(3, resending());
-    post_receive(&mut *raw.channel, 0, guarded(1000));
+    open_window(&mut *raw.channel, 0, guarded(1000));
     for lane in raw.lanes.drain(..) {
         write_partial(&lane);
         drop(lane);
@@ -306,7 +376,7 @@ fn when_no_lane_is_left_the_error_says_so() {
 #[test]
 fn lanes_that_broke_before_the_peer_ended_the_last_one_are_why_none_is_left() {
     let mut raw = raw_peer(3, resending());
-    post_receive(&mut *raw.channel, 0, guarded(1000));
+    open_window(&mut *raw.channel, 0, guarded(1000));
     let last = raw.lanes.pop();
     for lane in raw.lanes.drain(..) {
         write_partial(&lane);

@@ -11,12 +11,12 @@ use tcpx_memory::{CopyWorker, Region, RegionSlice};
 use tcpx_net::dial::dial_lane;
 use tcpx_net::{
     Accepted, AcceptedLane, Auth, Channel, ChannelError, Completion, Congestion, DialOptions,
-    Exchange, ListenOptions, Listener, Network, NetworkError, Payload, Posted, Readiness,
-    ReceiveChunk, SendChunk, Setup, Side, TcpNetwork, TcpOptions, dial,
+    Exchange, ListenOptions, Listener, Network, NetworkError, Posted, Readiness, ReceiveWindow,
+    SendChunk, Setup, Side, TcpNetwork, TcpOptions, dial,
 };
-use tcpx_wire::TransferId;
 use tcpx_wire::chunk_header::ChunkHeader;
 use tcpx_wire::key::Key;
+use tcpx_wire::{ChunkPlan, TransferId};
 
 /// Nothing that a test waits for takes longer on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -205,37 +205,40 @@ pub(crate) fn raw_peer(lanes: u16, options: TcpOptions) -> Raw {
     }
 }
 
-pub(crate) fn header(
-    sequence: u64,
-    transfer: u64,
-    offset: u64,
-    length: u32,
-) -> [u8; ChunkHeader::BYTES] {
+/// The only chunk of a transfer, which is as long as the window of this name.
+pub(crate) fn whole(window: u64, length: u32) -> ChunkHeader {
+    part(window, 0, (length, length.into()))
+}
+
+/// A chunk of a transfer that is cut in chunks of `length` bytes each.
+pub(crate) fn part(window: u64, index: u32, (length, total): (u32, u64)) -> ChunkHeader {
     ChunkHeader {
-        sequence,
-        transfer: TransferId(transfer),
-        offset,
-        total: 0,
+        sequence: index.into(),
+        transfer: TransferId(window),
+        offset: u64::from(index) * u64::from(length),
+        total,
         length,
         attempt: 0,
         behind: 0,
     }
-    .encode()
 }
 
-/// Sends a chunk of transfer 1, whose chunks all have this length, up to `bytes` of its payload.
-pub(crate) fn write_chunk(mut lane: &TcpStream, sequence: u64, length: u32, bytes: usize) {
-    let header = header(sequence, 1, sequence * u64::from(length), length);
-    lane.write_all(&header).unwrap();
-    write_payload(lane, sequence, 0..bytes);
+pub(crate) fn header(window: u64, length: u32) -> [u8; ChunkHeader::BYTES] {
+    whole(window, length).encode()
 }
 
-pub(crate) fn write_payload(mut lane: &TcpStream, sequence: u64, range: std::ops::Range<usize>) {
-    let payload: Vec<u8> = range.map(|at| pattern(sequence, at)).collect();
+/// Sends the only chunk of a window's transfer, up to `bytes` of its payload.
+pub(crate) fn write_chunk(mut lane: &TcpStream, window: u64, length: u32, bytes: usize) {
+    lane.write_all(&header(window, length)).unwrap();
+    write_payload(lane, window, 0..bytes);
+}
+
+pub(crate) fn write_payload(mut lane: &TcpStream, window: u64, range: std::ops::Range<usize>) {
+    let payload: Vec<u8> = range.map(|at| pattern(window, at)).collect();
     lane.write_all(&payload).unwrap();
 }
 
-/// The byte at a place of a chunk.
+/// The byte at a place of a transfer.
 pub(crate) fn pattern(sequence: u64, at: usize) -> u8 {
     let mixed = (sequence << 32 ^ at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 56) as u8
@@ -259,7 +262,7 @@ pub(crate) fn guarded(length: usize) -> RegionSlice {
     region.slice(GUARD..GUARD + length).unwrap()
 }
 
-/// Checks that a destination from [`guarded`] holds a chunk and that nothing around it changed.
+/// Checks that a destination from [`guarded`] holds a transfer and that nothing around it changed.
 pub(crate) fn check(destination: &RegionSlice, sequence: u64) {
     let length = destination.len();
     destination
@@ -277,38 +280,51 @@ pub(crate) fn check(destination: &RegionSlice, sequence: u64) {
             let wrong = (0..length).find(|&at| payload[at] != pattern(sequence, at));
             assert_eq!(
                 wrong, None,
-                "chunk {sequence} of {length} bytes differs there"
+                "transfer {sequence} of {length} bytes differs there"
             );
         })
         .unwrap();
 }
 
-/// Chunks of transfer 1, all of the same length.
+/// Checks that nothing was written to a destination from [`guarded`].
+pub(crate) fn untouched(destination: &RegionSlice) {
+    let region = destination.region();
+    region
+        .with_bytes(.., |bytes| assert!(bytes.iter().all(|byte| *byte == 0xEE)))
+        .unwrap();
+}
+
+/// The only chunk of a transfer to the window that is called as it is.
 pub(crate) fn send_chunk(sequence: u64, source: RegionSlice) -> SendChunk {
-    let offset = sequence * source.len() as u64;
     SendChunk {
         token: sequence,
         sequence,
         transfer: 1,
-        offset,
+        offset: 0,
+        index: 0,
+        total: source.len() as u64,
+        window: sequence,
         tag: 0,
         source,
         fence: None,
     }
 }
 
-pub(crate) fn receive_chunk(sequence: u64, destination: RegionSlice) -> ReceiveChunk {
-    let offset = sequence * destination.len() as u64;
-    let token = 1000 + sequence;
-    ReceiveChunk {
-        token,
-        sequence,
-        transfer: 1,
-        offset,
-        tag: 0,
+/// A window for transfers that are cut in chunks of so many bytes.
+pub(crate) fn window(name: u64, chunk_bytes: u32, destination: RegionSlice) -> ReceiveWindow {
+    ReceiveWindow {
+        token: 1000 + name,
+        window: name,
+        cut: ChunkPlan::even(destination.len() as u64, chunk_bytes),
         destination,
         fence: None,
     }
+}
+
+/// A window for a transfer of one chunk.
+pub(crate) fn whole_window(name: u64, destination: RegionSlice) -> ReceiveWindow {
+    let length = u32::try_from(destination.len()).unwrap();
+    window(name, length, destination)
 }
 
 pub(crate) fn post_send(channel: &mut dyn Channel, sequence: u64, source: RegionSlice) {
@@ -316,11 +332,10 @@ pub(crate) fn post_send(channel: &mut dyn Channel, sequence: u64, source: Region
     assert!(matches!(posted, Posted::Accepted));
 }
 
-pub(crate) fn post_receive(channel: &mut dyn Channel, sequence: u64, destination: RegionSlice) {
-    let posted = channel
-        .post_receive(receive_chunk(sequence, destination))
+pub(crate) fn open_window(channel: &mut dyn Channel, name: u64, destination: RegionSlice) {
+    channel
+        .open_window(whole_window(name, destination))
         .unwrap();
-    assert!(matches!(posted, Posted::Accepted));
 }
 
 pub(crate) fn read_header(mut lane: &TcpStream) -> ChunkHeader {
@@ -333,9 +348,10 @@ pub(crate) fn read_header(mut lane: &TcpStream) -> ChunkHeader {
 pub(crate) fn read_payload(mut lane: &TcpStream, header: &ChunkHeader) {
     let mut payload = vec![0; header.length as usize];
     lane.read_exact(&mut payload).unwrap();
-    let sequence = header.sequence;
-    let wrong = (0..payload.len()).find(|&at| payload[at] != pattern(sequence, at));
-    assert_eq!(wrong, None, "chunk {sequence}");
+    let window = header.transfer.0;
+    let start = header.offset as usize;
+    let wrong = (0..payload.len()).find(|&at| payload[at] != pattern(window, start + at));
+    assert_eq!(wrong, None, "{header:?}");
 }
 
 /// Blocks until one of the channels has something to poll.
@@ -372,6 +388,37 @@ pub(crate) fn completions(channel: &mut dyn Channel, count: usize) -> Vec<Comple
     }
 }
 
+/// Polls until `count` windows are closed, whose transfers are whole and of one chunk each, and that in this
+/// order: their tokens.
+pub(crate) fn received(channel: &mut dyn Channel, count: usize) -> Vec<u64> {
+    let ended = completions(channel, 2 * count);
+    ended.chunks(2).map(received_token).collect()
+}
+
+/// The token of a window that has taken a transfer of one chunk.
+pub(crate) fn received_token(news: &[Completion]) -> u64 {
+    match news {
+        [
+            Completion::Placed {
+                token: placed,
+                index: 0,
+                offset: 0,
+                bytes,
+                total,
+            },
+            Completion::Closed { token },
+        ] if placed == token && u64::from(*bytes) == *total => *token,
+        other => panic!("not the end of a window: {other:?}"),
+    }
+}
+
+pub(crate) fn closed_token(completion: &Completion) -> u64 {
+    match completion {
+        Completion::Closed { token } => *token,
+        other => panic!("not the end of a window: {other:?}"),
+    }
+}
+
 /// Polls until the channel says that it is broken.
 pub(crate) fn breakage(channel: &mut dyn Channel) -> (ChannelError, Vec<Completion>) {
     let mut out = Vec::new();
@@ -393,16 +440,6 @@ pub(crate) fn close(channel: &mut dyn Channel) -> Vec<Completion> {
             return out;
         }
         wait_any(&[channel]);
-    }
-}
-
-pub(crate) fn received_token(completion: &Completion) -> u64 {
-    match completion {
-        Completion::Received {
-            token,
-            payload: Payload::InPlace { .. },
-        } => *token,
-        other => panic!("not a receive in place: {other:?}"),
     }
 }
 

@@ -3,96 +3,115 @@
 use crate::support::*;
 use proptest::prelude::*;
 use tcpx_memory::RegionSlice;
-use tcpx_net::{Channel, Completion, Posted, ReceiveChunk, SendChunk, TcpOptions};
+use tcpx_net::{Channel, ChannelError, Completion, Posted, ReceiveWindow, SendChunk, TcpOptions};
+use tcpx_wire::{ChunkPlan, Taper};
 
 /// One direction of traffic between two channels.
 struct Flow {
-    sizes: Vec<usize>,
-    offsets: Vec<u64>,
+    /// By transfer, which has a window of its own, called like it.
+    cuts: Vec<ChunkPlan>,
     salt: u64,
-    posted_sends: usize,
-    posted_receives: usize,
+    /// By sequence: the transfer and the index of the chunk.
+    chunks: Vec<(usize, u32)>,
     sent: usize,
-    destinations: Vec<Option<RegionSlice>>,
-    received: usize,
+    posted: usize,
+    opened: usize,
+    closed: usize,
+    /// Of windows that are open, and how much of them was placed.
+    destinations: Vec<Option<(RegionSlice, u64)>>,
 }
 
 impl Flow {
+    /// Of one to three chunks each.
     fn new(sizes: Vec<usize>, salt: u64) -> Self {
-        let offsets = sizes
-            .iter()
-            .scan(0, |end, size| {
-                let start = *end;
-                *end += *size as u64;
-                Some(start)
-            })
-            .collect();
-        let destinations = sizes.iter().map(|_| None).collect();
+        let cut = |(transfer, size): (usize, usize)| {
+            let chunk = size.div_ceil(1 + transfer % 3);
+            ChunkPlan::even(size as u64, u32::try_from(chunk).unwrap())
+        };
+        let cuts: Vec<_> = sizes.into_iter().enumerate().map(cut).collect();
+        let of_transfer =
+            |transfer: usize| (0..cuts[transfer].count()).map(move |index| (transfer, index));
         Self {
-            sizes,
-            offsets,
             salt,
-            posted_sends: 0,
-            posted_receives: 0,
+            chunks: (0..cuts.len()).flat_map(of_transfer).collect(),
             sent: 0,
-            destinations,
-            received: 0,
+            posted: 0,
+            opened: 0,
+            closed: 0,
+            destinations: cuts.iter().map(|_| None).collect(),
+            cuts,
         }
     }
 
     fn done(&self) -> bool {
-        self.sent == self.sizes.len() && self.received == self.sizes.len()
+        self.sent == self.chunks.len() && self.closed == self.cuts.len()
     }
 
-    /// Posts the next send; false when there is none or no room.
+    /// Posts the next send; false when there is none, no room, or no window yet.
     fn post_send(&mut self, channel: &mut dyn Channel) -> bool {
-        let Some(&size) = self.sizes.get(self.posted_sends) else {
+        let Some(&(transfer, index)) = self.chunks.get(self.posted) else {
             return false;
         };
-        let sequence = self.posted_sends as u64;
+        if transfer >= self.opened {
+            return false;
+        }
+        let cut = &self.cuts[transfer];
+        let (offset, length) = cut.range(index);
+        let start = offset as usize;
+        let bytes = filled(transfer as u64 ^ self.salt, cut.bytes() as usize);
+        let sequence = self.posted as u64;
         let posted = channel.post_send(SendChunk {
             token: sequence,
             sequence,
             transfer: self.salt,
-            offset: self.offsets[self.posted_sends],
+            offset,
+            index,
+            total: cut.bytes(),
+            window: transfer as u64,
             tag: 5,
-            source: filled(sequence ^ self.salt, size),
+            source: bytes.slice(start..start + length as usize).unwrap(),
             fence: None,
         });
         let accepted = matches!(posted.unwrap(), Posted::Accepted);
-        self.posted_sends += usize::from(accepted);
+        self.posted += usize::from(accepted);
         accepted
     }
 
-    fn post_receive(&mut self, channel: &mut dyn Channel) -> bool {
-        let Some(&size) = self.sizes.get(self.posted_receives) else {
+    fn open_window(&mut self, channel: &mut dyn Channel) -> bool {
+        let Some(&cut) = self.cuts.get(self.opened) else {
             return false;
         };
-        let sequence = self.posted_receives as u64;
-        let destination = guarded(size);
-        let posted = channel.post_receive(ReceiveChunk {
-            token: 1 << 32 | sequence,
-            sequence,
-            transfer: self.salt,
-            offset: self.offsets[self.posted_receives],
-            tag: 5,
-            destination: destination.clone(),
-            fence: None,
-        });
-        let accepted = matches!(posted.unwrap(), Posted::Accepted);
-        if accepted {
-            self.destinations[self.posted_receives] = Some(destination);
-            self.posted_receives += 1;
-        }
-        accepted
+        let destination = guarded(cut.bytes() as usize);
+        channel
+            .open_window(ReceiveWindow {
+                token: 1 << 32 | self.opened as u64,
+                window: self.opened as u64,
+                cut,
+                destination: destination.clone(),
+                fence: None,
+            })
+            .unwrap();
+        self.destinations[self.opened] = Some((destination, 0));
+        self.opened += 1;
+        true
     }
 
-    fn arrived(&mut self, token: u64) {
-        let sequence = token & 0xffff_ffff;
-        let destination = self.destinations[sequence as usize].take();
-        let destination = destination.expect("each receive ends once");
-        check(&destination, sequence ^ self.salt);
-        self.received += 1;
+    /// A chunk was placed; its sequence.
+    fn placed(&mut self, token: u64, index: u32, range: (u64, u32)) -> u64 {
+        let transfer = (token & 0xffff_ffff) as usize;
+        assert_eq!(range, self.cuts[transfer].range(index));
+        let (_, placed) = self.destinations[transfer].as_mut().unwrap();
+        *placed += u64::from(range.1);
+        let chunk = (transfer, index);
+        self.chunks.binary_search(&chunk).unwrap() as u64
+    }
+
+    fn ended(&mut self, token: u64) {
+        let transfer = token & 0xffff_ffff;
+        let (destination, placed) = self.destinations[transfer as usize].take().unwrap();
+        assert_eq!(placed, destination.len() as u64);
+        check(&destination, transfer ^ self.salt);
+        self.closed += 1;
     }
 }
 
@@ -105,16 +124,20 @@ fn drain(
     let mut out = Vec::new();
     channel.poll(&mut out).unwrap();
     for completion in &out {
-        match completion {
+        match *completion {
             Completion::Sent { .. } => sends.sent += 1,
-            Completion::Received { .. } => {
-                let token = received_token(completion);
-                receives.arrived(token);
-                peer.placed(token & 0xffff_ffff).unwrap();
+            Completion::Placed {
+                token,
+                index,
+                offset,
+                bytes,
+                ..
+            } => {
+                let sequence = receives.placed(token, index, (offset, bytes));
+                peer.placed(sequence).unwrap();
             }
-            Completion::Failed { .. }
-            | Completion::Part { .. }
-            | Completion::PathChanged { .. } => panic!("{completion:?}"),
+            Completion::Closed { token } => receives.ended(token),
+            _ => panic!("{completion:?}"),
         }
     }
     out.len()
@@ -138,16 +161,16 @@ fn exchange(lanes: u16, options: [TcpOptions; 2], sizes: [Vec<usize>; 2], schedu
         for _ in 0..3 {
             moved |= match schedule.next().unwrap() % 4 {
                 0 => up.post_send(&mut *pair.client),
-                1 => up.post_receive(&mut *pair.server),
+                1 => up.open_window(&mut *pair.server),
                 2 => down.post_send(&mut *pair.server),
-                _ => down.post_receive(&mut *pair.client),
+                _ => down.open_window(&mut *pair.client),
             };
         }
         if !moved {
             moved = up.post_send(&mut *pair.client)
-                | up.post_receive(&mut *pair.server)
+                | up.open_window(&mut *pair.server)
                 | down.post_send(&mut *pair.server)
-                | down.post_receive(&mut *pair.client);
+                | down.open_window(&mut *pair.client);
         }
         let done = up.done() && down.done();
         if !moved && !done {
@@ -205,10 +228,10 @@ fn a_chunk_larger_than_any_socket_buffer_arrives() {
     let mut pair = pair(1, options(false), options(false));
     let length = (48 << 20) + 5;
     let destination = guarded(length);
-    post_receive(&mut *pair.server, 0, destination.clone());
+    open_window(&mut *pair.server, 0, destination.clone());
     post_send(&mut *pair.client, 0, filled(0, length));
     assert_eq!(sent_token(&completions(&mut *pair.client, 1)[0]), 0);
-    assert_eq!(received_token(&completions(&mut *pair.server, 1)[0]), 1000);
+    assert_eq!(received(&mut *pair.server, 1), [1000]);
     check(&destination, 0);
 }
 
@@ -221,7 +244,7 @@ fn staged_chunks_of_any_length_lie_one_behind_the_other_on_several_lanes() {
     let mut raw = raw_peer(3, options(true));
     let destinations = LENGTHS.map(|length| guarded(length as usize));
     for (sequence, destination) in (0..).zip(&destinations) {
-        post_receive(&mut *raw.channel, sequence, destination.clone());
+        open_window(&mut *raw.channel, sequence, destination.clone());
     }
     std::thread::scope(|scope| {
         for (first, lane) in raw.lanes.iter().enumerate() {
@@ -231,50 +254,102 @@ fn staged_chunks_of_any_length_lie_one_behind_the_other_on_several_lanes() {
             });
         }
     });
-    completions(&mut *raw.channel, LENGTHS.len());
+    let ended = completions(&mut *raw.channel, 2 * LENGTHS.len());
+    let is_closed = |one: &&Completion| matches!(one, Completion::Closed { .. });
+    assert_eq!(ended.iter().filter(is_closed).count(), LENGTHS.len());
     for (sequence, destination) in (0..).zip(&destinations) {
         check(destination, sequence);
     }
 }
 
 #[test]
-fn a_chunk_waits_for_its_receive_without_being_lost() {
-    let mut pair = pair(2, options(false), options(false));
-    for sequence in 0..3 {
-        post_send(&mut *pair.client, sequence, filled(sequence, 100_000));
-    }
-    completions(&mut *pair.client, 3);
-    let mut out = Vec::new();
-    pair.server.poll(&mut out).unwrap();
-    assert!(out.is_empty());
-    let destinations: Vec<_> = (0..3).map(|_| guarded(100_000)).collect();
-    for (sequence, destination) in (0..).zip(&destinations) {
-        post_receive(&mut *pair.server, sequence, destination.clone());
-    }
-    completions(&mut *pair.server, 3);
-    for (sequence, destination) in (0..).zip(&destinations) {
-        check(destination, sequence);
+fn a_transfer_may_be_shorter_than_its_window() {
+    for stage_host in [false, true] {
+        let mut pair = pair(2, options(false), options(stage_host));
+        // A window that is cut with a taper, which a shorter transfer has not.
+        let taper = Taper::new(2, 1).unwrap();
+        let cut = ChunkPlan::new(1 << 20, 256 << 10, Some(taper)).unwrap();
+        let destination = guarded(1 << 20);
+        pair.server
+            .open_window(ReceiveWindow {
+                token: 1000,
+                window: 0,
+                cut,
+                destination: destination.clone(),
+                fence: None,
+            })
+            .unwrap();
+        let total = (700 << 10) + 1;
+        let source = filled(0, total);
+        let plan = cut.for_total(total as u64);
+        for index in 0..plan.count() {
+            let (offset, length) = plan.range(index);
+            let start = offset as usize;
+            let chunk = SendChunk {
+                token: index.into(),
+                sequence: index.into(),
+                offset,
+                index,
+                total: total as u64,
+                window: 0,
+                ..send_chunk(0, source.slice(start..start + length as usize).unwrap())
+            };
+            assert!(matches!(pair.client.post_send(chunk), Ok(Posted::Accepted)));
+        }
+        completions(&mut *pair.client, 3);
+        let mut ended = completions(&mut *pair.server, 4);
+        assert_eq!(closed_token(&ended.pop().unwrap()), 1000);
+        let mut placed: Vec<_> = ended
+            .iter()
+            .map(|news| match *news {
+                Completion::Placed {
+                    token: 1000,
+                    index,
+                    offset,
+                    bytes,
+                    total: 716_801,
+                } => (index, offset, bytes),
+                _ => panic!("{news:?}"),
+            })
+            .collect();
+        placed.sort_unstable();
+        let expected = [
+            (0, 0, 262_144),
+            (1, 262_144, 262_144),
+            (2, 524_288, 192_513),
+        ];
+        assert_eq!(placed, expected);
+        let mut bytes = vec![0; 1 << 20];
+        destination.read_to(&mut bytes).unwrap();
+        let wrong = (0..total).find(|&at| bytes[at] != pattern(0, at));
+        assert_eq!(wrong, None);
+        assert!(bytes[total..].iter().all(|byte| *byte == 0xEE));
     }
 }
 
 #[test]
-fn a_full_window_hands_the_chunk_back_until_a_completion() {
+fn a_full_table_hands_the_chunk_back_until_a_completion() {
     let small = TcpOptions {
         window: 2,
         ..TcpOptions::default()
     };
     let mut pair = pair(1, small.clone(), small);
-    let server = &mut *pair.server;
-    post_receive(server, 0, guarded(10));
-    post_receive(server, 1, guarded(10));
-    let Ok(Posted::Full(third)) = server.post_receive(receive_chunk(2, guarded(10))) else {
-        panic!("a window of two took a third receive");
+    for name in 0..3 {
+        open_window(&mut *pair.server, name, guarded(10));
+    }
+    let client = &mut *pair.client;
+    post_send(client, 0, filled(0, 10));
+    post_send(client, 1, filled(1, 10));
+    let Ok(Posted::Full(third)) = client.post_send(send_chunk(2, filled(2, 10))) else {
+        panic!("a table of two took a third send");
     };
     assert_eq!(third.sequence, 2);
-    post_send(&mut *pair.client, 0, filled(0, 10));
-    completions(server, 1);
-    assert!(matches!(server.post_receive(third), Ok(Posted::Accepted)));
-    assert_eq!(server.in_flight(), 2);
+    assert_eq!(received(&mut *pair.server, 2), [1000, 1001]);
+    client.placed(0).unwrap();
+    assert_eq!(sent_token(&completions(client, 1)[0]), 0);
+    assert!(matches!(client.post_send(third), Ok(Posted::Accepted)));
+    assert_eq!(client.in_flight(), 2);
+    assert_eq!(received(&mut *pair.server, 1), [1002]);
 }
 
 #[test]
@@ -291,16 +366,70 @@ fn requests_that_no_lane_could_carry_are_refused_when_posted() {
         .post_send(send_chunk(0, filled(0, (1 << 20) + 1)))
         .unwrap_err();
     assert!(error.to_string().contains("1048577 bytes"), "{error}");
-    post_receive(&mut *pair.server, 5, guarded(10));
-    let error = pair
-        .server
-        .post_receive(receive_chunk(4, guarded(10)))
-        .unwrap_err();
-    assert!(
-        error.to_string().contains("post in sequence order"),
-        "{error}"
+    assert_eq!(pair.client.in_flight(), 0);
+}
+
+#[test]
+fn windows_that_cannot_be_written_are_refused() {
+    let mut pair = pair(1, options(false), options(true));
+    let mut refused = |window, words: &str| {
+        let error = pair.server.open_window(window).unwrap_err();
+        assert!(
+            matches!(error, ChannelError::BadRequest { .. }),
+            "{error:?}"
+        );
+        assert!(error.to_string().contains(words), "{error}");
+    };
+    let long = (2 << 20) + 2;
+    refused(
+        whole_window(0, guarded(10).slice(..0).unwrap()),
+        "0 bytes, expected 1 to 1048576",
     );
-    assert_eq!((pair.client.in_flight(), pair.server.in_flight()), (0, 1));
+    refused(window(0, long / 2, guarded(long as usize)), "1048577 bytes");
+    let planned = ReceiveWindow {
+        cut: ChunkPlan::even(11, 11),
+        ..whole_window(0, guarded(10))
+    };
+    refused(planned, "planned for 11 bytes and has 10");
+    assert_eq!(pair.server.in_flight(), 0);
+}
+
+#[test]
+fn windows_are_opened_in_the_order_of_their_names() {
+    let mut raw = raw_peer(1, options(false));
+    let destination = guarded(10);
+    open_window(&mut *raw.channel, 5, destination.clone());
+    for name in [0, 4, 5] {
+        let again = whole_window(name, guarded(10));
+        let error = raw.channel.open_window(again).unwrap_err();
+        let words = format!("window {name} was opened after a later one");
+        assert!(error.to_string().contains(&words), "{error}");
+    }
+    // Names may be left out, and nobody waits for what comes to those.
+    write_chunk(&raw.lanes[0], 3, 10, 10);
+    write_chunk(&raw.lanes[0], 5, 10, 10);
+    assert_eq!(received(&mut *raw.channel, 1), [1005]);
+    check(&destination, 5);
+    assert_eq!(raw.channel.stats().bytes_discarded, 10);
+}
+
+#[test]
+fn more_windows_than_may_be_open_are_refused_until_one_is_closed() {
+    let mut raw = raw_peer(1, options(false));
+    let destination = guarded(8);
+    let most = 1 << 14;
+    for name in 0..most {
+        open_window(&mut *raw.channel, name, destination.clone());
+    }
+    let next = whole_window(most, destination.clone());
+    let error = raw.channel.open_window(next).unwrap_err();
+    assert!(error.to_string().contains("beside too many"), "{error}");
+    write_chunk(&raw.lanes[0], 77, 8, 8);
+    assert_eq!(received(&mut *raw.channel, 1), [1077]);
+    open_window(&mut *raw.channel, most, destination.clone());
+    let next = whole_window(most + 1, destination);
+    assert!(raw.channel.open_window(next).is_err());
+    assert_eq!(raw.channel.in_flight(), 0, "nothing has come to the others");
 }
 
 #[test]

@@ -78,12 +78,11 @@ impl Shared {
             if counted && staging.short_copies.load(Ordering::SeqCst) >= SHORT_COPIES {
                 return;
             }
-            // What is held for chunks that are not there yet goes back first.
-            let Some(permit) = shared.permit(worker).or_else(|| shared.permit(worker)) else {
+            let Some(permit) = shared.permit(worker) else {
                 return;
             };
-            let take = || take_slot(&worker.pool, source.len(), PoolHalf::Lower, sequence);
-            let Some(pinned) = take().or_else(|| take()) else {
+            let pinned = take_slot(&worker.pool, source.len(), PoolHalf::Lower, sequence);
+            let Some(pinned) = pinned else {
                 return;
             };
             let Ok(payload) = pinned.slice().slice(..source.len()) else {
@@ -193,10 +192,10 @@ impl Shared {
 
     pub(super) fn short_copy_ended(&self) {
         self.staging.short_copies.fetch_sub(1, Ordering::SeqCst);
-        if let Some(shared) = self.own.upgrade() {
-            if self.staging.has_waiting() {
-                Self::stage_waiting(&shared);
-            }
+        if let Some(shared) = self.own.upgrade()
+            && self.staging.has_waiting()
+        {
+            Self::stage_waiting(&shared);
         }
     }
 

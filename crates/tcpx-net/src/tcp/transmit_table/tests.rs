@@ -3,6 +3,7 @@
 use tcpx_memory::Region;
 
 use super::*;
+use crate::channel::SendChunk;
 
 #[test]
 fn lanes_at_rest_take_short_chunks_in_turn_and_long_ones_as_few_as_can() {
@@ -56,12 +57,24 @@ fn a_lane_that_has_found_something_is_not_at_rest_however_it_was_woken() {
 fn bytes_in_the_queue_are_those_of_its_chunks_until_a_lane_comes_upon_them() {
     let table = TransmitTable::new(4, true);
     let queue = |slot: u16, bytes: usize| {
-        let (header, position) = describe(slot.into(), 1, 0, bytes);
+        let payload = Region::host(bytes).unwrap().all();
+        let (header, position) = describe(&SendChunk {
+            token: slot.into(),
+            sequence: slot.into(),
+            transfer: 1,
+            offset: 0,
+            index: 0,
+            total: bytes as u64,
+            window: slot.into(),
+            tag: 0,
+            source: payload.clone(),
+            fence: None,
+        });
         table.enqueue(Outgoing {
             slot,
             header,
             position,
-            payload: Region::host(bytes).unwrap().all(),
+            payload,
             attempt: 0,
             permit: None,
             spliced: None,

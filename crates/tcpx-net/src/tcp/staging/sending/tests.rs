@@ -6,6 +6,7 @@ use tcpx_memory::{Access, Lease, Region};
 
 use super::super::{alone, staged_channel};
 use super::*;
+use crate::channel::SendChunk;
 use crate::tcp::transmit_table::{Taken, Withdrawn, describe};
 
 const CHUNK: usize = 192 << 10;
@@ -23,7 +24,18 @@ fn source(chunks: usize) -> Lease {
 
 fn unstaged(source: &Lease, transfer: u64, sequence: u64, index: usize) -> Unstaged {
     let start = index * CHUNK;
-    let (header, position) = describe(sequence, transfer, start as u64, CHUNK);
+    let (header, position) = describe(&SendChunk {
+        token: sequence,
+        sequence,
+        transfer,
+        offset: start as u64,
+        index: index as u32,
+        total: source.all().len() as u64,
+        window: transfer,
+        tag: 0,
+        source: source.slice(start..start + CHUNK).unwrap(),
+        fence: None,
+    });
     Unstaged {
         header,
         position,
