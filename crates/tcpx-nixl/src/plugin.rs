@@ -469,7 +469,14 @@ unsafe extern "C" fn check(_engine: *const Engine, handle: *const Request) -> St
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         match &*flight {
-            Some(flight) => Ok(flight.check()),
+            Some(flight) => {
+                let status = flight.check();
+                if status == Status::IN_PROGRESS {
+                    // Callers ask again at once, and the threads that move the bytes may need this core.
+                    std::thread::yield_now();
+                }
+                Ok(status)
+            }
             None => Err(Status::INVALID_PARAM),
         }
     })
@@ -509,7 +516,15 @@ unsafe extern "C" fn notifications(engine: *mut Engine, list: *mut NotifList) ->
     // SAFETY: all pointers are arguments of this call.
     guarded(|| unsafe {
         let list = list.as_mut().ok_or(Status::INVALID_PARAM)?;
-        agent(engine)?.take_notices(|from, message| list.push(from, message));
+        let mut any = false;
+        agent(engine)?.take_notices(|from, message| {
+            any = true;
+            list.push(from, message);
+        });
+        if !any {
+            // As in `check`.
+            std::thread::yield_now();
+        }
         Ok(Status::SUCCESS)
     })
 }
