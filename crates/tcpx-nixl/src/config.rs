@@ -2,6 +2,7 @@
 //! a variable.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use tcpx::{Auth, Key, Options, TcpNetwork};
 use tcpx_net::TcpOptions;
@@ -34,6 +35,8 @@ const LANES: Setting = Setting {
     variables: &["UCCL_TCPX_NUM_CHANNELS"],
 };
 
+/// Longest time that a transfer may stand still while its peer lives.
+const STALL: Duration = Duration::from_secs(300);
 /// A key file longer than this is not one, in bytes.
 const LONGEST_FILE: u64 = 4096;
 
@@ -162,6 +165,8 @@ impl Config {
         });
         let mut options = Options::new(std::sync::Arc::new(network), Auth::Key(key));
         options.gpu = gpu;
+        // A dead peer is noticed by the connection; a transfer may wait long behind others of its own.
+        options.deadlines.stall = STALL;
         options
     }
 }

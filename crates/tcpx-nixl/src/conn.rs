@@ -501,6 +501,15 @@ impl Conn {
         }
     }
 
+    /// Windows that something may still use at the peer: nothing of this side does any more.
+    pub(crate) fn close_windows(&self, keys: Vec<(u64, WindowKey)>) {
+        for (_, key) in keys {
+            if !self.is_dead() {
+                self.send(&Message::CloseWindow { window: key.window });
+            }
+        }
+    }
+
     // Flights.
 
     /// A flight whose bytes are counted here.
@@ -714,6 +723,16 @@ impl Conn {
             } => return self.notice(id, bytes, offset, part),
             Message::AskWindow { region } => self.open_window(region)?,
             Message::Window { region, key } => self.window_came(region, key)?,
+            Message::CloseWindow { window } => {
+                let mut doorway = lock(&self.doorway);
+                let windows = std::mem::take(&mut doorway.windows);
+                let (gone, kept): (Vec<_>, Vec<_>) = windows
+                    .into_iter()
+                    .partition(|(_, open)| open.key().window == window);
+                doorway.windows = kept;
+                drop(doorway);
+                drop(gone);
+            }
             Message::AskStaging => self.open_staging()?,
             Message::Staging {
                 key,

@@ -198,6 +198,7 @@ impl Flight {
             }
             if let Some(direct) = direct {
                 direct.transfer.cancel();
+                direct.conn.close_windows(direct.keys);
             }
         }
     }

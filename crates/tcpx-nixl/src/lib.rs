@@ -22,6 +22,9 @@ mod bytes;
 mod config;
 mod conn;
 mod flight;
+#[cfg(any(fuzzing, test))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod guard;
 mod info;
 mod link;
@@ -33,23 +36,3 @@ mod plan;
 mod plugin;
 
 pub use plugin::{nixl_plugin_fini, nixl_plugin_init};
-
-/// Reads bytes of a peer and of its metadata; for the fuzz target.
-#[doc(hidden)]
-pub fn read_anything(bytes: &[u8]) {
-    if let Some(message) = message::Message::from_bytes(bytes) {
-        assert_eq!(
-            message::Message::from_bytes(&message.to_bytes()).as_ref(),
-            Some(&message)
-        );
-    }
-    if let Some(info) = info::ConnectionInfo::from_bytes(bytes) {
-        assert_eq!(
-            info::ConnectionInfo::from_bytes(&info.to_bytes()).as_ref(),
-            Some(&info)
-        );
-    }
-    if let Some(info) = info::RegionInfo::from_bytes(bytes) {
-        assert_eq!(info.to_bytes(), bytes);
-    }
-}

@@ -57,6 +57,8 @@ pub(crate) enum Message<'a> {
     AskWindow { region: u64 },
     /// The answer, without a key if there is no such region.
     Window { region: u64, key: Option<WindowKey> },
+    /// A window that this side does not use any more.
+    CloseWindow { window: u64 },
     /// Asks for the staging memory.
     AskStaging,
     /// The answer: a window of `slots` slots of `slot_bytes` bytes.
@@ -135,6 +137,10 @@ impl Message<'_> {
                 if let Some(key) = key {
                     bytes.extend(key.to_bytes());
                 }
+            }
+            Self::CloseWindow { window } => {
+                bytes.push(14);
+                bytes.extend(window.to_le_bytes());
             }
             Self::AskStaging => bytes.push(7),
             Self::Staging {
@@ -321,6 +327,9 @@ impl<'a> Message<'a> {
                 transfer: reader.u64()?,
                 status: i32::from_le_bytes(reader.array()?),
             },
+            14 => Self::CloseWindow {
+                window: reader.u64()?,
+            },
             _ => return None,
         };
         reader.end()?;
@@ -364,6 +373,7 @@ mod tests {
                 region: 5,
                 key: None,
             },
+            Message::CloseWindow { window: 6 },
             Message::AskStaging,
             Message::Push {
                 transfer: 9,

@@ -90,6 +90,8 @@ pub(crate) struct Mover {
     runs: usize,
     asked_staging: bool,
     out: Option<Out>,
+    /// The connection had no room for one more transfer.
+    has_no_room: bool,
 }
 
 /// What an attempt to go on has brought.
@@ -115,6 +117,7 @@ impl Mover {
             runs: 0,
             asked_staging: false,
             out: None,
+            has_no_room: false,
         }
     }
 
@@ -122,7 +125,8 @@ impl Mover {
     pub(crate) fn run(mut self) {
         let mut has_backlog = false;
         loop {
-            let limit = has_backlog.then_some(RETRY);
+            let limit = (has_backlog || self.has_no_room).then_some(RETRY);
+            self.has_no_room = false;
             for event in self.conn.take_events(limit) {
                 match event {
                     Event::Flight(flight) => self.waiting.push_back(flight),
@@ -240,6 +244,7 @@ impl Mover {
         if is_fine {
             self.conn.give_back(active.keys);
         } else {
+            self.conn.close_windows(active.keys);
             self.conn.remove_flight(active.flight.id);
         }
     }
@@ -328,8 +333,10 @@ impl Mover {
                 });
                 Ok(Turn::Went)
             }
-            // Too many run: one that ends makes room.
-            Err(Error::Request { .. }) if !self.running.is_empty() => Ok(Turn::Waits),
+            Err(Error::Request { .. }) => {
+                self.has_no_room = true;
+                Ok(Turn::Waits)
+            }
             Err(error) => Err(self.conn.failed(&error)),
         }
     }
@@ -453,7 +460,10 @@ impl Mover {
             Err(error) => {
                 out.free.push(slot);
                 match error {
-                    Error::Request { .. } => Err(Status::IN_PROGRESS),
+                    Error::Request { .. } => {
+                        self.has_no_room = true;
+                        Err(Status::IN_PROGRESS)
+                    }
                     error => Err(self.conn.failed(&error)),
                 }
             }
