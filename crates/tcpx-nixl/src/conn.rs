@@ -6,6 +6,8 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use tcpx::{After, Connection, Error, ErrorKind, Rights, Transfer, Window, WindowKey};
@@ -177,7 +179,7 @@ impl Conn {
         let conn = Self::new(agent, connection);
         let serving = Arc::clone(&conn);
         let started = agent.spawn("tcpx-nixl-serve", move || match serving.welcome() {
-            Ok(()) => serving.serve(),
+            Ok(()) => serving.serve(true),
             Err(why) => {
                 tracing::warn!("a peer's connection was refused: {why}");
                 serving.say_goodbye();
@@ -239,7 +241,7 @@ impl Conn {
         }
         conn.start_mover()?;
         let serving = Arc::clone(&conn);
-        let started = agent.spawn("tcpx-nixl-serve", move || serving.serve());
+        let started = agent.spawn("tcpx-nixl-serve", move || serving.serve(false));
         started.map_err(|error| format!("no thread for it: {error}"))?;
         Ok(conn)
     }
@@ -686,10 +688,30 @@ impl Conn {
 
     // What the peer says.
 
-    fn serve(self: &Arc<Self>) {
+    /// What the peer says next, `None` where it says nothing for a while. `drives`: this thread makes the
+    /// connection's progress meanwhile. Else that is left to whoever polls for a transfer, who learns of its end
+    /// without a wake-up of this thread then.
+    fn next(&self, drives: bool) -> Result<Option<Vec<u8>>, Error> {
+        if drives {
+            return self.connection.notification(LOOK);
+        }
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        match self
+            .connection
+            .poll_notification(&mut Context::from_waker(&waker))
+        {
+            Poll::Ready(outcome) => outcome.map(Some),
+            Poll::Pending => {
+                std::thread::park_timeout(LOOK);
+                Ok(None)
+            }
+        }
+    }
+
+    fn serve(self: &Arc<Self>, drives: bool) {
         let _end = DieAtEnd(Arc::clone(self));
         loop {
-            match self.connection.notification(LOOK) {
+            match self.next(drives) {
                 Ok(Some(bytes)) => {
                     let handled = Message::from_bytes(&bytes)
                         .ok_or("it said what is no message")
@@ -1149,7 +1171,7 @@ impl Conn {
     }
 
     /// Wakes the mover when a transfer of the engine ends.
-    pub(crate) fn waker(self: &Arc<Self>, key: u64) -> std::task::Waker {
+    pub(crate) fn waker(self: &Arc<Self>, key: u64) -> Waker {
         Arc::new(EndWaker {
             conn: Arc::downgrade(self),
             key,
@@ -1164,6 +1186,14 @@ struct DieAtEnd(Arc<Conn>);
 impl Drop for DieAtEnd {
     fn drop(&mut self) {
         self.0.die("a thread of it has ended");
+    }
+}
+
+struct Unpark(Thread);
+
+impl std::task::Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
     }
 }
 
