@@ -301,7 +301,18 @@ class Peer:
         self.process.join()
 
     def stop(self) -> None:
+        """Stops the process, and returns when none of its threads runs any more."""
         os.kill(self.process.pid, signal.SIGSTOP)
+        tasks = f"/proc/{self.process.pid}/task"
+        until = time.monotonic() + LIMIT
+        while time.monotonic() < until:
+            states = []
+            for task in os.listdir(tasks):
+                with open(f"{tasks}/{task}/stat") as stat:
+                    states.append(stat.read().rpartition(")")[2].split()[0])
+            if all(state == "T" for state in states):
+                return
+        raise TimeoutError(f"{self.name} does not stop")
 
     def go_on(self) -> None:
         os.kill(self.process.pid, signal.SIGCONT)
