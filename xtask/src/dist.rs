@@ -12,6 +12,9 @@ use crate::workspace::{cargo, metadata, root, run as run_command};
 /// Cargo cannot write a hyphenated library name, and NCCL looks for one.
 const PLUGIN_BUILT: &str = "libnccl_net_tcpx.so";
 const PLUGIN: &str = "libnccl-net-tcpx.so";
+/// Cargo and NIXL name it so.
+const NIXL_PLUGIN: &str = "libplugin_TCPX.so";
+const NIXL_SYMBOL: &str = "nixl_plugin_init";
 /// The C library as Cargo names it, by its version, by its soname (whose number is `TCPX_ABI`: programs
 /// load that), and as the linker looks for it.
 const LIBRARY_BUILT: &str = "libtcpx_capi.so";
@@ -57,6 +60,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         "tcpx-nccl",
         "--package",
         "tcpx-capi",
+        "--package",
+        "tcpx-nixl",
     ]))?;
     std::fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
     let built_in = target.join(PROFILE);
@@ -64,6 +69,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         ("tcpx", "tcpx", None),
         (PLUGIN_BUILT, PLUGIN, Some(PLUGIN_SYMBOL)),
         (LIBRARY_BUILT, LIBRARY, Some(LIBRARY_SYMBOL)),
+        (NIXL_PLUGIN, NIXL_PLUGIN, Some(NIXL_SYMBOL)),
     ] {
         let path = out.join(name);
         copy(&built_in.join(built), &path)?;

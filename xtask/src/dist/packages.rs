@@ -12,9 +12,10 @@ use crate::workspace::run;
 
 /// Files of the folder and where they lie on a host, apart from pages and completions. The program
 /// finds its plugin beside itself.
-const PLACES: [(&str, &str); 11] = [
+const PLACES: [(&str, &str); 12] = [
     ("tcpx", "usr/lib/tcpx"),
     ("libnccl-net-tcpx.so", "usr/lib/tcpx"),
+    ("libplugin_TCPX.so", "usr/lib/tcpx"),
     (LIBRARY, LIBRARIES),
     ("tcpx.h", "usr/include"),
     ("tcpx_plugin.h", "usr/include"),
@@ -76,7 +77,7 @@ pub(super) fn debian(folder: &Path, stage: &Path, out: &Path, version: &str) -> 
         pkg_config(version, "/usr/include", "/usr/lib/x86_64-linux-gnu"),
     )?;
     let mut libc = None;
-    for name in ["tcpx", "libnccl-net-tcpx.so", LIBRARY] {
+    for name in ["tcpx", "libnccl-net-tcpx.so", "libplugin_TCPX.so", LIBRARY] {
         libc = libc.max(newest_glibc(&fs::read(folder.join(name))?));
     }
     let (major, minor) = libc.context("the program needs no glibc version: is it a program?")?;
@@ -88,7 +89,7 @@ pub(super) fn debian(folder: &Path, stage: &Path, out: &Path, version: &str) -> 
             "Package: tcpx\nVersion: {version}\nArchitecture: amd64\nMaintainer: the tcpx authors\n\
              Depends: libc6 (>= {major}.{minor}), libgcc-s1\nSection: net\nPriority: optional\n\
              Description: GPU memory between hosts over plain TCP\n \
-             The program tcpx, a network plugin for NCCL and a C library.\n"
+             The program tcpx, plugins for NCCL and NIXL, and a C library.\n"
         ),
     )?;
     let (control_tar, data_tar) = (stage.join("control.tar.gz"), stage.join("data.tar.gz"));

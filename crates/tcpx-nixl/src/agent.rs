@@ -1,0 +1,661 @@
+//! An agent of NIXL: its memory, its listeners, the agents that it knows, and what they told it.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tcpx::{Auth, Endpoint, Error, ErrorKind, Gpu};
+
+use crate::abi::Status;
+use crate::config::{Config, ConfigError};
+use crate::conn::{Conn, Work};
+use crate::flight::Flight;
+use crate::info::{AgentId, ConnectionInfo, RegionInfo, own_addresses, this_host};
+use crate::link::Link;
+use crate::memory::{Kind, Registered, copy};
+use crate::message::MOST_NOTICE_BYTES;
+use crate::plan::Plan;
+
+/// Longest wait for what still points at memory that is deregistered: a peer that died is noticed before.
+const DEREGISTER: Duration = Duration::from_secs(20);
+/// How long an acceptor waits before it looks whether the agent ends.
+const ACCEPT: Duration = Duration::from_millis(200);
+/// Goodbyes of an agent that ends take at most so long.
+const GOODBYE: Duration = Duration::from_secs(2);
+/// Copies within this agent up to so many bytes are made by the poster itself.
+const OWN_COPY_BYTES: u64 = 256 * 1024;
+/// Notifications that wait for the program, and their bytes; peers that send more are not read meanwhile.
+const MOST_NOTICES: usize = 1 << 20;
+const MOST_NOTICES_BYTES: usize = 256 << 20;
+
+/// Memory of another agent, as its metadata names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RemoteRegion {
+    pub(crate) id: u64,
+    /// Where it lies at its owner: NIXL's lists name memory by address.
+    pub(crate) address: usize,
+    pub(crate) bytes: u64,
+    /// The port for connections to it.
+    pub(crate) port: u16,
+    pub(crate) on_gpu: bool,
+}
+
+impl RemoteRegion {
+    /// Where `address` lies in it, if all of `len` bytes do.
+    pub(crate) fn offset_of(&self, address: usize, len: usize) -> Option<u64> {
+        let offset = address.checked_sub(self.address)? as u64;
+        let end = offset.checked_add(len as u64)?;
+        (end <= self.bytes).then_some(offset)
+    }
+}
+
+/// Another agent.
+#[derive(Debug)]
+struct Peer {
+    info: Arc<ConnectionInfo>,
+    links: Mutex<Links>,
+}
+
+/// Links to one agent, by the GPU here and the port there.
+type Links = HashMap<(Option<u32>, u16), Arc<Link>>;
+
+/// A listening port, for host memory or for that of one GPU.
+#[derive(Debug, Clone)]
+struct Door {
+    gpu: Option<u32>,
+    port: u16,
+}
+
+#[derive(Debug, Default)]
+struct Notices {
+    waiting: VecDeque<(Arc<[u8]>, Vec<u8>)>,
+    bytes: usize,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Agent {
+    pub(crate) name: String,
+    pub(crate) id: AgentId,
+    pub(crate) config: Config,
+    pub(crate) host: [u8; 16],
+    info: Arc<ConnectionInfo>,
+    regions: RwLock<HashMap<u64, Arc<Registered>>>,
+    next: AtomicU64,
+    peers: Mutex<HashMap<String, Arc<Peer>>>,
+    doors: Mutex<Vec<Door>>,
+    conns: Mutex<Vec<Weak<Conn>>>,
+    notices: Mutex<Notices>,
+    room: Condvar,
+    stopping: AtomicBool,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    copier: Mutex<Option<Sender<Arc<Flight>>>>,
+    /// Bytes in a second, of the last transfers: for estimates.
+    rate: AtomicU64,
+}
+
+/// Why an agent cannot start.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StartError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error("{0}")]
+    Listen(Error),
+    #[error("the system gave no random bytes: {0}")]
+    Random(String),
+    #[error("a thread cannot be started: {0}; check the limit on threads")]
+    Thread(std::io::Error),
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Agent {
+    /// Starts an agent, which listens from now on.
+    pub(crate) fn start(name: &str, config: Config) -> Result<Arc<Self>, StartError> {
+        let mut id = AgentId::default();
+        getrandom::fill(&mut id).map_err(|error| StartError::Random(error.to_string()))?;
+        let addresses = own_addresses(config.interfaces.as_deref());
+        let any = match addresses.iter().any(std::net::IpAddr::is_ipv4) || addresses.is_empty() {
+            true => std::net::IpAddr::from([0; 4]),
+            false => std::net::IpAddr::from([0; 16]),
+        };
+        let options = config.options(Auth::Key(config.listener_key.clone()), None);
+        let endpoint =
+            Endpoint::listen((any, config.port).into(), options).map_err(StartError::Listen)?;
+        let port = endpoint.local_addr().port();
+        let host = this_host();
+        let info = ConnectionInfo {
+            agent: id,
+            host,
+            port,
+            key: match config.shared_key {
+                Some(_) => None,
+                None => Some(config.listener_key.client_key()),
+            },
+            addresses,
+        };
+        tracing::info!(
+            "agent {name:?} listens on port {port}, addresses {:?}, {}",
+            info.addresses,
+            match config.shared_key {
+                Some(_) => "with the key of its settings",
+                None => "with a key of its own, which travels with its metadata",
+            }
+        );
+        let agent = Arc::new(Self {
+            name: name.to_owned(),
+            id,
+            config,
+            host,
+            info: Arc::new(info),
+            regions: RwLock::default(),
+            next: AtomicU64::new(1),
+            peers: Mutex::default(),
+            doors: Mutex::default(),
+            conns: Mutex::default(),
+            notices: Mutex::default(),
+            room: Condvar::new(),
+            stopping: AtomicBool::new(false),
+            threads: Mutex::default(),
+            copier: Mutex::default(),
+            rate: AtomicU64::new(1_000_000_000),
+        });
+        agent
+            .accept_at(endpoint, None)
+            .map_err(StartError::Thread)?;
+        Ok(agent)
+    }
+
+    /// A number that this agent never uses again.
+    pub(crate) fn next_id(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// Starts a thread that the agent's end waits for.
+    pub(crate) fn spawn(
+        &self,
+        name: &str,
+        body: impl FnOnce() + Send + 'static,
+    ) -> std::io::Result<()> {
+        let thread = std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(body)?;
+        let mut threads = lock(&self.threads);
+        threads.retain(|thread| !thread.is_finished());
+        threads.push(thread);
+        Ok(())
+    }
+
+    fn accept_at(self: &Arc<Self>, endpoint: Endpoint, gpu: Option<u32>) -> std::io::Result<()> {
+        let port = endpoint.local_addr().port();
+        lock(&self.doors).push(Door { gpu, port });
+        let agent = Arc::clone(self);
+        self.spawn("tcpx-nixl-door", move || {
+            while !agent.is_stopping() {
+                match endpoint.accept(ACCEPT) {
+                    Ok(connection) => {
+                        if let Err(error) = Conn::accepted(&agent, connection) {
+                            tracing::warn!("a peer's connection was not taken: {error}");
+                        }
+                    }
+                    Err(error) if error.kind() == ErrorKind::TimedOut => {}
+                    Err(error) => tracing::warn!("a peer did not get in: {error}"),
+                }
+            }
+        })
+    }
+
+    pub(crate) fn keep(&self, conn: &Arc<Conn>) {
+        let mut conns = lock(&self.conns);
+        conns.retain(|conn| conn.strong_count() > 0);
+        conns.push(Arc::downgrade(conn));
+    }
+
+    // Memory.
+
+    /// Registers memory of the host, or of a GPU.
+    pub(crate) fn register(
+        self: &Arc<Self>,
+        address: usize,
+        len: usize,
+        gpu: Option<u64>,
+    ) -> Result<Arc<Registered>, Status> {
+        if address == 0 || address.checked_add(len).is_none() {
+            return Err(Status::INVALID_PARAM);
+        }
+        let kind = match gpu {
+            None => Kind::Host,
+            Some(number) => {
+                let number = u32::try_from(number).map_err(|_| Status::INVALID_PARAM)?;
+                let gpu = Gpu::open(number).map_err(|error| {
+                    tracing::error!("memory of GPU {number} cannot be registered: {error}");
+                    Status::NOT_SUPPORTED
+                })?;
+                self.open_door(&gpu)?;
+                Kind::Cuda(gpu)
+            }
+        };
+        let memory = Arc::new(Registered::new(self.next_id(), address, len, kind));
+        let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
+        regions.insert(memory.id, Arc::clone(&memory));
+        Ok(memory)
+    }
+
+    /// Connections for a GPU's memory have a port of their own.
+    fn open_door(self: &Arc<Self>, gpu: &Gpu) -> Result<(), Status> {
+        if self.door(Some(gpu.ordinal())).is_some() {
+            return Ok(());
+        }
+        let any = match self.info.addresses.iter().any(std::net::IpAddr::is_ipv4) {
+            true => std::net::IpAddr::from([0; 4]),
+            false => std::net::IpAddr::from([0; 16]),
+        };
+        let options = self.config.options(
+            Auth::Key(self.config.listener_key.clone()),
+            Some(gpu.clone()),
+        );
+        let failed = |error: String| {
+            tracing::error!("no port for memory of GPU {}: {error}", gpu.ordinal());
+            Status::BACKEND
+        };
+        let endpoint = Endpoint::listen((any, 0).into(), options)
+            .map_err(|error| failed(error.to_string()))?;
+        self.accept_at(endpoint, Some(gpu.ordinal()))
+            .map_err(|error| failed(error.to_string()))
+    }
+
+    fn door(&self, gpu: Option<u32>) -> Option<u16> {
+        let doors = lock(&self.doors);
+        let door = doors.iter().find(|door| door.gpu == gpu)?;
+        Some(door.port)
+    }
+
+    /// Ends the use of registered memory, and waits for that.
+    pub(crate) fn deregister(&self, memory: &Arc<Registered>) -> Status {
+        let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
+        regions.remove(&memory.id);
+        drop(regions);
+        memory.close();
+        for conn in self.living() {
+            conn.revoke(memory.id);
+        }
+        if memory.wait_unused(DEREGISTER) {
+            return Status::SUCCESS;
+        }
+        tracing::error!(
+            "memory at {:#x} of {} bytes is deregistered, but a transfer still uses it after {DEREGISTER:?}; end transfers first",
+            memory.address,
+            memory.len
+        );
+        Status::BACKEND
+    }
+
+    fn living(&self) -> Vec<Arc<Conn>> {
+        lock(&self.conns).iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Registered memory by its name.
+    pub(crate) fn region(&self, id: u64) -> Option<Arc<Registered>> {
+        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
+        regions.get(&id).cloned()
+    }
+
+    /// Whether all of these bytes lie in one registered region.
+    pub(crate) fn is_registered(&self, address: usize, len: usize) -> bool {
+        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
+        regions
+            .values()
+            .any(|memory| memory.offset_of(address, len).is_some())
+    }
+
+    /// What peers are told of a region.
+    pub(crate) fn region_info(&self, memory: &Registered) -> RegionInfo {
+        RegionInfo {
+            id: memory.id,
+            bytes: memory.len as u64,
+            port: self.door(memory.gpu()).unwrap_or(self.info.port),
+            on_gpu: !memory.is_host(),
+        }
+    }
+
+    /// A region of this agent, as its peers see it.
+    pub(crate) fn own_region(&self, memory: &Registered) -> RemoteRegion {
+        let info = self.region_info(memory);
+        RemoteRegion {
+            id: info.id,
+            address: memory.address,
+            bytes: info.bytes,
+            port: info.port,
+            on_gpu: info.on_gpu,
+        }
+    }
+
+    // Other agents.
+
+    /// What peers are told of this agent.
+    pub(crate) fn info(&self) -> Vec<u8> {
+        self.info.to_bytes()
+    }
+
+    /// Learns where another agent listens.
+    pub(crate) fn load(&self, name: &str, info: ConnectionInfo) {
+        let mut peers = lock(&self.peers);
+        if peers.get(name).is_some_and(|peer| *peer.info == info) {
+            return;
+        }
+        let peer = Arc::new(Peer {
+            info: Arc::new(info),
+            links: Mutex::default(),
+        });
+        let old = peers.insert(name.to_owned(), peer);
+        drop(peers);
+        if let Some(old) = old {
+            old.close();
+        }
+    }
+
+    /// Forgets an agent, and ends what runs with it.
+    pub(crate) fn forget(&self, name: &str) {
+        let old = lock(&self.peers).remove(name);
+        if let Some(old) = old {
+            old.close();
+        }
+    }
+
+    /// The way to an agent's memory behind `port`, from memory of `gpu`.
+    fn link(
+        self: &Arc<Self>,
+        name: &str,
+        gpu: Option<&Gpu>,
+        port: Option<u16>,
+    ) -> Result<Arc<Link>, Status> {
+        let mut peers = lock(&self.peers);
+        if name == self.name && !peers.contains_key(name) {
+            let own = Peer {
+                info: Arc::clone(&self.info),
+                links: Mutex::default(),
+            };
+            peers.insert(name.to_owned(), Arc::new(own));
+        }
+        let peer = peers.get(name).ok_or(Status::NOT_FOUND)?;
+        let port = port.unwrap_or(peer.info.port);
+        let mut links = lock(&peer.links);
+        let link = links
+            .entry((gpu.map(Gpu::ordinal), port))
+            .or_insert_with(|| {
+                let link = Link::new(self, name, Arc::clone(&peer.info), gpu.cloned(), port);
+                Arc::new(link)
+            });
+        Ok(Arc::clone(link))
+    }
+
+    /// Begins to connect, so that the first transfer finds the connection there.
+    pub(crate) fn connect(self: &Arc<Self>, name: &str) -> Status {
+        if name == self.name {
+            return Status::SUCCESS;
+        }
+        match self.link(name, None, None) {
+            Ok(link) => {
+                link.dial();
+                Status::SUCCESS
+            }
+            Err(status) => status,
+        }
+    }
+
+    /// Sends a notification; it is on its way when this returns.
+    pub(crate) fn notify(self: &Arc<Self>, name: &str, bytes: &[u8]) -> Status {
+        if bytes.len() > MOST_NOTICE_BYTES {
+            tracing::error!(
+                "a notification of {} bytes is too long; at most {MOST_NOTICE_BYTES} are possible",
+                bytes.len()
+            );
+            return Status::INVALID_PARAM;
+        }
+        if name == self.name {
+            self.push_own(bytes);
+            return Status::SUCCESS;
+        }
+        match self.link(name, None, None) {
+            Ok(link) => link.submit(Work::Notice(bytes.to_vec())),
+            Err(status) => status,
+        }
+    }
+
+    // Notifications for the program.
+
+    fn push_own(&self, bytes: &[u8]) {
+        let from = Arc::from(self.name.as_bytes());
+        let mut notices = lock(&self.notices);
+        notices.bytes += bytes.len();
+        notices.waiting.push_back((from, bytes.to_vec()));
+    }
+
+    /// Keeps a notification of a peer until the program asks; waits while too many are kept.
+    pub(crate) fn push_notice(&self, from: &Arc<[u8]>, bytes: Vec<u8>) {
+        let mut notices = lock(&self.notices);
+        while (notices.waiting.len() >= MOST_NOTICES || notices.bytes >= MOST_NOTICES_BYTES)
+            && !self.is_stopping()
+        {
+            notices = self
+                .room
+                .wait_timeout(notices, ACCEPT)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+        notices.bytes += bytes.len();
+        notices.waiting.push_back((Arc::clone(from), bytes));
+    }
+
+    /// Gives all notifications to `give`: who sent it, and its bytes.
+    pub(crate) fn take_notices(&self, mut give: impl FnMut(&[u8], &[u8])) {
+        let taken = {
+            let mut notices = lock(&self.notices);
+            if notices.waiting.is_empty() {
+                return;
+            }
+            std::mem::take(&mut *notices)
+        };
+        self.room.notify_all();
+        for (from, bytes) in taken.waiting {
+            give(&from, &bytes);
+        }
+    }
+
+    // Transfers.
+
+    /// Starts a transfer with agent `name`.
+    pub(crate) fn post(
+        self: &Arc<Self>,
+        name: &str,
+        plan: &Arc<Plan>,
+        notice: Option<Vec<u8>>,
+    ) -> Result<Arc<Flight>, Status> {
+        if notice
+            .as_ref()
+            .is_some_and(|bytes| bytes.len() > MOST_NOTICE_BYTES)
+        {
+            return Err(Status::INVALID_PARAM);
+        }
+        let flight =
+            Flight::new(self.next_id(), Arc::clone(plan), notice).ok_or(Status::NOT_FOUND)?;
+        let on_host = plan.locals.iter().all(|memory| memory.is_host())
+            && plan.remotes.iter().all(|region| !region.on_gpu);
+        if name == self.name && on_host {
+            self.post_own(&flight);
+            return Ok(flight);
+        }
+        let mut gpus = plan.locals.iter().filter_map(|memory| match &memory.kind {
+            Kind::Host => None,
+            Kind::Cuda(gpu) => Some(gpu),
+        });
+        let gpu = gpus.next();
+        if let (Some(one), Some(other)) = (
+            gpu,
+            gpus.find(|other| !gpu.is_some_and(|gpu| gpu.is_same(other))),
+        ) {
+            tracing::error!(
+                "one transfer with memory of GPU {} and of GPU {}: post one for each",
+                one.ordinal(),
+                other.ordinal()
+            );
+            return Err(Status::NOT_SUPPORTED);
+        }
+        let port = plan
+            .remotes
+            .iter()
+            .find(|region| region.on_gpu)
+            .or_else(|| plan.remotes.first());
+        let mixed = |port: u16| {
+            plan.remotes
+                .iter()
+                .any(|region| region.on_gpu && region.port != port)
+        };
+        if port.is_some_and(|region| mixed(region.port)) {
+            tracing::error!("one transfer with memory of two GPUs of {name}: post one for each");
+            return Err(Status::NOT_SUPPORTED);
+        }
+        let link = self.link(name, gpu, port.map(|region| region.port))?;
+        if let Some(conn) = link.up()
+            && conn.start_at_once(&flight)
+        {
+            return Ok(flight);
+        }
+        match link.submit(Work::Flight(Arc::clone(&flight))) {
+            Status::SUCCESS => Ok(flight),
+            refused => Err(refused),
+        }
+    }
+
+    /// A transfer within this agent.
+    fn post_own(self: &Arc<Self>, flight: &Arc<Flight>) {
+        if flight.plan.bytes <= OWN_COPY_BYTES {
+            self.copy_own(flight);
+            return;
+        }
+        let mut copier = lock(&self.copier);
+        if copier.is_none() {
+            let (sender, flights) = channel::<Arc<Flight>>();
+            let agent = Arc::clone(self);
+            let started = self.spawn("tcpx-nixl-copy", move || {
+                while let Ok(flight) = flights.recv() {
+                    agent.copy_own(&flight);
+                }
+            });
+            if started.is_ok() {
+                *copier = Some(sender);
+            }
+        }
+        let queued = copier
+            .as_ref()
+            .is_some_and(|sender| sender.send(Arc::clone(flight)).is_ok());
+        drop(copier);
+        if !queued {
+            self.copy_own(flight);
+        }
+    }
+
+    fn copy_own(&self, flight: &Flight) {
+        let status = self.copy_pieces(flight);
+        if status == Status::SUCCESS
+            && let Some(notice) = &flight.notice
+        {
+            self.push_own(notice);
+        }
+        flight.end(status);
+    }
+
+    fn copy_pieces(&self, flight: &Flight) -> Status {
+        let plan = &flight.plan;
+        let mut remotes = Vec::with_capacity(plan.remotes.len());
+        for region in &plan.remotes {
+            match self.region(region.id).and_then(|memory| memory.hold()) {
+                Some(hold) => remotes.push(hold),
+                None => return Status::NOT_FOUND,
+            }
+        }
+        for run in plan.alone.iter().chain(&plan.gathered) {
+            let Some(locals) = flight.holds() else {
+                return Status::CANCELED;
+            };
+            let len = run.len as usize;
+            let local = locals[run.local as usize].host_piece(run.local_offset, len);
+            let remote = remotes[run.remote as usize].host_piece(run.remote_offset, len);
+            let (Some(local), Some(remote)) = (local, remote) else {
+                return Status::INVALID_PARAM;
+            };
+            // SAFETY: both pieces lie in memory that is held until the copy is made.
+            unsafe {
+                match plan.is_write {
+                    true => copy(local, remote, len),
+                    false => copy(remote, local, len),
+                }
+            }
+        }
+        Status::SUCCESS
+    }
+
+    /// Notes how fast a transfer was.
+    pub(crate) fn note_rate(&self, bytes: u64, took: Duration) {
+        let nanoseconds = took.as_nanos().max(1);
+        let rate = u128::from(bytes) * 1_000_000_000 / nanoseconds;
+        let old = u128::from(self.rate.load(Ordering::Relaxed));
+        let new = u64::try_from((old * 7 + rate) / 8)
+            .unwrap_or(u64::MAX)
+            .max(1);
+        self.rate.store(new, Ordering::Relaxed);
+    }
+
+    /// How long so many bytes will take, in microseconds.
+    pub(crate) fn estimate(&self, bytes: u64) -> i64 {
+        let rate = u128::from(self.rate.load(Ordering::Relaxed).max(1));
+        i64::try_from(30 + u128::from(bytes) * 1_000_000 / rate).unwrap_or(i64::MAX)
+    }
+
+    /// Ends the agent: goodbyes to all peers, at most for a short while, and then nothing of it runs.
+    pub(crate) fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        self.room.notify_all();
+        *lock(&self.copier) = None;
+        let peers: Vec<_> = lock(&self.peers).drain().map(|(_, peer)| peer).collect();
+        for peer in &peers {
+            peer.close();
+        }
+        let until = Instant::now() + GOODBYE;
+        let conns = self.living();
+        for conn in &conns {
+            conn.say_goodbye();
+        }
+        for conn in conns {
+            conn.close(until.saturating_duration_since(Instant::now()));
+        }
+        // What starts a thread may be one of those that are waited for.
+        loop {
+            let threads = std::mem::take(&mut *lock(&self.threads));
+            if threads.is_empty() {
+                break;
+            }
+            for thread in threads {
+                // A panic of it was logged where it was caught.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl Peer {
+    fn close(&self) {
+        for (_, link) in lock(&self.links).drain() {
+            link.close();
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! Settings: from NIXL's parameters, else from the environment. vLLM passes none, so every setting has
+//! a variable.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tcpx::{Auth, Key, Options, TcpNetwork};
+use tcpx_net::TcpOptions;
+use tcpx_net::interfaces::InterfaceFilter;
+
+/// A parameter of the backend, the variable that stands for it, and what it is for.
+struct Setting {
+    parameter: &'static str,
+    variables: &'static [&'static str],
+}
+
+const KEY: Setting = Setting {
+    parameter: "key",
+    variables: &["TCPX_KEY"],
+};
+const KEY_FILE: Setting = Setting {
+    parameter: "key_file",
+    variables: &["TCPX_KEY_FILE"],
+};
+const PORT: Setting = Setting {
+    parameter: "port",
+    variables: &["TCPX_NIXL_PORT"],
+};
+const INTERFACES: Setting = Setting {
+    parameter: "interfaces",
+    variables: &["TCPX_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"],
+};
+const LANES: Setting = Setting {
+    parameter: "lanes",
+    variables: &["UCCL_TCPX_NUM_CHANNELS"],
+};
+
+/// Longest time that a transfer may stand still while its peer lives.
+const STALL: Duration = Duration::from_secs(300);
+/// A key file longer than this is not one, in bytes.
+const LONGEST_FILE: u64 = 4096;
+
+/// Why the settings cannot work.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfigError {
+    #[error("{from} holds no key: {why}")]
+    Key { from: String, why: String },
+    #[error("the key file {path} cannot be read: {why}")]
+    KeyFile { path: String, why: String },
+    #[error("{from}: expected {expected}, {arrived:?} was given")]
+    Setting {
+        from: &'static str,
+        expected: &'static str,
+        arrived: String,
+    },
+    #[error("the system gave no random bytes: {0}")]
+    Random(String),
+}
+
+/// Settings of an agent.
+#[derive(Debug, Clone)]
+pub(crate) struct Config {
+    /// The key that every agent of the job was given; without one each agent makes its own, which travels
+    /// with its metadata.
+    pub(crate) shared_key: Option<Key>,
+    /// The key of this agent's listener.
+    pub(crate) listener_key: Key,
+    pub(crate) port: u16,
+    pub(crate) interfaces: Option<String>,
+    pub(crate) lanes: u16,
+}
+
+impl Config {
+    /// Reads the settings; `variable` reads the environment.
+    pub(crate) fn read(
+        parameters: &[(String, String)],
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Self, ConfigError> {
+        let given = |setting: &Setting| {
+            let parameter = parameters
+                .iter()
+                .find(|(name, _)| name == setting.parameter)
+                .map(|(_, value)| value.clone());
+            parameter
+                .into_iter()
+                .chain(setting.variables.iter().filter_map(|name| variable(name)))
+                .find(|text| !text.trim().is_empty())
+        };
+        for (name, _) in parameters {
+            if ![&KEY, &KEY_FILE, &PORT, &INTERFACES, &LANES]
+                .iter()
+                .any(|setting| setting.parameter == name)
+            {
+                tracing::warn!(
+                    "parameter {name:?} of the backend TCPX is not known and has no effect"
+                );
+            }
+        }
+        let shared_key = match (given(&KEY), given(&KEY_FILE)) {
+            (Some(text), _) => Some(parse_key("the parameter key or TCPX_KEY", &text)?),
+            (None, Some(path)) => Some(key_of_file(&path)?),
+            (None, None) => None,
+        };
+        let listener_key = match &shared_key {
+            Some(key) => key.clone(),
+            None => fresh_key()?,
+        };
+        let number = |setting: &Setting, from, expected| match given(setting) {
+            None => Ok(0),
+            Some(text) => text
+                .trim()
+                .parse::<u16>()
+                .map_err(|_| ConfigError::Setting {
+                    from,
+                    expected,
+                    arrived: text,
+                }),
+        };
+        let interfaces = given(&INTERFACES);
+        if let Some(text) = &interfaces
+            && InterfaceFilter::parse(text).is_none()
+        {
+            return Err(ConfigError::Setting {
+                from: "the parameter interfaces or TCPX_SOCKET_IFNAME",
+                expected: "names of interfaces",
+                arrived: text.clone(),
+            });
+        }
+        Ok(Self {
+            shared_key,
+            listener_key,
+            port: number(
+                &PORT,
+                "the parameter port or TCPX_NIXL_PORT",
+                "a port, 0 for any free one",
+            )?,
+            interfaces,
+            lanes: number(
+                &LANES,
+                "the parameter lanes or UCCL_TCPX_NUM_CHANNELS",
+                "a number of lanes, 0 for automatic",
+            )?,
+        })
+    }
+
+    /// Names of the parameters, and what they are by default.
+    pub(crate) fn defaults() -> Vec<(String, String)> {
+        [
+            (&PORT, "0"),
+            (&INTERFACES, ""),
+            (&LANES, "0"),
+            (&KEY_FILE, ""),
+        ]
+        .into_iter()
+        .map(|(setting, value)| (setting.parameter.to_owned(), value.to_owned()))
+        .collect()
+    }
+
+    /// Settings of an endpoint or a connection.
+    pub(crate) fn options(&self, auth: Auth, gpu: Option<tcpx::Gpu>) -> Options {
+        let network = TcpNetwork::new(TcpOptions {
+            lanes: self.lanes,
+            interfaces: self.interfaces.clone(),
+            ..TcpOptions::default()
+        });
+        let mut options = Options::new(std::sync::Arc::new(network), auth);
+        options.gpu = gpu;
+        // A dead peer is noticed by the connection; a transfer may wait long behind others of its own.
+        options.deadlines.stall = STALL;
+        options
+    }
+}
+
+fn fresh_key() -> Result<Key, ConfigError> {
+    tcpx::generate_key().map_err(|error| ConfigError::Random(error.to_string()))
+}
+
+fn parse_key(from: &str, text: &str) -> Result<Key, ConfigError> {
+    Key::parse(text).map_err(|error| ConfigError::Key {
+        from: from.to_owned(),
+        why: error.to_string(),
+    })
+}
+
+fn key_of_file(path: &str) -> Result<Key, ConfigError> {
+    let failed = |why: String| ConfigError::KeyFile {
+        path: path.to_owned(),
+        why,
+    };
+    let file = PathBuf::from(path);
+    let metadata = std::fs::metadata(&file).map_err(|error| failed(error.to_string()))?;
+    if metadata.len() > LONGEST_FILE {
+        return Err(failed(format!("it is longer than {LONGEST_FILE} bytes")));
+    }
+    let text = std::fs::read_to_string(&file).map_err(|error| failed(error.to_string()))?;
+    parse_key(path, &text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(
+        parameters: &[(&str, &str)],
+        variables: &[(&str, &str)],
+    ) -> Result<Config, ConfigError> {
+        let parameters: Vec<_> = parameters
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect();
+        Config::read(&parameters, |name| {
+            let found = variables.iter().find(|(known, _)| *known == name)?;
+            Some(found.1.to_owned())
+        })
+    }
+
+    #[test]
+    fn without_a_key_every_agent_has_one_of_its_own() {
+        let (one, other) = (read(&[], &[]).unwrap(), read(&[], &[]).unwrap());
+        assert!(one.shared_key.is_none());
+        assert_ne!(one.listener_key, other.listener_key);
+    }
+
+    #[test]
+    fn parameters_win_over_variables() {
+        let config = read(
+            &[("port", "7"), ("interfaces", "=lo")],
+            &[("TCPX_NIXL_PORT", "8"), ("NCCL_SOCKET_IFNAME", "eth")],
+        )
+        .unwrap();
+        assert_eq!(
+            (config.port, config.interfaces.as_deref()),
+            (7, Some("=lo"))
+        );
+        let config = read(&[("port", "")], &[("TCPX_NIXL_PORT", "8")]).unwrap();
+        assert_eq!(config.port, 8);
+    }
+
+    #[test]
+    fn wrong_settings_name_themselves() {
+        let text = |result: Result<Config, ConfigError>| result.unwrap_err().to_string();
+        assert!(text(read(&[("port", "x")], &[])).contains("TCPX_NIXL_PORT"));
+        assert!(text(read(&[], &[("TCPX_KEY", "short")])).contains("TCPX_KEY"));
+        assert!(text(read(&[("key_file", "/nowhere")], &[])).contains("/nowhere"));
+    }
+}

@@ -1,0 +1,264 @@
+//! What an agent's metadata says of this backend: where the agent listens, and which memory is which.
+//! NIXL carries both as opaque bytes.
+
+use std::net::{IpAddr, SocketAddr};
+
+use tcpx::{Auth, ClientKey};
+use tcpx_net::interfaces::{self, InterfaceFilter, InterfaceKind};
+
+use crate::bytes::{Reader, push_short_bytes};
+
+const MAGIC: [u8; 4] = *b"TCPX";
+/// Of both formats, and of what agents say to each other.
+pub(crate) const VERSION: u8 = 1;
+/// Addresses that an agent names at most.
+const MOST_ADDRESSES: usize = 64;
+
+/// What names one life of an agent: another one of the same name has another.
+pub(crate) type AgentId = [u8; 16];
+
+/// Where an agent listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ConnectionInfo {
+    pub(crate) agent: AgentId,
+    /// A host's kernel, since it started: whether loopback reaches it.
+    pub(crate) host: [u8; 16],
+    pub(crate) port: u16,
+    /// What to connect to the listener with, unless all agents were given a key.
+    pub(crate) key: Option<ClientKey>,
+    /// In the order in which they are to be tried.
+    pub(crate) addresses: Vec<IpAddr>,
+}
+
+impl ConnectionInfo {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        bytes.extend(MAGIC);
+        bytes.push(VERSION);
+        bytes.extend(self.agent);
+        bytes.extend(self.host);
+        bytes.extend(self.port.to_le_bytes());
+        let key = self
+            .key
+            .as_ref()
+            .map(ClientKey::to_text)
+            .unwrap_or_default();
+        push_short_bytes(&mut bytes, key.as_bytes());
+        let count = self.addresses.len().min(MOST_ADDRESSES);
+        bytes.push(count as u8);
+        for address in &self.addresses[..count] {
+            match address {
+                IpAddr::V4(address) => push_short_bytes(&mut bytes, &address.octets()),
+                IpAddr::V6(address) => push_short_bytes(&mut bytes, &address.octets()),
+            }
+        }
+        bytes
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let mut reader = Reader(bytes);
+        if reader.array()? != MAGIC || reader.u8()? != VERSION {
+            return None;
+        }
+        let (agent, host, port) = (reader.array()?, reader.array()?, reader.u16()?);
+        let key = match reader.short_bytes()? {
+            [] => None,
+            text => match Auth::parse(std::str::from_utf8(text).ok()?).ok()? {
+                Auth::Client(key) => Some(key),
+                _ => return None,
+            },
+        };
+        let count = usize::from(reader.u8()?);
+        if count > MOST_ADDRESSES {
+            return None;
+        }
+        let mut addresses = Vec::with_capacity(count);
+        for _ in 0..count {
+            let octets = reader.short_bytes()?;
+            let v4 = <[u8; 4]>::try_from(octets).map(IpAddr::from);
+            let v6 = <[u8; 16]>::try_from(octets).map(IpAddr::from);
+            addresses.push(v4.or(v6).ok()?);
+        }
+        reader.end()?;
+        Some(Self {
+            agent,
+            host,
+            port,
+            key,
+            addresses,
+        })
+    }
+
+    /// Where to connect, port `port`, from the host `here`: loopback reaches only the same host.
+    pub(crate) fn candidates(&self, here: &[u8; 16], port: u16) -> Vec<SocketAddr> {
+        self.addresses
+            .iter()
+            .filter(|address| !address.is_loopback() || self.host == *here)
+            .map(|address| SocketAddr::new(*address, port))
+            .collect()
+    }
+}
+
+/// What names the memory of a region to the agent that registered it; it holds no secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RegionInfo {
+    pub(crate) id: u64,
+    /// Its length in bytes.
+    pub(crate) bytes: u64,
+    /// The port where connections for this memory go: that of its GPU.
+    pub(crate) port: u16,
+    pub(crate) on_gpu: bool,
+}
+
+impl RegionInfo {
+    pub(crate) fn to_bytes(self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        bytes.extend(MAGIC);
+        bytes.push(VERSION);
+        bytes.extend(self.id.to_le_bytes());
+        bytes.extend(self.bytes.to_le_bytes());
+        bytes.extend(self.port.to_le_bytes());
+        bytes.push(u8::from(self.on_gpu));
+        bytes
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let mut reader = Reader(bytes);
+        if reader.array()? != MAGIC || reader.u8()? != VERSION {
+            return None;
+        }
+        let (id, bytes, port) = (reader.u64()?, reader.u64()?, reader.u16()?);
+        let on_gpu = match reader.u8()? {
+            0 => false,
+            1 => true,
+            _ => return None,
+        };
+        reader.end()?;
+        Some(Self {
+            id,
+            bytes,
+            port,
+            on_gpu,
+        })
+    }
+}
+
+/// Names this host's kernel since it started, or this process where the kernel does not tell.
+pub(crate) fn this_host() -> [u8; 16] {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits: Vec<u8> = text
+        .bytes()
+        .filter_map(|byte| (byte as char).to_digit(16))
+        .map(|digit| digit as u8)
+        .collect();
+    let mut host = [0; 16];
+    if digits.len() == 32 {
+        for (byte, pair) in host.iter_mut().zip(digits.chunks(2)) {
+            *byte = pair[0] << 4 | pair[1];
+        }
+    } else {
+        host[..4].copy_from_slice(&std::process::id().to_le_bytes());
+    }
+    host
+}
+
+/// Addresses of this host that peers may reach, the likeliest first; loopback ones last.
+pub(crate) fn own_addresses(allowed: Option<&str>) -> Vec<IpAddr> {
+    let filter = allowed.and_then(InterfaceFilter::parse);
+    let all = interfaces::interfaces().unwrap_or_else(|error| {
+        tracing::warn!("the interfaces of this host cannot be listed: {error}");
+        Vec::new()
+    });
+    let rank = |kind: InterfaceKind| match kind {
+        InterfaceKind::Physical => 0,
+        InterfaceKind::Virtual => 1,
+        InterfaceKind::Veth => 2,
+        InterfaceKind::Bridge => 3,
+        InterfaceKind::Loopback => 4,
+    };
+    let mut found = Vec::new();
+    for interface in &all {
+        let is_loopback = interface.kind == InterfaceKind::Loopback;
+        let admitted = match &filter {
+            Some(filter) => filter.admits(&interface.name),
+            None => is_loopback || !interfaces::is_container_name(&interface.name),
+        };
+        if !interface.up || !admitted {
+            continue;
+        }
+        for address in &interface.addresses {
+            let usable = match address {
+                IpAddr::V4(address) => !address.is_link_local() && !address.is_unspecified(),
+                // An address of one link needs the link's name, which means nothing at the peer.
+                IpAddr::V6(address) => {
+                    !address.is_unicast_link_local() && !address.is_unspecified()
+                }
+            };
+            if usable {
+                let speed = interface.speed.unwrap_or(0);
+                let order = (
+                    rank(interface.kind),
+                    std::cmp::Reverse(speed),
+                    address.is_ipv6(),
+                );
+                found.push((order, *address));
+            }
+        }
+    }
+    found.sort();
+    found.dedup();
+    found.into_iter().map(|(_, address)| address).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info() -> ConnectionInfo {
+        ConnectionInfo {
+            agent: [7; 16],
+            host: [8; 16],
+            port: 4711,
+            key: Some(tcpx::generate_key().unwrap().client_key()),
+            addresses: vec![
+                "10.0.0.1".parse().unwrap(),
+                "fd00::1".parse().unwrap(),
+                "127.0.0.1".parse().unwrap(),
+            ],
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_any_cut_is_refused() {
+        let bytes = info().to_bytes();
+        assert_eq!(ConnectionInfo::from_bytes(&bytes), Some(info()));
+        for len in 0..bytes.len() {
+            assert_eq!(ConnectionInfo::from_bytes(&bytes[..len]), None, "{len}");
+        }
+        let region = RegionInfo {
+            id: 1,
+            bytes: 2,
+            port: 3,
+            on_gpu: true,
+        };
+        let bytes = region.to_bytes();
+        assert_eq!(RegionInfo::from_bytes(&bytes), Some(region));
+        for len in 0..bytes.len() {
+            assert_eq!(RegionInfo::from_bytes(&bytes[..len]), None, "{len}");
+        }
+    }
+
+    #[test]
+    fn loopback_is_tried_on_the_same_host_alone() {
+        let info = info();
+        assert_eq!(info.candidates(&[8; 16], 1).len(), 3);
+        let elsewhere = info.candidates(&[0; 16], 1);
+        assert_eq!(
+            elsewhere,
+            [
+                "10.0.0.1:1".parse().unwrap(),
+                "[fd00::1]:1".parse().unwrap()
+            ]
+        );
+    }
+}

@@ -1,0 +1,38 @@
+//! `libplugin_TCPX.so`: tcpx as a backend of [NIXL](https://github.com/ai-dynamo/nixl), which vLLM, SGLang
+//! and others move their key-value caches with.
+//!
+//! NIXL loads the file by its name and calls [`nixl_plugin_init`], the one way in. The guide for users is
+//! `docs/nixl.md`; how two agents talk is in `message.rs`.
+//!
+//! - `abi`, `guard`, `plugin`: the C++ interface, written in Rust alone.
+//! - `agent`, `link`, `conn`, `mover`: listeners, connections, what they carry out.
+//! - `memory`, `plan`, `flight`: registered memory, what a transfer moves, how far it is.
+
+#![allow(
+    non_snake_case,
+    reason = "NIXL makes the file's name from the backend's, which is written so"
+)]
+
+#[cfg(not(target_arch = "x86_64"))]
+compile_error!("the layouts of NIXL's interface are those of x86-64");
+
+mod abi;
+mod agent;
+mod bytes;
+mod config;
+mod conn;
+mod flight;
+#[cfg(any(fuzzing, test))]
+#[doc(hidden)]
+pub mod fuzzing;
+mod guard;
+mod info;
+mod link;
+mod logging;
+mod memory;
+mod message;
+mod mover;
+mod plan;
+mod plugin;
+
+pub use plugin::{nixl_plugin_fini, nixl_plugin_init};

@@ -1,0 +1,230 @@
+//! The way to another agent: a connection when there is one, what waits for it meanwhile, and a new one
+//! after the loss of the old.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use tcpx::{Auth, Endpoint, Gpu};
+
+use crate::abi::Status;
+use crate::agent::Agent;
+use crate::conn::{Conn, Work};
+use crate::info::ConnectionInfo;
+
+/// Longest time that connecting to one address takes, while there are others.
+const ONE_ADDRESS: Duration = Duration::from_secs(3);
+/// The same, where it is the last one.
+const LAST_ADDRESS: Duration = Duration::from_secs(5);
+/// Longest time that connecting takes.
+const ALL_ADDRESSES: Duration = Duration::from_secs(10);
+/// Transfers and notifications that may wait for a connection.
+const MOST_WAITING: usize = 1 << 16;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Link {
+    agent: Weak<Agent>,
+    name: String,
+    info: Arc<ConnectionInfo>,
+    gpu: Option<Gpu>,
+    port: u16,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+enum State {
+    Idle,
+    Dialling(Vec<Work>),
+    Up(Arc<Conn>),
+    Closed,
+}
+
+impl Link {
+    pub(crate) fn new(
+        agent: &Arc<Agent>,
+        name: &str,
+        info: Arc<ConnectionInfo>,
+        gpu: Option<Gpu>,
+        port: u16,
+    ) -> Self {
+        Self {
+            agent: Arc::downgrade(agent),
+            name: name.to_owned(),
+            info,
+            gpu,
+            port,
+            state: Mutex::new(State::Idle),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The connection, if there is a living one.
+    pub(crate) fn up(&self) -> Option<Arc<Conn>> {
+        match &*self.lock() {
+            State::Up(conn) if !conn.is_dead() => Some(Arc::clone(conn)),
+            _ => None,
+        }
+    }
+
+    /// Gives work to the connection, or keeps it until there is one.
+    pub(crate) fn submit(self: &Arc<Self>, work: Work) -> Status {
+        let mut state = self.lock();
+        match &mut *state {
+            State::Up(conn) if !conn.is_dead() => {
+                let conn = Arc::clone(conn);
+                drop(state);
+                conn.submit(work);
+                Status::SUCCESS
+            }
+            State::Dialling(waiting) if waiting.len() >= MOST_WAITING => {
+                tracing::error!("too much waits for the connection to {}", self.name);
+                Status::BACKEND
+            }
+            State::Dialling(waiting) => {
+                waiting.push(work);
+                Status::SUCCESS
+            }
+            State::Closed => Status::NOT_FOUND,
+            State::Idle | State::Up(_) => {
+                *state = State::Dialling(vec![work]);
+                drop(state);
+                self.start()
+            }
+        }
+    }
+
+    /// Begins to connect, unless that was begun.
+    pub(crate) fn dial(self: &Arc<Self>) {
+        let mut state = self.lock();
+        let is_up = matches!(&*state, State::Up(conn) if !conn.is_dead());
+        if is_up || matches!(&*state, State::Dialling(_) | State::Closed) {
+            return;
+        }
+        *state = State::Dialling(Vec::new());
+        drop(state);
+        self.start();
+    }
+
+    fn start(self: &Arc<Self>) -> Status {
+        let Some(agent) = self.agent.upgrade() else {
+            return Status::BACKEND;
+        };
+        let (link, owner) = (Arc::clone(self), Arc::clone(&agent));
+        let started = agent.spawn("tcpx-nixl-dial", move || link.connect(&owner));
+        match started {
+            Ok(()) => Status::SUCCESS,
+            Err(error) => {
+                tracing::error!("no thread to connect to {}: {error}", self.name);
+                self.fail();
+                Status::BACKEND
+            }
+        }
+    }
+
+    fn connect(&self, agent: &Arc<Agent>) {
+        let connected = self.try_addresses(agent);
+        let mut state = self.lock();
+        match (connected, &mut *state) {
+            (Some(conn), State::Dialling(waiting)) => {
+                let waiting = std::mem::take(waiting);
+                *state = State::Up(Arc::clone(&conn));
+                // With the lock, so that what is submitted meanwhile comes behind it.
+                for work in waiting {
+                    conn.submit(work);
+                }
+            }
+            (Some(conn), _) => {
+                drop(state);
+                conn.say_goodbye();
+            }
+            (None, _) => {
+                drop(state);
+                self.fail();
+            }
+        }
+    }
+
+    fn try_addresses(&self, agent: &Arc<Agent>) -> Option<Arc<Conn>> {
+        let Some(key) = self
+            .info
+            .key
+            .clone()
+            .or_else(|| Some(agent.config.shared_key.as_ref()?.client_key()))
+        else {
+            tracing::error!(
+                "agent {} was given a key and this one was not; give TCPX_KEY or TCPX_KEY_FILE to both",
+                self.name
+            );
+            return None;
+        };
+        let candidates = self.info.candidates(&agent.host, self.port);
+        let until = Instant::now() + ALL_ADDRESSES;
+        let mut last = "it named no address that can be reached from here".to_owned();
+        for (at, address) in candidates.iter().enumerate() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || agent.is_stopping() {
+                break;
+            }
+            let mut options = agent
+                .config
+                .options(Auth::Client(key.clone()), self.gpu.clone());
+            options.connect_timeout = match at + 1 < candidates.len() {
+                true => left.min(ONE_ADDRESS),
+                false => left.min(LAST_ADDRESS),
+            };
+            let reached = Endpoint::connect(*address, &options)
+                .map_err(|error| error.to_string())
+                .and_then(|connection| {
+                    Conn::dialled(agent, connection, &self.name, self.info.agent)
+                });
+            match reached {
+                Ok(conn) => {
+                    tracing::info!("connected to {} at {address}", self.name);
+                    return Some(conn);
+                }
+                Err(why) => {
+                    tracing::debug!("agent {} at {address}: {why}", self.name);
+                    last = format!("{address}: {why}");
+                }
+            }
+        }
+        tracing::warn!(
+            "agent {} cannot be reached; {last}; the next transfer tries again",
+            self.name
+        );
+        None
+    }
+
+    /// What waited has failed.
+    fn fail(&self) {
+        let mut state = self.lock();
+        let waiting = match &mut *state {
+            State::Dialling(waiting) => std::mem::take(waiting),
+            _ => return,
+        };
+        *state = State::Idle;
+        drop(state);
+        for work in waiting {
+            work.fail(&self.name, Status::REMOTE_DISCONNECT);
+        }
+    }
+
+    /// Ends it: what waits fails, and the connection says goodbye.
+    pub(crate) fn close(&self) {
+        let mut state = self.lock();
+        let old = std::mem::replace(&mut *state, State::Closed);
+        drop(state);
+        match old {
+            State::Dialling(waiting) => {
+                for work in waiting {
+                    work.fail(&self.name, Status::REMOTE_DISCONNECT);
+                }
+            }
+            State::Up(conn) => conn.say_goodbye(),
+            State::Idle | State::Closed => {}
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Memory that NIXL registered, who uses it now, and copies between pieces of it.
+//!
+//! The memory is the caller's. Whatever points at it holds a [`Hold`], and deregistration waits for
+//! the last of them. The bytes are only touched through raw pointers: the caller, and the transfers
+//! that it starts, may write them at any time.
+
+use std::any::Any;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tcpx::{Gpu, Region};
+
+/// Where the bytes are.
+#[derive(Clone, Debug)]
+pub(crate) enum Kind {
+    Host,
+    Cuda(Gpu),
+}
+
+/// One registered piece of memory.
+#[derive(Debug)]
+pub(crate) struct Registered {
+    /// Names it to peers; never used again by this agent.
+    pub(crate) id: u64,
+    pub(crate) address: usize,
+    pub(crate) len: usize,
+    pub(crate) kind: Kind,
+    uses: Mutex<Uses>,
+    unused: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Uses {
+    count: usize,
+    closed: bool,
+}
+
+/// The memory is in use, and stays registered meanwhile.
+#[derive(Debug)]
+pub(crate) struct Hold(Arc<Registered>);
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let mut uses = self.0.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        uses.count -= 1;
+        if uses.count == 0 {
+            self.0.unused.notify_all();
+        }
+    }
+}
+
+impl Hold {
+    /// The memory as a region of the engine; `owner` is kept as long as something points at it. Every call
+    /// makes a region of its own: two transfers of one piece of memory at a time are NIXL's callers' business.
+    pub(crate) fn region(self: &Arc<Self>, owner: Arc<dyn Any + Send + Sync>) -> Region {
+        let memory = &self.0;
+        let kept: Arc<dyn Any + Send + Sync> = Arc::new((Arc::clone(self), owner));
+        match &memory.kind {
+            // SAFETY: the caller of NIXL's registration says that the memory is valid until deregistration, which
+            // waits for this hold. What else touches the bytes meanwhile is that caller's own doing, as with every
+            // buffer that is handed to the operating system.
+            Kind::Host => unsafe {
+                Region::from_host_raw(memory.address as *mut u8, memory.len, kept)
+            },
+            // SAFETY: as above; the address is one of this GPU, as the registration said.
+            Kind::Cuda(gpu) => unsafe {
+                Region::from_cuda_raw(gpu, memory.address as u64, memory.len, kept)
+            },
+        }
+    }
+
+    /// The address of the piece at `offset`; `None` if it does not lie in the memory, or not in host memory.
+    pub(crate) fn host_piece(&self, offset: u64, len: usize) -> Option<*mut u8> {
+        let memory = &self.0;
+        let offset = usize::try_from(offset).ok()?;
+        let fits = offset.checked_add(len).is_some_and(|end| end <= memory.len);
+        let is_host = matches!(memory.kind, Kind::Host);
+        (fits && is_host).then(|| (memory.address + offset) as *mut u8)
+    }
+}
+
+impl Registered {
+    pub(crate) fn new(id: u64, address: usize, len: usize, kind: Kind) -> Self {
+        Self {
+            id,
+            address,
+            len,
+            kind,
+            uses: Mutex::default(),
+            unused: Condvar::new(),
+        }
+    }
+
+    pub(crate) fn is_host(&self) -> bool {
+        matches!(self.kind, Kind::Host)
+    }
+
+    /// The number of its GPU.
+    pub(crate) fn gpu(&self) -> Option<u32> {
+        match &self.kind {
+            Kind::Host => None,
+            Kind::Cuda(gpu) => Some(gpu.ordinal()),
+        }
+    }
+
+    /// Where `address` lies in it, if all of `len` bytes do.
+    pub(crate) fn offset_of(&self, address: usize, len: usize) -> Option<usize> {
+        let offset = address.checked_sub(self.address)?;
+        let end = offset.checked_add(len)?;
+        (end <= self.len).then_some(offset)
+    }
+
+    /// `None` once it was deregistered.
+    pub(crate) fn hold(self: &Arc<Self>) -> Option<Hold> {
+        let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        if uses.closed {
+            return None;
+        }
+        uses.count += 1;
+        Some(Hold(Arc::clone(self)))
+    }
+
+    /// Nobody gets a hold any more.
+    pub(crate) fn close(&self) {
+        let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        uses.closed = true;
+    }
+
+    /// Waits until nothing points at it; `false` if something still does after `limit`.
+    pub(crate) fn wait_unused(&self, limit: Duration) -> bool {
+        let until = Instant::now() + limit;
+        let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        while uses.count > 0 {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            uses = self
+                .unused
+                .wait_timeout(uses, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+        true
+    }
+}
+
+/// Staging memory: host memory of ours that peers put bytes into, or that bytes are gathered in.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    address: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the memory is plain bytes that are only reached through copies of raw memory.
+unsafe impl Send for Staging {}
+// SAFETY: as above; who may use which part when is the business of the slots' owners.
+unsafe impl Sync for Staging {}
+
+impl Staging {
+    /// `None` when there is no memory.
+    pub(crate) fn new(len: usize) -> Option<Arc<Self>> {
+        let layout = std::alloc::Layout::from_size_align(len.max(1), 4096).ok()?;
+        // SAFETY: the layout is not empty.
+        let address = unsafe { std::alloc::alloc_zeroed(layout) };
+        (!address.is_null()).then(|| Arc::new(Self { address, len }))
+    }
+
+    pub(crate) fn region(self: &Arc<Self>) -> Region {
+        let owner: Arc<dyn Any + Send + Sync> = Arc::clone(self) as _;
+        // SAFETY: the memory lives as long as the owner. Its bytes are written and read around the region only
+        // while their slot is in nobody else's hands.
+        unsafe { Region::from_host_raw(self.address, self.len, owner) }
+    }
+
+    /// The address of a part of it.
+    pub(crate) fn part(&self, offset: usize, len: usize) -> Option<*mut u8> {
+        let end = offset.checked_add(len)?;
+        (end <= self.len).then(|| self.address.wrapping_add(offset))
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        let layout = std::alloc::Layout::from_size_align(self.len.max(1), 4096);
+        if let Ok(layout) = layout {
+            // SAFETY: allocated with this layout, and nobody uses it any more.
+            unsafe { std::alloc::dealloc(self.address, layout) };
+        }
+    }
+}
+
+/// Copies between two pieces of raw memory, which may overlap.
+///
+/// # Safety
+/// Both are valid for `len` bytes: parts of registered memory that is held, of staging memory, or of a buffer.
+pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: as the caller says.
+    unsafe { std::ptr::copy(from, to, len) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deregistration_waits_for_what_points_at_the_memory() {
+        let mut bytes = vec![0u8; 64];
+        let memory = Arc::new(Registered::new(
+            1,
+            bytes.as_mut_ptr() as usize,
+            64,
+            Kind::Host,
+        ));
+        let hold = Arc::new(memory.hold().unwrap());
+        let region = hold.region(Arc::new(()));
+        memory.close();
+        assert!(memory.hold().is_none());
+        drop(hold);
+        assert!(!memory.wait_unused(Duration::from_millis(1)));
+        drop(region);
+        assert!(memory.wait_unused(Duration::ZERO));
+    }
+
+    #[test]
+    fn pieces_outside_of_the_memory_have_no_address() {
+        let mut bytes = vec![0u8; 64];
+        let start = bytes.as_mut_ptr() as usize;
+        let memory = Arc::new(Registered::new(1, start, 64, Kind::Host));
+        let hold = memory.hold().unwrap();
+        assert!(hold.host_piece(0, 64).is_some());
+        for (offset, len) in [(0, 65), (64, 1), (u64::MAX, 1), (1, usize::MAX)] {
+            assert!(hold.host_piece(offset, len).is_none(), "{offset} {len}");
+        }
+        assert_eq!(memory.offset_of(start + 8, 56), Some(8));
+        assert_eq!(memory.offset_of(start + 8, 57), None);
+        assert_eq!(memory.offset_of(start.wrapping_sub(1), 1), None);
+    }
+}

@@ -1,0 +1,206 @@
+"""Peers that die, stop, come back, have another key; handles that are released too early; many lives."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from node import Node, Peer, pattern
+
+MIB = 1 << 20
+# Until a peer that is silent counts as dead, and somewhat more.
+DEAD = 25.0
+
+
+def memory_pair(size: int, there: Peer, here: Node) -> tuple[int, int]:
+    local, remote = here.alloc(size, 1), there.alloc(size, 2)
+    here.add(there.metadata())
+    return local, remote
+
+
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+@pytest.mark.parametrize("when", ["loaded", "connected", "under way"])
+def test_a_peer_that_dies_is_an_error_and_its_successor_works(op: str, when: str) -> None:
+    size = 256 * MIB if when == "under way" else 4096
+    here, there = Node("here"), Peer("there")
+    local, remote = memory_pair(size, there, here)
+    ours, theirs = [(here.address(local), size)], [(there.address(remote), size)]
+    if when == "connected":
+        assert here.transfer(op, ours, theirs, "there") == "DONE"
+    handle = here.prepare(op, ours, theirs, "there", b"never")
+    if when == "under way":
+        # The first transfer sets the connection up.
+        assert here.transfer(op, [(ours[0][0], 64)], [(theirs[0][0], 64)], "there") == "DONE"
+        state = here.post(handle, b"never")
+        assert state == "PROC"
+        there.kill()
+    else:
+        there.kill()
+        state = here.post(handle, b"never")
+    started = time.monotonic()
+    if state == "PROC":
+        state = here.wait(handle)
+    assert state == "ERR"
+    assert time.monotonic() - started < DEAD
+    here.release(handle)
+    # Another one of that name, at another port, with other memory.
+    successor = Peer("there")
+    again = successor.alloc(size, 3)
+    try:
+        here.remove("there")
+    except Exception:
+        pass  # Newer NIXLs have forgotten it by themselves.
+    here.add(successor.metadata())
+    theirs = [(successor.address(again), size)]
+    assert here.transfer(op, ours, theirs, "there", b"restored") == "DONE"
+    assert successor.wait_notifs(1) == [("here", b"restored")]
+    assert successor.content(again) == here.content(local)
+    here.close()
+    assert successor.end() == 0
+
+
+def test_a_peer_that_stops_is_an_error_within_the_deadline() -> None:
+    here, there = Node("here"), Peer("there")
+    local, remote = memory_pair(4096, there, here)
+    ours, theirs = [(here.address(local), 4096)], [(there.address(remote), 4096)]
+    assert here.transfer("WRITE", ours, theirs, "there") == "DONE"
+    there.stop()
+    try:
+        started = time.monotonic()
+        assert here.transfer("WRITE", ours, theirs, "there") == "ERR"
+        assert time.monotonic() - started < DEAD
+    finally:
+        there.go_on()
+    here.close()
+    there.end()
+
+
+def test_a_peer_that_left_in_order_is_an_error() -> None:
+    here, there = Node("here"), Peer("there")
+    local, remote = memory_pair(4096, there, here)
+    ours, theirs = [(here.address(local), 4096)], [(there.address(remote), 4096)]
+    assert here.transfer("WRITE", ours, theirs, "there") == "DONE"
+    assert there.end() == 0
+    assert here.transfer("WRITE", ours, theirs, "there") == "ERR"
+    here.close()
+
+
+def test_another_key_is_an_error_and_the_same_one_is_not() -> None:
+    # Made by `tcpx key`.
+    one, other = "2NGI7HSPVT2H7BKI6GI6VKCQ42OBPANL", "E2DKOKND5PSIDPLOK2I6FNHCN3LVUZM5"
+    for theirs_key, expected in ((one, "DONE"), (other, "ERR")):
+        here, there = Node("here", key=one), Peer("there", {"TCPX_KEY": theirs_key})
+        local, remote = memory_pair(4096, there, here)
+        ours, theirs = [(here.address(local), 4096)], [(there.address(remote), 4096)]
+        assert here.transfer("WRITE", ours, theirs, "there") == expected
+        untouched = there.content(remote) == pattern(4096, 2).tobytes()
+        assert untouched == (expected == "ERR")
+        here.close()
+        there.end()
+
+
+def test_memory_that_was_deregistered_is_refused(pair: tuple[Node, Peer]) -> None:
+    here, there = pair
+    local, remote = here.alloc(MIB, 1), there.alloc(MIB, 2)
+    here.add(there.metadata())
+    for size in (4096, MIB):
+        ours, theirs = [(here.address(local), size)], [(there.address(remote), size)]
+        assert here.transfer("WRITE", ours, theirs, "there") == "DONE"
+    before = there.content(remote)
+    there.deregister(remote)
+    here.fill(local, 9)
+    for op in ("WRITE", "READ"):
+        for size in (4096, MIB):
+            ours, theirs = [(here.address(local), size)], [(there.address(remote), size)]
+            assert here.transfer(op, ours, theirs, "there") == "ERR"
+    assert there.content(remote) == before
+    # The connection lives on.
+    fresh = there.alloc(4096, 5)
+    here.add(there.metadata())
+    ours, theirs = [(here.address(local), 4096)], [(there.address(fresh), 4096)]
+    assert here.transfer("WRITE", ours, theirs, "there") == "DONE"
+
+
+@pytest.mark.parametrize("op", ["WRITE", "READ"])
+@pytest.mark.parametrize(("size", "count"), [(256 * MIB, 1), (4096, 20_000)])
+def test_release_while_under_way_does_not_block(op: str, size: int, count: int) -> None:
+    here, there = Node("here"), Peer("there")
+    space = size * count * (2 if count > 1 else 1)
+    local, remote = memory_pair(space, there, here)
+    step = 2 * size
+    ours = [(here.address(local) + at * step, size) for at in range(count)]
+    theirs = [(there.address(remote) + at * step, size) for at in range(count)]
+    assert here.transfer(op, ours[:1], theirs[:1], "there") == "DONE"
+    for _ in range(3):
+        handle = here.prepare(op, ours, theirs, "there")
+        assert here.post(handle) in ("PROC", "DONE")
+        here.release(handle)
+        if op == "READ":
+            # The memory is the caller's again: nothing arrives any more.
+            before = here.content(local)
+            assert there.content(remote, 0, 64)
+            assert here.content(local) == before
+    # What was released is in nobody's way.
+    assert here.transfer(op, ours, theirs, "there", b"whole") == "DONE"
+    assert there.wait_notifs(1) == [("here", b"whole")]
+    here.close()
+    assert there.end() == 0
+
+
+def test_no_descriptors_and_threads_are_left() -> None:
+    there = Peer("there")
+    remote = there.alloc(MIB, 2)
+    metadata, address = there.metadata(), there.address(remote)
+    counts = []
+    for life in range(12):
+        here = Node(f"here {life}")
+        local = here.alloc(MIB, life)
+        here.add(metadata)
+        ours = [(here.address(local), MIB)]
+        assert here.transfer("WRITE", ours, [(address, MIB)], "there") == "DONE"
+        counts.append((here.descriptors(), there.descriptors()))
+        here.close()
+    # The first lives set up what a process has once.
+    assert counts[-1][0] <= counts[3][0] and counts[-1][1] <= counts[3][1] + 4, counts
+    assert there.end() == 0
+
+
+LIVES = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from node import Node
+for life in range(int(sys.argv[2])):
+    one, other = Node("one"), Node("other")
+    a, b = one.alloc(65536, life), other.alloc(65536, life + 1)
+    one.add(other.metadata())
+    for size in (40, 4096, 65536):
+        ours, theirs = [(one.address(a), size)], [(other.address(b), size)]
+        assert one.transfer("WRITE", ours, theirs, "other", b"n" * size) == "DONE"
+        assert other.wait_notifs(1) == [("one", b"n" * size)]
+        assert one.transfer("READ", ours, theirs, "other") == "DONE"
+    one.remove("other")
+    one.close()
+    other.close()
+print("lived")
+"""
+
+
+def test_many_lives_under_the_heap_checker() -> None:
+    lives = os.environ.get("TCPX_NIXL_LIVES", "20")
+    variables = dict(os.environ, GLIBC_TUNABLES="glibc.malloc.check=3", MALLOC_PERTURB_="165")
+    checker = next(iter(Path("/lib/x86_64-linux-gnu").glob("libc_malloc_debug.so.0")), None)
+    if checker:
+        variables["LD_PRELOAD"] = str(checker)
+    done = subprocess.run(
+        [sys.executable, "-c", LIVES, str(Path(__file__).parent), lives],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0 and done.stdout.strip().endswith("lived"), done.stderr[-4000:]
