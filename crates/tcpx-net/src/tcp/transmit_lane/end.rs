@@ -240,12 +240,28 @@ mod tests {
             assert!(Instant::now() < until, "the lane does not end");
             std::thread::sleep(LOOK);
         }
-        assert!(lane.owner().uncopied.is_idle(), "it gave everything away");
+        let socket = Arc::clone(&lane.owner().socket);
+        assert!(
+            rustix::net::getpeername(&*socket).is_err(),
+            "the kernel may still send it"
+        );
         let Some(Taken::Chunk(again)) = shared.transmit.take(1) else {
             panic!("the chunk is not sent again");
         };
         assert_eq!((again.slot, again.attempt), (0, 1));
         assert!(shared.next_event().is_none(), "it was not sent");
+    }
+
+    #[test]
+    fn what_the_peer_has_not_read_is_waited_for_until_the_kernel_has_dropped_it() {
+        let shared = shared();
+        let (mut lane, _peer) = lane(&shared);
+        enqueue(&shared, 0);
+        lane.turn();
+        let queue = lane.owner();
+        assert!(!queue.uncopied.is_idle(), "the peer reads nothing");
+        queue.wait_until_unread();
+        assert!(queue.uncopied.is_idle());
     }
 
     #[test]
