@@ -604,8 +604,8 @@ int tcpx_endpoint_listen(const char *address,
 int tcpx_endpoint_address(tcpx_endpoint *endpoint, char *buffer, size_t room, size_t *needed_bytes);
 
 /**
- * The pairing key: what the connecting side puts into tcpx_options.key, at most TCPX_KEY_MAX bytes with
- * the NUL. Whoever reads it can connect. "" for an endpoint without a key.
+ * The client's key: what the connecting side puts into tcpx_options.key, at most TCPX_KEY_MAX bytes with
+ * the NUL. Whoever reads it can connect, and cannot listen with it. "" for an endpoint without a key.
  *
  * The caller's part:
  * `buffer` is NULL or has `room` bytes; `needed_bytes` is NULL or can be written.

@@ -215,11 +215,12 @@ mod tests {
     use super::*;
 
     fn info() -> ConnectionInfo {
+        let key = tcpx::Key::parse("2NGI7HSPVT2H7BKI6GI6VKCQ42OBPANL").unwrap();
         ConnectionInfo {
             agent: [7; 16],
             host: [8; 16],
             port: 4711,
-            key: Some(tcpx::generate_key().unwrap().client_key()),
+            key: Some(key.client_key()),
             addresses: vec![
                 "10.0.0.1".parse().unwrap(),
                 "fd00::1".parse().unwrap(),
