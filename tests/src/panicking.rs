@@ -15,7 +15,7 @@ pub struct Panicking {
 }
 
 impl Panicking {
-    /// Every poll and close after `receives` posted receives panics, `times` times in all.
+    /// Every poll and close after `receives` receives were posted or chunks placed panics, `times` times in all.
     pub fn after(inner: Arc<dyn Network>, receives: usize, times: usize) -> Arc<dyn Network> {
         let tamper = Self {
             receives_left: receives,

@@ -23,10 +23,10 @@ pub trait Tamper: Clone + Debug + Send + Sync + 'static {
         channel.consume(ticket)
     }
 
-    /// The channel has accepted a receive.
+    /// The channel has accepted a receive, or placed a chunk in a window.
     fn receives(&mut self) {}
 
-    /// The engine polls or closes the channel.
+    /// The engine polls or closes the channel, or a chunk was placed.
     fn enters(&mut self) {}
 }
 
@@ -115,14 +115,19 @@ impl<T: Tamper> Channel for TamperedChannel<T> {
     }
 
     fn open_window(&mut self, window: ReceiveWindow) -> Result<(), ChannelError> {
-        self.inner.open_window(window)?;
-        self.tamper.receives();
-        Ok(())
+        self.inner.open_window(window)
     }
 
     fn poll(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
         self.tamper.enters();
-        self.inner.poll(out)
+        self.inner.poll(out)?;
+        for completion in out.iter() {
+            if matches!(completion, Completion::Placed { .. }) {
+                self.tamper.receives();
+                self.tamper.enters();
+            }
+        }
+        Ok(())
     }
 
     fn cancel(&mut self, token: u64) -> Cancel {

@@ -6,6 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use tcpx::{ChunkEvent, Event, Observer, Role};
+use tcpx_wire::TransferId;
 
 use super::hexdump::hex_dump;
 use super::say::aside;
@@ -144,7 +145,7 @@ fn name(chunk: &ChunkEvent) -> String {
         "{} tag {} transfer {} chunk {} channel {} offset {} bytes {}",
         verb(chunk.role),
         chunk.tag,
-        chunk.transfer,
+        TransferId(chunk.transfer),
         chunk.index,
         chunk.channel,
         chunk.offset,

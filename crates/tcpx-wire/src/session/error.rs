@@ -102,7 +102,7 @@ pub enum SessionError {
         found: String,
     },
     /// The peer's transfers must count up by one.
-    #[error("{frame}: expected transfer {expected}, {arrived} arrived; {REPORT}", expected = expected.0, arrived = arrived.0)]
+    #[error("{frame}: expected transfer {expected}, {arrived} arrived; {REPORT}")]
     TransferOrder {
         /// The frame that arrived.
         frame: &'static str,
@@ -112,7 +112,7 @@ pub enum SessionError {
         arrived: TransferId,
     },
     /// A frame for a transfer that does not exist.
-    #[error("{frame}: expected a live transfer, but {transfer} is not; {REPORT}", transfer = transfer.0)]
+    #[error("{frame}: expected a live transfer, but {transfer} is not; {REPORT}")]
     UnknownTransfer {
         /// The frame that arrived.
         frame: &'static str,
@@ -120,7 +120,7 @@ pub enum SessionError {
         transfer: TransferId,
     },
     /// A grant that the transfer cannot be cut by.
-    #[error("grant of transfer {transfer}: {problem}; {REPORT}", transfer = transfer.0)]
+    #[error("grant of transfer {transfer}: {problem}; {REPORT}")]
     Plan {
         /// Its transfer.
         transfer: TransferId,
@@ -128,7 +128,9 @@ pub enum SessionError {
         problem: PlanError,
     },
     /// A field has the wrong value.
-    #[error("{frame} of transfer {transfer}: expected {field} {expected}, {arrived} arrived; {REPORT}", transfer = transfer.0)]
+    #[error(
+        "{frame} of transfer {transfer}: expected {field} {expected}, {arrived} arrived; {REPORT}"
+    )]
     Field {
         /// The frame that arrived.
         frame: &'static str,
@@ -142,7 +144,7 @@ pub enum SessionError {
         arrived: u64,
     },
     /// An acknowledgement names a chunk that cannot be placed now.
-    #[error("placed, transfer {transfer}: chunk {chunk} of {chunks} {problem}; {REPORT}", transfer = transfer.0)]
+    #[error("placed, transfer {transfer}: chunk {chunk} of {chunks} {problem}; {REPORT}")]
     Acknowledgement {
         /// The transfer.
         transfer: TransferId,
@@ -154,7 +156,9 @@ pub enum SessionError {
         problem: AckProblem,
     },
     /// More eager bytes than this side holds for the peer.
-    #[error("eager, transfer {transfer}: expected at most {credit} bytes of credit used, {used} are; {REPORT}", transfer = transfer.0)]
+    #[error(
+        "eager, transfer {transfer}: expected at most {credit} bytes of credit used, {used} are; {REPORT}"
+    )]
     EagerOverCredit {
         /// The transfer.
         transfer: TransferId,
@@ -396,7 +400,9 @@ pub enum ConnectionFailure {
         limit: Duration,
     },
     /// An operation ended early on a network that cannot drop one transfer.
-    #[error("transfer {} ended early on a network that cannot cancel, its channels are lost; connect again", transfer.0)]
+    #[error(
+        "transfer {transfer} ended early on a network that cannot cancel, its channels are lost; connect again"
+    )]
     ChannelStateLost {
         /// The transfer.
         transfer: TransferId,

@@ -230,7 +230,7 @@ impl Session {
             return Err(unexpected(
                 FRAME,
                 "a transfer that is being cancelled, once",
-                format!("transfer {} is not", transfer.0),
+                format!("transfer {transfer} is not"),
             ));
         };
         cancel.peer_quiet = true;

@@ -354,7 +354,7 @@ impl Session {
             return Err(unexpected(
                 FRAME,
                 "a granted transfer to be verified, once",
-                format!("transfer {} is not", transfer.0),
+                format!("transfer {transfer} is not"),
             ));
         }
         matched.expected = Some(crc32c);

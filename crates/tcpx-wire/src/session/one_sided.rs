@@ -273,7 +273,7 @@ impl Session {
             return Err(unexpected(
                 "destination",
                 "the transfer that the last one was for",
-                format!("one for transfer {} arrived", transfer.0),
+                format!("one for transfer {transfer} arrived"),
             ));
         }
         self.one_sided.destined = Some((transfer, to));
@@ -348,7 +348,7 @@ impl Session {
                     return Err(unexpected(
                         "destination",
                         "a notification behind transfers before it",
-                        format!("transfer {} names others", transfer.0),
+                        format!("transfer {transfer} names others"),
                     ));
                 };
                 self.notification_arrived(arrival, to, first, end);

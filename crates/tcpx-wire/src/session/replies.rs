@@ -170,7 +170,7 @@ impl Session {
             return Err(unexpected(
                 FRAME,
                 "a transfer that was not granted or placed",
-                format!("transfer {} was", transfer.0),
+                format!("transfer {transfer} was"),
             ));
         }
         let cause = match reason {
@@ -218,7 +218,7 @@ impl Session {
                 return Err(unexpected(
                     FRAME,
                     "an eager transfer, once",
-                    format!("transfer {} is none or was placed", transfer.0),
+                    format!("transfer {transfer} is none or was placed"),
                 ));
             }
         }
@@ -240,7 +240,7 @@ impl Session {
             return Err(unexpected(
                 FRAME,
                 "a granted transfer",
-                format!("transfer {} is not", transfer.0),
+                format!("transfer {transfer} is not"),
             ));
         };
         let quiet = send.cancel.as_ref().is_some_and(|cancel| cancel.quiet);
@@ -301,7 +301,7 @@ impl Session {
             return Err(unexpected(
                 FRAME,
                 "a placed transfer whose checksum was sent, once",
-                format!("transfer {} is not", transfer.0),
+                format!("transfer {transfer} is not"),
             ));
         };
         if matches != (crc32c == expected) {
@@ -317,7 +317,7 @@ impl Session {
             return Err(unexpected(
                 FRAME,
                 "a transfer to be verified",
-                format!("transfer {} is eager and not", transfer.0),
+                format!("transfer {transfer} is eager and not"),
             ));
         }
         match &mut send.stage {

@@ -156,7 +156,7 @@ impl fmt::Display for StallReport {
             write!(f, " tag {}", self.tag.0)?;
         }
         match self.transfer {
-            Some(transfer) => write!(f, " transfer {}", transfer.0)?,
+            Some(transfer) => write!(f, " transfer {transfer}")?,
             None if self.kind.has_tag() => f.write_str(" (not matched)")?,
             None => {}
         }

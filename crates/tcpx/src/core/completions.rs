@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use tcpx_memory::{BouncePool, MemoryError};
 use tcpx_net::{Completion, Payload, Posted, Ticket};
-use tcpx_wire::Role;
 use tcpx_wire::scatter::ScatterList;
 use tcpx_wire::session::{DataFailure, OperationId};
+use tcpx_wire::{Role, TransferId};
 
 use super::Core;
 use super::channels::Unconsumed;
@@ -134,6 +134,7 @@ impl Core {
                         offset,
                         ..
                     } = flight.event;
+                    let transfer = TransferId(transfer);
                     let failure = DataFailure::Channel(format!(
                         "transfer {transfer} channel {channel} offset {offset}: {error}"
                     ));
