@@ -127,12 +127,12 @@ fn check(what: &str, side: Side, accident: Accident, ended: &Ended) {
         assert!(summary.close.is_some(), "{what}: {summary:?}");
     }
     for failure in &summary.failures {
-        names_the_place(what, side, accident, failure);
+        names_the_place(what, accident, failure);
     }
 }
 
 /// Peer, tag, chunk, offset, bytes done, and who owes the next step.
-fn names_the_place(what: &str, side: Side, accident: Accident, failure: &Failure) {
+fn names_the_place(what: &str, accident: Accident, failure: &Failure) {
     let error = &failure.error;
     let has = |words: &str| error.contains(words);
     let must = |words: &str| assert!(has(words), "{what}: {words:?} is not in: {error}");
