@@ -60,11 +60,7 @@ impl Core {
         match nothing {
             Ok(nothing) => {
                 let token = self.new_token(Token::Fence(id));
-                let work = Work::Copy {
-                    from: nothing.clone(),
-                    to: nothing,
-                };
-                self.submit(work, token, id);
+                self.submit(Work::Checksum { of: nothing }, token, id);
             }
             Err(error) => self.memory_failed(id, &error),
         }
