@@ -10,7 +10,6 @@ pub mod error;
 pub mod event_loop;
 pub mod idle;
 pub mod interfaces;
-pub mod range_set;
 pub mod receive_lane;
 pub mod send_lane;
 pub mod socket;

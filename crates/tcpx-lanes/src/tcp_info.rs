@@ -31,6 +31,10 @@ pub struct Transport {
     pub tries: u8,
     /// Since the peer's system acknowledged anything, be it again.
     pub answered_ago: Duration,
+    /// Since payload was sent, be it again.
+    pub sent_ago: Duration,
+    /// What an answer takes, as a rule.
+    pub round_trip: Duration,
 }
 
 impl Transport {
@@ -52,6 +56,14 @@ impl Transport {
     pub fn is_drained(&self) -> bool {
         self.in_flight == 0 && self.unsent == 0
     }
+
+    /// Whether the last try is one that the peer's system would have answered by now: it came long enough after
+    /// the answer before, and long enough ago. Questions about room are no payload, and two of them take as long.
+    fn owes_an_answer(&self) -> bool {
+        let is_due = self.sent_ago >= self.round_trip + LATE;
+        let was_free = self.answered_ago >= self.sent_ago + ANSWER;
+        self.in_flight == 0 || (is_due && was_free)
+    }
 }
 
 /// How far a stream is; `None` where it is no TCP stream.
@@ -69,6 +81,8 @@ pub fn transport(socket: &impl AsFd) -> Option<Transport> {
             _ => info.tcpi_retransmits,
         },
         answered_ago: Duration::from_millis(info.tcpi_last_ack_recv.into()),
+        sent_ago: Duration::from_millis(info.tcpi_last_data_sent.into()),
+        round_trip: Duration::from_micros(info.tcpi_rtt.into()),
     })
 }
 
@@ -78,13 +92,16 @@ const VAIN_TRIES: u8 = 2;
 /// And so long ago its last answer was, at least. A system without room answers questions about it twice a second
 /// at most (`tcp_invalid_ratelimit`), so where tries follow each other faster than usual, two alone say nothing.
 const ANSWER: Duration = Duration::from_millis(550);
+/// Longer than an answer takes on its way, on a busy host.
+const LATE: Duration = Duration::from_millis(50);
 
 /// Whether the peer's system answers nothing of what was sent on a stream, so that the way to it is broken, or
 /// the system gone. A process that rests does not keep its system from answering.
 pub fn is_unanswered(socket: &impl AsFd) -> bool {
     transport(socket).is_some_and(|transport| {
         let waits = !transport.is_drained();
-        waits && transport.tries >= VAIN_TRIES && transport.answered_ago >= ANSWER
+        let tried = transport.tries >= VAIN_TRIES && transport.answered_ago >= ANSWER;
+        waits && tried && transport.owes_an_answer()
     })
 }
 
@@ -157,6 +174,33 @@ mod tests {
         while Instant::now() < until {
             assert!(!is_unanswered(&client));
             std::thread::sleep(ANSWER / 20);
+        }
+    }
+
+    /// The answer to the second try was held back, and the third comes later: the way is whole. Where the third gets
+    /// none either, it is not.
+    #[test]
+    fn a_try_that_came_too_soon_after_an_answer_says_nothing() {
+        let at = |answered: u64, sent: u64| Transport {
+            in_flight: 1,
+            tries: VAIN_TRIES,
+            answered_ago: Duration::from_millis(answered),
+            sent_ago: Duration::from_millis(sent),
+            round_trip: Duration::from_millis(1),
+            ..Transport::default()
+        };
+        for (answered, sent, owes) in [
+            (600, 200, false),
+            (1199, 799, false),
+            (1200, 0, false),
+            (1300, 100, true),
+            (650, 60, true),
+        ] {
+            assert_eq!(
+                at(answered, sent).owes_an_answer(),
+                owes,
+                "{answered} {sent}"
+            );
         }
     }
 

@@ -18,6 +18,7 @@ pub mod handshake;
 pub mod key;
 pub mod netlink;
 pub mod plan;
+pub mod range_set;
 pub mod record;
 pub mod scatter;
 pub mod session;

@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use nccl_net::export::{Buffer, RequestId};
-use tcpx_lanes::range_set::RangeSet;
 use tcpx_lanes::socket_calls::Span;
 use tcpx_memory::{CompletionSink, MemoryError, PinnedPool};
 use tcpx_wire::ChunkHeader;
+use tcpx_wire::range_set::RangeSet;
 
 use super::group::Group;
 use crate::memory::DeviceSlice;

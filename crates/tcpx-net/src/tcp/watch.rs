@@ -317,10 +317,10 @@ mod tests {
             acknowledged,
             in_flight,
             unsent: 1 << 20,
-            busy_micros: 0,
             packet: 1448,
             tries,
             answered_ago,
+            ..Transport::default()
         }
     }
 

@@ -1,11 +1,11 @@
 //! Counted matching: send number n of a tag meets receive number n. Both sides count.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::ops::Range;
 
 use super::action::OperationId;
 use super::stream::Plan;
 use crate::frame::{Level, Payload, RefuseReason, Tag, TransferId};
+use crate::range_set::RangeSet;
 
 /// Tags whose counts a sender keeps before it has idle ones forgotten.
 pub(super) const KEPT_TAGS: usize = 1 << 16;
@@ -74,44 +74,6 @@ impl<T> ByNumber<T> {
     }
 }
 
-/// A set of numbers, as ascending ranges that do not touch.
-#[derive(Debug, Default)]
-pub(super) struct Numbers(VecDeque<Range<u64>>);
-
-impl Numbers {
-    fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    fn contains(&self, number: u64) -> bool {
-        let behind = self.0.partition_point(|held| held.end <= number);
-        let held = self.0.get(behind);
-        held.is_some_and(|held| held.contains(&number))
-    }
-
-    fn insert(&mut self, number: u64) {
-        let first = self.0.partition_point(|held| held.end < number);
-        let behind = self.0.partition_point(|held| held.start <= number + 1);
-        let mut merged = number..number + 1;
-        for held in self.0.drain(first..behind) {
-            merged = merged.start.min(held.start)..merged.end.max(held.end);
-        }
-        self.0.insert(first, merged);
-    }
-
-    /// Takes the numbers from this one on that follow each other; the first that is not among them.
-    fn pass(&mut self, number: u64) -> u64 {
-        match self.0.front() {
-            Some(first) if first.contains(&number) => {
-                let end = first.end;
-                self.0.pop_front();
-                end
-            }
-            _ => number,
-        }
-    }
-}
-
 /// A window of the peer for one send.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PostedWindow {
@@ -168,7 +130,7 @@ pub(super) struct ReceiveTag {
     /// Receives that have ended, and whose transfers are still to come.
     pub(super) ended: ByNumber<RefuseReason>,
     /// Sends that do not come, and whose receives are still to come.
-    holes: Numbers,
+    holes: RangeSet,
 }
 
 impl ReceiveTag {
@@ -186,14 +148,14 @@ impl ReceiveTag {
     /// The number of a receive that is posted now.
     pub(super) fn count_receive(&mut self) -> u64 {
         let number = self.next;
-        self.next = self.holes.pass(number + 1);
+        self.next = self.holes.take_first(number + 1);
         number
     }
 
     /// The send of this number does not come, and no receive has it.
     pub(super) fn add_hole(&mut self, number: u64) {
-        self.holes.insert(number);
-        self.next = self.holes.pass(self.next);
+        self.holes.insert(number..number + 1);
+        self.next = self.holes.take_first(self.next);
     }
 
     /// Whether a transfer that comes without a window may have this number.
@@ -301,32 +263,5 @@ impl Matching {
         self.receives
             .get(&tag)
             .is_some_and(|counts| !counts.arrivals.is_empty())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        #[test]
-        fn numbers_hold_what_was_inserted(numbers in prop::collection::vec(0u64..100, 0..60)) {
-            let mut set = Numbers::default();
-            let mut model = std::collections::BTreeSet::new();
-            for number in numbers {
-                set.insert(number);
-                model.insert(number);
-            }
-            for number in 0..102 {
-                prop_assert_eq!(set.contains(number), model.contains(&number));
-            }
-            let ranges: Vec<_> = set.0.iter().cloned().collect();
-            prop_assert!(ranges.windows(2).all(|pair| pair[0].end < pair[1].start));
-            let passed = set.pass(0);
-            prop_assert!((0..passed).all(|number| model.contains(&number)));
-            prop_assert!(!model.contains(&passed));
-        }
     }
 }

@@ -139,9 +139,6 @@ impl Pair {
     pub(super) fn act(&mut self, at: usize, action: Action) {
         let side = &mut self.sides[at];
         assert!(side.closed.is_none(), "after Closed: {action:?}");
-        if std::env::var_os("PAIR_TRACE").is_some() {
-            eprintln!("{:?} at {at}: {action:?}", self.now);
-        }
         match action {
             Action::PeerSettings(_) | Action::PeerReady | Action::Setup { .. } => {}
             Action::OpenWindow {

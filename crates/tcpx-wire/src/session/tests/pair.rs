@@ -376,9 +376,6 @@ impl Pair {
                     }
                     _ => {}
                 }
-                if std::env::var_os("PAIR_TRACE").is_some() {
-                    eprintln!("{now:?} to {at}: {frame:?}");
-                }
                 side.frames_in.push(frame.clone());
                 side.session.frame(now, frame).expect("an honest peer");
             }

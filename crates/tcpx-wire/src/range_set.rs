@@ -13,6 +13,11 @@ impl RangeSet {
         self.0.len()
     }
 
+    /// Whether no number is there.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Removes everything.
     pub fn clear(&mut self) {
         self.0.clear();
@@ -53,9 +58,16 @@ impl RangeSet {
         }
     }
 
-    /// Removes the range with the least numbers.
-    pub fn remove_first(&mut self) {
-        self.0.pop_front();
+    /// Removes the first range if this number is in it; the first number from there on that is not in the set.
+    pub fn take_first(&mut self, number: u64) -> u64 {
+        match self.0.front() {
+            Some(first) if first.contains(&number) => {
+                let end = first.end;
+                self.0.pop_front();
+                end
+            }
+            _ => number,
+        }
     }
 
     /// Whether a number of the range is there.
@@ -72,7 +84,7 @@ impl RangeSet {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
@@ -104,6 +116,11 @@ mod tests {
             for number in 0..220 {
                 prop_assert_eq!(set.contains(number), model.contains(&number));
             }
+            prop_assert_eq!(set.is_empty(), model.is_empty());
+            let number = model.first().copied().unwrap_or(7);
+            let passed = set.take_first(number);
+            prop_assert!((number..passed).all(|number| model.contains(&number)));
+            prop_assert!(!model.contains(&passed) && !set.contains(number));
         }
     }
 }
