@@ -164,8 +164,9 @@ def test_no_descriptors_and_threads_are_left() -> None:
         assert here.transfer("WRITE", ours, [(address, MIB)], "there") == "DONE"
         counts.append((here.descriptors(), there.descriptors()))
         here.close()
-    # The first lives set up what a process has once.
-    assert counts[-1][0] <= counts[3][0] and counts[-1][1] <= counts[3][1] + 4, counts
+    # The first lives set up what a process has once, and a connection may be seen before its last descriptors are closed.
+    most = [max(count[side] for count in counts[:6]) for side in (0, 1)]
+    assert counts[-1][0] <= most[0] and counts[-1][1] <= most[1] + 4, counts
     assert there.end() == 0
 
 

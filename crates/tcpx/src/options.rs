@@ -8,7 +8,6 @@ use std::time::Duration;
 use tcpx_memory::{Gpu, UnpackMethod};
 use tcpx_net::{Auth, Congestion, Network};
 use tcpx_wire::Key;
-use tcpx_wire::frame::MAX_EAGER_BYTES;
 use tcpx_wire::session::Deadlines;
 
 use crate::error::Error;
@@ -44,8 +43,8 @@ pub struct Options {
     pub heartbeat: Duration,
     /// Silence of the peer after which it counts as dead; 10 s by default.
     pub dead_after: Duration,
-    /// Largest message that travels with its announcement, over the control connection; 128 KiB by default and at
-    /// most. Those above 16 KiB do so only while few others are under way, and where that connection leaves from an
+    /// Largest message that travels with its announcement, over the control connection; 32 KiB by default, 128 KiB at
+    /// most. It is sealed there, which costs more than the window of a longer one. Those above 16 KiB do so only while few others are under way, and where that connection leaves from an
     /// address that lanes leave from.
     pub eager_limit: u32,
     /// The GPU whose memory this side moves; `None` for host memory only.
@@ -76,7 +75,7 @@ impl Options {
             connect_timeout: Duration::from_secs(10),
             heartbeat: Duration::from_secs(1),
             dead_after: Duration::from_secs(10),
-            eager_limit: MAX_EAGER_BYTES as u32,
+            eager_limit: 32 * 1024,
             gpu: None,
             persistent_kernel: true,
             observer: None,

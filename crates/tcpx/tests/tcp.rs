@@ -234,7 +234,10 @@ fn chunks_of(client: &Connection, server: &Connection, bytes: usize, count: u64)
 fn messages_of_up_to_128_kib_take_lanes_only_behind_others_that_are_under_way() {
     const LONGEST: usize = 128 << 10;
     for (lanes, most) in [(1, 12), (2, 2)] {
-        let (server, client) = pair(|options| options.channels = lanes);
+        let (server, client) = pair(|options| {
+            options.channels = lanes;
+            options.eager_limit = LONGEST as u32;
+        });
         for _ in 0..2 {
             assert_eq!(chunks_of(&client, &server, LONGEST, 1), 0);
             assert_eq!(chunks_of(&client, &server, LONGEST, most), 0);
@@ -499,13 +502,15 @@ fn a_peer_is_found_at_any_address_of_its_name() {
     let dead = rustix::net::getsockname(&silent).expect("it is bound");
     let dead = std::net::SocketAddr::try_from(dead).expect("an address of ours");
     let client = thread::spawn(move || {
-        Endpoint::connect(&[dead, alive][..], &options).expect("the second listens");
+        // Both stay until the server has them.
+        let first = Endpoint::connect(&[dead, alive][..], &options).expect("the second listens");
         // As `HOST:PORT`, which is looked up.
-        Endpoint::connect(format!("localhost:{}", alive.port()), &options).expect("found")
+        let name = format!("localhost:{}", alive.port());
+        [first, Endpoint::connect(name, &options).expect("found")]
     });
-    let _first = server.accept(LONG).expect("the client connects");
-    let accepted = server.accept(LONG).expect("it connects again");
-    drop((accepted, client.join().expect("no panic")));
+    let first = server.accept(LONG).expect("the client connects");
+    let second = server.accept(LONG).expect("it connects again");
+    drop((first, second, client.join().expect("no panic")));
 }
 
 #[test]
