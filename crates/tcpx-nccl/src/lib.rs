@@ -21,7 +21,7 @@
 //! | `TCPX_NET_POOL` | pool of device receives: `pinned` or `gpu` | `pinned` |
 //! | `TCPX_NET_POOL_BYTES` | pool of each receive comm, bytes | 16777216 |
 //! | `TCPX_NET_STANDIN` | `host`: host memory stands in for device memory | unset |
-//! | `TCPX_NET_LANES` | connections to each peer process for large messages; 0: none | as `TCPX_NET_THREADS`, at least 2; 0 up to three cores |
+//! | `TCPX_NET_LANES` | connections to each peer process for large messages; 0: none | as `TCPX_NET_THREADS`, at least 2; 0 up to four cores |
 //! | `TCPX_NET_SPLICE` | 1: large chunks are sent without a copy; 0: with one | 1 |
 //! | `TCPX_NET_THREADS` | event loops a direction | half the cores, at most 12 |
 //! | `TCPX_NET_RAILS` | devices that an interface stands for | 8 |

