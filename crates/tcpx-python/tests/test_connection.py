@@ -204,8 +204,8 @@ INTERRUPTED = """
 import sys, tcpx
 connection = tcpx.connect(sys.argv[1]).wait()
 receive = connection.recv(bytearray(1))
-print("waiting", flush=True)
 try:
+    print("waiting", flush=True)
     receive.wait()
 except KeyboardInterrupt:
     print("interrupted", flush=True)
