@@ -13,25 +13,12 @@
 
 #include "tcpx.h"
 
+#define FINE TCPX_OK
+#define WORDS tcpx_error_text
+#include "check.h"
+
 #define LONG 60000u
 #define BYTES 4096u
-
-#define WORKS(call)                                                                                \
-    do {                                                                                           \
-        int rc = (call);                                                                           \
-        if (rc != TCPX_OK) {                                                                       \
-            fprintf(stderr, "%d: %s: returned %d: %s\n", __LINE__, #call, rc, tcpx_error_text());  \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
-
-#define HOLDS(condition)                                                                           \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%d: not so: %s; %s\n", __LINE__, #condition, tcpx_error_text());      \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
 
 /* Where a peer listens, and its key behind that. */
 struct place {

@@ -15,6 +15,10 @@
 
 #include "tcpx.h"
 
+#define FINE TCPX_OK
+#define WORDS tcpx_error_text
+#include "check.h"
+
 #define BYTES 4096u
 #define LONG 20000u
 /* Not the thread's own time but the library's: nobody is kept waiting by it. */
@@ -27,23 +31,6 @@
         if (rc != (expected) || tcpx_error_code() != rc || !strstr(tcpx_error_text(), part)) {     \
             fprintf(stderr, "%d: %s: returned %d, said \"%s\"; expected %d and \"%s\"\n",          \
                     __LINE__, #call, rc, tcpx_error_text(), expected, part);                       \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
-
-#define WORKS(call)                                                                                \
-    do {                                                                                           \
-        int rc = (call);                                                                           \
-        if (rc != TCPX_OK) {                                                                       \
-            fprintf(stderr, "%d: %s: returned %d: %s\n", __LINE__, #call, rc, tcpx_error_text());  \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
-
-#define HOLDS(condition)                                                                           \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%d: not so: %s\n", __LINE__, #condition);                             \
             exit(1);                                                                               \
         }                                                                                          \
     } while (0)

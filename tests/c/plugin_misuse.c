@@ -15,6 +15,10 @@
 
 #include "tcpx_plugin.h"
 
+#define FINE TCPX_SUCCESS
+#define WORDS tcpx_last_error
+#include "check.h"
+
 #define BYTES 4096
 #define LIMIT_MS 20000u
 
@@ -25,23 +29,6 @@
         if (rc != (code) || !strstr(tcpx_last_error(), part)) {                                    \
             fprintf(stderr, "%d: %s: returned %d, said \"%s\"; expected %d and \"%s\"\n",          \
                     __LINE__, #call, rc, tcpx_last_error(), code, part);                           \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
-
-#define WORKS(call)                                                                                \
-    do {                                                                                           \
-        int rc = (call);                                                                           \
-        if (rc != TCPX_SUCCESS) {                                                                  \
-            fprintf(stderr, "%d: %s: returned %d: %s\n", __LINE__, #call, rc, tcpx_last_error());  \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
-
-#define HOLDS(condition)                                                                           \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%d: not so: %s\n", __LINE__, #condition);                             \
             exit(1);                                                                               \
         }                                                                                          \
     } while (0)
