@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use tcpx_net::dial::dial_lane;
 use tcpx_net::{
-    Auth, Congestion, DialOptions, ListenOptions, Listener, NetworkError, SocketError, dial,
-    every_address,
+    Auth, Congestion, DialOptions, Dialled, ListenOptions, Listener, NetworkError, SocketError,
+    dial, every_address,
 };
-use tcpx_wire::handshake::{ClientHandshake, Session};
+use tcpx_wire::handshake::{ClientHandshake, Established, HandshakeError, Session, Step};
+use tcpx_wire::record::{LENGTH_BYTES, sealed_bytes};
 
 use crate::support::*;
 
@@ -169,18 +170,56 @@ fn a_listener_on_every_address_takes_ipv4_and_ipv6_and_calls_each_by_its_name() 
     }
 }
 
+/// What a server says to a client that has proved itself. A client that has its welcome is counted.
+fn welcome(dialled: &mut Dialled) -> Result<(), HandshakeError> {
+    let mut sealed = [0; sealed_bytes(1)];
+    let mut opened = sealed;
+    dialled.stream.set_nonblocking(false).unwrap();
+    dialled.stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    dialled.stream.read_exact(&mut sealed).unwrap();
+    let length = dialled
+        .records
+        .open(&sealed[LENGTH_BYTES..], &mut opened)
+        .unwrap();
+    Established::read_welcome(&opened[..length])
+}
+
 #[test]
 fn sessions_that_nobody_accepts_are_bounded() {
     let listener = listener(Auth::Insecure);
     let address = listener.local_addr();
-    let waiting: Vec<_> = (0..16)
-        .map(|_| dial(address, &Auth::Insecure, &until()).unwrap())
-        .collect();
-    let error = dial(address, &Auth::Insecure, &until()).unwrap_err();
+    let dial_it = || dial(address, &Auth::Insecure, &until());
+    let mut waiting: Vec<_> = (1..16).map(|_| dial_it().unwrap()).collect();
+    for dialled in &mut waiting {
+        welcome(dialled).unwrap();
+    }
+    // One that says hello while there is a place, and proves itself when there is none any more.
+    let mut late = TcpStream::connect(address).unwrap();
+    late.set_read_timeout(Some(PATIENCE)).unwrap();
+    let (mut handshake, hello) = ClientHandshake::new(None, [7; ClientHandshake::ENTROPY_BYTES], 0);
+    late.write_all(&hello).unwrap();
+    let (proof, established) = loop {
+        let mut byte = [0];
+        late.read_exact(&mut byte).unwrap();
+        if let Step::Send(proof) = handshake.receive(&mut byte.as_slice()).unwrap() {
+            break (proof, handshake.into_unwelcomed().unwrap());
+        }
+    };
+    let mut last = dial_it().unwrap();
+    welcome(&mut last).unwrap();
+    late.write_all(&proof).unwrap();
+    let mut late = Dialled {
+        stream: late,
+        session: established.session,
+        records: established.records,
+    };
+    let refused = welcome(&mut late).unwrap_err();
+    assert!(matches!(refused, HandshakeError::Busy), "{refused:?}");
+    let error = dial_it().unwrap_err();
     assert!(matches!(error, NetworkError::Busy { .. }), "{error:?}");
     let first = listener.accept(deadline()).unwrap();
     assert_eq!(first.session, waiting[0].session);
-    dial(address, &Auth::Insecure, &until()).unwrap();
+    welcome(&mut dial_it().unwrap()).unwrap();
 }
 
 #[test]
@@ -290,14 +329,14 @@ fn a_handshake_that_comes_byte_by_byte_is_good() {
     loop {
         stream.read_exact(&mut buffer).unwrap();
         match handshake.receive(&mut buffer.as_slice()).unwrap() {
-            tcpx_wire::handshake::Step::NeedMore => {}
-            tcpx_wire::handshake::Step::Send(message) => slowly(&stream, &message),
-            tcpx_wire::handshake::Step::Done(established) => {
+            Step::NeedMore => {}
+            Step::Send(message) => slowly(&stream, &message),
+            Step::Done(established) => {
                 let accepted = listener.accept(deadline()).unwrap();
                 assert_eq!(accepted.session, established.session);
                 return;
             }
-            tcpx_wire::handshake::Step::SendLast(..) => panic!("the welcome is last"),
+            Step::SendLast(..) => panic!("the welcome is last"),
         }
     }
 }
