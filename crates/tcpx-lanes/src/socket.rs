@@ -294,12 +294,6 @@ pub fn set_option(
     }
 }
 
-/// The address that a stream leaves from.
-pub fn local_ip(stream: &impl AsFd) -> Option<IpAddr> {
-    let address = socket2::SockRef::from(stream).local_addr().ok()?;
-    Some(address.as_socket()?.ip().to_canonical())
-}
-
 /// The congestion control that a stream uses, as the kernel names it.
 pub fn congestion_control(stream: &impl AsFd) -> Option<String> {
     congestion::read(&socket2::SockRef::from(stream)).ok()

@@ -459,13 +459,6 @@ pub trait Channel: Send + Debug {
         self.describe()
     }
 
-    /// Streams of plain TCP that carry the payload, if one of them leaves from this address of ours, so that another
-    /// connection from there takes a way that payload takes; else 0, as by default.
-    fn lanes_beside(&self, address: IpAddr) -> u16 {
-        let _ = address;
-        0
-    }
-
     /// The congestion control of its TCP sockets, as the kernel names it; `None` without such sockets.
     fn congestion_control(&self) -> Option<String> {
         None

@@ -119,10 +119,6 @@ pub(crate) struct Core {
     left_early: bool,
     /// Buffers of small sends, to be used again.
     spare: Vec<Vec<u8>>,
-    /// Lanes, where the control connection takes the way of one of them.
-    lanes_beside: u16,
-    /// The last message above 16 KiB was too much for the control connection.
-    overflows: bool,
     ahead: Ahead,
     /// What of the things to say may wait for more.
     pub(crate) pace: Pace,
@@ -187,11 +183,8 @@ impl Core {
             spare: Vec::new(),
             ahead: Ahead::default(),
             pace: Pace::default(),
-            lanes_beside: 0,
-            overflows: false,
         };
         core.tick();
-        core.lanes_beside = core.lanes_beside_control();
         for action in parts.early {
             core.perform(action);
         }

@@ -44,8 +44,7 @@ pub struct Options {
     /// Silence of the peer after which it counts as dead; 10 s by default.
     pub dead_after: Duration,
     /// Largest message that travels with its announcement, over the control connection; 32 KiB by default, 128 KiB at
-    /// most. It is sealed there, which costs more than the window of a longer one. Those above 16 KiB do so only while few others are under way, and where that connection leaves from an
-    /// address that lanes leave from.
+    /// most. It is sealed there, which costs more than the window of a longer one.
     pub eager_limit: u32,
     /// The GPU whose memory this side moves; `None` for host memory only.
     pub gpu: Option<Gpu>,

@@ -3,12 +3,11 @@
 mod remaining;
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tcpx_lanes::socket::{congestion_control, local_ip};
+use tcpx_lanes::socket::congestion_control;
 use tcpx_memory::awake::has_spare_cores;
 use tcpx_memory::{Fence, FreeWatch, RegionSlice};
 
@@ -449,20 +448,6 @@ impl Channel for TcpChannel {
 
     fn path(&self) -> String {
         format!("{}{}", self.shared.name, self.shared.ways)
-    }
-
-    fn lanes_beside(&self, address: IpAddr) -> u16 {
-        let lanes = self.shared.roster.lanes();
-        let leaves_there = |lane| {
-            let socket = self.shared.roster.socket(lane);
-            let local = socket.and_then(|socket| local_ip(&*socket));
-            local == Some(address.to_canonical())
-        };
-        if (0..lanes).any(leaves_there) {
-            lanes
-        } else {
-            0
-        }
     }
 
     fn congestion_control(&self) -> Option<String> {

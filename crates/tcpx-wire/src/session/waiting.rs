@@ -4,8 +4,8 @@ use super::Session;
 use super::outgoing::Outgoing;
 use crate::frame::Frame;
 
-/// Sends that are looked at to know what is under way.
-const NEWEST: usize = 64;
+/// Sends under way above which each end is told at once.
+const MANY: usize = 64;
 
 /// Frames that wait for [`Session::poll_transmit`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,16 +53,9 @@ impl Session {
         waiting
     }
 
-    /// Bytes of the newest sends that the peer has not acknowledged, without those that are longer than `most`.
-    pub fn bytes_under_way(&self, most: u64) -> u64 {
-        let newest = self.sends.values().rev().take(NEWEST);
-        let bytes = newest.map(|send| send.bytes).filter(|bytes| *bytes <= most);
-        bytes.sum()
-    }
-
     /// Whether more than the peer's acknowledgement is waited for: to hear at once that chunks were sent.
     pub fn waits_for_sent(&self) -> bool {
-        let many = self.sends.len() > NEWEST;
+        let many = self.sends.len() > MANY;
         let held = self.config.hold_until_placed;
         many || !held || self.ended() || self.sends.values().any(Outgoing::waits_for_sent)
     }

@@ -113,19 +113,6 @@ impl Core {
         self.channel_descriptors().count() == self.channels.len()
     }
 
-    /// Streams of plain TCP among which the channels spread their chunks, if the control connection takes the
-    /// way of one of them; else 0.
-    pub(super) fn lanes_beside_control(&self) -> u16 {
-        let Some(address) = self.control.local_ip() else {
-            return 0;
-        };
-        let lanes = self
-            .channels
-            .iter()
-            .map(|state| state.channel.lanes_beside(address));
-        lanes.fold(0, u16::saturating_add)
-    }
-
     /// Descriptors that the driver watches for the channels.
     pub(crate) fn channel_descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.channels

@@ -11,12 +11,6 @@ use super::tokens::Token;
 
 const _: () = assert!(SmallCopies::MOST_BYTES == MAX_EAGER_BYTES);
 
-/// Bytes of messages under way up to which those above 16 KiB travel so: one stream and one copy more take as long
-/// for them as the two further crossings of the network that chunks on lanes need.
-const MOST_AT_ONCE: u64 = 320 << 10;
-/// The same where there is but one lane, which is no faster than the control connection.
-const MOST_BESIDE_ONE_LANE: u64 = 1536 << 10;
-
 /// Buffers of small sends that are kept for others, and their bytes.
 const SPARE: usize = 8;
 const SPARE_BYTES: usize = 512 << 10;
@@ -25,28 +19,7 @@ const SPARE_BYTES: usize = 512 << 10;
 /// takes on a GPU at rest.
 const READ_LIMIT: Duration = Duration::from_micros(50);
 
-/// Most bytes of a message that goes over the control connection whatever is under way there.
-const SHORT_EAGER_BYTES: u64 = 16 * 1024;
-
 impl Core {
-    /// Whether a message travels with its announcement, over the control connection: one above 16 KiB only
-    /// while that connection brings what is under way sooner than the channels would, and takes a way that
-    /// payload takes.
-    pub(crate) fn goes_at_once(&mut self, bytes: u64) -> bool {
-        if !self.session.eager_allowed(bytes) {
-            return false;
-        }
-        if bytes <= SHORT_EAGER_BYTES {
-            return true;
-        }
-        if self.lanes_beside == 0 {
-            return false;
-        }
-        let under_way = self.session.bytes_under_way(MAX_EAGER_BYTES as u64);
-        self.overflows = overflows(under_way + bytes, self.lanes_beside, self.overflows);
-        !self.overflows
-    }
-
     /// The bytes of a message that is to travel with its announcement; `None` if they cannot be had at
     /// once, because the program's GPU work comes first.
     pub(crate) fn read_small(
@@ -177,39 +150,5 @@ impl Core {
             Some(small) => small.start_write(to, payload, fence, token),
             None => Ok(false),
         }
-    }
-}
-
-/// Whether lanes bring so many bytes sooner than the control connection: more than it is good for, and then, as
-/// taking turns between both ways is slower than either, more than four fifths of that.
-fn overflows(bytes: u64, lanes: u16, did: bool) -> bool {
-    let most = match lanes {
-        1 => MOST_BESIDE_ONE_LANE,
-        _ => MOST_AT_ONCE,
-    };
-    bytes > if did { most / 5 * 4 } else { most }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn longer_messages_take_lanes_from_the_bound_on_until_a_fifth_of_it_is_free() {
-        for (lanes, most) in [
-            (1, MOST_BESIDE_ONE_LANE),
-            (2, MOST_AT_ONCE),
-            (16, MOST_AT_ONCE),
-        ] {
-            assert!(!overflows(most, lanes, false) && overflows(most + 1, lanes, false));
-            let back = most / 5 * 4;
-            assert!(!overflows(back, lanes, true) && overflows(back + 1, lanes, true));
-        }
-    }
-
-    #[test]
-    fn one_message_at_a_time_comes_back_from_the_lanes() {
-        // Though the one before has only just been acknowledged.
-        assert!(!overflows(2 * MAX_EAGER_BYTES as u64, 16, true));
     }
 }

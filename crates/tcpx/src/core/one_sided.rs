@@ -278,7 +278,7 @@ impl Core {
     ) -> Result<OperationId, Error> {
         let bytes = request.bytes;
         self.pace.answers(self.ticked());
-        let eager = if self.goes_at_once(bytes) {
+        let eager = if self.session.eager_allowed(bytes) {
             self.read_small(lease, fence)?
         } else {
             None
@@ -327,7 +327,7 @@ impl Core {
             eager: None,
             destination: Some(Destination::Notification { first, count }),
         };
-        let (id, lease) = if self.goes_at_once(bytes) {
+        let (id, lease) = if self.session.eager_allowed(bytes) {
             let lease = self.lease_nothing()?;
             let request = SendRequest {
                 eager: Some(notice.bytes),

@@ -160,7 +160,6 @@ impl Core {
         resume.lost = None;
         resume.replaced = true;
         self.control.replace(stream);
-        self.lanes_beside = self.lanes_beside_control();
         true
     }
 
