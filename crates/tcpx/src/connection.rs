@@ -242,7 +242,7 @@ impl Receive<'_> {
     /// run. Nothing was started then.
     pub fn start(self) -> Result<Transfer, Error> {
         self.0.start(Role::Receiver, |core, request, _, _, fenced| {
-            core.pace.receives(core.ticked());
+            core.pace.calls(core.ticked());
             let request = ReceiveRequest {
                 tag: Tag(request.tag),
                 capacity: request.slice.len() as u64,

@@ -176,7 +176,7 @@ impl Shared {
     fn take_over(&self, core: &mut Core) {
         core.set_looked_for(true);
         core.tick();
-        core.pace.waits(core.ticked());
+        core.pace.waits();
         self.watch_control(core);
         if core.standing().moving {
             self.mute_channels(core);

@@ -16,6 +16,8 @@ pub struct Waiting {
     pub acknowledgements: usize,
     /// Receives that are posted to the peer.
     pub posted: usize,
+    /// Posted receives that no send has come to, those included that wait here.
+    pub open: usize,
     /// Eager payloads.
     pub eager: usize,
     /// Their bytes.
@@ -28,6 +30,7 @@ impl Session {
     pub fn waiting(&self) -> Waiting {
         let mut waiting = Waiting {
             urgent: self.acks.due.is_some() || self.closing(),
+            open: self.posting.open,
             ..Waiting::default()
         };
         for frame in &self.transmit {

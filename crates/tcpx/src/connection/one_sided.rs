@@ -511,7 +511,7 @@ fn start_get(
     part: &Ready,
     (level, deadlines): (Level, Option<Deadlines>),
 ) -> Result<OperationId, Error> {
-    core.pace.receives(core.ticked());
+    core.pace.calls(core.ticked());
     let request = GetRequest {
         from: part.place,
         bytes: part.lease.range().len() as u64,

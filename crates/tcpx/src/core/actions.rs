@@ -208,9 +208,6 @@ impl Core {
                 error: error.to_string(),
             },
         });
-        if role == Role::Receiver && result.is_ok() {
-            self.pace.received();
-        }
         // What follows a batch has no report of its own.
         let result = result.map(|report| (!follows).then_some(report));
         self.wakers.extend(state.end(result));

@@ -277,7 +277,8 @@ impl Core {
         request: SendRequest,
     ) -> Result<OperationId, Error> {
         let bytes = request.bytes;
-        self.pace.answers(self.ticked());
+        // Before the bytes are read, which takes a while from a GPU.
+        self.pace.calls(self.ticked());
         let eager = if self.session.eager_allowed(bytes) {
             self.read_small(lease, fence)?
         } else {
@@ -287,7 +288,6 @@ impl Core {
         if self.gpu.is_some() {
             self.tick();
         }
-        self.pace.sends(self.ticked());
         let request = SendRequest { eager, ..request };
         let now = self.now();
         let started = self.session.send(now, request);

@@ -12,7 +12,7 @@ fn left() -> Transfer {
     for _ in 0..8 {
         let now = Instant::now();
         scene.core.pace.leaves(now);
-        scene.core.pace.answers(now);
+        scene.core.pace.calls(now);
     }
     let transfer = scene.into_transfer(sent);
     let owner = &transfer.connection.0.progress_owner;
