@@ -1,9 +1,11 @@
 //! A connection to one peer: where sends and receives start.
 
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use tcpx_memory::{Access, After, Fence, InContext, Lease, MemoryKind, RegionSlice};
 use tcpx_net::ChannelStats;
 use tcpx_wire::session::{Deadlines, OperationId, OperationKind, ReceiveRequest, SendRequest};
@@ -90,6 +92,43 @@ impl Connection {
     /// when this was last asked.
     pub fn statistics(&self) -> ChannelStats {
         self.handle.0.statistics()
+    }
+
+    /// Makes all the progress that can be made now and never waits; whether there may be more to do at once. For
+    /// [`ProgressMode::Manual`](crate::ProgressMode::Manual); in the background mode there is no need for it.
+    ///
+    /// # Errors
+    /// [`Error::OtherProcess`] in a fork's child.
+    pub fn progress(&self) -> Result<bool, Error> {
+        let shared = &self.handle.0;
+        shared.check_process()?;
+        if shared.is_foreign() {
+            shared.driver.wake(shared.id);
+            return Ok(false);
+        }
+        Ok(shared.progress_once())
+    }
+
+    /// A descriptor that is readable while [`progress`](Self::progress) finds something to do, for the program's own
+    /// `poll` or `epoll` under [`ProgressMode::Manual`](crate::ProgressMode::Manual). The descriptor is for waiting
+    /// only: call `progress` until it returns false, then wait. What is due by the clock (a deadline, a heartbeat) the
+    /// engine's thread sees to.
+    ///
+    /// # Errors
+    /// [`Error::OtherProcess`] in a fork's child; [`Error::Setting`] in another mode or once the connection has ended;
+    /// the system has no descriptor left.
+    pub fn progress_fd(&self) -> Result<BorrowedFd<'_>, Error> {
+        let shared = &self.handle.0;
+        shared.check_process()?;
+        if !shared.progress_owner.is_manual() {
+            return Err(Error::Setting {
+                what: "a descriptor for progress",
+                expected: "a living connection whose mode of progress is Manual".to_owned(),
+                arrived: "one on which the engine's thread makes progress".to_owned(),
+            });
+        }
+        let none = || Error::system("making a descriptor for progress", Errno::MFILE.into());
+        shared.progress_descriptor().ok_or_else(none)
     }
 
     /// Every live operation, where it stands and who owes its next step: one line each. While the

@@ -13,6 +13,9 @@
 //! When its wait ends, the owner keeps the connection for [`PROGRESS_LEASE`], because callers
 //! usually wait again. The engine's thread is the owner of last resort: it takes the connection
 //! when the lease has expired, or at once when a thread waits that does not drive.
+//!
+//! Under [`ProgressMode::Manual`](crate::ProgressMode::Manual) there is no lease: the engine's thread hears of nothing
+//! but the end of a socket and of what is due, until the connection closes.
 
 mod busy_poll;
 mod descriptors;
@@ -20,7 +23,7 @@ mod descriptors;
 mod tests;
 
 use std::fmt;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -32,6 +35,7 @@ use crate::control::Asks;
 use crate::core::Core;
 use crate::driver::Turn;
 use crate::progress_lease::ProgressLease;
+use crate::wait::FOREVER;
 use busy_poll::{BUSY_POLL_BUDGET, BusyPoll, FEW_CORES, Looker, look};
 use descriptors::{Descriptors, Woken};
 
@@ -40,6 +44,9 @@ pub(crate) const PROGRESS_LEASE: Duration = Duration::from_millis(1);
 /// How long nothing may happen before a thread that sleeps on the connection's descriptors leaves
 /// them to the engine's thread.
 const SLEEP: Duration = Duration::from_millis(4);
+/// Pause of a thread that waits under manual progress, where another one has the token, or no one descriptor tells of
+/// all that it waits for.
+pub(crate) const MANUAL_PAUSE: Duration = Duration::from_micros(50);
 /// Sleeps in a row that ended without anything to do: something is ready that nobody can take.
 const VAIN_SLEEPS: u32 = 3;
 /// Looks at the socket alone, before everything is looked at again.
@@ -56,6 +63,8 @@ pub(crate) struct ProgressOwner {
     /// The engine's thread does not hear of the channels either.
     muted: AtomicBool,
     lease: ProgressLease,
+    /// The engine's thread leaves the connection to the program.
+    manual: AtomicBool,
     /// Threads that look for their own ends beside the one that does the work.
     lookers: AtomicUsize,
     /// From when on, in microseconds of the connection, a thread may busy-poll; 0 for at any time.
@@ -84,6 +93,7 @@ impl ProgressOwner {
             taken: AtomicBool::new(false),
             muted: AtomicBool::new(false),
             lease: ProgressLease::new(),
+            manual: AtomicBool::new(false),
             lookers: AtomicUsize::new(0),
             busy_poll_from: AtomicU64::new(0),
             descriptors: Descriptors::default(),
@@ -95,9 +105,13 @@ impl ProgressOwner {
         self.taken.load(Ordering::SeqCst)
     }
 
-    /// A waiting thread makes progress, or has the lease.
+    pub(crate) fn is_manual(&self) -> bool {
+        self.manual.load(Ordering::SeqCst)
+    }
+
+    /// The program makes progress: a thread waits, has the lease, or nobody else may.
     pub(crate) fn is_attended(&self) -> bool {
-        self.is_taken() || self.lease.lasts_until().is_some()
+        self.is_manual() || self.is_taken() || self.lease.lasts_until().is_some()
     }
 
     /// When the engine's thread looks whether the lease has expired.
@@ -125,6 +139,9 @@ impl Shared {
         if !self.announces {
             return false;
         }
+        if self.progress_owner.is_manual() {
+            return self.drive_manual(&ended, limit);
+        }
         let busy_poll = self.may_busy_poll().then(BusyPoll::begin).flatten();
         if busy_poll.is_none() && !self.may_sleep() {
             return false;
@@ -142,6 +159,78 @@ impl Shared {
             self.pause_busy_poll(BUSY_POLL_BUDGET);
         }
         hit
+    }
+
+    /// As [`drive`](Self::drive), where no other thread would do it.
+    fn drive_manual(&self, ended: &impl Fn() -> bool, limit: Instant) -> bool {
+        while self.progress_owner.is_manual() && Instant::now() < limit {
+            if !self.progress_owner.taken.swap(true, Ordering::SeqCst) {
+                let busy_poll = self.may_busy_poll().then(BusyPoll::begin).flatten();
+                if self.progress_until(busy_poll, ended, limit) {
+                    return true;
+                }
+            }
+            if ended() {
+                return true;
+            }
+            std::thread::sleep(MANUAL_PAUSE);
+        }
+        ended()
+    }
+
+    /// Makes all the progress that can be made now, without waiting; whether there may be more at once.
+    pub(crate) fn progress_once(&self) -> bool {
+        // Whoever has the lock makes progress.
+        let Some(mut core) = self.try_lock() else {
+            return false;
+        };
+        let turn = self.turn(&mut core);
+        self.watch_descriptors(&core);
+        self.after(core, turn);
+        turn.busy || turn.more
+    }
+
+    /// Makes progress where only the program does; whether that is so.
+    pub(crate) fn progress_if_manual(&self) -> bool {
+        let is_manual = self.progress_owner.is_manual();
+        if is_manual {
+            self.progress_once();
+        }
+        is_manual
+    }
+
+    /// A descriptor that is readable when [`progress_once`](Self::progress_once) finds something to do.
+    pub(crate) fn progress_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        let core = self.lock();
+        let descriptors = &self.progress_owner.descriptors;
+        let write = core.control.wants_write();
+        let watches = descriptors.watch(core.control.as_fd(), write, core.channel_descriptors());
+        watches.then(|| descriptors.as_fd()).flatten()
+    }
+
+    /// Keeps what [`progress_descriptor`](Self::progress_descriptor) has given true.
+    fn watch_descriptors(&self, core: &Core) {
+        let descriptors = &self.progress_owner.descriptors;
+        if descriptors.as_fd().is_some() && !core.control_done() && !core.control.is_away() {
+            let write = core.control.wants_write();
+            descriptors.watch(core.control.as_fd(), write, core.channel_descriptors());
+            descriptors.take_call();
+        }
+    }
+
+    /// Has the engine's thread leave the connection to the program, until [`end_manual`](Self::end_manual).
+    pub(crate) fn begin_manual(&self) {
+        self.progress_owner.manual.store(true, Ordering::SeqCst);
+        let mut core = self.lock();
+        self.watch_control(&mut core);
+        self.mute_channels(&core);
+    }
+
+    /// The connection closes or is lost: the engine's thread sees to the rest.
+    pub(crate) fn end_manual(&self, core: &mut Core) {
+        if self.progress_owner.manual.swap(false, Ordering::SeqCst) {
+            self.end_lease(core);
+        }
     }
 
     fn may_busy_poll(&self) -> bool {
@@ -169,7 +258,8 @@ impl Shared {
     /// engine's thread could not run beside it, and where nothing else than descriptors tells of
     /// news.
     fn may_sleep(&self) -> bool {
-        cores() <= FEW_CORES && !self.is_foreign() && !self.has_gpu()
+        let alone = cores() <= FEW_CORES || self.progress_owner.is_manual();
+        alone && !self.is_foreign() && !self.has_gpu()
     }
 
     /// The engine's thread is not to be woken: this one looks.
@@ -197,6 +287,16 @@ impl Shared {
     /// the engine's thread at once.
     fn release(&self, hit: bool, more: bool) {
         let mut core = self.lock();
+        if self.progress_owner.is_manual() {
+            // Nobody would write later what is held back now.
+            core.pace.attend(false);
+            core.speak(false);
+            core.set_looked_for(false);
+            self.watch_descriptors(&core);
+            self.progress_owner.taken.store(false, Ordering::SeqCst);
+            let turn = core.guarded_start();
+            return self.after(core, turn);
+        }
         let mut turn = core.standing();
         turn.more |= more;
         // Where it would have to share a core with the lanes, the engine's thread leaves chunks
@@ -304,6 +404,9 @@ impl Shared {
 
     /// The program tests for completion and does not wait: the engine's thread makes progress.
     pub(crate) fn end_lease_for_poll(&self) {
+        if self.progress_if_manual() {
+            return;
+        }
         if self.progress_owner.lease.lasts_until().is_none() || self.progress_owner.is_taken() {
             return;
         }
@@ -354,6 +457,10 @@ impl Shared {
         let began = Instant::now();
         let mut last = began;
         let may_sleep = self.may_sleep();
+        let longest_sleep = match self.progress_owner.is_manual() {
+            true => FOREVER,
+            false => SLEEP,
+        };
         let _context = self.stay_in_context();
         let mut taken_over = false;
         let mut more = false;
@@ -428,7 +535,7 @@ impl Shared {
                 }
                 busy_poll = None;
             }
-            let until = limit.min(last + SLEEP);
+            let until = limit.min(last + longest_sleep);
             let sleeps = may_sleep && now < until && vain < VAIN_SLEEPS;
             match sleeps.then(|| self.sleep(ended, until)) {
                 Some(Some(woken)) => has_frames = woken.for_control,

@@ -19,7 +19,7 @@ use crate::core::{Core, Parts, Resume, Unpacker};
 use crate::driver::Driver;
 use crate::error::Error;
 use crate::event::Event;
-use crate::options::Options;
+use crate::options::{Options, ProgressMode};
 use crate::sink::Sink;
 use set_up::SetUp;
 
@@ -145,6 +145,15 @@ fn run(
     let poll_only = channels
         .iter()
         .any(|channel| matches!(channel.readiness(), Readiness::PollOnly));
+    if poll_only && options.progress == ProgressMode::Manual {
+        return Err(Error::Setting {
+            what: "progress of the connection",
+            expected:
+                "Background: this network is foreign code, which the engine's thread alone may call"
+                    .to_owned(),
+            arrived: "Manual".to_owned(),
+        });
+    }
     let driver = if poll_only {
         Driver::new("tcpx-plugin")
     } else if options.network.works_in_poll() {
@@ -204,6 +213,9 @@ fn run(
     // Networks that can only be polled are those of foreign code.
     let patience = Patience::new(poll_only, options.deadlines.stall);
     let shared = Shared::new(core, Arc::clone(&driver), id, peer, path, patience);
+    if options.progress == ProgressMode::Manual {
+        shared.begin_manual();
+    }
     driver.add(id, shared.clone()).map_err(system)?;
     Ok(Connection::new(shared))
 }

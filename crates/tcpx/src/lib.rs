@@ -58,7 +58,7 @@ pub use connection::{Connection, PeerInfo};
 pub use endpoint::Endpoint;
 pub use error::{Error, ErrorKind, OperationName};
 pub use event::{ChunkEvent, Event, Observer};
-pub use options::{Options, generate_key};
+pub use options::{Options, ProgressMode, generate_key};
 pub use report::{Progress, Report};
 pub use tcpx_memory::{
     After, CudaError, Gpu, MemoryError, MemoryKind, Region, RegionSlice, UnpackMethod,

@@ -13,6 +13,23 @@ use tcpx_wire::session::Deadlines;
 use crate::error::Error;
 use crate::event::Observer;
 
+/// Who makes progress on a connection; each side chooses for itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ProgressMode {
+    /// A thread that waits makes progress while it waits, and the engine's thread at all other times.
+    #[default]
+    Background,
+    /// Only the program makes progress: in [`Transfer::wait`](crate::Transfer::wait) and its relatives, in
+    /// [`Transfer::test`](crate::Transfer::test), and in [`Connection::progress`](crate::Connection::progress). No thread
+    /// is woken for what the peer sends. A program that does none of these for a while receives nothing meanwhile, but
+    /// stays connected: the engine's thread still sends heartbeats and sees to deadlines. Once the connection closes or
+    /// is lost, that thread finishes it.
+    ///
+    /// For programs with a thread that polls anyway, and for hosts with few cores. Networks of foreign code (plugins)
+    /// do not have it.
+    Manual,
+}
+
 /// Settings of an endpoint or a connection.
 ///
 /// [`Options::new`] gives defaults that need no tuning: the given network, automatic sizes.
@@ -52,6 +69,8 @@ pub struct Options {
     /// without a call of the driver for each; true by default. It takes 256 threads of one multiprocessor, and
     /// whoever waits for the whole device waits for it too, about a millisecond at most.
     pub persistent_kernel: bool,
+    /// Who makes progress; [`ProgressMode::Background`] by default.
+    pub progress: ProgressMode,
     /// Told about every step, for progress bars, logs and tests.
     pub observer: Option<Arc<dyn Observer>>,
     /// A listening endpoint accepts one authenticated session only, then its key is spent.
@@ -77,6 +96,7 @@ impl Options {
             eager_limit: 32 * 1024,
             gpu: None,
             persistent_kernel: true,
+            progress: ProgressMode::Background,
             observer: None,
             one_time: false,
         }

@@ -14,7 +14,7 @@ use tcpx_wire::session::OperationId;
 
 use crate::completion_queue::{Completion, CompletionQueue};
 use crate::connection::Handle;
-use crate::drive::EngineWatch;
+use crate::drive::{EngineWatch, MANUAL_PAUSE};
 use crate::error::Error;
 use crate::report::{Progress, Report};
 use crate::wait::deadline;
@@ -482,7 +482,15 @@ pub fn wait_any<T: Borrow<Transfer>>(transfers: &mut [T], timeout: Duration) -> 
         while ended().is_none()
             && let Some(left) = left()
         {
-            std::thread::park_timeout(left);
+            let mut by_hand = all().filter(|one| one.connection.0.progress_if_manual());
+            match by_hand.any(|_| ended().is_some()) {
+                true => break,
+                // None of them, or all have been looked at.
+                false if all().any(|one| one.connection.0.progress_owner.is_manual()) => {
+                    std::thread::park_timeout(left.min(MANUAL_PAUSE));
+                }
+                false => std::thread::park_timeout(left),
+            }
         }
     }
     for one in all() {

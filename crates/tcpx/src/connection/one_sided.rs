@@ -104,6 +104,9 @@ impl Connection {
         shared.check_process()?;
         let notifications = shared.notifications();
         let mut found = notifications.take();
+        if found == Found::Nothing && shared.progress_if_manual() {
+            found = notifications.take();
+        }
         if found == Found::Nothing && !timeout.is_zero() {
             let limit = deadline(Instant::now(), timeout);
             if shared.drive(|| notifications.is_ready(), limit) {

@@ -220,6 +220,9 @@ impl Shared {
             .store(core.now().0.max(1), Ordering::Relaxed);
         let turn = core.guarded_progress();
         self.working_since.store(0, Ordering::Relaxed);
+        if self.progress_owner.is_manual() && core.refusal().is_some() {
+            self.end_manual(core);
+        }
         if turn.finished {
             // A late signal would keep the driver awake: nobody lowers it any more.
             for descriptor in core.channel_descriptors() {
@@ -281,6 +284,9 @@ impl Shared {
         if self.is_inherited() {
             return;
         }
+        if self.progress_owner.is_manual() {
+            self.end_manual(&mut self.lock());
+        }
         self.requests.close();
         self.nudge();
     }
@@ -293,7 +299,15 @@ impl Driven for Shared {
         self.expire_lease(&mut core);
         let turn = self.turn(&mut core);
         self.watch_control(&mut core);
-        turn
+        match self.progress_owner.is_manual() {
+            // This was for what was due; the rest is the program's.
+            true => Turn {
+                poll: false,
+                more: false,
+                ..turn
+            },
+            false => turn,
+        }
     }
 
     fn due(&self) -> Option<Instant> {

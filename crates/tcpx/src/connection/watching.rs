@@ -30,7 +30,8 @@ impl Shared {
         let due = core.due.map(|due| self.due_for_engine(due));
         self.call(&core);
         drop(core);
-        if turn.poll || turn.more || turn.finished {
+        let left_over = (turn.poll || turn.more) && !self.progress_owner.is_manual();
+        if left_over || turn.finished {
             self.driver.wake(self.id);
         } else if let Some(due) = due {
             self.driver.wake_by(self.id, due);

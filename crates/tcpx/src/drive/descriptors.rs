@@ -104,12 +104,37 @@ impl Descriptors {
         write: bool,
         channels: impl Iterator<Item = BorrowedFd<'a>>,
     ) -> bool {
-        let set = self.set.get_or_init(|| Set::new(channels).ok());
-        let ready = set
-            .as_ref()
-            .is_some_and(|set| set.watch_control(control, write).is_ok());
+        let ready = self.watch(control, write, channels);
         self.asleep.store(ready, Ordering::SeqCst);
         ready
+    }
+
+    /// Whether the set is there and watches what is given.
+    pub(super) fn watch<'a>(
+        &self,
+        control: BorrowedFd<'_>,
+        write: bool,
+        channels: impl Iterator<Item = BorrowedFd<'a>>,
+    ) -> bool {
+        let set = self.set.get_or_init(|| Set::new(channels).ok());
+        set.as_ref()
+            .is_some_and(|set| set.watch_control(control, write).is_ok())
+    }
+
+    /// The set's own descriptor, if there is one: readable while something that it watches is ready.
+    pub(super) fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        let set = self.set.get()?.as_ref()?;
+        Some(set.epoll.as_fd())
+    }
+
+    /// A call that came when nobody slept any more says nothing.
+    pub(super) fn take_call(&self) {
+        if let Some(Some(set)) = self.set.get()
+            && !self.is_asleep()
+        {
+            // Draining an empty counter is no error worth knowing.
+            let _ = rustix::io::read(&set.call, &mut [0u8; 8]);
+        }
     }
 
     /// Sleeps until there is news, at most until `until`, or a millisecond more where that need not be `exact`.

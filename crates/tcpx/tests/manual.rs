@@ -1,0 +1,281 @@
+//! Progress by the program alone: nothing moves unless it asks, everything moves when it does, and the peer notices none
+//! of it.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tcpx::{
+    Auth, CompletionQueue, Connection, Endpoint, Error, Key, Level, Options, ProgressMode, Region,
+    Rights, Transfer, wait_any,
+};
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// Two ends of a connection, with such modes of progress.
+fn pair(modes: [ProgressMode; 2], adjust: impl Fn(&mut Options)) -> (Connection, Connection) {
+    let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("randomness"));
+    let mut options = Options::tcp(Auth::Key(key));
+    adjust(&mut options);
+    let with = |progress| Options {
+        progress,
+        ..options.clone()
+    };
+    let address = "127.0.0.1:0".parse().expect("an address");
+    let server = Endpoint::listen(address, with(modes[0])).expect("a free port");
+    let address = server.local_addr();
+    let theirs = with(modes[1]);
+    let client = thread::spawn(move || Endpoint::connect(address, &theirs).expect("it listens"));
+    let accepted = server.accept(LONG).expect("the client connects");
+    (accepted, client.join().expect("no panic"))
+}
+
+/// The engine's thread has nothing to see to during a test.
+fn quiet(options: &mut Options) {
+    options.heartbeat = Duration::from_secs(300);
+    options.dead_after = Duration::from_secs(1000);
+    options.deadlines.stall = Duration::from_secs(600);
+}
+
+fn random(bytes: usize) -> Vec<u8> {
+    let mut random = vec![0; bytes];
+    getrandom::fill(&mut random).expect("randomness");
+    random
+}
+
+fn filled(bytes: &[u8]) -> Region {
+    let region = Region::host(bytes.len()).expect("memory");
+    region.write_from(0, bytes).expect("free");
+    region
+}
+
+fn contents(region: &Region) -> Vec<u8> {
+    let mut bytes = vec![0; region.len()];
+    region.read_to(0, &mut bytes).expect("free");
+    bytes
+}
+
+/// Makes progress on all until `done`.
+fn progress(all: &[&Connection], mut done: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !done() {
+        for connection in all {
+            connection.progress().expect("our own process");
+        }
+        assert!(began.elapsed() < LONG, "nothing moves");
+    }
+}
+
+#[test]
+fn one_thread_moves_messages_of_all_sizes_between_two_ends() {
+    let (server, client) = pair([ProgressMode::Manual; 2], quiet);
+    for bytes in [0, 8, 4096, 32 << 10, (32 << 10) + 1, 1 << 20, 9 << 20] {
+        for level in [Level::Placed, Level::Verified] {
+            let source = filled(&random(bytes));
+            let sink = filled(&vec![0xAA; bytes]);
+            let sent = client.send(source.all(), 1).level(level);
+            let sent = sent.start().expect("room");
+            let there = server.receive(sink.all(), 1).level(level);
+            let there = there.start().expect("room");
+            progress(&[&server, &client], || {
+                sent.test().is_some() && there.test().is_some()
+            });
+            for end in [sent, there] {
+                let report = end.wait().expect("it arrives");
+                assert_eq!((report.bytes, report.level), (bytes as u64, level));
+            }
+            assert!(contents(&source) == contents(&sink));
+        }
+    }
+}
+
+#[test]
+fn windows_and_notifications_move_by_hand() {
+    let (owner, user) = pair([ProgressMode::Manual; 2], quiet);
+    let memory = filled(&vec![0; 3 << 20]);
+    let window = owner.expose(memory.all(), Rights::GetAndPut).expect("open");
+    let source = filled(&random(memory.len()));
+    let put = user.put(source.all(), &window.key(), 0).notify(b"there");
+    let put = put.start().expect("room");
+    let mut notified = None;
+    progress(&[&owner, &user], || {
+        notified = notified.take().or_else(|| {
+            owner
+                .notification(Duration::ZERO)
+                .expect("the peer is there")
+        });
+        notified.is_some() && put.test().is_some()
+    });
+    assert_eq!(notified.as_deref(), Some(b"there".as_slice()));
+    put.wait().expect("placed");
+    assert!(contents(&memory) == contents(&source));
+    let back = filled(&vec![0; memory.len()]);
+    let get = user
+        .get(back.all(), &window.key(), 0)
+        .start()
+        .expect("room");
+    progress(&[&owner, &user], || get.test().is_some());
+    get.wait().expect("placed");
+    assert!(contents(&back) == contents(&source));
+    progress(&[&owner, &user], || owner.status().is_empty());
+    window.revoke(LONG).expect("nothing runs");
+}
+
+#[test]
+fn waits_make_the_progress_whatever_the_other_end_does() {
+    for modes in [
+        [ProgressMode::Manual; 2],
+        [ProgressMode::Manual, ProgressMode::Background],
+        [ProgressMode::Background, ProgressMode::Manual],
+    ] {
+        let (server, client) = pair(modes, quiet);
+        let echo = thread::spawn(move || {
+            for bytes in [8, 4096, 100_000, 5 << 20] {
+                let region = filled(&vec![0; bytes]);
+                let there = server.receive(region.all(), 1).start().expect("room");
+                there.wait().expect("it arrives");
+                let back = server.send(region.all(), 2).start().expect("room");
+                back.wait().expect("acknowledged");
+            }
+            server.close(LONG)
+        });
+        for bytes in [8, 4096, 100_000, 5 << 20] {
+            let source = filled(&random(bytes));
+            let sink = filled(&vec![0; bytes]);
+            let back = client.receive(sink.all(), 2).start().expect("room");
+            let sent = client.send(source.all(), 1).start().expect("room");
+            sent.wait().expect("acknowledged");
+            back.wait().expect("the answer arrives");
+            assert!(contents(&source) == contents(&sink));
+        }
+        client.close(LONG).expect("the peer says goodbye too");
+        echo.join().expect("no panic").expect("a goodbye");
+    }
+}
+
+#[test]
+fn nothing_moves_until_the_program_asks_and_its_descriptor_says_when() {
+    let (server, client) = pair([ProgressMode::Manual, ProgressMode::Background], quiet);
+    let sink = filled(&[0; 4096]);
+    let there = server.receive(sink.all(), 1).start().expect("room");
+    let ready = |limit: i64| {
+        let descriptor = server.progress_fd().expect("it is by hand");
+        let mut polled = [PollFd::new(&descriptor, PollFlags::IN)];
+        let limit = Timespec {
+            tv_sec: limit,
+            tv_nsec: 0,
+        };
+        poll(&mut polled, Some(&limit)).expect("polled") > 0
+    };
+    while server.progress().expect("our own process") {}
+    assert!(!ready(0), "the peer has said nothing");
+    let source = filled(&random(4096));
+    let sent = client.send(source.all(), 1).start().expect("room");
+    assert!(ready(60), "the message lies in the socket");
+    assert!(sent.wait_timeout(Duration::from_millis(100)).is_none());
+    assert_eq!(there.progress().bytes_done, 0);
+    progress(&[&server], || there.test().is_some());
+    sent.wait().expect("acknowledged");
+    there.wait().expect("it arrives");
+    assert!(contents(&source) == contents(&sink));
+    assert!(matches!(client.progress_fd(), Err(Error::Setting { .. })));
+}
+
+#[test]
+fn a_program_that_does_nothing_for_long_stays_connected() {
+    let dead_after = Duration::from_millis(600);
+    let (server, client) = pair(
+        [ProgressMode::Manual, ProgressMode::Background],
+        |options| {
+            options.heartbeat = Duration::from_millis(100);
+            options.dead_after = dead_after;
+        },
+    );
+    thread::sleep(4 * dead_after);
+    let source = filled(&random(100_000));
+    let sink = filled(&vec![0; 100_000]);
+    let sent = client.send(source.all(), 1).start().expect("it lives");
+    let there = server.receive(sink.all(), 1).start().expect("it lives");
+    there.wait().expect("it arrives");
+    sent.wait().expect("acknowledged");
+    assert!(contents(&source) == contents(&sink));
+}
+
+#[test]
+fn several_threads_may_wait_and_each_gets_its_own() {
+    let (server, client) = pair([ProgressMode::Manual; 2], quiet);
+    let each = |at: &Connection, sends: bool, tag: u64| {
+        for round in 0..50 {
+            let bytes = [16, 5000, 70_000][round % 3];
+            let region = filled(&vec![tag as u8; bytes]);
+            let transfer = match sends {
+                true => at.send(region.all(), tag).start(),
+                false => at.receive(region.all(), tag).start(),
+            };
+            transfer.expect("room").wait().expect("it arrives");
+        }
+    };
+    thread::scope(|scope| {
+        for tag in 0..3 {
+            let (server, client) = (&server, &client);
+            scope.spawn(move || each(server, tag == 1, tag));
+            scope.spawn(move || each(client, tag != 1, tag));
+        }
+    });
+}
+
+#[test]
+fn waits_for_any_of_several_connections_and_queues_work_by_hand() {
+    let pairs = [(); 2].map(|()| pair([ProgressMode::Manual; 2], quiet));
+    let sinks = [(); 2].map(|()| filled(&[0; 64]));
+    let source = filled(&random(64));
+    let receive = |((server, _), sink): (&(Connection, Connection), &Region)| -> Transfer {
+        server.receive(sink.all(), 1).start().expect("room")
+    };
+    let mut waiting: Vec<Transfer> = pairs.iter().zip(&sinks).map(receive).collect();
+    let sent = pairs[1].1.send(source.all(), 1).start().expect("room");
+    assert_eq!(wait_any(&mut waiting, LONG), Some(1));
+    assert!(contents(&sinks[1]) == contents(&source));
+    sent.wait().expect("acknowledged");
+    let queue = CompletionQueue::new().expect("a descriptor");
+    waiting.swap_remove(0).queue(&queue, 7);
+    let sent = pairs[0].1.send(source.all(), 1).start().expect("room");
+    let mut completions = Vec::new();
+    progress(&[&pairs[0].0, &pairs[0].1], || {
+        let came = queue.poll(&mut completions, 1, Duration::ZERO);
+        came.expect("polled") > 0
+    });
+    assert_eq!(completions[0].key, 7);
+    sent.wait().expect("acknowledged");
+    assert!(queue.as_fd().try_clone_to_owned().is_ok());
+}
+
+#[test]
+fn a_peer_that_goes_ends_what_waits_and_closing_takes_no_progress() {
+    let (server, client) = pair([ProgressMode::Manual; 2], quiet);
+    let sink = filled(&[0; 64]);
+    let there = server.receive(sink.all(), 1).start().expect("room");
+    let stop = Arc::new(AtomicBool::new(false));
+    let closing = {
+        let stop = Arc::clone(&stop);
+        thread::spawn(move || {
+            let closed = client.close(LONG);
+            stop.store(true, Ordering::SeqCst);
+            closed
+        })
+    };
+    there.wait().expect_err("no send comes");
+    progress(&[&server], || stop.load(Ordering::SeqCst));
+    closing.join().expect("no panic").expect("a goodbye");
+    server
+        .send(sink.all(), 1)
+        .start()
+        .expect_err("it is closed");
+    // One that was never asked for anything again.
+    let (server, client) = pair([ProgressMode::Manual; 2], quiet);
+    drop(server);
+    client.close(LONG).expect("the engine's threads see to it");
+}
