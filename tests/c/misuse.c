@@ -168,6 +168,8 @@ static void handles(void)
     HANDLE_CALL(tcpx_connection, pair.source,
                 tcpx_connection_status(handle, text, sizeof text, NULL));
     HANDLE_CALL(tcpx_connection, pair.source, tcpx_connection_statistics(handle, &statistics));
+    HANDLE_CALL(tcpx_connection, pair.source, tcpx_connection_progress(handle, &number));
+    HANDLE_CALL(tcpx_connection, pair.source, tcpx_connection_progress_descriptor(handle, &number));
     HANDLE_CALL(tcpx_connection, pair.source, tcpx_notification(handle, 0, text, sizeof text, &n));
     HANDLE_CALL(tcpx_connection, pair.source, tcpx_notify(handle, "", 0, &out));
     HANDLE_CALL(tcpx_connection, pair.source, tcpx_connection_close(handle, 0));
@@ -237,6 +239,7 @@ static void where_answers_go(void)
     tcpx_completion_entry entry;
     tcpx_piece piece;
     size_t n;
+    int number;
     char text[8];
     unsigned char key[TCPX_WINDOW_KEY_MAX];
     memset(&piece, 0, sizeof piece);
@@ -268,6 +271,11 @@ static void where_answers_go(void)
     FAILS(TCPX_ERR_ARGUMENT, "bytes is NULL", tcpx_window_key(window, key, sizeof key, NULL));
     FAILS(TCPX_ERR_ARGUMENT, "bytes is NULL", tcpx_notification(pair.client, 0, key, 1, NULL));
     FAILS(TCPX_ERR_ARGUMENT, "statistics is NULL", tcpx_connection_statistics(pair.client, NULL));
+    FAILS(TCPX_ERR_ARGUMENT, "descriptor is NULL",
+          tcpx_connection_progress_descriptor(pair.client, NULL));
+    /* Its progress is made in the background. */
+    FAILS(TCPX_ERR_SETTING, "Manual", tcpx_connection_progress_descriptor(pair.client, &number));
+    WORKS(tcpx_connection_progress(pair.client, NULL));
     FAILS(TCPX_ERR_ARGUMENT, "done is NULL", tcpx_transfer_test(transfer, NULL, NULL));
     FAILS(TCPX_ERR_ARGUMENT, "index is NULL", tcpx_transfer_wait_any(&transfer, 1, 0, NULL));
     FAILS(TCPX_ERR_ARGUMENT, "transfers is NULL", tcpx_transfer_wait_any(NULL, 1, 0, &n));
@@ -338,9 +346,10 @@ static void settings(void)
     options.reserved[7] = 1;
     FAILS(TCPX_ERR_ARGUMENT, "zeros", tcpx_endpoint_listen("127.0.0.1:0", &options, &endpoint));
     options.reserved[7] = 0;
-    options.reserved0 = 1;
-    FAILS(TCPX_ERR_ARGUMENT, "zeros", tcpx_endpoint_listen("127.0.0.1:0", &options, &endpoint));
-    options.reserved0 = 0;
+    options.progress = 2;
+    FAILS(TCPX_ERR_ARGUMENT, "progress is 2",
+          tcpx_endpoint_listen("127.0.0.1:0", &options, &endpoint));
+    options.progress = 0;
     HOLDS(!endpoint && !connection);
 
     /* Nobody comes; and one comes with another key. */

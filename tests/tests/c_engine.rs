@@ -188,6 +188,12 @@ fn a_killed_peer_leaves_no_leak() {
     passes("lost_peer_sanitized", SANITIZED, &source("lost_peer.c"));
 }
 
+#[test]
+fn a_program_makes_the_progress_of_its_connections_by_itself() {
+    passes("manual", C, &source("manual.c"));
+    passes("manual_sanitized", SANITIZED, &source("manual.c"));
+}
+
 /// Names of the functions that a header declares.
 fn declared(header: &str) -> BTreeSet<String> {
     let header = std::fs::read_to_string(c_api::include().join(header)).unwrap();

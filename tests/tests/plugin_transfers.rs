@@ -6,10 +6,12 @@ use std::thread;
 use std::time::Duration;
 
 use tcpx::{
-    Auth, Connection, Endpoint, Event, Key, Level, Observer, Options, Region, UnpackMethod,
+    Auth, Connection, Endpoint, Event, Key, Level, Observer, Options, ProgressMode, Region,
+    UnpackMethod,
 };
 use tcpx_net::{Network, PluginMemory, PluginNetwork, PluginOptions};
 use tcpx_tests::double;
+use tcpx_tests::pair::Listening;
 
 const LONG: Duration = Duration::from_secs(30);
 
@@ -154,4 +156,12 @@ fn transfers_larger_than_the_pool_complete() {
     }
     client.close(LONG).expect("an orderly goodbye");
     server.close(LONG).expect("an orderly goodbye");
+}
+
+#[test]
+fn progress_by_the_program_alone_is_refused_for_foreign_code() {
+    let by_hand = |options: &mut Options| options.progress = ProgressMode::Manual;
+    let (server, _) = Listening::new(network(), by_hand, |_| {}).try_connect();
+    let error = server.expect_err("the engine's thread alone may call it");
+    assert!(error.to_string().contains("Background"), "{error}");
 }

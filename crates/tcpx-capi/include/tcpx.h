@@ -233,6 +233,17 @@ typedef struct tcpx_queue tcpx_queue;
 #define TCPX_AFTER_EVENT 3
 
 /**
+ * Progress by a thread that waits, and by the library's own at all other times.
+ */
+#define TCPX_PROGRESS_BACKGROUND 0
+
+/**
+ * Progress by the program alone: while it waits, tests, or calls tcpx_connection_progress. Without that nothing
+ * arrives, but the connection stays. Not over plugins.
+ */
+#define TCPX_PROGRESS_MANUAL 1
+
+/**
  * Right of a window: the peer may read.
  */
 #define TCPX_RIGHT_GET 1
@@ -324,9 +335,9 @@ typedef struct tcpx_options {
      */
     int one_time;
     /**
-     * Zeros.
+     * A TCPX_PROGRESS_ number.
      */
-    int reserved0;
+    int progress;
     /**
      * Zeros.
      */
@@ -711,6 +722,27 @@ int tcpx_connection_status(tcpx_connection *connection,
  * `statistics` is NULL or can be written.
  */
 int tcpx_connection_statistics(tcpx_connection *connection, struct tcpx_statistics *statistics);
+
+/**
+ * Makes all the progress that can be made now, without waiting, and says in `*more` whether there may be more to do at
+ * once (1 or 0). For connections with TCPX_PROGRESS_MANUAL; others need it not.
+ *
+ * The caller's part:
+ * `more` is NULL or can be written.
+ */
+int tcpx_connection_progress(tcpx_connection *connection,
+                             int *more);
+
+/**
+ * A descriptor that is readable while tcpx_connection_progress finds something to do, for poll and epoll: make
+ * progress until there is no more, then wait. It is the connection's: neither read nor close it. Connections with
+ * TCPX_PROGRESS_MANUAL have one, until they end.
+ *
+ * The caller's part:
+ * `descriptor` is NULL or can be written.
+ */
+int tcpx_connection_progress_descriptor(tcpx_connection *connection,
+                                        int *descriptor);
 
 /**
  * The peer's next notification, in the order in which they were completed: up to `room` bytes of it

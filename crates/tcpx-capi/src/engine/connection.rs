@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -130,6 +131,48 @@ pub unsafe extern "C" fn tcpx_connection_statistics(
         };
         // SAFETY: not NULL, and the caller lets us write there.
         unsafe { statistics.write(filled) };
+        Ok(())
+    })
+}
+
+/// Makes all the progress that can be made now, without waiting, and says in `*more` whether there may be more to do at
+/// once (1 or 0). For connections with TCPX_PROGRESS_MANUAL; others need it not.
+///
+/// # Safety
+/// `more` is NULL or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_connection_progress(
+    connection: *mut tcpx_connection,
+    more: *mut c_int,
+) -> c_int {
+    guard("tcpx_connection_progress", || {
+        let (_, connection) = handles::connection(connection)?;
+        let found = connection.connection.progress()?;
+        if !more.is_null() {
+            // SAFETY: not NULL, and the caller lets us write there.
+            unsafe { more.write(found.into()) };
+        }
+        Ok(())
+    })
+}
+
+/// A descriptor that is readable while tcpx_connection_progress finds something to do, for poll and epoll: make
+/// progress until there is no more, then wait. It is the connection's: neither read nor close it. Connections with
+/// TCPX_PROGRESS_MANUAL have one, until they end.
+///
+/// # Safety
+/// `descriptor` is NULL or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tcpx_connection_progress_descriptor(
+    connection: *mut tcpx_connection,
+    descriptor: *mut c_int,
+) -> c_int {
+    guard("tcpx_connection_progress_descriptor", || {
+        needed("descriptor", descriptor)?;
+        let (_, connection) = handles::connection(connection)?;
+        let found = connection.connection.progress_fd()?.as_raw_fd();
+        // SAFETY: not NULL, and the caller lets us write there.
+        unsafe { descriptor.write(found) };
         Ok(())
     })
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tcpx::{After, Auth, Deadlines, Gpu, Level, Options};
+use tcpx::{After, Auth, Deadlines, Gpu, Level, Options, ProgressMode};
 
 use super::failure::setting;
 use super::text::{bytes, duration, text};
@@ -21,7 +21,7 @@ pub(super) unsafe fn connection_options(
     let Some(given) = (unsafe { options.as_ref() }) else {
         return Ok(Options::tcp(auth()?));
     };
-    if given.reserved0 != 0 || given.reserved != [0; 8] {
+    if given.reserved != [0; 8] {
         return Err(not_zero("tcpx_options"));
     }
     let auth = match (given.key.is_null(), given.insecure != 0) {
@@ -41,6 +41,11 @@ pub(super) unsafe fn connection_options(
         TCPX_MEMORY_HOST => None,
         TCPX_MEMORY_CUDA => Some(gpu(given.device)?),
         other => return Err(no_such("memory", other)),
+    };
+    made.progress = match given.progress {
+        TCPX_PROGRESS_BACKGROUND => ProgressMode::Background,
+        TCPX_PROGRESS_MANUAL => ProgressMode::Manual,
+        other => return Err(no_such("progress", other)),
     };
     made.channels = u16::try_from(given.lanes)
         .map_err(|_| setting(format!("{} lanes: at most 65535", given.lanes)))?;

@@ -33,6 +33,12 @@ pub const TCPX_AFTER_STREAM: c_int = 2;
 /// The CUevent in `stream`, which was recorded and stays until the transfer has ended.
 pub const TCPX_AFTER_EVENT: c_int = 3;
 
+/// Progress by a thread that waits, and by the library's own at all other times.
+pub const TCPX_PROGRESS_BACKGROUND: c_int = 0;
+/// Progress by the program alone: while it waits, tests, or calls tcpx_connection_progress. Without that nothing
+/// arrives, but the connection stays. Not over plugins.
+pub const TCPX_PROGRESS_MANUAL: c_int = 1;
+
 /// Right of a window: the peer may read.
 pub const TCPX_RIGHT_GET: c_int = 1;
 /// Right of a window: the peer may write.
@@ -91,8 +97,8 @@ pub struct tcpx_options {
     pub dead_after_ms: u32,
     /// Not 0: an endpoint accepts one peer, then its key is spent.
     pub one_time: c_int,
-    /// Zeros.
-    pub reserved0: c_int,
+    /// A TCPX_PROGRESS_ number.
+    pub progress: c_int,
     /// Zeros.
     pub reserved: [u64; 8],
 }
