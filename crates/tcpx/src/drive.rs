@@ -11,8 +11,9 @@
 //! Busy-polling would delay them, so it pauses for [`BUSY_POLL_PAUSE`] budgets.
 //!
 //! When its wait ends, the owner keeps the connection for [`PROGRESS_LEASE`], because callers
-//! usually wait again. The engine's thread is the owner of last resort: it takes the connection
-//! when the lease has expired, or at once when a thread waits that does not drive.
+//! usually wait again. So does a thread that polls, after each look: its next one comes soon. The
+//! engine's thread is the owner of last resort: it takes the connection when the lease has expired,
+//! or at once when a thread waits that does not drive.
 //!
 //! Under [`ProgressMode::Manual`](crate::ProgressMode::Manual) there is no lease: the engine's thread hears of nothing
 //! but the end of a socket and of what is due, until the connection closes.
@@ -55,6 +56,17 @@ const LOOKS: u32 = 16;
 /// the budget, so that it takes at most a twentieth of a core from others.
 const BUSY_POLL_PAUSE: u32 = 20;
 
+/// Why a thread gives the progress token back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leaves {
+    /// It has what it waited for.
+    Served,
+    /// It polls, and looks again soon.
+    ToPoll,
+    /// The engine's thread is to go on.
+    ToEngine,
+}
+
 /// Which thread makes progress on one connection.
 #[derive(Debug)]
 pub(crate) struct ProgressOwner {
@@ -65,6 +77,8 @@ pub(crate) struct ProgressOwner {
     lease: ProgressLease,
     /// The engine's thread leaves the connection to the program.
     manual: AtomicBool,
+    /// The lease is that of a thread that polls.
+    polls: AtomicBool,
     /// Threads that look for their own ends beside the one that does the work.
     lookers: AtomicUsize,
     /// From when on, in microseconds of the connection, a thread may busy-poll; 0 for at any time.
@@ -94,6 +108,7 @@ impl ProgressOwner {
             muted: AtomicBool::new(false),
             lease: ProgressLease::new(),
             manual: AtomicBool::new(false),
+            polls: AtomicBool::new(false),
             lookers: AtomicUsize::new(0),
             busy_poll_from: AtomicU64::new(0),
             descriptors: Descriptors::default(),
@@ -233,6 +248,39 @@ impl Shared {
         }
     }
 
+    /// One look at everything, for a thread that polls: it never waits, and the engine's thread need
+    /// not wake up for what this one finds.
+    pub(crate) fn drive_once(&self, ended: impl Fn() -> bool) {
+        let owner = &self.progress_owner;
+        if self.progress_if_manual() || !self.announces || ended() || owner.lease.is_watched() {
+            return;
+        }
+        if owner.taken.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let Some(mut core) = self.try_lock() else {
+            return self.release(Leaves::ToEngine, false);
+        };
+        if !self.may_sleep() && core.standing().moving && owner.lease.lasts_until().is_none() {
+            // With cores to spare, the engine's thread is as fast where chunks are moving.
+            owner.taken.store(false, Ordering::SeqCst);
+            return self.watch_control(&mut core);
+        }
+        let _context = self.stay_in_context();
+        self.take_over(&mut core);
+        core.pace.attend(true);
+        core.pace.drive(true);
+        let more = self.turn(&mut core).more;
+        core.pace.drive(false);
+        drop(core);
+        owner.polls.store(true, Ordering::Relaxed);
+        let leaves = match ended() {
+            true => Leaves::Served,
+            false => Leaves::ToPoll,
+        };
+        self.release(leaves, more);
+    }
+
     fn may_busy_poll(&self) -> bool {
         let from = &self.progress_owner.busy_poll_from;
         // Zero spares a look at the clock.
@@ -283,9 +331,9 @@ impl Shared {
         }
     }
 
-    /// Gives the token back: with a lease if the wait has ended and nothing is left to do, else to
+    /// Gives the token back: with a lease if the thread comes back and nothing is left to do, else to
     /// the engine's thread at once.
-    fn release(&self, hit: bool, more: bool) {
+    fn release(&self, leaves: Leaves, more: bool) {
         let mut core = self.lock();
         if self.progress_owner.is_manual() {
             // Nobody would write later what is held back now.
@@ -306,10 +354,12 @@ impl Shared {
         let quiet = still && !turn.more && !turn.poll && !turn.finished;
         // What the socket does not take now goes out with the next wait.
         let written = self.may_sleep() || !core.control.wants_write();
-        let leaves = hit && quiet && written && !core.sink.has_results();
-        if leaves {
+        let comes_back = leaves != Leaves::ToEngine;
+        if comes_back && quiet && written && !core.sink.has_results() {
             let now = core.ticked();
-            core.pace.leaves(now);
+            if leaves == Leaves::Served {
+                core.pace.leaves(now);
+            }
             let is_alone = self.progress_owner.lookers.load(Ordering::Relaxed) == 0;
             core.speak(is_alone);
             let until = now + PROGRESS_LEASE;
@@ -337,6 +387,7 @@ impl Shared {
     /// The engine's thread takes the connection.
     fn end_lease(&self, core: &mut Core) {
         self.progress_owner.lease.end();
+        self.progress_owner.polls.store(false, Ordering::Relaxed);
         core.pace.attend(false);
         if self.progress_owner.muted.swap(false, Ordering::Relaxed) && !core.standing().finished {
             for descriptor in core.channel_descriptors() {
@@ -418,10 +469,11 @@ impl Shared {
         }
     }
 
-    /// Whether the program streams: it waits for one of the transfers under way soon, and until
-    /// then the engine's thread would only take the core from it.
+    /// Whether the program polls, or streams: it looks for one of the transfers under way soon, and
+    /// until then the engine's thread would only take the core from it.
     pub(crate) fn comes_back(&self, core: &Core) -> bool {
-        self.may_sleep() && core.standing().moving
+        let polls = self.progress_owner.polls.load(Ordering::Relaxed);
+        polls || self.may_sleep() && core.standing().moving
     }
 
     /// What the program began takes more than a moment: the engine's thread is to see to it.
@@ -545,7 +597,11 @@ impl Shared {
         };
         // Also where others have held the lock all the time: they saw that somebody looks, and left
         // it to him.
-        self.release(hit, more);
+        let leaves = match hit {
+            true => Leaves::Served,
+            false => Leaves::ToEngine,
+        };
+        self.release(leaves, more);
         hit
     }
 }

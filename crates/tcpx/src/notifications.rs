@@ -30,8 +30,8 @@ struct Inbox {
     count: usize,
     bytes: usize,
     ended: bool,
-    /// Whom to wake at the next one, and what keeps the engine's thread at it meanwhile.
-    waker: Option<(Waker, EngineWatch)>,
+    /// Whom to wake at the next one, and what may keep the engine's thread at it meanwhile.
+    waker: Option<(Waker, Option<EngineWatch>)>,
 }
 
 /// What a look for a notification finds.
@@ -91,7 +91,7 @@ impl Notifications {
 
     /// As [`take`](Self::take); where nothing is found, `waker` is woken at the next change, in place of
     /// the one before.
-    pub(crate) fn take_or_wake(&self, waker: &Waker, watch: EngineWatch) -> Found {
+    pub(crate) fn take_or_wake(&self, waker: &Waker, watch: Option<EngineWatch>) -> Found {
         let mut inbox = self.lock();
         let found = self.take_from(&mut inbox);
         let replaced = match found {

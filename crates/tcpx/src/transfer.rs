@@ -315,7 +315,9 @@ impl Transfer {
         }
     }
 
-    /// Waits at most `timeout`; `None` if the operation still runs.
+    /// Waits at most `timeout`; `None` if the operation still runs. Without a time it polls: it makes
+    /// what progress there is, and never waits. A program that polls so drives the connection by
+    /// itself; it is the engine's thread's again a millisecond after the last look.
     ///
     /// # Errors
     /// As [`Transfer::wait`].
@@ -328,6 +330,11 @@ impl Transfer {
             && let Some(outcome) = self.state.outcome()
         {
             return Some(outcome);
+        }
+        if timeout.is_zero() {
+            self.connection.0.drive_once(|| self.state.has_ended());
+            let outcome = self.state.outcome();
+            return outcome.or_else(|| self.connection.0.stuck().map(Err));
         }
         let started = Instant::now();
         let has_ended = || self.state.has_ended();

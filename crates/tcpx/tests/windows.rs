@@ -386,12 +386,51 @@ fn a_task_is_woken_by_a_notification_and_by_the_end() {
         std::task::Poll::Ready(Ok(bytes)) => assert_eq!(bytes, b"one"),
         other => panic!("{other:?}"),
     }
+    // A thread that polls keeps the connection, and then does not come back.
+    assert_eq!(owner.notification(Duration::ZERO).expect("alive"), None);
+    assert!(owner.poll_notification_late(&mut context).is_pending());
+    assert_eq!(owner.notification(Duration::ZERO).expect("alive"), None);
+    user.notify(b"two").expect("room").wait().expect("taken");
+    woken(2);
+    match owner.poll_notification_late(&mut context) {
+        std::task::Poll::Ready(Ok(bytes)) => assert_eq!(bytes, b"two"),
+        other => panic!("{other:?}"),
+    }
     assert!(owner.poll_notification(&mut context).is_pending());
     user.close(LONG).expect("in order");
-    woken(2);
+    woken(3);
     match owner.poll_notification(&mut context) {
         std::task::Poll::Ready(Err(error)) => assert_eq!(error.kind(), ErrorKind::Closed),
         other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn programs_that_only_poll_get_every_end() {
+    let (owner, user) = pair();
+    let memory = Region::host(WINDOW).expect("memory");
+    let window = owner.expose(memory.all(), Rights::GetAndPut).expect("open");
+    let key = window.key();
+    let until = std::time::Instant::now() + LONG;
+    for bytes in [0, 4096, 100_000, 3 << 20].repeat(20) {
+        let source = filled(&random(bytes));
+        let destination = Region::host(bytes).expect("memory");
+        let put = user.put(source.all(), &key, 0).notify(b"put");
+        let put = put.start().expect("room");
+        let mut notified = false;
+        while put.wait_timeout(Duration::ZERO).is_none() || !notified {
+            notified |= owner.notification(Duration::ZERO).expect("alive").is_some();
+            assert!(std::time::Instant::now() < until, "a put does not end");
+        }
+        let get = user.get(destination.all(), &key, 0).start().expect("room");
+        let report = loop {
+            if let Some(report) = get.wait_timeout(Duration::ZERO) {
+                break report.expect("placed");
+            }
+            assert!(std::time::Instant::now() < until, "a get does not end");
+        };
+        assert_eq!(report.bytes, bytes as u64);
+        assert_eq!(contents(&destination), contents(&source));
     }
 }
 

@@ -15,6 +15,7 @@ use tcpx_wire::{Level, Place, Rights, Role, Tag, WindowKey, WindowSecret};
 
 use super::{Connection, Request};
 use crate::core::{Core, NewOperation, Notice, Operation};
+use crate::drive::EngineWatch;
 use crate::error::Error;
 use crate::event::Event;
 use crate::notifications::Found;
@@ -95,7 +96,8 @@ impl Connection {
     }
 
     /// The next notification of the peer, in the order in which they were completed; waits for it
-    /// at most `timeout`. `None` when there is none by then.
+    /// at most `timeout`. `None` when there is none by then. Without a time it polls, as
+    /// [`Transfer::wait_timeout`].
     ///
     /// # Errors
     /// How the connection ended, once every notification was taken.
@@ -104,10 +106,10 @@ impl Connection {
         shared.check_process()?;
         let notifications = shared.notifications();
         let mut found = notifications.take();
-        if found == Found::Nothing && shared.progress_if_manual() {
+        if found == Found::Nothing && timeout.is_zero() {
+            shared.drive_once(|| notifications.is_ready());
             found = notifications.take();
-        }
-        if found == Found::Nothing && !timeout.is_zero() {
+        } else if found == Found::Nothing {
             let limit = deadline(Instant::now(), timeout);
             if shared.drive(|| notifications.is_ready(), limit) {
                 found = notifications.take();
@@ -133,12 +135,34 @@ impl Connection {
     /// As [`Connection::notification`].
     pub fn poll_notification(&self, context: &mut Context<'_>) -> Poll<Result<Vec<u8>, Error>> {
         let shared = &self.handle.0;
+        self.take_or_wake(context, || Some(shared.watch()))
+    }
+
+    /// As [`Connection::poll_notification`], for a task that steps back behind threads which drive the
+    /// connection by waiting or polling: where one of them stops in between, the task is woken up to
+    /// a millisecond late.
+    ///
+    /// # Errors
+    /// As [`Connection::notification`].
+    pub fn poll_notification_late(
+        &self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Vec<u8>, Error>> {
+        self.take_or_wake(context, || None)
+    }
+
+    fn take_or_wake(
+        &self,
+        context: &mut Context<'_>,
+        watch: impl FnOnce() -> Option<EngineWatch>,
+    ) -> Poll<Result<Vec<u8>, Error>> {
+        let shared = &self.handle.0;
         if let Err(error) = shared.check_process() {
             return Poll::Ready(Err(error));
         }
         let found = match shared.notifications().take() {
             Found::Nothing => {
-                let watch = shared.watch();
+                let watch = watch();
                 shared.notifications().take_or_wake(context.waker(), watch)
             }
             found => found,

@@ -188,9 +188,11 @@ impl ChannelState {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::os::fd::{AsFd, OwnedFd};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+    use rustix::event::EventfdFlags;
     use tcpx_memory::{CopyWorker, MemoryError};
     use tcpx_net::{
         Cancel, Capabilities, ChannelError, ChannelStats, Completion, MemoryKinds, Posted,
@@ -211,7 +213,14 @@ pub(super) mod tests {
 
     /// A channel that is full, with nothing in flight.
     #[derive(Debug)]
-    pub(in crate::core) struct Quiet(pub(in crate::core) Arc<Log>);
+    pub(in crate::core) struct Quiet(Arc<Log>, OwnedFd);
+
+    impl Quiet {
+        pub(in crate::core) fn new(log: &Arc<Log>) -> Box<Self> {
+            let never_ready = rustix::event::eventfd(0, EventfdFlags::CLOEXEC);
+            Box::new(Self(Arc::clone(log), never_ready.unwrap()))
+        }
+    }
 
     impl Channel for Quiet {
         fn capabilities(&self) -> Capabilities {
@@ -248,7 +257,7 @@ pub(super) mod tests {
             Cancel::Unsupported
         }
         fn readiness(&self) -> Readiness<'_> {
-            Readiness::PollOnly
+            Readiness::Fd(self.1.as_fd())
         }
         fn in_flight(&self) -> usize {
             0
@@ -280,7 +289,7 @@ pub(super) mod tests {
     fn a_channel_whose_pool_may_be_read_for_ever_is_neither_closed_nor_dropped_nor_waited_for() {
         for kept in [false, true] {
             let log = Arc::new(Log::default());
-            let channel = ChannelState::new(Box::new(Quiet(Arc::clone(&log))));
+            let channel = ChannelState::new(Quiet::new(&log));
             let mut channels: Channels = [channel].into_iter().collect();
             let state = &mut channels[0];
             if kept {

@@ -66,7 +66,7 @@ impl Scene {
         let mut core = Core::new(Parts {
             session,
             control: Control::new(ControlStream { stream, records }, false, false),
-            channels: vec![Box::new(Quiet(Arc::clone(&channel)))],
+            channels: vec![Quiet::new(&channel)],
             unpacker: Unpacker::new(CopyWorker::host().unwrap(), None),
             gpu: None,
             small: None,
@@ -157,8 +157,8 @@ impl Scene {
         self.peer.write_all(&sealed).unwrap();
     }
 
-    /// What began last as the program has it, and no engine's thread that looks after it.
-    pub(crate) fn into_transfer(self, state: Arc<TransferState>) -> Transfer {
+    /// What began last as the program has it, with no engine's thread that looks after it, and the peer.
+    pub(crate) fn into_transfer(self, state: Arc<TransferState>) -> (Transfer, TcpStream) {
         let settings = settings();
         let peer = PeerInfo {
             address: self.core.peer,
@@ -171,7 +171,9 @@ impl Scene {
         let patience = Patience::new(false, LIMIT);
         let (driver, id) = (self.driver, 1);
         let shared = Shared::new(self.core, driver, id, peer, String::new(), patience);
-        Transfer::new(state, self.last.unwrap().into(), Arc::new(Handle(shared)))
+        let handle = Arc::new(Handle(shared));
+        let transfer = Transfer::new(state, self.last.unwrap().into(), handle);
+        (transfer, self.peer)
     }
 
     /// A send whose end has come with an answer to it, and was left behind that.
