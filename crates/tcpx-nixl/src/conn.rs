@@ -17,10 +17,9 @@ use crate::agent::Agent;
 use crate::flight::{Advance, Direct, Flight};
 use crate::info::AgentId;
 use crate::memory::{Hold, Staging, copy};
-use crate::message::{
-    MOST_BYTES, MOST_NOTICE_BYTES, Message, PIECE_BYTES, PUSH_BYTES, Payload, Piece,
-};
+use crate::message::{MOST_BYTES, MOST_NOTICE_BYTES, Message, Piece};
 use crate::mover::{Mover, Pull};
+use crate::plan::FEW_RUNS;
 
 /// How often the thread of a connection looks whether it is to end.
 const LOOK: Duration = Duration::from_secs(1);
@@ -31,16 +30,12 @@ const SLOTS: u32 = 8;
 const SLOT_BYTES: u32 = 512 * 1024;
 /// Messages that may be under way; more wait.
 const MOST_MESSAGES: usize = 512;
-/// Pushes with their payload inside that may be unanswered.
-const MOST_INLINE: usize = 64;
 /// Windows that a peer may have open at a time.
 const MOST_WINDOWS: usize = 4096;
 /// Pieces that a peer may wait for.
 const MOST_PULLED: usize = 1 << 20;
 /// Notifications in parts that may be incomplete.
 const MOST_PARTIAL: usize = 16;
-/// Runs that a poster starts by itself, where nothing else waits.
-pub(crate) const AT_ONCE_RUNS: usize = 16;
 /// The wire's own words about a notice, beside its bytes.
 const NOTICE_BYTES: usize = 32;
 
@@ -75,7 +70,7 @@ pub(crate) enum Event {
         slots: u32,
         slot_bytes: u32,
     },
-    /// A window came, or a push was answered.
+    /// A window came, or bytes.
     Look,
     /// The peer wants these pieces.
     Pull(Pull),
@@ -133,7 +128,6 @@ pub(crate) struct Conn {
     keys: Mutex<HashMap<u64, Keys>>,
     doorway: Mutex<Doorway>,
     partial: Mutex<HashMap<u64, Partial>>,
-    inline: AtomicUsize,
     pulled: AtomicUsize,
     /// Flights that the mover has not finished.
     pub(crate) moving: AtomicUsize,
@@ -166,7 +160,6 @@ impl Conn {
             keys: Mutex::default(),
             doorway: Mutex::default(),
             partial: Mutex::default(),
-            inline: AtomicUsize::new(0),
             pulled: AtomicUsize::new(0),
             moving: AtomicUsize::new(0),
         });
@@ -525,12 +518,7 @@ impl Conn {
     }
 
     pub(crate) fn remove_flight(&self, id: u64) {
-        let Some(flight) = lock(&self.flights).remove(&id) else {
-            return;
-        };
-        if flight.is_small_read.swap(false, Ordering::AcqRel) {
-            self.inline.fetch_sub(1, Ordering::AcqRel);
-        }
+        lock(&self.flights).remove(&id);
     }
 
     fn flight(&self, id: u64) -> Option<Arc<Flight>> {
@@ -538,12 +526,12 @@ impl Conn {
     }
 
     /// So many bytes of a flight are in place. `false` if that cannot be.
-    pub(crate) fn advance(&self, flight: &Arc<Flight>, bytes: u64, notice_is_sent: bool) -> bool {
+    pub(crate) fn advance(&self, flight: &Arc<Flight>, bytes: u64) -> bool {
         match flight.advance(bytes) {
             Advance::Going => true,
             Advance::TooMany => false,
             Advance::Complete => {
-                if !notice_is_sent && let Some(notice) = &flight.notice {
+                if let Some(notice) = &flight.notice {
                     self.send_notice(notice);
                 }
                 self.remove_flight(flight.id);
@@ -553,16 +541,6 @@ impl Conn {
         }
     }
 
-    /// Room for one more push with its payload inside.
-    pub(crate) fn take_inline(&self) -> bool {
-        let taken = self
-            .inline
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |out| {
-                (out < MOST_INLINE).then_some(out + 1)
-            });
-        taken.is_ok()
-    }
-
     /// Starts a flight on its poster's thread, if that needs nothing but a call or two; else the mover does it.
     pub(crate) fn start_at_once(self: &Arc<Self>, flight: &Arc<Flight>) -> bool {
         if self.moving.load(Ordering::Acquire) > 0 || self.is_dead() {
@@ -570,13 +548,10 @@ impl Conn {
         }
         let plan = &flight.plan;
         if plan.bytes == 0 {
-            self.advance(flight, 0, false);
+            self.advance(flight, 0);
             return true;
         }
-        if plan.alone.is_empty() {
-            return self.start_small(flight);
-        }
-        if !plan.gathered.is_empty() || plan.alone.len() > AT_ONCE_RUNS {
+        if !plan.gathered.is_empty() || plan.alone.len() > FEW_RUNS {
             return false;
         }
         let notice = flight.notice.as_deref().unwrap_or_default();
@@ -627,65 +602,6 @@ impl Conn {
         }
     }
 
-    /// A flight that one message holds.
-    pub(crate) fn start_small(self: &Arc<Self>, flight: &Arc<Flight>) -> bool {
-        let plan = &flight.plan;
-        if !plan.alone.is_empty() {
-            return false;
-        }
-        let notice = flight.notice.as_deref();
-        let table = PUSH_BYTES + plan.gathered.len() * PIECE_BYTES;
-        let all = (table as u64).saturating_add(plan.bytes) + notice.map_or(0, <[u8]>::len) as u64;
-        if all > MOST_BYTES as u64 || !self.take_inline() {
-            return false;
-        }
-        if !plan.is_write {
-            // The end of the flight gives the room back.
-            flight.is_small_read.store(true, Ordering::Release);
-            self.add_flight(flight);
-            let pieces = plan.gathered.iter().map(|run| Piece {
-                what: plan.remotes[run.remote as usize].id,
-                offset: run.remote_offset,
-                len: run.len as u32,
-            });
-            self.send(&Message::Pull {
-                transfer: flight.id,
-                first: 0,
-                pieces: pieces.collect(),
-            });
-            return true;
-        }
-        let Some(holds) = flight.holds() else {
-            self.inline.fetch_sub(1, Ordering::AcqRel);
-            return true;
-        };
-        let mut payload = vec![0u8; plan.bytes as usize];
-        let mut at = 0;
-        let mut pieces = Vec::with_capacity(plan.gathered.len());
-        for run in &plan.gathered {
-            let len = run.len as usize;
-            if let Some(from) = holds[run.local as usize].host_piece(run.local_offset, len) {
-                // SAFETY: the source is held, and the buffer has room for the sum of all runs.
-                unsafe { copy(from, payload.as_mut_ptr().add(at), len) };
-            }
-            at += len;
-            pieces.push(Piece {
-                what: plan.remotes[run.remote as usize].id,
-                offset: run.remote_offset,
-                len: run.len as u32,
-            });
-        }
-        self.add_flight(flight);
-        self.send(&Message::Push {
-            transfer: flight.id,
-            is_answer: false,
-            pieces,
-            payload: Payload::Inline(&payload),
-            notice,
-        });
-        true
-    }
-
     // What the peer says.
 
     /// What the peer says next, `None` where it says nothing for a while. `drives`: this thread makes the
@@ -698,7 +614,7 @@ impl Conn {
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
         match self
             .connection
-            .poll_notification(&mut Context::from_waker(&waker))
+            .poll_notification_late(&mut Context::from_waker(&waker))
         {
             Poll::Ready(outcome) => outcome.map(Some),
             Poll::Pending => {
@@ -767,17 +683,13 @@ impl Conn {
             }),
             Message::Push {
                 transfer,
-                is_answer: false,
+                is_answer,
+                slot,
                 pieces,
-                payload,
-                notice,
-            } => self.pushed(transfer, &pieces, payload, notice)?,
-            Message::Push {
-                transfer,
-                pieces,
-                payload,
-                ..
-            } => self.answered(transfer, &pieces, payload)?,
+            } => match is_answer {
+                false => self.pushed(transfer, &pieces, slot)?,
+                true => self.answered(transfer, &pieces, slot)?,
+            },
             Message::Applied {
                 transfer,
                 slot,
@@ -906,57 +818,35 @@ impl Conn {
         Ok(())
     }
 
-    /// Runs `read` with the address of a payload, which has exactly `len` bytes.
-    fn with_payload<R>(
+    /// Runs `read` with the address of what a slot of the staging memory holds.
+    fn with_slot<R>(
         &self,
-        payload: Payload<'_>,
-        len: u64,
+        slot: u32,
+        pieces: &[Piece],
         read: impl FnOnce(*const u8) -> R,
     ) -> Result<R, &'static str> {
-        match payload {
-            Payload::Inline(bytes) if bytes.len() as u64 == len => Ok(read(bytes.as_ptr())),
-            Payload::Inline(_) => Err("a payload is not as long as its pieces"),
-            Payload::Slot(slot) => {
-                let staging = {
-                    let doorway = lock(&self.doorway);
-                    doorway
-                        .staging
-                        .as_ref()
-                        .map(|(staging, _)| Arc::clone(staging))
-                };
-                let staging = staging.ok_or("it names a slot without staging memory")?;
-                if slot >= SLOTS || len > u64::from(SLOT_BYTES) {
-                    return Err("it names a slot that there is not");
-                }
-                let offset = slot as usize * SLOT_BYTES as usize;
-                let part = staging.part(offset, len as usize);
-                Ok(read(part.ok_or("it names a slot that there is not")?))
-            }
+        let staging = {
+            let doorway = lock(&self.doorway);
+            let staging = doorway.staging.as_ref();
+            staging.map(|(staging, _)| Arc::clone(staging))
+        };
+        let staging = staging.ok_or("it names a slot without staging memory")?;
+        let len = bytes_of(pieces);
+        if slot >= SLOTS || len > u64::from(SLOT_BYTES) {
+            return Err("it names a slot that there is not");
         }
+        let offset = slot as usize * SLOT_BYTES as usize;
+        let part = staging.part(offset, len as usize);
+        Ok(read(part.ok_or("it names a slot that there is not")?))
     }
 
     /// Bytes of the peer for memory of this agent.
-    fn pushed(
-        &self,
-        transfer: u64,
-        pieces: &[Piece],
-        payload: Payload<'_>,
-        notice: Option<&[u8]>,
-    ) -> Result<(), &'static str> {
-        let bytes: u64 = pieces.iter().map(|piece| u64::from(piece.len)).sum();
-        let status = self.with_payload(payload, bytes, |from| self.apply(pieces, from))?;
-        if status == Status::SUCCESS
-            && let Some(notice) = notice
-        {
-            self.agent.push_notice(&self.peer(), notice.to_vec());
-        }
+    fn pushed(&self, transfer: u64, pieces: &[Piece], slot: u32) -> Result<(), &'static str> {
+        let status = self.with_slot(slot, pieces, |from| self.apply(pieces, from))?;
         self.send(&Message::Applied {
             transfer,
-            slot: match payload {
-                Payload::Inline(_) => None,
-                Payload::Slot(slot) => Some(slot),
-            },
-            bytes,
+            slot,
+            bytes: bytes_of(pieces),
             status: status.0,
         });
         Ok(())
@@ -990,15 +880,9 @@ impl Conn {
     }
 
     /// Bytes that this side asked for.
-    fn answered(
-        &self,
-        transfer: u64,
-        pieces: &[Piece],
-        payload: Payload<'_>,
-    ) -> Result<(), &'static str> {
-        let bytes: u64 = pieces.iter().map(|piece| u64::from(piece.len)).sum();
+    fn answered(&self, transfer: u64, pieces: &[Piece], slot: u32) -> Result<(), &'static str> {
         let flight = self.flight(transfer);
-        let placed = self.with_payload(payload, bytes, |from| {
+        let placed = self.with_slot(slot, pieces, |from| {
             let Some(flight) = &flight else {
                 // It was released meanwhile.
                 return Ok(());
@@ -1034,11 +918,9 @@ impl Conn {
             placed.unwrap_or(Ok(()))
         })?;
         placed?;
-        if let Payload::Slot(slot) = payload {
-            self.send(&Message::SlotFree { slot });
-        }
+        self.send(&Message::SlotFree { slot });
         if let Some(flight) = flight {
-            if !self.advance(&flight, bytes, false) {
+            if !self.advance(&flight, bytes_of(pieces)) {
                 return Err("it answered more than was asked");
             }
             if flight.is_over() {
@@ -1053,26 +935,11 @@ impl Conn {
     fn applied(
         &self,
         transfer: u64,
-        slot: Option<u32>,
+        slot: u32,
         bytes: u64,
         status: i32,
     ) -> Result<(), &'static str> {
-        match slot {
-            Some(slot) => self.post(Event::SlotFree(slot)),
-            None => {
-                let given = self
-                    .inline
-                    .fetch_update(Ordering::AcqRel, Ordering::Acquire, |out| {
-                        out.checked_sub(1)
-                    });
-                if given.is_err() {
-                    return Err("it answers a push that there was not");
-                }
-                if self.moving.load(Ordering::Acquire) > 0 {
-                    self.post(Event::Look);
-                }
-            }
-        }
+        self.post(Event::SlotFree(slot));
         let Some(flight) = self.flight(transfer) else {
             return Ok(());
         };
@@ -1085,8 +952,7 @@ impl Conn {
             self.remove_flight(transfer);
             return Ok(());
         }
-        // A push with its payload inside took the notice along.
-        match self.advance(&flight, bytes, slot.is_none()) {
+        match self.advance(&flight, bytes) {
             true => Ok(()),
             false => Err("it answered more than was asked"),
         }
@@ -1118,35 +984,6 @@ impl Conn {
             self.send(&Message::PullFailed {
                 transfer,
                 status: status.0,
-            });
-            return Ok(());
-        }
-        let bytes: u64 = pieces.iter().map(|piece| u64::from(piece.len)).sum();
-        let table = (PUSH_BYTES + pieces.len() * PIECE_BYTES) as u64;
-        if table.saturating_add(bytes) <= MOST_BYTES as u64 {
-            let mut payload = vec![0u8; bytes as usize];
-            let mut at = 0;
-            let mut answer = Vec::with_capacity(pieces.len());
-            for (number, piece) in pieces.iter().enumerate() {
-                let len = piece.len as usize;
-                let hold = holds.of(&self.agent, piece.what);
-                if let Some(from) = hold.and_then(|hold| hold.host_piece(piece.offset, len)) {
-                    // SAFETY: the source is held, and the buffer has room for the sum of all pieces.
-                    unsafe { copy(from, payload.as_mut_ptr().add(at), len) };
-                }
-                at += len;
-                answer.push(Piece {
-                    what: first + number as u64,
-                    offset: 0,
-                    len: piece.len,
-                });
-            }
-            self.send(&Message::Push {
-                transfer,
-                is_answer: true,
-                pieces: answer,
-                payload: Payload::Inline(&payload),
-                notice: None,
             });
             return Ok(());
         }
@@ -1234,6 +1071,10 @@ impl HeldRegions {
             }
         }
     }
+}
+
+fn bytes_of(pieces: &[Piece]) -> u64 {
+    pieces.iter().map(|piece| u64::from(piece.len)).sum()
 }
 
 /// A status that a peer named: it is never a success.

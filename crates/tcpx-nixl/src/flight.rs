@@ -1,6 +1,6 @@
 //! One post of a transfer: how far it is, and what it holds.
 
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -26,8 +26,6 @@ pub(crate) struct Flight {
     inner: Mutex<Inner>,
     /// Every region of the engine over its local memory has a share of this.
     token: Arc<()>,
-    /// It is a read that one message asks for, and one answers.
-    pub(crate) is_small_read: AtomicBool,
     started: Instant,
 }
 
@@ -85,7 +83,6 @@ impl Flight {
             }),
             plan,
             token: Arc::new(()),
-            is_small_read: AtomicBool::new(false),
             started: Instant::now(),
         }))
     }

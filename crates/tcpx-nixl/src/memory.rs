@@ -43,7 +43,8 @@ impl Drop for Hold {
     fn drop(&mut self) {
         let mut uses = self.0.uses.lock().unwrap_or_else(PoisonError::into_inner);
         uses.count -= 1;
-        if uses.count == 0 {
+        // Only deregistration waits, and a wake-up that nobody waits for is a call of the kernel too.
+        if uses.count == 0 && uses.closed {
             self.0.unused.notify_all();
         }
     }

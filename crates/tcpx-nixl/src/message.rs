@@ -10,8 +10,8 @@ use crate::info::{AgentId, VERSION};
 pub(crate) const MOST_BYTES: usize = 60 * 1024;
 /// Bytes of one [`Piece`].
 pub(crate) const PIECE_BYTES: usize = 20;
-/// Bytes of a [`Message::Push`] beside its pieces, its payload and its notice.
-pub(crate) const PUSH_BYTES: usize = 64;
+/// Bytes of a message beside its pieces.
+pub(crate) const TABLE_BYTES: usize = 64;
 /// Longest notification of NIXL in bytes.
 pub(crate) const MOST_NOTICE_BYTES: usize = 16 << 20;
 
@@ -22,15 +22,6 @@ pub(crate) struct Piece {
     pub(crate) what: u64,
     pub(crate) offset: u64,
     pub(crate) len: u32,
-}
-
-/// Where the bytes of a [`Message::Push`] are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Payload<'a> {
-    /// Behind the message.
-    Inline(&'a [u8]),
-    /// In this slot of the receiver's staging memory.
-    Slot(u32),
 }
 
 /// One message.
@@ -67,20 +58,18 @@ pub(crate) enum Message<'a> {
         slots: u32,
         slot_bytes: u32,
     },
-    /// Bytes for several pieces.
+    /// Bytes for several pieces, in this slot of the receiver's staging memory.
     Push {
         transfer: u64,
         /// They answer a pull of the receiver's.
         is_answer: bool,
+        slot: u32,
         pieces: Vec<Piece>,
-        payload: Payload<'a>,
-        /// A notification of NIXL to show behind them.
-        notice: Option<&'a [u8]>,
     },
     /// The bytes of a push were put in place, or were refused with this status.
     Applied {
         transfer: u64,
-        slot: Option<u32>,
+        slot: u32,
         bytes: u64,
         status: i32,
     },
@@ -95,8 +84,6 @@ pub(crate) enum Message<'a> {
     /// A pull cannot be answered.
     PullFailed { transfer: u64, status: i32 },
 }
-
-const NONE: u32 = u32::MAX;
 
 impl Message<'_> {
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
@@ -156,31 +143,14 @@ impl Message<'_> {
             Self::Push {
                 transfer,
                 is_answer,
+                slot,
                 pieces,
-                payload,
-                notice,
             } => {
-                let inline = match payload {
-                    Payload::Inline(bytes) => *bytes,
-                    Payload::Slot(_) => &[],
-                };
-                let notice_bytes = notice.map_or(0, <[u8]>::len);
-                bytes
-                    .reserve(PUSH_BYTES + pieces.len() * PIECE_BYTES + inline.len() + notice_bytes);
-                bytes.push(9);
+                bytes.reserve(TABLE_BYTES + pieces.len() * PIECE_BYTES);
+                bytes.extend([9, u8::from(*is_answer)]);
                 bytes.extend(transfer.to_le_bytes());
-                bytes.push(u8::from(*is_answer) | u8::from(notice.is_some()) << 1);
-                let slot = match payload {
-                    Payload::Inline(_) => NONE,
-                    Payload::Slot(slot) => *slot,
-                };
                 bytes.extend(slot.to_le_bytes());
                 push_pieces(&mut bytes, pieces);
-                if let Some(notice) = notice {
-                    bytes.extend((notice.len() as u32).to_le_bytes());
-                    bytes.extend(*notice);
-                }
-                bytes.extend(inline);
             }
             Self::Applied {
                 transfer,
@@ -190,7 +160,7 @@ impl Message<'_> {
             } => {
                 bytes.push(10);
                 bytes.extend(transfer.to_le_bytes());
-                bytes.extend(slot.unwrap_or(NONE).to_le_bytes());
+                bytes.extend(slot.to_le_bytes());
                 bytes.extend(applied.to_le_bytes());
                 bytes.extend(status.to_le_bytes());
             }
@@ -246,7 +216,6 @@ impl<'a> Message<'a> {
     /// Reads a message; `None` if it is none.
     pub(crate) fn from_bytes(bytes: &'a [u8]) -> Option<Self> {
         let mut reader = Reader(bytes);
-        let slot = |number: u32| (number != NONE).then_some(number);
         let message = match reader.u8()? {
             1 => {
                 if reader.u8()? != VERSION {
@@ -282,36 +251,19 @@ impl<'a> Message<'a> {
                 slot_bytes: reader.u32()?,
                 key: WindowKey::from_bytes(reader.rest()).ok()?,
             },
-            9 => {
-                let transfer = reader.u64()?;
-                let flags = reader.u8()?;
-                if flags > 3 {
-                    return None;
-                }
-                let in_slot = slot(reader.u32()?);
-                let pieces = read_pieces(&mut reader)?;
-                let notice = match flags & 2 {
-                    0 => None,
-                    _ => {
-                        let len = usize::try_from(reader.u32()?).ok()?;
-                        Some(reader.take(len)?)
-                    }
-                };
-                let payload = match in_slot {
-                    None => Payload::Inline(reader.rest()),
-                    Some(slot) => Payload::Slot(slot),
-                };
-                Self::Push {
-                    transfer,
-                    is_answer: flags & 1 != 0,
-                    pieces,
-                    payload,
-                    notice,
-                }
-            }
+            9 => Self::Push {
+                is_answer: match reader.u8()? {
+                    0 => false,
+                    1 => true,
+                    _ => return None,
+                },
+                transfer: reader.u64()?,
+                slot: reader.u32()?,
+                pieces: read_pieces(&mut reader)?,
+            },
             10 => Self::Applied {
                 transfer: reader.u64()?,
-                slot: slot(reader.u32()?),
+                slot: reader.u32()?,
                 bytes: reader.u64()?,
                 status: i32::from_le_bytes(reader.array()?),
             },
@@ -378,28 +330,14 @@ mod tests {
             Message::Push {
                 transfer: 9,
                 is_answer: true,
+                slot: 3,
                 pieces: pieces.clone(),
-                payload: Payload::Inline(b"payload"),
-                notice: Some(b""),
-            },
-            Message::Push {
-                transfer: 9,
-                is_answer: false,
-                pieces: pieces.clone(),
-                payload: Payload::Slot(3),
-                notice: None,
             },
             Message::Applied {
                 transfer: 1,
-                slot: None,
+                slot: 0,
                 bytes: 7,
                 status: -3,
-            },
-            Message::Applied {
-                transfer: 1,
-                slot: Some(0),
-                bytes: 7,
-                status: 0,
             },
             Message::SlotFree { slot: 4 },
             Message::Pull {

@@ -13,7 +13,7 @@ use crate::abi::Status;
 use crate::conn::{Conn, Event};
 use crate::flight::Flight;
 use crate::memory::{Hold, Staging, copy};
-use crate::message::{MOST_BYTES, Message, PIECE_BYTES, PUSH_BYTES, Payload, Piece};
+use crate::message::{MOST_BYTES, Message, PIECE_BYTES, Piece, TABLE_BYTES};
 
 /// Flights that are under way at a time; more wait their turn.
 const MOST_FLIGHTS: usize = 32;
@@ -22,7 +22,7 @@ const BATCH_RUNS: usize = 16;
 /// Runs that are under way at a time.
 const MOST_RUNS: usize = 256;
 /// Pieces that one message names at most.
-const MOST_PIECES: usize = (MOST_BYTES - PUSH_BYTES) / PIECE_BYTES;
+const MOST_PIECES: usize = (MOST_BYTES - TABLE_BYTES) / PIECE_BYTES;
 /// Bytes that a flight asks its peer for ahead of what has come.
 const PULL_AHEAD: u64 = 16 << 20;
 /// How often messages that found no room are tried again.
@@ -204,11 +204,7 @@ impl Mover {
             return;
         }
         if flight.plan.bytes == 0 {
-            self.conn.advance(&flight, 0, false);
-            self.conn.moving.fetch_sub(1, Ordering::AcqRel);
-            return;
-        }
-        if self.conn.start_small(&flight) {
+            self.conn.advance(&flight, 0);
             self.conn.moving.fetch_sub(1, Ordering::AcqRel);
             return;
         }
@@ -384,7 +380,7 @@ impl Mover {
         let flight = Arc::clone(&active.flight);
         match status {
             Status::SUCCESS => {
-                self.conn.advance(&flight, bytes, false);
+                self.conn.advance(&flight, bytes);
             }
             status => flight.end(status),
         }
@@ -513,9 +509,8 @@ impl Mover {
         let message = Message::Push {
             transfer: active.flight.id,
             is_answer: false,
+            slot,
             pieces,
-            payload: Payload::Slot(slot),
-            notice: None,
         };
         match self.send_slot(slot, filled, &message) {
             Ok(()) => {
@@ -610,9 +605,8 @@ impl Mover {
         let message = Message::Push {
             transfer: pull.transfer,
             is_answer: true,
+            slot,
             pieces,
-            payload: Payload::Slot(slot),
-            notice: None,
         };
         match self.send_slot(slot, filled, &message) {
             Ok(()) => {

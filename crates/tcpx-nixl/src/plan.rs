@@ -9,8 +9,9 @@ use crate::memory::Registered;
 
 /// Runs at least this long are put and got by themselves; shorter ones are gathered.
 const ALONE_BYTES: u64 = 128 * 1024;
-/// So few runs are put and got by themselves whatever their length.
-const FEW_RUNS: usize = 8;
+/// So few runs are put and got by themselves whatever their length: filling and emptying staging memory has
+/// each end wake threads, which takes longer than a frame for each run.
+pub(crate) const FEW_RUNS: usize = 32;
 
 /// Bytes that follow each other at both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +93,7 @@ impl Plan {
         } else if overlaps() {
             // Nobody says which of them wins, but each alone would find its destination in use.
             (Vec::new(), runs)
-        } else if runs.len() <= FEW_RUNS && bytes >= ALONE_BYTES {
+        } else if runs.len() <= FEW_RUNS {
             (runs, Vec::new())
         } else {
             runs.into_iter().partition(|run| run.len >= ALONE_BYTES)
@@ -186,18 +187,23 @@ mod tests {
     fn neighbours_become_one_run() {
         let plan = plan(&[(0, 0, 8), (8, 8, 8), (16, 24, 8), (24, 32, 0), (24, 32, 8)]).unwrap();
         assert_eq!(plan.bytes, 32);
-        let lengths: Vec<_> = plan.gathered.iter().map(|run| run.len).collect();
+        let lengths: Vec<_> = plan.alone.iter().map(|run| run.len).collect();
         assert_eq!(lengths, [16, 16]);
     }
 
     #[test]
     fn long_runs_go_alone_and_short_ones_together() {
-        let mut pieces: Vec<_> = (0..20)
-            .map(|at| (at * 8192, at * 8192 + 64, 4096))
-            .collect();
+        let short = |count| -> Vec<_> {
+            (0..count)
+                .map(|at| (at * 8192, at * 8192 + 64, 4096))
+                .collect()
+        };
+        let mut pieces = short(FEW_RUNS);
         pieces.push((1 << 20, 1 << 20, 1 << 20));
-        let plan = plan(&pieces).unwrap();
-        assert_eq!((plan.alone.len(), plan.gathered.len()), (1, 20));
+        let many = plan(&pieces).unwrap();
+        assert_eq!((many.alone.len(), many.gathered.len()), (1, FEW_RUNS));
+        let few = plan(&short(FEW_RUNS)).unwrap();
+        assert_eq!((few.alone.len(), few.gathered.len()), (FEW_RUNS, 0));
     }
 
     #[test]
