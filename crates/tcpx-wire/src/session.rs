@@ -88,8 +88,6 @@ pub struct Session {
     timers: Timers,
     transmit: VecDeque<Frame>,
     actions: VecDeque<Action>,
-    /// Those before them that were passed over.
-    passed_over: VecDeque<Action>,
 
     sends: BTreeMap<TransferId, Outgoing>,
     next_send: u64,
@@ -135,7 +133,6 @@ impl Session {
             timers: Timers::default(),
             transmit: VecDeque::from([Frame::Settings(config.ours.clone())]),
             actions: VecDeque::new(),
-            passed_over: VecDeque::new(),
             sends: BTreeMap::new(),
             next_send: 0,
             send_stream: ChunkStream::default(),
@@ -325,46 +322,10 @@ impl Session {
         if let Some(opening) = self.openings.pop_front() {
             return Some(opening);
         }
-        if let Some(action) = self.passed_over.pop_front() {
-            return Some(action);
-        }
         if self.actions.is_empty() {
             self.report_closed();
         }
         self.actions.pop_front()
-    }
-
-    /// The next thing to do, but for telling that a send has ended, which others may come before where nobody
-    /// waits for it; [`poll_action`](Self::poll_action) gives it later.
-    pub fn poll_action_but_sent(&mut self) -> Option<Action> {
-        let tells_of_send = |action: &Action| match action {
-            Action::Complete { operation, .. } => operation.sent_transfer().is_some(),
-            _ => false,
-        };
-        let needs_memory = |action: &Action| {
-            matches!(
-                action,
-                Action::PutArrives { .. } | Action::NotificationArrives { .. }
-            )
-        };
-        if let Some(opening) = self.openings.pop_front() {
-            return Some(opening);
-        }
-        // Each is looked at once, however many of them there are.
-        while let Some(action) = self.actions.pop_front() {
-            if needs_memory(&action)
-                && let Some(ended) = self.passed_over.pop_front()
-            {
-                // That of a send which has ended may be the one.
-                self.actions.push_front(action);
-                return Some(ended);
-            }
-            if !tells_of_send(&action) {
-                return Some(action);
-            }
-            self.passed_over.push_back(action);
-        }
-        None
     }
 
     /// The next payload to deliver, ahead of what else there is to do: a caller for which that takes long

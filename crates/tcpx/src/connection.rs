@@ -48,13 +48,6 @@ impl Connection {
         }
     }
 
-    #[cfg(test)]
-    pub(crate) fn of(transfer: &Transfer) -> Self {
-        Self {
-            handle: Arc::clone(&transfer.connection),
-        }
-    }
-
     /// Starts a send of `slice`; it runs from [`Send::start`] on.
     pub fn send(&self, slice: RegionSlice, tag: u64) -> Send<'_> {
         Send(Request::new(self, slice, tag))
@@ -378,8 +371,8 @@ impl<'a> Request<'a> {
         let range = start..start + self.slice.len();
         let lease = || self.slice.region().lease(range.clone(), access);
         let lease = lease().or_else(|error| {
-            // By a send whose answer the program has: its end may have been left behind that.
-            self.connection.handle.0.end_lease_for_poll();
+            // By a send whose acknowledgement may lie in the socket.
+            self.connection.handle.0.drive_once(|| false);
             lease().map_err(|_| error)
         })?;
         Ok(lease)

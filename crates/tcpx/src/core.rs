@@ -9,7 +9,6 @@ mod coverage;
 mod defect;
 mod eager;
 mod jobs;
-mod leaving;
 mod numbered;
 mod one_sided;
 mod operation;
@@ -115,8 +114,6 @@ pub(crate) struct Core {
     pub(crate) wakers: Vec<Waker>,
     /// Panics in `progress`.
     defects: u32,
-    /// The last turn left what was not urgent to the next one.
-    left_early: bool,
     /// Buffers of small sends, to be used again.
     spare: Vec<Vec<u8>>,
     ahead: Ahead,
@@ -179,7 +176,6 @@ impl Core {
             ended_some: false,
             wakers: Vec::new(),
             defects: 0,
-            left_early: false,
             spare: Vec::new(),
             ahead: Ahead::default(),
             pace: Pace::default(),
@@ -237,18 +233,9 @@ impl Core {
                 self.tick();
             }
             let mut again = self.poll_small();
-            if again && self.pace.is_driven() && !self.is_moving() {
-                // As a rule the thread has waited for just this.
-                self.perform_actions();
-                return self.leave();
-            }
             again |= self.replace_control();
             again |= self.read_control();
             self.deliver_first();
-            if again && self.leaves_early() {
-                return self.leave();
-            }
-            self.left_early = false;
             again |= self.poll_channels();
             again |= self.drain_worker();
             let now = self.now();
@@ -260,12 +247,10 @@ impl Core {
                 self.session.handle_timeout(now);
             }
             self.pace.looks_again(busy | again);
-            again |= self.push_out(false);
+            again |= self.push_out();
             busy |= again;
-            if !again || self.may_leave_it() {
-                if !again {
-                    self.look_at_fence();
-                }
+            if !again {
+                self.look_at_fence();
                 more = false;
                 break;
             }
@@ -282,29 +267,21 @@ impl Core {
     /// Does what the program's own request led to. What has arrived meanwhile is left to whoever
     /// waits for it.
     pub(crate) fn start(&mut self) -> Turn {
-        self.left_early = false;
-        let busy = self.push_out(self.pace.is_attended());
+        let busy = self.push_out();
         self.turn(busy, false)
     }
 
-    /// Hands out what the session wants done and said; `true` if there may be more at once. Where somebody
-    /// attends, sends that have ended wait until something was said.
-    fn push_out(&mut self, attended: bool) -> bool {
-        let mut any = match attended {
-            true => self.perform_but_sent(),
-            false => self.perform_actions(),
-        };
+    /// Hands out what the session wants done and said; `true` if there may be more at once.
+    fn push_out(&mut self) -> bool {
+        let mut any = self.perform_actions();
         self.close_useless_channels();
         // What the peer waits for goes first; a chunk that comes early finds its receive soon.
-        let mut said = self.write_control();
+        self.write_control();
         any |= self.post_pending();
-        said |= self.write_control();
+        self.write_control();
         self.rouse_channels();
         // What was said may have ended an operation.
-        any | match attended && !said {
-            true => self.perform_but_sent(),
-            false => self.perform_actions(),
-        }
+        any | self.perform_actions()
     }
 
     /// What a turn would say in which nothing happens.

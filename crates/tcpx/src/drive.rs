@@ -26,7 +26,7 @@ mod tests;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tcpx_memory::awake::{cores, give_way};
@@ -37,7 +37,7 @@ use crate::core::Core;
 use crate::driver::Turn;
 use crate::progress_lease::ProgressLease;
 use crate::wait::FOREVER;
-use busy_poll::{BUSY_POLL_BUDGET, BusyPoll, FEW_CORES, Looker, look};
+use busy_poll::{BUSY_POLL_BUDGET, BusyPoll, FEW_CORES, look};
 use descriptors::{Descriptors, Woken};
 
 /// How long the engine's thread leaves a connection to the thread that drove it last.
@@ -79,8 +79,6 @@ pub(crate) struct ProgressOwner {
     manual: AtomicBool,
     /// The lease is that of a thread that polls.
     polls: AtomicBool,
-    /// Threads that look for their own ends beside the one that does the work.
-    lookers: AtomicUsize,
     /// From when on, in microseconds of the connection, a thread may busy-poll; 0 for at any time.
     busy_poll_from: AtomicU64,
     descriptors: Descriptors,
@@ -109,7 +107,6 @@ impl ProgressOwner {
             lease: ProgressLease::new(),
             manual: AtomicBool::new(false),
             polls: AtomicBool::new(false),
-            lookers: AtomicUsize::new(0),
             busy_poll_from: AtomicU64::new(0),
             descriptors: Descriptors::default(),
         }
@@ -168,7 +165,6 @@ impl Shared {
         if busy_poll.is_none() || self.progress_owner.descriptors.is_asleep() {
             return false;
         }
-        let _looker = Looker::begin(&self.progress_owner.lookers);
         let hit = look(&ended, limit);
         if !hit {
             self.pause_busy_poll(BUSY_POLL_BUDGET);
@@ -338,7 +334,7 @@ impl Shared {
         if self.progress_owner.is_manual() {
             // Nobody would write later what is held back now.
             core.pace.attend(false);
-            core.speak(false);
+            core.speak();
             core.set_looked_for(false);
             self.watch_descriptors(&core);
             self.progress_owner.taken.store(false, Ordering::SeqCst);
@@ -360,8 +356,7 @@ impl Shared {
             if leaves == Leaves::Served {
                 core.pace.leaves(now);
             }
-            let is_alone = self.progress_owner.lookers.load(Ordering::Relaxed) == 0;
-            core.speak(is_alone);
+            core.speak();
             let until = now + PROGRESS_LEASE;
             self.progress_owner.lease.begin(self.since_origin(until));
             self.progress_owner.taken.store(false, Ordering::SeqCst);
@@ -412,7 +407,7 @@ impl Shared {
         let mut core = self.lock();
         // Nobody writes soon what would be held back, nor what was.
         core.pace.attend(false);
-        core.speak(false);
+        core.speak();
         self.watch_control(&mut core);
         let turn = core.standing();
         let unfit = turn.more || turn.poll || turn.finished;
@@ -450,22 +445,6 @@ impl Shared {
         let over = until.is_some_and(|until| until <= self.since_origin(Instant::now()));
         if over && !self.progress_owner.is_taken() {
             self.end_lease(core);
-        }
-    }
-
-    /// The program tests for completion and does not wait: the engine's thread makes progress.
-    pub(crate) fn end_lease_for_poll(&self) {
-        if self.progress_if_manual() {
-            return;
-        }
-        if self.progress_owner.lease.lasts_until().is_none() || self.progress_owner.is_taken() {
-            return;
-        }
-        if let Some(mut core) = self.try_lock() {
-            self.leave_to_engine(&mut core);
-            core.tick();
-            let turn = core.guarded_start();
-            self.after(core, turn);
         }
     }
 

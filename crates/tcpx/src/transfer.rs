@@ -285,21 +285,9 @@ impl Transfer {
         }
     }
 
-    #[cfg(test)]
-    pub(crate) fn only_operation(&self) -> OperationId {
-        self.operations.first.unwrap()
-    }
-
-    /// The outcome, or `None` while the operation runs. Never blocks.
+    /// The outcome, or `None` while the operation runs: [`wait_timeout`](Self::wait_timeout) without a time.
     pub fn test(&self) -> Option<Result<Report, Error>> {
-        if let Err(error) = self.connection.0.check_process() {
-            return Some(Err(error));
-        }
-        self.state.outcome().or_else(|| {
-            self.connection.0.end_lease_for_poll();
-            // Whose end had been left for later has been told by that.
-            self.state.outcome()
-        })
+        self.wait_timeout(Duration::ZERO)
     }
 
     /// Waits for the end, which the operation's deadlines bound.

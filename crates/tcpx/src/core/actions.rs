@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use tcpx_net::Direction;
+use tcpx_wire::Role;
 use tcpx_wire::session::{
     Action, Chunk, Completed, Memory, OperationError, OperationId, OperationKind,
 };
-use tcpx_wire::{Role, Session};
 
 use super::Core;
 use crate::error::{Error, OperationName};
@@ -18,17 +18,8 @@ pub(super) type Outcome = Result<Completed, OperationError>;
 impl Core {
     /// Does what the session wants; `true` if it wanted anything.
     pub(super) fn perform_actions(&mut self) -> bool {
-        self.perform_each(Session::poll_action)
-    }
-
-    /// As [`Self::perform_actions`], but leaves sends that have ended to whoever comes next.
-    pub(super) fn perform_but_sent(&mut self) -> bool {
-        self.perform_each(Session::poll_action_but_sent)
-    }
-
-    fn perform_each(&mut self, next: impl Fn(&mut Session) -> Option<Action>) -> bool {
         let mut any = false;
-        while let Some(action) = next(&mut self.session) {
+        while let Some(action) = self.session.poll_action() {
             any = true;
             self.perform(action);
         }

@@ -45,17 +45,9 @@ impl Pace {
         self.attended = attended;
     }
 
-    pub(super) fn is_attended(&self) -> bool {
-        self.attended
-    }
-
     /// The turns that follow are those of a thread that waits, or no more.
     pub(crate) fn drive(&mut self, driven: bool) {
         self.driven = driven;
-    }
-
-    pub(super) fn is_driven(&self) -> bool {
-        self.driven
     }
 
     /// Whether the turn goes on, or another one follows it.

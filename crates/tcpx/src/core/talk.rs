@@ -97,12 +97,10 @@ impl Core {
         any
     }
 
-    /// Sends what there is to say, unless it may wait for what comes next, as sends that have ended may while
-    /// a thread of the program attends that is alone.
-    pub(crate) fn speak(&mut self, is_alone: bool) {
-        if self.write_control() || !(is_alone && self.pace.is_attended()) {
-            self.perform_actions();
-        }
+    /// Sends what there is to say, unless it may wait for what comes next.
+    pub(crate) fn speak(&mut self) {
+        self.write_control();
+        self.perform_actions();
     }
 
     /// Whether all that there is to say may wait for what comes next.

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use tcpx_memory::{Access, CopyWorker, Region};
 use tcpx_net::ControlStream;
-use tcpx_wire::frame::{Frame, Grant, Settings, TransferId, encode};
+use tcpx_wire::frame::{Frame, Settings, TransferId, encode};
 use tcpx_wire::record::Records;
 use tcpx_wire::session::{Config, OperationKind, ReceiveRequest, SendRequest};
 use tcpx_wire::{Level, Role, Tag};
@@ -158,7 +158,7 @@ impl Scene {
     }
 
     /// What began last as the program has it, with no engine's thread that looks after it, and the peer.
-    pub(crate) fn into_transfer(self, state: Arc<TransferState>) -> (Transfer, TcpStream) {
+    fn into_transfer(self, state: Arc<TransferState>) -> (Transfer, TcpStream) {
         let settings = settings();
         let peer = PeerInfo {
             address: self.core.peer,
@@ -176,16 +176,11 @@ impl Scene {
         (transfer, self.peer)
     }
 
-    /// A send whose end has come with an answer to it, and was left behind that.
-    pub(crate) fn with_an_end_left() -> (Self, Arc<TransferState>) {
+    /// A send that runs, and the peer.
+    pub(crate) fn with_a_send() -> (Transfer, TcpStream) {
         let mut scene = Self::new();
-        let received = scene.begin(Role::Receiver, 2, 8);
         let sent = scene.begin(Role::Sender, 1, 8);
-        let transfer = TransferId(0);
-        scene.say([Frame::EagerDone { transfer }, message(0, 2)]);
-        scene.drive();
-        assert!(received.has_ended() && !sent.has_ended());
-        (scene, sent)
+        scene.into_transfer(sent)
     }
 
     /// A turn of a thread of the program that waits, once something has come.
@@ -236,60 +231,16 @@ fn a_part_of_a_frame_shows_that_the_peer_lives() {
 }
 
 #[test]
-fn a_turn_that_is_left_early_says_that_frames_are_left_which_no_descriptor_announces() {
-    let mut scene = Scene::new();
-    let first = scene.begin(Role::Receiver, 1, 8);
-    let last = scene.begin(Role::Receiver, 2, 8);
-    // More than are read at a time, with what another thread may sleep for behind them.
-    let others = (1..=400).map(|transfer| numbered(transfer, 3, transfer - 1));
-    let frames = [message(0, 1)].into_iter().chain(others);
-    scene.say(frames.chain([message(401, 2)]));
-    let turn = scene.drive();
-    assert!(first.has_ended() && !last.has_ended());
-    assert!(turn.more, "nobody else hears of what was read");
-    while scene.core.progress().more {}
-    assert!(last.has_ended() && scene.core.control.is_drained());
-}
-
-#[test]
-fn a_turn_is_not_left_before_chunks_that_were_granted_go_to_their_channel() {
+fn what_a_look_has_read_is_taken_by_the_next_turn() {
     let mut scene = Scene::new();
     let received = scene.begin(Role::Receiver, 1, 8);
-    let _sent = scene.begin(Role::Sender, 2, 4096);
-    let grant = Frame::Grant {
-        transfer: TransferId(0),
-        grant: Grant {
-            chunk_bytes: 4096,
-            window: 0,
-            level: Level::Placed,
-            taper: None,
-        },
-    };
-    scene.say([message(0, 1), grant]);
-    scene.drive();
-    assert!(received.has_ended());
-    assert!(scene.channel.offered.load(Ordering::SeqCst) > 0);
-}
-
-#[test]
-fn a_turn_is_left_as_soon_as_the_program_has_what_came_alone() {
-    let mut scene = Scene::new();
-    let received = scene.begin(Role::Receiver, 1, 8);
-    scene.say([message(0, 1)]);
-    let turn = scene.drive();
-    assert!(received.has_ended() && !turn.more && scene.core.left_early);
-}
-
-#[test]
-fn what_a_look_has_read_is_not_taken_for_taken() {
-    let mut scene = Scene::new();
-    assert!(scene.core.control.is_drained());
     scene.say([message(0, 1)]);
     let start = Instant::now();
     while !scene.core.has_news() {
         assert!(start.elapsed() < LIMIT, "nothing comes");
     }
-    assert!(!scene.core.control.is_drained());
+    scene.drive();
+    assert!(received.has_ended() && !scene.core.has_news());
 }
 
 /// A channel that was never told takes the peer for one at work.

@@ -1,6 +1,6 @@
 //! Busy-polling: which thread may, for how long, and which one only polls for its own end.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tcpx_memory::awake::{Awake, cores};
@@ -48,22 +48,6 @@ impl BusyPoll {
 impl Drop for BusyPoll {
     fn drop(&mut self) {
         BUSY_POLLING.store(false, Ordering::Relaxed);
-    }
-}
-
-/// A thread that looks for its own end only, and does nothing about it.
-pub(super) struct Looker<'a>(&'a AtomicUsize);
-
-impl<'a> Looker<'a> {
-    pub(super) fn begin(lookers: &'a AtomicUsize) -> Self {
-        lookers.fetch_add(1, Ordering::Relaxed);
-        Self(lookers)
-    }
-}
-
-impl Drop for Looker<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
