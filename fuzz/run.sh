@@ -11,7 +11,8 @@ set -eu
 seconds=${1:-60}
 [ $# -gt 0 ] && shift
 [ $# -gt 0 ] || set -- handshake records frames descriptors chunk_header cmsg companion netlink \
-    private_request nccl_records nccl_comm nccl_lane window_key nixl
+    private_request nccl_records nccl_comm nccl_lane window_key nixl \
+    status_request
 
 cd "$(dirname "$0")"
 host=$(rustc -vV | sed -n 's/^host: //p')

@@ -10,6 +10,7 @@ pub(crate) mod key;
 pub(crate) mod link;
 pub(crate) mod perf;
 pub(crate) mod plugin;
+pub(crate) mod status;
 pub(crate) mod transfer;
 
 use std::ffi::{OsStr, OsString};
@@ -74,6 +75,8 @@ pub(crate) enum Command {
     Devmem(devmem::DevmemArgs),
     /// Find what stops transfers on this host, and how to fix it.
     Doctor(doctor::DoctorArgs),
+    /// Show the connections of running processes: lanes, rates, operations and who must act next.
+    Status(status::StatusArgs),
     /// Make a server's key file, and print the key for its clients.
     Key(key::KeyArgs),
     /// Print the variables that a plugin or NCCL needs on this host, as lines for a shell.
@@ -143,6 +146,7 @@ impl Cli {
             },
             Command::Devices
             | Command::Doctor(_)
+            | Command::Status(_)
             | Command::Key(_)
             | Command::Env(_)
             | Command::Devmem(_)
@@ -175,6 +179,7 @@ impl Cli {
             | Command::Devices
             | Command::Key(_)
             | Command::Doctor(_)
+            | Command::Status(_)
             | Command::Env(_)
             | Command::Generate { .. }
             | Command::DemoPeer
@@ -218,6 +223,7 @@ impl Cli {
             | Command::Devices
             | Command::Key(_)
             | Command::Doctor(_)
+            | Command::Status(_)
             | Command::Env(_)
             | Command::Devmem(_)
             | Command::Plugin(_)
@@ -245,6 +251,7 @@ impl Cli {
             | Command::Devices
             | Command::Key(_)
             | Command::Doctor(_)
+            | Command::Status(_)
             | Command::Env(_)
             | Command::Devmem(_)
             | Command::Plugin(_)

@@ -58,6 +58,7 @@ impl Link {
         } else {
             sources.for_client()?
         };
+        serve_metrics(args)?;
         let (network, network_line) = choose_network(&args.network, memory, args.timeout.0)?;
         let mut options = Options::new(network, auth);
         options.channels = args.network.channels.unwrap_or(0);
@@ -387,6 +388,24 @@ fn check_interfaces(args: &NetworkArgs) -> Result<(), Error> {
         what: format!("`{filter}` allows no interface of this host"),
         hint: format!("give --interfaces some of {}", names.join(", ")),
     })
+}
+
+/// Serves metrics where the flags ask for it, once a process.
+fn serve_metrics(args: &LinkArgs) -> Result<(), Error> {
+    static SERVED: OnceLock<()> = OnceLock::new();
+    let Some(address) = &args.metrics else {
+        return Ok(());
+    };
+    if SERVED.set(()).is_err() {
+        return Ok(());
+    }
+    let bound = tcpx_status::serve_metrics(address).map_err(|source| Error::Usage {
+        what: format!("no metrics can be served at {address}: {source}"),
+        hint: "give --metrics an address of this host and a free port, such as 127.0.0.1:9400"
+            .into(),
+    })?;
+    aside!("metrics at http://{bound}/metrics");
+    Ok(())
 }
 
 /// What the start of a plugin may take where nobody said.

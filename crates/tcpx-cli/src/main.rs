@@ -1,4 +1,4 @@
-//! The tcpx program: demo, transfer, connection, perf, bench, devices, devmem, doctor, plugin, env.
+//! The tcpx program: demo, transfer, connection, perf, bench, devices, devmem, doctor, status, plugin, env.
 
 mod addresses;
 mod args;
@@ -27,6 +27,7 @@ mod plugin_check;
 mod plugin_file;
 mod second_process;
 mod sizes;
+mod status;
 mod transfer;
 mod vendor_environment;
 
@@ -91,6 +92,7 @@ fn run(cli: &Cli) -> Result<(), Error> {
         Command::Env(args) => env::run(args),
         Command::Key(args) => key::run(args),
         Command::Doctor(args) => doctor::run(args),
+        Command::Status(args) => status::run(args),
         Command::Plugin(args) => plugin_check::run(args),
         Command::Generate { folder } => generate::run(folder),
         Command::PluginPart(args) => {

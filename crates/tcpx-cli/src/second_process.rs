@@ -32,6 +32,8 @@ impl Second {
             .args(["--bind", "127.0.0.1", "--port", "0"])
             .args(same(link))
             .env(KEY_VARIABLE, key.to_text())
+            // This process has the address.
+            .env_remove("TCPX_METRICS")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()

@@ -11,6 +11,8 @@ pub struct TcpCounters {
     pub sent: u64,
     /// Received, each byte once.
     pub received: u64,
+    /// Packets that were sent again.
+    pub retransmits: u64,
 }
 
 /// How far a stream's sending side is.
@@ -112,6 +114,7 @@ pub fn tcp_counters(socket: &impl AsFd) -> Option<TcpCounters> {
     (length >= needed).then_some(TcpCounters {
         sent: info.tcpi_bytes_sent,
         received: info.tcpi_bytes_received,
+        retransmits: info.tcpi_total_retrans.into(),
     })
 }
 

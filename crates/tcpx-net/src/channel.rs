@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tcpx_memory::{BouncePool, Fence, RegionSlice};
 use tcpx_wire::ChunkPlan;
@@ -297,6 +297,25 @@ pub struct ChannelStats {
     pub control_bytes_received: u64,
 }
 
+/// One TCP connection of a channel, as the kernel tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LaneStats {
+    /// Its number in the channel.
+    pub lane: u16,
+    /// The peer's address.
+    pub peer: SocketAddr,
+    /// Bytes sent, again or not.
+    pub bytes_sent: u64,
+    /// Bytes received.
+    pub bytes_received: u64,
+    /// Packets that were sent again.
+    pub retransmits: u64,
+    /// What an answer takes, as a rule.
+    pub round_trip: Duration,
+    /// Bytes that were not sent yet, or that the peer's system has not acknowledged.
+    pub backlog: u64,
+}
+
 /// Which way chunks go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
@@ -462,6 +481,11 @@ pub trait Channel: Send + Debug {
     /// The congestion control of its TCP sockets, as the kernel names it; `None` without such sockets.
     fn congestion_control(&self) -> Option<String> {
         None
+    }
+
+    /// Its open lanes, where it has some.
+    fn lanes(&self) -> Vec<LaneStats> {
+        Vec::new()
     }
 
     /// Counters.

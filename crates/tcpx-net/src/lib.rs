@@ -19,8 +19,8 @@ pub mod tcp;
 
 pub use auth::Auth;
 pub use channel::{
-    Cancel, Capabilities, Channel, ChannelStats, Completion, Direction, MemoryKinds, Payload,
-    PendingClose, Posted, Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Ticket, Way,
+    Cancel, Capabilities, Channel, ChannelStats, Completion, Direction, LaneStats, MemoryKinds,
+    Payload, PendingClose, Posted, Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Ticket, Way,
 };
 pub use dial::{ControlStream, DialOptions, Dialled, dial, dial_control_again};
 pub use error::{ChannelError, ChunkPosition, IoError, NetworkError, SocketError};

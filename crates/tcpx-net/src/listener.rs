@@ -93,6 +93,11 @@ impl Inner {
     fn lock(&self) -> MutexGuard<'_, VecDeque<Accepted>> {
         self.accepted.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn refusals(&self) -> Refusals {
+        let refusals = self.refusals.lock();
+        refusals.unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 /// A listening port with its acceptor thread; dropping it closes both.
@@ -156,8 +161,7 @@ impl Listener {
 
     /// What was turned away until now.
     pub fn refusals(&self) -> Refusals {
-        let refusals = self.inner.refusals.lock();
-        refusals.unwrap_or_else(PoisonError::into_inner).clone()
+        self.inner.refusals()
     }
 
     /// For [`accept_unless`](Self::accept_unless).
@@ -224,6 +228,11 @@ impl Listener {
 pub struct ListenerNudge(Arc<Inner>);
 
 impl ListenerNudge {
+    /// As [`Listener::refusals`], also when that has gone.
+    pub fn refusals(&self) -> Refusals {
+        self.0.refusals()
+    }
+
     /// After what they wait for beside peers has come true.
     pub fn nudge(&self) {
         // Whoever has looked already waits before this has the lock.

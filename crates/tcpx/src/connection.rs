@@ -15,6 +15,7 @@ mod one_sided;
 mod patience;
 mod peer;
 mod shared;
+mod told;
 mod watching;
 
 use crate::core::{Core, NewOperation, Operation};

@@ -345,6 +345,7 @@ impl Control {
     pub(crate) fn carried(&self) -> TcpCounters {
         let now = tcp_counters(&self.stream).unwrap_or_default();
         TcpCounters {
+            retransmits: self.carried_before.retransmits + now.retransmits,
             sent: self.carried_before.sent + now.sent,
             received: self.carried_before.received + now.received,
         }

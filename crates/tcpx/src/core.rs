@@ -8,6 +8,7 @@ mod completions;
 mod coverage;
 mod defect;
 mod eager;
+mod history;
 mod jobs;
 mod numbered;
 mod one_sided;
@@ -43,6 +44,7 @@ use crate::sink::{Finished, Sink};
 
 use ahead::Ahead;
 use channels::{ChannelState, Channels};
+use history::History;
 use numbered::Numbered;
 pub(crate) use one_sided::Notice;
 use one_sided::OneSided;
@@ -119,6 +121,8 @@ pub(crate) struct Core {
     ahead: Ahead,
     /// What of the things to say may wait for more.
     pub(crate) pace: Pace,
+    /// What `tcpx status` tells of operations that have ended.
+    pub(crate) history: History,
 }
 
 /// What [`Core::new`] needs.
@@ -179,6 +183,7 @@ impl Core {
             spare: Vec::new(),
             ahead: Ahead::default(),
             pace: Pace::default(),
+            history: History::default(),
         };
         core.tick();
         for action in parts.early {
@@ -361,6 +366,7 @@ impl Core {
             return;
         }
         tracing::warn!(peer = %self.peer, %error, "connection lost");
+        self.history.keep(self.peer, &error);
         let now = self.now();
         self.session.fail(now, error.failure());
         self.end(Err(error));
@@ -423,6 +429,7 @@ impl Core {
         if quiet && self.operations.is_empty() && parted && !self.control.wants_write() {
             self.control.shutdown();
             self.finished = true;
+            self.history.close(self.counters(), !orderly);
         }
         (!waited).then_some(at + LAST_WORDS)
     }

@@ -1,6 +1,7 @@
 //! Where connections begin: listening and connecting.
 
 mod set_ups;
+mod told;
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -20,6 +21,7 @@ use crate::establish::{Authenticated, establish, session_config};
 use crate::options::Options;
 use crate::wait::deadline;
 use set_ups::SetUps;
+use told::Told;
 
 /// For a set-up that met its deadline to say so.
 const SPARE: Duration = Duration::from_secs(1);
@@ -35,6 +37,8 @@ pub struct Endpoint {
     generation: u32,
     options: Options,
     set_ups: SetUps,
+    /// Tells of this endpoint while it lives.
+    _told: Told,
 }
 
 impl Endpoint {
@@ -53,6 +57,7 @@ impl Endpoint {
             congestion: options.congestion.clone(),
         })?;
         Ok(Self {
+            _told: Told::new(listener.local_addr(), listener.nudge()),
             set_ups: SetUps::new(listener.nudge()),
             listener,
             generation: fork::generation(),

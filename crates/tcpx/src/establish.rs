@@ -216,6 +216,7 @@ fn run(
     if options.progress == ProgressMode::Manual {
         shared.begin_manual();
     }
+    shared.tell_status();
     driver.add(id, shared.clone()).map_err(system)?;
     Ok(Connection::new(shared))
 }

@@ -53,6 +53,9 @@ pub(crate) struct LinkArgs {
     /// Show each chunk, each log line and other details of a fault.
     #[arg(long, env = "UCCL_TCPX_DEBUG", value_parser = FalseyValueParser::new())]
     pub(crate) debug: bool,
+    /// Serve counters as OpenMetrics at this address, such as 127.0.0.1:9400, to whoever reaches it.
+    #[arg(long, value_name = "ADDR:PORT", env = "TCPX_METRICS")]
+    pub(crate) metrics: Option<String>,
     #[command(flatten)]
     pub(crate) network: NetworkArgs,
 }

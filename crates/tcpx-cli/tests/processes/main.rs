@@ -13,3 +13,4 @@ mod greeting;
 mod matrix;
 mod perf;
 mod plugin;
+mod status;

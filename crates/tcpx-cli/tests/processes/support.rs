@@ -100,7 +100,7 @@ impl Running {
     }
 
     /// The same with standard output in a file.
-    fn start_aside(mut command: Command, stdout: std::fs::File) -> Self {
+    pub(crate) fn start_aside(mut command: Command, stdout: std::fs::File) -> Self {
         let mut child = command
             .stdout(stdout)
             .stderr(Stdio::piped())

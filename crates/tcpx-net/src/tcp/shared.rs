@@ -9,7 +9,7 @@ use std::time::Duration;
 use crossbeam_queue::ArrayQueue;
 
 use tcpx_lanes::receive_lane::Violation;
-use tcpx_lanes::tcp_info::tcp_counters;
+use tcpx_lanes::tcp_info::{tcp_counters, transport};
 
 use super::pace::Paces;
 use super::presence::Presence;
@@ -20,7 +20,7 @@ use super::staging::Staging;
 use super::transmit_table::TransmitTable;
 use super::wakers::Wakers;
 use super::watch::{self, Attention};
-use crate::channel::ChannelStats;
+use crate::channel::{ChannelStats, LaneStats};
 use crate::error::ChannelError;
 
 /// Slots that are kept for the kernel, at which a connection copies what it sends.
@@ -229,6 +229,25 @@ impl Shared {
             }
         }
         stats
+    }
+
+    /// The open lanes.
+    pub(super) fn lanes(&self) -> Vec<LaneStats> {
+        let open = (0..self.roster.lanes()).filter_map(|lane| self.roster.socket(lane));
+        open.map(|socket| {
+            let counters = tcp_counters(&*socket).unwrap_or_default();
+            let transport = transport(&*socket).unwrap_or_default();
+            LaneStats {
+                lane: socket.lane,
+                peer: socket.peer,
+                bytes_sent: counters.sent,
+                bytes_received: counters.received,
+                retransmits: counters.retransmits,
+                round_trip: transport.round_trip,
+                backlog: transport.backlog(),
+            }
+        })
+        .collect()
     }
 
     /// Reports an end and wakes the owner. Drop what points at the request's memory before.

@@ -16,8 +16,8 @@ use super::repair::Repair;
 use super::shared::{Ended, Event, Shared, lock};
 use super::transmit_table::{Forgotten, Outgoing, Unstaged, Withdrawn, describe};
 use crate::channel::{
-    Cancel, Capabilities, Channel, ChannelStats, Completion, Direction, Posted, Readiness,
-    ReceiveChunk, ReceiveWindow, SendChunk, Ticket, Way,
+    Cancel, Capabilities, Channel, ChannelStats, Completion, Direction, LaneStats, Posted,
+    Readiness, ReceiveChunk, ReceiveWindow, SendChunk, Ticket, Way,
 };
 use crate::error::ChannelError;
 
@@ -454,6 +454,10 @@ impl Channel for TcpChannel {
         let mut lanes = 0..self.shared.roster.lanes();
         let socket = lanes.find_map(|lane| self.shared.roster.socket(lane))?;
         congestion_control(&*socket)
+    }
+
+    fn lanes(&self) -> Vec<LaneStats> {
+        self.shared.lanes()
     }
 
     fn stats(&self) -> ChannelStats {

@@ -183,6 +183,16 @@ impl Core {
             }
             return;
         }
+        match &result {
+            Ok(report) => self.history.completed(report.elapsed),
+            Err(error) => {
+                self.history.failed();
+                // One that ended with its connection has nothing more to tell.
+                if self.ended.is_none() && !self.session.ended() {
+                    self.history.keep(self.peer, error);
+                }
+            }
+        }
         if let Some(deferred) = deferred {
             self.part_ended(&deferred, &state, result.is_ok());
         }

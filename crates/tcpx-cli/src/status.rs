@@ -1,0 +1,255 @@
+//! `tcpx status`: what running processes tell of their connections.
+
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal, Write as _};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tcpx_status::{ConnectionReport, LaneReport, Report, ask, processes};
+
+use crate::args::status::StatusArgs;
+use crate::error::Error;
+use crate::output::json;
+use crate::output::say::one_line;
+use crate::output::table::{indented, table};
+use crate::sizes::{Size, grouped, time};
+
+/// What `--json` prints.
+const SCHEMA: &str = "tcpx.status";
+
+/// Operations of a connection that are shown.
+const SHOWN: usize = 8;
+
+/// Errors that are shown.
+const ERRORS: usize = 5;
+
+/// Shows what the processes tell.
+pub(crate) fn run(args: &StatusArgs) -> Result<(), Error> {
+    let result = show(args);
+    if args.json
+        && let Err(error) = &result
+    {
+        json::print(&json::failure(SCHEMA, error))?;
+    }
+    result
+}
+
+fn show(args: &StatusArgs) -> Result<(), Error> {
+    let mut before = look(args.pid)?;
+    if args.json && !args.watch {
+        return json::print(&object(&before));
+    }
+    loop {
+        // Rates need two looks.
+        if !args.json && !before.reports.is_empty() || args.watch {
+            std::thread::sleep(args.interval.0);
+        }
+        let now = look(args.pid)?;
+        if args.json {
+            json::print(&object(&now))?;
+        } else {
+            let mut text = now.text(&before);
+            if args.watch && io::stdout().is_terminal() {
+                // Clears the screen and goes to its corner.
+                text.insert_str(0, "\x1b[2J\x1b[H");
+            }
+            let mut out = io::stdout().lock();
+            out.write_all(text.as_bytes())
+                .and_then(|()| out.flush())
+                .map_err(Error::Output)?;
+        }
+        if !args.watch {
+            return Ok(());
+        }
+        before = now;
+    }
+}
+
+/// What the processes told at one time.
+struct Look {
+    reports: Vec<Report>,
+    /// Those that did not tell, with the reason.
+    silent: Vec<(u32, String)>,
+}
+
+fn look(pid: Option<u32>) -> Result<Look, Error> {
+    let mut found = processes();
+    if let Some(pid) = pid {
+        found.retain(|(other, _)| *other == pid);
+        if found.is_empty() {
+            return Err(Error::Failed {
+                what: format!("process {pid} has no connection of tcpx that it could tell of"),
+                hint: "`tcpx status` lists the processes that have; run it as the user of that process, or as root, and see that TCPX_STATUS is not 0 there",
+            });
+        }
+    }
+    let (mut reports, mut silent) = (Vec::new(), Vec::new());
+    for (pid, socket) in found {
+        match ask(pid, &socket) {
+            Ok(report) => reports.push(report),
+            Err(error) => silent.push((pid, error.to_string())),
+        }
+    }
+    Ok(Look { reports, silent })
+}
+
+fn object(look: &Look) -> Value {
+    let silent = |(pid, why): &(u32, String)| json!({ "pid": pid, "error": why });
+    let silent: Vec<_> = look.silent.iter().map(silent).collect();
+    json::success(
+        SCHEMA,
+        json!({ "processes": look.reports, "silent": silent }),
+    )
+}
+
+impl Look {
+    fn text(&self, before: &Self) -> String {
+        let mut out = String::new();
+        if self.reports.is_empty() && self.silent.is_empty() {
+            out.push_str("no process of this user has a connection of tcpx\n");
+        }
+        for report in &self.reports {
+            let mut earlier = before.reports.iter();
+            let earlier = earlier
+                .find(|other| other.pid == report.pid && other.at_seconds <= report.at_seconds);
+            process(&mut out, report, earlier);
+        }
+        for (_, why) in &self.silent {
+            let _ = writeln!(out, "{}", one_line(why));
+        }
+        out
+    }
+}
+
+fn process(out: &mut String, report: &Report, before: Option<&Report>) {
+    let Report { pid, program, .. } = report;
+    let _ = writeln!(out, "process {pid}, {}", one_line(program));
+    for listener in &report.listeners {
+        let _ = write!(out, "  listens on {}", one_line(&listener.address));
+        if let Some(last) = &listener.last_refusal {
+            let (peer, reason) = (one_line(&last.peer), one_line(&last.reason));
+            let count = grouped(listener.refused);
+            let _ = write!(out, ", refused {count}, the last from {peer}: {reason}");
+        }
+        out.push('\n');
+    }
+    for connection in &report.connections {
+        let earlier = before.and_then(|report| {
+            let mut known = report.connections.iter();
+            known.find(|other| other.id == connection.id)
+        });
+        show_connection(out, connection, earlier);
+    }
+    let first = report.errors.len().saturating_sub(ERRORS);
+    for error in &report.errors[first..] {
+        let ago = time(seconds(report.at_seconds - error.at_seconds));
+        let (peer, what) = (one_line(&error.peer), one_line(&error.error));
+        let _ = writeln!(out, "  error {ago} ago, {peer}: {what}");
+    }
+}
+
+fn show_connection(
+    out: &mut String,
+    connection: &ConnectionReport,
+    before: Option<&ConnectionReport>,
+) {
+    let _ = writeln!(
+        out,
+        "  connection {} to {}, {}, up {}",
+        connection.id,
+        one_line(&connection.peer),
+        one_line(&connection.network),
+        time(seconds(connection.up_seconds)),
+    );
+    let _ = writeln!(out, "    path      {}", one_line(&connection.path));
+    let counters = &connection.counters;
+    let moved = |what: &str, of: fn(&ConnectionReport) -> u64| {
+        let now = of(connection);
+        let rate = before.and_then(|before| {
+            let span = seconds(connection.up_seconds - before.up_seconds);
+            crate::sizes::rate(now.saturating_sub(of(before)), span)
+        });
+        let rate = rate.map_or_else(String::new, |rate| format!(", now {rate:.3} GB/s"));
+        format!("    {what}  {}{rate}\n", Size(now))
+    };
+    out.push_str(&moved("sent    ", |one| {
+        one.counters.bytes_sent + one.counters.control_bytes_sent
+    }));
+    out.push_str(&moved("received", |one| {
+        one.counters.bytes_received + one.counters.control_bytes_received
+    }));
+    let _ = writeln!(
+        out,
+        "    ended     {} operations, {} of them with an error",
+        grouped(counters.operations_completed + counters.operations_failed),
+        grouped(counters.operations_failed),
+    );
+    if !connection.lanes.is_empty() || counters.lanes_lost > 0 {
+        let _ = writeln!(
+            out,
+            "    lanes     {} open, {} failed, {} came back, {} chunks resent",
+            connection.lanes.len(),
+            grouped(counters.lanes_lost),
+            grouped(counters.lanes_restored),
+            grouped(counters.chunks_resent),
+        );
+        lanes(out, &connection.lanes);
+    }
+    let _ = writeln!(
+        out,
+        "    running   {} operations, {} without progress for a second or longer",
+        grouped(connection.operations_running),
+        grouped(connection.operations_stalled),
+    );
+    for operation in connection.operations.iter().take(SHOWN) {
+        let tag = operation.tag.map(|tag| format!(" tag {tag}"));
+        let _ = writeln!(
+            out,
+            "      {}{}: {} of {}, {} without progress: {}",
+            one_line(&operation.kind),
+            tag.unwrap_or_default(),
+            Size(operation.bytes_done),
+            Size(operation.bytes_total),
+            time(seconds(operation.waited_seconds)),
+            one_line(&operation.next),
+        );
+    }
+    if connection.operations_running > SHOWN as u64 {
+        out.push_str("      ... (`--json` has more)\n");
+    }
+    if let Some(stuck) = &connection.stuck {
+        let _ = writeln!(out, "    stuck     {}", one_line(stuck));
+    }
+}
+
+fn lanes(out: &mut String, lanes: &[LaneReport]) {
+    let mut rows = table(
+        &[
+            "lane",
+            "peer",
+            "sent",
+            "received",
+            "again",
+            "round trip",
+            "backlog",
+        ],
+        &[2, 3, 4, 5, 6],
+    );
+    for lane in lanes {
+        rows.add_row([
+            format!("{}.{}", lane.channel, lane.lane),
+            one_line(&lane.peer),
+            Size(lane.bytes_sent).to_string(),
+            Size(lane.bytes_received).to_string(),
+            grouped(lane.retransmits),
+            time(Duration::from_micros(lane.round_trip_us)),
+            Size(lane.backlog_bytes).to_string(),
+        ]);
+    }
+    out.push_str(&indented(&rows, "      "));
+}
+
+/// A time that another process told, whatever it is.
+fn seconds(value: f64) -> Duration {
+    Duration::try_from_secs_f64(value).unwrap_or_default()
+}

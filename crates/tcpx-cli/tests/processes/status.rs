@@ -1,0 +1,160 @@
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::support::{Running, Server, tcpx};
+
+/// Longer than any process here takes to come as far as a test wants it.
+const LONG: Duration = Duration::from_secs(60);
+
+/// A command whose socket lies in `folder`.
+fn apart(mut command: Command, folder: &Path) -> Command {
+    command.env("XDG_RUNTIME_DIR", folder);
+    command
+}
+
+/// What the processes tell, once `wanted` takes something from it.
+fn told<T>(folder: &Path, arguments: &[&str], wanted: impl Fn(&Value) -> Option<T>) -> T {
+    let until = Instant::now() + LONG;
+    loop {
+        let arguments = [&["status", "--json"], arguments].concat();
+        let ended = Running::start(apart(tcpx(&arguments), folder)).end();
+        let told: Value = serde_json::from_str(&ended.stdout).expect("one JSON document");
+        if let Some(found) = wanted(&told) {
+            return found;
+        }
+        assert!(Instant::now() < until, "not told: {told}");
+    }
+}
+
+/// The connections of process `pid`, if it has some.
+fn connections(told: &Value, pid: u32) -> Option<Vec<Value>> {
+    let mut processes = told["processes"].as_array()?.iter();
+    let process = processes.find(|process| process["pid"] == pid)?;
+    let connections = process["connections"].as_array()?;
+    (!connections.is_empty()).then(|| connections.clone())
+}
+
+/// What a GET at this address answers.
+fn get(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: tcpx\r\n\r\n").expect("it reads");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("it answers");
+    answer
+}
+
+#[test]
+fn a_running_transfer_tells_its_lanes_and_who_acts_next() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder.path();
+    let serving = apart(tcpx(&["perf", "server", "host"]), folder);
+    let mut server = Server::start(serving);
+    let sizes = ["host", "--size", "1MiB", "--iterations", "1000000"];
+    let client = server.client(&["perf", "client"], &sizes);
+    let mut client = Running::start(apart(client, folder));
+
+    let (pid, text) = (client.pid(), client.pid().to_string());
+    let connection = told(folder, &[&text], |told| {
+        let connection = connections(told, pid)?.remove(0);
+        let sent = connection["counters"]["bytes_sent"].as_u64();
+        (sent > Some(0) && connection["operations_running"] != 0).then_some(connection)
+    });
+    assert_eq!(connection["network"], "tcp");
+    assert!(!connection["lanes"].as_array().expect("lanes").is_empty());
+    let operation = &connection["operations"][0];
+    let next = operation["next"].as_str().expect("somebody acts next");
+    assert!(next.contains("owes"), "{next}");
+
+    let socket = folder.join("tcpx").join(format!("{pid}.sock"));
+    let mode = std::fs::metadata(&socket).expect("a socket").permissions();
+    assert_eq!(mode.mode() & 0o777, 0o600);
+
+    let shown = apart(tcpx(&["status", &text, "--interval", "100ms"]), folder);
+    let shown = Running::start(shown).end();
+    shown
+        .assert_code(0)
+        .assert_says(&format!("process {pid}, tcpx"))
+        .assert_says("now ")
+        .assert_says("round trip");
+
+    // Killed, they leave their sockets behind, which the next look removes.
+    client.kill();
+    server.running.kill();
+    drop(client);
+    drop(server);
+    told(folder, &[], |told| {
+        told["processes"].as_array()?.is_empty().then_some(())
+    });
+    assert!(!socket.exists());
+}
+
+#[test]
+fn a_process_that_is_not_there_is_an_error_in_json_too() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let status = apart(tcpx(&["status", "1", "--json"]), folder.path());
+    let ended = Running::start(status).end();
+    ended.assert_code(1).assert_complains("process 1");
+    let told: Value = serde_json::from_str(&ended.stdout).expect("one JSON document");
+    assert_eq!(
+        (&told["schema"], &told["ok"]),
+        (&"tcpx.status".into(), &false.into())
+    );
+}
+
+#[test]
+fn a_variable_switches_the_socket_off() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut serving = apart(tcpx(&["perf", "server", "host"]), folder.path());
+    serving.env("TCPX_STATUS", "0");
+    let _server = Server::start(serving);
+    assert!(!folder.path().join("tcpx").exists());
+}
+
+#[test]
+fn metrics_count_refused_peers_and_show_no_peer() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let serving = tcpx(&[
+        "perf",
+        "server",
+        "host",
+        "--metrics",
+        "127.0.0.1:0",
+        "--json",
+    ]);
+    let out = tempfile::tempfile().expect("a file");
+    let mut command = apart(serving, folder.path());
+    command.args(["--bind", "127.0.0.1", "--port", "0"]);
+    let mut server = Running::start_aside(command, out);
+    let address = server.find(|line| {
+        let rest = line.strip_prefix("metrics at http://")?;
+        rest.strip_suffix("/metrics").map(str::to_owned)
+    });
+    let port = server.find(|line| {
+        let rest = line.strip_prefix("listening on 127.0.0.1:")?;
+        rest.split(';').next().map(str::to_owned)
+    });
+    let mut stranger = tcpx(&["connection", "127.0.0.1", "--port", &port]);
+    stranger.arg("--insecure");
+    Running::start(stranger).end().assert_code(1);
+
+    let until = Instant::now() + LONG;
+    let text = loop {
+        let text = get(&address, "/metrics");
+        if text.contains("\ntcpx_peers_refused_total 1\n") {
+            break text;
+        }
+        assert!(Instant::now() < until, "{text}");
+    };
+    assert!(text.starts_with("HTTP/1.0 200 OK\r\n"), "{text}");
+    assert!(text.contains("application/openmetrics-text"), "{text}");
+    assert!(text.ends_with("# EOF\n"), "{text}");
+    // Who reaches the port sees sums alone.
+    assert!(!text.contains("127.0.0.1"), "{text}");
+    assert!(get(&address, "/status").starts_with("HTTP/1.0 404"));
+}

@@ -1,0 +1,98 @@
+//! As much of HTTP/1.0 as a scraper and `curl` need: one GET, one answer, and the connection ends.
+
+/// Longest request, in bytes.
+pub(crate) const LONGEST_REQUEST: usize = 4096;
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// `GET /status`.
+    Status,
+    /// `GET /metrics`.
+    Metrics,
+    /// A GET of anything else.
+    NotFound,
+    /// Another method.
+    NotAllowed,
+    /// No request.
+    Malformed,
+}
+
+/// What the request in `bytes` asks for; `None` while its head is not complete. Headers are not looked at.
+pub fn route(bytes: &[u8]) -> Option<Route> {
+    let end = bytes.windows(4).position(|window| window == b"\r\n\r\n");
+    let head = match end {
+        Some(end) => &bytes[..end],
+        None if bytes.len() >= LONGEST_REQUEST => return Some(Route::Malformed),
+        None => return None,
+    };
+    let line = head.split(|&byte| byte == b'\r').next().unwrap_or_default();
+    let mut words = line.split(|&byte| byte == b' ');
+    let (Some(method), Some(target), Some(version), None) =
+        (words.next(), words.next(), words.next(), words.next())
+    else {
+        return Some(Route::Malformed);
+    };
+    if !version.starts_with(b"HTTP/") {
+        return Some(Route::Malformed);
+    }
+    if method != b"GET" {
+        return Some(Route::NotAllowed);
+    }
+    let path = target.split(|&byte| byte == b'?').next();
+    Some(match path.unwrap_or_default() {
+        b"/status" => Route::Status,
+        b"/metrics" => Route::Metrics,
+        _ => Route::NotFound,
+    })
+}
+
+/// A whole answer.
+pub(crate) fn answer(status: &str, kind: &str, body: &str) -> Vec<u8> {
+    let length = body.len();
+    format!(
+        "HTTP/1.0 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+    )
+    .into_bytes()
+}
+
+/// The body of an answer whose status is 200; `None` for any other.
+pub(crate) fn body(answer: &[u8]) -> Option<&[u8]> {
+    let head = answer.windows(4).position(|window| window == b"\r\n\r\n")?;
+    let is_ok = answer.starts_with(b"HTTP/1.0 200 ");
+    is_ok.then(|| &answer[head + 4..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_told_apart() {
+        for (request, expected) in [
+            (&b"GET /status HTTP/1.0\r\n\r\n"[..], Route::Status),
+            (b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n", Route::Metrics),
+            (b"GET /metrics?name=x HTTP/1.1\r\n\r\n", Route::Metrics),
+            (b"GET / HTTP/1.1\r\n\r\n", Route::NotFound),
+            (b"POST /status HTTP/1.1\r\n\r\n", Route::NotAllowed),
+            (b"GET /status\r\n\r\n", Route::Malformed),
+            (b"\r\n\r\n", Route::Malformed),
+            (b"GET /a b HTTP/1.0\r\n\r\n", Route::Malformed),
+        ] {
+            assert_eq!(route(request), Some(expected), "{request:?}");
+        }
+    }
+
+    #[test]
+    fn an_endless_head_is_not_waited_for() {
+        assert_eq!(route(b"GET /status HTTP/1.0\r\n"), None);
+        assert_eq!(route(&[b'a'; LONGEST_REQUEST]), Some(Route::Malformed));
+    }
+
+    #[test]
+    fn a_body_is_what_follows_the_head() {
+        assert_eq!(body(&answer("200 OK", "text/plain", "a")), Some(&b"a"[..]));
+        assert_eq!(body(&answer("404 Not Found", "text/plain", "a")), None);
+        assert_eq!(body(b"HTTP/1.0 200 OK"), None);
+    }
+}

@@ -1,0 +1,103 @@
+//! Asking other processes.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::http::body;
+use crate::report::{Report, SCHEMA, VERSION};
+use crate::server::{folders, is_private};
+
+/// Longest wait for a process that is asked: it may be stopped.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Longest answer, in bytes.
+const LONGEST_ANSWER: u64 = 64 << 20;
+
+/// Why a process did not tell.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// It cannot be asked, or did not answer.
+    #[error("process {pid} does not answer: {cause}")]
+    Io {
+        /// The process.
+        pid: u32,
+        /// The system's error.
+        cause: io::Error,
+    },
+    /// Its answer is none of ours.
+    #[error("process {pid} answers something else: {why}")]
+    Answer {
+        /// The process.
+        pid: u32,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+/// The processes that can be asked, with their sockets. What ended processes left is removed.
+pub fn processes() -> Vec<(u32, PathBuf)> {
+    let user = rustix::process::geteuid().as_raw();
+    let mut found = Vec::new();
+    for folder in folders() {
+        let owner = fs::symlink_metadata(&folder).map(|metadata| metadata.uid());
+        let Ok(owner) = owner.map_err(drop).and_then(|owner| {
+            let is_trusted = (owner == user || user == 0) && is_private(&folder, owner);
+            is_trusted.then_some(owner).ok_or(())
+        }) else {
+            continue;
+        };
+        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            let number = path.file_stem().and_then(|stem| stem.to_str());
+            let Some(pid) = number.and_then(|number| number.parse().ok()) else {
+                continue;
+            };
+            if path.extension().is_none_or(|extension| extension != "sock") {
+                continue;
+            }
+            match UnixStream::connect(&path) {
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                    if owner == user {
+                        // Nobody listens there any more.
+                        let _ = fs::remove_file(&path);
+                    }
+                }
+                _ => found.push((pid, path)),
+            }
+        }
+    }
+    found.sort();
+    found.dedup_by_key(|(pid, _)| *pid);
+    found
+}
+
+/// Asks the process behind a socket.
+///
+/// # Errors
+/// It does not answer within some seconds, or what it answers is no report of this version.
+pub fn ask(pid: u32, socket: &Path) -> Result<Report, ReadError> {
+    let failed = |cause| ReadError::Io { pid, cause };
+    let wrong = |why: String| ReadError::Answer { pid, why };
+    let mut stream = UnixStream::connect(socket).map_err(failed)?;
+    stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
+    stream.set_write_timeout(Some(PATIENCE)).map_err(failed)?;
+    stream
+        .write_all(b"GET /status HTTP/1.0\r\n\r\n")
+        .map_err(failed)?;
+    let mut answer = Vec::new();
+    stream
+        .take(LONGEST_ANSWER)
+        .read_to_end(&mut answer)
+        .map_err(failed)?;
+    let text = body(&answer).ok_or_else(|| wrong("it is no answer with a report".to_owned()))?;
+    let report: Report = serde_json::from_slice(text).map_err(|error| wrong(error.to_string()))?;
+    if report.schema != SCHEMA || report.version != VERSION {
+        let (schema, version) = (&report.schema, report.version);
+        return Err(wrong(format!("version {version} of {schema}")));
+    }
+    Ok(report)
+}

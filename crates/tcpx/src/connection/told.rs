@@ -1,0 +1,54 @@
+//! What `tcpx status` tells of a connection.
+
+use std::sync::Arc;
+
+use tcpx_status::{ConnectionReport, Counters, Description, Source, register};
+
+use super::shared::Shared;
+
+impl Shared {
+    /// Has the status of this process tell of the connection until it is finished.
+    pub(crate) fn tell_status(self: &Arc<Self>) {
+        let source = Arc::downgrade(self);
+        let registration = register(source, true);
+        self.lock().history.register(registration);
+    }
+}
+
+impl Source for Shared {
+    fn describe(&self) -> Option<Description> {
+        let path = self.changed_path.latest().unwrap_or(&self.path);
+        let mut report = Box::new(ConnectionReport {
+            id: 0,
+            peer: self.peer.address.to_string(),
+            peer_software: self.peer.software.clone(),
+            network: self.peer.network.clone(),
+            path: path.to_owned(),
+            congestion: None,
+            up_seconds: self.origin.elapsed().as_secs_f64(),
+            counters: Counters::default(),
+            lanes: Vec::new(),
+            operations_running: 0,
+            operations_stalled: 0,
+            operations: Vec::new(),
+            stuck: None,
+        });
+        match self.lock_in_time() {
+            Ok(mut core) => {
+                if core.is_finished() {
+                    return None;
+                }
+                let standings = core.standings();
+                report.operations_running = standings.running;
+                report.operations_stalled = standings.stalled;
+                report.operations = standings.operations;
+                report.counters = core.counters();
+                report.lanes = core.lanes();
+                report.congestion = core.congestion_control();
+                report.stuck = core.stuck_close().map(|error| error.to_string());
+            }
+            Err(stuck) => report.stuck = Some(stuck.to_string()),
+        }
+        Some(Description::Connection(report))
+    }
+}
