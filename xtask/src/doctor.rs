@@ -43,7 +43,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         "tcpx doctor ended with {}",
         output.status
     );
-    let checks: Vec<Value> = serde_json::from_slice(&output.stdout)?;
+    let told: Value = serde_json::from_slice(&output.stdout)?;
+    let checks = told["checks"].as_array().context("it tells of no checks")?;
     let known: BTreeSet<&str> = checks
         .iter()
         .filter_map(|check| check["id"].as_str())
@@ -59,7 +60,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     if !strangers.is_empty() {
         bail!("checks that are in no catalogue:\n{}", strangers.join("\n"));
     }
-    publish(DOCUMENT, &document(&checks)?, "doctor", arguments)
+    publish(DOCUMENT, &document(checks)?, "doctor", arguments)
 }
 
 fn document(checks: &[Value]) -> Result<String> {

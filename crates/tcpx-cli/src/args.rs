@@ -8,6 +8,7 @@ pub(crate) mod doctor;
 pub(crate) mod env;
 pub(crate) mod key;
 pub(crate) mod link;
+pub(crate) mod output;
 pub(crate) mod perf;
 pub(crate) mod plugin;
 pub(crate) mod status;
@@ -24,6 +25,7 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use self::bench::BenchCommand;
 use self::devmem::DevmemCommand;
 use self::link::LinkArgs;
+use self::output::OutputArgs;
 use self::perf::PerfSide;
 use crate::link::is_plugin;
 use crate::output::say::aside;
@@ -32,7 +34,8 @@ use crate::output::say::aside;
 const OTHER_VARIABLES: &str = "\
 Variables without a flag:
   TCPX_KEY   the key, as the server or `tcpx key` printed it (also: --key-file, or type it at the prompt)
-  RUST_LOG   which log lines to show, for example `tcpx_net=debug` (default: warn)
+  RUST_LOG   which log lines to show beside those of -v, for example `tcpx_net=debug` (default: warn)
+  NO_COLOR   set: no colours; a terminal with TERM=dumb gets neither colours nor progress bars
 
 Each flag with `[env: NAME]` can be given by that variable; the flag wins.
 Sizes are written 4096, 512KiB, 4MiB or 1GB; times 30s, 500ms or 10m.
@@ -53,6 +56,8 @@ const LONG_VERSION: &str = concat!(
 #[derive(Debug, Parser)]
 #[command(name = "tcpx", version, long_version = LONG_VERSION, after_help = OTHER_VARIABLES, max_term_width = 110)]
 pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -127,54 +132,22 @@ impl Cli {
         }
     }
 
-    /// Whether to show what helps to find a fault.
-    pub(crate) fn debug(&self) -> bool {
-        match &self.command {
-            Command::Demo(args) => args.debug,
-            Command::Transfer(args) => args.link.debug,
-            Command::Connection(args) => args.link.debug,
-            Command::Perf(args) => match &args.side {
-                None => args.matrix.link.debug,
-                Some(PerfSide::Server(args)) => args.link.debug,
-                Some(PerfSide::Client(args)) => args.link.debug,
-                Some(PerfSide::Agent(args)) => args.link.debug,
-            },
-            Command::PluginPart(args) => args.debug,
-            Command::Bench(args) => match &args.what {
-                BenchCommand::Net(args) => args.link.debug,
-                BenchCommand::Unpack(_) => false,
-            },
-            Command::Devices
-            | Command::Doctor(_)
-            | Command::Status(_)
-            | Command::Key(_)
-            | Command::Env(_)
-            | Command::Devmem(_)
-            | Command::Plugin(_)
-            | Command::Generate { .. }
-            | Command::DemoPeer => false,
-        }
-    }
-
     /// The name that stands before PASSED or FAILED; `None` where nothing is checked, or the output is for a program.
     pub(crate) fn verdict_name(&self) -> Option<&'static str> {
+        if self.output.json {
+            return None;
+        }
         match &self.command {
             Command::Demo(_) => Some("demo"),
             Command::Transfer(_) => Some("transfer"),
             Command::Connection(_) => Some("connection"),
             Command::Perf(args) => {
-                let quiet = match &args.side {
-                    None => args.matrix.json,
-                    Some(PerfSide::Server(args)) => args.json,
-                    Some(PerfSide::Client(args)) => args.json,
-                    Some(PerfSide::Agent(_)) => true,
-                };
-                (!quiet).then_some("perf")
+                (!matches!(args.side, Some(PerfSide::Agent(_)))).then_some("perf")
             }
             Command::Devmem(args) => {
                 matches!(args.what, DevmemCommand::SelfTest(_)).then_some("self-test")
             }
-            Command::Plugin(args) => (!args.json).then_some("plugin"),
+            Command::Plugin(_) => Some("plugin"),
             Command::Bench(_)
             | Command::Devices
             | Command::Key(_)
@@ -184,6 +157,25 @@ impl Cli {
             | Command::Generate { .. }
             | Command::DemoPeer
             | Command::PluginPart(_) => None,
+        }
+    }
+
+    /// What the JSON of the command is called.
+    pub(crate) fn schema(&self) -> &'static str {
+        match &self.command {
+            Command::Demo(_) | Command::DemoPeer => "tcpx.demo",
+            Command::Transfer(_) => "tcpx.transfer",
+            Command::Connection(_) => "tcpx.connection",
+            Command::Perf(_) => "tcpx.perf",
+            Command::Bench(_) => "tcpx.bench",
+            Command::Devices => "tcpx.devices",
+            Command::Devmem(_) => "tcpx.devmem",
+            Command::Doctor(_) => "tcpx.doctor",
+            Command::Status(_) => "tcpx.status",
+            Command::Key(_) => "tcpx.key",
+            Command::Env(_) => "tcpx.env",
+            Command::Plugin(_) | Command::PluginPart(_) => "tcpx.plugin",
+            Command::Generate { .. } => "tcpx.generate",
         }
     }
 

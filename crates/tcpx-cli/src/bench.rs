@@ -13,25 +13,27 @@ use std::path::Path;
 
 use crate::args::bench::{BenchArgs, BenchCommand, UnpackArgs};
 use crate::error::Error;
-use crate::output::say::say;
+use crate::output::json::{self, Told};
+use crate::output::say::{self, say};
 
 use cases::Bench;
 use report::Report;
 
 /// Runs the chosen benchmark.
-pub(crate) fn run(args: &BenchArgs) -> Result<(), Error> {
+pub(crate) fn run(args: &BenchArgs) -> Result<Told, Error> {
     match &args.what {
-        BenchCommand::Unpack(args) => unpack(args),
-        BenchCommand::Net(args) => net::run(args),
+        BenchCommand::Unpack(args) => unpack(args)?,
+        BenchCommand::Net(args) => net::run(args)?,
     }
+    Ok(Told::Nothing)
 }
 
 fn unpack(args: &UnpackArgs) -> Result<(), Error> {
     let mut bench = Bench::open(args.gpu)?;
     let results = bench.run(args.rounds)?;
     let report = Report::new(bench.gpu(), args.rounds, &results);
-    if args.json {
-        say!("{}", report.json());
+    if say::is_json() {
+        json::print_text(&report.json())?;
     } else {
         say!("{}", report.table());
     }

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
 use tcpx::Connection;
 
 use crate::args::connection::ConnectionArgs;
@@ -10,33 +9,18 @@ use crate::error::Error;
 use crate::link::{self, Link};
 use crate::memory_choice::Devices;
 use crate::messages::{self, ANSWER, Answer, REQUEST, Request, refuse};
-use crate::output::json;
-use crate::output::say::{self, Voice, say};
+use crate::output::json::Told;
+use crate::output::say::{self, say};
 use crate::sizes::{Size, time};
 
 /// Runs one side; the word `server` instead of an address means the server's.
-pub(crate) fn run(args: &ConnectionArgs) -> Result<(), Error> {
-    if !args.json {
-        return connect(args).map(drop);
-    }
-    say::set_voice(Voice::Aside);
-    match connect(args) {
-        Ok(done) => json::print(&done),
-        Err(error) => {
-            json::print(&json::failure("tcpx.connection", &error))?;
-            Err(error)
-        }
-    }
-}
-
-/// Sets the connection up; returns what `--json` prints.
-fn connect(args: &ConnectionArgs) -> Result<Value, Error> {
+pub(crate) fn run(args: &ConnectionArgs) -> Result<Told, Error> {
     let memory = Devices::probe().choose(&args.memory, 0)?;
     let is_server = args.peer == "server";
     let link = Link::new(&args.link, &memory, is_server)?;
     let started = Instant::now();
     let connection = if is_server {
-        link.serve(&args.link, "connection SERVER_IP", false)?
+        link.serve(&args.link, "connection SERVER_IP")?
     } else {
         link.connect(&args.link, &args.peer)?
     };
@@ -58,12 +42,11 @@ fn connect(args: &ConnectionArgs) -> Result<Value, Error> {
         say!("  set up   in {}", time(took));
     }
     let done = serde_json::json!({
-        "schema": "tcpx.connection", "version": 1, "ok": true,
         "peer": peer.address.to_string(), "peer_software": peer.software,
         "network": peer.network, "channels": peer.channels, "chunk_bytes": peer.chunk_bytes,
         "path": connection.path(), "seconds": (!is_server).then_some(took.as_secs_f64()),
     });
-    link::part(connection).map(|()| done)
+    link::part(connection).map(|()| Told::Fields(done))
 }
 
 /// One word each way.

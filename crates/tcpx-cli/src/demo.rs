@@ -9,6 +9,7 @@ mod receive;
 
 use std::time::Duration;
 
+use serde_json::{Value, json};
 use tcpx::UnpackMethod;
 
 use self::orders::{How, NetworkOrder};
@@ -17,6 +18,7 @@ use self::receive::{Received, Receiver, Step};
 use crate::args::demo::DemoArgs;
 use crate::error::Error;
 use crate::memory_choice::{self, Devices};
+use crate::output::json::Told;
 use crate::output::say::{self, say};
 use crate::output::table::{indented, table};
 use crate::plugin_file::{Places, PluginFile, PluginFileError};
@@ -24,12 +26,12 @@ use crate::sizes::{Size, grouped, rate};
 use crate::transfer::greeting::GREETING;
 
 /// Shows everything; an error unless every byte of every transfer was right.
-pub(crate) fn run(args: &DemoArgs) -> Result<(), Error> {
+pub(crate) fn run(args: &DemoArgs) -> Result<Told, Error> {
     let devices = Devices::probe();
     let memory = devices.choose(&args.memory, 0)?;
     say!("tcpx demo: two processes on this host, connected over 127.0.0.1");
     let plugin = find_plugin(args)?;
-    let mut peer = PeerProcess::start(&args.memory, args.timeout.0, args.debug)?;
+    let mut peer = PeerProcess::start(&args.memory, args.timeout.0)?;
     let sender = peer.memory()?;
     say!(
         "  sender    process {}: {}",
@@ -86,13 +88,31 @@ pub(crate) fn run(args: &DemoArgs) -> Result<(), Error> {
         say!("  {line}\n");
     }
     peer.end()?;
-    if failures > 0 {
-        return Err(Error::Failed {
-            what: format!("{failures} of {} transfers failed", rows.len()),
-            hint: "read the errors above; --debug shows the log lines of both processes",
-        });
+    let fields = json!({ "bytes": args.size.0, "memory": route, "transfers": fields(&rows) });
+    if failures == 0 {
+        return Ok(Told::Fields(fields));
     }
-    Ok(())
+    let error = Error::Failed {
+        what: format!("{failures} of {} transfers failed", rows.len()),
+        hint: "read the errors above; --debug shows the log lines of both processes",
+    };
+    Ok(Told::Bad(fields, error))
+}
+
+/// What the JSON holds of each transfer.
+fn fields(rows: &[(Step, Result<Received, Error>)]) -> Vec<Value> {
+    let row = |(step, result): &(Step, Result<Received, Error>)| {
+        let received = result.as_ref().ok();
+        json!({
+            "network": step.network.short(), "moved_by": step.how.name(),
+            "unpack": step.unpack.map(|method| method.to_string()),
+            "gb_per_second": received.and_then(|one| rate(one.bytes, one.elapsed)),
+            "fragments": received.map(|one| one.fragments),
+            "verified": received.is_some(),
+            "error": result.as_ref().err().map(Error::what),
+        })
+    };
+    rows.iter().map(row).collect()
 }
 
 /// `None` where nobody named a file and there is none: the embedded network needs no plugin.

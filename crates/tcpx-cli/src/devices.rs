@@ -2,37 +2,41 @@
 
 mod device_memory;
 
+use serde_json::{Value, json};
 use tcpx_memory::driver::{self, DriverStatus};
 use tcpx_net::interfaces::interfaces;
 
+use crate::output::json::Told;
 use crate::output::say::say;
 use crate::output::table::{indented, table};
 use crate::plugin_file::Places;
 use crate::sizes::Size;
 
 /// Lists everything; a missing thing is an answer, not a failure.
-pub(crate) fn run() {
-    gpus();
+pub(crate) fn run() -> Told {
+    let gpus = gpus();
     say!("");
-    networks();
+    let interfaces = networks();
     say!("");
-    plugin();
+    let plugin_files = plugin();
+    Told::Fields(json!({ "gpus": gpus, "interfaces": interfaces, "plugin_files": plugin_files }))
 }
 
-fn gpus() {
+fn gpus() -> Value {
     let (version, devices) = match driver::probe() {
         DriverStatus::Missing { why } => {
             say!("GPUs: none can be used");
             say!("  missing: {why}");
             say!("  host memory takes their place");
-            return;
+            return json!({ "missing": why.to_string(), "devices": [] });
         }
         DriverStatus::Present { version, devices } => (version, devices),
     };
     say!("GPUs: {} (driver for CUDA {version})", devices.len());
     if devices.is_empty() {
-        say!("  missing: the driver shows no GPU; look at CUDA_VISIBLE_DEVICES and `nvidia-smi`");
-        return;
+        let missing = "the driver shows no GPU; look at CUDA_VISIBLE_DEVICES and `nvidia-smi`";
+        say!("  missing: {missing}");
+        return json!({ "missing": missing, "devices": [] });
     }
     let mut list = table(
         &["GPU", "name", "PCI", "memory", "NUMA", "compute", "dma-buf"],
@@ -52,15 +56,23 @@ fn gpus() {
         ]);
     }
     say!("{}", indented(&list, "  ").trim_end());
+    let devices = devices.iter().map(|device| {
+        json!({
+            "gpu": device.ordinal, "name": device.name, "pci": device.pci, "bytes": device.memory,
+            "numa_node": device.numa, "compute": [device.capability.0, device.capability.1],
+            "dma_buf": device.dma_buf,
+        })
+    });
+    json!({ "driver": version.to_string(), "devices": devices.collect::<Vec<_>>() })
 }
 
-fn networks() {
+fn networks() -> Value {
     let found = match interfaces() {
         Ok(found) => found,
         Err(error) => {
             say!("network interfaces: unknown");
             say!("  missing: {error}");
-            return;
+            return json!({ "missing": error.to_string() });
         }
     };
     say!("network interfaces: {}", found.len());
@@ -96,9 +108,17 @@ fn networks() {
     }
     say!("");
     device_memory::show(found.iter().map(|interface| interface.name.as_str()));
+    let interfaces = found.iter().map(|interface| {
+        json!({
+            "name": interface.name, "kind": interface.kind.to_string(), "up": interface.up,
+            "bits_per_second": interface.speed, "mtu": interface.mtu,
+            "numa_node": interface.numa_node, "addresses": interface.addresses,
+        })
+    });
+    interfaces.collect()
 }
 
-fn plugin() {
+fn plugin() -> Value {
     let places = Places::of_process();
     let vendor = places.vendor.is_file();
     say!("plugin file:");
@@ -111,14 +131,18 @@ fn plugin() {
             "is not there (only Google's A3 hosts have it)"
         }
     );
-    match places.beside() {
+    let beside = places.beside();
+    match &beside {
         Ok(file) => say!("  our own:  {} is there", file.path.display()),
-        Err(error) if places.source.is_some() => {
-            let _ = error;
+        Err(_) if places.source.is_some() => {
             say!("  our own:  built from this source tree when it is needed");
         }
         Err(error) => say!("  our own:  missing: {error}; {}", error.hint()),
     }
+    json!({
+        "vendor": vendor.then_some(&places.vendor),
+        "own": beside.ok().map(|file| file.path),
+    })
 }
 
 /// Bits a second.

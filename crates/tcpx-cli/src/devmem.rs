@@ -2,19 +2,26 @@
 
 mod self_test;
 
+use serde_json::{Value, json};
 use tcpx_net::NetworkError;
 use tcpx_net::devmem::{Devmem, DevmemError, HoldStatus, Holder, Released, Status};
 use tcpx_net::interfaces::interfaces;
 
 use crate::args::devmem::{DevmemArgs, DevmemCommand, ReleaseArgs};
 use crate::error::Error;
+use crate::output::json::Told;
 use crate::output::say::{aside, say};
 
-pub(crate) fn run(args: &DevmemArgs) -> Result<(), Error> {
+pub(crate) fn run(args: &DevmemArgs) -> Result<Told, Error> {
     match &args.what {
         DevmemCommand::Status => status(),
         DevmemCommand::Release(args) => release(args),
-        DevmemCommand::SelfTest(args) => self_test::run(args),
+        DevmemCommand::SelfTest(args) => {
+            self_test::run(args)?;
+            Ok(Told::Fields(
+                json!({ "interface": args.interface, "passed": true }),
+            ))
+        }
     }
 }
 
@@ -23,26 +30,56 @@ fn refused(error: DevmemError) -> Error {
     tcpx::Error::from(NetworkError::from(error)).into()
 }
 
-fn status() -> Result<(), Error> {
+fn status() -> Result<Told, Error> {
     let found = Devmem::system().status().map_err(refused)?;
     if found.is_empty() {
         say!("no network card is changed");
-        return Ok(());
     }
+    let mut cards = Vec::new();
     let mut some_dead = false;
     for status in found {
         match status {
             Ok(status) => {
                 some_dead |= status.holds.iter().any(|hold| hold.holder == Holder::Dead);
                 show(&status);
+                cards.push(card(&status));
             }
-            Err(error) => aside!("error: {error}"),
+            Err(error) => {
+                aside!("error: {error}");
+                cards.push(json!({ "error": error.to_string() }));
+            }
         }
     }
     if some_dead {
         say!("`tcpx devmem release` undoes what the dead ones left");
     }
-    Ok(())
+    Ok(Told::Fields(json!({ "cards": cards })))
+}
+
+fn card(status: &Status) -> Value {
+    let holds = status.holds.iter().map(|hold| {
+        json!({
+            "queue": hold.queue, "pid": hold.pid, "program": hold.program,
+            "holder": life(hold), "memory": hold.dmabuf_id,
+            "rules": texts(&hold.rules),
+        })
+    });
+    json!({
+        "interface": status.interface, "here": status.here,
+        "holds": holds.collect::<Vec<_>>(), "changes": texts(&status.changes),
+    })
+}
+
+fn texts<T: ToString>(all: &[T]) -> Vec<String> {
+    all.iter().map(ToString::to_string).collect()
+}
+
+fn life(hold: &HoldStatus) -> &'static str {
+    match hold.holder {
+        Holder::Alive => "alive",
+        Holder::Dead => "dead",
+        Holder::Unknown => "of another namespace of processes",
+    }
 }
 
 fn show(status: &Status) {
@@ -64,11 +101,7 @@ fn show(status: &Status) {
 }
 
 fn sentence(hold: &HoldStatus) -> String {
-    let life = match hold.holder {
-        Holder::Alive => "alive",
-        Holder::Dead => "dead",
-        Holder::Unknown => "of another namespace of processes",
-    };
+    let life = life(hold);
     let memory = match hold.dmabuf_id {
         Some(id) => format!("bound to memory {id}"),
         None => "not bound yet".to_owned(),
@@ -79,7 +112,7 @@ fn sentence(hold: &HoldStatus) -> String {
     )
 }
 
-fn release(args: &ReleaseArgs) -> Result<(), Error> {
+fn release(args: &ReleaseArgs) -> Result<Told, Error> {
     let released = Devmem::system()
         .release(args.interface.as_deref())
         .map_err(refused)?;
@@ -101,13 +134,23 @@ fn release(args: &ReleaseArgs) -> Result<(), Error> {
     if undone == 0 && failed == 0 {
         say!("nothing to release");
     }
-    match failed {
-        0 => Ok(()),
-        count => Err(Error::Failed {
-            what: format!("{count} changes could not be undone"),
-            hint: "run it as root, in the network namespace of the card",
-        }),
-    }
+    let interfaces = released.iter().map(|one| {
+        json!({
+            "interface": one.before.interface, "undone": one.left.is_none(),
+            "failed": texts(&one.failed),
+        })
+    });
+    let fields = json!({ "interfaces": interfaces.collect::<Vec<_>>() });
+    Ok(match failed {
+        0 => Told::Fields(fields),
+        count => Told::Bad(
+            fields,
+            Error::Failed {
+                what: format!("{count} changes could not be undone"),
+                hint: "run it as root, in the network namespace of the card",
+            },
+        ),
+    })
 }
 
 fn tell(released: &Released) {

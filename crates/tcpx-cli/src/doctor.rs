@@ -21,6 +21,7 @@ use self::check::{Check, Context, Finding, Subject, Verdict};
 use crate::args::doctor::DoctorArgs;
 use crate::error::Error;
 use crate::host::{FileKind, Host, RealHost};
+use crate::output::json::Told;
 use crate::output::say::{one_line, say};
 use crate::plugin_file::Places;
 
@@ -28,23 +29,19 @@ use crate::plugin_file::Places;
 const PLUGIN_PATH: &str = "UCCL_TCPX_PLUGIN_PATH";
 
 /// Runs the checks, or explains one.
-pub(crate) fn run(args: &DoctorArgs) -> Result<(), Error> {
+pub(crate) fn run(args: &DoctorArgs) -> Result<Told, Error> {
     let host = RealHost::default();
     let plugin = args.plugin.clone().or_else(|| plugin_in_question(&host));
     match args.explain.as_deref() {
-        Some("all") => {
-            list(args.json);
-            Ok(())
-        }
+        Some("all") => Ok(list()),
         Some(id) => {
             let check = catalogue::find(id).ok_or_else(|| Error::Usage {
                 what: format!("there is no check {id}"),
                 hint: "`tcpx doctor --explain all` lists every check".into(),
             })?;
-            explain(check, &Context::new(&host, plugin), args.json);
-            Ok(())
+            Ok(explain(check, &Context::new(&host, plugin)))
         }
-        None => examine(&Context::new(&host, plugin), args.json),
+        None => Ok(examine(&Context::new(&host, plugin))),
     }
 }
 
@@ -69,7 +66,7 @@ fn findings(context: &Context<'_>) -> Vec<(&'static Check, Finding)> {
         .collect()
 }
 
-fn examine(context: &Context<'_>, as_json: bool) -> Result<(), Error> {
+fn examine(context: &Context<'_>) -> Told {
     let found = findings(context);
     let count = |verdict| {
         found
@@ -78,35 +75,30 @@ fn examine(context: &Context<'_>, as_json: bool) -> Result<(), Error> {
             .count()
     };
     let (blocking, warnings) = (count(Verdict::Blocks), count(Verdict::Warning));
-    if as_json {
-        let checks: Vec<Value> = found
-            .iter()
-            .map(|(check, finding)| object(check, Some(finding)))
-            .collect();
-        let plugin = context
-            .plugin
-            .as_ref()
-            .map(|path| path.display().to_string());
-        let whole = json!({
-            "plugin": plugin, "blocking": blocking, "warnings": warnings, "checks": checks,
-        });
-        say!("{whole:#}");
-    } else {
-        for group in found.chunk_by(|(_, a), (_, b)| is_same_absence(a, b)) {
-            show(group);
-        }
-        say!("\n{}", summary(blocking, warnings));
+    let checks: Vec<Value> = found
+        .iter()
+        .map(|(check, finding)| object(check, Some(finding)))
+        .collect();
+    let plugin = context.plugin.as_ref();
+    let fields = json!({
+        "plugin": plugin.map(|path| path.display().to_string()),
+        "blocking": blocking, "warnings": warnings, "checks": checks,
+    });
+    for group in found.chunk_by(|(_, a), (_, b)| is_same_absence(a, b)) {
+        show(group);
     }
+    say!("\n{}", summary(blocking, warnings));
     if blocking == 0 {
-        return Ok(());
+        return Told::Fields(fields);
     }
-    Err(Error::Failed {
+    let error = Error::Failed {
         what: format!(
             "{blocking} of {} checks found what blocks transfers",
             found.len()
         ),
         hint: "do what each line after \"fix:\" says, then run `tcpx doctor` again",
-    })
+    };
+    Told::Bad(fields, error)
 }
 
 /// Whether both are not needed, for the same reason: one line is enough for them.
@@ -160,12 +152,8 @@ fn fix<'a>(check: &Check, finding: Option<&'a Finding>) -> &'a str {
 }
 
 /// One check in full, and what it finds here.
-fn explain(check: &Check, context: &Context<'_>, as_json: bool) {
+fn explain(check: &Check, context: &Context<'_>) -> Told {
     let finding = check.measure.map(|measure| measure(context));
-    if as_json {
-        say!("{:#}", object(check, finding.as_ref()));
-        return;
-    }
     say!("{} {}", check.id, check.title);
     say!("  about     {}", check.about);
     say!("  then      {}", check.consequence);
@@ -179,21 +167,19 @@ fn explain(check: &Check, context: &Context<'_>, as_json: bool) {
             }
         }
     }
+    Told::Fields(object(check, finding.as_ref()))
 }
 
 /// Every check, without measuring.
-fn list(as_json: bool) {
-    if as_json {
-        let all: Vec<Value> = CATALOGUE.iter().map(|check| object(check, None)).collect();
-        say!("{:#}", Value::from(all));
-        return;
-    }
+fn list() -> Told {
     for subject in Subject::ALL {
         say!("{}", subject.heading());
         for check in CATALOGUE.iter().filter(|check| check.subject == subject) {
             say!("  {} {}", check.id, check.title);
         }
     }
+    let all: Vec<Value> = CATALOGUE.iter().map(|check| object(check, None)).collect();
+    Told::Fields(json!({ "checks": all }))
 }
 
 fn object(check: &Check, finding: Option<&Finding>) -> Value {

@@ -9,12 +9,13 @@ use std::fmt::Write as _;
 use crate::args::env::{EnvArgs, EnvFor};
 use crate::error::Error;
 use crate::host::RealHost;
+use crate::output::json::Told;
 use crate::output::say::{aside, one_line, say};
 use crate::plugin_file::{Places, PluginFile};
 use crate::vendor_environment::{Origin, Setting, for_google};
 
 /// Prints the variables.
-pub(crate) fn run(args: &EnvArgs) -> Result<(), Error> {
+pub(crate) fn run(args: &EnvArgs) -> Result<Told, Error> {
     let host = RealHost::default();
     let (head, settings) = match args.whose {
         EnvFor::Tcpx => {
@@ -38,11 +39,7 @@ pub(crate) fn run(args: &EnvArgs) -> Result<(), Error> {
             )
         }
     };
-    if args.json {
-        say!("{:#}", serde_json::json!(settings));
-    } else {
-        say!("{}", lines(head, &settings).trim_end());
-    }
+    say!("{}", lines(head, &settings).trim_end());
     for setting in &settings {
         if let Some(trouble) = &setting.trouble {
             aside!(
@@ -51,7 +48,7 @@ pub(crate) fn run(args: &EnvArgs) -> Result<(), Error> {
             );
         }
     }
-    Ok(())
+    Ok(Told::Fields(serde_json::json!({ "variables": settings })))
 }
 
 /// Comments and `export` lines.

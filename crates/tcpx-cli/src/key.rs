@@ -9,6 +9,7 @@ use tcpx::{Auth, Key};
 
 use crate::args::key::KeyArgs;
 use crate::error::Error;
+use crate::output::json::Told;
 use crate::output::say::{aside, say};
 
 /// The variable that holds the key.
@@ -169,7 +170,7 @@ fn parse(text: &str, from: &str) -> Result<Auth, KeyError> {
 }
 
 /// Makes a server's key file, unless it is there, and prints what its clients need.
-pub(crate) fn run(args: &KeyArgs) -> Result<(), Error> {
+pub(crate) fn run(args: &KeyArgs) -> Result<Told, Error> {
     let path = &args.file;
     let key = match create(path) {
         Ok(key) => key,
@@ -196,7 +197,9 @@ pub(crate) fn run(args: &KeyArgs) -> Result<(), Error> {
     say!("server       --key-file {}", path.display());
     say!("clients      {KEY_VARIABLE}={}", client.to_text());
     say!("fingerprint  {}", client.fingerprint());
-    Ok(())
+    Ok(Told::Fields(serde_json::json!({
+        "file": path, "client_key": client.to_text(), "fingerprint": client.fingerprint(),
+    })))
 }
 
 /// A fresh key in a new file that its owner alone can read.

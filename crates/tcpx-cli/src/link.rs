@@ -21,7 +21,7 @@ use crate::interrupt::{self, LOOK};
 use crate::key::{self, KEY_VARIABLE, KeyOrigin, KeySources};
 use crate::memory_choice::MemoryChoice;
 use crate::output::chunk_lines::ChunkLines;
-use crate::output::say::aside;
+use crate::output::say::{self, aside};
 use crate::plugin_file::{Places, PluginFile, contents};
 use crate::sizes::grouped;
 
@@ -90,7 +90,7 @@ impl Link {
             options.eager_limit = 0;
         }
         options.one_time = is_server && !args.insecure;
-        let chunk_lines = args.debug.then(ChunkLines::start);
+        let chunk_lines = say::is_debug().then(ChunkLines::start);
         options.observer = chunk_lines.as_ref().map(ChunkLines::observer);
         Ok(Self {
             options,
@@ -137,30 +137,18 @@ impl Link {
 
     /// Listens, prints the line to run at the other side, and waits for it. Goes on listening for what the
     /// connection may lose, as long as this link lives.
-    pub(crate) fn serve(
-        &self,
-        args: &LinkArgs,
-        command: &str,
-        quiet: bool,
-    ) -> Result<Connection, Error> {
-        self.invite(args, command, quiet)?;
+    pub(crate) fn serve(&self, args: &LinkArgs, command: &str) -> Result<Connection, Error> {
+        self.invite(args, command)?;
         self.accept(Some(args.wait.0))
     }
 
     /// Listens, and prints the line to run at the other side.
-    pub(crate) fn invite(&self, args: &LinkArgs, command: &str, quiet: bool) -> Result<(), Error> {
+    pub(crate) fn invite(&self, args: &LinkArgs, command: &str) -> Result<(), Error> {
         let ip = args.bind.unwrap_or_else(every_address);
         let endpoint = Endpoint::listen(SocketAddr::new(ip, args.port), self.options.clone())?;
         let bound = endpoint.local_addr();
-        let show = |text: std::fmt::Arguments<'_>| {
-            if quiet {
-                crate::output::say::aside_line(text)
-            } else {
-                crate::output::say::line(text)
-            }
-        };
-        show(format_args!("listening on {bound}; at the other side run:"));
-        show(format_args!(
+        say::invitation(format_args!("listening on {bound}; at the other side run:"));
+        say::invitation(format_args!(
             "\n  {}\n",
             self.invitation(args, command, bound)
         ));
@@ -232,7 +220,7 @@ impl Link {
             self.network_line,
             connection.path(),
             memory.describe(),
-            crate::output::say::one_line(&peer.memory),
+            say::one_line(&peer.memory),
         )
     }
 

@@ -1,22 +1,62 @@
-//! Log lines, the plugin's among them, go to standard error; `RUST_LOG` chooses them.
+//! Log lines, the plugin's among them, go to standard error; flags and `RUST_LOG` choose them.
 
-use std::io::{self, IsTerminal};
+use std::io;
 
 use nccl_net::{LogLevel, LogRecord};
 use tracing_subscriber::EnvFilter;
 
-/// Starts logging: warnings and errors, or with `debug` everything.
-pub(crate) fn start(debug: bool) {
-    let filter = EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| EnvFilter::new(if debug { "debug" } else { "warn" }));
-    tracing_subscriber::fmt()
+use crate::args::output::{LogFormat, OutputArgs};
+use crate::error::Error;
+use crate::output::say::is_lively;
+
+/// The variable that chooses log lines, in the notation of `tracing-subscriber`.
+const VARIABLE: &str = "RUST_LOG";
+
+/// Starts logging: warnings and errors, and what the flags ask for.
+pub(crate) fn start(flags: &OutputArgs) -> Result<(), Error> {
+    let chosen = std::env::var(VARIABLE).unwrap_or_default();
+    let filter = directives(flags, &chosen);
+    let filter = EnvFilter::try_new(&filter).map_err(|error| Error::Usage {
+        what: format!("{VARIABLE}={chosen} chooses no log lines: {error}"),
+        hint: format!("write {VARIABLE}=debug, or {VARIABLE}=tcpx_net=debug for a part"),
+    })?;
+    let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
-        .without_time()
-        .compact()
-        .init();
+        .with_writer(io::stderr);
+    match flags.log_format {
+        LogFormat::Json => lines.json().flatten_event(true).init(),
+        LogFormat::Text => {
+            let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+            // Who looks at each step also wants to know where in the program it is.
+            let shows_target = flags.debug || flags.verbose > 1;
+            lines
+                .with_ansi(is_lively() && !is_plain)
+                .with_target(shows_target)
+                .compact()
+                .init();
+        }
+    }
     nccl_net::set_log_sink(plugin_line, LogLevel::Trace);
+    Ok(())
+}
+
+/// What the filter lets through: the level of a flag holds whatever level the variable names, which then adds parts alone.
+fn directives(flags: &OutputArgs, chosen: &str) -> String {
+    let level = match flags.verbose {
+        _ if flags.quiet => Some("error"),
+        0 if flags.debug => Some("debug"),
+        0 => None,
+        1 => Some("info"),
+        2 => Some("debug"),
+        3.. => Some("trace"),
+    };
+    match (level, chosen.trim()) {
+        (None, "") => "warn".to_owned(),
+        (None, chosen) => chosen.to_owned(),
+        (Some(level), "") => level.to_owned(),
+        // The last of two levels for everything holds.
+        (Some(level), chosen) => format!("{chosen},{level}"),
+    }
 }
 
 /// A plugin calls this from its own threads; the filter drops what nobody asked for.
@@ -38,5 +78,44 @@ fn plugin_line(record: &LogRecord<'_>) {
         LogLevel::Trace | LogLevel::Other(_) => {
             tracing::debug!(target: "plugin", file, line, suppressed, "{message}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flags(verbose: u8, debug: bool, quiet: bool) -> OutputArgs {
+        OutputArgs {
+            json: false,
+            quiet,
+            verbose,
+            debug,
+            log_format: LogFormat::Text,
+        }
+    }
+
+    /// What comes of the directives, as the library shows it.
+    fn filter(flags: &OutputArgs, chosen: &str) -> String {
+        let filter = EnvFilter::try_new(directives(flags, chosen)).expect("a filter");
+        filter.to_string()
+    }
+
+    #[test]
+    fn a_flag_is_not_switched_off_by_the_variable() {
+        assert_eq!(filter(&flags(0, true, false), "warn"), "debug");
+        assert_eq!(filter(&flags(1, false, false), "error"), "info");
+        assert_eq!(filter(&flags(0, false, true), "debug"), "error");
+    }
+
+    #[test]
+    fn the_variable_holds_without_a_flag_and_adds_parts_to_one() {
+        assert_eq!(filter(&flags(0, false, false), ""), "warn");
+        assert_eq!(filter(&flags(0, false, false), "info"), "info");
+        let both = filter(&flags(1, false, false), "tcpx_net=debug");
+        assert!(
+            both.contains("tcpx_net=debug") && both.contains("info"),
+            "{both}"
+        );
     }
 }

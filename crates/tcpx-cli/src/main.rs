@@ -38,6 +38,7 @@ use tcpx_net::plugin;
 
 use crate::args::{Cli, Command};
 use crate::error::Error;
+use crate::output::json::{self, Told};
 use crate::output::say::{self, say};
 
 /// Longest wait for the copy workers to give everything back to the driver.
@@ -57,10 +58,11 @@ fn main() -> ExitCode {
 
 fn start() -> ExitCode {
     let cli = Cli::read();
-    let result = environment::prepare(&cli).and_then(|()| {
-        log::start(cli.debug());
-        run(&cli)
-    });
+    say::follow(&cli.output);
+    let result = log::start(&cli.output)
+        .and_then(|()| environment::prepare(&cli))
+        .and_then(|()| run(&cli));
+    let result = json::conclude(cli.schema(), result);
     let result = result.and_then(|()| say::check_output());
     match (result, cli.verdict_name()) {
         (Ok(()), None) => ExitCode::SUCCESS,
@@ -80,28 +82,26 @@ fn start() -> ExitCode {
     }
 }
 
-fn run(cli: &Cli) -> Result<(), Error> {
+/// Runs the command; returns what its JSON holds.
+fn run(cli: &Cli) -> Result<Told, Error> {
     match &cli.command {
         Command::Demo(args) => demo::run(args),
-        Command::DemoPeer => demo::peer::run(),
         Command::Transfer(args) => transfer::run(args),
         Command::Connection(args) => connection::run(args),
         Command::Perf(args) => perf::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Devices => Ok(devices::run()),
         Command::Devmem(args) => devmem::run(args),
         Command::Env(args) => env::run(args),
         Command::Key(args) => key::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Status(args) => status::run(args),
         Command::Plugin(args) => plugin_check::run(args),
-        Command::Generate { folder } => generate::run(folder),
+        Command::Generate { folder } => generate::run(folder).map(|()| Told::Nothing),
+        Command::DemoPeer => demo::peer::run().map(|()| Told::Nothing),
         Command::PluginPart(args) => {
             plugin_check::part::run(args);
-            Ok(())
-        }
-        Command::Devices => {
-            devices::run();
-            Ok(())
+            Ok(Told::Nothing)
         }
     }
 }

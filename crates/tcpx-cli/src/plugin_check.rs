@@ -11,6 +11,7 @@ mod watch;
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+use serde_json::json;
 
 use self::events::{Count, Device, Event, InUse, Moved};
 use self::watch::Watched;
@@ -18,21 +19,16 @@ use crate::args::plugin::PluginArgs;
 use crate::doctor::explains::check_for;
 use crate::error::Error;
 use crate::host::{Host, RealHost};
-use crate::output::json;
+use crate::output::json::Told;
 use crate::output::say::{aside, one_line, say};
 use crate::output::table::{indented, table};
 use crate::plugin_file::contents::{Contents, PluginKind};
 use crate::sizes::{Size, time};
 use crate::vendor_environment::{Setting, for_google};
 
-/// What `docs/plugin-check.md` describes.
-const SCHEMA: &str = "tcpx.plugin";
-
-/// Everything that was found.
+/// Everything that was found; `docs/plugin-check.md` describes it.
 #[derive(Debug, Serialize)]
 struct Report<'a> {
-    schema: &'static str,
-    version: u32,
     ok: bool,
     path: String,
     kind: String,
@@ -66,18 +62,13 @@ struct Table<'a> {
 }
 
 /// Reads the file, drives the plugin, and shows both.
-pub(crate) fn run(args: &PluginArgs) -> Result<(), Error> {
+pub(crate) fn run(args: &PluginArgs) -> Result<Told, Error> {
     let host = RealHost::default();
     let contents = match host.contents(&args.path) {
         Ok(contents) => contents,
         Err(error) => {
-            let error = Error::from(error);
-            if args.json {
-                let mut object = json::failure(SCHEMA, &error);
-                object["path"] = args.path.display().to_string().into();
-                json::print(&object)?;
-            }
-            return Err(error);
+            let path = args.path.display().to_string();
+            return Ok(Told::Bad(json!({ "path": path }), error.into()));
         }
     };
     let settings = match contents.kind {
@@ -85,16 +76,13 @@ pub(crate) fn run(args: &PluginArgs) -> Result<(), Error> {
         PluginKind::Ours | PluginKind::Other => Vec::new(),
     };
     let mut report = Report::of_file(args, &contents, &settings);
-    if !args.json {
-        report.show_file(&contents);
-    }
+    report.show_file(&contents);
     let end = report.drive(args);
-    if args.json {
-        json::print(&report)?;
-    } else {
-        report.show_rest();
-    }
-    end
+    report.show_rest();
+    Ok(match end {
+        Ok(()) => Told::Fields(json!(report)),
+        Err(error) => Told::Bad(json!(report), error),
+    })
 }
 
 impl<'a> Report<'a> {
@@ -104,8 +92,6 @@ impl<'a> Report<'a> {
             name: table.name.as_deref(),
         });
         Self {
-            schema: SCHEMA,
-            version: 1,
             ok: false,
             path: args.path.display().to_string(),
             kind: contents.kind.to_string(),

@@ -1,7 +1,7 @@
 //! `tcpx status`: what running processes tell of their connections.
 
 use std::fmt::Write as _;
-use std::io::{self, IsTerminal, Write as _};
+use std::io::{self, IsTerminal};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -9,12 +9,12 @@ use tcpx_status::{ConnectionReport, LaneReport, Report, ask, processes};
 
 use crate::args::status::StatusArgs;
 use crate::error::Error;
-use crate::output::json;
-use crate::output::say::one_line;
+use crate::output::json::{self, Told};
+use crate::output::say::{is_json, is_lively, one_line};
 use crate::output::table::{indented, table};
 use crate::sizes::{Size, grouped, time};
 
-/// What `--json` prints.
+/// What the JSON of `--watch` is called, a line for each look.
 const SCHEMA: &str = "tcpx.status";
 
 /// Operations of a connection that are shown.
@@ -24,42 +24,29 @@ const SHOWN: usize = 8;
 const ERRORS: usize = 5;
 
 /// Shows what the processes tell.
-pub(crate) fn run(args: &StatusArgs) -> Result<(), Error> {
-    let result = show(args);
-    if args.json
-        && let Err(error) = &result
-    {
-        json::print(&json::failure(SCHEMA, error))?;
-    }
-    result
-}
-
-fn show(args: &StatusArgs) -> Result<(), Error> {
+pub(crate) fn run(args: &StatusArgs) -> Result<Told, Error> {
     let mut before = look(args.pid)?;
-    if args.json && !args.watch {
-        return json::print(&object(&before));
+    if is_json() && !args.watch {
+        return Ok(Told::Fields(before.fields()));
     }
     loop {
         // Rates need two looks.
-        if !args.json && !before.reports.is_empty() || args.watch {
+        if args.watch || !before.reports.is_empty() {
             std::thread::sleep(args.interval.0);
         }
         let now = look(args.pid)?;
-        if args.json {
-            json::print(&object(&now))?;
+        if is_json() {
+            json::print(&json::success(SCHEMA, now.fields()))?;
         } else {
             let mut text = now.text(&before);
-            if args.watch && io::stdout().is_terminal() {
+            if args.watch && is_lively() && io::stdout().is_terminal() {
                 // Clears the screen and goes to its corner.
                 text.insert_str(0, "\x1b[2J\x1b[H");
             }
-            let mut out = io::stdout().lock();
-            out.write_all(text.as_bytes())
-                .and_then(|()| out.flush())
-                .map_err(Error::Output)?;
+            json::print_text(text.trim_end())?;
         }
         if !args.watch {
-            return Ok(());
+            return Ok(Told::Nothing);
         }
         before = now;
     }
@@ -93,16 +80,13 @@ fn look(pid: Option<u32>) -> Result<Look, Error> {
     Ok(Look { reports, silent })
 }
 
-fn object(look: &Look) -> Value {
-    let silent = |(pid, why): &(u32, String)| json!({ "pid": pid, "error": why });
-    let silent: Vec<_> = look.silent.iter().map(silent).collect();
-    json::success(
-        SCHEMA,
-        json!({ "processes": look.reports, "silent": silent }),
-    )
-}
-
 impl Look {
+    fn fields(&self) -> Value {
+        let silent = |(pid, why): &(u32, String)| json!({ "pid": pid, "error": why });
+        let silent: Vec<_> = self.silent.iter().map(silent).collect();
+        json!({ "processes": self.reports, "silent": silent })
+    }
+
     fn text(&self, before: &Self) -> String {
         let mut out = String::new();
         if self.reports.is_empty() && self.silent.is_empty() {

@@ -9,7 +9,7 @@ mod talk;
 
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tcpx::Connection;
 
 use crate::args::link::{MemoryArgs, NetworkName};
@@ -19,41 +19,27 @@ use crate::interrupt;
 use crate::link::{self, Link};
 use crate::memory_choice::{Devices, MemoryChoice};
 use crate::messages::{self, REQUEST, Request};
-use crate::output::json;
+use crate::output::json::{self, Told};
 use crate::output::say::{self, Voice, say};
 use crate::sizes::{Size, rate, time};
 use manifest::{Entry, Found};
 use receiver::Out;
 
+/// What the JSON of a server that stays is called, a line for each client.
+const SCHEMA: &str = "tcpx.transfer";
+
 /// Runs one side; the word `server` instead of an address means the server's.
-pub(crate) fn run(args: &TransferArgs) -> Result<(), Error> {
+pub(crate) fn run(args: &TransferArgs) -> Result<Told, Error> {
     let is_server = args.peer == "server";
-    if args.json || (is_server && out(args).is_standard_output()) {
+    if is_server && out(args).is_standard_output() && !say::is_quiet() {
         say::set_voice(Voice::Aside);
     }
-    if args.quiet {
-        say::set_voice(Voice::Quiet);
-    }
-    let result = interrupt::listen()
-        .and_then(|()| check_sides(args, is_server))
-        .and_then(|()| {
-            if is_server {
-                serve(args)
-            } else {
-                connect(args).map(Some)
-            }
-        });
-    if !args.json {
-        return result.map(drop);
-    }
-    match result {
+    interrupt::listen()?;
+    check_sides(args, is_server)?;
+    match is_server {
         // A server that stays prints a line for each client.
-        Ok(None) => Ok(()),
-        Ok(Some(done)) => done.print_json(),
-        Err(error) => {
-            json::print(&json::failure("tcpx.transfer", &error))?;
-            Err(error)
-        }
+        true => Ok(serve(args)?.map_or(Told::Nothing, |done| Told::Fields(done.fields()))),
+        false => connect(args).map(|done| Told::Fields(done.fields())),
     }
 }
 
@@ -144,18 +130,16 @@ impl Summary {
 }
 
 impl Done {
-    fn print_json(&self) -> Result<(), Error> {
-        json::print(&match self {
-            Self::Greeting { bytes } => json!({
-                "schema": "tcpx.transfer", "version": 1, "ok": true, "kind": "greeting", "bytes": bytes,
-            }),
+    /// What its JSON holds.
+    fn fields(&self) -> Value {
+        match self {
+            Self::Greeting { bytes } => json!({ "kind": "greeting", "bytes": bytes }),
             Self::Files(files) => json!({
-                "schema": "tcpx.transfer", "version": 1, "ok": true, "kind": "files",
-                "what": files.what, "entries": files.entries, "bytes": files.bytes,
+                "kind": "files", "what": files.what, "entries": files.entries, "bytes": files.bytes,
                 "bytes_there_before": files.skipped, "seconds": files.took.as_secs_f64(),
                 "blake3": files.single.as_ref().unwrap_or(&files.digest),
             }),
-        })
+        }
     }
 }
 
@@ -209,8 +193,7 @@ fn serve(args: &TransferArgs) -> Result<Option<Done>, Error> {
     } else {
         "transfer SERVER_IP"
     };
-    let voice_is_out = !args.json && !out(args).is_standard_output() && !args.quiet;
-    link.invite(&args.link, command, !voice_is_out)?;
+    link.invite(&args.link, command)?;
     if !args.keep {
         let connection = link.accept(Some(args.link.wait.0))?;
         return session(args, &link, &memory, connection).map(Some);
@@ -220,14 +203,14 @@ fn serve(args: &TransferArgs) -> Result<Option<Done>, Error> {
             .accept(None)
             .and_then(|connection| session(args, &link, &memory, connection));
         match ended {
-            Ok(done) if args.json => done.print_json()?,
+            Ok(done) if say::is_json() => json::print(&json::success(SCHEMA, done.fields()))?,
             Ok(_) => say!("waiting for the next client"),
             // What ended a server that stays is no failure.
             Err(error) if error.is_interrupted() => return Ok(None),
             Err(error) => {
                 say::failure(&error);
-                if args.json {
-                    json::print(&json::failure("tcpx.transfer", &error))?;
+                if say::is_json() {
+                    json::print(&json::failure(SCHEMA, &error))?;
                 }
             }
         }

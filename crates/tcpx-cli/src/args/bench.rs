@@ -32,9 +32,6 @@ pub(crate) struct UnpackArgs {
     /// Rounds over all cases; the figures are medians over them, with the lowest and highest.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) rounds: u32,
-    /// Print a benchmark file (see benchmarks/README.md) and nothing else on standard output.
-    #[arg(long)]
-    pub(crate) json: bool,
     /// Write the table as comma-separated values.
     #[arg(long, value_name = "FILE")]
     pub(crate) csv: Option<PathBuf>,
@@ -95,9 +92,6 @@ pub(crate) struct NetArgs {
     /// Print on standard error what each busy thread did in each measurement.
     #[arg(long)]
     pub(crate) threads: bool,
-    /// Print a benchmark file (see benchmarks/README.md) and nothing else on standard output.
-    #[arg(long)]
-    pub(crate) json: bool,
     /// Write every figure as comma-separated values.
     #[arg(long, value_name = "FILE")]
     pub(crate) csv: Option<PathBuf>,

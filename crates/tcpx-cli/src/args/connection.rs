@@ -12,9 +12,6 @@ pub(crate) struct ConnectionArgs {
     /// The word `server`, or the address of the server to connect to.
     #[arg(value_name = "server|SERVER_IP")]
     pub(crate) peer: String,
-    /// Print the result as JSON, errors in it too.
-    #[arg(long)]
-    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) link: LinkArgs,
     #[command(flatten)]

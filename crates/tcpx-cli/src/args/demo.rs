@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use clap::builder::FalseyValueParser;
 
 use super::link::MemoryArgs;
 use crate::sizes::{Limit, Size};
@@ -22,9 +21,6 @@ pub(crate) struct DemoArgs {
     /// Fail if there is no progress for this long.
     #[arg(long, value_name = "TIME", default_value = "30s")]
     pub(crate) timeout: Limit,
-    /// Show log lines of both processes.
-    #[arg(long, env = "UCCL_TCPX_DEBUG", value_parser = FalseyValueParser::new())]
-    pub(crate) debug: bool,
     #[command(flatten)]
     pub(crate) memory: MemoryArgs,
 }

@@ -12,7 +12,4 @@ pub(crate) struct DoctorArgs {
     /// Explain one check, such as TCPX-D012, and measure it here; `all` lists every check.
     #[arg(long, value_name = "ID")]
     pub(crate) explain: Option<String>,
-    /// Print JSON instead of text.
-    #[arg(long)]
-    pub(crate) json: bool,
 }

@@ -21,7 +21,4 @@ pub(crate) struct EnvArgs {
     /// Plugin file for NCCL [default: our own].
     #[arg(long, value_name = "PATH")]
     pub(crate) plugin: Option<PathBuf>,
-    /// Print JSON: a list of objects with name, value, origin, effect, why and trouble.
-    #[arg(long)]
-    pub(crate) json: bool,
 }

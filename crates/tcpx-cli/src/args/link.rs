@@ -50,9 +50,6 @@ pub(crate) struct LinkArgs {
     /// Longest time that a server waits for its client.
     #[arg(long, value_name = "TIME", default_value = "1h")]
     pub(crate) wait: Limit,
-    /// Show each chunk, each log line and other details of a fault.
-    #[arg(long, env = "UCCL_TCPX_DEBUG", value_parser = FalseyValueParser::new())]
-    pub(crate) debug: bool,
     /// Serve counters as OpenMetrics at this address, such as 127.0.0.1:9400, to whoever reaches it.
     #[arg(long, value_name = "ADDR:PORT", env = "TCPX_METRICS")]
     pub(crate) metrics: Option<String>,

@@ -31,9 +31,6 @@ pub(crate) struct MatrixArgs {
     /// Transfers that are timed for each pair.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) rounds: u32,
-    /// Print a benchmark file (see benchmarks/README.md) and nothing else on standard output.
-    #[arg(long)]
-    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) link: LinkArgs,
 }
@@ -62,9 +59,6 @@ pub(crate) struct PerfServerArgs {
     /// GPU whose memory receives, or `host`.
     #[arg(value_name = "GPU")]
     pub(crate) place: Place,
-    /// Print the summary as JSON and nothing else on standard output.
-    #[arg(long)]
-    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) link: LinkArgs,
 }
@@ -88,9 +82,6 @@ pub(crate) struct PerfClientArgs {
     /// Transfers that are timed.
     #[arg(long, value_name = "N", env = "UCCL_TCPX_PERF_ITERS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) iterations: u32,
-    /// Print the summary as JSON and nothing else on standard output.
-    #[arg(long)]
-    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) link: LinkArgs,
 }

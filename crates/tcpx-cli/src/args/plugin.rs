@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use clap::builder::FalseyValueParser;
 
 use crate::sizes::Limit;
 
@@ -24,12 +23,6 @@ pub(crate) struct PluginArgs {
     /// End the plugin's process if one step takes longer.
     #[arg(long, value_name = "TIME", default_value = "30s")]
     pub(crate) timeout: Limit,
-    /// Show every line that the plugin logs.
-    #[arg(long, env = "UCCL_TCPX_DEBUG", value_parser = FalseyValueParser::new())]
-    pub(crate) debug: bool,
-    /// Print JSON instead of text.
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 /// What the process that loads the plugin is told.
@@ -42,6 +35,4 @@ pub(crate) struct PluginPartArgs {
     pub(crate) device: usize,
     #[arg(long)]
     pub(crate) timeout_ms: u64,
-    #[arg(long)]
-    pub(crate) debug: bool,
 }

@@ -15,7 +15,4 @@ pub(crate) struct StatusArgs {
     /// Time between two looks, over which rates are measured.
     #[arg(short, long, value_name = "TIME", default_value = "1s")]
     pub(crate) interval: Limit,
-    /// Print JSON: the report of each process, with counters since its start; one line for each look.
-    #[arg(long)]
-    pub(crate) json: bool,
 }

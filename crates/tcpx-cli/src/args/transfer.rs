@@ -30,12 +30,6 @@ pub(crate) struct TransferArgs {
     /// Server: stay for more clients, until a signal ends it.
     #[arg(short, long, requires = "out")]
     pub(crate) keep: bool,
-    /// Print errors and the line for the other side only.
-    #[arg(short, long)]
-    pub(crate) quiet: bool,
-    /// Print the result as JSON, errors in it too.
-    #[arg(long)]
-    pub(crate) json: bool,
     /// Client: bytes of the greeting; bytes beyond its 23 are random.
     #[arg(
         long,

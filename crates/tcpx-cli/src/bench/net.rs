@@ -22,7 +22,8 @@ use crate::error::Error;
 use crate::key;
 use crate::link::{self, Link};
 use crate::memory_choice::{Devices, MemoryChoice, short};
-use crate::output::say::{aside, say};
+use crate::output::json;
+use crate::output::say::{self, aside, say};
 use crate::second_process::Second;
 use crate::sizes::Size;
 
@@ -85,9 +86,7 @@ fn measure(args: &NetArgs) -> Result<(), Error> {
     };
     let link = Link::new(&link_args, &memory, false)?;
     let connection = link.connect(&link_args, &server)?;
-    if !args.json {
-        say!("{}", link.describe(&connection, &memory));
-    }
+    say!("{}", link.describe(&connection, &memory));
     let about = About {
         ends: format!(
             "{} -> {}",
@@ -106,8 +105,8 @@ fn measure(args: &NetArgs) -> Result<(), Error> {
     let measured = bench.run();
     let results = link::part_after(connection, measured)?;
     drop(second);
-    if args.json {
-        say!("{}", results.json(&about));
+    if say::is_json() {
+        json::print_text(&results.json(&about))?;
     } else {
         say!("{}", results.table());
         for note in &results.notes {

@@ -9,6 +9,7 @@ use super::orders::{Order, Reply, SendOrder};
 use crate::args::link::MemoryArgs;
 use crate::environment;
 use crate::error::Error;
+use crate::output::say::is_debug;
 
 /// How long the process may take to end once its input has ended.
 const ENDING: Duration = Duration::from_secs(10);
@@ -27,14 +28,14 @@ pub(crate) struct PeerProcess {
 
 impl PeerProcess {
     /// Starts it and has it choose its memory.
-    pub(crate) fn start(memory: &MemoryArgs, limit: Duration, debug: bool) -> Result<Self, Error> {
+    pub(crate) fn start(memory: &MemoryArgs, limit: Duration) -> Result<Self, Error> {
         let failed = |source| Error::Process {
             doing: "start the second process",
             source,
         };
         let mut command = Command::new(environment::own_program());
-        if debug && std::env::var_os("RUST_LOG").is_none() {
-            command.env("RUST_LOG", "debug");
+        if is_debug() {
+            command.arg("--debug");
         }
         let mut child = command
             .arg("demo-peer")

@@ -1,12 +1,11 @@
 //! How far a transfer is: a bar on a terminal, a line now and then elsewhere.
 
-use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tcpx::{Report, Transfer};
 
-use super::say::{aside, is_quiet};
+use super::say::{aside, is_lively, is_quiet};
 use crate::error::Error;
 use crate::interrupt;
 use crate::sizes::{Size, rate, time};
@@ -39,7 +38,7 @@ impl Progress {
 
     /// The same where `done` bytes were there before; without a `total` it only counts.
     pub(crate) fn from(label: &str, total: Option<u64>, done: u64) -> Self {
-        let is_shown = io::stderr().is_terminal() && !is_quiet();
+        let is_shown = is_lively() && !is_quiet();
         let bar = is_shown.then(|| {
             let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr_with_hz(10));
             let template = match total {
@@ -116,7 +115,7 @@ pub(crate) struct Busy(Option<ProgressBar>);
 
 impl Busy {
     pub(crate) fn new(what: &str) -> Self {
-        Self(io::stderr().is_terminal().then(|| {
+        Self((is_lively() && !is_quiet()).then(|| {
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10));
             if let Ok(style) = ProgressStyle::with_template("  {msg} ... {elapsed}") {
                 bar.set_style(style);

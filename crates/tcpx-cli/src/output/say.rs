@@ -1,9 +1,10 @@
 //! Lines on standard output. A closed pipe only ends the listening; any other failure is kept for the end.
 
 use std::fmt;
-use std::io::{self, Write};
-use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
+use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
 
+use crate::args::output::OutputArgs;
 use crate::doctor::explains::check_for;
 use crate::error::Error;
 
@@ -24,6 +25,44 @@ static VOICE: AtomicU8 = AtomicU8::new(Voice::Out as u8);
 /// Says from now on where lines for a person go.
 pub(crate) fn set_voice(voice: Voice) {
     VOICE.store(voice as u8, Ordering::Relaxed);
+}
+
+static JSON: AtomicBool = AtomicBool::new(false);
+static DEBUG: AtomicBool = AtomicBool::new(false);
+
+/// Has all that is printed follow the flags.
+pub(crate) fn follow(flags: &OutputArgs) {
+    JSON.store(flags.json, Ordering::Relaxed);
+    DEBUG.store(flags.debug, Ordering::Relaxed);
+    if flags.quiet {
+        set_voice(Voice::Quiet);
+    } else if flags.json {
+        set_voice(Voice::Aside);
+    }
+}
+
+/// Whether the result is printed as JSON.
+pub(crate) fn is_json() -> bool {
+    JSON.load(Ordering::Relaxed)
+}
+
+/// Whether to show what helps to find a fault.
+pub(crate) fn is_debug() -> bool {
+    DEBUG.load(Ordering::Relaxed)
+}
+
+/// Whether standard error can take colours and what moves: a terminal, and not one that calls itself dumb.
+pub(crate) fn is_lively() -> bool {
+    let is_dumb = std::env::var_os("TERM").is_some_and(|name| name == "dumb");
+    io::stderr().is_terminal() && !is_dumb
+}
+
+/// Prints a line that the person needs at the other side, whatever voice there is.
+pub(crate) fn invitation(text: fmt::Arguments<'_>) {
+    match VOICE.load(Ordering::Relaxed) == Voice::Out as u8 {
+        true => line(text),
+        false => aside_line(text),
+    }
 }
 
 /// Whether progress is shown.

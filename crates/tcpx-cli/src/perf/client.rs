@@ -13,7 +13,7 @@ use crate::link::{self, Link};
 use crate::memory_choice::{self, Devices, MemoryChoice};
 use crate::messages::{self, ANSWER, PAYLOAD, REQUEST, Request, Spent, VERDICT, Verdict};
 use crate::output::progress::Progress;
-use crate::output::say::{aside, say};
+use crate::output::say::{self, aside, say};
 use crate::pattern::Pattern;
 use crate::sizes::{Size, rate, time};
 
@@ -33,7 +33,7 @@ pub(super) fn run(args: &PerfClientArgs) -> Result<Value, Error> {
         bytes: args.size.0,
         iterations: args.iterations,
         limit: args.link.timeout.0,
-        debug: args.link.debug,
+        debug: say::is_debug(),
     };
     let summary = one(connection, &memory, &work, || Ok(()))?;
     say!("{}", text(&summary).trim_end());

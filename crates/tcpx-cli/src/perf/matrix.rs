@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
+use serde_json::json;
 use tcpx::Connection;
 
 mod results;
@@ -16,7 +17,8 @@ use crate::args::perf::MatrixArgs;
 use crate::error::Error;
 use crate::link::Link;
 use crate::memory_choice::Devices;
-use crate::output::say::{aside, say};
+use crate::output::json::{self, Told};
+use crate::output::say::{self, aside, say};
 use crate::second_process::Second;
 use crate::{addresses, key};
 
@@ -57,7 +59,7 @@ struct Measured<'a> {
 }
 
 /// Measures and prints the matrix.
-pub(super) fn run(args: &MatrixArgs) -> Result<(), Error> {
+pub(super) fn run(args: &MatrixArgs) -> Result<Told, Error> {
     if args.size.0 == 0 {
         return Err(Error::Usage {
             what: "a size of 0 has no rate".into(),
@@ -102,7 +104,7 @@ pub(super) fn run(args: &MatrixArgs) -> Result<(), Error> {
     let pairs = pairs(&hosts, one_host);
     let mut alone = Vec::new();
     for pair in &pairs {
-        if !args.json {
+        if !say::is_json() {
             aside!(
                 "measuring {} -> {}",
                 pair.from.title(one_host),
@@ -111,7 +113,7 @@ pub(super) fn run(args: &MatrixArgs) -> Result<(), Error> {
         }
         let outcome = matrix.measure(pair, || {});
         if let Err(error) = &outcome {
-            aside!("  {}", crate::output::say::one_line(&error.what()));
+            aside!("  {}", say::one_line(&error.what()));
         }
         alone.push(Measured { pair, outcome });
     }
@@ -128,12 +130,16 @@ pub(super) fn run(args: &MatrixArgs) -> Result<(), Error> {
         limit,
         absent,
     };
-    if args.json {
-        say!("{}", results.json(args));
-    } else {
+    if !say::is_json() {
         say!("{}", results.text(args));
+        return results.complete().map(|()| Told::Nothing);
     }
-    results.complete()
+    let file = results.json(args);
+    if let Err(error) = results.complete() {
+        return Ok(Told::Bad(json!({ "measured": file }), error));
+    }
+    json::print_text(&file.text())?;
+    Ok(Told::Nothing)
 }
 
 /// Every ordered pair of different memories; of one host the first agent sends and the second receives. A single
@@ -204,7 +210,7 @@ impl Matrix<'_> {
             let ends = match self.describe(host) {
                 Ok(ends) => ends,
                 Err(error) => {
-                    aside!("{host}: {}", crate::output::say::one_line(&error.what()));
+                    aside!("{host}: {}", say::one_line(&error.what()));
                     absent.push(Absent {
                         host: host.clone(),
                         error,
@@ -245,7 +251,7 @@ impl Matrix<'_> {
             agent: at,
             index,
             // What a peer writes must not drive the terminal.
-            name: crate::output::say::one_line(&memory.name),
+            name: say::one_line(&memory.name),
             port: memory.port,
         };
         Ok((0u16..).zip(memories).map(end).collect())
@@ -287,7 +293,7 @@ impl Matrix<'_> {
 
     /// All pairs together; the time from the common start to the end of the last.
     fn all_at_once<'p>(&self, pairs: &'p [Pair<'p>]) -> (Vec<Measured<'p>>, Duration) {
-        if !self.args.json {
+        if !say::is_json() {
             aside!("measuring all {} pairs at once", pairs.len());
         }
         let barrier = Barrier::new(pairs.len() + 1);

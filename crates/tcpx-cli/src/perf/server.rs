@@ -22,11 +22,7 @@ use crate::sizes::{Size, grouped};
 pub(super) fn run(args: &PerfServerArgs) -> Result<Value, Error> {
     let memory = Devices::probe().choose(&args.place.memory(), 0)?;
     let link = Link::new(&args.link, &memory, true)?;
-    let connection = link.serve(
-        &args.link,
-        &format!("perf client SERVER_IP {}", args.place),
-        args.json,
-    )?;
+    let connection = link.serve(&args.link, &format!("perf client SERVER_IP {}", args.place))?;
     say!("{}", link.describe(&connection, &memory));
     let done = one(connection, &memory, args.link.timeout.0)?;
     say!(

@@ -11,7 +11,7 @@ use super::events::Event;
 use crate::args::plugin::PluginArgs;
 use crate::environment;
 use crate::error::Error;
-use crate::output::say::{aside, one_line};
+use crate::output::say::{aside, is_debug, one_line};
 use crate::vendor_environment::{Origin, Setting};
 
 /// Lines of the plugin's log that are kept to be shown beside a failure.
@@ -54,9 +54,7 @@ impl Watched {
         if let Some(abi) = args.abi {
             command.arg(format!("--abi={abi}"));
         }
-        if args.debug {
-            command.arg("--debug");
-        }
+        command.arg(if is_debug() { "--debug" } else { "--verbose" });
         command
             .arg(format!("--device={}", args.plugin_device))
             .arg(format!("--timeout-ms={}", args.timeout.0.as_millis()))
@@ -73,16 +71,13 @@ impl Watched {
             .stdin(told)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        if std::env::var_os("RUST_LOG").is_none() {
-            command.env("RUST_LOG", if args.debug { "debug" } else { "info" });
-        }
         let mut child = command.spawn().map_err(failed)?;
         // It holds our copy of the pipe's other end, and the events would have no end.
         drop(command);
         let (sender, events) = mpsc::channel();
         let log = Lines::default();
         let (reader, readers) = mpsc::channel::<()>();
-        let show = args.debug;
+        let show = is_debug();
         // The threads end with the pipes, which end with the process.
         std::thread::spawn(move || {
             each_line(heard, |line| match Event::from_line(&line) {

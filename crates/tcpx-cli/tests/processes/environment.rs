@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::support::{Running, Server, tcpx};
+use crate::support::{Ended, Running, Server, tcpx};
 
 /// The variables that a process was started with.
 fn started_with(pid: u32) -> BTreeMap<String, String> {
@@ -19,6 +19,12 @@ fn started_with(pid: u32) -> BTreeMap<String, String> {
 
 fn double() -> &'static str {
     tcpx_tests::double::path().to_str().expect("text")
+}
+
+/// What `--json` told of each variable.
+fn variables(ended: &Ended) -> Vec<serde_json::Value> {
+    let told: serde_json::Value = serde_json::from_str(&ended.stdout).expect("JSON");
+    told["variables"].as_array().expect("variables").clone()
 }
 
 #[test]
@@ -74,7 +80,7 @@ fn the_lines_for_google_s_plugin_are_taken_by_a_shell_and_then_are_yours() {
     shell.stdin(std::process::Stdio::null());
     let again = Running::start(shell).end();
     again.assert_code(0);
-    let settings: Vec<serde_json::Value> = serde_json::from_str(&again.stdout).expect("JSON");
+    let settings = variables(&again);
     let chunk = settings
         .iter()
         .find(|setting| setting["name"] == "NCCL_DYNAMIC_CHUNK_SIZE")
@@ -90,7 +96,7 @@ fn the_lines_for_google_s_plugin_are_taken_by_a_shell_and_then_are_yours() {
 fn the_lines_for_nccl_name_the_file_and_keep_it_loaded() {
     let ended = Running::start(tcpx(&["env", "nccl", "--plugin", double(), "--json"])).end();
     ended.assert_code(0);
-    let settings: Vec<serde_json::Value> = serde_json::from_str(&ended.stdout).expect("JSON");
+    let settings = variables(&ended);
     let value = |name: &str| {
         let setting = settings.iter().find(|setting| setting["name"] == name)?;
         setting["value"].as_str()

@@ -11,6 +11,7 @@ mod errors;
 mod files;
 mod greeting;
 mod matrix;
+mod output;
 mod perf;
 mod plugin;
 mod status;

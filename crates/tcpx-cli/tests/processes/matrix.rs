@@ -89,6 +89,7 @@ fn a_host_without_an_agent_is_named_and_the_others_are_measured() {
         if json {
             let file: serde_json::Value =
                 serde_json::from_str(&ended.stdout).expect("one JSON document");
+            let file = &file["measured"];
             let rows = file["rows"].as_array().expect("rows");
             assert_eq!(rows.len(), 5, "two pairs, two ways, and a sum: {file:#}");
             let notes = file["notes"].to_string();

@@ -17,7 +17,7 @@ use super::threads::Threads;
 use crate::args::bench::NetArgs;
 use crate::error::Error;
 use crate::memory_choice::MemoryChoice;
-use crate::output::say::aside;
+use crate::output::say::{self, aside};
 use crate::perf::summary::Latency;
 use crate::sizes::Size;
 
@@ -99,7 +99,7 @@ impl Bench<'_> {
                     self.verify(&mut buffers, op, &case.both(deepest))?;
                 }
                 proven = case.bytes;
-                if !self.args.json {
+                if !say::is_json() {
                     aside!("measuring messages of {}, contents verified", Size(proven));
                 }
             }

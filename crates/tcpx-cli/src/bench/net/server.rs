@@ -26,7 +26,7 @@ const MOST_STREAMS: u16 = 64;
 pub(super) fn run(args: &NetArgs, place: Place) -> Result<(), Error> {
     let memory = Devices::probe().choose(&place.memory(), 0)?;
     let link = Link::new(&args.link, &memory, true)?;
-    let connection = link.serve(&args.link, "bench net --server SERVER_IP", false)?;
+    let connection = link.serve(&args.link, "bench net --server SERVER_IP")?;
     say!("{}", link.describe(&connection, &memory));
     let served = serve(&connection, &memory, args.link.timeout.0, args.threads);
     link::part_after(connection, served)

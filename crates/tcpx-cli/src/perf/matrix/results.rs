@@ -113,7 +113,7 @@ impl Results<'_> {
         indented(&out, "  ")
     }
 
-    pub(super) fn json(&self, args: &MatrixArgs) -> String {
+    pub(super) fn json(&self, args: &MatrixArgs) -> File {
         let row = |when: &str, one: &Measured<'_>| {
             let summary = one.outcome.as_ref().ok()?;
             let name = format!(
@@ -170,6 +170,5 @@ impl Results<'_> {
             .chain(self.missing().iter().map(|one| format!("Not measured: {one}.")))
             .collect(),
         }
-        .text()
     }
 }

@@ -1,0 +1,192 @@
+//! What every command prints, and in which form.
+
+use serde_json::Value;
+
+use crate::support::{Ended, Running, Server, tcpx};
+
+fn run(arguments: &[&str]) -> Ended {
+    Running::start(tcpx(arguments)).end()
+}
+
+/// The one JSON document on standard output.
+#[track_caller]
+fn told(ended: &Ended) -> Value {
+    let text = &ended.stdout;
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}\n{}", ended.stderr))
+}
+
+#[test]
+fn commands_without_a_peer_print_one_object_with_a_schema() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let key = folder.path().join("key");
+    let key = key.to_str().expect("plain");
+    for (arguments, schema, field) in [
+        (&["devices", "--json"][..], "tcpx.devices", "interfaces"),
+        (&["doctor", "--json"], "tcpx.doctor", "checks"),
+        (
+            &["doctor", "--explain", "all", "--json"],
+            "tcpx.doctor",
+            "checks",
+        ),
+        (&["env", "tcpx", "--json"], "tcpx.env", "variables"),
+        (&["--json", "key", key], "tcpx.key", "fingerprint"),
+        (
+            &["devmem", "release", "--json"],
+            "tcpx.devmem",
+            "interfaces",
+        ),
+    ] {
+        let ended = run(arguments);
+        let object = told(&ended);
+        assert_eq!(object["schema"], schema, "{arguments:?}");
+        assert_eq!(object["version"], 1, "{arguments:?}");
+        assert_eq!(object["ok"], ended.code == Some(0), "{arguments:?}");
+        assert!(!object[field].is_null(), "{arguments:?}: {object}");
+    }
+}
+
+#[test]
+fn errors_are_in_the_object_too() {
+    for (arguments, schema, code) in [
+        (
+            &[
+                "perf",
+                "client",
+                "127.0.0.1",
+                "host",
+                "--insecure",
+                "--port",
+                "1",
+                "--json",
+            ][..],
+            "tcpx.perf",
+            1,
+        ),
+        (
+            &[
+                "connection",
+                "127.0.0.1",
+                "--insecure",
+                "--port",
+                "1",
+                "--json",
+            ],
+            "tcpx.connection",
+            1,
+        ),
+        (
+            &[
+                "bench",
+                "net",
+                "--server",
+                "127.0.0.1",
+                "--insecure",
+                "--port",
+                "1",
+                "--json",
+            ],
+            "tcpx.bench",
+            1,
+        ),
+        (
+            &["devmem", "self-test", "no-such-card", "--json"],
+            "tcpx.devmem",
+            1,
+        ),
+        (&["plugin", "/nonexistent", "--json"], "tcpx.plugin", 1),
+        (
+            &["env", "nccl", "--plugin", "/nonexistent", "--json"],
+            "tcpx.env",
+            1,
+        ),
+        (
+            &["transfer", "server", "--out", "/nonexistent", "--json"],
+            "tcpx.transfer",
+            2,
+        ),
+    ] {
+        let ended = run(arguments);
+        ended.assert_code(code).assert_complains("error: ");
+        let object = told(&ended);
+        assert_eq!(
+            (&object["schema"], &object["ok"]),
+            (&schema.into(), &false.into())
+        );
+        let words = |name: &str| {
+            object["error"][name]
+                .as_str()
+                .is_some_and(|text| !text.is_empty())
+        };
+        assert!(words("what") && words("hint"), "{object}");
+    }
+}
+
+#[test]
+fn json_that_cannot_be_written_is_an_error() {
+    for arguments in [
+        &["devices", "--json"][..],
+        &["doctor", "--json"],
+        &["env", "tcpx", "--json"],
+    ] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
+        let status = tcpx(arguments)
+            .stdout(full.expect("/dev/full"))
+            .stderr(std::process::Stdio::null())
+            .status();
+        assert_eq!(status.expect("it runs").code(), Some(1), "{arguments:?}");
+    }
+}
+
+#[test]
+fn log_lines_have_a_time_and_a_form() {
+    let server = Server::start(tcpx(&["connection", "server", "-v"]));
+    let client = server.client(&["connection"], &["-v", "--log-format", "json"]);
+    let (server, client) = server.finish(client);
+    let line = |ended: &Ended| {
+        let mut lines = ended.stderr.lines();
+        let found = lines.find(|line| line.contains("connected"));
+        found
+            .map(str::to_owned)
+            .unwrap_or_else(|| panic!("{}", ended.stderr))
+    };
+    let text = line(server.assert_code(0));
+    let time = text.split_whitespace().next().expect("a word");
+    assert!(time.contains('T') && time.ends_with('Z'), "{text}");
+    assert!(text.contains("INFO") && !text.contains('\u{1b}'), "{text}");
+    let object: Value = serde_json::from_str(&line(client.assert_code(0))).expect("an object");
+    assert_eq!(
+        (&object["level"], &object["message"]),
+        (&"INFO".into(), &"connected".into())
+    );
+    assert!(
+        object["timestamp"].is_string() && object["peer"].is_string(),
+        "{object}"
+    );
+}
+
+#[test]
+fn the_variable_does_not_switch_a_flag_off() {
+    let mut serving = tcpx(&["connection", "server", "-v"]);
+    serving.env("RUST_LOG", "error");
+    let server = Server::start(serving);
+    let client = server.client(&["connection"], &[]);
+    let (server, _) = server.finish(client);
+    server.assert_code(0).assert_complains("INFO");
+
+    let mut wrong = tcpx(&["devices"]);
+    wrong.env("RUST_LOG", "tcpx=loud");
+    let ended = Running::start(wrong).end();
+    ended.assert_code(2).assert_complains("RUST_LOG=tcpx=loud");
+}
+
+#[test]
+fn quiet_leaves_errors_and_the_line_for_the_other_side() {
+    let mut command = tcpx(&["perf", "server", "host", "-q", "--bind", "127.0.0.1"]);
+    command.args(["--port", "0", "--wait", "100ms"]);
+    let ended = Running::start(command).end();
+    ended.assert_code(1);
+    assert_eq!(ended.stdout, "");
+    ended
+        .assert_complains("perf client 127.0.0.1 host")
+        .assert_complains("error: ");
+}
