@@ -20,7 +20,10 @@ pub(crate) fn root() -> Result<PathBuf> {
 
 /// The Cargo that runs this task.
 pub(crate) fn cargo() -> Command {
-    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    // Build scripts that ask for it would run again, and everything that depends on them be built again.
+    command.env_remove("CARGO_MANIFEST_DIR");
+    command
 }
 
 /// Runs a command to its end; an exit status other than 0 is an error that shows the command.
