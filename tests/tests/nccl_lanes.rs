@@ -32,8 +32,8 @@ fn sixteen_channels_share_threads_that_end_with_the_last_comm() {
             for _ in 0..2 {
                 let links: Vec<_> = (0..16).map(|_| Link::new(&*table, context)).collect();
                 links.iter().for_each(Link::warm);
-                // Two loops a direction and the door, whatever the number of comms.
-                assert_eq!(threads(), 5);
+                // Two loops a direction, the door and the monitor, whatever the number of comms.
+                assert_eq!(threads(), 6);
                 links.into_iter().for_each(Link::close);
                 assert_eq!(threads(), 0);
             }
@@ -436,6 +436,116 @@ fn lanes_that_are_reset_again_and_again_cost_no_byte_of_device_memory() {
         "lanes_that_are_reset_again_and_again_cost_no_byte_of_device_memory",
         &[LOOPBACK, LANES, device[0], device[1]],
         || under_resets(CUDA),
+    );
+}
+
+/// Sends messages one after the other from one buffer, each overwritten as soon as its send is done, then closes
+/// the sender at once; gives what was received.
+fn overwritten(
+    link: &Link<'_>,
+    messages: &[Vec<u8>],
+    mut meanwhile: impl FnMut(usize),
+) -> Vec<Vec<u8>> {
+    let table = link.table;
+    let len = messages[0].len();
+    let mut targets = vec![vec![0; len]; messages.len()];
+    let mut data = vec![0; len];
+    let (_, from) = table.reg_mr(link.send, &mut data, HOST);
+    let mut receives = Vec::new();
+    for target in &mut targets {
+        let (_, to) = table.reg_mr(link.receive, target, HOST);
+        let at = target.as_mut_ptr();
+        let (rc, request) = table.irecv(link.receive, at, len, to, ptr::null_mut());
+        assert!(rc == 0 && !request.is_null());
+        receives.push(request);
+    }
+    // The receiver grants in its calls.
+    let receive = |receives: &mut Vec<Opaque>| {
+        receives.retain(|request| {
+            let (rc, done, _) = table.test(*request);
+            assert_eq!(rc, 0);
+            done == 0
+        });
+        receives.is_empty()
+    };
+    for (number, message) in messages.iter().enumerate() {
+        data.copy_from_slice(message);
+        let (rc, sent) = table.isend(link.send, data.as_mut_ptr(), len, from);
+        assert!(rc == 0 && !sent.is_null());
+        meanwhile(number);
+        until("a send", || {
+            receive(&mut receives);
+            let (rc, done, _) = table.test(sent);
+            assert_eq!(rc, 0);
+            done == 1
+        });
+        data.fill(0xee);
+    }
+    assert_eq!(table.dereg_mr(link.send, from), 0);
+    assert_eq!(table.close_send(link.send), 0);
+    until("all receives", || receive(&mut receives));
+    targets
+}
+
+#[test]
+fn what_was_reported_sent_arrives_from_its_copy_although_lanes_are_reset() {
+    child::run(
+        "what_was_reported_sent_arrives_from_its_copy_although_lanes_are_reset",
+        &[LOOPBACK, LANES],
+        || {
+            let (table, context) = started(12);
+            for round in 0..20 {
+                let (link, proxy) = relayed(&*table, context);
+                link.warm();
+                let messages: Vec<_> = (0..8).map(|_| content(100_000 + round)).collect();
+                let received = overwritten(&link, &messages, |number| {
+                    // Also just before the sender closes, which waits until the peer has all.
+                    if number % 2 == 1 {
+                        proxy.reset(ANY_LANE);
+                    }
+                });
+                assert!(received == messages, "in round {round}");
+                assert_eq!(table.close_recv(link.receive), 0);
+            }
+        },
+    );
+}
+
+#[test]
+fn what_was_reported_sent_arrives_although_its_host_calls_nothing_more() {
+    child::run(
+        "what_was_reported_sent_arrives_although_its_host_calls_nothing_more",
+        &[
+            LOOPBACK,
+            ("TCPX_NET_LANES", "1"),
+            ("TCPX_NET_INLINE_BYTES", "16384"),
+        ],
+        || {
+            let (table, context) = started(12);
+            let (link, proxy) = relayed(&*table, context);
+            link.warm();
+            proxy.break_line(ANY_LANE, proxy.carried(ANY_LANE) + 20_000, Fault::Stall);
+            let wanted = content(60_000);
+            let (mut data, mut target) = (wanted.clone(), vec![0; 60_000]);
+            let (_, from) = table.reg_mr(link.send, &mut data, HOST);
+            let (_, to) = table.reg_mr(link.receive, &mut target, HOST);
+            let start = target.as_mut_ptr();
+            let (_, received) = table.irecv(link.receive, start, 60_000, to, ptr::null_mut());
+            let (_, sent) = table.isend(link.send, data.as_mut_ptr(), 60_000, from);
+            until("the send", || {
+                let (rc, done, _) = table.test(received);
+                assert_eq!((rc, done), (0, 0), "the relay holds it back");
+                let (rc, done, _) = table.test(sent);
+                assert_eq!(rc, 0);
+                done == 1
+            });
+            assert_eq!(table.dereg_mr(link.send, from), 0);
+            data.fill(0xee);
+            proxy.reset(ANY_LANE);
+            assert_eq!(link.finish(received), 60_000);
+            assert!(target == wanted);
+            link.close();
+        },
     );
 }
 

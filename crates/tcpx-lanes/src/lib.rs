@@ -10,6 +10,7 @@ pub mod error;
 pub mod event_loop;
 pub mod idle;
 pub mod interfaces;
+pub mod monitor;
 pub mod receive_lane;
 pub mod send_lane;
 pub mod socket;

@@ -72,7 +72,7 @@ pub enum Next<C> {
     Chunk(C),
     /// It rests until it is resumed.
     Rest,
-    /// It ends.
+    /// It ends, once the peer has read everything.
     End,
 }
 
@@ -126,8 +126,8 @@ impl<O: Owner> SendLane<O> {
                 self.current = Some((chunk, 0));
                 None
             }
-            Next::Rest => Some(Turn::Rest),
-            Next::End => Some(Turn::End),
+            Next::End if self.unacked.is_empty() => Some(Turn::End),
+            Next::Rest | Next::End => Some(Turn::Rest),
         }
     }
 

@@ -272,14 +272,16 @@ impl Drop for SendComm {
 impl State {
     /// Takes everything back from the lanes, and tells the receiver whether all was sent.
     fn end(&mut self) {
-        // Lanes first: after this they hold nothing of ours, and what they carried is in sockets.
+        // Lanes first: after this they hold nothing of the host's memory.
+        let is_clean = self.failure.is_none() && self.next == self.ring.posted();
         let whole = self.carriage.take().is_none_or(|carriage| {
-            carriage.close()
+            let sent = carriage.close()
                 && self.ring.all(|sequence, request| {
                     !request.on_lanes || carriage.outlet().is_sent(sequence)
-                })
+                });
+            sent && is_clean && carriage.drain(|| self.peer_has_closed())
         });
-        if whole && self.failure.is_none() && self.next == self.ring.posted() {
+        if whole && is_clean {
             let end = Header {
                 sequence: self.next,
                 size: 0,

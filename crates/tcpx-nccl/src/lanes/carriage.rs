@@ -1,7 +1,7 @@
 //! A send comm's use of the lanes to its peer.
 
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tcpx_memory::MemoryError;
 use tcpx_wire::{ChunkHeader, TransferId};
@@ -17,6 +17,10 @@ use crate::send::Source;
 /// life: a peer's loops read whatever its host program does.
 const CLOSE_WAIT: Duration = Duration::from_secs(5);
 const CLOSE_SILENCE: Duration = Duration::from_secs(1);
+
+/// Longest time without a sign of life from a peer that has not read all that was sent; longer than a process is
+/// stopped by hand, for what was sent is the comm's word.
+const DRAIN_SILENCE: Duration = Duration::from_secs(30);
 
 /// Lanes, and what keeps their loops running.
 #[derive(Clone, Debug)]
@@ -127,11 +131,6 @@ impl Carriage {
         Ok(queued)
     }
 
-    /// Dials lanes again that have ended.
-    pub(crate) fn tend(&self) {
-        self.route.set.tend();
-    }
-
     /// Queues what found no room before; an error when a part was lost on its way out of GPU memory.
     pub(crate) fn look_at_gpu(&self) -> Result<(), MemoryError> {
         let Some(from_gpu) = self.from_gpu.get() else {
@@ -153,14 +152,27 @@ impl Carriage {
         set.drop_stale();
         if !self
             .outlet
-            .wait_idle(CLOSE_SILENCE, CLOSE_WAIT, || set.moves())
+            .wait_returned(CLOSE_SILENCE, CLOSE_WAIT, || set.moves())
         {
             // The peer's loops read nothing: half a chunk cannot be taken back, the lanes can, and their loops let go
             // of it at once. Those that have chunks of other comms are dialled again.
             set.end_lanes();
-            self.outlet.wait_idle(CLOSE_WAIT, CLOSE_WAIT, || 0);
+            self.outlet.wait_returned(CLOSE_WAIT, CLOSE_WAIT, || 0);
         }
         self.route.set.failure().is_none()
+    }
+
+    /// Waits until the peer has read what its host was told is sent; `false` when it never will: it `has_closed`, the
+    /// lanes have ended, or it rests for too long.
+    pub(crate) fn drain(&self, has_closed: impl Fn() -> bool) -> bool {
+        let set = &self.route.set;
+        let is_read = self.outlet.wait_read(|| {
+            set.failure().is_some() || has_closed() || set.silence(Instant::now()) >= DRAIN_SILENCE
+        });
+        if is_read {
+            set.end_silence();
+        }
+        is_read
     }
 }
 

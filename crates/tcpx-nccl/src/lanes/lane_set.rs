@@ -10,11 +10,15 @@ use std::time::{Duration, Instant};
 use crossbeam_queue::ArrayQueue;
 use tcpx_lanes::event_loop::Remote;
 use tcpx_lanes::idle::LaneSet as IdleLanes;
+#[cfg(test)]
+use tcpx_lanes::monitor::Monitor;
+use tcpx_lanes::monitor::{Attention, Look, REST, TICK, Watched};
 use tcpx_lanes::socket_calls::{self as socket, Moved};
 use tcpx_wire::Key;
 
 use super::hello::{GroupId, Hello};
 use super::outlet::Chunk;
+use super::retention::Retention;
 use super::transmit_lane::transmit_lane;
 use super::users::Users;
 use crate::config::PAGE_BYTES;
@@ -33,10 +37,8 @@ const CONNECT_TIME: Duration = Duration::from_secs(15);
 const PAUSE: Duration = Duration::from_millis(300);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// Between looks at lanes that may stand still.
-const TICK: Duration = Duration::from_millis(100);
-/// Looks further apart than this: the host program did not look, and what happened meanwhile is not known.
-const REST: Duration = Duration::from_millis(500);
+/// Between two steps of a dialled lane.
+const STEP: Duration = Duration::from_millis(2);
 /// How long a lane may stand still before it is dialled anew; doubled each time, up to the longest, for the peer may
 /// have no memory to read to.
 const STALL: Duration = Duration::from_secs(3);
@@ -77,6 +79,12 @@ pub(crate) struct LaneSet {
     /// Large chunks go without a copy.
     splice: AtomicBool,
     log: Arc<Log>,
+    /// Of the loops in which the lanes lie, by lane.
+    retention: Vec<Arc<Retention>>,
+    /// Whether the monitor looks at the lanes.
+    attention: Attention,
+    /// How often the peer had moved when a comm that closes found that it does not, and when.
+    silence: Mutex<Option<(u64, Instant)>>,
     /// Lanes that have ended and are not dialled yet, each with the reason.
     ended: Mutex<Vec<(u16, String)>>,
     /// Lanes that have ended and have not come back.
@@ -156,13 +164,14 @@ pub(crate) enum Standing {
 
 impl LaneSet {
     /// A set whose lanes are to be connected to `peer`, each for the place of the same number, which lie in so
-    /// many `loops`; with `splice`, large chunks go without a copy.
+    /// many loops as there are `retentions`; with `splice`, large chunks go without a copy.
     pub(crate) fn new(
         group: GroupId,
         peer: Peer,
         lanes: Vec<Remote>,
-        loops: usize,
+        retentions: &[Arc<Retention>],
         splice: bool,
+        attention: Attention,
         log: Arc<Log>,
     ) -> Arc<Self> {
         let now = Instant::now();
@@ -170,7 +179,7 @@ impl LaneSet {
         let dials = (0..).zip(&lanes).map(dial).collect();
         Arc::new_cyclic(|own| Self {
             own: Weak::clone(own),
-            at_a_time: loops.min(lanes.len()),
+            at_a_time: retentions.len().min(lanes.len()),
             group,
             queue: ArrayQueue::new(QUEUE_CHUNKS),
             again: Mutex::default(),
@@ -183,6 +192,14 @@ impl LaneSet {
             why: OnceLock::new(),
             splice: AtomicBool::new(splice),
             log,
+            retention: retentions
+                .iter()
+                .cycle()
+                .take(lanes.len().max(1))
+                .cloned()
+                .collect(),
+            attention,
+            silence: Mutex::default(),
             ended: Mutex::default(),
             missing: AtomicUsize::new(0),
             gauges: lanes.iter().map(|_| Gauge::default()).collect(),
@@ -209,6 +226,12 @@ impl LaneSet {
 
     pub(crate) fn lanes(&self) -> usize {
         self.lanes.len()
+    }
+
+    /// Where a lane keeps copies.
+    pub(super) fn retention(&self, lane: u16) -> &Arc<Retention> {
+        // There is one for each lane.
+        &self.retention[usize::from(lane)]
     }
 
     /// The peer took bytes of a lane, or acknowledged some.
@@ -369,6 +392,7 @@ impl LaneSet {
         }
         lock(&self.ended).push((lane, why.to_owned()));
         self.missing.fetch_add(1, Ordering::SeqCst);
+        self.attention.hurry();
         // Whoever woke this lane last meant any lane.
         self.resume_all();
     }
@@ -384,23 +408,44 @@ impl LaneSet {
         }
     }
 
-    /// Dials lanes that have ended, and looks for those that stand still; whichever comm has something under way
-    /// calls it.
-    pub(crate) fn tend(&self) {
-        let is_whole = self.missing.load(Ordering::Relaxed) == 0;
-        if is_whole && self.load.load(Ordering::Relaxed) == 0 {
-            return;
+    /// Dials lanes that have ended, and looks for those that stand still.
+    fn tend(&self) -> Look {
+        self.attention.lower();
+        let is_whole = self.missing.load(Ordering::SeqCst) == 0;
+        if !self.is_open() || is_whole && self.load.load(Ordering::SeqCst) == 0 {
+            return Look::Asleep;
         }
-        // Another comm is at it.
-        let Ok(mut dialling) = self.dialling.try_lock() else {
-            return;
-        };
-        if !dialling.done || !self.is_open() {
-            return;
+        // Spares the comms a wake-up.
+        self.attention.keep();
+        let mut dialling = lock(&self.dialling);
+        if !dialling.done {
+            return Look::In(TICK);
         }
         let now = Instant::now();
         self.look(&mut dialling, now);
         self.redial(&mut dialling, now);
+        match dialling.dials.is_empty() && dialling.streams.is_empty() {
+            true => Look::In(TICK),
+            false => Look::In(STEP),
+        }
+    }
+
+    /// For how long the peer has not moved, as comms that close have seen.
+    pub(super) fn silence(&self, now: Instant) -> Duration {
+        let moves = self.moves();
+        let mut silence = lock(&self.silence);
+        match *silence {
+            Some((before, since)) if before == moves => now.saturating_duration_since(since),
+            _ => {
+                *silence = Some((moves, now));
+                Duration::ZERO
+            }
+        }
+    }
+
+    /// A comm that closed had no reason to wait any longer.
+    pub(super) fn end_silence(&self) {
+        *lock(&self.silence) = None;
     }
 
     /// Dials lanes anew that stand still. Only a connection that comes about tells that the peer is not at rest, and
@@ -541,6 +586,7 @@ impl LaneSet {
     /// Queues a chunk and wakes a lane for it; gives it back when there is no room.
     pub(crate) fn push(&self, chunk: Chunk) -> Result<(), Chunk> {
         self.queue.push(chunk)?;
+        self.attention.draw();
         if self.failed.load(Ordering::SeqCst) {
             // No lane will take it.
             self.drain();
@@ -630,6 +676,16 @@ impl LaneSet {
     }
 }
 
+/// A set as the monitor knows it.
+#[derive(Debug)]
+pub(super) struct Tended(pub(super) Weak<LaneSet>);
+
+impl Watched for Tended {
+    fn look(&mut self) -> Look {
+        self.0.upgrade().map_or(Look::Gone, |set| set.tend())
+    }
+}
+
 impl LaneState {
     const fn new(now: Instant) -> Self {
         Self {
@@ -686,7 +742,17 @@ impl LaneSet {
             secret: [7; Key::BYTES],
         };
         let log = Arc::new(Log::new(nccl_net::export::HostLogger::default()));
-        Self::new([7; 16], peer, Vec::new(), 0, splice, log)
+        let retention = [Retention::new().unwrap()];
+        let attention = Monitor::new("nobody").attention();
+        Self::new(
+            [7; 16],
+            peer,
+            Vec::new(),
+            &retention,
+            splice,
+            attention,
+            log,
+        )
     }
 }
 

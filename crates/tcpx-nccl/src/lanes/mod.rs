@@ -7,7 +7,8 @@
 //! Each lane is one TCP connection with its own place in an event loop. On the other side a lane
 //! reads each chunk straight into the posted buffer that its header names, and says on the same
 //! connection how far it has read: until then the chunk is kept, and goes over another lane if this
-//! one ends. Lanes that ended are dialled again by whichever comm looks next.
+//! one ends. Of a short chunk that is a copy, so that its send is done at once (`retention`). A thread
+//! dials lanes again that ended or stand still.
 //!
 //! GPU memory takes the same way with a stop in a pinned slot at each end, see `from_gpu` and
 //! `to_gpu`.
@@ -24,6 +25,7 @@ pub(crate) mod inlet;
 pub(crate) mod lane_set;
 pub(crate) mod outlet;
 pub(crate) mod receive_lane;
+mod retention;
 pub(crate) mod runtime;
 #[cfg(test)]
 mod simulation;

@@ -9,13 +9,20 @@ use tcpx_lanes::socket_calls::Span;
 use tcpx_memory::RegionSlice;
 use tcpx_wire::ChunkHeader;
 
+use super::retention::{Kept, Retention};
+
+/// Between two looks of a comm that closes.
+const LOOK: Duration = Duration::from_micros(50);
+
 /// The lanes' side of a send comm.
 #[derive(Debug)]
 pub(crate) struct Outlet {
-    /// Bytes of each message that the peer has not read yet, as far as we know.
+    /// Bytes of each message that neither the peer has read nor a copy keeps, as far as we know.
     left: [AtomicUsize; RequestId::LIMIT],
     /// Chunks in the queue or in a lane's hands.
     chunks: AtomicUsize,
+    /// Those of them that lie in the host's memory.
+    borrowed: AtomicUsize,
     closed: AtomicBool,
     /// Chunks that the peer has read, for whoever watches for a stall.
     moves: AtomicU64,
@@ -23,14 +30,25 @@ pub(crate) struct Outlet {
     load: Arc<AtomicUsize>,
 }
 
-/// A part of a message on its way; as long as it exists, its comm's memory stays.
+/// A part of a message on its way; as long as it exists and is not [retained](Self::retain), its comm's memory stays.
 #[derive(Debug)]
 pub(crate) struct Chunk {
     outlet: Arc<Outlet>,
     pub(crate) header: ChunkHeader,
     pub(crate) payload: Span,
-    /// Keeps the pinned slot that the payload lies in, if it is a copy of GPU memory.
-    _slot: Option<RegionSlice>,
+    /// Where the payload lies, if it is a copy.
+    copy: Option<Copied>,
+    /// Its message may be over for the host.
+    retained: bool,
+}
+
+/// What keeps a copy.
+#[derive(Debug)]
+enum Copied {
+    /// The pinned slot of a part of GPU memory.
+    FromGpu(#[expect(dead_code, reason = "it is held")] RegionSlice),
+    /// Of a short chunk.
+    Short(#[expect(dead_code, reason = "it is held")] Kept),
 }
 
 impl Outlet {
@@ -39,6 +57,7 @@ impl Outlet {
         Self {
             left: std::array::from_fn(|_| AtomicUsize::new(0)),
             chunks: AtomicUsize::new(0),
+            borrowed: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
             moves: AtomicU64::new(0),
             load,
@@ -55,7 +74,7 @@ impl Outlet {
         self.left(sequence).store(bytes, Ordering::Release);
     }
 
-    /// Whether the peer has read all bytes of a message.
+    /// Whether the host may have the memory of a message back: the peer has read all bytes, or copies keep them.
     pub(crate) fn is_sent(&self, sequence: u64) -> bool {
         self.left(sequence).load(Ordering::Acquire) == 0
     }
@@ -72,23 +91,20 @@ impl Outlet {
         payload: Span,
         slot: RegionSlice,
     ) -> Chunk {
-        self.make(header, payload, Some(slot))
+        self.make(header, payload, Some(Copied::FromGpu(slot)))
     }
 
-    fn make(
-        self: &Arc<Self>,
-        header: ChunkHeader,
-        payload: Span,
-        slot: Option<RegionSlice>,
-    ) -> Chunk {
+    fn make(self: &Arc<Self>, header: ChunkHeader, payload: Span, copy: Option<Copied>) -> Chunk {
         self.chunks.fetch_add(1, Ordering::AcqRel);
+        self.borrowed.fetch_add(1, Ordering::AcqRel);
         self.load
             .fetch_add(header.length as usize, Ordering::Relaxed);
         Chunk {
             outlet: Arc::clone(self),
             header,
             payload,
-            _slot: slot,
+            copy,
+            retained: false,
         }
     }
 
@@ -97,12 +113,17 @@ impl Outlet {
         self.moves.load(Ordering::Relaxed)
     }
 
-    /// Whether lanes hold parts of messages.
+    /// Whether lanes hold parts of messages, be they copies.
     pub(crate) fn is_busy(&self) -> bool {
         self.chunks.load(Ordering::Acquire) > 0
     }
 
-    /// Chunks that no lane has begun, or that must be sent again, are to be dropped.
+    /// Whether lanes hold parts of messages that lie in the host's memory.
+    pub(crate) fn is_borrowing(&self) -> bool {
+        self.borrowed.load(Ordering::Acquire) > 0
+    }
+
+    /// Chunks in the host's memory that no lane has begun, or that must be sent again, are to be dropped.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
     }
@@ -112,9 +133,9 @@ impl Outlet {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Waits until no lane holds a part of a message; `false` when one still does after `limit`, or after
+    /// Waits until no lane holds a part of the host's memory; `false` when one still does after `limit`, or after
     /// `silence` in which `moves` stood still.
-    pub(crate) fn wait_idle(
+    pub(crate) fn wait_returned(
         &self,
         silence: Duration,
         limit: Duration,
@@ -122,7 +143,7 @@ impl Outlet {
     ) -> bool {
         let start = Instant::now();
         let mut last = (moves(), start);
-        while self.is_busy() {
+        while self.is_borrowing() {
             let (now, moves) = (Instant::now(), moves());
             if moves != last.0 {
                 last = (moves, now);
@@ -131,21 +152,58 @@ impl Outlet {
                 return false;
             }
             // Lanes report through memory only, and a comm that closes amid a transfer is rare.
-            std::thread::sleep(Duration::from_micros(50));
+            std::thread::sleep(LOOK);
+        }
+        true
+    }
+
+    /// Waits until the peer has read everything; `false` when `gives_up` says so before.
+    pub(crate) fn wait_read(&self, mut gives_up: impl FnMut() -> bool) -> bool {
+        while self.is_busy() {
+            if gives_up() {
+                return false;
+            }
+            std::thread::sleep(LOOK);
         }
         true
     }
 }
 
 impl Chunk {
-    /// Whether the comm has closed and nobody waits for these bytes.
+    /// Whether the comm has closed and nobody waits for these bytes. What the host was told is sent goes on.
     pub(crate) fn is_stale(&self) -> bool {
-        self.outlet.closed.load(Ordering::Acquire)
+        !self.retained && self.outlet.closed.load(Ordering::Acquire)
+    }
+
+    /// Takes a copy if there is room for one: with it the host may have the memory back, as if the peer had
+    /// read the chunk.
+    pub(crate) fn retain(&mut self, retention: &Arc<Retention>) {
+        if self.retained {
+            return;
+        }
+        if self.copy.is_none() {
+            // SAFETY: the comm keeps the memory until the chunk is settled, and its host does not write there.
+            let Some((kept, copy)) = (unsafe { retention.copy(self.payload) }) else {
+                return;
+            };
+            self.payload = copy;
+            self.copy = Some(Copied::Short(kept));
+        }
+        self.settle();
     }
 
     /// The peer has read all of it.
-    pub(crate) fn acknowledged(self) {
+    pub(crate) fn acknowledged(mut self) {
         self.outlet.moves.fetch_add(1, Ordering::Relaxed);
+        if !self.retained {
+            self.settle();
+        }
+    }
+
+    /// The last touch of the host's memory is over.
+    fn settle(&mut self) {
+        self.retained = true;
+        self.outlet.borrowed.fetch_sub(1, Ordering::AcqRel);
         self.outlet
             .left(self.header.sequence)
             .fetch_sub(self.header.length as usize, Ordering::AcqRel);
@@ -154,6 +212,9 @@ impl Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
+        if !self.retained {
+            self.outlet.borrowed.fetch_sub(1, Ordering::AcqRel);
+        }
         let bytes = self.header.length as usize;
         self.outlet.load.fetch_sub(bytes, Ordering::Relaxed);
         self.outlet.chunks.fetch_sub(1, Ordering::AcqRel);
@@ -184,14 +245,36 @@ mod tests {
         assert!(outlet.is_sent(33) && !outlet.is_busy());
         let third = part(0, 1);
         let (short, long) = (Duration::from_millis(1), Duration::from_secs(60));
-        assert!(!outlet.wait_idle(short, long, || 0));
-        assert!(!outlet.wait_idle(long, short, || 0));
+        assert!(!outlet.wait_returned(short, long, || 0));
+        assert!(!outlet.wait_returned(long, short, || 0));
         outlet.close();
         assert!(third.is_stale());
         assert_eq!(load.load(Ordering::Relaxed), 1);
         drop(third);
         assert_eq!(load.load(Ordering::Relaxed), 0);
-        assert!(outlet.wait_idle(Duration::ZERO, Duration::ZERO, || 0));
+        assert!(outlet.wait_returned(Duration::ZERO, Duration::ZERO, || 0));
+    }
+
+    #[test]
+    fn a_copy_gives_the_hosts_memory_back_and_outlives_its_comm() {
+        let retention = Retention::new().unwrap();
+        let outlet = Arc::new(Outlet::new(Arc::default()));
+        let mut bytes = [5; 10];
+        outlet.begin(0, 10);
+        let mut chunk = outlet.chunk(header(0, 0, 10, 10), Span::of(&bytes));
+        chunk.retain(&retention);
+        assert!(outlet.is_sent(0) && !outlet.is_borrowing() && outlet.is_busy());
+        bytes.fill(6);
+        outlet.close();
+        assert!(!chunk.is_stale());
+        // SAFETY: the slot that the chunk keeps.
+        let kept = unsafe { std::slice::from_raw_parts(chunk.payload.start(), 10) };
+        assert_eq!(kept, [5; 10]);
+        // The next message with the number's place begins before the peer has read this one.
+        outlet.begin(32, 7);
+        chunk.acknowledged();
+        assert!(!outlet.is_sent(32) && !outlet.is_busy());
+        assert!(outlet.wait_read(|| true));
     }
 
     #[test]
@@ -209,7 +292,7 @@ mod tests {
             }
             moves.get()
         };
-        assert!(outlet.wait_idle(silence, Duration::from_secs(60), moved));
+        assert!(outlet.wait_returned(silence, Duration::from_secs(60), moved));
         assert!(start.elapsed() > 2 * silence);
     }
 }

@@ -4,17 +4,20 @@
 //! gone and its sockets closed. A process that forked gets a runtime of its own.
 
 use std::collections::HashMap;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tcpx_lanes::event_loop::EventLoops;
+use tcpx_lanes::monitor::Monitor;
 use tcpx_memory::{CopyWorker, FreeWatch};
 use tcpx_wire::Key;
 
 use super::door::LaneDoor;
 use super::group::Registry;
-use super::lane_set::{LaneSet, Peer};
+use super::lane_set::{LaneSet, Peer, Tended};
+use super::retention::Retention;
 use crate::config::{Config, Mode};
 use crate::device::Device;
 use crate::error::PluginError;
@@ -44,6 +47,10 @@ pub(crate) struct Runtime {
     sets: Mutex<HashMap<Route, Arc<LaneSet>>>,
     pub(crate) registry: Arc<Registry>,
     loops: EventLoops,
+    /// Of each loop that sends.
+    retentions: Vec<Arc<Retention>>,
+    /// Dials lanes again.
+    monitor: Monitor,
     /// Wake the receiving lanes when a pinned slot is free again; with the workers whose slots they are.
     watches: Mutex<Vec<(Arc<CopyWorker>, FreeWatch)>>,
 }
@@ -61,6 +68,15 @@ impl Runtime {
                 "raise the limits on processes and open files",
             )
         })?;
+        let retentions = (0..threads).map(|_| Retention::new());
+        let retentions = retentions.collect::<Result<_, _>>().map_err(|error| {
+            let error = io::Error::other(error);
+            PluginError::system(
+                "allocating copies of sends",
+                &error,
+                "raise the limit on memory",
+            )
+        })?;
         let runtime = Self {
             id: u64::from_ne_bytes(random()?),
             lanes,
@@ -71,6 +87,8 @@ impl Runtime {
             sets: Mutex::new(HashMap::new()),
             registry: Arc::new(Registry::default()),
             loops,
+            retentions,
+            monitor: Monitor::new("tcpx-nccl-watch"),
             watches: Mutex::default(),
         };
         shared.log.info(&format!(
@@ -154,10 +172,19 @@ impl Runtime {
             random()?,
             peer,
             self.loops.transmit_spread(self.lanes),
-            self.loops.per_direction(),
+            &self.retentions,
             self.splice,
+            self.monitor.attention(),
             self.log.clone(),
         );
+        let tended = Tended(Arc::downgrade(&set));
+        self.monitor.watch(Box::new(tended)).map_err(|error| {
+            PluginError::system(
+                "starting the lane monitor",
+                &error,
+                "raise the limits on processes",
+            )
+        })?;
         sets.insert(route, set.clone());
         Ok(Some(set))
     }

@@ -1,15 +1,19 @@
-//! A comm's receives against lanes that deliver, end, and wake up late, in any order: each chunk is written once,
-//! by one lane at a time, and none is lost.
+//! A comm's sends and receives against lanes that deliver, end, and wake up late, in any order: each chunk is written
+//! once, by one lane at a time, none is lost, and each brings what its send was posted with, although the host writes
+//! something else there as soon as the send is done.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use nccl_net::export::{Buffer, RequestId};
+use tcpx_lanes::socket_calls::Span;
 use tcpx_wire::ChunkHeader;
 
 use super::carriage::header;
 use super::group::Group;
 use super::inlet::{Claimed, Inlet, Part};
+use super::outlet::{Chunk, Outlet};
+use super::retention::{Kept, Retention};
 use crate::shuffle::Shuffle;
 
 const LANES: usize = 3;
@@ -19,18 +23,40 @@ const CHUNKS: u64 = 3;
 const CHUNK_BYTES: u64 = 4;
 const BYTES: u64 = CHUNKS * CHUNK_BYTES;
 
+/// A chunk in a socket: what was written there stays, whatever becomes of its memory.
+type InSocket = (ChunkHeader, [u8; CHUNK_BYTES as usize]);
+type Message = [u8; BYTES as usize];
+
+/// What the host sends as a message.
+fn content(sequence: u64) -> Message {
+    std::array::from_fn(|at| (sequence * 31 + at as u64 * 7 + 1) as u8)
+}
+
+fn slot(sequence: u64) -> usize {
+    sequence as usize % RequestId::LIMIT
+}
+
+/// What a lane that sends a chunk finds in its memory.
+fn in_socket(chunk: &Chunk) -> InSocket {
+    let mut bytes = [0; CHUNK_BYTES as usize];
+    // SAFETY: memory of the world, or a slot that the chunk keeps.
+    let payload = unsafe { std::slice::from_raw_parts(chunk.payload.start(), chunk.payload.len()) };
+    bytes.copy_from_slice(payload);
+    (chunk.header, bytes)
+}
+
 /// One lane as both ends see it.
 #[derive(Default)]
 struct Lane {
     id: u64,
     /// On their way.
-    wire: VecDeque<ChunkHeader>,
+    wire: VecDeque<InSocket>,
     /// What its sender keeps.
-    unacked: VecDeque<ChunkHeader>,
+    unacked: VecDeque<Chunk>,
     /// What its receiver reads now.
-    reading: Option<(Part, ChunkHeader)>,
+    reading: Option<(Part, InSocket)>,
     /// What its receiver waits with.
-    parked: Option<ChunkHeader>,
+    parked: Option<InSocket>,
     sender_dead: bool,
     receiver_dead: bool,
 }
@@ -39,11 +65,20 @@ struct World {
     random: Shuffle,
     inlet: Inlet,
     group: Arc<Group>,
-    memory: Vec<[u8; BYTES as usize]>,
+    outlet: Arc<Outlet>,
+    /// Room for some of the chunks under way.
+    retention: Arc<Retention>,
+    /// Slots that are taken, so that there is no room at times.
+    _taken: Vec<Kept>,
+    /// The host's, at both ends, by slot.
+    sources: Vec<Message>,
+    memory: Vec<Message>,
     lanes: Vec<Lane>,
     ids: u64,
-    queue: VecDeque<ChunkHeader>,
+    queue: VecDeque<Chunk>,
     posted: u64,
+    /// Sends that the host was told are done.
+    sent: BTreeSet<u64>,
     /// How often each chunk was written whole.
     written: BTreeMap<(u64, u64), u32>,
     open: BTreeSet<u64>,
@@ -57,15 +92,23 @@ impl World {
             id,
             ..Lane::default()
         };
+        let retention = Retention::new().unwrap();
+        // SAFETY: borrowed for the call.
+        let take = |_| unsafe { retention.copy(Span::of(&[0])) }.map(|(kept, _)| kept);
         Self {
+            _taken: (0..12).filter_map(take).collect(),
             random: Shuffle::new(seed),
             inlet,
             group,
+            outlet: Arc::new(Outlet::new(Arc::default())),
+            retention,
+            sources: vec![[0; BYTES as usize]; RequestId::LIMIT],
             memory: vec![[0; BYTES as usize]; RequestId::LIMIT],
             lanes: (0..LANES as u64).map(lane).collect(),
             ids: LANES as u64,
             queue: VecDeque::new(),
             posted: 0,
+            sent: BTreeSet::new(),
             written: BTreeMap::new(),
             open: BTreeSet::new(),
         }
@@ -77,17 +120,26 @@ impl World {
 
     /// Posts receives while there are slots, and queues their messages, as a grant lets the sender do.
     fn post(&mut self) {
-        let oldest = self.open.first().copied().unwrap_or(self.posted);
+        let first = self.posted.saturating_sub(RequestId::LIMIT as u64);
+        let unsent = (first..self.posted).find(|sequence| !self.sent.contains(sequence));
+        let oldest = self.open.first().copied().into_iter().chain(unsent).min();
+        let oldest = oldest.unwrap_or(self.posted);
         while self.posted < MESSAGES && self.posted - oldest < RequestId::LIMIT as u64 {
             let sequence = self.posted;
-            let slot = &mut self.memory[sequence as usize % RequestId::LIMIT];
+            let to = &mut self.memory[slot(sequence)];
             let buffer = Buffer {
-                data: slot.as_mut_ptr(),
-                len: slot.len(),
+                data: to.as_mut_ptr(),
+                len: to.len(),
             };
             self.inlet.post(sequence, buffer, None);
-            let chunk = |at| header(1, sequence, at * CHUNK_BYTES, CHUNK_BYTES as u32, BYTES);
-            self.queue.extend((0..CHUNKS).map(chunk));
+            self.sources[slot(sequence)] = content(sequence);
+            let payload = Span::of(&self.sources[slot(sequence)]);
+            self.outlet.begin(sequence, BYTES as usize);
+            for at in (0..BYTES).step_by(CHUNK_BYTES as usize) {
+                let header = header(1, sequence, at, CHUNK_BYTES as u32, BYTES);
+                let payload = payload.from(at as usize).first(CHUNK_BYTES as usize);
+                self.queue.push_back(self.outlet.chunk(header, payload));
+            }
             self.open.insert(sequence);
             self.posted += 1;
         }
@@ -98,17 +150,30 @@ impl World {
         if lane.sender_dead || lane.unacked.len() > 3 {
             return;
         }
-        if let Some(chunk) = self.queue.pop_front() {
-            lane.wire.push_back(chunk);
+        if let Some(mut chunk) = self.queue.pop_front() {
+            lane.wire.push_back(in_socket(&chunk));
+            chunk.retain(&self.retention);
             lane.unacked.push_back(chunk);
+        }
+    }
+
+    /// The host tests its sends, and uses the memory of those that are done for something else at once.
+    fn test_sends(&mut self) {
+        for sequence in self.posted.saturating_sub(RequestId::LIMIT as u64)..self.posted {
+            if !self.sent.contains(&sequence) && self.outlet.is_sent(sequence) {
+                self.sent.insert(sequence);
+                self.sources[slot(sequence)].fill(0xee);
+            }
         }
     }
 
     /// The receiving end has read a chunk to its end, and says so.
     fn acknowledge(&mut self, at: usize) {
         let lane = &mut self.lanes[at];
-        if !lane.sender_dead {
-            lane.unacked.pop_front();
+        if !lane.sender_dead
+            && let Some(chunk) = lane.unacked.pop_front()
+        {
+            chunk.acknowledged();
         }
     }
 
@@ -116,10 +181,13 @@ impl World {
         if self.lanes[at].receiver_dead {
             return;
         }
-        if let Some((part, chunk)) = self.lanes[at].reading.take() {
+        if let Some((part, (chunk, bytes))) = self.lanes[at].reading.take() {
             let key = (chunk.sequence, chunk.offset);
             self.acknowledge(at);
             *self.written.entry(key).or_default() += 1;
+            let start = chunk.offset as usize;
+            let to = &mut self.memory[slot(chunk.sequence)][start..start + bytes.len()];
+            to.copy_from_slice(&bytes);
             self.inlet.complete_part(&part, true);
             return;
         }
@@ -127,14 +195,18 @@ impl World {
         let Some(chunk) = lane.parked.take().or_else(|| lane.wire.pop_front()) else {
             return;
         };
-        match self.inlet.claim(&self.group, lane.id, &chunk) {
+        let header = chunk.0;
+        match self.inlet.claim(&self.group, lane.id, &header) {
             Ok(Claimed::Write(part)) => {
                 let is_read = |one: &Lane| {
-                    one.reading.as_ref().is_some_and(|(_, other)| {
-                        (other.sequence, other.offset) == (chunk.sequence, chunk.offset)
+                    one.reading.as_ref().is_some_and(|(_, (other, _))| {
+                        (other.sequence, other.offset) == (header.sequence, header.offset)
                     })
                 };
-                assert!(!self.lanes.iter().any(is_read), "two lanes write {chunk:?}");
+                assert!(
+                    !self.lanes.iter().any(is_read),
+                    "two lanes write {header:?}"
+                );
                 self.lanes[at].reading = Some((part, chunk));
             }
             Ok(Claimed::Drain) => self.acknowledge(at),
@@ -160,9 +232,9 @@ impl World {
     fn end_sender(&mut self, at: usize) {
         let lane = &mut self.lanes[at];
         lane.sender_dead = true;
-        for chunk in lane.unacked.drain(..).rev() {
-            let attempt = chunk.attempt.saturating_add(1);
-            self.queue.push_front(ChunkHeader { attempt, ..chunk });
+        for mut chunk in lane.unacked.drain(..).rev() {
+            chunk.header.attempt = chunk.header.attempt.saturating_add(1);
+            self.queue.push_front(chunk);
         }
     }
 
@@ -190,9 +262,17 @@ impl World {
             18 => self.end_receiver(at),
             _ => self.post(),
         }
-        let inlet = &self.inlet;
-        self.open
-            .retain(|sequence| inlet.progress(*sequence) != Some((BYTES, BYTES)));
+        self.test_sends();
+        let (inlet, memory) = (&self.inlet, &self.memory);
+        self.open.retain(|sequence| {
+            let is_whole = inlet.progress(*sequence) == Some((BYTES, BYTES));
+            let found = memory[slot(*sequence)];
+            assert!(
+                !is_whole || found == content(*sequence),
+                "of {sequence}: {found:?}"
+            );
+            !is_whole
+        });
     }
 }
 

@@ -15,6 +15,7 @@ use tcpx_wire::ChunkHeader;
 
 use super::lane_set::LaneSet;
 use super::outlet::Chunk;
+use super::retention::{self, Retention};
 use crate::held::Stream;
 
 /// Bytes sent and not acknowledged, after which the other lanes shall have the next chunks: unlike copying,
@@ -26,7 +27,7 @@ const MOST_UNACKED_IN_HOST: (usize, usize) = (4 << 20, 512 << 10);
 /// Most bytes in the pipe: a chunk of the default size.
 const PIPE_BYTES: usize = 256 << 10;
 /// Chunks up to here are copied: that takes one call.
-const COPIED_BYTES: u32 = 64 << 10;
+const COPIED_BYTES: usize = retention::SLOT_BYTES;
 /// Most chunks are larger.
 const SMALL_CHUNK_BYTES: usize = 16 << 10;
 
@@ -34,6 +35,7 @@ const SMALL_CHUNK_BYTES: usize = 16 << 10;
 pub(super) fn transmit_lane(set: Arc<LaneSet>, number: u16, stream: Stream) -> SendLane<Queue> {
     let most_unacked = most_unacked(set.lanes(), is_near(&stream));
     let queue = Queue {
+        retention: Arc::clone(set.retention(number)),
         set,
         number,
         stream,
@@ -48,6 +50,7 @@ pub(super) fn transmit_lane(set: Arc<LaneSet>, number: u16, stream: Stream) -> S
 #[derive(Debug)]
 pub(super) struct Queue {
     set: Arc<LaneSet>,
+    retention: Arc<Retention>,
     number: u16,
     stream: Stream,
     lender: Lender,
@@ -109,7 +112,7 @@ impl Owner for Queue {
             self.set.took(self.number);
             return Next::Chunk(Leaving {
                 header: chunk.header.encode(),
-                lends: chunk.header.length > COPIED_BYTES && self.set.splices(),
+                lends: chunk.payload.len() > COPIED_BYTES && self.set.splices(),
                 chunk,
             });
         }
@@ -133,7 +136,10 @@ impl Owner for Queue {
             sent.moved
         } else {
             // SAFETY: the header is ours; the payload as above.
-            unsafe { calls::send_spans(&self.stream, &[Span::of(head), payload]) }?
+            let sent = unsafe { calls::send_spans(&self.stream, &[Span::of(head), payload]) };
+            // After the peer has got what the socket takes, and while the bytes are in the cache.
+            leaving.chunk.retain(&self.retention);
+            sent?
         };
         if matches!(moved, Moved::Bytes(_)) {
             self.set.moved(self.number);
@@ -238,7 +244,7 @@ mod tests {
 
     #[test]
     fn memory_is_in_use_until_the_peer_says_that_it_read_it() {
-        for (splice, bytes) in [(true, 300_001), (false, 300_001), (true, 40_000)] {
+        for (splice, bytes) in [(true, 300_001), (false, 300_001), (true, 70_000)] {
             let payload: Vec<u8> = (0..bytes).map(|at| (at % 253) as u8).collect();
             let (set, mut lane, mut peer) = lane(splice);
             let (outlet, got) = send(&set, &mut lane, &mut peer, &payload);
@@ -309,9 +315,60 @@ mod tests {
     }
 
     #[test]
+    fn a_short_chunk_is_sent_at_once_and_sent_again_from_its_copy() {
+        let before: Vec<u8> = (0..65_536).map(|at| (at % 251) as u8).collect();
+        let mut payload = before.clone();
+        let (set, mut first, mut peer) = lane(true);
+        let (outlet, _) = send(&set, &mut first, &mut peer, &payload);
+        assert!(outlet.is_sent(0) && !outlet.is_borrowing() && outlet.is_busy());
+        payload.fill(0xee);
+        // Its comm closes, and what it was told is sent goes on.
+        outlet.close();
+        first.finish();
+        let (mut second, mut peer) = connected(&set);
+        let got = receive(&mut second, &mut peer, HEADER + payload.len());
+        assert_eq!(header(&got).attempt, 1);
+        assert_eq!(got[HEADER..], before);
+        peer.write_all(&(got.len() as u64).to_le_bytes()).unwrap();
+        while outlet.is_busy() {
+            assert_eq!(second.turn(), Turn::Rest);
+        }
+    }
+
+    #[test]
+    fn without_a_free_slot_the_peer_must_read_a_short_chunk() {
+        let (set, mut lane, mut peer) = lane(true);
+        let taken: Vec<_> = std::iter::from_fn(|| {
+            // SAFETY: borrowed for the call.
+            unsafe { set.retention(0).copy(Span::of(&[1])) }
+        })
+        .collect();
+        let (outlet, got) = send(&set, &mut lane, &mut peer, &[7; 1000]);
+        assert!(!taken.is_empty() && outlet.is_borrowing() && !outlet.is_sent(0));
+        peer.write_all(&(got.len() as u64).to_le_bytes()).unwrap();
+        while outlet.is_busy() {
+            assert_eq!(lane.turn(), Turn::Rest);
+        }
+        assert!(outlet.is_sent(0));
+    }
+
+    #[test]
+    fn a_set_that_closes_keeps_its_lanes_until_the_peer_has_read_all() {
+        let (set, mut lane, mut peer) = lane(true);
+        assert!(set.enter());
+        let (_, got) = send(&set, &mut lane, &mut peer, &[7; 1000]);
+        set.leave();
+        for _ in 0..10 {
+            assert_eq!(lane.turn(), Turn::Rest);
+        }
+        peer.write_all(&(got.len() as u64).to_le_bytes()).unwrap();
+        while lane.turn() != Turn::End {}
+    }
+
+    #[test]
     fn a_chunk_that_every_lane_ends_with_is_given_up() {
         let set = LaneSet::without_lanes(false);
-        let outlet = queue(&set, &[7; 100]);
+        let outlet = queue(&set, &[7; 100_000]);
         let mut lanes = 0;
         while set.failure().is_none() {
             let (mut lane, _peer) = connected(&set);

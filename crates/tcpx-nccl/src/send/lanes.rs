@@ -43,7 +43,7 @@ impl State {
         };
         let Some(sequence) = found else {
             // Of a comm that was given up, which may hold this memory for another message.
-            let is_held = outlet.is_some_and(|outlet| outlet.is_closed() && outlet.is_busy());
+            let is_held = outlet.is_some_and(|outlet| outlet.is_closed() && outlet.is_borrowing());
             return if is_held { Err(held()) } else { Ok(None) };
         };
         let failure = PluginError::Deregistered {
@@ -60,7 +60,7 @@ impl State {
         // The receiver must not wait for what will not come.
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
         match &self.carriage {
-            Some(carriage) if carriage.outlet().is_busy() => Err(held()),
+            Some(carriage) if carriage.outlet().is_borrowing() => Err(held()),
             _ => Ok(Some(failure)),
         }
     }
@@ -97,9 +97,6 @@ impl State {
     }
 
     pub(super) fn check_lanes(&mut self) -> Result<(), PluginError> {
-        if let Some(carriage) = &self.carriage {
-            carriage.tend();
-        }
         match &self.carriage {
             Some(_) if self.is_with_lanes() => Ok(()),
             Some(carriage) => {

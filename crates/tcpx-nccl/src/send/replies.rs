@@ -40,6 +40,17 @@ impl State {
         Err(failure)
     }
 
+    /// Whether the receiver has closed, for a comm that closes too: what it grants or refuses is no news any more.
+    pub(super) fn peer_has_closed(&self) -> bool {
+        loop {
+            match socket::receive_bytes(&self.stream, &mut [0; 8 * HEADER_BYTES]) {
+                Ok(Moved::Bytes(_)) => {}
+                Ok(Moved::WouldBlock) => return false,
+                Ok(Moved::End) | Err(_) => return true,
+            }
+        }
+    }
+
     /// A whole record came back; gives the failure that it means, if one.
     pub(super) fn answered(&mut self) -> Option<PluginError> {
         match Header::decode(&FROM_RECEIVER, &self.record) {

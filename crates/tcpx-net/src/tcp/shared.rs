@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
 
+use tcpx_lanes::monitor::Attention;
 use tcpx_lanes::receive_lane::Violation;
 use tcpx_lanes::tcp_info::{tcp_counters, transport};
 
@@ -19,7 +20,7 @@ use super::roster::Roster;
 use super::staging::Staging;
 use super::transmit_table::TransmitTable;
 use super::wakers::Wakers;
-use super::watch::{self, Attention};
+use super::watch;
 use crate::channel::{ChannelStats, LaneStats};
 use crate::error::ChannelError;
 
@@ -200,7 +201,7 @@ impl Shared {
             closing: AtomicBool::new(false),
             roster: Roster::new(lanes),
             repair,
-            attention: Attention::default(),
+            attention: watch::attention(),
             presence: Presence::new(),
             paces: Paces::new(lanes),
             resend,

@@ -1,24 +1,17 @@
-//! The thread that notices lanes which hang, and sees to it that dead ones come back.
+//! What the monitor does for a channel: it notices lanes which hang, and sees to it that dead ones come back.
 //!
 //! It looks at a channel ten times a second while that has sent something which the peer has not
 //! placed yet, lacks a lane to dial, or has none at all; otherwise it sleeps.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Weak};
 use std::time::{Duration, Instant};
 
+use tcpx_lanes::monitor::{Attention, Look, Monitor, REST, TICK, Watched};
 use tcpx_lanes::tcp_info::{Transport, transport};
 
 use super::loss::Lost;
 use super::pace::Paces;
 use super::shared::Shared;
-
-/// Between two looks.
-const TICK: Duration = Duration::from_millis(100);
-
-/// Looks further apart than this: this process was stopped, or had no core. What its lanes did
-/// meanwhile, and what was said to it, is not known yet.
-const REST: Duration = Duration::from_millis(500);
 
 /// Microseconds and bytes that tell a lane's speed, and microseconds that do with any bytes.
 const LEAST_BUSY: (u64, u64) = (20_000, 500_000);
@@ -36,16 +29,8 @@ const STALL: Duration = Duration::from_secs(1);
 /// as a whole, so that time does not count.
 const STALL_BEHIND: Duration = Duration::from_secs(3);
 
-#[derive(Debug, Default)]
-struct State {
-    channels: Vec<Watched>,
-    /// There is something to look at.
-    awake: bool,
-    running: bool,
-}
-
 #[derive(Debug)]
-struct Watched {
+struct ChannelWatch {
     channel: Weak<Shared>,
     lanes: Vec<Clock>,
     oldest: Vec<Option<u64>>,
@@ -137,37 +122,11 @@ impl Clock {
     }
 }
 
-#[derive(Debug)]
-struct Watch {
-    state: Mutex<State>,
-    changed: Condvar,
-}
+static MONITOR: LazyLock<Monitor> = LazyLock::new(|| Monitor::new("tcpx-watch"));
 
-static WATCH: Watch = Watch {
-    state: Mutex::new(State {
-        channels: Vec::new(),
-        awake: false,
-        running: false,
-    }),
-    changed: Condvar::new(),
-};
-
-/// Whether a channel is looked at; kept in the channel, so that posting costs no lock.
-#[derive(Debug, Default)]
-pub(super) struct Attention(AtomicBool);
-
-impl Attention {
-    /// After something was posted: has the thread look at the channel unless it does already.
-    pub(super) fn draw(&self) {
-        if !self.0.swap(true, Ordering::SeqCst) {
-            wake();
-        }
-    }
-
-    /// Before looking; whatever was posted before is seen, whatever comes later draws again.
-    fn lower(&self) {
-        self.0.swap(false, Ordering::SeqCst);
-    }
+/// For one channel.
+pub(super) fn attention() -> Attention {
+    MONITOR.attention()
 }
 
 /// Watches a channel until it is dropped.
@@ -177,73 +136,33 @@ impl Attention {
 pub(super) fn register(channel: &Arc<Shared>) -> std::io::Result<()> {
     let lanes = usize::from(channel.roster.lanes());
     let now = Instant::now();
-    let mut state = WATCH.lock();
-    if !state.running {
-        std::thread::Builder::new()
-            .name("tcpx-watch".to_owned())
-            .spawn(|| WATCH.run())?;
-        state.running = true;
-    }
-    state.channels.push(Watched {
+    MONITOR.watch(Box::new(ChannelWatch {
         channel: Arc::downgrade(channel),
         lanes: vec![Clock::new(now); lanes],
         oldest: vec![None; lanes],
         looked: now,
         bare: None,
-    });
-    Ok(())
+    }))
 }
 
 /// Has every channel looked at soon.
 pub(super) fn wake() {
-    let mut state = WATCH.lock();
-    state.awake = true;
-    drop(state);
-    WATCH.changed.notify_one();
+    MONITOR.wake();
 }
 
-impl Watch {
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn run(&self) {
-        loop {
-            let mut state = self.lock();
-            while !state.awake {
-                state = self
-                    .changed
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner);
-            }
-            state.awake = false;
-            let mut channels = std::mem::take(&mut state.channels);
-            drop(state);
-            let mut busy = false;
-            channels.retain_mut(|watched| {
-                let Some(channel) = watched.channel.upgrade() else {
-                    return false;
-                };
-                busy |= watched.look(&channel);
-                true
-            });
-            let mut state = self.lock();
-            state.channels.append(&mut channels);
-            if busy {
-                // A wake-up meanwhile only makes the next look an early one.
-                let (mut state, _) = self
-                    .changed
-                    .wait_timeout(state, TICK)
-                    .unwrap_or_else(PoisonError::into_inner);
-                state.awake = true;
-            }
+impl Watched for ChannelWatch {
+    fn look(&mut self) -> Look {
+        match self.channel.upgrade() {
+            None => Look::Gone,
+            Some(channel) if self.look_at(&channel) => Look::In(TICK),
+            Some(_) => Look::Asleep,
         }
     }
 }
 
-impl Watched {
+impl ChannelWatch {
     /// True while the channel is to be looked at again soon.
-    fn look(&mut self, channel: &Arc<Shared>) -> bool {
+    fn look_at(&mut self, channel: &Arc<Shared>) -> bool {
         channel.attention.lower();
         if channel.is_over() {
             return false;
@@ -297,7 +216,7 @@ impl Watched {
         }
         if owing {
             // Spares the posters a wake-up: this channel is looked at again anyway.
-            channel.attention.0.store(true, Ordering::SeqCst);
+            channel.attention.keep();
         }
         owing || repairing
     }

@@ -1,0 +1,272 @@
+//! The thread that looks after lanes: it notices those that hang, and sees to it that dead ones come back.
+//!
+//! It looks at what is watched while there is something to look at, and sleeps otherwise: whoever gives it
+//! something to look at [draws its attention](Attention::draw).
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Between two looks at lanes that may stand still.
+pub const TICK: Duration = Duration::from_millis(100);
+/// Looks further apart than this: this process was stopped, or had no core. What its lanes did meanwhile, and
+/// what was said to it, is not known yet.
+pub const REST: Duration = Duration::from_millis(500);
+
+/// What a [`Monitor`] looks at.
+pub trait Watched: Send {
+    /// Looks at it; nothing here waits.
+    fn look(&mut self) -> Look;
+}
+
+/// When the next look is due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Look {
+    /// Never: it is gone.
+    Gone,
+    /// When somebody draws attention.
+    Asleep,
+    /// After this time at the latest.
+    In(Duration),
+}
+
+/// The thread, which runs from the first [`watch`](Self::watch) until this is dropped; a forked child leaves its
+/// parent's alone.
+#[derive(Debug)]
+pub struct Monitor {
+    name: &'static str,
+    desk: Arc<Desk>,
+    process: u32,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What the thread and those who wake it share.
+#[derive(Debug, Default)]
+struct Desk {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    subjects: Vec<Box<dyn Watched>>,
+    /// There is something to look at.
+    awake: bool,
+    stop: bool,
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (subjects, awake) = (self.subjects.len(), self.awake);
+        write!(f, "State({subjects} watched, awake: {awake})")
+    }
+}
+
+/// Whether something is looked at; kept with it, so that drawing attention again costs no lock.
+#[derive(Debug)]
+pub struct Attention {
+    drawn: AtomicBool,
+    desk: Arc<Desk>,
+}
+
+impl Monitor {
+    /// One whose thread will have this name.
+    pub fn new(name: &'static str) -> Self {
+        Self {
+            name,
+            desk: Arc::default(),
+            process: std::process::id(),
+            thread: Mutex::default(),
+        }
+    }
+
+    /// Looks at this until it is gone, for the first time soon.
+    ///
+    /// # Errors
+    /// The system has no thread left.
+    pub fn watch(&self, subject: Box<dyn Watched>) -> io::Result<()> {
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if thread.is_none() {
+            let desk = Arc::clone(&self.desk);
+            let builder = std::thread::Builder::new().name(self.name.to_owned());
+            *thread = Some(builder.spawn(move || desk.run())?);
+        }
+        drop(thread);
+        self.desk.lock().subjects.push(subject);
+        self.wake();
+        Ok(())
+    }
+
+    /// Has everything looked at soon.
+    pub fn wake(&self) {
+        self.desk.wake();
+    }
+
+    /// For something that is watched.
+    pub fn attention(&self) -> Attention {
+        Attention {
+            drawn: AtomicBool::new(false),
+            desk: Arc::clone(&self.desk),
+        }
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        let thread = self
+            .thread
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        let Some(thread) = thread.take() else {
+            return;
+        };
+        if self.process != std::process::id() {
+            // A fork left the thread in the other process, perhaps with the lock in its hands.
+            return std::mem::forget(thread);
+        }
+        self.desk.lock().stop = true;
+        self.desk.changed.notify_one();
+        if thread.thread().id() != std::thread::current().id() {
+            // Never for long: no look waits. A panic has ended the thread too.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Attention {
+    /// After there is something to look at: wakes the thread unless it looks already.
+    pub fn draw(&self) {
+        if !self.drawn.load(Ordering::Relaxed) && !self.drawn.swap(true, Ordering::SeqCst) {
+            self.desk.wake();
+        }
+    }
+
+    /// As [`draw`](Self::draw), where the next look must not wait for its time.
+    pub fn hurry(&self) {
+        self.drawn.store(true, Ordering::SeqCst);
+        self.desk.wake();
+    }
+
+    /// Before looking; whatever came before is seen, whatever comes later draws again.
+    pub fn lower(&self) {
+        self.drawn.swap(false, Ordering::SeqCst);
+    }
+
+    /// The next look is due anyway: spares the others a wake-up.
+    pub fn keep(&self) {
+        self.drawn.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Desk {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake(&self) {
+        self.lock().awake = true;
+        self.changed.notify_one();
+    }
+
+    fn run(&self) {
+        loop {
+            let mut state = self.lock();
+            while !state.awake && !state.stop {
+                state = self
+                    .changed
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
+            if state.stop {
+                return;
+            }
+            state.awake = false;
+            let mut subjects = std::mem::take(&mut state.subjects);
+            drop(state);
+            let mut next: Option<Duration> = None;
+            subjects.retain_mut(|subject| match subject.look() {
+                Look::Gone => false,
+                Look::Asleep => true,
+                Look::In(time) => {
+                    next = Some(next.map_or(time, |other| other.min(time)));
+                    true
+                }
+            });
+            let mut state = self.lock();
+            state.subjects.append(&mut subjects);
+            if let Some(time) = next
+                && !state.awake
+                && !state.stop
+            {
+                let (mut state, _) = self
+                    .changed
+                    .wait_timeout(state, time)
+                    .unwrap_or_else(PoisonError::into_inner);
+                state.awake = true;
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+
+    /// Says that it was looked at, and what it was told to.
+    struct Told(Sender<()>, Receiver<Look>);
+
+    impl Watched for Told {
+        fn look(&mut self) -> Look {
+            // The test may be over.
+            let _ = self.0.send(());
+            self.1.try_recv().unwrap_or(Look::Asleep)
+        }
+    }
+
+    fn watched(monitor: &Monitor) -> (Receiver<()>, Sender<Look>) {
+        let (looked, looks) = channel();
+        let (tell, told) = channel();
+        tell.send(Look::Asleep).expect("it is there");
+        let told = Box::new(Told(looked, told));
+        monitor.watch(told).expect("a thread");
+        looks.recv().expect("a look");
+        (looks, tell)
+    }
+
+    #[test]
+    fn attention_that_is_drawn_brings_a_look_and_again_only_once_it_is_lowered() {
+        let monitor = Monitor::new("test");
+        let attention = monitor.attention();
+        let (looks, tell) = watched(&monitor);
+        attention.draw();
+        looks.recv().unwrap();
+        attention.draw();
+        attention.keep();
+        attention.draw();
+        assert!(looks.recv_timeout(TICK).is_err());
+        attention.hurry();
+        looks.recv().unwrap();
+        attention.lower();
+        tell.send(Look::In(Duration::ZERO)).unwrap();
+        attention.draw();
+        // The second one by itself.
+        looks.recv().unwrap();
+        looks.recv().unwrap();
+    }
+
+    #[test]
+    fn what_is_gone_is_dropped_and_so_is_everything_with_the_monitor() {
+        let monitor = Monitor::new("test");
+        let (gone, tell) = watched(&monitor);
+        let (stays, _tell) = watched(&monitor);
+        tell.send(Look::Gone).unwrap();
+        monitor.wake();
+        while gone.recv().is_ok() {}
+        drop(monitor);
+        while stays.recv().is_ok() {}
+    }
+}
