@@ -641,3 +641,168 @@ fn one_lane_is_enough_and_none_is_an_error_on_both_sides() {
         },
     );
 }
+
+/// Connects to a handle and accepts, in whatever order the peer does.
+fn met(
+    table: &dyn Calls,
+    context: Opaque,
+    listen: Opaque,
+    mut handle: [u8; 128],
+) -> (Opaque, Opaque) {
+    let (mut send, mut receive): (Opaque, Opaque) = (ptr::null_mut(), ptr::null_mut());
+    until("a comm each way", || {
+        if send.is_null() {
+            let (rc, comm) = table.connect(context, &mut handle);
+            assert_eq!(rc, 0);
+            send = comm;
+        }
+        if receive.is_null() {
+            let (rc, comm) = table.accept(listen);
+            assert_eq!(rc, 0);
+            receive = comm;
+        }
+        !send.is_null() && !receive.is_null()
+    });
+    (send, receive)
+}
+
+/// The handle that the other process leaves in a file.
+fn handle_in(file: &Path) -> [u8; 128] {
+    let mut handle = [0; 128];
+    until("the peer's handle", || {
+        let Ok(bytes) = std::fs::read(file) else {
+            return false;
+        };
+        bytes.try_into().map(|bytes| handle = bytes).is_ok()
+    });
+    handle
+}
+
+/// Sends back what arrives, until the peer has closed.
+fn echo(table: &dyn Calls) {
+    let (rc, context) = table.init();
+    assert_eq!(rc, 0);
+    let folder = meeting("TCPX_TEST_FILE");
+    let (listen, handle) = listening(table, context);
+    std::fs::write(folder.join("writing"), handle).unwrap();
+    std::fs::rename(folder.join("writing"), folder.join("echo")).unwrap();
+    let (send, receive) = met(table, context, listen, handle_in(&folder.join("asks")));
+    let mut data = vec![0; ECHOED];
+    let (start, len) = (data.as_mut_ptr(), data.len());
+    let (_, to) = table.reg_mr(receive, &mut data, HOST);
+    let (_, from) = table.reg_mr(send, &mut data, HOST);
+    loop {
+        let (rc, request) = table.irecv(receive, start, len, to, ptr::null_mut());
+        if rc != 0 {
+            return;
+        }
+        assert!(!request.is_null());
+        loop {
+            match table.test(request) {
+                (0, 1, _) => break,
+                (0, ..) => {}
+                _ => return,
+            }
+        }
+        let (rc, request) = table.isend(send, start, len, from);
+        assert!(rc == 0 && !request.is_null());
+        until("an echo", || {
+            let (rc, done, _) = table.test(request);
+            assert_eq!(rc, 0);
+            done == 1
+        });
+    }
+}
+
+/// A process that was started here, which may be stopped when this one fails.
+struct Peer(std::process::Child);
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+const ECHOED: usize = 32 * MIB;
+/// How long the peer is stopped.
+const STOPPED: std::time::Duration = std::time::Duration::from_secs(20);
+/// Of that, with the lanes that there were.
+const WITH_LANES: std::time::Duration = std::time::Duration::from_secs(4);
+
+#[test]
+fn a_peer_that_is_stopped_for_20_seconds_goes_on_behind_that() {
+    const TEST: &str = "a_peer_that_is_stopped_for_20_seconds_goes_on_behind_that";
+    const PEER: &str = "the peer of a_peer_that_is_stopped_for_20_seconds_goes_on_behind_that";
+    if child::is_child(PEER) {
+        echo(&*nccl_part::table(12));
+        return;
+    }
+    child::run(TEST, &[LOOPBACK, LANES], || {
+        let (table, context) = started(12);
+        let folder = tempfile::tempdir().unwrap();
+        let (listen, own) = listening(&*table, context);
+        std::fs::write(folder.path().join("writing"), own).unwrap();
+        std::fs::rename(folder.path().join("writing"), folder.path().join("asks")).unwrap();
+        let meeting = ("TCPX_TEST_FILE", folder.path().to_str().unwrap());
+        let mut peer = Peer(child::start(TEST, PEER, &[LOOPBACK, LANES, meeting]));
+        let mut handle = handle_in(&folder.path().join("echo"));
+        let door = u16::from_le_bytes([handle[56], handle[57]]);
+        let proxy = Proxy::start(([127, 0, 0, 1], door).into());
+        handle[56..58].copy_from_slice(&proxy.address().port().to_le_bytes());
+        let (send, receive) = met(&*table, context, listen, handle);
+        assert_eq!(table.close_listen(listen), 0);
+        let (mut data, mut target) = (content(ECHOED), vec![0; ECHOED]);
+        let (_, from) = table.reg_mr(send, &mut data, HOST);
+        let (_, to) = table.reg_mr(receive, &mut target, HOST);
+        let signal = |number| {
+            let process = libc::pid_t::try_from(peer.0.id()).unwrap();
+            // SAFETY: the process that was started above, which nobody has waited for.
+            assert_eq!(unsafe { libc::kill(process, number) }, 0);
+        };
+        for round in 0..4 {
+            target.fill(0);
+            let at = target.as_mut_ptr();
+            let (rc, received) = table.irecv(receive, at, ECHOED, to, ptr::null_mut());
+            assert!(rc == 0 && !received.is_null());
+            let (rc, sent) = table.isend(send, data.as_mut_ptr(), ECHOED, from);
+            assert!(rc == 0 && !sent.is_null());
+            let mut left = vec![sent, received];
+            let mut step = || {
+                left.retain(|request| {
+                    let (rc, done, _) = table.test(*request);
+                    assert_eq!(rc, 0, "in round {round}");
+                    done == 0
+                });
+                left.is_empty()
+            };
+            if round == 2 {
+                let before = proxy.carried(ANY_LANE);
+                until("some of it", || {
+                    assert!(!step());
+                    proxy.carried(ANY_LANE) > before + 4_000_000
+                });
+                signal(libc::SIGSTOP);
+                // The rest is what is tested.
+                let start = std::time::Instant::now();
+                let mut has_lanes = true;
+                while start.elapsed() < STOPPED {
+                    step();
+                    if has_lanes && start.elapsed() > WITH_LANES {
+                        has_lanes = false;
+                        proxy.reset(ANY_LANE);
+                    }
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                }
+                signal(libc::SIGCONT);
+            }
+            until("the echo", step);
+            assert!(target == data, "in round {round}");
+        }
+        assert!(proxy.opened(ANY_LANE) > 2, "lanes were dialled again");
+        assert_eq!(table.close_send(send), 0);
+        assert_eq!(table.close_recv(receive), 0);
+        assert!(peer.0.wait().unwrap().success());
+    });
+}

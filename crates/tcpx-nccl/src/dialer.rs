@@ -18,6 +18,9 @@ use crate::plugin::random;
 /// Pause before dialling again, after the peer dropped an unfinished handshake.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
+/// A peer that hangs up only after this was silent before: its process rested, or had no core.
+const SILENT_TIME: Duration = Duration::from_secs(1);
+
 /// How long an attempt from the device's own address goes unanswered before the routes choose.
 const OWN_ADDRESS_TIME: Duration = Duration::from_secs(3);
 /// How long after that the kernel may still hold the peer for unreachable.
@@ -45,6 +48,12 @@ pub(crate) struct Dialer {
     until: Instant,
     /// Until then a peer that cannot be reached is dialled again.
     settling: Instant,
+    /// When the attempt began.
+    began: Instant,
+    /// Since when every attempt has soon ended with the peer hanging up.
+    hung_up: Option<Instant>,
+    /// How long it may do so.
+    patience: Option<Duration>,
     phase: Phase,
 }
 
@@ -64,6 +73,8 @@ enum Phase {
 enum Failure {
     /// Dial again.
     Retry(String),
+    /// The peer, or what stands in its place, answered and hung up: dial again for a while.
+    HungUp(String),
     /// No use in trying again.
     Final(String),
 }
@@ -88,7 +99,19 @@ impl Dialer {
             key: key(secret).client_key(),
             until,
             settling: now,
+            began: now,
+            hung_up: None,
+            patience: None,
             phase: Phase::Idle(now),
+        }
+    }
+
+    /// Gives up once the peer has hung up on every attempt for so long. A peer that is silent in between rests, and is
+    /// not judged by what it did before.
+    pub(crate) fn hung_up_for(self, patience: Duration) -> Self {
+        Self {
+            patience: Some(patience),
+            ..self
         }
     }
 
@@ -101,12 +124,23 @@ impl Dialer {
     pub(crate) fn poll(&mut self, now: Instant) -> Result<Option<Stream>, String> {
         match self.step(now) {
             Ok(found) => Ok(found),
-            Err(Failure::Retry(_)) if now < self.until => {
+            Err(Failure::HungUp(why)) if self.is_turned_away(now) => Err(why),
+            Err(Failure::Retry(_) | Failure::HungUp(_)) if now < self.until => {
                 self.phase = Phase::Idle(now + RETRY_PAUSE);
                 Ok(None)
             }
-            Err(Failure::Retry(why) | Failure::Final(why)) => Err(why),
+            Err(Failure::Retry(why) | Failure::HungUp(why) | Failure::Final(why)) => Err(why),
         }
+    }
+
+    /// The peer has hung up, and has done nothing else for too long.
+    fn is_turned_away(&mut self, now: Instant) -> bool {
+        if now.saturating_duration_since(self.began) > SILENT_TIME {
+            self.hung_up = None;
+        }
+        let since = *self.hung_up.get_or_insert(now);
+        self.patience
+            .is_some_and(|patience| now.saturating_duration_since(since) >= patience)
     }
 
     fn step(&mut self, now: Instant) -> Result<Option<Stream>, Failure> {
@@ -117,6 +151,7 @@ impl Dialer {
                     return Ok(None);
                 }
                 Phase::Idle(_) => {
+                    self.began = now;
                     let dialling = dial(self.local, self.peer);
                     Phase::Dialling(dialling.map_err(|error| self.undialled(error, now))?, now)
                 }
@@ -215,8 +250,8 @@ fn answer(stream: &Stream, handshake: &mut ClientHandshake) -> Result<bool, Fail
             Ok(Moved::Bytes(bytes)) => bytes,
             Ok(Moved::WouldBlock) => return Ok(false),
             // A crowded listener drops the oldest connection; there is room again soon.
-            Ok(Moved::End) => return Err(Failure::Retry(handshake.closed().to_string())),
-            Err(error) => return Err(Failure::Retry(error.to_string())),
+            Ok(Moved::End) => return Err(Failure::HungUp(handshake.closed().to_string())),
+            Err(error) => return Err(Failure::HungUp(error.to_string())),
         };
         let mut input = &buffer[..arrived];
         loop {
@@ -286,6 +321,44 @@ mod tests {
         assert_eq!(listener.accept().unwrap().1.ip(), own);
         // The next one knows.
         assert_eq!(Dialer::new(local, peer, [7; Key::BYTES], until).local, None);
+    }
+
+    /// Dials a listener that hangs up on every attempt, each of which takes so long by the clock of the dialler; after
+    /// which time it gave up.
+    fn hung_up_on(each: Duration, until: Duration) -> Option<Duration> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let peer = listener.local_addr().unwrap();
+        let local = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
+        let start = Instant::now();
+        let patience = Duration::from_secs(3);
+        let mut dialer = Dialer::new(local, peer, [7; Key::BYTES], start + 2 * until);
+        dialer = dialer.hung_up_for(patience);
+        let mut now = start + RETRY_PAUSE;
+        while now < start + until {
+            while !matches!(dialer.phase, Phase::Handshake(..)) {
+                assert!(dialer.poll(now).unwrap().is_none());
+            }
+            drop(listener.accept().unwrap());
+            now += each;
+            loop {
+                match dialer.poll(now) {
+                    Ok(None) if matches!(dialer.phase, Phase::Idle(_)) => break,
+                    Ok(None) => {}
+                    Ok(Some(_)) => panic!("nobody answered"),
+                    Err(_) => return Some(now - start),
+                }
+            }
+            now += RETRY_PAUSE;
+        }
+        None
+    }
+
+    #[test]
+    fn a_peer_that_hangs_up_again_and_again_is_given_up_and_one_that_is_silent_is_not() {
+        let (short, long) = (Duration::from_millis(50), Duration::from_secs(20));
+        let after = hung_up_on(short, long).unwrap();
+        assert!(after < Duration::from_secs(4), "{after:?}");
+        assert_eq!(hung_up_on(SILENT_TIME + short, long), None);
     }
 
     #[test]

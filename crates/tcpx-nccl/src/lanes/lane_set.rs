@@ -33,6 +33,11 @@ const QUEUE_CHUNKS: usize = 2048;
 const SMALL_PART_BYTES: usize = 64 << 10;
 /// The peer's loop answers by itself, so this is a broken path and not a slow program.
 const CONNECT_TIME: Duration = Duration::from_secs(15);
+/// A lane is not dialled again whose peer has hung up on every attempt for so long; where it was the last one, the
+/// comms end.
+const HUNG_UP: Duration = Duration::from_secs(3);
+/// And nobody waits longer for a peer that does not answer at all: it rests.
+const DEAD_AFTER: Duration = Duration::from_secs(60);
 /// Before the next attempt to dial a lane again, after one in vain; doubled each time, up to the longest.
 const PAUSE: Duration = Duration::from_millis(300);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
@@ -457,6 +462,9 @@ impl LaneSet {
         }
         dialling.looked = now;
         let rested = now.saturating_duration_since(before) > REST;
+        if rested {
+            dialling.bare = None;
+        }
         let Dialling { lanes, dials, .. } = dialling;
         for (lane, (state, gauge)) in (0..).zip(lanes.iter_mut().zip(&self.gauges)) {
             let moves = gauge.moves.load(Ordering::Relaxed);
@@ -471,7 +479,7 @@ impl LaneSet {
             let mut dialled = dials.iter().map(|(lane, _)| *lane);
             let is_dialled = dialled.any(|one| one == lane);
             if now.saturating_duration_since(state.since) >= state.patience && !is_dialled {
-                dials.push((lane, self.peer.dialer(now)));
+                dials.push((lane, self.peer.redialer(now)));
             }
         }
     }
@@ -489,7 +497,7 @@ impl LaneSet {
         for lane in 0..self.lanes.len() as u16 {
             let is_gone = dialling.lanes[usize::from(lane)].standing == Place::Gone;
             if is_gone && !waits && !dialling.has(lane) {
-                dialling.dials.push((lane, self.peer.dialer(now)));
+                dialling.dials.push((lane, self.peer.redialer(now)));
             }
         }
         let mut failures = self.dial(dialling, now);
@@ -520,8 +528,8 @@ impl LaneSet {
         }
         if is_alone() {
             let bare = *dialling.bare.get_or_insert(now);
-            if now.saturating_duration_since(bare) >= CONNECT_TIME {
-                failures.push((0, format!("none was back in {} s", CONNECT_TIME.as_secs())));
+            if now.saturating_duration_since(bare) >= DEAD_AFTER {
+                failures.push((0, format!("none was back in {} s", DEAD_AFTER.as_secs())));
             }
         }
         for (lane, why) in failures {
@@ -711,6 +719,12 @@ impl Dialling {
 impl Peer {
     fn dialer(&self, now: Instant) -> Dialer {
         Dialer::new(self.local, self.address, self.secret, now + CONNECT_TIME)
+    }
+
+    /// For a lane that was there before.
+    fn redialer(&self, now: Instant) -> Dialer {
+        let until = now + DEAD_AFTER;
+        Dialer::new(self.local, self.address, self.secret, until).hung_up_for(HUNG_UP)
     }
 }
 
