@@ -36,7 +36,7 @@ pub struct Connector {
 #[derive(Debug)]
 enum Phase {
     /// The comm's own connection.
-    Own(Dialer),
+    Own(Box<Dialer>),
     /// The lanes, with the comm's connection at hand.
     Lanes(Stream, Route),
     /// Over.
@@ -56,7 +56,7 @@ impl Connector {
             listen_id: handle.listen_id,
             started: now,
             stall: Stall::new(),
-            phase: Phase::Own(dialer),
+            phase: Phase::Own(Box::new(dialer)),
         }
     }
 
