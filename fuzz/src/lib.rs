@@ -10,7 +10,6 @@ pub mod frames;
 pub mod handshake;
 pub mod netlink;
 pub mod records;
-pub mod status_request;
 pub mod window_key;
 
 /// CRC32C, one bit at a time; independent of the implementation under test.

@@ -5,7 +5,7 @@ pub(crate) const LONGEST_REQUEST: usize = 4096;
 
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Route {
+pub(crate) enum Route {
     /// `GET /status`.
     Status,
     /// `GET /metrics`.
@@ -19,7 +19,7 @@ pub enum Route {
 }
 
 /// What the request in `bytes` asks for; `None` while its head is not complete. Headers are not looked at.
-pub fn route(bytes: &[u8]) -> Option<Route> {
+pub(crate) fn route(bytes: &[u8]) -> Option<Route> {
     let end = bytes.windows(4).position(|window| window == b"\r\n\r\n");
     let head = match end {
         Some(end) => &bytes[..end],

@@ -12,6 +12,9 @@
 #![forbid(unsafe_code)]
 
 mod counters;
+#[cfg(any(fuzzing, test))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod http;
 mod metrics;
 mod reader;
@@ -20,8 +23,6 @@ mod report;
 mod server;
 
 pub use counters::{Counters, Histogram};
-#[doc(hidden)]
-pub use http::{Route, route};
 pub use metrics::openmetrics;
 pub use reader::{ReadError, ask, processes};
 pub use registry::{Description, Ended, Registration, Source, register, serve_metrics};
