@@ -8,6 +8,7 @@ pub mod companion;
 pub mod descriptors;
 pub mod frames;
 pub mod handshake;
+pub mod lane_seal;
 pub mod netlink;
 pub mod records;
 pub mod window_key;

@@ -61,6 +61,7 @@ impl Link {
         serve_metrics(args)?;
         let (network, network_line) = choose_network(&args.network, memory, args.timeout.0)?;
         let mut options = Options::new(network, auth);
+        options.encrypt = args.network.encrypt;
         options.channels = args.network.channels.unwrap_or(0);
         options.congestion = args.network.congestion();
         if let Some(text) = args.network.unusable_nccl_chunk() {
@@ -267,6 +268,9 @@ impl Link {
         }
         if args.network.network == Some(NetworkName::Devmem) {
             more.push_str(" --network devmem");
+        }
+        if args.network.encrypt {
+            more.push_str(" --encrypt");
         }
         let ip = addresses::reachable(bound).ip();
         format!(

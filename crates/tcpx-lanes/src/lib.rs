@@ -12,6 +12,7 @@ pub mod idle;
 pub mod interfaces;
 pub mod monitor;
 pub mod receive_lane;
+pub mod sealing;
 pub mod send_lane;
 pub mod socket;
 pub mod socket_calls;

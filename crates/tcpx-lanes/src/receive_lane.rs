@@ -10,8 +10,10 @@ use std::time::Instant;
 
 use rustix::event::epoll::EventFlags;
 use tcpx_wire::chunk_header::ChunkHeader;
+use tcpx_wire::lane_seal::HEADER_BYTES;
 
 use crate::event_loop::{Source, Turn};
+use crate::sealing::{NextRecord, ReceiveSeal};
 use crate::socket_calls::{self as calls, Moved};
 use coalescer::ReceiveCoalescer;
 
@@ -68,6 +70,25 @@ pub trait Target: Send + Debug {
         behind: &mut [u8],
     ) -> io::Result<Progress>;
 
+    /// On a lane whose payload is sealed, in place of [`read`](Self::read): writes behind the first `done` bytes of the
+    /// payload what the peer sealed.
+    ///
+    /// # Errors
+    /// It cannot be written there.
+    fn place(
+        &mut self,
+        _claim: &mut Self::Claim,
+        _done: usize,
+        _opened: &[u8],
+    ) -> io::Result<Placing> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// On a lane whose payload is sealed: whether the claim was withdrawn.
+    fn is_withdrawn(&self, _claim: &Self::Claim) -> bool {
+        false
+    }
+
     /// All of the payload was read. Whether the owner was told; it may be told `later`, which is asked then, and
     /// [`tell`](Self::tell) is called before long.
     fn complete(&mut self, claim: Self::Claim, later: impl FnOnce() -> bool) -> bool;
@@ -113,6 +134,15 @@ pub enum Progress {
     Withdrawn,
 }
 
+/// What [`Target::place`] came to.
+#[derive(Debug)]
+pub enum Placing {
+    /// All bytes are there.
+    Done,
+    /// There is no memory for them now. Resume the lane when there is.
+    NoRoom,
+}
+
 /// What the peer did against the protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {
@@ -144,7 +174,8 @@ pub enum End {
 #[derive(Debug)]
 pub struct ReceiveLane<T: Target> {
     target: T,
-    header: [u8; ChunkHeader::BYTES],
+    seal: ReceiveSeal,
+    header: [u8; HEADER_BYTES],
     /// Bytes of `header` that have arrived.
     have: usize,
     state: State<T::Claim>,
@@ -184,11 +215,17 @@ enum Step {
 }
 
 impl<T: Target> ReceiveLane<T> {
-    /// A lane whose stream is at its first byte.
+    /// A lane whose stream is at its first byte, and of which nothing is sealed.
     pub fn new(target: T) -> Self {
+        Self::sealed(target, ReceiveSeal::Plain)
+    }
+
+    /// A lane whose stream is at its first byte.
+    pub fn sealed(target: T, seal: ReceiveSeal) -> Self {
         Self {
             target,
-            header: [0; ChunkHeader::BYTES],
+            seal,
+            header: [0; HEADER_BYTES],
             have: 0,
             state: match T::PREAMBLE_BYTES {
                 0 => State::Header,
@@ -211,7 +248,16 @@ impl<T: Target> ReceiveLane<T> {
                 claim,
                 done,
                 ..
+            } if self.seal.seals_payload() => self.open_payload(header, claim, done),
+            State::Payload {
+                header,
+                claim,
+                done,
+                ..
             } => self.read_payload(header, claim, done),
+            State::Unwanted { header, left } if self.seal.seals_payload() => {
+                self.drop_sealed(header, left)
+            }
             State::Unwanted { header, left } => self.drop_payload(header, left),
         }
     }
@@ -245,10 +291,19 @@ impl<T: Target> ReceiveLane<T> {
     }
 
     fn read_header(&mut self) -> Result<Step, Violation> {
-        if let Some(step) = self.fill(ChunkHeader::BYTES) {
+        if let Some(step) = self.fill(self.seal.header_bytes()) {
             return Ok(step);
         }
-        match ChunkHeader::decode(&self.header) {
+        let header = match self.seal.open_header(&mut self.header) {
+            Ok(header) => header,
+            Err(forged) => {
+                return Ok(broken(
+                    None,
+                    io::Error::new(io::ErrorKind::InvalidData, forged),
+                ));
+            }
+        };
+        match ChunkHeader::decode(&header) {
             Ok(header) => {
                 self.coalescer.begin(header.bytes_behind());
                 self.arrive(header, false)
@@ -292,22 +347,13 @@ impl<T: Target> ReceiveLane<T> {
         done: usize,
     ) -> Result<Step, Violation> {
         let left = header.length as usize - done;
-        let read = self.target.read(&mut claim, done, &mut self.header);
+        let behind = &mut self.header[..self.seal.header_bytes()];
+        let read = self.target.read(&mut claim, done, behind);
         let waits = matches!(read, Ok(Progress::NoRoom));
         let bytes = match read {
             Ok(Progress::Moved(Moved::Bytes(bytes))) if bytes >= left => {
                 self.have = bytes - left;
-                if let Err(error) = self.acknowledge(&header) {
-                    self.target.put_back(claim);
-                    return Ok(broken(Some((header, done)), error));
-                }
-                let length = header.length as usize;
-                let coalescer = &mut self.coalescer;
-                let later = || coalescer.holds(length, Instant::now);
-                if self.target.complete(claim, later) {
-                    self.coalescer.told();
-                }
-                return Ok(Step::Moved(bytes));
+                return Ok(self.complete(header, claim, bytes));
             }
             Ok(Progress::Withdrawn) => {
                 self.target.release(claim);
@@ -329,6 +375,98 @@ impl<T: Target> ReceiveLane<T> {
             _ if bytes > 0 => Step::Moved(bytes),
             _ => Step::Rest,
         })
+    }
+
+    /// A chunk's payload is all at its place, after `bytes` more were read.
+    fn complete(&mut self, header: ChunkHeader, claim: T::Claim, bytes: usize) -> Step {
+        if let Err(error) = self.acknowledge(&header) {
+            self.target.put_back(claim);
+            return broken(Some((header, header.length as usize)), error);
+        }
+        let length = header.length as usize;
+        let coalescer = &mut self.coalescer;
+        let later = || coalescer.holds(length, Instant::now);
+        if self.target.complete(claim, later) {
+            self.coalescer.told();
+        }
+        Step::Moved(bytes)
+    }
+
+    /// As [`read_payload`](Self::read_payload), of sealed payload.
+    fn open_payload(
+        &mut self,
+        header: ChunkHeader,
+        mut claim: T::Claim,
+        done: usize,
+    ) -> Result<Step, Violation> {
+        let left = header.length as usize - done;
+        if self.target.is_withdrawn(&claim) {
+            self.target.release(claim);
+            self.state = State::Unwanted { header, left };
+            return Ok(Step::Moved(0));
+        }
+        let socket = self.target.socket();
+        let next = self.seal.next(socket, left, &mut self.header);
+        let (mut now_done, mut waits) = (done, false);
+        let step = match next {
+            Ok(NextRecord::Opened(opened)) => match self.target.place(&mut claim, done, opened) {
+                Ok(Placing::Done) => {
+                    now_done += opened.len();
+                    self.seal.take();
+                    Step::Moved(0)
+                }
+                Ok(Placing::NoRoom) => {
+                    waits = true;
+                    Step::Rest
+                }
+                Err(error) => broken(Some((header, done)), error),
+            },
+            Ok(NextRecord::Came { bytes, behind }) => {
+                self.have = behind;
+                Step::Moved(bytes)
+            }
+            Ok(NextRecord::WouldBlock) => Step::Rest,
+            Ok(NextRecord::End) => broken(Some((header, done)), ended_early()),
+            Err(error) => broken(Some((header, done)), error),
+        };
+        if now_done == header.length as usize {
+            return Ok(self.complete(header, claim, 0));
+        }
+        self.state = State::Payload {
+            header,
+            claim,
+            done: now_done,
+            waits,
+        };
+        Ok(step)
+    }
+
+    /// As [`drop_payload`](Self::drop_payload), of sealed payload: it is opened all the same, so that what follows is.
+    fn drop_sealed(&mut self, header: ChunkHeader, mut left: usize) -> Result<Step, Violation> {
+        let within = Some((header, header.length as usize - left));
+        let socket = self.target.socket();
+        let step = match self.seal.next(socket, left, &mut self.header) {
+            Ok(NextRecord::Opened(opened)) => {
+                let bytes = opened.len();
+                self.seal.take();
+                self.target.dropped(bytes);
+                left -= bytes;
+                Step::Moved(0)
+            }
+            Ok(NextRecord::Came { bytes, behind }) => {
+                self.have = behind;
+                Step::Moved(bytes)
+            }
+            Ok(NextRecord::WouldBlock) => Step::Rest,
+            Ok(NextRecord::End) => return Ok(broken(within, ended_early())),
+            Err(error) => return Ok(broken(within, error)),
+        };
+        if left > 0 {
+            self.state = State::Unwanted { header, left };
+        } else if let Err(error) = self.acknowledge(&header) {
+            return Ok(broken(None, error));
+        }
+        Ok(step)
     }
 
     fn drop_payload(&mut self, header: ChunkHeader, left: usize) -> Result<Step, Violation> {
@@ -389,7 +527,8 @@ impl<T: Target> ReceiveLane<T> {
             _ if waits => 1,
             State::Payload { header, done, .. } => {
                 let more = self.coalescer.low_water();
-                more.unwrap_or_else(|| (header.length as usize - done).min(T::LOW_WATER))
+                let left = self.seal.wire_left(header.length as usize - done);
+                more.unwrap_or_else(|| left.min(T::LOW_WATER))
             }
             State::Header => self.coalescer.low_water().unwrap_or(1),
             _ => 1,
@@ -426,7 +565,7 @@ impl<T: Target> ReceiveLane<T> {
     /// asks whether the rest of the chunk can still come.
     fn dies_waiting(&self) -> Option<Step> {
         let (header, done) = self.waiting()?;
-        let left = header.length as usize - done;
+        let left = self.seal.wire_left(header.length as usize - done);
         let cause = match calls::ended(self.target.socket()) {
             Ok(calls::Ended::Not) => return None,
             // Everything that came before is in the socket, and may be enough.

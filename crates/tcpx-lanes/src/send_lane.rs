@@ -46,6 +46,11 @@ pub trait Owner: Send + Debug {
     /// Bytes of a chunk's payload.
     fn len(chunk: &Self::Chunk) -> usize;
 
+    /// Bytes that a chunk takes in the stream, header and all.
+    fn wire_bytes(&self, chunk: &Self::Chunk) -> usize {
+        ChunkHeader::BYTES + Self::len(chunk)
+    }
+
     /// Sends what follows the first `done` bytes of a chunk, counted from its header.
     ///
     /// # Errors
@@ -142,7 +147,7 @@ impl<O: Owner> SendLane<O> {
             Moved::End => return Err(io::ErrorKind::UnexpectedEof.into()),
         };
         *done += bytes;
-        let whole = ChunkHeader::BYTES + O::len(chunk);
+        let whole = self.owner.wire_bytes(chunk);
         if *done == whole
             && let Some((chunk, _)) = self.current.take()
         {

@@ -190,6 +190,15 @@ pub fn send(socket: impl AsFd, head: &[u8], part: Part<'_>) -> io::Result<Moved>
     unsafe { send_spans(socket, &spans) }
 }
 
+/// Sends `head` and then `body` in one call, which are not both empty.
+///
+/// # Errors
+/// The connection is broken.
+pub fn send_both(socket: impl AsFd, head: &[u8], body: &[u8]) -> io::Result<Moved> {
+    // SAFETY: two live ranges that are borrowed, and that the kernel only reads.
+    unsafe { send_spans(socket, &[Span::of(head), Span::of(body)]) }
+}
+
 /// Sends `part` without a copy: its bytes must not change before the socket's error queue has reported
 /// the call.
 ///

@@ -8,9 +8,10 @@ use std::time::Instant;
 use rustix::event::PollFlags;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use tcpx_lanes::socket;
-use tcpx_wire::handshake::{ClientHandshake, Established, HandshakeError, LaneClient, Step};
+use tcpx_wire::handshake::{
+    ClientHandshake, Established, HandshakeError, LaneClient, LaneJoined, Step,
+};
 use tcpx_wire::key::{AnyKey, ClientKey, Key, KeyError};
-use tcpx_wire::record::Records;
 
 use crate::error::NetworkError;
 
@@ -125,9 +126,9 @@ impl ClientSide for Unwelcomed {
 }
 
 impl ClientSide for LaneClient {
-    type Outcome = Records;
+    type Outcome = LaneJoined;
 
-    fn receive(&mut self, input: &mut &[u8]) -> Result<Step<Records>, HandshakeError> {
+    fn receive(&mut self, input: &mut &[u8]) -> Result<Step<LaneJoined>, HandshakeError> {
         Self::receive(self, input)
     }
 

@@ -284,6 +284,8 @@ pub struct ChannelStats {
     pub chunks_resent: u64,
     /// Calls whose bytes the kernel sent from where they lay, without a copy.
     pub calls_uncopied: u64,
+    /// Lanes that ended because something had changed what the peer sealed.
+    pub lanes_forged: u64,
     /// TCP streams that are open now; 0 for networks whose streams are out of sight.
     pub streams: u64,
     /// Payload bytes of TCP that the kernel sent on the channel's open streams, sent again or not;
@@ -505,6 +507,7 @@ impl std::ops::AddAssign for ChannelStats {
         self.bytes_spliced += other.bytes_spliced;
         self.lanes_lost += other.lanes_lost;
         self.lanes_restored += other.lanes_restored;
+        self.lanes_forged += other.lanes_forged;
         self.chunks_resent += other.chunks_resent;
         self.calls_uncopied += other.calls_uncopied;
         self.streams += other.streams;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use tcpx_lanes::socket;
 use tcpx_wire::handshake::{ClientHandshake, Established, LaneClient, Session};
+use tcpx_wire::lane_seal::LaneKeys;
 use tcpx_wire::record::Records;
 
 use crate::auth::{self, Auth, Unwelcomed};
@@ -83,6 +84,15 @@ fn with_redials<T>(
     dial()
 }
 
+/// A lane that has joined its session.
+#[derive(Debug)]
+pub struct JoinedLane {
+    /// The stream: non-blocking, `TCP_NODELAY`.
+    pub stream: TcpStream,
+    /// The secrets that both its ends hold, and nobody else.
+    pub keys: LaneKeys,
+}
+
 /// Opens lane `lane` of `lanes` of a session.
 ///
 /// # Errors
@@ -94,8 +104,8 @@ pub fn dial_lane(
     lane: u16,
     lanes: u16,
     options: &DialOptions,
-) -> Result<TcpStream, NetworkError> {
-    let stream = with_redials(options.deadline, || {
+) -> Result<JoinedLane, NetworkError> {
+    let dialled = with_redials(options.deadline, || {
         let stream = socket::connect(address, options)?;
         let entropy = auth::entropy().map_err(|cause| no_random(address, cause))?;
         let (handshake, first) =
@@ -105,16 +115,17 @@ pub fn dial_lane(
                     reason: error.to_string(),
                 }
             })?;
-        auth::run_client(&stream, address, handshake, first, options.deadline)?;
-        Ok(stream)
+        let joined = auth::run_client(&stream, address, handshake, first, options.deadline)?;
+        let keys = joined.keys;
+        Ok(JoinedLane { stream, keys })
     })?;
-    socket::prepare_lane(&stream).map_err(|cause| NetworkError::Io {
+    socket::prepare_lane(&dialled.stream).map_err(|cause| NetworkError::Io {
         operation: "TCP_USER_TIMEOUT",
         address: address.to_string(),
         cause: cause.into(),
         hint: "",
     })?;
-    Ok(stream)
+    Ok(dialled)
 }
 
 fn no_random(address: SocketAddr, cause: std::io::Error) -> NetworkError {

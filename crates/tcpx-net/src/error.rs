@@ -300,6 +300,31 @@ pub enum NetworkError {
         /// What was found instead.
         found: String,
     },
+    /// One side encrypts payload and the other does not.
+    #[error(
+        "{} encrypts payload and {} does not; give both sides --encrypt (or TCPX_ENCRYPT=1), or neither",
+        if *.ours { "this side".to_owned() } else { .peer.to_string() },
+        if *.ours { .peer.to_string() } else { "this side".to_owned() }
+    )]
+    EncryptionDiffers {
+        /// The other end.
+        peer: SocketAddr,
+        /// This side does.
+        ours: bool,
+    },
+    /// Payload is to be encrypted on a network that cannot do that.
+    #[error(
+        "{network} cannot encrypt payload, which goes past this program; use the network tcp, or an encrypted one below it, and leave --encrypt (TCPX_ENCRYPT) out"
+    )]
+    CannotEncrypt {
+        /// The network.
+        network: String,
+    },
+    /// Payload is to be encrypted between peers that prove nothing to each other.
+    #[error(
+        "payload cannot be encrypted without a key: nobody would know for whom; use a key on both sides, or leave --encrypt (TCPX_ENCRYPT) out"
+    )]
+    EncryptionNeedsKey,
     /// The listener was closed on this side.
     #[error("the listener on {address} is closed")]
     ListenerClosed {

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
+use tcpx_wire::lane_seal::LaneKeys;
 
 use crate::dial::ControlStream;
 use crate::error::NetworkError;
@@ -21,6 +22,8 @@ pub const INBOX_CAPACITY: usize = 128;
 pub struct AcceptedLane {
     /// The stream: non-blocking, `TCP_NODELAY`. What the peer sends next is still in it.
     pub stream: TcpStream,
+    /// The secrets that both its ends hold, and nobody else.
+    pub keys: LaneKeys,
     /// Its number, `0..lanes`.
     pub lane: u16,
     /// How many lanes the client said it would open.
@@ -208,6 +211,7 @@ mod tests {
         AcceptedLane {
             peer: stream.peer_addr().unwrap(),
             stream,
+            keys: LaneKeys::new([1; 32], [2; 32]),
             lane,
             lanes,
         }

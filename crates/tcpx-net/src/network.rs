@@ -43,6 +43,9 @@ pub struct Setup<'a> {
     pub deadline: Instant,
     /// The copy workers of the GPUs whose memory will be moved; none for host memory alone.
     pub workers: &'a [Arc<CopyWorker>],
+    /// Payload is encrypted, or there is no connection; only for a network that
+    /// [can](Network::can_encrypt), with an authenticated session.
+    pub encrypt: bool,
     /// Time without any lane after which the peer counts as gone.
     pub dead_after: Duration,
     /// Congestion control of the sockets that are opened.
@@ -125,6 +128,11 @@ pub trait Network: Send + Sync + Debug {
     /// a user chose for its own sake (a plugin) carries all payload.
     fn allows_eager(&self) -> bool {
         true
+    }
+
+    /// Whether it can encrypt payload.
+    fn can_encrypt(&self) -> bool {
+        false
     }
 
     /// Whether its channels do their work on the thread that polls them, so that each connection is

@@ -37,6 +37,7 @@ mod uncopied;
 mod wakers;
 mod watch;
 
+use tcpx_lanes::sealing::Protection;
 use tcpx_lanes::socket::congestion_control;
 use tcpx_wire::Taper;
 
@@ -178,11 +179,21 @@ impl Network for TcpNetwork {
         true
     }
 
+    fn can_encrypt(&self) -> bool {
+        true
+    }
+
     fn establish(
         &self,
         setup: &Setup<'_>,
         exchange: &mut dyn Exchange,
     ) -> Result<Vec<Box<dyn Channel>>, NetworkError> {
+        let protection = match (setup.session.authenticated, setup.encrypt) {
+            (false, true) => return Err(NetworkError::EncryptionNeedsKey),
+            (false, false) => Protection::None,
+            (true, false) => Protection::Headers,
+            (true, true) => Protection::All,
+        };
         let wanted = self.lanes(setup.channels);
         let agreed = agree::agree(wanted, self.options.interfaces.as_deref(), setup, exchange)?;
         let lanes = agreed.lanes;
@@ -191,7 +202,9 @@ impl Network for TcpNetwork {
         if let Some(inbox) = &setup.lanes {
             inbox.agree(if resend { lanes } else { 0 });
         }
-        let congestion = streams.first().and_then(congestion_control);
+        let congestion = streams
+            .first()
+            .and_then(|joined| congestion_control(&joined.stream));
         tracing::info!(
             peer = %setup.peer,
             lanes,
@@ -204,6 +217,9 @@ impl Network for TcpNetwork {
         if let Some(congestion) = congestion {
             ways.push_str(&format!(", {congestion}"));
         }
+        if setup.encrypt {
+            ways.push_str(", payload encrypted");
+        }
         let window = self.windows().0;
         let parts = Parts {
             name: lanes::name(lanes, setup.peer),
@@ -214,6 +230,7 @@ impl Network for TcpNetwork {
             splice: self.options.splice && lanes > 1,
             dead_after: setup.dead_after,
             zero_copy: self.options.zero_copy,
+            protection,
             tells_behind: lanes == 1,
             socket_buffer: self.options.socket_buffer,
             staging: Staging::new(setup.workers, self.options.stage_host, window)?,

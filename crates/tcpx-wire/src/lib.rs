@@ -16,6 +16,7 @@ pub mod descriptor;
 pub mod frame;
 pub mod handshake;
 pub mod key;
+pub mod lane_seal;
 pub mod netlink;
 pub mod plan;
 pub mod range_set;

@@ -167,11 +167,11 @@ mod tests {
             panic!("{step:?}");
         };
         let (mut server, answer) = request.accept(&session.key).unwrap();
-        let Ok(Step::SendLast(confirm, ours)) = client.receive(&mut &answer[..]) else {
+        let Ok(Step::SendLast(confirm, joined)) = client.receive(&mut &answer[..]) else {
             panic!("no answer");
         };
         match server.receive(&mut &confirm[..]) {
-            Ok(Step::Done(accepted)) => (ours, accepted.records),
+            Ok(Step::Done(accepted)) => (joined.records, accepted.joined.records),
             other => panic!("{other:?}"),
         }
     }

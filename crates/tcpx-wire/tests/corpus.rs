@@ -37,6 +37,11 @@ fn record_inputs_hold() {
 }
 
 #[test]
+fn lane_record_inputs_hold() {
+    replay("lane_seal", targets::lane_seal::run);
+}
+
+#[test]
 fn frame_inputs_hold() {
     replay("frames", targets::frames::run);
 }

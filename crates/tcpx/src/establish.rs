@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tcpx_memory::{CopyWorker, MemoryKind, SmallCopies};
-use tcpx_net::{Channel, ControlStream, LaneInbox, Readiness, Setup, Side};
+use tcpx_net::{Auth, Channel, ControlStream, LaneInbox, NetworkError, Readiness, Setup, Side};
 use tcpx_wire::session::{Action, CHUNK_GRAIN_BYTES, Config};
 use tcpx_wire::{Settings, handshake};
 
@@ -110,6 +110,7 @@ fn agree(set_up: &mut SetUp, network: Network<'_>, options: &Options) -> Result<
         peer: set_up.peer,
         channels: options.channels,
         deadline: set_up.deadline,
+        encrypt: options.encrypt,
         dead_after: options.dead_after,
         congestion: &options.congestion,
         workers: options.gpu.as_ref().map_or(&[], |_| gpu_worker),
@@ -264,6 +265,13 @@ fn memory_name(options: &Options) -> String {
 /// Our part of the settings, from the options and the network's defaults.
 pub(crate) fn session_config(options: &Options) -> Result<Config, Error> {
     let network = &options.network;
+    if options.encrypt && !network.can_encrypt() {
+        let network = network.name();
+        return Err(NetworkError::CannotEncrypt { network }.into());
+    }
+    if options.encrypt && options.auth == Auth::Insecure {
+        return Err(NetworkError::EncryptionNeedsKey.into());
+    }
     let (send_window, receive_window) = network.windows();
     let chunk_bytes = options.chunk_bytes.unwrap_or_else(|| network.chunk_bytes());
     let millis = |duration: Duration| u32::try_from(duration.as_millis()).unwrap_or(u32::MAX);

@@ -39,6 +39,9 @@ pub struct Options {
     pub network: Arc<dyn Network>,
     /// How the two sides prove themselves to each other.
     pub auth: Auth,
+    /// Encrypts payload, which else only small messages are: both sides must. Only the embedded network can, and
+    /// only with a key. False by default.
+    pub encrypt: bool,
     /// Data channels; 0 lets the network choose. For the embedded network: its lanes.
     pub channels: u16,
     /// Congestion control of every TCP socket of ours: set first and read back, or an error.
@@ -83,6 +86,7 @@ impl Options {
         Self {
             network,
             auth,
+            encrypt: false,
             channels: 0,
             congestion: Congestion::Automatic,
             chunk_bytes: None,
@@ -123,6 +127,7 @@ impl fmt::Debug for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Options")
             .field("network", &self.network.name())
+            .field("encrypt", &self.encrypt)
             .field("channels", &self.channels)
             .field("congestion", &self.congestion)
             .field("chunk_bytes", &self.chunk_bytes)

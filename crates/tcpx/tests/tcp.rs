@@ -43,7 +43,17 @@ fn contents(region: &Region, len: usize) -> Vec<u8> {
 
 #[test]
 fn every_size_arrives_at_every_level() {
-    let (server, client) = pair(|_| {});
+    every_size_arrives(pair(|_| {}));
+}
+
+#[test]
+fn every_size_arrives_encrypted() {
+    let (server, client) = pair(|options| options.encrypt = true);
+    assert!(client.path().contains("encrypted"), "{}", client.path());
+    every_size_arrives((server, client));
+}
+
+fn every_size_arrives((server, client): (Connection, Connection)) {
     for len in [
         0,
         1,

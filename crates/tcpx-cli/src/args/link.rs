@@ -115,6 +115,9 @@ pub(crate) struct NetworkArgs {
     /// Send host memory to other hosts without a copy (MSG_ZEROCOPY); a lane falls back to copying where that does not help.
     #[arg(long, env = "TCPX_ZERO_COPY", value_parser = FalseyValueParser::new())]
     pub(crate) zero_copy: bool,
+    /// Encrypt payload too, with AES-256-GCM: both sides must, and need a key; only on tcp.
+    #[arg(long, env = "TCPX_ENCRYPT", value_parser = FalseyValueParser::new())]
+    pub(crate) encrypt: bool,
     /// Copy small GPU messages that follow each other closely with a persistent kernel, without a driver call for each.
     #[arg(long, value_name = "0|1", env = "TCPX_PERSISTENT_KERNEL", value_parser = FalseyValueParser::new(), default_value = "1", hide_possible_values = true, action = ArgAction::Set)]
     pub(crate) persistent_kernel: bool,

@@ -153,7 +153,9 @@ fn dial_all(
     (0..count)
         .map(|channel| {
             let lane = channel * 2;
-            let dial = |to, lane, options| dial_lane(to, setup.session, lane, lanes, options);
+            let dial = |to, lane, options| {
+                dial_lane(to, setup.session, lane, lanes, options).map(|dialled| dialled.stream)
+            };
             Ok(Lanes {
                 payload: dial(payload_to, lane, &payload)?,
                 companion: dial(setup.peer, lane + 1, &companion)?,

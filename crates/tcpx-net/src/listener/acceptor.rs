@@ -261,7 +261,7 @@ impl Acceptor {
         };
         if accepted.resumes {
             tracing::info!(%peer, session = %accepted.session, "control connection resumed");
-            let records = accepted.records;
+            let records = accepted.joined.records;
             return session
                 .lanes
                 .deliver_control(ControlStream { stream, records });
@@ -271,6 +271,7 @@ impl Acceptor {
         }
         let lane = AcceptedLane {
             stream,
+            keys: accepted.joined.keys,
             lane: accepted.lane,
             lanes: accepted.lanes,
             peer,

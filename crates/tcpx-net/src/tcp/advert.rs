@@ -7,7 +7,7 @@ use super::shared::MAX_LANES;
 
 /// First bytes of the message, then its version.
 const MAGIC: [u8; 4] = *b"TCPL";
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 /// Bytes before the addresses: magic, version u16, lanes u16, flags u8, number of addresses u8, two
 /// zero bytes.
 const HEAD_BYTES: usize = 12;
@@ -18,6 +18,8 @@ const ENTRY_BYTES: usize = 36;
 const NAME_BYTES: usize = 16;
 /// Flag: the number of lanes was asked for by a person.
 const ASKED: u8 = 1;
+/// Flag: payload is to be encrypted.
+const ENCRYPT: u8 = 2;
 
 /// Most addresses that are told.
 pub(super) const MAX_ADDRESSES: usize = 64;
@@ -40,6 +42,8 @@ pub(super) struct Advert {
     pub(super) lanes: u16,
     /// They were asked for; otherwise cards may add to them.
     pub(super) asked: bool,
+    /// Payload is to be encrypted: both sides say so, or none.
+    pub(super) encrypt: bool,
     pub(super) addresses: Vec<NicAddress>,
 }
 
@@ -50,8 +54,10 @@ impl Advert {
         bytes.extend_from_slice(&MAGIC);
         bytes.extend_from_slice(&VERSION.to_le_bytes());
         bytes.extend_from_slice(&self.lanes.to_le_bytes());
+        let flag = |set: bool, flag: u8| if set { flag } else { 0 };
+        let flags = flag(self.asked, ASKED) | flag(self.encrypt, ENCRYPT);
         // At most MAX_ADDRESSES.
-        bytes.extend_from_slice(&[if self.asked { ASKED } else { 0 }, told as u8, 0, 0]);
+        bytes.extend_from_slice(&[flags, told as u8, 0, 0]);
         for entry in self.addresses.iter().take(told) {
             let mut address = [0; 16];
             let family = match entry.address {
@@ -107,7 +113,7 @@ impl Advert {
         }
         let (entries, odd) = rest.as_chunks::<ENTRY_BYTES>();
         let counted = entries.len() == usize::from(count) && entries.len() <= MAX_ADDRESSES;
-        if !counted || !odd.is_empty() || flags & !ASKED != 0 || [z0, z1] != [0, 0] {
+        if !counted || !odd.is_empty() || flags & !(ASKED | ENCRYPT) != 0 || [z0, z1] != [0, 0] {
             return Err((
                 format!(
                     "at most {MAX_ADDRESSES} addresses of {ENTRY_BYTES} bytes, as many as said"
@@ -119,6 +125,7 @@ impl Advert {
         Ok(Self {
             lanes,
             asked: flags & ASKED != 0,
+            encrypt: flags & ENCRYPT != 0,
             addresses,
         })
     }
@@ -196,6 +203,7 @@ mod tests {
         Advert {
             lanes,
             asked,
+            encrypt: lanes.is_multiple_of(2),
             addresses,
         }
     }
@@ -240,11 +248,11 @@ mod tests {
             Advert::decode(&bytes).unwrap_err()
         };
         assert!(changed(0, b'X').1.contains("begin \"XCPL"));
-        assert!(changed(4, 1).0.contains("version 2"));
+        assert!(changed(4, 1).0.contains("version 3"));
         assert_eq!(changed(6, 65).1, "65");
         assert_eq!(changed(6, 0).1, "0");
         assert!(changed(9, 2).1.contains("for 2 of them"));
-        assert!(changed(8, 2).1.contains("flags 2"));
+        assert!(changed(8, 4).1.contains("flags 4"));
         assert!(changed(13, 5).1.contains("family 5"));
         assert!(changed(14, 33).1.contains("/33"));
         assert!(changed(16, 0xE0).1.contains("224."));

@@ -81,11 +81,18 @@ pub(super) fn agree(
     let ours = Advert {
         lanes,
         asked,
+        encrypt: setup.encrypt,
         addresses: told(&cards.nics, setup.listening),
     };
     let arrived = exchange.exchange(&ours.encode())?;
     let theirs = Advert::decode(&arrived)
         .map_err(|(expected, arrived)| mismatch(setup, expected, arrived))?;
+    if ours.encrypt != theirs.encrypt {
+        return Err(NetworkError::EncryptionDiffers {
+            peer: setup.peer,
+            ours: ours.encrypt,
+        });
+    }
     let plain = Way {
         local: None,
         interface: None,

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tcpx_lanes::event_loop::EventLoops;
 use tcpx_lanes::socket::{canonical, limit_buffers};
+use tcpx_wire::lane_seal::LaneKeys;
 
 use super::NAME;
 use super::loops;
@@ -15,6 +16,7 @@ use super::tcp_channel::TcpChannel;
 use super::transmit_lane::transmit_lane;
 use super::wakers::LaneRemotes;
 use super::watch;
+use crate::dial::JoinedLane;
 use crate::error::{IoError, NetworkError};
 
 /// How errors and logs call the channel.
@@ -25,7 +27,7 @@ pub(super) fn name(lanes: u16, peer: SocketAddr) -> String {
 
 /// Hands the lanes to the event loops, of which `loops` a direction were asked for.
 pub(super) fn start(
-    streams: Vec<TcpStream>,
+    streams: Vec<JoinedLane>,
     peer: SocketAddr,
     parts: Parts,
     loops: u16,
@@ -48,14 +50,14 @@ pub(super) fn start(
     // the first that dies is not the last.
     let joined: Vec<_> = (0u16..)
         .zip(streams)
-        .map(|(lane, stream)| {
+        .map(|(lane, JoinedLane { stream, keys })| {
             let socket = shared.lane_socket(lane, stream, peer);
             shared.roster.join(&socket);
-            socket
+            (socket, keys)
         })
         .collect();
-    for socket in joined {
-        Shared::run_lane(&shared, loops, &socket);
+    for (socket, keys) in joined {
+        Shared::run_lane(&shared, loops, &socket, keys);
     }
     Ok(TcpChannel::new(shared, window))
 }
@@ -74,22 +76,23 @@ impl Shared {
     }
 
     /// Gives the halves of a lane that has joined to loops.
-    fn run_lane(shared: &Arc<Self>, loops: &EventLoops, socket: &Arc<LaneSocket>) {
+    fn run_lane(shared: &Arc<Self>, loops: &EventLoops, socket: &Arc<LaneSocket>, keys: LaneKeys) {
         let remotes = LaneRemotes {
             transmit: loops.transmit(),
             receive: loops.receive(),
         };
         shared.halves.fetch_add(2, Ordering::AcqRel);
         shared.wakers.set(socket.lane, remotes.clone());
-        let sending = transmit_lane(Arc::clone(shared), Arc::clone(socket));
-        let receiving = receive_lane(Arc::clone(shared), Arc::clone(socket));
+        let (seal, open) = shared.protection.start(keys);
+        let sending = transmit_lane(Arc::clone(shared), Arc::clone(socket), seal);
+        let receiving = receive_lane(Arc::clone(shared), Arc::clone(socket), open);
         remotes.transmit.start(Box::new(sending));
         remotes.receive.start(Box::new(receiving));
     }
 
     /// Brings a dead lane back with a new stream; gives that back while halves of the old one are
     /// still there. A channel that has ended drops it.
-    pub(super) fn restore(shared: &Arc<Self>, lane: u16, stream: TcpStream) -> Option<TcpStream> {
+    pub(super) fn restore(shared: &Arc<Self>, lane: u16, joined: JoinedLane) -> Option<JoinedLane> {
         let _adding = lock(&shared.membership);
         let Ok(loops) = loops::get(0) else {
             return None;
@@ -98,8 +101,9 @@ impl Shared {
             return None;
         }
         if !shared.roster.is_vacant(lane) {
-            return Some(stream);
+            return Some(joined);
         }
+        let JoinedLane { stream, keys } = joined;
         let peer = SocketAddr::from(([0, 0, 0, 0], 0));
         let socket = shared.lane_socket(lane, stream, peer);
         if shared.roster.join(&socket) {
@@ -109,7 +113,7 @@ impl Shared {
                 .lanes_restored
                 .fetch_add(1, Ordering::Relaxed);
             tracing::info!(channel = %shared.name, lane, peer = %socket.peer, "a lane is back");
-            Self::run_lane(shared, loops, &socket);
+            Self::run_lane(shared, loops, &socket, keys);
         }
         None
     }
@@ -123,6 +127,8 @@ mod tests {
 
     use tcpx_memory::{Access, Region};
     use tcpx_wire::ChunkPlan;
+
+    use tcpx_lanes::sealing::Protection;
 
     use super::super::repair::Repair;
     use super::super::staging::Staging;
@@ -144,6 +150,7 @@ mod tests {
                 resend: true,
                 splice: false,
                 zero_copy: false,
+                protection: Protection::None,
                 tells_behind: false,
                 socket_buffer: bytes,
                 dead_after: Duration::from_secs(10),
@@ -151,7 +158,11 @@ mod tests {
                 repair: Repair::Never,
             };
             let shared = Shared::new(parts).unwrap();
-            assert!(Shared::restore(&shared, 0, connect()).is_none());
+            let joined = JoinedLane {
+                stream: connect(),
+                keys: LaneKeys::new([1; 32], [2; 32]),
+            };
+            assert!(Shared::restore(&shared, 0, joined).is_none());
             let back = shared.roster.socket(0).unwrap();
             let first = connect();
             limit_buffers(&first, bytes);
@@ -177,6 +188,10 @@ mod tests {
         let connect = |_| {
             let near = TcpStream::connect(address).unwrap();
             near.set_nonblocking(true).unwrap();
+            let near = JoinedLane {
+                stream: near,
+                keys: LaneKeys::new([1; 32], [2; 32]),
+            };
             (near, listener.accept().unwrap().0)
         };
         let (near, far) = [0, 1].map(connect).into_iter().unzip();
@@ -188,6 +203,7 @@ mod tests {
             resend: true,
             splice: true,
             zero_copy: false,
+            protection: Protection::None,
             tells_behind: false,
             socket_buffer: 0,
             dead_after: Duration::from_secs(10),

@@ -9,6 +9,7 @@ use tcpx_lanes::arrival;
 use super::agree::{Agreed, Cards, mismatch};
 use super::repair::{Arrivals, Dialler, Repair};
 use crate::channel::Way;
+use crate::dial::JoinedLane;
 use crate::error::NetworkError;
 use crate::network::{Exchange, Setup, Side};
 
@@ -20,7 +21,7 @@ pub(super) fn open(
     agreed: Agreed,
     setup: &Setup<'_>,
     exchange: &mut dyn Exchange,
-) -> Result<(Vec<TcpStream>, Repair, String), NetworkError> {
+) -> Result<(Vec<JoinedLane>, Repair, String), NetworkError> {
     let Agreed {
         lanes,
         routes,
@@ -34,8 +35,8 @@ pub(super) fn open(
         }
         Side::Server => {
             let streams = collect(lanes, setup, exchange)?;
-            for stream in &streams {
-                accept_on_card(stream, &cards, setup)?;
+            for joined in &streams {
+                accept_on_card(&joined.stream, &cards, setup)?;
             }
             let ways = describe(&streams, &cards);
             let repair = setup.lanes.clone().map_or(Repair::Never, |inbox| {
@@ -51,7 +52,7 @@ fn dial(
     routes: &[Way],
     cards: &Cards,
     setup: &Setup<'_>,
-) -> Result<(Vec<TcpStream>, Dialler), NetworkError> {
+) -> Result<(Vec<JoinedLane>, Dialler), NetworkError> {
     let spread = |routes: &[&Way]| -> Vec<Way> {
         let spread = (0..lanes).zip(routes.iter().copied().cycle());
         spread.map(|(_, route)| route.clone()).collect()
@@ -70,7 +71,7 @@ fn dial(
     } else {
         setup.deadline.min(Instant::now() + TRY)
     };
-    let mut streams: Vec<Option<(TcpStream, usize)>> = (0..lanes).map(|_| None).collect();
+    let mut streams: Vec<Option<(JoinedLane, usize)>> = (0..lanes).map(|_| None).collect();
     let mut good: Vec<Way> = Vec::new();
     let mut last = None;
     let opened: Vec<_> = std::thread::scope(|scope| {
@@ -159,7 +160,7 @@ fn collect(
     lanes: u16,
     setup: &Setup<'_>,
     exchange: &mut dyn Exchange,
-) -> Result<Vec<TcpStream>, NetworkError> {
+) -> Result<Vec<JoinedLane>, NetworkError> {
     let Some(inbox) = &setup.lanes else {
         return Err(mismatch(
             setup,
@@ -167,7 +168,7 @@ fn collect(
             "none".to_owned(),
         ));
     };
-    let mut streams: Vec<Option<TcpStream>> = (0..lanes).map(|_| None).collect();
+    let mut streams: Vec<Option<JoinedLane>> = (0..lanes).map(|_| None).collect();
     while streams.iter().any(Option::is_none) {
         let Some(arrived) = inbox.take(exchange, setup.deadline)? else {
             return Err(NetworkError::TimedOut {
@@ -177,7 +178,10 @@ fn collect(
         };
         match streams.get_mut(usize::from(arrived.lane)) {
             // A second stream of one lane: the client gave the first one up.
-            Some(place) if arrived.lanes == lanes => *place = Some(arrived.stream),
+            Some(place) if arrived.lanes == lanes => {
+                let (stream, keys) = (arrived.stream, arrived.keys);
+                *place = Some(JoinedLane { stream, keys });
+            }
             _ => {
                 return Err(mismatch(
                     setup,
@@ -238,9 +242,9 @@ pub(super) fn bind_to_card(stream: &TcpStream, cards: &Cards) -> Option<String> 
 }
 
 /// The ways of the lanes: between which addresses, through which cards, and how many where they differ.
-fn describe(streams: &[TcpStream], cards: &Cards) -> String {
+fn describe(lanes: &[JoinedLane], cards: &Cards) -> String {
     let mut ways: Vec<(String, u32)> = Vec::new();
-    for stream in streams {
+    for JoinedLane { stream, .. } in lanes {
         let (Ok(local), Ok(peer)) = (stream.local_addr(), stream.peer_addr()) else {
             continue;
         };

@@ -6,10 +6,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tcpx_lanes::receive_lane::{Answer, End, Progress, ReceiveLane, Target, Violation};
+use tcpx_lanes::receive_lane::{Answer, End, Placing, Progress, ReceiveLane, Target, Violation};
+use tcpx_lanes::sealing::ReceiveSeal;
 use tcpx_lanes::socket_calls::{self as calls, Moved, Part};
 use tcpx_memory::RegionSlice;
 use tcpx_wire::chunk_header::ChunkHeader;
+use tcpx_wire::lane_seal::Forged;
 
 use super::loss::Lost;
 use super::receive_table::{Arrival, Claim, position};
@@ -30,8 +32,9 @@ thread_local! {
 pub(super) fn receive_lane(
     shared: Arc<Shared>,
     socket: Arc<LaneSocket>,
+    seal: ReceiveSeal,
 ) -> ReceiveLane<OpenWindows> {
-    ReceiveLane::new(OpenWindows { shared, socket })
+    ReceiveLane::sealed(OpenWindows { shared, socket }, seal)
 }
 
 /// The open windows of a channel, as one of its lanes finds them.
@@ -50,6 +53,29 @@ pub(super) struct Reading {
 }
 
 impl OpenWindows {
+    /// The memory that a chunk's payload goes to, if there is some now.
+    fn landing<'a>(
+        &self,
+        claim: &Claim,
+        into: &'a mut Option<RegionSlice>,
+    ) -> Option<&'a RegionSlice> {
+        if into.is_none() {
+            match self.shared.landing(claim, self.socket.lane) {
+                Landing::At(memory) => *into = Some(memory),
+                Landing::Later => return None,
+            }
+        }
+        into.as_ref()
+    }
+
+    /// A call has moved so many bytes of payload.
+    fn count(&self, bytes: usize) {
+        let counters = &self.shared.counters;
+        counters.wire_calls.fetch_add(1, Ordering::Relaxed);
+        let received = &counters.bytes_received;
+        received.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
     fn receive(
         &self,
         claim: &Claim,
@@ -126,22 +152,35 @@ impl Target for OpenWindows {
         if claim.window.is_closing() {
             return Ok(Progress::Withdrawn);
         }
-        let into = match into {
-            Some(into) => into,
-            None => match self.shared.landing(claim, self.socket.lane) {
-                Landing::At(memory) => into.insert(memory),
-                Landing::Later => return Ok(Progress::NoRoom),
-            },
+        let Some(into) = self.landing(claim, into) else {
+            return Ok(Progress::NoRoom);
         };
         let moved = self.receive(claim, into, done, behind)?;
         if let Moved::Bytes(bytes) = moved {
-            let (left, counters) = (into.len() - done, &self.shared.counters);
-            counters.wire_calls.fetch_add(1, Ordering::Relaxed);
-            counters
-                .bytes_received
-                .fetch_add(bytes.min(left) as u64, Ordering::Relaxed);
+            self.count(bytes.min(into.len() - done));
         }
         Ok(Progress::Moved(moved))
+    }
+
+    fn place(&mut self, reading: &mut Reading, done: usize, opened: &[u8]) -> io::Result<Placing> {
+        let Reading { claim, into } = reading;
+        let Some(into) = self.landing(claim, into) else {
+            return Ok(Placing::NoRoom);
+        };
+        let staging = &self.shared.staging;
+        let placed = match staging.takes_past_caches(&claim.destination, into.len()) {
+            true => into.write_past_caches(done, opened),
+            false => into
+                .slice(done..done + opened.len())
+                .and_then(|part| part.write_from(opened)),
+        };
+        placed.map_err(io::Error::other)?;
+        self.count(opened.len());
+        Ok(Placing::Done)
+    }
+
+    fn is_withdrawn(&self, reading: &Reading) -> bool {
+        reading.claim.window.is_closing()
     }
 
     fn complete(&mut self, reading: Reading, later: impl FnOnce() -> bool) -> bool {
@@ -183,6 +222,10 @@ impl Target for OpenWindows {
         let how = match end {
             End::ByPeer => Lost::ByPeer,
             End::Broken { within, cause } => {
+                if cause.get_ref().is_some_and(|inner| inner.is::<Forged>()) {
+                    let forged = &self.shared.counters.lanes_forged;
+                    forged.fetch_add(1, Ordering::Relaxed);
+                }
                 let position = within.map(|(header, done)| ChunkPosition {
                     done: done as u64,
                     ..position(&header)

@@ -1,6 +1,5 @@
 //! Bringing dead lanes back: the client opens them anew, the server takes what comes.
 
-use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -15,7 +14,7 @@ use super::roster::Missing;
 use super::shared::{Shared, lock};
 use super::watch;
 use crate::channel::Way;
-use crate::dial::{DialOptions, dial_lane};
+use crate::dial::{DialOptions, JoinedLane, dial_lane};
 use crate::error::{NetworkError, SocketError};
 use crate::lane_inbox::{AcceptedLane, LaneInbox};
 use crate::network::Setup;
@@ -75,7 +74,7 @@ impl Dialler {
     }
 
     /// Opens one lane.
-    pub(super) fn open(&self, lane: u16, deadline: Instant) -> Result<TcpStream, NetworkError> {
+    pub(super) fn open(&self, lane: u16, deadline: Instant) -> Result<JoinedLane, NetworkError> {
         let lanes = u16::try_from(self.routes.len()).unwrap_or(u16::MAX);
         let Some(route) = self.routes.get(usize::from(lane)) else {
             return Err(self.no_route(lane));
@@ -91,7 +90,7 @@ impl Dialler {
         lane: u16,
         shared: bool,
         deadline: Instant,
-    ) -> Result<(TcpStream, Way), NetworkError> {
+    ) -> Result<(JoinedLane, Way), NetworkError> {
         let route = self.routes.get(usize::from(lane)).cloned();
         let Some(route) = route else {
             return Err(self.no_route(lane));
@@ -135,7 +134,7 @@ impl Dialler {
         lanes: u16,
         way: &Way,
         deadline: Instant,
-    ) -> Result<TcpStream, NetworkError> {
+    ) -> Result<JoinedLane, NetworkError> {
         let options = DialOptions {
             deadline,
             interface: way.interface.clone(),
@@ -253,13 +252,16 @@ fn take_arrived(channel: &Arc<Shared>, arrivals: &Arrivals) -> bool {
     for arrived in std::mem::take(&mut *waiting) {
         let AcceptedLane {
             stream,
+            keys,
             lane,
             lanes,
             peer,
         } = arrived;
-        if let Some(stream) = Shared::restore(channel, lane, stream) {
+        let joined = JoinedLane { stream, keys };
+        if let Some(JoinedLane { stream, keys }) = Shared::restore(channel, lane, joined) {
             waiting.push(AcceptedLane {
                 stream,
+                keys,
                 lane,
                 lanes,
                 peer,

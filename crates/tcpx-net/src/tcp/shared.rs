@@ -10,6 +10,7 @@ use crossbeam_queue::ArrayQueue;
 
 use tcpx_lanes::monitor::Attention;
 use tcpx_lanes::receive_lane::Violation;
+use tcpx_lanes::sealing::Protection;
 use tcpx_lanes::tcp_info::{tcp_counters, transport};
 
 use super::pace::Paces;
@@ -89,6 +90,7 @@ pub(super) struct Counters {
     pub(super) lanes_restored: AtomicU64,
     pub(super) chunks_resent: AtomicU64,
     pub(super) calls_uncopied: AtomicU64,
+    pub(super) lanes_forged: AtomicU64,
 }
 
 impl Counters {
@@ -107,6 +109,7 @@ impl Counters {
             lanes_restored: value(&self.lanes_restored),
             chunks_resent: value(&self.chunks_resent),
             calls_uncopied: value(&self.calls_uncopied),
+            lanes_forged: value(&self.lanes_forged),
             ..ChannelStats::default()
         }
     }
@@ -136,6 +139,8 @@ pub(super) struct Shared {
     splice: bool,
     /// Host memory may be sent from where it lies, to other hosts.
     pub(super) zero_copy: bool,
+    /// Of every lane.
+    pub(super) protection: Protection,
     /// Both sides say in front of a chunk how much follows it at once, on the one lane that there is.
     pub(super) tells_behind: bool,
     /// Bytes that every lane's socket buffers hold each way, restored lanes' too; 0: automatic.
@@ -163,6 +168,7 @@ pub(super) struct Parts {
     pub(super) resend: bool,
     pub(super) splice: bool,
     pub(super) zero_copy: bool,
+    pub(super) protection: Protection,
     /// See [`Shared::tells_behind`].
     pub(super) tells_behind: bool,
     /// Bytes that a lane's socket buffers hold each way; 0: automatic.
@@ -182,6 +188,7 @@ impl Shared {
             resend,
             splice,
             zero_copy,
+            protection,
             tells_behind,
             socket_buffer,
             dead_after,
@@ -205,8 +212,10 @@ impl Shared {
             presence: Presence::new(),
             paces: Paces::new(lanes),
             resend,
-            splice: splice && resend,
-            zero_copy,
+            // What is sealed leaves from memory of the lane.
+            splice: splice && resend && protection != Protection::All,
+            zero_copy: zero_copy && protection != Protection::All,
+            protection,
             tells_behind,
             socket_buffer,
             dead_after,

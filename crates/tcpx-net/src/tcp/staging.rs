@@ -336,6 +336,7 @@ fn staged_channel() -> Arc<Shared> {
         resend: true,
         splice: false,
         zero_copy: false,
+        protection: tcpx_lanes::sealing::Protection::None,
         tells_behind: false,
         socket_buffer: 0,
         dead_after: std::time::Duration::from_secs(10),

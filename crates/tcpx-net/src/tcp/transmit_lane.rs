@@ -7,13 +7,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use tcpx_lanes::sealing::{Head, SendSeal};
 use tcpx_lanes::send_lane::{Next, Owner, SendLane};
 use tcpx_lanes::socket::is_near;
 use tcpx_lanes::socket_calls::{self as calls, Moved, Part, WIRE_CALL};
 use tcpx_lanes::splice::Lender;
 use tcpx_lanes::tcp_info::transport;
 use tcpx_lanes::zero_copy;
-use tcpx_wire::chunk_header::ChunkHeader;
 
 use super::loss::Lost;
 use super::pace::Load;
@@ -23,8 +23,12 @@ use super::uncopied::Uncopied;
 use crate::error::ChunkPosition;
 
 /// The sending half of a lane of a channel.
-pub(super) fn transmit_lane(shared: Arc<Shared>, socket: Arc<LaneSocket>) -> SendLane<Queue> {
-    SendLane::new(Queue::new(shared, socket), 0)
+pub(super) fn transmit_lane(
+    shared: Arc<Shared>,
+    socket: Arc<LaneSocket>,
+    seal: SendSeal,
+) -> SendLane<Queue> {
+    SendLane::new(Queue::new(shared, socket, seal), 0)
 }
 
 /// The queue of a channel, as one of its lanes finds it. Chunks are kept in the channel's table until the peer
@@ -41,12 +45,15 @@ pub(super) struct Queue {
     lender: Lender,
     /// Host memory that the kernel reads where it lies.
     uncopied: Uncopied,
+    seal: SendSeal,
 }
 
 /// A chunk in the lane's hands.
 #[derive(Debug)]
 pub(super) struct Writing {
     chunk: Outgoing,
+    /// Its header, as this lane sends it.
+    head: Head,
     /// Its slot is sent by its pages where the system allows it.
     by_pages: bool,
     /// The last call that sent bytes of it without a copy.
@@ -54,7 +61,7 @@ pub(super) struct Writing {
 }
 
 impl Queue {
-    fn new(shared: Arc<Shared>, socket: Arc<LaneSocket>) -> Self {
+    fn new(shared: Arc<Shared>, socket: Arc<LaneSocket>, seal: SendSeal) -> Self {
         let lender = match shared.splices() {
             true => Lender::Untried(WIRE_CALL),
             false => Lender::Refused(None),
@@ -72,6 +79,7 @@ impl Queue {
             sent_short: false,
             lender,
             uncopied: Uncopied::new(uncopied),
+            seal,
         }
     }
 
@@ -149,11 +157,16 @@ impl Queue {
     fn write(&mut self, writing: &mut Writing, done: usize) -> io::Result<Moved> {
         let Writing {
             chunk,
+            head,
             by_pages,
             uncopied,
         } = writing;
-        let head = chunk.header.get(done..).unwrap_or_default();
-        let from = done.saturating_sub(ChunkHeader::BYTES);
+        let from = done.saturating_sub(head.len());
+        let head = head.rest(done);
+        let sealed = self.seal.send(self.socket.as_fd(), head, &chunk.payload);
+        if let Some(moved) = sealed {
+            return moved;
+        }
         let part = Part {
             slice: &chunk.payload,
             from,
@@ -228,6 +241,7 @@ impl Owner for Queue {
                     }
                     self.chunk = chunk.payload.len() as u64;
                     return Next::Chunk(Writing {
+                        head: self.seal.begin(&chunk.header),
                         by_pages: self.shared.may_splice(),
                         chunk,
                         uncopied: None,
@@ -241,6 +255,10 @@ impl Owner for Queue {
 
     fn len(writing: &Writing) -> usize {
         writing.chunk.payload.len()
+    }
+
+    fn wire_bytes(&self, writing: &Writing) -> usize {
+        self.seal.wire_bytes(writing.chunk.payload.len())
     }
 
     fn send(&mut self, writing: &mut Writing, done: usize) -> io::Result<Moved> {
@@ -264,7 +282,9 @@ impl Owner for Queue {
 
     fn ended(&mut self, within: Option<(&Writing, usize)>, cause: io::Error) {
         let position = within.map(|(writing, done)| ChunkPosition {
-            done: done.saturating_sub(ChunkHeader::BYTES) as u64,
+            done: done
+                .saturating_sub(writing.head.len())
+                .min(writing.chunk.payload.len()) as u64,
             ..writing.chunk.position
         });
         let lost = Lost::broken("sending", position, cause);

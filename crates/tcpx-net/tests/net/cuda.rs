@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tcpx_lanes::sealing::Protection;
 use tcpx_memory::{CopyWorker, Gpu, Region};
 use tcpx_net::ChannelError;
 
@@ -35,8 +36,22 @@ fn gpu_memory_arrives_whole_at_any_alignment() {
         }
         .unwrap()
     };
-    for (from_gpu, to_gpu) in [(true, true), (true, false), (false, true)] {
-        let mut pair = pair_with(3, options(false), options(false), workers.clone());
+    let plain = Protection::Headers;
+    let cases = [
+        (true, true, plain),
+        (true, false, plain),
+        (false, true, plain),
+        (true, true, Protection::All),
+        (false, true, Protection::All),
+    ];
+    for (from_gpu, to_gpu, protection) in cases {
+        let mut pair = pair_with(
+            3,
+            options(false),
+            options(false),
+            workers.clone(),
+            protection,
+        );
         let length = (1 << 20) - 3;
         let count = 150;
         let (mut next_send, mut next_receive) = (0, 0);

@@ -250,7 +250,9 @@ fn only_control_connections_give_up_on_a_peer_that_rests() {
     let address = listener.local_addr();
     let dialled = dial(address, &Auth::Insecure, &until()).unwrap();
     let accepted = listener.accept(deadline()).unwrap();
-    let dialled_lane = dial_lane(address, &dialled.session, 0, 1, &until()).unwrap();
+    let dialled_lane = dial_lane(address, &dialled.session, 0, 1, &until())
+        .unwrap()
+        .stream;
     let lane = next_lane(&accepted);
     let timeout = |stream: &TcpStream| {
         socket2::SockRef::from(stream)

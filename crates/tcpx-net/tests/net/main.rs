@@ -9,5 +9,6 @@ mod cancel;
 mod cuda;
 mod lanes;
 mod listener;
+mod sealed;
 mod support;
 mod transfers;

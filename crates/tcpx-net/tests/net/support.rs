@@ -7,6 +7,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tcpx_lanes::sealing::Protection;
 use tcpx_memory::{CopyWorker, Region, RegionSlice};
 use tcpx_net::dial::dial_lane;
 use tcpx_net::{
@@ -16,6 +17,7 @@ use tcpx_net::{
 };
 use tcpx_wire::chunk_header::ChunkHeader;
 use tcpx_wire::key::Key;
+use tcpx_wire::lane_seal::LaneKeys;
 use tcpx_wire::{ChunkPlan, TransferId};
 
 /// Nothing that a test waits for takes longer on a busy machine.
@@ -96,8 +98,9 @@ pub(crate) fn server_side(
     options: TcpOptions,
     channels: u16,
     workers: &[Arc<CopyWorker>],
+    (protection, dead_after): (Protection, Duration),
     exchange: &mut dyn Exchange,
-) -> Result<Box<dyn Channel>, NetworkError> {
+) -> Outcome {
     let setup = Setup {
         side: Side::Server,
         session: &accepted.session,
@@ -105,7 +108,8 @@ pub(crate) fn server_side(
         peer: accepted.peer,
         channels,
         deadline: deadline(),
-        dead_after: DEAD_AFTER,
+        encrypt: protection == Protection::All,
+        dead_after,
         congestion: &Congestion::Automatic,
         workers,
         lanes: Some(accepted.lanes.clone()),
@@ -123,43 +127,62 @@ pub(crate) struct Pair {
 
 /// Two channels that face each other.
 pub(crate) fn pair(lanes: u16, client: TcpOptions, server: TcpOptions) -> Pair {
-    pair_with(lanes, client, server, Vec::new())
+    pair_with(lanes, client, server, Vec::new(), Protection::Headers)
 }
 
-/// As [`pair`], with copy workers on both sides.
+/// Whether peers have a key follows from how their lanes are protected.
+pub(crate) fn auth(protection: Protection) -> Auth {
+    match protection {
+        Protection::None => Auth::Insecure,
+        Protection::Headers | Protection::All => Auth::Key(key(7)),
+    }
+}
+
+/// As [`pair`], with copy workers on both sides, and lanes that are protected so.
 pub(crate) fn pair_with(
     lanes: u16,
     client: TcpOptions,
     server: TcpOptions,
     workers: Vec<Arc<CopyWorker>>,
+    protection: Protection,
 ) -> Pair {
-    let auth = Auth::Key(key(7));
+    pair_through(lanes, client, server, workers, protection, |address| {
+        address
+    })
+}
+
+/// As [`pair_with`], where the client opens lanes to what stands in front of the server's address.
+pub(crate) fn pair_through(
+    lanes: u16,
+    client: TcpOptions,
+    server: TcpOptions,
+    workers: Vec<Arc<CopyWorker>>,
+    protection: Protection,
+    in_front: impl FnOnce(SocketAddr) -> SocketAddr,
+) -> Pair {
+    let auth = auth(protection);
     let listener = listener(auth.clone());
     let address = listener.local_addr();
+    let lanes_to = in_front(address);
     let (mut ours, mut theirs) = Wire::pair();
     let client_workers = workers.clone();
     let client = std::thread::spawn(move || {
-        let dialled = dial(address, &auth, &dial_options()).unwrap();
-        let setup = Setup {
-            side: Side::Client,
-            session: &dialled.session,
-            local: dialled.stream.local_addr().unwrap(),
-            peer: address,
-            channels: lanes,
-            deadline: deadline(),
-            dead_after: DEAD_AFTER,
-            congestion: &Congestion::Automatic,
-            workers: &client_workers,
-            lanes: None,
-            listening: None,
-        };
-        TcpNetwork::new(client)
-            .establish(&setup, &mut ours)
-            .unwrap()
-            .remove(0)
+        let (address, workers) = ((address, lanes_to), &client_workers[..]);
+        client_side(
+            address, &auth, client, lanes, workers, protection, &mut ours,
+        )
+        .unwrap()
     });
     let accepted = listener.accept(deadline()).unwrap();
-    let server = server_side(&accepted, server, lanes, &workers, &mut theirs).unwrap();
+    let server = server_side(
+        &accepted,
+        server,
+        lanes,
+        &workers,
+        (protection, PATIENCE),
+        &mut theirs,
+    )
+    .unwrap();
     Pair {
         client: client.join().unwrap(),
         server,
@@ -167,7 +190,74 @@ pub(crate) fn pair_with(
     }
 }
 
-/// A channel whose peer is this test, byte by byte.
+type Outcome = Result<Box<dyn Channel>, NetworkError>;
+
+/// What the client and the server come to whose lanes are to be protected so; that they have a key follows from the
+/// first.
+pub(crate) fn outcomes(
+    key: Protection,
+    client: Protection,
+    server: Protection,
+) -> (Outcome, Outcome) {
+    let auth = auth(key);
+    let listener = listener(auth.clone());
+    let address = listener.local_addr();
+    let (mut ours, mut theirs) = Wire::pair();
+    let options = TcpOptions::default;
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| {
+            client_side(
+                (address, address),
+                &auth,
+                options(),
+                1,
+                &[],
+                client,
+                &mut ours,
+            )
+        });
+        let accepted = listener.accept(deadline()).unwrap();
+        let server = server_side(
+            &accepted,
+            options(),
+            1,
+            &[],
+            (server, PATIENCE),
+            &mut theirs,
+        );
+        (client.join().unwrap(), server)
+    })
+}
+
+fn client_side(
+    (address, lanes_to): (SocketAddr, SocketAddr),
+    auth: &Auth,
+    options: TcpOptions,
+    lanes: u16,
+    workers: &[Arc<CopyWorker>],
+    protection: Protection,
+    exchange: &mut dyn Exchange,
+) -> Outcome {
+    let dialled = dial(address, auth, &dial_options()).unwrap();
+    let setup = Setup {
+        side: Side::Client,
+        session: &dialled.session,
+        local: dialled.stream.local_addr().unwrap(),
+        peer: lanes_to,
+        channels: lanes,
+        deadline: deadline(),
+        encrypt: protection == Protection::All,
+        dead_after: PATIENCE,
+        congestion: &Congestion::Automatic,
+        workers,
+        lanes: None,
+        listening: None,
+    };
+    let mut channels = TcpNetwork::new(options).establish(&setup, exchange)?;
+    Ok(channels.remove(0))
+}
+
+/// A channel whose peer is this test, byte by byte, and without a key.
 pub(crate) struct Raw {
     pub(crate) channel: Box<dyn Channel>,
     pub(crate) lanes: Vec<TcpStream>,
@@ -175,7 +265,16 @@ pub(crate) struct Raw {
 }
 
 pub(crate) fn raw_peer(lanes: u16, options: TcpOptions) -> Raw {
-    let auth = Auth::Key(key(7));
+    raw_peer_with(lanes, options, Protection::None).0
+}
+
+/// As [`raw_peer`], with lanes that are protected so: their keys, by lane.
+pub(crate) fn raw_peer_with(
+    lanes: u16,
+    options: TcpOptions,
+    protection: Protection,
+) -> (Raw, Vec<LaneKeys>) {
+    let auth = auth(protection);
     let listener = listener(auth.clone());
     let address = listener.local_addr();
     let (mut ours, mut theirs) = Wire::pair();
@@ -183,26 +282,38 @@ pub(crate) fn raw_peer(lanes: u16, options: TcpOptions) -> Raw {
         let until = dial_options();
         let dialled = dial(address, &auth, &until).unwrap();
         let [low, high] = lanes.to_le_bytes();
+        let flags = if protection == Protection::All { 3 } else { 1 };
         // As many lanes as asked for, and no addresses.
-        ours.exchange(&[b'T', b'C', b'P', b'L', 2, 0, low, high, 1, 0, 0, 0])
+        ours.exchange(&[b'T', b'C', b'P', b'L', 3, 0, low, high, flags, 0, 0, 0])
             .unwrap();
         (0..lanes)
             .map(|lane| {
-                let stream = dial_lane(address, &dialled.session, lane, lanes, &until).unwrap();
+                let joined = dial_lane(address, &dialled.session, lane, lanes, &until).unwrap();
+                let stream = joined.stream;
                 stream.set_nonblocking(false).unwrap();
                 stream.set_read_timeout(Some(PATIENCE)).unwrap();
                 stream.set_write_timeout(Some(PATIENCE)).unwrap();
-                stream
+                (stream, joined.keys)
             })
-            .collect()
+            .unzip()
     });
     let accepted = listener.accept(deadline()).unwrap();
-    let channel = server_side(&accepted, options, lanes, &[], &mut theirs).unwrap();
-    Raw {
+    let channel = server_side(
+        &accepted,
+        options,
+        lanes,
+        &[],
+        (protection, DEAD_AFTER),
+        &mut theirs,
+    )
+    .unwrap();
+    let (lanes, keys) = dialler.join().unwrap();
+    let raw = Raw {
         channel,
-        lanes: dialler.join().unwrap(),
+        lanes,
         _listener: listener,
-    }
+    };
+    (raw, keys)
 }
 
 /// The only chunk of a transfer, which is as long as the window of this name.

@@ -169,12 +169,11 @@ enum State {
 
 /// The keys of a connection whose handshake is over.
 pub(super) fn records(state: HandshakeState) -> Records {
-    Records::new(
-        state
-            .into_transport_mode()
-            .expect("both messages of the handshake have been read or written"),
-    )
+    Records::new(state.into_transport_mode().expect(COMPLETE))
 }
+
+/// Of [`records`].
+const COMPLETE: &str = "both messages of the handshake have been read or written";
 
 /// The error that a server's head stands for, if any.
 fn refusal(head: Head) -> Result<(), HandshakeError> {

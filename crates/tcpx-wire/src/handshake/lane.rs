@@ -17,6 +17,7 @@ use super::server::ServerStep;
 use super::session::SessionKey;
 use super::{HandshakeError, Message, Session, SessionId, Step, Version};
 use crate::frame::Settings;
+use crate::lane_seal::LaneKeys;
 use crate::record::Records;
 
 /// Joins a lane to a session, on the client.
@@ -94,7 +95,7 @@ impl LaneClient {
     ///
     /// # Errors
     /// When the handshake failed; further calls fail too.
-    pub fn receive(&mut self, input: &mut &[u8]) -> Result<Step<Records>, HandshakeError> {
+    pub fn receive(&mut self, input: &mut &[u8]) -> Result<Step<LaneJoined>, HandshakeError> {
         let mut state = self.state.take().ok_or(HandshakeError::Ended)?;
         let Some(head) = self.collector.head(input)? else {
             self.state = Some(state);
@@ -110,11 +111,13 @@ impl LaneClient {
             return Err(forged);
         }
         noise::read::<0>(&mut state, &answer[HEAD_BYTES..]).ok_or_else(|| forged.clone())?;
+        let keys = noise::lane_keys(&mut state);
         let mut records = records(*state);
         let confirm = records
             .seal_array::<CONFIRM_BYTES>(&[])
             .map_err(|_| forged)?;
-        Ok(Step::SendLast(Message::from(&confirm), records))
+        let joined = LaneJoined { records, keys };
+        Ok(Step::SendLast(Message::from(&confirm), joined))
     }
 
     /// What it means that the peer closed the connection now.
@@ -152,6 +155,15 @@ impl LaneClient {
             Status::KeyNotExpected => Err(HandshakeError::KeyNotExpected),
         }
     }
+}
+
+/// What a client's connection has once it has joined.
+#[derive(Debug)]
+pub struct LaneJoined {
+    /// Seals and opens what follows, if it took the place of the control connection.
+    pub records: Records,
+    /// The secrets of what follows, if it is a lane.
+    pub keys: LaneKeys,
 }
 
 /// A connection that wants to be a lane, on the server; not proved yet.
@@ -194,12 +206,17 @@ impl LaneRequest {
         let mut answer: [u8; LANE_ANSWER_BYTES] = Head::ours(Status::Ok as u8, 0, 0).start();
         let second = noise::write::<LANE_NOISE_BYTES>(&mut state, &[]);
         answer[HEAD_BYTES..].copy_from_slice(&second);
+        let keys = noise::lane_keys(&mut state);
+        let joined = LaneJoined {
+            records: records(state),
+            keys,
+        };
         let server = LaneServer {
             session: self.session,
             lane: self.lane,
             lanes: self.lanes,
             resumes: self.resumes,
-            records: Some(records(state)),
+            joined: Some(joined),
             collector: Collector::new(),
         };
         Ok((server, Message::from(&answer)))
@@ -250,7 +267,7 @@ pub struct LaneServer {
     lanes: u16,
     resumes: bool,
     /// Gone once the handshake ended.
-    records: Option<Records>,
+    joined: Option<LaneJoined>,
     collector: Collector,
 }
 
@@ -265,8 +282,8 @@ pub struct LaneAccepted {
     pub lanes: u16,
     /// It is no lane, but takes the place of the control connection.
     pub resumes: bool,
-    /// Seals and opens what follows on this connection.
-    pub records: Records,
+    /// What it has.
+    pub joined: LaneJoined,
 }
 
 impl LaneServer {
@@ -275,12 +292,13 @@ impl LaneServer {
     /// # Errors
     /// When the handshake failed; further calls fail too.
     pub fn receive(&mut self, input: &mut &[u8]) -> Result<Step<LaneAccepted>, HandshakeError> {
-        let mut records = self.records.take().ok_or(HandshakeError::Ended)?;
+        let mut joined = self.joined.take().ok_or(HandshakeError::Ended)?;
         let Some(confirm) = self.collector.message::<CONFIRM_BYTES>(input) else {
-            self.records = Some(records);
+            self.joined = Some(joined);
             return Ok(Step::NeedMore);
         };
-        records
+        joined
+            .records
             .open_array::<0>(&confirm)
             .map_err(|_| HandshakeError::LaneProof { lane: self.lane })?;
         Ok(Step::Done(LaneAccepted {
@@ -288,13 +306,13 @@ impl LaneServer {
             lane: self.lane,
             lanes: self.lanes,
             resumes: self.resumes,
-            records,
+            joined,
         }))
     }
 
     /// What it means that the peer closed the connection now.
     pub fn closed(&self) -> HandshakeError {
-        if self.records.is_none() {
+        if self.joined.is_none() {
             return HandshakeError::Ended;
         }
         HandshakeError::Truncated {

@@ -10,6 +10,7 @@ use snow::{Builder, HandshakeState};
 use zeroize::Zeroizing;
 
 use crate::key::{ClientKey, Identity, STATIC_BYTES};
+use crate::lane_seal::LaneKeys;
 
 /// Bytes of an ephemeral public key, which begins every message of a handshake.
 pub(super) const EPHEMERAL_BYTES: usize = 32;
@@ -111,6 +112,20 @@ pub(super) fn read<const BYTES: usize>(
     let mut room = Zeroizing::new([0; 128]);
     let read = state.read_message(message, &mut *room).ok()?;
     (read == BYTES).then(|| Zeroizing::new(std::array::from_fn(|at| room[at])))
+}
+
+/// The secrets of a connection whose handshake is complete: those that its transport keys are, from which others
+/// derive ([`LaneKeys`]).
+pub(super) fn lane_keys(state: &mut HandshakeState) -> LaneKeys {
+    let (from_initiator, from_responder) = state.dangerously_get_raw_split();
+    let (from_initiator, from_responder) = (
+        Zeroizing::new(from_initiator),
+        Zeroizing::new(from_responder),
+    );
+    match state.is_initiator() {
+        true => LaneKeys::new(*from_initiator, *from_responder),
+        false => LaneKeys::new(*from_responder, *from_initiator),
+    }
 }
 
 /// Shows at the cost of a hash that whoever sent a hello knows the server's public key: the beginning of

@@ -131,10 +131,10 @@ fn sent<T: std::fmt::Debug>(step: Result<Step<T>, HandshakeError>) -> Message {
     }
 }
 
-/// What a lane's client sends last, and its records.
-fn sent_last(step: Result<Step<Records>, HandshakeError>) -> (Message, Records) {
+/// What a lane's client sends last, and what it has then.
+fn sent_last(step: Result<Step<LaneJoined>, HandshakeError>) -> (Message, LaneJoined) {
     match step {
-        Ok(Step::SendLast(message, records)) => (message, records),
+        Ok(Step::SendLast(message, joined)) => (message, joined),
         other => panic!("expected the last message, {other:?} arrived"),
     }
 }

@@ -93,10 +93,12 @@ impl Peer {
         self.send(&Frame::Setup {
             round: 0,
             last: false,
-            payload: b"TCPL\x02\x00\x01\x00\x01\x00\x00\x00".to_vec(),
+            payload: b"TCPL\x03\x00\x01\x00\x01\x00\x00\x00".to_vec(),
         });
         let until = DialOptions::until(Instant::now() + LONG);
-        let lane = dial_lane(address, session, 0, 1, &until).expect("a lane");
+        let lane = dial_lane(address, session, 0, 1, &until)
+            .expect("a lane")
+            .stream;
         self.send(&Frame::Ready);
         lane
     }

@@ -81,6 +81,56 @@ fn goodbye(peer: &mut Peer) -> String {
 }
 
 #[test]
+fn one_side_that_encrypts_and_one_that_does_not_are_no_connection() {
+    for encrypts in [true, false] {
+        let auth = Auth::Key(key());
+        let (mut server, mut client) = (options(&auth), options(&auth));
+        (server.encrypt, client.encrypt) = (encrypts, !encrypts);
+        let endpoint = Endpoint::listen(local(), server).expect("a free port");
+        let address = endpoint.local_addr();
+        let client = thread::spawn(move || Endpoint::connect(address, &client));
+        let accepted = endpoint.accept(LONG).map(drop);
+        let connected = client.join().expect("no panic").map(drop);
+        for outcome in [accepted, connected] {
+            // One of them may hear it from the other first.
+            match outcome {
+                Err(Error::Network(NetworkError::EncryptionDiffers { .. })) => {}
+                Err(Error::Network(NetworkError::GivenUp { reason, .. })) => {
+                    assert!(reason.contains("encrypts payload"), "{reason}");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn encryption_without_a_key_or_over_a_network_that_cannot_is_refused_at_once() {
+    let mut insecure = options(&Auth::Insecure);
+    insecure.encrypt = true;
+    let mut elsewhere = options(&Auth::Key(key()));
+    elsewhere.encrypt = true;
+    elsewhere.network = Arc::new(Nowhere::default());
+    let cannot = NetworkError::CannotEncrypt {
+        network: "tcp".to_owned(),
+    };
+    let cases = [
+        (insecure, NetworkError::EncryptionNeedsKey),
+        (elsewhere, cannot),
+    ];
+    for (options, expected) in cases {
+        let listens = Endpoint::listen(local(), options.clone()).map(drop);
+        let connects = Endpoint::connect(local(), &options).map(drop);
+        for outcome in [listens, connects] {
+            let Err(Error::Network(error)) = outcome else {
+                panic!("{outcome:?}");
+            };
+            assert_eq!(error, expected);
+        }
+    }
+}
+
+#[test]
 fn both_ends_say_why_the_set_up_failed() {
     let auth = Auth::Key(key());
     for at_server in [true, false] {
@@ -157,7 +207,7 @@ fn a_client_that_gives_up_before_its_lanes_is_not_waited_for() {
         peer.send(&Frame::Setup {
             round: 0,
             last: false,
-            payload: b"TCPL\x02\x00\x02\x00\x01\x00\x00\x00".to_vec(),
+            payload: b"TCPL\x03\x00\x02\x00\x01\x00\x00\x00".to_vec(),
         });
         let until = DialOptions::until(Instant::now() + LONG);
         let _lane = dial_lane(address, &session, 0, 2, &until).expect("a lane");
@@ -218,7 +268,7 @@ fn a_session_with_one_lane_refuses_more_of_them() {
     let _accepted = accepting.join().expect("no panic");
     let until = DialOptions::until(Instant::now() + LONG);
     let dial = |lane, lanes| dial_lane(address, &session, lane, lanes, &until);
-    is_closed(dial(1, 2).expect("it has proved itself"));
+    is_closed(dial(1, 2).expect("it has proved itself").stream);
     // One that comes again takes the first one's place.
     let _again = dial(0, 1).expect("it has proved itself");
     is_closed(first);

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::connect_unspec;
 
+use tcpx_lanes::sealing::SendSeal;
 use tcpx_lanes::socket::abort;
 use tcpx_lanes::splice::Lender;
 
@@ -33,6 +34,7 @@ impl Queue {
             sent_short: false,
             lender: Lender::Refused(None),
             uncopied: std::mem::take(&mut self.uncopied),
+            seal: SendSeal::Plain,
         };
         let rest = Arc::new(Mutex::new(Some((rest, unread))));
         let of_thread = Arc::clone(&rest);
@@ -164,6 +166,7 @@ mod tests {
     use crate::tcp::transmit_table::Taken;
     use crate::tcp::uncopied::Uncopied;
     use tcpx_lanes::event_loop::Source;
+    use tcpx_lanes::sealing::Protection;
     use tcpx_lanes::send_lane::SendLane;
     use tcpx_lanes::zero_copy;
 
@@ -178,6 +181,7 @@ mod tests {
             resend: true,
             splice: false,
             zero_copy: true,
+            protection: Protection::None,
             tells_behind: false,
             socket_buffer: 0,
             dead_after: Duration::from_secs(10),
@@ -219,7 +223,7 @@ mod tests {
         shared.roster.join(&socket);
         shared.halves.fetch_add(2, Ordering::AcqRel);
         zero_copy::enable(socket.as_fd()).unwrap();
-        let mut lane = transmit_lane(Arc::clone(shared), socket);
+        let mut lane = transmit_lane(Arc::clone(shared), socket, SendSeal::Plain);
         let uncopied = &mut lane.owner().uncopied;
         assert!(!uncopied.takes(CHUNK), "a receiver on this host");
         *uncopied = Uncopied::new(true);

@@ -17,8 +17,8 @@ fn a_lane_joins_its_session_even_when_no_new_session_is_taken() {
         (accepted.session, accepted.lane, accepted.lanes),
         (session.id, 3, 8)
     );
-    assert_sealed_between(&mut ours, &mut accepted.records);
-    assert_sealed_between(&mut accepted.records, &mut ours);
+    assert_sealed_between(&mut ours.records, &mut accepted.joined.records);
+    assert_sealed_between(&mut accepted.joined.records, &mut ours.records);
     for ended in [
         client.receive(&mut &answer[..]).map(drop),
         server.receive(&mut &proof[..]).map(drop),
@@ -57,6 +57,40 @@ fn a_recorded_lane_joins_nothing() {
         HandshakeError::LaneProof { lane: 0 }
     );
     assert!(matches!(first.receive(&mut &proof[..]), Ok(Step::Done(_))));
+}
+
+/// A lane that has joined, both ends.
+fn joined(entropy: u8) -> (LaneJoined, LaneJoined) {
+    let (mut client, hello) =
+        LaneClient::new(&test_session(SessionId([1; 16])), 0, 1, [entropy; 32]).unwrap();
+    let Ok(ServerStep::Lane(request)) = server(None).receive(&mut &hello[..]) else {
+        panic!("a good hello");
+    };
+    let key = test_session(SessionId([1; 16])).key;
+    let (mut server, answer) = request.accept(&key).unwrap();
+    let (proof, ours) = sent_last(client.receive(&mut &answer[..]));
+    match server.receive(&mut &proof[..]) {
+        Ok(Step::Done(accepted)) => (ours, accepted.joined),
+        other => panic!("the proof did not fit: {other:?}"),
+    }
+}
+
+#[test]
+fn each_lane_and_direction_has_keys_of_its_own() {
+    let (client, server) = joined(3);
+    let (mut sends, mut opens) = client.keys.start();
+    let (mut answers, mut reads) = server.keys.start();
+    let sealed = sends.seal_header(&[7; 48]);
+    assert_eq!(reads.open_header(&mut sealed.clone()), Ok([7; 48]));
+    let answer = answers.seal_header(&[7; 48]);
+    assert_ne!(sealed, answer, "one nonce, two keys");
+    assert_eq!(opens.open_header(&mut answer.clone()), Ok([7; 48]));
+    // The same lane, opened anew.
+    let (client, server) = joined(4);
+    let (mut sends, _) = client.keys.start();
+    let (_, mut reads) = server.keys.start();
+    assert_ne!(sends.seal_header(&[7; 48]), sealed);
+    assert!(reads.open_header(&mut sealed.clone()).is_err());
 }
 
 #[test]
@@ -111,7 +145,7 @@ fn a_control_connection_takes_the_place_of_another_with_the_sessions_key() {
         panic!("the proof did not fit");
     };
     assert!(accepted.resumes);
-    assert_sealed_between(&mut ours, &mut accepted.records);
+    assert_sealed_between(&mut ours.records, &mut accepted.joined.records);
 }
 
 #[test]
