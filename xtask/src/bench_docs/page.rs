@@ -48,10 +48,11 @@ struct Choice {
 const SPEED: &str = "16-gpu-tcp-speed-two.json";
 const NCCL: &str = "40-nccl.json";
 const HOST: &str = "35-host-two-cores.json";
+const ENCRYPTED: &str = "36-host-encrypted.json";
 const TUNED: &str = "NCCL's sockets, best tuning";
 const DEFAULT: &str = "NCCL's sockets, defaults";
 
-const CHOICES: [Choice; 6] = [
+const CHOICES: [Choice; 7] = [
     Choice {
         what: "GPU to GPU, 256 MiB, 2 in flight",
         file: SPEED,
@@ -133,6 +134,16 @@ const CHOICES: [Choice; 6] = [
                 "1 MiB, 8 in flight: iperf3, congestion control bbr at all ends",
             ),
         ],
+    },
+    Choice {
+        what: "Host memory on two cores, 16 MiB, 8 in flight, encrypted",
+        file: ENCRYPTED,
+        command: "",
+        ours: "16 MiB, 8 in flight: host -> host, encrypted",
+        peers: &[(
+            "tcpx in the clear",
+            "16 MiB, 8 in flight: host -> host, in the clear",
+        )],
     },
 ];
 
