@@ -53,66 +53,43 @@ fn dial(
     cards: &Cards,
     setup: &Setup<'_>,
 ) -> Result<(Vec<JoinedLane>, Dialler), NetworkError> {
-    let spread = |routes: &[&Way]| -> Vec<Way> {
-        let spread = (0..lanes).zip(routes.iter().copied().cycle());
-        spread.map(|(_, route)| route.clone()).collect()
-    };
-    let every: Vec<&Way> = routes.iter().collect();
-    let first = Dialler::new(setup, spread(&every));
-    let tried = routes.len().min(usize::from(lanes));
+    let spread = (0..lanes).zip(routes.iter().cycle());
+    let spread: Vec<Way> = spread.map(|(_, route)| route.clone()).collect();
     let plain = Way {
         local: None,
         interface: None,
         peer: setup.peer,
     };
-    // The first lane over each way shows whether it works; that of the control connection has to.
+    // A way shows now whether it works; that of the control connection has to.
     let deadline = if routes == [plain.clone()] {
         setup.deadline
     } else {
         setup.deadline.min(Instant::now() + TRY)
     };
-    let mut streams: Vec<Option<(JoinedLane, usize)>> = (0..lanes).map(|_| None).collect();
+    let all: Vec<u16> = (0..lanes).collect();
+    let first = Dialler::new(setup, spread.clone());
+    let opened = at_once(&all, |lane| {
+        let route = &spread[usize::from(lane)];
+        first.try_way(lane, cards.share_network(route), deadline)
+    });
+    let mut streams: Vec<Option<JoinedLane>> = Vec::with_capacity(spread.len());
+    let mut taken: Vec<Option<Way>> = Vec::with_capacity(spread.len());
     let mut good: Vec<Way> = Vec::new();
     let mut last = None;
-    let opened: Vec<_> = std::thread::scope(|scope| {
-        let dialler = &first;
-        let threads: Vec<_> = (0u16..)
-            .take(tried)
-            .zip(routes)
-            .map(|(lane, route)| {
-                let shared = cards.share_network(route);
-                std::thread::Builder::new()
-                    .name("tcpx-dial".to_owned())
-                    .spawn_scoped(scope, move || dialler.try_way(lane, shared, deadline))
-            })
-            .collect();
-        threads
-            .into_iter()
-            .map(|started| match started {
-                Ok(thread) => thread.join(),
-                Err(cause) => Ok(Err(NetworkError::Io {
-                    operation: "starting a thread for a lane",
-                    address: setup.peer.to_string(),
-                    cause: cause.into(),
-                    hint: "; raise the limit on threads",
-                })),
-            })
-            .collect()
-    });
-    for ((route, opened), place) in routes.iter().zip(opened).zip(&mut streams) {
+    for (route, opened) in spread.iter().zip(opened) {
         match opened {
-            Ok(Ok((stream, way))) => {
-                *place = Some((stream, good.len()));
-                good.push(way);
+            Ok((stream, way)) => {
+                if !good.contains(&way) {
+                    good.push(way.clone());
+                }
+                streams.push(Some(stream));
+                taken.push(Some(way));
             }
-            Ok(Err(error)) => {
+            Err(error) => {
                 tracing::warn!(peer = %route.peer, interface = route.interface, %error, "no lane this way");
                 last = Some(error);
-            }
-            Err(_) => {
-                last = Some(NetworkError::Control {
-                    reason: "the thread that opens a lane panicked".to_owned(),
-                });
+                streams.push(None);
+                taken.push(None);
             }
         }
     }
@@ -136,24 +113,52 @@ fn dial(
         }
     }
     // Lanes that are open stay where they are; the others go where there are fewest.
-    let mut taken: Vec<Way> = Vec::with_capacity(streams.len());
-    let mut uses = vec![0u32; good.len()];
-    for place in &streams {
-        let own = place.as_ref().map(|(_, way)| *way);
-        let fewest = || (0..good.len()).min_by_key(|at| uses[*at]).unwrap_or(0);
-        let chosen = own.unwrap_or_else(fewest);
-        uses[chosen] += 1;
-        taken.push(good[chosen].clone());
+    let missing: Vec<u16> = all
+        .into_iter()
+        .filter(|lane| taken[usize::from(*lane)].is_none())
+        .collect();
+    for lane in &missing {
+        let uses = |way: &&Way| taken.iter().flatten().filter(|one| one == way).count();
+        taken[usize::from(*lane)] = good.iter().min_by_key(uses).cloned();
     }
-    let dialler = Dialler::new(setup, taken);
-    let streams = (0u16..)
-        .zip(streams)
-        .map(|(lane, place)| match place {
-            Some((stream, _)) => Ok(stream),
-            None => dialler.open(lane, setup.deadline),
-        })
-        .collect::<Result<_, _>>()?;
-    Ok((streams, dialler))
+    let dialler = Dialler::new(setup, taken.into_iter().flatten().collect());
+    let opened = at_once(&missing, |lane| dialler.open(lane, setup.deadline));
+    for (lane, opened) in missing.into_iter().zip(opened) {
+        streams[usize::from(lane)] = Some(opened?);
+    }
+    Ok((streams.into_iter().flatten().collect(), dialler))
+}
+
+/// Opens lanes at once, the last one here and each other by a thread of its own, or here too where the system gives
+/// none.
+fn at_once<T: Send>(
+    lanes: &[u16],
+    open: impl Fn(u16) -> Result<T, NetworkError> + Sync,
+) -> Vec<Result<T, NetworkError>> {
+    let Some((last, others)) = lanes.split_last() else {
+        return Vec::new();
+    };
+    let open = &open;
+    std::thread::scope(|scope| {
+        let start = |lane: u16| {
+            let name = "tcpx-dial".to_owned();
+            let thread = std::thread::Builder::new().name(name);
+            thread.spawn_scoped(scope, move || open(lane))
+        };
+        let started: Vec<_> = others.iter().map(|lane| start(*lane)).collect();
+        let of_last = open(*last);
+        let opened = others.iter().zip(started).map(|(lane, started)| {
+            let Ok(thread) = started else {
+                return open(*lane);
+            };
+            thread.join().unwrap_or_else(|_| {
+                Err(NetworkError::Control {
+                    reason: "the thread that opens a lane panicked".to_owned(),
+                })
+            })
+        });
+        opened.chain([of_last]).collect()
+    })
 }
 
 fn collect(
