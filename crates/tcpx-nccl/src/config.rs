@@ -122,6 +122,18 @@ impl Config {
                 .filter(|v| !v.is_empty())
         };
         let mut config = Self::default();
+        // Whoever asks for it must not get less in silence.
+        let no = ["0", "n", "no", "f", "false", "off"];
+        if let Some(text) = value("TCPX_ENCRYPT")
+            && !no.contains(&text.to_lowercase().as_str())
+        {
+            return Err(bad(
+                "TCPX_ENCRYPT",
+                text,
+                "what NCCL sends is not encrypted",
+                "0, or no such variable",
+            ));
+        }
         if let Some(text) = value("TCPX_NET_DEVICE") {
             config.mode = match text.as_str() {
                 "host" => Mode::Host,
@@ -279,6 +291,7 @@ mod tests {
             ("NCCL_SOCKET_FAMILY", "AF_INET6"),
             ("TCPX_PORT_RANGE", "20000-20010"),
             ("TCPX_NET_SPLICE", "0"),
+            ("TCPX_ENCRYPT", "off"),
         ])
         .unwrap();
         assert_eq!(config.family, Some(Family::V6));
@@ -315,6 +328,7 @@ mod tests {
             ("TCPX_NET_POOL_BYTES", "4294967296"),
             ("TCPX_NET_STANDIN", "cuda"),
             ("TCPX_NET_SPLICE", "yes"),
+            ("TCPX_ENCRYPT", "1"),
             ("TCPX_PORT_RANGE", "20000"),
             ("TCPX_PORT_RANGE", "300-200"),
             ("TCPX_PORT_RANGE", "0-10"),
