@@ -8,6 +8,7 @@ mod error_checks;
 pub(crate) mod explains;
 mod google_checks;
 mod host_checks;
+mod nixl_checks;
 mod plugin_checks;
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,7 @@
 //! Every check. An id is never given to another check, and never taken back.
 
 use super::check::{Check, Subject};
-use super::{error_checks, google_checks, host_checks, plugin_checks};
+use super::{error_checks, google_checks, host_checks, nixl_checks, plugin_checks};
 
 /// All checks, in the order of their ids.
 pub(crate) static CATALOGUE: &[Check] = &[
@@ -220,6 +220,15 @@ pub(crate) static CATALOGUE: &[Check] = &[
         consequence: "there is no connection",
         fix: "start the server first and run the line that it prints; allow its port in the firewall, and test it with `nc -vz HOST PORT`",
         measure: Some(host_checks::interfaces),
+    },
+    Check {
+        id: "TCPX-D040",
+        subject: Subject::Nixl,
+        title: "backend TCPX",
+        about: "Looks for a wheel of NIXL in the Python of this program, of VIRTUAL_ENV and of PATH, and for libplugin_TCPX.so where NIXL looks for plugins: NIXL_PLUGIN_DIR, else the wheel's own folder.",
+        consequence: "NIXL does not know the backend TCPX, or none of its own; vLLM, SGLang and others end when they are told to use it",
+        fix: "install the wheels of tcpx and NIXL into one environment and leave NIXL_PLUGIN_DIR unset; `python -m tcpx.nixl --check` tries it",
+        measure: Some(nixl_checks::backend),
     },
 ];
 

@@ -126,6 +126,88 @@ fn ids_are_in_order_unique_and_found_in_any_writing() {
 }
 
 #[test]
+fn the_backend_of_nixl_is_found_or_the_reason_is_given() {
+    const SITE: &str = "/venv/lib/python3.12/site-packages";
+    let with = |version: &str, files: &[&str], folder: Option<&str>| {
+        let mut host = healthy();
+        host.set("PATH", "/bin:/venv/bin");
+        host.file("/venv/bin/python3", "");
+        host.file(
+            &format!("{SITE}/nixl_cu12-{version}.dist-info/METADATA"),
+            "",
+        );
+        let own = format!("{SITE}/.nixl_cu12.mesonpy.libs/plugins");
+        let into = folder.unwrap_or(&own);
+        for file in files {
+            host.file(&format!("{into}/libplugin_{file}.so"), "");
+        }
+        if let Some(folder) = folder {
+            host.set("NIXL_PLUGIN_DIR", folder);
+        }
+        finding(&host, "D040")
+    };
+    let none = finding(&healthy(), "D040");
+    assert_eq!(none.verdict, Verdict::NotNeeded);
+    let cases = [
+        (
+            "1.5.1",
+            &["TCPX", "UCX"][..],
+            None,
+            Verdict::Fine,
+            "1.5.1 finds TCPX",
+        ),
+        (
+            "1.5.1",
+            &["UCX"],
+            None,
+            Verdict::Warning,
+            "finds no libplugin_TCPX.so",
+        ),
+        (
+            "1.6.0",
+            &["TCPX"],
+            None,
+            Verdict::Warning,
+            "1.6.0 was never tested",
+        ),
+        ("0.10.1", &["TCPX"], None, Verdict::Warning, "never tested"),
+        (
+            "1.5.1",
+            &["TCPX", "UCX"],
+            Some("/all"),
+            Verdict::Fine,
+            "names /all",
+        ),
+        (
+            "1.5.1",
+            &["TCPX"],
+            Some("/own"),
+            Verdict::Warning,
+            "none of its own",
+        ),
+        (
+            "1.5.1",
+            &["UCX"],
+            Some("/old"),
+            Verdict::Warning,
+            "finds no",
+        ),
+        (
+            "2.0.0",
+            &["TCPX", "UCX"],
+            Some("/all"),
+            Verdict::Warning,
+            "never tested",
+        ),
+    ];
+    for (version, files, folder, verdict, words) in cases {
+        let found = with(version, files, folder);
+        let as_expected = found.verdict == verdict && found.measured.contains(words);
+        assert!(as_expected, "{version} {files:?} {folder:?}: {found:?}");
+    }
+}
+
+#[test]
 fn no_reachable_interface_blocks() {
     let mut host = FakeHost::default();
     host.interface(
