@@ -1,0 +1,4 @@
+"""``python -m tcpx.bench``: figures beside those of others, on your own host.
+
+``python -m tcpx.bench nixl`` compares the backend ``TCPX`` of NIXL with UCX of the same wheel.
+"""
