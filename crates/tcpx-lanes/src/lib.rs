@@ -8,6 +8,7 @@ pub mod congestion;
 pub mod draining;
 pub mod error;
 pub mod event_loop;
+pub mod health;
 pub mod idle;
 pub mod interfaces;
 pub mod monitor;

@@ -21,7 +21,6 @@ mod open;
 mod pace;
 mod pairs;
 mod permits;
-mod presence;
 mod receive_lane;
 mod receive_table;
 mod repair;

@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
 use tcpx_lanes::event_loop::Remote;
+use tcpx_lanes::health::{Clock, Presence, Retry, STALL_BEHIND};
 use tcpx_lanes::idle::LaneSet as IdleLanes;
 #[cfg(test)]
 use tcpx_lanes::monitor::Monitor;
 use tcpx_lanes::monitor::{Attention, Look, REST, TICK, Watched};
 use tcpx_lanes::socket_calls::{self as socket, Moved};
+use tcpx_lanes::tcp_info::transport;
 use tcpx_wire::Key;
 
 use super::hello::{GroupId, Hello};
@@ -38,15 +40,9 @@ const CONNECT_TIME: Duration = Duration::from_secs(15);
 const HUNG_UP: Duration = Duration::from_secs(3);
 /// And nobody waits longer for a peer that does not answer at all: it rests.
 const DEAD_AFTER: Duration = Duration::from_secs(60);
-/// Before the next attempt to dial a lane again, after one in vain; doubled each time, up to the longest.
-const PAUSE: Duration = Duration::from_millis(300);
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-
 /// Between two steps of a dialled lane.
 const STEP: Duration = Duration::from_millis(2);
-/// How long a lane may stand still before it is dialled anew; doubled each time, up to the longest, for the peer may
-/// have no memory to read to.
-const STALL: Duration = Duration::from_secs(3);
+/// How long a lane may stand still is doubled each time, up to this, for the peer may have no memory to read to.
 const LONGEST_STALL: Duration = Duration::from_secs(60);
 
 /// Where the peer process takes lanes, and from where they are dialled.
@@ -117,10 +113,8 @@ struct LaneState {
     /// How often it was dialled.
     epoch: u32,
     standing: Place,
-    /// Its moves when it was last looked at.
-    moves: u64,
-    /// When that was another number, or the lane had nothing to do.
-    since: Instant,
+    clock: Clock,
+    stream: Weak<Stream>,
     /// How long it may stand still.
     patience: Duration,
     /// Chunks that had been read when that was last changed.
@@ -151,9 +145,11 @@ struct Dialling {
     failed: Option<Instant>,
     /// Since when there has been no lane.
     bare: Option<Instant>,
-    /// Lanes that ended are not dialled before.
-    not_before: Option<Instant>,
-    pause: Duration,
+    /// When lanes that ended are dialled.
+    retry: Retry,
+    /// When the peer's loops were heard, and how many chunks they had read by then.
+    presence: Presence,
+    heard: (Instant, u64),
 }
 
 /// How the connecting stands.
@@ -217,8 +213,9 @@ impl LaneSet {
                 done: false,
                 failed: None,
                 bare: None,
-                not_before: None,
-                pause: PAUSE,
+                retry: Retry::default(),
+                presence: Presence::new(),
+                heard: (now, 0),
             }),
             peer,
             lanes,
@@ -282,6 +279,8 @@ impl LaneSet {
             Some((_, why)) => Err(why),
             None if dialling.dials.is_empty() => {
                 dialling.done = true;
+                // It has answered: from now on its silence is known.
+                dialling.presence.note(false);
                 let streams = std::mem::take(&mut dialling.streams);
                 streams
                     .into_iter()
@@ -346,6 +345,8 @@ impl LaneSet {
         }
         state.epoch += 1;
         state.standing = Place::Works;
+        let stream = Arc::new(stream);
+        state.stream = Arc::downgrade(&stream);
         place.start(Box::new(transmit_lane(set, lane, stream)));
         Ok(())
     }
@@ -453,8 +454,8 @@ impl LaneSet {
         *lock(&self.silence) = None;
     }
 
-    /// Dials lanes anew that stand still. Only a connection that comes about tells that the peer is not at rest, and
-    /// that the fault is the lane's: then it takes the lane's place.
+    /// Ends lanes that are dead while others live. Others that stand still are dialled anew: only a connection that
+    /// comes about tells that the peer is not at rest, and that the fault is the lane's; then it takes the lane's place.
     fn look(&self, dialling: &mut Dialling, now: Instant) {
         let before = dialling.looked;
         if now < before + TICK {
@@ -465,20 +466,42 @@ impl LaneSet {
         if rested {
             dialling.bare = None;
         }
-        let Dialling { lanes, dials, .. } = dialling;
+        let Dialling {
+            lanes,
+            dials,
+            presence,
+            heard,
+            ..
+        } = dialling;
+        let read = |gauge: &Gauge| gauge.read.load(Ordering::Relaxed);
+        let reads = self.gauges.iter().map(read).sum();
+        if heard.1 != reads {
+            presence.note(now.saturating_duration_since(heard.0) > REST);
+            *heard = (now, reads);
+        }
+        let at_work = presence.at_work(now);
         for (lane, (state, gauge)) in (0..).zip(lanes.iter_mut().zip(&self.gauges)) {
-            let moves = gauge.moves.load(Ordering::Relaxed);
-            let read = gauge.read.load(Ordering::Relaxed);
-            let owes = gauge.taken.load(Ordering::Relaxed) != read;
-            if state.moves != moves || !owes || rested || state.standing != Place::Works {
-                (state.moves, state.since) = (moves, now);
+            let (moves, read) = (gauge.moves.load(Ordering::Relaxed), read(gauge));
+            let owing = (gauge.taken.load(Ordering::Relaxed) != read).then_some(moves);
+            let stream = state.stream.upgrade();
+            let transport = stream.and_then(|stream| transport(&*stream));
+            let clock = &mut state.clock;
+            let moved = clock.moves(now, owing, transport.unwrap_or_default());
+            if rested || state.standing != Place::Works {
+                clock.rested(now);
             }
             if state.read != read {
-                (state.read, state.patience) = (read, STALL);
+                (state.read, state.patience) = (read, STALL_BEHIND);
             }
-            let mut dialled = dials.iter().map(|(lane, _)| *lane);
-            let is_dialled = dialled.any(|one| one == lane);
-            if now.saturating_duration_since(state.since) >= state.patience && !is_dialled {
+            if moved || owing.is_none() || state.standing != Place::Works {
+                continue;
+            }
+            let dead = clock.dead(now, at_work, state.patience, false);
+            if dead.is_some() {
+                state.end(&self.lanes[usize::from(lane)]);
+            } else if clock.stands(now) >= state.patience
+                && !dials.iter().any(|(one, _)| *one == lane)
+            {
                 dials.push((lane, self.peer.redialer(now)));
             }
         }
@@ -493,7 +516,7 @@ impl LaneSet {
             }
             last = Some(why);
         }
-        let waits = dialling.not_before.is_some_and(|at| now < at) && !is_alone();
+        let waits = !dialling.retry.is_due(now) && !is_alone();
         for lane in 0..self.lanes.len() as u16 {
             let is_gone = dialling.lanes[usize::from(lane)].standing == Place::Gone;
             if is_gone && !waits && !dialling.has(lane) {
@@ -507,7 +530,7 @@ impl LaneSet {
                 Place::Gone => match self.start(dialling, lane, stream) {
                     Ok(()) => {
                         self.missing.fetch_sub(1, Ordering::SeqCst);
-                        dialling.pause = PAUSE;
+                        dialling.retry = Retry::default();
                         dialling.bare = None;
                         let address = self.peer.address;
                         self.log.info(&format!("lane {lane} to {address} is back"));
@@ -516,11 +539,9 @@ impl LaneSet {
                     Err(why) => last = Some(why),
                 },
                 // It moves again.
-                Place::Works if state.since.elapsed() < state.patience => {}
+                Place::Works if state.clock.stands(now) < state.patience => {}
                 Place::Works => {
-                    state.standing = Place::Ends;
-                    state.patience = (state.patience * 2).min(LONGEST_STALL);
-                    self.lanes[usize::from(lane)].remove();
+                    state.end(&self.lanes[usize::from(lane)]);
                     dialling.streams.push((lane, stream));
                 }
                 Place::Ends => dialling.streams.push((lane, stream)),
@@ -536,7 +557,7 @@ impl LaneSet {
             let state = &mut dialling.lanes[usize::from(lane)];
             if state.standing == Place::Works {
                 // It can be no worse than what there is.
-                state.since = now;
+                state.clock.rested(now);
                 continue;
             }
             if is_alone() {
@@ -544,8 +565,7 @@ impl LaneSet {
                 let address = self.peer.address;
                 return self.fail(format!("the last lane to {address} ended: {last}{why}"));
             }
-            dialling.not_before = Some(now + dialling.pause);
-            dialling.pause = (dialling.pause * 2).min(LONGEST_PAUSE);
+            dialling.retry.failed(now);
         }
     }
 
@@ -695,15 +715,22 @@ impl Watched for Tended {
 }
 
 impl LaneState {
-    const fn new(now: Instant) -> Self {
+    fn new(now: Instant) -> Self {
         Self {
             epoch: 0,
             standing: Place::Gone,
-            moves: 0,
-            since: now,
-            patience: STALL,
+            clock: Clock::new(now),
+            stream: Weak::new(),
+            patience: STALL_BEHIND,
             read: 0,
         }
+    }
+
+    /// Its loop is to let go of it.
+    fn end(&mut self, place: &Remote) {
+        self.standing = Place::Ends;
+        self.patience = (self.patience * 2).min(LONGEST_STALL);
+        place.remove();
     }
 }
 

@@ -32,7 +32,11 @@ const COPIED_BYTES: usize = retention::SLOT_BYTES;
 const SMALL_CHUNK_BYTES: usize = 16 << 10;
 
 /// The sending half of a lane of a set.
-pub(super) fn transmit_lane(set: Arc<LaneSet>, number: u16, stream: Stream) -> SendLane<Queue> {
+pub(super) fn transmit_lane(
+    set: Arc<LaneSet>,
+    number: u16,
+    stream: Arc<Stream>,
+) -> SendLane<Queue> {
     let most_unacked = most_unacked(set.lanes(), is_near(&stream));
     let queue = Queue {
         retention: Arc::clone(set.retention(number)),
@@ -52,7 +56,7 @@ pub(super) struct Queue {
     set: Arc<LaneSet>,
     retention: Arc<Retention>,
     number: u16,
-    stream: Stream,
+    stream: Arc<Stream>,
     lender: Lender,
     most_unacked: usize,
     /// Why the lane ends.
@@ -191,7 +195,8 @@ mod tests {
         tcpx_lanes::socket::prepare_comm(&stream).unwrap();
         let (peer, _) = listener.accept().unwrap();
         peer.set_nonblocking(true).unwrap();
-        let lane = transmit_lane(Arc::clone(set), 0, Stream::new(stream));
+        let stream = Arc::new(Stream::new(stream));
+        let lane = transmit_lane(Arc::clone(set), 0, stream);
         (lane, peer)
     }
 

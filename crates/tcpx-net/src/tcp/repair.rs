@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tcpx_lanes::congestion::Congestion;
+use tcpx_lanes::health::{PAUSE, Retry};
 use tcpx_wire::handshake::Session;
 
 use super::agree::Cards;
@@ -21,11 +22,6 @@ use crate::network::Setup;
 
 /// Between two rounds of which the first one brought its lanes back.
 const SHORT_PAUSE: Duration = Duration::from_millis(20);
-/// The first pause after an attempt in vain, and before lanes that the peer ended are opened anew: it may be
-/// about to say goodbye.
-const PAUSE: Duration = Duration::from_millis(300);
-/// Longest pause between two attempts.
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// For one attempt.
 const ATTEMPT: Duration = Duration::from_secs(2);
 
@@ -50,13 +46,7 @@ pub(super) struct Dialler {
     pub(super) congestion: Congestion,
     /// A thread is at it.
     busy: AtomicBool,
-    next: Mutex<Next>,
-}
-
-#[derive(Debug)]
-struct Next {
-    at: Option<Instant>,
-    pause: Duration,
+    next: Mutex<Retry>,
 }
 
 impl Dialler {
@@ -66,10 +56,7 @@ impl Dialler {
             routes,
             congestion: setup.congestion.clone(),
             busy: AtomicBool::new(false),
-            next: Mutex::new(Next {
-                at: None,
-                pause: PAUSE,
-            }),
+            next: Mutex::default(),
         }
     }
 
@@ -163,15 +150,11 @@ impl Dialler {
                 }
             }
         }
-        let mut next = lock(&self.next);
-        let pause = if all { SHORT_PAUSE } else { next.pause };
-        next.pause = if all {
-            PAUSE
-        } else {
-            (next.pause * 2).min(LONGEST_PAUSE)
-        };
-        next.at = Some(Instant::now() + pause);
-        drop(next);
+        let now = Instant::now();
+        match all {
+            true => lock(&self.next).succeeded(now, SHORT_PAUSE),
+            false => lock(&self.next).failed(now),
+        }
         self.busy.store(false, Ordering::Release);
         watch::wake();
     }
@@ -216,8 +199,9 @@ fn dial_lost(channel: &Arc<Shared>, dialler: &Arc<Dialler>) -> bool {
         return false;
     }
     let now = Instant::now();
+    // A peer that ended its lanes in order may be about to say goodbye.
     let is_due = |one: &Missing| one.vacant && (one.broke || now >= one.since + PAUSE);
-    let paused = lock(&dialler.next).at.is_some_and(|at| now < at);
+    let paused = !lock(&dialler.next).is_due(now);
     if paused || !lost.iter().any(is_due) || dialler.busy.swap(true, Ordering::AcqRel) {
         return true;
     }
@@ -227,7 +211,7 @@ fn dial_lost(channel: &Arc<Shared>, dialler: &Arc<Dialler>) -> bool {
         .spawn(move || inner.run(&weak));
     if let Err(error) = started {
         tracing::warn!(%error, "no thread to open a lane anew; trying again");
-        lock(&dialler.next).at = Some(now + LONGEST_PAUSE);
+        lock(&dialler.next).failed(now);
         dialler.busy.store(false, Ordering::Release);
     }
     true

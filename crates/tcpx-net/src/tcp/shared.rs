@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
 
+use tcpx_lanes::health::Presence;
 use tcpx_lanes::monitor::Attention;
 use tcpx_lanes::receive_lane::Violation;
 use tcpx_lanes::sealing::Protection;
 use tcpx_lanes::tcp_info::{tcp_counters, transport};
 
 use super::pace::Paces;
-use super::presence::Presence;
 use super::receive_table::{Claim, ReceiveTable, position};
 use super::repair::Repair;
 use super::roster::Roster;

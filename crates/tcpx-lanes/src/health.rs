@@ -1,0 +1,397 @@
+//! Is a lane dead, or does its peer rest? And when is what failed tried again? One judgement for every group of lanes.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::monitor::TICK;
+use crate::tcp_info::Transport;
+
+/// Within this time a system answers a packet, however little room it has.
+const ANSWER: Duration = Duration::from_millis(200);
+
+/// A lane on which the peer's system answers nothing is dead after this long without any movement,
+/// if other lanes had some.
+const STALL: Duration = Duration::from_secs(1);
+
+/// The same where the peer's system answers, but takes no more or has everything: the peer may just be
+/// slow to take it, which a dead lane would not mend. A peer whose process is silent meanwhile rests
+/// as a whole, so that time does not count.
+pub const STALL_BEHIND: Duration = Duration::from_secs(3);
+
+/// The first pause after an attempt in vain; doubled each time, up to the longest.
+pub const PAUSE: Duration = Duration::from_millis(300);
+/// Longest pause between two attempts.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// When a lane last moved, and what that was judged by.
+#[derive(Debug, Clone, Copy)]
+pub struct Clock {
+    since: Instant,
+    oldest: Option<u64>,
+    acknowledged: u64,
+    /// When the peer's system last answered.
+    answered: Instant,
+    /// Tries of the oldest packet that had been made by then.
+    tries: u8,
+    /// Since when there is one that it has not answered.
+    unanswered: Option<Instant>,
+}
+
+impl Clock {
+    /// Of a lane that has moved just now.
+    pub fn new(now: Instant) -> Self {
+        Self {
+            since: now,
+            oldest: None,
+            acknowledged: 0,
+            answered: now,
+            tries: 0,
+            unanswered: None,
+        }
+    }
+
+    /// Looks at a lane that owes the peer's answer to this, and a later one whenever it has moved, or to nothing; whether
+    /// it has moved since it was last looked at.
+    pub fn moves(&mut self, now: Instant, oldest: Option<u64>, transport: Transport) -> bool {
+        let moved = self.oldest != oldest || self.acknowledged != transport.acknowledged;
+        self.oldest = oldest;
+        self.acknowledged = transport.acknowledged;
+        if moved || oldest.is_none() {
+            self.since = now;
+        }
+        let answered = now.checked_sub(transport.answered_ago).unwrap_or(now);
+        let again = answered > self.answered + TICK / 2;
+        if moved || again || transport.is_drained() {
+            (self.answered, self.tries, self.unanswered) = (answered, transport.vain_tries(), None);
+        } else if transport.vain_tries() > self.tries {
+            self.unanswered.get_or_insert(now);
+        }
+        moved
+    }
+
+    /// This process was stopped until now, perhaps with the machine, whose clock went on.
+    pub fn rested(&mut self, now: Instant) {
+        (self.since, self.unanswered) = (now, None);
+    }
+
+    /// For how long it has stood still, if that is too long. The peer was at work in this time, as
+    /// far as is known.
+    fn hangs(
+        &self,
+        now: Instant,
+        at_work: (Instant, Instant),
+        patience: Duration,
+    ) -> Option<Duration> {
+        let is_silent = self
+            .unanswered
+            .is_some_and(|since| now.saturating_duration_since(since) >= ANSWER);
+        let (since, until, limit) = if is_silent {
+            (self.since, now, STALL)
+        } else {
+            (self.since.max(at_work.0), at_work.1, patience)
+        };
+        let waited = until.saturating_duration_since(since);
+        (waited >= limit).then_some(waited)
+    }
+
+    /// For how long the lane has stood still, if it is dead: that is too long, where the peer may stand still for
+    /// `patience`, and the way is the reason, and not the peer. So say other lanes that have `overtaken` it, or the
+    /// peer, which was heard since.
+    pub fn dead(
+        &self,
+        now: Instant,
+        at_work: (Instant, Instant),
+        patience: Duration,
+        overtaken: bool,
+    ) -> Option<Duration> {
+        self.hangs(now, at_work, patience)
+            .filter(|_| overtaken || at_work.1 > self.since + ANSWER)
+    }
+
+    /// For how long it has stood still, be it the peer's fault.
+    pub fn stands(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.since)
+    }
+}
+
+/// When the peer's process was last heard. Its system answers for it while it is stopped, so that only what it says by
+/// itself tells a lane that hangs from a peer that rests.
+#[derive(Debug)]
+pub struct Presence {
+    origin: Instant,
+    /// Microseconds from the origin; 0: never.
+    heard: AtomicU64,
+    /// When it was first heard after it had rested.
+    back: AtomicU64,
+}
+
+impl Default for Presence {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Presence {
+    /// Of a peer that was not heard yet.
+    pub fn new() -> Self {
+        Self {
+            origin: Instant::now(),
+            heard: AtomicU64::new(0),
+            back: AtomicU64::new(0),
+        }
+    }
+
+    /// It was heard now; `rested`: after a silence that a process at work does not keep.
+    pub fn note(&self, rested: bool) {
+        let now = u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let now = now.max(1);
+        if rested {
+            self.back.store(now, Ordering::Relaxed);
+        }
+        // Behind the other: whoever sees that it was heard sees that it had rested.
+        self.heard.store(now, Ordering::Release);
+    }
+
+    /// From when until when it was at work, as far as is known; `now` where nobody tells.
+    pub fn at_work(&self, now: Instant) -> (Instant, Instant) {
+        let at = |micros| self.origin + Duration::from_micros(micros);
+        match self.heard.load(Ordering::Acquire) {
+            0 => (self.origin, now),
+            heard => (at(self.back.load(Ordering::Relaxed)), at(heard)),
+        }
+    }
+}
+
+/// When an attempt is due that was made in vain.
+#[derive(Debug)]
+pub struct Retry {
+    at: Option<Instant>,
+    pause: Duration,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self {
+            at: None,
+            pause: PAUSE,
+        }
+    }
+}
+
+impl Retry {
+    /// Whether the pause is over.
+    pub fn is_due(&self, now: Instant) -> bool {
+        self.at.is_none_or(|at| now >= at)
+    }
+
+    /// It was in vain again.
+    pub fn failed(&mut self, now: Instant) {
+        self.at = Some(now + self.pause);
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+    }
+
+    /// It came to something: the next one may follow after this pause.
+    pub fn succeeded(&mut self, now: Instant, pause: Duration) {
+        *self = Self {
+            at: Some(now + pause),
+            ..Self::default()
+        };
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    /// A lane with bytes under way of which the peer's system has acknowledged so many.
+    fn at(acknowledged: u64, in_flight: u32, tries: u8, answered_ago: Duration) -> Transport {
+        Transport {
+            acknowledged,
+            in_flight,
+            unsent: 1 << 20,
+            packet: 1448,
+            tries,
+            answered_ago,
+            ..Transport::default()
+        }
+    }
+
+    /// Looks at a lane from the first millisecond to the last, ten times a second; `tell` says how
+    /// often its oldest packet was sent again by then, and when that was last answered.
+    fn looked_at(
+        clock: &mut Clock,
+        start: Instant,
+        span: std::ops::Range<u64>,
+        tell: impl Fn(u64) -> (u8, u64),
+    ) -> Instant {
+        let mut now = start;
+        for passed in span.step_by(100) {
+            now = start + ms(passed);
+            let (tries, answered) = tell(passed);
+            clock.moves(now, Some(7), at(1000, 10, tries, ms(passed - answered)));
+        }
+        now
+    }
+
+    /// Packets are sent again after 200, 600, 1400 and 3000 ms.
+    fn tries(passed: u64) -> (u8, u64) {
+        let sent = [200, 600, 1400, 3000];
+        let done = sent.iter().filter(|at| **at <= passed).count();
+        let last = if done == 0 { 0 } else { sent[done - 1] };
+        (done as u8, last)
+    }
+
+    #[test]
+    fn a_lane_that_the_peers_system_leaves_unanswered_hangs_after_a_second() {
+        let start = Instant::now();
+        let mut clock = Clock::new(start);
+        let silent = (start, start);
+        let now = looked_at(&mut clock, start, 0..1000, |passed| (tries(passed).0, 0));
+        assert_eq!(clock.hangs(now, silent, STALL_BEHIND), None);
+        let now = looked_at(&mut clock, start, 1000..1200, |passed| (tries(passed).0, 0));
+        assert_eq!(clock.hangs(now, silent, STALL_BEHIND), Some(ms(1100)));
+    }
+
+    #[test]
+    fn a_lane_that_lost_its_route_before_anything_was_under_way_hangs_after_a_second_too() {
+        let start = Instant::now();
+        let mut clock = Clock::new(start);
+        let mut now = start;
+        for passed in (0..1200).step_by(100) {
+            now = start + ms(passed);
+            let transport = at(1000, 0, tries(passed).0, ms(passed));
+            clock.moves(now, Some(7), transport);
+        }
+        assert_eq!(
+            clock.hangs(now, (start, start), STALL_BEHIND),
+            Some(ms(1100))
+        );
+    }
+
+    #[test]
+    fn a_receiver_without_room_that_leaves_every_other_question_unanswered_does_not_hang() {
+        let start = Instant::now();
+        let mut clock = Clock::new(start);
+        for passed in (0..2900).step_by(100) {
+            let now = start + ms(passed);
+            // Asked after 200, 600 and 1400 ms; of two within half a second only the first is answered.
+            let (tries, answered) = match passed {
+                ..200 => (0, 0),
+                200..600 => (0, 200),
+                600..1400 => (1, 200),
+                _ => (0, 1400),
+            };
+            clock.moves(now, Some(7), at(1000, 0, tries, ms(passed - answered)));
+            assert_eq!(
+                clock.hangs(now, (start, start), STALL_BEHIND),
+                None,
+                "after {passed} ms"
+            );
+        }
+    }
+
+    #[test]
+    fn a_full_receiver_that_answers_what_is_sent_again_does_not_hang() {
+        let start = Instant::now();
+        let mut clock = Clock::new(start);
+        for end in (100..5000).step_by(100) {
+            let now = looked_at(&mut clock, start, end..end + 1, tries);
+            assert_eq!(
+                clock.hangs(now, (start, start), STALL_BEHIND),
+                None,
+                "after {end} ms"
+            );
+        }
+    }
+
+    #[test]
+    fn a_lane_stands_still_only_while_the_peer_is_at_work() {
+        let start = Instant::now();
+        let clock = Clock {
+            oldest: Some(7),
+            ..Clock::new(start)
+        };
+        let now = start + 8 * STALL_BEHIND;
+        // It was heard all the time.
+        assert_eq!(
+            clock.hangs(now, (start, now), STALL_BEHIND),
+            Some(8 * STALL_BEHIND)
+        );
+        // It was stopped soon after the lane moved last.
+        assert_eq!(clock.hangs(now, (start, start + STALL), STALL_BEHIND), None);
+        // It is back: the lane has as much time as before.
+        let back = now - STALL_BEHIND + STALL;
+        assert_eq!(clock.hangs(now, (back, now), STALL_BEHIND), None);
+        let later = now + STALL;
+        assert_eq!(
+            clock.hangs(later, (back, later), STALL_BEHIND),
+            Some(STALL_BEHIND)
+        );
+    }
+
+    #[test]
+    fn a_lane_that_nobody_looked_at_has_its_time_anew() {
+        let start = Instant::now();
+        let mut clock = Clock::new(start);
+        let silent = |passed| (tries(passed).0, 0);
+        looked_at(&mut clock, start, 0..900, silent);
+        let back = start + 8 * STALL;
+        clock.rested(back);
+        assert_eq!(clock.hangs(back, (start, back), STALL_BEHIND), None);
+        // It owes an answer as before.
+        let now = looked_at(&mut clock, start, 8000..9100, silent);
+        assert_eq!(clock.hangs(now, (start, start), STALL_BEHIND), Some(STALL));
+    }
+
+    #[test]
+    fn a_lane_is_dead_only_where_the_peer_was_heard_or_others_got_further() {
+        let start = Instant::now();
+        let clock = Clock {
+            oldest: Some(7),
+            ..Clock::new(start)
+        };
+        let now = start + 2 * STALL_BEHIND;
+        let dead = |heard, overtaken| clock.dead(now, (start, heard), STALL_BEHIND, overtaken);
+        assert_eq!(dead(now, false), Some(2 * STALL_BEHIND));
+        assert_eq!(dead(start, false), None);
+        assert_eq!(dead(start, true), None, "the peer rests");
+        assert_eq!(clock.dead(now, (start, now), 3 * STALL_BEHIND, false), None);
+        assert_eq!(clock.stands(now), 2 * STALL_BEHIND);
+    }
+
+    #[test]
+    fn pauses_grow_up_to_the_longest_and_begin_anew_with_a_success() {
+        let now = Instant::now();
+        let mut retry = Retry::default();
+        assert!(retry.is_due(now));
+        for pause in [300, 600, 1200, 2400, 4800, 9600, 10_000, 10_000] {
+            retry.failed(now);
+            assert!(!retry.is_due(now + ms(pause - 1)) && retry.is_due(now + ms(pause)));
+        }
+        retry.succeeded(now, ms(20));
+        assert!(!retry.is_due(now) && retry.is_due(now + ms(20)));
+        retry.failed(now);
+        assert!(retry.is_due(now + PAUSE));
+    }
+
+    #[test]
+    fn a_lane_that_moved_or_owes_nothing_starts_anew() {
+        let start = Instant::now();
+        let mut clock = Clock::new(start);
+        let stands = at(1000, 0, 0, ms(0));
+        assert!(clock.moves(start, Some(7), stands));
+        let now = start + STALL;
+        assert!(!clock.moves(now, Some(7), stands));
+        assert_eq!(clock.since, start);
+        let further = at(1001, 0, 0, ms(0));
+        assert!(clock.moves(now, Some(7), further));
+        assert_eq!(clock.since, now);
+        assert!(clock.moves(now + STALL, None, further));
+        assert!(!clock.moves(now + 2 * STALL, None, further));
+        assert_eq!(clock.since, now + 2 * STALL);
+    }
+}
