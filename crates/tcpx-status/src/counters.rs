@@ -27,6 +27,8 @@ pub struct Counters {
     pub lanes_lost: u64,
     /// Lanes that came back.
     pub lanes_restored: u64,
+    /// Lanes that failed because something had changed what the peer sealed.
+    pub lanes_forged: u64,
     /// Operations of this side that ended well.
     pub operations_completed: u64,
     /// Operations of this side that ended with an error.
@@ -48,6 +50,7 @@ impl Counters {
         self.chunks_resent += other.chunks_resent;
         self.lanes_lost += other.lanes_lost;
         self.lanes_restored += other.lanes_restored;
+        self.lanes_forged += other.lanes_forged;
         self.operations_completed += other.operations_completed;
         self.operations_failed += other.operations_failed;
         self.durations.add(&other.durations);

@@ -63,6 +63,11 @@ pub fn openmetrics(report: &Report) -> String {
             totals.lanes_restored,
         ),
         (
+            "tcpx_lanes_forged",
+            "Lanes that failed because something had changed what the peer sealed.",
+            totals.lanes_forged,
+        ),
+        (
             "tcpx_connections_opened",
             "Connections that were opened.",
             report.connections_opened,

@@ -87,6 +87,7 @@ impl Core {
             chunks_resent: stats.chunks_resent,
             lanes_lost: stats.lanes_lost,
             lanes_restored: stats.lanes_restored,
+            lanes_forged: stats.lanes_forged,
             operations_completed: self.history.completed,
             operations_failed: self.history.failed,
             durations: self.history.durations.clone(),
