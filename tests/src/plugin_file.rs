@@ -46,6 +46,8 @@ pub(crate) fn build_package(package: &str) -> PathBuf {
     };
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
+        // Build scripts that ask for it would run again, and everything be built again.
+        .env_remove("CARGO_MANIFEST_DIR")
         .args(["build", "--package", package, "--profile", profile])
         .arg("--target-dir")
         .arg(target_folder)

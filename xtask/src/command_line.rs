@@ -13,7 +13,7 @@ const DOCUMENT: &str = "docs/command-line.md";
 const HEAD: &str = "\
 # Command line
 
-<!-- Made by `cargo xtask command-line` from what `tcpx --help` prints. Edit the program, not this. -->
+<!-- Made by `cargo xtask command-line` from what `tcpx --help-all` prints. Edit the program, not this. -->
 
 The variables beside the flags, and those that have no flag, are explained in [variables.md](variables.md).
 ";
@@ -53,11 +53,11 @@ fn describe(program: &Path, command: &mut Vec<String>, text: &mut String) -> Res
     Ok(())
 }
 
-/// What `tcpx COMMAND --help` prints, whatever terminal and variables this process has.
+/// What `tcpx COMMAND --help-all` prints, whatever terminal and variables this process has.
 fn help(program: &Path, command: &[String]) -> Result<String> {
     let output = Command::new(program)
         .args(command)
-        .arg("--help")
+        .arg("--help-all")
         .env_clear()
         .env("COLUMNS", "110")
         .stdin(Stdio::null())
@@ -66,7 +66,7 @@ fn help(program: &Path, command: &[String]) -> Result<String> {
     let help = String::from_utf8(output.stdout).context("the help is not UTF-8")?;
     ensure!(
         output.status.success() && help.contains("Usage:"),
-        "`tcpx {} --help` printed no usage and ended with {}",
+        "`tcpx {} --help-all` printed no usage and ended with {}",
         command.join(" "),
         output.status
     );

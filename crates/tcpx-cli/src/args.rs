@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use clap::builder::Resettable;
 use clap::error::{ContextKind, ContextValue};
 use clap::parser::ValueSource;
-use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{ArgAction, ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use self::bench::BenchCommand;
 use self::devmem::DevmemCommand;
@@ -54,8 +54,21 @@ const LONG_VERSION: &str = concat!(
 
 /// Move GPU memory between hosts over plain TCP.
 #[derive(Debug, Parser)]
-#[command(name = "tcpx", version, long_version = LONG_VERSION, after_help = OTHER_VARIABLES, max_term_width = 110)]
+#[command(
+    name = "tcpx",
+    version,
+    long_version = LONG_VERSION,
+    after_help = OTHER_VARIABLES,
+    max_term_width = 110,
+    disable_help_flag = true
+)]
 pub(crate) struct Cli {
+    /// Print help.
+    #[arg(short, long, global = true, action = ArgAction::HelpShort)]
+    help: Option<bool>,
+    /// Print help with every flag, those for experts too.
+    #[arg(long, global = true, action = ArgAction::HelpShort)]
+    help_all: Option<bool>,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
     #[command(subcommand)]
@@ -65,28 +78,48 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Show everything on this host: two processes, both networks, every unpacker, each byte compared.
+    #[command(after_help = "Examples:\n  tcpx demo\n  tcpx demo --host --size 64MiB")]
     Demo(demo::DemoArgs),
     /// Move files and directories, or a greeting, to another host and check them.
+    #[command(
+        after_help = "Examples:\n  tcpx transfer server --out DIR      # prints the line to run at the client\n  TCPX_KEY=... tcpx transfer HOST_A -f weights/\n  tar c weights | TCPX_KEY=... tcpx transfer HOST_A -f - --name weights.tar"
+    )]
     Transfer(transfer::TransferArgs),
     /// Set up a connection and its lanes, and print what was agreed.
+    #[command(
+        after_help = "Examples:\n  tcpx connection server\n  TCPX_KEY=... tcpx connection HOST_A"
+    )]
     Connection(connection::ConnectionArgs),
     /// Measure bandwidth and latency between two hosts.
+    #[command(
+        after_help = "Examples:\n  tcpx perf server host\n  TCPX_KEY=... tcpx perf client HOST_A host -s 1MiB -P 8 -t 10s -i 1s"
+    )]
     Perf(Box<perf::PerfArgs>),
     /// Measure unpackers on one GPU, or the network beside its peers.
+    #[command(
+        after_help = "Examples:\n  tcpx bench net --from host --to host --peer raw\n  tcpx bench unpack --gpu 0"
+    )]
     Bench(bench::BenchArgs),
     /// List GPUs, network interfaces and the plugin file, and what is missing.
     Devices,
     /// Show, release and test network cards that receive into device memory.
     Devmem(devmem::DevmemArgs),
     /// Find what stops transfers on this host, and how to fix it.
+    #[command(after_help = "Examples:\n  tcpx doctor\n  tcpx doctor --explain D007")]
     Doctor(doctor::DoctorArgs),
     /// Show the connections of running processes: lanes, rates, operations and who must act next.
+    #[command(after_help = "Examples:\n  tcpx status\n  tcpx status 4711 --watch")]
     Status(status::StatusArgs),
     /// Make a server's key file, and print the key for its clients.
+    #[command(
+        after_help = "Examples:\n  tcpx key server.key\n  tcpx transfer server --key-file server.key --out DIR --keep"
+    )]
     Key(key::KeyArgs),
     /// Print the variables that a plugin or NCCL needs on this host, as lines for a shell.
+    #[command(after_help = "Examples:\n  eval \"$(tcpx env nccl)\"")]
     Env(env::EnvArgs),
     /// Show what a plugin file exports, and move messages of every size through it.
+    #[command(after_help = "Examples:\n  tcpx plugin /usr/local/lib/libnccl-net.so")]
     Plugin(plugin::PluginArgs),
     /// Write manual pages and shell completions to a folder.
     #[command(hide = true)]
@@ -105,7 +138,11 @@ pub(crate) enum Command {
 impl Cli {
     /// Reads this process's arguments and variables; ends the process with help, or with 2 when they are wrong.
     pub(crate) fn read() -> Self {
-        let matches = without_empty_variables(Self::command()).try_get_matches();
+        let mut command = without_empty_variables(Self::command());
+        if std::env::args_os().any(|word| word == "--help-all") {
+            command = with_expert_flags(command);
+        }
+        let matches = command.try_get_matches();
         let matches = matches.unwrap_or_else(|error| {
             let Some(text) = blame_variable(&error, std::env::args_os()) else {
                 error.exit()
@@ -291,6 +328,13 @@ fn variable_of(command: &clap::Command, flag: &str) -> Option<String> {
             .get_subcommands()
             .find_map(|inner| variable_of(inner, flag)),
     }
+}
+
+/// The definition with the flags that `--help` leaves out.
+pub(crate) fn with_expert_flags(command: clap::Command) -> clap::Command {
+    command
+        .mut_args(|argument| argument.hide(false))
+        .mut_subcommands(with_expert_flags)
 }
 
 /// An empty variable counts as unset: that is how scripts switch one off.

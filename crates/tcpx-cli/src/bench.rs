@@ -2,7 +2,7 @@
 
 mod cases;
 pub(crate) mod file;
-mod net;
+pub(crate) mod net;
 mod plot;
 mod report;
 mod targets;

@@ -10,7 +10,7 @@ use crate::link::{self, Link};
 use crate::memory_choice::Devices;
 use crate::messages::{self, ANSWER, Answer, REQUEST, Request, refuse};
 use crate::output::json::Told;
-use crate::output::say::{self, say};
+use crate::output::say::say;
 use crate::sizes::{Size, time};
 
 /// Runs one side; the word `server` instead of an address means the server's.
@@ -32,11 +32,10 @@ pub(crate) fn run(args: &ConnectionArgs) -> Result<Told, Error> {
     say!("{}", link.describe(&connection, &memory));
     let peer = connection.peer().clone();
     say!(
-        "  agreed   {} data channel{}, chunks of {}, peer runs {}",
+        "  agreed   {} data channel{}, chunks of {}",
         peer.channels,
         if peer.channels == 1 { "" } else { "s" },
         Size(peer.chunk_bytes.into()),
-        say::one_line(&peer.software),
     );
     if !is_server {
         say!("  set up   in {}", time(took));

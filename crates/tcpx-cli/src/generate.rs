@@ -6,7 +6,7 @@ use std::path::Path;
 use clap::{Command, CommandFactory};
 use clap_complete::{Shell, generate_to};
 
-use crate::args::Cli;
+use crate::args::{Cli, with_expert_flags};
 use crate::error::Error;
 
 /// The shells that most users have.
@@ -27,7 +27,7 @@ pub(crate) fn run(folder: &Path) -> Result<(), Error> {
         fs::create_dir_all(made).map_err(failed(made))?;
     }
     // A page is about a version, not about a build.
-    let command = Cli::command().long_version(env!("CARGO_PKG_VERSION"));
+    let command = with_expert_flags(Cli::command()).long_version(env!("CARGO_PKG_VERSION"));
     clap_mangen::generate_to(command, &man).map_err(failed(&man))?;
     for shell in SHELLS {
         generate_to(shell, &mut visible(), "tcpx", &completions).map_err(failed(&completions))?;
@@ -37,10 +37,11 @@ pub(crate) fn run(folder: &Path) -> Result<(), Error> {
 
 /// The command line without its hidden commands, which shells would offer too.
 fn visible() -> Command {
-    let all = Cli::command();
+    let all = with_expert_flags(Cli::command());
     let commands = all.get_subcommands().filter(|one| !one.is_hide_set());
     Command::new("tcpx")
         .version(env!("CARGO_PKG_VERSION"))
+        .disable_help_flag(true)
         .args(all.get_arguments().cloned())
         .subcommands(commands.cloned())
 }

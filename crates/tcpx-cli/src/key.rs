@@ -81,9 +81,16 @@ impl KeySources {
 
     /// The key of a server: given, or a fresh one.
     pub(crate) fn for_server(&self) -> Result<(Auth, KeyOrigin), KeyError> {
-        let (auth, origin) = match self.given()? {
-            Some(found) => found,
-            None => (Auth::Key(fresh()?), KeyOrigin::Fresh),
+        let (auth, origin) = match self.given() {
+            Ok(Some(found)) => found,
+            Ok(None) => (Auth::Key(fresh()?), KeyOrigin::Fresh),
+            // From now on it holds this server's key.
+            Err(KeyError::File { path, source }) if source.kind() == io::ErrorKind::NotFound => {
+                let key = create(&path)?;
+                aside!("note: the key file {} is new", path.display());
+                (Auth::Key(key), KeyOrigin::Fresh)
+            }
+            Err(error) => return Err(error),
         };
         if let Auth::Client(_) = auth {
             return Err(KeyError::Wrong {
@@ -331,12 +338,28 @@ mod tests {
     }
 
     #[test]
+    fn a_server_makes_the_key_file_that_is_not_there() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("key");
+        let sources = KeySources {
+            file: Some(path.clone()),
+            ..KeySources::default()
+        };
+        let (made, origin) = sources.for_server().expect("a new key");
+        // Its client cannot know it yet, so the line for it has it.
+        assert_eq!(origin, KeyOrigin::Fresh);
+        assert!(!is_readable_by_others(&path));
+        let (again, origin) = sources.for_server().expect("the same key");
+        assert_eq!((text(&again), origin), (text(&made), KeyOrigin::File(path)));
+    }
+
+    #[test]
     fn a_missing_or_endless_key_file_is_an_error() {
         let missing = KeySources {
             file: Some("/nonexistent/key".into()),
             ..KeySources::default()
         };
-        assert!(matches!(missing.for_server(), Err(KeyError::File { .. })));
+        assert!(matches!(missing.for_client(), Err(KeyError::File { .. })));
         let endless = KeySources {
             file: Some("/dev/zero".into()),
             ..KeySources::default()

@@ -86,6 +86,7 @@ impl Link {
         // A peer that says nothing for this long is gone: the user's limit, and no other one.
         options.dead_after = args.timeout.0.max(LEAST_DEAD_AFTER);
         options.gpu = memory.gpu.clone();
+        options.software = software();
         if is_plugin(&args.network) {
             // A small message must not travel around the plugin that was asked for.
             options.eager_limit = 0;
@@ -216,8 +217,9 @@ impl Link {
     pub(crate) fn describe(&self, connection: &Connection, memory: &MemoryChoice) -> String {
         let peer = connection.peer();
         format!(
-            "connected to {}\n  network  {}\n  path     {}\n  memory   {}; at the peer: {}",
+            "connected to {}, which runs {}\n  network  {}\n  path     {}\n  memory   {}; at the peer: {}",
             peer.address,
+            say::one_line(&peer.software),
             self.network_line,
             connection.path(),
             memory.describe(),
@@ -380,6 +382,16 @@ fn check_interfaces(args: &NetworkArgs) -> Result<(), Error> {
         what: format!("`{filter}` allows no interface of this host"),
         hint: format!("give --interfaces some of {}", names.join(", ")),
     })
+}
+
+/// This program, with the commit that it was built from where that is known.
+fn software() -> String {
+    let (version, commit) = (env!("CARGO_PKG_VERSION"), env!("TCPX_COMMIT"));
+    let is_known = commit.bytes().all(|byte| byte.is_ascii_hexdigit());
+    match commit.get(..12).filter(|_| is_known) {
+        Some(commit) => format!("tcpx {version} ({commit})"),
+        None => format!("tcpx {version}"),
+    }
 }
 
 /// Serves metrics where the flags ask for it, once a process.

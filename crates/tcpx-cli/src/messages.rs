@@ -42,12 +42,8 @@ pub(crate) enum Request {
     Greeting { bytes: u64, seed: u64 },
     /// Files and directories: a manifest of `bytes` with this BLAKE3 digest follows.
     Files { bytes: u64, digest: String },
-    /// `iterations` transfers of `bytes` each, after one whose contents are the pattern of `seed`.
-    Perf {
-        bytes: u64,
-        iterations: u32,
-        seed: u64,
-    },
+    /// Measurements: orders follow.
+    Measure,
 }
 
 impl Request {
@@ -57,7 +53,7 @@ impl Request {
             Self::Nothing => "a request to connect",
             Self::Greeting { .. } => "a request to send a greeting",
             Self::Files { .. } => "a request to send files",
-            Self::Perf { .. } => "a request to measure",
+            Self::Measure => "a request to measure",
         }
     }
 }
@@ -92,23 +88,9 @@ pub(crate) enum Verdict {
     Passed {
         /// CRC32C of the destination, where one was made.
         crc32c: Option<u32>,
-        /// Time the server's side spent, summed over the timed transfers.
-        spent: Option<Spent>,
     },
     /// It is not.
     Failed { why: String, hint: String },
-}
-
-/// Where the time of the timed transfers went, in microseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Spent {
-    pub(crate) wire: u64,
-    pub(crate) unpack: u64,
-    pub(crate) wait: u64,
-    pub(crate) fragments: u64,
-    /// Processor time of the whole process, in microseconds.
-    pub(crate) cpu: u64,
 }
 
 /// A message that is expected: its receive is posted.

@@ -243,7 +243,7 @@ fn session(
                 files.say("wrote", &place);
                 Ok(Done::Files(files))
             }
-            Request::Perf { .. } => Err(messages::refuse(
+            Request::Measure => Err(messages::refuse(
                 &connection,
                 "a request to transfer",
                 &request,

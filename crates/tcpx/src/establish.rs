@@ -291,7 +291,7 @@ pub(crate) fn session_config(options: &Options) -> Result<Config, Error> {
         heartbeat_ms: millis(options.heartbeat),
         dead_after_ms: millis(options.dead_after),
         memory: memory_name(options),
-        software: concat!("tcpx ", env!("CARGO_PKG_VERSION")).to_owned(),
+        software: options.software.clone(),
     };
     if chunk_bytes == 0 || !chunk_bytes.is_multiple_of(CHUNK_GRAIN_BYTES) {
         return Err(Error::Setting {

@@ -78,6 +78,9 @@ pub struct Options {
     pub observer: Option<Arc<dyn Observer>>,
     /// A listening endpoint accepts one authenticated session only, then its key is spent.
     pub one_time: bool,
+    /// What the peer gets to know of this program ([`PeerInfo::software`](crate::PeerInfo::software)); our name and
+    /// version by default.
+    pub software: String,
 }
 
 impl Options {
@@ -103,6 +106,7 @@ impl Options {
             progress: ProgressMode::Background,
             observer: None,
             one_time: false,
+            software: concat!("tcpx ", env!("CARGO_PKG_VERSION")).to_owned(),
         }
     }
 

@@ -63,19 +63,25 @@ pub(crate) struct NetArgs {
     )]
     pub(crate) sizes: Vec<Size>,
     /// What is measured: round trips, one direction, both directions at once.
-    #[arg(long, value_enum, value_name = "MODE,...", value_delimiter = ',', default_values = ["latency", "one", "both"])]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "MODE,...",
+        value_delimiter = ',',
+        default_value = "latency,one,both"
+    )]
     pub(crate) modes: Vec<ModeName>,
     /// Messages in flight when streaming.
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values = ["1", "8"], value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,8", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) in_flight: Vec<u16>,
     /// One case instead of all combinations: latency, one or both, a size, and how many are in flight; a name in front is for --runs.
-    #[arg(long = "case", value_name = "[NAME=]MODE:SIZE[:N]", conflicts_with_all = ["sizes", "modes", "in_flight"])]
+    #[arg(hide = true, long = "case", value_name = "[NAME=]MODE:SIZE[:N]", conflicts_with_all = ["sizes", "modes", "in_flight"])]
     pub(crate) cases: Vec<CaseArg>,
     /// One-sided operations to measure beside send and receive, in the same rounds.
     #[arg(long = "op", value_enum, value_name = "OP,...", value_delimiter = ',')]
     pub(crate) ops: Vec<OpName>,
     /// Start each message without waiting for work on the GPU's default streams.
-    #[arg(long)]
+    #[arg(hide = true, long)]
     pub(crate) at_once: bool,
     /// Rounds over all cases, contenders taking turns; the figures are medians over them.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
@@ -84,13 +90,18 @@ pub(crate) struct NetArgs {
     #[arg(long, value_name = "TIME", default_value = "300ms")]
     pub(crate) span: Limit,
     /// Peers to measure in the same rounds: `raw` (plain send and receive loops over host memory), `iperf3`.
-    #[arg(long = "peer", value_enum, value_name = "PEER")]
+    #[arg(
+        long = "peer",
+        value_enum,
+        value_name = "PEER,...",
+        value_delimiter = ','
+    )]
     pub(crate) peers: Vec<PeerName>,
     /// Write each measurement to DIR/CASE.WHO.N.json, for bench-collect; N counts on from what is there.
-    #[arg(long, value_name = "DIR")]
+    #[arg(hide = true, long, value_name = "DIR")]
     pub(crate) runs: Option<PathBuf>,
     /// Print on standard error what each busy thread did in each measurement.
-    #[arg(long)]
+    #[arg(hide = true, long)]
     pub(crate) threads: bool,
     /// Write every figure as comma-separated values.
     #[arg(long, value_name = "FILE")]

@@ -30,7 +30,7 @@ pub(crate) enum NetworkName {
 #[command(next_help_heading = "Connection")]
 pub(crate) struct LinkArgs {
     /// Port of the server.
-    #[arg(long, default_value_t = DEFAULT_PORT)]
+    #[arg(short, long, default_value_t = DEFAULT_PORT)]
     pub(crate) port: u16,
     /// Address the server listens on [default: every address of the host, IPv4 and IPv6].
     #[arg(long, value_name = "ADDR")]
@@ -71,58 +71,58 @@ pub(crate) struct NetworkArgs {
     #[arg(skip)]
     pub(crate) plugin_by_flag: bool,
     /// Version of the plugin's table, v5 to v12 [default: its newest].
-    #[arg(long, value_name = "vN", value_parser = abi)]
+    #[arg(hide = true, long, value_name = "vN", value_parser = abi)]
     pub(crate) abi: Option<u8>,
     /// Device of the plugin, counted from 0.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(hide = true, long, value_name = "N", default_value_t = 0)]
     pub(crate) plugin_device: usize,
     /// Set this variable for the plugin before it is loaded; it wins over the environment and over what tcpx chooses. May be given again.
-    #[arg(long, value_name = "NAME=VALUE", value_parser = assignment)]
+    #[arg(hide = true, long, value_name = "NAME=VALUE", value_parser = assignment)]
     pub(crate) plugin_env: Vec<(String, String)>,
     /// Data channels (plugin) or TCP lanes (tcp) [default: 1 channel; lanes to suit the host].
     #[arg(long, value_name = "N", env = "UCCL_TCPX_NUM_CHANNELS", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) channels: Option<u16>,
     /// Event loops of this process for each direction of TCP lanes [default: 1 up to four cores, else one for every two, at most 12].
-    #[arg(long, value_name = "N", env = "TCPX_LOOPS", value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(hide = true, long, value_name = "N", env = "TCPX_LOOPS", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) loops: Option<u16>,
     /// Bytes of one request [default: NCCL_P2P_NET_CHUNKSIZE, else 512KiB on a plugin and automatic on tcp].
-    #[arg(long, value_name = "SIZE", env = "UCCL_TCPX_CHUNK_BYTES")]
+    #[arg(hide = true, long, value_name = "SIZE", env = "UCCL_TCPX_CHUNK_BYTES")]
     pub(crate) chunk_bytes: Option<Size>,
     /// Used if --chunk-bytes is not given.
-    #[arg(long, value_name = "SIZE", env = "NCCL_P2P_NET_CHUNKSIZE")]
+    #[arg(hide = true, long, value_name = "SIZE", env = "NCCL_P2P_NET_CHUNKSIZE")]
     pub(crate) nccl_chunk_bytes: Option<String>,
     /// Interface whose card puts payload into device memory (devmem) [default: this side receives through host memory].
     #[arg(long, value_name = "NAME")]
     pub(crate) devmem_interface: Option<String>,
     /// Receive queue for device memory [default: the last free one].
-    #[arg(long, value_name = "N", requires = "devmem_interface")]
+    #[arg(hide = true, long, value_name = "N", requires = "devmem_interface")]
     pub(crate) devmem_queue: Option<u32>,
     /// Bytes of device memory for payload.
-    #[arg(long, value_name = "SIZE", default_value = "64MiB")]
+    #[arg(hide = true, long, value_name = "SIZE", default_value = "64MiB")]
     pub(crate) devmem_pool: Size,
     /// Has the card send out of device memory too (Linux 6.16 and later).
-    #[arg(long, requires = "devmem_interface")]
+    #[arg(hide = true, long, requires = "devmem_interface")]
     pub(crate) devmem_send: bool,
     /// Interfaces that TCP lanes may use, as in NCCL_SOCKET_IFNAME: name beginnings between commas, = in front for whole names, ^ for all others [default: NCCL_SOCKET_IFNAME, else the cards nearest to the GPU].
     #[arg(long, value_name = "LIST", env = "TCPX_SOCKET_IFNAME")]
     pub(crate) interfaces: Option<String>,
     /// Used if --interfaces is not given.
-    #[arg(long, value_name = "LIST", env = "NCCL_SOCKET_IFNAME")]
+    #[arg(hide = true, long, value_name = "LIST", env = "NCCL_SOCKET_IFNAME")]
     pub(crate) nccl_interfaces: Option<String>,
     /// Congestion control of the TCP sockets, one of /proc/sys/net/ipv4/tcp_available_congestion_control [default: cubic, else reno].
     #[arg(long, value_name = "NAME", env = "TCPX_CONGESTION")]
     pub(crate) congestion: Option<String>,
     /// Send host memory to other hosts without a copy (MSG_ZEROCOPY); a lane falls back to copying where that does not help.
-    #[arg(long, env = "TCPX_ZERO_COPY", value_parser = FalseyValueParser::new())]
+    #[arg(hide = true, long, env = "TCPX_ZERO_COPY", value_parser = FalseyValueParser::new())]
     pub(crate) zero_copy: bool,
     /// Encrypt payload too, with AES-256-GCM: both sides must, and need a key; only on tcp.
     #[arg(long, env = "TCPX_ENCRYPT", value_parser = FalseyValueParser::new())]
     pub(crate) encrypt: bool,
     /// Copy small GPU messages that follow each other closely with a persistent kernel, without a driver call for each.
-    #[arg(long, value_name = "0|1", env = "TCPX_PERSISTENT_KERNEL", value_parser = FalseyValueParser::new(), default_value = "1", hide_possible_values = true, action = ArgAction::Set)]
+    #[arg(hide = true, long, value_name = "0|1", env = "TCPX_PERSISTENT_KERNEL", value_parser = FalseyValueParser::new(), default_value = "1", hide_possible_values = true, action = ArgAction::Set)]
     pub(crate) persistent_kernel: bool,
     /// How scattered fragments reach their destination: host, d2d or kernel [default: the fastest that works here].
-    #[arg(long, value_name = "METHOD", env = "UCCL_TCPX_UNPACK_IMPL", value_parser = unpack)]
+    #[arg(hide = true, long, value_name = "METHOD", env = "UCCL_TCPX_UNPACK_IMPL", value_parser = unpack)]
     pub(crate) unpack: Option<UnpackMethod>,
 }
 

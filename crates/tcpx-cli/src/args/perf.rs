@@ -7,7 +7,7 @@ use std::str::FromStr;
 use clap::{Args, Subcommand};
 
 use super::link::{LinkArgs, MemoryArgs};
-use crate::sizes::Size;
+use crate::sizes::{Limit, Size};
 
 #[derive(Args, Debug)]
 #[command(args_conflicts_with_subcommands = true, subcommand_value_name = "SIDE")]
@@ -56,9 +56,12 @@ pub(crate) struct PerfAgentArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct PerfServerArgs {
-    /// GPU whose memory receives, or `host`.
+    /// GPU whose memory takes part, or `host`.
     #[arg(value_name = "GPU")]
     pub(crate) place: Place,
+    /// Stay for more clients, until a signal ends it.
+    #[arg(short, long)]
+    pub(crate) keep: bool,
     #[command(flatten)]
     pub(crate) link: LinkArgs,
 }
@@ -68,11 +71,12 @@ pub(crate) struct PerfClientArgs {
     /// Address of the server.
     #[arg(value_name = "SERVER_IP")]
     pub(crate) server: String,
-    /// GPU whose memory is sent, or `host`.
+    /// GPU whose memory takes part, or `host`.
     #[arg(value_name = "GPU")]
     pub(crate) place: Place,
     /// Bytes of one transfer.
     #[arg(
+        short,
         long,
         value_name = "SIZE",
         env = "UCCL_TCPX_PERF_SIZE",
@@ -80,8 +84,26 @@ pub(crate) struct PerfClientArgs {
     )]
     pub(crate) size: Size,
     /// Transfers that are timed.
-    #[arg(long, value_name = "N", env = "UCCL_TCPX_PERF_ITERS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(short = 'n', long, value_name = "N", env = "UCCL_TCPX_PERF_ITERS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) iterations: u32,
+    /// Measure for this long instead of a number of transfers.
+    #[arg(short, long, value_name = "TIME")]
+    pub(crate) time: Option<Limit>,
+    /// Print the rate of each such part of the time.
+    #[arg(short, long, value_name = "TIME")]
+    pub(crate) interval: Option<Limit>,
+    /// The server sends, the client receives.
+    #[arg(short = 'R', long, conflicts_with = "bidir")]
+    pub(crate) reverse: bool,
+    /// Both send at once; rates are sums.
+    #[arg(long)]
+    pub(crate) bidir: bool,
+    /// Transfers of one direction under way at a time.
+    #[arg(short = 'P', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) in_flight: u16,
+    /// Leave the first part out of the figures.
+    #[arg(short = 'O', long, value_name = "TIME", default_value = "200ms")]
+    pub(crate) warm_up: Limit,
     #[command(flatten)]
     pub(crate) link: LinkArgs,
 }

@@ -4,13 +4,14 @@ mod case;
 mod engine;
 mod iperf3;
 mod measure;
+pub(crate) mod meter;
 mod one_sided;
-mod orders;
+pub(crate) mod orders;
 mod plot;
 mod raw;
 mod report;
 mod runs;
-mod server;
+pub(crate) mod server;
 mod threads;
 
 use tcpx::Congestion;
@@ -28,6 +29,7 @@ use crate::second_process::Second;
 use crate::sizes::Size;
 
 use measure::Bench;
+use meter::Meter;
 use report::About;
 
 /// Serves a benchmark, or measures.
@@ -97,12 +99,8 @@ fn measure(args: &NetArgs) -> Result<(), Error> {
         devices: devices_of(&memory, &devices),
         command: command(args),
     };
-    let bench = Bench {
-        connection: &connection,
-        memory: &memory,
-        args,
-    };
-    let measured = bench.run();
+    let meter = Meter::begin(&connection, &memory, args.link.timeout.0);
+    let measured = meter.and_then(|meter| Bench { meter, args }.run());
     let results = link::part_after(connection, measured)?;
     drop(second);
     if say::is_json() {
@@ -117,7 +115,7 @@ fn measure(args: &NetArgs) -> Result<(), Error> {
         write(path, &results.csv())?;
     }
     if let Some(path) = &args.plot {
-        write(path, &plot::svg(&results))?;
+        write(path, &plot::svg(&results, &about))?;
     }
     Ok(())
 }

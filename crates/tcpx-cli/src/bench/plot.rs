@@ -61,7 +61,8 @@ pub(crate) fn svg(outcomes: &[Outcome]) -> String {
     )
 }
 
-fn escaped(text: &str) -> String {
+/// `text` as a part of SVG.
+pub(super) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")

@@ -43,10 +43,10 @@ impl Progress {
             let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr_with_hz(10));
             let template = match total {
                 Some(_) => {
-                    "  {prefix} {wide_bar} {binary_bytes} of {binary_total_bytes}  \
+                    "  {prefix} {wide_bar} {decimal_bytes} of {decimal_total_bytes}  \
                      {decimal_bytes_per_sec}  {eta} left"
                 }
-                None => "  {prefix} {binary_bytes}  {decimal_bytes_per_sec}",
+                None => "  {prefix} {decimal_bytes}  {decimal_bytes_per_sec}",
             };
             if let Ok(style) = ProgressStyle::with_template(template) {
                 bar.set_style(style.progress_chars("=> "));

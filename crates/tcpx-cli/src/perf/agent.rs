@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use tcpx::{Connection, Endpoint};
 
-use super::client::{self, Work};
+use super::client::{self, Amount, Work};
 use super::orders::{Memory, Order, Reply, unexpected};
-use super::server;
 use crate::args::link::LinkArgs;
 use crate::args::perf::{PerfAgentArgs, Place};
+use crate::bench::net::orders::Mode;
+use crate::bench::net::server;
 use crate::error::Error;
 use crate::link::{self, Link};
 use crate::memory_choice::{Devices, MemoryChoice, short};
@@ -86,7 +87,9 @@ pub(super) fn run(args: &PerfAgentArgs) -> Result<(), Error> {
         std::thread::spawn(move || {
             loop {
                 agent.accept(&endpoint, index, |agent, connection, index| {
-                    server::one(connection, &agent.parts[index].memory, agent.limit).map(drop)
+                    let memory = &agent.parts[index].memory;
+                    let served = server::serve(&connection, memory, agent.limit, false);
+                    link::part_after(connection, served).map(drop)
                 });
             }
         });
@@ -232,9 +235,12 @@ impl Agent {
         }
         let work = Work {
             bytes,
-            iterations,
+            mode: Mode::One,
+            in_flight: 1,
+            amount: Amount::Transfers(iterations),
+            interval: None,
+            warm_up: Duration::ZERO,
             limit: self.limit,
-            debug: false,
         };
         let connection = part.link.connect_to(to)?;
         let summary = client::one(connection, &part.memory, &work, || {

@@ -1,21 +1,29 @@
-//! The sending side: two transfers whose contents the server compares, then the timed ones.
+//! The measuring side: contents are compared, then what is sent or received is timed.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tcpx::Connection;
 
-use super::REGIONS;
-use super::summary::{Latency, ProcessorTime, Shares, Summary, cpu_per_gb, rate_of, text};
+use super::summary::{Interval, Latency, Shares, Spent, Summary, cpu_per_gb, text};
 use crate::args::perf::PerfClientArgs;
+use crate::bench::net::meter::Meter;
+use crate::bench::net::orders::{MOST_MESSAGES, Mode, Op, Run};
 use crate::error::Error;
 use crate::link::{self, Link};
-use crate::memory_choice::{self, Devices, MemoryChoice};
-use crate::messages::{self, ANSWER, PAYLOAD, REQUEST, Request, Spent, VERDICT, Verdict};
+use crate::memory_choice::{Devices, MemoryChoice};
 use crate::output::progress::Progress;
-use crate::output::say::{self, aside, say};
-use crate::pattern::Pattern;
-use crate::sizes::{Size, rate, time};
+use crate::output::say::say;
+use crate::sizes::rate;
+
+/// Times that are kept for the percentiles.
+const MOST_TIMES: usize = 4_000_000;
+
+/// Intervals that are kept for the JSON.
+const MOST_INTERVALS: usize = 100_000;
+
+/// How much is measured at a stretch where nobody asks for intervals.
+const STRETCH: Duration = Duration::from_secs(1);
 
 /// Measures; returns what `--json` prints.
 pub(super) fn run(args: &PerfClientArgs) -> Result<Value, Error> {
@@ -31,9 +39,19 @@ pub(super) fn run(args: &PerfClientArgs) -> Result<Value, Error> {
     say!("{}", link.describe(&connection, &memory));
     let work = Work {
         bytes: args.size.0,
-        iterations: args.iterations,
+        mode: match (args.reverse, args.bidir) {
+            (true, _) => Mode::Back,
+            (_, true) => Mode::Both,
+            _ => Mode::One,
+        },
+        in_flight: args.in_flight,
+        amount: match args.time {
+            Some(time) => Amount::Time(time.0),
+            None => Amount::Transfers(args.iterations),
+        },
+        interval: args.interval.map(|interval| interval.0),
+        warm_up: args.warm_up.0,
         limit: args.link.timeout.0,
-        debug: say::is_debug(),
     };
     let summary = one(connection, &memory, &work, || Ok(()))?;
     say!("{}", text(&summary).trim_end());
@@ -45,12 +63,38 @@ pub(super) fn run(args: &PerfClientArgs) -> Result<Value, Error> {
 pub(super) struct Work {
     /// Bytes of one transfer.
     pub(super) bytes: u64,
-    /// Transfers that are timed.
-    pub(super) iterations: u32,
+    pub(super) mode: Mode,
+    /// Transfers of one direction under way at a time.
+    pub(super) in_flight: u16,
+    pub(super) amount: Amount,
+    /// Report each of these.
+    pub(super) interval: Option<Duration>,
+    /// What comes before the first transfer that counts.
+    pub(super) warm_up: Duration,
     /// Longest time that a step may stand still.
     pub(super) limit: Duration,
-    /// Say each transfer's time.
-    pub(super) debug: bool,
+}
+
+/// How much of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Amount {
+    /// So many transfers, in each direction.
+    Transfers(u32),
+    /// As many as this time takes.
+    Time(Duration),
+}
+
+impl Work {
+    fn run(&self, count: u32) -> Run {
+        Run {
+            mode: self.mode,
+            op: Op::Send,
+            bytes: self.bytes,
+            count,
+            depth: self.in_flight,
+            at_once: false,
+        }
+    }
 }
 
 /// Measures over a fresh connection to a server, and closes it. `go` returns when the timed transfers may
@@ -69,33 +113,76 @@ pub(super) fn one(
 }
 
 /// What the timed transfers gave.
+#[derive(Default)]
 struct Measured {
+    transfers: u64,
+    bytes: u64,
+    elapsed: Duration,
     times: Vec<Duration>,
+    intervals: Vec<Interval>,
     ours: Spent,
     theirs: Spent,
+    cpu_us: u64,
 }
 
 impl Measured {
+    /// How many transfers come next, if one takes `each`.
+    fn next(&self, work: &Work, each: Duration) -> u32 {
+        let span = work.interval.unwrap_or(STRETCH);
+        let in_time = |span: Duration| {
+            let count = span.as_nanos() / each.as_nanos().max(1);
+            u32::try_from(count)
+                .unwrap_or(u32::MAX)
+                .clamp(1, MOST_MESSAGES)
+        };
+        match work.amount {
+            Amount::Transfers(all) => {
+                let left = u64::from(all).saturating_sub(self.transfers);
+                in_time(span).min(u32::try_from(left).unwrap_or(u32::MAX))
+            }
+            Amount::Time(all) => match all.saturating_sub(self.elapsed) {
+                // A rest that is shorter than a transfer, or tells nothing.
+                left if self.transfers > 0 && left < each.max(span / 20) => 0,
+                left if left.is_zero() => 0,
+                left => in_time(span.min(left)),
+            },
+        }
+    }
+
     fn summary(&self, work: &Work, path: String, memory: [String; 2]) -> Result<Summary, Error> {
-        let figures = Latency::of(&self.times).zip(rate_of(work.bytes, &self.times));
-        let (latency_us, gb_per_second) = figures.ok_or_else(|| Error::Failed {
+        let gb_per_second = rate(self.bytes, self.elapsed).ok_or_else(|| Error::Failed {
             what: "the transfers took no time that this clock can show".into(),
             hint: "give a larger --size or more --iterations",
         })?;
+        let (sender, receiver) = match work.mode {
+            Mode::Back => (&self.theirs, &self.ours),
+            Mode::One | Mode::Both | Mode::Latency => (&self.ours, &self.theirs),
+        };
+        let fragments = self.ours.fragments + self.theirs.fragments;
+        let received = (self.bytes / work.bytes.max(1)).max(1);
         #[expect(
             clippy::cast_precision_loss,
             reason = "shown without digits after the point"
         )]
-        let fragments_per_transfer = self.theirs.fragments as f64 / f64::from(work.iterations);
+        let fragments_per_transfer = fragments as f64 / received as f64;
         Ok(Summary {
             bytes: work.bytes,
-            iterations: work.iterations.into(),
+            iterations: self.transfers,
+            direction: match work.mode {
+                Mode::One | Mode::Latency => "to the server",
+                Mode::Back => "from the server",
+                Mode::Both => "both ways, sum",
+            }
+            .to_owned(),
+            in_flight: work.in_flight,
+            seconds: self.elapsed.as_secs_f64(),
             gb_per_second,
-            latency_us,
-            sender_percent: Shares::of(&self.ours),
-            receiver_percent: Shares::of(&self.theirs),
+            latency_us: Latency::of(&self.times),
+            intervals: self.intervals.clone(),
+            sender_percent: Shares::of(sender),
+            receiver_percent: Shares::of(receiver),
             fragments_per_transfer,
-            cpu_seconds_per_gb: cpu_per_gb(work.bytes, work.iterations, &self.ours, &self.theirs),
+            cpu_seconds_per_gb: cpu_per_gb(self.bytes, self.cpu_us),
             path,
             memory,
             verified: true,
@@ -109,69 +196,111 @@ fn measure(
     work: &Work,
     go: impl FnOnce() -> Result<(), Error>,
 ) -> Result<Measured, Error> {
-    let (bytes, limit) = (work.bytes, work.limit);
-    let seed = getrandom::u64().map_err(crate::key::KeyError::random)?;
-    let source = memory.allocate_pages(bytes)?;
-    let length = usize::try_from(bytes).unwrap_or(usize::MAX);
-    let send = || {
-        let slice = source
-            .slice(..length)
-            .map_err(Error::memory("start a send"))?;
-        Ok::<_, Error>(connection.send(slice, PAYLOAD).start()?.wait()?)
-    };
-    let verdict = messages::expect(connection, VERDICT, messages::LONGEST_TRANSFER)?;
-    let mut answer = messages::expect(connection, ANSWER, limit)?;
-    messages::tell(
-        connection,
-        REQUEST,
-        &Request::Perf {
-            bytes,
-            iterations: work.iterations,
-            seed,
-        },
-    )?;
-    // The server compares before it answers again: 100 MB/s is slow enough for any host.
-    let comparing = limit + Duration::from_secs(bytes / 100_000_000);
-    for index in 0..REGIONS {
-        memory_choice::fill(&source, bytes, Pattern::new(seed.wrapping_add(index)))?;
-        messages::ready(answer)?;
-        answer = messages::expect(connection, ANSWER, comparing)?;
-        send()?;
-    }
-    messages::ready(answer)?;
+    let mut meter = Meter::begin(connection, memory, work.limit)?;
+    meter.verify(Op::Send, work.bytes, work.in_flight)?;
     go()?;
-    let mut progress = Progress::new("sending", bytes.saturating_mul(work.iterations.into()));
-    let mut times = Vec::with_capacity(usize::try_from(work.iterations).unwrap_or(0));
-    let mut ours = Spent::default();
-    let cpu = ProcessorTime::start();
-    for index in 0..work.iterations {
-        let report = send()?;
-        ours.add(&report);
-        times.push(report.elapsed);
-        if work.debug {
-            let speed = rate(bytes, report.elapsed).unwrap_or_default();
-            aside!(
-                "debug: iteration {index}: {} in {}, {speed:.3} GB/s",
-                Size(bytes),
-                time(report.elapsed)
-            );
+    let mut each = warm_up(&mut meter, work)?;
+    let total = match work.amount {
+        Amount::Transfers(count) => Some(work.run(count).moved()),
+        Amount::Time(_) => None,
+    };
+    let mut progress = Progress::from("measuring", total, 0);
+    let mut measured = Measured::default();
+    loop {
+        let count = measured.next(work, each);
+        if count == 0 {
+            break;
         }
-        progress.at(bytes.saturating_mul(u64::from(index) + 1));
+        let run = work.run(count);
+        let (part, theirs) = meter.run(&run, each.saturating_mul(count))?;
+        each = part.elapsed / count;
+        let start = measured.elapsed;
+        measured.transfers += u64::from(count);
+        measured.bytes = measured.bytes.saturating_add(run.moved());
+        measured.elapsed += part.elapsed;
+        measured.ours.join(&part.cost.spent);
+        measured.theirs.join(&theirs.spent);
+        measured.cpu_us += part.cost.cpu_us + theirs.cpu_us;
+        let room = MOST_TIMES - measured.times.len();
+        measured.times.extend(part.times.into_iter().take(room));
+        progress.at(measured.bytes);
+        let rate = rate(run.moved(), part.elapsed).unwrap_or_default();
+        if work.interval.is_some() {
+            let end = measured.elapsed;
+            let (from, to) = (start.as_secs_f64(), end.as_secs_f64());
+            say!("  {from:8.2} to {to:8.2} s  {rate:8.3} GB/s");
+            if measured.intervals.len() < MOST_INTERVALS {
+                measured.intervals.push(Interval {
+                    start: start.as_secs_f64(),
+                    end: end.as_secs_f64(),
+                    gb_per_second: rate,
+                });
+            }
+        }
     }
-    ours.cpu = cpu.microseconds();
-    match verdict.wait_at_most(limit, "a verdict")? {
-        Verdict::Passed {
-            spent: Some(theirs),
-            ..
-        } => Ok(Measured {
-            times,
-            ours,
-            theirs,
-        }),
-        Verdict::Passed { .. } => Err(Error::Unexpected {
-            expected: "the server's times",
-            arrived: "a verdict without them".into(),
-        }),
-        Verdict::Failed { why, hint } => Err(Error::Peer { what: why, hint }),
+    meter.end()?;
+    Ok(measured)
+}
+
+/// Moves what does not count; returns how long one transfer takes.
+fn warm_up(meter: &mut Meter<'_>, work: &Work) -> Result<Duration, Error> {
+    let started = Instant::now();
+    let least = u32::from(work.in_flight);
+    let mut count = least;
+    loop {
+        let (part, _) = meter.run(&work.run(count), work.warm_up)?;
+        let each = part.elapsed / count;
+        let left = work.warm_up.saturating_sub(started.elapsed());
+        if left.is_zero() {
+            return Ok(each);
+        }
+        let wanted = u32::try_from(left.as_nanos() / each.as_nanos().max(1));
+        count = wanted.unwrap_or(u32::MAX).clamp(least, MOST_MESSAGES);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EACH: Duration = Duration::from_millis(10);
+
+    fn work(amount: Amount, interval: Option<Duration>) -> Work {
+        Work {
+            bytes: 1,
+            mode: Mode::One,
+            in_flight: 1,
+            amount,
+            interval,
+            warm_up: Duration::ZERO,
+            limit: STRETCH,
+        }
+    }
+
+    fn measured(transfers: u64) -> Measured {
+        Measured {
+            transfers,
+            elapsed: EACH * u32::try_from(transfers).expect("few"),
+            ..Measured::default()
+        }
+    }
+
+    #[test]
+    fn a_number_of_transfers_is_met_exactly() {
+        let ten = work(Amount::Transfers(250), None);
+        assert_eq!(measured(0).next(&ten, EACH), 100);
+        assert_eq!(measured(200).next(&ten, EACH), 50);
+        assert_eq!(measured(250).next(&ten, EACH), 0);
+    }
+
+    #[test]
+    fn a_time_is_met_by_whole_intervals_and_the_rest() {
+        let half = Some(Duration::from_millis(500));
+        let work = work(Amount::Time(Duration::from_millis(1200)), half);
+        assert_eq!(measured(0).next(&work, EACH), 50);
+        assert_eq!(measured(100).next(&work, EACH), 20);
+        assert_eq!(measured(120).next(&work, EACH), 0);
+        // One transfer that takes longer than all the time is measured once.
+        assert_eq!(measured(0).next(&work, Duration::from_secs(5)), 1);
     }
 }

@@ -4,21 +4,28 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::messages::Spent;
 use crate::output::table::{indented, table};
-use crate::sizes::{Size, grouped, rate, time};
+use crate::sizes::{Size, grouped, time};
 
 /// Times of the single transfers and of all together.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Summary {
     /// Bytes of one transfer.
     pub(crate) bytes: u64,
-    /// Transfers.
+    /// Transfers, in each direction.
     pub(crate) iterations: u64,
-    /// 10^9 bytes a second over all transfers, one after the other.
+    /// Which way they went, in words.
+    pub(crate) direction: String,
+    /// Of each direction under way at a time.
+    pub(crate) in_flight: u16,
+    /// From the first to the last, warming up left out.
+    pub(crate) seconds: f64,
+    /// 10^9 bytes a second over all transfers; with two directions their sum.
     pub(crate) gb_per_second: f64,
-    /// Time of a transfer in microseconds.
-    pub(crate) latency_us: Latency,
+    /// Time of a transfer in microseconds, as its sender sees it; `None` where that is the server.
+    pub(crate) latency_us: Option<Latency>,
+    /// The parts that were asked for.
+    pub(crate) intervals: Vec<Interval>,
     /// Share of the time, in percent, at the sender.
     pub(crate) sender_percent: Shares,
     /// Share of the time, in percent, at the receiver.
@@ -33,6 +40,25 @@ pub(crate) struct Summary {
     pub(crate) memory: [String; 2],
     /// Every byte of a transfer with fresh contents was compared.
     pub(crate) verified: bool,
+}
+
+/// A part of the time.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Interval {
+    /// Seconds since the first transfer.
+    pub(crate) start: f64,
+    pub(crate) end: f64,
+    pub(crate) gb_per_second: f64,
+}
+
+/// Where the time of transfers went at one end, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Spent {
+    pub(crate) wire: u64,
+    pub(crate) unpack: u64,
+    pub(crate) wait: u64,
+    pub(crate) fragments: u64,
 }
 
 /// Times in microseconds.
@@ -107,6 +133,14 @@ impl Spent {
         self.wait = self.wait.saturating_add(microseconds(report.wait));
         self.fragments = self.fragments.saturating_add(report.fragments);
     }
+
+    /// Adds those of other transfers.
+    pub(crate) fn join(&mut self, other: &Self) {
+        self.wire = self.wire.saturating_add(other.wire);
+        self.unpack = self.unpack.saturating_add(other.unpack);
+        self.wait = self.wait.saturating_add(other.wait);
+        self.fragments = self.fragments.saturating_add(other.fragments);
+    }
 }
 
 /// Processor time of this process, all its threads together.
@@ -131,25 +165,19 @@ impl ProcessorTime {
     }
 }
 
-/// Processor seconds for 10^9 bytes at both ends.
+/// Processor seconds for 10^9 bytes, of microseconds at both ends together.
 #[expect(clippy::cast_precision_loss, reason = "a figure with a few digits")]
-pub(crate) fn cpu_per_gb(bytes: u64, iterations: u32, ours: &Spent, theirs: &Spent) -> f64 {
-    let moved = bytes as f64 * f64::from(iterations);
+pub(crate) fn cpu_per_gb(bytes: u64, cpu_us: u64) -> f64 {
     // Microseconds a byte are 1,000 seconds for 10^9 bytes.
-    (ours.cpu.saturating_add(theirs.cpu)) as f64 * 1e3 / moved.max(1.0)
-}
-
-/// Puts the parts together; `None` when nothing was timed.
-pub(crate) fn rate_of(bytes: u64, times: &[Duration]) -> Option<f64> {
-    let total: Duration = times.iter().sum();
-    rate(bytes.checked_mul(times.len() as u64)?, total)
+    cpu_us as f64 * 1e3 / (bytes as f64).max(1.0)
 }
 
 /// The summary for a person.
 pub(crate) fn text(summary: &Summary) -> String {
     let us = |value: f64| time(Duration::from_secs_f64(value / 1e6));
-    let or_dash = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), us);
-    let latency = &summary.latency_us;
+    let latency = summary.latency_us.as_ref();
+    let cell =
+        |of: fn(&Latency) -> Option<f64>| latency.and_then(of).map_or_else(|| "-".to_owned(), us);
     let mut times = table(
         &["GB/s", "CPU s/GB", "min", "p50", "p90", "p99", "max"],
         &[0, 1, 2, 3, 4, 5, 6],
@@ -157,11 +185,11 @@ pub(crate) fn text(summary: &Summary) -> String {
     times.add_row([
         format!("{:.3}", summary.gb_per_second),
         format!("{:.3}", summary.cpu_seconds_per_gb),
-        us(latency.min),
-        us(latency.p50),
-        or_dash(latency.p90),
-        or_dash(latency.p99),
-        us(latency.max),
+        cell(|latency| Some(latency.min)),
+        cell(|latency| Some(latency.p50)),
+        cell(|latency| latency.p90),
+        cell(|latency| latency.p99),
+        cell(|latency| Some(latency.max)),
     ]);
     let mut shares = table(&["time spent", "wire", "unpack", "wait"], &[1, 2, 3]);
     for (name, share) in [
@@ -176,9 +204,11 @@ pub(crate) fn text(summary: &Summary) -> String {
         ]);
     }
     format!(
-        "{} transfers of {} ({:.0} fragments each), contents verified\n{}{}",
+        "{} transfers of {} {}, {} in flight, {:.0} fragments each, contents verified\n{}{}",
         grouped(summary.iterations),
         Size(summary.bytes),
+        summary.direction,
+        summary.in_flight,
         summary.fragments_per_transfer,
         indented(&times, "  "),
         indented(&shares, "  "),
@@ -236,20 +266,12 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_counts_all_bytes_over_all_time() {
-        assert_eq!(rate_of(4_000_000, &us([1000, 3000])), Some(2.0));
-        assert_eq!(rate_of(1, &[]), None);
-        assert_eq!(rate_of(u64::MAX, &us([1, 1])), None);
-    }
-
-    #[test]
     fn shares_add_up_and_nothing_is_divided_by_zero() {
         let spent = Spent {
             wire: 600,
             unpack: 300,
             wait: 100,
             fragments: 0,
-            cpu: 0,
         };
         assert_eq!(
             Shares::of(&spent),
@@ -270,13 +292,8 @@ mod tests {
     }
 
     #[test]
-    fn processor_time_counts_both_ends() {
-        let of = |cpu| Spent {
-            cpu,
-            ..Spent::default()
-        };
-        // 10 transfers of 100 MB are 1 GB.
-        let both = cpu_per_gb(100_000_000, 10, &of(150_000), &of(100_000));
+    fn processor_time_is_a_share_of_the_bytes() {
+        let both = cpu_per_gb(1_000_000_000, 250_000);
         assert!((both - 0.25).abs() < 1e-9, "{both}");
     }
 }

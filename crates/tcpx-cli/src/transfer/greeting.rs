@@ -83,7 +83,6 @@ pub(crate) fn receive(
     let verdict = match &result {
         Ok(crc32c) => Verdict::Passed {
             crc32c: Some(*crc32c),
-            spent: None,
         },
         Err(error) => Verdict::Failed {
             why: messages::brief(&error.what()),

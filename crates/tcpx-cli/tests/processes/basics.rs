@@ -10,15 +10,17 @@ fn run(arguments: &[&str]) -> crate::support::Ended {
 #[test]
 fn help_names_each_variable_beside_its_flag() {
     let help = [
-        run(&["demo", "--help"]),
-        run(&["transfer", "--help"]),
-        run(&["perf", "client", "--help"]),
-        run(&["--help"]),
+        run(&["demo", "--help-all"]),
+        run(&["transfer", "--help-all"]),
+        run(&["perf", "client", "--help-all"]),
+        run(&["--help-all"]),
     ];
     let text: String = help
         .iter()
         .map(|ended| ended.assert_code(0).stdout.as_str())
         .collect();
+    // Lines are folded where a word ends.
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     for name in [
         "UCCL_TCPX_UNPACK_IMPL",
         "UCCL_TCPX_DEBUG",
@@ -33,6 +35,26 @@ fn help_names_each_variable_beside_its_flag() {
         assert!(text.contains(&format!("[env: {name}]")), "{name}\n{text}");
     }
     assert!(text.contains("TCPX_KEY"), "{text}");
+}
+
+#[test]
+fn help_is_short_and_shows_experts_the_rest() {
+    for command in [&["transfer"][..], &["perf", "client"], &["bench", "net"]] {
+        let usual = run(&[command, &["--help"]].concat());
+        let all = run(&[command, &["--help-all"]].concat());
+        let lines = |ended: &crate::support::Ended| ended.assert_code(0).stdout.lines().count();
+        assert!(
+            lines(&usual) < 80 && lines(&usual) < lines(&all),
+            "{}",
+            usual.stdout
+        );
+        assert!(!usual.stdout.contains("--loops"), "{}", usual.stdout);
+        all.assert_says("--loops").assert_says("--nccl-interfaces");
+        usual.assert_says("--help-all").assert_says("--timeout");
+    }
+    run(&["transfer", "-h"])
+        .assert_says("Examples:")
+        .assert_says("-f, --file");
 }
 
 #[test]

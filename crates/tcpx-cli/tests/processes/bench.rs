@@ -149,7 +149,7 @@ fn the_other_end_does_only_what_a_benchmark_asks() {
     let (server, client) = server.finish(client);
     server
         .assert_code(1)
-        .assert_complains("an order of the benchmark");
+        .assert_complains("a request to measure");
     client.assert_code(1);
 }
 

@@ -1,4 +1,4 @@
-use crate::support::{Server, tcpx};
+use crate::support::{Running, Server, tcpx};
 
 #[test]
 fn a_rate_is_printed_after_the_contents_were_verified() {
@@ -71,7 +71,6 @@ fn debug_prints_a_line_for_each_chunk() {
     server.assert_code(0);
     client
         .assert_code(0)
-        .assert_complains("iteration 1:")
         .assert_complains("chunk 3 channel 0 offset 786432 bytes 262144");
 }
 
@@ -104,4 +103,43 @@ fn a_client_that_wants_something_else_is_told_so() {
     client
         .assert_code(1)
         .assert_complains("tcpx transfer server");
+}
+
+#[test]
+fn a_server_that_stays_measures_every_direction_and_time() {
+    let mut server = Server::start(tcpx(&["perf", "server", "host", "--keep"]));
+    let quick = [
+        "host", "-s", "64KiB", "-t", "300ms", "-i", "100ms", "-O", "1ms", "--json",
+    ];
+    for (flags, direction, has_times) in [
+        (&[][..], "to the server", true),
+        (&["-R"], "from the server", false),
+        (&["--bidir", "-P", "4"], "both ways, sum", true),
+    ] {
+        let client = server.client(&["perf", "client"], &[&quick[..], flags].concat());
+        let client = Running::start(client).end();
+        let told: serde_json::Value =
+            serde_json::from_str(&client.assert_code(0).stdout).expect("one JSON document");
+        assert_eq!(told["direction"], direction);
+        assert_eq!(told["latency_us"].is_object(), has_times, "{told}");
+        assert_eq!(told["verified"], true);
+        let intervals = told["intervals"].as_array().expect("intervals");
+        let last = intervals.last().expect("an interval");
+        assert_eq!(last["end"], told["seconds"], "{told}");
+        assert!(
+            told["iterations"].as_u64() >= Some(intervals.len() as u64),
+            "{told}"
+        );
+        // Each printed interval went aside, as the result is JSON.
+        client.assert_complains(" GB/s");
+    }
+    // Somebody who wants something else does not end it.
+    let other = server.client(&["connection"], &[]);
+    Running::start(other).end().assert_code(1);
+    let again = server.client(&["perf", "client"], &["host", "-n", "3"]);
+    Running::start(again)
+        .end()
+        .assert_code(0)
+        .assert_says("3 transfers");
+    server.running.kill();
 }

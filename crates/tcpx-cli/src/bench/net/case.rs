@@ -24,22 +24,13 @@ impl Case {
         };
         let name = match mode {
             Mode::Latency => format!("{name}-{bytes}"),
-            Mode::One | Mode::Both => format!("{name}-{bytes}-{depth}"),
+            Mode::One | Mode::Back | Mode::Both => format!("{name}-{bytes}-{depth}"),
         };
         Self {
             name,
             mode,
             bytes,
             depth,
-        }
-    }
-
-    /// One verification's worth of it, in both directions.
-    pub(super) fn both(&self, depth: u16) -> Self {
-        Self {
-            mode: Mode::Both,
-            depth,
-            ..self.clone()
         }
     }
 

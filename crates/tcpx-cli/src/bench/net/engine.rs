@@ -3,14 +3,14 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use tcpx::{After, Connection, Region, RegionSlice, Transfer};
+use tcpx::{After, Connection, Region, RegionSlice, Report, Transfer};
 use tcpx_memory::CopyWorker;
 
 use super::orders::{Cost, Mode, Op, Run};
 use crate::error::Error;
 use crate::memory_choice::{self, MemoryChoice};
 use crate::pattern::Pattern;
-use crate::perf::summary::ProcessorTime;
+use crate::perf::summary::{ProcessorTime, Spent};
 
 /// Tag of what the measuring end sends.
 const THERE: u64 = 43;
@@ -92,12 +92,14 @@ impl Buffers {
 
 /// What this end's part of a measurement gave.
 #[derive(Debug, Default)]
-pub(super) struct Part {
+pub(crate) struct Part {
     /// Of each message, or of each half of a round trip; empty where this end only receives.
-    pub(super) times: Vec<Duration>,
+    pub(crate) times: Vec<Duration>,
     /// From the first message to the last.
-    pub(super) elapsed: Duration,
-    pub(super) cost: Cost,
+    pub(crate) elapsed: Duration,
+    /// Where the time of the messages went.
+    pub(crate) spent: Spent,
+    pub(crate) cost: Cost,
 }
 
 /// One end of a connection, with its memory.
@@ -109,6 +111,7 @@ pub(super) struct End<'a> {
 }
 
 /// Receives that are posted, or will be in their turn.
+#[derive(Default)]
 struct Incoming {
     posted: VecDeque<Transfer>,
     next: u32,
@@ -135,6 +138,17 @@ impl End<'_> {
                 ready()?;
                 self.send_all(run, THERE, &pins)?
             }
+            Mode::Back => {
+                let incoming = self.post(run, BACK)?;
+                let started = Instant::now();
+                ready()?;
+                let spent = self.receive_all(run, incoming, BACK, &pins)?;
+                Part {
+                    elapsed: started.elapsed(),
+                    spent,
+                    ..Part::default()
+                }
+            }
             Mode::Both => {
                 let incoming = self.post(run, BACK)?;
                 let started = Instant::now();
@@ -147,6 +161,7 @@ impl End<'_> {
         part.cost = Cost {
             cpu_us: cpu.microseconds(),
             pinned: pins.most(),
+            spent: part.spent,
         };
         Ok(part)
     }
@@ -161,19 +176,22 @@ impl End<'_> {
             return self.serve_one_sided(run, ready);
         }
         let pins = Pins::of(self.memory)?;
-        let incoming = self.post(run, THERE)?;
+        let incoming = match run.mode {
+            Mode::Back => Incoming::default(),
+            Mode::Latency | Mode::One | Mode::Both => self.post(run, THERE)?,
+        };
         let cpu = ProcessorTime::start();
         ready()?;
-        match run.mode {
+        let spent = match run.mode {
             Mode::Latency => self.pong(run, incoming, &pins)?,
             Mode::One => self.receive_all(run, incoming, THERE, &pins)?,
-            Mode::Both => {
-                self.both(run, incoming, BACK, THERE, &pins)?;
-            }
-        }
+            Mode::Back => self.send_all(run, BACK, &pins)?.spent,
+            Mode::Both => self.both(run, incoming, BACK, THERE, &pins)?.spent,
+        };
         Ok(Cost {
             cpu_us: cpu.microseconds(),
             pinned: pins.most(),
+            spent,
         })
     }
 
@@ -203,35 +221,42 @@ impl End<'_> {
         mut incoming: Incoming,
         tag: u64,
         pins: &Pins,
-    ) -> Result<(), Error> {
+    ) -> Result<Spent, Error> {
+        let mut spent = Spent::default();
         while let Some(transfer) = incoming.posted.pop_front() {
-            of_size(transfer, run)?;
+            spent.add(&of_size(transfer, run)?);
             pins.look();
             self.refill(run, tag, &mut incoming)?;
         }
-        Ok(())
+        Ok(spent)
     }
 
     fn send_all(&self, run: &Run, tag: u64, pins: &Pins) -> Result<Part, Error> {
         let mut times = Vec::with_capacity(run.count as usize);
+        let mut spent = Spent::default();
+        let mut note = |report: Report| {
+            times.push(report.elapsed);
+            spent.add(&report);
+        };
         let mut sent: VecDeque<Transfer> = VecDeque::with_capacity(usize::from(run.depth));
         let started = Instant::now();
         for index in 0..run.count {
             if sent.len() >= usize::from(run.depth)
                 && let Some(oldest) = sent.pop_front()
             {
-                times.push(oldest.wait()?.elapsed);
+                note(oldest.wait()?);
                 pins.look();
             }
             let source = self.slice(self.buffers.source(index, run.depth))?;
             sent.push_back(self.send(run, source, tag)?);
         }
         for transfer in sent {
-            times.push(transfer.wait()?.elapsed);
+            note(transfer.wait()?);
         }
         Ok(Part {
             times,
             elapsed: started.elapsed(),
+            spent,
             cost: Cost::default(),
         })
     }
@@ -254,7 +279,9 @@ impl End<'_> {
                     hint: "its message stands above",
                 })
             });
-            received.and(sent)
+            let mut part = sent?;
+            part.spent.join(&received?);
+            Ok(part)
         })
     }
 
@@ -278,15 +305,16 @@ impl End<'_> {
         Ok(Part {
             times,
             elapsed,
-            cost: Cost::default(),
+            ..Part::default()
         })
     }
 
-    fn pong(&self, run: &Run, mut incoming: Incoming, pins: &Pins) -> Result<(), Error> {
+    fn pong(&self, run: &Run, mut incoming: Incoming, pins: &Pins) -> Result<Spent, Error> {
+        let mut spent = Spent::default();
         let mut unacknowledged = VecDeque::with_capacity(UNACKNOWLEDGED);
         let mut index = 0;
         while let Some(transfer) = incoming.posted.pop_front() {
-            of_size(transfer, run)?;
+            spent.add(&of_size(transfer, run)?);
             let source = self.slice(self.buffers.source(index, 1))?;
             unacknowledged.push_back(self.send(run, source, BACK)?);
             index += 1;
@@ -294,7 +322,8 @@ impl End<'_> {
             self.refill(run, THERE, &mut incoming)?;
             settle(&mut unacknowledged, UNACKNOWLEDGED - 1)?;
         }
-        settle(&mut unacknowledged, 0)
+        settle(&mut unacknowledged, 0)?;
+        Ok(spent)
     }
 
     fn send(&self, run: &Run, source: RegionSlice, tag: u64) -> Result<Transfer, Error> {
@@ -334,10 +363,10 @@ fn settle(transfers: &mut VecDeque<Transfer>, most: usize) -> Result<(), Error> 
     Ok(())
 }
 
-fn of_size(transfer: Transfer, run: &Run) -> Result<(), Error> {
+fn of_size(transfer: Transfer, run: &Run) -> Result<Report, Error> {
     let report = transfer.wait()?;
     if report.bytes == run.bytes {
-        return Ok(());
+        return Ok(report);
     }
     Err(Error::Unexpected {
         expected: "messages of the agreed size",

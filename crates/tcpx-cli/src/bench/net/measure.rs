@@ -3,20 +3,18 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use tcpx::Connection;
 use tcpx_net::{ChannelStats, congestion};
 
 use super::case::{Case, Contender, cases, contenders};
-use super::engine::{Buffers, End, Part};
+use super::engine::Part;
 use super::iperf3;
+use super::meter::Meter;
 use super::orders::{self, At, Cost, Drive, MOST_MESSAGES, Mode, Op, Order, RawRun, Run};
 use super::raw;
 use super::runs;
-use super::server::{back, sized};
 use super::threads::Threads;
 use crate::args::bench::NetArgs;
 use crate::error::Error;
-use crate::memory_choice::MemoryChoice;
 use crate::output::say::{self, aside};
 use crate::perf::summary::Latency;
 use crate::sizes::Size;
@@ -72,23 +70,21 @@ pub(super) struct Results {
 
 /// The measuring end of a benchmark.
 pub(super) struct Bench<'a> {
-    pub(super) connection: &'a Connection,
-    pub(super) memory: &'a MemoryChoice,
+    pub(super) meter: Meter<'a>,
     pub(super) args: &'a NetArgs,
 }
 
 impl Bench<'_> {
     /// Verifies every size, then measures. No figure is given for a size whose contents were not proven.
-    pub(super) fn run(&self) -> Result<Results, Error> {
+    pub(super) fn run(&mut self) -> Result<Results, Error> {
         let cases = cases(self.args);
-        let streams = u16::try_from(self.connection.statistics().streams).unwrap_or(u16::MAX);
+        let streams = u16::try_from(self.meter.connection.statistics().streams).unwrap_or(u16::MAX);
         let mut results = Results {
             series: Vec::new(),
             streams: streams.max(1),
             notes: Vec::new(),
             iperf3_differs: false,
         };
-        let mut buffers = None;
         let mut proven = 0;
         for case in &cases {
             let same = cases.iter().filter(|other| other.bytes == case.bytes);
@@ -96,7 +92,7 @@ impl Bench<'_> {
             if case.bytes != proven {
                 let contenders = contenders(case, &cases, self.args);
                 for op in contenders.iter().filter_map(|contender| contender.op()) {
-                    self.verify(&mut buffers, op, &case.both(deepest))?;
+                    self.meter.verify(op, case.bytes, deepest)?;
                 }
                 proven = case.bytes;
                 if !say::is_json() {
@@ -107,7 +103,7 @@ impl Bench<'_> {
             // take turns within a round, and another one begins each time.
             let first = results.series.len();
             for contender in contenders(case, &cases, self.args) {
-                let count = self.calibrate(case, contender, &mut buffers, &mut results)?;
+                let count = self.calibrate(case, contender, &mut results)?;
                 results.series.push(Series {
                     case: case.clone(),
                     contender,
@@ -123,7 +119,7 @@ impl Bench<'_> {
                         (results.series[place].contender, results.series[place].count);
                     let watched = self.args.threads && contender.op().is_some();
                     let threads = Threads::watch(watched, &case.name);
-                    let sample = self.sample(case, contender, count, &mut buffers, &mut results)?;
+                    let sample = self.sample(case, contender, count, &mut results)?;
                     drop(threads);
                     if let Some(folder) = &self.args.runs {
                         runs::write(folder, case, contender, &sample)?;
@@ -132,71 +128,24 @@ impl Bench<'_> {
                 }
             }
         }
-        self.end()?;
+        self.meter.end()?;
         Ok(results)
     }
 
     fn limit(&self) -> Duration {
-        self.args.link.timeout.0
+        self.meter.limit
     }
 
-    /// Time for the other end to make, fill or compare memory: 100 MB/s is slow enough for any host.
     fn patience(&self, case: &Case) -> Duration {
-        let bytes = case.bytes.saturating_mul(u64::from(case.depth) * 4);
-        self.limit() + self.args.span.0 * 4 + Duration::from_secs(bytes / 100_000_000)
-    }
-
-    fn verify(&self, buffers: &mut Option<Buffers>, op: Op, case: &Case) -> Result<(), Error> {
-        let (bytes, depth) = (case.bytes, case.depth);
-        let seed = getrandom::u64().map_err(crate::key::KeyError::random)?;
-        let run = case.run(op, depth.into(), false);
-        let buffers = sized(self.memory, buffers, bytes, depth)?;
-        buffers.prepare(seed)?;
-        let order = Order::Verify {
-            op,
-            bytes,
-            depth,
-            seed,
-        };
-        let mut reply = None;
-        let part = self.end_of(buffers).measure(&run, || {
-            reply = Some(orders::give(self.connection, &order, self.patience(case))?);
-            Ok(())
-        });
-        self.outcome(part, reply, self.patience(case))?;
-        buffers.compare(back(seed), depth)
-    }
-
-    /// The peer's reason wins over what this end saw of it.
-    fn outcome(
-        &self,
-        part: Result<Part, Error>,
-        reply: Option<crate::messages::Expected>,
-        limit: Duration,
-    ) -> Result<(Part, Cost), Error> {
-        let theirs = reply.map(|reply| orders::finished(reply, limit));
-        match (part, theirs) {
-            (Ok(part), Some(theirs)) => Ok((part, theirs?)),
-            (_, Some(Err(error @ Error::Peer { .. }))) => Err(error),
-            (Err(error), _) => Err(error),
-            (Ok(part), None) => Ok((part, Cost::default())),
-        }
-    }
-
-    fn end_of<'b>(&'b self, buffers: &'b Buffers) -> End<'b> {
-        End {
-            connection: self.connection,
-            buffers,
-            memory: self.memory,
-        }
+        let run = case.run(Op::Send, 1, false);
+        self.meter.patience(&run, self.args.span.0)
     }
 
     /// How many messages take about as long as one measurement should.
     fn calibrate(
-        &self,
+        &mut self,
         case: &Case,
         contender: Contender,
-        buffers: &mut Option<Buffers>,
         results: &mut Results,
     ) -> Result<u32, Error> {
         if contender == Contender::Iperf3 {
@@ -210,7 +159,7 @@ impl Bench<'_> {
         let mut count = least;
         // A few messages say little about many: twice is enough to come near.
         for _ in 0..2 {
-            let sample = self.sample(case, contender, count, buffers, results)?;
+            let sample = self.sample(case, contender, count, results)?;
             let directions = if case.mode == Mode::One { 1.0 } else { 2.0 };
             let each = case.bytes as f64 * directions / 1e9 / sample.rate.max(f64::MIN_POSITIVE);
             let wanted = self.args.span.0.as_secs_f64() / each;
@@ -220,36 +169,25 @@ impl Bench<'_> {
     }
 
     fn sample(
-        &self,
+        &mut self,
         case: &Case,
         contender: Contender,
         count: u32,
-        buffers: &mut Option<Buffers>,
         results: &mut Results,
     ) -> Result<Sample, Error> {
         let run = case.run(contender.op().unwrap_or(Op::Send), count, self.args.at_once);
         match contender {
-            Contender::Tcpx | Contender::Put | Contender::Get => self.ours(case, &run, buffers),
+            Contender::Tcpx | Contender::Put | Contender::Get => self.ours(&run),
             Contender::Raw(drive) => self.raw(case, &run, drive, results),
             Contender::Iperf3 => self.iperf3(case, results),
         }
     }
 
-    fn ours(&self, case: &Case, run: &Run, buffers: &mut Option<Buffers>) -> Result<Sample, Error> {
-        let buffers = sized(self.memory, buffers, case.bytes, case.depth)?;
-        let before = self.connection.statistics();
-        let mut reply = None;
-        let part = self.end_of(buffers).measure(run, || {
-            reply = Some(orders::give(
-                self.connection,
-                &Order::Run(*run),
-                self.patience(case),
-            )?);
-            Ok(())
-        });
-        let (part, theirs) = self.outcome(part, reply, self.patience(case))?;
-        let after = self.connection.statistics();
-        let moved = moved(run);
+    fn ours(&mut self, run: &Run) -> Result<Sample, Error> {
+        let before = self.meter.connection.statistics();
+        let (part, theirs) = self.meter.run(run, self.args.span.0)?;
+        let after = self.meter.connection.statistics();
+        let moved = run.moved();
         let mut sample = Sample::of(moved, part.elapsed, [part.cost, theirs]);
         sample.latency = Latency::of(&part.times);
         sample.tcp = tcp_bytes(&before, &after).map(|tcp| tcp as f64 / moved as f64);
@@ -282,7 +220,7 @@ impl Bench<'_> {
         let both = if case.mode == Mode::One { 1 } else { 2 };
         let mut sample = Sample::of(order.bytes() * both, elapsed, [part.cost, theirs]);
         if case.mode == Mode::Latency {
-            sample.rate = Sample::of(moved(run), elapsed, [Cost::default(); 2]).rate;
+            sample.rate = Sample::of(run.moved(), elapsed, [Cost::default(); 2]).rate;
         }
         sample.latency = Latency::of(&part.times);
         Ok(sample)
@@ -302,10 +240,10 @@ impl Bench<'_> {
     fn plain(&self, case: &Case, order: &RawRun) -> Result<(Part, Cost, Duration, String), Error> {
         let mut memory = raw::Memory::new(order, true);
         let patience = self.patience(case);
-        let place = orders::expect_place(self.connection, patience)?;
-        let reply = orders::give(self.connection, &Order::Raw(*order), patience)?;
+        let place = orders::expect_place(self.meter.connection, patience)?;
+        let reply = orders::give(self.meter.connection, &Order::Raw(*order), patience)?;
         let (at, there) = self.meet(place)?;
-        let congestion = orders::same_congestion(self.connection);
+        let congestion = orders::same_congestion(self.meter.connection);
         let started = Instant::now();
         let measured = raw::measure(order, &mut memory, at, &congestion, self.limit());
         let theirs = orders::finished(reply, self.patience(case));
@@ -331,16 +269,20 @@ impl Bench<'_> {
     ) -> Result<(SocketAddr, Option<String>), Error> {
         let At { port, congestion } = place.wait_at_most(self.limit(), "where to meet")?;
         // Its address as it is: one of a single link says of which.
-        let mut at = self.connection.peer().address;
+        let mut at = self.meter.connection.peer().address;
         at.set_port(port);
         Ok((at, congestion))
     }
 
     fn iperf3(&self, case: &Case, results: &mut Results) -> Result<Sample, Error> {
-        let place = orders::expect_place(self.connection, self.limit())?;
-        let reply = orders::give(self.connection, &Order::Iperf3, self.limit())?;
+        let place = orders::expect_place(self.meter.connection, self.limit())?;
+        let reply = orders::give(self.meter.connection, &Order::Iperf3, self.limit())?;
         let (at, _) = self.meet(place)?;
-        let ours = self.connection.congestion_control().unwrap_or_default();
+        let ours = self
+            .meter
+            .connection
+            .congestion_control()
+            .unwrap_or_default();
         let usual = congestion::usual().unwrap_or_default();
         let outcome = iperf3::measure(
             at,
@@ -374,10 +316,6 @@ impl Bench<'_> {
             ..Sample::default()
         })
     }
-
-    fn end(&self) -> Result<(), Error> {
-        orders::give(self.connection, &Order::End, self.limit()).map(drop)
-    }
 }
 
 /// The congestion controls of both ends, for a note.
@@ -406,12 +344,6 @@ fn tcp_bytes(before: &ChannelStats, after: &ChannelStats) -> Option<u64> {
     let (payload, lanes, control) = (between(&payload), between(&lanes), between(&control));
     let is_seen = control > 0 && (payload == 0 || lanes > 0);
     is_seen.then_some(lanes + control)
-}
-
-/// Payload bytes of a measurement, both directions together.
-fn moved(run: &Run) -> u64 {
-    let directions = if run.mode == Mode::One { 1 } else { 2 };
-    run.bytes * u64::from(run.count) * directions
 }
 
 impl Sample {

@@ -41,7 +41,7 @@ impl End<'_> {
         let started = Instant::now();
         let mut part = match run.mode {
             Mode::Latency => self.half_trips(run, &keys, &pins)?,
-            Mode::One | Mode::Both => self.move_all(run, &keys, &pins)?,
+            Mode::One | Mode::Back | Mode::Both => self.move_all(run, &keys, &pins)?,
         };
         self.connection.notify(DONE)?.wait()?;
         if both {
@@ -51,6 +51,7 @@ impl End<'_> {
         part.cost = Cost {
             cpu_us: cpu.microseconds(),
             pinned: pins.most(),
+            ..Cost::default()
         };
         close(windows)?;
         Ok(part)
@@ -87,6 +88,7 @@ impl End<'_> {
         let cost = Cost {
             cpu_us: cpu.microseconds(),
             pinned: pins.most(),
+            ..Cost::default()
         };
         close(windows)?;
         Ok(cost)
@@ -178,7 +180,7 @@ impl End<'_> {
         Ok(Part {
             times,
             elapsed: started.elapsed(),
-            cost: Cost::default(),
+            ..Part::default()
         })
     }
 
@@ -213,7 +215,7 @@ impl End<'_> {
         Ok(Part {
             times,
             elapsed: started.elapsed(),
-            cost: Cost::default(),
+            ..Part::default()
         })
     }
 }

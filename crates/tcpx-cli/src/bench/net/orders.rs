@@ -5,18 +5,21 @@ use tcpx::{Congestion, Connection};
 
 use crate::error::Error;
 use crate::messages::{self, ANSWER, Answer, REQUEST, VERDICT};
+use crate::perf::summary::Spent;
 
 /// Most messages of one measurement.
-pub(super) const MOST_MESSAGES: u32 = 1_000_000;
+pub(crate) const MOST_MESSAGES: u32 = 1_000_000;
 
 /// How messages go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Mode {
+pub(crate) enum Mode {
     /// There and back, one at a time.
     Latency,
     /// From the measuring end to the other.
     One,
+    /// From the other end to the measuring one.
+    Back,
     /// Both ways at once.
     Both,
 }
@@ -24,7 +27,7 @@ pub(super) enum Mode {
 /// Who moves the messages, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Op {
+pub(crate) enum Op {
     /// Both ends: sends and receives.
     Send,
     /// The end whose bytes they are.
@@ -36,17 +39,28 @@ pub(super) enum Op {
 /// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Run {
-    pub(super) mode: Mode,
-    pub(super) op: Op,
+pub(crate) struct Run {
+    pub(crate) mode: Mode,
+    pub(crate) op: Op,
     /// Bytes of a message.
-    pub(super) bytes: u64,
+    pub(crate) bytes: u64,
     /// Messages, in each direction.
-    pub(super) count: u32,
+    pub(crate) count: u32,
     /// Of them in flight at a time.
-    pub(super) depth: u16,
+    pub(crate) depth: u16,
     /// Wait for no work on the GPU's default streams.
-    pub(super) at_once: bool,
+    pub(crate) at_once: bool,
+}
+
+impl Run {
+    /// Payload bytes of it, both directions together where there are two.
+    pub(crate) fn moved(&self) -> u64 {
+        let directions = match self.mode {
+            Mode::One | Mode::Back => 1,
+            Mode::Latency | Mode::Both => 2,
+        };
+        self.bytes * u64::from(self.count) * directions
+    }
 }
 
 /// How plain streams are driven.
@@ -111,11 +125,13 @@ pub(super) struct At {
 /// What a measurement cost one end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Cost {
+pub(crate) struct Cost {
     /// Processor time of the process, in microseconds.
-    pub(super) cpu_us: u64,
+    pub(crate) cpu_us: u64,
     /// Bytes of pinned slots in use, the most that was seen.
-    pub(super) pinned: u64,
+    pub(crate) pinned: u64,
+    /// Where the time of its messages went.
+    pub(crate) spent: Spent,
 }
 
 /// Tag of the reply that says where plain streams meet.

@@ -62,6 +62,7 @@ impl RawRun {
     fn directions(&self, measures: bool) -> (bool, bool) {
         match self.run.mode {
             Mode::One => (measures, !measures),
+            Mode::Back => (!measures, measures),
             Mode::Both => (true, true),
             Mode::Latency => (true, false),
         }
@@ -122,7 +123,7 @@ pub(super) fn serve(
     work(run, memory, &streams, false, limit)?;
     Ok(Cost {
         cpu_us: cpu.microseconds(),
-        pinned: 0,
+        ..Cost::default()
     })
 }
 
@@ -152,8 +153,9 @@ pub(super) fn measure(
         elapsed: started.elapsed(),
         cost: Cost {
             cpu_us: cpu.microseconds(),
-            pinned: 0,
+            ..Cost::default()
         },
+        ..Part::default()
     };
     Ok((part, control))
 }

@@ -72,7 +72,7 @@ impl Series {
         let size = Size(self.case.bytes);
         match self.case.mode {
             Mode::Latency => format!("{size}, half a round trip"),
-            Mode::One => format!("{size}, {} in flight", self.case.depth),
+            Mode::One | Mode::Back => format!("{size}, {} in flight", self.case.depth),
             Mode::Both => format!("{size}, {} in flight each way, sum", self.case.depth),
         }
     }
@@ -170,6 +170,7 @@ impl Results {
             let mode = match series.case.mode {
                 Mode::Latency => "latency",
                 Mode::One => "one",
+                Mode::Back => "back",
                 Mode::Both => "both",
             };
             for (round, sample) in series.samples.iter().enumerate() {

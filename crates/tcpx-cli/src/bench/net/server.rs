@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+use serde::Serialize;
 use tcpx::Connection;
 use tcpx_net::plain;
 
@@ -16,7 +17,7 @@ use crate::args::perf::Place;
 use crate::error::Error;
 use crate::link::{self, Link};
 use crate::memory_choice::{Devices, MemoryChoice};
-use crate::messages::{self, Answer, REQUEST, VERDICT};
+use crate::messages::{self, Answer, REQUEST, Request, VERDICT};
 use crate::output::say::say;
 
 /// Most streams of plain loops.
@@ -29,37 +30,64 @@ pub(super) fn run(args: &NetArgs, place: Place) -> Result<(), Error> {
     let connection = link.serve(&args.link, "bench net --server SERVER_IP")?;
     say!("{}", link.describe(&connection, &memory));
     let served = serve(&connection, &memory, args.link.timeout.0, args.threads);
-    link::part_after(connection, served)
+    link::part_after(connection, served).map(drop)
 }
 
-fn serve(
+/// What a measuring end had this one do.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct Served {
+    /// Payload bytes of its measurements, both directions together where there were two.
+    pub(crate) bytes: u64,
+    /// Contents were compared before.
+    pub(crate) verified: bool,
+}
+
+/// Takes the orders of a measuring end until there are no more.
+pub(crate) fn serve(
     connection: &Connection,
     memory: &MemoryChoice,
     limit: Duration,
     threads: bool,
-) -> Result<(), Error> {
-    let mut buffers = None;
+) -> Result<Served, Error> {
+    let request = messages::expect(connection, REQUEST, limit)?.wait("a request to measure")?;
+    if request != Request::Measure {
+        let expected = "a request to measure";
+        return Err(messages::refuse(
+            connection,
+            expected,
+            &request,
+            "tcpx transfer server",
+        ));
+    }
+    orders::ready(connection)?;
+    let (mut served, mut buffers) = (Served::default(), None);
     loop {
         // A person may look at figures between two orders, and other programs have their turns.
         let order = messages::expect(connection, REQUEST, messages::LONGEST_TRANSFER)?
             .wait("an order of the benchmark")?;
         let done = match order {
-            Order::End => return orders::ready(connection),
+            Order::End => {
+                orders::ready(connection)?;
+                return Ok(served);
+            }
             Order::Verify {
                 op,
                 bytes,
                 depth,
                 seed,
-            } => verify(connection, memory, &mut buffers, (op, bytes, depth, seed)),
+            } => verify(connection, memory, &mut buffers, (op, bytes, depth, seed))
+                .inspect(|_| served.verified = true),
             Order::Run(run) => check(&run).and_then(|()| {
                 let _threads = Threads::watch(threads, "there");
                 let buffers = sized(memory, &mut buffers, run.bytes, run.depth)?;
-                End {
+                let end = End {
                     connection,
                     buffers,
                     memory,
-                }
-                .serve(&run, || orders::ready(connection))
+                };
+                let cost = end.serve(&run, || orders::ready(connection))?;
+                served.bytes = served.bytes.saturating_add(run.moved());
+                Ok(cost)
             }),
             Order::Raw(run) => check(&run.run).and_then(|()| plain_loops(connection, &run, limit)),
             Order::Iperf3 => other_program(connection, limit),
@@ -91,6 +119,7 @@ fn check(run: &Run) -> Result<(), Error> {
         || run.count > MOST_MESSAGES
         || run.depth == 0
         || run.depth > 64
+        || (run.mode == Mode::Back && run.op != Op::Send)
     {
         return Err(Error::Unexpected {
             expected: "a measurement of 1 to 1,000,000 messages with 1 to 64 in flight",

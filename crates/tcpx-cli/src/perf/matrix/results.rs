@@ -70,10 +70,14 @@ impl Results<'_> {
         );
         out.push_str(&self.matrix("alone", &self.alone));
         out.push_str(&self.matrix("all at once", &self.at_once));
-        out.push_str(&format!("sum of all at once: {:.2} GB/s", self.sum));
+        out.push_str(&format!(
+            "sum of all at once: {:.2} GB/s, from the first start to the last end; a cell counts its own time alone,\n\
+             so cells add up to more where pairs do not run all the time",
+            self.sum
+        ));
         if let Some(limit) = self.limit {
             out.push_str(&format!(
-                "; this host's cores copy {limit:.1} GB/s of memory"
+                "\nthis host's cores copy {limit:.1} GB/s of memory"
             ));
         }
         out
