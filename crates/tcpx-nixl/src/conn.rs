@@ -1,7 +1,10 @@
-//! A connection to another agent: what it asks is answered here, on a thread of the connection; what is
-//! asked of it is carried out by the [mover](crate::mover).
+//! A connection to another agent: how it begins and ends, and what is said on it. What this side wants of the peer is in
+//! `asking`, what the peer wants in `serving`; both run on a thread of the connection, the program's, or the
+//! [mover](crate::mover)'s.
 
-use std::collections::hash_map::Entry;
+mod asking;
+mod serving;
+
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,32 +13,24 @@ use std::task::{Context, Poll, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use tcpx::{After, Connection, Error, ErrorKind, Rights, Transfer, Window, WindowKey};
+use tcpx::{Connection, Error, ErrorKind, Transfer, WindowKey};
 
 use crate::abi::Status;
 use crate::agent::Agent;
-use crate::flight::{Advance, Direct, Flight};
+use crate::flight::Flight;
 use crate::info::AgentId;
-use crate::memory::{Hold, Staging, copy};
-use crate::message::{MOST_BYTES, MOST_NOTICE_BYTES, Message, Piece};
+use crate::memory::copy;
+use crate::message::{MOST_BYTES, Message, Piece};
 use crate::mover::{Mover, Pull};
-use crate::plan::FEW_RUNS;
+use asking::{Keys, refusal};
+use serving::{Doorway, Partial};
 
 /// How often the thread of a connection looks whether it is to end.
 const LOOK: Duration = Duration::from_secs(1);
 /// Longest wait for the first words of a peer.
 const GREETING: Duration = Duration::from_secs(10);
-/// Staging memory that a peer puts gathered pieces into.
-const SLOTS: u32 = 8;
-const SLOT_BYTES: u32 = 512 * 1024;
 /// Messages that may be under way; more wait.
 const MOST_MESSAGES: usize = 512;
-/// Windows that a peer may have open at a time.
-const MOST_WINDOWS: usize = 4096;
-/// Pieces that a peer may wait for.
-const MOST_PULLED: usize = 1 << 20;
-/// Notifications in parts that may be incomplete.
-const MOST_PARTIAL: usize = 16;
 /// The wire's own words about a notice, beside its bytes.
 const NOTICE_BYTES: usize = 32;
 
@@ -89,30 +84,6 @@ struct Events {
 struct Outbox {
     under_way: VecDeque<Transfer>,
     waiting: VecDeque<Vec<u8>>,
-}
-
-/// Windows of the peer over one of its regions.
-#[derive(Debug, Default)]
-struct Keys {
-    free: Vec<WindowKey>,
-    /// Asked for and not answered.
-    asked: usize,
-    /// There is no such region any more.
-    refused: bool,
-}
-
-/// The peer's way into memory of this agent.
-#[derive(Debug, Default)]
-struct Doorway {
-    windows: Vec<(u64, Window)>,
-    staging: Option<(Arc<Staging>, Window)>,
-}
-
-#[derive(Debug)]
-struct Partial {
-    bytes: Vec<u8>,
-    /// Bytes that are there.
-    filled: usize,
 }
 
 /// See the module's documentation.
@@ -438,170 +409,6 @@ impl Conn {
         }
     }
 
-    // Windows of the peer.
-
-    /// A window of the peer over each region, for one flight alone; `None` while some are asked for, or an
-    /// error where there is no such region.
-    pub(crate) fn take_keys(
-        &self,
-        regions: &[u64],
-    ) -> Result<Option<Vec<(u64, WindowKey)>>, Status> {
-        let mut keys = lock(&self.keys);
-        if self.is_dead() {
-            return Err(Status::REMOTE_DISCONNECT);
-        }
-        let mut missing = Vec::new();
-        for region in regions {
-            let known = keys.entry(*region).or_default();
-            if known.refused {
-                return Err(Status::NOT_FOUND);
-            }
-            if known.free.is_empty() {
-                if known.asked == 0 {
-                    known.asked += 1;
-                    missing.push(*region);
-                } else {
-                    missing.push(u64::MAX);
-                }
-            }
-        }
-        if missing.is_empty() {
-            let take = |region: &u64| {
-                let key = keys.get_mut(region)?.free.pop()?;
-                Some((*region, key))
-            };
-            return Ok(regions.iter().map(take).collect());
-        }
-        drop(keys);
-        for region in missing.into_iter().filter(|region| *region != u64::MAX) {
-            self.send(&Message::AskWindow { region });
-        }
-        Ok(None)
-    }
-
-    /// Windows that nothing uses any more.
-    pub(crate) fn give_back(&self, free: Vec<(u64, WindowKey)>) {
-        if free.is_empty() {
-            return;
-        }
-        let mut keys = lock(&self.keys);
-        for (region, key) in free {
-            if let Some(known) = keys.get_mut(&region) {
-                known.free.push(key);
-            }
-        }
-        drop(keys);
-        if self.moving.load(Ordering::Acquire) > 0 {
-            self.post(Event::Look);
-        }
-    }
-
-    /// Windows that something may still use at the peer: nothing of this side does any more.
-    pub(crate) fn close_windows(&self, keys: Vec<(u64, WindowKey)>) {
-        for (_, key) in keys {
-            if !self.is_dead() {
-                self.send(&Message::CloseWindow { window: key.window });
-            }
-        }
-    }
-
-    // Flights.
-
-    /// A flight whose bytes are counted here.
-    pub(crate) fn add_flight(self: &Arc<Self>, flight: &Arc<Flight>) {
-        flight.set_conn(self);
-        lock(&self.flights).insert(flight.id, Arc::clone(flight));
-        if self.is_dead() {
-            self.remove_flight(flight.id);
-            flight.end(Status::REMOTE_DISCONNECT);
-        }
-    }
-
-    pub(crate) fn remove_flight(&self, id: u64) {
-        lock(&self.flights).remove(&id);
-    }
-
-    fn flight(&self, id: u64) -> Option<Arc<Flight>> {
-        lock(&self.flights).get(&id).cloned()
-    }
-
-    /// So many bytes of a flight are in place. `false` if that cannot be.
-    pub(crate) fn advance(&self, flight: &Arc<Flight>, bytes: u64) -> bool {
-        match flight.advance(bytes) {
-            Advance::Going => true,
-            Advance::TooMany => false,
-            Advance::Complete => {
-                if let Some(notice) = &flight.notice {
-                    self.send_notice(notice);
-                }
-                self.remove_flight(flight.id);
-                flight.end(Status::SUCCESS);
-                true
-            }
-        }
-    }
-
-    /// Starts a flight on its poster's thread, if that needs nothing but a call or two; else the mover does it.
-    pub(crate) fn start_at_once(self: &Arc<Self>, flight: &Arc<Flight>) -> bool {
-        if self.moving.load(Ordering::Acquire) > 0 || self.is_dead() {
-            return false;
-        }
-        let plan = &flight.plan;
-        if plan.bytes == 0 {
-            self.advance(flight, 0);
-            return true;
-        }
-        if !plan.gathered.is_empty() || plan.alone.len() > FEW_RUNS {
-            return false;
-        }
-        let notice = flight.notice.as_deref().unwrap_or_default();
-        if notice.len() > MOST_BYTES - NOTICE_BYTES {
-            return false;
-        }
-        let regions: Vec<u64> = plan.remotes.iter().map(|region| region.id).collect();
-        let Ok(Some(keys)) = self.take_keys(&regions) else {
-            return false;
-        };
-        let Some(holds) = flight.holds() else {
-            return true;
-        };
-        let locals: Vec<_> = holds
-            .iter()
-            .map(|hold| hold.region(flight.token()))
-            .collect();
-        let mut batch = self.connection.batch().after(After::Nothing);
-        for run in &plan.alone {
-            let (start, len) = (run.local_offset as usize, run.len as usize);
-            let Ok(slice) = locals[run.local as usize].slice(start..start + len) else {
-                return false;
-            };
-            let key = &keys[run.remote as usize].1;
-            batch = match plan.is_write {
-                true => batch.put(slice, key, run.remote_offset),
-                false => batch.get(slice, key, run.remote_offset),
-            };
-        }
-        if flight.notice.is_some() {
-            let message = notice_part(self.agent.next_id(), notice.len(), 0, notice);
-            batch = batch.notify(&message.to_bytes());
-        }
-        match batch.start() {
-            Ok(transfer) => {
-                flight.set_direct(Direct {
-                    transfer: Arc::new(transfer),
-                    conn: Arc::clone(self),
-                    keys,
-                });
-                true
-            }
-            Err(error) => {
-                tracing::debug!("left to the mover: {error}");
-                self.give_back(keys);
-                false
-            }
-        }
-    }
-
     // What the peer says.
 
     /// What the peer says next, `None` where it says nothing for a while. `drives`: this thread makes the
@@ -661,16 +468,7 @@ impl Conn {
             } => return self.notice(id, bytes, offset, part),
             Message::AskWindow { region } => self.open_window(region)?,
             Message::Window { region, key } => self.window_came(region, key)?,
-            Message::CloseWindow { window } => {
-                let mut doorway = lock(&self.doorway);
-                let windows = std::mem::take(&mut doorway.windows);
-                let (gone, kept): (Vec<_>, Vec<_>) = windows
-                    .into_iter()
-                    .partition(|(_, open)| open.key().window == window);
-                doorway.windows = kept;
-                drop(doorway);
-                drop(gone);
-            }
+            Message::CloseWindow { window } => self.close_doors(|_, id| id == window),
             Message::AskStaging => self.open_staging()?,
             Message::Staging {
                 key,
@@ -710,301 +508,6 @@ impl Conn {
             }
         }
         Ok(())
-    }
-
-    fn notice(&self, id: u64, bytes: u64, offset: u64, part: &[u8]) -> Result<(), &'static str> {
-        let (Ok(bytes), Ok(offset)) = (usize::try_from(bytes), usize::try_from(offset)) else {
-            return Err("a notification is too long");
-        };
-        if bytes > MOST_NOTICE_BYTES {
-            return Err("a notification is too long");
-        }
-        if part.len() == bytes && offset == 0 {
-            self.agent.push_notice(&self.peer(), part.to_vec());
-            return Ok(());
-        }
-        let mut partial = lock(&self.partial);
-        if partial.len() >= MOST_PARTIAL && !partial.contains_key(&id) {
-            return Err("too many notifications are incomplete");
-        }
-        let whole = partial.entry(id).or_insert_with(|| Partial {
-            bytes: vec![0; bytes],
-            filled: 0,
-        });
-        let end = offset.checked_add(part.len());
-        let place = end.and_then(|end| whole.bytes.get_mut(offset..end));
-        place
-            .ok_or("a part does not fit in its notification")?
-            .copy_from_slice(part);
-        whole.filled += part.len();
-        if whole.filled >= whole.bytes.len()
-            && let Some(whole) = partial.remove(&id)
-        {
-            drop(partial);
-            self.agent.push_notice(&self.peer(), whole.bytes);
-        }
-        Ok(())
-    }
-
-    fn open_window(&self, region: u64) -> Result<(), &'static str> {
-        let key = self.agent.region(region).and_then(|memory| {
-            let hold = Arc::new(memory.hold()?);
-            let exposed = hold.region(Arc::new(()));
-            let opened = self.connection.expose(exposed.all(), Rights::GetAndPut);
-            match opened {
-                Ok(window) => {
-                    let key = window.key();
-                    lock(&self.doorway).windows.push((region, window));
-                    Some(key)
-                }
-                Err(error) => {
-                    tracing::error!("no window for {}: {error}", self.peer_text());
-                    None
-                }
-            }
-        });
-        if lock(&self.doorway).windows.len() > MOST_WINDOWS {
-            return Err("it asks for too many windows");
-        }
-        if key.is_some() && self.agent.region(region).is_none() {
-            // It was deregistered meanwhile.
-            self.revoke(region);
-        }
-        self.send(&Message::Window { region, key });
-        Ok(())
-    }
-
-    fn window_came(&self, region: u64, key: Option<WindowKey>) -> Result<(), &'static str> {
-        let mut keys = lock(&self.keys);
-        let known = keys.get_mut(&region).filter(|known| known.asked > 0);
-        let known = known.ok_or("a window came that was not asked for")?;
-        known.asked -= 1;
-        match key {
-            Some(key) => known.free.push(key),
-            None => known.refused = true,
-        }
-        drop(keys);
-        self.post(Event::Look);
-        Ok(())
-    }
-
-    /// The peer may not touch the region any more.
-    pub(crate) fn revoke(&self, region: u64) {
-        let mut doorway = lock(&self.doorway);
-        let windows = std::mem::take(&mut doorway.windows);
-        let (gone, kept): (Vec<_>, Vec<_>) = windows.into_iter().partition(|(id, _)| *id == region);
-        doorway.windows = kept;
-        drop(doorway);
-        drop(gone);
-    }
-
-    fn open_staging(&self) -> Result<(), &'static str> {
-        let mut doorway = lock(&self.doorway);
-        if doorway.staging.is_some() {
-            return Err("it asks for staging memory twice");
-        }
-        let staging =
-            Staging::new((SLOTS * SLOT_BYTES) as usize).ok_or("no memory for staging is left")?;
-        let opened = self.connection.expose(staging.region().all(), Rights::Put);
-        let window = opened.map_err(|_| "the connection is over")?;
-        let key = window.key();
-        doorway.staging = Some((staging, window));
-        drop(doorway);
-        self.send(&Message::Staging {
-            key,
-            slots: SLOTS,
-            slot_bytes: SLOT_BYTES,
-        });
-        Ok(())
-    }
-
-    /// Runs `read` with the address of what a slot of the staging memory holds.
-    fn with_slot<R>(
-        &self,
-        slot: u32,
-        pieces: &[Piece],
-        read: impl FnOnce(*const u8) -> R,
-    ) -> Result<R, &'static str> {
-        let staging = {
-            let doorway = lock(&self.doorway);
-            let staging = doorway.staging.as_ref();
-            staging.map(|(staging, _)| Arc::clone(staging))
-        };
-        let staging = staging.ok_or("it names a slot without staging memory")?;
-        let len = bytes_of(pieces);
-        if slot >= SLOTS || len > u64::from(SLOT_BYTES) {
-            return Err("it names a slot that there is not");
-        }
-        let offset = slot as usize * SLOT_BYTES as usize;
-        let part = staging.part(offset, len as usize);
-        Ok(read(part.ok_or("it names a slot that there is not")?))
-    }
-
-    /// Bytes of the peer for memory of this agent.
-    fn pushed(&self, transfer: u64, pieces: &[Piece], slot: u32) -> Result<(), &'static str> {
-        let status = self.with_slot(slot, pieces, |from| self.apply(pieces, from))?;
-        self.send(&Message::Applied {
-            transfer,
-            slot,
-            bytes: bytes_of(pieces),
-            status: status.0,
-        });
-        Ok(())
-    }
-
-    /// Puts bytes in place, all of them or none. `from` is valid for the sum of the pieces.
-    fn apply(&self, pieces: &[Piece], from: *const u8) -> Status {
-        let mut holds = HeldRegions::default();
-        let mut places = Vec::with_capacity(pieces.len());
-        for piece in pieces {
-            let Some(hold) = holds.of(&self.agent, piece.what) else {
-                return Status::NOT_FOUND;
-            };
-            let Some(place) = hold.host_piece(piece.offset, piece.len as usize) else {
-                tracing::error!(
-                    "agent {} wrote outside of registered memory; nothing was written",
-                    self.peer_text()
-                );
-                return Status::INVALID_PARAM;
-            };
-            places.push(place);
-        }
-        let mut at = 0;
-        for (piece, place) in pieces.iter().zip(places) {
-            let len = piece.len as usize;
-            // SAFETY: the place lies in memory that is held, and the source has bytes for the sum of all pieces.
-            unsafe { copy(from.add(at), place, len) };
-            at += len;
-        }
-        Status::SUCCESS
-    }
-
-    /// Bytes that this side asked for.
-    fn answered(&self, transfer: u64, pieces: &[Piece], slot: u32) -> Result<(), &'static str> {
-        let flight = self.flight(transfer);
-        let placed = self.with_slot(slot, pieces, |from| {
-            let Some(flight) = &flight else {
-                // It was released meanwhile.
-                return Ok(());
-            };
-            let placed = flight.with_memory(|holds| {
-                let mut places = Vec::with_capacity(pieces.len());
-                for piece in pieces {
-                    let run = usize::try_from(piece.what)
-                        .ok()
-                        .and_then(|what| flight.plan.gathered.get(what))
-                        .ok_or("an answer names a piece that there is not")?;
-                    let len = u64::from(piece.len);
-                    let fits = piece
-                        .offset
-                        .checked_add(len)
-                        .is_some_and(|end| end <= run.len);
-                    let place = holds[run.local as usize]
-                        .host_piece(run.local_offset.wrapping_add(piece.offset), len as usize);
-                    match place {
-                        Some(place) if fits => places.push((place, len as usize)),
-                        _ => return Err("an answer does not fit in its piece"),
-                    }
-                }
-                let mut at = 0;
-                for (place, len) in places {
-                    // SAFETY: the place lies in memory that is held, and the source has bytes for the sum of all
-                    // pieces.
-                    unsafe { copy(from.add(at), place, len) };
-                    at += len;
-                }
-                Ok(())
-            });
-            placed.unwrap_or(Ok(()))
-        })?;
-        placed?;
-        self.send(&Message::SlotFree { slot });
-        if let Some(flight) = flight {
-            if !self.advance(&flight, bytes_of(pieces)) {
-                return Err("it answered more than was asked");
-            }
-            if flight.is_over() {
-                self.remove_flight(transfer);
-            } else if self.moving.load(Ordering::Acquire) > 0 {
-                self.post(Event::Look);
-            }
-        }
-        Ok(())
-    }
-
-    fn applied(
-        &self,
-        transfer: u64,
-        slot: u32,
-        bytes: u64,
-        status: i32,
-    ) -> Result<(), &'static str> {
-        self.post(Event::SlotFree(slot));
-        let Some(flight) = self.flight(transfer) else {
-            return Ok(());
-        };
-        if status != 0 {
-            self.remove_flight(transfer);
-            flight.end(refusal(status));
-            return Ok(());
-        }
-        if flight.is_over() {
-            self.remove_flight(transfer);
-            return Ok(());
-        }
-        match self.advance(&flight, bytes) {
-            true => Ok(()),
-            false => Err("it answered more than was asked"),
-        }
-    }
-
-    /// The peer wants bytes of memory of this agent.
-    fn pull(
-        self: &Arc<Self>,
-        transfer: u64,
-        first: u64,
-        pieces: Vec<Piece>,
-    ) -> Result<(), &'static str> {
-        let mut holds = HeldRegions::default();
-        let mut status = Status::SUCCESS;
-        for piece in &pieces {
-            match holds.of(&self.agent, piece.what) {
-                None => status = Status::NOT_FOUND,
-                Some(hold) if hold.host_piece(piece.offset, piece.len as usize).is_none() => {
-                    status = Status::INVALID_PARAM;
-                }
-                Some(_) => {}
-            }
-        }
-        if status != Status::SUCCESS {
-            tracing::error!(
-                "agent {} wanted what is not registered memory; nothing was sent",
-                self.peer_text()
-            );
-            self.send(&Message::PullFailed {
-                transfer,
-                status: status.0,
-            });
-            return Ok(());
-        }
-        let waiting = self.pulled.fetch_add(pieces.len(), Ordering::AcqRel);
-        if waiting + pieces.len() > MOST_PULLED {
-            return Err("it wants too many pieces at a time");
-        }
-        self.post(Event::Pull(Pull {
-            transfer,
-            first,
-            pieces,
-            holds: holds.0,
-            next: 0,
-            offset: 0,
-        }));
-        Ok(())
-    }
-
-    /// A pull of so many pieces is over.
-    pub(crate) fn pull_ended(&self, pieces: usize) {
-        self.pulled.fetch_sub(pieces, Ordering::AcqRel);
     }
 
     /// Wakes the mover when a transfer of the engine ends.
@@ -1057,32 +560,21 @@ impl Outbox {
     }
 }
 
-/// Regions of this agent that a message names, held.
-#[derive(Debug, Default)]
-pub(crate) struct HeldRegions(pub(crate) HashMap<u64, Arc<Hold>>);
-
-impl HeldRegions {
-    fn of(&mut self, agent: &Agent, id: u64) -> Option<&Arc<Hold>> {
-        match self.0.entry(id) {
-            Entry::Occupied(held) => Some(held.into_mut()),
-            Entry::Vacant(place) => {
-                let hold = agent.region(id)?.hold()?;
-                Some(place.insert(Arc::new(hold)))
-            }
-        }
-    }
-}
-
 fn bytes_of(pieces: &[Piece]) -> u64 {
     pieces.iter().map(|piece| u64::from(piece.len)).sum()
 }
 
-/// A status that a peer named: it is never a success.
-fn refusal(status: i32) -> Status {
-    match Status(status) {
-        Status::NOT_FOUND => Status::NOT_FOUND,
-        Status::INVALID_PARAM => Status::INVALID_PARAM,
-        _ => Status::BACKEND,
+/// Puts what a slot holds into the places of its pieces.
+///
+/// # Safety
+/// Each place is valid for as many bytes as its piece has, and `from` for the sum of them.
+unsafe fn scatter(from: *const u8, pieces: &[Piece], places: &[*mut u8]) {
+    let mut at = 0;
+    for (piece, place) in pieces.iter().zip(places) {
+        let len = piece.len as usize;
+        // SAFETY: as the caller says.
+        unsafe { copy(from.add(at), *place, len) };
+        at += len;
     }
 }
 

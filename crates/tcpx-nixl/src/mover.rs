@@ -35,8 +35,23 @@ pub(crate) struct Pull {
     pub(crate) first: u64,
     pub(crate) pieces: Vec<Piece>,
     pub(crate) holds: HashMap<u64, Arc<Hold>>,
-    pub(crate) next: usize,
-    pub(crate) offset: u64,
+    pub(crate) done: Cursor,
+}
+
+/// How far a list of pieces is: the next one, and the bytes of it that are done.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Cursor {
+    next: usize,
+    offset: u64,
+}
+
+/// A piece that is gathered: its bytes, and how the peer knows where they go.
+struct Gathered<'a> {
+    hold: &'a Hold,
+    at: u64,
+    len: u64,
+    what: u64,
+    to: u64,
 }
 
 /// A flight that is under way.
@@ -48,8 +63,7 @@ struct Active {
     /// Windows of the peer, for the runs that go alone.
     keys: Vec<(u64, WindowKey)>,
     next_alone: usize,
-    next_gathered: usize,
-    gathered_offset: u64,
+    gathered: Cursor,
     /// Transfers of the engine that are under way.
     running: usize,
     /// Bytes of gathered runs that the peer was asked for.
@@ -101,8 +115,6 @@ enum Turn {
     Went,
     /// Something must happen first.
     Waits,
-    /// All of it was started.
-    Done,
 }
 
 impl Mover {
@@ -181,15 +193,13 @@ impl Mover {
                 }
             }
             if let Some(mut pull) = self.pulls.pop_front() {
-                match self.answer(&mut pull) {
-                    Turn::Done => {
-                        self.conn.pull_ended(pull.pieces.len());
-                        went = true;
-                    }
-                    turn => {
-                        went |= turn == Turn::Went;
-                        self.pulls.push_front(pull);
-                    }
+                if pull.done.next == pull.pieces.len() {
+                    self.conn.pull_ended(pull.pieces.len());
+                    went = true;
+                } else {
+                    // An error has ended the connection.
+                    went |= self.answer(&mut pull) == Ok(Turn::Went);
+                    self.pulls.push_front(pull);
                 }
             }
             if !went {
@@ -214,8 +224,7 @@ impl Mover {
             locals: HashMap::new(),
             keys: Vec::new(),
             next_alone: 0,
-            next_gathered: 0,
-            gathered_offset: 0,
+            gathered: Cursor::default(),
             running: 0,
             pulled: 0,
         });
@@ -228,7 +237,7 @@ impl Mover {
         }
         active.flight.is_over()
             || (active.next_alone == active.flight.plan.alone.len()
-                && active.next_gathered == active.flight.plan.gathered.len())
+                && active.gathered.next == active.flight.plan.gathered.len())
     }
 
     fn finish(&self, active: Active) {
@@ -259,13 +268,15 @@ impl Mover {
                 }
             }
         }
-        if active.next_gathered < active.flight.plan.gathered.len() {
+        if active.gathered.next < active.flight.plan.gathered.len() {
             let other = match active.flight.plan.is_write {
                 true => self.push(active),
                 false => self.pull(active),
             };
-            if other == Turn::Went {
-                turn = Turn::Went;
+            match other {
+                Ok(Turn::Went) => turn = Turn::Went,
+                Ok(_) => {}
+                Err(status) => active.flight.end(status),
             }
         }
         turn
@@ -428,37 +439,76 @@ impl Mover {
         self.out.as_mut()?.free.pop()
     }
 
-    /// Sends a slot that was filled, and the message that says what it holds.
-    fn send_slot(&mut self, slot: u32, bytes: usize, message: &Message<'_>) -> Result<(), Status> {
-        let Some(out) = &mut self.out else {
-            return Err(Status::BACKEND);
+    /// Fills a slot with the pieces that `piece` numbers, from `done` on, and sends it with the message that says
+    /// where they go.
+    fn gather<'a>(
+        &mut self,
+        transfer: u64,
+        is_answer: bool,
+        done: &mut Cursor,
+        piece: impl Fn(usize) -> Option<Gathered<'a>>,
+    ) -> Result<Turn, Status> {
+        let Some(slot) = self.take_slot() else {
+            return Ok(Turn::Waits);
         };
+        let out = self.out.as_mut().ok_or(Status::BACKEND)?;
         let start = slot as usize * out.slot_bytes;
-        let slice = out.region.slice(start..start + bytes);
+        let mut now = *done;
+        let mut pieces = Vec::new();
+        let mut filled = 0;
+        while pieces.len() < MOST_PIECES
+            && filled < out.slot_bytes
+            && let Some(one) = piece(now.next)
+        {
+            let len = (one.len - now.offset).min((out.slot_bytes - filled) as u64) as usize;
+            let from = one.hold.host_piece(one.at + now.offset, len);
+            let to = out.source.part(start + filled, len);
+            if let (Some(from), Some(to)) = (from, to) {
+                // SAFETY: the source is held, and the slot is this thread's until it is sent.
+                unsafe { copy(from, to, len) };
+            }
+            pieces.push(Piece {
+                what: one.what,
+                offset: one.to + now.offset,
+                len: len as u32,
+            });
+            filled += len;
+            now.offset += len as u64;
+            if now.offset == one.len {
+                now = Cursor {
+                    next: now.next + 1,
+                    offset: 0,
+                };
+            }
+        }
+        let message = Message::Push {
+            transfer,
+            is_answer,
+            slot,
+            pieces,
+        };
+        let slice = out.region.slice(start..start + filled);
         let slice = slice.map_err(|_| Status::BACKEND)?;
-        let started = self
-            .conn
-            .connection()
-            .put(slice, &out.key, start as u64)
-            .notify(&message.to_bytes())
-            .start();
-        match started {
+        let connection = self.conn.connection();
+        let put = connection.put(slice, &out.key, start as u64);
+        match put.notify(&message.to_bytes()).start() {
             Ok(transfer) => {
                 out.busy[slot as usize] = (true, true);
+                *done = now;
                 self.watch(Running {
                     transfer: Arc::new(transfer),
                     flight: None,
                     runs: 0,
                     slot: Some(slot),
                 });
-                Ok(())
+                Ok(Turn::Went)
             }
             Err(error) => {
                 out.free.push(slot);
                 match error {
                     Error::Request { .. } => {
                         self.has_no_room = true;
-                        Err(Status::IN_PROGRESS)
+                        Ok(Turn::Waits)
                     }
                     error => Err(self.conn.failed(&error)),
                 }
@@ -466,92 +516,62 @@ impl Mover {
         }
     }
 
-    /// Fills a slot with pieces of a write.
-    fn push(&mut self, active: &mut Active) -> Turn {
+    /// Sends pieces of a write.
+    fn push(&mut self, active: &mut Active) -> Result<Turn, Status> {
         let Some(holds) = active.flight.holds() else {
-            return Turn::Waits;
-        };
-        let Some(slot) = self.take_slot() else {
-            return Turn::Waits;
+            return Ok(Turn::Waits);
         };
         let plan = Arc::clone(&active.flight.plan);
-        let (mut next, mut offset) = (active.next_gathered, active.gathered_offset);
-        let mut pieces = Vec::new();
-        let mut filled = 0;
-        if let Some(out) = &self.out {
-            while pieces.len() < MOST_PIECES
-                && filled < out.slot_bytes
-                && let Some(run) = plan.gathered.get(next)
-            {
-                let room = (out.slot_bytes - filled) as u64;
-                let len = (run.len - offset).min(room) as usize;
-                let from = holds[run.local as usize].host_piece(run.local_offset + offset, len);
-                let to = out
-                    .source
-                    .part(slot as usize * out.slot_bytes + filled, len);
-                if let (Some(from), Some(to)) = (from, to) {
-                    // SAFETY: the source is held, and the slot is this thread's until it is sent.
-                    unsafe { copy(from, to, len) };
-                }
-                pieces.push(Piece {
-                    what: plan.remotes[run.remote as usize].id,
-                    offset: run.remote_offset + offset,
-                    len: len as u32,
-                });
-                filled += len;
-                offset += len as u64;
-                if offset == run.len {
-                    next += 1;
-                    offset = 0;
-                }
-            }
-        }
-        let message = Message::Push {
-            transfer: active.flight.id,
-            is_answer: false,
-            slot,
-            pieces,
-        };
-        match self.send_slot(slot, filled, &message) {
-            Ok(()) => {
-                active.next_gathered = next;
-                active.gathered_offset = offset;
-                Turn::Went
-            }
-            Err(Status::IN_PROGRESS) => Turn::Waits,
-            Err(status) => {
-                active.flight.end(status);
-                Turn::Waits
-            }
-        }
+        self.gather(active.flight.id, false, &mut active.gathered, |number| {
+            let run = plan.gathered.get(number)?;
+            Some(Gathered {
+                hold: &holds[run.local as usize],
+                at: run.local_offset,
+                len: run.len,
+                what: plan.remotes[run.remote as usize].id,
+                to: run.remote_offset,
+            })
+        })
+    }
+
+    /// Sends pieces that the peer wants.
+    fn answer(&mut self, pull: &mut Pull) -> Result<Turn, Status> {
+        let (pieces, holds, first) = (&pull.pieces, &pull.holds, pull.first);
+        self.gather(pull.transfer, true, &mut pull.done, |number| {
+            let piece = pieces.get(number)?;
+            Some(Gathered {
+                hold: holds.get(&piece.what)?,
+                at: piece.offset,
+                len: piece.len.into(),
+                what: first + number as u64,
+                to: 0,
+            })
+        })
     }
 
     /// Asks for pieces of a read.
-    fn pull(&self, active: &mut Active) -> Turn {
+    fn pull(&self, active: &mut Active) -> Result<Turn, Status> {
         let plan = &active.flight.plan;
         let come = plan.bytes - active.flight.left();
         if active.pulled >= come.saturating_add(PULL_AHEAD) {
-            return Turn::Waits;
+            return Ok(Turn::Waits);
         }
-        let first = active.next_gathered;
+        let first = active.gathered.next;
         let mut pieces = Vec::new();
         let mut bytes = 0;
         while pieces.len() < MOST_PIECES
             && bytes < PULL_AHEAD / 2
-            && let Some(run) = plan.gathered.get(active.next_gathered)
+            && let Some(run) = plan.gathered.get(active.gathered.next)
         {
             // Longer ones go alone, but for those whose destinations overlap.
-            let Ok(len) = u32::try_from(run.len) else {
-                active.flight.end(Status::INVALID_PARAM);
-                return Turn::Waits;
-            };
+            let len = u32::try_from(run.len).map_err(|_| Status::INVALID_PARAM)?;
             pieces.push(Piece {
                 what: plan.remotes[run.remote as usize].id,
                 offset: run.remote_offset,
                 len,
             });
             bytes += run.len;
-            active.next_gathered += 1;
+            active.gathered.next += 1;
         }
         active.pulled += bytes;
         self.conn.send(&Message::Pull {
@@ -559,63 +579,7 @@ impl Mover {
             first: first as u64,
             pieces,
         });
-        Turn::Went
-    }
-
-    /// Fills a slot with pieces that the peer wants.
-    fn answer(&mut self, pull: &mut Pull) -> Turn {
-        if pull.next == pull.pieces.len() {
-            return Turn::Done;
-        }
-        let Some(slot) = self.take_slot() else {
-            return Turn::Waits;
-        };
-        let (mut next, mut offset) = (pull.next, pull.offset);
-        let mut pieces = Vec::new();
-        let mut filled = 0;
-        if let Some(out) = &self.out {
-            while pieces.len() < MOST_PIECES
-                && filled < out.slot_bytes
-                && let Some(piece) = pull.pieces.get(next)
-            {
-                let room = (out.slot_bytes - filled) as u64;
-                let len = (u64::from(piece.len) - offset).min(room) as usize;
-                let hold = pull.holds.get(&piece.what);
-                let from = hold.and_then(|hold| hold.host_piece(piece.offset + offset, len));
-                let to = out
-                    .source
-                    .part(slot as usize * out.slot_bytes + filled, len);
-                if let (Some(from), Some(to)) = (from, to) {
-                    // SAFETY: the source is held, and the slot is this thread's until it is sent.
-                    unsafe { copy(from, to, len) };
-                }
-                pieces.push(Piece {
-                    what: pull.first + next as u64,
-                    offset,
-                    len: len as u32,
-                });
-                filled += len;
-                offset += len as u64;
-                if offset == u64::from(piece.len) {
-                    next += 1;
-                    offset = 0;
-                }
-            }
-        }
-        let message = Message::Push {
-            transfer: pull.transfer,
-            is_answer: true,
-            slot,
-            pieces,
-        };
-        match self.send_slot(slot, filled, &message) {
-            Ok(()) => {
-                pull.next = next;
-                pull.offset = offset;
-                Turn::Went
-            }
-            Err(_) => Turn::Waits,
-        }
+        Ok(Turn::Went)
     }
 }
 
