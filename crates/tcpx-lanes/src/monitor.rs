@@ -221,9 +221,11 @@ mod tests {
 
     impl Watched for Told {
         fn look(&mut self) -> Look {
+            // What is told after this look was seen is for the next one.
+            let told = self.1.try_recv().unwrap_or(Look::Asleep);
             // The test may be over.
             let _ = self.0.send(());
-            self.1.try_recv().unwrap_or(Look::Asleep)
+            told
         }
     }
 
