@@ -1,4 +1,4 @@
-/* One thread makes the progress of both ends of a connection, and waits on their descriptors in between.
+/* One thread makes the progress of both ends of an encrypted connection, and waits on their descriptors in between.
  *
  *   manual
  */
@@ -28,6 +28,7 @@ static void *connect_there(void *word)
     struct dial *dial = word;
     tcpx_options options = {0};
     options.key = dial->key;
+    options.encrypt = 1;
     options.progress = TCPX_PROGRESS_MANUAL;
     WORKS(tcpx_connect(dial->address, &options, &dial->made));
     return NULL;
@@ -72,6 +73,7 @@ int main(void)
     for (size_t i = 0; i < BYTES; i++)
         bytes[i] = (char)(i * 2654435761u >> 13);
     options.progress = TCPX_PROGRESS_MANUAL;
+    options.encrypt = 1;
     WORKS(tcpx_endpoint_listen("127.0.0.1:0", &options, &endpoint));
     WORKS(tcpx_endpoint_address(endpoint, dial.address, sizeof dial.address, NULL));
     WORKS(tcpx_endpoint_key(endpoint, dial.key, sizeof dial.key, NULL));

@@ -302,6 +302,10 @@ typedef struct tcpx_options {
      */
     int insecure;
     /**
+     * Not 0: payload is encrypted, which both sides must ask for; control always is where there is a key.
+     */
+    int encrypt;
+    /**
      * What this side moves: TCPX_MEMORY_HOST, or TCPX_MEMORY_CUDA, which moves host memory too.
      */
     int memory;
@@ -338,6 +342,10 @@ typedef struct tcpx_options {
      * A TCPX_PROGRESS_ number.
      */
     int progress;
+    /**
+     * Zeros.
+     */
+    int reserved0;
     /**
      * Zeros.
      */

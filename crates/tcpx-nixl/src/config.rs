@@ -35,6 +35,11 @@ const LANES: Setting = Setting {
     variables: &["UCCL_TCPX_NUM_CHANNELS"],
 };
 
+const ENCRYPT: Setting = Setting {
+    parameter: "encrypt",
+    variables: &["TCPX_ENCRYPT"],
+};
+
 /// Longest time that a transfer may stand still while its peer lives.
 const STALL: Duration = Duration::from_secs(300);
 /// A key file longer than this is not one, in bytes.
@@ -68,6 +73,8 @@ pub(crate) struct Config {
     pub(crate) port: u16,
     pub(crate) interfaces: Option<String>,
     pub(crate) lanes: u16,
+    /// Payload is encrypted; every agent must say so.
+    pub(crate) encrypt: bool,
 }
 
 impl Config {
@@ -87,7 +94,7 @@ impl Config {
                 .find(|text| !text.trim().is_empty())
         };
         for (name, _) in parameters {
-            if ![&KEY, &KEY_FILE, &PORT, &INTERFACES, &LANES]
+            if ![&KEY, &KEY_FILE, &PORT, &INTERFACES, &LANES, &ENCRYPT]
                 .iter()
                 .any(|setting| setting.parameter == name)
             {
@@ -126,6 +133,21 @@ impl Config {
                 arrived: text.clone(),
             });
         }
+        let encrypt = match given(&ENCRYPT)
+            .map(|text| text.trim().to_lowercase())
+            .as_deref()
+        {
+            None | Some("0" | "n" | "no" | "f" | "false" | "off") => false,
+            Some("1" | "y" | "yes" | "t" | "true" | "on") => true,
+            // Whoever asks for it must not get less in silence.
+            Some(other) => {
+                return Err(ConfigError::Setting {
+                    from: "the parameter encrypt or TCPX_ENCRYPT",
+                    expected: "1 or 0",
+                    arrived: other.to_owned(),
+                });
+            }
+        };
         Ok(Self {
             shared_key,
             listener_key,
@@ -140,6 +162,7 @@ impl Config {
                 "the parameter lanes or UCCL_TCPX_NUM_CHANNELS",
                 "a number of lanes, 0 for automatic",
             )?,
+            encrypt,
         })
     }
 
@@ -150,6 +173,7 @@ impl Config {
             (&INTERFACES, ""),
             (&LANES, "0"),
             (&KEY_FILE, ""),
+            (&ENCRYPT, "0"),
         ]
         .into_iter()
         .map(|(setting, value)| (setting.parameter.to_owned(), value.to_owned()))
@@ -165,6 +189,7 @@ impl Config {
         });
         let mut options = Options::new(std::sync::Arc::new(network), auth);
         options.gpu = gpu;
+        options.encrypt = self.encrypt;
         // A dead peer is noticed by the connection; a transfer may wait long behind others of its own.
         options.deadlines.stall = STALL;
         options
@@ -234,6 +259,15 @@ mod tests {
         );
         let config = read(&[("port", "")], &[("TCPX_NIXL_PORT", "8")]).unwrap();
         assert_eq!(config.port, 8);
+    }
+
+    #[test]
+    fn who_asks_for_encryption_gets_it_or_an_error() {
+        let encrypts = |text: &str| read(&[], &[("TCPX_ENCRYPT", text)]).map(|it| it.encrypt);
+        assert!(encrypts("1").unwrap() && encrypts("True").unwrap());
+        assert!(!encrypts("0").unwrap() && !encrypts("").unwrap());
+        let refused = encrypts("aes").unwrap_err().to_string();
+        assert!(refused.contains("TCPX_ENCRYPT"), "{refused}");
     }
 
     #[test]

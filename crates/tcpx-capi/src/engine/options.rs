@@ -21,7 +21,7 @@ pub(super) unsafe fn connection_options(
     let Some(given) = (unsafe { options.as_ref() }) else {
         return Ok(Options::tcp(auth()?));
     };
-    if given.reserved != [0; 8] {
+    if given.reserved0 != 0 || given.reserved != [0; 8] {
         return Err(not_zero("tcpx_options"));
     }
     let auth = match (given.key.is_null(), given.insecure != 0) {
@@ -42,6 +42,7 @@ pub(super) unsafe fn connection_options(
         TCPX_MEMORY_CUDA => Some(gpu(given.device)?),
         other => return Err(no_such("memory", other)),
     };
+    made.encrypt = given.encrypt != 0;
     made.progress = match given.progress {
         TCPX_PROGRESS_BACKGROUND => ProgressMode::Background,
         TCPX_PROGRESS_MANUAL => ProgressMode::Manual,

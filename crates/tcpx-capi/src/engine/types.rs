@@ -80,6 +80,8 @@ pub struct tcpx_options {
     pub key: *const c_char,
     /// Not 0: no key. Whoever reaches the port may connect.
     pub insecure: c_int,
+    /// Not 0: payload is encrypted, which both sides must ask for; control always is where there is a key.
+    pub encrypt: c_int,
     /// What this side moves: TCPX_MEMORY_HOST, or TCPX_MEMORY_CUDA, which moves host memory too.
     pub memory: c_int,
     /// The CUDA device, for TCPX_MEMORY_CUDA.
@@ -99,6 +101,8 @@ pub struct tcpx_options {
     pub one_time: c_int,
     /// A TCPX_PROGRESS_ number.
     pub progress: c_int,
+    /// Zeros.
+    pub reserved0: c_int,
     /// Zeros.
     pub reserved: [u64; 8],
 }
