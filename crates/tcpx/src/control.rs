@@ -93,6 +93,8 @@ pub(crate) struct Control {
     heard: bool,
     /// The last read took all that there was.
     drained: bool,
+    /// [`Control::receive`] had nothing more to give.
+    is_empty: bool,
     /// What goes to the peer.
     log: FrameLog,
     /// The beginning of that, sealed; the socket has taken it up to `taken`.
@@ -136,6 +138,7 @@ impl Control {
             asks: Asks::Always,
             heard: false,
             drained: false,
+            is_empty: false,
             log: FrameLog::new(resumable),
             sealed: Vec::new(),
             taken: 0,
@@ -151,6 +154,12 @@ impl Control {
 
     /// The next frame, or `None` when the peer has sent nothing complete.
     pub(crate) fn receive(&mut self) -> Result<Option<Frame>, ControlEnd> {
+        let received = self.next_frame();
+        self.is_empty = matches!(received, Ok(None));
+        received
+    }
+
+    fn next_frame(&mut self) -> Result<Option<Frame>, ControlEnd> {
         if self.away {
             return Ok(None);
         }
@@ -261,6 +270,11 @@ impl Control {
     /// Has the next payload that comes in a frame use this buffer.
     pub(crate) fn use_again(&mut self, payload: Vec<u8>) {
         self.decoder.use_again(payload);
+    }
+
+    /// Everything that had come was read and taken.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.is_empty && self.ahead.is_none()
     }
 
     /// Asks the socket again, whatever the last read has found.

@@ -254,8 +254,12 @@ impl Core {
             self.pace.looks_again(busy | again);
             again |= self.push_out();
             busy |= again;
-            if !again {
-                self.look_at_fence();
+            // A thread that waits looks for what it waits for before the next round.
+            let seen = self.pace.is_driven() && self.control.is_drained() && !self.is_moving();
+            if !again || seen {
+                if !again {
+                    self.look_at_fence();
+                }
                 more = false;
                 break;
             }

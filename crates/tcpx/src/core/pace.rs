@@ -50,6 +50,10 @@ impl Pace {
         self.driven = driven;
     }
 
+    pub(super) fn is_driven(&self) -> bool {
+        self.driven
+    }
+
     /// Whether the turn goes on, or another one follows it.
     pub(super) fn looks_again(&mut self, again: bool) {
         self.looks_again = again;
