@@ -214,7 +214,7 @@ pub struct tcpx_statistics {
     pub reserved: [u64; 6],
 }
 
-const _: () = assert!(size_of::<tcpx_options>() == 48 + 64);
+const _: () = assert!(size_of::<tcpx_options>() == 56 + 64);
 const _: () = assert!(size_of::<tcpx_transfer_options>() == 40 + 32);
 const _: () = assert!(size_of::<tcpx_piece>() == 56);
 const _: () = assert!(size_of::<tcpx_report>() == 64);
