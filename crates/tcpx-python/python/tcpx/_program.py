@@ -31,7 +31,8 @@ def nccl_env() -> dict[str, str]:
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     if answer.returncode != 0:
         raise OSError(f"{' '.join(command)} failed: {answer.stderr.strip()}")
-    variables = {one["name"]: one["value"] for one in json.loads(answer.stdout)}
+    told = json.loads(answer.stdout)["variables"]
+    variables = {one["name"]: one["value"] for one in told}
     return {
         name: value
         for name, value in variables.items()
