@@ -477,14 +477,13 @@ pub fn wait_any<T: Borrow<Transfer>>(transfers: &mut [T], timeout: Duration) -> 
         while ended().is_none()
             && let Some(left) = left()
         {
-            let mut by_hand = all().filter(|one| one.connection.0.progress_if_manual());
-            match by_hand.any(|_| ended().is_some()) {
-                true => break,
-                // None of them, or all have been looked at.
-                false if all().any(|one| one.connection.0.progress_owner.is_manual()) => {
-                    std::thread::park_timeout(left.min(MANUAL_PAUSE));
-                }
-                false => std::thread::park_timeout(left),
+            let by_hand = all().filter(|one| one.connection.0.progress_if_manual());
+            let pause = match by_hand.count() {
+                0 => left,
+                _ => left.min(MANUAL_PAUSE),
+            };
+            if ended().is_none() {
+                std::thread::park_timeout(pause);
             }
         }
     }
