@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 
-SIZES = {"64KiB": 64 << 10, "128KiB": 128 << 10, "512KiB": 512 << 10, "4MiB": 4 << 20}
+SIZES = {"64KiB": 64 << 10, "128KiB": 128 << 10, "256KiB": 256 << 10, "512KiB": 512 << 10, "4MiB": 4 << 20}
 
 
 class Driver:

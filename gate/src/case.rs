@@ -112,8 +112,8 @@ pub(crate) enum Part {
 pub(crate) enum PluginPart {
     /// Listen for so many pairs of comms; the answer holds a handle for each.
     Listen { comms: usize },
-    /// Accept them, and connect back through these handles.
-    Accept { back: Vec<Vec<u8>> },
+    /// Accept them, and connect back through these handles, each comm with so many bytes of memory.
+    Accept { back: Vec<Vec<u8>>, bytes: usize },
     /// Take part in a measurement.
     Measure {
         size: usize,

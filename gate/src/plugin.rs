@@ -19,8 +19,8 @@ const VARIABLE: &str = "TCPX_GATE_PLUGIN";
 const HANDLE_BYTES: usize = 128;
 const TAG: c_int = 1;
 const HOST: c_int = 1;
-/// Bytes of the largest message that is received.
-const LARGEST: usize = 16 << 20;
+/// Bytes of the piece that fills a comm's memory, over and over.
+const PIECE_BYTES: usize = 64 << 10;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 type Opaque = *mut c_void;
@@ -59,16 +59,20 @@ impl Table {
     }
 }
 
-/// A comm with registered memory.
+/// A comm with registered memory, and the place in it for each message in flight, as NCCL has them.
 struct Comm {
     comm: Opaque,
     memory: Opaque,
     data: Vec<u8>,
+    posted: usize,
 }
 
 impl Comm {
     fn register(table: Table, comm: Opaque, bytes: usize) -> Result<Self> {
-        let mut data = vec![0; bytes];
+        // Memory that was only read would be one page of zeros, whose lending says nothing.
+        let mut piece = vec![0; PIECE_BYTES];
+        getrandom::fill(&mut piece)?;
+        let mut data: Vec<u8> = piece.iter().copied().cycle().take(bytes).collect();
         let mut memory = ptr::null_mut();
         call!(
             table,
@@ -80,12 +84,24 @@ impl Comm {
                 &raw mut memory
             )
         );
-        Ok(Self { comm, memory, data })
+        Ok(Self {
+            comm,
+            memory,
+            data,
+            posted: 0,
+        })
+    }
+
+    /// Where the next message goes or comes from.
+    fn place(&mut self, size: usize) -> *mut c_void {
+        let places = (self.data.len() / size.max(1)).max(1);
+        let at = self.posted % places * size;
+        self.data[at..].as_mut_ptr().cast()
     }
 
     fn isend(&mut self, table: Table, size: usize) -> Result<Option<Opaque>> {
         let mut request = ptr::null_mut();
-        let data = self.data.as_mut_ptr().cast();
+        let data = self.place(size);
         call!(
             table,
             isend(
@@ -97,13 +113,13 @@ impl Comm {
                 &raw mut request
             )
         );
+        self.posted += usize::from(!request.is_null());
         Ok((!request.is_null()).then_some(request))
     }
 
     fn irecv(&mut self, table: Table, size: usize) -> Result<Option<Opaque>> {
         let mut request = ptr::null_mut();
-        let (mut data, mut size, mut tag) =
-            (self.data.as_mut_ptr().cast(), c_int::try_from(size)?, TAG);
+        let (mut data, mut size, mut tag) = (self.place(size), c_int::try_from(size)?, TAG);
         let mut memory = self.memory;
         call!(
             table,
@@ -117,6 +133,7 @@ impl Comm {
                 &raw mut request
             )
         );
+        self.posted += usize::from(!request.is_null());
         Ok((!request.is_null()).then_some(request))
     }
 }
@@ -267,7 +284,7 @@ impl Client {
         else {
             bail!("not a case of the plugin");
         };
-        self.open(other, comms, size)?;
+        self.open(other, comms, (size * window.max(1)).max(4096))?;
         let limit = Duration::from_millis(case.ms);
         let figures = match window {
             0 => self.round_trips(other, size, limit),
@@ -279,14 +296,14 @@ impl Client {
         Ok(figures)
     }
 
-    fn open(&mut self, other: &mut OtherEnd, comms: usize, size: usize) -> Result<()> {
+    fn open(&mut self, other: &mut OtherEnd, comms: usize, bytes: usize) -> Result<()> {
         tell(other, PluginPart::Listen { comms })?;
         let Answer::Handles(theirs) = other.hear()? else {
             bail!("the other end does not listen");
         };
         let back = self.0.listen(comms)?;
-        tell(other, PluginPart::Accept { back })?;
-        self.0.connect(&theirs, size.max(4096))?;
+        tell(other, PluginPart::Accept { back, bytes })?;
+        self.0.connect(&theirs, bytes)?;
         done(other)
     }
 
@@ -375,7 +392,7 @@ impl Server {
     pub(crate) fn run(&mut self, part: PluginPart) -> Result<Answer> {
         match part {
             PluginPart::Listen { comms } => return Ok(Answer::Handles(self.end.listen(comms)?)),
-            PluginPart::Accept { back } => self.end.connect(&back, LARGEST)?,
+            PluginPart::Accept { back, bytes } => self.end.connect(&back, bytes)?,
             PluginPart::Measure {
                 size,
                 window: 0,

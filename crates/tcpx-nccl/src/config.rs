@@ -11,8 +11,8 @@ use crate::lanes::inlet::MAX_CHUNK_BYTES;
 
 /// Bytes of one page of the receive pool.
 pub const PAGE_BYTES: usize = 4096;
-/// Up to here one thread is quicker than waking others.
-const DEFAULT_INLINE_BYTES: usize = 64 << 10;
+/// Of one message at a time, up to here one thread is quicker than waking others.
+const DEFAULT_INLINE_BYTES: usize = 128 << 10;
 /// Of several messages at a time, from here on each is better off with a thread of its own.
 const CROWDED_BYTES: usize = 16 << 10;
 /// Each chunk costs a dozen system calls; with larger ones a message takes too few lanes.

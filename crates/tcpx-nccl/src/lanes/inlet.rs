@@ -24,6 +24,9 @@ const UNKNOWN: u64 = u64::MAX;
 pub(crate) const MAX_CHUNK_BYTES: usize = PinnedPool::SLOT_BYTES;
 /// Most separate pieces of a message: lanes that lag leave gaps, a few for each chunk in flight.
 const MOST_PIECES: usize = 4096;
+/// Looks at a lock before a lane sleeps for it: 10 to 20 us. Eight lanes that claim at once keep each other waiting for
+/// longer than the standard lock looks, and once one sleeps all do: 512 KiB one at a time took 1.2 times as long.
+const LOOKS: u32 = 400;
 /// Longest wait for lanes to leave a comm that closes; each is inside one non-blocking call.
 const CLOSE_WAIT: Duration = Duration::from_secs(5);
 
@@ -435,6 +438,12 @@ impl Inlet {
 
 impl Slot {
     fn lock(&self) -> MutexGuard<'_, Receipt> {
+        for _ in 0..LOOKS {
+            if let Ok(receipt) = self.receipt.try_lock() {
+                return receipt;
+            }
+            std::hint::spin_loop();
+        }
         self.receipt.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -64,7 +64,7 @@ pub(crate) struct LaneSet {
     again: Mutex<VecDeque<Chunk>>,
     /// How many those are.
     resends: AtomicUsize,
-    /// Bytes of the chunks that wait, or that the peer has not read yet.
+    /// Bytes of the chunks that wait, or that a lane has begun; of lent ones, until the peer has read them.
     load: Arc<AtomicUsize>,
     /// Calls in which a peer's kernel took bytes, and acknowledgements: the peer's signs of life.
     moves: AtomicU64,
@@ -105,6 +105,13 @@ struct Gauge {
     taken: AtomicU64,
     /// Those of them that the peer has read.
     read: AtomicU64,
+}
+
+impl Gauge {
+    /// Whether the peer has not read all that its lane took.
+    fn is_behind(&self) -> bool {
+        self.taken.load(Ordering::SeqCst) != self.read.load(Ordering::SeqCst)
+    }
 }
 
 /// What those know of a lane who look after it.
@@ -259,6 +266,12 @@ impl LaneSet {
     pub(super) fn part_bytes(&self, total: usize, left: usize, largest: usize) -> usize {
         let load = self.load.load(Ordering::Relaxed);
         part_bytes(total, left, largest, self.at_a_time, load)
+    }
+
+    /// Whether nothing waits for a lane, and the peer has read all that lanes took.
+    fn is_idle(&self) -> bool {
+        // In this order: a chunk that a lane takes weighs until it is counted.
+        self.load.load(Ordering::SeqCst) == 0 && !self.gauges.iter().any(Gauge::is_behind)
     }
 
     /// When the connecting failed, if it did.
@@ -418,7 +431,7 @@ impl LaneSet {
     fn tend(&self) -> Look {
         self.attention.lower();
         let is_whole = self.missing.load(Ordering::SeqCst) == 0;
-        if !self.is_open() || is_whole && self.load.load(Ordering::SeqCst) == 0 {
+        if !self.is_open() || is_whole && self.is_idle() {
             return Look::Asleep;
         }
         // Spares the comms a wake-up.
@@ -759,10 +772,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// While the `lanes` that move at a time have less than a part each, a message is spread over all of them.
+/// While half of the `lanes` that move at a time have a part each at most, a message is spread over all of them. What
+/// waits for the peer alone is no load: counted, it made 256 KiB with eight in flight one part each, at 0.7 of the rate.
 fn part_bytes(total: usize, left: usize, largest: usize, lanes: usize, load: usize) -> usize {
     let lanes = lanes.max(1);
-    let most = if load < lanes * largest {
+    let most = if load < lanes * largest / 2 {
         (total / lanes).clamp(SMALL_PART_BYTES.min(largest), largest)
     } else {
         largest
@@ -825,7 +839,7 @@ mod tests {
         assert_eq!(parts(300 * KIB, 2, 1 << 20), [152, 148]);
         assert_eq!(parts(4 << 20, 12, 0), [256; 16]);
         // The first lanes get small parts; once all have enough, the rest is large.
-        let mixed = parts(2 << 20, 12, 2 << 20);
+        let mixed = parts(2 << 20, 12, 1 << 20);
         assert!(mixed[0] < 200 && mixed.last() > Some(&200), "{mixed:?}");
         for (total, largest) in [(1, 16_384), (usize::MAX >> 1, 1 << 24), (70_000, 65_536)] {
             let bytes = part_bytes(total, total, largest, 0, 0);

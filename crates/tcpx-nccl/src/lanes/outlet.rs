@@ -52,7 +52,7 @@ enum Copied {
 }
 
 impl Outlet {
-    /// `load` counts the bytes of every chunk from its making to its end.
+    /// `load` counts the bytes of every chunk until its message may be over for the host.
     pub(crate) fn new(load: Arc<AtomicUsize>) -> Self {
         Self {
             left: std::array::from_fn(|_| AtomicUsize::new(0)),
@@ -200,9 +200,16 @@ impl Chunk {
         }
     }
 
+    /// No lane has to carry it any more, unless its own one ends.
+    fn lighten(&self) {
+        let bytes = self.header.length as usize;
+        self.outlet.load.fetch_sub(bytes, Ordering::SeqCst);
+    }
+
     /// The last touch of the host's memory is over.
     fn settle(&mut self) {
         self.retained = true;
+        self.lighten();
         self.outlet.borrowed.fetch_sub(1, Ordering::AcqRel);
         self.outlet
             .left(self.header.sequence)
@@ -213,10 +220,9 @@ impl Chunk {
 impl Drop for Chunk {
     fn drop(&mut self) {
         if !self.retained {
+            self.lighten();
             self.outlet.borrowed.fetch_sub(1, Ordering::AcqRel);
         }
-        let bytes = self.header.length as usize;
-        self.outlet.load.fetch_sub(bytes, Ordering::Relaxed);
         self.outlet.chunks.fetch_sub(1, Ordering::AcqRel);
     }
 }
