@@ -1,9 +1,10 @@
 //! A connection to one peer.
 
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
-use tcpx::Gpu;
+use tcpx::{Gpu, Options, ProgressMode};
 
 use crate::error::check;
 use crate::memory::{Use, memory};
@@ -21,15 +22,19 @@ pub(crate) struct Connection {
     connection: Mutex<Option<tcpx::Connection>>,
     /// The GPU whose memory it moves.
     gpu: Option<Gpu>,
+    /// The program makes progress, and no thread of the engine.
+    manual: bool,
     /// Tasks that await a notification.
     notified: Arc<Tasks>,
 }
 
 impl Connection {
-    pub(crate) fn new(connection: tcpx::Connection, gpu: Option<Gpu>) -> Self {
+    /// A connection that was opened with `options`.
+    pub(crate) fn new(connection: tcpx::Connection, options: &Options) -> Self {
         Self {
             connection: Mutex::new(Some(connection)),
-            gpu,
+            gpu: options.gpu.clone(),
+            manual: options.progress == ProgressMode::Manual,
             notified: Arc::default(),
         }
     }
@@ -176,6 +181,7 @@ impl Connection {
     ) -> PyResult<Batch> {
         Ok(Batch::new(
             self.open()?,
+            self.manual,
             self.gpu.clone(),
             crate::options::level(level)?,
             deadlines(timeout, stall)?,
@@ -186,13 +192,13 @@ impl Connection {
     /// Sends bytes that the peer's program gets from `notification()`.
     fn notify(&self, py: Python<'_>, message: &[u8]) -> PyResult<Transfer> {
         let connection = self.open()?;
-        py.detach(|| started(connection.notify(message)))
+        py.detach(|| started(connection.notify(message), self.manual(&connection)))
     }
 
     /// The peer's next notification: wait for it, or await it.
     fn notification(&self) -> PyResult<NextNotification> {
         let tasks = Arc::clone(&self.notified);
-        Ok(NextNotification::new(self.open()?, tasks))
+        Ok(NextNotification::new(self.open()?, self.manual, tasks))
     }
 
     /// `host:port` of the peer.
@@ -205,6 +211,24 @@ impl Connection {
     #[getter]
     fn path(&self) -> PyResult<String> {
         Ok(self.open()?.path().to_owned())
+    }
+
+    /// Makes all the progress that can be made now and never waits; whether there may be more to do at once. For
+    /// `progress="manual"`; else there is no need for it.
+    fn progress(&self, py: Python<'_>) -> PyResult<bool> {
+        crate::held::release(py);
+        let connection = self.open()?;
+        check(py.detach(|| connection.progress()))
+    }
+
+    /// A descriptor that is readable while `progress()` finds something to do, for `select` and the like under
+    /// `progress="manual"`: call `progress()` until it is false, then wait.
+    fn progress_fd(&self) -> PyResult<i32> {
+        check(
+            self.open()?
+                .progress_fd()
+                .map(|descriptor| descriptor.as_raw_fd()),
+        )
     }
 
     /// Every live operation: where it stands and which side must act next, a line each.
@@ -281,6 +305,10 @@ impl Connection {
 }
 
 impl Connection {
+    fn manual(&self, connection: &tcpx::Connection) -> Option<tcpx::Connection> {
+        self.manual.then(|| connection.clone())
+    }
+
     fn start(
         &self,
         py: Python<'_>,
@@ -316,7 +344,7 @@ impl Connection {
                     }
                 }
             };
-            started(outcome)
+            started(outcome, self.manual(&connection))
         })
     }
 }

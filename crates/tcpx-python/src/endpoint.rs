@@ -1,56 +1,42 @@
 //! Listening, accepting and connecting.
 
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
-use tcpx::Gpu;
 
 use crate::connection::Connection;
 use crate::error::{check, raise};
-use crate::options::{auth, duration, options};
-
-/// An accepting thread looks this often whether a signal has come, or the endpoint was closed.
-const LOOK: Duration = Duration::from_millis(100);
+use crate::opening::{Dialling, LOOK, Listening, NextConnection, is_nobody};
+use crate::options::{Settings, auth, duration};
 
 /// A listening port that accepts connections until it is closed.
 #[pyclass(frozen, subclass, module = "tcpx._tcpx")]
 #[derive(Debug)]
 pub(crate) struct Endpoint {
-    endpoint: Mutex<Option<Arc<tcpx::Endpoint>>>,
+    listening: Arc<Listening>,
     address: SocketAddr,
     key: Option<String>,
-    gpu: Option<Gpu>,
-}
-
-impl Endpoint {
-    fn open(&self) -> PyResult<Arc<tcpx::Endpoint>> {
-        let endpoint = self.endpoint.lock().unwrap_or_else(PoisonError::into_inner);
-        endpoint
-            .clone()
-            .ok_or_else(|| crate::error::closed("the endpoint is closed"))
-    }
-
-    fn is_closed(&self) -> bool {
-        self.endpoint
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .is_none()
-    }
 }
 
 #[pymethods]
 impl Endpoint {
     #[new]
-    #[pyo3(signature = (listen, *, key=None, insecure=false, gpu=None, timeout=None))]
+    #[pyo3(signature = (listen, *, key=None, insecure=false, encrypt=false, gpu=None, progress="background", timeout=None))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "each is a keyword argument in Python"
+    )]
     fn new(
         py: Python<'_>,
         listen: &str,
         key: Option<&str>,
         insecure: bool,
+        encrypt: bool,
         gpu: Option<u32>,
+        progress: &str,
         timeout: Option<f64>,
     ) -> PyResult<Self> {
         let generated = match key {
@@ -60,19 +46,23 @@ impl Endpoint {
         let key = key.or(generated.as_deref());
         let auth = auth(key, insecure)?;
         let key = auth.client_key().map(|key| key.to_text());
-        let options = options(auth, gpu, timeout)?;
-        let gpu = options.gpu.clone();
+        let settings = Settings {
+            encrypt,
+            progress,
+            gpu,
+            timeout,
+        };
+        let options = settings.options(auth)?;
         let (endpoint, address) = py.detach(|| {
             let address = resolve(listen)?;
-            let endpoint = check(tcpx::Endpoint::listen(address, options))?;
+            let endpoint = check(tcpx::Endpoint::listen(address, options.clone()))?;
             let address = endpoint.local_addr();
             Ok::<_, PyErr>((endpoint, address))
         })?;
         Ok(Self {
-            endpoint: Mutex::new(Some(Arc::new(endpoint))),
+            listening: Listening::new(endpoint, options),
             address,
             key,
-            gpu,
         })
     }
 
@@ -96,12 +86,13 @@ impl Endpoint {
             None => None,
         };
         loop {
-            let endpoint = self.open()?;
+            let endpoint = self.listening.open()?;
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let limit = left.map_or(LOOK, |left| left.min(LOOK));
-            let outcome = py.detach(move || endpoint.accept(limit));
+            let before = self.listening.left_behind();
+            let outcome = before.unwrap_or_else(|| py.detach(move || endpoint.accept(limit)));
             match outcome {
-                Ok(connection) => return Ok(Connection::new(connection, self.gpu.clone())),
+                Ok(connection) => return Ok(Connection::new(connection, &self.listening.options)),
                 Err(error) if is_nobody(&error) => {}
                 Err(error) => return Err(raise(error)),
             }
@@ -112,23 +103,23 @@ impl Endpoint {
         }
     }
 
+    /// The next connection, for an event loop.
+    fn _next(&self) -> NextConnection {
+        NextConnection(Arc::clone(&self.listening))
+    }
+
     /// Stops listening. Connections that it accepted live on.
     fn close(&self, py: Python<'_>) {
-        let endpoint = self
-            .endpoint
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        py.detach(move || drop(endpoint));
+        py.detach(|| self.listening.close());
     }
 
     #[getter]
     fn closed(&self) -> bool {
-        self.is_closed()
+        self.listening.is_closed()
     }
 
     fn __repr__(&self) -> String {
-        let state = if self.is_closed() {
+        let state = if self.listening.is_closed() {
             "closed"
         } else {
             "listening"
@@ -137,31 +128,53 @@ impl Endpoint {
     }
 }
 
-/// Nobody has come within the limit of one look.
-fn is_nobody(error: &tcpx::Error) -> bool {
-    matches!(
-        error,
-        tcpx::Error::Network(tcpx::NetworkError::AcceptTimedOut { .. })
-    )
-}
-
 /// Connects to a listening endpoint.
 #[pyfunction]
-#[pyo3(signature = (address, *, key=None, insecure=false, gpu=None, timeout=None))]
+#[pyo3(signature = (address, *, key=None, insecure=false, encrypt=false, gpu=None, progress="background", timeout=None))]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "each is a keyword argument in Python"
+)]
 pub(crate) fn connect(
     py: Python<'_>,
     address: &str,
     key: Option<&str>,
     insecure: bool,
+    encrypt: bool,
     gpu: Option<u32>,
+    progress: &str,
     timeout: Option<f64>,
 ) -> PyResult<Connection> {
-    let options = options(auth(key, insecure)?, gpu, timeout)?;
-    py.detach(|| {
-        let address = resolve(address)?;
-        let connection = check(tcpx::Endpoint::connect(address, &options))?;
-        Ok(Connection::new(connection, options.gpu.clone()))
-    })
+    let settings = Settings {
+        encrypt,
+        progress,
+        gpu,
+        timeout,
+    };
+    let options = settings.options(auth(key, insecure)?)?;
+    let connection = py.detach(|| tcpx::Endpoint::connect(address, &options));
+    Ok(Connection::new(check(connection)?, &options))
+}
+
+/// Starts to connect, for an event loop.
+#[pyfunction]
+#[pyo3(signature = (address, *, key=None, insecure=false, encrypt=false, gpu=None, progress="background", timeout=None))]
+pub(crate) fn dial(
+    address: String,
+    key: Option<&str>,
+    insecure: bool,
+    encrypt: bool,
+    gpu: Option<u32>,
+    progress: &str,
+    timeout: Option<f64>,
+) -> PyResult<Dialling> {
+    let settings = Settings {
+        encrypt,
+        progress,
+        gpu,
+        timeout,
+    };
+    Dialling::start(address, settings.options(auth(key, insecure)?)?)
 }
 
 /// A fresh key for a listening side.

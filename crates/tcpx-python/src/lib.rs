@@ -11,6 +11,7 @@ mod error;
 mod held;
 mod logging;
 mod memory;
+mod opening;
 mod options;
 mod transfer;
 mod window;
@@ -25,9 +26,11 @@ mod _tcpx {
     #[pymodule_export]
     use super::connection::Connection;
     #[pymodule_export]
-    use super::endpoint::{Endpoint, connect, generate_key};
+    use super::endpoint::{Endpoint, connect, dial, generate_key};
     #[pymodule_export]
     use super::logging::{end_log, log_to};
+    #[pymodule_export]
+    use super::opening::{Dialling, NextConnection};
     #[pymodule_export]
     use super::transfer::{PyReport, Transfer};
     #[pymodule_export]

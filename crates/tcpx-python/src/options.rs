@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use tcpx::{After, Auth, Deadlines, Gpu, Level, Options};
+use tcpx::{After, Auth, Deadlines, Gpu, Level, Options, ProgressMode};
 
 use crate::error::raise;
 
@@ -61,13 +61,19 @@ pub(crate) fn deadlines(timeout: Option<f64>, stall: Option<f64>) -> PyResult<Op
 /// What a transfer of GPU memory waits for on the GPU.
 ///
 /// `stream` is an address or number, a torch or CUDA stream object (`cuda_stream`,
-/// `__cuda_stream__`), or `None`: torch's current stream for a torch tensor, else the default streams.
+/// `__cuda_stream__`), `"ready"` for nothing at all, or `None`: torch's current stream for a torch tensor, else the
+/// default streams.
 pub(crate) fn after(
     stream: Option<&Bound<'_, PyAny>>,
     on_gpu: bool,
     is_torch: bool,
     py: Python<'_>,
 ) -> PyResult<After> {
+    if let Some(stream) = stream
+        && stream.extract::<&str>().is_ok_and(|word| word == "ready")
+    {
+        return Ok(After::Nothing);
+    }
     if !on_gpu {
         return match stream {
             None => Ok(After::DefaultStreams),
@@ -119,14 +125,36 @@ pub(crate) fn auth(key: Option<&str>, insecure: bool) -> PyResult<Auth> {
     }
 }
 
-/// Settings that an endpoint and a connection share.
-pub(crate) fn options(auth: Auth, gpu: Option<u32>, timeout: Option<f64>) -> PyResult<Options> {
-    let mut options = Options::tcp(auth);
-    if let Some(ordinal) = gpu {
-        options.gpu = Some(Gpu::open(ordinal).map_err(|error| raise(error.into()))?);
+/// Who makes progress, by its name.
+fn progress_mode(name: &str) -> PyResult<ProgressMode> {
+    match name {
+        "background" => Ok(ProgressMode::Background),
+        "manual" => Ok(ProgressMode::Manual),
+        other => Err(PyValueError::new_err(format!(
+            "progress: expected \"background\" or \"manual\", got {other:?}"
+        ))),
     }
-    if let Some(seconds) = timeout {
-        options.connect_timeout = duration("timeout", seconds)?;
+}
+
+/// Settings that an endpoint and a connection share, as Python passes them.
+pub(crate) struct Settings<'a> {
+    pub(crate) encrypt: bool,
+    pub(crate) progress: &'a str,
+    pub(crate) gpu: Option<u32>,
+    pub(crate) timeout: Option<f64>,
+}
+
+impl Settings<'_> {
+    pub(crate) fn options(&self, auth: Auth) -> PyResult<Options> {
+        let mut options = Options::tcp(auth);
+        options.encrypt = self.encrypt;
+        options.progress = progress_mode(self.progress)?;
+        if let Some(ordinal) = self.gpu {
+            options.gpu = Some(Gpu::open(ordinal).map_err(|error| raise(error.into()))?);
+        }
+        if let Some(seconds) = self.timeout {
+            options.connect_timeout = duration("timeout", seconds)?;
+        }
+        Ok(options)
     }
-    Ok(options)
 }

@@ -1,5 +1,6 @@
 //! A running operation.
 
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Wake};
 use std::time::{Duration, Instant};
@@ -21,6 +22,8 @@ pub(crate) struct Transfer {
     transfer: tcpx::Transfer,
     /// Tasks that await it.
     tasks: Arc<Tasks>,
+    /// Where the program makes the progress.
+    manual: Option<tcpx::Connection>,
 }
 
 /// Wakes every task that awaits the same.
@@ -62,8 +65,14 @@ impl Transfer {
     }
 
     /// Waits for the end. `timeout` (seconds) bounds the wait and not the transfer, which goes on.
-    #[pyo3(signature = (timeout=None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<PyReport> {
+    /// `progress(done, total)` is called about ten times a second meanwhile, with bytes, and once at the end.
+    #[pyo3(signature = (timeout=None, progress=None))]
+    fn wait(
+        &self,
+        py: Python<'_>,
+        timeout: Option<f64>,
+        progress: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<PyReport> {
         let deadline = match timeout {
             Some(seconds) => Some(Instant::now() + crate::options::duration("timeout", seconds)?),
             None => None,
@@ -73,9 +82,16 @@ impl Transfer {
             let limit = left.map_or(SIGNALS, |left| left.min(SIGNALS));
             if let Some(outcome) = py.detach(|| self.transfer.wait_timeout(limit)) {
                 crate::held::release(py);
-                return check(outcome).map(|report| PyReport::of(&report));
+                let report = check(outcome)?;
+                if let Some(progress) = progress {
+                    progress.call1((report.bytes, report.bytes))?;
+                }
+                return Ok(PyReport::of(&report));
             }
             py.check_signals()?;
+            if let Some(progress) = progress {
+                progress.call1(self.progress())?;
+            }
             if left.is_some_and(|left| left <= limit) {
                 return Err(crate::error::wait_ran_out(py, timeout.unwrap_or_default()));
             }
@@ -106,6 +122,27 @@ impl Transfer {
     /// Takes back `watch`.
     fn unwatch(&self, completions: &Completions, token: u64) {
         self.tasks.remove(completions, token);
+    }
+
+    /// What an event loop watches to make progress, where the program does that.
+    fn progress_fd(&self) -> PyResult<Option<i32>> {
+        progress_fd(self.manual.as_ref())
+    }
+
+    /// Makes the progress that can be made now; whether there may be more.
+    fn make_progress(&self, py: Python<'_>) -> PyResult<bool> {
+        make_progress(py, self.manual.as_ref())
+    }
+
+    /// Awaits the end, and calls `progress(done, total)` every `every` seconds meanwhile and once at the end.
+    #[pyo3(signature = (progress, every=0.1))]
+    fn track<'py>(
+        slf: &Bound<'py, Self>,
+        progress: &Bound<'py, PyAny>,
+        every: f64,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let module = slf.py().import("tcpx._loop")?;
+        module.call_method1("track", (slf, progress, every))
     }
 
     /// The report, once the transfer has ended. A task that is cancelled meanwhile cancels it.
@@ -154,9 +191,37 @@ impl PyReport {
     }
 }
 
-/// A start that failed.
-pub(crate) fn started(outcome: Result<tcpx::Transfer, Error>) -> PyResult<Transfer> {
+/// A transfer that has started on a connection, or why it has not.
+pub(crate) fn started(
+    outcome: Result<tcpx::Transfer, Error>,
+    manual: Option<tcpx::Connection>,
+) -> PyResult<Transfer> {
     let transfer = outcome.map_err(raise)?;
     let tasks = Arc::default();
-    Ok(Transfer { transfer, tasks })
+    Ok(Transfer {
+        transfer,
+        tasks,
+        manual,
+    })
+}
+
+/// The descriptor of a connection on which the program makes progress; none once it has ended, as the
+/// engine's thread finishes it.
+pub(crate) fn progress_fd(manual: Option<&tcpx::Connection>) -> PyResult<Option<i32>> {
+    let Some(connection) = manual else {
+        return Ok(None);
+    };
+    match connection.progress_fd() {
+        Ok(descriptor) => Ok(Some(descriptor.as_raw_fd())),
+        Err(Error::Setting { .. }) => Ok(None),
+        Err(error) => Err(raise(error)),
+    }
+}
+
+pub(crate) fn make_progress(py: Python<'_>, manual: Option<&tcpx::Connection>) -> PyResult<bool> {
+    let Some(connection) = manual else {
+        return Ok(false);
+    };
+    crate::held::release(py);
+    check(py.detach(|| connection.progress()))
 }

@@ -14,7 +14,7 @@ use crate::connection::Connection;
 use crate::error::check;
 use crate::memory::{Use, memory};
 use crate::options::{after, duration};
-use crate::transfer::{SIGNALS, Tasks, Transfer, started};
+use crate::transfer::{SIGNALS, Tasks, Transfer, make_progress, progress_fd, started};
 
 /// Seconds that a revoke waits for what the peer has under way by default.
 const REVOKE_SECONDS: f64 = 5.0;
@@ -122,6 +122,7 @@ struct Part {
 #[derive(Debug)]
 pub(crate) struct Batch {
     connection: tcpx::Connection,
+    manual: bool,
     gpu: Option<Gpu>,
     level: Level,
     deadlines: Option<Deadlines>,
@@ -135,6 +136,7 @@ pub(crate) struct Batch {
 impl Batch {
     pub(crate) const fn new(
         connection: tcpx::Connection,
+        manual: bool,
         gpu: Option<Gpu>,
         level: Level,
         deadlines: Option<Deadlines>,
@@ -142,6 +144,7 @@ impl Batch {
     ) -> Self {
         Self {
             connection,
+            manual,
             gpu,
             level,
             deadlines,
@@ -200,7 +203,8 @@ impl Batch {
             batch.start()
         });
         // What was refused is kept: it may be started again.
-        let transfer = started(transfer)?;
+        let manual = self.manual.then(|| self.connection.clone());
+        let transfer = started(transfer, manual)?;
         self.parts.clear();
         self.notification = None;
         Ok(transfer)
@@ -254,12 +258,21 @@ impl Batch {
 #[derive(Debug)]
 pub(crate) struct NextNotification {
     connection: tcpx::Connection,
+    manual: bool,
     tasks: Arc<Tasks>,
 }
 
 impl NextNotification {
-    pub(crate) const fn new(connection: tcpx::Connection, tasks: Arc<Tasks>) -> Self {
-        Self { connection, tasks }
+    pub(crate) const fn new(connection: tcpx::Connection, manual: bool, tasks: Arc<Tasks>) -> Self {
+        Self {
+            connection,
+            manual,
+            tasks,
+        }
+    }
+
+    fn manual(&self) -> Option<&tcpx::Connection> {
+        self.manual.then_some(&self.connection)
     }
 }
 
@@ -312,6 +325,16 @@ impl NextNotification {
     /// Takes back `watch`.
     fn unwatch(&self, completions: &Completions, token: u64) {
         self.tasks.remove(completions, token);
+    }
+
+    /// What an event loop watches to make progress, where the program does that.
+    fn progress_fd(&self) -> PyResult<Option<i32>> {
+        progress_fd(self.manual())
+    }
+
+    /// Makes the progress that can be made now; whether there may be more.
+    fn make_progress(&self, py: Python<'_>) -> PyResult<bool> {
+        make_progress(py, self.manual())
     }
 
     fn __await__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -16,15 +16,22 @@ import tcpx
 PATIENCE = 120.0
 
 
-def connect_pair() -> tuple[tcpx.Connection, tcpx.Connection]:
-    """Both ends of a connection over loopback."""
-    with tcpx.Endpoint("127.0.0.1:0", timeout=PATIENCE) as server:
-        accepted: list[tcpx.Connection] = []
-        thread = threading.Thread(target=lambda: accepted.append(server.accept(timeout=PATIENCE)))
-        thread.start()
-        client = tcpx.connect(server.pairing(), timeout=PATIENCE).wait()
-        thread.join()
-    return client, accepted[0]
+def open_both(
+    server: tcpx.Endpoint, line: str | None = None, **settings
+) -> tuple[tcpx.Connection, tcpx.Connection]:
+    """Both ends of a connection to `server`; raises as connecting does."""
+    with ThreadPoolExecutor(1) as pool:
+        accepted = pool.submit(server.accept, PATIENCE)
+        client = tcpx.connect(line or server.pairing(), timeout=PATIENCE, **settings).wait()
+        return client, accepted.result()
+
+
+def connect_pair(
+    progress: str = "background", encrypt: bool = False
+) -> tuple[tcpx.Connection, tcpx.Connection]:
+    """Both ends of a connection over loopback; `progress` is that of the client."""
+    with tcpx.Endpoint("127.0.0.1:0", encrypt=encrypt, timeout=PATIENCE) as server:
+        return open_both(server, encrypt=encrypt, progress=progress)
 
 
 @pytest.fixture

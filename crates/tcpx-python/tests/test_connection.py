@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import subprocess
 import threading
 
 import numpy
 import pytest
-from conftest import PATIENCE, connect_pair, run_python
+from conftest import PATIENCE, connect_pair, open_both, run_python
 
 import tcpx
 
@@ -82,6 +83,127 @@ def test_opening_is_awaited_too():
                 await client.send(b"ok")
                 await receive
             assert client.closed
+
+    asyncio.run(run())
+
+
+def test_who_gives_up_accepting_takes_no_connection_away():
+    async def run():
+        with tcpx.Endpoint("127.0.0.1:0", timeout=PATIENCE) as server:
+            for _ in range(3):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(_await(server.accept()), 0.001)
+            line, loop = server.pairing(), asyncio.get_running_loop()
+            dialling = [_await(tcpx.connect(line, timeout=PATIENCE)) for _ in range(3)]
+            accepting = [_await(server.accept()) for _ in range(2)]
+            # Tasks and threads may accept side by side.
+            accepting.append(loop.run_in_executor(None, server.accept, PATIENCE))
+            *accepted, _, _, _ = await asyncio.gather(*accepting, *dialling)
+            assert len({connection.peer for connection in accepted}) == 3
+
+    asyncio.run(run())
+
+
+def test_closing_an_endpoint_ends_who_accepts_there():
+    async def run():
+        server = tcpx.Endpoint("127.0.0.1:0")
+        accepting = asyncio.create_task(_await(server.accept()))
+        await asyncio.sleep(0)
+        server.close()
+        with pytest.raises(tcpx.ClosedError):
+            await asyncio.wait_for(accepting, PATIENCE)
+        key = tcpx.generate_key()
+        host, port = server.address
+        with pytest.raises(tcpx.ConnectError):
+            await tcpx.connect(f"{host}:{port}", key=key, timeout=5)
+
+    asyncio.run(run())
+
+
+def test_a_name_is_as_good_as_an_address():
+    with tcpx.Endpoint("127.0.0.1:0", timeout=PATIENCE) as server:
+        client, accepted = open_both(server, server.pairing("localhost"))
+        assert client.peer and accepted.peer
+    with pytest.raises(tcpx.Error, match="address or name of a host"):
+        tcpx.connect("nowhere.invalid:1", key=tcpx.generate_key()).wait()
+
+
+def test_payload_is_encrypted_where_both_sides_say_so(monkeypatch):
+    source = os.urandom(3 << 20)
+    client, server = connect_pair(encrypt=True)
+    destination = bytearray(len(source))
+    receive = server.recv(destination, level="verified")
+    client.send(source, level="verified").wait(PATIENCE)
+    receive.wait(PATIENCE)
+    assert destination == source
+    with tcpx.Endpoint("127.0.0.1:0", encrypt=True) as server:
+        with pytest.raises(tcpx.Error, match="encrypt"):
+            open_both(server)
+    with pytest.raises(tcpx.Error, match="encrypted without a key"):
+        tcpx.Endpoint("127.0.0.1:0", insecure=True, encrypt=True)
+    # The variable is what an argument that is left out stands for.
+    monkeypatch.setenv("TCPX_ENCRYPT", "1")
+    with tcpx.Endpoint("127.0.0.1:0") as server:
+        with pytest.raises(tcpx.Error, match="encrypt"):
+            open_both(server, encrypt=False)
+
+
+def test_a_program_makes_the_progress_itself():
+    client, server = connect_pair(progress="manual")
+    with pytest.raises(ValueError, match="progress"):
+        tcpx.connect("127.0.0.1:1", key=tcpx.generate_key(), progress="none").wait()
+    with pytest.raises(tcpx.SettingError):
+        server.progress_fd()
+    destination = bytearray(2 << 20)
+    receive = client.recv(destination)
+    send = server.send(os.urandom(2 << 20))
+    waiting = select.poll()
+    waiting.register(client.progress_fd(), select.POLLIN)
+    while receive.test() is None:
+        if not client.progress():
+            waiting.poll(PATIENCE * 1000)
+    send.wait(PATIENCE)
+
+    async def run():
+        # An event loop watches the descriptor while a task awaits.
+        for _ in range(20):
+            receives = [client.recv(bytearray(70_000), tag=at) for at in range(10)]
+            sends = [server.send(bytes(70_000), tag=at) for at in range(10)]
+            await asyncio.wait_for(asyncio.gather(*receives, *sends), PATIENCE)
+        notified = asyncio.create_task(_await(client.notification()))
+        await server.notify(b"there")
+        assert await asyncio.wait_for(notified, PATIENCE) == b"there"
+
+    asyncio.run(run())
+
+
+def test_progress_is_told_while_a_program_waits(pair):
+    client, server = pair
+    told = []
+    receive = server.recv(bytearray(1 << 20))
+    with pytest.raises(TimeoutError):
+        receive.wait(0.3, progress=lambda *at: told.append(at))
+    assert told and told[0][0] == 0
+    client.send(bytes(1 << 20)).wait(PATIENCE)
+    receive.wait(PATIENCE, progress=lambda *at: told.append(at))
+    assert told[-1] == (1 << 20, 1 << 20)
+
+    async def run():
+        receive = server.recv(bytearray(5))
+        tracking = asyncio.create_task(receive.track(lambda *at: told.append(at), every=0.001))
+        await asyncio.sleep(0.05)
+        await client.send(b"12345")
+        assert (await asyncio.wait_for(tracking, PATIENCE)).nbytes == 5
+        assert told[-1] == (5, 5)
+
+        def fails(*_):
+            raise ZeroDivisionError
+
+        receive = server.recv(bytearray(5))
+        with pytest.raises(ZeroDivisionError):
+            await receive.track(fails, every=0.001)
+        with pytest.raises(tcpx.CancelledError):
+            await asyncio.wait_for(_await(receive), PATIENCE)
 
     asyncio.run(run())
 

@@ -5,53 +5,72 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import threading
 from collections.abc import Callable, Generator
 from types import TracebackType
-from typing import Generic, TypeVar, overload
+from typing import TYPE_CHECKING, TypedDict, overload
 
-from . import _tcpx
+from . import _loop, _tcpx
 from ._tcpx import generate_key
+
+if TYPE_CHECKING:
+    from ._tcpx import Dialling, NextConnection, Progress
 
 __all__ = ["Accepting", "Connecting", "Connection", "Endpoint", "connect", "generate_key"]
 
 Connection = _tcpx.Connection
 
-_T = TypeVar("_T")
+
+class _Settings(TypedDict):
+    key: str | None
+    insecure: bool
+    encrypt: bool
+    gpu: int | None
+    progress: Progress
 
 
-class _Opening(Generic[_T]):
+
+_NO = ("", "0", "n", "no", "f", "false", "off")
+
+
+def _settings(
+    key: str | None, insecure: bool, encrypt: bool | None, gpu: int | None, progress: Progress
+) -> _Settings:
+    """What is not given is as the environment says."""
+    if key is None and not insecure:
+        key = os.environ.get("TCPX_KEY")
+    if encrypt is None:
+        encrypt = os.environ.get("TCPX_ENCRYPT", "").lower() not in _NO
+    return {
+        "key": key,
+        "insecure": insecure,
+        "encrypt": encrypt,
+        "gpu": gpu,
+        "progress": progress,
+    }
+
+
+class _Opening:
     """A connection that is about to be: wait for it, or await it. Nothing happens before."""
 
-    def __init__(self, open_within: Callable[[float | None], _T], limit: float | None) -> None:
+    def __init__(
+        self,
+        open_within: Callable[[float | None], Connection],
+        opening: Callable[[], Dialling | NextConnection],
+        limit: float | None,
+    ) -> None:
         self._open_within = open_within
+        self._opening = opening
         self._limit = limit
 
-    def wait(self, timeout: float | None = None) -> _T:
+    def wait(self, timeout: float | None = None) -> Connection:
         """The connection. ``timeout`` (seconds) bounds the wait."""
         return self._open_within(self._limit if timeout is None else timeout)
 
-    def __await__(self) -> Generator[object, None, _T]:
-        return self._in_thread().__await__()
-
-    async def _in_thread(self) -> _T:
-        given_up = threading.Event()
-        loop = asyncio.get_running_loop()
-
-        def open_connection() -> _T:
-            opened = self._open_within(self._limit)
-            if given_up.is_set() and isinstance(opened, Connection):
-                opened.close(0)
-            return opened
-
-        try:
-            return await loop.run_in_executor(None, open_connection)
-        except asyncio.CancelledError:
-            given_up.set()
-            raise
+    def __await__(self) -> Generator[object, None, Connection]:
+        return _loop.opened(self._opening()).__await__()
 
 
-class Connecting(_Opening[Connection]):
+class Connecting(_Opening):
     """A connection that :func:`connect` opens; also a context manager, for ``async with`` too."""
 
     _connection: Connection | None = None
@@ -85,7 +104,7 @@ class Connecting(_Opening[Connection]):
             await loop.run_in_executor(None, connection.__exit__, kind, value, trace)
 
 
-class Accepting(_Opening[Connection]):
+class Accepting(_Opening):
     """The next connection of an :class:`Endpoint`."""
 
 
@@ -97,7 +116,10 @@ class Endpoint(_tcpx.Endpoint):
         key: The listening side's own key; by default ``TCPX_KEY``, else a fresh one. ``Endpoint.key`` is what
             connecting sides need.
         insecure: Listen without a key: whoever reaches the port can connect.
+        encrypt: Encrypt payload too, as the other side must; by default as ``TCPX_ENCRYPT`` says, else not.
         gpu: The GPU whose memory is moved; host memory only by default.
+        progress: ``background`` (a thread of the engine sees to what comes) or ``manual``: only waits, tests,
+            awaiting and :meth:`Connection.progress` make progress.
         timeout: Seconds for the whole set-up of a connection; 10 by default.
     """
 
@@ -107,14 +129,13 @@ class Endpoint(_tcpx.Endpoint):
         *,
         key: str | None = None,
         insecure: bool = False,
+        encrypt: bool | None = None,
         gpu: int | None = None,
+        progress: Progress = "background",
         timeout: float | None = None,
     ) -> Endpoint:
-        if key is None and not insecure:
-            key = os.environ.get("TCPX_KEY")
-        return super().__new__(
-            cls, listen, key=key, insecure=insecure, gpu=gpu, timeout=timeout
-        )
+        settings = _settings(key, insecure, encrypt, gpu, progress)
+        return super().__new__(cls, listen, **settings, timeout=timeout)
 
     @overload
     def accept(self) -> Accepting: ...
@@ -126,7 +147,7 @@ class Endpoint(_tcpx.Endpoint):
         """
         if timeout is not None:
             return self._accept(timeout)
-        return Accepting(self._accept, None)
+        return Accepting(self._accept, self._next, None)
 
     def pairing(self, host: str | None = None) -> str:
         """The line for the other side: ``TCPX_KEY=... HOST:PORT``, as :func:`connect` takes it.
@@ -154,26 +175,30 @@ def connect(
     *,
     key: str | None = None,
     insecure: bool = False,
+    encrypt: bool | None = None,
     gpu: int | None = None,
+    progress: Progress = "background",
     timeout: float | None = None,
 ) -> Connecting:
     """Connects to a listening :class:`Endpoint`.
 
     Args:
-        address: ``host:port``, or the whole line of :meth:`Endpoint.pairing`.
+        address: ``host:port`` (each address of a name is tried), or the whole line of :meth:`Endpoint.pairing`.
         key: The key of the listening side; by default that of the line, else ``TCPX_KEY``.
         insecure: Connect without a key, to a side that listens without one.
-        gpu: The GPU whose memory is moved; host memory only by default.
+        encrypt, gpu, progress: As for :class:`Endpoint`.
         timeout: Seconds for the whole set-up; 10 by default.
     """
     words = address.split()
     if len(words) == 2 and words[0].startswith("TCPX_KEY="):
         key = key or words[0].removeprefix("TCPX_KEY=")
         address = words[1]
-    if key is None and not insecure:
-        key = os.environ.get("TCPX_KEY")
+    settings = _settings(key, insecure, encrypt, gpu, progress)
 
     def open_within(limit: float | None) -> Connection:
-        return _tcpx.connect(address, key=key, insecure=insecure, gpu=gpu, timeout=limit)
+        return _tcpx.connect(address, **settings, timeout=limit)
 
-    return Connecting(open_within, timeout)
+    def opening() -> Dialling:
+        return _tcpx.dial(address, **settings, timeout=timeout)
+
+    return Connecting(open_within, opening, timeout)

@@ -5,13 +5,33 @@ from __future__ import annotations
 import asyncio
 import itertools
 import weakref
-from collections.abc import Generator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Protocol
 
 from . import _tcpx
 
 if TYPE_CHECKING:
-    from ._tcpx import NextNotification, Report, Transfer
+    from ._tcpx import (
+        Completions,
+        Connection,
+        Dialling,
+        NextConnection,
+        NextNotification,
+        Report,
+        Transfer,
+    )
+
+
+class _Watched(Protocol):
+    def unwatch(self, completions: Completions, token: int) -> None: ...
+
+
+class _Driven(_Watched, Protocol):
+    """What may be on a connection on which the program makes progress."""
+
+    def progress_fd(self) -> int | None: ...
+    def make_progress(self) -> bool: ...
+
 
 _readers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Reader] = (
     weakref.WeakKeyDictionary()
@@ -25,6 +45,8 @@ class _Reader:
         self._completions = _tcpx.Completions()
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._tokens = itertools.count(1)
+        # Descriptors of connections on which the program makes progress, and how many wait on each.
+        self._driven: dict[int, int] = {}
         # The loop keeps the reader, and the reader not the loop.
         loop.add_reader(self._completions.fileno(), self._ended)
 
@@ -38,7 +60,7 @@ class _Reader:
         """Returns when the transfer has ended."""
         token = next(self._tokens)
         if not transfer.watch(self._completions, token):
-            await self._told(transfer, token)
+            await self._told_while_driving(transfer, token)
 
     async def notification(self, waiting: NextNotification) -> bytes:
         """The next notification. Another task may take the one that this one was woken for."""
@@ -47,9 +69,24 @@ class _Reader:
             message = waiting.watch(self._completions, token)
             if message is not None:
                 return message
-            await self._told(waiting, token)
+            await self._told_while_driving(waiting, token)
 
-    async def _told(self, watched: NextNotification | Transfer, token: int) -> None:
+    async def connection(self, opening: Dialling | NextConnection) -> Connection:
+        """The connection. Another task may take the one that this one was woken for."""
+        while True:
+            token = next(self._tokens)
+            opening.watch(self._completions, token)
+            try:
+                connection = opening.take()
+            except BaseException:
+                opening.unwatch(self._completions, token)
+                raise
+            if connection is not None:
+                opening.unwatch(self._completions, token)
+                return connection
+            await self._told(opening, token)
+
+    async def _told(self, watched: _Watched, token: int) -> None:
         future = asyncio.get_running_loop().create_future()
         self._waiting[token] = future
         try:
@@ -58,6 +95,26 @@ class _Reader:
             # Also where the task gave up: nobody waits under this token any more.
             self._waiting.pop(token, None)
             watched.unwatch(self._completions, token)
+
+    async def _told_while_driving(self, watched: _Driven, token: int) -> None:
+        descriptor = watched.progress_fd()
+        if descriptor is None:
+            await self._told(watched, token)
+            return
+        loop = asyncio.get_running_loop()
+        self._driven[descriptor] = self._driven.get(descriptor, 0) + 1
+        if self._driven[descriptor] == 1:
+            loop.add_reader(descriptor, watched.make_progress)
+        try:
+            # What can be done at once need not make the descriptor readable.
+            while watched.make_progress():
+                pass
+            await self._told(watched, token)
+        finally:
+            self._driven[descriptor] -= 1
+            if self._driven[descriptor] == 0:
+                del self._driven[descriptor]
+                loop.remove_reader(descriptor)
 
 
 def _reader() -> _Reader:
@@ -85,3 +142,30 @@ def wait(transfer: Transfer) -> Generator[object, None, Report]:
 def wait_notification(waiting: NextNotification) -> Generator[object, None, bytes]:
     """The ``__await__`` of a notification."""
     return _reader().notification(waiting).__await__()
+
+
+async def track(
+    transfer: Transfer, progress: Callable[[int, int], object], every: float
+) -> Report:
+    """Awaits a transfer, and tells of its progress."""
+    task = asyncio.ensure_future(_awaited(transfer))
+    try:
+        while True:
+            done, _ = await asyncio.wait([task], timeout=every)
+            if done:
+                report = task.result()
+                progress(report.nbytes, report.nbytes)
+                return report
+            progress(*transfer.progress)
+    finally:
+        # Where this task was cancelled, or the callback failed: the transfer ends with it.
+        task.cancel()
+
+
+async def _awaited(transfer: Transfer) -> Report:
+    return await transfer
+
+
+async def opened(opening: Dialling | NextConnection) -> Connection:
+    """The connection that is dialled or accepted."""
+    return await _reader().connection(opening)

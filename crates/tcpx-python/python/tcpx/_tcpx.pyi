@@ -1,6 +1,6 @@
 """The native half of the package."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Literal, Protocol, Self, TypeAlias
 
@@ -16,7 +16,8 @@ class _Stream(Protocol):
 
 Memory: TypeAlias = Buffer | _DLPack | tuple[int, int, str | int]
 Level: TypeAlias = Literal["sent", "placed", "verified"]
-Stream: TypeAlias = int | _Stream | None
+Stream: TypeAlias = int | _Stream | Literal["ready"] | None
+Progress: TypeAlias = Literal["background", "manual"]
 Rights: TypeAlias = Literal["get", "put", "get+put"]
 
 def generate_key() -> str:
@@ -27,9 +28,21 @@ def connect(
     *,
     key: str | None = None,
     insecure: bool = False,
+    encrypt: bool = False,
     gpu: int | None = None,
+    progress: Progress = "background",
     timeout: float | None = None,
 ) -> Connection: ...
+def dial(
+    address: str,
+    *,
+    key: str | None = None,
+    insecure: bool = False,
+    encrypt: bool = False,
+    gpu: int | None = None,
+    progress: Progress = "background",
+    timeout: float | None = None,
+) -> Dialling: ...
 def log_to(emit: Callable[[int, str, str], None], level: int) -> None: ...
 def end_log() -> None: ...
 
@@ -54,13 +67,38 @@ class Completions:
     def fileno(self) -> int: ...
     def drain(self) -> list[int]: ...
 
+class NextConnection:
+    def watch(self, completions: Completions, token: int) -> None: ...
+    def unwatch(self, completions: Completions, token: int) -> None: ...
+    def take(self) -> Connection | None: ...
+
+class Dialling:
+    def watch(self, completions: Completions, token: int) -> None: ...
+    def unwatch(self, completions: Completions, token: int) -> None: ...
+    def take(self) -> Connection | None: ...
+
 class Transfer:
     """A send, receive, put, get or batch that has started. Dropping it cancels it."""
 
     def test(self) -> Report | None:
         """The report, or ``None`` while the transfer runs. Never waits."""
-    def wait(self, timeout: float | None = None) -> Report:
-        """Waits for the end. ``timeout`` (seconds) bounds the wait; the transfer goes on."""
+    def wait(
+        self,
+        timeout: float | None = None,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> Report:
+        """Waits for the end.
+
+        Args:
+            timeout: Seconds that bound the wait; the transfer goes on.
+            progress: Called with bytes done and bytes in all, about ten times a second while this waits
+                and once at the end.
+        """
+    def track(
+        self, progress: Callable[[int, int], object], every: float = 0.1
+    ) -> Coroutine[object, object, Report]:
+        """To be awaited: as the transfer, and ``progress`` is called every ``every`` seconds with bytes done
+        and bytes in all, and once at the end."""
     def cancel(self) -> None:
         """Asks for an early end; the transfer still ends once."""
     @property
@@ -68,6 +106,8 @@ class Transfer:
         """Bytes placed so far, and bytes in all (0 until a receive is matched)."""
     def watch(self, completions: Completions, token: int) -> bool: ...
     def unwatch(self, completions: Completions, token: int) -> None: ...
+    def progress_fd(self) -> int | None: ...
+    def make_progress(self) -> bool: ...
     def __await__(self) -> Generator[object, None, Report]: ...
 
 class Connection:
@@ -93,7 +133,7 @@ class Connection:
             timeout: Seconds for the transfer in all; none by default.
             stall: Seconds without progress after which it fails; 30 by default.
             stream: For GPU memory, the stream whose work comes first; torch's current one for a
-                torch tensor by default.
+                torch tensor by default. ``"ready"``: the bytes are there, wait for nothing.
         """
     def recv(
         self,
@@ -170,6 +210,12 @@ class Connection:
         """The path that the bytes take, and why, in one line."""
     @property
     def closed(self) -> bool: ...
+    def progress(self) -> bool:
+        """Makes all the progress that can be made now, and never waits; whether there may be more to do
+        at once. For ``progress="manual"``."""
+    def progress_fd(self) -> int:
+        """A descriptor that is readable while :meth:`progress` finds something to do, for ``select`` and the
+        like under ``progress="manual"``: call :meth:`progress` until it is false, then wait."""
     def status(self) -> list[str]:
         """Every live operation: where it stands and which side must act next."""
     def statistics(self) -> dict[str, int]:
@@ -226,6 +272,8 @@ class NextNotification:
         """The notification, or ``None`` when there is none yet. Never waits."""
     def watch(self, completions: Completions, token: int) -> bytes | None: ...
     def unwatch(self, completions: Completions, token: int) -> None: ...
+    def progress_fd(self) -> int | None: ...
+    def make_progress(self) -> bool: ...
     def __await__(self) -> Generator[object, None, bytes]: ...
 
 class Endpoint:
@@ -235,7 +283,9 @@ class Endpoint:
         *,
         key: str | None = None,
         insecure: bool = False,
+        encrypt: bool = False,
         gpu: int | None = None,
+        progress: Progress = "background",
         timeout: float | None = None,
     ) -> Self: ...
     @property
@@ -247,5 +297,6 @@ class Endpoint:
     @property
     def closed(self) -> bool: ...
     def _accept(self, timeout: float | None = None) -> Connection: ...
+    def _next(self) -> NextConnection: ...
     def close(self) -> None:
         """Stops listening. Connections that it accepted live on."""

@@ -1,0 +1,207 @@
+//! Connections that an event loop waits for: accepted ones and dialled ones.
+//!
+//! The engine sets a connection up on the thread that asks for it, so each waits in a thread of this module, which
+//! knows nothing of the interpreter: one for all that accept at an endpoint, while any does, and one for each dial.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Wake;
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use tcpx::{Error, NetworkError, Options};
+
+use crate::completions::Completions;
+use crate::connection::Connection;
+use crate::error::raise;
+use crate::transfer::Tasks;
+
+/// An accepting thread looks this often whether a signal has come, or the endpoint was closed.
+pub(crate) const LOOK: Duration = Duration::from_millis(100);
+
+type Outcome = Result<tcpx::Connection, Error>;
+
+/// Nobody has come within the limit of one look.
+pub(crate) const fn is_nobody(error: &Error) -> bool {
+    matches!(error, Error::Network(NetworkError::AcceptTimedOut { .. }))
+}
+
+/// What an endpoint and those that accept at it share.
+#[derive(Debug)]
+pub(crate) struct Listening {
+    endpoint: Mutex<Option<Arc<tcpx::Endpoint>>>,
+    pub(crate) options: Options,
+    accepts: Mutex<Accepts>,
+    tasks: Arc<Tasks>,
+}
+
+#[derive(Debug, Default)]
+struct Accepts {
+    /// Tasks that wait.
+    waiting: usize,
+    /// Connections for them. What a task leaves behind that gave up is for whoever asks next.
+    ready: VecDeque<Outcome>,
+    has_thread: bool,
+}
+
+impl Listening {
+    pub(crate) fn new(endpoint: tcpx::Endpoint, options: Options) -> Arc<Self> {
+        Arc::new(Self {
+            endpoint: Mutex::new(Some(Arc::new(endpoint))),
+            options,
+            accepts: Mutex::default(),
+            tasks: Arc::default(),
+        })
+    }
+
+    fn endpoint(&self) -> MutexGuard<'_, Option<Arc<tcpx::Endpoint>>> {
+        self.endpoint.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn accepts(&self) -> MutexGuard<'_, Accepts> {
+        self.accepts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn open(&self) -> PyResult<Arc<tcpx::Endpoint>> {
+        let endpoint = self.endpoint().clone();
+        endpoint.ok_or_else(|| crate::error::closed("the endpoint is closed"))
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.endpoint().is_none()
+    }
+
+    pub(crate) fn close(&self) {
+        let endpoint = self.endpoint().take();
+        drop(endpoint);
+        Arc::clone(&self.tasks).wake();
+    }
+
+    /// What was accepted for a task that gave up.
+    pub(crate) fn left_behind(&self) -> Option<Outcome> {
+        self.accepts().ready.pop_front()
+    }
+
+    /// Counts a task that waits, and sees to it that somebody accepts for it.
+    fn wait(self: &Arc<Self>) -> std::io::Result<()> {
+        let mut accepts = self.accepts();
+        accepts.waiting += 1;
+        if accepts.has_thread || accepts.ready.len() >= accepts.waiting {
+            return Ok(());
+        }
+        let listening = Arc::clone(self);
+        let started = std::thread::Builder::new()
+            .name("tcpx-accept".to_owned())
+            .spawn(move || listening.accept_all());
+        accepts.has_thread = started.is_ok();
+        accepts.waiting -= usize::from(started.is_err());
+        started.map(drop)
+    }
+
+    fn accept_all(&self) {
+        loop {
+            let endpoint = self.endpoint().clone();
+            {
+                let mut accepts = self.accepts();
+                if endpoint.is_none() || accepts.ready.len() >= accepts.waiting {
+                    accepts.has_thread = false;
+                    return;
+                }
+            }
+            let Some(endpoint) = endpoint else { return };
+            match endpoint.accept(LOOK) {
+                Err(error) if is_nobody(&error) => {}
+                outcome => {
+                    self.accepts().ready.push_back(outcome);
+                    Arc::clone(&self.tasks).wake();
+                }
+            }
+        }
+    }
+}
+
+/// The next connection of an endpoint, for an event loop.
+#[pyclass(frozen, module = "tcpx._tcpx")]
+#[derive(Debug)]
+pub(crate) struct NextConnection(pub(crate) Arc<Listening>);
+
+#[pymethods]
+impl NextConnection {
+    /// Has `completions` told under `token` when there may be a connection; until `unwatch`.
+    fn watch(&self, completions: &Completions, token: u64) -> PyResult<()> {
+        self.0.tasks.add(completions, token);
+        Ok(self.0.wait()?)
+    }
+
+    fn unwatch(&self, completions: &Completions, token: u64) {
+        self.0.tasks.remove(completions, token);
+        let mut accepts = self.0.accepts();
+        accepts.waiting = accepts.waiting.saturating_sub(1);
+    }
+
+    /// The connection, if there is one.
+    fn take(&self) -> PyResult<Option<Connection>> {
+        match self.0.left_behind() {
+            Some(Ok(connection)) => Ok(Some(Connection::new(connection, &self.0.options))),
+            Some(Err(error)) => Err(raise(error)),
+            None => self.0.open().map(|_| None),
+        }
+    }
+}
+
+/// A connection that is being dialled, for an event loop.
+#[pyclass(frozen, module = "tcpx._tcpx")]
+#[derive(Debug)]
+pub(crate) struct Dialling {
+    shared: Arc<Dialled>,
+    options: Options,
+}
+
+#[derive(Debug, Default)]
+struct Dialled {
+    outcome: Mutex<Option<Outcome>>,
+    tasks: Arc<Tasks>,
+}
+
+impl Dialled {
+    fn outcome(&self) -> MutexGuard<'_, Option<Outcome>> {
+        self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Dialling {
+    pub(crate) fn start(address: String, options: Options) -> PyResult<Self> {
+        let shared = Arc::<Dialled>::default();
+        let (told, with) = (Arc::clone(&shared), options.clone());
+        std::thread::Builder::new()
+            .name("tcpx-dial".to_owned())
+            .spawn(move || {
+                let outcome = tcpx::Endpoint::connect(&*address, &with);
+                *told.outcome() = Some(outcome);
+                Arc::clone(&told.tasks).wake();
+            })?;
+        Ok(Self { shared, options })
+    }
+}
+
+#[pymethods]
+impl Dialling {
+    /// Has `completions` told under `token` when the connection is there, or cannot be.
+    fn watch(&self, completions: &Completions, token: u64) {
+        self.shared.tasks.add(completions, token);
+    }
+
+    fn unwatch(&self, completions: &Completions, token: u64) {
+        self.shared.tasks.remove(completions, token);
+    }
+
+    /// The connection, if it is there.
+    fn take(&self) -> PyResult<Option<Connection>> {
+        let outcome = self.shared.outcome().take();
+        match outcome {
+            Some(Ok(connection)) => Ok(Some(Connection::new(connection, &self.options))),
+            Some(Err(error)) => Err(raise(error)),
+            None => Ok(None),
+        }
+    }
+}
