@@ -1,8 +1,13 @@
-"""The build of the wheel: maturin's, with the program and the plugins for NCCL and NIXL built before it."""
+"""The build of the wheel: maturin's, with the program and the plugins for NCCL and NIXL built before it.
+
+``TCPX_GLIBC=2.28 pip wheel .`` makes a wheel for every Linux with that glibc or a newer one (``manylinux_2_28``); it
+needs ``pip install maturin ziglang cargo-zigbuild`` and ``--no-build-isolation``.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -36,6 +41,9 @@ DATA = ROOT / "crates/tcpx-python/data"
 NIXL_PLUGIN = "libplugin_TCPX.so"
 NIXL_WHEELS = ("nixl_cu12", "nixl_cu13")
 PROFILE = "shipped"
+# The oldest glibc that the wheel is for; that of this host, where it is not set.
+GLIBC = os.environ.get("TCPX_GLIBC")
+TARGET = "x86_64-unknown-linux-gnu"
 # As Cargo names a file, and as users do.
 FILES = {"tcpx": "tcpx", "libnccl_net_tcpx.so": "libnccl-net-tcpx.so"}
 
@@ -45,20 +53,32 @@ FILES = {"tcpx": "tcpx", "libnccl_net_tcpx.so": "libnccl-net-tcpx.so"}
 
 def _programs() -> None:
     """Builds the program and the plugins into the package, and beside it."""
-    command = ["cargo", "build", "--locked", "--profile", PROFILE, "--message-format", "json"]
+    command = ["cargo", "zigbuild", "--target", f"{TARGET}.{GLIBC}"] if GLIBC else ["cargo", "build"]
+    command += ["--locked", "--profile", PROFILE]
     command += ["--package", "tcpx-cli", "--package", "tcpx-nccl"]
     command += ["--package", "tcpx-nixl"]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     metadata = ["cargo", "metadata", "--no-deps", "--format-version", "1"]
     answer = subprocess.run(metadata, cwd=ROOT, check=True, capture_output=True, text=True)
-    built = Path(json.loads(answer.stdout)["target_directory"]) / PROFILE
+    built = Path(json.loads(answer.stdout)["target_directory"]) / (TARGET if GLIBC else "") / PROFILE
     BIN.mkdir(exist_ok=True)
     for source, name in FILES.items():
         _install(built / source, BIN / name)
-    for wheel in NIXL_WHEELS:
-        folder = DATA / "platlib" / f".{wheel}.mesonpy.libs" / "plugins"
+    folders = [DATA / "platlib" / f".{wheel}.mesonpy.libs" / "plugins" for wheel in NIXL_WHEELS]
+    for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
-        _install(built / NIXL_PLUGIN, folder / NIXL_PLUGIN)
+    _install(built / NIXL_PLUGIN, folders[0] / NIXL_PLUGIN)
+    for folder in folders[1:]:
+        _stand_in(folder, folders[0])
+
+
+def _stand_in(folder: Path, real: Path) -> None:
+    """A library without code, which loads the plugin from the folder beside it: wheels hold no links, and the plugin
+    twice would be a fifth of the wheel."""
+    command = ["cc", "-shared", "-nostdlib", "-x", "c", "/dev/null", "-o", str(folder / NIXL_PLUGIN)]
+    command += [f"-L{real}", "-Wl,--no-as-needed", f"-l:{NIXL_PLUGIN}", "-Wl,--allow-shlib-undefined"]
+    command += [f"-Wl,-rpath,$ORIGIN/{os.path.relpath(real, folder)}", "-Wl,--enable-new-dtags"]
+    subprocess.run(command, check=True)
 
 
 def _install(source: Path, target: Path) -> None:
@@ -74,6 +94,10 @@ def build_wheel(
     metadata_directory: str | None = None,
 ) -> str:
     _programs()
+    if GLIBC:
+        tag = f"manylinux_{GLIBC.replace('.', '_')}"
+        arguments = f"--zig --target {TARGET} --compatibility {tag}"
+        config_settings = {**(config_settings or {}), "build-args": arguments}
     return maturin.build_wheel(wheel_directory, config_settings, metadata_directory)
 
 

@@ -202,3 +202,20 @@ def connect(
         return _tcpx.dial(address, **settings, timeout=timeout)
 
     return Connecting(open_within, opening, timeout)
+
+
+def host_names(listening: str, chosen: str | None) -> list[str]:
+    """Names and addresses under which a peer may reach a host that listens on this address, best first."""
+    if chosen is not None:
+        return [chosen]
+    if listening not in ("0.0.0.0", "::"):
+        return [listening]
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # Asks for the route alone; nothing is sent.
+            probe.connect(("192.0.2.1", 9))
+            found.append(str(probe.getsockname()[0]))
+        except OSError:
+            pass
+    return [*found, socket.gethostname()]

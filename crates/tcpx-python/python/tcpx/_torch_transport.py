@@ -20,7 +20,6 @@ import logging
 import operator
 import os
 import select
-import socket
 import threading
 import time
 import uuid
@@ -36,7 +35,7 @@ from torch.distributed._transport._serialization import _WireDescriptor
 from torch.distributed._transport._work import _validate_timeout, wait_all
 
 from . import _loop, _tcpx
-from ._core import Connection, Endpoint, connect
+from ._core import Connection, Endpoint, connect, host_names
 from ._errors import ClosedError, Error
 from ._errors import TimeoutError as TransferTimeout
 
@@ -509,7 +508,7 @@ class TcpxTransport(Transport):
             "version": _VERSION,
             "backend": "tcpx",
             "endpoint": self._name,
-            "addresses": [_address(one, port) for one in _names(host, self._host)],
+            "addresses": [_address(one, port) for one in host_names(host, self._host)],
             "key": endpoint.key,
         }
         return json.dumps(url).encode()
@@ -842,23 +841,6 @@ def _revoke(registration: _Registration, until: float) -> None:
         except ClosedError:
             pass
         registration.windows.pop(connection, None)
-
-
-def _names(listening: str, chosen: str | None) -> list[str]:
-    """Names and addresses under which a peer may reach a host that listens on this address, best first."""
-    if chosen is not None:
-        return [chosen]
-    if listening not in ("0.0.0.0", "::"):
-        return [listening]
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            # Asks for the route alone; nothing is sent.
-            probe.connect(("192.0.2.1", 9))
-            found.append(str(probe.getsockname()[0]))
-        except OSError:
-            pass
-    return [*found, socket.gethostname()]
 
 
 def _address(host: str, port: int) -> str:
