@@ -3,8 +3,9 @@
     python kv_cache.py decode                      # prints a line: the pairing
     python kv_cache.py prefill 'TCPX_KEY=... HOST:PORT'
 
-The decoding side exposes its cache and takes no part in the transfers: it learns from a
-notification that the blocks of a request are there.
+A block has a part in every layer, and the parts lie as far from each other as a layer is long: a block is a strided
+list of pieces, and the blocks of a request are one batch. The decoding side exposes its cache and takes no part in
+the transfers: it learns from a notification that the blocks of a request are there, and checks every byte.
 """
 
 import json
@@ -14,17 +15,23 @@ import numpy
 
 import tcpx
 
-BLOCKS, BLOCK = 512, 72 * 1024
+LAYERS, BLOCKS, PART = 8, 512, 9 * 1024
 REQUESTS = 4
 
 
 def contents(request: int, block: int) -> numpy.ndarray:
-    """What the prefill of a request puts into one of its blocks."""
-    return numpy.random.default_rng([request, block]).integers(0, 256, BLOCK, dtype=numpy.uint8)
+    """What the prefill of a request puts into one of its blocks: a part for each layer."""
+    random = numpy.random.default_rng([request, block])
+    return random.integers(0, 256, (LAYERS, PART), dtype=numpy.uint8)
+
+
+def offset(layer: int, block: int) -> int:
+    """Where a block's part is in the cache."""
+    return (layer * BLOCKS + block) * PART
 
 
 def decode() -> None:
-    cache = numpy.zeros((BLOCKS, BLOCK), dtype=numpy.uint8)
+    cache = numpy.zeros((LAYERS, BLOCKS, PART), dtype=numpy.uint8)
     with tcpx.Endpoint("0.0.0.0:0") as server:
         print(server.pairing(), flush=True)
         connection = server.accept().wait(timeout=60)
@@ -33,7 +40,7 @@ def decode() -> None:
         for _ in range(REQUESTS):
             done = json.loads(connection.notification().wait(timeout=60))
             for number, block in enumerate(done["blocks"]):
-                assert (cache[block] == contents(done["request"], number)).all()
+                assert (cache[:, block] == contents(done["request"], number)).all()
             print(f"request {done['request']}: {len(done['blocks'])} blocks are right", flush=True)
 
 
@@ -45,7 +52,8 @@ def prefill(line: str) -> None:
             blocks = [int(free.pop()) for _ in range(BLOCKS // REQUESTS)]
             batch = connection.batch()
             for number, block in enumerate(blocks):
-                batch.put(contents(request, number), key, block * BLOCK)
+                for layer, part in enumerate(contents(request, number)):
+                    batch.put(part, key, offset(layer, block))
             told = json.dumps({"request": request, "blocks": blocks}).encode()
             report = batch.notify(told).start().wait(timeout=60)
             print(f"request {request}: {report.nbytes} bytes placed")

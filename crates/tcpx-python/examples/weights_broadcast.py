@@ -4,7 +4,8 @@
     python weights_broadcast.py work 'TCPX_KEY=... HOST:PORT'
 
 The sender describes the arrays in a small message; the bytes follow, one transfer an array, all in
-flight at once.
+flight at once, with a bar on standard error that counts them together. The values may as well be torch tensors on a
+GPU: ``model.state_dict()``, with ``gpu=0`` at both sides.
 """
 
 import asyncio
@@ -39,8 +40,17 @@ async def receive_all(connection: tcpx.Connection) -> dict[str, numpy.ndarray]:
     header = bytearray(int.from_bytes(length, "little"))
     await connection.recv(header, HEADER_TAG)
     state = {name: numpy.empty(shape, dtype) for name, dtype, shape in json.loads(header)}
+    whole, arrived = sum(one.nbytes for one in state.values()), [0] * len(state)
+
+    def progress(at: int, done: int) -> None:
+        arrived[at] = done
+        part = sum(arrived) / whole
+        end = "\n" if part == 1 else ""
+        print(f"\r[{'#' * int(part * 40):<40}] {part:4.0%}", end=end, file=sys.stderr, flush=True)
+
     await asyncio.gather(*(
-        connection.recv(one, FIRST_TAG + at) for at, one in enumerate(state.values())
+        connection.recv(one, FIRST_TAG + at).track(lambda done, _, at=at: progress(at, done))
+        for at, one in enumerate(state.values())
     ))
     return state
 

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import threading
+from multiprocessing import get_context
 
 import numpy
 import pytest
@@ -398,6 +399,73 @@ def test_a_forked_child_leaves_the_parents_connection_alone():
                 connection.send(bytes(buffer)).wait(PATIENCE)
                 out, err = peer.communicate(timeout=PATIENCE)
             assert out == "hello\n", err
+
+
+FORK_OF_ITS_OWN = """
+import os, sys, threading, tcpx
+address = sys.argv[1]
+before = tcpx.connect(address).wait()
+child = os.fork()
+if child == 0:
+    # What the parent has open is not the child's, and says so; what it opens by itself works.
+    try:
+        before.send(b"x").wait()
+    except tcpx.Error as error:
+        print("refused:", type(error).__name__, flush=True)
+    after = tcpx.connect(address).wait()
+    after.send(b"child").wait()
+    after.close()
+    os._exit(0)
+before.send(b"parent").wait()
+_, status = os.waitpid(child, 0)
+before.close()
+sys.exit(status)
+"""
+
+
+def test_a_forked_child_opens_its_own():
+    with tcpx.Endpoint("127.0.0.1:0", timeout=PATIENCE) as server:
+        host, port = server.address
+        with run_python(FORK_OF_ITS_OWN, f"{host}:{port}", TCPX_KEY=server.key) as peer:
+            received = []
+            for _ in range(2):
+                connection = server.accept(timeout=PATIENCE)
+                buffer = bytearray(16)
+                report = connection.recv(buffer).wait(PATIENCE)
+                received.append(bytes(buffer[: report.nbytes]))
+            out, err = peer.communicate(timeout=PATIENCE)
+            assert peer.returncode == 0, err
+            assert received == [b"parent", b"child"] and out.startswith("refused: ")
+
+
+def _spawned(line, pipe):
+    with tcpx.connect(line, timeout=PATIENCE) as connection:
+        buffer = bytearray(1 << 20)
+        connection.recv(buffer).wait(PATIENCE)
+        pipe.send(bytes(buffer[:4]))
+
+
+def test_spawned_processes_have_connections_of_their_own():
+    context = get_context("spawn")
+    with tcpx.Endpoint("127.0.0.1:0", timeout=PATIENCE) as server:
+        pipes, workers = [], []
+        for _ in range(2):
+            ours, theirs = context.Pipe()
+            worker = context.Process(target=_spawned, args=(server.pairing(), theirs))
+            worker.start()
+            pipes.append(ours)
+            workers.append(worker)
+        for number in range(2):
+            connection = server.accept(timeout=PATIENCE)
+            connection.send(bytes([number]) * (1 << 20)).wait(PATIENCE)
+        told = set()
+        for pipe in pipes:
+            assert pipe.poll(PATIENCE)
+            told.add(pipe.recv())
+        assert told == {bytes([number]) * 4 for number in range(2)}
+        for worker in workers:
+            worker.join(PATIENCE)
+            assert worker.exitcode == 0
 
 
 def test_the_package_knows_its_program_and_plugin():

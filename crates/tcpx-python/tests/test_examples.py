@@ -14,12 +14,13 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 def start(name: str, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, str(EXAMPLES / name), *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def finish(program: subprocess.Popen[str]) -> str:
-    out, _ = program.communicate(timeout=PATIENCE)
-    assert program.returncode == 0, out
+def finish(program: subprocess.Popen[str], shows: str = "") -> str:
+    out, err = program.communicate(timeout=PATIENCE)
+    assert program.returncode == 0, out + err
+    assert shows in err, err
     return out
 
 
@@ -32,16 +33,16 @@ def here(line: str) -> str:
 def test_a_tensor_is_sent():
     with start("send_tensor.py", "receive") as receiver:
         line = here(receiver.stdout.readline())
-        sent = finish(start("send_tensor.py", "send", line))
+        sent = finish(start("send_tensor.py", "send", line), shows="100%")
         assert "4194304 bytes verified" in sent
-        assert "first element 42.0" in finish(receiver)
+        assert "first element 42.0" in finish(receiver, shows="100%")
 
 
 def test_weights_are_broadcast():
     with start("weights_broadcast.py", "serve", "2") as server:
         line = here(server.stdout.readline())
         workers = [start("weights_broadcast.py", "work", line) for _ in range(2)]
-        assert [finish(worker) for worker in workers] == ["16 arrays, equal\n"] * 2
+        assert [finish(worker, shows="100%") for worker in workers] == ["16 arrays, equal\n"] * 2
         finish(server)
 
 

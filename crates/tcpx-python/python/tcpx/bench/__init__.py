@@ -1,4 +1,5 @@
 """``python -m tcpx.bench``: figures beside those of others, on your own host.
 
+``python -m tcpx.bench --peer program,nixl,mooncake,gloo`` compares sends, receives and puts from Python;
 ``python -m tcpx.bench nixl`` compares the backend ``TCPX`` of NIXL with UCX of the same wheel.
 """

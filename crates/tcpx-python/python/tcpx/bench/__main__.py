@@ -1,16 +1,17 @@
-"""Runs the bench that the first argument names."""
+"""Runs the bench that the first argument names; that of sends, receives and puts without one."""
 
 from __future__ import annotations
 
 import sys
 
-from . import _nixl
+from . import _net, _nixl
 
 
 def main() -> None:
-    if sys.argv[1:2] != ["nixl"]:
-        raise SystemExit("usage: python -m tcpx.bench nixl [--help]")
-    _nixl.main(sys.argv[2:])
+    if sys.argv[1:2] == ["nixl"]:
+        _nixl.main(sys.argv[2:])
+    else:
+        _net.main(sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,67 @@
+"""The bench of Python: that it measures what it says, whoever is installed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+import tcpx
+from tcpx.bench import _net
+
+
+def test_every_contender_of_ours_is_measured_beside_the_program(tmp_path):
+    files = {kind: tmp_path / f"figures.{kind}" for kind in ("csv", "plot", "json")}
+    command = [sys.executable, "-m", "tcpx.bench", "--sizes", "64KiB,1MiB", "--in-flight", "1,4"]
+    command += ["--rounds", "2", "--span", "0.01", "--peer", "program"]
+    for kind, path in files.items():
+        command += [f"--{kind}", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    contenders = ["tcpx", "tcpx, awaited", "tcpx, put"]
+    if tcpx.program_path().exists():
+        contenders.append("program")
+    rows = list(csv.DictReader(files["csv"].read_text().splitlines()))
+    cases = {("latency", "4096", "1")} | {
+        ("one", size, depth) for size in ("65536", "1048576") for depth in ("1", "4")
+    }
+    assert len(rows) == 2 * len(cases) * len(contenders)
+    assert {(row["mode"], row["bytes"], row["in_flight"]) for row in rows} == cases
+    assert {row["who"] for row in rows} == set(contenders)
+    assert all(float(row["gb_per_second"]) > 0 for row in rows)
+    assert all(float(row["p50_us"]) > 0 for row in rows if row["mode"] == "latency")
+    for who in contenders:
+        assert done.stdout.count(f"  {who}  ") == len(cases)
+    ElementTree.fromstring(files["plot"].read_text())
+    subject = json.loads(files["json"].read_text())
+    assert subject["schema"] == 1 and len(subject["rows"]) == len(cases) * len(contenders)
+    assert all(row["min"] <= row["median"] <= row["max"] for row in subject["rows"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("peer", ["nixl", "mooncake", "gloo"])
+def test_a_peer_is_measured_or_left_out_with_the_reason(peer):
+    command = [sys.executable, "-m", "tcpx.bench", "--sizes", "64KiB", "--latency", "", "--in-flight", "2"]
+    command += ["--rounds", "1", "--span", "0.01", "--only", "tcpx", "--peer", peer]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    if f"{peer} is left out: " in done.stderr:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert f"  {peer}  " in done.stdout and "tcpx has " in done.stdout
+
+
+def test_cases_are_bounded_and_named():
+    cases = _net.chosen_cases([8, 64 << 20, 1 << 30], [4096], [1, 8])
+    assert [case.name for case in cases] == [
+        "4 KiB, half a round trip", "8 B, 1 in flight", "8 B, 8 in flight",
+        "64 MiB, 1 in flight", "64 MiB, 2 in flight", "1 GiB, 1 in flight",
+    ]
+    assert _net.PRESETS["uccl"][0] == 8 and _net.PRESETS["nixl"][-1] == 64 << 20
+    done = subprocess.run(
+        [sys.executable, "-m", "tcpx.bench", "--peer", "nobody"], capture_output=True, text=True
+    )
+    assert done.returncode == 2 and "no contender 'nobody'" in done.stderr
