@@ -25,12 +25,12 @@ mkdir -p "$out"
 cargo xtask dist --out "$out"
 cargo build --release --locked --package xtask
 cp "$target/release/xtask" "$out/xtask"
-for check in gpu_check engine_gpu_check devmem_gpu_check small_copies; do
+for check in gpu_check unpack_bench engine_gpu_check devmem_gpu_check small_copies; do
   read -r kind name file < <(find_target "$check") || exit 1
   cargo build --release --locked --workspace "$kind" "$name"
   cp "$file" "$out/$check"
 done
 cp scripts/gpu-transfer.sh scripts/gpu-tcp-speed.sh scripts/gpu-unpack.sh \
   scripts/nccl_check.py scripts/nccl_environment.sh "$out/"
-strip "$out/xtask" "$out/gpu_check" "$out/engine_gpu_check" "$out/devmem_gpu_check" "$out/small_copies" || echo 'not stripped: the files are larger, nothing else'
+strip "$out/xtask" "$out/gpu_check" "$out/unpack_bench" "$out/engine_gpu_check" "$out/devmem_gpu_check" "$out/small_copies" || echo 'not stripped: the files are larger, nothing else'
 du -sh "$out"

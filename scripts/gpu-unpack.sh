@@ -4,8 +4,8 @@
 # Needs the folder that scripts/build-carry.sh made (TCPX_BIN, default .carry). Every check of the
 # memory crate with its long sweeps, the same under NVIDIA's compute-sanitizer where that is
 # installed, then the figures. Its limits add up to less than 8 minutes; it goes on after a failed step, and exits with 1
-# if any failed. OUT_DIR gets unpack.json (format: benchmarks/README.md), unpack.csv, unpack.svg,
-# steps.txt and log.txt.
+# if any failed. OUT_DIR gets unpack.json (format: benchmarks/README.md), steps.txt and
+# log.txt.
 set -uo pipefail
 
 if [ $# -ne 1 ]; then
@@ -15,7 +15,7 @@ fi
 bin=$(realpath "${TCPX_BIN:-.carry}")
 mkdir -p "$1" || exit 2
 out=$(realpath "$1")
-for file in tcpx gpu_check; do
+for file in unpack_bench gpu_check; do
   [ -x "$bin/$file" ] || { echo "$bin/$file is missing: run scripts/build-carry.sh first" >&2; exit 2; }
 done
 log=$out/log.txt steps=$out/steps.txt failed=0
@@ -52,8 +52,7 @@ else
   echo 'compute-sanitizer is not installed: its checks are left out' | tee -a "$steps"
 fi
 # shellcheck disable=SC2016 # expanded by the shell that runs it
-step 'figures' 120 bash -c '"$0" bench unpack --rounds 5 --csv "$1/unpack.csv" --plot "$1/unpack.svg" --json >"$1/unpack.json"' \
-  "$bin/tcpx" "$out"
+step 'figures' 120 bash -c '"$0" >"$1/unpack.json"' "$bin/unpack_bench" "$out"
 
 printf '\n%d steps failed; everything that was printed is in %s\n' "$failed" "$log"
 [ "$failed" -eq 0 ]

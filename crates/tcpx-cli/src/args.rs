@@ -95,10 +95,8 @@ pub(crate) enum Command {
         after_help = "Examples:\n  tcpx perf server host\n  TCPX_KEY=... tcpx perf client HOST_A host -s 1MiB -P 8 -t 10s -i 1s"
     )]
     Perf(Box<perf::PerfArgs>),
-    /// Measure unpackers on one GPU, or the network beside its peers.
-    #[command(
-        after_help = "Examples:\n  tcpx bench net --from host --to host --peer raw\n  tcpx bench unpack --gpu 0"
-    )]
+    /// Measure the network beside its peers.
+    #[command(after_help = "Examples:\n  tcpx bench net --from host --to host --peer raw")]
     Bench(bench::BenchArgs),
     /// List GPUs, network interfaces and the plugin file, and what is missing.
     Devices,
@@ -244,10 +242,10 @@ impl Cli {
                 Some(PerfSide::Client(args)) => &args.link,
                 Some(PerfSide::Agent(args)) => &args.link,
             }),
-            Command::Bench(args) => match &args.what {
-                BenchCommand::Net(args) => Some(&args.link),
-                BenchCommand::Unpack(_) => None,
-            },
+            Command::Bench(args) => {
+                let BenchCommand::Net(args) = &args.what;
+                Some(&args.link)
+            }
             Command::Demo(_)
             | Command::Devices
             | Command::Key(_)
@@ -272,10 +270,10 @@ impl Cli {
                 Some(PerfSide::Client(args)) => &mut args.link,
                 Some(PerfSide::Agent(args)) => &mut args.link,
             }),
-            Command::Bench(args) => match &mut args.what {
-                BenchCommand::Net(args) => Some(&mut args.link),
-                BenchCommand::Unpack(_) => None,
-            },
+            Command::Bench(args) => {
+                let BenchCommand::Net(args) = &mut args.what;
+                Some(&mut args.link)
+            }
             Command::Demo(_)
             | Command::Devices
             | Command::Key(_)

@@ -158,13 +158,12 @@ fn wanted(cli: &Cli) -> Vec<Wanted> {
         Tcpx::Transfer(args) if is_plugin(&args.link.network) => (&args.memory, false),
         Tcpx::Connection(args) if is_plugin(&args.link.network) => (&args.memory, false),
         Tcpx::Bench(args) => {
-            return match &args.what {
-                BenchCommand::Net(args) if is_plugin(&args.link.network) => {
-                    let place = args.serve.or(args.from);
-                    variables(&place.map(Place::memory).unwrap_or_default(), false)
-                }
-                _ => Vec::new(),
-            };
+            let BenchCommand::Net(args) = &args.what;
+            if !is_plugin(&args.link.network) {
+                return Vec::new();
+            }
+            let place = args.serve.or(args.from);
+            return variables(&place.map(Place::memory).unwrap_or_default(), false);
         }
         Tcpx::Perf(args) => {
             let (link, memory) = match &args.side {

@@ -102,7 +102,7 @@ impl UnpackMethod {
         }
     }
 
-    /// The fastest method for a list between a pair of memories, as measured by `tcpx bench unpack`.
+    /// The fastest method for a list between a pair of memories, as measured by the example `unpack_bench`.
     pub const fn automatic_for(
         pool: MemoryKind,
         destination: MemoryKind,

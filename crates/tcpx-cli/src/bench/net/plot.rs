@@ -7,7 +7,6 @@ use super::measure::{Results, Series};
 use super::orders::Mode;
 use super::report::About;
 use crate::bench::file::{machine, spread, today};
-use crate::bench::plot::escaped;
 use crate::sizes::Size;
 
 const LEFT: f64 = 60.0;
@@ -130,6 +129,13 @@ pub(super) fn svg(results: &Results, about: &About) -> String {
         escaped(&title),
         escaped(&host)
     )
+}
+
+/// `text` as a part of SVG.
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
 }
 
 /// A distance of lines that people count in (1, 2 or 5 of a power of ten), for about five of them.

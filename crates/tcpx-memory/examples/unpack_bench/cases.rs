@@ -6,10 +6,8 @@ use std::time::{Duration, Instant};
 use tcpx_memory::{BouncePool, Descriptors, Gpu, Region};
 use tcpx_wire::{Fragment, Limits, ScatterList};
 
-use super::file::spread;
 use super::ways::{Movers, Set, Way};
-use crate::error::Error;
-use crate::pattern::Pattern;
+use super::{Result, spread};
 
 /// Room of one set, and sets that take turns, so that neither end is in the GPU's cache.
 const ROOM: usize = 64 << 20;
@@ -154,31 +152,29 @@ pub(crate) struct Bench {
     pools: [Region; 2],
     to: Region,
     content: Vec<u8>,
+    random: Random,
 }
 
 impl Bench {
-    pub(crate) fn open(ordinal: u32) -> Result<Self, Error> {
-        let gpu = Gpu::open(ordinal).map_err(|error| Error::Memory {
-            doing: "open the GPU",
-            source: error.into(),
-        })?;
+    pub(crate) fn open(ordinal: u32) -> Result<Self> {
+        let gpu = Gpu::open(ordinal)?;
         let size = SETS * ROOM + SLACK;
         let mut content = vec![0; size];
-        Pattern::new(getrandom::u64().map_err(crate::key::KeyError::random)?).fill(0, &mut content);
-        let make = || {
-            let pools = [Region::cuda(&gpu, size)?, Region::pinned(&gpu, size)?];
-            for pool in &pools {
-                pool.write_from(0, &content)?;
-            }
-            Ok((pools, Region::cuda(&gpu, SETS * ROOM)?))
-        };
-        let (pools, to) = make().map_err(Error::memory("allocate memory for the benchmark"))?;
+        let mut random = Random::new();
+        for word in content.chunks_mut(8) {
+            word.copy_from_slice(&random.next().to_le_bytes()[..word.len()]);
+        }
+        let pools = [Region::cuda(&gpu, size)?, Region::pinned(&gpu, size)?];
+        for pool in &pools {
+            pool.write_from(0, &content)?;
+        }
         Ok(Self {
             movers: Movers::new(&gpu)?,
-            gpu,
             pools,
-            to,
+            to: Region::cuda(&gpu, SETS * ROOM)?,
             content,
+            random,
+            gpu,
         })
     }
 
@@ -187,12 +183,10 @@ impl Bench {
     }
 
     /// Verifies every way of every case, then times them round by round; in a round, a case's ways in turn.
-    pub(crate) fn run(&mut self, rounds: u32) -> Result<Vec<Outcome>, Error> {
+    pub(crate) fn run(&mut self, rounds: u32) -> Result<Vec<Outcome>> {
         // As in a program that keeps the context current on the threads that poll.
-        let _current = self.gpu.enter().map_err(|error| Error::Memory {
-            doing: "enter the GPU's context",
-            source: error.into(),
-        })?;
+        let gpu = self.gpu.clone();
+        let _current = gpu.enter()?;
         let mut outcomes = Vec::new();
         let mut prepared = Vec::new();
         for case in &CASES {
@@ -222,54 +216,42 @@ impl Bench {
         Ok(outcomes)
     }
 
-    fn sets(&self, case: &Case) -> Result<Vec<Set>, Error> {
+    fn sets(&mut self, case: &Case) -> Result<Vec<Set>> {
         let region = &self.pools[usize::from(case.pinned)];
         let count = if case.cached { 1 } else { SETS };
         (0..count)
             .map(|set| {
                 let start = set * ROOM;
-                let list = Arc::new(shuffled(case, set as u64)?);
+                let list = Arc::new(shuffled(case, &mut self.random)?);
                 let bytes = list.bytes() as usize;
-                let slices = || {
-                    let pool = region.slice(start..start + bytes + SLACK.min(case.skew))?;
-                    Ok((pool, self.to.slice(start..start + bytes)?))
-                };
-                let (pool, to) = slices().map_err(Error::memory("slice memory"))?;
+                let pool = region.slice(start..start + bytes + SLACK.min(case.skew))?;
                 Ok(Set {
                     pool: BouncePool::new(pool),
                     list,
-                    to,
+                    to: self.to.slice(start..start + bytes)?,
                 })
             })
             .collect()
     }
 
     /// Unpacks into a poisoned destination and compares every byte.
-    fn verify(&mut self, case: &Case, way: Way, sets: &[Set]) -> Result<(), Error> {
-        let wrong = |at: usize| Error::Failed {
-            what: format!("{}, {}: wrong contents at byte {at}", case.name, way.name()),
-            hint: "nothing was measured; report this as a fault",
-        };
+    fn verify(&mut self, case: &Case, way: Way, sets: &[Set]) -> Result<()> {
+        let wrong =
+            |at: usize| format!("{}, {}: wrong contents at byte {at}", case.name, way.name());
         for (index, set) in sets.iter().enumerate() {
             let source = &self.content[index * ROOM..];
             let mut arrived = vec![POISON; set.to.len()];
-            set.to
-                .write_from(&arrived)
-                .map_err(Error::memory("poison the destination"))?;
+            set.to.write_from(&arrived)?;
             let result = self.movers.go(way, set)?;
             if matches!(way, Way::Checksum | Way::WorkerChecksum) {
-                let region = Region::host(set.pool.len()).map_err(Error::memory("allocate"))?;
-                let sum = region
-                    .write_from(0, &source[..set.pool.len()])
-                    .and_then(|()| region.checksum(..));
-                if result != u64::from(sum.map_err(Error::memory("sum"))?) {
-                    return Err(wrong(0));
+                let region = Region::host(set.pool.len())?;
+                region.write_from(0, &source[..set.pool.len()])?;
+                if result != u64::from(region.checksum(..)?) {
+                    return Err(wrong(0).into());
                 }
                 continue;
             }
-            set.to
-                .read_to(&mut arrived)
-                .map_err(Error::memory("read the destination"))?;
+            set.to.read_to(&mut arrived)?;
             let straight = way == Way::Copy;
             for one in set.list.as_slice() {
                 let to = one.destination_offset as usize;
@@ -280,7 +262,7 @@ impl Bench {
                 };
                 let length = one.length as usize;
                 if arrived[to..to + length] != source[from..from + length] {
-                    return Err(wrong(to));
+                    return Err(wrong(to).into());
                 }
             }
         }
@@ -288,7 +270,7 @@ impl Bench {
     }
 
     /// The median of many calls of each way, in microseconds.
-    fn round(&mut self, case: &Case, sets: &[Set]) -> Result<Vec<f64>, Error> {
+    fn round(&mut self, case: &Case, sets: &[Set]) -> Result<Vec<f64>> {
         let ways = case.ways.iter().copied();
         let ways: Vec<_> = ways.filter(|way| self.movers.has(*way)).collect();
         let mut times = vec![Vec::new(); ways.len()];
@@ -312,7 +294,7 @@ impl Bench {
         sets: &[Set],
         (least, most): (usize, usize),
         times: &mut Vec<f64>,
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         let start = Instant::now();
         for (index, set) in sets.iter().cycle().enumerate() {
             // A list that was built just now is in the CPU's cache.
@@ -342,24 +324,31 @@ impl Bench {
     }
 }
 
-/// The cases by name.
-#[cfg(test)]
-pub(super) fn names() -> Vec<&'static str> {
-    CASES.iter().map(|case| case.name).collect()
+/// Numbers that no unpacker can guess (SplitMix64).
+#[derive(Debug)]
+struct Random(u64);
+
+impl Random {
+    fn new() -> Self {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        Self(now.map_or(1, |now| now.as_nanos() as u64))
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut value = self.0;
+        value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        value ^ (value >> 31)
+    }
 }
 
 /// The destination in order, the sources shuffled.
-fn shuffled(case: &Case, seed: u64) -> Result<Descriptors, Error> {
+fn shuffled(case: &Case, random: &mut Random) -> Result<Descriptors> {
     let count = case.bytes / case.fragment;
     let mut sources: Vec<usize> = (0..count).collect();
-    let mut words = vec![0; count * 8];
-    Pattern::new(getrandom::u64().map_err(crate::key::KeyError::random)? ^ seed)
-        .fill(0, &mut words);
-    for (last, word) in (1..count).rev().zip(words.as_chunks::<8>().0) {
-        sources.swap(
-            last,
-            (u64::from_le_bytes(*word) % (last as u64 + 1)) as usize,
-        );
+    for last in (1..count).rev() {
+        sources.swap(last, (random.next() % (last as u64 + 1)) as usize);
     }
     let mut scatter = ScatterList::with_capacity(count);
     for (index, source) in sources.into_iter().enumerate() {
@@ -376,11 +365,7 @@ fn shuffled(case: &Case, seed: u64) -> Result<Descriptors, Error> {
         received_bytes: bytes,
     };
     let mut list = Descriptors::with_capacity(count);
-    list.build(&scatter, limits)
-        .map_err(|error| Error::Failed {
-            what: error.to_string(),
-            hint: "nothing was measured; report this as a fault",
-        })?;
+    list.build(&scatter, limits)?;
     Ok(list)
 }
 

@@ -1,9 +1,10 @@
 //! What the unpackers are meant to reach on one H200, and whether they did in this run.
 
+use serde_json::Value;
+
 use super::cases::Outcome;
-use super::file::{Row, spread};
-use super::report::rate;
 use super::ways::Way;
+use super::{rate, row, spread};
 
 /// What is compared; each round by itself, so that a machine's slow hour weighs on both sides.
 #[derive(Clone, Copy, Debug)]
@@ -186,7 +187,7 @@ impl Verdict {
         }
     }
 
-    pub(super) fn row(&self) -> Row {
+    pub(super) fn row(&self) -> Value {
         let named = |word: &str, target: Option<f64>| {
             target.map_or_else(String::new, |target| format!("{word} {target}, "))
         };
@@ -199,64 +200,11 @@ impl Verdict {
             named("aim", self.aim),
             self.verdict()
         );
-        Row::of(
-            format!("target: {}", self.what),
+        row(
+            &format!("target: {}", self.what),
             self.unit,
             &self.values,
-            notes,
+            &notes,
         )
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn outcome(case: &'static str, way: Way, micros: &[f64]) -> Outcome {
-        Outcome {
-            case,
-            way: way.name(),
-            bytes: 4_000_000,
-            micros: micros.to_vec(),
-        }
-    }
-
-    #[test]
-    fn shares_are_of_the_same_round_and_the_median_decides() {
-        // The machine is three times as slow in the second round, and the share the same.
-        let outcomes = [
-            outcome("64 MiB in 4 KiB, GPU", Way::Kernel, &[10.0, 30.0, 10.0]),
-            outcome("64 MiB in 4 KiB, GPU", Way::Copy, &[8.0, 24.0, 9.5]),
-            outcome("4 MiB in 4 KiB, GPU", Way::Kernel, &[10.0, 12.0, 13.0]),
-            outcome("512 KiB in 4 KiB, GPU", Way::Kernel, &[9.0, 9.5, 11.0]),
-        ];
-        let all = verdicts(&outcomes);
-        let told: Vec<_> = all
-            .iter()
-            .map(|one| (one.what.as_str(), one.spread().0, one.verdict()))
-            .collect();
-        let (rate, share, micros) = (told[0], told[1], told[2]);
-        assert_eq!(told.len(), 3, "{told:?}");
-        assert_eq!(rate.0, "4 MiB in 4 KiB, GPU: unpacker, kernel");
-        assert_eq!(rate.2, "SHORT");
-        assert!((share.1 - 0.8).abs() < 1e-9 && share.2 == "reached");
-        assert!((micros.1 - 9.5).abs() < 1e-9 && micros.2 == "reached");
-        assert!(
-            all[1]
-                .row()
-                .notes
-                .contains("must 0.75, aim 0.9, reached. One copy ran at 421 GB/s."),
-            "{}",
-            all[1].row().notes
-        );
-    }
-
-    #[test]
-    fn every_target_is_of_a_case_that_is_measured() {
-        for target in TARGETS {
-            let cases = super::super::cases::names();
-            assert!(cases.contains(&target.case), "{}", target.case);
-            assert!(target.must.is_some() || target.aim.is_some());
-        }
     }
 }

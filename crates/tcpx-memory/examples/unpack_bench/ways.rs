@@ -1,7 +1,7 @@
 //! The ways to move fragments, each from the call to the bytes in place.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tcpx_memory::yardstick::Yardstick;
@@ -10,7 +10,7 @@ use tcpx_memory::{
     UnpackMethod, Unpacker, Work,
 };
 
-use crate::error::Error;
+use super::Result;
 
 /// Longest wait for one call.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -83,18 +83,15 @@ pub(crate) struct Movers {
 struct Landing {
     ended: AtomicU64,
     result: AtomicU64,
-    failed: std::sync::Mutex<Option<MemoryError>>,
+    failed: Mutex<Option<MemoryError>>,
 }
 
 impl CompletionSink for Landing {
-    fn complete(&self, token: u64, result: Result<u64, MemoryError>) {
+    fn complete(&self, token: u64, result: std::result::Result<u64, MemoryError>) {
         match result {
             Ok(value) => self.result.store(value, Ordering::Relaxed),
             Err(error) => {
-                let mut failed = self
-                    .failed
-                    .lock()
-                    .unwrap_or_else(std::sync::PoisonError::into_inner);
+                let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
                 *failed = Some(error);
             }
         }
@@ -103,16 +100,13 @@ impl CompletionSink for Landing {
 }
 
 impl Movers {
-    pub(crate) fn new(gpu: &Gpu) -> Result<Self, Error> {
-        let prepare = || -> Result<Self, MemoryError> {
-            Ok(Self {
-                unpacker: Unpacker::new(gpu)?,
-                worker: CopyWorker::for_gpu(gpu)?,
-                yardstick: Yardstick::new(gpu)?,
-                landing: Arc::default(),
-            })
-        };
-        prepare().map_err(Error::memory("prepare the benchmark"))
+    pub(crate) fn new(gpu: &Gpu) -> Result<Self> {
+        Ok(Self {
+            unpacker: Unpacker::new(gpu)?,
+            worker: CopyWorker::for_gpu(gpu)?,
+            yardstick: Yardstick::new(gpu)?,
+            landing: Arc::default(),
+        })
     }
 
     pub(crate) fn has(&self, way: Way) -> bool {
@@ -120,7 +114,7 @@ impl Movers {
     }
 
     /// Moves once and waits; the checksum, or the number of bytes.
-    pub(crate) fn go(&mut self, way: Way, set: &Set) -> Result<u64, Error> {
+    pub(crate) fn go(&mut self, way: Way, set: &Set) -> Result<u64> {
         let Set { pool, list, to } = set;
         let unpack = |with| Work::Unpack {
             pool: pool.clone(),
@@ -147,10 +141,10 @@ impl Movers {
                 Ok(bytes)
             }),
         };
-        result.map_err(Error::memory("measure"))
+        Ok(result?)
     }
 
-    fn by_worker(&self, work: Work) -> Result<u64, MemoryError> {
+    fn by_worker(&self, work: Work) -> std::result::Result<u64, MemoryError> {
         let token = self.landing.ended.load(Ordering::Relaxed) + 1;
         let sink = Arc::<Landing>::clone(&self.landing);
         self.worker.submit(Job {
@@ -169,7 +163,7 @@ impl Movers {
             .landing
             .failed
             .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+            .unwrap_or_else(PoisonError::into_inner);
         match failed.take() {
             Some(error) => Err(error),
             None => Ok(self.landing.result.load(Ordering::Relaxed)),
