@@ -19,8 +19,7 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::Resettable;
 use clap::error::{ContextKind, ContextValue};
-use clap::parser::ValueSource;
-use clap::{ArgAction, ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use self::bench::BenchCommand;
 use self::devmem::DevmemCommand;
@@ -125,9 +124,6 @@ pub(crate) enum Command {
         /// The folder, which must exist.
         folder: PathBuf,
     },
-    /// The second process of `demo`; reads its steps from standard input.
-    #[command(hide = true)]
-    DemoPeer,
     /// The process of `plugin` that loads the file.
     #[command(hide = true)]
     PluginPart(plugin::PluginPartArgs),
@@ -148,23 +144,7 @@ impl Cli {
             aside!("{text}");
             std::process::exit(error.exit_code())
         });
-        let mut cli = Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-        cli.note_origins(&matches);
-        cli
-    }
-
-    /// Fills in what only the matches know: whether a plugin was named on the command line.
-    fn note_origins(&mut self, matches: &ArgMatches) {
-        let mut innermost = matches;
-        while let Some((_, inner)) = innermost.subcommand() {
-            innermost = inner;
-        }
-        let by_flag = innermost
-            .try_contains_id("plugin")
-            .is_ok_and(|_| innermost.value_source("plugin") == Some(ValueSource::CommandLine));
-        if let Some(link) = self.link_mut() {
-            link.network.plugin_by_flag = by_flag;
-        }
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
 
     /// The name that stands before PASSED or FAILED; `None` where nothing is checked, or the output is for a program.
@@ -190,7 +170,6 @@ impl Cli {
             | Command::Status(_)
             | Command::Env(_)
             | Command::Generate { .. }
-            | Command::DemoPeer
             | Command::PluginPart(_) => None,
         }
     }
@@ -198,7 +177,7 @@ impl Cli {
     /// What the JSON of the command is called.
     pub(crate) fn schema(&self) -> &'static str {
         match &self.command {
-            Command::Demo(_) | Command::DemoPeer => "tcpx.demo",
+            Command::Demo(_) => "tcpx.demo",
             Command::Transfer(_) => "tcpx.transfer",
             Command::Connection(_) => "tcpx.connection",
             Command::Perf(_) => "tcpx.perf",
@@ -220,7 +199,7 @@ impl Cli {
             return args.plugin.as_deref().map(Some);
         }
         let network = &self.link()?.network;
-        is_plugin(network).then_some(network.plugin.as_deref())
+        is_plugin(network).then_some(network.plugin_file())
     }
 
     /// The variables that the person gives the plugin by flags.
@@ -255,35 +234,6 @@ impl Cli {
             | Command::Devmem(_)
             | Command::Plugin(_)
             | Command::Generate { .. }
-            | Command::DemoPeer
-            | Command::PluginPart(_) => None,
-        }
-    }
-
-    fn link_mut(&mut self) -> Option<&mut LinkArgs> {
-        match &mut self.command {
-            Command::Transfer(args) => Some(&mut args.link),
-            Command::Connection(args) => Some(&mut args.link),
-            Command::Perf(args) => Some(match &mut args.side {
-                None => &mut args.matrix.link,
-                Some(PerfSide::Server(args)) => &mut args.link,
-                Some(PerfSide::Client(args)) => &mut args.link,
-                Some(PerfSide::Agent(args)) => &mut args.link,
-            }),
-            Command::Bench(args) => {
-                let BenchCommand::Net(args) = &mut args.what;
-                Some(&mut args.link)
-            }
-            Command::Demo(_)
-            | Command::Devices
-            | Command::Key(_)
-            | Command::Doctor(_)
-            | Command::Status(_)
-            | Command::Env(_)
-            | Command::Devmem(_)
-            | Command::Plugin(_)
-            | Command::Generate { .. }
-            | Command::DemoPeer
             | Command::PluginPart(_) => None,
         }
     }
@@ -355,14 +305,12 @@ mod tests {
 
     fn read(arguments: &[&str]) -> Result<Cli, clap::Error> {
         let matches = Cli::command().try_get_matches_from(arguments)?;
-        let mut cli = Cli::from_arg_matches(&matches)?;
-        cli.note_origins(&matches);
-        Ok(cli)
+        Cli::from_arg_matches(&matches)
     }
 
     fn link(arguments: &[&str]) -> LinkArgs {
-        let mut cli = read(arguments).expect("a right command line");
-        cli.link_mut().expect("a command with a connection").clone()
+        let cli = read(arguments).expect("a right command line");
+        cli.link().expect("a command with a connection").clone()
     }
 
     #[test]

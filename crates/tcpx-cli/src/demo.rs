@@ -1,49 +1,74 @@
-//! `tcpx demo`: the whole flow on one host, between this process, which receives, and a second one, which sends.
-
-mod networks;
-mod one_sided;
-mod orders;
-pub(crate) mod peer;
-mod peer_process;
-mod receive;
-
-use std::time::Duration;
+//! `tcpx demo`: the other commands at work on one host, between this process, which sends, and a second one.
 
 use serde_json::{Value, json};
 use tcpx::UnpackMethod;
 
-use self::orders::{How, NetworkOrder};
-use self::peer_process::PeerProcess;
-use self::receive::{Received, Receiver, Step};
 use crate::args::demo::DemoArgs;
+use crate::args::link::LinkArgs;
+use crate::args::perf::Place;
+use crate::bench::net::meter::Meter;
+use crate::bench::net::orders::{Mode, Op, Run};
 use crate::error::Error;
-use crate::memory_choice::{self, Devices};
+use crate::key;
+use crate::link::{self, Link};
+use crate::memory_choice::{Devices, MemoryChoice, short};
 use crate::output::json::Told;
+use crate::output::progress::Busy;
 use crate::output::say::{self, say};
 use crate::output::table::{indented, table};
 use crate::plugin_file::{Places, PluginFile, PluginFileError};
+use crate::second_process::{Second, place_for_second};
 use crate::sizes::{Size, grouped, rate};
-use crate::transfer::greeting::GREETING;
+use crate::transfer::greeting::{self, GREETING};
+
+/// A network with its settings, and what is moved over it.
+struct Network {
+    name: &'static str,
+    args: LinkArgs,
+    /// Made once: a plugin starts once in a process.
+    link: Option<Link>,
+    ops: &'static [Op],
+    unpack: &'static [Option<UnpackMethod>],
+}
+
+/// A transfer whose every byte was right, or what went wrong.
+struct Row {
+    network: &'static str,
+    op: Op,
+    unpack: Option<UnpackMethod>,
+    result: Result<Moved, Error>,
+}
+
+struct Moved {
+    gb_per_second: Option<f64>,
+    fragments: u64,
+}
 
 /// Shows everything; an error unless every byte of every transfer was right.
 pub(crate) fn run(args: &DemoArgs) -> Result<Told, Error> {
     let devices = Devices::probe();
     let memory = devices.choose(&args.memory, 0)?;
+    let there = match args.memory.gpu {
+        Some(number) => Place::Gpu(number),
+        None => place_for_second(&memory, devices.count()),
+    };
     say!("tcpx demo: two processes on this host, connected over 127.0.0.1");
     let plugin = find_plugin(args)?;
-    let mut peer = PeerProcess::start(&args.memory, args.timeout.0)?;
-    let sender = peer.memory()?;
+    let plain = plain_link(args)?;
+    let second = Second::start(&greeting_server(there), &plain)?;
     say!(
         "  sender    process {}: {}",
-        peer.id(),
-        say::one_line(&sender)
+        std::process::id(),
+        memory.describe()
     );
     say!(
         "  receiver  process {}: {}",
-        std::process::id(),
-        memory.name()
+        second.id(),
+        match there {
+            Place::Gpu(number) => format!("GPU {number}"),
+            Place::Host => "host memory".to_owned(),
+        }
     );
-    say!("  memory    {}", memory.describe());
     if devices.count() == 1 && memory.gpu.is_some() {
         say!("            both processes share the one GPU of this host");
     }
@@ -58,61 +83,36 @@ pub(crate) fn run(args: &DemoArgs) -> Result<Told, Error> {
             "            plugin: left out, as its file is not beside this program (--plugin PATH)"
         ),
     }
-
-    let route = route(&sender, memory.name());
-    let mut receiver = Receiver::new(memory, args.timeout.0);
-    greet(&mut receiver, &mut peer)?;
+    say!("\nas `tcpx transfer` does:");
+    greet(second, &plain, &memory)?;
 
     say!(
-        "\n{} over each path, fresh contents each time, every byte compared with the source:",
+        "\nas `tcpx perf` does, {} over each path, every byte compared in both directions before one is timed:",
         Size(args.size.0)
     );
-    let mut failures = 0;
     let mut rows = Vec::new();
-    for step in steps(args.size.0, plugin.as_ref()) {
-        let result = receiver.receive(&step, &mut peer);
-        if let Err(error) = &result {
-            failures += 1;
-            say!(
-                "  {} {} {}: failed",
-                step.network.short(),
-                step.how.name(),
-                step.unpack_name()
-            );
-            say::failure(error);
+    for network in &mut networks(&plain, plugin.as_ref()) {
+        for &unpack in network.unpack {
+            network.run(unpack, &memory, there, args.size.0, &mut rows);
         }
-        rows.push((step, result));
     }
+    let route = match (short(memory.name()), there) {
+        (from, Place::Gpu(number)) if from != format!("GPU {number}") => {
+            format!("{from} -> GPU {number}")
+        }
+        (from, _) => from.to_owned(),
+    };
     say!("{}", summary(&rows, &route).trim_end());
-    if let Some(line) = receiver.first_fragments() {
-        say!("  {line}\n");
-    }
-    peer.end()?;
     let fields = json!({ "bytes": args.size.0, "memory": route, "transfers": fields(&rows) });
-    if failures == 0 {
+    let failed = rows.iter().filter(|row| row.result.is_err()).count();
+    if failed == 0 {
         return Ok(Told::Fields(fields));
     }
     let error = Error::Failed {
-        what: format!("{failures} of {} transfers failed", rows.len()),
-        hint: "read the errors above; --debug shows the log lines of both processes",
+        what: format!("{failed} of {} transfers failed", rows.len()),
+        hint: "read the errors above; --debug shows the log lines",
     };
     Ok(Told::Bad(fields, error))
-}
-
-/// What the JSON holds of each transfer.
-fn fields(rows: &[(Step, Result<Received, Error>)]) -> Vec<Value> {
-    let row = |(step, result): &(Step, Result<Received, Error>)| {
-        let received = result.as_ref().ok();
-        json!({
-            "network": step.network.short(), "moved_by": step.how.name(),
-            "unpack": step.unpack.map(|method| method.to_string()),
-            "gb_per_second": received.and_then(|one| rate(one.bytes, one.elapsed)),
-            "fragments": received.map(|one| one.fragments),
-            "verified": received.is_some(),
-            "error": result.as_ref().err().map(Error::what),
-        })
-    };
-    rows.iter().map(row).collect()
 }
 
 /// `None` where nobody named a file and there is none: the embedded network needs no plugin.
@@ -127,93 +127,190 @@ fn find_plugin(args: &DemoArgs) -> Result<Option<PluginFile>, Error> {
     }
 }
 
+/// The embedded network with its defaults.
+fn plain_link(args: &DemoArgs) -> Result<LinkArgs, Error> {
+    let mut link = LinkArgs::defaults()?;
+    link.timeout = args.timeout;
+    link.own_key = Some(key::fresh()?);
+    Ok(link)
+}
+
+fn greeting_server(there: Place) -> Vec<String> {
+    let mut command = vec!["transfer".to_owned(), "server".to_owned()];
+    match there {
+        Place::Gpu(number) => command.push(format!("--gpu={number}")),
+        Place::Host => command.push("--host".to_owned()),
+    }
+    command
+}
+
 /// The 23 bytes, shown at both ends.
-fn greet(receiver: &mut Receiver, peer: &mut PeerProcess) -> Result<(), Error> {
-    let step = Step {
-        network: NetworkOrder::Tcp,
-        unpack: None,
-        how: How::Send,
-        bytes: GREETING.len() as u64,
-        label: "greeting".into(),
-        show: true,
-    };
-    let greeting = receiver.receive(&step, peer)?;
-    say!("\ngreeting over {}, tag 42", greeting.path);
-    say!(
-        "  sent by process {}:\n{}",
-        peer.id(),
-        greeting.sent_dump.trim_end()
-    );
-    say!(
-        "  received by process {}:\n{}",
-        std::process::id(),
-        greeting.received_dump.trim_end()
-    );
+fn greet(second: Second, link: &LinkArgs, memory: &MemoryChoice) -> Result<(), Error> {
+    let limit = link.timeout.0;
+    let link = Link::new(link, memory, false)?.through_data_channels();
+    let connection = link.connect_to(second.address())?;
+    let bytes = GREETING.len() as u64;
+    let sent = greeting::send(&connection, memory, bytes, limit);
+    link::part_after(connection, sent)?;
+    let id = second.id();
+    say!("process {id}:");
+    for line in second.finish()? {
+        say!("  {}", say::one_line(&line));
+    }
     Ok(())
 }
 
-/// The large transfers: the embedded network, then the plugin with each unpacker.
-fn steps(bytes: u64, plugin: Option<&PluginFile>) -> Vec<Step> {
-    let over_tcp = |how: How| Step {
-        network: NetworkOrder::Tcp,
-        unpack: None,
-        how,
-        bytes,
-        label: format!("tcp, {}", how.name()),
-        show: false,
-    };
-    let mut steps = [How::Send, How::Put, How::Get, How::Batch]
-        .map(over_tcp)
-        .to_vec();
-    let Some(plugin) = plugin else {
-        return steps;
-    };
-    for unpack in [UnpackMethod::Host, UnpackMethod::D2d, UnpackMethod::Kernel] {
-        steps.push(Step {
-            network: NetworkOrder::Plugin {
-                path: plugin.path.clone(),
-            },
-            unpack: Some(unpack),
-            how: How::Send,
-            bytes,
-            label: format!("plugin, {unpack}"),
-            show: false,
-        });
-    }
-    steps
+/// The embedded network, then the plugin with each unpacker.
+fn networks(plain: &LinkArgs, plugin: Option<&PluginFile>) -> Vec<Network> {
+    let mut networks = vec![Network {
+        name: "tcp",
+        args: plain.clone(),
+        link: None,
+        ops: &[Op::Send, Op::Put, Op::Get, Op::Batch],
+        unpack: &[None],
+    }];
+    networks.extend(plugin.map(|plugin| {
+        let mut args = plain.clone();
+        args.network.plugin = Some(plugin.path.clone());
+        args.network.abi = Some(7);
+        Network {
+            name: "plugin",
+            args,
+            link: None,
+            ops: &[Op::Send],
+            unpack: &[
+                Some(UnpackMethod::Host),
+                Some(UnpackMethod::D2d),
+                Some(UnpackMethod::Kernel),
+            ],
+        }
+    }));
+    networks
 }
 
-fn summary(rows: &[(Step, Result<Received, Error>)], memory: &str) -> String {
-    let mut list = table(
-        &[
-            "network",
-            "moved by",
-            "unpack",
-            "memory",
-            "GB/s",
-            "fragments",
-            "verified",
-        ],
-        &[4, 5],
-    );
-    for (step, result) in rows {
-        let (speed, fragments, verified) = match result {
-            Ok(received) => (
-                speed(received.bytes, received.elapsed),
-                if received.fragments == 0 {
-                    "in place".to_owned()
-                } else {
-                    grouped(received.fragments)
+impl Network {
+    /// Adds a row for each operation; none after one that failed.
+    fn run(
+        &mut self,
+        unpack: Option<UnpackMethod>,
+        memory: &MemoryChoice,
+        there: Place,
+        bytes: u64,
+        rows: &mut Vec<Row>,
+    ) {
+        let (network, ops) = (self.name, self.ops);
+        let mut left = ops.iter();
+        let row = |op, result| Row {
+            network,
+            op,
+            unpack,
+            result,
+        };
+        let done = self.measure(unpack, memory, there, bytes, |op, moved| {
+            left.next();
+            rows.push(row(op, Ok(moved)));
+        });
+        if let Err(error) = done {
+            let op = left.next().copied().unwrap_or(ops[ops.len() - 1]);
+            say!("  {network}, {}: failed", op.name());
+            say::failure(&error);
+            rows.push(row(op, Err(error)));
+        }
+    }
+
+    fn measure(
+        &mut self,
+        unpack: Option<UnpackMethod>,
+        memory: &MemoryChoice,
+        there: Place,
+        bytes: u64,
+        mut done: impl FnMut(Op, Moved),
+    ) -> Result<(), Error> {
+        let mut args = self.args.clone();
+        args.network.unpack = unpack;
+        let limit = args.timeout.0;
+        let server = ["perf".to_owned(), "server".to_owned(), there.to_string()];
+        let second = Second::start(&server, &args)?;
+        let link = match &mut self.link {
+            Some(link) => link,
+            none => none.insert(Link::new(&args, memory, false)?),
+        };
+        link.unpack_with(unpack);
+        let connection = link.connect_to(second.address())?;
+        let moved = Meter::begin(&connection, memory, limit).and_then(|mut meter| {
+            for &op in self.ops {
+                let busy = Busy::new(&format!("{}, {}", self.name, op.name()));
+                meter.verify(op, bytes, 1)?;
+                let run = Run {
+                    mode: Mode::One,
+                    op,
+                    bytes,
+                    count: 1,
+                    depth: 1,
+                    at_once: false,
+                };
+                let (part, theirs) = meter.run(&run, limit)?;
+                drop(busy);
+                let moved = Moved {
+                    gb_per_second: rate(bytes, part.elapsed),
+                    fragments: theirs.spent.fragments,
+                };
+                done(op, moved);
+            }
+            meter.end()
+        });
+        link::part_after(connection, moved)?;
+        second.finish().map(drop)
+    }
+}
+
+/// What the JSON holds of each transfer.
+fn fields(rows: &[Row]) -> Vec<Value> {
+    let row = |row: &Row| {
+        let moved = row.result.as_ref().ok();
+        json!({
+            "network": row.network, "moved_by": row.op.name(),
+            "unpack": row.unpack.map(|method| method.to_string()),
+            "gb_per_second": moved.and_then(|one| one.gb_per_second),
+            "fragments": moved.map(|one| one.fragments),
+            "verified": moved.is_some(),
+            "error": row.result.as_ref().err().map(Error::what),
+        })
+    };
+    rows.iter().map(row).collect()
+}
+
+fn summary(rows: &[Row], memory: &str) -> String {
+    let header = [
+        "network",
+        "moved by",
+        "unpack",
+        "memory",
+        "GB/s",
+        "fragments",
+        "verified",
+    ];
+    let mut list = table(&header, &[4, 5]);
+    for row in rows {
+        let dash = || "-".to_owned();
+        let (speed, fragments, verified) = match &row.result {
+            Ok(moved) => (
+                moved
+                    .gb_per_second
+                    .map_or_else(dash, |rate| format!("{rate:.2}")),
+                match moved.fragments {
+                    0 => "in place".to_owned(),
+                    count => grouped(count),
                 },
                 "every byte",
             ),
-            Err(Error::Contents(_)) => ("-".into(), "-".into(), "WRONG"),
-            Err(_) => ("-".into(), "-".into(), "FAILED"),
+            Err(Error::Contents(_)) => (dash(), dash(), "WRONG"),
+            Err(_) => (dash(), dash(), "FAILED"),
         };
         list.add_row([
-            step.network.short().to_owned(),
-            step.how.name().to_owned(),
-            step.unpack_name(),
+            row.network.to_owned(),
+            row.op.name().to_owned(),
+            row.unpack.map_or_else(dash, |method| method.to_string()),
             memory.to_owned(),
             speed,
             fragments,
@@ -221,31 +318,4 @@ fn summary(rows: &[(Step, Result<Received, Error>)], memory: &str) -> String {
         ]);
     }
     indented(&list, "  ")
-}
-
-/// From which memory to which, for the table.
-fn route(sender: &str, receiver: &str) -> String {
-    let (from, to) = (memory_choice::short(sender), memory_choice::short(receiver));
-    if from == to {
-        from.to_owned()
-    } else {
-        format!("{from} -> {to}")
-    }
-}
-
-fn speed(bytes: u64, elapsed: Duration) -> String {
-    rate(bytes, elapsed).map_or_else(|| "-".to_owned(), |rate| format!("{rate:.2}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_route_names_both_ends_where_they_differ() {
-        let gpu = |index: u32| format!("GPU {index} (NVIDIA H200, PCI 0000:0{index}:00.0)");
-        assert_eq!(route(&gpu(1), &gpu(0)), "GPU 1 -> GPU 0");
-        assert_eq!(route(&gpu(0), &gpu(0)), "GPU 0");
-        assert_eq!(route("host memory", "host memory"), "host");
-    }
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use nccl_net::AbiVersion;
 use tcpx::{
     Auth, Connection, Deadlines, Endpoint, Key, Network, NetworkError, Options, TcpNetwork,
+    UnpackMethod,
 };
 use tcpx_net::interfaces::{self, InterfaceFilter};
 use tcpx_net::{PluginMemory, PluginNetwork, PluginOptions, TcpOptions, every_address};
@@ -107,6 +108,11 @@ impl Link {
     pub(crate) fn through_data_channels(mut self) -> Self {
         self.options.eager_limit = 0;
         self
+    }
+
+    /// Has the next connection unpack with this method.
+    pub(crate) fn unpack_with(&mut self, method: Option<UnpackMethod>) {
+        self.options.unpack = method;
     }
 
     /// Has the key serve more than one session.
@@ -262,10 +268,8 @@ impl Link {
         }
         if is_plugin(&args.network) {
             match &args.network.plugin {
-                Some(path) if args.network.plugin_by_flag => {
-                    more.push_str(&format!(" --plugin {}", path.display()));
-                }
-                _ => more.push_str(" --network plugin"),
+                Some(path) => more.push_str(&format!(" --plugin {}", path.display())),
+                None => more.push_str(" --network plugin"),
             }
         }
         if args.network.network == Some(NetworkName::Devmem) {
@@ -295,8 +299,11 @@ impl Link {
                 path.display()
             );
         }
-        if is_plugin(&args.network) && !args.insecure {
-            say_plugin_limits();
+        let stays_here = args.bind.is_some_and(|ip| ip.is_loopback());
+        if is_plugin(&args.network) && !args.insecure && !stays_here {
+            aside!(
+                "note: a plugin's own data connections are not authenticated; the key protects the control connection"
+            );
         }
     }
 }
@@ -323,7 +330,7 @@ pub(crate) fn part_after<T>(connection: Connection, work: Result<T, Error>) -> R
 pub(crate) fn is_plugin(args: &NetworkArgs) -> bool {
     match args.network {
         Some(name) => name == NetworkName::Plugin,
-        None => args.plugin_by_flag,
+        None => args.plugin.is_some(),
     }
 }
 
@@ -352,7 +359,7 @@ fn choose_network(
             format!("tcp, embedded ({why})"),
         ));
     }
-    let file = Places::of_process().find(args.plugin.as_deref())?;
+    let file = Places::of_process().find(args.plugin_file())?;
     let network = plugin_network(&file, args.abi, args.plugin_device, memory, limit)?;
     let line = format!(
         "plugin {} {}, device {} ({}), {} ({})",
@@ -412,9 +419,6 @@ fn serve_metrics(args: &LinkArgs) -> Result<(), Error> {
     Ok(())
 }
 
-/// What the start of a plugin may take where nobody said.
-pub(crate) const PLUGIN_START: Duration = Duration::from_secs(60);
-
 /// Loads the plugin file and starts the plugin, within `limit`.
 pub(crate) fn plugin_network(
     file: &PluginFile,
@@ -443,10 +447,4 @@ pub(crate) fn plugin_network(
         memory,
     };
     Ok(PluginNetwork::load_within(options, limit).map_err(tcpx::Error::from)?)
-}
-
-fn say_plugin_limits() {
-    aside!(
-        "note: a plugin's own data connections are not authenticated; the key protects the control connection"
-    );
 }

@@ -98,7 +98,6 @@ fn run(cli: &Cli) -> Result<Told, Error> {
         Command::Status(args) => status::run(args),
         Command::Plugin(args) => plugin_check::run(args),
         Command::Generate { folder } => generate::run(folder).map(|()| Told::Nothing),
-        Command::DemoPeer => demo::peer::run().map(|()| Told::Nothing),
         Command::PluginPart(args) => {
             plugin_check::part::run(args);
             Ok(Told::Nothing)

@@ -1,55 +1,88 @@
 //! A second process of this program on this host, which listens on loopback.
 
+use std::collections::VecDeque;
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use tcpx::Key;
 
 use crate::args::link::{LinkArgs, NetworkName};
+use crate::args::perf::Place;
 use crate::environment;
 use crate::error::Error;
-use crate::key::KEY_VARIABLE;
+use crate::key::{self, KEY_VARIABLE};
+use crate::memory_choice::MemoryChoice;
+use crate::output::say::is_debug;
+
+/// Lines of its output that are kept.
+const KEPT: usize = 100;
+
+/// How long it may take to end once its client has parted.
+const ENDING: Duration = Duration::from_secs(30);
+
+/// How often its end is looked for.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// The process; ended when dropped.
 #[derive(Debug)]
 pub(crate) struct Second {
     child: Child,
     /// Where it listens, on loopback.
-    pub(crate) port: u16,
+    port: u16,
+    key: Key,
+    output: Option<JoinHandle<VecDeque<String>>>,
 }
 
 impl Second {
-    /// Starts `command` with the same choices as this process, and a key that this process then has too.
-    pub(crate) fn start(command: &[&str], link: &LinkArgs, key: &Key) -> Result<Self, Error> {
-        let failed = |source| Error::Process {
-            doing: "start the second process",
-            source,
+    /// Starts `command` with the same choices as this process; with the key of `link`, else a fresh one.
+    pub(crate) fn start<T: AsRef<OsStr>>(command: &[T], link: &LinkArgs) -> Result<Self, Error> {
+        let key = match &link.own_key {
+            Some(key) => key.clone(),
+            None => key::fresh()?,
         };
         let mut child = Command::new(environment::own_program())
             .args(command)
             .args(["--bind", "127.0.0.1", "--port", "0"])
             .args(same(link))
+            .args(is_debug().then_some("--debug"))
             .env(KEY_VARIABLE, key.to_text())
             // This process has the address.
             .env_remove("TCPX_METRICS")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
-            .map_err(failed)?;
+            .map_err(|source| Error::Process {
+                doing: "start the second process",
+                source,
+            })?;
         let (sender, ports) = mpsc::channel();
-        if let Some(output) = child.stdout.take() {
-            // Reads to the end, so that the process never waits for its reader.
+        // Reads to the end, so that the process never waits for its reader.
+        let output = child.stdout.take().map(|output| {
             std::thread::spawn(move || {
+                let mut kept = VecDeque::new();
                 for line in BufReader::new(output).lines().map_while(Result::ok) {
                     if let Some(port) = port(&line) {
                         let _ = sender.send(port);
                     }
+                    if kept.len() == KEPT {
+                        kept.pop_front();
+                    }
+                    kept.push_back(line);
                 }
-            });
-        }
-        let mut second = Self { child, port: 0 };
+                kept
+            })
+        });
+        let mut second = Self {
+            child,
+            port: 0,
+            key,
+            output,
+        };
         // Opening a GPU takes seconds on some hosts.
         second.port = ports
             .recv_timeout(link.timeout.0 + Duration::from_secs(30))
@@ -59,12 +92,67 @@ impl Second {
             })?;
         Ok(second)
     }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+
+    /// `link` with the key of this process's client.
+    pub(crate) fn link(&self, link: &LinkArgs) -> LinkArgs {
+        let mut link = link.clone();
+        link.own_key = Some(self.key.clone());
+        link.insecure = false;
+        link
+    }
+
+    /// Waits for its end; what it printed after it was connected.
+    pub(crate) fn finish(mut self) -> Result<Vec<String>, Error> {
+        let until = Instant::now() + ENDING;
+        let ended = loop {
+            let ended = self.child.try_wait().map_err(|source| Error::Process {
+                doing: "wait for the second process",
+                source,
+            })?;
+            match ended {
+                None if Instant::now() < until => std::thread::sleep(LOOK),
+                ended => break ended,
+            }
+        };
+        if !ended.is_some_and(|status| status.success()) {
+            return Err(Error::Failed {
+                what: match ended {
+                    Some(status) => format!("the second process ended with {status}"),
+                    None => "the second process does not end".to_owned(),
+                },
+                hint: "look for its messages above; --debug shows its log lines",
+            });
+        }
+        let lines = self.output.take().and_then(|output| output.join().ok());
+        let lines = lines.unwrap_or_default().into_iter();
+        let told = lines.skip_while(|line| !line.starts_with("connected to "));
+        Ok(told.collect())
+    }
 }
 
 impl Drop for Second {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// The memory of the second process: the next GPU, so that bytes go from one to another.
+pub(crate) fn place_for_second(memory: &MemoryChoice, gpus: usize) -> Place {
+    match &memory.gpu {
+        None => Place::Host,
+        Some(gpu) => {
+            let count = u32::try_from(gpus).unwrap_or(1).max(1);
+            Place::Gpu((gpu.ordinal() + 1) % count)
+        }
     }
 }
 
@@ -89,7 +177,7 @@ fn same(link: &LinkArgs) -> Vec<String> {
             NetworkName::Devmem => "devmem".to_owned(),
         }),
     );
-    let plugin = network.plugin.as_ref().filter(|_| network.plugin_by_flag);
+    let plugin = network.plugin.as_ref();
     flag("plugin", plugin.map(|path| path.display().to_string()));
     flag("abi", network.abi.map(|version| format!("v{version}")));
     flag("plugin-device", Some(network.plugin_device.to_string()));

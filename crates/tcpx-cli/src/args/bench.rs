@@ -111,6 +111,8 @@ pub(crate) enum OpName {
     Put,
     /// From the other end's window; half a round trip is half of one get.
     Get,
+    /// As a put, in 64 pieces of which the last come first; no round trips.
+    Batch,
 }
 
 impl fmt::Display for OpName {
@@ -118,6 +120,7 @@ impl fmt::Display for OpName {
         f.write_str(match self {
             Self::Put => "put",
             Self::Get => "get",
+            Self::Batch => "batch",
         })
     }
 }

@@ -1,12 +1,14 @@
 //! Flags that several commands share: how the sides are linked, over which network, from which memory.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::builder::FalseyValueParser;
-use clap::{ArgAction, Args, ValueEnum};
+use clap::{ArgAction, Args, Command, FromArgMatches, ValueEnum};
 use tcpx::{Congestion, Key, UnpackMethod};
 
+use super::without_empty_variables;
+use crate::error::Error;
 use crate::sizes::{Limit, Size};
 
 /// The default port of servers.
@@ -64,12 +66,12 @@ pub(crate) struct NetworkArgs {
     /// Network to use [default: tcp; plugin if --plugin is given].
     #[arg(long, value_enum)]
     pub(crate) network: Option<NetworkName>,
-    /// Plugin file [default: the vendor's at /usr/local/tcpx/lib64, else our own].
-    #[arg(long, value_name = "PATH", env = "UCCL_TCPX_PLUGIN_PATH")]
+    /// Plugin file [default: UCCL_TCPX_PLUGIN_PATH, else the vendor's at /usr/local/tcpx/lib64, else our own].
+    #[arg(long, value_name = "PATH")]
     pub(crate) plugin: Option<PathBuf>,
-    /// Whether the file was named on the command line rather than by its variable, which alone asks for no plugin.
-    #[arg(skip)]
-    pub(crate) plugin_by_flag: bool,
+    /// Used if a plugin is asked for and --plugin is not given.
+    #[arg(hide = true, long, value_name = "PATH", env = "UCCL_TCPX_PLUGIN_PATH")]
+    pub(crate) default_plugin: Option<PathBuf>,
     /// Version of the plugin's table, v5 to v12 [default: its newest].
     #[arg(hide = true, long, value_name = "vN", value_parser = abi)]
     pub(crate) abi: Option<u8>,
@@ -159,7 +161,25 @@ pub(super) fn assignment(text: &str) -> Result<(String, String), String> {
     }
 }
 
+impl LinkArgs {
+    /// What a command has of which no such flag was given.
+    pub(crate) fn defaults() -> Result<Self, Error> {
+        let command = Self::augment_args(Command::new("tcpx"));
+        let matches = without_empty_variables(command).try_get_matches_from(["tcpx"]);
+        let read = matches.and_then(|matches| Self::from_arg_matches(&matches));
+        read.map_err(|error| Error::Usage {
+            what: error.to_string().trim_end().to_owned(),
+            hint: "correct that variable, or unset it".into(),
+        })
+    }
+}
+
 impl NetworkArgs {
+    /// The plugin file that was named, by its flag or its variable.
+    pub(crate) fn plugin_file(&self) -> Option<&Path> {
+        self.plugin.as_deref().or(self.default_plugin.as_deref())
+    }
+
     /// The chunk size given for this program, else the one given for NCCL.
     pub(crate) fn chunk_bytes(&self) -> Option<Size> {
         self.chunk_bytes.or_else(|| self.nccl_chunk())

@@ -20,12 +20,11 @@ use super::{can_write, write};
 use crate::args::bench::{ModeName, NetArgs, OpName, PeerName};
 use crate::args::perf::Place;
 use crate::error::Error;
-use crate::key;
 use crate::link::{self, Link};
 use crate::memory_choice::{Devices, MemoryChoice, short};
 use crate::output::json;
 use crate::output::say::{self, aside, say};
-use crate::second_process::Second;
+use crate::second_process::{Second, place_for_second};
 use crate::sizes::Size;
 
 use measure::Bench;
@@ -69,21 +68,18 @@ fn measure(args: &NetArgs) -> Result<(), Error> {
     let server = match &args.server {
         Some(server) => server.clone(),
         None => {
-            let to = args
-                .to
-                .unwrap_or_else(|| second_place(&memory, devices.count()));
-            let key = key::fresh()?;
+            let to = args.to;
+            let to = to.unwrap_or_else(|| place_for_second(&memory, devices.count()));
             let to = to.to_string();
             let mut command = vec!["bench", "net", "--serve", &to];
             if args.threads {
                 command.push("--threads");
             }
-            let started = Second::start(&command, &args.link, &key)?;
-            link_args.port = started.port;
-            link_args.own_key = Some(key);
-            link_args.insecure = false;
+            let started = Second::start(&command, &args.link)?;
+            link_args = started.link(&args.link);
+            let address = started.address().to_string();
             second = Some(started);
-            "127.0.0.1".to_owned()
+            address
         }
     };
     let link = Link::new(&link_args, &memory, false)?;
@@ -118,17 +114,6 @@ fn measure(args: &NetArgs) -> Result<(), Error> {
         write(path, &plot::svg(&results, &about))?;
     }
     Ok(())
-}
-
-/// The memory of the second process: the next GPU, so that bytes go from one to another.
-fn second_place(memory: &MemoryChoice, gpus: usize) -> Place {
-    match &memory.gpu {
-        None => Place::Host,
-        Some(gpu) => {
-            let count = u32::try_from(gpus).unwrap_or(1).max(1);
-            Place::Gpu((gpu.ordinal() + 1) % count)
-        }
-    }
 }
 
 fn devices_of(memory: &MemoryChoice, devices: &Devices) -> String {

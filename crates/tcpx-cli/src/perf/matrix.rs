@@ -84,12 +84,11 @@ pub(super) fn run(args: &MatrixArgs) -> Result<Told, Error> {
         }
         None => {
             // Two processes, so that every byte leaves one and reaches another.
-            let key = key::fresh()?;
-            let start = || Second::start(&["perf", "agent"], &args.link, &key);
-            let started = vec![start()?, start()?];
-            link_args.own_key = Some(key);
+            link_args.own_key = Some(key::fresh()?);
             link_args.insecure = false;
-            let listed = started.iter().map(|one| format!("127.0.0.1:{}", one.port));
+            let start = || Second::start(&["perf", "agent"], &link_args);
+            let started = vec![start()?, start()?];
+            let listed = started.iter().map(|one| one.address().to_string());
             (listed.collect(), started)
         }
     };

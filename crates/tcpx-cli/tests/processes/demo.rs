@@ -6,11 +6,12 @@ fn the_demo_compares_every_byte_of_every_path() {
     ended
         .assert_code(0)
         .assert_says("demo: PASSED")
+        .assert_says("received 23 bytes with tag 42")
         .assert_says("|Hello from TCPX |");
     let rows: Vec<_> = ended
         .stdout
         .lines()
-        .filter(|line| line.contains("every byte") && !line.contains(':'))
+        .filter(|line| line.trim_end().ends_with("every byte"))
         .collect();
     let expected = [
         ["tcp", "send, receive", "-"],

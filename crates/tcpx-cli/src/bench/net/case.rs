@@ -51,8 +51,7 @@ impl Case {
 pub(super) enum Contender {
     /// Sends and receives.
     Tcpx,
-    Put,
-    Get,
+    OneSided(Op),
     Raw(Drive),
     Iperf3,
 }
@@ -62,8 +61,7 @@ impl Contender {
     pub(super) fn op(self) -> Option<Op> {
         match self {
             Self::Tcpx => Some(Op::Send),
-            Self::Put => Some(Op::Put),
-            Self::Get => Some(Op::Get),
+            Self::OneSided(op) => Some(op),
             Self::Raw(_) | Self::Iperf3 => None,
         }
     }
@@ -71,8 +69,9 @@ impl Contender {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Tcpx => "tcpx",
-            Self::Put => "tcpx, put",
-            Self::Get => "tcpx, get",
+            Self::OneSided(Op::Get) => "tcpx, get",
+            Self::OneSided(Op::Batch) => "tcpx, batch",
+            Self::OneSided(_) => "tcpx, put",
             Self::Raw(Drive::Blocking) => "raw",
             Self::Raw(Drive::Spinning) => "raw, spinning",
             Self::Iperf3 => "iperf3",
@@ -113,9 +112,11 @@ pub(super) fn cases(args: &NetArgs) -> Vec<Case> {
 /// Who takes part in a case. iperf3 knows no messages, so it stands beside the deepest streaming alone.
 pub(super) fn contenders(case: &Case, cases: &[Case], args: &NetArgs) -> Vec<Contender> {
     let mut all = vec![Contender::Tcpx];
-    all.extend(args.ops.iter().map(|op| match op {
-        OpName::Put => Contender::Put,
-        OpName::Get => Contender::Get,
+    let is_measured = |op: &&OpName| **op != OpName::Batch || case.mode != Mode::Latency;
+    all.extend(args.ops.iter().filter(is_measured).map(|op| match op {
+        OpName::Put => Contender::OneSided(Op::Put),
+        OpName::Get => Contender::OneSided(Op::Get),
+        OpName::Batch => Contender::OneSided(Op::Batch),
     }));
     let wanted = |peer| args.peers.contains(&peer);
     if wanted(PeerName::Raw) {

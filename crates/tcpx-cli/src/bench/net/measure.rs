@@ -177,7 +177,7 @@ impl Bench<'_> {
     ) -> Result<Sample, Error> {
         let run = case.run(contender.op().unwrap_or(Op::Send), count, self.args.at_once);
         match contender {
-            Contender::Tcpx | Contender::Put | Contender::Get => self.ours(&run),
+            Contender::Tcpx | Contender::OneSided(_) => self.ours(&run),
             Contender::Raw(drive) => self.raw(case, &run, drive, results),
             Contender::Iperf3 => self.iperf3(case, results),
         }

@@ -10,6 +10,8 @@ use super::orders::{Cost, Mode, Op, Run};
 use crate::error::Error;
 use crate::perf::summary::ProcessorTime;
 
+/// Pieces of a batch.
+const PIECES: usize = 64;
 /// What an end is notified of when the other is done.
 const DONE: &[u8] = b"done";
 /// What comes behind each put of a ping-pong.
@@ -152,11 +154,22 @@ impl End<'_> {
     /// Starts a put or a get.
     fn move_one(&self, run: &Run, keys: &[WindowKey], index: u32) -> Result<Transfer, Error> {
         let place = index as usize % keys.len();
-        let batch = self.connection.batch().after(after(run));
-        let batch = match run.op {
-            Op::Get => batch.get(self.slice(&self.buffers.sinks()[place])?, &keys[place], 0),
-            _ => batch.put(self.slice(&self.buffers.sources()[place])?, &keys[place], 0),
-        };
+        let key = &keys[place];
+        let mut batch = self.connection.batch().after(after(run));
+        if run.op == Op::Get {
+            let sink = self.slice(&self.buffers.sinks()[place])?;
+            return Ok(batch.get(sink, key, 0).start()?);
+        }
+        let source = self.slice(&self.buffers.sources()[place])?;
+        if run.op != Op::Batch {
+            return Ok(batch.put(source, key, 0).start()?);
+        }
+        let piece = source.len().div_ceil(PIECES).max(1);
+        for start in (0..source.len()).step_by(piece).rev() {
+            let part = source.slice(start..source.len().min(start + piece));
+            let part = part.map_err(Error::memory("take a piece"))?;
+            batch = batch.put(part, key, start as u64);
+        }
         Ok(batch.start()?)
     }
 

@@ -34,6 +34,20 @@ pub(crate) enum Op {
     Put,
     /// The end that wants them.
     Get,
+    /// As a put, in pieces of which the last come first, with a notification behind them.
+    Batch,
+}
+
+impl Op {
+    /// For a person.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Send => "send, receive",
+            Self::Put => "put",
+            Self::Get => "get",
+            Self::Batch => "batch, notified",
+        }
+    }
 }
 
 /// One measurement.

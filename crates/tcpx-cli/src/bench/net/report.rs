@@ -210,8 +210,7 @@ impl Results {
         let rows = self.series.iter().flat_map(|series| {
             let who = match series.contender {
                 Contender::Tcpx => about.ends.clone(),
-                Contender::Put => format!("{}, put", about.ends),
-                Contender::Get => format!("{}, get", about.ends),
+                Contender::OneSided(_) => series.contender.name().replace("tcpx", &about.ends),
                 other => other.name().to_owned(),
             };
             let name = format!("{}: {who}", series.title());

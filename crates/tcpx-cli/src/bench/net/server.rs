@@ -120,6 +120,7 @@ fn check(run: &Run) -> Result<(), Error> {
         || run.depth == 0
         || run.depth > 64
         || (run.mode == Mode::Back && run.op != Op::Send)
+        || (run.mode == Mode::Latency && run.op == Op::Batch)
     {
         return Err(Error::Unexpected {
             expected: "a measurement of 1 to 1,000,000 messages with 1 to 64 in flight",
