@@ -400,15 +400,17 @@ impl EventLoops {
     /// The places of so many sending halves: one for each loop, those with the fewest sources first,
     /// before any loop gets a second.
     pub fn transmit_spread(&self, lanes: usize) -> Vec<Remote> {
-        let mut loops: Vec<_> = self.transmit.iter().collect();
-        loops.sort_by_key(|one| one.sources());
-        let places = loops.iter().cycle().take(lanes);
-        places.map(|one| one.remote()).collect()
+        spread(&self.transmit, lanes)
     }
 
     /// The place of one more lane's receiving half, in the loop that has the fewest.
     pub fn receive(&self) -> Remote {
         least_loaded(&self.receive).remote()
+    }
+
+    /// As [`transmit_spread`](Self::transmit_spread), of receiving halves.
+    pub fn receive_spread(&self, lanes: usize) -> Vec<Remote> {
+        spread(&self.receive, lanes)
     }
 
     /// All receiving loops, for a thread that accepts lanes or has news for every one of them.
@@ -437,6 +439,13 @@ impl Drop for EventLoops {
             }
         }
     }
+}
+
+fn spread(loops: &[EventLoop], lanes: usize) -> Vec<Remote> {
+    let mut loops: Vec<_> = loops.iter().collect();
+    loops.sort_by_key(|one| one.sources());
+    let places = loops.iter().cycle().take(lanes);
+    places.map(|one| one.remote()).collect()
 }
 
 fn least_loaded(loops: &[EventLoop]) -> &EventLoop {

@@ -95,17 +95,15 @@ impl Clock {
     }
 
     /// For how long the lane has stood still, if it is dead: that is too long, where the peer may stand still for
-    /// `patience`, and the way is the reason, and not the peer. So say other lanes that have `overtaken` it, or the
-    /// peer, which was heard since.
+    /// `patience`, and the way is the reason, and not the peer, which was heard since over another one.
     pub fn dead(
         &self,
         now: Instant,
         at_work: (Instant, Instant),
         patience: Duration,
-        overtaken: bool,
     ) -> Option<Duration> {
         self.hangs(now, at_work, patience)
-            .filter(|_| overtaken || at_work.1 > self.since + ANSWER)
+            .filter(|_| at_work.1 > self.since + ANSWER)
     }
 
     /// For how long it has stood still, be it the peer's fault.
@@ -348,18 +346,17 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_is_dead_only_where_the_peer_was_heard_or_others_got_further() {
+    fn a_lane_is_dead_only_where_the_peer_was_heard() {
         let start = Instant::now();
         let clock = Clock {
             oldest: Some(7),
             ..Clock::new(start)
         };
         let now = start + 2 * STALL_BEHIND;
-        let dead = |heard, overtaken| clock.dead(now, (start, heard), STALL_BEHIND, overtaken);
-        assert_eq!(dead(now, false), Some(2 * STALL_BEHIND));
-        assert_eq!(dead(start, false), None);
-        assert_eq!(dead(start, true), None, "the peer rests");
-        assert_eq!(clock.dead(now, (start, now), 3 * STALL_BEHIND, false), None);
+        let dead = |heard| clock.dead(now, (start, heard), STALL_BEHIND);
+        assert_eq!(dead(now), Some(2 * STALL_BEHIND));
+        assert_eq!(dead(start), None, "the peer rests");
+        assert_eq!(clock.dead(now, (start, now), 3 * STALL_BEHIND), None);
         assert_eq!(clock.stands(now), 2 * STALL_BEHIND);
     }
 

@@ -1,5 +1,5 @@
 //! The TCP data plane of tcpx, for the engine's networks and for the NCCL plugin alike: event loops,
-//! wakers, socket calls and options, congestion control, page lending, interfaces.
+//! wakers, lanes and their queue, socket calls and options, congestion control, page lending, interfaces.
 //!
 //! Users of tcpx see the crate `tcpx`; this one serves its siblings.
 
@@ -11,6 +11,7 @@ pub mod event_loop;
 pub mod health;
 pub mod idle;
 pub mod interfaces;
+pub mod lane_group;
 pub mod monitor;
 pub mod receive_lane;
 pub mod sealing;

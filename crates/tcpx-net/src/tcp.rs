@@ -33,7 +33,6 @@ mod tcp_channel;
 mod transmit_lane;
 mod transmit_table;
 mod uncopied;
-mod wakers;
 mod watch;
 
 use tcpx_lanes::sealing::Protection;

@@ -152,7 +152,7 @@ impl Carriage {
         set.drop_stale();
         if !self
             .outlet
-            .wait_returned(CLOSE_SILENCE, CLOSE_WAIT, || set.moves())
+            .wait_returned(CLOSE_SILENCE, CLOSE_WAIT, || set.chunks().moves())
         {
             // The peer's loops read nothing: half a chunk cannot be taken back, the lanes can, and their loops let go
             // of it at once. Those that have chunks of other comms are dialled again.

@@ -192,10 +192,10 @@ mod tests {
         while set.push(chunk(&outlet)).is_ok() {}
         from_gpu.complete(0, Ok(10));
         from_gpu.push_late();
-        let queued = std::iter::from_fn(|| set.pop()).count();
+        let queued = std::iter::from_fn(|| set.chunks().pop()).count();
         assert!(outlet.is_busy(), "the part is still there");
         from_gpu.push_late();
-        assert!(set.pop().is_some() && set.pop().is_none() && queued > 0);
+        assert!(set.chunks().pop().is_some() && set.chunks().pop().is_none() && queued > 0);
         assert!(!outlet.is_busy() && from_gpu.failure().is_none());
     }
 
@@ -205,9 +205,9 @@ mod tests {
         while set.push(chunk(&outlet)).is_ok() {}
         from_gpu.complete(0, Ok(10));
         from_gpu.close();
-        while set.pop().is_some() {}
+        while set.chunks().pop().is_some() {}
         from_gpu.push_late();
-        assert!(set.pop().is_none() && !outlet.is_busy());
+        assert!(set.chunks().pop().is_none() && !outlet.is_busy());
     }
 
     #[test]
@@ -216,11 +216,11 @@ mod tests {
         let (outlet, set, from_gpu) = copying();
         from_gpu.complete(0, Err(error.clone()));
         assert_eq!(from_gpu.failure(), Some(&error));
-        assert!(!outlet.is_busy() && set.pop().is_none());
+        assert!(!outlet.is_busy() && set.chunks().pop().is_none());
 
         let (outlet, set, from_gpu) = copying();
         from_gpu.complete(0, Err(MemoryError::WorkerFailed));
-        assert!(outlet.is_busy() && set.pop().is_none());
+        assert!(outlet.is_busy() && set.chunks().pop().is_none());
         assert!(from_gpu.failure().is_some());
     }
 }

@@ -1,16 +1,14 @@
 //! The lanes from this process to one peer process, and the queue that feeds them.
 
-use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use crossbeam_queue::ArrayQueue;
 use tcpx_lanes::event_loop::Remote;
 use tcpx_lanes::health::{Clock, Presence, Retry, STALL_BEHIND};
-use tcpx_lanes::idle::LaneSet as IdleLanes;
+use tcpx_lanes::lane_group::LaneGroup;
 #[cfg(test)]
 use tcpx_lanes::monitor::Monitor;
 use tcpx_lanes::monitor::{Attention, Look, REST, TICK, Watched};
@@ -59,17 +57,9 @@ pub(crate) struct LaneSet {
     own: Weak<Self>,
     group: GroupId,
     peer: Peer,
-    queue: ArrayQueue<Chunk>,
-    /// Chunks of lanes that ended: they go first.
-    again: Mutex<VecDeque<Chunk>>,
-    /// How many those are.
-    resends: AtomicUsize,
+    chunks: LaneGroup<Chunk>,
     /// Bytes of the chunks that wait, or that a lane has begun; of lent ones, until the peer has read them.
     load: Arc<AtomicUsize>,
-    /// Calls in which a peer's kernel took bytes, and acknowledgements: the peer's signs of life.
-    moves: AtomicU64,
-    /// Lanes without work.
-    idle: IdleLanes,
     /// The place of each lane in an event loop.
     lanes: Vec<Remote>,
     /// How many loops those are: so many lanes move at a time.
@@ -90,28 +80,7 @@ pub(crate) struct LaneSet {
     ended: Mutex<Vec<(u16, String)>>,
     /// Lanes that have ended and have not come back.
     missing: AtomicUsize,
-    /// By lane.
-    gauges: Vec<Gauge>,
     dialling: Mutex<Dialling>,
-}
-
-/// What a lane has done. On a cache line of its own: each loop writes those of its lanes.
-#[derive(Debug, Default)]
-#[repr(align(64))]
-struct Gauge {
-    /// Calls in which its socket took bytes, and acknowledgements.
-    moves: AtomicU64,
-    /// Chunks that it took, without those that others took over.
-    taken: AtomicU64,
-    /// Those of them that the peer has read.
-    read: AtomicU64,
-}
-
-impl Gauge {
-    /// Whether the peer has not read all that its lane took.
-    fn is_behind(&self) -> bool {
-        self.taken.load(Ordering::SeqCst) != self.read.load(Ordering::SeqCst)
-    }
 }
 
 /// What those know of a lane who look after it.
@@ -189,12 +158,8 @@ impl LaneSet {
             own: Weak::clone(own),
             at_a_time: retentions.len().min(lanes.len()),
             group,
-            queue: ArrayQueue::new(QUEUE_CHUNKS),
-            again: Mutex::default(),
-            resends: AtomicUsize::new(0),
+            chunks: LaneGroup::new(lanes.len(), QUEUE_CHUNKS),
             load: Arc::default(),
-            moves: AtomicU64::new(0),
-            idle: IdleLanes::new(),
             comms: Users::default(),
             failed: AtomicBool::new(false),
             why: OnceLock::new(),
@@ -210,7 +175,6 @@ impl LaneSet {
             silence: Mutex::default(),
             ended: Mutex::default(),
             missing: AtomicUsize::new(0),
-            gauges: lanes.iter().map(|_| Gauge::default()).collect(),
             dialling: Mutex::new(Dialling {
                 dials,
                 streams: Vec::new(),
@@ -243,17 +207,9 @@ impl LaneSet {
         &self.retention[usize::from(lane)]
     }
 
-    /// The peer took bytes of a lane, or acknowledged some.
-    pub(super) fn moved(&self, lane: u16) {
-        self.moves.fetch_add(1, Ordering::Relaxed);
-        if let Some(gauge) = self.gauges.get(usize::from(lane)) {
-            gauge.moves.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// How often it did.
-    pub(super) fn moves(&self) -> u64 {
-        self.moves.load(Ordering::Relaxed)
+    /// The chunks that wait, and what the lanes have done.
+    pub(crate) fn chunks(&self) -> &LaneGroup<Chunk> {
+        &self.chunks
     }
 
     /// Where the chunks of a comm are counted.
@@ -271,7 +227,8 @@ impl LaneSet {
     /// Whether nothing waits for a lane, and the peer has read all that lanes took.
     fn is_idle(&self) -> bool {
         // In this order: a chunk that a lane takes weighs until it is counted.
-        self.load.load(Ordering::SeqCst) == 0 && !self.gauges.iter().any(Gauge::is_behind)
+        self.load.load(Ordering::SeqCst) == 0
+            && self.chunks.done().all(|done| done.under_way() == 0)
     }
 
     /// When the connecting failed, if it did.
@@ -364,41 +321,20 @@ impl LaneSet {
         Ok(())
     }
 
-    /// A lane has taken a chunk.
-    pub(super) fn took(&self, lane: u16) {
-        if let Some(gauge) = self.gauges.get(usize::from(lane)) {
-            gauge.taken.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// The peer has read a chunk that a lane had taken.
-    pub(super) fn was_read(&self, lane: u16) {
-        self.moved(lane);
-        if let Some(gauge) = self.gauges.get(usize::from(lane)) {
-            gauge.read.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
     /// A lane has ended. What the peer may not have read of its chunks goes over the others, or over itself once
     /// it is back.
     pub(super) fn lane_ended(&self, lane: u16, chunks: Vec<Chunk>, why: &str) {
-        self.idle.remove(lane);
-        if let Some(gauge) = self.gauges.get(usize::from(lane)) {
-            let read = gauge.read.load(Ordering::Relaxed);
-            gauge.taken.store(read, Ordering::Relaxed);
-        }
+        self.chunks.gave_back(lane);
         if self.is_closing() || self.failure().is_some() {
             return;
         }
         let (resends, mut worn_out) = (chunks.len(), false);
-        let mut again = lock(&self.again);
-        for mut chunk in chunks.into_iter().filter(|chunk| !chunk.is_stale()) {
+        let chunks = chunks.into_iter().filter(|chunk| !chunk.is_stale());
+        self.chunks.push_again(chunks.map(|mut chunk| {
             worn_out |= chunk.header.attempt == u8::MAX;
             chunk.header.attempt = chunk.header.attempt.saturating_add(1);
-            again.push_back(chunk);
-        }
-        self.resends.store(again.len(), Ordering::SeqCst);
-        drop(again);
+            chunk
+        }));
         let address = self.peer.address;
         self.log.info(&format!(
             "lane {lane} to {address} ended: {why}; {resends} chunks are sent again"
@@ -451,7 +387,7 @@ impl LaneSet {
 
     /// For how long the peer has not moved, as comms that close have seen.
     pub(super) fn silence(&self, now: Instant) -> Duration {
-        let moves = self.moves();
+        let moves = self.chunks.moves();
         let mut silence = lock(&self.silence);
         match *silence {
             Some((before, since)) if before == moves => now.saturating_duration_since(since),
@@ -486,16 +422,14 @@ impl LaneSet {
             heard,
             ..
         } = dialling;
-        let read = |gauge: &Gauge| gauge.read.load(Ordering::Relaxed);
-        let reads = self.gauges.iter().map(read).sum();
+        let reads = self.chunks.done().map(|done| done.acknowledged).sum();
         if heard.1 != reads {
             presence.note(now.saturating_duration_since(heard.0) > REST);
             *heard = (now, reads);
         }
         let at_work = presence.at_work(now);
-        for (lane, (state, gauge)) in (0..).zip(lanes.iter_mut().zip(&self.gauges)) {
-            let (moves, read) = (gauge.moves.load(Ordering::Relaxed), read(gauge));
-            let owing = (gauge.taken.load(Ordering::Relaxed) != read).then_some(moves);
+        for (lane, (state, done)) in (0..).zip(lanes.iter_mut().zip(self.chunks.done())) {
+            let (owing, read) = (done.owes(), done.acknowledged);
             let stream = state.stream.upgrade();
             let transport = stream.and_then(|stream| transport(&*stream));
             let clock = &mut state.clock;
@@ -509,7 +443,7 @@ impl LaneSet {
             if moved || owing.is_none() || state.standing != Place::Works {
                 continue;
             }
-            let dead = clock.dead(now, at_work, state.patience, false);
+            let dead = clock.dead(now, at_work, state.patience);
             if dead.is_some() {
                 state.end(&self.lanes[usize::from(lane)]);
             } else if clock.stands(now) >= state.patience
@@ -626,13 +560,13 @@ impl LaneSet {
 
     /// Queues a chunk and wakes a lane for it; gives it back when there is no room.
     pub(crate) fn push(&self, chunk: Chunk) -> Result<(), Chunk> {
-        self.queue.push(chunk)?;
+        self.chunks.push(chunk)?;
         self.attention.draw();
         if self.failed.load(Ordering::SeqCst) {
             // No lane will take it.
             self.drain();
         }
-        if let Some(lane) = self.idle.take(0)
+        if let Some(lane) = self.chunks.take_idle(false)
             && let Some(lane) = self.lanes.get(usize::from(lane))
         {
             lane.resume();
@@ -640,46 +574,12 @@ impl LaneSet {
         Ok(())
     }
 
-    pub(crate) fn pop(&self) -> Option<Chunk> {
-        if self.resends.load(Ordering::SeqCst) > 0 {
-            let mut again = lock(&self.again);
-            let chunk = again.pop_front();
-            self.resends.store(again.len(), Ordering::SeqCst);
-            if chunk.is_some() {
-                return chunk;
-            }
-        }
-        self.queue.pop()
-    }
-
-    pub(super) fn has_work(&self) -> bool {
-        !self.queue.is_empty() || self.resends.load(Ordering::SeqCst) > 0
-    }
-
     /// Drops what comms that closed have left behind, where no lane does.
     pub(super) fn drop_stale(&self) {
         if self.missing.load(Ordering::SeqCst) < self.lanes.len() {
             return;
         }
-        for _ in 0..self.queue.len() {
-            let chunk = self.queue.pop().filter(|chunk| !chunk.is_stale());
-            // It had a place, which another comm may have taken: then it is one of those that go first.
-            if let Some(Err(chunk)) = chunk.map(|chunk| self.queue.push(chunk)) {
-                lock(&self.again).push_back(chunk);
-            }
-        }
-        let mut again = lock(&self.again);
-        again.retain(|chunk| !chunk.is_stale());
-        self.resends.store(again.len(), Ordering::SeqCst);
-    }
-
-    /// The lane found no work. It must look once more before it rests.
-    pub(super) fn rest(&self, lane: u16) {
-        self.idle.insert(lane);
-    }
-
-    pub(super) fn unrest(&self, lane: u16) {
-        self.idle.remove(lane);
+        self.chunks.retain(|chunk| !chunk.is_stale());
     }
 
     fn resume_all(&self) {
@@ -695,7 +595,7 @@ impl LaneSet {
     }
 
     fn drain(&self) {
-        while self.pop().is_some() {}
+        while self.chunks.pop().is_some() {}
     }
 
     /// Why the lanes ended, if they did.

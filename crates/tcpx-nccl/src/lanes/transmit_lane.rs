@@ -99,12 +99,7 @@ impl Owner for Queue {
 
     fn next(&mut self) -> Next<Leaving> {
         loop {
-            let Some(chunk) = self.set.pop() else {
-                self.set.rest(self.number);
-                if self.set.has_work() {
-                    self.set.unrest(self.number);
-                    continue;
-                }
+            let Some(chunk) = self.set.chunks().take(self.number) else {
                 return match self.set.is_closing() {
                     true => Next::End,
                     false => Next::Rest,
@@ -113,7 +108,7 @@ impl Owner for Queue {
             if chunk.is_stale() {
                 continue;
             }
-            self.set.took(self.number);
+            self.set.chunks().took(self.number);
             return Next::Chunk(Leaving {
                 header: chunk.header.encode(),
                 lends: chunk.payload.len() > COPIED_BYTES && self.set.splices(),
@@ -146,13 +141,13 @@ impl Owner for Queue {
             sent?
         };
         if matches!(moved, Moved::Bytes(_)) {
-            self.set.moved(self.number);
+            self.set.chunks().moved(self.number);
         }
         Ok(moved)
     }
 
     fn sent(&mut self, leaving: Leaving) {
-        self.set.was_read(self.number);
+        self.set.chunks().acknowledged(self.number);
         leaving.chunk.acknowledged();
     }
 
@@ -291,7 +286,7 @@ mod tests {
         let outlets = [payload.len(), payload.len(), 1].map(|bytes| queue(&set, &payload[..bytes]));
         let whole = HEADER + payload.len();
         receive(&mut lane, &mut peer, 2 * whole);
-        assert!(outlets.iter().all(|outlet| outlet.is_busy()) && set.has_work());
+        assert!(outlets.iter().all(|outlet| outlet.is_busy()) && set.chunks().queued() > 0);
         peer.write_all(&(whole as u64).to_le_bytes()).unwrap();
         receive(&mut lane, &mut peer, HEADER + 1);
         assert!(outlets[0].is_sent(0) && outlets[1].is_busy() && outlets[2].is_busy());
@@ -391,6 +386,6 @@ mod tests {
         let (outlet, _) = send(&set, &mut lane, &mut peer, &[7; 100_000]);
         outlet.close();
         lane.finish();
-        assert!(!outlet.is_busy() && !set.has_work());
+        assert!(!outlet.is_busy() && set.chunks().queued() == 0);
     }
 }

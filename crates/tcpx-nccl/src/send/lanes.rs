@@ -252,7 +252,7 @@ mod tests {
             let mut chunks = Vec::new();
             while chunks.is_empty() {
                 assert_eq!(self.comm.test(request).unwrap(), None);
-                chunks.extend(std::iter::from_fn(|| self.set.pop()));
+                chunks.extend(std::iter::from_fn(|| self.set.chunks().pop()));
             }
             drop(self.peer.take());
             for _ in 0..10 * POLLS_BETWEEN_LOOKS {

@@ -4,7 +4,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tcpx_lanes::event_loop::EventLoops;
+use tcpx_lanes::event_loop::Remote;
 use tcpx_lanes::socket::{canonical, limit_buffers};
 use tcpx_wire::lane_seal::LaneKeys;
 
@@ -14,7 +14,6 @@ use super::receive_lane::receive_lane;
 use super::shared::{LaneSocket, Parts, Shared, lock};
 use super::tcp_channel::TcpChannel;
 use super::transmit_lane::transmit_lane;
-use super::wakers::LaneRemotes;
 use super::watch;
 use crate::dial::JoinedLane;
 use crate::error::{IoError, NetworkError};
@@ -48,46 +47,55 @@ pub(super) fn start(
     }
     // Everything that can fail is done. All lanes have joined before the first one starts, so that
     // the first that dies is not the last.
+    let lanes = streams.len();
+    let places = loops.transmit_spread(lanes).into_iter();
     let joined: Vec<_> = (0u16..)
-        .zip(streams)
-        .map(|(lane, JoinedLane { stream, keys })| {
-            let socket = shared.lane_socket(lane, stream, peer);
+        .zip(
+            streams
+                .into_iter()
+                .zip(places.zip(loops.receive_spread(lanes))),
+        )
+        .map(|(lane, (JoinedLane { stream, keys }, places))| {
+            let socket = shared.lane_socket(places, lane, stream, peer);
             shared.roster.join(&socket);
             (socket, keys)
         })
         .collect();
     for (socket, keys) in joined {
-        Shared::run_lane(&shared, loops, &socket, keys);
+        Shared::run_lane(&shared, &socket, keys);
     }
     Ok(TcpChannel::new(shared, window))
 }
 
 impl Shared {
     /// A stream as a lane; `peer` is what errors call it if the system does not know.
-    fn lane_socket(&self, lane: u16, stream: TcpStream, peer: SocketAddr) -> Arc<LaneSocket> {
+    fn lane_socket(
+        &self,
+        (transmit, receive): (Remote, Remote),
+        lane: u16,
+        stream: TcpStream,
+        peer: SocketAddr,
+    ) -> Arc<LaneSocket> {
         limit_buffers(&stream, self.socket_buffer);
         let peer = stream.peer_addr().map_or(peer, canonical);
         Arc::new(LaneSocket {
             descriptor: stream.into(),
             peer,
             lane,
+            transmit,
+            receive,
             ended_by_peer: AtomicBool::new(false),
         })
     }
 
     /// Gives the halves of a lane that has joined to loops.
-    fn run_lane(shared: &Arc<Self>, loops: &EventLoops, socket: &Arc<LaneSocket>, keys: LaneKeys) {
-        let remotes = LaneRemotes {
-            transmit: loops.transmit(),
-            receive: loops.receive(),
-        };
+    fn run_lane(shared: &Arc<Self>, socket: &Arc<LaneSocket>, keys: LaneKeys) {
         shared.halves.fetch_add(2, Ordering::AcqRel);
-        shared.wakers.set(socket.lane, remotes.clone());
         let (seal, open) = shared.protection.start(keys);
         let sending = transmit_lane(Arc::clone(shared), Arc::clone(socket), seal);
         let receiving = receive_lane(Arc::clone(shared), Arc::clone(socket), open);
-        remotes.transmit.start(Box::new(sending));
-        remotes.receive.start(Box::new(receiving));
+        socket.transmit.start(Box::new(sending));
+        socket.receive.start(Box::new(receiving));
     }
 
     /// Brings a dead lane back with a new stream; gives that back while halves of the old one are
@@ -105,7 +113,8 @@ impl Shared {
         }
         let JoinedLane { stream, keys } = joined;
         let peer = SocketAddr::from(([0, 0, 0, 0], 0));
-        let socket = shared.lane_socket(lane, stream, peer);
+        let places = (loops.transmit(), loops.receive());
+        let socket = shared.lane_socket(places, lane, stream, peer);
         if shared.roster.join(&socket) {
             *lock(&shared.last_loss) = None;
             shared
@@ -113,7 +122,7 @@ impl Shared {
                 .lanes_restored
                 .fetch_add(1, Ordering::Relaxed);
             tracing::info!(channel = %shared.name, lane, peer = %socket.peer, "a lane is back");
-            Self::run_lane(shared, loops, &socket, keys);
+            Self::run_lane(shared, &socket, keys);
         }
         None
     }

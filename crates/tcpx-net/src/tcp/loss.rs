@@ -118,16 +118,14 @@ impl Shared {
         if self.resend && left == 0 && !closing {
             *lock(&self.last_loss) = Some(error);
             // The owner may learn of the peer's end by this alone.
-            self.wakers.signal.wake();
+            self.roster.signal.wake();
         }
         // Nothing more goes in or out, whatever its buffers hold; the peer sees that it is over.
         if let Err(error) = rustix::net::shutdown(&socket.descriptor, rustix::net::Shutdown::Both) {
             tracing::debug!(%error, lane, "the lane was down already");
         }
-        if let Some(remotes) = self.wakers.take(lane) {
-            remotes.transmit.remove();
-            remotes.receive.remove();
-        }
+        socket.transmit.remove();
+        socket.receive.remove();
         watch::wake();
     }
 

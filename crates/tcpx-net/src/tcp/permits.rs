@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use super::wakers::Wakers;
+use super::roster::Roster;
 
 /// The slots of one pool that sends may hold.
 #[derive(Debug, Default)]
@@ -20,18 +20,18 @@ pub(super) struct Permits {
 #[derive(Debug)]
 pub(super) struct Permit {
     permits: Arc<Permits>,
-    wakers: Arc<Wakers>,
+    roster: Arc<Roster>,
 }
 
 impl Permits {
-    /// Takes a permit while fewer than three quarters of `slots` are taken. Otherwise `wakers` is
+    /// Takes a permit while fewer than three quarters of `slots` are taken. Otherwise `roster` is
     /// woken once one is given back.
-    pub(super) fn take(self: &Arc<Self>, slots: usize, wakers: &Arc<Wakers>) -> Option<Permit> {
+    pub(super) fn take(self: &Arc<Self>, slots: usize, roster: &Arc<Roster>) -> Option<Permit> {
         let most = (slots - slots / 4).max(1);
-        self.try_take(most, wakers).or_else(|| {
+        self.try_take(most, roster).or_else(|| {
             self.has_waiting.store(true, Ordering::SeqCst);
             // A second look: one given back before the line above woke nobody.
-            self.try_take(most, wakers)
+            self.try_take(most, roster)
         })
     }
 
@@ -40,7 +40,7 @@ impl Permits {
         self.taken.load(Ordering::Relaxed) > 0
     }
 
-    fn try_take(self: &Arc<Self>, most: usize, wakers: &Arc<Wakers>) -> Option<Permit> {
+    fn try_take(self: &Arc<Self>, most: usize, roster: &Arc<Roster>) -> Option<Permit> {
         self.taken
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |taken| {
                 (taken < most).then_some(taken + 1)
@@ -48,7 +48,7 @@ impl Permits {
             .ok()?;
         Some(Permit {
             permits: Arc::clone(self),
-            wakers: Arc::clone(wakers),
+            roster: Arc::clone(roster),
         })
     }
 }
@@ -57,7 +57,7 @@ impl Drop for Permit {
     fn drop(&mut self) {
         self.permits.taken.fetch_sub(1, Ordering::SeqCst);
         if self.permits.has_waiting.swap(false, Ordering::SeqCst) {
-            self.wakers.wake_any_sender();
+            self.roster.wake_any_sender();
         }
     }
 }
@@ -69,15 +69,15 @@ mod tests {
     #[test]
     fn one_given_back_between_the_look_and_the_wait_is_taken() {
         let permits = Arc::<Permits>::default();
-        let wakers = Arc::new(Wakers::new(1).expect("an eventfd"));
+        let roster = Arc::new(Roster::new(1).expect("an eventfd"));
         let all: Vec<Permit> = (0..3)
-            .map(|_| permits.take(4, &wakers).expect("three of four"))
+            .map(|_| permits.take(4, &roster).expect("three of four"))
             .collect();
-        assert!(permits.try_take(3, &wakers).is_none());
+        assert!(permits.try_take(3, &roster).is_none());
         // Nobody waits yet, so this wakes nobody.
         drop(all);
         assert!(!permits.has_waiting.load(Ordering::SeqCst));
-        let late = permits.take(4, &wakers);
+        let late = permits.take(4, &roster);
         assert!(late.is_some(), "it would wait for what is there");
     }
 }

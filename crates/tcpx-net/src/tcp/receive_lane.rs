@@ -198,7 +198,7 @@ impl Target for OpenWindows {
     }
 
     fn tell(&mut self) {
-        self.shared.wakers.signal.wake();
+        self.shared.roster.signal.wake();
     }
 
     fn release(&mut self, reading: Reading) {
@@ -209,7 +209,7 @@ impl Target for OpenWindows {
         let Reading { claim, into } = reading;
         drop(into);
         self.shared.receive.put_back(claim);
-        self.shared.wakers.signal.wake();
+        self.shared.roster.signal.wake();
     }
 
     fn dropped(&mut self, bytes: usize) {

@@ -1,10 +1,15 @@
-//! Which lanes a channel has: each number is a place that one stream fills at a time.
+//! Which lanes a channel has, and whom it can wake: each number is a place that one stream fills at a time. It
+//! holds no memory and no slot, so callbacks of the pinned pool may keep it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use tcpx_lanes::idle::LaneSet;
+use tcpx_lanes::waker::Waker;
+
 use super::shared::{LaneSocket, lock};
+use crate::channel::Direction;
 
 #[derive(Debug, Default)]
 struct Place {
@@ -18,6 +23,13 @@ struct Place {
     broke: bool,
 }
 
+impl Place {
+    /// Whether a new stream can take it.
+    fn is_vacant(&self) -> bool {
+        self.halves == 0 && self.socket.is_none()
+    }
+}
+
 /// A lane without a stream.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Missing {
@@ -29,19 +41,25 @@ pub(super) struct Missing {
     pub(super) vacant: bool,
 }
 
-/// The places of a channel's lanes. Touched when lanes come and go, never for a chunk.
+/// The places of a channel's lanes.
 #[derive(Debug)]
 pub(super) struct Roster {
+    /// Readable while the owner has something to poll.
+    pub(super) signal: Waker,
     places: Box<[Mutex<Place>]>,
     live: AtomicUsize,
+    /// Lanes that wait for a pinned slot to receive into.
+    pub(super) unplaced: LaneSet,
 }
 
 impl Roster {
-    pub(super) fn new(lanes: u16) -> Self {
-        Self {
+    pub(super) fn new(lanes: u16) -> rustix::io::Result<Self> {
+        Ok(Self {
+            signal: Waker::new()?,
             places: (0..lanes).map(|_| Mutex::default()).collect(),
             live: AtomicUsize::new(0),
-        }
+            unplaced: LaneSet::new(),
+        })
     }
 
     pub(super) fn lanes(&self) -> u16 {
@@ -52,28 +70,29 @@ impl Roster {
         self.live.load(Ordering::Acquire)
     }
 
+    fn place<R>(&self, lane: u16, act: impl FnOnce(&mut Place) -> R) -> Option<R> {
+        let place = self.places.get(usize::from(lane))?;
+        Some(act(&mut lock(place)))
+    }
+
     /// Fills a place; false while both halves of the stream before are not gone yet.
     pub(super) fn join(&self, socket: &Arc<LaneSocket>) -> bool {
-        let Some(place) = self.places.get(usize::from(socket.lane)) else {
-            return false;
-        };
-        let mut place = lock(place);
-        if place.halves > 0 || place.socket.is_some() {
-            return false;
-        }
-        place.socket = Some(Arc::clone(socket));
-        place.halves = 2;
-        place.lost = None;
-        self.live.fetch_add(1, Ordering::AcqRel);
-        true
+        let joined = self.place(socket.lane, |place| {
+            let is_vacant = place.is_vacant();
+            if is_vacant {
+                place.socket = Some(Arc::clone(socket));
+                place.halves = 2;
+                place.lost = None;
+                self.live.fetch_add(1, Ordering::AcqRel);
+            }
+            is_vacant
+        });
+        joined.unwrap_or(false)
     }
 
     /// Whether a new stream can take the place.
     pub(super) fn is_vacant(&self, lane: u16) -> bool {
-        self.places.get(usize::from(lane)).is_some_and(|place| {
-            let place = lock(place);
-            place.halves == 0 && place.socket.is_none()
-        })
+        self.place(lane, |place| place.is_vacant()).unwrap_or(false)
     }
 
     /// Ends a lane, once: its stream and how many lanes are left. `only`: no other stream than this; `broke`:
@@ -84,27 +103,33 @@ impl Roster {
         only: Option<&Arc<LaneSocket>>,
         broke: bool,
     ) -> Option<(Arc<LaneSocket>, usize)> {
-        let mut place = lock(self.places.get(usize::from(lane))?);
         let same = |held: &Arc<LaneSocket>| only.is_none_or(|only| Arc::ptr_eq(held, only));
-        let socket = place.socket.take_if(|held| same(held))?;
-        place.lost = Some(Instant::now());
-        place.broke = broke;
-        let left = self.live.fetch_sub(1, Ordering::AcqRel) - 1;
-        Some((socket, left))
+        self.place(lane, |place| {
+            let socket = place.socket.take_if(|held| same(held))?;
+            place.lost = Some(Instant::now());
+            place.broke = broke;
+            let left = self.live.fetch_sub(1, Ordering::AcqRel) - 1;
+            Some((socket, left))
+        })?
     }
 
     /// A loop has let go of a half; whether the lane's place is vacant with that.
     pub(super) fn half_gone(&self, lane: u16) -> bool {
-        self.places.get(usize::from(lane)).is_some_and(|place| {
-            let mut place = lock(place);
+        let vacant = self.place(lane, |place| {
             place.halves = place.halves.saturating_sub(1);
-            place.halves == 0 && place.socket.is_none()
-        })
+            place.is_vacant()
+        });
+        vacant.unwrap_or(false)
     }
 
     /// The lane's stream, if it lives.
     pub(super) fn socket(&self, lane: u16) -> Option<Arc<LaneSocket>> {
-        lock(self.places.get(usize::from(lane))?).socket.clone()
+        self.place(lane, |place| place.socket.clone())?
+    }
+
+    /// The streams of the lanes that live.
+    pub(super) fn sockets(&self) -> impl Iterator<Item = Arc<LaneSocket>> {
+        (0..self.lanes()).filter_map(|lane| self.socket(lane))
     }
 
     /// Places without a stream.
@@ -120,5 +145,45 @@ impl Roster {
             })
         };
         (0u16..).zip(&self.places).filter_map(missing).collect()
+    }
+
+    /// Does something to the stream of a lane; false when the lane is gone.
+    fn reach(&self, lane: u16, act: impl FnOnce(&LaneSocket)) -> bool {
+        let reached = self.place(lane, |place| place.socket.as_deref().map(act));
+        reached.flatten().is_some()
+    }
+
+    /// Gives a turn to a lane's sending half; false when the lane is gone.
+    pub(super) fn wake_sender(&self, lane: u16) -> bool {
+        self.reach(lane, |socket| socket.transmit.resume())
+    }
+
+    /// Wakes the halves of the first lanes, which take what comes next.
+    pub(super) fn prewake(&self, lanes: usize, direction: Direction) {
+        for lane in (0..self.lanes()).take(lanes) {
+            self.reach(lane, |socket| match direction {
+                Direction::Out => socket.transmit.resume(),
+                Direction::In => socket.receive.resume(),
+            });
+        }
+    }
+
+    /// Gives a turn to the sending half of some lane.
+    pub(super) fn wake_any_sender(&self) {
+        (0..self.lanes()).any(|lane| self.wake_sender(lane));
+    }
+
+    /// Gives a turn to the receiving half of each lane in the mask.
+    pub(super) fn wake_receivers(&self, mask: u64) {
+        for lane in (0..self.lanes()).filter(|lane| mask & 1 << lane != 0) {
+            self.reach(lane, |socket| socket.receive.resume());
+        }
+    }
+
+    /// A pinned slot may be free: whoever waits for one tries again. One lane's sending half looks
+    /// after the sends that wait.
+    pub(super) fn slot_free(&self) {
+        self.wake_receivers(self.unplaced.take_all());
+        self.wake_any_sender();
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
 
+use tcpx_lanes::event_loop::Remote;
 use tcpx_lanes::health::Presence;
 use tcpx_lanes::monitor::Attention;
 use tcpx_lanes::receive_lane::Violation;
@@ -20,7 +21,6 @@ use super::repair::Repair;
 use super::roster::Roster;
 use super::staging::Staging;
 use super::transmit_table::TransmitTable;
-use super::wakers::Wakers;
 use super::watch;
 use crate::channel::{ChannelStats, LaneStats};
 use crate::error::ChannelError;
@@ -58,6 +58,9 @@ pub(super) struct LaneSocket {
     pub(super) descriptor: OwnedFd,
     pub(super) peer: SocketAddr,
     pub(super) lane: u16,
+    /// Its halves, as others reach them.
+    pub(super) transmit: Remote,
+    pub(super) receive: Remote,
     /// It ended between two of the peer's chunks, as a peer that is done ends it.
     pub(super) ended_by_peer: AtomicBool,
 }
@@ -126,10 +129,9 @@ pub(super) struct Shared {
     pub(super) transmit: TransmitTable,
     pub(super) receive: ReceiveTable,
     pub(super) staging: Staging,
-    pub(super) wakers: Arc<Wakers>,
     pub(super) counters: Counters,
     pub(super) closing: AtomicBool,
-    pub(super) roster: Roster,
+    pub(super) roster: Arc<Roster>,
     pub(super) repair: Repair,
     pub(super) attention: Attention,
     pub(super) presence: Presence,
@@ -195,18 +197,17 @@ impl Shared {
             staging,
             repair,
         } = parts;
-        let wakers = Arc::new(Wakers::new(lanes)?);
+        let roster = Arc::new(Roster::new(lanes)?);
         Ok(Arc::new_cyclic(|own| Self {
             own: Weak::clone(own),
             name,
             ways,
-            transmit: TransmitTable::new(window, resend),
+            transmit: TransmitTable::new(lanes, window, resend),
             receive: ReceiveTable::new(),
             staging,
-            wakers,
             counters: Counters::default(),
             closing: AtomicBool::new(false),
-            roster: Roster::new(lanes),
+            roster,
             repair,
             attention: watch::attention(),
             presence: Presence::new(),
@@ -231,7 +232,7 @@ impl Shared {
     /// What the channel moved, and what the kernel says that its open streams did.
     pub(super) fn stats(&self) -> ChannelStats {
         let mut stats = self.counters.read();
-        for socket in (0..self.roster.lanes()).filter_map(|lane| self.roster.socket(lane)) {
+        for socket in self.roster.sockets() {
             stats.streams += 1;
             if let Some(counters) = tcp_counters(&*socket) {
                 stats.tcp_bytes_sent += counters.sent;
@@ -243,7 +244,7 @@ impl Shared {
 
     /// The open lanes.
     pub(super) fn lanes(&self) -> Vec<LaneStats> {
-        let open = (0..self.roster.lanes()).filter_map(|lane| self.roster.socket(lane));
+        let open = self.roster.sockets();
         open.map(|socket| {
             let counters = tcp_counters(&*socket).unwrap_or_default();
             let transport = transport(&*socket).unwrap_or_default();
@@ -263,23 +264,23 @@ impl Shared {
     /// Reports an end and wakes the owner. Drop what points at the request's memory before.
     pub(super) fn report(&self, event: Event) {
         self.publish(event);
-        self.wakers.signal.wake();
+        self.roster.signal.wake();
     }
 
     /// As [`report`](Self::report) for a chunk that was sent, which as a rule the owner need not be woken for: it
     /// waits for the peer to have placed it.
     pub(super) fn report_sent(&self, slot: u16) {
         self.publish(Event::Sent { slot });
-        self.wakers.signal.wake_quietly();
+        self.roster.signal.wake_quietly();
     }
 
     /// A chunk is at its destination: wakes the owner, or sees to it that it is woken `later`; whether it knows now.
     pub(super) fn report_placed(&self, claim: Claim, later: impl FnOnce() -> bool) -> bool {
         self.receive.arrived(claim);
         if later() {
-            return self.wakers.signal.wake_later();
+            return self.roster.signal.wake_later();
         }
-        self.wakers.signal.wake();
+        self.roster.signal.wake();
         true
     }
 
@@ -301,7 +302,7 @@ impl Shared {
         }
         drop(ended);
         self.has_ended.store(true, Ordering::Release);
-        self.wakers.signal.wake();
+        self.roster.signal.wake();
     }
 
     pub(super) fn ended(&self) -> Option<Ended> {
@@ -365,7 +366,7 @@ impl Shared {
     pub(super) fn wake_sender(&self, bytes: usize) {
         while let Some(lane) = self.transmit.take_idle(bytes) {
             // A lane that is gone hands its turn on.
-            if self.wakers.wake_sender(lane) {
+            if self.roster.wake_sender(lane) {
                 return;
             }
         }
@@ -375,28 +376,28 @@ impl Shared {
     /// those that are not look at the queue before they rest.
     pub(super) fn leave_to_others(&self, lane: u16) {
         let mut slow = 1u64 << lane;
-        self.transmit.idle.remove(lane);
+        self.transmit.chunks.unrest(lane);
         while let Some(other) = self.transmit.take_idle(0) {
             // One that is slow as well would hand the turn back, and so on until others are done.
             if self.paces.is_slow(other) {
                 slow |= 1 << other;
-            } else if self.wakers.wake_sender(other) {
+            } else if self.roster.wake_sender(other) {
                 break;
             }
         }
-        self.transmit.idle.insert_all(slow);
+        self.transmit.chunks.rest_all(slow);
     }
 
     /// Has the lanes look again that wait for another one to let go of their chunk.
     pub(super) fn wake_waiting(&self) {
-        self.wakers.wake_receivers(self.receive.waiting.take_all());
+        self.roster.wake_receivers(self.receive.waiting.take_all());
     }
 
     /// A loop has let go of a half.
     pub(super) fn half_gone(&self, lane: u16) {
         let vacant = self.roster.half_gone(lane);
         self.halves.fetch_sub(1, Ordering::AcqRel);
-        self.wakers.signal.wake();
+        self.roster.signal.wake();
         // Another stream may take its place now.
         if vacant && self.resend && !self.is_over() {
             watch::wake();

@@ -123,7 +123,7 @@ impl World {
         let transfers = lengths.iter().enumerate().map(transfer).collect();
         Self {
             lanes: (0..lanes).map(|_| Lane::default()).collect(),
-            transmit: TransmitTable::new(window, true),
+            transmit: TransmitTable::new(lanes as u16, window, true),
             receive: ReceiveTable::new(),
             transfers,
             opened: 0,
@@ -539,6 +539,8 @@ proptest! {
             (0..lanes).for_each(|at| world.step(0, at, 0));
         }
         prop_assert!(world.slots.iter().all(Option::is_none), "a slot was lost");
+        let mut done = world.transmit.chunks.done();
+        prop_assert!(done.all(|done| done.owes().is_none()), "a chunk was not counted");
         let mut out = Vec::new();
         world.receive.drain(&mut out);
         prop_assert!(out.is_empty(), "{out:?}");

@@ -18,9 +18,9 @@ use tcpx_wire::frame::Settings;
 
 use super::permits::Permits;
 use super::receive_table::{Claim, Window};
+use super::roster::Roster;
 use super::shared::{Shared, lock};
 use super::transmit_table::LONG;
-use super::wakers::Wakers;
 use crate::channel::MemoryKinds;
 use crate::error::{ChannelError, NetworkError};
 
@@ -124,10 +124,10 @@ impl Staging {
 
     /// Has the channel woken when slots come back. Keep what it returns outside of anything that a
     /// slot's return could drop.
-    pub(super) fn watch(&self, wakers: &Arc<Wakers>) -> Vec<FreeWatch> {
+    pub(super) fn watch(&self, roster: &Arc<Roster>) -> Vec<FreeWatch> {
         let watch = |worker: &Worker| {
-            let wakers = Arc::clone(wakers);
-            worker.pool.on_free(Arc::new(move || wakers.slot_free()))
+            let roster = Arc::clone(roster);
+            worker.pool.on_free(Arc::new(move || roster.slot_free()))
         };
         self.host.iter().chain(&self.gpus).map(watch).collect()
     }
@@ -234,10 +234,10 @@ impl Shared {
         }
         // Onto the list first and then a second look: a slot that comes back in between either is
         // seen here or sees the list.
-        self.wakers.unplaced.insert(lane);
+        self.roster.unplaced.insert(lane);
         match take() {
             Some(slot) => {
-                self.wakers.unplaced.remove(lane);
+                self.roster.unplaced.remove(lane);
                 Landing::At(slot)
             }
             None => Landing::Later,
@@ -295,7 +295,7 @@ impl Shared {
             .err()
             .map(|error| self.copy_failed("copying a chunk from a pinned slot", &error));
         self.receive.copied(&window, index, error);
-        self.wakers.signal.wake();
+        self.roster.signal.wake();
     }
 
     fn copy_failed(&self, operation: &'static str, error: &MemoryError) -> ChannelError {

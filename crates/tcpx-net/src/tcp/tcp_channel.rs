@@ -61,8 +61,8 @@ struct SendSlot {
 
 impl TcpChannel {
     pub(super) fn new(shared: Arc<Shared>, window: u16) -> Self {
-        let watches = shared.staging.watch(&shared.wakers);
-        shared.wakers.signal.set_wanted(true);
+        let watches = shared.staging.watch(&shared.roster);
+        shared.roster.signal.set_wanted(true);
         let capabilities = Capabilities {
             max_in_flight: window,
             ordered: false,
@@ -195,7 +195,7 @@ impl TcpChannel {
             self.found
                 .extend(done.map(|token| Completion::Sent { token }));
             if !self.found.is_empty() {
-                self.shared.wakers.signal.wake();
+                self.shared.roster.signal.wake();
             }
             return;
         }
@@ -290,7 +290,7 @@ impl Channel for TcpChannel {
     }
 
     fn poll(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
-        self.shared.wakers.signal.clear();
+        self.shared.roster.signal.clear();
         // First the question and then the events: those that came before the end are seen.
         let lanes_gone = self.lanes_gone();
         let ended = self.shared.ended();
@@ -342,7 +342,7 @@ impl Channel for TcpChannel {
                 Cancel::Done
             }
             Closing::AskLanes(lanes) => {
-                self.shared.wakers.wake_receivers(lanes);
+                self.shared.roster.wake_receivers(lanes);
                 Cancel::Pending
             }
         }
@@ -375,15 +375,15 @@ impl Channel for TcpChannel {
     }
 
     fn readiness(&self) -> Readiness<'_> {
-        Readiness::Fd(self.shared.wakers.signal.as_fd())
+        Readiness::Fd(self.shared.roster.signal.as_fd())
     }
 
     fn set_looked_for(&mut self, looked_for: bool) {
-        self.shared.wakers.signal.set_looked_for(looked_for);
+        self.shared.roster.signal.set_looked_for(looked_for);
     }
 
     fn set_sent_wanted(&mut self, wanted: bool) {
-        self.shared.wakers.signal.set_wanted(wanted);
+        self.shared.roster.signal.set_wanted(wanted);
     }
 
     fn expect(&mut self, bytes: u64, direction: Direction) {
@@ -394,8 +394,8 @@ impl Channel for TcpChannel {
         let chunks = bytes.div_ceil(LEAST_CHUNK_BYTES);
         self.shared.staging.rouse();
         self.shared
-            .wakers
-            .rouse(usize::try_from(chunks).unwrap_or(usize::MAX), direction);
+            .roster
+            .prewake(usize::try_from(chunks).unwrap_or(usize::MAX), direction);
     }
 
     fn in_flight(&self) -> usize {
@@ -408,13 +408,11 @@ impl Channel for TcpChannel {
             return;
         }
         drop(joining);
-        for lane in 0..self.shared.roster.lanes() {
-            if let Some(remotes) = self.shared.wakers.take(lane) {
-                remotes.transmit.remove();
-                remotes.receive.remove();
-            }
+        for socket in self.shared.roster.sockets() {
+            socket.transmit.remove();
+            socket.receive.remove();
         }
-        self.shared.wakers.signal.wake();
+        self.shared.roster.signal.wake();
     }
 
     fn closed(&self) -> bool {
@@ -451,8 +449,7 @@ impl Channel for TcpChannel {
     }
 
     fn congestion_control(&self) -> Option<String> {
-        let mut lanes = 0..self.shared.roster.lanes();
-        let socket = lanes.find_map(|lane| self.shared.roster.socket(lane))?;
+        let socket = self.shared.roster.sockets().next()?;
         congestion_control(&*socket)
     }
 

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use tcpx_lanes::lane_group;
 use tcpx_lanes::sealing::{Head, SendSeal};
 use tcpx_lanes::send_lane::{Next, Owner, SendLane};
 use tcpx_lanes::socket::is_near;
@@ -18,7 +19,7 @@ use tcpx_lanes::zero_copy;
 use super::loss::Lost;
 use super::pace::Load;
 use super::shared::{Event, LaneSocket, Shared};
-use super::transmit_table::{self as table, LONG, Outgoing, Taken};
+use super::transmit_table::{LONG, Outgoing, Taken};
 use super::uncopied::Uncopied;
 use crate::error::ChunkPosition;
 
@@ -90,7 +91,10 @@ impl Queue {
         if !shared.resend || !shared.paces.is_slow(lane) {
             return false;
         }
-        let (queued, with_others) = shared.transmit.left(lane);
+        let chunks = &shared.transmit.chunks;
+        let others = (0..).zip(chunks.done()).filter(|(other, _)| *other != lane);
+        let with_others = others.map(|(_, done)| done.under_way()).sum();
+        let queued = chunks.queued() as u64;
         let backlog = transport(&*self.socket).unwrap_or_default().backlog();
         let load = Load {
             chunk: self.chunk,
@@ -107,12 +111,19 @@ impl Queue {
             return false;
         }
         loop {
-            match self.shared.transmit.next_after_short(self.socket.lane) {
-                table::Next::Rest => return true,
-                table::Next::Go => return false,
-                table::Next::Wake(other) if self.shared.wakers.wake_sender(other) => return true,
+            match self
+                .shared
+                .transmit
+                .chunks
+                .next_after_short(self.socket.lane)
+            {
+                lane_group::Next::Rest => return true,
+                lane_group::Next::Go => return false,
+                lane_group::Next::Wake(other) if self.shared.roster.wake_sender(other) => {
+                    return true;
+                }
                 // It is gone, and rests no more.
-                table::Next::Wake(_) => {}
+                lane_group::Next::Wake(_) => {}
             }
         }
     }

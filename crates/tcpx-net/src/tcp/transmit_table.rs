@@ -1,4 +1,4 @@
-//! Sends in flight: a slot for each, and the queue from which any writable lane takes the next.
+//! Sends in flight: a slot for each. Their group of lanes has the queue of those that any writable lane may take.
 //!
 //! Where a lane's death can be survived, a chunk keeps its slot and its bytes until the peer has
 //! placed it: [`forget`](TransmitTable::forget) ends it then. A lane that dies puts what it had
@@ -9,11 +9,9 @@ mod send;
 mod tests;
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use crossbeam_queue::ArrayQueue;
-
-use tcpx_lanes::idle::LaneSet;
+use tcpx_lanes::lane_group::LaneGroup;
 
 use super::lingering::Lingering;
 use super::shared::lock;
@@ -26,21 +24,15 @@ pub(super) const LONG: usize = 1 << 20;
 pub(super) struct TransmitTable {
     slots: Box<[Mutex<SendState>]>,
     /// Slots that are `Queued` or `Withdrawn`, each once, with the bytes of their chunks.
-    queue: ArrayQueue<(u16, u64)>,
+    pub(super) chunks: LaneGroup<(u16, u64)>,
     /// The bytes of those in the queue, or about to be.
     queued_bytes: AtomicU64,
     /// Chunks are kept until they are forgotten.
     keep: bool,
-    /// One behind the highest sequence that was forgotten.
-    forgotten: AtomicU64,
     /// Chunks that were written to the last byte.
     writes: AtomicU64,
     /// Of chunks that ended before their sockets were done with them.
     pub(super) lingering: Lingering,
-    /// Lanes at rest because the queue was empty.
-    pub(super) idle: LaneSet,
-    /// The lane behind the one that was woken last.
-    turn: AtomicU16,
 }
 
 /// What a lane found in the queue.
@@ -49,17 +41,6 @@ pub(super) enum Taken {
     Chunk(Outgoing),
     /// This slot was taken back; report it free.
     Withdrawn(u16),
-}
-
-/// What follows a short chunk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Next {
-    /// The lane is at rest.
-    Rest,
-    /// The lane is at rest, and this one is to be woken in its place.
-    Wake(u16),
-    /// It is the lane's turn again.
-    Go,
 }
 
 /// What [`TransmitTable::forget`] came to.
@@ -87,18 +68,15 @@ pub(super) enum Withdrawn {
 }
 
 impl TransmitTable {
-    /// `keep`: a chunk may have to be sent again.
-    pub(super) fn new(window: u16, keep: bool) -> Self {
+    /// Of so many lanes, and chunks at a time; `keep`: a chunk may have to be sent again.
+    pub(super) fn new(lanes: u16, window: u16, keep: bool) -> Self {
         Self {
             slots: (0..window).map(|_| Mutex::new(SendState::Free)).collect(),
-            queue: ArrayQueue::new(usize::from(window)),
+            chunks: LaneGroup::new(lanes.into(), window.into()),
             queued_bytes: AtomicU64::new(0),
             keep,
-            forgotten: AtomicU64::new(0),
             writes: AtomicU64::new(0),
             lingering: Lingering::default(),
-            idle: LaneSet::new(),
-            turn: AtomicU16::new(0),
         }
     }
 
@@ -115,14 +93,15 @@ impl TransmitTable {
 
     fn push(&self, slot: u16, bytes: u64) {
         self.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let pushed = self.queue.push((slot, bytes));
+        let pushed = self.chunks.push((slot, bytes));
         debug_assert!(pushed.is_ok(), "a slot is in the queue at most once");
     }
 
-    fn pop(&self) -> Option<u16> {
-        let (slot, bytes) = self.queue.pop()?;
-        self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        Some(slot)
+    fn push_again(&self, chunks: impl IntoIterator<Item = (u16, u64)>) {
+        self.chunks
+            .push_again(chunks.into_iter().inspect(|(_, bytes)| {
+                self.queued_bytes.fetch_add(*bytes, Ordering::Relaxed);
+            }));
     }
 
     /// Bytes of the chunks in the queue; those that were taken back count until a lane comes upon them.
@@ -134,46 +113,18 @@ impl TransmitTable {
     /// takes all of a short chunk at once, so that its lane rests long before the peer has read it. Of long
     /// ones as few lanes as keep up are awake.
     pub(super) fn take_idle(&self, bytes: usize) -> Option<u16> {
-        if bytes >= LONG {
-            return self.idle.take(0);
-        }
-        let lane = self.idle.take(self.turn.load(Ordering::Relaxed))?;
-        self.turn.store(lane + 1, Ordering::Relaxed);
-        Some(lane)
-    }
-
-    /// What a lane does that has just sent a short chunk, whose peer is not through with it for long: lanes
-    /// that rest go first.
-    pub(super) fn next_after_short(&self, lane: u16) -> Next {
-        self.idle.insert(lane);
-        // Looked at afterwards: who queues a chunk later than this finds the lane at rest.
-        if self.queue.is_empty() {
-            return Next::Rest;
-        }
-        match self.take_idle(0) {
-            Some(longest) if longest == lane => Next::Go,
-            Some(other) => Next::Wake(other),
-            // Somebody has taken this lane off the list to wake it.
-            None => Next::Rest,
-        }
+        self.chunks.take_idle(bytes < LONG)
     }
 
     /// The next chunk, or `None` after noting that the lane rests.
     pub(super) fn take(&self, lane: u16) -> Option<Taken> {
         loop {
-            let slot = match self.pop() {
-                Some(slot) => slot,
-                None => {
-                    self.idle.insert(lane);
-                    self.pop()?
-                }
-            };
-            // Also where it found one at once: a lane may be woken for other reasons than its place there,
-            // and one with a chunk in its hands must not be given another's turn.
-            self.idle.remove(lane);
+            let (slot, bytes) = self.chunks.take(lane)?;
+            self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
             let taken = self.with(slot, |state| {
                 match std::mem::replace(state, SendState::Free) {
                     SendState::Queued(outgoing) => {
+                        self.chunks.took(lane);
                         *state = SendState::Taken {
                             lane,
                             sequence: outgoing.position.sequence,
@@ -199,27 +150,19 @@ impl TransmitTable {
     pub(super) fn written(&self, mut chunk: Outgoing) -> Option<Outgoing> {
         let order = self.next_order();
         let mut read = None;
-        let ended = self.with(chunk.slot, |state| match *state {
-            SendState::Taken {
-                lane,
-                settled: None,
-                ..
-            } if self.keep => {
-                *state = SendState::Written { lane, order, chunk };
-                None
+        let ended = self.with(chunk.slot, |state| {
+            if let SendState::Taken { lane, settled, .. } = *state {
+                if settled.is_none() && self.keep {
+                    *state = SendState::Written { lane, order, chunk };
+                    return None;
+                }
+                self.chunks.acknowledged(lane);
+                read = (settled == Some(Settled::Placed) && chunk.attempt == 0).then_some(lane);
             }
-            SendState::Taken {
-                lane,
-                settled: Some(Settled::Placed),
-                ..
-            } if chunk.attempt == 0 => {
-                read = Some(lane);
-                Some(chunk)
-            }
-            _ => {
+            if read.is_none() {
                 self.linger(order, &mut chunk);
-                Some(chunk)
             }
+            Some(chunk)
         });
         if let Some(lane) = read {
             self.lingering.read(lane, order);
@@ -264,7 +207,7 @@ impl TransmitTable {
             }
         });
         if ended.is_none() {
-            self.push(slot, bytes);
+            self.push_again([(slot, bytes)]);
         }
         ended
     }
@@ -274,39 +217,24 @@ impl TransmitTable {
     pub(super) fn requeue(&self, dead: u16) -> usize {
         let mut found = Vec::new();
         for slot in 0..self.window() {
-            let sequence = self.with(slot, |state| match state {
-                SendState::Written { lane, chunk, .. } if *lane == dead => {
-                    Some(chunk.position.sequence)
-                }
-                _ => None,
-            });
-            found.extend(sequence.map(|sequence| (sequence, slot)));
-        }
-        found.sort_unstable();
-        let mut count = 0;
-        for (_, slot) in found {
-            let queued = self.with(slot, |state| {
+            self.with(slot, |state| {
                 match std::mem::replace(state, SendState::Free) {
                     SendState::Written {
                         lane, mut chunk, ..
                     } if lane == dead => {
                         chunk.mark_again();
                         let bytes = chunk.payload.len() as u64;
+                        found.push((chunk.position.sequence, (slot, bytes)));
                         *state = SendState::Queued(chunk);
-                        Some(bytes)
                     }
-                    // Forgotten since.
-                    other => {
-                        *state = other;
-                        None
-                    }
+                    other => *state = other,
                 }
             });
-            if let Some(bytes) = queued {
-                self.push(slot, bytes);
-                count += 1;
-            }
         }
+        found.sort_unstable();
+        let count = found.len();
+        self.push_again(found.into_iter().map(|(_, chunk)| chunk));
+        self.chunks.gave_back(dead);
         count
     }
 
@@ -328,6 +256,7 @@ impl TransmitTable {
         let mut read = None;
         let (answer, chunk) = self.with(slot, |state| match state {
             SendState::Written { lane, order, chunk } if chunk.position.sequence == sequence => {
+                self.chunks.acknowledged(*lane);
                 if !placed {
                     self.linger(*order, chunk);
                 } else if chunk.attempt == 0 {
@@ -368,10 +297,6 @@ impl TransmitTable {
         if let Some((lane, order)) = read {
             self.lingering.read(lane, order);
         }
-        if answer != Forgotten::Unknown {
-            self.forgotten
-                .fetch_max(sequence.saturating_add(1), Ordering::Relaxed);
-        }
         answer
     }
 
@@ -390,7 +315,8 @@ impl TransmitTable {
             // News of its copy are still under way: they end the request, and must not be taken for
             // those of the slot's next chunk.
             SendState::Written { chunk, .. } if chunk.permit.is_some() => (Withdrawn::NotYet, None),
-            SendState::Written { .. } => {
+            SendState::Written { lane, .. } => {
+                self.chunks.acknowledged(*lane);
                 let before = std::mem::replace(state, SendState::Free);
                 (Withdrawn::Now, Some(before))
             }
@@ -407,50 +333,6 @@ impl TransmitTable {
         // Outside of the slot's lock: a permit that comes back wakes others.
         drop(before);
         answer
-    }
-
-    /// One behind the highest sequence that was forgotten.
-    pub(super) fn forgotten(&self) -> u64 {
-        self.forgotten.load(Ordering::Relaxed)
-    }
-
-    /// The oldest chunk that each lane took and that was not forgotten, by lane.
-    pub(super) fn oldest_by_lane(&self, oldest: &mut [Option<u64>]) {
-        oldest.fill(None);
-        for slot in 0..self.window() {
-            let held = self.with(slot, |state| match state {
-                SendState::Taken {
-                    lane,
-                    sequence,
-                    settled: None,
-                } => Some((*lane, *sequence)),
-                SendState::Written { lane, chunk, .. } => Some((*lane, chunk.position.sequence)),
-                _ => None,
-            });
-            if let Some((lane, sequence)) = held
-                && let Some(place) = oldest.get_mut(usize::from(lane))
-            {
-                *place = Some(place.map_or(sequence, |other| other.min(sequence)));
-            }
-        }
-    }
-
-    /// Whether a chunk waits for a lane.
-    pub(super) fn has_queued(&self) -> bool {
-        !self.queue.is_empty()
-    }
-
-    /// Chunks in the queue, about, and those that other lanes took and that were not forgotten.
-    pub(super) fn left(&self, lane: u16) -> (u64, u64) {
-        let by_other = |state: &mut SendState| match state {
-            SendState::Taken {
-                lane: by, settled, ..
-            } => settled.is_none() && *by != lane,
-            SendState::Written { lane: by, .. } => *by != lane,
-            _ => false,
-        };
-        let others = (0..self.window()).filter(|slot| self.with(*slot, by_other));
-        (self.queue.len() as u64, others.count() as u64)
     }
 
     /// Frees a slot whose end is about to be reported.

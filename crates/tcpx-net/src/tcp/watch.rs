@@ -22,7 +22,6 @@ const LEAST_BYTES: u64 = 64 << 10;
 struct ChannelWatch {
     channel: Weak<Shared>,
     lanes: Vec<(Clock, Speed)>,
-    oldest: Vec<Option<u64>>,
     looked: Instant,
     /// Since when there has been no lane.
     bare: Option<Instant>,
@@ -68,7 +67,6 @@ pub(super) fn register(channel: &Arc<Shared>) -> std::io::Result<()> {
     MONITOR.watch(Box::new(ChannelWatch {
         channel: Arc::downgrade(channel),
         lanes: vec![(Clock::new(now), Speed::default()); lanes],
-        oldest: vec![None; lanes],
         looked: now,
         bare: None,
     }))
@@ -97,7 +95,6 @@ impl ChannelWatch {
             return false;
         }
         let repairing = channel.repair.advance(channel);
-        channel.transmit.oldest_by_lane(&mut self.oldest);
         let now = Instant::now();
         let looked = std::mem::replace(&mut self.looked, now);
         let rested = now.saturating_duration_since(looked) > REST;
@@ -114,29 +111,28 @@ impl ChannelWatch {
         }
         let at_work = channel.presence.at_work(now);
         let mut owing = self.bare.is_some();
-        for (lane, ((clock, speed), oldest)) in
-            (0u16..).zip(self.lanes.iter_mut().zip(&self.oldest))
-        {
-            owing |= oldest.is_some();
+        let lanes = self.lanes.iter_mut().zip(channel.transmit.chunks.done());
+        for (lane, ((clock, speed), done)) in (0u16..).zip(lanes) {
+            let owes = done.owes();
+            owing |= owes.is_some();
             let Some(socket) = channel.roster.socket(lane) else {
                 *speed = Speed::default();
                 continue;
             };
             let transport = transport(&*socket).unwrap_or_default();
             speed.paces(&channel.paces, lane, transport);
-            let moved = clock.moves(now, *oldest, transport);
+            let moved = clock.moves(now, owes, transport);
             if rested {
                 clock.rested(now);
             }
-            let Some(oldest) = oldest.filter(|_| !moved) else {
+            if moved || owes.is_none() {
                 continue;
-            };
-            let overtaken = channel.transmit.forgotten() > oldest && channel.roster.live() > 1;
-            if let Some(waited) = clock.dead(now, at_work, STALL_BEHIND, overtaken) {
+            }
+            if let Some(waited) = clock.dead(now, at_work, STALL_BEHIND) {
                 channel.lane_lost_only(lane, Some(&socket), Lost::Stalled(waited));
             }
         }
-        if channel.transmit.has_queued() {
+        if channel.transmit.chunks.queued() > 0 {
             // Should one that others rely on stand still, those that left work to it look again.
             owing = true;
             channel.wake_sender(0);

@@ -124,7 +124,7 @@ impl Shared {
     }
 
     fn permit(&self, worker: &Worker) -> Option<Permit> {
-        worker.permits.take(worker.pool.slots(), &self.wakers)
+        worker.permits.take(worker.pool.slots(), &self.roster)
     }
 
     /// The first send of a copy to `payload`; `None` if it does not wait any more.
@@ -231,7 +231,7 @@ impl Shared {
                 self.transmit.enqueue(outgoing);
                 self.wake_sender(bytes);
                 if self.closing.load(Ordering::Acquire) {
-                    self.wakers.signal.wake();
+                    self.roster.signal.wake();
                 }
                 return next;
             }

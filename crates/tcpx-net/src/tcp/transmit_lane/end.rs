@@ -139,12 +139,11 @@ impl Queue {
             .chunks_resent
             .fetch_add(count as u64, Ordering::Relaxed);
         // One more than chunks: whoever woke this lane last for a chunk of its own meant any lane.
-        self.shared.transmit.idle.remove(lane);
         for _ in 0..=count {
             self.shared.wake_sender(0);
         }
         if self.shared.staging.has_waiting() {
-            self.shared.wakers.wake_any_sender();
+            self.shared.roster.wake_any_sender();
         }
     }
 }
@@ -214,10 +213,13 @@ mod tests {
     fn lane(shared: &Arc<Shared>) -> (SendLane<Queue>, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let loops = crate::tcp::loops::get(1).unwrap();
         let socket = Arc::new(LaneSocket {
             descriptor: stream.into(),
             peer: SocketAddr::from(([0, 0, 0, 0], 0)),
             lane: 0,
+            transmit: loops.transmit(),
+            receive: loops.receive(),
             ended_by_peer: AtomicBool::new(false),
         });
         shared.roster.join(&socket);

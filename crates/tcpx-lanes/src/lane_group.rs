@@ -1,0 +1,378 @@
+//! The lanes that share one queue: the chunks that none of them has taken yet, which lanes have nothing to do, and
+//! how many chunks each of them has under way.
+//!
+//! Whoever queues a chunk wakes a lane at rest. A lane that finds nothing notes that it rests and looks **once more**,
+//! so that no chunk is left behind with every lane at rest. Chunks of lanes that ended go first.
+
+use std::collections::VecDeque;
+
+use crossbeam_queue::ArrayQueue;
+
+#[cfg(loom)]
+use loom::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering},
+};
+#[cfg(not(loom))]
+use std::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering},
+};
+
+use crate::idle::LaneSet;
+
+/// Lanes that share a queue of chunks.
+#[derive(Debug)]
+pub struct LaneGroup<C> {
+    queue: ArrayQueue<C>,
+    /// Chunks of lanes that ended.
+    again: Mutex<VecDeque<C>>,
+    /// How many those are.
+    resends: AtomicUsize,
+    /// Lanes at rest because there was no chunk.
+    idle: LaneSet,
+    /// The lane behind the one that was woken last in turn.
+    turn: AtomicU16,
+    /// By lane.
+    gauges: Box<[Gauge]>,
+}
+
+/// Counters of a lane, on a cache line of their own: each loop writes those of its lanes.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Gauge {
+    moves: AtomicU64,
+    taken: AtomicU64,
+    acknowledged: AtomicU64,
+}
+
+/// What a lane has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Done {
+    /// Signs of life: calls in which its socket took bytes, and acknowledgements.
+    pub moves: u64,
+    /// Chunks that it took, without those that others took over.
+    pub taken: u64,
+    /// Those of them that the peer has acknowledged, or that nobody waits for any more.
+    pub acknowledged: u64,
+}
+
+impl Done {
+    /// Chunks that the lane has under way.
+    pub fn under_way(&self) -> u64 {
+        self.taken.saturating_sub(self.acknowledged)
+    }
+
+    /// While the lane owes acknowledgements: something that changes with each sign of life.
+    pub fn owes(&self) -> Option<u64> {
+        (self.under_way() > 0).then_some(self.moves)
+    }
+}
+
+/// What follows a short chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// The lane is at rest.
+    Rest,
+    /// The lane is at rest, and this one is to be woken in its place.
+    Wake(u16),
+    /// It is the lane's turn again.
+    Go,
+}
+
+impl<C> LaneGroup<C> {
+    /// So many lanes, with room for so many chunks that no lane has had.
+    pub fn new(lanes: usize, room: usize) -> Self {
+        let gauge = |_| Gauge {
+            moves: AtomicU64::new(0),
+            taken: AtomicU64::new(0),
+            acknowledged: AtomicU64::new(0),
+        };
+        Self {
+            queue: ArrayQueue::new(room),
+            again: Mutex::new(VecDeque::new()),
+            resends: AtomicUsize::new(0),
+            idle: LaneSet::new(),
+            turn: AtomicU16::new(0),
+            gauges: (0..lanes).map(gauge).collect(),
+        }
+    }
+
+    fn again(&self) -> MutexGuard<'_, VecDeque<C>> {
+        // Its state is consistent between statements, so a panic elsewhere spoils nothing.
+        self.again.lock().unwrap_or_else(|error| error.into_inner())
+    }
+
+    /// Queues a chunk; [take a lane](Self::take_idle) to wake afterwards.
+    ///
+    /// # Errors
+    /// The chunk, where there is no room.
+    pub fn push(&self, chunk: C) -> Result<(), C> {
+        self.queue.push(chunk)
+    }
+
+    /// Queues chunks of a lane that ended, the oldest first, before all others. Wake lanes afterwards.
+    pub fn push_again(&self, chunks: impl IntoIterator<Item = C>) {
+        let mut again = self.again();
+        again.extend(chunks);
+        self.resends.store(again.len(), Ordering::SeqCst);
+    }
+
+    /// The next chunk, for whoever is no lane.
+    pub fn pop(&self) -> Option<C> {
+        if self.resends.load(Ordering::SeqCst) > 0 {
+            let mut again = self.again();
+            let chunk = again.pop_front();
+            self.resends.store(again.len(), Ordering::SeqCst);
+            if chunk.is_some() {
+                return chunk;
+            }
+        }
+        self.queue.pop()
+    }
+
+    /// The next chunk for a lane, which says whether it [took](Self::took) it; `None` after noting that it rests.
+    pub fn take(&self, lane: u16) -> Option<C> {
+        let chunk = self.pop().or_else(|| {
+            self.idle.insert(lane);
+            self.pop()
+        })?;
+        // Also where it found one at once: a lane may be woken for other reasons than its place there,
+        // and one with a chunk in its hands must not be given another's turn.
+        self.idle.remove(lane);
+        Some(chunk)
+    }
+
+    /// Drops the chunks that are not to be kept, where no lane takes them.
+    pub fn retain(&self, keep: impl Fn(&C) -> bool) {
+        for _ in 0..self.queue.len() {
+            let chunk = self.queue.pop().filter(&keep);
+            // It had a place, which somebody else may have taken: then it is one of those that go first.
+            if let Some(Err(chunk)) = chunk.map(|chunk| self.queue.push(chunk)) {
+                self.again().push_back(chunk);
+            }
+        }
+        let mut again = self.again();
+        again.retain(keep);
+        self.resends.store(again.len(), Ordering::SeqCst);
+    }
+
+    /// Chunks that wait for a lane, about.
+    pub fn queued(&self) -> usize {
+        self.queue.len() + self.resends.load(Ordering::SeqCst)
+    }
+
+    /// Takes a lane that rests, to wake it for a chunk: the first one, so that as few lanes as keep up are awake, or
+    /// the next one in turn.
+    pub fn take_idle(&self, in_turn: bool) -> Option<u16> {
+        if !in_turn {
+            return self.idle.take(0);
+        }
+        let lane = self.idle.take(self.turn.load(Ordering::Relaxed))?;
+        self.turn.store(lane + 1, Ordering::Relaxed);
+        Some(lane)
+    }
+
+    /// These lanes rest, whatever is queued: others do it.
+    pub fn rest_all(&self, lanes: u64) {
+        self.idle.insert_all(lanes);
+    }
+
+    /// The lane does not rest, or is gone.
+    pub fn unrest(&self, lane: u16) {
+        self.idle.remove(lane);
+    }
+
+    /// What a lane does that has just sent a short chunk, whose peer is not through with it for long: lanes
+    /// that rest go first.
+    pub fn next_after_short(&self, lane: u16) -> Next {
+        self.idle.insert(lane);
+        // Looked at afterwards: who queues a chunk later than this finds the lane at rest.
+        if self.queued() == 0 {
+            return Next::Rest;
+        }
+        match self.take_idle(true) {
+            Some(longest) if longest == lane => Next::Go,
+            Some(other) => Next::Wake(other),
+            // Somebody has taken this lane off the list to wake it.
+            None => Next::Rest,
+        }
+    }
+
+    fn count(&self, lane: u16, which: impl Fn(&Gauge) -> &AtomicU64) {
+        if let Some(gauge) = self.gauges.get(usize::from(lane)) {
+            which(gauge).fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The lane showed a sign of life.
+    pub fn moved(&self, lane: u16) {
+        self.count(lane, |gauge| &gauge.moves);
+    }
+
+    /// A lane has a chunk in its hands.
+    pub fn took(&self, lane: u16) {
+        self.count(lane, |gauge| &gauge.taken);
+    }
+
+    /// The peer has a chunk that the lane took, or nobody waits for it any more.
+    pub fn acknowledged(&self, lane: u16) {
+        self.count(lane, |gauge| &gauge.acknowledged);
+        self.moved(lane);
+    }
+
+    /// The lane has ended, and what it had is queued again. Nothing of it is acknowledged afterwards.
+    pub fn gave_back(&self, lane: u16) {
+        self.idle.remove(lane);
+        if let Some(gauge) = self.gauges.get(usize::from(lane)) {
+            let acknowledged = gauge.acknowledged.load(Ordering::Relaxed);
+            gauge.taken.store(acknowledged, Ordering::Relaxed);
+        }
+    }
+
+    /// What each lane has done.
+    pub fn done(&self) -> impl Iterator<Item = Done> {
+        self.gauges.iter().map(|gauge| Done {
+            acknowledged: gauge.acknowledged.load(Ordering::Relaxed),
+            taken: gauge.taken.load(Ordering::Relaxed),
+            moves: gauge.moves.load(Ordering::Relaxed),
+        })
+    }
+
+    /// Signs of life of all lanes.
+    pub fn moves(&self) -> u64 {
+        self.done().map(|done| done.moves).sum()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn group() -> LaneGroup<u32> {
+        LaneGroup::new(64, 4)
+    }
+
+    #[test]
+    fn lanes_at_rest_are_woken_in_turn_or_as_few_as_can() {
+        let group = group();
+        let woken = |in_turn: bool| {
+            group.rest_all(1 << 1 | 1 << 4 | 1 << 63);
+            group.take_idle(in_turn)
+        };
+        assert_eq!(
+            [true; 5].map(woken),
+            [Some(1), Some(4), Some(63), Some(1), Some(4)]
+        );
+        assert_eq!([false; 2].map(woken), [Some(1), Some(1)]);
+        assert_eq!(group.take_idle(true), Some(63), "one that rests is found");
+        assert_eq!(group.take_idle(true), Some(4));
+        assert_eq!(group.take_idle(true), None);
+    }
+
+    #[test]
+    fn behind_a_short_chunk_lanes_that_rest_go_first() {
+        for again in [false, true] {
+            let group = group();
+            assert_eq!(group.next_after_short(3), Next::Rest);
+            assert_eq!(group.take_idle(false), Some(3), "it rests");
+            match again {
+                false => group.push(0).unwrap(),
+                true => group.push_again([0]),
+            }
+            assert_eq!(group.next_after_short(3), Next::Go, "nobody else is there");
+            assert_eq!(group.take_idle(false), None, "it does not rest");
+            group.rest_all(1 << 1 | 1 << 5);
+            let turns = [3, 5, 1].map(|lane| group.next_after_short(lane));
+            assert_eq!(turns, [Next::Wake(5), Next::Wake(1), Next::Wake(3)]);
+            assert_eq!(group.take_idle(false), Some(1), "the last of them rests");
+        }
+    }
+
+    #[test]
+    fn a_lane_that_has_found_something_is_not_at_rest_however_it_was_woken() {
+        let group = group();
+        group.rest_all(1 << 2);
+        group.push(7).unwrap();
+        assert_eq!(group.take(2), Some(7));
+        assert_eq!(group.take_idle(true), None, "it has its hands full");
+        assert_eq!(group.take(2), None);
+        assert_eq!(group.take_idle(true), Some(2));
+    }
+
+    #[test]
+    fn chunks_of_lanes_that_ended_go_first_and_what_is_not_kept_goes_nowhere() {
+        let group = group();
+        (0..4).for_each(|chunk| group.push(chunk).unwrap());
+        assert_eq!(group.push(4), Err(4), "there is no room");
+        group.push_again([10, 11]);
+        assert_eq!(group.queued(), 6);
+        group.retain(|chunk| chunk % 2 == 0);
+        let left: Vec<_> = std::iter::from_fn(|| group.take(0)).collect();
+        assert_eq!((left, group.queued()), (vec![10, 0, 2], 0));
+    }
+
+    #[test]
+    fn a_lane_owes_while_it_has_chunks_under_way() {
+        let group = group();
+        let done = || group.done().nth(1).unwrap();
+        assert_eq!(done().owes(), None);
+        group.took(1);
+        group.took(1);
+        let before = done().owes();
+        group.acknowledged(1);
+        assert!(before.is_some() && done().owes() > before);
+        assert_eq!((done().under_way(), done().acknowledged), (1, 1));
+        group.gave_back(1);
+        assert_eq!((done().owes(), done().under_way()), (None, 0));
+        // There is no such lane.
+        group.took(64);
+        assert!(group.done().all(|done| done.under_way() == 0));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod model {
+    use loom::sync::Arc;
+
+    use super::LaneGroup;
+
+    /// One chunk is queued for the first time and one again, while a lane looks for work: it finds both, or is woken.
+    #[test]
+    fn no_chunk_is_left_behind_with_every_lane_at_rest() {
+        for again in [false, true] {
+            loom::model(move || {
+                let group = Arc::new(LaneGroup::new(1, 2));
+                let lane = {
+                    let group = Arc::clone(&group);
+                    loom::thread::spawn(move || std::iter::from_fn(|| group.take(0)).count())
+                };
+                match again {
+                    false => group.push(1).expect("there is room"),
+                    true => group.push_again([1]),
+                }
+                let woken = group.take_idle(false);
+                let found = lane.join().expect("the lane rests");
+                assert!(found == 1 || woken == Some(0), "{found} found, {woken:?}");
+            });
+        }
+    }
+
+    /// Two lanes take the chunks of one that ended, each once.
+    #[test]
+    fn what_goes_again_goes_once() {
+        loom::model(|| {
+            let group = Arc::new(LaneGroup::new(2, 2));
+            group.push_again([1, 2]);
+            let other = {
+                let group = Arc::clone(&group);
+                loom::thread::spawn(move || group.take(1))
+            };
+            let mine = group.take(0);
+            let theirs = other.join().expect("the lane takes one");
+            let mut both = [mine, theirs];
+            both.sort_unstable();
+            assert_eq!(both, [Some(1), Some(2)]);
+        });
+    }
+}
