@@ -90,8 +90,6 @@ fn main() -> Result<(), Failure> {
     ];
     let options = TcpOptions {
         stage_host: mode == "staged",
-        // Nobody acknowledges here.
-        resend: false,
         ..TcpOptions::default()
     };
 
@@ -210,20 +208,36 @@ impl Pass {
     }
 }
 
+/// What the receiver says.
+enum News {
+    /// So many windows were opened.
+    Opened(u64),
+    /// This chunk was placed.
+    Placed(u64),
+}
+
 /// Sends as far as the peer says that its windows are open.
 fn send(
     channel: &mut dyn Channel,
     memory: &Region,
     pass: &Pass,
-    opened: &mpsc::Receiver<u64>,
+    news: &mpsc::Receiver<News>,
 ) -> Result<(), Failure> {
     let end = pass.first + pass.count;
     let (mut next, mut ended, mut open) = (pass.first, pass.first, pass.first);
+    let mut placed = 0;
     while ended < end {
-        if ended == open {
-            open = opened.recv()?;
+        if placed < pass.count {
+            match news.recv()? {
+                News::Opened(windows) => open = windows,
+                News::Placed(sequence) => {
+                    channel.placed(sequence)?;
+                    placed += 1;
+                }
+            }
+        } else {
+            wait(channel)?;
         }
-        open = opened.try_iter().last().unwrap_or(open);
         while next < open {
             let start = pass.start(next);
             let request = SendChunk {
@@ -243,7 +257,6 @@ fn send(
                 Posted::Full(_) => break,
             }
         }
-        wait(channel)?;
         ended += ends(channel)?.len() as u64;
     }
     Ok(())
@@ -254,7 +267,7 @@ fn receive(
     channel: &mut dyn Channel,
     memory: &Region,
     pass: &Pass,
-    opened: &mpsc::Sender<u64>,
+    news: &mpsc::Sender<News>,
 ) -> Result<(), Failure> {
     let end = pass.first + pass.count;
     let (mut next, mut ended) = (pass.first, pass.first);
@@ -272,11 +285,12 @@ fn receive(
                 fence: None,
             })?;
             next += 1;
-            opened.send(next)?;
+            news.send(News::Opened(next))?;
         }
         wait(channel)?;
         for token in ends(channel)? {
             is_open[pass.place(token)] = false;
+            news.send(News::Placed(token))?;
             ended += 1;
         }
     }

@@ -217,8 +217,6 @@ pub struct Capabilities {
     pub ordered: bool,
     /// [`Channel::cancel`] can take requests back.
     pub can_cancel: bool,
-    /// A chunk may be posted again after its send failed.
-    pub can_resend: bool,
     /// Most bytes of one request.
     pub largest_request: u64,
     /// Memory that requests may name.

@@ -78,17 +78,10 @@ pub struct TcpOptions {
     /// Stages host memory through slots too, as if it were a GPU's. Slower; it runs the staged
     /// path where there is no GPU.
     pub stage_host: bool,
-    /// Chunks are kept until [`Channel::placed`], and those of a lane that dies are sent again on another one, or
-    /// on itself once it is back. Off: what was given to the system is forgotten, and the first lane that
-    /// dies ends the channel.
-    ///
-    /// [`Channel::placed`]: crate::Channel::placed
-    pub resend: bool,
     /// Bytes that a lane's socket buffers hold in each direction; 0: automatic. That is 512 KiB inside
     /// one host, where more would let a few lanes take all chunks, and else as the kernel chooses.
     pub socket_buffer: u32,
-    /// Sends slots by references to their pages, where chunks are kept for sending again: the sender
-    /// copies nothing. Where the system refuses it, slots are copied as before.
+    /// Sends slots by references to their pages: the sender copies nothing. Where the system refuses it, slots are copied as before.
     pub splice: bool,
     /// Sends host memory to other hosts from where it lies (`MSG_ZEROCOPY`) in calls of 64 KiB or more.
     /// Where the kernel reports that it copied after all, or lacks memory for more, the lane copies as
@@ -105,7 +98,6 @@ impl Default for TcpOptions {
             window: WINDOW,
             interfaces: None,
             stage_host: false,
-            resend: true,
             socket_buffer: 0,
             splice: true,
             zero_copy: false,
@@ -196,9 +188,8 @@ impl Network for TcpNetwork {
         let agreed = agree::agree(wanted, self.options.interfaces.as_deref(), setup, exchange)?;
         let lanes = agreed.lanes;
         let (streams, repair, mut ways) = open::open(agreed, setup, exchange)?;
-        let resend = self.options.resend;
         if let Some(inbox) = &setup.lanes {
-            inbox.agree(if resend { lanes } else { 0 });
+            inbox.agree(lanes);
         }
         let congestion = streams
             .first()
@@ -224,7 +215,6 @@ impl Network for TcpNetwork {
             ways,
             lanes,
             window,
-            resend,
             splice: self.options.splice && lanes > 1,
             dead_after: setup.dead_after,
             zero_copy: self.options.zero_copy,

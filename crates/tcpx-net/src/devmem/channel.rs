@@ -324,7 +324,6 @@ impl Channel for DevmemChannel {
             max_in_flight: self.window,
             ordered: true,
             can_cancel: false,
-            can_resend: false,
             largest_request: self.stage.largest(),
             kinds: MemoryKinds {
                 host: true,

@@ -385,7 +385,6 @@ impl Channel for PluginChannel {
             max_in_flight: MAX_IN_FLIGHT,
             ordered: true,
             can_cancel: false,
-            can_resend: false,
             largest_request: self.largest(MemoryType::Cuda),
             kinds: MemoryKinds {
                 host: true,

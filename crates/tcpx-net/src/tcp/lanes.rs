@@ -38,13 +38,10 @@ pub(super) fn start(
         hint: "; raise the limits on threads and descriptors",
     };
     let loops = loops::get(loops).map_err(|cause| fail("starting the event loops", cause))?;
-    let (window, resend) = (parts.window, parts.resend);
+    let window = parts.window;
     let shared =
         Shared::new(parts).map_err(|error| fail("eventfd", std::io::Error::from(error).into()))?;
-    if resend {
-        watch::register(&shared)
-            .map_err(|cause| fail("starting the watching thread", cause.into()))?;
-    }
+    watch::register(&shared).map_err(|cause| fail("starting the watching thread", cause.into()))?;
     // Everything that can fail is done. All lanes have joined before the first one starts, so that
     // the first that dies is not the last.
     let lanes = streams.len();
@@ -156,7 +153,6 @@ mod tests {
                 ways: String::new(),
                 lanes: 2,
                 window: 4,
-                resend: true,
                 splice: false,
                 zero_copy: false,
                 protection: Protection::None,
@@ -209,7 +205,6 @@ mod tests {
             ways: String::new(),
             lanes: 2,
             window: 64,
-            resend: true,
             splice: true,
             zero_copy: false,
             protection: Protection::None,

@@ -133,7 +133,7 @@ mod tests {
         let worker = CopyWorker::host().expect("a worker");
         let pool = worker.pinned();
         let free = pool.free_slots();
-        let table = TransmitTable::new(2, 4, true);
+        let table = TransmitTable::new(2, 4);
         written(&table, pool, 0, 0, true);
         written(&table, pool, 1, 1, true);
         written(&table, pool, 2, 0, true);
@@ -157,7 +157,7 @@ mod tests {
         let worker = CopyWorker::host().expect("a worker");
         let pool = worker.pinned();
         let free = pool.free_slots();
-        let table = TransmitTable::new(2, 4, true);
+        let table = TransmitTable::new(2, 4);
         written(&table, pool, 0, 0, false);
         assert_eq!(table.forget(0, 0, false), Forgotten::Free);
         assert_eq!(pool.free_slots(), free);
@@ -170,7 +170,7 @@ mod tests {
         let worker = CopyWorker::host().expect("a worker");
         let pool = worker.pinned();
         let free = pool.free_slots();
-        let table = TransmitTable::new(2, 4, true);
+        let table = TransmitTable::new(2, 4);
         // Chunk 1 goes out on lane 0, which dies; the peer has read it, but that is not known yet.
         written(&table, pool, 1, 0, true);
         // Chunk 0 is in lane 1's socket and is given up: its pages linger.
@@ -198,7 +198,7 @@ mod tests {
         let worker = CopyWorker::host().expect("a worker");
         let pool = worker.pinned();
         let free = pool.free_slots();
-        let table = TransmitTable::new(2, 4, true);
+        let table = TransmitTable::new(2, 4);
         written(&table, pool, 0, 0, true);
         written(&table, pool, 1, 0, true);
         assert_eq!(table.forget(0, 0, false), Forgotten::Free);
@@ -222,7 +222,7 @@ mod tests {
         let pool = worker.pinned();
         let free = pool.free_slots();
         for dies in [false, true] {
-            let table = TransmitTable::new(2, 4, true);
+            let table = TransmitTable::new(2, 4);
             let mut chunk = taken(&table, pool, 0, 0);
             chunk.spliced = Some(0);
             assert_eq!(table.forget(0, 0, false), Forgotten::Later);
@@ -244,7 +244,7 @@ mod tests {
         let worker = CopyWorker::host().expect("a worker");
         let pool = worker.pinned();
         let free = pool.free_slots();
-        let table = TransmitTable::new(2, 4, true);
+        let table = TransmitTable::new(2, 4);
         written(&table, pool, 1, 0, true);
         assert_eq!(table.forget(1, 1, false), Forgotten::Free);
         assert_eq!(table.lingering.count(), 1);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::shared::{Ended, LaneSocket, Shared, lock};
+use super::shared::{LaneSocket, Shared, lock};
 use super::watch;
 use crate::error::{ChannelError, ChunkPosition, IoError};
 
@@ -101,21 +101,14 @@ impl Shared {
         } else if !closing {
             self.counters.lanes_lost.fetch_add(1, Ordering::Relaxed);
         }
-        if !self.resend {
-            let how = if by_peer {
-                Ended::ByPeer
-            } else {
-                Ended::Broken(error.clone())
-            };
-            self.end(how);
-        } else if by_peer || closing || replaced {
+        if by_peer || closing || replaced {
             tracing::debug!(%error, left, "a lane ended");
         } else if left > 0 {
             tracing::warn!(%error, left, "a lane died; the others take over");
         } else {
             tracing::warn!(%error, "the last lane died; waiting for it to come back");
         }
-        if self.resend && left == 0 && !closing {
+        if left == 0 && !closing {
             *lock(&self.last_loss) = Some(error);
             // The owner may learn of the peer's end by this alone.
             self.roster.signal.wake();
@@ -132,10 +125,10 @@ impl Shared {
     /// No lane came back in time: the channel has ended.
     pub(super) fn end_without_lanes(&self) {
         if let Some(last) = lock(&self.last_loss).take() {
-            self.end(Ended::Broken(ChannelError::NoLaneLeft {
+            self.end(ChannelError::NoLaneLeft {
                 lanes: self.roster.lanes(),
                 last: Box::new(last),
-            }));
+            });
         }
     }
 }

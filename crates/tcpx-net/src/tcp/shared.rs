@@ -71,15 +71,6 @@ impl AsFd for LaneSocket {
     }
 }
 
-/// How the channel ended, when it has.
-#[derive(Debug, Clone)]
-pub(super) enum Ended {
-    /// The peer closed a lane between two chunks.
-    ByPeer,
-    /// Something broke.
-    Broken(ChannelError),
-}
-
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) bytes_sent: AtomicU64,
@@ -136,8 +127,6 @@ pub(super) struct Shared {
     pub(super) attention: Attention,
     pub(super) presence: Presence,
     pub(super) paces: Paces,
-    /// A lane's death can be survived: what was sent is kept until the peer has placed it.
-    pub(super) resend: bool,
     splice: bool,
     /// Host memory may be sent from where it lies, to other hosts.
     pub(super) zero_copy: bool,
@@ -157,7 +146,7 @@ pub(super) struct Shared {
     pub(super) halves: AtomicUsize,
     events: ArrayQueue<Event>,
     has_ended: AtomicBool,
-    ended: Mutex<Option<Ended>>,
+    ended: Mutex<Option<ChannelError>>,
 }
 
 /// What [`Shared::new`] needs.
@@ -167,7 +156,6 @@ pub(super) struct Parts {
     pub(super) ways: String,
     pub(super) lanes: u16,
     pub(super) window: u16,
-    pub(super) resend: bool,
     pub(super) splice: bool,
     pub(super) zero_copy: bool,
     pub(super) protection: Protection,
@@ -187,7 +175,6 @@ impl Shared {
             ways,
             lanes,
             window,
-            resend,
             splice,
             zero_copy,
             protection,
@@ -202,7 +189,7 @@ impl Shared {
             own: Weak::clone(own),
             name,
             ways,
-            transmit: TransmitTable::new(lanes, window, resend),
+            transmit: TransmitTable::new(lanes, window),
             receive: ReceiveTable::new(),
             staging,
             counters: Counters::default(),
@@ -212,9 +199,8 @@ impl Shared {
             attention: watch::attention(),
             presence: Presence::new(),
             paces: Paces::new(lanes),
-            resend,
             // What is sealed leaves from memory of the lane.
-            splice: splice && resend && protection != Protection::All,
+            splice: splice && protection != Protection::All,
             zero_copy: zero_copy && protection != Protection::All,
             protection,
             tells_behind,
@@ -294,41 +280,23 @@ impl Shared {
         self.events.pop()
     }
 
-    /// Notes that the channel has ended; the first breakage wins.
-    pub(super) fn end(&self, how: Ended) {
-        let mut ended = self.lock_ended();
-        if !matches!(*ended, Some(Ended::Broken(_))) {
-            *ended = Some(how);
-        }
-        drop(ended);
+    /// Notes that the channel is broken; the first breakage wins.
+    pub(super) fn end(&self, how: ChannelError) {
+        lock(&self.ended).get_or_insert(how);
         self.has_ended.store(true, Ordering::Release);
         self.roster.signal.wake();
     }
 
-    pub(super) fn ended(&self) -> Option<Ended> {
-        if self.has_ended.load(Ordering::Acquire) {
-            self.lock_ended().clone()
-        } else {
-            None
-        }
-    }
-
-    fn lock_ended(&self) -> MutexGuard<'_, Option<Ended>> {
-        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn ended(&self) -> Option<ChannelError> {
+        let has_ended = self.has_ended.load(Ordering::Acquire);
+        has_ended.then(|| lock(&self.ended).clone())?
     }
 
     /// The error for requests that end because the channel does.
-    pub(super) fn failure(&self, outstanding: usize) -> ChannelError {
-        match self.ended() {
-            Some(Ended::Broken(error)) => error,
-            Some(Ended::ByPeer) => ChannelError::PeerClosed {
-                channel: self.name.clone(),
-                outstanding,
-            },
-            None => ChannelError::Closed {
-                channel: self.name.clone(),
-            },
-        }
+    pub(super) fn failure(&self) -> ChannelError {
+        self.ended().unwrap_or_else(|| ChannelError::Closed {
+            channel: self.name.clone(),
+        })
     }
 
     /// Nothing is sent or received any more.
@@ -343,13 +311,13 @@ impl Shared {
             arrived,
             chunk,
         } = violation;
-        self.end(Ended::Broken(ChannelError::Protocol {
+        self.end(ChannelError::Protocol {
             channel: self.name.clone(),
             lane,
             expected,
             arrived,
             position: chunk.map(|chunk| Box::new(position(&chunk))),
-        }));
+        });
     }
 
     /// Whether slots are sent by references to their pages.
@@ -399,7 +367,7 @@ impl Shared {
         self.halves.fetch_sub(1, Ordering::AcqRel);
         self.roster.signal.wake();
         // Another stream may take its place now.
-        if vacant && self.resend && !self.is_over() {
+        if vacant && !self.is_over() {
             watch::wake();
         }
     }

@@ -123,7 +123,7 @@ impl World {
         let transfers = lengths.iter().enumerate().map(transfer).collect();
         Self {
             lanes: (0..lanes).map(|_| Lane::default()).collect(),
-            transmit: TransmitTable::new(lanes as u16, window, true),
+            transmit: TransmitTable::new(lanes as u16, window),
             receive: ReceiveTable::new(),
             transfers,
             opened: 0,

@@ -333,7 +333,6 @@ fn staged_channel() -> Arc<Shared> {
         ways: String::new(),
         lanes: 2,
         window: 64,
-        resend: true,
         splice: false,
         zero_copy: false,
         protection: tcpx_lanes::sealing::Protection::None,

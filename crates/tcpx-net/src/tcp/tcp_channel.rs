@@ -13,7 +13,7 @@ use tcpx_memory::{Fence, FreeWatch, RegionSlice};
 
 use super::receive_table::Closing;
 use super::repair::Repair;
-use super::shared::{Ended, Event, Shared, lock};
+use super::shared::{Event, Shared, lock};
 use super::transmit_table::{Forgotten, Outgoing, Unstaged, Withdrawn, describe};
 use crate::channel::{
     Cancel, Capabilities, Channel, ChannelStats, Completion, Direction, LaneStats, Posted,
@@ -67,7 +67,6 @@ impl TcpChannel {
             max_in_flight: window,
             ordered: false,
             can_cancel: true,
-            can_resend: false,
             largest_request: shared.staging.largest_request(),
             kinds: shared.staging.kinds(),
         };
@@ -90,7 +89,7 @@ impl TcpChannel {
     /// What every post checks.
     fn admit(&self, memory: &RegionSlice, sequence: u64, bytes: u64) -> Result<(), ChannelError> {
         if self.is_closing() || self.shared.ended().is_some() {
-            return Err(self.shared.failure(self.in_flight));
+            return Err(self.shared.failure());
         }
         let most = self.capabilities.largest_request;
         if !(1..=most).contains(&bytes) {
@@ -175,9 +174,6 @@ impl TcpChannel {
 
     /// The chunk of this sequence is needed no more; `placed`: because the peer has read all of it.
     fn forget_chunk(&mut self, sequence: u64, placed: bool) {
-        if !self.shared.resend {
-            return;
-        }
         // News of the slots' former chunks must not be taken for those of the next.
         let mut found = std::mem::take(&mut self.found);
         self.drain_events(&mut found);
@@ -245,9 +241,7 @@ impl Channel for TcpChannel {
             });
             self.shared.wake_sender(bytes);
         }
-        if self.shared.resend {
-            self.shared.attention.draw();
-        }
+        self.shared.attention.draw();
         Ok(Posted::Accepted)
     }
 
@@ -304,9 +298,8 @@ impl Channel for TcpChannel {
             return Ok(());
         }
         match ended {
-            Some(Ended::Broken(error)) => Err(error),
-            Some(Ended::ByPeer) if self.in_flight > 0 => Err(self.shared.failure(self.in_flight)),
-            Some(Ended::ByPeer) | None => Ok(()),
+            Some(error) => Err(error),
+            None => Ok(()),
         }
     }
 
@@ -350,8 +343,7 @@ impl Channel for TcpChannel {
 
     fn placed(&mut self, sequence: u64) -> Result<(), ChannelError> {
         let held = |slot: &SendSlot| slot.sequence == Some(sequence);
-        if self.shared.resend
-            && let Some(slot) = slot_where(&self.sends, held)
+        if let Some(slot) = slot_where(&self.sends, held)
             && self.shared.transmit.is_unsent(slot, sequence)
         {
             return Err(ChannelError::Protocol {

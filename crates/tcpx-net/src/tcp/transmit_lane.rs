@@ -42,7 +42,7 @@ pub(super) struct Queue {
     chunk: u64,
     /// It has just sent a short chunk.
     sent_short: bool,
-    /// Sends slots by their pages, if chunks are kept; else it is not tried.
+    /// Sends slots by their pages, if that is to be tried.
     lender: Lender,
     /// Host memory that the kernel reads where it lies.
     uncopied: Uncopied,
@@ -88,7 +88,7 @@ impl Queue {
     fn leaves_the_rest(&self) -> bool {
         let shared = &self.shared;
         let lane = self.socket.lane;
-        if !shared.resend || !shared.paces.is_slow(lane) {
+        if !shared.paces.is_slow(lane) {
             return false;
         }
         let chunks = &shared.transmit.chunks;

@@ -1,8 +1,7 @@
 //! Sends in flight: a slot for each. Their group of lanes has the queue of those that any writable lane may take.
 //!
-//! Where a lane's death can be survived, a chunk keeps its slot and its bytes until the peer has
-//! placed it: [`forget`](TransmitTable::forget) ends it then. A lane that dies puts what it had
-//! written back into the queue.
+//! A chunk keeps its slot and its bytes until the peer has placed it: [`forget`](TransmitTable::forget) ends it
+//! then. A lane that dies puts what it had written back into the queue.
 
 mod send;
 #[cfg(test)]
@@ -27,8 +26,6 @@ pub(super) struct TransmitTable {
     pub(super) chunks: LaneGroup<(u16, u64)>,
     /// The bytes of those in the queue, or about to be.
     queued_bytes: AtomicU64,
-    /// Chunks are kept until they are forgotten.
-    keep: bool,
     /// Chunks that were written to the last byte.
     writes: AtomicU64,
     /// Of chunks that ended before their sockets were done with them.
@@ -68,13 +65,12 @@ pub(super) enum Withdrawn {
 }
 
 impl TransmitTable {
-    /// Of so many lanes, and chunks at a time; `keep`: a chunk may have to be sent again.
-    pub(super) fn new(lanes: u16, window: u16, keep: bool) -> Self {
+    /// Of so many lanes, and chunks at a time.
+    pub(super) fn new(lanes: u16, window: u16) -> Self {
         Self {
             slots: (0..window).map(|_| Mutex::new(SendState::Free)).collect(),
             chunks: LaneGroup::new(lanes.into(), window.into()),
             queued_bytes: AtomicU64::new(0),
-            keep,
             writes: AtomicU64::new(0),
             lingering: Lingering::default(),
         }
@@ -152,7 +148,7 @@ impl TransmitTable {
         let mut read = None;
         let ended = self.with(chunk.slot, |state| {
             if let SendState::Taken { lane, settled, .. } = *state {
-                if settled.is_none() && self.keep {
+                if settled.is_none() {
                     *state = SendState::Written { lane, order, chunk };
                     return None;
                 }
@@ -196,7 +192,7 @@ impl TransmitTable {
     pub(super) fn put_back(&self, mut chunk: Outgoing) -> Option<Outgoing> {
         let (slot, bytes) = (chunk.slot, chunk.payload.len() as u64);
         let ended = self.with(slot, |state| match state {
-            SendState::Taken { settled: None, .. } if self.keep => {
+            SendState::Taken { settled: None, .. } => {
                 chunk.mark_again();
                 *state = SendState::Queued(chunk);
                 None

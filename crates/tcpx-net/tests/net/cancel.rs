@@ -129,6 +129,7 @@ fn a_send_in_the_queue_is_gone_at_once_and_one_under_way_finishes() {
     let read = std::io::copy(&mut lane.take(length as u64), &mut std::io::sink()).unwrap();
     assert_eq!(read, length as u64);
     expect_header(lane, header(2, 1000));
+    raw.channel.placed(2).unwrap();
     let ended = completions(&mut *raw.channel, 2);
     assert_eq!(ended.iter().map(sent_token).collect::<Vec<_>>(), [0, 2]);
 }
@@ -139,7 +140,6 @@ fn a_staged_send_can_be_taken_back_while_the_peer_is_silent() {
     let options = TcpOptions {
         window,
         stage_host: true,
-        resend: false,
         ..TcpOptions::default()
     };
     let mut raw = raw_peer(1, options);
@@ -167,6 +167,7 @@ fn a_staged_send_can_be_taken_back_while_the_peer_is_silent() {
         }
         Cancel::Unsupported => panic!("this network can cancel"),
     }
+    let (tell, read) = std::sync::mpsc::channel();
     let reader = std::thread::spawn(move || {
         let mut payload = vec![0; length];
         for sequence in 0..last {
@@ -174,9 +175,13 @@ fn a_staged_send_can_be_taken_back_while_the_peer_is_silent() {
             lane.read_exact(&mut payload).unwrap();
             let wrong = (0..length).find(|&at| payload[at] != pattern(sequence, at));
             assert_eq!(wrong, None);
+            tell.send(sequence).unwrap();
         }
         lane
     });
+    for sequence in read {
+        raw.channel.placed(sequence).unwrap();
+    }
     while ended.len() < last as usize {
         wait_any(&[&*raw.channel]);
         raw.channel.poll(&mut ended).unwrap();

@@ -8,17 +8,6 @@ use tcpx_wire::chunk_header::ChunkHeader;
 
 use crate::support::*;
 
-fn resending() -> TcpOptions {
-    TcpOptions::default()
-}
-
-fn staged() -> TcpOptions {
-    TcpOptions {
-        stage_host: true,
-        ..TcpOptions::default()
-    }
-}
-
 /// The header of the only chunk of a window's transfer, which is sent again.
 fn again(window: u64, length: u32) -> [u8; ChunkHeader::BYTES] {
     ChunkHeader {
@@ -44,8 +33,8 @@ fn wait_closed(mut lane: &TcpStream) {
 
 #[test]
 fn a_lane_is_shut_before_its_chunk_is_taken_from_another_one() {
-    for options in [resending(), staged()] {
-        let mut raw = raw_peer(2, options);
+    for stage_host in [false, true] {
+        let mut raw = raw_peer(2, options(stage_host));
         let length = 300_000;
         let destination = guarded(length);
         open_window(&mut *raw.channel, 0, destination.clone());
@@ -68,7 +57,7 @@ fn a_lane_is_shut_before_its_chunk_is_taken_from_another_one() {
 
 #[test]
 fn a_copy_of_a_chunk_that_has_arrived_is_dropped_if_it_says_that_it_may_be_one() {
-    let mut raw = raw_peer(2, resending());
+    let mut raw = raw_peer(2, options(false));
     let (first, second) = (guarded(2000), guarded(1000));
     let two_chunks = window(0, 1000, first.clone());
     raw.channel.open_window(two_chunks).unwrap();
@@ -100,7 +89,7 @@ fn a_copy_of_a_chunk_that_has_arrived_is_dropped_if_it_says_that_it_may_be_one()
 /// Where its window is closed nobody can say any more whether it is a copy.
 #[test]
 fn a_copy_of_a_chunk_whose_window_is_closed_is_dropped() {
-    let mut raw = raw_peer(2, resending());
+    let mut raw = raw_peer(2, options(false));
     let (first, second) = (guarded(1000), guarded(1000));
     open_window(&mut *raw.channel, 0, first.clone());
     open_window(&mut *raw.channel, 1, second.clone());
@@ -121,8 +110,8 @@ fn a_copy_of_a_chunk_whose_window_is_closed_is_dropped() {
 /// The lane that died had a chunk of a window that is closed while another one waits to take its place.
 #[test]
 fn a_chunk_that_was_sent_again_is_dropped_when_its_window_closes() {
-    for options in [resending(), staged()] {
-        let mut raw = raw_peer(2, options);
+    for stage_host in [false, true] {
+        let mut raw = raw_peer(2, options(stage_host));
         let destination = guarded(300_000);
         open_window(&mut *raw.channel, 0, destination.clone());
         write_chunk(&raw.lanes[0], 0, 300_000, 200_000);
@@ -143,7 +132,7 @@ fn a_chunk_that_was_sent_again_is_dropped_when_its_window_closes() {
 
 #[test]
 fn what_the_first_lane_sends_late_is_dropped_once_another_has_sent_it_again() {
-    let mut raw = raw_peer(2, resending());
+    let mut raw = raw_peer(2, options(false));
     let (first, second) = (guarded(2000), guarded(1000));
     let two_chunks = window(0, 1000, first.clone());
     raw.channel.open_window(two_chunks).unwrap();
@@ -172,8 +161,8 @@ fn what_the_first_lane_sends_late_is_dropped_once_another_has_sent_it_again() {
 
 #[test]
 fn what_a_lane_brought_before_its_orderly_end_is_placed() {
-    for options in [resending(), staged()] {
-        let mut raw = raw_peer(2, options);
+    for stage_host in [false, true] {
+        let mut raw = raw_peer(2, options(stage_host));
         let destinations = [0, 1].map(|name| {
             let destination = guarded(1000);
             open_window(&mut *raw.channel, name, destination.clone());
@@ -196,7 +185,7 @@ fn a_lane_that_waits_for_a_slot_notices_that_it_is_dead() {
     // Four slots.
     let options = TcpOptions {
         window: 3,
-        ..staged()
+        ..options(true)
     };
     let mut raw = raw_peer(6, options);
     let length = 300_000;
@@ -236,7 +225,7 @@ fn a_lane_that_waits_for_a_slot_notices_that_it_is_dead() {
 
 #[test]
 fn a_window_that_was_closed_on_a_dead_lane_ends() {
-    let mut raw = raw_peer(2, resending());
+    let mut raw = raw_peer(2, options(false));
     let destination = guarded(300_000);
     open_window(&mut *raw.channel, 0, destination);
     write_chunk(&raw.lanes[0], 0, 300_000, 200_000);
@@ -256,7 +245,7 @@ fn a_window_that_was_closed_on_a_dead_lane_ends() {
 
 #[test]
 fn a_dead_lanes_chunks_go_again_over_the_others_until_they_are_placed() {
-    for options in [resending(), staged()] {
+    for options in [options(false), options(true)] {
         let is_staged = options.stage_host;
         let mut raw = raw_peer(2, options);
         let length = 4 << 20 >> 2;
@@ -306,7 +295,7 @@ fn a_dead_lanes_chunks_go_again_over_the_others_until_they_are_placed() {
 
 #[test]
 fn an_acknowledgement_of_a_chunk_that_was_not_sent_is_a_protocol_error() {
-    let mut raw = raw_peer(2, resending());
+    let mut raw = raw_peer(2, options(false));
     // More than two lanes' buffers hold: the last one waits.
     let last = 40;
     for sequence in 0..=last {
@@ -321,7 +310,7 @@ fn an_acknowledgement_of_a_chunk_that_was_not_sent_is_a_protocol_error() {
 
 #[test]
 fn a_chunk_that_nobody_waits_for_is_not_sent_again() {
-    let mut raw = raw_peer(2, resending());
+    let mut raw = raw_peer(2, options(false));
     post_send(&mut *raw.channel, 0, filled(0, 1000));
     let carrier = (0..2)
         .find(|&lane| {
@@ -350,7 +339,7 @@ fn a_chunk_that_nobody_waits_for_is_not_sent_again() {
 
 #[test]
 fn when_no_lane_is_left_the_error_says_so() {
-    let mut raw = raw_peer(3, resending());
+    let mut raw = raw_peer(3, options(false));
     open_window(&mut *raw.channel, 0, guarded(1000));
     for lane in raw.lanes.drain(..) {
         write_partial(&lane);
@@ -375,7 +364,7 @@ fn when_no_lane_is_left_the_error_says_so() {
 /// The peer gives a lane up that it takes for broken: this side reads an orderly end of its last one.
 #[test]
 fn lanes_that_broke_before_the_peer_ended_the_last_one_are_why_none_is_left() {
-    let mut raw = raw_peer(3, resending());
+    let mut raw = raw_peer(3, options(false));
     open_window(&mut *raw.channel, 0, guarded(1000));
     let last = raw.lanes.pop();
     for lane in raw.lanes.drain(..) {

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use tcpx_lanes::sealing::Protection;
 use tcpx_memory::Region;
-use tcpx_net::{Cancel, ChannelError, Completion, NetworkError, TcpOptions};
+use tcpx_net::{Cancel, Completion, NetworkError, TcpOptions};
 use tcpx_wire::chunk_header::ChunkHeader;
 use tcpx_wire::lane_seal::{HEADER_BYTES, LaneKeys, TAG_BYTES, sealed_payload_bytes};
 
@@ -159,20 +159,14 @@ fn no_nonce_comes_twice_over_resends_and_redials() {
     assert_eq!((headers.len(), payloads.len()), (chunks, 2 * chunks));
 }
 
-/// The error that ends a channel whose peer has sent this on its only lane, and what its counter says.
+/// What the peer has sent ends the channel's only lane, is counted, and goes nowhere.
 fn refused(protection: Protection, seal: impl FnOnce(LaneKeys) -> Vec<u8>) {
     let (mut raw, keys) = raw_peer_with(1, options(false), protection);
     let destination = guarded(100_000);
     open_window(&mut *raw.channel, 0, destination.clone());
     let bytes = seal(keys.into_iter().next().unwrap());
     (&raw.lanes[0]).write_all(&bytes).unwrap();
-    let (error, _) = breakage(&mut *raw.channel);
-    assert!(matches!(error, ChannelError::LaneLost { .. }), "{error}");
-    assert!(
-        error.to_string().contains("not what the peer sealed"),
-        "{error}"
-    );
-    assert_eq!(raw.channel.stats().lanes_forged, 1);
+    wait_until(|| raw.channel.stats().lanes_forged == 1);
     drop(close(&mut *raw.channel));
     untouched(&destination);
 }
@@ -228,7 +222,9 @@ fn a_header_that_comes_again_ends_the_lane() {
         (&raw.lanes[0]).write_all(&bytes).unwrap();
     }
     let (error, _) = breakage(&mut *raw.channel);
-    assert!(error.to_string().contains("record 1 "), "{error}");
+    for words in ["record 1 ", "not what the peer sealed"] {
+        assert!(error.to_string().contains(words), "{error}");
+    }
     drop(close(&mut *raw.channel));
     check(&destination, 0);
 }

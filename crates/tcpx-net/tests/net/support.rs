@@ -568,11 +568,9 @@ pub(crate) fn sent_token(completion: &Completion) -> u64 {
     }
 }
 
-/// For tests without acknowledgements: what was sent is forgotten.
 pub(crate) fn options(stage_host: bool) -> TcpOptions {
     TcpOptions {
         stage_host,
-        resend: false,
         ..TcpOptions::default()
     }
 }

@@ -228,7 +228,6 @@ pub(super) mod tests {
                 max_in_flight: 1,
                 ordered: true,
                 can_cancel: false,
-                can_resend: false,
                 largest_request: 1,
                 kinds: MemoryKinds {
                     host: true,

@@ -10,7 +10,7 @@ use crate::channel::Completion;
 impl TcpChannel {
     /// No lane runs any more: ends what none of them had in its hands.
     pub(super) fn fail_remaining(&mut self, out: &mut Vec<Completion>) {
-        let error = self.shared.failure(self.in_flight);
+        let error = self.shared.failure();
         let shared = Arc::clone(&self.shared);
         for (slot, SendSlot { token, .. }) in (0u16..).zip(self.sends.iter_mut()) {
             let ended = shared.transmit.with(slot, |state| match state {

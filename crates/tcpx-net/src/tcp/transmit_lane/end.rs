@@ -13,7 +13,6 @@ use tcpx_lanes::socket::abort;
 use tcpx_lanes::splice::Lender;
 
 use super::Queue;
-use crate::error::ChannelError;
 use crate::tcp::shared::{Event, lock};
 use crate::tcp::transmit_table::Outgoing;
 
@@ -86,21 +85,11 @@ impl Queue {
         {
             abort(self.socket.as_fd());
         }
-        // Where nothing is sent again, a lane's end is the channel's, even if the half that saw it first
-        // has not said so yet.
-        let is_over = self.shared.is_over();
-        if is_over || !self.shared.resend {
+        if self.shared.is_over() {
             for chunk in self.take_rest(unread) {
                 let slot = chunk.slot;
                 drop(chunk);
-                let error = if is_over {
-                    self.shared.failure(1)
-                } else {
-                    ChannelError::PeerClosed {
-                        channel: self.shared.name.clone(),
-                        outstanding: 1,
-                    }
-                };
+                let error = self.shared.failure();
                 self.shared.transmit.free(slot);
                 self.shared.report(Event::SendFailed { slot, error });
             }
@@ -177,7 +166,6 @@ mod tests {
             ways: String::new(),
             lanes: 2,
             window: 4,
-            resend: true,
             splice: false,
             zero_copy: true,
             protection: Protection::None,

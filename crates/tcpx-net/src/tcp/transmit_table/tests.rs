@@ -7,7 +7,7 @@ use crate::channel::SendChunk;
 
 #[test]
 fn bytes_in_the_queue_are_those_of_its_chunks_until_a_lane_comes_upon_them() {
-    let table = TransmitTable::new(2, 4, true);
+    let table = TransmitTable::new(2, 4);
     let queue = |slot: u16, bytes: usize| {
         let payload = Region::host(bytes).unwrap().all();
         let (header, position) = describe(&SendChunk {
