@@ -69,7 +69,7 @@ pub(crate) enum Error {
     NoClient {
         address: SocketAddr,
         waited: Duration,
-        refusals: Refusals,
+        refusals: Box<Refusals>,
     },
     #[error("nothing moved for {}", time(*.limit))]
     NothingMoved { limit: Duration },
@@ -329,7 +329,8 @@ mod tests {
 
     #[test]
     fn a_lost_peer_is_named_by_how_it_was_lost() {
-        let peer = ([127, 0, 0, 1], 7).into();
+        let address = SocketAddr::from(([127, 0, 0, 1], 7));
+        let peer = tcpx::Peer::from(address);
         let silent = Duration::from_secs(30);
         let failure = |failure| tcpx::Error::ConnectionLost {
             peer,
@@ -341,7 +342,7 @@ mod tests {
             error: Box::new(ChannelError::LaneLost {
                 channel: "tcp".into(),
                 lane: 0,
-                peer,
+                peer: address,
                 operation: "sending",
                 position: None,
                 cause: io::Error::from(kind).into(),

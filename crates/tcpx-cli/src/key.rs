@@ -1,11 +1,11 @@
 //! The key of a session: from a file, a variable or a prompt; never from the arguments, which every user of the host can read.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, IsTerminal, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use tcpx::{Auth, Key};
+use tcpx::{Auth, Key, KeyName, KeyRing};
 
 use crate::args::key::KeyArgs;
 use crate::error::Error;
@@ -37,6 +37,8 @@ pub(crate) enum KeyError {
     Random(String),
     #[error("the key file {} cannot be written: {source}", .path.display())]
     Write { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Ring(#[from] tcpx::KeyRingError),
 }
 
 impl KeyError {
@@ -55,6 +57,8 @@ pub(crate) enum KeyOrigin {
     Variable,
     /// The file of `--key-file`.
     File(PathBuf),
+    /// The folder of `--key-file`: its files.
+    Folder(Vec<PathBuf>),
     /// Typed at the prompt.
     Typed,
     /// `--insecure`: there is none.
@@ -81,6 +85,19 @@ impl KeySources {
 
     /// The key of a server: given, or a fresh one.
     pub(crate) fn for_server(&self) -> Result<(Auth, KeyOrigin), KeyError> {
+        if let Some(folder) = self
+            .file
+            .as_ref()
+            .filter(|path| path.is_dir() && !self.insecure)
+        {
+            let ring = KeyRing::of_folder(folder)?;
+            let clients = ring.clients().into_iter().map(|(name, _)| name.to_string());
+            let files = clients
+                .chain([SERVER.to_owned()])
+                .map(|name| file_of(folder, &name));
+            let files = files.collect();
+            return Ok((Auth::Ring(ring), KeyOrigin::Folder(files)));
+        }
         let (auth, origin) = match self.given() {
             Ok(Some(found)) => found,
             Ok(None) => (Auth::Key(fresh()?), KeyOrigin::Fresh),
@@ -133,8 +150,18 @@ impl KeySources {
     }
 }
 
+/// Warns of a key that other users of the host can read.
+pub(crate) fn warn_of_readers(path: &Path) {
+    if is_readable_by_others(path) {
+        aside!(
+            "warning: {} can be read by other users of this host; chmod 600 it",
+            path.display()
+        );
+    }
+}
+
 /// Whether other users of the host can read the file.
-pub(crate) fn is_readable_by_others(path: &Path) -> bool {
+fn is_readable_by_others(path: &Path) -> bool {
     path.metadata()
         .is_ok_and(|metadata| metadata.is_file() && metadata.mode() & 0o044 != 0)
 }
@@ -176,30 +203,93 @@ fn parse(text: &str, from: &str) -> Result<Auth, KeyError> {
     })
 }
 
-/// Makes a server's key file, unless it is there, and prints what its clients need.
+/// The name of the server's own key in a folder.
+const SERVER: &str = "server";
+
+/// A key's file in a folder.
+fn file_of(folder: &Path, name: &str) -> PathBuf {
+    folder.join(format!("{name}.key"))
+}
+
+/// Makes a server's key file, or that of a client in a folder, unless it is there, and prints what clients need.
 pub(crate) fn run(args: &KeyArgs) -> Result<Told, Error> {
-    let path = &args.file;
-    let key = match create(path) {
-        Ok(key) => key,
-        Err(KeyError::Write { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => {
-            if is_readable_by_others(path) {
-                aside!(
-                    "warning: {} can be read by other users of this host; chmod 600 it",
-                    path.display()
-                );
-            }
-            match parse(&read(path)?, &path.display().to_string())? {
-                Auth::Key(key) => key,
-                _ => {
-                    return Err(Error::Key(KeyError::Wrong {
-                        from: path.display().to_string(),
-                        why: tcpx::KeyError::Client.to_string(),
-                    }));
-                }
-            }
-        }
-        Err(error) => return Err(error.into()),
+    match args.name {
+        Some(name) => run_client(&args.file, name),
+        None if args.file.is_dir() => list(&args.file),
+        None => run_server(&args.file),
+    }
+}
+
+/// The server's key in `path`, which is made if it is not there.
+fn server_key(path: &Path) -> Result<Key, KeyError> {
+    match create(path) {
+        Err(KeyError::Write { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists => {}
+        made => return made,
+    }
+    warn_of_readers(path);
+    match parse(&read(path)?, &path.display().to_string())? {
+        Auth::Key(key) => Ok(key),
+        _ => Err(KeyError::Wrong {
+            from: path.display().to_string(),
+            why: tcpx::KeyError::Client.to_string(),
+        }),
+    }
+}
+
+/// The key of one client in a folder, each of which is made if it is not there.
+fn run_client(folder: &Path, name: KeyName) -> Result<Told, Error> {
+    let failed = |source| KeyError::Write {
+        path: folder.to_owned(),
+        source,
     };
+    match DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(failed(error).into());
+        }
+        _ => {}
+    }
+    server_key(&file_of(folder, SERVER))?;
+    if name.as_str() == SERVER {
+        return list(folder);
+    }
+    let path = file_of(folder, name.as_str());
+    let ring = KeyRing::of_folder(folder).map_err(KeyError::from)?;
+    let known = ring.clients().into_iter().find(|(other, _)| *other == name);
+    let client = match known {
+        Some((_, client)) => client,
+        None => {
+            let client = ring.issue(name).map_err(KeyError::from)?;
+            write_new(&path, &client.to_text())?;
+            client
+        }
+    };
+    warn_of_readers(&path);
+    say!("server       --key-file {}", folder.display());
+    say!("client       {KEY_VARIABLE}={}", client.to_text());
+    say!("fingerprint  {}", client.fingerprint());
+    Ok(Told::Fields(serde_json::json!({
+        "file": path, "name": name.as_str(), "client_key": client.to_text(), "fingerprint": client.fingerprint(),
+    })))
+}
+
+/// The clients of a folder.
+fn list(folder: &Path) -> Result<Told, Error> {
+    let ring = KeyRing::of_folder(folder).map_err(KeyError::from)?;
+    let fingerprint = ring.server().client_key().fingerprint();
+    let clients = ring.clients();
+    let names: Vec<&str> = clients.iter().map(|(name, _)| name.as_str()).collect();
+    say!("server       --key-file {}", folder.display());
+    for name in &names {
+        say!("client       {name}, {}", file_of(folder, name).display());
+    }
+    say!("fingerprint  {fingerprint}");
+    Ok(Told::Fields(serde_json::json!({
+        "folder": folder, "clients": names, "fingerprint": fingerprint,
+    })))
+}
+
+fn run_server(path: &Path) -> Result<Told, Error> {
+    let key = server_key(path)?;
     let client = key.client_key();
     say!("server       --key-file {}", path.display());
     say!("clients      {KEY_VARIABLE}={}", client.to_text());
@@ -211,20 +301,25 @@ pub(crate) fn run(args: &KeyArgs) -> Result<Told, Error> {
 
 /// A fresh key in a new file that its owner alone can read.
 fn create(path: &Path) -> Result<Key, KeyError> {
+    let key = fresh()?;
+    write_new(path, &key.to_text())?;
+    Ok(key)
+}
+
+/// A key's text in a new file that its owner alone can read.
+fn write_new(path: &Path, text: &str) -> Result<(), KeyError> {
     let failed = |source| KeyError::Write {
         path: path.to_owned(),
         source,
     };
-    let key = fresh()?;
     let mut file = OpenOptions::new()
         .write(true)
         .create_new(true)
         .mode(0o600)
         .open(path)
         .map_err(failed)?;
-    writeln!(file, "{}", key.to_text()).map_err(failed)?;
-    file.sync_all().map_err(failed)?;
-    Ok(key)
+    writeln!(file, "{text}").map_err(failed)?;
+    file.sync_all().map_err(failed)
 }
 
 #[cfg(test)]
@@ -237,6 +332,7 @@ mod tests {
         match auth {
             Auth::Key(key) => key.to_text(),
             Auth::Client(key) => key.to_text(),
+            Auth::Ring(ring) => ring.server().to_text(),
             Auth::Insecure => "none".to_owned(),
         }
     }

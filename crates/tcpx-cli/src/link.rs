@@ -139,6 +139,7 @@ impl Link {
     pub(crate) fn key(&self) -> Option<Key> {
         match &self.options.auth {
             Auth::Key(key) => Some(key.clone()),
+            Auth::Ring(ring) => Some(ring.server().clone()),
             Auth::Client(_) | Auth::Insecure => None,
         }
     }
@@ -191,7 +192,7 @@ impl Link {
                     return Err(Error::NoClient {
                         address,
                         waited: limit.unwrap_or_default(),
-                        refusals: endpoint.refusals(),
+                        refusals: Box::new(endpoint.refusals()),
                     });
                 }
                 other => return Ok(other?),
@@ -261,6 +262,7 @@ impl Link {
             (KeyOrigin::Fresh, Auth::Key(key)) => line = format!("{KEY_VARIABLE}={} ", text(key)),
             (KeyOrigin::None, _) => more.push_str(" --insecure"),
             (KeyOrigin::File(_), _) => more.push_str(" --key-file FILE"),
+            (KeyOrigin::Folder(_), _) => more.push_str(" --key-file NAME.key"),
             _ => line = format!("{KEY_VARIABLE}=... "),
         }
         if bound.port() != DEFAULT_PORT {
@@ -291,13 +293,10 @@ impl Link {
                 "warning: --insecure: there is no key, anybody who reaches the port can take the place of the peer"
             );
         }
-        if let KeyOrigin::File(path) = &self.origin
-            && key::is_readable_by_others(path)
-        {
-            aside!(
-                "warning: {} can be read by other users of this host; chmod 600 it",
-                path.display()
-            );
+        match &self.origin {
+            KeyOrigin::File(path) => key::warn_of_readers(path),
+            KeyOrigin::Folder(files) => files.iter().for_each(|path| key::warn_of_readers(path)),
+            KeyOrigin::Fresh | KeyOrigin::Variable | KeyOrigin::Typed | KeyOrigin::None => {}
         }
         let stays_here = args.bind.is_some_and(|ip| ip.is_loopback());
         if is_plugin(&args.network) && !args.insecure && !stays_here {

@@ -14,6 +14,7 @@ use tcpx_wire::handshake::{
 use tcpx_wire::key::{AnyKey, ClientKey, Key, KeyError};
 
 use crate::error::NetworkError;
+use crate::key_ring::KeyRing;
 
 /// Most bytes of a handshake that are looked at in one call.
 pub(crate) const PEEK_BYTES: usize = 512;
@@ -23,6 +24,8 @@ pub(crate) const PEEK_BYTES: usize = 512;
 pub enum Auth {
     /// A server's key: with it this side can serve, and connect to any server that has the same.
     Key(Key),
+    /// A server's key and the clients that it lets in, by name: with it this side can serve, and connect as the server.
+    Ring(KeyRing),
     /// A client's key: with it this side can connect to the server that it is of.
     Client(ClientKey),
     /// Nobody proves anything; both sides must say so.
@@ -45,6 +48,7 @@ impl Auth {
     pub fn client_key(&self) -> Option<ClientKey> {
         match self {
             Self::Key(key) => Some(key.client_key()),
+            Self::Ring(ring) => Some(ring.server().client_key()),
             Self::Client(key) => Some(key.clone()),
             Self::Insecure => None,
         }

@@ -55,8 +55,9 @@ pub fn dial(
         let entropy = auth::entropy().map_err(|cause| no_random(address, cause))?;
         let (handshake, first) = ClientHandshake::new(key.as_ref(), entropy, options.capabilities);
         let side = Unwelcomed(Some(handshake));
-        let Established { session, records } =
-            auth::run_client(&stream, address, side, first, options.deadline)?;
+        let Established {
+            session, records, ..
+        } = auth::run_client(&stream, address, side, first, options.deadline)?;
         Ok(Dialled {
             stream,
             session,

@@ -9,7 +9,7 @@ mod admission;
 mod greeting;
 mod reports;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -20,12 +20,14 @@ use rustix::event::{EventfdFlags, eventfd};
 use tcpx_lanes::congestion::Congestion;
 use tcpx_lanes::socket;
 use tcpx_memory::fork;
+use tcpx_wire::KeyName;
 use tcpx_wire::handshake::Session;
 use tcpx_wire::record::Records;
 
 use crate::auth::Auth;
 use crate::error::NetworkError;
 use crate::lane_inbox::LaneInbox;
+use crate::peer::Peer;
 use acceptor::Acceptor;
 
 /// The port that tcpx listens on when none is named.
@@ -60,8 +62,8 @@ pub struct Accepted {
     pub session: Session,
     /// Seals and opens what follows in the stream.
     pub records: Records,
-    /// The client's address.
-    pub peer: SocketAddr,
+    /// The client.
+    pub peer: Peer,
     /// The address that the listener is bound to.
     pub listening: SocketAddr,
     /// Where lanes of this session arrive. Once all clones of it are dropped, further lanes are
@@ -74,8 +76,10 @@ pub struct Accepted {
 pub struct Refusals {
     /// How many, lanes among them.
     pub count: u64,
+    /// Those among them that had proved themselves with a key that has a name, by that name.
+    pub by_name: BTreeMap<KeyName, u64>,
     /// Who was the last one, and why it was refused.
-    pub last: Option<(SocketAddr, String)>,
+    pub last: Option<(Peer, String)>,
 }
 
 #[derive(Debug)]
@@ -119,6 +123,7 @@ impl Listener {
         let asked = options.address;
         let key = match &options.auth {
             Auth::Key(key) => Some(key.identity()),
+            Auth::Ring(ring) => Some(ring.identity()),
             Auth::Insecure => None,
             Auth::Client(_) => return Err(NetworkError::ClientKey { address: asked }),
         };

@@ -2,7 +2,8 @@
 //!
 //! A server's key is 128 random bits. Everything else derives from it: the server's static key pair, whose private
 //! half proves that it is the server, and a pre-shared key, which proves that a client may connect. A *client's key*
-//! holds the public half and the pre-shared key, and so cannot play the server.
+//! holds the public half and a pre-shared key, and so cannot play the server. A server may let several clients in, each
+//! with a pre-shared key of its own and a name ([`Clients`]).
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,6 +16,10 @@ use thiserror::Error;
 use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
 use crate::handshake::public_key;
+
+mod clients;
+
+pub use clients::{Clients, KeyId, KeyName, KeyNameError, KnownClient};
 
 /// Bytes at the end of a key's text that tell a generated key from a typed or damaged one.
 const CHECK_BYTES: usize = 4;
@@ -69,13 +74,31 @@ impl Key {
         }
     }
 
-    /// What a server needs of it for each handshake.
+    /// The key of one client of several: it connects to this server, and has a pre-shared key of its own, which `fill`
+    /// must fill from a cryptographic random source.
+    pub fn issue(&self, fill: &mut dyn FnMut(&mut [u8])) -> ClientKey {
+        let mut psk = [0; PSK_BYTES];
+        fill(&mut psk);
+        ClientKey {
+            public: public_key(&self.static_private()),
+            psk,
+        }
+    }
+
+    /// What a server needs of it for each handshake; whoever has its [`client_key`](Self::client_key) is let in.
     pub fn identity(&self) -> Identity {
-        let ClientKey { public, .. } = &self.client_key();
+        self.identity_for(Arc::new(clients::Only::new(self.client_key())))
+    }
+
+    /// What a server needs for each handshake that lets these clients in.
+    pub fn identity_for(&self, clients: Arc<dyn Clients>) -> Identity {
+        let mut decoy = Zeroizing::new([0; STATIC_BYTES]);
+        self.derive(b"no client", &mut *decoy);
         Identity(Arc::new(Parts {
             private: self.static_private(),
-            public: *public,
-            psk: self.psk(),
+            public: public_key(&self.static_private()),
+            decoy,
+            clients,
         }))
     }
 
@@ -84,13 +107,6 @@ impl Key {
         let mut private = Zeroizing::new([0; STATIC_BYTES]);
         self.derive(b"static key", &mut *private);
         private
-    }
-
-    /// The pre-shared key as the handshake takes it.
-    fn psk(&self) -> Zeroizing<[u8; STATIC_BYTES]> {
-        let mut psk = Zeroizing::new([0; STATIC_BYTES]);
-        self.derive(b"pre-shared key", &mut psk[..PSK_BYTES]);
-        psk
     }
 
     fn derive(&self, label: &[u8], out: &mut [u8]) {
@@ -121,7 +137,9 @@ pub struct Identity(Arc<Parts>);
 struct Parts {
     private: Zeroizing<[u8; STATIC_BYTES]>,
     public: [u8; STATIC_BYTES],
-    psk: Zeroizing<[u8; STATIC_BYTES]>,
+    /// Stands in for the pre-shared key of a client that is not let in; nobody else knows it.
+    decoy: Zeroizing<[u8; STATIC_BYTES]>,
+    clients: Arc<dyn Clients>,
 }
 
 impl Identity {
@@ -133,8 +151,12 @@ impl Identity {
         &self.0.public
     }
 
-    pub(crate) fn psk(&self) -> &[u8; STATIC_BYTES] {
-        &self.0.psk
+    pub(crate) fn clients(&self) -> &dyn Clients {
+        &*self.0.clients
+    }
+
+    pub(crate) fn decoy(&self) -> &[u8; STATIC_BYTES] {
+        &self.0.decoy
     }
 }
 
@@ -177,8 +199,22 @@ impl ClientKey {
         groups.join("-")
     }
 
+    /// Whether it connects to the server that has `key`.
+    pub fn is_for(&self, key: &Key) -> bool {
+        self.public == public_key(&key.static_private())
+    }
+
     pub(crate) fn public(&self) -> &[u8; STATIC_BYTES] {
         &self.public
+    }
+
+    /// What the client calls its key in its hello.
+    pub fn id(&self) -> KeyId {
+        let mut id = [0; KeyId::BYTES];
+        Hkdf::<Sha256>::new(Some(b"tcpx client key"), &self.psk)
+            .expand(b"id", &mut id)
+            .expect("HKDF-SHA256 yields up to 8160 bytes and 16 are asked for");
+        KeyId(id)
     }
 
     /// The pre-shared key as the handshake takes it.

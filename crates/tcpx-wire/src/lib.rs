@@ -30,7 +30,9 @@ pub mod window;
 pub use chunk_header::{ChunkHeader, ChunkHeaderError};
 pub use descriptor::{Descriptor, Descriptors, EvenList, EvenPieces, Limits, ScatterError};
 pub use frame::{Frame, FrameDecoder, FrameError, Level, Role, Settings, Tag, TransferId};
-pub use key::{AnyKey, ClientKey, Identity, Key, KeyError};
+pub use key::{
+    AnyKey, ClientKey, Clients, Identity, Key, KeyError, KeyId, KeyName, KeyNameError, KnownClient,
+};
 pub use plan::{ChunkPlan, PlanError, Taper};
 pub use scatter::{Fragment, ScatterList};
 pub use session::Session;

@@ -24,14 +24,13 @@ mod tokens;
 mod unpacker;
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use tcpx_memory::{Gpu, Job, SmallCopies};
-use tcpx_net::{Channel, ChannelError, ChannelStats, Completion};
+use tcpx_net::{Channel, ChannelError, ChannelStats, Completion, Peer};
 use tcpx_wire::session::{Action, OperationId, RequestError};
 use tcpx_wire::{Session, Time};
 
@@ -76,7 +75,7 @@ pub(crate) struct Core {
     one_sided: OneSided,
     pub(crate) sink: Arc<Sink>,
     pub(crate) observer: Option<Arc<dyn Observer>>,
-    pub(crate) peer: SocketAddr,
+    pub(crate) peer: Peer,
     pub(crate) origin: Instant,
     /// Session time when the clock was last looked at.
     clock: Time,
@@ -135,7 +134,7 @@ pub(crate) struct Parts {
     pub(crate) small: Option<SmallCopies>,
     pub(crate) sink: Arc<Sink>,
     pub(crate) observer: Option<Arc<dyn Observer>>,
-    pub(crate) peer: SocketAddr,
+    pub(crate) peer: Peer,
     pub(crate) origin: Instant,
     pub(crate) resume: Option<Resume>,
     /// The network finds memory by the names of windows.

@@ -191,7 +191,7 @@ impl Endpoint {
             },
             session: dialled.session,
             side: Side::Client,
-            peer: address,
+            peer: address.into(),
             lanes: None,
             listening: None,
         };

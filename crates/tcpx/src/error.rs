@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use tcpx_memory::MemoryError;
-use tcpx_net::{ChannelError, IoError, NetworkError, SocketError};
+use tcpx_net::{ChannelError, IoError, NetworkError, Peer, SocketError};
 use tcpx_wire::handshake::HandshakeError;
 use tcpx_wire::session::{
     ConnectionFailure, Delivered, EndCause, OperationError, OperationKind, RequestError,
@@ -36,7 +36,7 @@ pub enum Error {
     #[error("peer {peer} ({path}): {report}; {}", delivered_words(delivered))]
     Stalled {
         /// The peer.
-        peer: SocketAddr,
+        peer: Peer,
         /// The data path.
         path: String,
         /// Where it stands and who owes the next step.
@@ -50,7 +50,7 @@ pub enum Error {
     )]
     TooLarge {
         /// The peer.
-        peer: SocketAddr,
+        peer: Peer,
         /// What both matched on.
         tag: u64,
         /// Bytes of the send.
@@ -62,7 +62,7 @@ pub enum Error {
     #[error("peer {peer} ({path}): {operation}: {error}")]
     Corrupt {
         /// The peer.
-        peer: SocketAddr,
+        peer: Peer,
         /// The data path.
         path: String,
         /// Which one.
@@ -77,7 +77,7 @@ pub enum Error {
     )]
     Cancelled {
         /// The peer.
-        peer: SocketAddr,
+        peer: Peer,
         /// Which one.
         operation: OperationName,
         /// What the destination holds.
@@ -87,7 +87,7 @@ pub enum Error {
     #[error("peer {peer} ({path}): {operation}: {error}")]
     Operation {
         /// The peer.
-        peer: SocketAddr,
+        peer: Peer,
         /// The data path.
         path: String,
         /// Which one.
@@ -106,7 +106,7 @@ pub enum Error {
     #[error("connection to {peer} lost: {failure}")]
     ConnectionLost {
         /// The peer.
-        peer: SocketAddr,
+        peer: Peer,
         /// Why.
         failure: Box<ConnectionFailure>,
     },
@@ -114,7 +114,7 @@ pub enum Error {
     #[error("connection to {peer} lost: channel {channel}: {error}")]
     ChannelLost {
         /// The peer.
-        peer: SocketAddr,
+        peer: Peer,
         /// Which channel.
         channel: usize,
         /// Why.
@@ -124,13 +124,13 @@ pub enum Error {
     #[error("the connection to {peer} is closed; open a new one")]
     Closed {
         /// The peer.
-        peer: SocketAddr,
+        peer: Peer,
     },
     /// The session refused a request; nothing was started.
     #[error("peer {peer}: {error}")]
     Request {
         /// The peer.
-        peer: SocketAddr,
+        peer: Peer,
         /// Why.
         error: RequestError,
     },
@@ -148,7 +148,7 @@ pub enum Error {
     )]
     TimedOut {
         /// The peer.
-        peer: SocketAddr,
+        peer: Peer,
         /// What was waited for.
         what: &'static str,
         /// How long.
@@ -160,7 +160,7 @@ pub enum Error {
     )]
     EngineStuck {
         /// The peer.
-        peer: SocketAddr,
+        peer: Peer,
         /// For how long.
         stuck: Duration,
     },
@@ -170,7 +170,7 @@ pub enum Error {
     )]
     CloseStuck {
         /// The peer.
-        peer: SocketAddr,
+        peer: Peer,
         /// Which channel.
         channel: usize,
         /// The plugin's function.
@@ -184,7 +184,7 @@ pub enum Error {
     )]
     Defect {
         /// The peer.
-        peer: SocketAddr,
+        peer: Peer,
         /// The panic's words.
         cause: String,
     },
@@ -305,7 +305,7 @@ impl Error {
             | Self::Request { peer, .. }
             | Self::EngineStuck { peer, .. }
             | Self::CloseStuck { peer, .. }
-            | Self::Defect { peer, .. } => Some(*peer),
+            | Self::Defect { peer, .. } => Some(peer.address),
             Self::MemoryHeld { error } => error.peer(),
             Self::Network(_)
             | Self::Unresolved { .. }
@@ -388,18 +388,18 @@ impl Error {
         }
     }
 
-    pub(crate) fn lost(peer: SocketAddr, failure: ConnectionFailure) -> Self {
+    pub(crate) fn lost(peer: Peer, failure: ConnectionFailure) -> Self {
         Self::ConnectionLost {
             peer,
             failure: Box::new(failure),
         }
     }
 
-    pub(crate) fn protocol(peer: SocketAddr, error: SessionError) -> Self {
+    pub(crate) fn protocol(peer: Peer, error: SessionError) -> Self {
         Self::lost(peer, ConnectionFailure::Protocol(error))
     }
 
-    pub(crate) fn control(peer: SocketAddr, end: ControlEnd) -> Self {
+    pub(crate) fn control(peer: Peer, end: ControlEnd) -> Self {
         let failure = match end {
             ControlEnd::Eof => ConnectionFailure::Control {
                 cause: "the peer closed it without a goodbye (its process ended?)".to_owned(),
@@ -407,9 +407,12 @@ impl Error {
             ControlEnd::Io(error) => ConnectionFailure::Control {
                 cause: error.to_string(),
             },
-            ControlEnd::Welcome(HandshakeError::Busy) => return NetworkError::Busy { peer }.into(),
+            ControlEnd::Welcome(HandshakeError::Busy) => {
+                return NetworkError::Busy { peer: peer.address }.into();
+            }
             ControlEnd::Welcome(error) => {
                 let reason = error.to_string();
+                let peer = peer.address;
                 return NetworkError::Handshake { peer, reason }.into();
             }
             ControlEnd::Record(error) => ConnectionFailure::Frame {
@@ -428,7 +431,7 @@ impl Error {
         Self::lost(peer, failure)
     }
 
-    pub(crate) fn channel(peer: SocketAddr, channel: usize, error: ChannelError) -> Self {
+    pub(crate) fn channel(peer: Peer, channel: usize, error: ChannelError) -> Self {
         Self::ChannelLost {
             peer,
             channel,
@@ -437,7 +440,7 @@ impl Error {
     }
 
     pub(crate) fn operation(
-        peer: SocketAddr,
+        peer: Peer,
         path: String,
         operation: OperationName,
         error: OperationError,

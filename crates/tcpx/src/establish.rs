@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tcpx_memory::{CopyWorker, MemoryKind, SmallCopies};
-use tcpx_net::{Auth, Channel, ControlStream, LaneInbox, NetworkError, Readiness, Setup, Side};
+use tcpx_net::{
+    Auth, Channel, ControlStream, LaneInbox, NetworkError, Peer, Readiness, Setup, Side,
+};
 use tcpx_wire::session::{Action, CHUNK_GRAIN_BYTES, Config};
 use tcpx_wire::{Settings, handshake};
 
@@ -28,8 +30,8 @@ pub(crate) struct Authenticated {
     pub(crate) control: ControlStream,
     pub(crate) session: handshake::Session,
     pub(crate) side: Side,
-    /// Client: the address it dialled. Server: the client's address.
-    pub(crate) peer: SocketAddr,
+    /// Client: the address it dialled. Server: the client.
+    pub(crate) peer: Peer,
     pub(crate) lanes: Option<LaneInbox>,
     /// Server: the address that it listens on.
     pub(crate) listening: Option<SocketAddr>,
@@ -107,7 +109,7 @@ fn agree(set_up: &mut SetUp, network: Network<'_>, options: &Options) -> Result<
         side: network.side,
         session: network.session,
         local: network.local,
-        peer: set_up.peer,
+        peer: set_up.peer.address,
         channels: options.channels,
         deadline: set_up.deadline,
         encrypt: options.encrypt,
@@ -178,7 +180,8 @@ fn run(
         limit: Duration::ZERO,
     })?;
     let peer = PeerInfo {
-        address: set_up.peer,
+        address: set_up.peer.address,
+        key: set_up.peer.key,
         network: settings.network,
         channels: agreed.channels,
         chunk_bytes: agreed.chunk_bytes,

@@ -64,11 +64,13 @@ pub use tcpx_memory::{
     After, CudaError, Gpu, MemoryError, MemoryKind, Region, RegionSlice, UnpackMethod,
 };
 pub use tcpx_net::{
-    Auth, ChannelStats, Congestion, Network, NetworkError, PluginNetwork, PluginOptions, Refusals,
-    TcpNetwork, TcpOptions,
+    Auth, ChannelStats, Congestion, KeyRing, KeyRingError, Network, NetworkError, Peer,
+    PluginNetwork, PluginOptions, Refusals, TcpNetwork, TcpOptions,
 };
 pub use tcpx_wire::session::{Deadlines, Delivered};
-pub use tcpx_wire::{ClientKey, Key, KeyError, Level, Rights, Role, WindowKey, WindowKeyError};
+pub use tcpx_wire::{
+    ClientKey, Key, KeyError, KeyName, KeyNameError, Level, Rights, Role, WindowKey, WindowKeyError,
+};
 pub use transfer::{Transfer, wait_any};
 pub use window::Window;
 

@@ -57,7 +57,7 @@ impl Window {
             }
             if left.is_zero() {
                 let stuck = Error::TimedOut {
-                    peer: shared.peer_address(),
+                    peer: shared.peer_name(),
                     what: "the end of what uses the window",
                     limit: timeout,
                 };

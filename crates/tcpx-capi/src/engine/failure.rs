@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn the_facts_of_an_error_come_along_and_go_with_the_next() {
         let error = Error::TooLarge {
-            peer: "127.0.0.1:1".parse().unwrap(),
+            peer: ([127, 0, 0, 1], 1).into(),
             tag: 1,
             bytes: 2,
             capacity: 1,

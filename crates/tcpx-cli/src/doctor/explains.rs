@@ -111,12 +111,13 @@ mod tests {
 
     #[test]
     fn every_error_of_the_engine_leads_to_a_check_of_the_catalogue() {
-        let peer = ([10, 0, 0, 2], 12_345).into();
+        let peer = std::net::SocketAddr::from(([10, 0, 0, 2], 12_345));
         let refused = tcpx_net::NetworkError::Socket(tcpx_net::SocketError::Refused { peer });
         let late = tcpx_net::NetworkError::TimedOut {
             peer,
             operation: "connecting the plugin's comms",
         };
+        let peer = peer.into();
         let stuck = tcpx::Error::EngineStuck {
             peer,
             stuck: Duration::from_secs(9),

@@ -129,7 +129,7 @@ fn networks() -> Vec<NetworkError> {
 }
 
 fn engine() -> Vec<tcpx::Error> {
-    let peer = peer();
+    let peer = tcpx::Peer::from(peer());
     let operation = |cause| tcpx::Error::Operation {
         peer,
         path: "tcp".into(),
@@ -212,7 +212,8 @@ fn own() -> Vec<Error> {
     let hint = || String::from("correct it");
     let refusals = |count| Refusals {
         count,
-        last: (count > 0).then(|| (peer(), "another key; copy it again".into())),
+        last: (count > 0).then(|| (peer().into(), "another key; copy it again".into())),
+        ..Refusals::default()
     };
     vec![
         Error::Usage {
@@ -254,12 +255,12 @@ fn own() -> Vec<Error> {
         Error::NoClient {
             address: peer(),
             waited: LONG,
-            refusals: refusals(0),
+            refusals: Box::new(refusals(0)),
         },
         Error::NoClient {
             address: peer(),
             waited: LONG,
-            refusals: refusals(1200),
+            refusals: Box::new(refusals(1200)),
         },
         Error::NothingMoved { limit: LONG },
         Error::Address {
@@ -378,10 +379,14 @@ fn a_server_that_refused_clients_says_how_many_and_why() {
     let error = Error::NoClient {
         address: peer(),
         waited: Duration::from_secs(6),
-        refusals: Refusals {
+        refusals: Box::new(Refusals {
             count: 3,
-            last: Some((peer(), "it has another key; copy the key again".into())),
-        },
+            last: Some((
+                peer().into(),
+                "it has another key; copy the key again".into(),
+            )),
+            ..Refusals::default()
+        }),
     };
     let what = error.what();
     assert!(what.contains("3 connections were refused"), "{what}");

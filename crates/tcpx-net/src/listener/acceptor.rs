@@ -21,6 +21,7 @@ use super::{Accepted, Inner, ListenOptions, MOST_WAITING};
 use crate::auth;
 use crate::dial::ControlStream;
 use crate::lane_inbox::{AcceptedLane, LaneInbox};
+use crate::peer::Peer;
 
 /// Connections taken from the backlog before those at hand get their turn.
 const ACCEPT_BATCH: usize = 64;
@@ -181,7 +182,7 @@ impl Acceptor {
 
     /// A client has proved itself.
     fn admit(&mut self, now: Instant, mut greeting: Greeting, mut established: Established) {
-        let peer = greeting.peer;
+        let peer = Peer::new(greeting.peer, established.client);
         // Another client may have been faster since this one said hello.
         if self.is_busy() {
             self.reports

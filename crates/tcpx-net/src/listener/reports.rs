@@ -1,10 +1,10 @@
 //! Log lines about strangers, at a bounded rate.
 
-use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Inner, Refusals};
+use super::Inner;
+use crate::peer::Peer;
 
 /// Lines per period; what is beyond is counted.
 const LINES: u32 = 10;
@@ -36,15 +36,18 @@ impl Reports {
     pub(super) fn refused(
         &mut self,
         now: Instant,
-        peer: SocketAddr,
+        peer: impl Into<Peer>,
         reason: &dyn std::fmt::Display,
     ) {
+        let peer = peer.into();
         let refusals = self.inner.refusals.lock();
         let mut refusals = refusals.unwrap_or_else(PoisonError::into_inner);
-        *refusals = Refusals {
-            count: refusals.count + 1,
-            last: Some((peer, reason.to_string())),
-        };
+        refusals.count += 1;
+        if let Some(name) = peer.key {
+            // As many names as there are keys: nobody has one that is not let in.
+            *refusals.by_name.entry(name).or_default() += 1;
+        }
+        refusals.last = Some((peer, reason.to_string()));
         drop(refusals);
         if now.saturating_duration_since(self.period) >= PERIOD {
             if self.suppressed > 0 {

@@ -105,7 +105,7 @@ pub(crate) fn server_side(
         side: Side::Server,
         session: &accepted.session,
         local: accepted.stream.local_addr().unwrap(),
-        peer: accepted.peer,
+        peer: accepted.peer.address,
         channels,
         deadline: deadline(),
         encrypt: protection == Protection::All,

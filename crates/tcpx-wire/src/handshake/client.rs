@@ -5,8 +5,8 @@ use zeroize::Zeroizing;
 
 use super::error::Status;
 use super::message::{
-    CAPABILITIES_BYTES, Collector, HEAD_BYTES, Head, KEYED_BYTES, MARKED_BYTES, OPEN_BYTES,
-    PURPOSE_CONTROL, SERVER_HELLO_BYTES, SESSION_BYTES, WELCOME_BYTES, array,
+    CAPABILITIES_BYTES, Collector, HEAD_BYTES, Head, KEYED_BYTES, KEYED_CLAIM_BYTES, MARKED_BYTES,
+    OPEN_BYTES, PURPOSE_CONTROL, SERVER_HELLO_BYTES, SESSION_BYTES, WELCOME_BYTES, array,
 };
 use super::noise::{self, Secret};
 use super::session::SessionKey;
@@ -51,7 +51,10 @@ impl ClientHandshake {
             Some(key) => {
                 let mut hello: [u8; HEAD_BYTES + MARKED_BYTES] = head.start();
                 let (marked, mark) = hello.split_at_mut(HEAD_BYTES + KEYED_BYTES);
-                let noise = noise::write::<KEYED_BYTES>(&mut state, &payload);
+                let mut claim = [0; KEYED_CLAIM_BYTES];
+                claim[..CAPABILITIES_BYTES].copy_from_slice(&payload);
+                claim[CAPABILITIES_BYTES..].copy_from_slice(&key.id().0);
+                let noise = noise::write::<KEYED_BYTES>(&mut state, &claim);
                 marked[HEAD_BYTES..].copy_from_slice(&noise);
                 mark.copy_from_slice(&noise::mark(key.public(), marked));
                 Message::from(&hello)
@@ -137,6 +140,7 @@ impl ClientHandshake {
                 authenticated: self.authenticated,
             },
             records: records(*state),
+            client: None,
         };
         let confirm = established.confirm();
         self.state = State::Welcome(Box::new(established));

@@ -87,8 +87,8 @@ fn build(
             finish(builder.psk(2, &psk).expect(OWN))
         }
         Secret::Server(identity) => {
-            let builder = builder.local_private_key(identity.private()).expect(OWN);
-            finish(builder.psk(2, identity.psk()).expect(OWN))
+            // The pre-shared key follows, once the client has said which one it has.
+            finish(builder.local_private_key(identity.private()).expect(OWN))
         }
         Secret::Session(secret) => finish(builder.psk(0, secret).expect(OWN)),
     };
@@ -112,6 +112,11 @@ pub(super) fn read<const BYTES: usize>(
     let mut room = Zeroizing::new([0; 128]);
     let read = state.read_message(message, &mut *room).ok()?;
     (read == BYTES).then(|| Zeroizing::new(std::array::from_fn(|at| room[at])))
+}
+
+/// The pre-shared key of the client whose first message was read.
+pub(super) fn set_psk(state: &mut HandshakeState, psk: &[u8; STATIC_BYTES]) {
+    state.set_psk(2, psk).expect(OWN);
 }
 
 /// The secrets of a connection whose handshake is complete: those that its transport keys are, from which others

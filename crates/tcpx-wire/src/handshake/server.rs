@@ -6,14 +6,14 @@ use zeroize::Zeroizing;
 use super::client::records;
 use super::error::Status;
 use super::message::{
-    CAPABILITIES_BYTES, CONFIRM_BYTES, Collector, HEAD_BYTES, Head, KEYED_BYTES, LANE_HELLO_BYTES,
-    MARKED_BYTES, OPEN_BYTES, PURPOSE_CONTROL, PURPOSE_LANE, PURPOSE_RESUME, SECOND_BYTES,
-    SERVER_HELLO_BYTES, SESSION_BYTES, array,
+    CAPABILITIES_BYTES, CONFIRM_BYTES, Collector, HEAD_BYTES, Head, KEYED_BYTES, KEYED_CLAIM_BYTES,
+    LANE_HELLO_BYTES, MARKED_BYTES, OPEN_BYTES, PURPOSE_CONTROL, PURPOSE_LANE, PURPOSE_RESUME,
+    SECOND_BYTES, SERVER_HELLO_BYTES, SESSION_BYTES, array,
 };
 use super::noise::{self, Secret};
 use super::session::SessionKey;
 use super::{Established, HandshakeError, LaneRequest, Message, Session, SessionId, Version, lane};
-use crate::key::Identity;
+use crate::key::{Identity, KeyId};
 
 /// Answers one accepted connection.
 pub struct ServerHandshake {
@@ -21,6 +21,8 @@ pub struct ServerHandshake {
     entropy: Zeroizing<[u8; Self::ENTROPY_BYTES]>,
     capabilities: u64,
     busy: bool,
+    /// The client's key is none that is let in.
+    is_unknown: bool,
     collector: Collector,
     state: State,
 }
@@ -70,6 +72,7 @@ impl ServerHandshake {
             entropy: Zeroizing::new(entropy),
             capabilities,
             busy: false,
+            is_unknown: false,
             collector: Collector::new(),
             state: State::Hello,
         }
@@ -98,6 +101,9 @@ impl ServerHandshake {
     pub fn closed(&self) -> HandshakeError {
         let (message, expected) = match &self.state {
             State::Hello => ("client hello", HEAD_BYTES + self.first_bytes()),
+            State::Confirm(_) if self.is_unknown && self.collector.held() == 0 => {
+                return HandshakeError::UnknownKey;
+            }
             State::Confirm(established)
                 if established.session.authenticated && self.collector.held() == 0 =>
             {
@@ -199,7 +205,23 @@ impl ServerHandshake {
         let entropy = Zeroizing::new(array(&*self.entropy, 0));
         let secret = self.key.as_ref().map_or(Secret::None, Secret::Server);
         let mut state = noise::responder(&secret, prologue, entropy);
-        let Some(theirs) = noise::read::<CAPABILITIES_BYTES>(&mut state, first) else {
+        let read = match &self.key {
+            None => {
+                noise::read::<CAPABILITIES_BYTES>(&mut state, first).map(|claim| (*claim, None))
+            }
+            Some(identity) => noise::read::<KEYED_CLAIM_BYTES>(&mut state, first).map(|claim| {
+                let id = KeyId(array(&*claim, CAPABILITIES_BYTES));
+                let known = identity.clients().find(&id);
+                // A client that is not let in is answered all the same, and so learns no more than one whose key is wrong.
+                match &known {
+                    Some(client) => noise::set_psk(&mut state, &client.key.psk()),
+                    None => noise::set_psk(&mut state, identity.decoy()),
+                }
+                self.is_unknown = known.is_none();
+                (array(&*claim, 0), known.and_then(|client| client.name))
+            }),
+        };
+        let Some((theirs, client)) = read else {
             return Ok(self.refuse(Status::WrongKey, HandshakeError::WrongKey));
         };
         let session = Session {
@@ -208,7 +230,7 @@ impl ServerHandshake {
                 &*self.entropy,
                 noise::ENTROPY_BYTES + SessionId::BYTES,
             )),
-            capabilities: u64::from_le_bytes(*theirs) & self.capabilities,
+            capabilities: u64::from_le_bytes(theirs) & self.capabilities,
             authenticated: self.key.is_some(),
         };
         // The client may not be one yet. Whoever does not know the pre-shared key cannot open this.
@@ -224,6 +246,7 @@ impl ServerHandshake {
         self.state = State::Confirm(Box::new(Established {
             session,
             records: records(state),
+            client,
         }));
         Ok(ServerStep::Send(Message::from(&server)))
     }
@@ -240,7 +263,10 @@ impl ServerHandshake {
         established
             .records
             .open_array::<0>(&confirm)
-            .map_err(|_| HandshakeError::WrongKey)?;
+            .map_err(|_| match self.is_unknown {
+                true => HandshakeError::UnknownKey,
+                false => HandshakeError::WrongKey,
+            })?;
         Ok(ServerStep::Done(established))
     }
 

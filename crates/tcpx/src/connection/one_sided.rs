@@ -186,7 +186,7 @@ impl Connection {
             Found::Nothing => Ok(None),
             Found::Ended => {
                 let closed = Error::Closed {
-                    peer: self.peer().address,
+                    peer: self.peer().name(),
                 };
                 Err(shared.lock_in_time()?.refusal().unwrap_or(closed))
             }

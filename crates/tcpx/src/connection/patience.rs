@@ -104,8 +104,8 @@ impl Shared {
             }
             None => self.stuck(),
         };
-        stuck.unwrap_or(Error::TimedOut {
-            peer: self.peer.address,
+        stuck.unwrap_or_else(|| Error::TimedOut {
+            peer: self.peer.name(),
             what: "the goodbye",
             limit,
         })
@@ -122,7 +122,7 @@ impl Shared {
             .elapsed()
             .saturating_sub(Duration::from_micros(since));
         (stuck > self.patience.limit).then_some(Error::EngineStuck {
-            peer: self.peer.address,
+            peer: self.peer.name(),
             stuck,
         })
     }

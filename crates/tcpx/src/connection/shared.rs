@@ -1,6 +1,5 @@
 //! What the engine's threads and the program's handles have of a connection.
 
-use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,6 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use tcpx_memory::{Gpu, InContext, MemoryKind, fork};
+use tcpx_net::Peer;
 use tcpx_wire::session::OperationId;
 
 use super::patience::Patience;
@@ -260,8 +260,8 @@ impl Shared {
         &self.notifications
     }
 
-    pub(crate) fn peer_address(&self) -> SocketAddr {
-        self.peer.address
+    pub(crate) fn peer_name(&self) -> Peer {
+        self.peer.name()
     }
 
     /// Whether the connection reaches memory of this kind.

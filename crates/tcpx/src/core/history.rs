@@ -1,8 +1,8 @@
 //! What `tcpx status` tells of a connection: what it counted, and where its operations stand.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
+use tcpx_net::Peer;
 use tcpx_status::{Counters, Ended, Histogram, LaneReport, OperationReport, Registration};
 
 use super::Core;
@@ -41,7 +41,7 @@ impl History {
     }
 
     /// Keeps an error among the process's last ones.
-    pub(super) fn keep(&self, peer: SocketAddr, error: &Error) {
+    pub(super) fn keep(&self, peer: Peer, error: &Error) {
         if let Some(registration) = &self.registration {
             registration.failed(peer.to_string(), error.to_string());
         }

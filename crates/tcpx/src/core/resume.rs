@@ -211,7 +211,7 @@ impl Core {
             let first = Way {
                 local: None,
                 interface: None,
-                peer: self.peer,
+                peer: self.peer.address,
             };
             if !ways.contains(&first) {
                 ways.push(first);

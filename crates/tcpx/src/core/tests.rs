@@ -72,7 +72,7 @@ impl Scene {
             small: None,
             sink: Sink::new(Arc::clone(&driver), driver.reserve()),
             observer: None,
-            peer: address,
+            peer: address.into(),
             origin: Instant::now(),
             resume: None,
             is_addressed: false,
@@ -161,7 +161,8 @@ impl Scene {
     fn into_transfer(self, state: Arc<TransferState>) -> (Transfer, TcpStream) {
         let settings = settings();
         let peer = PeerInfo {
-            address: self.core.peer,
+            address: self.core.peer.address,
+            key: None,
             network: settings.network,
             channels: settings.channels,
             chunk_bytes: settings.chunk_bytes,

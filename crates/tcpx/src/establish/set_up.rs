@@ -1,12 +1,11 @@
 //! A control connection before it has a driver: the caller's thread pumps it.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use tcpx_net::{Exchange, NetworkError, SocketError};
+use tcpx_net::{Exchange, NetworkError, Peer, SocketError};
 use tcpx_wire::session::{Action, Config, ConnectionFailure};
 use tcpx_wire::{Session, Time};
 
@@ -26,7 +25,7 @@ const REASON: Duration = Duration::from_millis(200);
 pub(super) struct SetUp {
     pub(super) session: Session,
     pub(super) control: Control,
-    pub(super) peer: SocketAddr,
+    pub(super) peer: Peer,
     pub(super) origin: Instant,
     pub(super) deadline: Instant,
     round: u16,
@@ -38,7 +37,7 @@ impl SetUp {
     pub(super) fn new(
         control: Control,
         config: Config,
-        peer: SocketAddr,
+        peer: Peer,
         deadline: Instant,
     ) -> Result<Self, Error> {
         let session =
@@ -79,7 +78,7 @@ impl SetUp {
             }
             if Instant::now() >= self.deadline {
                 return Err(NetworkError::TimedOut {
-                    peer: self.peer,
+                    peer: self.peer.address,
                     operation: what,
                 }
                 .into());
@@ -101,7 +100,7 @@ impl SetUp {
             };
             return Err(match failure {
                 Some(ConnectionFailure::PeerFailed { detail }) => NetworkError::GivenUp {
-                    peer: self.peer,
+                    peer: self.peer.address,
                     reason: detail.chars().filter(|one| !one.is_control()).collect(),
                 }
                 .into(),
