@@ -230,6 +230,10 @@ impl Shared {
                 let bytes = outgoing.payload.len();
                 self.transmit.enqueue(outgoing);
                 self.wake_sender(bytes);
+                // While it was copied, the monitor may have found nothing to look after.
+                if self.resend {
+                    self.attention.draw();
+                }
                 if self.closing.load(Ordering::Acquire) {
                     self.roster.signal.wake();
                 }
