@@ -190,7 +190,15 @@ impl TransferState {
                 };
             }
             Err(error) => {
-                inner.error.get_or_insert(error);
+                let is_held = |error: &Error| matches!(error, Error::MemoryHeld { .. });
+                inner.error = Some(match inner.error.take() {
+                    // The first one says why, and any says that memory is held.
+                    Some(first) if is_held(&error) && !is_held(&first) => Error::MemoryHeld {
+                        error: Box::new(first),
+                    },
+                    Some(first) => first,
+                    None => error,
+                });
             }
         }
         if inner.running > 0 {
@@ -516,5 +524,26 @@ impl fmt::Debug for Transfer {
             .field("operations", &self.operations)
             .field("progress", &self.progress())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_says_that_memory_of_a_part_is_held() {
+        let peer = ([127, 0, 0, 1], 1).into();
+        let closed = || Error::Closed { peer };
+        let held = || Error::MemoryHeld {
+            error: Box::new(closed()),
+        };
+        for errors in [[closed(), held()], [held(), closed()]] {
+            let state = TransferState::of_parts(0, 2);
+            for error in errors {
+                assert!(state.end(Err(error)).is_none(), "nobody is to be woken");
+            }
+            assert_eq!(state.outcome(), Some(Err(held())));
+        }
     }
 }
