@@ -325,9 +325,11 @@ impl Control {
         Ok(true)
     }
 
-    /// The connection broke; nothing goes in or out before another one takes its place.
+    /// The connection broke; nothing goes in or out before another one takes its place. The peer hears of it where
+    /// only one direction broke, or only this side has noticed.
     pub(crate) fn leave(&mut self) {
         self.away = true;
+        self.shutdown();
     }
 
     pub(crate) fn is_away(&self) -> bool {
