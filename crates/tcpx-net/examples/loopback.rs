@@ -303,7 +303,7 @@ fn ends(channel: &mut dyn Channel) -> Result<Vec<u64>, Failure> {
     channel.poll(&mut out)?;
     for completion in out {
         match completion {
-            Completion::Sent { token } | Completion::Closed { token } => tokens.push(token),
+            Completion::Sent { token } | Completion::Closed { token, .. } => tokens.push(token),
             Completion::Failed { error, .. } | Completion::NotPlaced { error, .. } => {
                 return Err(error.into());
             }

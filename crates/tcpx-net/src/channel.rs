@@ -161,6 +161,8 @@ pub enum Completion {
     Closed {
         /// The window's request.
         token: u64,
+        /// Chunks have come to it, be it in part: its memory may have been written.
+        touched: bool,
     },
     /// The request will not finish. Nothing points at its memory any more.
     Failed {
@@ -178,7 +180,7 @@ impl Completion {
             Self::Sent { token } | Self::Received { token, .. } | Self::Failed { token, .. } => {
                 *token == request
             }
-            Self::Closed { token } => *token == request,
+            Self::Closed { token, .. } => *token == request,
             Self::Part { .. }
             | Self::PathChanged { .. }
             | Self::Placed { .. }

@@ -286,6 +286,14 @@ impl Session {
         self.quiet(now, operation);
     }
 
+    /// Chunks have come to the window of a receive, be it in part. Before [`data_quiet`](Self::data_quiet), so that its
+    /// end does not say that nothing was written.
+    pub fn window_touched(&mut self, operation: OperationId) {
+        if let Some(receive) = self.receives.get_mut(&operation) {
+            receive.touched = true;
+        }
+    }
+
     /// Answer to [`Action::DeliverEager`].
     pub fn eager_copied(&mut self, now: Time, operation: OperationId) {
         self.receive_eager_copied(now, operation);

@@ -58,6 +58,8 @@ struct WindowState {
     failed: Option<(u32, ChannelError)>,
     /// It takes no chunk any more.
     closing: bool,
+    /// A lane has had a chunk of it, so that some of its memory may be written.
+    is_touched: bool,
     /// The owner was told that nothing points at its memory any more, or need not be.
     is_told: bool,
     /// The owner will look at it.
@@ -94,6 +96,7 @@ pub(super) enum Arrival {
 /// What became of [`ReceiveTable::close`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Closing {
+    /// No byte of it was written.
     Done,
     /// The end is reported later; these lanes have chunks of it.
     AskLanes(u64),
@@ -195,6 +198,7 @@ impl ReceiveTable {
                 news: Vec::with_capacity(chunks as usize),
                 failed: None,
                 closing: false,
+                is_touched: false,
                 is_told: false,
                 is_ready: false,
             }),
@@ -271,6 +275,7 @@ impl ReceiveTable {
             return Err(window.misfit(header));
         };
         WindowState::set(&mut state.taken, index, true);
+        state.is_touched = true;
         if header.attempt > 0 {
             if state.again.is_empty() {
                 state.again = vec![0; state.taken.len()];
@@ -347,15 +352,19 @@ impl ReceiveTable {
         };
         let mut state = lock(&window.state);
         state.closing = true;
-        if state.ends() {
-            // Whoever finds it among those to look at finds nothing.
-            state.news.clear();
-            state.failed = None;
+        let ends = state.ends();
+        if ends && !state.is_touched {
             state.is_told = true;
             return Closing::Done;
         }
         let lanes = state.claims.iter();
-        Closing::AskLanes(lanes.fold(0, |lanes, held| lanes | 1 << held.lane))
+        let lanes = lanes.fold(0, |lanes, held| lanes | 1 << held.lane);
+        // What came until now is reported with the end.
+        if ends && !std::mem::replace(&mut state.is_ready, true) {
+            drop(state);
+            self.ready.push(window);
+        }
+        Closing::AskLanes(lanes)
     }
 
     /// Has the owner look at a window, if there is something to see.
@@ -398,7 +407,8 @@ impl ReceiveTable {
                 });
             }
             if state.destination.is_none() && !std::mem::replace(&mut state.is_told, true) {
-                out.push(Completion::Closed { token });
+                let touched = state.is_touched;
+                out.push(Completion::Closed { token, touched });
             }
         }
     }
@@ -526,11 +536,36 @@ mod tests {
         open(&table, 0, &region);
         table.arrived(claim(&table, 0, 0, &region));
         assert!(!is_free(&region));
-        assert_eq!(table.close(0), Closing::Done);
+        assert_eq!(table.close(0), Closing::AskLanes(0));
         assert!(is_free(&region));
         let mut out = Vec::new();
         table.drain(&mut out);
-        assert!(out.is_empty(), "nobody asks for it any more: {out:?}");
+        assert!(
+            matches!(
+                out[..],
+                [
+                    Completion::Placed { .. },
+                    Completion::Closed { touched: true, .. }
+                ]
+            ),
+            "{out:?}"
+        );
+    }
+
+    /// A lane has read the beginning of a chunk, and died.
+    #[test]
+    fn a_window_of_which_a_part_of_a_chunk_came_says_so() {
+        let table = ReceiveTable::new();
+        let region = Region::host(2 * CHUNK as usize).unwrap();
+        open(&table, 0, &region);
+        table.put_back(claim(&table, 0, 0, &region));
+        assert_eq!(table.close(0), Closing::AskLanes(0));
+        let mut out = Vec::new();
+        table.drain(&mut out);
+        assert!(
+            matches!(out[..], [Completion::Closed { touched: true, .. }]),
+            "{out:?}"
+        );
     }
 
     #[test]
@@ -560,13 +595,15 @@ mod tests {
             open(&table, name, &region);
             table.arrived(claim(&table, name, 0, &region));
             if name < most {
-                assert_eq!(table.close(name), Closing::Done);
+                assert_eq!(table.close(name), Closing::AskLanes(0));
             }
         }
         let mut out = Vec::new();
         table.drain(&mut out);
+        let closed = |one: &&Completion| matches!(one, Completion::Closed { .. });
+        assert_eq!(out.iter().filter(closed).count() as u64, most);
         assert!(
-            matches!(out[..], [Completion::Placed { token, index: 0, .. }] if token == most),
+            matches!(out.last(), Some(Completion::Placed { token, index: 0, .. }) if *token == most),
             "{out:?}"
         );
     }

@@ -426,7 +426,7 @@ impl World {
                     let one = &self.transfers[token as usize];
                     assert!(one.failed.contains(&index) && !one.closed);
                 }
-                Completion::Closed { token } => self.window_ended(token as usize),
+                Completion::Closed { token, .. } => self.window_ended(token as usize),
                 other => panic!("{other:?}"),
             }
         }

@@ -400,7 +400,18 @@ mod tests {
             "{out:?}"
         );
         assert_eq!(channel.in_flight(), 1, "a chunk of it was reported");
-        assert_eq!(channel.cancel(7), Cancel::Done);
+        assert_eq!(channel.cancel(7), Cancel::Pending, "a chunk came to it");
+        channel.poll(&mut out).unwrap();
+        assert!(
+            matches!(
+                out.last(),
+                Some(Completion::Closed {
+                    token: 7,
+                    touched: true
+                })
+            ),
+            "{out:?}"
+        );
         assert_eq!(channel.in_flight(), 0);
     }
 

@@ -166,7 +166,7 @@ impl TcpChannel {
                         self.in_flight += 1;
                     }
                 }
-                Completion::Closed { token } => self.window_ended(*token),
+                Completion::Closed { token, .. } => self.window_ended(*token),
                 _ => {}
             }
         }
@@ -336,6 +336,10 @@ impl Channel for TcpChannel {
             }
             Closing::AskLanes(lanes) => {
                 self.shared.roster.wake_receivers(lanes);
+                if lanes == 0 {
+                    // Its end may be there already.
+                    self.shared.roster.signal.wake();
+                }
                 Cancel::Pending
             }
         }

@@ -517,7 +517,7 @@ pub(crate) fn received_token(news: &[Completion]) -> u64 {
                 bytes,
                 total,
             },
-            Completion::Closed { token },
+            Completion::Closed { token, .. },
         ] if placed == token && u64::from(*bytes) == *total => *token,
         other => panic!("not the end of a window: {other:?}"),
     }
@@ -525,7 +525,7 @@ pub(crate) fn received_token(news: &[Completion]) -> u64 {
 
 pub(crate) fn closed_token(completion: &Completion) -> u64 {
     match completion {
-        Completion::Closed { token } => *token,
+        Completion::Closed { token, .. } => *token,
         other => panic!("not the end of a window: {other:?}"),
     }
 }

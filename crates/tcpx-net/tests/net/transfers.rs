@@ -137,7 +137,7 @@ fn drain(
                 let sequence = receives.placed(token, index, (offset, bytes));
                 peer.placed(sequence).unwrap();
             }
-            Completion::Closed { token } => receives.ended(token),
+            Completion::Closed { token, .. } => receives.ended(token),
             _ => panic!("{completion:?}"),
         }
     }

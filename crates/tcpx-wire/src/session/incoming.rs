@@ -26,6 +26,8 @@ pub(super) struct Incoming {
     pub(super) completed: bool,
     /// GPU work of the caller comes first.
     pub(super) fenced: bool,
+    /// Something came to its window, perhaps not a whole chunk.
+    pub(super) touched: bool,
     /// Its window, while no send has come to it.
     pub(super) posted: Option<Posted>,
     /// The transfer that it takes once its window is closed, or its fence reached.
@@ -45,6 +47,7 @@ impl Incoming {
             clock,
             completed: false,
             fenced: false,
+            touched: false,
             posted: None,
             offered: None,
             matched: None,

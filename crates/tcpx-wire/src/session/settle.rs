@@ -203,6 +203,11 @@ impl Session {
                 .receives
                 .get(&operation)
                 .map_or(Delivered::Unknown, Incoming::delivered);
+            // Lanes may still be writing.
+            let delivered = match delivered {
+                Delivered::None => Delivered::Unknown,
+                known => known,
+            };
             self.complete_receive(
                 operation,
                 Err(OperationError { cause, delivered }),

@@ -110,7 +110,10 @@ impl Incoming {
 
     pub(super) fn delivered(&self) -> Delivered {
         let Some(matched) = &self.matched else {
-            return Delivered::None;
+            return match self.touched {
+                true => Delivered::Partial { bytes: 0 },
+                false => Delivered::None,
+            };
         };
         match &matched.stage {
             _ if matched.all_placed() => Delivered::All,

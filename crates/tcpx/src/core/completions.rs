@@ -102,8 +102,11 @@ impl Core {
                     self.session.data_failed(now, *id, Some(chunk), failure);
                 }
             }
-            Completion::Closed { token } => {
+            Completion::Closed { token, touched } => {
                 if let Some(Token::Window(id, _)) = self.tokens.remove(&token) {
+                    if touched {
+                        self.session.window_touched(id);
+                    }
                     self.window_closed(id);
                 }
             }

@@ -231,9 +231,7 @@ impl Shared {
                 self.transmit.enqueue(outgoing);
                 self.wake_sender(bytes);
                 // While it was copied, the monitor may have found nothing to look after.
-                if self.resend {
-                    self.attention.draw();
-                }
+                self.attention.draw();
                 if self.closing.load(Ordering::Acquire) {
                     self.roster.signal.wake();
                 }
