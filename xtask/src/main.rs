@@ -13,6 +13,7 @@ mod header;
 mod kernels;
 mod lines;
 mod links;
+mod simulate;
 mod variables;
 mod workspace;
 
@@ -34,6 +35,7 @@ usage: cargo xtask COMMAND
   lines [COMMIT]         lines of product Rust, and the change since the commit
   links                  check that every link in the documents leads to a file
   kernels [--check]      make the PTX of kernels/*.cu with NVRTC, or say that it is stale
+  simulate [...]         the engine on a simulated system, from seeds (tests/README.md)
   variables              check that docs/variables.md has every variable that the sources read";
 
 fn main() -> ExitCode {
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
         "header" => header::run(rest),
         "lines" => lines::run(rest),
         "links" => links::run(rest),
+        "simulate" => simulate::run(rest),
         "variables" => variables::run(rest),
         "kernels" => kernels::run(rest),
         _ => {

@@ -1,0 +1,45 @@
+//! Runs the engine on a simulated system, from seeds: `tcpx-simulator --seeds N [--from S] [--replay SEED]`.
+
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+compile_error!("the simulator makes system calls of Linux on x86-64");
+
+mod log;
+mod plan;
+mod programs;
+mod random;
+mod runs;
+mod system;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let mut seeds = 200;
+    let mut from = 0;
+    let mut jobs = 2;
+    let mut replay = None;
+    let mut without = Vec::new();
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        let mut number = || arguments.next().and_then(|text| text.parse::<u64>().ok());
+        let given = match argument.as_str() {
+            "--seeds" => number().map(|given| seeds = given),
+            "--from" => number().map(|given| from = given),
+            "--jobs" => number().map(|given| jobs = given),
+            "--replay" => number().map(|given| replay = Some(given)),
+            "--without" => arguments.next().map(|list| {
+                without = list.split(',').filter_map(|one| one.parse().ok()).collect();
+            }),
+            _ => None,
+        };
+        if given.is_none() {
+            eprintln!(
+                "usage: tcpx-simulator [--seeds N] [--from SEED] [--jobs N], or --replay SEED [--without ITEM,...]"
+            );
+            return ExitCode::from(2);
+        }
+    }
+    match replay {
+        Some(seed) => runs::replay(seed, &without),
+        None => runs::all(from, seeds, jobs),
+    }
+}

@@ -1,0 +1,272 @@
+//! What a seed makes two or more programs do, on which system, and what breaks meanwhile.
+
+use std::time::Duration;
+
+use crate::random::Random;
+use crate::system::{self, MICRO, MILLI, Nanos, SECOND, network, network::Fault};
+
+/// Bytes of a slot of a window, and slots that each side's window has.
+pub const SLOT: usize = 48 << 10;
+pub const SLOTS: usize = 6;
+
+/// What one side's program does with an operation that it has started.
+#[derive(Clone, Debug)]
+pub struct Manner {
+    /// Cancels it after this time.
+    pub cancel: Option<Duration>,
+    /// Ends it after this time.
+    pub deadline: Option<Duration>,
+    pub verified: bool,
+}
+
+#[derive(Clone, Debug)]
+pub enum Action {
+    Send {
+        message: usize,
+        tag: u64,
+        bytes: usize,
+        manner: Manner,
+    },
+    Receive {
+        message: usize,
+        tag: u64,
+        room: usize,
+        manner: Manner,
+    },
+    Put {
+        operation: usize,
+        slots: Vec<usize>,
+        bytes: usize,
+        notify: bool,
+        manner: Manner,
+    },
+    Get {
+        slot: usize,
+        bytes: usize,
+        manner: Manner,
+    },
+    Pause(Duration),
+    /// Waits until no more than so many operations run.
+    Settle(usize),
+    /// Closes this side's window.
+    Revoke,
+    /// Drops the connection with all that runs.
+    Leave,
+}
+
+#[derive(Clone, Debug)]
+pub struct Side {
+    /// With the number by which it is left out when a failure is made smaller.
+    pub actions: Vec<(usize, Action)>,
+    pub manual: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub system: system::Settings,
+    /// For each connection: the client's side and the server's.
+    pub connections: Vec<[Side; 2]>,
+    /// Nothing happens after which an operation may fail.
+    pub strict: bool,
+    pub lanes: u16,
+    pub chunk_bytes: u32,
+    pub window: u16,
+    pub eager_limit: u32,
+    pub encrypt: bool,
+    pub stage: bool,
+    /// The peer's address is this host's.
+    pub near: bool,
+    /// What can be left out: actions first, then faults.
+    pub items: usize,
+}
+
+const TINY: &[usize] = &[0, 1, 7, 23, 100, 1000];
+const SMALL: &[usize] = &[0, 1, 100, 4096, 4097, 16_384, 20_000, 40_000];
+const LARGE: &[usize] = &[1, 4096, 16_385, 70_000, 140_000, 300_000];
+
+impl Plan {
+    /// That of a seed, without the items whose numbers are given.
+    pub fn new(seed: u64, without: &dyn Fn(usize) -> bool, verbose: bool) -> Self {
+        let mut random = Random::new(seed.wrapping_mul(0xD134_2543_DE82_EF95) + 1);
+        let strict = random.one_in(2);
+        let pace = random.below(4);
+        let (pieces, sizes): (Vec<usize>, &[usize]) = match pace {
+            0 => (vec![1], TINY),
+            1 => (vec![1, 7, 100, 1448], SMALL),
+            2 => (vec![100, 1448, 4096, 65_536], LARGE),
+            _ => (vec![1448, 16_384, 262_144], LARGE),
+        };
+        let least = random.pick(&[5, 20, 50, 500]) * MICRO;
+        let network = network::Settings {
+            latency: (least, least + random.pick(&[0, 10, 200, 5_000]) * MICRO),
+            window: random.pick(&[300, 4_096, 65_536, 1 << 20]),
+            in_flight: random.pick(&[2_000, 65_536, 1 << 20]),
+            send_buffer: random.pick(&[None, None, Some(2_048), Some(16_384)]),
+            pieces,
+            spares: strict,
+        };
+        let mut items = 0;
+        let mut item = || {
+            items += 1;
+            !without(items - 1)
+        };
+        let count = random.pick(&[1, 1, 1, 2, 3]);
+        let mut connections = Vec::new();
+        for _ in 0..count {
+            connections.push(Self::connection(&mut random, sizes, strict, &mut item));
+        }
+        let encrypt = random.one_in(3);
+        let lanes = random.pick(&[1, 1, 2, 3, 4]);
+        let mut faults = Vec::new();
+        for _ in 0..random.pick(&[0, 1, 2, 4, 8]) {
+            let fault = (
+                random.below(6_000),
+                Self::fault(&mut random, strict, encrypt, lanes),
+            );
+            if item() {
+                faults.push(fault);
+            }
+        }
+        faults.sort_by_key(|(at, _)| *at);
+        Self {
+            system: system::Settings {
+                seed,
+                cores: random.pick(&[1, 2, 4, 8]),
+                preempts: random.pick(&[3, 10, 50, 1_000]),
+                network,
+                faults,
+                verbose,
+            },
+            connections,
+            strict,
+            lanes,
+            chunk_bytes: random.pick(&[4_096, 16_384, 65_536]),
+            window: random.pick(&[1, 2, 4, 64]),
+            eager_limit: random.pick(&[0, 1_024, 32_768]),
+            encrypt,
+            stage: random.one_in(3),
+            near: random.one_in(2),
+            items,
+        }
+    }
+
+    fn connection(
+        random: &mut Random,
+        sizes: &[usize],
+        strict: bool,
+        item: &mut dyn FnMut() -> bool,
+    ) -> [Side; 2] {
+        let mut sides = [(); 2].map(|()| Side {
+            actions: Vec::new(),
+            manual: random.one_in(5),
+        });
+        let manner = |random: &mut Random| Manner {
+            cancel: (!strict && random.one_in(6))
+                .then(|| Duration::from_micros(random.below(20_000))),
+            deadline: (!strict && random.one_in(8))
+                .then(|| Duration::from_millis(random.pick(&[1, 20, 500, 4_000]))),
+            verified: random.one_in(5),
+        };
+        let mut at = 0;
+        for step in 0..random.pick(&[3, 8, 20, 40]) {
+            let from = random.index(2);
+            let bytes = random.pick(sizes);
+            let mine = manner(random);
+            let theirs = manner(random);
+            let kind = random.below(10);
+            let slots = random.index(SLOTS - 1);
+            let several = 1 + random.index(3);
+            let room = bytes + random.pick(&[0, 0, 0, 1, 5_000]);
+            let short = !strict && random.one_in(20);
+            let tag = random.below(3);
+            let span = random.below(3_000);
+            let settle = random.index(6);
+            let notify = random.one_in(2);
+            let is_in = item();
+            let number = at;
+            at += 1;
+            if !is_in {
+                continue;
+            }
+            let mut add = |side: usize, action| sides[side].actions.push((number, action));
+            match kind {
+                0..=4 => {
+                    add(
+                        from,
+                        Action::Send {
+                            message: step,
+                            tag,
+                            bytes,
+                            manner: mine,
+                        },
+                    );
+                    let room = if short { bytes / 2 } else { room };
+                    add(
+                        1 - from,
+                        Action::Receive {
+                            message: step,
+                            tag,
+                            room,
+                            manner: theirs,
+                        },
+                    );
+                }
+                5 | 6 => {
+                    let slots = (slots..(slots + several).min(SLOTS)).collect();
+                    let bytes = bytes.min(SLOT);
+                    add(
+                        from,
+                        Action::Put {
+                            operation: step,
+                            slots,
+                            bytes,
+                            notify,
+                            manner: mine,
+                        },
+                    );
+                }
+                7 => add(
+                    from,
+                    Action::Get {
+                        slot: slots,
+                        bytes: bytes.min(SLOT),
+                        manner: mine,
+                    },
+                ),
+                8 => add(from, Action::Pause(Duration::from_micros(span))),
+                _ => add(from, Action::Settle(settle)),
+            }
+        }
+        for side in &mut sides {
+            let ends = (!strict)
+                .then(|| random.pick(&[None, None, Some(Action::Revoke), Some(Action::Leave)]));
+            if let Some(Some(end)) = ends {
+                let place = random.index(side.actions.len() + 1);
+                if item() {
+                    side.actions.insert(place, (at, end));
+                }
+            }
+            at += 1;
+        }
+        sides
+    }
+
+    fn fault(random: &mut Random, strict: bool, encrypt: bool, lanes: u16) -> Fault {
+        let which = random.index(64);
+        let span = |random: &mut Random, most: Nanos| random.below(most) + MILLI;
+        match random.below(if strict { 8 } else { 12 }) {
+            0..=2 => Fault::Reset(which),
+            3 => Fault::Stall(which, span(random, 2 * SECOND)),
+            // Only the client dials, and of its one lane it may notice nothing.
+            4 if !strict || lanes > 1 => Fault::Swallow(which),
+            4 => Fault::Reset(which),
+            5 => Fault::Refuse(span(random, SECOND)),
+            6 if encrypt => Fault::Flip(which),
+            6 | 7 => Fault::StallAll(span(random, SECOND)),
+            8 => Fault::HalfClose(which),
+            9 => Fault::TimeJump(span(random, 20 * SECOND)),
+            10 => Fault::StallAll(span(random, 30 * SECOND)),
+            _ => Fault::Die,
+        }
+    }
+}

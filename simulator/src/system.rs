@@ -1,0 +1,210 @@
+//! A simulated system: threads that run one at a time, a clock that moves when nothing else can, and TCP
+//! connections between sockets of this process.
+//!
+//! The engine is not changed for it. This program defines the functions of the C library by which Rust's
+//! standard library, rustix and socket2 reach the kernel ([`calls`]); those that wait give the turn to another
+//! thread, which the seed chooses ([`threads`]); those of TCP sockets go to a network that the seed delays,
+//! cuts and breaks ([`network`]). Readiness (`poll`, `epoll`) stays the kernel's: each simulated socket is one end
+//! of a local socket pair, whose other end the network holds.
+
+mod calls;
+pub mod network;
+mod raw;
+mod threads;
+
+use std::cell::{Cell, UnsafeCell};
+use std::time::Duration;
+
+use crate::random::Random;
+use network::{Fault, Network};
+pub use raw::exit;
+use threads::Thread;
+
+/// Nanoseconds of the clock.
+pub type Nanos = u64;
+pub const MICRO: Nanos = 1_000;
+pub const MILLI: Nanos = 1_000_000;
+pub const SECOND: Nanos = 1_000_000_000;
+
+/// Calls of one run after which it counts as one that never ends.
+const MOST_CALLS: u64 = 4_000_000;
+
+/// What a seed chooses of the system.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub seed: u64,
+    pub cores: usize,
+    /// Another thread gets its turn at one of so many calls.
+    pub preempts: u64,
+    pub network: network::Settings,
+    /// By scheduling decision.
+    pub faults: Vec<(u64, Fault)>,
+    pub verbose: bool,
+}
+
+pub struct System {
+    settings: Settings,
+    random: Random,
+    now: Nanos,
+    calls: u64,
+    decisions: u64,
+    threads: Vec<Thread>,
+    network: Network,
+    /// Faults strike from this decision on, counted from there.
+    faults_from: Option<u64>,
+    next_fault: usize,
+    /// By which the clock has jumped, in sum.
+    jumped: Nanos,
+}
+
+struct Global(UnsafeCell<Option<System>>);
+
+// SAFETY: only the thread that has the turn looks at it.
+unsafe impl Sync for Global {}
+
+static SYSTEM: Global = Global(UnsafeCell::new(None));
+
+const OUTSIDE: usize = usize::MAX;
+
+thread_local! {
+    /// The number of this thread, if it is one of the simulated ones.
+    static ME: Cell<usize> = const { Cell::new(OUTSIDE) };
+}
+
+/// The system, for a thread of it; others go to the kernel.
+fn system() -> Option<&'static mut System> {
+    if ME.get() == OUTSIDE {
+        return None;
+    }
+    // SAFETY: this thread has the turn, and nobody keeps the reference over a call that gives it away.
+    unsafe { (*SYSTEM.0.get()).as_mut() }
+}
+
+/// Makes the calling thread the first one of a new system.
+pub fn begin(settings: Settings) {
+    let system = System {
+        random: Random::new(settings.seed ^ 0x5157_EA11),
+        now: 1_000 * SECOND,
+        calls: 0,
+        decisions: 0,
+        threads: vec![Thread::running()],
+        network: Network::new(settings.network.clone()),
+        faults_from: None,
+        next_fault: 0,
+        jumped: 0,
+        settings,
+    };
+    // SAFETY: there is one thread.
+    unsafe { *SYSTEM.0.get() = Some(system) };
+    ME.set(0);
+}
+
+/// From now on faults strike.
+pub fn begin_faults() {
+    if let Some(system) = system() {
+        system.faults_from = Some(system.decisions);
+    }
+}
+
+/// No fault strikes any more, and what was stopped goes on.
+pub fn end_faults() {
+    if let Some(system) = system() {
+        system.faults_from = None;
+        system.network.heal();
+    }
+}
+
+/// Time since the beginning.
+pub fn now() -> Nanos {
+    system().map_or(0, |system| system.now)
+}
+
+/// Sockets that are open.
+pub fn open_sockets() -> usize {
+    system().map_or(0, |system| system.network.open())
+}
+
+/// By how much the clock has jumped until now.
+pub fn jumped() -> Duration {
+    Duration::from_nanos(system().map_or(0, |system| system.jumped))
+}
+
+/// Decisions and calls until now, and a number in which every decision has its part.
+pub fn trail() -> (u64, u64, u64) {
+    system().map_or((0, 0, 0), |system| {
+        (system.decisions, system.calls, system.random.clone().next())
+    })
+}
+
+/// Ends the run: something must not be.
+pub fn fail(what: &str) -> ! {
+    let mut text = format!("FAILED: {what}\n");
+    if let Some(system) = system() {
+        text += &system.describe();
+    }
+    raw::print(&text);
+    // From here on the kernel answers.
+    ME.set(OUTSIDE);
+    let trace = std::backtrace::Backtrace::force_capture().to_string();
+    let ours = trace
+        .lines()
+        .filter(|line| line.contains("tcpx") && !line.contains("simulator::system"));
+    for line in ours.take(24) {
+        raw::print(&format!("{line}\n"));
+    }
+    raw::exit(3)
+}
+
+/// For replays.
+pub fn note(text: impl FnOnce() -> String) {
+    if let Some(system) = system()
+        && system.settings.verbose
+    {
+        let me = ME.get();
+        let micros = (system.now - 1_000 * SECOND) / MICRO;
+        raw::print(&format!("{micros:>10} us  t{me:<2} {}\n", text()));
+    }
+}
+
+impl System {
+    /// A call was made: time passes, and sometimes another thread's turn comes.
+    fn called(&mut self, takes: Nanos) {
+        self.now += takes;
+        self.calls += 1;
+        if self.calls > MOST_CALLS {
+            fail("the run makes no end: too many calls");
+        }
+    }
+
+    fn describe(&self) -> String {
+        let micros = (self.now - 1_000 * SECOND) / MICRO;
+        let mut text = format!(
+            "after {micros} us, {} decisions, {} calls\n",
+            self.decisions, self.calls
+        );
+        for (at, thread) in self.threads.iter().enumerate() {
+            text += &format!("  thread {at}: {}\n", thread.describe());
+        }
+        text + &self.network.describe(self.now)
+    }
+
+    fn strike(&mut self) {
+        let Some(from) = self.faults_from else {
+            return;
+        };
+        while let Some((at, fault)) = self.settings.faults.get(self.next_fault)
+            && self.decisions >= from + at
+        {
+            let fault = fault.clone();
+            self.next_fault += 1;
+            note(|| format!("fault: {fault:?}"));
+            match fault {
+                Fault::TimeJump(span) => {
+                    self.now += span;
+                    self.jumped += span;
+                }
+                fault => self.network.strike(&fault, self.now, &mut self.random),
+            }
+        }
+    }
+}

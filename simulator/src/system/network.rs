@@ -1,0 +1,724 @@
+//! TCP connections between sockets of this process. A socket is one end of a local pair; the network holds the
+//! other end, and carries bytes between the two when the seed says so.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+
+use super::{MICRO, MILLI, Nanos, SECOND, note, raw};
+use crate::random::Random;
+
+/// What a seed chooses of the network.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Time on the way, at least and at most.
+    pub latency: (Nanos, Nanos),
+    /// Bytes that are carried at a time.
+    pub pieces: Vec<usize>,
+    /// Bytes that a receiver may leave unread.
+    pub window: usize,
+    /// Bytes on the way in one direction.
+    pub in_flight: usize,
+    /// What the system makes of a socket's send buffer; `None`: what is asked for.
+    pub send_buffer: Option<usize>,
+    /// A connection keeps a link when another one is reset: one that loses all of them at once takes its peer for dead.
+    pub spares: bool,
+}
+
+/// What breaks. Links are chosen among the living ones, by remainder.
+#[derive(Clone, Debug)]
+pub enum Fault {
+    /// Both ends hear of a reset.
+    Reset(usize),
+    /// One direction ends as if its sender had ended it.
+    HalfClose(usize),
+    /// Nothing moves on a link for a while.
+    Stall(usize, Nanos),
+    /// Nor on any.
+    StallAll(Nanos),
+    /// Nothing moves on a link any more, and nobody is told.
+    Swallow(usize),
+    /// A bit flips on a link.
+    Flip(usize),
+    /// New connections are refused for a while.
+    Refuse(Nanos),
+    /// The clock jumps: nobody ran for a while.
+    TimeJump(Nanos),
+    /// All links are reset, and new ones are refused for ever: the peer died.
+    Die,
+}
+
+/// A link that is as old carries a connection.
+const SETTLED: Nanos = 200 * MILLI;
+
+#[derive(Debug)]
+enum Item {
+    Data(Vec<u8>),
+    Fin,
+    Reset,
+}
+
+/// One direction of a link.
+#[derive(Debug, Default)]
+struct Direction {
+    /// Bytes in the sender's socket.
+    unsent: usize,
+    on_the_way: VecDeque<(Nanos, Item)>,
+    bytes_on_the_way: usize,
+    /// Bytes in the receiver's socket.
+    unread: usize,
+    /// The sender ended it.
+    ended: bool,
+    ended_on_the_way: bool,
+    /// Nothing more is carried.
+    over: bool,
+    stopped_until: Nanos,
+    flips: bool,
+    sent: u64,
+    placed: u64,
+    last_sent: Nanos,
+    last_placed: Nanos,
+    busy: Nanos,
+}
+
+#[derive(Debug)]
+struct Link {
+    /// Our ends.
+    far: [i32; 2],
+    /// The sockets are open.
+    open: [bool; 2],
+    /// By sender.
+    directions: [Direction; 2],
+    /// Where its client dialled: every connection has a listener to itself.
+    port: u16,
+    made: Nanos,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Fresh { far: i32 },
+    Listening { far: i32, backlog: VecDeque<i32> },
+    Connected { link: usize, side: usize },
+}
+
+#[derive(Debug)]
+struct Socket {
+    kind: Kind,
+    v6: bool,
+    local: Option<SocketAddr>,
+    peer: Option<SocketAddr>,
+    /// Descriptors of it.
+    count: usize,
+    was_reset: bool,
+    /// The reset was reported.
+    told: bool,
+    resets_at_close: bool,
+}
+
+#[derive(Clone, Debug)]
+pub enum Step {
+    Take(usize, usize),
+    Place(usize, usize),
+}
+
+pub struct Network {
+    settings: Settings,
+    sockets: Vec<Socket>,
+    descriptors: BTreeMap<i32, usize>,
+    links: Vec<Link>,
+    next_port: u16,
+    refuses_until: Nanos,
+}
+
+impl Network {
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            settings,
+            sockets: Vec::new(),
+            descriptors: BTreeMap::new(),
+            links: Vec::new(),
+            next_port: 40_000,
+            refuses_until: 0,
+        }
+    }
+
+    pub fn has(&self, fd: i32) -> bool {
+        self.descriptors.contains_key(&fd)
+    }
+
+    pub fn open(&self) -> usize {
+        self.descriptors.len()
+    }
+
+    fn socket(&mut self, fd: i32) -> Option<&mut Socket> {
+        let id = *self.descriptors.get(&fd)?;
+        self.sockets.get_mut(id)
+    }
+
+    fn end_of(&self, fd: i32) -> Option<(usize, usize)> {
+        match self.sockets[*self.descriptors.get(&fd)?].kind {
+            Kind::Connected { link, side } => Some((link, side)),
+            _ => None,
+        }
+    }
+
+    fn port(&mut self) -> u16 {
+        self.next_port += 1;
+        self.next_port
+    }
+
+    /// Makes a socket; an error number if that cannot be.
+    pub fn make(&mut self, v6: bool) -> Result<i32, i32> {
+        let [near, far] = raw::pair().ok_or(libc::EMFILE)?;
+        self.add(near, Kind::Fresh { far }, v6);
+        Ok(near)
+    }
+
+    fn add(&mut self, fd: i32, kind: Kind, v6: bool) {
+        self.descriptors.insert(fd, self.sockets.len());
+        self.sockets.push(Socket {
+            kind,
+            v6,
+            local: None,
+            peer: None,
+            count: 1,
+            was_reset: false,
+            told: false,
+            resets_at_close: false,
+        });
+    }
+
+    pub fn copied(&mut self, fd: i32, copy: i32) {
+        if let Some(id) = self.descriptors.get(&fd).copied() {
+            self.sockets[id].count += 1;
+            self.descriptors.insert(copy, id);
+        }
+    }
+
+    pub fn is_v6(&mut self, fd: i32) -> bool {
+        self.socket(fd).is_some_and(|socket| socket.v6)
+    }
+
+    pub fn bind(&mut self, fd: i32, mut address: SocketAddr) {
+        if address.port() == 0 {
+            let port = self.port();
+            address.set_port(port);
+        }
+        if let Some(socket) = self.socket(fd) {
+            socket.local = Some(address);
+        }
+    }
+
+    pub fn listen(&mut self, fd: i32) {
+        if let Some(socket) = self.socket(fd)
+            && let Kind::Fresh { far } = socket.kind
+        {
+            socket.kind = Kind::Listening {
+                far,
+                backlog: VecDeque::new(),
+            };
+        }
+    }
+
+    /// Connects; an error number if nobody listens.
+    pub fn connect(&mut self, fd: i32, to: SocketAddr, now: Nanos) -> Result<(), i32> {
+        let listening = self.descriptors.values().copied().find(|id| {
+            let socket = &self.sockets[*id];
+            matches!(socket.kind, Kind::Listening { .. })
+                && socket.local.is_some_and(|local| local.port() == to.port())
+        });
+        let listening = listening
+            .filter(|_| now >= self.refuses_until)
+            .ok_or(libc::ECONNREFUSED)?;
+        let port = self.port();
+        let link = self.links.len();
+        let socket = self.socket(fd).ok_or(libc::EBADF)?;
+        let Kind::Fresh { far } = socket.kind else {
+            return Err(libc::EISCONN);
+        };
+        let ip = socket.local.map_or(to.ip(), |local| local.ip());
+        let from = SocketAddr::new(ip, port);
+        (socket.local, socket.peer) = (Some(from), Some(to));
+        socket.kind = Kind::Connected { link, side: 0 };
+        let [near, other] = raw::pair().ok_or(libc::EMFILE)?;
+        let v6 = self.sockets[listening].v6;
+        self.add(near, Kind::Connected { link, side: 1 }, v6);
+        if let Some(accepted) = self.sockets.last_mut() {
+            (accepted.local, accepted.peer) = (Some(to), Some(from));
+        }
+        self.links.push(Link {
+            far: [far, other],
+            open: [true; 2],
+            directions: Default::default(),
+            port: to.port(),
+            made: now,
+        });
+        if let Kind::Listening { far, backlog } = &mut self.sockets[listening].kind {
+            backlog.push_back(near);
+            // Makes it readable.
+            raw::write(*far, &[1]);
+        }
+        note(|| format!("link {link}: {from} to {to}"));
+        Ok(())
+    }
+
+    pub fn accept(&mut self, fd: i32) -> Result<i32, i32> {
+        let socket = self.socket(fd).ok_or(libc::EBADF)?;
+        let Kind::Listening { backlog, .. } = &mut socket.kind else {
+            return Err(libc::EINVAL);
+        };
+        let accepted = backlog.pop_front().ok_or(libc::EAGAIN)?;
+        raw::read(fd, &mut [0]);
+        Ok(accepted)
+    }
+
+    pub fn local(&mut self, fd: i32) -> Option<SocketAddr> {
+        let v6 = self.is_v6(fd);
+        let any = match v6 {
+            true => SocketAddr::from(([0u16; 8], 0)),
+            false => SocketAddr::from(([0u8; 4], 0)),
+        };
+        Some(self.socket(fd)?.local.unwrap_or(any))
+    }
+
+    pub fn peer(&mut self, fd: i32) -> Option<SocketAddr> {
+        self.socket(fd)?.peer
+    }
+
+    pub fn set_resets_at_close(&mut self, fd: i32) {
+        if let Some(socket) = self.socket(fd) {
+            socket.resets_at_close = true;
+        }
+    }
+
+    /// So many bytes came into a socket.
+    pub fn was_given(&mut self, fd: i32, bytes: usize, now: Nanos) {
+        if let Some((link, side)) = self.end_of(fd) {
+            let direction = &mut self.links[link].directions[side];
+            direction.unsent += bytes;
+            direction.last_sent = now;
+        }
+    }
+
+    /// So many bytes were read from a socket.
+    pub fn was_read(&mut self, fd: i32, bytes: usize) {
+        if let Some((link, side)) = self.end_of(fd) {
+            let direction = &mut self.links[link].directions[1 - side];
+            direction.unread = direction.unread.saturating_sub(bytes);
+        }
+    }
+
+    /// The error of a socket whose connection was reset, once.
+    pub fn take_error(&mut self, fd: i32) -> Option<i32> {
+        let socket = self.socket(fd)?;
+        let first = socket.was_reset && !std::mem::replace(&mut socket.told, true);
+        first.then_some(libc::ECONNRESET)
+    }
+
+    /// The program ends a direction.
+    pub fn shutdown(&mut self, fd: i32, how: i32) {
+        if let Some((link, side)) = self.end_of(fd)
+            && how != libc::SHUT_RD
+        {
+            self.links[link].directions[side].ended = true;
+        }
+    }
+
+    /// The program drops a connection without a word.
+    pub fn abort(&mut self, fd: i32, now: Nanos, random: &mut Random) {
+        if let Some((link, side)) = self.end_of(fd) {
+            self.reset_from(link, side, now, random);
+            raw::shutdown(self.links[link].far[side], libc::SHUT_RDWR);
+            self.links[link].directions[1 - side].over = true;
+        }
+    }
+
+    /// A descriptor was closed.
+    pub fn close(&mut self, fd: i32, unread: usize, now: Nanos, random: &mut Random) {
+        let Some(id) = self.descriptors.remove(&fd) else {
+            return;
+        };
+        let socket = &mut self.sockets[id];
+        socket.count -= 1;
+        if socket.count > 0 {
+            return;
+        }
+        let resets = socket.resets_at_close || unread > 0;
+        match &mut socket.kind {
+            Kind::Fresh { far } => raw::close(*far),
+            Kind::Listening { far, backlog } => {
+                raw::close(*far);
+                for waiting in std::mem::take(backlog) {
+                    let unread = raw::unread(waiting);
+                    raw::close(waiting);
+                    self.close(waiting, unread.max(1), now, random);
+                }
+            }
+            Kind::Connected { link, side } => {
+                let (link, side) = (*link, *side);
+                self.links[link].open[side] = false;
+                if resets {
+                    self.reset_from(link, side, now, random);
+                } else {
+                    self.links[link].directions[side].ended = true;
+                }
+                self.forget(link);
+            }
+        }
+    }
+
+    /// Lets go of a link that nobody has any more.
+    fn forget(&mut self, link: usize) {
+        let link = &mut self.links[link];
+        if link.open == [false; 2] {
+            for (far, direction) in link.far.iter_mut().zip(&mut link.directions) {
+                direction.over = true;
+                direction.on_the_way.clear();
+                if *far >= 0 {
+                    raw::close(std::mem::replace(far, -1));
+                }
+            }
+        }
+    }
+
+    fn arrives(&self, direction: &Direction, now: Nanos, random: &mut Random) -> Nanos {
+        let (least, most) = self.settings.latency;
+        let at = now + least + random.below(most - least + 1);
+        direction
+            .on_the_way
+            .back()
+            .map_or(at, |(last, _)| at.max(*last))
+    }
+
+    /// One side's system tells the other that there is no connection.
+    fn reset_from(&mut self, link: usize, side: usize, now: Nanos, random: &mut Random) {
+        let at = self.arrives(&self.links[link].directions[side], now, random);
+        let direction = &mut self.links[link].directions[side];
+        if !direction.over {
+            direction.unsent = 0;
+            direction.ended_on_the_way = true;
+            direction.on_the_way.push_back((at, Item::Reset));
+        }
+    }
+
+    /// A socket hears of a reset.
+    fn was_reset(&mut self, link: usize, side: usize) {
+        for direction in &mut self.links[link].directions {
+            direction.over = true;
+        }
+        for socket in &mut self.sockets {
+            if matches!(socket.kind, Kind::Connected { link: of, side: its } if (of, its) == (link, side))
+            {
+                socket.was_reset = true;
+            }
+        }
+        raw::shutdown(self.links[link].far[side], libc::SHUT_RDWR);
+    }
+
+    /// What the network can do now.
+    pub fn steps(&self, now: Nanos) -> Vec<Step> {
+        let mut steps = Vec::new();
+        for (link, one) in self.links.iter().enumerate() {
+            for (side, direction) in one.directions.iter().enumerate() {
+                if direction.over || now < direction.stopped_until {
+                    continue;
+                }
+                let has =
+                    direction.unsent > 0 && direction.bytes_on_the_way < self.settings.in_flight;
+                let ends = direction.ended && direction.unsent == 0;
+                if !direction.ended_on_the_way && (has || ends) {
+                    steps.push(Step::Take(link, side));
+                }
+                if let Some((at, item)) = direction.on_the_way.front()
+                    && *at <= now
+                    && (!matches!(item, Item::Data(_))
+                        || direction.unread < self.settings.window
+                        || !one.open[1 - side])
+                {
+                    steps.push(Step::Place(link, side));
+                }
+            }
+        }
+        steps
+    }
+
+    /// When it can do more.
+    pub fn next_event(&self, now: Nanos) -> Option<Nanos> {
+        let directions = self.links.iter().flat_map(|link| &link.directions);
+        let moving = directions.filter(|direction| !direction.over);
+        let next = moving.filter_map(|direction| {
+            let waits = direction.unsent > 0 || direction.ended && !direction.ended_on_the_way;
+            if now < direction.stopped_until {
+                let has = waits || !direction.on_the_way.is_empty();
+                return has
+                    .then_some(direction.stopped_until)
+                    .filter(|until| *until < Nanos::MAX);
+            }
+            direction
+                .on_the_way
+                .front()
+                .map(|(at, _)| *at)
+                .filter(|at| *at > now)
+        });
+        next.min()
+    }
+
+    pub fn step(&mut self, step: &Step, now: Nanos, random: &mut Random) {
+        match *step {
+            Step::Take(link, side) => self.take(link, side, now, random),
+            Step::Place(link, side) => self.place(link, side, now, random),
+        }
+    }
+
+    fn take(&mut self, link: usize, side: usize, now: Nanos, random: &mut Random) {
+        let at = self.arrives(&self.links[link].directions[side], now, random);
+        let piece = random.pick(&self.settings.pieces);
+        let one = &mut self.links[link];
+        let direction = &mut one.directions[side];
+        if direction.unsent == 0 {
+            direction.ended_on_the_way = true;
+            direction.on_the_way.push_back((at, Item::Fin));
+            return;
+        }
+        let mut bytes = vec![0; piece.min(direction.unsent)];
+        let count = raw::read(one.far[side], &mut bytes);
+        let Ok(count) = usize::try_from(count) else {
+            // Its socket was ended meanwhile, and what was in it went with it.
+            direction.unsent = 0;
+            return;
+        };
+        bytes.truncate(count);
+        direction.unsent -= count;
+        if count == 0 {
+            direction.unsent = 0;
+            return;
+        }
+        if std::mem::take(&mut direction.flips) {
+            let bit = random.index(8 * count);
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+        direction.sent += count as u64;
+        direction.bytes_on_the_way += count;
+        direction.last_sent = now;
+        direction.on_the_way.push_back((at, Item::Data(bytes)));
+    }
+
+    fn place(&mut self, link: usize, side: usize, now: Nanos, random: &mut Random) {
+        let one = &mut self.links[link];
+        let Some((at, item)) = one.directions[side].on_the_way.pop_front() else {
+            return;
+        };
+        let far = one.far[1 - side];
+        match item {
+            Item::Data(bytes) if !one.open[1 - side] => {
+                // Nobody has the other end: its system answers with a reset.
+                one.directions[side].bytes_on_the_way -= bytes.len();
+                self.reset_from(link, 1 - side, now, random);
+            }
+            Item::Data(mut bytes) => {
+                let direction = &mut one.directions[side];
+                let room = self.settings.window.saturating_sub(direction.unread);
+                let taken = raw::write(far, &bytes[..bytes.len().min(room)]);
+                let taken = match usize::try_from(taken) {
+                    Ok(taken) => taken,
+                    Err(_) if taken == -(libc::EAGAIN as isize) => {
+                        direction
+                            .on_the_way
+                            .push_front((now + 10 * MICRO, Item::Data(bytes)));
+                        return;
+                    }
+                    // The program reads no more: its system drops it.
+                    Err(_) => {
+                        direction.bytes_on_the_way -= bytes.len();
+                        return;
+                    }
+                };
+                direction.bytes_on_the_way -= taken;
+                direction.unread += taken;
+                direction.placed += taken as u64;
+                direction.busy += now.saturating_sub(direction.last_placed).min(MILLI);
+                direction.last_placed = now;
+                if taken < bytes.len() {
+                    direction
+                        .on_the_way
+                        .push_front((at, Item::Data(bytes.split_off(taken))));
+                }
+            }
+            Item::Fin => {
+                if one.open[1 - side] {
+                    raw::shutdown(far, libc::SHUT_WR);
+                }
+            }
+            Item::Reset => self.was_reset(link, 1 - side),
+        }
+    }
+
+    /// A link among the living ones.
+    fn living(&self, which: usize) -> Option<usize> {
+        let ended = |one: &Direction| one.over || one.ended;
+        let lives = |link: &Link| link.open == [true; 2] && !link.directions.iter().any(ended);
+        let living: Vec<_> = (0..self.links.len())
+            .filter(|at| lives(&self.links[*at]))
+            .collect();
+        (!living.is_empty()).then(|| living[which % living.len()])
+    }
+
+    /// Whether its connection has another link, which has been there for long enough to count.
+    fn is_spare(&self, link: usize, now: Nanos) -> bool {
+        let works = |(at, other): (usize, &Link)| {
+            let moves = |one: &Direction| {
+                !one.over && !one.ended && now >= one.stopped_until.saturating_add(SETTLED)
+            };
+            at != link
+                && other.port == self.links[link].port
+                && other.open == [true; 2]
+                && other.directions.iter().all(moves)
+                && now >= other.made + SETTLED
+        };
+        !self.settings.spares || self.links.iter().enumerate().any(works)
+    }
+
+    pub fn strike(&mut self, fault: &Fault, now: Nanos, random: &mut Random) {
+        match *fault {
+            Fault::Reset(which) => {
+                if let Some(link) = self.living(which).filter(|link| self.is_spare(*link, now)) {
+                    note(|| format!("link {link} is reset"));
+                    self.was_reset(link, 0);
+                    self.was_reset(link, 1);
+                }
+            }
+            Fault::HalfClose(which) => {
+                if let Some(link) = self.living(which) {
+                    let side = random.index(2);
+                    note(|| format!("link {link} ends from side {side}"));
+                    let direction = &mut self.links[link].directions[side];
+                    direction.on_the_way.clear();
+                    direction.bytes_on_the_way = 0;
+                    direction.over = true;
+                    raw::shutdown(self.links[link].far[1 - side], libc::SHUT_WR);
+                }
+            }
+            Fault::Stall(which, span) => {
+                if let Some(link) = self.living(which) {
+                    note(|| format!("link {link} stands still"));
+                    for direction in &mut self.links[link].directions {
+                        direction.stopped_until = direction.stopped_until.max(now + span);
+                    }
+                }
+            }
+            Fault::StallAll(span) => {
+                for link in &mut self.links {
+                    for direction in &mut link.directions {
+                        direction.stopped_until = direction.stopped_until.max(now + span);
+                    }
+                }
+            }
+            Fault::Swallow(which) => {
+                if let Some(link) = self.living(which) {
+                    note(|| format!("link {link} is swallowed"));
+                    for direction in &mut self.links[link].directions {
+                        direction.stopped_until = Nanos::MAX;
+                    }
+                }
+            }
+            Fault::Flip(which) => {
+                if let Some(link) = self.living(which).filter(|link| self.is_spare(*link, now)) {
+                    self.links[link].directions[random.index(2)].flips = true;
+                }
+            }
+            Fault::Refuse(span) => self.refuses_until = self.refuses_until.max(now + span),
+            Fault::TimeJump(_) => {}
+            Fault::Die => {
+                self.refuses_until = Nanos::MAX;
+                while let Some(link) = self.living(0) {
+                    self.was_reset(link, 0);
+                    self.was_reset(link, 1);
+                }
+            }
+        }
+    }
+
+    /// What stood still goes on.
+    pub fn heal(&mut self) {
+        for link in &mut self.links {
+            for direction in &mut link.directions {
+                if direction.stopped_until < Nanos::MAX {
+                    direction.stopped_until = 0;
+                }
+            }
+        }
+    }
+
+    /// What the system tells of a connection.
+    pub fn info(&self, fd: i32, now: Nanos) -> Option<libc::tcp_info> {
+        let (link, side) = self.end_of(fd)?;
+        let directions = &self.links[link].directions;
+        let (out, back) = (&directions[side], &directions[1 - side]);
+        // SAFETY: all of its fields are numbers.
+        let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+        const PACKET: usize = 1448;
+        let stopped =
+            (now < out.stopped_until || out.over) && (out.unsent > 0 || out.bytes_on_the_way > 0);
+        let waited = now.saturating_sub(out.last_placed.max(out.last_sent));
+        info.tcpi_state = 1;
+        info.tcpi_snd_mss = PACKET as u32;
+        info.tcpi_bytes_acked = out.placed;
+        info.tcpi_bytes_sent = out.sent;
+        info.tcpi_bytes_received = back.placed;
+        info.tcpi_unacked = out.bytes_on_the_way.div_ceil(PACKET) as u32;
+        info.tcpi_notsent_bytes = out.unsent as u32;
+        if stopped && info.tcpi_unacked == 0 {
+            // The system would have sent some of it, which the way swallowed.
+            info.tcpi_unacked = 1;
+        }
+        info.tcpi_busy_time = out.busy / MICRO;
+        info.tcpi_rtt = (self.settings.latency.1 / MICRO) as u32;
+        info.tcpi_last_ack_recv = (now.saturating_sub(out.last_placed) / MILLI) as u32;
+        info.tcpi_last_data_sent = (now.saturating_sub(out.last_sent) / MILLI) as u32;
+        if stopped {
+            // Tries at 200 ms, and then each after twice the time.
+            let (mut at, mut pause, mut tries) = (200 * MILLI, 400 * MILLI, 0);
+            while at <= waited && tries < 15 {
+                tries += 1;
+                info.tcpi_last_data_sent = ((waited - at) / MILLI) as u32;
+                at += pause;
+                pause = (2 * pause).min(120 * SECOND);
+            }
+            info.tcpi_retransmits = tries;
+            info.tcpi_probes = tries;
+        }
+        Some(info)
+    }
+
+    /// What the system makes of a send buffer of this length.
+    pub fn send_buffer(&self, asked: usize) -> usize {
+        self.settings.send_buffer.unwrap_or(asked)
+    }
+
+    pub fn describe(&self, now: Nanos) -> String {
+        let mut text = String::new();
+        for (at, link) in self
+            .links
+            .iter()
+            .enumerate()
+            .filter(|(_, link)| link.open != [false; 2])
+        {
+            let ways = link.directions.iter().map(|one| {
+                format!(
+                    "{} unsent, {} on the way, {} unread, over {}, ended {}, stopped {}",
+                    one.unsent,
+                    one.bytes_on_the_way,
+                    one.unread,
+                    one.over,
+                    one.ended,
+                    now < one.stopped_until,
+                )
+            });
+            text += &format!(
+                "  link {at}: open {:?}: {:?}\n",
+                link.open,
+                ways.collect::<Vec<_>>()
+            );
+        }
+        text
+    }
+}

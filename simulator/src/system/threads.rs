@@ -1,0 +1,291 @@
+//! Threads of which one runs at a time. Whoever waits chooses who is next: a thread that can go on, or a step of
+//! the network; when there is neither, the clock moves on to the next limit.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::{ME, Nanos, OUTSIDE, System, fail, raw, system};
+
+/// Decisions of one run after which it counts as one that never ends.
+const MOST_DECISIONS: u64 = 4_000_000;
+
+/// What a thread waits for.
+#[derive(Debug)]
+pub enum Wait {
+    /// It can go on.
+    Nothing,
+    Futex {
+        word: usize,
+        bits: u32,
+        until: Option<Nanos>,
+    },
+    Descriptors {
+        fds: Vec<libc::pollfd>,
+        until: Option<Nanos>,
+    },
+    Time(Nanos),
+    End(usize),
+    /// It has ended.
+    Ever,
+}
+
+impl Wait {
+    fn until(&self) -> Option<Nanos> {
+        match self {
+            Self::Futex { until, .. } | Self::Descriptors { until, .. } => *until,
+            Self::Time(until) => Some(*until),
+            Self::Nothing | Self::End(_) | Self::Ever => None,
+        }
+    }
+}
+
+pub struct Thread {
+    /// 1 while it has the turn.
+    turn: Box<AtomicU32>,
+    wait: Wait,
+    /// Its time was over.
+    late: bool,
+    handle: libc::pthread_t,
+}
+
+impl Thread {
+    pub fn running() -> Self {
+        Self {
+            turn: Box::new(AtomicU32::new(1)),
+            wait: Wait::Nothing,
+            late: false,
+            handle: 0,
+        }
+    }
+
+    pub fn describe(&self) -> String {
+        format!("waits for {:?}", self.wait)
+    }
+}
+
+/// Waits, and lets others run; whether the time was over before.
+pub fn wait(what: Wait) -> bool {
+    let me = ME.get();
+    let Some(system) = system() else {
+        return false;
+    };
+    system.threads[me].wait = what;
+    let next = system.next();
+    if next != me {
+        let mine: *const AtomicU32 = &raw const *system.threads[me].turn;
+        // SAFETY: the words of threads stay where they are until the process ends.
+        let mine = unsafe { &*mine };
+        mine.store(0, Ordering::SeqCst);
+        hand_over(system, next);
+        take_turn(mine);
+    }
+    // SAFETY: this thread has the turn again.
+    let system = unsafe { (*super::SYSTEM.0.get()).as_mut() };
+    system.is_some_and(|system| std::mem::take(&mut system.threads[me].late))
+}
+
+fn hand_over(system: &System, next: usize) {
+    let word = &system.threads[next].turn;
+    word.store(1, Ordering::SeqCst);
+    raw::futex_wake(word);
+}
+
+fn take_turn(mine: &AtomicU32) {
+    while mine.load(Ordering::SeqCst) == 0 {
+        raw::futex_wait(mine, 0);
+    }
+}
+
+/// Lets others run, sometimes.
+pub fn pass() {
+    if let Some(system) = system()
+        && system.random.one_in(system.settings.preempts)
+    {
+        wait(Wait::Nothing);
+    }
+}
+
+/// A call was made that takes so long.
+pub fn called(takes: Nanos) {
+    if let Some(system) = system() {
+        system.called(takes);
+        pass();
+    }
+}
+
+/// Wakes those that wait for a futex.
+pub fn wake(word: usize, most: usize, bits: u32) -> usize {
+    let Some(system) = system() else {
+        return 0;
+    };
+    let waits = |thread: &Thread| matches!(&thread.wait, Wait::Futex { word: of, bits: mask, .. } if *of == word && mask & bits != 0);
+    let mut waiting: Vec<usize> = (0..system.threads.len())
+        .filter(|at| waits(&system.threads[*at]))
+        .collect();
+    let mut woken = 0;
+    while woken < most && !waiting.is_empty() {
+        let at = waiting.swap_remove(system.random.index(waiting.len()));
+        system.threads[at].wait = Wait::Nothing;
+        woken += 1;
+    }
+    woken
+}
+
+impl System {
+    /// Who runs next; until somebody can, the network and the clock move.
+    fn next(&mut self) -> usize {
+        loop {
+            self.decisions += 1;
+            if self.decisions > MOST_DECISIONS {
+                fail("the run makes no end: too many decisions");
+            }
+            self.strike();
+            let mut able = self.able();
+            let steps = self.network.steps(self.now);
+            let choices = able.len() + steps.len();
+            if choices > 0 {
+                let choice = self.random.index(choices);
+                if choice < able.len() {
+                    let (at, late) = able.swap_remove(choice);
+                    self.threads[at].wait = Wait::Nothing;
+                    self.threads[at].late = late;
+                    return at;
+                }
+                let step = &steps[choice - able.len()];
+                self.network.step(step, self.now, &mut self.random);
+                continue;
+            }
+            let limits = self.threads.iter().filter_map(|thread| thread.wait.until());
+            let next = limits.chain(self.network.next_event(self.now)).min();
+            match next {
+                Some(next) => self.now = self.now.max(next),
+                None => fail("deadlock: every thread waits, and nothing is due"),
+            }
+        }
+    }
+
+    /// Threads that can go on, each with whether it is because its time is over.
+    fn able(&self) -> Vec<(usize, bool)> {
+        let mut able = Vec::new();
+        let mut fds: Vec<libc::pollfd> = Vec::new();
+        let mut owners = Vec::new();
+        for (at, thread) in self.threads.iter().enumerate() {
+            let over = thread.wait.until().is_some_and(|until| until <= self.now);
+            let can = match &thread.wait {
+                Wait::Nothing => true,
+                Wait::End(of) => matches!(self.threads[*of].wait, Wait::Ever),
+                Wait::Descriptors { fds: of, .. } => {
+                    owners.extend(std::iter::repeat_n(at, of.len()));
+                    fds.extend_from_slice(of);
+                    false
+                }
+                Wait::Ever | Wait::Futex { .. } | Wait::Time(_) => false,
+            };
+            if can || over {
+                able.push((at, !can));
+            }
+        }
+        if !fds.is_empty() && raw::poll(&mut fds) > 0 {
+            let ready = fds.iter().zip(&owners).filter(|(fd, _)| fd.revents != 0);
+            for (_, at) in ready {
+                match able.iter_mut().find(|(of, _)| of == at) {
+                    Some((_, late)) => *late = false,
+                    None => able.push((*at, false)),
+                }
+            }
+        }
+        able
+    }
+}
+
+struct Start {
+    run: extern "C" fn(*mut c_void) -> *mut c_void,
+    argument: *mut c_void,
+    me: usize,
+    turn: *const AtomicU32,
+}
+
+extern "C" fn run(start: *mut c_void) -> *mut c_void {
+    // SAFETY: made by `spawn` for this thread.
+    let start = unsafe { Box::from_raw(start.cast::<Start>()) };
+    // SAFETY: the words of threads stay where they are until the process ends.
+    take_turn(unsafe { &*start.turn });
+    ME.set(start.me);
+    let result = (start.run)(start.argument);
+    if let Some(system) = system() {
+        system.threads[start.me].wait = Wait::Ever;
+        let next = system.next();
+        ME.set(OUTSIDE);
+        hand_over(system, next);
+    }
+    result
+}
+
+type Create = unsafe extern "C" fn(
+    *mut libc::pthread_t,
+    *const libc::pthread_attr_t,
+    extern "C" fn(*mut c_void) -> *mut c_void,
+    *mut c_void,
+) -> libc::c_int;
+type Join = unsafe extern "C" fn(libc::pthread_t, *mut *mut c_void) -> libc::c_int;
+
+fn real(name: &std::ffi::CStr) -> *mut c_void {
+    // SAFETY: a name that ends.
+    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
+}
+
+/// Starts a thread, which waits for its turn.
+///
+/// # Safety
+/// As for `pthread_create`.
+pub unsafe fn spawn(
+    handle: *mut libc::pthread_t,
+    attributes: *const libc::pthread_attr_t,
+    start: extern "C" fn(*mut c_void) -> *mut c_void,
+    argument: *mut c_void,
+) -> libc::c_int {
+    // SAFETY: the C library's function has this type.
+    let create: Create = unsafe { std::mem::transmute(real(c"pthread_create")) };
+    let Some(system) = system() else {
+        // SAFETY: the caller's.
+        return unsafe { create(handle, attributes, start, argument) };
+    };
+    let mut thread = Thread::running();
+    thread.turn.store(0, Ordering::SeqCst);
+    let me = system.threads.len();
+    let start = Start {
+        run: start,
+        argument,
+        me,
+        turn: &raw const *thread.turn,
+    };
+    let start = Box::into_raw(Box::new(start)).cast();
+    // SAFETY: the caller's, with our start in place of its own.
+    let made = unsafe { create(handle, attributes, run, start) };
+    if made == 0 {
+        // SAFETY: written by the call.
+        thread.handle = unsafe { *handle };
+        system.threads.push(thread);
+    }
+    made
+}
+
+/// Waits for a thread's end.
+///
+/// # Safety
+/// As for `pthread_join`.
+pub unsafe fn join(handle: libc::pthread_t, result: *mut *mut c_void) -> libc::c_int {
+    let of = system().and_then(|system| {
+        system
+            .threads
+            .iter()
+            .rposition(|thread| thread.handle == handle)
+    });
+    if let Some(of) = of {
+        wait(Wait::End(of));
+    }
+    // SAFETY: the C library's function has this type.
+    let join: Join = unsafe { std::mem::transmute(real(c"pthread_join")) };
+    // SAFETY: the caller's.
+    unsafe { join(handle, result) }
+}
