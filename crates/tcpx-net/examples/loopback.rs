@@ -138,7 +138,7 @@ fn main() -> Result<(), Failure> {
         side: Side::Server,
         session: &accepted.session,
         local: accepted.stream.local_addr()?,
-        peer: accepted.peer,
+        peer: accepted.peer.address,
         channels: lanes,
         deadline,
         encrypt: false,
