@@ -10,6 +10,7 @@ pub mod frames;
 pub mod handshake;
 pub mod lane_seal;
 pub mod netlink;
+pub mod pieces;
 pub mod records;
 pub mod window_key;
 

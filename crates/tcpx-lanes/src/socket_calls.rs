@@ -97,23 +97,65 @@ pub struct Part<'a> {
 
 impl Part<'_> {
     /// Where it lies: inside its slice, in memory that the CPU reaches.
-    pub(crate) fn span(&self) -> io::Result<Span> {
-        let end = self.from.checked_add(self.len);
-        if end.is_none_or(|end| end > self.slice.len()) {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "part outside its slice",
-            ));
-        }
-        let base = self.slice.host_ptr().ok_or_else(|| {
+    fn spans(&self) -> io::Result<impl Iterator<Item = Span>> {
+        let outside = || io::Error::new(io::ErrorKind::InvalidInput, "part outside its slice");
+        let end = self.from.checked_add(self.len).ok_or_else(outside)?;
+        let parts = self
+            .slice
+            .host_parts(self.from..end)
+            .map_err(|_| outside())?;
+        let parts = parts.ok_or_else(|| {
             io::Error::new(
                 io::ErrorKind::InvalidInput,
                 "memory that the CPU cannot reach",
             )
         })?;
-        // SAFETY: `from <= len` was checked above and `base` points at `len` bytes of one allocation
-        // that the slice keeps alive.
-        Ok(Span::new(unsafe { base.add(self.from) }, self.len))
+        Ok(parts.map(|(start, len)| Span::new(start, len)))
+    }
+
+    /// Where as much of its start lies as lies in one place.
+    pub(crate) fn span(&self) -> io::Result<Span> {
+        Ok(self.spans()?.next().unwrap_or(Span::EMPTY))
+    }
+
+    /// Bytes of its start that lie in one place.
+    pub fn len_in_one_place(&self) -> usize {
+        self.span().map_or(0, Span::len)
+    }
+
+    /// Offers it to `call` as far as one call goes, behind `head`; or in front of `behind` where that is all of it.
+    fn with_spans<R>(
+        &self,
+        head: Span,
+        behind: Span,
+        call: impl FnOnce(&[Span]) -> R,
+    ) -> io::Result<R> {
+        let mut spans = self.spans()?;
+        let first = spans.next().unwrap_or(Span::EMPTY);
+        if first.len() == self.len || first.len() >= WIRE_CALL {
+            // With more payload to come, bytes behind this call's part are payload too.
+            let behind = match self.len <= WIRE_CALL {
+                true => behind,
+                false => Span::EMPTY,
+            };
+            return Ok(call(&[head, first.first(WIRE_CALL), behind]));
+        }
+        let mut offered = [Span::EMPTY; MAX_SPANS];
+        (offered[0], offered[1]) = (head, first);
+        let (mut count, mut bytes) = (2, first.len());
+        for span in spans {
+            if count == MAX_SPANS - 1 || bytes == WIRE_CALL {
+                break;
+            }
+            let span = span.first(WIRE_CALL - bytes);
+            (offered[count], bytes) = (span, bytes + span.len());
+            count += 1;
+        }
+        if bytes == self.len {
+            offered[count] = behind;
+            count += 1;
+        }
+        Ok(call(&offered[..count]))
     }
 }
 
@@ -184,10 +226,11 @@ pub unsafe fn receive_spans(socket: impl AsFd, spans: &[Span]) -> io::Result<Mov
 /// # Errors
 /// The connection is broken, or the part is not readable.
 pub fn send(socket: impl AsFd, head: &[u8], part: Part<'_>) -> io::Result<Moved> {
-    let spans = [Span::of(head), part.span()?.first(WIRE_CALL)];
-    // SAFETY: two live ranges that the kernel only reads: `head` is borrowed, and `part.slice` keeps
+    // SAFETY: live ranges that the kernel only reads: `head` is borrowed, and `part.slice` keeps
     // the payload alive for the call.
-    unsafe { send_spans(socket, &spans) }
+    part.with_spans(Span::of(head), Span::EMPTY, |spans| unsafe {
+        send_spans(socket, spans)
+    })?
 }
 
 /// Sends `head` and then `body` in one call, which are not both empty.
@@ -199,7 +242,7 @@ pub fn send_both(socket: impl AsFd, head: &[u8], body: &[u8]) -> io::Result<Move
     unsafe { send_spans(socket, &[Span::of(head), Span::of(body)]) }
 }
 
-/// Sends `part` without a copy: its bytes must not change before the socket's error queue has reported
+/// Sends of `part` what [lies in one place](Part::len_in_one_place) without a copy: its bytes must not change before the socket's error queue has reported
 /// the call.
 ///
 /// # Errors
@@ -256,17 +299,12 @@ fn moved(result: rustix::io::Result<usize>) -> io::Result<Moved> {
 /// # Errors
 /// The connection is broken, or the part is not writable.
 pub fn receive(socket: impl AsFd, part: Part<'_>, behind: &mut [u8]) -> io::Result<Moved> {
-    let payload = part.span()?;
-    // With more payload to come, bytes behind this call's part are payload too.
-    let behind = if payload.len() > WIRE_CALL {
-        Span::EMPTY
-    } else {
-        Span::of_mut(behind)
-    };
     // SAFETY: the region behind `part` is kept alive by its slice. Writing to it is what the receive was
     // posted for; the request's owner holds the write lease until its end is reported. `behind` is
     // borrowed exclusively.
-    unsafe { receive_spans(socket, &[payload.first(WIRE_CALL), behind]) }
+    part.with_spans(Span::EMPTY, Span::of_mut(behind), |spans| unsafe {
+        receive_spans(socket, spans)
+    })?
 }
 
 /// Receives into `aside` and, once that is full, into `behind`, in one call.

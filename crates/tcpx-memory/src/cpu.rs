@@ -8,11 +8,22 @@ use crate::bounce::UnpackMethod;
 use crate::checksum::Crc32c;
 use crate::error::MemoryError;
 use crate::job::Work;
+use crate::region::HostParts;
 use crate::slice::RegionSlice;
 
 /// Does checked and held work whose every end the CPU can address.
 pub(crate) fn run(work: &Work) -> Result<u64, MemoryError> {
     match work {
+        Work::Copy { from, to } if from.host_ptr().is_none() || to.host_ptr().is_none() => {
+            let mut at = to.offset();
+            for (source, len) in parts(from, 0..from.len())? {
+                // SAFETY: the bytes are initialised, and holds keep writers away.
+                let bytes = unsafe { std::slice::from_raw_parts(source, len) };
+                to.region().write_held(at, bytes)?;
+                at += len;
+            }
+            Ok(from.len() as u64)
+        }
         Work::Copy { from, to } => {
             let (source, destination) = (pointer(from)?, pointer(to)?);
             // SAFETY: both are valid for the same number of bytes, and holds keep others away. They
@@ -34,8 +45,10 @@ pub(crate) fn run(work: &Work) -> Result<u64, MemoryError> {
         }
         Work::Checksum { of } => {
             let mut crc = Crc32c::new();
-            // SAFETY: the bytes are initialised, and the job's hold keeps writers away.
-            crc.update(unsafe { std::slice::from_raw_parts(pointer(of)?, of.len()) });
+            for (start, len) in parts(of, 0..of.len())? {
+                // SAFETY: the bytes are initialised, and the job's hold keeps writers away.
+                crc.update(unsafe { std::slice::from_raw_parts(start, len) });
+            }
             Ok(u64::from(crc.finish()))
         }
     }
@@ -51,6 +64,9 @@ pub(crate) fn step(
 ) -> Result<Option<u64>, MemoryError> {
     match work {
         Work::Copy { from, to } => {
+            if from.host_ptr().is_none() || to.host_ptr().is_none() {
+                return run(work).map(Some);
+            }
             let next = *done..from.len().min(*done + piece);
             let (from_all, to_all) = (pointer(from)?, pointer(to)?);
             if overlap(from_all, to_all, from.len()) {
@@ -67,9 +83,10 @@ pub(crate) fn step(
         }
         Work::Checksum { of } => {
             let next = *done..of.len().min(*done + piece);
-            let start = pointer(of)?.wrapping_add(next.start);
-            // SAFETY: the bytes are initialised, and the job's hold keeps writers away.
-            crc.update(unsafe { std::slice::from_raw_parts(start, next.len()) });
+            for (start, len) in parts(of, next.clone())? {
+                // SAFETY: the bytes are initialised, and the job's hold keeps writers away.
+                crc.update(unsafe { std::slice::from_raw_parts(start, len) });
+            }
             *done = next.end;
             Ok((*done == of.len()).then(|| u64::from(crc.finish())))
         }
@@ -97,6 +114,11 @@ pub(crate) fn step(
 
 fn overlap(one: *const u8, other: *const u8, len: usize) -> bool {
     one.addr().abs_diff(other.addr()) < len
+}
+
+fn parts(slice: &RegionSlice, range: Range<usize>) -> Result<HostParts<'_>, MemoryError> {
+    let parts = slice.host_parts(range)?;
+    parts.ok_or_else(|| MemoryError::NotCpuAccessible { kind: slice.kind() })
 }
 
 fn pointer(slice: &RegionSlice) -> Result<*mut u8, MemoryError> {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::{Range, RangeBounds};
+use std::slice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::MemoryError;
@@ -31,8 +32,32 @@ impl fmt::Display for Access {
 struct Entry {
     id: u64,
     range: Range<usize>,
+    /// What of the range it is about, if not all: in order, apart from each other.
+    pieces: Option<Arc<[Range<usize>]>>,
     access: Access,
     holder: &'static str,
+}
+
+impl Entry {
+    fn pieces(&self) -> &[Range<usize>] {
+        let range = slice::from_ref(&self.range);
+        self.pieces.as_deref().unwrap_or(range)
+    }
+}
+
+/// Whether ranges of two series, each in order, have bytes in common.
+fn overlap(mut one: &[Range<usize>], mut other: &[Range<usize>]) -> bool {
+    while let ([first, rest @ ..], [second, others @ ..]) = (one, other) {
+        if first.start.max(second.start) < first.end.min(second.end) {
+            return true;
+        }
+        if first.end <= second.end {
+            one = rest;
+        } else {
+            other = others;
+        }
+    }
+    false
 }
 
 /// The leases of one region, or those who use one lease.
@@ -61,6 +86,17 @@ impl LeaseTable {
         access: Access,
         holder: &'static str,
     ) -> Result<u64, MemoryError> {
+        self.enter_pieces(range, None, access, holder)
+    }
+
+    /// As [`Self::enter`], of these pieces of the range.
+    fn enter_pieces(
+        &self,
+        range: Range<usize>,
+        pieces: Option<Arc<[Range<usize>]>>,
+        access: Access,
+        holder: &'static str,
+    ) -> Result<u64, MemoryError> {
         let mut guard = self.lock();
         let Entries {
             next,
@@ -68,8 +104,13 @@ impl LeaseTable {
             others,
         } = &mut *guard;
         let conflict = first.iter().chain(&*others).find(|held| {
-            let overlaps = held.range.start.max(range.start) < held.range.end.min(range.end);
-            overlaps && (held.access == Access::Write || access == Access::Write)
+            let conflicts = held.access == Access::Write || access == Access::Write;
+            conflicts
+                && overlap(slice::from_ref(&held.range), slice::from_ref(&range))
+                && overlap(
+                    held.pieces(),
+                    pieces.as_deref().unwrap_or_else(|| slice::from_ref(&range)),
+                )
         });
         if let Some(held) = conflict {
             return Err(MemoryError::Busy {
@@ -84,6 +125,7 @@ impl LeaseTable {
         let entry = Entry {
             id,
             range,
+            pieces,
             access,
             holder,
         };
@@ -137,7 +179,19 @@ impl Lease {
         access: Access,
         holder: &'static str,
     ) -> Result<Self, MemoryError> {
-        let id = region.leases().enter(range.clone(), access, holder)?;
+        Self::take_pieces(region, range, None, access, holder)
+    }
+
+    /// A lease of pieces of a range, in order and apart from each other.
+    pub(crate) fn take_pieces(
+        region: &Region,
+        range: Range<usize>,
+        pieces: Option<Arc<[Range<usize>]>>,
+        access: Access,
+        holder: &'static str,
+    ) -> Result<Self, MemoryError> {
+        let leases = region.leases();
+        let id = leases.enter_pieces(range.clone(), pieces, access, holder)?;
         Ok(Self(Arc::new(Inner {
             region: region.clone(),
             id,

@@ -45,7 +45,7 @@ pub use kind::MemoryKind;
 pub use lease::{Access, Lease};
 pub use page_pipe::PagePipe;
 pub use pinned::{FreeWatch, PinnedPool, PinnedSlot, PoolHalf};
-pub use region::{Region, RegionId};
+pub use region::{Gather, HostParts, Region, RegionId};
 pub use slice::RegionSlice;
 pub use small_copies::SmallCopies;
 pub use tcpx_wire::{Descriptor, Descriptors};

@@ -2,15 +2,17 @@
 
 mod access;
 mod backing;
+mod gathered;
 
 use std::any::Any;
 use std::fmt;
-use std::ops::RangeBounds;
+use std::ops::{Range, RangeBounds};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use backing::Backing;
+pub use gathered::{Gather, HostParts};
 
 use crate::error::MemoryError;
 use crate::gpu::Gpu;
@@ -201,6 +203,18 @@ impl Region {
 
     pub(crate) fn leases(&self) -> &LeaseTable {
         &self.0.leases
+    }
+
+    /// The memory of a range in its order: one part, or those of a gathered region. `None` for memory that the CPU cannot
+    /// address.
+    pub(crate) fn host_parts(&self, range: Range<usize>) -> Option<HostParts<'_>> {
+        match &self.0.backing {
+            Backing::Gathered(gathered) => Some(gathered.parts(range)),
+            backing => {
+                let base = backing.host_base()?;
+                Some(HostParts::one(base.wrapping_add(range.start), range.len()))
+            }
+        }
     }
 
     pub(crate) fn host_base(&self) -> Option<*mut u8> {

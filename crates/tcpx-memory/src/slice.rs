@@ -5,7 +5,7 @@ use std::ops::{Bound, Range, RangeBounds};
 use crate::error::MemoryError;
 use crate::kind::MemoryKind;
 use crate::lease::{Access, Held, Hold, Lease};
-use crate::region::Region;
+use crate::region::{HostParts, Region};
 
 /// Turns any range into `start..end` within `len`.
 pub(crate) fn resolve(
@@ -136,6 +136,18 @@ impl RegionSlice {
         self.region
             .host_base()
             .map(|base| base.wrapping_add(self.range.start))
+    }
+
+    /// The memory of a range of this part, in its order: one address and length, or those of the pieces of a
+    /// [gathered](crate::Gather) region. `None` for memory that the CPU cannot address. As for
+    /// [`Self::host_ptr`].
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`].
+    pub fn host_parts(&self, range: Range<usize>) -> Result<Option<HostParts<'_>>, MemoryError> {
+        let range = resolve(range, self.len())?;
+        let start = self.range.start + range.start;
+        Ok(self.region.host_parts(start..start + range.len()))
     }
 
     /// The first byte's address for CUDA devices; `None` for pageable host memory.

@@ -148,6 +148,32 @@ pub enum Frame {
         /// The completion level that the initiator asks for.
         level: Level,
     },
+    /// As [`Frame::Get`], for all pieces of a list.
+    GetPieces {
+        /// The initiator's name for the request, as those of [`Frame::Get`].
+        request: u64,
+        /// The list.
+        list: u64,
+        /// Bytes of all pieces.
+        bytes: u64,
+        /// The completion level that the initiator asks for.
+        level: Level,
+    },
+    /// Initiator to owner of windows: the next part of a list of pieces. Operations name the list once all parts
+    /// of it have come.
+    Pieces {
+        /// The initiator's name for the list, counted from 0.
+        list: u64,
+        /// It is the last one.
+        last: bool,
+        /// At most [`MAX_PART_BYTES`](crate::pieces::MAX_PART_BYTES).
+        part: Vec<u8>,
+    },
+    /// Initiator to owner of windows: no operation names this list any more.
+    DropPieces {
+        /// The list.
+        list: u64,
+    },
     /// Owner of a window to initiator: the piece is not sent.
     RefuseGet {
         /// The request.
@@ -285,6 +311,9 @@ impl Frame {
             Self::RefuseGet { .. } => 24,
             Self::Forget { .. } => 25,
             Self::Forgotten { .. } => 26,
+            Self::Pieces { .. } => 27,
+            Self::DropPieces { .. } => 28,
+            Self::GetPieces { .. } => 29,
         }
     }
 
@@ -296,7 +325,7 @@ impl Frame {
 
 /// Name of a kind's number; `None` when no such kind exists.
 fn kind_name(kind: u8) -> Option<&'static str> {
-    const NAMES: [&str; 26] = [
+    const NAMES: [&str; 29] = [
         "settings",
         "setup",
         "ready",
@@ -323,6 +352,9 @@ fn kind_name(kind: u8) -> Option<&'static str> {
         "refuse-get",
         "forget",
         "forgotten",
+        "pieces",
+        "drop-pieces",
+        "get-pieces",
     ];
     NAMES.get(usize::from(kind).checked_sub(1)?).copied()
 }
@@ -337,7 +369,14 @@ pub enum Destination {
         /// A notification follows that is delivered behind it.
         notified: bool,
     },
-    /// To whoever asked for it: the answer to [`Frame::Get`].
+    /// Into all pieces of a list, one behind the other: a put.
+    Pieces {
+        /// The list.
+        list: u64,
+        /// As for a window.
+        notified: bool,
+    },
+    /// To whoever asked for it: the answer to [`Frame::Get`] or [`Frame::GetPieces`].
     Reply {
         /// The request.
         request: u64,

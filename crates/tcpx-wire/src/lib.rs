@@ -18,6 +18,7 @@ pub mod handshake;
 pub mod key;
 pub mod lane_seal;
 pub mod netlink;
+pub mod pieces;
 pub mod plan;
 pub mod range_set;
 pub mod record;
@@ -33,6 +34,7 @@ pub use frame::{Frame, FrameDecoder, FrameError, Level, Role, Settings, Tag, Tra
 pub use key::{
     AnyKey, ClientKey, Clients, Identity, Key, KeyError, KeyId, KeyName, KeyNameError, KnownClient,
 };
+pub use pieces::{PieceList, PieceListError, PieceRun};
 pub use plan::{ChunkPlan, PlanError, Taper};
 pub use scatter::{Fragment, ScatterList};
 pub use session::Session;

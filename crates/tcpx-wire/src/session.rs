@@ -33,6 +33,7 @@ mod matching;
 mod offers;
 mod one_sided;
 mod outgoing;
+mod piece_lists;
 mod posted;
 mod posting;
 mod replies;
@@ -46,7 +47,8 @@ mod tests;
 mod waiting;
 
 pub use action::{
-    Action, Chunk, Completed, GetRequest, Memory, OperationId, ReceiveRequest, SendRequest,
+    Action, Chunk, Completed, Covered, Extent, GetRequest, Memory, OperationId, ReceiveRequest,
+    SendRequest,
 };
 pub use config::{
     Agreed, CHUNK_GRAIN_BYTES, Config, Deadlines, MAX_NOTIFICATION_BYTES, MAX_TRANSFER_BYTES,
@@ -69,6 +71,7 @@ use liveness::Liveness;
 use matching::Matching;
 use one_sided::OneSided;
 use outgoing::Outgoing;
+use piece_lists::PieceLists;
 use posted::Posting;
 use send_windows::SendWindows;
 use stream::ChunkStream;
@@ -103,6 +106,7 @@ pub struct Session {
     receive_stream: ChunkStream,
     matching: Matching,
     one_sided: OneSided,
+    piece_lists: PieceLists,
     /// Windows of this side's receives, and of the peer's.
     posting: Posting,
     send_windows: SendWindows,
@@ -144,6 +148,7 @@ impl Session {
             receive_stream: ChunkStream::default(),
             matching: Matching::default(),
             one_sided: OneSided::default(),
+            piece_lists: PieceLists::default(),
             posting: Posting::default(),
             send_windows: SendWindows::default(),
             openings: VecDeque::new(),

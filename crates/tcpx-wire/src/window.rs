@@ -77,9 +77,14 @@ pub struct WindowKey {
     pub bytes: u64,
     /// What the peer may do.
     pub rights: Rights,
+    /// Whether lists of pieces may name it: its owner has it in host memory, and the network finds memory by name.
+    pub takes_lists: bool,
     /// What proves that the peer was given the key.
     pub secret: WindowSecret,
 }
+
+/// Beside the rights in a key's bytes: lists of pieces may name it.
+const TAKES_LISTS: u8 = 4;
 
 /// First bytes of a key's bytes: a name and a version.
 const KEY_START: [u8; 4] = *b"TXW\x01";
@@ -97,6 +102,7 @@ impl WindowKey {
             Rights::Put => 2,
             Rights::GetAndPut => 3,
         };
+        bytes[4] |= if self.takes_lists { TAKES_LISTS } else { 0 };
         bytes[5..13].copy_from_slice(&self.window.to_le_bytes());
         bytes[13..21].copy_from_slice(&self.bytes.to_le_bytes());
         bytes[21..].copy_from_slice(self.secret.as_bytes());
@@ -119,16 +125,18 @@ impl WindowKey {
         if *start != KEY_START {
             return Err(WindowKeyError::Start);
         }
-        let rights = match rights {
-            [1] => Rights::Get,
-            [2] => Rights::Put,
-            [3] => Rights::GetAndPut,
-            [arrived] => return Err(WindowKeyError::Rights { arrived: *arrived }),
+        let [arrived] = *rights;
+        let rights = match arrived & !TAKES_LISTS {
+            1 => Rights::Get,
+            2 => Rights::Put,
+            3 => Rights::GetAndPut,
+            _ => return Err(WindowKeyError::Rights { arrived }),
         };
         Ok(Self {
             window: u64::from_le_bytes(*window),
             bytes: u64::from_le_bytes(*of),
             rights,
+            takes_lists: arrived & TAKES_LISTS != 0,
             secret: WindowSecret::from_bytes(secret),
         })
     }
@@ -160,7 +168,9 @@ pub enum WindowKeyError {
     #[error("window key: these bytes are none; pass the key as it was made, by the same version")]
     Start,
     /// Their rights do not exist.
-    #[error("window key: expected rights 1 to 3, {arrived} arrived; pass the key as it was made")]
+    #[error(
+        "window key: expected rights 1 to 3 or 5 to 7, {arrived} arrived; pass the key as it was made"
+    )]
     Rights {
         /// What arrived.
         arrived: u8,
@@ -187,6 +197,7 @@ mod tests {
             window: 0x0102_0304_0506_0708,
             bytes: u64::MAX,
             rights,
+            takes_lists: rights == Rights::Put,
             secret: WindowSecret([0xa5; 16]),
         }
     }
@@ -224,7 +235,7 @@ mod tests {
         };
         assert_eq!(with(0, b'X'), Err(WindowKeyError::Start));
         assert_eq!(with(3, 2), Err(WindowKeyError::Start));
-        for arrived in [0, 4, 255] {
+        for arrived in [0, 4, 8, 255] {
             assert_eq!(with(4, arrived), Err(WindowKeyError::Rights { arrived }));
         }
     }

@@ -75,3 +75,8 @@ fn companion_inputs_hold() {
 fn window_key_inputs_hold() {
     replay("window_key", targets::window_key::run);
 }
+
+#[test]
+fn piece_list_inputs_hold() {
+    replay("pieces", targets::pieces::run);
+}

@@ -24,7 +24,7 @@ use crate::event::Event;
 use crate::transfer::{Transfer, TransferState};
 
 pub(crate) use one_sided::Deferred;
-pub use one_sided::{Batch, Get, Put};
+pub use one_sided::{Batch, Get, PreparedBatch, Put};
 pub(crate) use patience::Patience;
 pub use peer::PeerInfo;
 pub(crate) use shared::Shared;

@@ -292,6 +292,10 @@ impl Core {
         any | self.perform_actions()
     }
 
+    pub(crate) fn is_addressed(&self) -> bool {
+        self.is_addressed
+    }
+
     /// What a turn would say in which nothing happens.
     pub(crate) fn standing(&self) -> Turn {
         let polls = self.channels.iter().any(ChannelState::must_poll);

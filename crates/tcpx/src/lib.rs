@@ -77,7 +77,7 @@ pub use window::Window;
 /// Transfers that have not started yet, as [`Connection`] makes them. They are named here so that
 /// `use tcpx::*` does not hide the trait `Send`.
 pub mod request {
-    pub use crate::connection::{Batch, Get, Put, Receive, Send};
+    pub use crate::connection::{Batch, Get, PreparedBatch, Put, Receive, Send};
 }
 
 /// The examples of the guide, compiled with those of the documentation.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tcpx_wire::session::OperationId;
 
 use crate::completion_queue::{Completion, CompletionQueue};
-use crate::connection::Handle;
+use crate::connection::{Deferred, Handle};
 use crate::drive::{EngineWatch, MANUAL_PAUSE};
 use crate::error::Error;
 use crate::report::{Progress, Report};
@@ -88,6 +88,8 @@ pub struct Transfer {
 pub(crate) struct Operations {
     first: Option<OperationId>,
     others: Vec<OperationId>,
+    /// Parts that start later.
+    deferred: Option<Arc<Deferred>>,
 }
 
 impl Operations {
@@ -98,8 +100,18 @@ impl Operations {
         }
     }
 
-    fn iter(&self) -> impl Iterator<Item = OperationId> {
-        self.first.into_iter().chain(self.others.iter().copied())
+    pub(crate) fn set_deferred(&mut self, deferred: Option<Arc<Deferred>>) {
+        self.deferred = deferred;
+    }
+
+    /// All that have started; no more will.
+    fn cancel(&self) -> impl Iterator<Item = OperationId> {
+        let later = self.deferred.as_ref().map(|deferred| deferred.cancel());
+        let later = later.into_iter().flatten();
+        self.first
+            .into_iter()
+            .chain(self.others.iter().copied())
+            .chain(later)
     }
 }
 
@@ -108,6 +120,7 @@ impl From<OperationId> for Operations {
         Self {
             first: Some(only),
             others: Vec::new(),
+            deferred: None,
         }
     }
 }
@@ -398,7 +411,7 @@ impl Transfer {
     /// A message that the peer sends to a receive at this very moment ends with it: its send fails,
     /// and says why.
     pub fn cancel(&self) {
-        self.connection.0.cancel(self.operations.iter());
+        self.connection.0.cancel(self.operations.cancel());
     }
 
     /// The outcome, or [`Poll::Pending`] after noting the task that is woken at the end; that of

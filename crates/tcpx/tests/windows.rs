@@ -12,8 +12,13 @@ const LONG: Duration = Duration::from_secs(20);
 const WINDOW: usize = 8 << 20;
 
 fn pair() -> (Connection, Connection) {
+    pair_of(|_| ())
+}
+
+fn pair_of(with: impl Fn(&mut Options)) -> (Connection, Connection) {
     let key = Key::generate(&mut |bytes| getrandom::fill(bytes).expect("randomness"));
-    let options = Options::tcp(Auth::Key(key));
+    let mut options = Options::tcp(Auth::Key(key));
+    with(&mut options);
     let address = "127.0.0.1:0".parse().expect("an address");
     let server = Endpoint::listen(address, options.clone()).expect("a free port");
     let address = server.local_addr();
@@ -465,4 +470,175 @@ fn a_batch_ends_when_all_of_its_parts_have() {
     user.notify(b"last").expect("room").wait().expect("taken");
     let told = owner.notification(LONG).expect("connected");
     assert_eq!(told.as_deref(), Some(&b"last"[..]), "after a failed batch");
+}
+
+/// Pieces of up to `most` bytes in no order, where they lie in the window and in memory here; at neither end do they
+/// overlap.
+fn shuffled(seeded: &mut Seeded, count: usize, most: usize) -> Vec<(usize, usize, usize)> {
+    let place = WINDOW / count;
+    let mut order: Vec<usize> = (0..count).collect();
+    for at in (1..count).rev() {
+        order.swap(at, seeded.below(at + 1));
+    }
+    let one = |(at, of): (usize, &usize)| {
+        let len = 1 + seeded.below(most.min(place));
+        let gap = place - len;
+        let (here, there) = (seeded.below(gap + 1), seeded.below(gap + 1));
+        (at * place + here, of * place + there, len)
+    };
+    order.iter().enumerate().map(one).collect()
+}
+
+/// Whatever network, memory or key makes each piece an operation of its own does as this key does.
+fn singly(key: WindowKey) -> WindowKey {
+    let takes_lists = false;
+    WindowKey { takes_lists, ..key }
+}
+
+#[test]
+fn batches_of_pieces_move_these_and_nothing_else() {
+    for encrypt in [false, true] {
+        let (owner, user) = pair_of(|options| options.encrypt = encrypt);
+        let (memory, local) = (filled(&random(WINDOW)), filled(&random(WINDOW)));
+        let (mut model, mut mine) = (contents(&memory), contents(&local));
+        // Two windows over one region, whose pieces interleave.
+        let windows: Vec<_> = (0..2)
+            .map(|_| owner.expose(memory.all(), Rights::GetAndPut).expect("open"))
+            .collect();
+        let keys: Vec<_> = windows.iter().map(|window| window.key()).collect();
+        let mut seeded = Seeded(if encrypt { 5 } else { 3 });
+        for (count, most) in [
+            (2, 9),
+            (65, 64),
+            (700, 4096),
+            (3000, 2000),
+            (40, WINDOW),
+            (9000, 1),
+        ] {
+            for round in 0..6 {
+                let pieces = shuffled(&mut seeded, count, most);
+                let (is_put, single) = (round % 2 == 0, round == 5 && count < 4000);
+                let mut batch = user.batch().level(match round {
+                    0 | 1 => Level::Verified,
+                    _ => Level::Placed,
+                });
+                let mut bytes = 0;
+                for (here, there, len) in &pieces {
+                    let slice = local.slice(*here..here + len).expect("within");
+                    let key = keys[seeded.below(2)];
+                    let key = if single { singly(key) } else { key };
+                    let (from, to) = (*here..here + len, *there..there + len);
+                    batch = match is_put {
+                        true => batch.put(slice, &key, *there as u64),
+                        false => batch.get(slice, &key, *there as u64),
+                    };
+                    match is_put {
+                        true => model[to].copy_from_slice(&mine[from]),
+                        false => mine[from].copy_from_slice(&model[to]),
+                    }
+                    bytes += *len as u64;
+                }
+                let transfer = batch.notify(b"done").start().expect("room");
+                let told = owner.notification(LONG).expect("connected");
+                assert_eq!(told.as_deref(), Some(&b"done"[..]));
+                assert!(
+                    contents(&memory) == model,
+                    "{count} {round}: outside, or wrong"
+                );
+                assert_eq!(transfer.wait().expect("placed").bytes, bytes);
+                assert!(
+                    contents(&local) == mine,
+                    "{count} {round}: outside, or wrong"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_prepared_batch_starts_again_and_is_checked_again() {
+    let (owner, user) = pair();
+    let (memory, local) = (
+        Region::host(WINDOW).expect("memory"),
+        filled(&random(WINDOW)),
+    );
+    let window = owner.expose(memory.all(), Rights::Put).expect("open");
+    let key = window.key();
+    let pieces = shuffled(&mut Seeded(11), 2000, 4096);
+    let mut batch = user.batch().notify(b"again");
+    for (here, there, len) in &pieces {
+        let slice = local.slice(*here..here + len).expect("within");
+        batch = batch.put(slice, &key, *there as u64);
+    }
+    let prepared = batch.prepare().expect("room");
+    for _ in 0..10 {
+        let bytes = random(WINDOW);
+        local.write_from(0, &bytes).expect("free");
+        let transfer = prepared.start().expect("room");
+        assert!(owner.notification(LONG).expect("connected").is_some());
+        let found = contents(&memory);
+        for (here, there, len) in &pieces {
+            assert!(found[*there..there + len] == bytes[*here..here + len]);
+        }
+        transfer.wait().expect("placed");
+    }
+    window.revoke(LONG).expect("nothing runs");
+    let transfer = prepared.start().expect("it asks");
+    let error = transfer.wait().expect_err("revoked");
+    assert!(error.to_string().contains("does not exist"), "{error}");
+}
+
+#[test]
+fn pieces_at_the_bound_are_refused_or_wait_for_others() {
+    let (owner, user) = pair();
+    let memory = Region::host(WINDOW).expect("memory");
+    let window = owner.expose(memory.all(), Rights::GetAndPut).expect("open");
+    let key = window.key();
+    let local = filled(&random(WINDOW));
+    let of = |count: usize, key: &WindowKey| {
+        let mut batch = user.batch();
+        for at in 0..count {
+            let slice = local.slice(at * 2..at * 2 + 1).expect("within");
+            batch = batch.put(slice, key, (count - at) as u64 * 3);
+        }
+        batch
+    };
+    let error = of((1 << 20) + 1, &key).start().expect_err("too many");
+    assert_eq!(error.kind(), ErrorKind::Setting, "{error}");
+    let most = of(1 << 20, &key).prepare().expect("room");
+    let error = of(2, &key).start().expect_err("no room");
+    assert!(error.to_string().contains("pieces at most"), "{error}");
+    drop(most);
+    of(2, &key).start().expect("room").wait().expect("placed");
+    // More operations than run at a time, and than a connection has.
+    let transfer = of(9000, &singly(key)).start().expect("room");
+    assert_eq!(transfer.wait().expect("placed").bytes, 9000);
+    let cancelled = of(9000, &singly(key)).start().expect("room");
+    cancelled.cancel();
+    let _ = cancelled.wait();
+    window.revoke(LONG).expect("nothing runs");
+}
+
+#[test]
+fn a_lost_peer_ends_a_batch_of_pieces_whose_others_wait() {
+    for list in [true, false] {
+        let (owner, user) = pair();
+        let memory = Region::host(WINDOW).expect("memory");
+        let window = owner.expose(memory.all(), Rights::Put).expect("open");
+        let key = window.key();
+        let key = if list { key } else { singly(key) };
+        let local = filled(&random(WINDOW));
+        let mut batch = user.batch().notify(b"never");
+        for (here, there, len) in shuffled(&mut Seeded(1), 2000, 4096) {
+            let slice = local.slice(here..here + len).expect("within");
+            batch = batch.put(slice, &key, there as u64);
+        }
+        let started = batch.start().expect("room");
+        drop((window, owner));
+        // It may have been faster.
+        let _ = started.wait();
+        local
+            .write_from(0, &[0; WINDOW])
+            .expect("nothing points at it");
+    }
 }

@@ -89,13 +89,16 @@ impl Region {
 
     /// Writes bytes that the caller holds a lease on; the range must have been checked.
     pub(crate) fn write_held(&self, offset: usize, bytes: &[u8]) -> Result<(), MemoryError> {
-        if let Some(base) = self.host_base() {
-            // SAFETY: the range was checked, and a lease keeps others away from it. The program's
-            // slice may be part of foreign memory, hence a copy that allows overlap.
-            unsafe {
-                base.wrapping_add(offset)
-                    .copy_from(bytes.as_ptr(), bytes.len())
-            };
+        if let Some(parts) = self.host_parts(span(offset, bytes.len())) {
+            let mut from = bytes.as_ptr();
+            for (to, len) in parts {
+                // SAFETY: the range was checked, its parts have as many bytes, and a lease keeps others away from
+                // it. The program's slice may be part of foreign memory, hence a copy that allows overlap.
+                unsafe {
+                    to.copy_from(from, len);
+                    from = from.add(len);
+                }
+            }
         } else if let (Some(gpu), Some(base)) = (self.gpu(), self.device_base()) {
             gpu.write_bytes(base + offset as u64, bytes)?;
         }
@@ -110,13 +113,15 @@ impl Region {
         bytes: &mut Vec<u8>,
     ) -> Result<(), MemoryError> {
         let before = bytes.len();
-        if let Some(base) = self.host_base() {
+        if let Some(parts) = self.host_parts(range.clone()) {
             bytes.reserve(range.len());
-            // SAFETY: as in `write_held`; there is room for as many bytes, and they are set before they count.
-            unsafe {
-                base.wrapping_add(range.start)
-                    .copy_to(bytes.as_mut_ptr().add(before), range.len());
-                bytes.set_len(before + range.len());
+            for (from, len) in parts {
+                // SAFETY: as in `write_held`; there is room for as many bytes, and they are set before they count.
+                unsafe {
+                    let filled = bytes.len();
+                    from.copy_to(bytes.as_mut_ptr().add(filled), len);
+                    bytes.set_len(filled + len);
+                }
             }
             return Ok(());
         }
@@ -130,12 +135,15 @@ impl Region {
 
     /// Reads bytes that the caller holds a lease on; the range must have been checked.
     pub(crate) fn read_held(&self, offset: usize, bytes: &mut [u8]) -> Result<(), MemoryError> {
-        if let Some(base) = self.host_base() {
-            // SAFETY: as in `write_held`.
-            unsafe {
-                base.wrapping_add(offset)
-                    .copy_to(bytes.as_mut_ptr(), bytes.len())
-            };
+        if let Some(parts) = self.host_parts(span(offset, bytes.len())) {
+            let mut to = bytes.as_mut_ptr();
+            for (from, len) in parts {
+                // SAFETY: as in `write_held`.
+                unsafe {
+                    from.copy_to(to, len);
+                    to = to.add(len);
+                }
+            }
         } else if let (Some(gpu), Some(base)) = (self.gpu(), self.device_base()) {
             let mut rest = bytes;
             gpu.read_pieces(base + offset as u64, rest.len(), |piece| {

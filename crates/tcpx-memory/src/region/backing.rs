@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
+use super::gathered::Gathered;
 use crate::error::{CudaError, MemoryError};
 use crate::gpu::{Gpu, MappedHost, device_alloc, device_free, host_free};
 use crate::kind::MemoryKind;
@@ -29,6 +30,8 @@ pub(super) enum Backing {
         base: *mut u8,
         _owner: Arc<dyn Any + Send + Sync>,
     },
+    /// Pieces of other regions.
+    Gathered(Gathered),
 }
 
 pub(super) struct PinnedMemory {
@@ -112,7 +115,9 @@ impl Backing {
         match self {
             Self::Pinned(memory) => memory.as_ref().map(|memory| &memory.gpu),
             Self::Cuda(memory) => memory.as_ref().map(|memory| &memory.gpu),
-            Self::Empty | Self::Mapped { .. } | Self::ForeignHost { .. } => None,
+            Self::Empty | Self::Mapped { .. } | Self::ForeignHost { .. } | Self::Gathered(_) => {
+                None
+            }
         }
     }
 
@@ -124,7 +129,7 @@ impl Backing {
             // Slices of no bytes must not start at address 0 either.
             Self::ForeignHost { base, .. } if base.is_null() => Some(NO_BYTES),
             Self::ForeignHost { base, .. } => Some(*base),
-            Self::Cuda(_) => None,
+            Self::Cuda(_) | Self::Gathered(_) => None,
         }
     }
 
@@ -132,7 +137,9 @@ impl Backing {
         match self {
             Self::Pinned(memory) => memory.as_ref().map(|memory| memory.memory.device),
             Self::Cuda(memory) => memory.as_ref().map(|memory| memory.base),
-            Self::Empty | Self::Mapped { .. } | Self::ForeignHost { .. } => None,
+            Self::Empty | Self::Mapped { .. } | Self::ForeignHost { .. } | Self::Gathered(_) => {
+                None
+            }
         }
     }
 }
@@ -156,7 +163,7 @@ impl Drop for Backing {
                     reaper::run(move || memory.free());
                 }
             }
-            Self::Empty | Self::ForeignHost { .. } => {}
+            Self::Empty | Self::ForeignHost { .. } | Self::Gathered(_) => {}
         }
     }
 }

@@ -197,7 +197,7 @@ impl Queue {
             }
             return Ok(sent.moved);
         }
-        if chunk.permit.is_none() && self.uncopied.takes(part.len) {
+        if chunk.permit.is_none() && self.uncopied.takes(part.len_in_one_place()) {
             if !head.is_empty() {
                 return calls::send_more(socket, head);
             }

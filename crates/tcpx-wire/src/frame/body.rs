@@ -5,6 +5,7 @@ use super::{
     MAX_EAGER_BYTES, MAX_SETUP_BYTES, Payload, PlacedChunks, RefuseReason, Role, Settings, Tag,
     TransferId, kind_name,
 };
+use crate::pieces::MAX_PART_BYTES;
 use crate::plan::Taper;
 use crate::window::{Place, WindowSecret};
 
@@ -124,6 +125,20 @@ pub(super) fn parse(
             tag: body.tag()?,
             forgotten: body.bool("forgotten")?,
         },
+        27 => Frame::Pieces {
+            list: body.u64("list")?,
+            last: body.bool("last")?,
+            part: body.payload(MAX_PART_BYTES, spare)?,
+        },
+        28 => Frame::DropPieces {
+            list: body.u64("list")?,
+        },
+        29 => Frame::GetPieces {
+            request: body.u64("request")?,
+            list: body.u64("list")?,
+            bytes: body.u64("bytes")?,
+            level: body.level()?,
+        },
         _ => return Err(FrameError::Kind { arrived: kind }),
     };
     match body.rest.len() {
@@ -205,7 +220,11 @@ impl<'a> Body<'a> {
                 first: self.transfer()?,
                 count: self.u32("count")?,
             }),
-            arrived => Err(self.value("destination", "0 to 2", arrived.into())),
+            3 => Ok(Destination::Pieces {
+                list: self.u64("list")?,
+                notified: self.bool("notified")?,
+            }),
+            arrived => Err(self.value("destination", "0 to 3", arrived.into())),
         }
     }
 

@@ -5,6 +5,7 @@ use super::{
     MAX_BODY_BYTES, MAX_EAGER_BYTES, MAX_SETUP_BYTES, RefuseReason, Settings,
 };
 use crate::crc::{Joiner, crc32c};
+use crate::pieces::MAX_PART_BYTES;
 use crate::window::Place;
 
 /// Appends the frame's bytes to `out`.
@@ -68,6 +69,7 @@ fn check(frame: &Frame) -> Result<(), EncodeError> {
         Frame::Settings(settings) => Ok(settings.validate()?),
         Frame::Setup { payload, .. } => at_most(payload, MAX_SETUP_BYTES),
         Frame::Eager { payload, .. } => at_most(payload, MAX_EAGER_BYTES),
+        Frame::Pieces { part, .. } => at_most(part, MAX_PART_BYTES),
         Frame::Grant { grant, .. } | Frame::Posted { grant, .. } if grant.chunk_bytes == 0 => {
             Err(EncodeError::ZeroChunk)
         }
@@ -143,6 +145,23 @@ fn body(frame: &Frame, out: &mut Vec<u8>) {
         } => {
             body.put(request.to_le_bytes());
             body.place(from);
+            body.put(bytes.to_le_bytes());
+            body.put([*level as u8]);
+        }
+        Frame::Pieces { list, last, part } => {
+            body.put(list.to_le_bytes());
+            body.put([u8::from(*last)]);
+            body.0.extend_from_slice(part);
+        }
+        Frame::DropPieces { list } => body.put(list.to_le_bytes()),
+        Frame::GetPieces {
+            request,
+            list,
+            bytes,
+            level,
+        } => {
+            body.put(request.to_le_bytes());
+            body.put(list.to_le_bytes());
             body.put(bytes.to_le_bytes());
             body.put([*level as u8]);
         }
@@ -269,6 +288,11 @@ impl Body<'_> {
                 self.put(first.0.to_le_bytes());
                 self.put(count.to_le_bytes());
             }
+            Destination::Pieces { list, notified } => {
+                self.put([3]);
+                self.put(list.to_le_bytes());
+                self.put([u8::from(*notified)]);
+            }
         }
     }
 
@@ -310,3 +334,4 @@ impl Body<'_> {
 // The payload and the fixed fields beside it.
 const _: () = assert!(MAX_SETUP_BYTES + 64 <= MAX_BODY_BYTES);
 const _: () = assert!(MAX_EAGER_BYTES + 64 <= MAX_BODY_BYTES);
+const _: () = assert!(MAX_PART_BYTES + 64 <= MAX_BODY_BYTES);

@@ -1,8 +1,11 @@
 //! What the application asks for and what the session asks its caller to do.
 
+use std::sync::Arc;
+
 use super::config::Deadlines;
 use super::error::{ConnectionFailure, OperationError};
 use crate::frame::{Destination, Level, Settings, Tag, TransferId};
+use crate::pieces::PieceList;
 use crate::plan::ChunkPlan;
 use crate::window::Place;
 
@@ -49,11 +52,52 @@ pub struct SendRequest {
     pub destination: Option<Destination>,
 }
 
-/// A get: a piece of a window of the peer is sent to here.
+/// What of the peer's windows a get reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// One piece, from here on.
+    Place(Place),
+    /// All pieces of a [list](super::Session::add_pieces).
+    Pieces(u64),
+}
+
+/// What an operation of the peer covers in windows of this side, which allow it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Covered {
+    /// One piece.
+    Range {
+        /// Its window.
+        window: u64,
+        /// Where it begins there.
+        offset: u64,
+    },
+    /// These.
+    Pieces(Arc<PieceList>),
+}
+
+impl Covered {
+    /// Whether some of it lies in this window.
+    pub fn names(&self, of: u64) -> bool {
+        match self {
+            Self::Range { window, .. } => *window == of,
+            Self::Pieces(list) => list.names(of),
+        }
+    }
+
+    /// How many pieces of lists it has.
+    pub(super) fn pieces(&self) -> u32 {
+        match self {
+            Self::Range { .. } => 0,
+            Self::Pieces(list) => list.pieces(),
+        }
+    }
+}
+
+/// A get: a part of windows of the peer is sent to here.
 #[derive(Clone, Copy, Debug)]
 pub struct GetRequest {
-    /// Where the piece begins.
-    pub from: Place,
+    /// What is read.
+    pub from: Extent,
     /// Its length in bytes, which the destination can hold.
     pub bytes: u64,
     /// As for a receive.
@@ -165,10 +209,8 @@ pub enum Action {
     PutArrives {
         /// The transfer.
         transfer: TransferId,
-        /// The window, which allows it.
-        window: u64,
-        /// Where it begins there.
-        offset: u64,
+        /// Where it goes.
+        covered: Covered,
         /// Its length in bytes.
         bytes: u64,
     },
@@ -187,10 +229,8 @@ pub enum Action {
     GetArrives {
         /// The peer's number of the request.
         request: u64,
-        /// The window, which allows it.
-        window: u64,
-        /// Where the piece begins there.
-        offset: u64,
+        /// What it asks for.
+        covered: Covered,
         /// Its length in bytes.
         bytes: u64,
         /// The completion level that the peer asks for.

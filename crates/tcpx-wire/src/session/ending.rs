@@ -124,7 +124,8 @@ impl Session {
         self.matching.clear();
         self.posting.clear();
         self.send_windows.clear();
-        self.one_sided.clear();
+        let pieces = self.one_sided.clear();
+        self.piece_lists.peers_ended(pieces);
         self.forget_acks();
         let sends: Vec<_> = self.sends.keys().copied().collect();
         for transfer in sends {

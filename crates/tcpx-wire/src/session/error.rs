@@ -8,6 +8,7 @@ use thiserror::Error;
 use super::config::MAX_TRANSFER_BYTES;
 use super::stall::StallReport;
 use crate::frame::{CancelReason, GoodbyeReason, InvalidSettings, RefuseReason, Role, TransferId};
+use crate::pieces::PieceListError;
 use crate::plan::PlanError;
 
 /// A request that the session did not take.
@@ -52,6 +53,22 @@ pub enum RequestError {
     NotAsked {
         /// The get's number.
         request: u64,
+    },
+    /// Too many pieces.
+    #[error(
+        "lists that are kept, and those of operations under way, have {most} pieces at most; wait for one to end, or use fewer"
+    )]
+    TooManyPieces {
+        /// The bound.
+        most: u32,
+    },
+    /// There is no such list of pieces, or the operation has not as many bytes.
+    #[error("list {list} has not the {bytes} bytes of the operation; add a list that has")]
+    NotListed {
+        /// The list.
+        list: u64,
+        /// Bytes of the operation.
+        bytes: u64,
     },
     /// The session closes or has ended.
     #[error("the connection is closing or closed; connect again")]
@@ -194,6 +211,14 @@ pub enum SessionError {
     TooManyOneSided {
         /// The bound.
         limit: usize,
+    },
+    /// A list of pieces that cannot be.
+    #[error("list {list} of the peer: {error}; {REPORT}")]
+    Pieces {
+        /// The list.
+        list: u64,
+        /// Why.
+        error: PieceListError,
     },
     /// The heartbeats of a peer count up by one.
     #[error("heartbeat: expected {expected}, {arrived} arrived; {REPORT}")]

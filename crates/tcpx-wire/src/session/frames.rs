@@ -1,7 +1,7 @@
 //! Frames in and out.
 
 use super::Session;
-use super::action::Action;
+use super::action::{Action, Extent};
 use super::config::Agreed;
 use super::error::{ConnectionFailure, EndCause, SessionError};
 use super::matching::Arrival;
@@ -89,7 +89,17 @@ impl Session {
                 from,
                 bytes,
                 level,
-            } => return self.asked_for(request, from, bytes, level),
+            } => return self.asked_for(request, Extent::Place(from), bytes, level),
+            Frame::GetPieces {
+                request,
+                list,
+                bytes,
+                level,
+            } => return self.asked_for(request, Extent::Pieces(list), bytes, level),
+            Frame::Pieces { list, last, part } => {
+                return self.piece_lists.take_part(list, last, &part);
+            }
+            Frame::DropPieces { list } => return self.piece_lists.take_drop(list),
             Frame::RefuseGet { request, reason } => return self.get_refused(request, reason),
             Frame::Grant { transfer, grant } => return self.granted(now, transfer, grant),
             Frame::Posted {

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::Session;
-use super::action::{Action, GetRequest, OperationId};
+use super::action::{Action, Covered, Extent, GetRequest, OperationId};
 use super::clock::OperationClock;
 use super::config::MAX_NOTIFICATION_BYTES;
 use super::error::{Delivered, EndCause, RequestError, SessionError};
@@ -18,6 +18,7 @@ use super::matching::Arrival;
 use super::outgoing::Outgoing;
 use super::unexpected;
 use crate::frame::{Destination, Frame, Level, RefuseReason, TransferId};
+use crate::pieces::{PieceList, PieceRun};
 use crate::time::Time;
 use crate::window::{Place, Rights, WindowSecret};
 
@@ -27,14 +28,18 @@ const GETS_UNDER_WAY: usize = 64;
 const PEER_GETS: usize = 4 * GETS_UNDER_WAY;
 
 /// Why an incoming operation exists.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
     /// The program posted a receive.
     Posted,
-    /// The program asked for a piece of a window; the request's number once it left.
-    Get { from: Place, request: Option<u64> },
+    /// The program asked for a piece of a window, or for as many of a list; the request's number once it left.
+    Get {
+        from: Extent,
+        pieces: u32,
+        request: Option<u64>,
+    },
     /// The peer writes into a window.
-    Put { window: u64, notified: bool },
+    Put { covered: Covered, notified: bool },
     /// The peer notifies the program.
     Notification,
 }
@@ -66,6 +71,13 @@ struct Releasing {
     replies: BTreeSet<TransferId>,
 }
 
+/// Where an arrival goes.
+#[derive(Clone, Debug)]
+enum To {
+    Memory { covered: Covered, notified: bool },
+    Notification { first: TransferId },
+}
+
 /// A put that a notification follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Notified {
@@ -81,7 +93,7 @@ pub(super) struct OneSided {
     /// Where the next transfer of the peer goes.
     destined: Option<(TransferId, Destination)>,
     /// Transfers of the peer that the caller has yet to accept, or that wait for puts.
-    arrivals: BTreeMap<TransferId, (Arrival, Destination)>,
+    arrivals: BTreeMap<TransferId, (Arrival, To)>,
     /// Operations that the peer began.
     peers: usize,
     notified: BTreeMap<TransferId, Notified>,
@@ -95,23 +107,30 @@ pub(super) struct OneSided {
     /// Requests whose operations have not ended.
     gets_under_way: BTreeSet<u64>,
     next_get: u64,
-    /// Requests of the peer that the caller has yet to answer, and their windows.
-    peer_gets: BTreeMap<u64, u64>,
+    /// Requests of the peer that the caller has yet to answer, and what they ask for.
+    peer_gets: BTreeMap<u64, Covered>,
     next_peer_get: u64,
     /// Answers to the peer that are under way.
     replies: usize,
 }
 
 impl OneSided {
-    pub(super) fn clear(&mut self) {
+    /// Forgets what has not begun; how many pieces of lists that has.
+    pub(super) fn clear(&mut self) -> u32 {
+        let arrivals = std::mem::take(&mut self.arrivals).into_values();
+        let puts = arrivals.filter_map(|(_, to)| match to {
+            To::Memory { covered, .. } => Some(covered),
+            To::Notification { .. } => None,
+        });
+        let gets = std::mem::take(&mut self.peer_gets).into_values();
+        let pieces = puts.chain(gets).map(|covered| covered.pieces()).sum();
         self.destined = None;
-        self.arrivals.clear();
         self.notified.clear();
         self.held.clear();
         self.releasing.clear();
         self.queued_gets.clear();
         self.gets.clear();
-        self.peer_gets.clear();
+        pieces
     }
 
     /// Whether a transfer of this name waits.
@@ -142,6 +161,29 @@ impl OneSided {
             _ => Err(RefuseReason::OutOfRange),
         }
     }
+
+    /// As [`Self::check`], for every piece of a list.
+    fn check_list(&self, list: &PieceList, allow: fn(Rights) -> bool) -> Result<(), RefuseReason> {
+        let mut bytes = Vec::with_capacity(list.windows().len());
+        for (window, secret) in list.windows() {
+            let (window, secret, offset) = (*window, *secret, 0);
+            let place = Place {
+                window,
+                secret,
+                offset,
+            };
+            self.check(&place, 0, allow)?;
+            bytes.push(self.windows.get(&window).map_or(0, |window| window.bytes));
+        }
+        let fits = |run: &PieceRun| {
+            let end = run.end();
+            end.is_some_and(|end| end <= bytes[run.window as usize])
+        };
+        match list.runs().iter().all(fits) {
+            true => Ok(()),
+            false => Err(RefuseReason::OutOfRange),
+        }
+    }
 }
 
 /// The window's owner.
@@ -165,10 +207,7 @@ impl Session {
         if self.one_sided.windows.remove(&window).is_none() {
             return;
         }
-        let is_for = |to: &Destination| match to {
-            Destination::Window { place, .. } => place.window == window,
-            _ => false,
-        };
+        let is_for = |to: &To| matches!(to, To::Memory { covered, .. } if covered.names(window));
         let arrivals = self.one_sided.arrivals.iter();
         let unaccepted: Vec<_> = arrivals
             .filter(|(_, (_, to))| is_for(to))
@@ -179,7 +218,7 @@ impl Session {
         }
         let gets = self.one_sided.peer_gets.iter();
         let unanswered: Vec<_> = gets
-            .filter(|(_, of)| **of == window)
+            .filter(|(_, of)| of.names(window))
             .map(|(request, _)| *request)
             .collect();
         for request in unanswered {
@@ -189,11 +228,14 @@ impl Session {
             return;
         }
         let puts = self.receives.iter().filter(
-            |(_, receive)| matches!(receive.origin, Origin::Put { window: of, .. } if of == window),
+            |(_, receive)| matches!(&receive.origin, Origin::Put { covered, .. } if covered.names(window)),
         );
         let mut running: Vec<_> = puts.map(|(operation, _)| *operation).collect();
         let replies = self.sends.iter();
-        let replies = replies.filter(|(_, send)| send.window == Some(window));
+        let replies = replies.filter(|(_, send)| {
+            let covered = send.covered.as_ref();
+            covered.is_some_and(|covered| covered.names(window))
+        });
         running.extend(replies.map(|(transfer, _)| OperationId::send(*transfer)));
         for operation in running {
             self.cancel_operation(now, operation, EndCause::Revoked);
@@ -205,11 +247,8 @@ impl Session {
     pub fn accept(&mut self, now: Time, transfer: TransferId) -> Option<OperationId> {
         let (arrival, to) = self.one_sided.arrivals.remove(&transfer)?;
         let origin = match to {
-            Destination::Window { place, notified } => Origin::Put {
-                window: place.window,
-                notified,
-            },
-            _ => Origin::Notification,
+            To::Memory { covered, notified } => Origin::Put { covered, notified },
+            To::Notification { .. } => Origin::Notification,
         };
         let operation = self.insert_receive(now, origin, &arrival);
         self.one_sided.peers += 1;
@@ -226,7 +265,8 @@ impl Session {
 
     /// Refuses a get of the peer that was not answered.
     pub fn refuse_get(&mut self, request: u64, reason: RefuseReason) {
-        if self.one_sided.peer_gets.remove(&request).is_some() {
+        if let Some(covered) = self.one_sided.peer_gets.remove(&request) {
+            self.piece_lists.peers_ended(covered.pieces());
             self.transmit
                 .push_back(Frame::RefuseGet { request, reason });
         }
@@ -248,8 +288,13 @@ impl Session {
     pub(super) fn take_arrival(&mut self, transfer: TransferId) -> Option<Arrival> {
         let (arrival, to) = self.one_sided.arrivals.remove(&transfer)?;
         match to {
-            Destination::Window { notified: true, .. } => self.put_ended(transfer, false),
-            Destination::Notification { first, .. } => {
+            To::Memory { covered, notified } => {
+                self.piece_lists.peers_ended(covered.pieces());
+                if notified {
+                    self.put_ended(transfer, false);
+                }
+            }
+            To::Notification { first } => {
                 let held = &mut self.one_sided.held;
                 if held
                     .get(&first)
@@ -258,7 +303,6 @@ impl Session {
                     held.remove(&first);
                 }
             }
-            _ => {}
         }
         Some(arrival)
     }
@@ -312,25 +356,10 @@ impl Session {
         }
         match to {
             Destination::Window { place, notified } => {
-                if notified {
-                    self.one_sided.notified.insert(transfer, Notified::Running);
-                }
-                let bytes = arrival.bytes;
-                let refusal = self.one_sided.check(&place, bytes, Rights::allow_put);
-                self.one_sided.arrivals.insert(transfer, (arrival, to));
-                match refusal {
-                    Ok(()) => {
-                        let action = Action::PutArrives {
-                            transfer,
-                            window: place.window,
-                            offset: place.offset,
-                            bytes,
-                        };
-                        self.ask_for(transfer, action);
-                    }
-                    Err(reason) => self.refuse_arrival(transfer, reason),
-                }
-                Ok(())
+                self.put_arrived(arrival, Extent::Place(place), notified)
+            }
+            Destination::Pieces { list, notified } => {
+                self.put_arrived(arrival, Extent::Pieces(list), notified)
             }
             Destination::Reply { request } => self.replied(now, frame, request, arrival),
             Destination::Notification { .. } if arrival.bytes > MAX_NOTIFICATION_BYTES => {
@@ -351,19 +380,67 @@ impl Session {
                         format!("transfer {transfer} names others"),
                     ));
                 };
-                self.notification_arrived(arrival, to, first, end);
+                self.notification_arrived(arrival, first, end);
                 Ok(())
             }
         }
     }
 
-    fn notification_arrived(
+    fn put_arrived(
         &mut self,
         arrival: Arrival,
-        to: Destination,
-        first: TransferId,
-        end: u64,
-    ) {
+        to: Extent,
+        notified: bool,
+    ) -> Result<(), SessionError> {
+        let (transfer, bytes) = (arrival.transfer, arrival.bytes);
+        let (covered, allowed) = self.cover(to, bytes, Rights::allow_put)?;
+        if notified {
+            self.one_sided.notified.insert(transfer, Notified::Running);
+        }
+        let to = To::Memory {
+            covered: covered.clone(),
+            notified,
+        };
+        self.one_sided.arrivals.insert(transfer, (arrival, to));
+        match allowed {
+            Ok(()) => {
+                let action = Action::PutArrives {
+                    transfer,
+                    covered,
+                    bytes,
+                };
+                self.ask_for(transfer, action);
+            }
+            Err(reason) => self.refuse_arrival(transfer, reason),
+        }
+        Ok(())
+    }
+
+    /// What the peer means, and whether it may; it is under way from now on.
+    fn cover(
+        &mut self,
+        extent: Extent,
+        bytes: u64,
+        allow: fn(Rights) -> bool,
+    ) -> Result<(Covered, Result<(), RefuseReason>), SessionError> {
+        Ok(match extent {
+            Extent::Place(place) => {
+                let Place { window, offset, .. } = place;
+                let allowed = self.one_sided.check(&place, bytes, allow);
+                (Covered::Range { window, offset }, allowed)
+            }
+            Extent::Pieces(list) => {
+                let list = self.piece_lists.peers_begin(list)?;
+                let allowed = match list.bytes() == bytes {
+                    true => self.one_sided.check_list(&list, allow),
+                    false => Err(RefuseReason::OutOfRange),
+                };
+                (Covered::Pieces(list), allowed)
+            }
+        })
+    }
+
+    fn notification_arrived(&mut self, arrival: Arrival, first: TransferId, end: u64) {
         let notification = arrival.transfer;
         let named = first..TransferId(end);
         let one_sided = &mut self.one_sided;
@@ -377,6 +454,7 @@ impl Session {
         for put in &failures {
             one_sided.notified.remove(put);
         }
+        let to = To::Notification { first };
         one_sided.arrivals.insert(notification, (arrival, to));
         let failed = !failures.is_empty();
         if running > 0 {
@@ -410,7 +488,7 @@ impl Session {
 
     /// Asks the caller for the memory of an arrival, once what the peer has got is released.
     fn ask_for(&mut self, transfer: TransferId, action: Action) {
-        let held = |send: &Outgoing| send.window.is_some() && send.is_acked() && !send.completed;
+        let held = |send: &Outgoing| send.covered.is_some() && send.is_acked() && !send.completed;
         let running = match self.one_sided.replies {
             0 => None,
             _ => Some(self.sends.iter()),
@@ -475,7 +553,7 @@ impl Session {
     pub(super) fn asked_for(
         &mut self,
         request: u64,
-        from: Place,
+        from: Extent,
         bytes: u64,
         level: Level,
     ) -> Result<(), SessionError> {
@@ -492,16 +570,15 @@ impl Session {
             return Err(SessionError::TooManyOneSided { limit: PEER_GETS });
         }
         one_sided.next_peer_get += 1;
-        one_sided.peer_gets.insert(request, from.window);
-        let refusal = match closing {
-            true => Err(RefuseReason::Shutdown),
-            false => one_sided.check(&from, bytes, Rights::allow_get),
-        };
-        match refusal {
+        let (covered, mut allowed) = self.cover(from, bytes, Rights::allow_get)?;
+        self.one_sided.peer_gets.insert(request, covered.clone());
+        if closing {
+            allowed = Err(RefuseReason::Shutdown);
+        }
+        match allowed {
             Ok(()) => self.actions.push_back(Action::GetArrives {
                 request,
-                window: from.window,
-                offset: from.offset,
+                covered,
                 bytes,
                 level,
             }),
@@ -510,19 +587,23 @@ impl Session {
         Ok(())
     }
 
-    /// The window that the answer to this get of the peer is read from, unless it was refused.
-    pub(super) fn begin_reply(&mut self, request: u64) -> Result<u64, RequestError> {
-        let window = self.one_sided.peer_gets.remove(&request);
-        let window = window.ok_or(RequestError::NotAsked { request })?;
+    /// What the answer to this get of the peer is read from, unless it was refused.
+    pub(super) fn begin_reply(&mut self, request: u64) -> Result<Covered, RequestError> {
+        let covered = self.one_sided.peer_gets.remove(&request);
+        let covered = covered.ok_or(RequestError::NotAsked { request })?;
         self.one_sided.replies += 1;
-        Ok(window)
+        Ok(covered)
     }
 
     /// A send is over.
     pub(super) fn remove_send(&mut self, transfer: TransferId) {
         self.forget_send_window(transfer);
-        let removed = self.sends.remove(&transfer);
-        if removed.is_some_and(|send| send.window.is_some()) {
+        let Some(removed) = self.sends.remove(&transfer) else {
+            return;
+        };
+        self.piece_lists.ended(removed.pieces);
+        if let Some(covered) = removed.covered {
+            self.piece_lists.peers_ended(covered.pieces());
             self.one_sided.replies -= 1;
         }
     }
@@ -531,14 +612,25 @@ impl Session {
     pub(super) fn one_sided_over(&mut self, origin: Origin) {
         match origin {
             Origin::Posted => {}
-            Origin::Get { request, .. } => {
+            Origin::Get {
+                from,
+                pieces,
+                request,
+            } => {
+                self.piece_lists.ended(pieces);
                 if let Some(request) = request {
                     self.one_sided.gets.remove(&request);
                     self.one_sided.gets_under_way.remove(&request);
+                } else {
+                    self.list_asked_for(from);
                 }
                 self.ask_queued();
             }
-            Origin::Put { .. } | Origin::Notification => self.one_sided.peers -= 1,
+            Origin::Put { covered, .. } => {
+                self.piece_lists.peers_ended(covered.pieces());
+                self.one_sided.peers -= 1;
+            }
+            Origin::Notification => self.one_sided.peers -= 1,
         }
     }
 }
@@ -560,6 +652,10 @@ impl Session {
         if bytes > super::MAX_TRANSFER_BYTES {
             return Err(RequestError::TooLong { bytes });
         }
+        let pieces = match from {
+            Extent::Place(_) => 0,
+            Extent::Pieces(list) => self.piece_lists.begin_later(list, bytes)?,
+        };
         let operation = OperationId::receive(self.next_receive);
         self.next_receive += 1;
         let mut clock = OperationClock::new(deadlines.unwrap_or(self.config.deadlines), now);
@@ -567,6 +663,7 @@ impl Session {
         self.timers.arm(&mut clock, operation, due);
         let origin = Origin::Get {
             from,
+            pieces,
             request: None,
         };
         let level = level.max(Level::Placed);
@@ -585,7 +682,7 @@ impl Session {
             let Some(receive) = self.receives.get_mut(&operation) else {
                 continue;
             };
-            let Origin::Get { from, request } = &mut receive.origin else {
+            let Origin::Get { from, request, .. } = &mut receive.origin else {
                 continue;
             };
             let number = self.one_sided.next_get;
@@ -593,12 +690,22 @@ impl Session {
             *request = Some(number);
             self.one_sided.gets.insert(number, operation);
             self.one_sided.gets_under_way.insert(number);
-            self.transmit.push_back(Frame::Get {
-                request: number,
-                from: *from,
-                bytes: receive.capacity,
-                level: receive.asked,
+            let (from, bytes, level) = (*from, receive.capacity, receive.asked);
+            self.transmit.push_back(match from {
+                Extent::Place(from) => Frame::Get {
+                    request: number,
+                    from,
+                    bytes,
+                    level,
+                },
+                Extent::Pieces(list) => Frame::GetPieces {
+                    request: number,
+                    list,
+                    bytes,
+                    level,
+                },
             });
+            self.list_asked_for(from);
         }
     }
 
@@ -684,5 +791,6 @@ impl Session {
         assert!(peer_gets.is_empty(), "{peer_gets:?}");
         assert!(releasing.is_empty(), "{releasing:?}");
         assert_eq!((*peers, *replies), (0, 0));
+        self.piece_lists.assert_nothing_under_way();
     }
 }

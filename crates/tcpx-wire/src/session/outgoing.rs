@@ -1,7 +1,7 @@
 //! Sends: announced or eager, granted, posted, acknowledged, compared.
 
 use super::Session;
-use super::action::{OperationId, SendRequest};
+use super::action::{Covered, OperationId, SendRequest};
 use super::cancel::Cancelling;
 use super::chunk_set::ChunkSet;
 use super::clock::OperationClock;
@@ -16,8 +16,10 @@ use crate::time::Time;
 pub(super) struct Outgoing {
     /// Where it goes instead of a receive of its tag.
     pub(super) destination: Option<Destination>,
-    /// The window of this side that it is read from.
-    pub(super) window: Option<u64>,
+    /// The answer to a get: what of this side's windows it is read from.
+    pub(super) covered: Option<Covered>,
+    /// Pieces of the peer's that it covers.
+    pub(super) pieces: u32,
     pub(super) tag: Tag,
     /// Its number among the sends of its tag; `None` for others, and before it has one.
     pub(super) number: Option<u64>,
@@ -229,7 +231,11 @@ impl Session {
         }
         let transfer = TransferId(self.next_send);
         let mut eager = eager.filter(|_| self.eager_allowed(bytes));
-        let window = match destination {
+        let pieces = match destination {
+            Some(Destination::Pieces { list, .. }) => self.piece_lists.begin(list, bytes)?,
+            _ => 0,
+        };
+        let covered = match destination {
             Some(Destination::Reply { request }) => Some(self.begin_reply(request)?),
             _ => None,
         };
@@ -270,7 +276,8 @@ impl Session {
             transfer,
             Outgoing {
                 destination,
-                window,
+                covered,
+                pieces,
                 tag,
                 number,
                 wire: transfer,

@@ -254,7 +254,7 @@ impl Session {
             && !std::mem::replace(&mut send.completed, true)
         {
             self.timers.disarm(&mut send.clock, operation);
-            let is_reply = send.window.is_some();
+            let is_reply = send.covered.is_some();
             self.actions.push_back(Action::Complete {
                 operation,
                 outcome,

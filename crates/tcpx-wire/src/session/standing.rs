@@ -52,7 +52,7 @@ impl Outgoing {
     fn kind(&self) -> OperationKind {
         match self.destination {
             None => OperationKind::Send,
-            Some(Destination::Window { .. }) => OperationKind::Put,
+            Some(Destination::Window { .. } | Destination::Pieces { .. }) => OperationKind::Put,
             Some(Destination::Reply { .. }) => OperationKind::PeerGet,
             Some(Destination::Notification { .. }) => OperationKind::Notification,
         }

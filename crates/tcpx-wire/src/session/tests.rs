@@ -9,6 +9,7 @@ mod hostile;
 mod model;
 mod one_sided;
 mod pair;
+mod pieces;
 mod posted;
 mod random;
 mod stopping;

@@ -1,17 +1,18 @@
 //! One-sided transfers of this side: puts, gets, batches of them, notifications.
 
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use tcpx_memory::{After, Fence, InContext, Lease, MemoryKind, RegionSlice};
+use tcpx_memory::{Access, After, Fence, Gather, InContext, Lease, MemoryKind, RegionSlice};
 use tcpx_wire::frame::{Destination, TransferId};
 use tcpx_wire::session::{
-    Deadlines, GetRequest, MAX_NOTIFICATION_BYTES, OperationId, OperationKind, SendRequest,
+    Deadlines, Extent, GetRequest, MAX_NOTIFICATION_BYTES, OperationId, OperationKind, SendRequest,
 };
-use tcpx_wire::{Level, Place, Rights, Role, Tag, WindowKey, WindowSecret};
+use tcpx_wire::{Level, PieceList, Place, Rights, Role, Tag, WindowKey, WindowSecret};
 
 use super::{Connection, Request};
 use crate::core::{Core, NewOperation, Notice, Operation};
@@ -44,14 +45,17 @@ impl Connection {
         let secret = WindowSecret::generate(&mut |bytes| random = getrandom::fill(bytes));
         random.map_err(|error| Error::system("making a window's key", io::Error::other(error)))?;
         let bytes = slice.len() as u64;
+        let on_gpu = matches!(slice.kind(), MemoryKind::Cuda { .. });
         let opened = shared.with(|core| {
             if let Some(error) = core.refusal() {
                 return Err(error);
             }
+            let is_addressed = core.is_addressed();
             let key = |session: &mut tcpx_wire::Session| WindowKey {
                 window: session.expose(secret, bytes, rights),
                 bytes,
                 rights,
+                takes_lists: is_addressed && !on_gpu,
                 secret,
             };
             Ok(core.expose(key, slice))
@@ -319,63 +323,74 @@ impl Batch<'_> {
 
     /// Starts all of it. The transfer ends when every part has: with the first error, if there was one.
     ///
+    /// Puts of host memory into windows that [take lists](WindowKey::takes_lists) are one operation, however many
+    /// they are, and so are gets: they end together, and what is said of each part is said of all of
+    /// them. Every other part is an operation of its own; 256 of them run at a time.
+    ///
     /// # Errors
     /// A piece does not lie in its window or is not allowed there, memory is in use or cannot be
-    /// reached, the notification is too long, the connection is gone, or too many operations run.
+    /// reached, the notification is too long, the connection is gone, or too many operations or pieces run.
     /// Nothing was started then.
     pub fn start(self) -> Result<Transfer, Error> {
-        let shared = &self.connection.handle.0;
-        shared.check_process()?;
+        let connection = self.connection;
+        connection.handle.0.check_process()?;
         self.check()?;
-        let on_gpu = |part: &Part| matches!(part.slice.kind(), MemoryKind::Cuda { .. });
-        let any_on_gpu = self.parts.iter().any(on_gpu);
-        let context = match &shared.gpu {
-            // A fence and a copy follow each other.
-            Some(gpu) if any_on_gpu => Some(InContext::enter(gpu)?),
-            _ => None,
-        };
-        let mut ready = Vec::with_capacity(self.parts.len());
-        for part in &self.parts {
-            let role = match part.kind {
-                OperationKind::Get => Role::Receiver,
-                _ => Role::Sender,
-            };
-            let request = Request {
-                connection: self.connection,
-                slice: part.slice.clone(),
-                tag: 0,
-                // Only memory of a GPU waits for its streams.
-                after: match any_on_gpu && !on_gpu(part) {
-                    true => After::Nothing,
-                    false => self.after,
-                },
-                level: self.level,
-                deadlines: self.deadlines,
-            };
-            ready.push(Ready {
-                place: part.key.at(part.offset),
-                kind: part.kind,
-                lease: request.lease(role)?,
-                fence: request.fence(shared)?,
-            });
-        }
-        let notice = self.notification;
-        let total = ready
-            .iter()
-            .map(|part| part.lease.range().len() as u64)
-            .sum();
-        let state = TransferState::of_parts(total, ready.len() + usize::from(notice.is_some()));
-        let options = (self.level, self.deadlines);
-        let operations = shared.with(|core| {
-            if let Some(error) = core.refusal() {
-                return Err(error);
+        let (plan, notification) = self.plan()?;
+        plan.start(connection, notification)
+    }
+
+    /// Tells the peer now which pieces it is about, so that it can start many times without that.
+    ///
+    /// # Errors
+    /// As [`Batch::start`].
+    pub fn prepare(self) -> Result<PreparedBatch, Error> {
+        let connection = self.connection.clone();
+        connection.handle.0.check_process()?;
+        self.check()?;
+        let (mut plan, notification) = self.plan()?;
+        connection.handle.0.with(|core| {
+            for listed in &mut plan.listed {
+                let told = core.session.add_pieces(&listed.list);
+                listed.told = Some(told.map_err(|error| core.request_error(error))?);
             }
-            let started = start_parts(core, ready, notice, options, &state);
-            drop(context);
-            started
+            Ok::<_, Error>(())
         })??;
-        let handle = Arc::clone(&self.connection.handle);
-        Ok(Transfer::new(state, operations, handle))
+        Ok(PreparedBatch {
+            connection,
+            plan,
+            notification,
+        })
+    }
+
+    /// Its operations, and the notification behind them.
+    fn plan(self) -> Result<(Plan, Option<Vec<u8>>), Error> {
+        let Self {
+            parts,
+            after,
+            level,
+            deadlines,
+            notification,
+            ..
+        } = self;
+        let mut listed = Vec::new();
+        let mut singles = parts;
+        for kind in [OperationKind::Put, OperationKind::Get] {
+            let takes = |part: &Part| part.kind == kind && part.is_listed();
+            if singles.iter().filter(|part| takes(part)).count() < 2 {
+                continue;
+            }
+            let (of_list, others) = singles.into_iter().partition(takes);
+            singles = others;
+            listed.push(Listed::new(kind, of_list)?);
+        }
+        let plan = Plan {
+            listed,
+            singles,
+            after,
+            level,
+            deadlines,
+        };
+        Ok((plan, notification))
     }
 
     /// What can be known without the peer.
@@ -418,76 +433,314 @@ impl Batch<'_> {
     }
 }
 
-/// A part whose memory is at its disposal.
+impl Part {
+    /// Whether it is a piece of a list where there are several.
+    fn is_listed(&self) -> bool {
+        let on_gpu = matches!(self.slice.kind(), MemoryKind::Cuda { .. });
+        self.key.takes_lists && !on_gpu && !self.slice.is_empty()
+    }
+}
+
+/// A batch that can start many times, one after the other or at a time as far as its memory allows that.
+#[derive(Debug)]
+pub struct PreparedBatch {
+    connection: Connection,
+    plan: Plan,
+    notification: Option<Vec<u8>>,
+}
+
+impl PreparedBatch {
+    /// Starts it, see [`Batch::start`]; the peer checks its windows and rights again.
+    ///
+    /// # Errors
+    /// As [`Batch::start`].
+    pub fn start(&self) -> Result<Transfer, Error> {
+        self.connection.handle.0.check_process()?;
+        self.plan.start(&self.connection, self.notification.clone())
+    }
+}
+
+impl Drop for PreparedBatch {
+    fn drop(&mut self) {
+        let told: Vec<_> = self.plan.listed.iter().filter_map(|one| one.told).collect();
+        if !told.is_empty() {
+            // Where the connection is gone, so are its lists.
+            let _ = self.connection.handle.0.with(|core| {
+                told.iter().for_each(|list| core.session.drop_pieces(*list));
+            });
+        }
+    }
+}
+
+/// The operations of a batch.
+#[derive(Debug)]
+struct Plan {
+    listed: Vec<Listed>,
+    singles: Vec<Part>,
+    after: After,
+    level: Level,
+    deadlines: Option<Deadlines>,
+}
+
+/// Parts that are one operation.
+#[derive(Debug)]
+struct Listed {
+    kind: OperationKind,
+    list: Arc<PieceList>,
+    /// The peer has the list, under this number.
+    told: Option<u64>,
+    gather: Gather,
+}
+
+fn role(kind: OperationKind) -> Role {
+    match kind {
+        OperationKind::Get => Role::Receiver,
+        _ => Role::Sender,
+    }
+}
+
+impl Listed {
+    fn new(kind: OperationKind, parts: Vec<Part>) -> Result<Self, Error> {
+        let mut list = PieceList::default();
+        let mut parents: Vec<RegionSlice> = Vec::new();
+        let mut places = HashMap::new();
+        let mut pieces = Vec::with_capacity(parts.len());
+        let count = parts.len();
+        for part in parts {
+            let pushed = list.push(&part.key.at(part.offset), part.slice.len() as u64);
+            pushed.map_err(|error| Error::Setting {
+                what: "a batch",
+                expected: error.to_string(),
+                arrived: format!("{count} parts"),
+            })?;
+            let region = part.slice.region();
+            let parent = *places.entry(region.id()).or_insert_with(|| {
+                parents.push(region.all());
+                parents.len() - 1
+            });
+            let start = part.slice.offset();
+            pieces.push((parent, start..start + part.slice.len()));
+        }
+        let access = match role(kind) {
+            Role::Sender => Access::Read,
+            Role::Receiver => Access::Write,
+        };
+        Ok(Self {
+            kind,
+            list: Arc::new(list),
+            told: None,
+            gather: Gather::new(&parents, pieces.into_iter(), access)?,
+        })
+    }
+}
+
+impl Plan {
+    fn start(
+        &self,
+        connection: &Connection,
+        notification: Option<Vec<u8>>,
+    ) -> Result<Transfer, Error> {
+        let shared = &connection.handle.0;
+        let on_gpu = |part: &Part| matches!(part.slice.kind(), MemoryKind::Cuda { .. });
+        let any_on_gpu = self.singles.iter().any(on_gpu);
+        let context = match &shared.gpu {
+            // A fence and a copy follow each other.
+            Some(gpu) if any_on_gpu => Some(InContext::enter(gpu)?),
+            _ => None,
+        };
+        let request = |slice: RegionSlice, is_on_gpu: bool| Request {
+            connection,
+            slice,
+            tag: 0,
+            // Only memory of a GPU waits for its streams.
+            after: match any_on_gpu && !is_on_gpu {
+                true => After::Nothing,
+                false => self.after,
+            },
+            level: self.level,
+            deadlines: self.deadlines,
+        };
+        let mut ready = Vec::with_capacity(self.listed.len() + self.singles.len());
+        for listed in &self.listed {
+            let region = || listed.gather.region("a transfer");
+            let region = region().or_else(|error| {
+                // By a put whose acknowledgement may lie in the socket.
+                shared.drive_once(|| false);
+                region().map_err(|_| error)
+            })?;
+            let request = request(region.all(), false);
+            let list = Arc::clone(&listed.list);
+            ready.push(Ready {
+                to: listed.told.map_or(To::List(list), To::Told),
+                pieces: listed.list.pieces(),
+                kind: listed.kind,
+                lease: request.lease(role(listed.kind))?,
+                fence: request.fence(shared)?,
+            });
+        }
+        for part in &self.singles {
+            let request = request(part.slice.clone(), on_gpu(part));
+            ready.push(Ready {
+                to: To::Place(part.key.at(part.offset)),
+                pieces: 0,
+                kind: part.kind,
+                lease: request.lease(role(part.kind))?,
+                fence: request.fence(shared)?,
+            });
+        }
+        let total = ready.iter().map(|part| part.bytes()).sum();
+        let parts = ready.len() + usize::from(notification.is_some());
+        let state = TransferState::of_parts(total, parts);
+        let options = (self.level, self.deadlines);
+        let operations = shared.with(|core| {
+            if let Some(error) = core.refusal() {
+                return Err(error);
+            }
+            let started = start_parts(core, ready, notification, options, &state);
+            drop(context);
+            started
+        })??;
+        Ok(Transfer::new(
+            state,
+            operations,
+            Arc::clone(&connection.handle),
+        ))
+    }
+}
+
+/// An operation whose memory is at its disposal.
+#[derive(Debug)]
 struct Ready {
-    place: Place,
+    to: To,
+    pieces: u32,
     kind: OperationKind,
     lease: Lease,
     fence: Option<Fence>,
 }
 
+/// What of the peer's windows it is about.
+#[derive(Debug)]
+enum To {
+    Place(Place),
+    List(Arc<PieceList>),
+    Told(u64),
+}
+
 impl Ready {
-    fn role(&self) -> Role {
-        match self.kind {
-            OperationKind::Get => Role::Receiver,
-            _ => Role::Sender,
-        }
+    fn bytes(&self) -> u64 {
+        self.lease.range().len() as u64
     }
 }
 
-/// A notification that leaves once every part of its batch has ended here: with gets among them, only
-/// this side knows when that is.
+/// Operations of a batch that are under way at a time.
+const MOST_AT_ONCE: usize = 256;
+
+/// What of a batch comes later: parts that start when others have ended, and a notification that leaves once
+/// every part has ended here, where only this side knows when that is.
 #[derive(Debug)]
 pub(crate) struct Deferred {
     running: AtomicUsize,
-    notice: Mutex<Option<Notice>>,
+    later: Mutex<Later>,
+    options: (Level, Option<Deadlines>),
+    state: Arc<TransferState>,
+}
+
+#[derive(Debug)]
+struct Later {
+    notice: Option<Notice>,
+    parts: VecDeque<Ready>,
+    /// Of parts that waited.
+    started: Vec<OperationId>,
+    cancelled: bool,
 }
 
 impl Deferred {
+    fn later(&self) -> MutexGuard<'_, Later> {
+        self.later.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One of the parts has ended well: starts the next one. Why that cannot start.
+    pub(crate) fn start_next(self: &Arc<Self>, core: &mut Core) -> Option<Error> {
+        let part = self.later().parts.pop_front()?;
+        if self.later().cancelled {
+            return Some(core.cancelled(part.kind));
+        }
+        // Without the lock: an observer is the program's code.
+        match start_part(core, part, false, self.options, &self.state, Some(self)) {
+            Ok(id) => {
+                let mut later = self.later();
+                later.started.push(id);
+                if later.cancelled {
+                    let now = core.now();
+                    core.session.cancel(now, id);
+                }
+                None
+            }
+            Err(error) => Some(error),
+        }
+    }
+
     /// One of the parts has ended well: what is due now.
     pub(crate) fn part_ended(&self) -> Option<Notice> {
         if self.running.fetch_sub(1, Ordering::Relaxed) > 1 {
             return None;
         }
-        self.take()
+        self.later().notice.take()
     }
 
-    /// One of the parts has failed: the notification never leaves. Whether this was the first to say so.
-    pub(crate) fn part_failed(&self) -> bool {
-        self.take().is_some()
+    /// One of the parts has failed: nothing more starts. How much that is.
+    pub(crate) fn give_up(&self) -> usize {
+        let mut later = self.later();
+        let parts = std::mem::take(&mut later.parts);
+        parts.len() + usize::from(later.notice.take().is_some())
     }
 
-    fn take(&self) -> Option<Notice> {
-        let notice = self.notice.lock();
-        notice.unwrap_or_else(PoisonError::into_inner).take()
+    /// No more parts start; those that did.
+    pub(crate) fn cancel(&self) -> Vec<OperationId> {
+        let mut later = self.later();
+        later.cancelled = true;
+        later.started.clone()
     }
 }
 
-/// Starts every part; the session has been asked whether it takes them all.
+/// Starts every part, as many as may be at a time; the session has been asked whether it takes them.
 fn start_parts(
     core: &mut Core,
-    ready: Vec<Ready>,
+    mut ready: Vec<Ready>,
     notice: Option<Vec<u8>>,
-    (level, deadlines): (Level, Option<Deadlines>),
+    options: (Level, Option<Deadlines>),
     state: &Arc<TransferState>,
 ) -> Result<Operations, Error> {
+    let later = ready.split_off(ready.len().min(MOST_AT_ONCE));
     let is_get = |part: &&Ready| part.kind == OperationKind::Get;
     let gets = ready.iter().filter(is_get).count();
     let puts = ready.len() - gets;
+    let is_new = |part: &&Ready| matches!(part.to, To::List(_));
+    let added = ready.iter().filter(is_new).map(|part| part.pieces).sum();
+    let started = ready.iter().map(|part| part.pieces).sum();
     core.session
         .check_rooms(puts + usize::from(notice.is_some()), gets)
+        .and_then(|()| core.session.check_pieces(added, started))
         .map_err(|error| core.request_error(error))?;
     let notice = notice.map(|bytes| Notice {
         bytes,
-        deadlines,
+        deadlines: options.1,
         state: Arc::clone(state),
         follows: !ready.is_empty(),
     });
+    let any_later = !later.is_empty();
     let (notice, deferred) = match notice {
-        Some(notice) if gets > 0 => {
+        notice if any_later || notice.is_some() && gets > 0 => {
             let deferred = Deferred {
-                running: AtomicUsize::new(ready.len()),
-                notice: Mutex::new(Some(notice)),
+                running: AtomicUsize::new(ready.len() + later.len()),
+                later: Mutex::new(Later {
+                    notice,
+                    parts: later.into(),
+                    started: Vec::new(),
+                    cancelled: false,
+                }),
+                options,
+                state: Arc::clone(state),
             };
             (None, Some(Arc::new(deferred)))
         }
@@ -496,12 +749,15 @@ fn start_parts(
     let mut operations = Operations::default();
     let mut first = None;
     for part in ready {
-        let id = match part.kind {
-            OperationKind::Get => start_get(core, &part, (level, deadlines))?,
-            _ => start_put(core, &part, notice.is_some(), (level, deadlines))?,
-        };
+        let id = start_part(
+            core,
+            part,
+            notice.is_some(),
+            options,
+            state,
+            deferred.as_ref(),
+        )?;
         first = first.or_else(|| id.sent_transfer());
-        insert(core, id, part, state, deferred.clone());
         operations.push(id);
     }
     if let Some(notice) = notice {
@@ -509,26 +765,57 @@ fn start_parts(
         let count = u32::try_from(puts).unwrap_or(u32::MAX);
         operations.push(core.notify(notice, first, count)?);
     }
+    operations.set_deferred(deferred.filter(|_| any_later));
     Ok(operations)
+}
+
+fn start_part(
+    core: &mut Core,
+    part: Ready,
+    notified: bool,
+    options: (Level, Option<Deadlines>),
+    state: &Arc<TransferState>,
+    deferred: Option<&Arc<Deferred>>,
+) -> Result<OperationId, Error> {
+    let (extent, once) = match &part.to {
+        To::Place(place) => (Extent::Place(*place), None),
+        To::Told(list) => (Extent::Pieces(*list), None),
+        To::List(pieces) => {
+            let list = core.session.add_pieces(pieces);
+            let list = list.map_err(|error| core.request_error(error))?;
+            (Extent::Pieces(list), Some(list))
+        }
+    };
+    let id = match part.kind {
+        OperationKind::Get => start_get(core, &part, extent, options),
+        _ => start_put(core, &part, extent, notified, options),
+    };
+    if let Some(list) = once {
+        core.session.drop_pieces(list);
+    }
+    let id = id?;
+    insert(core, id, part, state, deferred.cloned());
+    Ok(id)
 }
 
 fn start_put(
     core: &mut Core,
     part: &Ready,
+    extent: Extent,
     notified: bool,
     (level, deadlines): (Level, Option<Deadlines>),
 ) -> Result<OperationId, Error> {
-    let bytes = part.lease.range().len() as u64;
+    let destination = match extent {
+        Extent::Place(place) => Destination::Window { place, notified },
+        Extent::Pieces(list) => Destination::Pieces { list, notified },
+    };
     let request = SendRequest {
         tag: Tag(0),
-        bytes,
+        bytes: part.bytes(),
         level,
         deadlines,
         eager: None,
-        destination: Some(Destination::Window {
-            place: part.place,
-            notified,
-        }),
+        destination: Some(destination),
     };
     core.start_send(&part.lease, part.fence.as_ref(), request)
 }
@@ -536,12 +823,13 @@ fn start_put(
 fn start_get(
     core: &mut Core,
     part: &Ready,
+    from: Extent,
     (level, deadlines): (Level, Option<Deadlines>),
 ) -> Result<OperationId, Error> {
     core.pace.calls(core.ticked());
     let request = GetRequest {
-        from: part.place,
-        bytes: part.lease.range().len() as u64,
+        from,
+        bytes: part.bytes(),
         level,
         deadlines,
     };
@@ -557,12 +845,12 @@ fn insert(
     state: &Arc<TransferState>,
     deferred: Option<Arc<Deferred>>,
 ) {
-    let role = part.role();
+    let role = role(part.kind);
     core.foresee(part.fence.as_ref());
     core.emit(&Event::Started {
         role,
         tag: 0,
-        bytes: part.lease.range().len() as u64,
+        bytes: part.bytes(),
     });
     let operation = NewOperation {
         role,

@@ -3,15 +3,18 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use tcpx_memory::{Access, Fence, Lease, MemoryError, Region, RegionSlice};
+use tcpx_memory::{Access, Fence, Gather, Lease, MemoryError, Region, RegionSlice};
 use tcpx_net::Direction;
 use tcpx_wire::frame::{Destination, RefuseReason, TransferId};
-use tcpx_wire::session::{Action, Deadlines, OperationId, OperationKind, SendRequest};
+use tcpx_wire::session::{
+    Action, Covered, Deadlines, Delivered, EndCause, OperationError, OperationId, OperationKind,
+    SendRequest,
+};
 use tcpx_wire::{Level, Role, Tag, WindowKey};
 
 use super::{Core, NewOperation, Operation};
 use crate::connection::Deferred;
-use crate::error::Error;
+use crate::error::{Error, OperationName};
 use crate::notifications::Notifications;
 use crate::transfer::TransferState;
 use crate::window::{Use, Uses};
@@ -94,10 +97,9 @@ impl Core {
         match action {
             Action::PutArrives {
                 transfer,
-                window,
-                offset,
+                covered,
                 bytes,
-            } => self.put_arrives(transfer, (window, offset, bytes)),
+            } => self.put_arrives(transfer, &covered, bytes),
             Action::NotificationArrives {
                 transfer,
                 bytes,
@@ -112,13 +114,12 @@ impl Core {
             }
             Action::GetArrives {
                 request,
-                window,
-                offset,
+                covered,
                 bytes,
                 level,
             } => {
-                if let Err(error) = self.answer_get(request, (window, offset, bytes), level) {
-                    tracing::warn!(peer = %self.peer, window, offset, bytes, %error, "a get of the peer is refused");
+                if let Err(error) = self.answer_get(request, &covered, bytes, level) {
+                    tracing::warn!(peer = %self.peer, ?covered, bytes, %error, "a get of the peer is refused");
                     self.session.refuse_get(request, RefuseReason::MemoryFailed);
                 }
             }
@@ -126,40 +127,62 @@ impl Core {
         }
     }
 
-    fn put_arrives(&mut self, transfer: TransferId, place: (u64, u64, u64)) {
-        match self.lease_in_window(place, Access::Write) {
+    fn put_arrives(&mut self, transfer: TransferId, covered: &Covered, bytes: u64) {
+        match self.lease_covered(covered, bytes, Access::Write) {
             Ok((lease, used)) => {
                 if let Some(put) = self.take_from_peer(transfer, OperationKind::PeerPut, lease) {
-                    put.used = Some(used);
+                    put.used = used;
                 }
             }
             Err(error) => {
-                let (window, offset, bytes) = place;
-                tracing::warn!(peer = %self.peer, window, offset, bytes, %error, "a put of the peer is refused");
+                tracing::warn!(peer = %self.peer, ?covered, bytes, %error, "a put of the peer is refused");
                 let reason = RefuseReason::MemoryFailed;
                 self.session.refuse_arrival(transfer, reason);
             }
         }
     }
 
-    /// The memory of a piece of a window. The session has checked its bounds.
-    fn lease_in_window(
+    /// The memory of pieces of windows. The session has checked their bounds.
+    fn lease_covered(
         &self,
-        (window, offset, bytes): (u64, u64, u64),
+        covered: &Covered,
+        bytes: u64,
         access: Access,
-    ) -> Result<(Lease, Use), Error> {
-        let gone = || Error::Closed { peer: self.peer };
-        let exposed = self.one_sided.windows.get(&window).ok_or_else(gone)?;
-        let far = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
-        let start = far(offset);
-        let piece = exposed
-            .slice
-            .slice(start..start.saturating_add(far(bytes)))?;
-        let range = piece.offset()..piece.offset() + piece.len();
-        let lease = piece
-            .region()
-            .lease_as(range, access, "the peer, in a window")?;
-        Ok((lease, Uses::begin(&exposed.uses)))
+    ) -> Result<(Lease, Vec<Use>), Error> {
+        const HOLDER: &str = "the peer, in a window";
+        let exposed = |window: &u64| {
+            let exposed = self.one_sided.windows.get(window);
+            exposed.ok_or(Error::Closed { peer: self.peer })
+        };
+        let piece = |offset: u64, bytes: u64| {
+            let far = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+            far(offset)..far(offset).saturating_add(far(bytes))
+        };
+        match covered {
+            Covered::Range { window, offset } => {
+                let exposed = exposed(window)?;
+                let piece = exposed.slice.slice(piece(*offset, bytes))?;
+                let range = piece.offset()..piece.offset() + piece.len();
+                let lease = piece.region().lease_as(range, access, HOLDER)?;
+                Ok((lease, vec![Uses::begin(&exposed.uses)]))
+            }
+            Covered::Pieces(list) => {
+                let named = list.windows().iter();
+                let exposed: Vec<_> = named
+                    .map(|(window, _)| exposed(window))
+                    .collect::<Result<_, _>>()?;
+                let parents: Vec<_> = exposed.iter().map(|one| one.slice.clone()).collect();
+                let pieces = list.runs().iter().flat_map(|run| {
+                    let window = run.window as usize;
+                    let length = run.length;
+                    let offsets = run.offsets();
+                    offsets.map(move |offset| (window, piece(offset, length)))
+                });
+                let region = Gather::new(&parents, pieces, access)?.region(HOLDER)?;
+                let uses = exposed.iter().map(|one| Uses::begin(&one.uses));
+                Ok((region.lease(.., access)?, uses.collect()))
+            }
+        }
     }
 
     /// Takes a transfer of the peer into memory that it has.
@@ -242,13 +265,14 @@ impl Core {
     fn answer_get(
         &mut self,
         request: u64,
-        place: (u64, u64, u64),
+        covered: &Covered,
+        bytes: u64,
         level: Level,
     ) -> Result<(), Error> {
-        let (lease, used) = self.lease_in_window(place, Access::Read)?;
+        let (lease, used) = self.lease_covered(covered, bytes, Access::Read)?;
         let send = SendRequest {
             tag: Tag(0),
-            bytes: place.2,
+            bytes,
             level: level.max(Level::Placed),
             deadlines: None,
             eager: None,
@@ -261,10 +285,10 @@ impl Core {
             tag: 0,
             lease,
             fence: None,
-            state: TransferState::new(place.2),
+            state: TransferState::new(bytes),
         };
         let mut operation = Operation::new(operation, self.ticked());
-        operation.used = Some(used);
+        operation.used = used;
         self.operations.insert(id, operation);
         Ok(())
     }
@@ -298,16 +322,36 @@ impl Core {
     }
 
     /// A part of a batch has ended whose notification waits for all of them.
-    pub(super) fn part_ended(&mut self, batch: &Deferred, state: &TransferState, well: bool) {
+    pub(super) fn part_ended(&mut self, batch: &Arc<Deferred>, state: &TransferState, well: bool) {
         if !well {
-            if batch.part_failed() {
-                // It counts as a part, and never starts.
-                self.wakers.extend(state.end(Ok(None)));
-            }
-        } else if let Some(notice) = batch.part_ended()
+            self.give_up_batch(batch, state);
+            return;
+        }
+        if let Some(error) = batch.start_next(self) {
+            self.wakers.extend(state.end(Err(error)));
+            self.give_up_batch(batch, state);
+        }
+        if let Some(notice) = batch.part_ended()
             && let Err(error) = self.notify(notice, TransferId(0), 0)
         {
             self.wakers.extend(state.end(Err(error)));
+        }
+    }
+
+    /// How an operation ends that was cancelled before it began.
+    pub(crate) fn cancelled(&self, kind: OperationKind) -> Error {
+        let error = OperationError {
+            cause: EndCause::Cancelled,
+            delivered: Delivered::None,
+        };
+        let name = OperationName { kind, tag: 0 };
+        Error::operation(self.peer, self.describe_channels(), name, error, false)
+    }
+
+    fn give_up_batch(&mut self, batch: &Deferred, state: &TransferState) {
+        for _ in 0..batch.give_up() {
+            // It counts as a part, and never starts.
+            self.wakers.extend(state.end(Ok(None)));
         }
     }
 

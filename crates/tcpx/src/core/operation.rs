@@ -34,7 +34,7 @@ pub(crate) struct Operation {
     pub(crate) tag: u64,
     /// A notification: it reports the end of its batch, not its own.
     pub(crate) follows: bool,
-    /// A part of a batch: the notification that leaves after all of them.
+    /// A part of a batch: what starts when it has ended.
     pub(crate) deferred: Option<Arc<Deferred>>,
     /// Room that is kept for a notification of the peer, and what it brought with its frame.
     pub(crate) reserved: usize,
@@ -67,8 +67,8 @@ pub(crate) struct Operation {
     chunks: u32,
     started: Instant,
     phases: Phases,
-    /// The window that the peer uses by it. Dropped last: then the memory is free.
-    pub(crate) used: Option<Use>,
+    /// The windows that the peer uses by it. Dropped last: then the memory is free.
+    pub(crate) used: Vec<Use>,
 }
 
 impl Operation {
@@ -76,7 +76,7 @@ impl Operation {
         Self {
             role: new.role,
             kind: new.kind,
-            used: None,
+            used: Vec::new(),
             reserved: 0,
             message: None,
             follows: false,

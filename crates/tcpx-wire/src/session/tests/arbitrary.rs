@@ -9,6 +9,7 @@ use super::*;
 use crate::frame::{
     CancelReason, Destination, Frame, PlacedChunks, RefuseReason, Role, TransferId,
 };
+use crate::pieces::PieceList;
 use crate::plan::Taper;
 use crate::window::{Place, Rights, WindowSecret};
 
@@ -92,6 +93,13 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         2 => (0u64..4, any_place(), number(), any_level()).prop_map(
             |(request, from, bytes, level)| Frame::Get { request, from, bytes, level }
         ),
+        3 => (0u64..3, any::<bool>(), any_part()).prop_map(|(list, last, part)| {
+            Frame::Pieces { list, last, part }
+        }),
+        1 => (0u64..3).prop_map(|list| Frame::DropPieces { list }),
+        2 => (0u64..4, 0u64..3, number(), any_level()).prop_map(
+            |(request, list, bytes, level)| Frame::GetPieces { request, list, bytes, level }
+        ),
         1 => (0u64..3).prop_map(|request| {
             Frame::RefuseGet { request, reason: RefuseReason::OutOfRange }
         }),
@@ -108,10 +116,25 @@ fn any_place() -> impl Strategy<Value = Place> {
     })
 }
 
+/// Of pieces in that window.
+fn any_part() -> impl Strategy<Value = Vec<u8>> {
+    let piece = (any_place(), 1u64..5000);
+    prop::collection::vec(piece, 0..4).prop_map(|pieces| {
+        let mut list = PieceList::default();
+        for (place, length) in pieces {
+            // One that wraps is left out.
+            let _ = list.push(&place, length);
+        }
+        list.parts().remove(0)
+    })
+}
+
 fn any_destination() -> impl Strategy<Value = Destination> {
     prop_oneof![
         3 => (any_place(), any::<bool>())
             .prop_map(|(place, notified)| Destination::Window { place, notified }),
+        3 => (0u64..3, any::<bool>())
+            .prop_map(|(list, notified)| Destination::Pieces { list, notified }),
         2 => (0u64..3).prop_map(|request| Destination::Reply { request }),
         2 => (0u64..6, 0u32..4).prop_map(|(first, count)| {
             Destination::Notification { first: TransferId(first), count }
@@ -207,7 +230,7 @@ proptest! {
                 Input::Fence(of) => session.fence_reached(now, at(of, &operations)),
                 Input::Get(bytes, level) => {
                     let from = Place { window: 0, secret: WindowSecret::from_bytes([1; 16]), offset: 0 };
-                    let request = GetRequest { from, bytes, level, deadlines: None };
+                    let request = GetRequest { from: Extent::Place(from), bytes, level, deadlines: None };
                     operations.extend(session.get(now, request));
                 }
                 Input::Revoke => session.revoke(now, 0),

@@ -9,14 +9,14 @@ use super::*;
 use crate::frame::{Destination, Frame, PlacedChunks, RefuseReason, TransferId};
 use crate::window::{Place, Rights, WindowSecret};
 
-const SECOND: Duration = Duration::from_secs(1);
+pub(super) const SECOND: Duration = Duration::from_secs(1);
 const ROOM: u64 = 4 << 20;
 
-fn secret(byte: u8) -> WindowSecret {
+pub(super) fn secret(byte: u8) -> WindowSecret {
     WindowSecret::generate(&mut |bytes| bytes.fill(byte))
 }
 
-fn place(window: u64, offset: u64) -> Place {
+pub(super) fn place(window: u64, offset: u64) -> Place {
     Place {
         window,
         secret: secret(7),
@@ -56,7 +56,7 @@ fn notification(bytes: usize, first: TransferId, count: u32) -> SendRequest {
 
 fn get(bytes: u64, level: Level, from: Place) -> GetRequest {
     GetRequest {
-        from,
+        from: Extent::Place(from),
         bytes,
         level,
         deadlines: None,
@@ -67,7 +67,7 @@ fn expose(pair: &mut Pair, side: usize, rights: Rights) -> u64 {
     pair.sides[side].session.expose(secret(7), ROOM, rights)
 }
 
-fn refused(cause: &EndCause) -> RefuseReason {
+pub(super) fn refused(cause: &EndCause) -> RefuseReason {
     match cause {
         EndCause::Refused { reason } => *reason,
         other => panic!("{other}"),

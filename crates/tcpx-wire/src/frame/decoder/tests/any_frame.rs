@@ -104,6 +104,8 @@ fn any_frame() -> impl Strategy<Value = Frame> {
             .prop_map(|(place, notified)| Destination::Window { place, notified }),
         any::<u64>().prop_map(|request| Destination::Reply { request }),
         (id(), any::<u32>()).prop_map(|(first, count)| Destination::Notification { first, count }),
+        (any::<u64>(), any::<bool>())
+            .prop_map(|(list, notified)| Destination::Pieces { list, notified }),
     ];
     let cancel = prop_oneof![
         Just(CancelReason::Requested),
@@ -128,6 +130,17 @@ fn any_frame() -> impl Strategy<Value = Frame> {
             }
         ),
         Just(Frame::Ready),
+        (any::<u64>(), any::<bool>(), vec(any::<u8>(), 0..300))
+            .prop_map(|(list, last, part)| Frame::Pieces { list, last, part }),
+        any::<u64>().prop_map(|list| Frame::DropPieces { list }),
+        (any::<u64>(), any::<u64>(), any::<u64>(), level()).prop_map(
+            |(request, list, bytes, level)| Frame::GetPieces {
+                request,
+                list,
+                bytes,
+                level
+            }
+        ),
         (id(), tag(), any::<u64>(), any::<u64>(), level()).prop_map(
             |(transfer, tag, number, bytes, level)| Frame::Waiting {
                 transfer,

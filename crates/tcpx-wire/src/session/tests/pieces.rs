@@ -1,0 +1,369 @@
+//! Operations on lists of pieces.
+
+use proptest::prelude::*;
+
+use super::hostile::{drain_at, session};
+use super::one_sided::{SECOND, place, refused, secret};
+use super::pair::Pair;
+use super::*;
+use crate::frame::{Destination, Frame, RefuseReason, TransferId};
+use crate::pieces::{MAX_PIECES, PieceList};
+use crate::window::{Place, Rights};
+
+const ROOM: u64 = 1 << 20;
+
+fn list(pieces: impl IntoIterator<Item = (Place, u64)>) -> PieceList {
+    let mut list = PieceList::default();
+    for (place, length) in pieces {
+        list.push(&place, length).unwrap();
+    }
+    list
+}
+
+/// So many pieces of so many bytes, twice as far apart.
+fn strided(window: u64, count: u64, length: u64) -> PieceList {
+    list((0..count).map(|at| (place(window, at * 2 * length), length)))
+}
+
+fn put(bytes: u64, level: Level, list: u64) -> SendRequest {
+    let notified = false;
+    SendRequest {
+        destination: Some(Destination::Pieces { list, notified }),
+        ..send(0, bytes, level)
+    }
+}
+
+fn get(bytes: u64, level: Level, list: u64) -> GetRequest {
+    GetRequest {
+        from: Extent::Pieces(list),
+        bytes,
+        level,
+        deadlines: None,
+    }
+}
+
+fn add(pair: &mut Pair, list: &PieceList) -> u64 {
+    pair.with(0, |session, _| session.add_pieces(list)).unwrap()
+}
+
+fn expose(pair: &mut Pair, rights: Rights) -> u64 {
+    pair.sides[1].session.expose(secret(7), ROOM, rights)
+}
+
+#[test]
+fn puts_and_gets_of_lists_arrive_and_lists_serve_again() {
+    for addressed in [false, true] {
+        let mut config = config();
+        (config.hold_until_placed, config.addressed) = (addressed, addressed);
+        let mut pair = Pair::new(config, 4);
+        let window = expose(&mut pair, Rights::GetAndPut);
+        let mut operations = Vec::new();
+        for (count, length) in [(1, 1), (100, 7), (128, 4096)] {
+            let pieces = strided(window, count, length);
+            let (list, bytes) = (add(&mut pair, &pieces), pieces.bytes());
+            for level in [Level::Sent, Level::Placed, Level::Verified] {
+                for _ in 0..2 {
+                    operations.push((bytes, pair.send(0, put(bytes, level, list))));
+                    operations.push((bytes, pair.get(0, get(bytes, level, list))));
+                }
+                if bytes <= 16_384 {
+                    let small = SendRequest {
+                        destination: put(bytes, level, list).destination,
+                        ..eager(0, bytes as usize, level)
+                    };
+                    operations.push((bytes, pair.send(0, small)));
+                }
+            }
+            pair.with(0, |session, _| session.drop_pieces(list));
+        }
+        pair.settle(SECOND * 20);
+        for (bytes, operation) in operations {
+            assert_eq!(pair.success(0, operation).bytes, bytes);
+        }
+        pair.run(SECOND);
+        pair.assert_clean();
+        let refused = pair.with(0, |session, now| {
+            session.send(now, put(1, Level::Placed, 0))
+        });
+        assert!(matches!(
+            refused,
+            Err(RequestError::NotListed { list: 0, bytes: 1 })
+        ));
+    }
+}
+
+/// Rule 13: every start checks again.
+#[test]
+fn a_list_whose_window_was_closed_is_refused_and_the_connection_lives() {
+    let mut pair = Pair::new(config(), 3);
+    let window = expose(&mut pair, Rights::Put);
+    let list = add(&mut pair, &strided(window, 10, 100));
+    let first = pair.send(0, put(1000, Level::Placed, list));
+    pair.settle(SECOND);
+    pair.success(0, first);
+    let read = pair.get(0, get(1000, Level::Placed, list));
+    pair.settle(SECOND);
+    assert_eq!(
+        refused(&pair.error(0, read).cause),
+        RefuseReason::NotPermitted
+    );
+    pair.with(1, |session, now| session.revoke(now, window));
+    let second = pair.send(0, put(1000, Level::Placed, list));
+    pair.settle(SECOND);
+    assert_eq!(
+        refused(&pair.error(0, second).cause),
+        RefuseReason::UnknownWindow
+    );
+    pair.run(SECOND);
+    pair.assert_clean();
+}
+
+/// Rule 14: every piece is checked before the first byte.
+#[test]
+fn one_piece_that_is_not_allowed_refuses_the_whole_operation() {
+    let mut pair = Pair::new(config(), 5);
+    let good = expose(&mut pair, Rights::GetAndPut);
+    let readable = expose(&mut pair, Rights::Get);
+    let wrong = Place {
+        secret: secret(8),
+        ..place(good, 0)
+    };
+    for (piece, length, reason) in [
+        (place(good, ROOM - 99), 100, RefuseReason::OutOfRange),
+        (place(good, ROOM), 1, RefuseReason::OutOfRange),
+        (place(readable, 0), 100, RefuseReason::NotPermitted),
+        (wrong, 100, RefuseReason::UnknownWindow),
+        (place(77, 0), 100, RefuseReason::UnknownWindow),
+    ] {
+        let pieces = list([(place(good, 500), 50), (piece, length)]);
+        let list = add(&mut pair, &pieces);
+        let operation = pair.send(0, put(pieces.bytes(), Level::Placed, list));
+        pair.settle(SECOND);
+        let error = pair.error(0, operation);
+        assert_eq!(
+            (refused(&error.cause), error.delivered),
+            (reason, Delivered::None)
+        );
+    }
+    assert!(pair.sides[1].accepted.is_empty());
+}
+
+#[test]
+fn the_side_that_names_pieces_holds_back_at_the_bound() {
+    let mut pair = Pair::new(config(), 5);
+    let window = expose(&mut pair, Rights::Put);
+    let half: Vec<_> = (0..2)
+        .map(|_| list((0..u64::from(MAX_PIECES) / 2).map(|at| (place(window, at * 2), 1))))
+        .collect();
+    let first = add(&mut pair, &half[0]);
+    let second = add(&mut pair, &half[1]);
+    let more = list([(place(window, 0), 1)]);
+    let full = RequestError::TooManyPieces { most: MAX_PIECES };
+    let refused = pair.with(0, |session, _| session.add_pieces(&more));
+    assert_eq!(refused, Err(full.clone()));
+    pair.with(0, |session, _| session.drop_pieces(first));
+    let third = add(&mut pair, &more);
+    pair.settle(SECOND);
+    let bytes = half[1].bytes();
+    let running: Vec<_> = (0..2)
+        .map(|_| pair.send(0, put(bytes, Level::Placed, second)))
+        .collect();
+    let refused = pair.with(0, |session, now| {
+        session.send(now, put(1, Level::Placed, third))
+    });
+    assert_eq!(refused, Err(full));
+    pair.settle(SECOND * 10);
+    running
+        .iter()
+        .for_each(|one| assert_eq!(pair.success(0, *one).bytes, bytes));
+}
+
+/// Parts of lists of the peer, and what names them; the last frame is one too many.
+fn hostile(frames: Vec<Frame>) -> SessionError {
+    let mut session = session(config());
+    session.expose(secret(7), ROOM, Rights::GetAndPut);
+    let mut frames = frames.into_iter().peekable();
+    while let Some(frame) = frames.next() {
+        let taken = session.frame(Time(0), frame);
+        drain_at(&mut session, Time(0));
+        match frames.peek() {
+            Some(_) => taken.unwrap(),
+            None => return taken.unwrap_err(),
+        }
+    }
+    panic!("no frame")
+}
+
+fn part(list: u64, last: bool, pieces: &PieceList) -> Frame {
+    let part = pieces.parts().remove(0);
+    Frame::Pieces { list, last, part }
+}
+
+#[test]
+fn lists_that_cannot_be_end_the_connection() {
+    let one = strided(0, 1, 1);
+    let get = |list, bytes| Frame::GetPieces {
+        request: 0,
+        list,
+        bytes,
+        level: Level::Placed,
+    };
+    let unexpected = |error: SessionError| matches!(error, SessionError::Unexpected { .. });
+    assert!(unexpected(hostile(vec![part(1, true, &one)])));
+    assert!(unexpected(hostile(vec![
+        part(0, true, &one),
+        part(0, true, &one)
+    ])));
+    assert!(unexpected(hostile(vec![part(0, false, &one), get(0, 1)])));
+    assert!(unexpected(hostile(vec![
+        part(0, true, &one),
+        Frame::DropPieces { list: 1 }
+    ])));
+    let drop = Frame::DropPieces { list: 0 };
+    assert!(unexpected(hostile(vec![
+        part(0, true, &one),
+        drop.clone(),
+        drop.clone()
+    ])));
+    assert!(unexpected(hostile(vec![
+        part(0, true, &one),
+        drop,
+        get(0, 1)
+    ])));
+    let put = vec![
+        Frame::Destination {
+            transfer: TransferId(0),
+            to: Destination::Pieces {
+                list: 0,
+                notified: false,
+            },
+        },
+        Frame::Waiting {
+            transfer: TransferId(0),
+            tag: Tag(0),
+            number: 0,
+            bytes: 1,
+            level: Level::Placed,
+        },
+    ];
+    assert!(unexpected(hostile(put)));
+    let bytes = Frame::Pieces {
+        list: 0,
+        last: true,
+        part: vec![0xff],
+    };
+    assert!(matches!(
+        hostile(vec![bytes]),
+        SessionError::Pieces { list: 0, .. }
+    ));
+    let many = strided(0, MAX_PIECES.into(), 1);
+    let full = hostile(vec![part(0, true, &many), part(1, false, &one)]);
+    assert!(matches!(full, SessionError::TooManyOneSided { .. }));
+    let nothing = |list| part(list, true, &PieceList::default());
+    let mut empty: Vec<_> = (0..=u64::from(MAX_PIECES)).map(nothing).collect();
+    assert!(matches!(
+        hostile(std::mem::take(&mut empty)),
+        SessionError::TooManyOneSided { .. }
+    ));
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Add(u64, u64),
+    Drop(usize),
+    Put(usize, bool),
+    Get(usize),
+    Cancel(usize),
+    Revoke(usize),
+    Expose,
+    Run(u64),
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    let which = || 0usize..6;
+    prop_oneof![
+        4 => (1u64..40, 1u64..3000).prop_map(|(count, length)| Step::Add(count, length)),
+        1 => which().prop_map(Step::Drop),
+        6 => (which(), any::<bool>()).prop_map(|(list, notified)| Step::Put(list, notified)),
+        6 => which().prop_map(Step::Get),
+        1 => which().prop_map(Step::Cancel),
+        1 => which().prop_map(Step::Revoke),
+        1 => Just(Step::Expose),
+        4 => (1u64..2000).prop_map(Step::Run),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// The model: an operation on a list that lies in its window may succeed; on one that does not, or whose window was
+    /// closed before it began, it never does. Whatever was cancelled, closed or cut, each ends once and nothing is left.
+    #[test]
+    fn random_operations_on_lists_end_once_and_as_their_windows_allow(
+        addressed: bool,
+        seed: u64,
+        steps in prop::collection::vec(any_step(), 1..60),
+        cut in prop::option::weighted(0.3, 0u64..3000),
+    ) {
+        let mut config = small_chunks(2);
+        (config.hold_until_placed, config.addressed) = (addressed, addressed);
+        let mut pair = Pair::new(config, seed);
+        let mut windows = vec![(expose(&mut pair, Rights::GetAndPut), true)];
+        // Number, bytes, window, whether it fits there.
+        let mut lists: Vec<(u64, u64, usize, bool)> = Vec::new();
+        let mut operations = Vec::new();
+        for step in steps {
+            match step {
+                Step::Add(count, length) => {
+                    let window = windows.len() - 1;
+                    let far = if count % 7 == 0 { ROOM } else { 0 };
+                    let pieces = list((0..count).map(|at| (place(windows[window].0, far + at * 2 * length), length)));
+                    lists.push((add(&mut pair, &pieces), pieces.bytes(), window, far == 0));
+                }
+                Step::Drop(at) if at < lists.len() => {
+                    let (list, ..) = lists.remove(at);
+                    pair.with(0, |session, _| session.drop_pieces(list));
+                }
+                Step::Put(at, notified) if at < lists.len() => {
+                    let (list, bytes, window, fits) = lists[at];
+                    let destination = Some(Destination::Pieces { list, notified });
+                    let operation = pair.send(0, SendRequest { destination, ..send(0, bytes, Level::Placed) });
+                    operations.push((operation, fits && windows[window].1));
+                    if let (true, Some(first)) = (notified, operation.sent_transfer()) {
+                        let destination = Some(Destination::Notification { first, count: 1 });
+                        pair.send(0, SendRequest { destination, ..eager(0, 5, Level::Placed) });
+                    }
+                }
+                Step::Get(at) if at < lists.len() => {
+                    let (list, bytes, window, fits) = lists[at];
+                    let operation = pair.get(0, get(bytes, Level::Placed, list));
+                    operations.push((operation, fits && windows[window].1));
+                }
+                Step::Cancel(at) if at < operations.len() => {
+                    let operation = operations[at].0;
+                    pair.with(0, |session, now| session.cancel(now, operation));
+                }
+                Step::Revoke(at) if at < windows.len() => {
+                    windows[at].1 = false;
+                    let window = windows[at].0;
+                    pair.with(1, |session, now| session.revoke(now, window));
+                }
+                Step::Expose => windows.push((expose(&mut pair, Rights::GetAndPut), true)),
+                Step::Run(micros) => pair.run(Duration::from_micros(micros)),
+                _ => {}
+            }
+        }
+        if let Some(after) = cut {
+            pair.run(Duration::from_micros(after));
+            pair.weather.cut = true;
+        }
+        pair.settle(SECOND * 60);
+        for (operation, allowed) in operations {
+            prop_assert!(allowed || pair.outcome(0, operation).is_some_and(Result::is_err));
+        }
+        pair.run(SECOND * 20);
+        if cut.is_none() {
+            pair.assert_clean();
+        }
+    }
+}
