@@ -159,7 +159,7 @@ fn names_the_place(what: &str, accident: Accident, failure: &Failure) {
         return;
     }
     must(&format!(" of {BYTES} bytes done"));
-    assert!(has(" owes the ") || has(" owes a "), "{what}: {error}");
+    assert!(has(" must ") && has(" next"), "{what}: {error}");
     // Perhaps nothing has come yet, or the sender may not send yet.
     let early = [Point::Connected, Point::Started, Point::ChunkPosted];
     if !early.contains(&accident.at) {

@@ -53,7 +53,7 @@ fn withheld_consumption_ends_in_a_stall_that_names_chunk_offset_and_who_owes_it(
         let place = format!(
             "receive tag 5 transfer 0 chunk {chunk} channel 0 offset {offset}: {offset} of {bytes} bytes done"
         );
-        let debt = "this side owes the unpacking and consuming of the arrived chunk";
+        let debt = "this side must unpack and consume the arrived chunk";
         let error = error.to_string();
         assert!(error.contains(&place) && error.contains(debt), "{error}");
         let error = send

@@ -182,7 +182,9 @@ fn a_receive_without_a_send_ends_with_who_owes_what() {
     let error = receive.wait().expect_err("nobody sends");
     assert!(matches!(error, Error::Stalled { .. }), "{error}");
     assert!(
-        error.to_string().contains("the peer owes a matching send"),
+        error
+            .to_string()
+            .contains("the peer must start a matching send"),
         "{error}"
     );
 }

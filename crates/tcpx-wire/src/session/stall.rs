@@ -1,4 +1,4 @@
-//! Where an operation stands and who owes its next step.
+//! Where an operation stands and who must act next.
 
 use std::fmt;
 use std::time::Duration;
@@ -50,24 +50,24 @@ pub enum Owes {
 impl fmt::Display for Owes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::PeerSetup => "the peer owes its set-up",
-            Self::LocalSetup => "this side owes its data channels",
-            Self::LocalControl => "this side's control connection owes the transfer's first frame",
-            Self::PeerPostReceive => "the peer owes a matching receive",
-            Self::PeerSendMatching => "the peer owes a matching send",
-            Self::PeerAnswer => "the peer owes its answer",
-            Self::PeerSend => "the peer owes the chunk's data",
-            Self::LocalNetworkSend => "this side's network owes the sending of the chunk",
-            Self::PeerAcknowledge => "the peer owes the acknowledgement of the sent chunk",
-            Self::LocalUnpack => "this side owes the unpacking and consuming of the arrived chunk",
-            Self::EarlierTransfer => "an earlier transfer on the channel owes its chunks",
-            Self::LocalDigest => "this side owes the checksum of its memory",
-            Self::PeerDigest => "the peer owes the checksum of the source",
-            Self::PeerVerdict => "the peer owes the comparison of the checksums",
-            Self::LocalFence => "this program owes the GPU work that its receive comes after",
-            Self::LocalStop => "this side's data plane owes the end of its access to the memory",
-            Self::PeerStop => "the peer owes the confirmation that it stopped",
-            Self::Nobody => "nobody owes anything",
+            Self::PeerSetup => "the peer must finish its set-up next",
+            Self::LocalSetup => "this side must open its data channels next",
+            Self::LocalControl => "this side must send the transfer's first frame next",
+            Self::PeerPostReceive => "the peer must post a matching receive next",
+            Self::PeerSendMatching => "the peer must start a matching send next",
+            Self::PeerAnswer => "the peer must answer next",
+            Self::PeerSend => "the peer must send the chunk next",
+            Self::LocalNetworkSend => "this side's network must send the chunk next",
+            Self::PeerAcknowledge => "the peer must acknowledge the sent chunk next",
+            Self::LocalUnpack => "this side must unpack and consume the arrived chunk next",
+            Self::EarlierTransfer => "an earlier transfer on the channel must end next",
+            Self::LocalDigest => "this side must compute the checksum of its memory next",
+            Self::PeerDigest => "the peer must send the checksum of the source next",
+            Self::PeerVerdict => "the peer must compare the checksums next",
+            Self::LocalFence => "the GPU work before the receive must end next",
+            Self::LocalStop => "this side must stop its access to the memory next",
+            Self::PeerStop => "the peer must confirm next that it stopped",
+            Self::Nobody => "nothing is left to do",
         })
     }
 }

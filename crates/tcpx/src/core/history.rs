@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tcpx_net::Peer;
 use tcpx_status::{Counters, Ended, Histogram, LaneReport, OperationReport, Registration};
+use tcpx_wire::session::{OperationState, Owes};
 
 use super::Core;
 use crate::error::Error;
@@ -119,10 +120,12 @@ impl Core {
         let mut states = self.session.snapshot(self.now());
         states.retain(|state| !state.completed);
         states.sort_by_key(|state| std::cmp::Reverse(state.standing.waited));
-        let stalled = states
-            .iter()
-            .take_while(|state| state.standing.waited >= STALLED);
-        let (running, stalled) = (states.len() as u64, stalled.count() as u64);
+        // A receive that waits for its send is early, not stalled.
+        let is_stalled = |state: &&OperationState| {
+            state.standing.waited >= STALLED && state.standing.owes != Owes::PeerSendMatching
+        };
+        let stalled = states.iter().filter(is_stalled).count() as u64;
+        let running = states.len() as u64;
         states.truncate(MOST_OPERATIONS);
         let operations = states.into_iter().map(|state| {
             let standing = state.standing;

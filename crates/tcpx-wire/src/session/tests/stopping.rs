@@ -39,8 +39,8 @@ fn deadlines_that_pass_at_once_quote_each_other() {
         (ours.owes, theirs.owes),
         (Owes::PeerAcknowledge, Owes::LocalUnpack)
     );
-    let said = ours.peer.expect("the receiver says what it owes");
-    assert!(said.contains("this side owes the unpacking"), "{said}");
+    let said = ours.peer.expect("the receiver says what it must do");
+    assert!(said.contains("this side must unpack"), "{said}");
     pair.run(SECOND);
     pair.assert_clean();
 }
