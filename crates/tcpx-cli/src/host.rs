@@ -1,9 +1,9 @@
 //! What this program asks of the host it runs on, behind a trait: tests bring a host of their own.
 
-#[cfg(test)]
-pub(crate) mod fake;
 mod mounts;
 mod real;
+#[cfg(test)]
+pub(crate) mod tests;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -108,39 +108,4 @@ pub(crate) fn default_route(host: &dyn Host) -> Option<String> {
     routes
         .min_by_key(|(metric, _)| *metric)
         .map(|(_, name)| name)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::fake::FakeHost;
-    use super::*;
-
-    #[test]
-    fn the_default_route_of_least_metric_wins() {
-        let mut host = FakeHost::default();
-        assert_eq!(default_route(&host), None);
-        host.file(
-            "/proc/net/route",
-            "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n\
-             eth1\t00000000\t0100000A\t0003\t0\t0\t200\t00000000\t0\t0\t0\n\
-             eth0\t00000000\t0100000A\t0003\t0\t0\t100\t00000000\t0\t0\t0\n\
-             eth2\t0000000A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n\
-             garbage\n",
-        );
-        assert_eq!(default_route(&host).as_deref(), Some("eth0"));
-    }
-
-    #[test]
-    fn gpus_are_nvidias_display_controllers() {
-        let mut host = FakeHost::default();
-        for (address, vendor, class) in [
-            ("0000:04:00.0", "0x10de", "0x030200"),
-            ("0000:05:00.0", "0x10de", "0x068000"),
-            ("0000:06:00.0", "0x1ae0", "0x020000"),
-        ] {
-            host.file(&format!("/sys/bus/pci/devices/{address}/vendor"), vendor);
-            host.file(&format!("/sys/bus/pci/devices/{address}/class"), class);
-        }
-        assert_eq!(gpu_addresses(&host), ["0000:04:00.0"]);
-    }
 }

@@ -69,6 +69,15 @@ pub(crate) static CATALOGUE: &[Check] = &[
         measure: Some(host_checks::packet_size),
     },
     Check {
+        id: "TCPX-D008",
+        subject: Subject::Host,
+        title: "congestion control",
+        about: "Reads which congestion control sockets get by default, and which ones users without CAP_NET_ADMIN may choose. tcpx takes cubic, else reno: bbr paces links inside a host.",
+        consequence: "connections of such users run with reno, which is slower than cubic or the host's default on long routes",
+        fix: "allow cubic: `sysctl -w net.ipv4.tcp_allowed_congestion_control='reno cubic'`, with the host's default beside them; or name another one with --congestion or TCPX_CONGESTION",
+        measure: Some(host_checks::congestion),
+    },
+    Check {
         id: "TCPX-D010",
         subject: Subject::Plugin,
         title: "plugin file",
@@ -189,9 +198,9 @@ pub(crate) static CATALOGUE: &[Check] = &[
         id: "TCPX-D034",
         subject: Subject::Error,
         title: "nothing moves",
-        about: "A transfer made no progress within its deadline. The error names who owed the next step.",
+        about: "A transfer made no progress within its deadline. The error names who must act next.",
         consequence: "the transfer ended with an error instead of waiting for ever",
-        fix: "look at the side that owed the step; with Google's plugin NCCL_DYNAMIC_CHUNK_SIZE must be above 0 on both sides",
+        fix: "look at the side that must act next; with Google's plugin NCCL_DYNAMIC_CHUNK_SIZE must be above 0 on both sides",
         measure: Some(error_checks::standing_still),
     },
     Check {

@@ -219,6 +219,27 @@ fn packets(context: &Context<'_>) -> Option<(String, bool)> {
     (!list.is_empty()).then_some((found, largest > COMMON_MTU && probing == 0))
 }
 
+/// What sockets get whose users may not choose everything.
+pub(super) fn congestion(context: &Context<'_>) -> Finding {
+    let read = |name: &str| {
+        let path = format!("/proc/sys/net/ipv4/{name}");
+        let text = context.host.text(Path::new(&path)).unwrap_or_default();
+        text.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let usual = read("tcp_congestion_control");
+    let allowed = read("tcp_allowed_congestion_control");
+    if usual.is_empty() || allowed.is_empty() {
+        return Finding::not_needed("it cannot be read in this container");
+    }
+    let measured = format!("default {usual}; users may choose {allowed}");
+    if allowed.split(' ').any(|name| name == "cubic") {
+        return Finding::fine(measured);
+    }
+    Finding::warning(measured).with_fix(format!(
+        "run `sysctl -w net.ipv4.tcp_allowed_congestion_control='{allowed} cubic'` on the host, or set TCPX_CONGESTION={usual} where connections leave it"
+    ))
+}
+
 /// Memory for the options of a socket, which sends without a copy use.
 pub(super) fn option_memory(context: &Context<'_>) -> Finding {
     let Some(bytes) = number(context.host, "/proc/sys/net/core/optmem_max") else {

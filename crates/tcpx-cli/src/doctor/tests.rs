@@ -8,7 +8,7 @@ use nccl_net::AbiVersion;
 
 use super::*;
 use crate::buffer_daemon::Answer;
-use crate::host::fake::FakeHost;
+use crate::host::tests::FakeHost;
 use crate::host::{Bounds, Driver};
 use crate::plugin_file::contents::{Contents, ExportedTable, PluginKind};
 

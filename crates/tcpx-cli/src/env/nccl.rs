@@ -220,7 +220,7 @@ mod tests {
     use nccl_net::AbiVersion;
 
     use super::*;
-    use crate::host::fake::FakeHost;
+    use crate::host::tests::FakeHost;
     use crate::plugin_file::contents::ExportedTable;
 
     fn contents(kind: PluginKind, names: &[&str]) -> Contents {

@@ -393,3 +393,85 @@ fn a_server_that_refused_clients_says_how_many_and_why() {
     assert!(what.ends_with("it has another key"), "{what}");
     assert!(error.hint().contains("this start's key"));
 }
+
+#[test]
+fn the_advice_of_a_library_error_becomes_the_hint() {
+    let source = MemoryError::OutOfBounds {
+        start: 1,
+        end: 9,
+        len: 4,
+    };
+    let error = Error::memory("read it back")(source);
+    assert_eq!(
+        error.what(),
+        "read it back: range 1..9 does not fit in 4 bytes"
+    );
+    assert_eq!(error.hint(), "give a range inside 0..4");
+}
+
+#[test]
+fn a_lost_peer_is_named_by_how_it_was_lost() {
+    let address = SocketAddr::from(([127, 0, 0, 1], 7));
+    let peer = tcpx::Peer::from(address);
+    let silent = Duration::from_secs(30);
+    let failure = |failure| tcpx::Error::ConnectionLost {
+        peer,
+        failure: Box::new(failure),
+    };
+    let lane = |kind: io::ErrorKind| tcpx::Error::ChannelLost {
+        peer,
+        channel: 0,
+        error: Box::new(ChannelError::LaneLost {
+            channel: "tcp".into(),
+            lane: 0,
+            peer: address,
+            operation: "sending",
+            position: None,
+            cause: io::Error::from(kind).into(),
+        }),
+    };
+    let limit = silent;
+    for (error, how) in [
+        (
+            failure(ConnectionFailure::PeerDead { silent, limit }),
+            "host unreachable or network cut",
+        ),
+        (lane(io::ErrorKind::ConnectionReset), "process ended"),
+        (lane(io::ErrorKind::HostUnreachable), "host unreachable"),
+        (lane(io::ErrorKind::TimedOut), "network cut"),
+    ] {
+        let error = Error::from(error);
+        assert_eq!(error.what(), format!("the peer went away ({how})"));
+        assert!(error.hint().starts_with("look at the other side"));
+    }
+    let refused = failure(ConnectionFailure::SetUp { cause: "no".into() });
+    assert!(!Error::from(refused).what().contains("went away"));
+}
+
+#[test]
+fn only_a_wrong_command_line_ends_with_two() {
+    let usage = Error::Usage {
+        what: String::new(),
+        hint: String::new(),
+    };
+    assert_eq!(
+        format!("{:?}", usage.exit_code()),
+        format!("{:?}", ExitCode::from(2))
+    );
+    let interrupted = Error::At {
+        place: String::new(),
+        source: Box::new(Error::Interrupted { signal: 15 }),
+    };
+    assert_eq!(
+        format!("{:?}", interrupted.exit_code()),
+        format!("{:?}", ExitCode::from(143))
+    );
+    let failed = Error::Failed {
+        what: String::new(),
+        hint: "",
+    };
+    assert_eq!(
+        format!("{:?}", failed.exit_code()),
+        format!("{:?}", ExitCode::from(1))
+    );
+}

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use tcpx_net::interfaces::{Interface, InterfaceKind};
 
-use super::{Bounds, Driver, FileKind, Host, Resource};
+use super::*;
 use crate::buffer_daemon::{Answer, Question};
 use crate::plugin_file::contents::{Contents, ContentsError};
 
@@ -176,4 +176,33 @@ impl Host for FakeHost {
             why: "no such file".into(),
         })
     }
+}
+
+#[test]
+fn the_default_route_of_least_metric_wins() {
+    let mut host = FakeHost::default();
+    assert_eq!(default_route(&host), None);
+    host.file(
+        "/proc/net/route",
+        "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n\
+         eth1\t00000000\t0100000A\t0003\t0\t0\t200\t00000000\t0\t0\t0\n\
+         eth0\t00000000\t0100000A\t0003\t0\t0\t100\t00000000\t0\t0\t0\n\
+         eth2\t0000000A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n\
+         garbage\n",
+    );
+    assert_eq!(default_route(&host).as_deref(), Some("eth0"));
+}
+
+#[test]
+fn gpus_are_nvidias_display_controllers() {
+    let mut host = FakeHost::default();
+    for (address, vendor, class) in [
+        ("0000:04:00.0", "0x10de", "0x030200"),
+        ("0000:05:00.0", "0x10de", "0x068000"),
+        ("0000:06:00.0", "0x1ae0", "0x020000"),
+    ] {
+        host.file(&format!("/sys/bus/pci/devices/{address}/vendor"), vendor);
+        host.file(&format!("/sys/bus/pci/devices/{address}/class"), class);
+    }
+    assert_eq!(gpu_addresses(&host), ["0000:04:00.0"]);
 }

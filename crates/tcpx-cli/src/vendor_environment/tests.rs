@@ -10,7 +10,7 @@ use super::settings::{
 };
 use super::*;
 use crate::buffer_daemon::Answer;
-use crate::host::fake::FakeHost;
+use crate::host::tests::FakeHost;
 
 fn value(settings: &[Setting], name: &str) -> Option<String> {
     let found = settings.iter().find(|setting| setting.name == name)?;
