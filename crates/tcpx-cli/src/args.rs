@@ -91,7 +91,7 @@ pub(crate) enum Command {
     Connection(connection::ConnectionArgs),
     /// Measure bandwidth and latency between two hosts.
     #[command(
-        after_help = "Examples:\n  tcpx perf server host\n  TCPX_KEY=... tcpx perf client HOST_A host -s 1MiB -P 8 -t 10s -i 1s"
+        after_help = "Examples:\n  tcpx perf server host\n  TCPX_KEY=... tcpx perf client HOST_A host -s 1MiB -P 8 -t 10s -i 1s\n  TCPX_KEY=... tcpx perf --hosts FILE     # on every host of FILE\n  srun -N 4 tcpx perf --key-file server.key"
     )]
     Perf(Box<perf::PerfArgs>),
     /// Measure the network beside its peers.
@@ -156,9 +156,7 @@ impl Cli {
             Command::Demo(_) => Some("demo"),
             Command::Transfer(_) => Some("transfer"),
             Command::Connection(_) => Some("connection"),
-            Command::Perf(args) => {
-                (!matches!(args.side, Some(PerfSide::Agent(_)))).then_some("perf")
-            }
+            Command::Perf(_) => Some("perf"),
             Command::Devmem(args) => {
                 matches!(args.what, DevmemCommand::SelfTest(_)).then_some("self-test")
             }
@@ -219,7 +217,6 @@ impl Cli {
                 None => &args.matrix.link,
                 Some(PerfSide::Server(args)) => &args.link,
                 Some(PerfSide::Client(args)) => &args.link,
-                Some(PerfSide::Agent(args)) => &args.link,
             }),
             Command::Bench(args) => {
                 let BenchCommand::Net(args) = &args.what;

@@ -167,13 +167,9 @@ fn wanted(cli: &Cli) -> Vec<Wanted> {
         }
         Tcpx::Perf(args) => {
             let (link, memory) = match &args.side {
-                None => (&args.matrix.link, MemoryArgs::default()),
+                None => (&args.matrix.link, args.matrix.memory.clone()),
                 Some(PerfSide::Server(args)) => (&args.link, args.place.memory()),
                 Some(PerfSide::Client(args)) => (&args.link, args.place.memory()),
-                Some(PerfSide::Agent(args)) => {
-                    let first = args.places.first().copied();
-                    (&args.link, first.map(Place::memory).unwrap_or_default())
-                }
             };
             return if is_plugin(&link.network) {
                 variables(&memory, false)

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use nccl_net::AbiVersion;
+use serde_json::Value;
 use tcpx::{
     Auth, Connection, Deadlines, Endpoint, Key, Network, NetworkError, Options, TcpNetwork,
     UnpackMethod,
@@ -22,7 +23,8 @@ use crate::interrupt::{self, LOOK};
 use crate::key::{self, KEY_VARIABLE, KeyOrigin, KeySources};
 use crate::memory_choice::MemoryChoice;
 use crate::output::chunk_lines::ChunkLines;
-use crate::output::say::{self, aside};
+use crate::output::json::{self, Told};
+use crate::output::say::{self, aside, say};
 use crate::plugin_file::{Places, PluginFile, contents};
 use crate::sizes::grouped;
 
@@ -135,6 +137,11 @@ impl Link {
         Ok(Endpoint::connect(address, &self.options)?)
     }
 
+    /// Whether nobody else has the key yet.
+    pub(crate) fn has_fresh_key(&self) -> bool {
+        self.origin == KeyOrigin::Fresh
+    }
+
     /// The key, for more links of the same process.
     pub(crate) fn key(&self) -> Option<Key> {
         match &self.options.auth {
@@ -164,6 +171,28 @@ impl Link {
         self.warn(args);
         self.listening.get_or_init(|| endpoint);
         Ok(())
+    }
+
+    /// Serves one client after the other until a signal comes; each leaves a line of JSON, or one for people.
+    pub(crate) fn serve_each(
+        &self,
+        schema: &str,
+        mut session: impl FnMut(Connection) -> Result<Value, Error>,
+    ) -> Result<Told, Error> {
+        loop {
+            match self.accept(None).and_then(&mut session) {
+                Ok(fields) if say::is_json() => json::print(&json::success(schema, fields))?,
+                Ok(_) => say!("waiting for the next client"),
+                // What ended a server that stays is no failure.
+                Err(error) if error.is_interrupted() => return Ok(Told::Nothing),
+                Err(error) => {
+                    say::failure(&error);
+                    if say::is_json() {
+                        json::print(&json::failure(schema, &error))?;
+                    }
+                }
+            }
+        }
     }
 
     /// The next client, within `limit`; without one, until a signal comes.
@@ -235,31 +264,13 @@ impl Link {
     }
 
     /// The line that a person runs at the other side, with a client's key.
-    pub(crate) fn invitation(&self, args: &LinkArgs, command: &str, bound: SocketAddr) -> String {
-        self.line(args, command, bound, &|key| key.client_key().to_text())
-    }
-
-    /// The same with this server's own key, for a side that serves too.
-    pub(crate) fn invitation_to_serve(
-        &self,
-        args: &LinkArgs,
-        command: &str,
-        bound: SocketAddr,
-    ) -> String {
-        self.line(args, command, bound, &Key::to_text)
-    }
-
-    fn line(
-        &self,
-        args: &LinkArgs,
-        command: &str,
-        bound: SocketAddr,
-        text: &dyn Fn(&Key) -> String,
-    ) -> String {
+    fn invitation(&self, args: &LinkArgs, command: &str, bound: SocketAddr) -> String {
         let mut line = String::new();
         let mut more = String::new();
         match (&self.origin, &self.options.auth) {
-            (KeyOrigin::Fresh, Auth::Key(key)) => line = format!("{KEY_VARIABLE}={} ", text(key)),
+            (KeyOrigin::Fresh, Auth::Key(key)) => {
+                line = format!("{KEY_VARIABLE}={} ", key.client_key().to_text());
+            }
             (KeyOrigin::None, _) => more.push_str(" --insecure"),
             (KeyOrigin::File(_), _) => more.push_str(" --key-file FILE"),
             (KeyOrigin::Folder(_), _) => more.push_str(" --key-file NAME.key"),

@@ -30,7 +30,7 @@ pub(crate) const KEEP: u64 = 7;
 pub(crate) const LONGEST_TRANSFER: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// The longest message, in bytes.
-const LONGEST: usize = 4096;
+const LONGEST: usize = 64 << 10;
 
 /// What a client wants to do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,13 +1,10 @@
 //! `tcpx perf`: bandwidth and latency between two hosts, with contents compared before any rate is printed.
 
-mod agent;
 mod client;
-mod hosts;
 mod matrix;
-mod memory_limit;
-mod orders;
 mod server;
 pub(crate) mod summary;
+mod world;
 
 use crate::args::perf::{PerfArgs, PerfSide};
 use crate::error::Error;
@@ -17,7 +14,6 @@ use crate::output::json::Told;
 pub(crate) fn run(args: &PerfArgs) -> Result<Told, Error> {
     match &args.side {
         None => matrix::run(&args.matrix),
-        Some(PerfSide::Agent(args)) => agent::run(args).map(|()| Told::Nothing),
         Some(PerfSide::Server(args)) => server::run(args),
         Some(PerfSide::Client(args)) => client::run(args).map(Told::Fields),
     }

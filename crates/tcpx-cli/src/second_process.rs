@@ -163,7 +163,7 @@ fn port(line: &str) -> Option<u16> {
 }
 
 /// What both processes must have in common, as flags; variables are inherited.
-fn same(link: &LinkArgs) -> Vec<String> {
+pub(crate) fn same(link: &LinkArgs) -> Vec<String> {
     let network = &link.network;
     let mut flags = vec![format!("--timeout={}ms", link.timeout.0.as_millis())];
     let mut flag = |name: &str, value: Option<String>| {

@@ -19,7 +19,7 @@ use crate::interrupt;
 use crate::link::{self, Link};
 use crate::memory_choice::{Devices, MemoryChoice};
 use crate::messages::{self, REQUEST, Request};
-use crate::output::json::{self, Told};
+use crate::output::json::Told;
 use crate::output::say::{self, Voice, say};
 use crate::sizes::{Size, rate, time};
 use manifest::{Entry, Found};
@@ -37,8 +37,7 @@ pub(crate) fn run(args: &TransferArgs) -> Result<Told, Error> {
     interrupt::listen()?;
     check_sides(args, is_server)?;
     match is_server {
-        // A server that stays prints a line for each client.
-        true => Ok(serve(args)?.map_or(Told::Nothing, |done| Told::Fields(done.fields()))),
+        true => serve(args),
         false => connect(args).map(|done| Told::Fields(done.fields())),
     }
 }
@@ -169,8 +168,7 @@ fn choose_memory(args: &TransferArgs, is_files: bool) -> Result<MemoryChoice, Er
     Devices::probe().choose(choice, 0)
 }
 
-/// `None` from a server that stays.
-fn serve(args: &TransferArgs) -> Result<Option<Done>, Error> {
+fn serve(args: &TransferArgs) -> Result<Told, Error> {
     if let Some(directory) = &args.out
         && !out(args).is_standard_output()
         && !directory.is_dir()
@@ -196,25 +194,11 @@ fn serve(args: &TransferArgs) -> Result<Option<Done>, Error> {
     link.invite(&args.link, command)?;
     if !args.keep {
         let connection = link.accept(Some(args.link.wait.0))?;
-        return session(args, &link, &memory, connection).map(Some);
+        return session(args, &link, &memory, connection).map(|done| Told::Fields(done.fields()));
     }
-    loop {
-        let ended = link
-            .accept(None)
-            .and_then(|connection| session(args, &link, &memory, connection));
-        match ended {
-            Ok(done) if say::is_json() => json::print(&json::success(SCHEMA, done.fields()))?,
-            Ok(_) => say!("waiting for the next client"),
-            // What ended a server that stays is no failure.
-            Err(error) if error.is_interrupted() => return Ok(None),
-            Err(error) => {
-                say::failure(&error);
-                if say::is_json() {
-                    json::print(&json::failure(SCHEMA, &error))?;
-                }
-            }
-        }
-    }
+    link.serve_each(SCHEMA, |connection| {
+        session(args, &link, &memory, connection).map(|done| done.fields())
+    })
 }
 
 /// One client.

@@ -82,9 +82,6 @@ pub(crate) struct NetArgs {
     /// Write each measurement to DIR/CASE.WHO.N.json, for bench-collect; N counts on from what is there.
     #[arg(hide = true, long, value_name = "DIR")]
     pub(crate) runs: Option<PathBuf>,
-    /// Print on standard error what each busy thread did in each measurement.
-    #[arg(hide = true, long)]
-    pub(crate) threads: bool,
     /// Write every figure as comma-separated values.
     #[arg(long, value_name = "FILE")]
     pub(crate) csv: Option<PathBuf>,

@@ -18,11 +18,11 @@ pub(crate) struct PerfArgs {
     pub(crate) matrix: MatrixArgs,
 }
 
-/// Without a side: every pair of hosts and GPUs.
+/// Without a side: every pair of hosts and GPUs, by the same command on every host.
 #[derive(Args, Debug)]
 pub(crate) struct MatrixArgs {
-    /// Measure every pair of the hosts in this file, one address a line, where `tcpx perf agent` runs
-    /// [default: every pair of this host's GPUs].
+    /// Measure every pair of the hosts in this file, one address a line, on each of which this same command runs
+    /// [default: what torchrun, mpirun, srun or a Kubernetes indexed job started together, else this host's GPUs].
     #[arg(long, value_name = "FILE")]
     pub(crate) hosts: Option<PathBuf>,
     /// Bytes of one transfer.
@@ -33,6 +33,8 @@ pub(crate) struct MatrixArgs {
     pub(crate) rounds: u32,
     #[command(flatten)]
     pub(crate) link: LinkArgs,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
 }
 
 #[derive(Debug, Subcommand)]
@@ -41,17 +43,6 @@ pub(crate) enum PerfSide {
     Server(PerfServerArgs),
     /// Send, measure and report.
     Client(PerfClientArgs),
-    /// Send and receive for a `tcpx perf --hosts` with the same key.
-    Agent(PerfAgentArgs),
-}
-
-#[derive(Args, Debug)]
-pub(crate) struct PerfAgentArgs {
-    /// Memories that take part: numbers of GPUs, or `host` [default: every GPU, else `host`].
-    #[arg(value_name = "PLACE")]
-    pub(crate) places: Vec<Place>,
-    #[command(flatten)]
-    pub(crate) link: LinkArgs,
 }
 
 #[derive(Args, Debug)]

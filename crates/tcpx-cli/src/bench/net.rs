@@ -12,7 +12,6 @@ mod raw;
 mod report;
 mod runs;
 pub(crate) mod server;
-mod threads;
 
 use tcpx::Congestion;
 
@@ -71,11 +70,7 @@ fn measure(args: &NetArgs) -> Result<(), Error> {
             let to = args.to;
             let to = to.unwrap_or_else(|| place_for_second(&memory, devices.count()));
             let to = to.to_string();
-            let mut command = vec!["bench", "net", "--serve", &to];
-            if args.threads {
-                command.push("--threads");
-            }
-            let started = Second::start(&command, &args.link)?;
+            let started = Second::start(&["bench", "net", "--serve", &to], &args.link)?;
             link_args = started.link(&args.link);
             let address = started.address().to_string();
             second = Some(started);

@@ -9,8 +9,8 @@ use crate::error::Error;
 use crate::interrupt;
 use crate::link::{self, Link};
 use crate::memory_choice::{Devices, MemoryChoice};
-use crate::output::json::{self, Told};
-use crate::output::say::{self, say};
+use crate::output::json::Told;
+use crate::output::say::say;
 use crate::sizes::Size;
 
 /// What the JSON of a server that stays is called, a line for each client.
@@ -29,23 +29,9 @@ pub(super) fn run(args: &PerfServerArgs) -> Result<Told, Error> {
         let connection = link.accept(Some(args.link.wait.0))?;
         return session(args, &link, &memory, connection).map(Told::Fields);
     }
-    loop {
-        let ended = link
-            .accept(None)
-            .and_then(|connection| session(args, &link, &memory, connection));
-        match ended {
-            Ok(fields) if say::is_json() => json::print(&json::success(SCHEMA, fields))?,
-            Ok(_) => say!("waiting for the next client"),
-            // What ended a server that stays is no failure.
-            Err(error) if error.is_interrupted() => return Ok(Told::Nothing),
-            Err(error) => {
-                say::failure(&error);
-                if say::is_json() {
-                    json::print(&json::failure(SCHEMA, &error))?;
-                }
-            }
-        }
-    }
+    link.serve_each(SCHEMA, |connection| {
+        session(args, &link, &memory, connection)
+    })
 }
 
 /// One client; returns what the JSON holds.
@@ -56,7 +42,7 @@ fn session(
     connection: Connection,
 ) -> Result<Value, Error> {
     say!("{}", link.describe(&connection, memory));
-    let served = server::serve(&connection, memory, args.link.timeout.0, false);
+    let served = server::serve(&connection, memory, args.link.timeout.0);
     let Served { bytes, verified } = link::part_after(connection, served)?;
     let contents = if verified {
         "contents verified"

@@ -200,7 +200,6 @@ fn cases_of_their_own_leave_a_file_for_each_measurement() {
             "--case",
             "both:64KiB:3",
             "--at-once",
-            "--threads",
             "--runs",
         ]);
         command.arg(&runs);

@@ -1,60 +1,32 @@
 use std::io::Write;
+use std::net::TcpListener;
+use std::process::Command;
 
-use crate::support::{Running, Server, tcpx};
+use crate::support::{Running, tcpx};
 
 const SHORT: [&str; 4] = ["--size", "1MiB", "--rounds", "3"];
 
-#[test]
-fn one_host_without_gpus_measures_its_memory_against_itself() {
-    let mut command = tcpx(&["perf", "--json"]);
-    command.args(SHORT);
-    let ended = Running::start(command).end();
-    let file: serde_json::Value =
-        serde_json::from_str(&ended.assert_code(0).stdout).expect("one JSON document");
-    let rows = file["rows"].as_array().expect("rows");
-    let names: Vec<_> = rows.iter().filter_map(|row| row["name"].as_str()).collect();
-    // A host with GPUs has other pairs.
-    if names.len() == 4 {
-        assert_eq!(
-            names,
-            [
-                "host -> host, alone",
-                "host -> host, all at once",
-                "sum of all at once",
-                "all cores copying memory"
-            ]
-        );
-    }
-    assert!(rows.len() >= 4, "{file:#}");
-    for row in rows {
-        assert!(
-            row["median"].as_f64().is_some_and(|rate| rate > 0.0),
-            "{row}"
-        );
-    }
+/// A key that every rank has.
+fn key() -> String {
+    tcpx::generate_key().expect("a key").to_text()
 }
 
-#[test]
-fn a_list_of_hosts_is_measured_pair_by_pair() {
-    let one = Server::start(tcpx(&["perf", "agent", "host"]));
-    let key = one.key.clone().expect("a fresh key");
-    let mut second = tcpx(&["perf", "agent", "host"]);
-    second.env("TCPX_KEY", &key);
-    let two = Server::start(second);
-    let mut list = tempfile::NamedTempFile::new().expect("a file");
-    writeln!(list, "127.0.0.1:{} # one\n127.0.0.1:{}", one.port, two.port).expect("written");
-    let mut command = tcpx(&["perf", "--hosts"]);
-    command.arg(list.path()).args(SHORT).env("TCPX_KEY", &key);
-    let ended = Running::start(command).end();
-    ended
-        .assert_code(0)
-        .assert_says("contents verified")
-        .assert_says("alone")
-        .assert_says("all at once")
-        .assert_says("perf: PASSED");
-    for port in [&one.port, &two.port] {
-        ended.assert_says(&format!("127.0.0.1:{port} host"));
-    }
+/// A port that nobody listens at now.
+fn free_port() -> String {
+    let free = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr());
+    free.expect("a free port").port().to_string()
+}
+
+/// A rank of several processes, as a launcher starts it.
+fn rank(rank: &str, size: &str, port: &str, key: &str) -> Command {
+    let mut command = tcpx(&["perf", "--host", "--port", port]);
+    command
+        .args(SHORT)
+        .env("TCPX_KEY", key)
+        .env("RANK", rank)
+        .env("WORLD_SIZE", size)
+        .env("MASTER_ADDR", "127.0.0.1");
+    command
 }
 
 /// A list of hosts with these lines.
@@ -65,77 +37,126 @@ fn list(lines: &str) -> tempfile::NamedTempFile {
 }
 
 #[test]
-fn a_host_without_an_agent_is_named_and_the_others_are_measured() {
-    let one = Server::start(tcpx(&["perf", "agent", "host"]));
-    let key = one.key.clone().expect("a fresh key");
-    let mut second = tcpx(&["perf", "agent", "host", "--bind", "::1"]);
-    second.env("TCPX_KEY", &key);
-    let two = Server::start(second);
-    let hosts = list(&format!(
-        "127.0.0.1:{}\n# the next one is down\n127.0.0.1:1\n\n[::1]:{}\n",
-        one.port, two.port
-    ));
-    for json in [false, true] {
-        let mut command = tcpx(&["perf", "--hosts"]);
-        command.arg(hosts.path()).args(SHORT).env("TCPX_KEY", &key);
-        if json {
-            command.arg("--json");
-        }
-        let ended = Running::start(command).end();
-        ended
-            .assert_code(1)
-            .assert_complains("127.0.0.1:1: ")
-            .assert_complains("tcpx perf agent");
-        if json {
-            let file: serde_json::Value =
-                serde_json::from_str(&ended.stdout).expect("one JSON document");
-            let file = &file["measured"];
-            let rows = file["rows"].as_array().expect("rows");
-            assert_eq!(rows.len(), 5, "two pairs, two ways, and a sum: {file:#}");
-            let notes = file["notes"].to_string();
-            assert!(notes.contains("Not measured: 127.0.0.1:1"), "{notes}");
-        } else {
-            ended
-                .assert_says(&format!("[::1]:{} host", two.port))
-                .assert_says("sum of all at once")
-                .assert_says("perf: FAILED");
-        }
+fn one_host_without_gpus_measures_its_memory_against_itself() {
+    let mut command = tcpx(&["perf", "--host", "--json"]);
+    command.args(SHORT);
+    let ended = Running::start(command).end();
+    let file: serde_json::Value =
+        serde_json::from_str(&ended.assert_code(0).stdout).expect("one JSON document");
+    let rows = file["rows"].as_array().expect("rows");
+    let names: Vec<_> = rows.iter().filter_map(|row| row["name"].as_str()).collect();
+    assert_eq!(
+        names,
+        [
+            "host -> host, alone",
+            "host -> host, all at once",
+            "sum of all at once"
+        ]
+    );
+    for row in rows {
+        assert!(
+            row["median"].as_f64().is_some_and(|rate| rate > 0.0),
+            "{row}"
+        );
     }
 }
 
 #[test]
-fn a_list_that_cannot_be_measured_is_refused() {
-    let refused = |lines: &str, code, why: &str| {
+fn what_a_launcher_started_is_measured_pair_by_pair() {
+    let (port, key) = (free_port(), key());
+    let others = ["1", "2"].map(|other| Running::start(rank(other, "3", &port, &key)));
+    let ended = Running::start(rank("0", "3", &port, &key)).end();
+    ended
+        .assert_code(0)
+        .assert_says("contents verified")
+        .assert_says("alone")
+        .assert_says("all at once")
+        .assert_says("perf: PASSED");
+    for title in [
+        "0: 127.0.0.1 host",
+        "1: 127.0.0.1 host",
+        "2: 127.0.0.1 host",
+    ] {
+        ended.assert_says(title);
+    }
+    for pair in ["0: 127.0.0.1 host -> 2", "2: 127.0.0.1 host -> 1"] {
+        ended.assert_complains(pair);
+    }
+    for other in others {
+        other.end().assert_code(0).assert_says("perf: PASSED");
+    }
+}
+
+#[test]
+fn a_list_of_hosts_says_where_rank_0_is() {
+    let (port, key) = (free_port(), key());
+    let hosts = list(&format!("127.0.0.1:{port} # one\nlocalhost\n"));
+    let of_list = |rank: &str| {
+        let mut command = tcpx(&["perf", "--host", "--hosts"]);
+        command.arg(hosts.path()).args(SHORT);
+        command.env("TCPX_KEY", &key).env("RANK", rank);
+        command
+    };
+    let other = Running::start(of_list("1"));
+    Running::start(of_list("0"))
+        .end()
+        .assert_code(0)
+        .assert_says("1: 127.0.0.1 host");
+    other.end().assert_code(0);
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_and_the_others_are_measured() {
+    let (port, key) = (free_port(), key());
+    let other = Running::start(rank("2", "3", &port, &key));
+    let mut first = rank("0", "3", &port, &key);
+    // Enough for the other one on two busy cores.
+    first.args(["--wait", "20s"]);
+    Running::start(first)
+        .end()
+        .assert_code(1)
+        .assert_says("2: 127.0.0.1 host")
+        .assert_complains("rank 1 did not come");
+    other.end().assert_code(0);
+}
+
+#[test]
+fn a_rank_obeys_nobody_without_its_key() {
+    let port = free_port();
+    let mut other = rank("1", "2", &port, &key());
+    other.args(["--wait", "2s"]);
+    let mut first = rank("0", "2", &port, &key());
+    first.args(["--wait", "5s"]);
+    let first = Running::start(first);
+    Running::start(other)
+        .end()
+        .assert_code(1)
+        .assert_complains("key");
+    first
+        .end()
+        .assert_code(1)
+        .assert_complains("no other rank of 2 came");
+}
+
+#[test]
+fn ranks_that_cannot_be_measured_are_refused() {
+    let refused = |lines: &str, why: &str| {
         let hosts = list(lines);
         let mut command = tcpx(&["perf", "--insecure", "--hosts"]);
         command.arg(hosts.path()).args(SHORT);
         Running::start(command)
             .end()
-            .assert_code(code)
+            .assert_code(2)
             .assert_complains(why);
     };
-    refused("127.0.0.1:1\n", 2, "127.0.0.1:1 alone");
-    refused("127.0.0.1:1\n127.0.0.1:2\n", 1, "tcpx perf agent");
-    refused("fe80::1%lo\n127.0.0.1:1\n", 1, "127.0.0.1:1");
-    let agent = Server::start(tcpx(&["perf", "agent", "host", "--insecure"]));
-    let port = &agent.port;
-    let twice = format!("127.0.0.1:{port}\nlocalhost:{port}\n");
-    refused(&twice, 2, "are the same host");
+    refused("127.0.0.1:1\n", "127.0.0.1:1 alone");
+    refused("127.0.0.1:1\n127.0.0.1:2\n", "2 of its lines are addresses");
     let missing = Running::start(tcpx(&["perf", "--insecure", "--hosts", "/nonexistent"])).end();
     missing.assert_code(1).assert_complains("/nonexistent");
-}
-
-#[test]
-fn an_agent_obeys_nobody_without_its_key() {
-    let agent = Server::start(tcpx(&["perf", "agent", "host"]));
-    let mut list = tempfile::NamedTempFile::new().expect("a file");
-    writeln!(list, "127.0.0.1:{}\n127.0.0.1:1", agent.port).expect("written");
-    let mut command = tcpx(&["perf", "--hosts"]);
-    command
-        .arg(list.path())
-        .env("TCPX_KEY", "MFXG65DIMVZCA23FPEQGQZLSMVIWISBB");
-    Running::start(command)
+    let mut without = rank("0", "2", &free_port(), "");
+    without.env_remove("TCPX_KEY");
+    Running::start(without)
         .end()
-        .assert_code(1)
-        .assert_complains("key");
+        .assert_code(2)
+        .assert_complains("need one key");
 }

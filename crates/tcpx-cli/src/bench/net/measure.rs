@@ -12,7 +12,6 @@ use super::meter::Meter;
 use super::orders::{self, At, Cost, Drive, MOST_MESSAGES, Mode, Op, Order, RawRun, Run};
 use super::raw;
 use super::runs;
-use super::threads::Threads;
 use crate::args::bench::NetArgs;
 use crate::error::Error;
 use crate::output::say::{self, aside};
@@ -117,10 +116,7 @@ impl Bench<'_> {
                     let place = first + (turn + round as usize) % here;
                     let (contender, count) =
                         (results.series[place].contender, results.series[place].count);
-                    let watched = self.args.threads && contender.op().is_some();
-                    let threads = Threads::watch(watched, &case.name);
                     let sample = self.sample(case, contender, count, &mut results)?;
-                    drop(threads);
                     if let Some(folder) = &self.args.runs {
                         runs::write(folder, case, contender, &sample)?;
                     }

@@ -11,7 +11,6 @@ use super::engine::{Buffers, End, depth};
 use super::iperf3;
 use super::orders::{self, At, Cost, MOST_MESSAGES, Mode, Op, Order, RawRun, Reply, Run};
 use super::raw;
-use super::threads::Threads;
 use crate::args::bench::NetArgs;
 use crate::args::perf::Place;
 use crate::error::Error;
@@ -29,7 +28,7 @@ pub(super) fn run(args: &NetArgs, place: Place) -> Result<(), Error> {
     let link = Link::new(&args.link, &memory, true)?;
     let connection = link.serve(&args.link, "bench net --server SERVER_IP")?;
     say!("{}", link.describe(&connection, &memory));
-    let served = serve(&connection, &memory, args.link.timeout.0, args.threads);
+    let served = serve(&connection, &memory, args.link.timeout.0);
     link::part_after(connection, served).map(drop)
 }
 
@@ -47,7 +46,6 @@ pub(crate) fn serve(
     connection: &Connection,
     memory: &MemoryChoice,
     limit: Duration,
-    threads: bool,
 ) -> Result<Served, Error> {
     let request = messages::expect(connection, REQUEST, limit)?.wait("a request to measure")?;
     if request != Request::Measure {
@@ -78,7 +76,6 @@ pub(crate) fn serve(
             } => verify(connection, memory, &mut buffers, (op, bytes, depth, seed))
                 .inspect(|_| served.verified = true),
             Order::Run(run) => check(&run).and_then(|()| {
-                let _threads = Threads::watch(threads, "there");
                 let buffers = sized(memory, &mut buffers, run.bytes, run.depth)?;
                 let end = End {
                     connection,
