@@ -87,7 +87,6 @@ impl Shared {
 
     /// Gives the halves of a lane that has joined to loops.
     fn run_lane(shared: &Arc<Self>, socket: &Arc<LaneSocket>, keys: LaneKeys) {
-        shared.halves.fetch_add(2, Ordering::AcqRel);
         let (seal, open) = shared.protection.start(keys);
         let sending = transmit_lane(Arc::clone(shared), Arc::clone(socket), seal);
         let receiving = receive_lane(Arc::clone(shared), Arc::clone(socket), open);

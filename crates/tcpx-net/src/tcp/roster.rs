@@ -48,6 +48,8 @@ pub(super) struct Roster {
     pub(super) signal: Waker,
     places: Box<[Mutex<Place>]>,
     live: AtomicUsize,
+    /// Halves of all streams that a loop still holds.
+    halves: AtomicUsize,
     /// Lanes that wait for a pinned slot to receive into.
     pub(super) unplaced: LaneSet,
 }
@@ -58,6 +60,7 @@ impl Roster {
             signal: Waker::new()?,
             places: (0..lanes).map(|_| Mutex::default()).collect(),
             live: AtomicUsize::new(0),
+            halves: AtomicUsize::new(0),
             unplaced: LaneSet::new(),
         })
     }
@@ -68,6 +71,11 @@ impl Roster {
 
     pub(super) fn live(&self) -> usize {
         self.live.load(Ordering::Acquire)
+    }
+
+    /// Whether no loop holds a half of a lane.
+    pub(super) fn is_empty(&self) -> bool {
+        self.halves.load(Ordering::Acquire) == 0
     }
 
     fn place<R>(&self, lane: u16, act: impl FnOnce(&mut Place) -> R) -> Option<R> {
@@ -82,6 +90,7 @@ impl Roster {
             if is_vacant {
                 place.socket = Some(Arc::clone(socket));
                 place.halves = 2;
+                self.halves.fetch_add(2, Ordering::AcqRel);
                 place.lost = None;
                 self.live.fetch_add(1, Ordering::AcqRel);
             }
@@ -116,9 +125,10 @@ impl Roster {
     /// A loop has let go of a half; whether the lane's place is vacant with that.
     pub(super) fn half_gone(&self, lane: u16) -> bool {
         let vacant = self.place(lane, |place| {
-            place.halves = place.halves.saturating_sub(1);
+            place.halves -= 1;
             place.is_vacant()
         });
+        self.halves.fetch_sub(1, Ordering::AcqRel);
         vacant.unwrap_or(false)
     }
 

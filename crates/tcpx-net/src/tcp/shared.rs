@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -142,8 +142,6 @@ pub(super) struct Shared {
     pub(super) last_loss: Mutex<Option<ChannelError>>,
     /// Held while lanes are added, and while closing begins.
     pub(super) membership: Mutex<()>,
-    /// Lane halves that a loop still holds.
-    pub(super) halves: AtomicUsize,
     events: ArrayQueue<Event>,
     has_ended: AtomicBool,
     ended: Mutex<Option<ChannelError>>,
@@ -208,7 +206,6 @@ impl Shared {
             dead_after,
             last_loss: Mutex::default(),
             membership: Mutex::new(()),
-            halves: AtomicUsize::new(0),
             events: ArrayQueue::new(2 * usize::from(window)),
             has_ended: AtomicBool::new(false),
             ended: Mutex::new(None),
@@ -364,7 +361,6 @@ impl Shared {
     /// A loop has let go of a half.
     pub(super) fn half_gone(&self, lane: u16) {
         let vacant = self.roster.half_gone(lane);
-        self.halves.fetch_sub(1, Ordering::AcqRel);
         self.roster.signal.wake();
         // Another stream may take its place now.
         if vacant && !self.is_over() {

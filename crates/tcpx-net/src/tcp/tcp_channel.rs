@@ -196,10 +196,6 @@ impl TcpChannel {
             return;
         }
     }
-
-    fn lanes_gone(&self) -> bool {
-        self.shared.halves.load(Ordering::Acquire) == 0
-    }
 }
 
 impl Channel for TcpChannel {
@@ -286,7 +282,7 @@ impl Channel for TcpChannel {
     fn poll(&mut self, out: &mut Vec<Completion>) -> Result<(), ChannelError> {
         self.shared.roster.signal.clear();
         // First the question and then the events: those that came before the end are seen.
-        let lanes_gone = self.lanes_gone();
+        let lanes_gone = self.shared.roster.is_empty();
         let ended = self.shared.ended();
         out.append(&mut self.found);
         self.drain_events(out);
@@ -412,7 +408,10 @@ impl Channel for TcpChannel {
     }
 
     fn closed(&self) -> bool {
-        self.is_closing() && self.in_flight == 0 && self.windows.is_empty() && self.lanes_gone()
+        self.is_closing()
+            && self.in_flight == 0
+            && self.windows.is_empty()
+            && self.shared.roster.is_empty()
     }
 
     fn describe(&self) -> String {

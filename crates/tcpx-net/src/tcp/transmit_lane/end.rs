@@ -13,7 +13,7 @@ use tcpx_lanes::socket::abort;
 use tcpx_lanes::splice::Lender;
 
 use super::Queue;
-use crate::tcp::shared::{Event, lock};
+use crate::tcp::shared::lock;
 use crate::tcp::transmit_table::Outgoing;
 
 /// How long a card may take to let go of what a socket that was closed had given it.
@@ -85,30 +85,15 @@ impl Queue {
         {
             abort(self.socket.as_fd());
         }
-        if self.shared.is_over() {
-            for chunk in self.take_rest(unread) {
-                let slot = chunk.slot;
-                drop(chunk);
-                let error = self.shared.failure();
-                self.shared.transmit.free(slot);
-                self.shared.report(Event::SendFailed { slot, error });
-            }
-        } else {
-            self.hand_over(unread);
-        }
+        self.hand_over(unread);
         self.shared.half_gone(self.socket.lane);
     }
 
-    /// Whatever is left of a lane that is gone, oldest first.
-    fn take_rest(&mut self, unread: Vec<Outgoing>) -> Vec<Outgoing> {
-        let held = self.uncopied.abandon().into_iter().map(|(_, chunk)| chunk);
-        held.chain(unread).collect()
-    }
-
-    /// The lane is gone and the channel lives: the others send what may not have arrived.
+    /// The lane is gone: the others send what may not have arrived, or its owner ends it with the channel.
     fn hand_over(&mut self, unread: Vec<Outgoing>) {
         let mut count = 0;
-        for chunk in self.take_rest(unread) {
+        let held = self.uncopied.abandon().into_iter().map(|(_, chunk)| chunk);
+        for chunk in held.chain(unread) {
             match self.shared.transmit.put_back(chunk) {
                 Some(chunk) => self.release(chunk),
                 None => count += 1,
@@ -116,6 +101,9 @@ impl Queue {
         }
         let lane = self.socket.lane;
         count += self.shared.transmit.requeue(lane);
+        if self.shared.is_over() {
+            return;
+        }
         if count > 0 && self.socket.ended_by_peer.load(Ordering::Acquire) {
             // It looked like an end in order, and was none: chunks of ours were on it.
             self.shared
@@ -211,7 +199,6 @@ mod tests {
             ended_by_peer: AtomicBool::new(false),
         });
         shared.roster.join(&socket);
-        shared.halves.fetch_add(2, Ordering::AcqRel);
         zero_copy::enable(socket.as_fd()).unwrap();
         let mut lane = transmit_lane(Arc::clone(shared), socket, SendSeal::Plain);
         let uncopied = &mut lane.owner().uncopied;
@@ -230,7 +217,7 @@ mod tests {
         assert!(shared.next_event().is_none());
         lane.finish();
         let until = Instant::now() + UNREAD * 3;
-        while shared.halves.load(Ordering::Acquire) == 2 {
+        while shared.transmit.chunks.queued() == 0 {
             assert!(Instant::now() < until, "the lane does not end");
             std::thread::sleep(LOOK);
         }
