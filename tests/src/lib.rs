@@ -10,6 +10,7 @@ pub mod content;
 pub mod counting;
 pub mod double;
 pub mod fake_kernel;
+pub mod faults;
 pub mod habits;
 pub mod instructions;
 pub mod namespaces;

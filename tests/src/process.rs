@@ -127,6 +127,20 @@ impl Peer {
         self.signal(Signal::CONT);
     }
 
+    /// Kills it, if it has not ended.
+    pub fn kill(&self) {
+        self.signal(Signal::KILL);
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&self) -> bool {
+        let stat = format!("/proc/{}/stat", self.child.id());
+        let stat = std::fs::read_to_string(&stat).unwrap_or_default();
+        // The state follows the name, which is in parentheses.
+        stat.rsplit_once(") ")
+            .is_none_or(|(_, state)| state.starts_with('Z'))
+    }
+
     fn signal(&self, signal: Signal) {
         let number = i32::try_from(self.child.id()).ok();
         let process = number.and_then(Pid::from_raw).expect("it has a number");

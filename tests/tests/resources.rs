@@ -8,6 +8,7 @@ use tcpx::{Connection, TcpNetwork};
 use tcpx_tests::buffers::{Destination, Source};
 use tcpx_tests::content::Content;
 use tcpx_tests::double;
+use tcpx_tests::faults::count;
 use tcpx_tests::pair::{LONG, Listening, close, double_network};
 use tcpx_tests::process::wait;
 
@@ -95,5 +96,5 @@ fn connections_give_descriptors_and_threads_back() {
         same.then_some(())
     });
     let listening = Listening::new(Arc::new(TcpNetwork::default()), |_| {}, |_| {});
-    return_to_the_baseline(&listening, 300);
+    return_to_the_baseline(&listening, count("connects", 300));
 }

@@ -8,6 +8,7 @@ mod dependencies;
 mod devmem_vm;
 mod dist;
 mod doctor;
+mod faults;
 mod gate;
 mod header;
 mod kernels;
@@ -30,6 +31,8 @@ usage: cargo xtask COMMAND
   dist [--out DIR]       lay out what a user installs in target/dist, and a tarball and a deb in
                          target/packages; with --out the folder alone
   doctor [--check]       write docs/doctor.md from the checks that `tcpx doctor` knows
+  faults [--kills N] [--flips N] [--clients N] [--connects N] [TEST...]
+                         the tests of faults between real processes, those at random moments that often
   gate BASE [...]        whether this tree is as fast as the commit BASE (docs/gate.md)
   header [--check]       write crates/tcpx-capi/include/*.h from their sources, or say that one is stale
   lines [COMMIT]         lines of product Rust, and the change since the commit
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         "devmem-vm" => devmem_vm::run(rest),
         "dist" => dist::run(rest),
         "doctor" => doctor::run(rest),
+        "faults" => faults::run(rest),
         "gate" => gate::run(rest),
         "header" => header::run(rest),
         "lines" => lines::run(rest),

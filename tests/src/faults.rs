@@ -1,0 +1,18 @@
+//! How often the tests in `tests/faults.rs` and `tests/resources.rs` do what they do: a few times, or as often as the variable `FAULTS` says.
+
+/// The variable: `NAME=COUNT` between commas, such as `kills=200,flips=1000000`.
+pub const VARIABLE: &str = "FAULTS";
+
+/// The count of `name` in [`VARIABLE`], else `usual`.
+///
+/// # Panics
+/// When the variable cannot be read.
+pub fn count(name: &str, usual: u64) -> u64 {
+    let text = std::env::var(VARIABLE).unwrap_or_default();
+    let pairs = text.split(',').filter(|pair| !pair.is_empty());
+    let mut pairs = pairs.map(|pair| pair.split_once('=').expect("NAME=COUNT between commas"));
+    let found = pairs.find(|(other, _)| *other == name);
+    found.map_or(usual, |(_, count)| {
+        count.parse().expect("a count is a number")
+    })
+}

@@ -1,0 +1,115 @@
+//! `cargo xtask faults`: every test of faults between real processes, those at random moments as often as asked.
+
+use anyhow::{Context, Result, bail};
+
+use crate::workspace::{cargo, root, run as run_command};
+
+/// What can be counted, how often this task does it, and what it is.
+const COUNTS: [(&str, u64, &str); 4] = [
+    (
+        "kills",
+        200,
+        "SIGKILL of a peer at a random moment of its transfers",
+    ),
+    (
+        "flips",
+        1_000_000,
+        "flipped bits through a relay, plain and as many sealed",
+    ),
+    (
+        "clients",
+        100,
+        "clients that connect while strangers come from a thousand addresses",
+    ),
+    (
+        "connects",
+        2000,
+        "connects and closes, after which nothing is left",
+    ),
+];
+
+/// The tests, and the fault of each.
+const TESTS: [(&str, &str); 9] = [
+    ("faults", "kills, flipped bits and crowds at random moments"),
+    (
+        "accidents",
+        "SIGKILL and SIGSTOP at named points, over every network",
+    ),
+    ("rests", "SIGSTOP for a while, which a transfer survives"),
+    (
+        "strangers",
+        "wrong keys, no keys, other versions, nonsense, silence on the port",
+    ),
+    (
+        "lanes",
+        "lanes and control connections that are reset, closed, stalled, swallowed",
+    ),
+    ("nics", "cards that are slow, cut, or in one network"),
+    (
+        "nccl_lanes",
+        "lanes under NCCL that end amid a message, a killed peer, wrong secrets",
+    ),
+    ("nccl_forks", "forks, and a killed parent whose child lives"),
+    (
+        "resources",
+        "descriptors and threads that connections leave behind",
+    ),
+];
+
+/// Runs them; `--NAME COUNT` sets a count, and words name tests.
+pub(crate) fn run(arguments: &[String]) -> Result<()> {
+    let mut counts = COUNTS.map(|(name, count, _)| (name, count));
+    let mut chosen = Vec::new();
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        let Some(name) = argument.strip_prefix("--") else {
+            let known = TESTS.iter().find(|(test, _)| test == argument);
+            chosen.push(
+                known
+                    .with_context(|| format!("no test {argument}\n{}", usage()))?
+                    .0,
+            );
+            continue;
+        };
+        let held = counts.iter_mut().find(|(known, _)| *known == name);
+        let Some(((_, count), given)) = held.zip(rest.next()) else {
+            bail!("no count {argument}\n{}", usage());
+        };
+        *count = given
+            .parse()
+            .with_context(|| format!("{argument} {given}: not a number"))?;
+    }
+    if chosen.is_empty() {
+        chosen = TESTS.map(|(test, _)| test).to_vec();
+    }
+    let counts = counts
+        .map(|(name, count)| format!("{name}={count}"))
+        .join(",");
+    println!("FAULTS={counts}");
+    for test in chosen {
+        let mut command = cargo();
+        command.current_dir(root()?).env("FAULTS", &counts);
+        command.args([
+            "test",
+            "--locked",
+            "--package",
+            "tcpx-tests",
+            "--test",
+            test,
+        ]);
+        run_command(command.args(["--", "--nocapture"]))?;
+    }
+    Ok(())
+}
+
+fn usage() -> String {
+    let mut text = String::from("counts:");
+    for (name, count, what) in COUNTS {
+        text.push_str(&format!("\n  --{name} N (default {count}): {what}"));
+    }
+    text.push_str("\ntests:");
+    for (name, what) in TESTS {
+        text.push_str(&format!("\n  {name}: {what}"));
+    }
+    text
+}
