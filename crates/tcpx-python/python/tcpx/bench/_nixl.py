@@ -1,4 +1,4 @@
-"""The NIXL backend TCPX beside UCX of the same wheel: two processes, host memory, in turns.
+"""The NIXL backend TCPX beside UCX of the same wheel: two processes, host or GPU memory, in turns.
 
 Needs a NIXL wheel (`pip install nixl numpy`) that finds the plugin. Each round runs every case with
 each backend in a pair of processes of its own; a figure is the median of the rounds' medians, with
@@ -34,6 +34,8 @@ PEERS = {
     "ucx-tcp": ("UCX", {"UCX_TLS": "tcp"}),
     "ucx": ("UCX", {}),
 }
+# What is other where memory lies on a GPU.
+IN_VRAM = {"ucx-tcp": {"UCX_TLS": "tcp,cuda_copy"}}
 SIZES = [("1 MiB", MIB, 60), ("16 MiB", 16 * MIB, 20), ("256 MiB", 256 * MIB, 5)]
 # name, pieces, bytes of each
 LISTS = [
@@ -77,7 +79,7 @@ def nixl() -> Any:
 class Agent:
     """An agent with one registered buffer."""
 
-    def __init__(self, name: str, backend: str, size: int, seed: int) -> None:
+    def __init__(self, name: str, backend: str, size: int, seed: int, kind: str) -> None:
         import numpy as np
 
         api = nixl()
@@ -88,13 +90,23 @@ class Agent:
         self.nixl = api.nixl_agent(name, config)
         self.nixl.create_backend(backend)
         random = np.random.default_rng(seed)
-        self.memory = random.integers(0, 256, size, dtype=np.uint8)
-        self.address = int(self.memory.ctypes.data)
-        self.registered = self.nixl.register_memory([(self.address, size, 0, "")], "DRAM")
+        self.memory: Any = random.integers(0, 256, size, dtype=np.uint8)
+        self.kind = kind
+        if kind == "VRAM":
+            # On the last GPU for the target, which is another one where there are several.
+            torch = importlib.import_module("torch")
+            self.device = 0 if name == "initiator" else torch.cuda.device_count() - 1
+            self.memory = torch.from_numpy(self.memory).to(f"cuda:{self.device}")
+            self.address = int(self.memory.data_ptr())
+            # NIXL knows nothing of the stream that filled it.
+            torch.cuda.synchronize(self.device)
+        else:
+            self.device, self.address = 0, int(self.memory.ctypes.data)
+        self.registered = self.nixl.register_memory([(self.address, size, self.device, "")], kind)
         self.seen = 0
 
-    def descs(self, pieces: list[tuple[int, int]], address: int) -> Any:
-        return self.nixl.get_xfer_descs([(address + at, size, 0) for at, size in pieces], "DRAM")
+    def descs(self, pieces: list[tuple[int, int]], address: int, device: int) -> Any:
+        return self.nixl.get_xfer_descs([(address + at, size, device) for at, size in pieces], self.kind)
 
     def collect(self, count: int) -> None:
         """Waits until so many more notifications have come."""
@@ -118,26 +130,29 @@ class Agent:
         self.finish(handle, self.nixl.transfer(handle, notif), pause)
 
     def bytes_at(self, pieces: list[tuple[int, int]]) -> bytes:
-        return b"".join(self.memory[at : at + size].tobytes() for at, size in pieces)
+        pieces_of = (self.memory[at : at + size] for at, size in pieces)
+        if self.kind == "VRAM":
+            pieces_of = (piece.cpu().numpy() for piece in pieces_of)
+        return b"".join(piece.tobytes() for piece in pieces_of)
 
     def close(self, peer: str) -> None:
         self.nixl.remove_remote_agent(peer)
         self.nixl.deregister_memory(self.registered)
 
 
-def target(pipe: Any, backend: str, size: int) -> None:
+def target(pipe: Any, backend: str, size: int, kind: str) -> None:
     """The other side: it has memory, takes notifications, and answers some."""
-    agent = Agent("target", backend, size, 2)
-    pipe.send((agent.nixl.get_agent_metadata(), agent.address))
+    agent = Agent("target", backend, size, 2, kind)
+    pipe.send((agent.nixl.get_agent_metadata(), agent.address, agent.device))
     agent.nixl.add_remote_agent(pipe.recv())
     pipe.send("ready")
     while True:
         order, argument = pipe.recv()
         if order == "pong":
             # A small transfer with a notification for each that comes, to where it came from.
-            rounds, address = argument
+            rounds, address, device = argument
             piece = [(0, 4096)]
-            local, remote = agent.descs(piece, agent.address), agent.descs(piece, address)
+            local, remote = agent.descs(piece, agent.address, agent.device), agent.descs(piece, address, device)
             handle = agent.nixl.initialize_xfer("WRITE", local, remote, "initiator", b"pong")
             pipe.send("ready")
             for _ in range(rounds):
@@ -158,14 +173,14 @@ def target(pipe: Any, backend: str, size: int) -> None:
 class Pair:
     """This process as initiator, and the target in another one."""
 
-    def __init__(self, backend: str, size: int) -> None:
+    def __init__(self, backend: str, size: int, kind: str) -> None:
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=target, args=(theirs, backend, size))
+        self.process = context.Process(target=target, args=(theirs, backend, size, kind))
         self.process.start()
         theirs.close()
-        self.us = Agent("initiator", backend, size, 1)
-        metadata, self.address = self.pipe.recv()
+        self.us = Agent("initiator", backend, size, 1, kind)
+        metadata, self.address, self.device = self.pipe.recv()
         self.us.nixl.add_remote_agent(metadata)
         self.order(self.us.nixl.get_agent_metadata())
 
@@ -184,9 +199,12 @@ class Pair:
         self.process.join(60)
         self.us.close("target")
 
+    def places(self, ours: list[tuple[int, int]], theirs: list[tuple[int, int]]) -> tuple[Any, Any]:
+        us = self.us
+        return us.descs(ours, us.address, us.device), us.descs(theirs, self.address, self.device)
+
     def request(self, op: str, size: int) -> Any:
-        piece = [(0, size)]
-        local, remote = self.us.descs(piece, self.us.address), self.us.descs(piece, self.address)
+        local, remote = self.places([(0, size)], [(0, size)])
         return self.us.nixl.initialize_xfer(op, local, remote, "target")
 
 
@@ -204,7 +222,7 @@ def small(pair: Pair) -> Iterator[tuple[str, float, int]]:
     """One piece of 4 KiB: with a notification back and forth, and alone."""
     us, rounds = pair.us, 300
     handle = pair.request("WRITE", 4096)
-    pair.order(("pong", (rounds + 1, us.address)))
+    pair.order(("pong", (rounds + 1, us.address, us.device)))
 
     def ping() -> None:
         us.run(handle, b"ping")
@@ -231,24 +249,25 @@ def prepared(pair: Pair, regions: int, blocks: int, size: int) -> tuple[Any, Any
     """Lists of every block at both ends: strided where NIXL takes such, one row for each region."""
     import numpy as np
 
-    def listed(start: int) -> tuple[Any, Any]:
+    def listed(start: int, device: int) -> tuple[Any, Any]:
         at = start + np.arange(regions, dtype=np.uint64) * np.uint64(blocks * size)
-        rows = [at, size, 0, size, blocks]
+        rows = [at, size, device, size, blocks]
         strided = np.stack([np.broadcast_to(np.asarray(row, np.uint64), regions) for row in rows], axis=1)
         each = start + np.arange(regions * blocks, dtype=np.uint64) * np.uint64(size)
         dense = np.zeros((regions * blocks, 3), np.uint64)
-        dense[:, 0], dense[:, 1] = each, size
+        dense[:, 0], dense[:, 1], dense[:, 2] = each, size, device
         return strided, dense
 
-    def prepare(name: str, start: int) -> Any:
-        strided, dense = listed(start)
+    def prepare(name: str, start: int, device: int) -> Any:
+        strided, dense = listed(start, device)
         try:
-            return pair.us.nixl.prep_xfer_dlist(name, strided, "DRAM")
+            return pair.us.nixl.prep_xfer_dlist(name, strided, pair.us.kind)
         except Exception:
             # Older releases know no strides.
-            return pair.us.nixl.prep_xfer_dlist(name, dense, "DRAM")
+            return pair.us.nixl.prep_xfer_dlist(name, dense, pair.us.kind)
 
-    return prepare("NIXL_INIT_AGENT", pair.us.address), prepare("target", pair.address)
+    us = pair.us
+    return prepare("NIXL_INIT_AGENT", us.address, us.device), prepare("target", pair.address, pair.device)
 
 
 def lists(pair: Pair, scale: int) -> Iterator[tuple[str, float, int]]:
@@ -380,18 +399,18 @@ def lmcache(pair: Pair, scale: int) -> Iterator[tuple[str, float, int]]:
     pages = [(page * size, size) for page in range(PAGES)]
     for op in ("WRITE", "READ"):
         # Pages in another order there, so that they are not one run.
-        local, remote = us.descs(pages, us.address), us.descs(pages[::-1], pair.address)
+        local, remote = pair.places(pages, pages[::-1])
         handle = us.nixl.initialize_xfer(op, local, remote, "target")
         yield f"LMCache, {PAGES} pages {op}", timed(lambda: us.run(handle, pause=0.001), 3), PAGES * size
         us.nixl.release_xfer_handle(handle)
     pair.compare(pages, pages[::-1])
 
 
-def measure(backend: str, only: str, scale: int) -> Figures:
+def measure(backend: str, only: str, scale: int, kind: str) -> Figures:
     """Every case with one backend, but those whose names lack `only`."""
     longest = [size for _, size, _ in SIZES] + [count * size for _, count, size in LISTS]
     longest += [REGIONS * BLOCKS * BLOCK_BYTES, PAGES * PAGE_BYTES]
-    pair = Pair(backend, max(MIB, max(longest) // scale))
+    pair = Pair(backend, max(MIB, max(longest) // scale), kind)
     figures: Figures = {}
 
     def cached(cases: Callable[[Pair, Cache], Iterator[tuple[str, float, int]]]) -> Any:
@@ -458,13 +477,15 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}")
     only = ["small", "sizes", "lists", "vllm", "sglang", "lmcache"]
     parser.add_argument("--only", default="", choices=only, help="one group of cases")
+    memory = "host memory, or a GPU's (needs torch)"
+    parser.add_argument("--memory", default="DRAM", choices=["DRAM", "VRAM"], help=memory)
     parser.add_argument("--quick", action="store_true", help=f"move {QUICK} times less, to see that it works")
     parser.add_argument("--json", type=Path, help="write every round's seconds and bytes")
     parser.add_argument("--one", choices=list(PEERS), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     scale = QUICK if options.quick else 1
     if options.one:
-        print("RESULT " + json.dumps(measure(PEERS[options.one][0], options.only, scale)))
+        print("RESULT " + json.dumps(measure(PEERS[options.one][0], options.only, scale, options.memory)))
         return
     peers = options.peers.split(",")
     unknown = [peer for peer in peers if peer not in PEERS]
@@ -474,10 +495,11 @@ def main(arguments: list[str]) -> None:
     failed = False
     for number in range(options.rounds):
         for peer in peers:
-            command = [sys.executable, __file__, "--one", peer]
+            command = [sys.executable, __file__, "--one", peer, "--memory", options.memory]
             command += ["--only", options.only] if options.only else []
             command += ["--quick"] if options.quick else []
-            variables = {**os.environ, **PEERS[peer][1]}
+            chosen = IN_VRAM.get(peer, {}) if options.memory == "VRAM" else {}
+            variables = {**os.environ, **PEERS[peer][1], **chosen}
             done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
             results = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
             if results:
