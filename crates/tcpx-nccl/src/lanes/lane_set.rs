@@ -228,6 +228,7 @@ impl LaneSet {
     fn is_idle(&self) -> bool {
         // In this order: a chunk that a lane takes weighs until it is counted.
         self.load.load(Ordering::SeqCst) == 0
+            && self.chunks.queued() == 0
             && self.chunks.done().all(|done| done.under_way() == 0)
     }
 

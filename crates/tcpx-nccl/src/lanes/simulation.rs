@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use nccl_net::export::{Buffer, RequestId};
+use tcpx_lanes::lane_group::LaneGroup;
 use tcpx_lanes::socket_calls::Span;
 use tcpx_wire::ChunkHeader;
 
@@ -75,7 +76,7 @@ struct World {
     memory: Vec<Message>,
     lanes: Vec<Lane>,
     ids: u64,
-    queue: VecDeque<Chunk>,
+    queue: LaneGroup<Chunk>,
     posted: u64,
     /// Sends that the host was told are done.
     sent: BTreeSet<u64>,
@@ -106,7 +107,7 @@ impl World {
             memory: vec![[0; BYTES as usize]; RequestId::LIMIT],
             lanes: (0..LANES as u64).map(lane).collect(),
             ids: LANES as u64,
-            queue: VecDeque::new(),
+            queue: LaneGroup::new(LANES, (MESSAGES * CHUNKS) as usize),
             posted: 0,
             sent: BTreeSet::new(),
             written: BTreeMap::new(),
@@ -138,7 +139,8 @@ impl World {
             for at in (0..BYTES).step_by(CHUNK_BYTES as usize) {
                 let header = header(1, sequence, at, CHUNK_BYTES as u32, BYTES);
                 let payload = payload.from(at as usize).first(CHUNK_BYTES as usize);
-                self.queue.push_back(self.outlet.chunk(header, payload));
+                let pushed = self.queue.push(self.outlet.chunk(header, payload));
+                assert!(pushed.is_ok(), "there is room for all");
             }
             self.open.insert(sequence);
             self.posted += 1;
@@ -150,7 +152,8 @@ impl World {
         if lane.sender_dead || lane.unacked.len() > 3 {
             return;
         }
-        if let Some(mut chunk) = self.queue.pop_front() {
+        if let Some(mut chunk) = self.queue.take(at as u16) {
+            self.queue.took(at as u16);
             lane.wire.push_back(in_socket(&chunk));
             chunk.retain(&self.retention);
             lane.unacked.push_back(chunk);
@@ -173,6 +176,7 @@ impl World {
         if !lane.sender_dead
             && let Some(chunk) = lane.unacked.pop_front()
         {
+            self.queue.acknowledged(at as u16);
             chunk.acknowledged();
         }
     }
@@ -232,10 +236,12 @@ impl World {
     fn end_sender(&mut self, at: usize) {
         let lane = &mut self.lanes[at];
         lane.sender_dead = true;
-        for mut chunk in lane.unacked.drain(..).rev() {
+        let again = lane.unacked.drain(..).map(|mut chunk| {
             chunk.header.attempt = chunk.header.attempt.saturating_add(1);
-            self.queue.push_front(chunk);
-        }
+            chunk
+        });
+        self.queue.push_again(again);
+        self.queue.gave_back(at as u16);
     }
 
     /// A lane that both ends gave up is dialled again.
@@ -263,6 +269,9 @@ impl World {
             _ => self.post(),
         }
         self.test_sends();
+        for (lane, done) in self.lanes.iter().zip(self.queue.done()) {
+            assert_eq!(done.under_way(), lane.unacked.len() as u64);
+        }
         let (inlet, memory) = (&self.inlet, &self.memory);
         self.open.retain(|sequence| {
             let is_whole = inlet.progress(*sequence) == Some((BYTES, BYTES));

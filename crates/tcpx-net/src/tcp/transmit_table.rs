@@ -102,7 +102,7 @@ impl TransmitTable {
 
     /// Bytes of the chunks in the queue; those that were taken back count until a lane comes upon them.
     pub(super) fn queued_bytes(&self) -> u64 {
-        self.queued_bytes.load(Ordering::Relaxed)
+        self.queued_bytes.load(Ordering::Acquire)
     }
 
     /// Takes a lane that rests, for a chunk of so many bytes. Short ones take the lanes in turn: the system
@@ -116,7 +116,6 @@ impl TransmitTable {
     pub(super) fn take(&self, lane: u16) -> Option<Taken> {
         loop {
             let (slot, bytes) = self.chunks.take(lane)?;
-            self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
             let taken = self.with(slot, |state| {
                 match std::mem::replace(state, SendState::Free) {
                     SendState::Queued(outgoing) => {
@@ -135,6 +134,8 @@ impl TransmitTable {
                     }
                 }
             });
+            // Behind its count as the lane's: the monitor never misses it.
+            self.queued_bytes.fetch_sub(bytes, Ordering::Release);
             if taken.is_some() {
                 return taken;
             }

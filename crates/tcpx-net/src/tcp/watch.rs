@@ -110,7 +110,9 @@ impl ChannelWatch {
             return false;
         }
         let at_work = channel.presence.at_work(now);
-        let mut owing = self.bare.is_some();
+        // Before what the lanes have done: a chunk that a lane takes counts here until it counts there.
+        let queued = channel.transmit.queued_bytes() > 0;
+        let mut owing = queued || self.bare.is_some();
         let lanes = self.lanes.iter_mut().zip(channel.transmit.chunks.done());
         for (lane, ((clock, speed), done)) in (0u16..).zip(lanes) {
             let owes = done.owes();
@@ -132,9 +134,8 @@ impl ChannelWatch {
                 channel.lane_lost_only(lane, Some(&socket), Lost::Stalled(waited));
             }
         }
-        if channel.transmit.chunks.queued() > 0 {
+        if queued {
             // Should one that others rely on stand still, those that left work to it look again.
-            owing = true;
             channel.wake_sender(0);
         }
         if owing {
