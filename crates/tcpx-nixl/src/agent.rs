@@ -486,8 +486,7 @@ impl Agent {
         {
             return Err(Status::INVALID_PARAM);
         }
-        let flight =
-            Flight::new(self.next_id(), Arc::clone(plan), notice).ok_or(Status::NOT_FOUND)?;
+        let flight = Flight::new(Arc::clone(plan), notice).ok_or(Status::NOT_FOUND)?;
         let on_host = plan.locals.iter().all(|memory| memory.is_host())
             && plan.remotes.iter().all(|region| !region.on_gpu);
         if name == self.name && on_host {
@@ -525,11 +524,6 @@ impl Agent {
             return Err(Status::NOT_SUPPORTED);
         }
         let link = self.link(name, gpu, port.map(|region| region.port))?;
-        if let Some(conn) = link.up()
-            && conn.start_at_once(&flight)
-        {
-            return Ok(flight);
-        }
         match link.submit(Work::Flight(Arc::clone(&flight))) {
             Status::SUCCESS => Ok(flight),
             refused => Err(refused),
@@ -583,7 +577,7 @@ impl Agent {
                 None => return Status::NOT_FOUND,
             }
         }
-        for run in plan.alone.iter().chain(&plan.gathered) {
+        for run in &plan.runs {
             let Some(locals) = flight.holds() else {
                 return Status::CANCELED;
             };

@@ -1,32 +1,33 @@
 //! A connection to another agent: how it begins and ends, and what is said on it. What this side wants of the peer is in
-//! `asking`, what the peer wants in `serving`; both run on a thread of the connection, the program's, or the
-//! [mover](crate::mover)'s.
+//! `asking`, what the peer wants in `serving`; both run on the connection's thread or the program's.
 
 mod asking;
 mod serving;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use tcpx::{Connection, Error, ErrorKind, Transfer, WindowKey};
+use tcpx::{Connection, Error, ErrorKind, Transfer};
 
 use crate::abi::Status;
 use crate::agent::Agent;
 use crate::flight::Flight;
 use crate::info::AgentId;
-use crate::memory::copy;
-use crate::message::{MOST_BYTES, Message, Piece};
-use crate::mover::{Mover, Pull};
-use asking::{Keys, refusal};
+use crate::message::{MOST_BYTES, Message};
+use asking::Keys;
 use serving::{Doorway, Partial};
 
 /// How often the thread of a connection looks whether it is to end.
 const LOOK: Duration = Duration::from_secs(1);
+/// Runs of a transfer that its poster starts itself.
+const MOST_RUNS_AT_ONCE: usize = 256;
+/// How often what waits for room is tried again.
+const RETRY: Duration = Duration::from_millis(1);
 /// Longest wait for the first words of a peer.
 const GREETING: Duration = Duration::from_secs(10);
 /// Messages that may be under way; more wait.
@@ -51,34 +52,6 @@ impl Work {
     }
 }
 
-/// What the mover is told.
-#[derive(Debug)]
-pub(crate) enum Event {
-    Flight(Arc<Flight>),
-    /// A transfer of the engine has ended.
-    Ended(u64),
-    /// A slot of the peer's staging memory may be used again.
-    SlotFree(u32),
-    /// The peer's staging memory.
-    Staging {
-        key: WindowKey,
-        slots: u32,
-        slot_bytes: u32,
-    },
-    /// A window came, or bytes.
-    Look,
-    /// The peer wants these pieces.
-    Pull(Pull),
-    Stop,
-}
-
-/// What waits for the mover.
-#[derive(Debug, Default)]
-struct Events {
-    waiting: VecDeque<Event>,
-    stopped: bool,
-}
-
 /// Messages on their way, and those that wait.
 #[derive(Debug, Default)]
 struct Outbox {
@@ -92,16 +65,22 @@ pub(crate) struct Conn {
     connection: Connection,
     name: OnceLock<Arc<[u8]>>,
     dead: AtomicBool,
-    events: Mutex<Events>,
-    wake: Condvar,
     outbox: Mutex<Outbox>,
-    flights: Mutex<HashMap<u64, Arc<Flight>>>,
+    flights: Mutex<Flights>,
     keys: Mutex<HashMap<u64, Keys>>,
     doorway: Mutex<Doorway>,
     partial: Mutex<HashMap<u64, Partial>>,
-    pulled: AtomicUsize,
-    /// Flights that the mover has not finished.
-    pub(crate) moving: AtomicUsize,
+    /// The thread that reads what the peer says.
+    reader: OnceLock<Thread>,
+}
+
+/// Flights that need more than their posters.
+#[derive(Debug, Default)]
+struct Flights {
+    /// They wait for windows, or for others to end.
+    waiting: VecDeque<Arc<Flight>>,
+    /// A notification follows them that is too long for the engine.
+    watched: Vec<Arc<Flight>>,
 }
 
 impl fmt::Debug for Conn {
@@ -124,15 +103,12 @@ impl Conn {
             connection,
             name: OnceLock::new(),
             dead: AtomicBool::new(false),
-            events: Mutex::default(),
-            wake: Condvar::new(),
             outbox: Mutex::default(),
             flights: Mutex::default(),
             keys: Mutex::default(),
             doorway: Mutex::default(),
             partial: Mutex::default(),
-            pulled: AtomicUsize::new(0),
-            moving: AtomicUsize::new(0),
+            reader: OnceLock::new(),
         });
         agent.keep(&conn);
         conn
@@ -180,7 +156,7 @@ impl Conn {
         }
         let _ = self.name.set(Arc::from(name));
         self.send(&Message::Welcome);
-        self.start_mover()
+        Ok(())
     }
 
     /// Greets the peer that was connected to.
@@ -203,24 +179,10 @@ impl Conn {
             Some(Message::Stranger) => return Err("another agent listens there now".to_owned()),
             _ => return Err("it speaks another version; use the same tcpx at both ends".to_owned()),
         }
-        conn.start_mover()?;
         let serving = Arc::clone(&conn);
         let started = agent.spawn("tcpx-nixl-serve", move || serving.serve(false));
         started.map_err(|error| format!("no thread for it: {error}"))?;
         Ok(conn)
-    }
-
-    fn start_mover(self: &Arc<Self>) -> Result<(), String> {
-        let conn = Arc::clone(self);
-        let started = self.agent.spawn("tcpx-nixl-move", move || {
-            let _end = DieAtEnd(Arc::clone(&conn));
-            Mover::new(conn).run();
-        });
-        started.map_err(|error| format!("no thread for it: {error}"))
-    }
-
-    pub(crate) fn connection(&self) -> &Connection {
-        &self.connection
     }
 
     pub(crate) fn is_dead(&self) -> bool {
@@ -242,12 +204,8 @@ impl Conn {
         if !self.dead.swap(true, Ordering::AcqRel) && !self.agent.is_stopping() {
             tracing::info!("connection with {} is over: {why}", self.peer_text());
         }
-        self.post(Event::Stop);
-        let flights: Vec<_> = lock(&self.flights)
-            .drain()
-            .map(|(_, flight)| flight)
-            .collect();
-        for flight in flights {
+        let Flights { waiting, watched } = std::mem::take(&mut *lock(&self.flights));
+        for flight in waiting.into_iter().chain(watched) {
             flight.end(Status::REMOTE_DISCONNECT);
         }
         let doorway = std::mem::take(&mut *lock(&self.doorway));
@@ -290,53 +248,59 @@ impl Conn {
         }
     }
 
-    // The mover's events.
-
-    pub(crate) fn post(&self, event: Event) {
-        let mut events = lock(&self.events);
-        if events.stopped {
-            drop(events);
-            if let Event::Flight(flight) = event {
-                flight.end(Status::REMOTE_DISCONNECT);
-            }
-            return;
-        }
-        events.stopped = matches!(event, Event::Stop);
-        events.waiting.push_back(event);
-        drop(events);
-        self.wake.notify_one();
-    }
-
-    /// Events for the mover, which waits for some, at most for `limit`.
-    pub(crate) fn take_events(&self, limit: Option<Duration>) -> VecDeque<Event> {
-        let mut events = lock(&self.events);
-        let until = limit.map(|limit| Instant::now() + limit);
-        while events.waiting.is_empty() {
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            events = match left {
-                Some(Duration::ZERO) => break,
-                Some(left) => {
-                    let waited = self.wake.wait_timeout(events, left);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-                None => self
-                    .wake
-                    .wait(events)
-                    .unwrap_or_else(PoisonError::into_inner),
-            };
-        }
-        std::mem::take(&mut events.waiting)
-    }
+    // Transfers.
 
     /// Takes work; it fails by itself if the connection is over.
-    pub(crate) fn submit(&self, work: Work) {
+    pub(crate) fn submit(self: &Arc<Self>, work: Work) {
         match work {
             Work::Flight(flight) => {
-                self.moving.fetch_add(1, Ordering::AcqRel);
-                self.post(Event::Flight(flight));
+                let mut flights = lock(&self.flights);
+                let waits = !flights.waiting.is_empty();
+                drop(flights);
+                // To list many pieces takes a while, which is not the poster's.
+                let is_long = flight.plan.runs.len() > MOST_RUNS_AT_ONCE;
+                if waits || is_long || !self.start(&flight) {
+                    flights = lock(&self.flights);
+                    flights.waiting.push_back(flight);
+                    drop(flights);
+                    self.wake_reader();
+                }
             }
             Work::Notice(bytes) => self.send_notice(&bytes),
         }
+    }
+
+    /// Whatever waits may go on now.
+    fn wake_reader(&self) {
+        if let Some(reader) = self.reader.get() {
+            reader.unpark();
+        }
+        if self.is_dead() {
+            self.die("it is over");
+        }
+    }
+
+    /// Starts what waited, as far as that goes; `true` if something still waits.
+    fn go_on(self: &Arc<Self>) -> bool {
+        let mut flights = lock(&self.flights);
+        let watched = std::mem::take(&mut flights.watched);
+        while let Some(flight) = flights.waiting.pop_front() {
+            drop(flights);
+            let started = self.start(&flight);
+            flights = lock(&self.flights);
+            if !started {
+                flights.waiting.push_front(flight);
+                break;
+            }
+        }
+        drop(flights);
+        let running = |flight: &Arc<Flight>| flight.check() == Status::IN_PROGRESS;
+        let watched: Vec<_> = watched.into_iter().filter(running).collect();
+        let mut flights = lock(&self.flights);
+        flights.watched.extend(watched);
+        let waits = !flights.waiting.is_empty() || !flights.watched.is_empty();
+        drop(flights);
+        self.flush() || waits
     }
 
     // Messages.
@@ -352,7 +316,7 @@ impl Conn {
         if !outbox.waiting.is_empty() || outbox.under_way.len() >= MOST_MESSAGES {
             outbox.waiting.push_back(bytes);
             drop(outbox);
-            self.post(Event::Look);
+            self.wake_reader();
             return;
         }
         match self.connection.notify(&bytes) {
@@ -364,7 +328,7 @@ impl Conn {
                 }
                 drop(outbox);
                 match is_room {
-                    true => self.post(Event::Look),
+                    true => self.wake_reader(),
                     false => drop(self.failed(&error)),
                 }
             }
@@ -372,7 +336,7 @@ impl Conn {
     }
 
     /// Sends what waited; `true` if some still waits.
-    pub(crate) fn flush(&self) -> bool {
+    fn flush(&self) -> bool {
         let mut outbox = lock(&self.outbox);
         outbox.forget_ended();
         while outbox.under_way.len() < MOST_MESSAGES
@@ -411,12 +375,12 @@ impl Conn {
 
     // What the peer says.
 
-    /// What the peer says next, `None` where it says nothing for a while. `drives`: this thread makes the
+    /// What the peer says next, `None` where it says nothing for `limit`. `drives`: this thread makes the
     /// connection's progress meanwhile. Else that is left to whoever polls for a transfer, who learns of its end
     /// without a wake-up of this thread then.
-    fn next(&self, drives: bool) -> Result<Option<Vec<u8>>, Error> {
+    fn next(&self, drives: bool, limit: Duration) -> Result<Option<Vec<u8>>, Error> {
         if drives {
-            return self.connection.notification(LOOK);
+            return self.connection.notification(limit);
         }
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
         match self
@@ -425,7 +389,7 @@ impl Conn {
         {
             Poll::Ready(outcome) => outcome.map(Some),
             Poll::Pending => {
-                std::thread::park_timeout(LOOK);
+                std::thread::park_timeout(limit);
                 Ok(None)
             }
         }
@@ -433,8 +397,13 @@ impl Conn {
 
     fn serve(self: &Arc<Self>, drives: bool) {
         let _end = DieAtEnd(Arc::clone(self));
+        let _ = self.reader.set(std::thread::current());
         loop {
-            match self.next(drives) {
+            let limit = match self.go_on() {
+                true => RETRY,
+                false => LOOK,
+            };
+            match self.next(drives, limit) {
                 Ok(Some(bytes)) => {
                     let handled = Message::from_bytes(&bytes)
                         .ok_or("it said what is no message")
@@ -469,54 +438,8 @@ impl Conn {
             Message::AskWindow { region } => self.open_window(region)?,
             Message::Window { region, key } => self.window_came(region, key)?,
             Message::CloseWindow { window } => self.close_doors(|_, id| id == window),
-            Message::AskStaging => self.open_staging()?,
-            Message::Staging {
-                key,
-                slots,
-                slot_bytes,
-            } => self.post(Event::Staging {
-                key,
-                slots,
-                slot_bytes,
-            }),
-            Message::Push {
-                transfer,
-                is_answer,
-                slot,
-                pieces,
-            } => match is_answer {
-                false => self.pushed(transfer, &pieces, slot)?,
-                true => self.answered(transfer, &pieces, slot)?,
-            },
-            Message::Applied {
-                transfer,
-                slot,
-                bytes,
-                status,
-            } => self.applied(transfer, slot, bytes, status)?,
-            Message::SlotFree { slot } => self.post(Event::SlotFree(slot)),
-            Message::Pull {
-                transfer,
-                first,
-                pieces,
-            } => self.pull(transfer, first, pieces)?,
-            Message::PullFailed { transfer, status } => {
-                if let Some(flight) = self.flight(transfer) {
-                    self.remove_flight(transfer);
-                    flight.end(refusal(status));
-                }
-            }
         }
         Ok(())
-    }
-
-    /// Wakes the mover when a transfer of the engine ends.
-    pub(crate) fn waker(self: &Arc<Self>, key: u64) -> Waker {
-        Arc::new(EndWaker {
-            conn: Arc::downgrade(self),
-            key,
-        })
-        .into()
     }
 }
 
@@ -537,19 +460,6 @@ impl std::task::Wake for Unpark {
     }
 }
 
-struct EndWaker {
-    conn: Weak<Conn>,
-    key: u64,
-}
-
-impl std::task::Wake for EndWaker {
-    fn wake(self: Arc<Self>) {
-        if let Some(conn) = self.conn.upgrade() {
-            conn.post(Event::Ended(self.key));
-        }
-    }
-}
-
 impl Outbox {
     fn forget_ended(&mut self) {
         while let Some(first) = self.under_way.front()
@@ -557,24 +467,6 @@ impl Outbox {
         {
             self.under_way.pop_front();
         }
-    }
-}
-
-fn bytes_of(pieces: &[Piece]) -> u64 {
-    pieces.iter().map(|piece| u64::from(piece.len)).sum()
-}
-
-/// Puts what a slot holds into the places of its pieces.
-///
-/// # Safety
-/// Each place is valid for as many bytes as its piece has, and `from` for the sum of them.
-unsafe fn scatter(from: *const u8, pieces: &[Piece], places: &[*mut u8]) {
-    let mut at = 0;
-    for (piece, place) in pieces.iter().zip(places) {
-        let len = piece.len as usize;
-        // SAFETY: as the caller says.
-        unsafe { copy(from.add(at), *place, len) };
-        at += len;
     }
 }
 

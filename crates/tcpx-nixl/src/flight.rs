@@ -1,13 +1,13 @@
 //! One post of a transfer: how far it is, and what it holds.
 
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use tcpx::{Transfer, WindowKey};
 
 use crate::abi::Status;
-use crate::conn::{Conn, Event};
+use crate::conn::Conn;
 use crate::memory::Hold;
 use crate::plan::Plan;
 
@@ -17,8 +17,6 @@ pub(crate) type Holds = Arc<Vec<Arc<Hold>>>;
 /// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Flight {
-    /// Names it on its connection.
-    pub(crate) id: u64,
     pub(crate) plan: Arc<Plan>,
     /// NIXL's notification behind it.
     pub(crate) notice: Option<Vec<u8>>,
@@ -31,55 +29,36 @@ pub(crate) struct Flight {
 
 #[derive(Debug)]
 struct Inner {
-    /// Bytes that are not in place yet.
-    left: u64,
     holds: Option<Holds>,
-    /// What can be cancelled.
-    transfers: Vec<Arc<Transfer>>,
-    /// The one transfer that the whole flight is, where the poster started it itself.
-    direct: Option<Direct>,
-    /// The connection that counts its bytes.
-    conn: Weak<Conn>,
+    /// The transfer of the engine that it is, once that has started.
+    running: Option<Running>,
 }
 
-/// A flight that its poster started as one transfer of the engine.
+/// What a flight is to the engine.
 #[derive(Debug)]
-pub(crate) struct Direct {
-    pub(crate) transfer: Arc<Transfer>,
+pub(crate) struct Running {
+    pub(crate) transfer: Transfer,
     pub(crate) conn: Arc<Conn>,
     /// Windows that are free again when it has ended well.
     pub(crate) keys: Vec<(u64, WindowKey)>,
-}
-
-/// What the arrival of bytes makes of a flight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Advance {
-    /// More bytes are missing, or the flight is over already.
-    Going,
-    /// Every byte is in place.
-    Complete,
-    /// More bytes came than were missing.
-    TooMany,
+    /// A notification that is sent when it has.
+    pub(crate) notice: Option<Vec<u8>>,
 }
 
 impl Flight {
     /// `None` if some of the memory was deregistered.
-    pub(crate) fn new(id: u64, plan: Arc<Plan>, notice: Option<Vec<u8>>) -> Option<Arc<Self>> {
+    pub(crate) fn new(plan: Arc<Plan>, notice: Option<Vec<u8>>) -> Option<Arc<Self>> {
         let holds: Option<Vec<_>> = plan
             .locals
             .iter()
             .map(|memory| memory.hold().map(Arc::new))
             .collect();
         Some(Arc::new(Self {
-            id,
             notice,
             status: AtomicI32::new(Status::IN_PROGRESS.0),
             inner: Mutex::new(Inner {
-                left: plan.bytes,
                 holds: Some(Arc::new(holds?)),
-                transfers: Vec::new(),
-                direct: None,
-                conn: Weak::new(),
+                running: None,
             }),
             plan,
             token: Arc::new(()),
@@ -115,59 +94,15 @@ impl Flight {
         Arc::strong_count(&self.token) > 1
     }
 
-    /// Runs `copy` with the local memory, unless the flight is over; it cannot end meanwhile.
-    pub(crate) fn with_memory<R>(&self, copy: impl FnOnce(&[Arc<Hold>]) -> R) -> Option<R> {
-        let inner = self.lock();
-        let holds = inner.holds.as_ref()?;
-        Some(copy(holds))
-    }
-
-    /// So many more bytes are in place.
-    pub(crate) fn advance(&self, bytes: u64) -> Advance {
+    /// The engine moves it now. If it is over, that ends.
+    pub(crate) fn set_running(&self, running: Running) {
         let mut inner = self.lock();
-        if inner.holds.is_none() {
-            return Advance::Going;
-        }
-        match inner.left.checked_sub(bytes) {
-            None => Advance::TooMany,
-            Some(0) => {
-                inner.left = 0;
-                Advance::Complete
-            }
-            Some(left) => {
-                inner.left = left;
-                Advance::Going
-            }
-        }
-    }
-
-    /// Bytes that are not in place yet.
-    pub(crate) fn left(&self) -> u64 {
-        self.lock().left
-    }
-
-    /// The connection that is to know when it ends early.
-    pub(crate) fn set_conn(&self, conn: &Arc<Conn>) {
-        self.lock().conn = Arc::downgrade(conn);
-    }
-
-    /// A transfer of the engine that belongs to it; if the flight is over, it is cancelled.
-    pub(crate) fn add_transfer(&self, transfer: &Arc<Transfer>) {
-        let mut inner = self.lock();
-        if inner.holds.is_none() {
+        if inner.holds.is_some() {
+            inner.running = Some(running);
+        } else {
             drop(inner);
-            transfer.cancel();
-            return;
+            running.give_up();
         }
-        if inner.transfers.len() >= 64 {
-            inner.transfers.retain(|transfer| transfer.test().is_none());
-        }
-        inner.transfers.push(Arc::clone(transfer));
-    }
-
-    /// The whole flight is this one transfer.
-    pub(crate) fn set_direct(&self, direct: Direct) {
-        self.lock().direct = Some(direct);
     }
 
     /// Ends it, once. What still runs of it is cancelled unless all went well.
@@ -177,53 +112,52 @@ impl Flight {
             return;
         }
         self.status.store(status.0, Ordering::Release);
-        let transfers = std::mem::take(&mut inner.transfers);
-        let direct = inner.direct.take();
-        let conn = std::mem::take(&mut inner.conn).upgrade();
+        let running = inner.running.take();
         drop(inner);
-        if status == Status::SUCCESS {
-            if let Some(conn) = conn {
-                conn.agent
-                    .note_rate(self.plan.bytes, self.started.elapsed());
+        match running {
+            Some(running) if status == Status::SUCCESS => {
+                let took = self.started.elapsed();
+                running.conn.agent.note_rate(self.plan.bytes, took);
             }
-        } else {
-            if let Some(conn) = conn {
-                conn.post(Event::Look);
-            }
-            for transfer in transfers {
-                transfer.cancel();
-            }
-            if let Some(direct) = direct {
-                direct.transfer.cancel();
-                direct.conn.close_windows(direct.keys);
-            }
+            Some(running) => running.give_up(),
+            None => {}
         }
     }
 
-    /// Looks how it stands; a flight of one transfer learns it here.
+    /// Looks how it stands: that is how its end is learnt.
     pub(crate) fn check(&self) -> Status {
         let status = self.status();
         if status != Status::IN_PROGRESS {
             return status;
         }
-        let inner = self.lock();
-        let Some(direct) = &inner.direct else {
+        let mut inner = self.lock();
+        let Some(running) = &mut inner.running else {
             return self.status();
         };
         // Makes progress where nobody else does, and never waits.
-        let Some(outcome) = direct.transfer.wait_timeout(Duration::ZERO) else {
+        let Some(outcome) = running.transfer.test() else {
             return Status::IN_PROGRESS;
         };
-        let (conn, keys) = (Arc::clone(&direct.conn), direct.keys.clone());
+        let conn = Arc::clone(&running.conn);
+        if let Err(error) = &outcome {
+            drop(inner);
+            self.end(conn.failed(error));
+            return self.status();
+        }
+        let (keys, notice) = (std::mem::take(&mut running.keys), running.notice.take());
         drop(inner);
-        let status = match outcome {
-            Ok(_) => {
-                conn.give_back(keys);
-                Status::SUCCESS
-            }
-            Err(error) => conn.failed(&error),
-        };
-        self.end(status);
+        conn.give_back(keys);
+        if let Some(notice) = notice {
+            conn.send_notice(&notice);
+        }
+        self.end(Status::SUCCESS);
         self.status()
+    }
+}
+
+impl Running {
+    fn give_up(self) {
+        self.transfer.cancel();
+        self.conn.close_windows(self.keys);
     }
 }

@@ -10,7 +10,7 @@ use crate::bytes::{Reader, push_short_bytes};
 
 const MAGIC: [u8; 4] = *b"TCPX";
 /// Of both formats, and of what agents say to each other.
-pub(crate) const VERSION: u8 = 2;
+pub(crate) const VERSION: u8 = 3;
 /// Addresses that an agent names at most.
 const MOST_ADDRESSES: usize = 64;
 

@@ -5,7 +5,7 @@
 //! `docs/nixl.md`; how two agents talk is in `message.rs`.
 //!
 //! - `abi`, `guard`, `plugin`: the C++ interface, written in Rust alone.
-//! - `agent`, `link`, `conn`, `mover`: listeners, connections, what they carry out.
+//! - `agent`, `link`, `conn`: listeners, connections, what they carry out.
 //! - `memory`, `plan`, `flight`: registered memory, what a transfer moves, how far it is.
 
 #![allow(
@@ -31,7 +31,6 @@ mod link;
 mod logging;
 mod memory;
 mod message;
-mod mover;
 mod plan;
 mod plugin;
 

@@ -61,14 +61,6 @@ impl Link {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The connection, if there is a living one.
-    pub(crate) fn up(&self) -> Option<Arc<Conn>> {
-        match &*self.lock() {
-            State::Up(conn) if !conn.is_dead() => Some(Arc::clone(conn)),
-            _ => None,
-        }
-    }
-
     /// Gives work to the connection, or keeps it until there is one.
     pub(crate) fn submit(self: &Arc<Self>, work: Work) -> Status {
         let mut state = self.lock();

@@ -146,55 +146,10 @@ impl Registered {
     }
 }
 
-/// Staging memory: host memory of ours that peers put bytes into, or that bytes are gathered in.
-#[derive(Debug)]
-pub(crate) struct Staging {
-    address: *mut u8,
-    len: usize,
-}
-
-// SAFETY: the memory is plain bytes that are only reached through copies of raw memory.
-unsafe impl Send for Staging {}
-// SAFETY: as above; who may use which part when is the business of the slots' owners.
-unsafe impl Sync for Staging {}
-
-impl Staging {
-    /// `None` when there is no memory.
-    pub(crate) fn new(len: usize) -> Option<Arc<Self>> {
-        let layout = std::alloc::Layout::from_size_align(len.max(1), 4096).ok()?;
-        // SAFETY: the layout is not empty.
-        let address = unsafe { std::alloc::alloc_zeroed(layout) };
-        (!address.is_null()).then(|| Arc::new(Self { address, len }))
-    }
-
-    pub(crate) fn region(self: &Arc<Self>) -> Region {
-        let owner: Arc<dyn Any + Send + Sync> = Arc::clone(self) as _;
-        // SAFETY: the memory lives as long as the owner. Its bytes are written and read around the region only
-        // while their slot is in nobody else's hands.
-        unsafe { Region::from_host_raw(self.address, self.len, owner) }
-    }
-
-    /// The address of a part of it.
-    pub(crate) fn part(&self, offset: usize, len: usize) -> Option<*mut u8> {
-        let end = offset.checked_add(len)?;
-        (end <= self.len).then(|| self.address.wrapping_add(offset))
-    }
-}
-
-impl Drop for Staging {
-    fn drop(&mut self) {
-        let layout = std::alloc::Layout::from_size_align(self.len.max(1), 4096);
-        if let Ok(layout) = layout {
-            // SAFETY: allocated with this layout, and nobody uses it any more.
-            unsafe { std::alloc::dealloc(self.address, layout) };
-        }
-    }
-}
-
 /// Copies between two pieces of raw memory, which may overlap.
 ///
 /// # Safety
-/// Both are valid for `len` bytes: parts of registered memory that is held, of staging memory, or of a buffer.
+/// Both are valid for `len` bytes: parts of registered memory that is held.
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: as the caller says.
     unsafe { std::ptr::copy(from, to, len) };

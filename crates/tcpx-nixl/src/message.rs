@@ -8,21 +8,8 @@ use crate::info::{AgentId, VERSION};
 
 /// Longest message in bytes: what a notification of the engine carries.
 pub(crate) const MOST_BYTES: usize = 60 * 1024;
-/// Bytes of one [`Piece`].
-pub(crate) const PIECE_BYTES: usize = 20;
-/// Bytes of a message beside its pieces.
-pub(crate) const TABLE_BYTES: usize = 64;
 /// Longest notification of NIXL in bytes.
 pub(crate) const MOST_NOTICE_BYTES: usize = 16 << 20;
-
-/// A part of the memory that a message names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Piece {
-    /// The region at its owner; in the answer to a [`Message::Pull`]: which piece of the transfer.
-    pub(crate) what: u64,
-    pub(crate) offset: u64,
-    pub(crate) len: u32,
-}
 
 /// One message.
 #[derive(Debug, PartialEq, Eq)]
@@ -50,39 +37,6 @@ pub(crate) enum Message<'a> {
     Window { region: u64, key: Option<WindowKey> },
     /// A window that this side does not use any more.
     CloseWindow { window: u64 },
-    /// Asks for the staging memory.
-    AskStaging,
-    /// The answer: a window of `slots` slots of `slot_bytes` bytes.
-    Staging {
-        key: WindowKey,
-        slots: u32,
-        slot_bytes: u32,
-    },
-    /// Bytes for several pieces, in this slot of the receiver's staging memory.
-    Push {
-        transfer: u64,
-        /// They answer a pull of the receiver's.
-        is_answer: bool,
-        slot: u32,
-        pieces: Vec<Piece>,
-    },
-    /// The bytes of a push were put in place, or were refused with this status.
-    Applied {
-        transfer: u64,
-        slot: u32,
-        bytes: u64,
-        status: i32,
-    },
-    /// The slot of an answer may be used again.
-    SlotFree { slot: u32 },
-    /// Asks for the bytes of these pieces, the first of which is number `first` of the transfer.
-    Pull {
-        transfer: u64,
-        first: u64,
-        pieces: Vec<Piece>,
-    },
-    /// A pull cannot be answered.
-    PullFailed { transfer: u64, status: i32 },
 }
 
 impl Message<'_> {
@@ -126,90 +80,12 @@ impl Message<'_> {
                 }
             }
             Self::CloseWindow { window } => {
-                bytes.push(14);
+                bytes.push(7);
                 bytes.extend(window.to_le_bytes());
-            }
-            Self::AskStaging => bytes.push(7),
-            Self::Staging {
-                key,
-                slots,
-                slot_bytes,
-            } => {
-                bytes.push(8);
-                bytes.extend(slots.to_le_bytes());
-                bytes.extend(slot_bytes.to_le_bytes());
-                bytes.extend(key.to_bytes());
-            }
-            Self::Push {
-                transfer,
-                is_answer,
-                slot,
-                pieces,
-            } => {
-                bytes.reserve(TABLE_BYTES + pieces.len() * PIECE_BYTES);
-                bytes.extend([9, u8::from(*is_answer)]);
-                bytes.extend(transfer.to_le_bytes());
-                bytes.extend(slot.to_le_bytes());
-                push_pieces(&mut bytes, pieces);
-            }
-            Self::Applied {
-                transfer,
-                slot,
-                bytes: applied,
-                status,
-            } => {
-                bytes.push(10);
-                bytes.extend(transfer.to_le_bytes());
-                bytes.extend(slot.to_le_bytes());
-                bytes.extend(applied.to_le_bytes());
-                bytes.extend(status.to_le_bytes());
-            }
-            Self::SlotFree { slot } => {
-                bytes.push(11);
-                bytes.extend(slot.to_le_bytes());
-            }
-            Self::Pull {
-                transfer,
-                first,
-                pieces,
-            } => {
-                bytes.push(12);
-                bytes.extend(transfer.to_le_bytes());
-                bytes.extend(first.to_le_bytes());
-                push_pieces(&mut bytes, pieces);
-            }
-            Self::PullFailed { transfer, status } => {
-                bytes.push(13);
-                bytes.extend(transfer.to_le_bytes());
-                bytes.extend(status.to_le_bytes());
             }
         }
         bytes
     }
-}
-
-fn push_pieces(bytes: &mut Vec<u8>, pieces: &[Piece]) {
-    bytes.extend((pieces.len() as u32).to_le_bytes());
-    for piece in pieces {
-        bytes.extend(piece.what.to_le_bytes());
-        bytes.extend(piece.offset.to_le_bytes());
-        bytes.extend(piece.len.to_le_bytes());
-    }
-}
-
-fn read_pieces(reader: &mut Reader<'_>) -> Option<Vec<Piece>> {
-    let count = usize::try_from(reader.u32()?).ok()?;
-    let bytes = reader.take(count.checked_mul(PIECE_BYTES)?)?;
-    let mut pieces = Vec::with_capacity(count);
-    for piece in bytes.chunks_exact(PIECE_BYTES) {
-        let mut reader = Reader(piece);
-        pieces.push(Piece {
-            what: reader.u64()?,
-            offset: reader.u64()?,
-            len: reader.u32()?,
-        });
-    }
-    Some(pieces)
 }
 
 impl<'a> Message<'a> {
@@ -245,41 +121,7 @@ impl<'a> Message<'a> {
                     bytes => Some(WindowKey::from_bytes(bytes).ok()?),
                 },
             },
-            7 => Self::AskStaging,
-            8 => Self::Staging {
-                slots: reader.u32()?,
-                slot_bytes: reader.u32()?,
-                key: WindowKey::from_bytes(reader.rest()).ok()?,
-            },
-            9 => Self::Push {
-                is_answer: match reader.u8()? {
-                    0 => false,
-                    1 => true,
-                    _ => return None,
-                },
-                transfer: reader.u64()?,
-                slot: reader.u32()?,
-                pieces: read_pieces(&mut reader)?,
-            },
-            10 => Self::Applied {
-                transfer: reader.u64()?,
-                slot: reader.u32()?,
-                bytes: reader.u64()?,
-                status: i32::from_le_bytes(reader.array()?),
-            },
-            11 => Self::SlotFree {
-                slot: reader.u32()?,
-            },
-            12 => Self::Pull {
-                transfer: reader.u64()?,
-                first: reader.u64()?,
-                pieces: read_pieces(&mut reader)?,
-            },
-            13 => Self::PullFailed {
-                transfer: reader.u64()?,
-                status: i32::from_le_bytes(reader.array()?),
-            },
-            14 => Self::CloseWindow {
+            7 => Self::CloseWindow {
                 window: reader.u64()?,
             },
             _ => return None,
@@ -294,18 +136,6 @@ mod tests {
     use super::*;
 
     fn messages() -> Vec<Message<'static>> {
-        let pieces = vec![
-            Piece {
-                what: 1,
-                offset: 2,
-                len: 3,
-            },
-            Piece {
-                what: u64::MAX,
-                offset: u64::MAX,
-                len: u32::MAX,
-            },
-        ];
         vec![
             Message::Hello {
                 name: b"agent",
@@ -326,29 +156,6 @@ mod tests {
                 key: None,
             },
             Message::CloseWindow { window: 6 },
-            Message::AskStaging,
-            Message::Push {
-                transfer: 9,
-                is_answer: true,
-                slot: 3,
-                pieces: pieces.clone(),
-            },
-            Message::Applied {
-                transfer: 1,
-                slot: 0,
-                bytes: 7,
-                status: -3,
-            },
-            Message::SlotFree { slot: 4 },
-            Message::Pull {
-                transfer: 2,
-                first: 3,
-                pieces,
-            },
-            Message::PullFailed {
-                transfer: 2,
-                status: -4,
-            },
         ]
     }
 
@@ -369,10 +176,8 @@ mod tests {
                 let mut changed = bytes.clone();
                 for value in [0, 1, 0x7f, 0xff] {
                     changed[len] = value;
-                    if let Some(Message::Push { pieces, .. } | Message::Pull { pieces, .. }) =
-                        Message::from_bytes(&changed)
-                    {
-                        assert!(pieces.len() * PIECE_BYTES <= bytes.len());
+                    if let Some(message) = Message::from_bytes(&changed) {
+                        assert!(message.to_bytes().len() <= bytes.len());
                     }
                 }
             }

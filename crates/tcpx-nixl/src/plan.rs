@@ -7,12 +7,6 @@ use crate::abi::Status;
 use crate::agent::RemoteRegion;
 use crate::memory::Registered;
 
-/// Runs at least this long are put and got by themselves; shorter ones are gathered.
-const ALONE_BYTES: u64 = 128 * 1024;
-/// So few runs are put and got by themselves whatever their length: filling and emptying staging memory has
-/// each end wake threads, which takes longer than a frame for each run.
-pub(crate) const FEW_RUNS: usize = 32;
-
 /// Bytes that follow each other at both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
@@ -35,10 +29,7 @@ pub(crate) struct Plan {
     pub(crate) is_write: bool,
     pub(crate) locals: Vec<Arc<Registered>>,
     pub(crate) remotes: Vec<RemoteRegion>,
-    /// Runs that are moved by themselves.
-    pub(crate) alone: Vec<Run>,
-    /// Runs that are gathered.
-    pub(crate) gathered: Vec<Run>,
+    pub(crate) runs: Vec<Run>,
     pub(crate) bytes: u64,
 }
 
@@ -55,7 +46,6 @@ impl Plan {
         let mut locals: Vec<Arc<Registered>> = Vec::new();
         let mut remotes: Vec<RemoteRegion> = Vec::new();
         let mut runs: Vec<Run> = Vec::with_capacity(local.len());
-        let mut bytes = 0u64;
         let (mut local_places, mut remote_places) = (Places::default(), Places::default());
         for (local, remote) in local.zip(remote) {
             let ((memory, address, len), (region, remote_address, remote_len)) =
@@ -79,49 +69,48 @@ impl Plan {
                 remote_offset,
                 len: len as u64,
             };
-            bytes = bytes.checked_add(run.len).ok_or(Status::INVALID_PARAM)?;
             match runs.last_mut() {
                 Some(last) if last.is_followed_by(&run) => last.len += run.len,
                 _ => runs.push(run),
             }
         }
-        let on_host = locals.iter().all(|memory| memory.is_host())
-            && remotes.iter().all(|region| !region.on_gpu);
-        let overlaps = || any_overlap(&runs, is_write);
-        let (alone, gathered) = if !on_host || runs.len() == 1 {
-            (runs, Vec::new())
-        } else if overlaps() {
-            // Nobody says which of them wins, but each alone would find its destination in use.
-            (Vec::new(), runs)
-        } else if runs.len() <= FEW_RUNS {
-            (runs, Vec::new())
-        } else {
-            runs.into_iter().partition(|run| run.len >= ALONE_BYTES)
-        };
+        part_destinations(&mut runs, is_write);
+        let mut lengths = runs.iter().map(|run| run.len);
+        let bytes = lengths.try_fold(0_u64, u64::checked_add);
         Ok(Self {
             is_write,
             locals,
             remotes,
-            alone,
-            gathered,
-            bytes,
+            runs,
+            bytes: bytes.ok_or(Status::INVALID_PARAM)?,
         })
     }
 }
 
-/// Whether two runs have bytes of their destination in common.
-fn any_overlap(runs: &[Run], is_write: bool) -> bool {
-    let mut destinations: Vec<(u32, u64, u64)> = runs
-        .iter()
-        .map(|run| match is_write {
-            true => (run.remote, run.remote_offset, run.len),
-            false => (run.local, run.local_offset, run.len),
-        })
+/// Leaves bytes that several runs would write to one of them: nobody says which wins.
+fn part_destinations(runs: &mut Vec<Run>, is_write: bool) {
+    let destination = |run: &Run| match is_write {
+        true => (run.remote, run.remote_offset),
+        false => (run.local, run.local_offset),
+    };
+    let mut order: Vec<(u32, u64, u32)> = (0_u32..)
+        .zip(runs.iter())
+        .map(|(at, run)| (destination(run).0, destination(run).1, at))
         .collect();
-    destinations.sort_unstable();
-    destinations
-        .windows(2)
-        .any(|pair| pair[0].0 == pair[1].0 && pair[0].1 + pair[0].2 > pair[1].1)
+    order.sort_unstable();
+    let (mut of, mut written) = (u32::MAX, 0);
+    for (region, start, at) in order {
+        let run = &mut runs[at as usize];
+        if region != of {
+            (of, written) = (region, 0);
+        }
+        let again = u64::saturating_sub(written, start).min(run.len);
+        written = written.max(start + run.len);
+        run.local_offset += again;
+        run.remote_offset += again;
+        run.len -= again;
+    }
+    runs.retain(|run| run.len > 0);
 }
 
 /// Where each region lies among those that a plan names.
@@ -187,29 +176,35 @@ mod tests {
     fn neighbours_become_one_run() {
         let plan = plan(&[(0, 0, 8), (8, 8, 8), (16, 24, 8), (24, 32, 0), (24, 32, 8)]).unwrap();
         assert_eq!(plan.bytes, 32);
-        let lengths: Vec<_> = plan.alone.iter().map(|run| run.len).collect();
+        let lengths: Vec<_> = plan.runs.iter().map(|run| run.len).collect();
         assert_eq!(lengths, [16, 16]);
     }
 
     #[test]
-    fn long_runs_go_alone_and_short_ones_together() {
-        let short = |count| -> Vec<_> {
-            (0..count)
-                .map(|at| (at * 8192, at * 8192 + 64, 4096))
-                .collect()
-        };
-        let mut pieces = short(FEW_RUNS);
-        pieces.push((1 << 20, 1 << 20, 1 << 20));
-        let many = plan(&pieces).unwrap();
-        assert_eq!((many.alone.len(), many.gathered.len()), (1, FEW_RUNS));
-        let few = plan(&short(FEW_RUNS)).unwrap();
-        assert_eq!((few.alone.len(), few.gathered.len()), (FEW_RUNS, 0));
-    }
-
-    #[test]
-    fn destinations_that_overlap_are_gathered() {
-        let plan = plan(&[(0, 0, 1 << 20), (2 << 20, 100, 1 << 20)]).unwrap();
-        assert_eq!((plan.alone.len(), plan.gathered.len()), (0, 2));
+    fn each_byte_of_a_destination_is_written_once() {
+        let pieces = [
+            (0, 50, 100),
+            (1000, 0, 100),
+            (2000, 60, 20),
+            (3000, 400, 8),
+            (4000, 404, 8),
+        ];
+        let plan = plan(&pieces).unwrap();
+        let found: Vec<_> = plan
+            .runs
+            .iter()
+            .map(|run| (run.local_offset, run.remote_offset, run.len))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                (50, 100, 50),
+                (1000, 0, 100),
+                (3000, 400, 8),
+                (4004, 408, 4)
+            ]
+        );
+        assert_eq!(plan.bytes, 162);
     }
 
     #[test]

@@ -1,16 +1,15 @@
-//! What this side wants of the peer: windows of its memory, transfers, and the answers to them.
+//! What this side wants of the peer: windows of its memory, and transfers.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use tcpx::{After, WindowKey};
+use tcpx::request::Batch;
+use tcpx::{After, Error, WindowKey};
 
-use super::{Conn, NOTICE_BYTES, bytes_of, lock, notice_part, scatter};
+use super::{Conn, NOTICE_BYTES, lock, notice_part};
 use crate::abi::Status;
-use crate::conn::Event;
-use crate::flight::{Advance, Direct, Flight};
-use crate::message::{MOST_BYTES, Message, Piece};
-use crate::plan::FEW_RUNS;
+use crate::flight::{Flight, Running};
+use crate::memory::Hold;
+use crate::message::{MOST_BYTES, Message};
 
 /// Windows of the peer over one of its regions.
 #[derive(Debug, Default)]
@@ -74,8 +73,8 @@ impl Conn {
             }
         }
         drop(keys);
-        if self.moving.load(Ordering::Acquire) > 0 {
-            self.post(Event::Look);
+        if !lock(&self.flights).waiting.is_empty() {
+            self.wake_reader();
         }
     }
 
@@ -101,78 +100,84 @@ impl Conn {
             Some(key) => known.free.push(key),
             None => known.refused = true,
         }
-        drop(keys);
-        self.post(Event::Look);
+        // What waits for it is looked at when this message has been taken.
         Ok(())
     }
 
-    /// A flight whose bytes are counted here.
-    pub(crate) fn add_flight(self: &Arc<Self>, flight: &Arc<Flight>) {
-        flight.set_conn(self);
-        lock(&self.flights).insert(flight.id, Arc::clone(flight));
+    /// Starts a flight, or ends it; `false` while it must wait for windows, or for others to end.
+    pub(super) fn start(self: &Arc<Self>, flight: &Arc<Flight>) -> bool {
+        let plan = &flight.plan;
         if self.is_dead() {
-            self.remove_flight(flight.id);
             flight.end(Status::REMOTE_DISCONNECT);
+            return true;
         }
-    }
-
-    pub(crate) fn remove_flight(&self, id: u64) {
-        lock(&self.flights).remove(&id);
-    }
-
-    pub(super) fn flight(&self, id: u64) -> Option<Arc<Flight>> {
-        lock(&self.flights).get(&id).cloned()
-    }
-
-    /// So many bytes of a flight are in place. `false` if that cannot be.
-    pub(crate) fn advance(&self, flight: &Arc<Flight>, bytes: u64) -> bool {
-        match flight.advance(bytes) {
-            Advance::Going => true,
-            Advance::TooMany => false,
-            Advance::Complete => {
-                if let Some(notice) = &flight.notice {
-                    self.send_notice(notice);
+        if plan.bytes == 0 {
+            if let Some(notice) = &flight.notice {
+                self.send_notice(notice);
+            }
+            flight.end(Status::SUCCESS);
+            return true;
+        }
+        let regions: Vec<u64> = plan.remotes.iter().map(|region| region.id).collect();
+        let keys = match self.take_keys(&regions) {
+            Ok(Some(keys)) => keys,
+            Ok(None) => return false,
+            Err(status) => {
+                flight.end(status);
+                return true;
+            }
+        };
+        let Some(batch) = self.batch(flight, &keys) else {
+            self.give_back(keys);
+            return true;
+        };
+        let is_long = |notice: &&Vec<u8>| notice.len() > MOST_BYTES - NOTICE_BYTES;
+        let (batch, later) = match &flight.notice {
+            None => (batch, None),
+            Some(notice) if is_long(&notice) => (batch, Some(notice.clone())),
+            Some(notice) => {
+                let message = notice_part(self.agent.next_id(), notice.len(), 0, notice);
+                (batch.notify(&message.to_bytes()), None)
+            }
+        };
+        match batch.start() {
+            Ok(transfer) => {
+                let is_watched = later.is_some();
+                flight.set_running(Running {
+                    transfer,
+                    conn: Arc::clone(self),
+                    keys,
+                    notice: later,
+                });
+                if is_watched {
+                    lock(&self.flights).watched.push(Arc::clone(flight));
+                    self.wake_reader();
                 }
-                self.remove_flight(flight.id);
-                flight.end(Status::SUCCESS);
+                true
+            }
+            Err(Error::Request { .. }) => {
+                self.give_back(keys);
+                false
+            }
+            Err(error) => {
+                self.give_back(keys);
+                flight.end(self.failed(&error));
                 true
             }
         }
     }
 
-    /// Starts a flight on its poster's thread, if that needs nothing but a call or two; else the mover does it.
-    pub(crate) fn start_at_once(self: &Arc<Self>, flight: &Arc<Flight>) -> bool {
-        if self.moving.load(Ordering::Acquire) > 0 || self.is_dead() {
-            return false;
-        }
-        let plan = &flight.plan;
-        if plan.bytes == 0 {
-            self.advance(flight, 0);
-            return true;
-        }
-        if !plan.gathered.is_empty() || plan.alone.len() > FEW_RUNS {
-            return false;
-        }
-        let notice = flight.notice.as_deref().unwrap_or_default();
-        if notice.len() > MOST_BYTES - NOTICE_BYTES {
-            return false;
-        }
-        let regions: Vec<u64> = plan.remotes.iter().map(|region| region.id).collect();
-        let Ok(Some(keys)) = self.take_keys(&regions) else {
-            return false;
-        };
-        let Some(holds) = flight.holds() else {
-            return true;
-        };
-        let locals: Vec<_> = holds
-            .iter()
-            .map(|hold| hold.region(flight.token()))
-            .collect();
+    /// Everything that a flight moves; `None` if it is over, or ends here.
+    fn batch(&self, flight: &Flight, keys: &[(u64, WindowKey)]) -> Option<Batch<'_>> {
+        let (plan, holds) = (&flight.plan, flight.holds()?);
+        let region = |hold: &Arc<Hold>| hold.region(flight.token());
+        let locals: Vec<_> = holds.iter().map(region).collect();
         let mut batch = self.connection.batch().after(After::Nothing);
-        for run in &plan.alone {
+        for run in &plan.runs {
             let (start, len) = (run.local_offset as usize, run.len as usize);
             let Ok(slice) = locals[run.local as usize].slice(start..start + len) else {
-                return false;
+                flight.end(Status::INVALID_PARAM);
+                return None;
             };
             let key = &keys[run.remote as usize].1;
             batch = match plan.is_write {
@@ -180,112 +185,6 @@ impl Conn {
                 false => batch.get(slice, key, run.remote_offset),
             };
         }
-        if flight.notice.is_some() {
-            let message = notice_part(self.agent.next_id(), notice.len(), 0, notice);
-            batch = batch.notify(&message.to_bytes());
-        }
-        match batch.start() {
-            Ok(transfer) => {
-                flight.set_direct(Direct {
-                    transfer: Arc::new(transfer),
-                    conn: Arc::clone(self),
-                    keys,
-                });
-                true
-            }
-            Err(error) => {
-                tracing::debug!("left to the mover: {error}");
-                self.give_back(keys);
-                false
-            }
-        }
-    }
-
-    /// Bytes that this side asked for.
-    pub(super) fn answered(
-        &self,
-        transfer: u64,
-        pieces: &[Piece],
-        slot: u32,
-    ) -> Result<(), &'static str> {
-        let flight = self.flight(transfer);
-        let placed = self.with_slot(slot, pieces, |from| {
-            let Some(flight) = &flight else {
-                // It was released meanwhile.
-                return Ok(());
-            };
-            let placed = flight.with_memory(|holds| {
-                let mut places = Vec::with_capacity(pieces.len());
-                for piece in pieces {
-                    let run = usize::try_from(piece.what)
-                        .ok()
-                        .and_then(|what| flight.plan.gathered.get(what))
-                        .ok_or("an answer names a piece that there is not")?;
-                    let len = u64::from(piece.len);
-                    let fits = piece
-                        .offset
-                        .checked_add(len)
-                        .is_some_and(|end| end <= run.len);
-                    let place = holds[run.local as usize]
-                        .host_piece(run.local_offset.wrapping_add(piece.offset), len as usize);
-                    match place {
-                        Some(place) if fits => places.push(place),
-                        _ => return Err("an answer does not fit in its piece"),
-                    }
-                }
-                // SAFETY: the places lie in memory that is held, and the slot has bytes for all pieces.
-                unsafe { scatter(from, pieces, &places) };
-                Ok(())
-            });
-            placed.unwrap_or(Ok(()))
-        })?;
-        placed?;
-        self.send(&Message::SlotFree { slot });
-        if let Some(flight) = flight {
-            if !self.advance(&flight, bytes_of(pieces)) {
-                return Err("it answered more than was asked");
-            }
-            if flight.is_over() {
-                self.remove_flight(transfer);
-            } else if self.moving.load(Ordering::Acquire) > 0 {
-                self.post(Event::Look);
-            }
-        }
-        Ok(())
-    }
-
-    pub(super) fn applied(
-        &self,
-        transfer: u64,
-        slot: u32,
-        bytes: u64,
-        status: i32,
-    ) -> Result<(), &'static str> {
-        self.post(Event::SlotFree(slot));
-        let Some(flight) = self.flight(transfer) else {
-            return Ok(());
-        };
-        if status != 0 {
-            self.remove_flight(transfer);
-            flight.end(refusal(status));
-            return Ok(());
-        }
-        if flight.is_over() {
-            self.remove_flight(transfer);
-            return Ok(());
-        }
-        match self.advance(&flight, bytes) {
-            true => Ok(()),
-            false => Err("it answered more than was asked"),
-        }
-    }
-}
-
-/// A status that a peer named: it is never a success.
-pub(super) fn refusal(status: i32) -> Status {
-    match Status(status) {
-        Status::NOT_FOUND => Status::NOT_FOUND,
-        Status::INVALID_PARAM => Status::INVALID_PARAM,
-        _ => Status::BACKEND,
+        Some(batch)
     }
 }

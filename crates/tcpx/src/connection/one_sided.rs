@@ -504,6 +504,7 @@ impl Listed {
         let mut list = PieceList::default();
         let mut parents: Vec<RegionSlice> = Vec::new();
         let mut places = HashMap::new();
+        let mut last = None;
         let mut pieces = Vec::with_capacity(parts.len());
         let count = parts.len();
         for part in parts {
@@ -514,10 +515,14 @@ impl Listed {
                 arrived: format!("{count} parts"),
             })?;
             let region = part.slice.region();
-            let parent = *places.entry(region.id()).or_insert_with(|| {
-                parents.push(region.all());
-                parents.len() - 1
-            });
+            let parent = match last {
+                Some((id, parent)) if id == region.id() => parent,
+                _ => *places.entry(region.id()).or_insert_with(|| {
+                    parents.push(region.all());
+                    parents.len() - 1
+                }),
+            };
+            last = Some((region.id(), parent));
             let start = part.slice.offset();
             pieces.push((parent, start..start + part.slice.len()));
         }
