@@ -16,6 +16,7 @@ fn main() -> ExitCode {
     let mut seeds = 200;
     let mut from = 0;
     let mut jobs = 2;
+    let mut most = 20;
     let mut replay = None;
     let mut without = Vec::new();
     let mut arguments = std::env::args().skip(1);
@@ -25,6 +26,10 @@ fn main() -> ExitCode {
             "--seeds" => number().map(|given| seeds = given),
             "--from" => number().map(|given| from = given),
             "--jobs" => number().map(|given| jobs = given),
+            "--first" => {
+                most = 1;
+                Some(())
+            }
             "--replay" => number().map(|given| replay = Some(given)),
             "--without" => arguments.next().map(|list| {
                 without = list.split(',').filter_map(|one| one.parse().ok()).collect();
@@ -33,13 +38,13 @@ fn main() -> ExitCode {
         };
         if given.is_none() {
             eprintln!(
-                "usage: tcpx-simulator [--seeds N] [--from SEED] [--jobs N], or --replay SEED [--without ITEM,...]"
+                "usage: tcpx-simulator [--seeds N] [--from SEED] [--jobs N] [--first], or --replay SEED [--without ITEM,...]"
             );
             return ExitCode::from(2);
         }
     }
     match replay {
         Some(seed) => runs::replay(seed, &without),
-        None => runs::all(from, seeds, jobs),
+        None => runs::all(from, seeds, jobs, most),
     }
 }

@@ -174,14 +174,15 @@ pub fn replay(seed: u64, without: &[usize]) -> ExitCode {
     }
 }
 
-pub fn all(from: u64, seeds: u64, jobs: u64) -> ExitCode {
+/// Runs seeds until so `many` have failed.
+pub fn all(from: u64, seeds: u64, jobs: u64, many: usize) -> ExitCode {
     let started = Instant::now();
     let mut next = from;
     let mut running: Vec<Run> = Vec::new();
     let mut failed: Vec<(u64, String)> = Vec::new();
     let mut passed = 0u64;
-    while (next < from + seeds && failed.len() < 20) || !running.is_empty() {
-        while next < from + seeds && (running.len() as u64) < jobs && failed.len() < 20 {
+    while (next < from + seeds && failed.len() < many) || !running.is_empty() {
+        while next < from + seeds && (running.len() as u64) < jobs && failed.len() < many {
             match start(next, &[], false) {
                 Ok(run) => running.push(run),
                 Err(error) => {
@@ -211,7 +212,9 @@ pub fn all(from: u64, seeds: u64, jobs: u64) -> ExitCode {
     }
     for (seed, output) in failed.iter().take(1) {
         print!("\nseed {seed}:\n{output}");
-        if let Ok(without) = shrink(*seed, output) {
+        if many > 1
+            && let Ok(without) = shrink(*seed, output)
+        {
             let list: Vec<_> = without.iter().map(ToString::to_string).collect();
             println!(
                 "replay: cargo xtask simulate --replay {seed} --without {}",

@@ -66,6 +66,8 @@ struct Direction {
     bytes_on_the_way: usize,
     /// Bytes in the receiver's socket.
     unread: usize,
+    /// It takes no more until some are read: small pieces need much of its memory.
+    full: bool,
     /// The sender ended it.
     ended: bool,
     ended_on_the_way: bool,
@@ -304,6 +306,7 @@ impl Network {
         if let Some((link, side)) = self.end_of(fd) {
             let direction = &mut self.links[link].directions[1 - side];
             direction.unread = direction.unread.saturating_sub(bytes);
+            direction.full = false;
         }
     }
 
@@ -414,6 +417,16 @@ impl Network {
         raw::shutdown(self.links[link].far[side], libc::SHUT_RDWR);
     }
 
+    /// Links of which bytes wait to be read.
+    pub fn unread(&self) -> Vec<usize> {
+        let waits = |link: &Link| {
+            (0..2).any(|side| link.open[side] && link.directions[1 - side].unread > 0)
+        };
+        (0..self.links.len())
+            .filter(|at| waits(&self.links[*at]))
+            .collect()
+    }
+
     /// What the network can do now.
     pub fn steps(&self, now: Nanos) -> Vec<Step> {
         let mut steps = Vec::new();
@@ -431,7 +444,7 @@ impl Network {
                 if let Some((at, item)) = direction.on_the_way.front()
                     && *at <= now
                     && (!matches!(item, Item::Data(_))
-                        || direction.unread < self.settings.window
+                        || direction.unread < self.settings.window && !direction.full
                         || !one.open[1 - side])
                 {
                     steps.push(Step::Place(link, side));
@@ -521,9 +534,8 @@ impl Network {
                 let taken = match usize::try_from(taken) {
                     Ok(taken) => taken,
                     Err(_) if taken == -(libc::EAGAIN as isize) => {
-                        direction
-                            .on_the_way
-                            .push_front((now + 10 * MICRO, Item::Data(bytes)));
+                        direction.on_the_way.push_front((at, Item::Data(bytes)));
+                        direction.full = true;
                         return;
                     }
                     // The program reads no more: its system drops it.

@@ -158,7 +158,19 @@ impl System {
             let limits = self.threads.iter().filter_map(|thread| thread.wait.until());
             let next = limits.chain(self.network.next_event(self.now)).min();
             match next {
-                Some(next) => self.now = self.now.max(next),
+                Some(next) => {
+                    if next > self.now + 500 * super::MILLI {
+                        for link in self.network.unread() {
+                            super::note(|| {
+                                format!(
+                                    "nobody reads link {link} for {} ms",
+                                    (next - self.now) / super::MILLI
+                                )
+                            });
+                        }
+                    }
+                    self.now = self.now.max(next);
+                }
                 None => fail("deadlock: every thread waits, and nothing is due"),
             }
         }
