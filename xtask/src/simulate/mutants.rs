@@ -1,0 +1,176 @@
+//! Defects that the simulator must find: those that it has found once, and others of the rules that it is there for.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::simulator;
+use crate::workspace::run as run_command;
+
+/// Seeds that are tried; the first failure ends the search.
+const SEEDS: &str = "1000";
+
+/// A defect: `from` becomes `to` in a file, where it stands once.
+struct Mutant {
+    name: &'static str,
+    file: &'static str,
+    from: &'static str,
+    to: &'static str,
+}
+
+const MUTANTS: &[Mutant] = &[
+    // A staged chunk that a lane took after the monitor's look is looked after by nobody.
+    Mutant {
+        name: "unwatched-staged-chunk",
+        file: "crates/tcpx-net/src/tcp/staging/sending.rs",
+        from: "                self.attention.draw();\n",
+        to: "",
+    },
+    // "Nothing was delivered", where a part of a chunk has come.
+    Mutant {
+        name: "untold-partial-write",
+        file: "crates/tcpx-net/src/tcp/receive_table.rs",
+        from: "        state.is_touched = true;\n",
+        to: "",
+    },
+    // A batch hides that memory of a part is held.
+    Mutant {
+        name: "untold-held-memory",
+        file: "crates/tcpx/src/transfer.rs",
+        from: "Some(first) if is_held(&error) && !is_held(&first) =>",
+        to: "Some(first) if is_held(&error) && is_held(&first) =>",
+    },
+    // R4 in the engine: the end of a window is reported while a lane still writes there.
+    Mutant {
+        name: "close-without-waiting",
+        file: "crates/tcpx-net/src/tcp/tcp_channel.rs",
+        from: "                Cancel::Pending\n            }\n        }\n    }",
+        to: "                self.window_ended(token);\n                Cancel::Done\n            }\n        }\n    }",
+    },
+    // R7 in the engine: a chunk that its lane did not read to the end counts as come.
+    Mutant {
+        name: "half-a-chunk-counts",
+        file: "crates/tcpx-net/src/tcp/receive_table.rs",
+        from: "        WindowState::set(&mut state.taken, index, false);\n",
+        to: "",
+    },
+    // Chunks of a lane that died are sent again by nobody.
+    Mutant {
+        name: "nothing-is-resent",
+        file: "crates/tcpx-net/src/tcp/transmit_table.rs",
+        from: "if lane == dead => {",
+        to: "if lane == dead && chunk.attempt > 0 => {",
+    },
+    // Rule 2: the lane that an attempt supersedes does not let go.
+    Mutant {
+        name: "superseded-lane-lives",
+        file: "crates/tcpx-net/src/tcp/receive_lane.rs",
+        from: "                self.shared.lane_lost(holder, Lost::Superseded);\n",
+        to: "                let _ = (holder, Lost::Superseded);\n",
+    },
+    // Rule 10: a resumed control connection leaves a frame out.
+    Mutant {
+        name: "resume-skips-a-frame",
+        file: "crates/tcpx/src/control.rs",
+        from: "self.log.rewind(next).map_err",
+        to: "self.log.rewind(next + 1).map_err",
+    },
+    // An operation ends while requests point at its memory.
+    Mutant {
+        name: "memory-let-go-early",
+        file: "crates/tcpx/src/core/actions.rs",
+        from: "        if operation.outstanding > 0 {\n            return;\n        }\n        if std::mem::take(&mut operation.quiet_owed)",
+        to: "        if operation.outstanding > 1 {\n            return;\n        }\n        if std::mem::take(&mut operation.quiet_owed)",
+    },
+];
+
+/// Tries the mutants of these names, or all.
+pub(super) fn run(root: &Path, names: &[String]) -> Result<()> {
+    if let Some(unknown) = names
+        .iter()
+        .find(|name| !MUTANTS.iter().any(|one| one.name == **name))
+    {
+        bail!("no mutant is called {unknown}");
+    }
+    let tree = root.join("target/mutants/tree");
+    let mut missed = Vec::new();
+    for mutant in MUTANTS {
+        if !names.is_empty() && !names.iter().any(|name| name == mutant.name) {
+            continue;
+        }
+        copy(root, &tree)?;
+        let file = tree.join(mutant.file);
+        let source = fs::read_to_string(&file).with_context(|| mutant.file.to_owned())?;
+        ensure!(
+            source.matches(mutant.from).count() == 1,
+            "{}: {} has not one place for it: bring the mutant up to date",
+            mutant.name,
+            mutant.file
+        );
+        fs::write(&file, source.replace(mutant.from, mutant.to))?;
+        run_command(&mut simulator(root, &tree, "build"))?;
+        let program = root.join("target/mutants").join(mutant.name);
+        fs::copy(root.join("target/simulator/debug/tcpx-simulator"), &program)?;
+        let started = Instant::now();
+        let output = Command::new(&program)
+            .args(["--seeds", SEEDS, "--first"])
+            .output()
+            .with_context(|| format!("cannot start {}", program.display()))?;
+        let seconds = started.elapsed().as_secs();
+        let text = String::from_utf8_lossy(&output.stdout);
+        match text.lines().find(|line| line.contains(" failed: ")) {
+            Some(line) => println!("{}: found in {seconds} s: {line}", mutant.name),
+            None => {
+                println!("{}: NOT FOUND in {SEEDS} seeds, {seconds} s", mutant.name);
+                missed.push(mutant.name);
+            }
+        }
+        fs::remove_file(&program)?;
+    }
+    ensure!(missed.is_empty(), "not found: {}", missed.join(", "));
+    Ok(())
+}
+
+/// Copies what Git knows of the sources; files that are the same stay, so that they are not built again.
+fn copy(root: &Path, tree: &Path) -> Result<()> {
+    let listed = Command::new("git")
+        .current_dir(root)
+        .args([
+            "ls-files",
+            "--",
+            "Cargo.toml",
+            "Cargo.lock",
+            "README.md",
+            "docs",
+            "crates",
+            "simulator",
+            "gate",
+            "tests",
+            "xtask",
+        ])
+        .output()
+        .context("cannot start git")?;
+    ensure!(
+        listed.status.success(),
+        "git ls-files ended with {}",
+        listed.status
+    );
+    for path in String::from_utf8(listed.stdout)?.lines() {
+        let (from, to) = (root.join(path), tree.join(path));
+        // What was deleted and not committed yet.
+        let Ok(bytes) = fs::read(&from) else {
+            continue;
+        };
+        if fs::read(&to).is_ok_and(|there| there == bytes) {
+            continue;
+        }
+        if let Some(folder) = to.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        fs::write(&to, bytes)?;
+    }
+    Ok(())
+}
