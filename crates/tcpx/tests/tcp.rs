@@ -1,10 +1,8 @@
 //! Transfers between two endpoints of this process over the embedded network.
 
-use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::mpsc::channel;
+use std::net::SocketAddr;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tcpx::{
     After, Auth, ClientKey, Connection, Deadlines, Endpoint, Error, Key, KeyRing, Level, Options,
@@ -595,76 +593,5 @@ fn an_address_that_leads_nowhere_is_said() {
         let error = error.expect_err("nobody is there");
         assert_eq!(error.kind(), tcpx::ErrorKind::Connect);
         assert!(error.to_string().contains("HOST:PORT"), "{error}");
-    }
-}
-
-/// Half a round trip of the path below: much longer than what a host does between two of them.
-const TRIP: Duration = Duration::from_millis(50);
-
-/// A path to a server on which every byte is under way for a trip; a new connection takes two more before the client can
-/// say something on it.
-fn path_to(server: SocketAddr) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let address = listener.local_addr().expect("it is bound");
-    thread::spawn(move || {
-        for client in listener.incoming() {
-            let (Ok(client), Ok(server)) = (client, TcpStream::connect(server)) else {
-                return;
-            };
-            let open = Instant::now() + 2 * TRIP;
-            for (from, to) in [(&client, &server), (&server, &client)] {
-                let mut from = from.try_clone().expect("a descriptor");
-                let mut to = to.try_clone().expect("a descriptor");
-                let (under_way, arrives) = channel::<(Instant, Vec<u8>)>();
-                thread::spawn(move || {
-                    for (at, bytes) in arrives {
-                        thread::sleep(at.saturating_duration_since(Instant::now()));
-                        if to.write_all(&bytes).is_err() {
-                            break;
-                        }
-                    }
-                    let _ = to.shutdown(Shutdown::Write);
-                });
-                thread::spawn(move || {
-                    let mut bytes = vec![0; 64 << 10];
-                    while let Ok(count @ 1..) = from.read(&mut bytes) {
-                        let at = Instant::now().max(open) + TRIP;
-                        if under_way.send((at, bytes[..count].to_vec())).is_err() {
-                            break;
-                        }
-                    }
-                });
-            }
-        }
-    });
-    address
-}
-
-/// The fastest of a few: a busy host may take longer.
-#[test]
-fn a_connection_takes_six_round_trips_with_any_number_of_lanes() {
-    for lanes in [1, 8] {
-        let mut options = Options::tcp(Auth::Key(key()));
-        options.channels = lanes;
-        let address = "127.0.0.1:0".parse().expect("an address");
-        let server = Endpoint::listen(address, options.clone()).expect("a free port");
-        let address = path_to(server.local_addr());
-        let trips = (0..10).map(|_| {
-            let options = options.clone();
-            let client = thread::spawn(move || {
-                let started = Instant::now();
-                let connection = Endpoint::connect(address, &options).expect("it listens");
-                (connection, started.elapsed())
-            });
-            let accepted = server.accept(LONG).expect("the client connects");
-            let (connected, took) = client.join().expect("no panic");
-            drop((accepted, connected));
-            took.as_millis() / (2 * TRIP).as_millis()
-        });
-        let mut fewest = u128::MAX;
-        let found = trips
-            .inspect(|trips| fewest = fewest.min(*trips))
-            .any(|trips| trips == 6);
-        assert!(found, "{lanes} lanes: {fewest} round trips");
     }
 }
