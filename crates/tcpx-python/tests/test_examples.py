@@ -73,17 +73,6 @@ def test_torch_runs_over_the_plugin():
     assert "is right" in out.stdout, out.stderr
 
 
-@pytest.mark.slow
-def test_actors_of_ray_pass_tensors_on():
-    out = subprocess.run(
-        [sys.executable, str(EXAMPLES / "ray_tensors.py")], capture_output=True, text=True
-    )
-    if out.stderr.startswith("skipped: "):
-        pytest.skip(out.stderr.strip().removeprefix("skipped: "))
-    assert out.returncode == 0, out.stderr
-    assert out.stdout.count("every element compared") == 3 and "over TCPX" in out.stdout
-
-
 def test_the_demo_passes():
     out = subprocess.run([sys.executable, "-m", "tcpx.demo"], capture_output=True, text=True)
     assert out.returncode == 0 and out.stdout.endswith("PASSED\n"), out.stdout + out.stderr

@@ -6,9 +6,7 @@ import asyncio
 import gc
 import json
 import pickle
-import sys
 import threading
-import types
 import weakref
 from datetime import timedelta
 from importlib.metadata import entry_points
@@ -18,13 +16,6 @@ import pytest
 from conftest import PATIENCE
 
 from tcpx import torch_transport
-
-
-def test_a_torch_that_was_not_tested_is_refused(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__version__="2.99.0+cpu"))
-    with pytest.raises(RuntimeError, match=r"tested with torch 2\.15, and this is 2\.99\.0"):
-        torch_transport.new_transport("cpu")
-
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 if torch.__version__.split("+")[0].rsplit(".", 1)[0] not in torch_transport.TESTED:
