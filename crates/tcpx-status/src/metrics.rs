@@ -166,9 +166,29 @@ fn seconds(micros: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::time::Duration;
 
     use super::*;
+
+    /// The names of a text that begin as ours do.
+    fn names(text: &str) -> BTreeSet<&str> {
+        let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+        words.filter(|word| word.starts_with("tcpx_")).collect()
+    }
+
+    #[test]
+    fn the_dashboard_shows_every_metric_and_no_other() {
+        let dashboard = names(include_str!("../../../docs/grafana-dashboard.json"));
+        let text = openmetrics(&Report::default());
+        let served: String = text
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .filter(|line| !line.contains("_seconds_sum") && !line.contains("_seconds_count"))
+            .map(|line| format!("{line}\n"))
+            .collect();
+        assert_eq!(dashboard, names(&served));
+    }
 
     #[test]
     fn the_text_is_what_openmetrics_asks_for() {
