@@ -9,6 +9,8 @@ use tcpx_wire::session::{
 use tcpx_wire::{Role, Tag};
 
 use super::*;
+use crate::output::say::block;
+use crate::sizes::Size;
 
 /// A time that shows whether all its digits are printed.
 const LONG: Duration = Duration::from_nanos(1_077_315_441);
@@ -296,6 +298,111 @@ fn own() -> Vec<Error> {
     ]
 }
 
+/// Each kind of error about files, keys and plugins.
+fn inner() -> Vec<Error> {
+    let name = || String::from("../x");
+    let keys = [
+        KeyError::Missing,
+        KeyError::File {
+            path: path(),
+            source: system(),
+        },
+        KeyError::LongFile(path()),
+        KeyError::Wrong {
+            from: "TCPX_KEY".into(),
+            why: "a letter is wrong".into(),
+        },
+        KeyError::Prompt(system()),
+        KeyError::Random("none".into()),
+        KeyError::Write {
+            path: path(),
+            source: system(),
+        },
+    ];
+    let plugins = [
+        PluginFileError::Missing(path()),
+        PluginFileError::NotFound(vec![path()]),
+        PluginFileError::Build("cargo ended".into()),
+    ];
+    let contents = [
+        ContentsError::Unreadable {
+            path: path(),
+            error: system(),
+        },
+        ContentsError::NotAFile(path()),
+        ContentsError::TooLarge {
+            path: path(),
+            bytes: 1 << 40,
+        },
+        ContentsError::NotElf {
+            path: path(),
+            begins: "\"#!/bin/s\"".into(),
+        },
+        ContentsError::Damaged {
+            path: path(),
+            why: "no header".into(),
+        },
+        ContentsError::NotShared {
+            path: path(),
+            found: "a program",
+        },
+        ContentsError::Machine {
+            path: path(),
+            found: "Aarch64 (64 bits)".into(),
+            host: "x86_64".into(),
+        },
+        ContentsError::NoTable {
+            path: path(),
+            others: vec!["ncclNetPlugin_v3".into()],
+        },
+    ];
+    let manifests = [
+        ManifestError::Empty,
+        ManifestError::LongName(300),
+        ManifestError::LongPath(5000),
+        ManifestError::Outside(name()),
+        ManifestError::Control(name()),
+        ManifestError::Reserved(name()),
+        ManifestError::Twice(name()),
+        ManifestError::NoParent(name()),
+        ManifestError::LinkOutside {
+            link: name(),
+            target: "/etc".into(),
+        },
+        ManifestError::TooMany(2 << 20),
+        ManifestError::Time(name()),
+    ];
+    let stores = [
+        StoreError::Exists(path()),
+        StoreError::OtherKind {
+            path: path(),
+            expected: "file",
+        },
+        StoreError::Busy(path()),
+        StoreError::NoSpace {
+            directory: path(),
+            needed: Size(2 << 30),
+            free: Size(1 << 30),
+        },
+        StoreError::Io {
+            doing: "write",
+            directory: path(),
+            source: io::ErrorKind::StorageFull.into(),
+        },
+        StoreError::Io {
+            doing: "write",
+            directory: path(),
+            source: system(),
+        },
+    ];
+    let mut all: Vec<Error> = keys.into_iter().map(Error::from).collect();
+    all.extend(plugins.into_iter().map(Error::from));
+    all.extend(contents.into_iter().map(Error::from));
+    all.extend(manifests.into_iter().map(Error::from));
+    all.extend(stores.into_iter().map(Error::from));
+    all
+}
+
 /// Has the compiler ask for a sample of each new kind of error.
 fn is_in_own(error: &Error) -> bool {
     match error {
@@ -340,6 +447,7 @@ fn every_error_says_each_thing_once_and_in_words() {
     assert!(own().iter().all(is_in_own));
     for error in own()
         .into_iter()
+        .chain(inner())
         .chain(engine().into_iter().map(Error::from))
     {
         let (what, hint) = (error.what(), error.hint());
@@ -347,6 +455,12 @@ fn every_error_says_each_thing_once_and_in_words() {
         let whole = format!("{what}\n{place}\n{hint}");
         assert!(!what.is_empty() && !hint.is_empty(), "{error:?}");
         assert_eq!(whole.lines().count(), 3, "one line each: {whole}");
+        let block = block(&error);
+        assert!((2..=4).contains(&block.len()), "{block:?}");
+        assert!(
+            block.iter().all(|line| line.lines().count() == 1),
+            "{block:?}"
+        );
         assert!(!what.contains(&hint), "the hint twice: {whole}");
         assert!(place.is_empty() || !what.contains(&place), "{whole}");
         assert!(

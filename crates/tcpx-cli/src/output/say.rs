@@ -104,18 +104,23 @@ pub(crate) fn aside_line(text: fmt::Arguments<'_>) {
 
 /// Prints what went wrong, what to do, and which check of the doctor says more, each on one line.
 pub(crate) fn failure(error: &Error) {
-    aside!("error: {}", one_line(&error.what()));
-    if let Some(place) = error.place() {
-        aside!("where: {}", one_line(place));
-    }
-    aside!("hint: {}", one_line(&error.hint()));
-    if let Some(check) = check_for(error) {
-        aside!(
-            "check: `tcpx doctor --explain {}` ({})",
-            check.id,
-            check.title
-        );
-    }
+    aside!("{}", block(error).join("\n"));
+}
+
+/// The lines of an error, four at most.
+pub(crate) fn block(error: &Error) -> Vec<String> {
+    let mut lines = vec![format!("error: {}", one_line(&error.what()))];
+    lines.extend(
+        error
+            .place()
+            .map(|place| format!("where: {}", one_line(place))),
+    );
+    lines.push(format!("hint: {}", one_line(&error.hint())));
+    lines.extend(check_for(error).map(|check| {
+        let (id, title) = (check.id, check.title);
+        format!("check: `tcpx doctor --explain {id}` ({title})")
+    }));
+    lines
 }
 
 /// `text` without line ends or other control characters: parts of it may come from a peer.
