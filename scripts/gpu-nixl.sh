@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# NIXL's backend TCPX beside UCX of the same wheel, GPU memory to GPU memory, on a host with GPUs:
+# scripts/gpu-nixl.sh OUT_DIR
+#
+# Needs python3 with torch, numpy and a NIXL wheel, and libplugin_TCPX.so in TCPX_BIN (default .carry), which is put
+# where the wheel looks for plugins. With several GPUs data moves from the first to the last, with one from it to itself.
+# What arrives is compared. OUT_DIR gets nixl.json, every round's seconds and bytes, and nixl.md, the table; ROUNDS
+# (default 3).
+set -euo pipefail
+[ $# -eq 1 ] || { echo "usage: $0 OUT_DIR" >&2; exit 2; }
+root=$(cd "$(dirname "$0")/.." && pwd)
+plugin=${TCPX_BIN:-$root/.carry}/libplugin_TCPX.so
+[ -e "$plugin" ] || { echo "$plugin is missing: cargo build --release --package tcpx-nixl" >&2; exit 2; }
+mkdir -p "$1"
+out=$(realpath "$1")
+folder=$(python3 - <<'PYTHON'
+import importlib.util, pathlib
+for wheel in ("nixl_cu13", "nixl_cu12"):
+    found = importlib.util.find_spec(wheel)
+    if found:
+        print(pathlib.Path(found.origin).parent.parent / f".{wheel}.mesonpy.libs" / "plugins")
+        break
+else:
+    raise SystemExit("no NIXL wheel is installed: pip install nixl")
+PYTHON
+)
+cp "$plugin" "$folder/"
+python3 "$root/crates/tcpx-python/python/tcpx/bench/_nixl.py" --memory VRAM --peers tcpx,ucx-tcp \
+  --rounds "${ROUNDS:-3}" --json "$out/nixl.json" | tee "$out/nixl.md"
