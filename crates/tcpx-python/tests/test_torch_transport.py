@@ -407,5 +407,5 @@ def test_torch_finds_the_transport_by_its_entry_point():
     with transport:
         assert isinstance(transport, _torch_transport.TcpxTransport)
     with pytest.raises(RuntimeError, match="failed to create") as info:
-        _transport.new_transport("tcpx", "cpu", listen="nonsense")
+        _transport.new_transport("tcpx", "cpu", timeout=-1)
     assert info.value.__cause__ is not None
