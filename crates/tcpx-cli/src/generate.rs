@@ -60,7 +60,7 @@ mod tests {
             assert_eq!(exists, !command.is_hide_set(), "{page}");
         }
         let bash = fs::read_to_string(folder.path().join("completions/tcpx.bash")).unwrap();
-        assert!(bash.contains("--interfaces") && !bash.contains("demo-peer"));
+        assert!(bash.contains("--interfaces") && !bash.contains("plugin-part"));
     }
 
     #[test]
