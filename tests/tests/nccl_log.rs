@@ -48,7 +48,7 @@ fn choices_and_the_reasons_of_failures_reach_the_hosts_logger() {
 
         assert!(plugin.properties(99).is_err());
         let (handle, listen) = plugin.listen(0).unwrap();
-        said(LogLevel::Info, &["messages above 65536 bytes", "lanes"]);
+        said(LogLevel::Info, &["messages above 131072 bytes", "lanes"]);
         let (mut connecting, mut accepting) = (plugin.connect(0, handle).unwrap(), listen.accept());
         let (mut send, mut receive) = (None, None);
         until("connecting", || {

@@ -132,10 +132,11 @@ impl Greeting {
                     }
                     Ok(ServerStep::Done(established)) => Ok(Progress::Control(established)),
                     Ok(ServerStep::Lane(request)) => Ok(Progress::LaneRequest(Box::new(request))),
-                    Ok(ServerStep::Refuse { send, error }) => {
-                        self.refuse(&send)?;
-                        Ok(Progress::Refused(error.to_string()))
-                    }
+                    Ok(ServerStep::Refuse { send, error }) => Ok(match self.refuse(&send) {
+                        Ok(()) => Progress::Refused(error.to_string()),
+                        // It has gone by now, and counts all the same.
+                        Err(_) => Progress::Failed(error.to_string()),
+                    }),
                     Err(error) => Ok(Progress::Failed(error.to_string())),
                 }
             }

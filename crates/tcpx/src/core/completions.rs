@@ -117,6 +117,8 @@ impl Core {
                     return;
                 };
                 let wanted = self.operations.get(&id).is_some_and(|op| !op.stopped);
+                // Whether anything came is not known.
+                self.session.window_touched(id);
                 self.window_closed(id);
                 if wanted {
                     let failure = DataFailure::Channel(error.to_string());

@@ -11,6 +11,10 @@ impl TcpChannel {
     /// No lane runs any more: ends what none of them had in its hands.
     pub(super) fn fail_remaining(&mut self, out: &mut Vec<Completion>) {
         let error = self.shared.failure();
+        let failed = |token| Completion::Failed {
+            token,
+            error: error.clone(),
+        };
         let shared = Arc::clone(&self.shared);
         for (slot, SendSlot { token, .. }) in (0u16..).zip(self.sends.iter_mut()) {
             let ended = shared.transmit.with(slot, |state| match state {
@@ -27,10 +31,7 @@ impl TcpChannel {
             });
             if ended && let Some(token) = token.take() {
                 self.in_flight -= 1;
-                out.push(Completion::Failed {
-                    token,
-                    error: error.clone(),
-                });
+                out.push(failed(token));
             }
         }
         let open: Vec<_> = self
@@ -42,11 +43,15 @@ impl TcpChannel {
             // No lane has a chunk; the copy worker may, whose end brings the window's.
             if self.shared.receive.close(name) == Closing::Done {
                 self.window_ended(token);
-                out.push(Completion::Failed {
-                    token,
-                    error: error.clone(),
-                });
+                out.push(failed(token));
             }
         }
+        // Those to which something had come.
+        let mut touched = Vec::new();
+        self.drain_windows(&mut touched);
+        out.extend(touched.into_iter().map(|news| match news {
+            Completion::Closed { token, .. } => failed(token),
+            other => other,
+        }));
     }
 }
