@@ -248,6 +248,7 @@ impl Network {
                     count: 1,
                     depth: 1,
                     at_once: false,
+                    pieces: None,
                 };
                 let (part, theirs) = meter.run(&run, limit)?;
                 drop(busy);

@@ -8,6 +8,7 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use super::link::LinkArgs;
 use super::perf::Place;
+use crate::bench::net::orders::Layout;
 use crate::sizes::{Limit, Size, SizeError};
 
 #[derive(Args, Debug)]
@@ -62,6 +63,21 @@ pub(crate) struct NetArgs {
     /// One-sided operations to measure beside send and receive, in the same rounds.
     #[arg(long = "op", value_enum, value_name = "OP,...", value_delimiter = ',')]
     pub(crate) ops: Vec<OpName>,
+    /// Bytes of each piece of a batch [default: 64 pieces a message].
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) piece_bytes: Option<Size>,
+    /// Messages of so many pieces, in place of --sizes.
+    #[arg(long, value_name = "N", requires = "piece_bytes", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(crate) pieces: Option<u32>,
+    /// Order of the pieces in their batch.
+    #[arg(
+        long,
+        value_enum,
+        value_name = "LAYOUT",
+        default_value = "shuffled",
+        requires = "piece_bytes"
+    )]
+    pub(crate) layout: Layout,
     /// Start each message without waiting for work on the GPU's default streams.
     #[arg(hide = true, long)]
     pub(crate) at_once: bool,
@@ -108,8 +124,10 @@ pub(crate) enum OpName {
     Put,
     /// From the other end's window; half a round trip is half of one get.
     Get,
-    /// As a put, in 64 pieces of which the last come first; no round trips.
+    /// As a put, in pieces that a batch lists once for all messages; no round trips.
     Batch,
+    /// As a get, in such pieces.
+    BatchGet,
 }
 
 impl fmt::Display for OpName {
@@ -118,6 +136,7 @@ impl fmt::Display for OpName {
             Self::Put => "put",
             Self::Get => "get",
             Self::Batch => "batch",
+            Self::BatchGet => "batch-get",
         })
     }
 }

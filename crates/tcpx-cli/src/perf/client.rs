@@ -93,6 +93,7 @@ impl Work {
             count,
             depth: self.in_flight,
             at_once: false,
+            pieces: None,
         }
     }
 }

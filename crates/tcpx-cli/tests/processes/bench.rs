@@ -104,6 +104,26 @@ fn puts_and_gets_stand_beside_sends() {
 }
 
 #[test]
+fn batches_of_pieces_in_every_layout_stand_beside_one_put() {
+    for layout in ["dense", "strided", "shuffled"] {
+        let mut command = tcpx(&[
+            "bench", "net", "--from", "host", "--to", "host", "--json", "--modes", "one",
+        ]);
+        command.args(["--op", "put,batch,batch-get", "--pieces", "301"]);
+        command.args(["--piece-bytes", "1KiB", "--layout", layout]);
+        command.args(["--in-flight", "1", "--rounds", "1", "--span", "1ms"]);
+        let ended = Running::start(command).end();
+        let file: serde_json::Value =
+            serde_json::from_str(&ended.assert_code(0).stdout).expect("one JSON document");
+        let rows = file["rows"].as_array().expect("rows");
+        for who in ["put", "batch", "batch of gets"] {
+            let name = format!("301 KiB, 1 in flight: host -> host, {who}");
+            assert!(rows.iter().any(|row| row["name"] == name), "{file:#}");
+        }
+    }
+}
+
+#[test]
 fn a_server_elsewhere_serves_one_benchmark() {
     let server = Server::start(tcpx(&["bench", "net", "--serve", "host"]));
     let client = server.client(

@@ -1,7 +1,7 @@
 //! What is measured, and who takes part.
 
 use super::engine::depth;
-use super::orders::{Drive, Mode, Op, Run};
+use super::orders::{Drive, Mode, Op, Pieces, Run};
 use crate::args::bench::{ModeName, NetArgs, OpName, PeerName};
 
 /// What is measured.
@@ -34,14 +34,19 @@ impl Case {
         }
     }
 
-    pub(super) fn run(&self, op: Op, count: u32, at_once: bool) -> Run {
+    pub(super) fn run(&self, op: Op, count: u32, args: &NetArgs) -> Run {
+        let pieces = args.piece_bytes.map(|size| Pieces {
+            bytes: size.0.min(self.bytes),
+            layout: args.layout,
+        });
         Run {
             mode: self.mode,
             op,
             bytes: self.bytes,
             count,
             depth: self.depth,
-            at_once,
+            at_once: args.at_once,
+            pieces: pieces.filter(|_| op.is_batch()),
         }
     }
 }
@@ -71,6 +76,7 @@ impl Contender {
             Self::Tcpx => "tcpx",
             Self::OneSided(Op::Get) => "tcpx, get",
             Self::OneSided(Op::Batch) => "tcpx, batch",
+            Self::OneSided(Op::BatchGet) => "tcpx, batch of gets",
             Self::OneSided(_) => "tcpx, put",
             Self::Raw(Drive::Blocking) => "raw",
             Self::Raw(Drive::Spinning) => "raw, spinning",
@@ -92,14 +98,20 @@ pub(super) fn cases(args: &NetArgs) -> Vec<Case> {
         return given.collect();
     }
     let mut cases: Vec<Case> = Vec::new();
-    for size in &args.sizes {
+    let whole = args
+        .pieces
+        .zip(args.piece_bytes)
+        .map(|(pieces, size)| u64::from(pieces) * size.0);
+    let sizes = args.sizes.iter().map(|size| size.0);
+    let sizes: Vec<u64> = whole.map_or_else(|| sizes.collect(), |whole| vec![whole]);
+    for size in sizes {
         for name in &args.modes {
             let depths = match name {
                 ModeName::Latency => &[1][..],
                 ModeName::One | ModeName::Both => &args.in_flight[..],
             };
             for &asked in depths {
-                let case = Case::new(*name, size.0, asked);
+                let case = Case::new(*name, size, asked);
                 if !cases.contains(&case) {
                     cases.push(case);
                 }
@@ -112,11 +124,14 @@ pub(super) fn cases(args: &NetArgs) -> Vec<Case> {
 /// Who takes part in a case. iperf3 knows no messages, so it stands beside the deepest streaming alone.
 pub(super) fn contenders(case: &Case, cases: &[Case], args: &NetArgs) -> Vec<Contender> {
     let mut all = vec![Contender::Tcpx];
-    let is_measured = |op: &&OpName| **op != OpName::Batch || case.mode != Mode::Latency;
+    let is_measured = |op: &&OpName| {
+        !matches!(op, OpName::Batch | OpName::BatchGet) || case.mode != Mode::Latency
+    };
     all.extend(args.ops.iter().filter(is_measured).map(|op| match op {
         OpName::Put => Contender::OneSided(Op::Put),
         OpName::Get => Contender::OneSided(Op::Get),
         OpName::Batch => Contender::OneSided(Op::Batch),
+        OpName::BatchGet => Contender::OneSided(Op::BatchGet),
     }));
     let wanted = |peer| args.peers.contains(&peer);
     if wanted(PeerName::Raw) {

@@ -133,7 +133,7 @@ impl Bench<'_> {
     }
 
     fn patience(&self, case: &Case) -> Duration {
-        let run = case.run(Op::Send, 1, false);
+        let run = case.run(Op::Send, 1, self.args);
         self.meter.patience(&run, self.args.span.0)
     }
 
@@ -171,7 +171,7 @@ impl Bench<'_> {
         count: u32,
         results: &mut Results,
     ) -> Result<Sample, Error> {
-        let run = case.run(contender.op().unwrap_or(Op::Send), count, self.args.at_once);
+        let run = case.run(contender.op().unwrap_or(Op::Send), count, self.args);
         match contender {
             Contender::Tcpx | Contender::OneSided(_) => self.ours(&run),
             Contender::Raw(drive) => self.raw(case, &run, drive, results),
@@ -225,7 +225,7 @@ impl Bench<'_> {
     /// Has plain loops carry fresh contents once; every byte is compared.
     fn verify_plain(&self, case: &Case, streams: u16) -> Result<(), Error> {
         let order = RawRun {
-            run: case.run(Op::Send, case.depth.into(), false),
+            run: case.run(Op::Send, case.depth.into(), self.args),
             streams,
             drive: Drive::Blocking,
             seed: Some(getrandom::u64().map_err(crate::key::KeyError::random)?),

@@ -50,6 +50,7 @@ impl<'a> Meter<'a> {
             count: depth.into(),
             depth,
             at_once: false,
+            pieces: None,
         };
         sized(self.memory, &mut self.buffers, bytes, depth)?.prepare(seed)?;
         let order = Order::Verify {

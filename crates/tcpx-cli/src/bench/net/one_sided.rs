@@ -3,15 +3,14 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use tcpx::request::PreparedBatch;
 use tcpx::{Region, Rights, Transfer, Window, WindowKey};
 
 use super::engine::{End, Part, Pins, after};
-use super::orders::{Cost, Mode, Op, Run};
+use super::orders::{Cost, Layout, Mode, Op, Run};
 use crate::error::Error;
 use crate::perf::summary::ProcessorTime;
 
-/// Pieces of a batch.
-const PIECES: usize = 64;
 /// What an end is notified of when the other is done.
 const DONE: &[u8] = b"done";
 /// What comes behind each put of a ping-pong.
@@ -99,7 +98,7 @@ impl End<'_> {
     /// Opens what the other end writes, or reads.
     fn expose(&self, run: &Run) -> Result<Vec<Window>, Error> {
         let (regions, rights): (&[Region], _) = match run.op {
-            Op::Get => (self.buffers.sources(), Rights::Get),
+            Op::Get | Op::BatchGet => (self.buffers.sources(), Rights::Get),
             _ => (self.buffers.sinks(), Rights::Put),
         };
         let depth = usize::from(run.depth).min(regions.len());
@@ -155,27 +154,42 @@ impl End<'_> {
     fn move_one(&self, run: &Run, keys: &[WindowKey], index: u32) -> Result<Transfer, Error> {
         let place = index as usize % keys.len();
         let key = &keys[place];
-        let mut batch = self.connection.batch().after(after(run));
+        let batch = self.connection.batch().after(after(run));
         if run.op == Op::Get {
             let sink = self.slice(&self.buffers.sinks()[place])?;
             return Ok(batch.get(sink, key, 0).start()?);
         }
         let source = self.slice(&self.buffers.sources()[place])?;
-        if run.op != Op::Batch {
-            return Ok(batch.put(source, key, 0).start()?);
-        }
-        let piece = source.len().div_ceil(PIECES).max(1);
-        for start in (0..source.len()).step_by(piece).rev() {
-            let part = source.slice(start..source.len().min(start + piece));
-            let part = part.map_err(Error::memory("take a piece"))?;
-            batch = batch.put(part, key, start as u64);
-        }
-        Ok(batch.start()?)
+        Ok(batch.put(source, key, 0).start()?)
+    }
+
+    /// A batch for each window, where messages are moved in pieces.
+    fn batches(&self, run: &Run, keys: &[WindowKey]) -> Result<Vec<PreparedBatch>, Error> {
+        let (regions, gets) = match run.op {
+            Op::Batch => (self.buffers.sources(), false),
+            Op::BatchGet => (self.buffers.sinks(), true),
+            Op::Send | Op::Put | Op::Get => return Ok(Vec::new()),
+        };
+        let batch = |(key, region)| {
+            let whole = self.slice(region)?;
+            let mut batch = self.connection.batch().after(after(run));
+            for start in starts(run) {
+                let piece = start..(start + run.cut().bytes as usize).min(whole.len());
+                let piece = whole.slice(piece).map_err(Error::memory("take a piece"))?;
+                batch = match gets {
+                    true => batch.get(piece, key, start as u64),
+                    false => batch.put(piece, key, start as u64),
+                };
+            }
+            Ok(batch.prepare()?)
+        };
+        keys.iter().zip(regions).map(batch).collect()
     }
 
     fn move_all(&self, run: &Run, keys: &[WindowKey], pins: &Pins) -> Result<Part, Error> {
         let mut times = Vec::with_capacity(run.count as usize);
         let mut running: VecDeque<Transfer> = VecDeque::with_capacity(keys.len());
+        let batches = self.batches(run, keys)?;
         let started = Instant::now();
         for index in 0..run.count {
             // As many windows as messages in flight: none is used twice at a time.
@@ -185,7 +199,11 @@ impl End<'_> {
                 times.push(oldest.wait()?.elapsed);
                 pins.look();
             }
-            running.push_back(self.move_one(run, keys, index)?);
+            let place = index as usize % keys.len();
+            running.push_back(match batches.get(place) {
+                Some(batch) => batch.start()?,
+                None => self.move_one(run, keys, index)?,
+            });
         }
         for transfer in running {
             times.push(transfer.wait()?.elapsed);
@@ -231,6 +249,24 @@ impl End<'_> {
             ..Part::default()
         })
     }
+}
+
+/// Where the pieces of a message begin, in the order of their batch.
+fn starts(run: &Run) -> Vec<usize> {
+    let cut = run.cut();
+    let mut starts: Vec<usize> = (0..run.bytes as usize)
+        .step_by(cut.bytes as usize)
+        .collect();
+    match cut.layout {
+        Layout::Dense => {}
+        Layout::Strided => starts.sort_by_key(|start| start / cut.bytes as usize % 2),
+        // Neighbours in this order are far from each other, and no two distances alike.
+        Layout::Shuffled => starts.sort_by_key(|start| {
+            let mixed = (*start as u64 / cut.bytes).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+        }),
+    }
+    starts
 }
 
 fn close(windows: Vec<Window>) -> Result<(), Error> {

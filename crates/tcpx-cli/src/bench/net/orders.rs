@@ -1,5 +1,6 @@
 //! What the measuring end asks of the other, and what that answers.
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use tcpx::{Congestion, Connection};
 
@@ -9,6 +10,9 @@ use crate::perf::summary::Spent;
 
 /// Most messages of one measurement.
 pub(crate) const MOST_MESSAGES: u32 = 1_000_000;
+
+/// Most pieces of a message.
+pub(crate) const MOST_PIECES: u64 = 1 << 20;
 
 /// How messages go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,11 +38,18 @@ pub(crate) enum Op {
     Put,
     /// The end that wants them.
     Get,
-    /// As a put, in pieces of which the last come first, with a notification behind them.
+    /// As a put, in pieces.
     Batch,
+    /// As a get, in pieces.
+    BatchGet,
 }
 
 impl Op {
+    /// Whether its messages are moved in pieces.
+    pub(crate) fn is_batch(self) -> bool {
+        matches!(self, Self::Batch | Self::BatchGet)
+    }
+
     /// For a person.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -46,8 +57,30 @@ impl Op {
             Self::Put => "put",
             Self::Get => "get",
             Self::Batch => "batch, notified",
+            Self::BatchGet => "batch of gets",
         }
     }
+}
+
+/// The order of a message's pieces in their batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Layout {
+    /// As they lie, so that they are one run.
+    Dense,
+    /// Every second one, then the others.
+    Strided,
+    /// Any order.
+    Shuffled,
+}
+
+/// The pieces of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Pieces {
+    /// Bytes of each; the last one may be shorter.
+    pub(crate) bytes: u64,
+    pub(crate) layout: Layout,
 }
 
 /// One measurement.
@@ -64,6 +97,8 @@ pub(crate) struct Run {
     pub(crate) depth: u16,
     /// Wait for no work on the GPU's default streams.
     pub(crate) at_once: bool,
+    /// Of a batch; 64 in any order by default.
+    pub(crate) pieces: Option<Pieces>,
 }
 
 impl Run {
@@ -74,6 +109,14 @@ impl Run {
             Mode::Latency | Mode::Both => 2,
         };
         self.bytes * u64::from(self.count) * directions
+    }
+
+    /// How a batch is cut.
+    pub(super) fn cut(&self) -> Pieces {
+        self.pieces.unwrap_or_else(|| Pieces {
+            bytes: self.bytes.div_ceil(64).max(1),
+            layout: Layout::Shuffled,
+        })
     }
 }
 

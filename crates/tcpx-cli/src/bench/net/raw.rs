@@ -323,6 +323,7 @@ mod tests {
                 count,
                 depth: 3,
                 at_once: false,
+                pieces: None,
             },
             streams,
             drive: Drive::Blocking,

@@ -9,7 +9,9 @@ use tcpx_net::plain;
 
 use super::engine::{Buffers, End, depth};
 use super::iperf3;
-use super::orders::{self, At, Cost, MOST_MESSAGES, Mode, Op, Order, RawRun, Reply, Run};
+use super::orders::{
+    self, At, Cost, MOST_MESSAGES, MOST_PIECES, Mode, Op, Order, RawRun, Reply, Run,
+};
 use super::raw;
 use crate::args::bench::NetArgs;
 use crate::args::perf::Place;
@@ -117,10 +119,12 @@ fn check(run: &Run) -> Result<(), Error> {
         || run.depth == 0
         || run.depth > 64
         || (run.mode == Mode::Back && run.op != Op::Send)
-        || (run.mode == Mode::Latency && run.op == Op::Batch)
+        || (run.mode == Mode::Latency && run.op.is_batch())
+        || run.cut().bytes == 0
+        || run.bytes.div_ceil(run.cut().bytes.max(1)) > MOST_PIECES
     {
         return Err(Error::Unexpected {
-            expected: "a measurement of 1 to 1,000,000 messages with 1 to 64 in flight",
+            expected: "a measurement of 1 to 1,000,000 messages of as many pieces at most, with 1 to 64 in flight",
             arrived: format!("{run:?}"),
         });
     }
@@ -163,6 +167,7 @@ fn verify(
         count: count.into(),
         depth: count,
         at_once: false,
+        pieces: None,
     };
     check(&run)?;
     let buffers = sized(memory, buffers, bytes, count)?;
