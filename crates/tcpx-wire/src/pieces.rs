@@ -247,6 +247,10 @@ impl PieceList {
                 0 => (length, 1),
                 _ => (number(&mut rest)?, number(&mut rest)?),
             };
+            // One piece has no stride: there is one way to say a run.
+            if flags & STRIDED != 0 && count < 2 {
+                return Err(PieceListError::Run);
+            }
             let run = PieceRun {
                 window,
                 offset: from.wrapping_add(distance),
