@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Real NCCL over libnccl-net-tcpx.so on a host with two GPUs and PyTorch: scripts/gpu-nccl.sh OUT_DIR
 #
-# Contents first (with four GPUs also among four), with host pointers and with CUDA pointers, then what
-# ends badly: a communicator aborted and made again, a peer killed amid a collective. Then times: ours,
+# Contents first (with four GPUs also among four), with host pointers and with CUDA pointers, and while
+# connections are reset; then what ends badly: a communicator aborted and made again, a peer killed amid a collective. Then times: ours,
 # ours with CUDA pointers, NCCL's own sockets by default, and as tuned best. P2P and shared memory are off, so that every byte passes the network. TCPX_BIN (default .carry) is
 # the folder with libnccl-net-tcpx.so; PYTHON (default python3) has PyTorch. Ends within 8 minutes
 # and exits with 1 if anything failed. OUT_DIR gets 40-nccl.json (format: benchmarks/README.md),
@@ -109,6 +109,12 @@ rm -f "$out/libnccl-net.so"
 gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())')
 if [ "$gpus" -ge 4 ]; then
   ranks 4 check4 90 "--check $small,67108864" "${ours[@]}"
+fi
+# A lane that is reset loses nothing, whatever is under way on it.
+if pair cut 60 "--check 67108864,268435456 --repeats 8 --cut-lanes 0.1" "${ours[@]}" NCCL_DEBUG=WARN; then
+  "$python" -c 'import json, sys
+print("  %d connections reset amid collectives" % json.load(open(sys.argv[1]))["lanes_cut"])' \
+    "$out/cut.json" | tee -a "$out/steps.txt"
 fi
 # PyTorch must not end the process that hears first of the other's abort.
 if pair abort 60 "--abort --check $small" "${ours[@]}" NCCL_NET_PLUGIN_REF_COUNT=1 \

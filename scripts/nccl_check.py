@@ -8,11 +8,16 @@ output.
 """
 
 import argparse
+import ctypes
 import json
 import os
 import pathlib
+import random
 import signal
+import socket
+import struct
 import sys
+import threading
 import time
 from datetime import timedelta
 
@@ -199,6 +204,56 @@ def lose_peer(rank, moment):
         return {"error_seconds": seconds, "error": lines[:4]}
 
 
+class Cutter(threading.Thread):
+    """Resets one of this process's busy TCP connections every `seconds`, as a network that fails would."""
+
+    # Bytes that a connection moved since the last look, above which it carries payload.
+    BUSY = 4 * MIB
+
+    def __init__(self, seconds):
+        super().__init__(daemon=True)
+        self.seconds, self.cut, self.moved = seconds, 0, {}
+        self.done = threading.Event()
+        self.libc = ctypes.CDLL(None, use_errno=True)
+
+    def run(self):
+        while not self.done.wait(self.seconds):
+            busy = list(self.busy())
+            if busy:
+                # struct sockaddr of AF_UNSPEC: the kernel resets the connection, whoever else holds it.
+                nowhere = struct.pack("=H14x", socket.AF_UNSPEC)
+                with random.choice(busy) as chosen:
+                    self.cut += self.libc.connect(chosen.fileno(), nowhere, len(nowhere)) == 0
+                for other in busy:
+                    other.close()
+
+    def busy(self):
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                inode = os.readlink(f"/proc/self/fd/{name}")
+                if not inode.startswith("socket:"):
+                    continue
+                copy = socket.socket(fileno=os.dup(int(name)))
+                if copy.type != socket.SOCK_STREAM or copy.family == socket.AF_UNIX:
+                    copy.close()
+                    continue
+                # tcpi_bytes_acked and tcpi_bytes_received, linux/tcp.h.
+                info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+            except OSError:
+                continue
+            total = sum(struct.unpack_from("=QQ", info, 120))
+            if total - self.moved.get(inode, 0) > self.BUSY:
+                yield copy
+            else:
+                copy.close()
+            self.moved[inode] = total
+
+    def stop(self):
+        self.done.set()
+        self.join()
+        return self.cut
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", default="", help="sizes in bytes to check, between commas")
@@ -206,6 +261,9 @@ def main():
     parser.add_argument("--operations", choices=["all", "send-recv"], default="all",
                         help="what is timed")
     parser.add_argument("--rounds", type=int, default=1, help="communicators made one after the other; each is checked and timed")
+    parser.add_argument("--repeats", type=int, default=1, help="checks in each communicator")
+    parser.add_argument("--cut-lanes", type=float, metavar="SECONDS",
+                        help="rank 0 resets one of its busy connections so often; at least ten must fall")
     parser.add_argument("--abort", action="store_true", help="abort first, then check")
     parser.add_argument("--lose-peer", type=pathlib.Path, metavar="FILE",
                         help="rank 1 dies, and writes when into FILE")
@@ -228,14 +286,21 @@ def main():
         number += 1
     checked = sizes(arguments.check)
     report["rows"] = []
+    cutter = Cutter(arguments.cut_lanes) if arguments.cut_lanes and rank == 0 else None
+    if cutter:
+        cutter.start()
     # A second round destroys the communicator and makes a new one in the same process.
     for round_number in range(arguments.rounds):
         start(rank, world, number + round_number)
-        for salt, size in enumerate(checked):
+        for salt, size in enumerate(checked * arguments.repeats):
             operations(rank, world, size, salt + 100 * round_number)
         report["rows"] += figures(rank, sizes(arguments.time), arguments.operations)
         torch.cuda.synchronize()
         dist.destroy_process_group()
+    if cutter:
+        report["lanes_cut"] = cutter.stop()
+        if report["lanes_cut"] < 10:
+            raise SystemExit(f"only {report['lanes_cut']} connections were cut: too few to say anything")
     report["checked_bytes"] = checked
     if rank == 0:
         print(json.dumps(report), flush=True)

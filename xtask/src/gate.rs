@@ -25,8 +25,10 @@ const LEAST_ROUNDS: usize = 5;
 const MOST_ROUNDS: usize = 25;
 
 const USAGE: &str = "\
-usage: cargo xtask gate BASE [--case GLOB]... [--rounds N] [--out FILE]
-       cargo xtask gate --list";
+usage: cargo xtask gate BASE [--own FOLDER] [--case GLOB]... [--rounds N] [--out FILE]
+       cargo xtask gate --list
+BASE is a commit, or a folder with its files tcpx-gate and libnccl_net_tcpx.so; --own names
+this tree's folder, where it cannot be built.";
 
 #[derive(Debug, Default)]
 struct Arguments {
@@ -34,6 +36,8 @@ struct Arguments {
     cases: Vec<String>,
     least_rounds: usize,
     out: Option<PathBuf>,
+    /// A folder with files that were built before.
+    own: Option<PathBuf>,
     lists: bool,
 }
 
@@ -51,6 +55,7 @@ fn parse(arguments: &[String]) -> Result<Arguments> {
         match argument.as_str() {
             "--list" => parsed.lists = true,
             "--case" => parsed.cases.push(value()?.clone()),
+            "--own" => parsed.own = Some(value()?.into()),
             "--out" => parsed.out = Some(value()?.into()),
             "--rounds" => {
                 let rounds = value()?
@@ -149,7 +154,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     );
     let root = root()?;
     let started = Instant::now();
-    let builds = build::both(&root, base)?;
+    let builds = build::both(&root, base, arguments.own.as_deref())?;
     println!("built in {} s", started.elapsed().as_secs());
     let nics = Nics::make();
     let mut rows: Vec<Row> = Vec::new();

@@ -10,13 +10,26 @@ use crate::workspace::{cargo, run};
 /// As users get it, but without the long link.
 const PROFILE: &str = "release";
 
+/// The file name of the program that runs cases.
+const DRIVER: &str = "tcpx-gate";
+
 /// One contender.
 #[derive(Debug)]
 pub(super) struct Build {
-    /// What it was built from, for the record.
+    /// What it was built from, or where it lies, for the record.
     pub(super) commit: String,
     pub(super) driver: PathBuf,
     pub(super) plugin: PathBuf,
+}
+
+impl Build {
+    fn in_folder(folder: &Path, commit: String) -> Self {
+        Self {
+            commit,
+            driver: folder.join(DRIVER),
+            plugin: folder.join("libnccl_net_tcpx.so"),
+        }
+    }
 }
 
 /// Both.
@@ -26,7 +39,34 @@ pub(super) struct Builds {
     pub(super) own: Build,
 }
 
-pub(super) fn both(root: &Path, base: &str) -> Result<Builds> {
+/// Builds BASE, a commit, and this tree, but what is a folder with files that were built before.
+pub(super) fn both(root: &Path, base: &str, own: Option<&Path>) -> Result<Builds> {
+    let base = if Path::new(base).join(DRIVER).exists() {
+        found(Path::new(base))?
+    } else {
+        of_commit(root, base)?
+    };
+    let own = match own {
+        Some(folder) => found(folder)?,
+        None => of_this_tree(root)?,
+    };
+    Ok(Builds { base, own })
+}
+
+/// Both files of a folder.
+fn found(folder: &Path) -> Result<Build> {
+    // Loaders search other places for a name without a folder.
+    let folder = folder
+        .canonicalize()
+        .with_context(|| format!("cannot find {}", folder.display()))?;
+    let build = Build::in_folder(&folder, folder.display().to_string());
+    for file in [&build.driver, &build.plugin] {
+        ensure!(file.exists(), "{} is missing", file.display());
+    }
+    Ok(build)
+}
+
+fn of_commit(root: &Path, base: &str) -> Result<Build> {
     let commit = git(
         root,
         &["rev-parse", "--verify", &format!("{base}^{{commit}}")],
@@ -44,22 +84,18 @@ pub(super) fn both(root: &Path, base: &str) -> Result<Builds> {
         // It has no driver of its own: `crates/*` are members of its workspace.
         copy(&root.join("gate"), &tree.join("crates/tcpx-gate"))?;
     }
-    let base = Build {
-        commit,
-        ..build(&tree)?
-    };
+    build(&tree, commit)
+}
+
+fn of_this_tree(root: &Path) -> Result<Build> {
     let mut commit = git(root, &["rev-parse", "HEAD"])?;
     if !git(root, &["status", "--porcelain", "--untracked-files=no"])?.is_empty() {
         commit.push_str(" with changes");
     }
-    let own = Build {
-        commit,
-        ..build(root)?
-    };
-    Ok(Builds { base, own })
+    build(root, commit)
 }
 
-fn build(tree: &Path) -> Result<Build> {
+fn build(tree: &Path, commit: String) -> Result<Build> {
     let packages = ["--package", "tcpx-gate", "--package", "tcpx-nccl"];
     let target = tree.join("target");
     run(cargo()
@@ -68,12 +104,7 @@ fn build(tree: &Path) -> Result<Build> {
         .args(packages)
         .env("CARGO_TARGET_DIR", &target)
         .env("CARGO_PROFILE_RELEASE_DEBUG", "0"))?;
-    let built = target.join(PROFILE);
-    Ok(Build {
-        commit: String::new(),
-        driver: built.join("tcpx-gate"),
-        plugin: built.join("libnccl_net_tcpx.so"),
-    })
+    Ok(Build::in_folder(&target.join(PROFILE), commit))
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
