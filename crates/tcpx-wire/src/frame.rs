@@ -3,18 +3,21 @@
 //! All integers are little endian. A frame is a 16-byte header (magic, kind, flags, body length,
 //! sequence, CRC32C) and a body of at most [`MAX_BODY_BYTES`].
 
-mod body;
 mod decoder;
 mod detail;
 mod encode;
 mod error;
+mod field;
 mod log;
 mod payload;
 mod placed;
 mod settings;
 
+use crate::pieces::MAX_PART_BYTES;
 use crate::plan::Taper;
 use crate::window::Place;
+
+use field::{Body, Field};
 
 pub use decoder::FrameDecoder;
 pub use detail::Detail;
@@ -34,6 +37,8 @@ pub const MAX_SETUP_BYTES: usize = 32 * 1024;
 /// Most bytes of the payload of [`Frame::Eager`].
 pub const MAX_EAGER_BYTES: usize = 128 * 1024;
 
+/// Kind of [`Frame::Pieces`].
+const PIECES: u8 = 27;
 /// Kind of [`Frame::Eager`].
 const EAGER: u8 = 7;
 /// Bytes of its body before the payload: transfer, tag, number and level.
@@ -56,15 +61,73 @@ pub struct Grant {
     pub taper: Option<Taper>,
 }
 
-/// One control frame.
-///
-/// The enum is complete: a kind that is not listed is an error at the receiver.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Frame {
+/// Describes every frame once: number and name of its kind, then its fields in their order on the wire.
+macro_rules! frames {
+    ($(
+        $(#[$doc:meta])*
+        $kind:literal $name:literal $variant:ident
+        $({ $( $(#[$field_doc:meta])* $field:ident: $type:ty, )+ })?
+        $(( $inner:ident: $inner_type:ty ))?,
+    )+) => {
+        /// One control frame.
+        ///
+        /// The enum is complete: a kind that is not listed is an error at the receiver.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub enum Frame {
+            $(
+                $(#[$doc])*
+                $variant $({ $( $(#[$field_doc])* $field: $type, )+ })? $(( $inner_type ))?,
+            )+
+        }
+
+        impl Frame {
+            /// Number of the kind on the wire, from 1.
+            fn kind(&self) -> u8 {
+                match self {
+                    $( Self::$variant { .. } => $kind, )+
+                }
+            }
+
+            /// Appends the body.
+            fn put(&self, out: &mut Vec<u8>) {
+                match self {
+                    $(
+                        Self::$variant $({ $( $field, )+ })? $(( $inner ))? => {
+                            $( $( $field.put(out); )+ )?
+                            $( $inner.put(out); )?
+                        }
+                    )+
+                }
+            }
+
+            /// Reads a body of this kind up to its last field.
+            fn take(kind: u8, body: &mut Body<'_>) -> Result<Self, FrameError> {
+                Ok(match kind {
+                    $(
+                        $kind => Self::$variant
+                            $({ $( $field: <$type>::take(body, stringify!($field))?, )+ })?
+                            $(( <$inner_type>::take(body, stringify!($inner))? ))?,
+                    )+
+                    arrived => return Err(FrameError::Kind { arrived }),
+                })
+            }
+        }
+
+        /// Name of a kind's number; `None` when no such kind exists.
+        fn kind_name(kind: u8) -> Option<&'static str> {
+            match kind {
+                $( $kind => Some($name), )+
+                _ => None,
+            }
+        }
+    };
+}
+
+frames! {
     /// First frame of each side after the handshake.
-    Settings(Settings),
+    1 "settings" Settings(settings: Settings),
     /// Set-up advertisement of the network in use; opaque to the protocol.
-    Setup {
+    2 "setup" Setup {
         /// Round of the exchange, counted from 0.
         round: u16,
         /// No further round follows from this side.
@@ -73,9 +136,9 @@ pub enum Frame {
         payload: Vec<u8>,
     },
     /// The data channels of this side are up.
-    Ready,
+    3 "ready" Ready,
     /// Sender to receiver: a transfer waits for its receive, and its sender knows no window for it.
-    Waiting {
+    4 "waiting" Waiting {
         /// The sender's name for the transfer.
         transfer: TransferId,
         /// What the receive must match.
@@ -89,7 +152,7 @@ pub enum Frame {
     },
     /// Receiver to sender, on an addressed network: receive `number` of the tag is there, and its window
     /// is open. The send of that number may write into it at once.
-    Posted {
+    19 "posted" Posted {
         /// The tag.
         tag: Tag,
         /// The receive's number among those of its tag.
@@ -102,28 +165,28 @@ pub enum Frame {
     },
     /// Receiver to sender: the windows of this tag from `number` on are closed, and nothing was written
     /// there. What was sent to one of them waits again.
-    Revoke {
+    20 "revoke" Revoke {
         /// The tag.
         tag: Tag,
         /// The first receive's number.
         number: u64,
     },
     /// Sender to receiver: no send of this number comes.
-    Withdraw {
+    21 "withdraw" Withdraw {
         /// The tag.
         tag: Tag,
         /// The send's number.
         number: u64,
     },
     /// Sender to receiver: the count of this tag, which is idle here, may be forgotten.
-    Forget {
+    25 "forget" Forget {
         /// The tag.
         tag: Tag,
         /// The number of the next send.
         number: u64,
     },
     /// Answer to [`Frame::Forget`].
-    Forgotten {
+    26 "forgotten" Forgotten {
         /// The tag.
         tag: Tag,
         /// The count begins at 0 again on both sides; else receives wait, and it goes on.
@@ -131,14 +194,14 @@ pub enum Frame {
     },
     /// Sender to receiver, right before the transfer's first frame: no receive of its tag is meant,
     /// but this.
-    Destination {
+    22 "destination" Destination {
         /// The transfer of the next frame.
         transfer: TransferId,
         /// Where it goes.
         to: Destination,
     },
     /// Initiator to owner of a window: send this piece of it.
-    Get {
+    23 "get" Get {
         /// The initiator's name for the request, counted from 0.
         request: u64,
         /// Where the piece begins.
@@ -149,7 +212,7 @@ pub enum Frame {
         level: Level,
     },
     /// As [`Frame::Get`], for all pieces of a list.
-    GetPieces {
+    29 "get-pieces" GetPieces {
         /// The initiator's name for the request, as those of [`Frame::Get`].
         request: u64,
         /// The list.
@@ -161,7 +224,7 @@ pub enum Frame {
     },
     /// Initiator to owner of windows: the next part of a list of pieces. Operations name the list once all parts
     /// of it have come.
-    Pieces {
+    27 "pieces" Pieces {
         /// The initiator's name for the list, counted from 0.
         list: u64,
         /// It is the last one.
@@ -170,33 +233,33 @@ pub enum Frame {
         part: Vec<u8>,
     },
     /// Initiator to owner of windows: no operation names this list any more.
-    DropPieces {
+    28 "drop-pieces" DropPieces {
         /// The list.
         list: u64,
     },
     /// Owner of a window to initiator: the piece is not sent.
-    RefuseGet {
+    24 "refuse-get" RefuseGet {
         /// The request.
         request: u64,
         /// Why.
         reason: RefuseReason,
     },
     /// Receiver to sender: the transfer has a destination, send it.
-    Grant {
+    5 "grant" Grant {
         /// The transfer.
         transfer: TransferId,
         /// How it is taken.
         grant: Grant,
     },
     /// Receiver to sender: the transfer will not be received.
-    Refuse {
+    6 "refuse" Refuse {
         /// The transfer.
         transfer: TransferId,
         /// Why.
         reason: RefuseReason,
     },
     /// A small transfer, whole.
-    Eager {
+    7 "eager" Eager {
         /// The sender's name for the transfer.
         transfer: TransferId,
         /// What the receive must match.
@@ -209,31 +272,31 @@ pub enum Frame {
         payload: Payload,
     },
     /// Receiver to sender: the eager payload is at its destination.
-    EagerDone {
+    8 "eager-done" EagerDone {
         /// The transfer.
         transfer: TransferId,
     },
     /// Receiver to sender: eager payload left the receiver's buffer.
-    EagerCredit {
+    9 "eager-credit" EagerCredit {
         /// Bytes given back.
         bytes: u32,
     },
     /// Receiver to sender: chunks were unpacked at their destination.
-    Placed {
+    10 "placed" Placed {
         /// The transfer.
         transfer: TransferId,
         /// Which chunks.
         chunks: PlacedChunks,
     },
     /// Sender to receiver, level verified: checksum of the source.
-    Digest {
+    11 "digest" Digest {
         /// The transfer.
         transfer: TransferId,
         /// CRC32C of all its bytes.
         crc32c: u32,
     },
     /// Receiver to sender, level verified: the comparison's outcome.
-    Verdict {
+    12 "verdict" Verdict {
         /// The transfer.
         transfer: TransferId,
         /// CRC32C of the destination.
@@ -242,7 +305,7 @@ pub enum Frame {
         matches: bool,
     },
     /// The transfer ends early.
-    Cancel {
+    13 "cancel" Cancel {
         /// The transfer.
         transfer: TransferId,
         /// The part that the side which sends this frame plays in the transfer.
@@ -253,110 +316,48 @@ pub enum Frame {
         detail: Detail,
     },
     /// Answer to [`Frame::Cancel`]: this side's data plane is quiet for the transfer.
-    Cancelled {
+    14 "cancelled" Cancelled {
         /// The transfer.
         transfer: TransferId,
         /// The part that the side which sends this frame plays in the transfer.
         from: Role,
     },
     /// Proof of life.
-    Heartbeat {
+    15 "heartbeat" Heartbeat {
         /// Counts this side's heartbeats from 0.
         counter: u64,
     },
     /// This side sends no new transfer and will close.
-    Goodbye {
+    16 "goodbye" Goodbye {
         /// Why.
         reason: GoodbyeReason,
         /// The same for a person.
         detail: Detail,
     },
     /// Answer to [`Frame::Goodbye`]: nothing further follows from this side.
-    GoodbyeAck,
+    17 "goodbye-ack" GoodbyeAck,
     /// Every frame of the other direction before `next` has arrived: it need not be kept for another
     /// connection. Between sides that both can resume; it concerns the stream and not the session.
-    Received {
+    18 "received" Received {
         /// The number of the frame that is expected next.
         next: u32,
     },
 }
 
 impl Frame {
-    /// Number of the kind on the wire, from 1.
-    fn kind(&self) -> u8 {
-        match self {
-            Self::Settings(_) => 1,
-            Self::Setup { .. } => 2,
-            Self::Ready => 3,
-            Self::Waiting { .. } => 4,
-            Self::Grant { .. } => 5,
-            Self::Refuse { .. } => 6,
-            Self::Eager { .. } => EAGER,
-            Self::EagerDone { .. } => 8,
-            Self::EagerCredit { .. } => 9,
-            Self::Placed { .. } => 10,
-            Self::Digest { .. } => 11,
-            Self::Verdict { .. } => 12,
-            Self::Cancel { .. } => 13,
-            Self::Cancelled { .. } => 14,
-            Self::Heartbeat { .. } => 15,
-            Self::Goodbye { .. } => 16,
-            Self::GoodbyeAck => 17,
-            Self::Received { .. } => 18,
-            Self::Posted { .. } => 19,
-            Self::Revoke { .. } => 20,
-            Self::Withdraw { .. } => 21,
-            Self::Destination { .. } => 22,
-            Self::Get { .. } => 23,
-            Self::RefuseGet { .. } => 24,
-            Self::Forget { .. } => 25,
-            Self::Forgotten { .. } => 26,
-            Self::Pieces { .. } => 27,
-            Self::DropPieces { .. } => 28,
-            Self::GetPieces { .. } => 29,
-        }
-    }
-
     /// Name of the kind, for logs and errors.
     pub fn name(&self) -> &'static str {
         kind_name(self.kind()).unwrap_or("unknown")
     }
 }
 
-/// Name of a kind's number; `None` when no such kind exists.
-fn kind_name(kind: u8) -> Option<&'static str> {
-    const NAMES: [&str; 29] = [
-        "settings",
-        "setup",
-        "ready",
-        "waiting",
-        "grant",
-        "refuse",
-        "eager",
-        "eager-done",
-        "eager-credit",
-        "placed",
-        "digest",
-        "verdict",
-        "cancel",
-        "cancelled",
-        "heartbeat",
-        "goodbye",
-        "goodbye-ack",
-        "received",
-        "posted",
-        "revoke",
-        "withdraw",
-        "destination",
-        "get",
-        "refuse-get",
-        "forget",
-        "forgotten",
-        "pieces",
-        "drop-pieces",
-        "get-pieces",
-    ];
-    NAMES.get(usize::from(kind).checked_sub(1)?).copied()
+/// Most bytes of what ends a frame of this kind and goes on to its end.
+fn most_payload(kind: u8) -> usize {
+    match kind {
+        EAGER => MAX_EAGER_BYTES,
+        PIECES => MAX_PART_BYTES,
+        _ => MAX_SETUP_BYTES,
+    }
 }
 
 /// Where a transfer goes that no receive was posted for.
@@ -472,6 +473,21 @@ pub enum RefuseReason {
     MemoryFailed,
     /// A put that comes before the notification failed.
     PutFailed,
+}
+
+impl RefuseReason {
+    /// Each at its number on the wire.
+    const ALL: [Self; 9] = [
+        Self::TooLarge { capacity: 0 },
+        Self::Cancelled,
+        Self::Shutdown,
+        Self::DeadlineExpired,
+        Self::UnknownWindow,
+        Self::NotPermitted,
+        Self::OutOfRange,
+        Self::MemoryFailed,
+        Self::PutFailed,
+    ];
 }
 
 /// Why a transfer is cancelled.

@@ -1,5 +1,7 @@
 //! The examples run to their end.
 
+#[path = "../examples/lists.rs"]
+mod lists;
 #[path = "../examples/messages.rs"]
 mod messages;
 #[path = "../examples/windows.rs"]
@@ -13,4 +15,9 @@ fn a_message_arrives() {
 #[test]
 fn pages_are_put_and_got() {
     windows::main().expect("the example works");
+}
+
+#[test]
+fn a_list_is_told_and_posted() {
+    lists::main().expect("the example works");
 }

@@ -1,6 +1,6 @@
 //! A stream of bytes, in any slicing, to frames.
 
-use super::body;
+use super::field;
 use super::{
     EAGER, EAGER_FIELDS, Frame, FrameError, HEADER_BYTES, MAGIC, MAX_BODY_BYTES, kind_name,
 };
@@ -145,7 +145,7 @@ impl FrameDecoder {
             });
         }
         self.sequence = self.sequence.wrapping_add(1);
-        body::parse(header.kind, body, &mut self.spare, of_payload)
+        field::parse(header.kind, body, &mut self.spare, of_payload)
     }
 
     /// CRC32C of a frame, and of its payload where that came with it.

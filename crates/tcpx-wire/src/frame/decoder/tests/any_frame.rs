@@ -253,7 +253,7 @@ proptest! {
 
     #[test]
     fn any_body_with_a_fitting_checksum_is_a_frame_or_an_error(
-        kind in 0u8..29,
+        kind in 0u8..30,
         body in vec(any::<u8>(), 0..120),
     ) {
         let bytes = tampered(&Frame::Ready, |bytes| {

@@ -1,0 +1,433 @@
+//! Fields of frames as bytes, both ways.
+
+use super::{
+    CancelReason, Destination, Detail, Frame, FrameError, GoodbyeReason, Grant, Level, Payload,
+    PlacedChunks, RefuseReason, Role, Settings, Tag, TransferId, kind_name, most_payload,
+};
+use crate::plan::Taper;
+use crate::window::{Place, WindowSecret};
+
+/// Reads the body of a frame of the given kind; a payload takes the buffer `spare`, and `of_payload` is the
+/// CRC32C of that of an eager frame, where it is known.
+pub(super) fn parse(
+    kind: u8,
+    bytes: &[u8],
+    spare: &mut Vec<u8>,
+    of_payload: Option<u32>,
+) -> Result<Frame, FrameError> {
+    let frame = kind_name(kind).ok_or(FrameError::Kind { arrived: kind })?;
+    let mut body = Body {
+        frame,
+        rest: bytes,
+        spare,
+        of_payload,
+        most_payload: most_payload(kind),
+    };
+    let parsed = Frame::take(kind, &mut body)?;
+    match body.rest.len() {
+        0 => Ok(parsed),
+        left => Err(FrameError::TrailingBytes { frame, left }),
+    }
+}
+
+/// What is left of a body.
+pub(super) struct Body<'a> {
+    frame: &'static str,
+    rest: &'a [u8],
+    spare: &'a mut Vec<u8>,
+    of_payload: Option<u32>,
+    most_payload: usize,
+}
+
+/// What a frame consists of. All integers are little endian.
+pub(super) trait Field: Sized {
+    /// Appends its bytes. Every text and payload in it is already bounded.
+    fn put(&self, out: &mut Vec<u8>);
+
+    /// Reads it; `field` is its name, for errors.
+    fn take(body: &mut Body<'_>, field: &'static str) -> Result<Self, FrameError>;
+}
+
+impl<'a> Body<'a> {
+    fn array<const BYTES: usize>(
+        &mut self,
+        field: &'static str,
+    ) -> Result<[u8; BYTES], FrameError> {
+        let Some((value, rest)) = self.rest.split_first_chunk() else {
+            return Err(self.truncated(field, BYTES));
+        };
+        self.rest = rest;
+        Ok(*value)
+    }
+
+    fn bytes(&mut self, field: &'static str, bytes: usize) -> Result<&'a [u8], FrameError> {
+        let Some((value, rest)) = self.rest.split_at_checked(bytes) else {
+            return Err(self.truncated(field, bytes));
+        };
+        self.rest = rest;
+        Ok(value)
+    }
+
+    fn text(&mut self, field: &'static str, limit: usize) -> Result<&'a str, FrameError> {
+        let length = usize::from(u16::take(self, field)?);
+        if length > limit {
+            return Err(self.too_long(field, limit, length));
+        }
+        let bytes = self.bytes(field, length)?;
+        std::str::from_utf8(bytes).map_err(|error| FrameError::Text {
+            frame: self.frame,
+            field,
+            at: error.valid_up_to(),
+        })
+    }
+
+    /// One of these, by its number.
+    fn one_of<T: Copy>(
+        &mut self,
+        field: &'static str,
+        expected: &'static str,
+        all: &[T],
+    ) -> Result<T, FrameError> {
+        let number = u8::take(self, field)?;
+        let found = all.get(usize::from(number)).copied();
+        found.ok_or_else(|| self.value(field, expected, number.into()))
+    }
+
+    fn truncated(&self, field: &'static str, needed: usize) -> FrameError {
+        FrameError::Truncated {
+            frame: self.frame,
+            field,
+            needed,
+            left: self.rest.len(),
+        }
+    }
+
+    fn too_long(&self, field: &'static str, limit: usize, arrived: usize) -> FrameError {
+        FrameError::TooLong {
+            frame: self.frame,
+            field,
+            limit,
+            arrived,
+        }
+    }
+
+    fn value(&self, field: &'static str, expected: &'static str, arrived: u64) -> FrameError {
+        FrameError::Value {
+            frame: self.frame,
+            field,
+            expected,
+            arrived,
+        }
+    }
+}
+
+macro_rules! integers {
+    ($($type:ty),+) => {$(
+        impl Field for $type {
+            fn put(&self, out: &mut Vec<u8>) {
+                out.extend_from_slice(&self.to_le_bytes());
+            }
+
+            fn take(body: &mut Body<'_>, field: &'static str) -> Result<Self, FrameError> {
+                body.array(field).map(Self::from_le_bytes)
+            }
+        }
+    )+};
+}
+integers!(u8, u16, u32, u64);
+
+/// Enums whose numbers count up from 0.
+macro_rules! numbered {
+    ($($type:ident $expected:literal [$($variant:ident),+];)+) => {$(
+        impl Field for $type {
+            fn put(&self, out: &mut Vec<u8>) {
+                out.push(*self as u8);
+            }
+
+            fn take(body: &mut Body<'_>, field: &'static str) -> Result<Self, FrameError> {
+                body.one_of(field, $expected, &[$(Self::$variant),+])
+            }
+        }
+    )+};
+}
+numbered! {
+    Level "0 to 2" [Sent, Placed, Verified];
+    Role "0 or 1" [Sender, Receiver];
+    CancelReason "0 to 5" [
+        Requested, DeadlineExpired, ChannelFailed, MemoryFailed, Shutdown, Protocol
+    ];
+    GoodbyeReason "0 to 2" [Normal, Shutdown, Error];
+}
+
+impl Field for bool {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.push(u8::from(*self));
+    }
+
+    fn take(body: &mut Body<'_>, field: &'static str) -> Result<Self, FrameError> {
+        body.one_of(field, "0 or 1", &[false, true])
+    }
+}
+
+impl Field for TransferId {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.0.put(out);
+    }
+
+    fn take(body: &mut Body<'_>, field: &'static str) -> Result<Self, FrameError> {
+        u64::take(body, field).map(Self)
+    }
+}
+
+impl Field for Tag {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.0.put(out);
+    }
+
+    fn take(body: &mut Body<'_>, field: &'static str) -> Result<Self, FrameError> {
+        u64::take(body, field).map(Self)
+    }
+}
+
+/// The rest of the body.
+impl Field for Vec<u8> {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(self);
+    }
+
+    fn take(body: &mut Body<'_>, field: &'static str) -> Result<Self, FrameError> {
+        let bytes = std::mem::take(&mut body.rest);
+        if bytes.len() > body.most_payload {
+            return Err(body.too_long(field, body.most_payload, bytes.len()));
+        }
+        let mut payload = std::mem::take(body.spare);
+        payload.clear();
+        payload.extend_from_slice(bytes);
+        Ok(payload)
+    }
+}
+
+impl Field for Payload {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(self);
+    }
+
+    fn take(body: &mut Body<'_>, field: &'static str) -> Result<Self, FrameError> {
+        let bytes = Vec::take(body, field)?;
+        Ok(Self::with_sum(bytes, body.of_payload))
+    }
+}
+
+/// Length as u16, then the bytes.
+fn put_text(text: &str, out: &mut Vec<u8>) {
+    (text.len() as u16).put(out);
+    out.extend_from_slice(text.as_bytes());
+}
+
+impl Field for Detail {
+    fn put(&self, out: &mut Vec<u8>) {
+        const { assert!(Self::MAX_BYTES <= u16::MAX as usize) };
+        put_text(self, out);
+    }
+
+    fn take(body: &mut Body<'_>, field: &'static str) -> Result<Self, FrameError> {
+        body.text(field, Self::MAX_BYTES).map(Self::from)
+    }
+}
+
+impl Field for Settings {
+    fn put(&self, out: &mut Vec<u8>) {
+        let Self {
+            network,
+            channels,
+            chunk_bytes,
+            send_window,
+            receive_window,
+            eager_limit,
+            eager_credit,
+            heartbeat_ms,
+            dead_after_ms,
+            memory,
+            software,
+        } = self;
+        put_text(network, out);
+        channels.put(out);
+        chunk_bytes.put(out);
+        send_window.put(out);
+        receive_window.put(out);
+        eager_limit.put(out);
+        eager_credit.put(out);
+        heartbeat_ms.put(out);
+        dead_after_ms.put(out);
+        put_text(memory, out);
+        put_text(software, out);
+    }
+
+    fn take(body: &mut Body<'_>, _field: &'static str) -> Result<Self, FrameError> {
+        let settings = Self {
+            network: body.text("network", Self::MAX_TEXT_BYTES)?.to_owned(),
+            channels: u16::take(body, "channels")?,
+            chunk_bytes: u32::take(body, "chunk_bytes")?,
+            send_window: u16::take(body, "send_window")?,
+            receive_window: u16::take(body, "receive_window")?,
+            eager_limit: u32::take(body, "eager_limit")?,
+            eager_credit: u32::take(body, "eager_credit")?,
+            heartbeat_ms: u32::take(body, "heartbeat_ms")?,
+            dead_after_ms: u32::take(body, "dead_after_ms")?,
+            memory: body.text("memory", Self::MAX_TEXT_BYTES)?.to_owned(),
+            software: body.text("software", Self::MAX_TEXT_BYTES)?.to_owned(),
+        };
+        settings.validate()?;
+        Ok(settings)
+    }
+}
+
+impl Field for PlacedChunks {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.first().put(out);
+        self.count().put(out);
+        out.extend(self.bitmap());
+    }
+
+    fn take(body: &mut Body<'_>, _field: &'static str) -> Result<Self, FrameError> {
+        let first = u32::take(body, "first")?;
+        let count = u16::take(body, "count")?;
+        // Checked before the bitmap's length is derived from it.
+        Self::new(first, count)?;
+        let bitmap = body.bytes("bitmap", Self::bitmap_bytes(count))?;
+        Ok(Self::from_bitmap(first, count, bitmap)?)
+    }
+}
+
+impl Field for RefuseReason {
+    fn put(&self, out: &mut Vec<u8>) {
+        let capacity = match *self {
+            Self::TooLarge { capacity } => capacity,
+            _ => 0,
+        };
+        let is_it = |reason: &Self| std::mem::discriminant(reason) == std::mem::discriminant(self);
+        // Every reason is listed.
+        let number = Self::ALL.iter().position(is_it).unwrap_or_default();
+        out.push(number as u8);
+        capacity.put(out);
+    }
+
+    fn take(body: &mut Body<'_>, field: &'static str) -> Result<Self, FrameError> {
+        let reason = body.one_of(field, "0 to 8", &Self::ALL)?;
+        match (reason, u64::take(body, "capacity")?) {
+            (Self::TooLarge { .. }, capacity) => Ok(Self::TooLarge { capacity }),
+            (reason, 0) => Ok(reason),
+            (_, arrived) => Err(body.value("capacity", "0 for this reason", arrived)),
+        }
+    }
+}
+
+impl Field for Grant {
+    fn put(&self, out: &mut Vec<u8>) {
+        let Self {
+            chunk_bytes,
+            window,
+            level,
+            taper,
+        } = self;
+        chunk_bytes.put(out);
+        window.put(out);
+        level.put(out);
+        if let Some(taper) = taper {
+            taper.halvings().put(out);
+            taper.each().put(out);
+        }
+    }
+
+    fn take(body: &mut Body<'_>, _field: &'static str) -> Result<Self, FrameError> {
+        let chunk_bytes = match u32::take(body, "chunk_bytes")? {
+            0 => return Err(body.value("chunk_bytes", "at least 1", 0)),
+            bytes => bytes,
+        };
+        let window = u64::take(body, "window")?;
+        let level = Level::take(body, "level")?;
+        // Nothing, where the body ends here.
+        let taper = match body.rest.is_empty() {
+            true => None,
+            false => Some(take_taper(body)?),
+        };
+        Ok(Self {
+            chunk_bytes,
+            window,
+            level,
+            taper,
+        })
+    }
+}
+
+fn take_taper(body: &mut Body<'_>) -> Result<Taper, FrameError> {
+    let (halvings, each) = (u8::take(body, "halvings")?, u16::take(body, "each")?);
+    if !(1..=Taper::MAX_HALVINGS).contains(&halvings) {
+        return Err(body.value("halvings", "1 to 8", halvings.into()));
+    }
+    let taper = Taper::new(halvings, each);
+    taper.ok_or_else(|| body.value("each", "1 to 1024", each.into()))
+}
+
+impl Field for Place {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.window.put(out);
+        out.extend_from_slice(self.secret.as_bytes());
+        self.offset.put(out);
+    }
+
+    fn take(body: &mut Body<'_>, _field: &'static str) -> Result<Self, FrameError> {
+        Ok(Self {
+            window: u64::take(body, "window")?,
+            secret: WindowSecret::from_bytes(body.array("secret")?),
+            offset: u64::take(body, "offset")?,
+        })
+    }
+}
+
+impl Field for Destination {
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Window { place, notified } => {
+                out.push(0);
+                place.put(out);
+                notified.put(out);
+            }
+            Self::Reply { request } => {
+                out.push(1);
+                request.put(out);
+            }
+            Self::Notification { first, count } => {
+                out.push(2);
+                first.put(out);
+                count.put(out);
+            }
+            Self::Pieces { list, notified } => {
+                out.push(3);
+                list.put(out);
+                notified.put(out);
+            }
+        }
+    }
+
+    fn take(body: &mut Body<'_>, _field: &'static str) -> Result<Self, FrameError> {
+        Ok(match u8::take(body, "destination")? {
+            0 => Self::Window {
+                place: Place::take(body, "place")?,
+                notified: bool::take(body, "notified")?,
+            },
+            1 => Self::Reply {
+                request: u64::take(body, "request")?,
+            },
+            2 => Self::Notification {
+                first: TransferId::take(body, "first")?,
+                count: u32::take(body, "count")?,
+            },
+            3 => Self::Pieces {
+                list: u64::take(body, "list")?,
+                notified: bool::take(body, "notified")?,
+            },
+            arrived => return Err(body.value("destination", "0 to 3", arrived.into())),
+        })
+    }
+}
