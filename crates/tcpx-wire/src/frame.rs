@@ -38,11 +38,13 @@ pub const MAX_SETUP_BYTES: usize = 32 * 1024;
 pub const MAX_EAGER_BYTES: usize = 128 * 1024;
 
 /// Kind of [`Frame::Pieces`].
-const PIECES: u8 = 27;
+const PIECES: u8 = 26;
 /// Kind of [`Frame::Eager`].
 const EAGER: u8 = 7;
-/// Bytes of its body before the payload: transfer, tag, number and level.
-const EAGER_FIELDS: usize = 25;
+/// Bytes of its body before the payload, of a send: transfer, level, and [`Destination::Receive`].
+const EAGER_FIELDS: usize = 26;
+/// Where in its body the destination begins.
+const EAGER_TO: usize = 9;
 
 /// First two bytes of a frame, as an integer ("XT" on the wire).
 const MAGIC: u16 = 0x5458;
@@ -141,14 +143,12 @@ frames! {
     4 "waiting" Waiting {
         /// The sender's name for the transfer.
         transfer: TransferId,
-        /// What the receive must match.
-        tag: Tag,
-        /// Its number among the sends of its tag, from 0; 0 where a [`Frame::Destination`] precedes it.
-        number: u64,
-        /// Length of the transfer in bytes.
-        bytes: u64,
         /// The completion level the sender asks for.
         level: Level,
+        /// Length of the transfer in bytes.
+        bytes: u64,
+        /// Where it goes.
+        to: Destination,
     },
     /// Receiver to sender, on an addressed network: receive `number` of the tag is there, and its window
     /// is open. The send of that number may write into it at once.
@@ -179,52 +179,33 @@ frames! {
         number: u64,
     },
     /// Sender to receiver: the count of this tag, which is idle here, may be forgotten.
-    25 "forget" Forget {
+    24 "forget" Forget {
         /// The tag.
         tag: Tag,
         /// The number of the next send.
         number: u64,
     },
     /// Answer to [`Frame::Forget`].
-    26 "forgotten" Forgotten {
+    25 "forgotten" Forgotten {
         /// The tag.
         tag: Tag,
         /// The count begins at 0 again on both sides; else receives wait, and it goes on.
         forgotten: bool,
     },
-    /// Sender to receiver, right before the transfer's first frame: no receive of its tag is meant,
-    /// but this.
-    22 "destination" Destination {
-        /// The transfer of the next frame.
-        transfer: TransferId,
-        /// Where it goes.
-        to: Destination,
-    },
-    /// Initiator to owner of a window: send this piece of it.
-    23 "get" Get {
+    /// Initiator to owner of windows: send this of them.
+    22 "get" Get {
         /// The initiator's name for the request, counted from 0.
         request: u64,
-        /// Where the piece begins.
-        from: Place,
+        /// What is asked for.
+        from: Extent,
         /// Its length in bytes.
-        bytes: u64,
-        /// The completion level that the initiator asks for.
-        level: Level,
-    },
-    /// As [`Frame::Get`], for all pieces of a list.
-    29 "get-pieces" GetPieces {
-        /// The initiator's name for the request, as those of [`Frame::Get`].
-        request: u64,
-        /// The list.
-        list: u64,
-        /// Bytes of all pieces.
         bytes: u64,
         /// The completion level that the initiator asks for.
         level: Level,
     },
     /// Initiator to owner of windows: the next part of a list of pieces. Operations name the list once all parts
     /// of it have come.
-    27 "pieces" Pieces {
+    26 "pieces" Pieces {
         /// The initiator's name for the list, counted from 0.
         list: u64,
         /// It is the last one.
@@ -233,12 +214,12 @@ frames! {
         part: Vec<u8>,
     },
     /// Initiator to owner of windows: no operation names this list any more.
-    28 "drop-pieces" DropPieces {
+    27 "drop-pieces" DropPieces {
         /// The list.
         list: u64,
     },
     /// Owner of a window to initiator: the piece is not sent.
-    24 "refuse-get" RefuseGet {
+    23 "refuse-get" RefuseGet {
         /// The request.
         request: u64,
         /// Why.
@@ -262,12 +243,10 @@ frames! {
     7 "eager" Eager {
         /// The sender's name for the transfer.
         transfer: TransferId,
-        /// What the receive must match.
-        tag: Tag,
-        /// Its number among the sends of its tag, as in [`Frame::Waiting`].
-        number: u64,
         /// The completion level the sender asks for.
         level: Level,
+        /// Where it goes.
+        to: Destination,
         /// At most [`MAX_EAGER_BYTES`].
         payload: Payload,
     },
@@ -360,24 +339,24 @@ fn most_payload(kind: u8) -> usize {
     }
 }
 
-/// Where a transfer goes that no receive was posted for.
+/// Where a transfer goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
-    /// Into a window: a put.
-    Window {
-        /// Where it begins there.
-        place: Place,
+    /// To the receive of its number: a send.
+    Receive {
+        /// What the receive must match.
+        tag: Tag,
+        /// Its number among the sends of its tag, from 0.
+        number: u64,
+    },
+    /// Into windows of the receiver: a put.
+    Put {
+        /// Where there.
+        to: Extent,
         /// A notification follows that is delivered behind it.
         notified: bool,
     },
-    /// Into all pieces of a list, one behind the other: a put.
-    Pieces {
-        /// The list.
-        list: u64,
-        /// As for a window.
-        notified: bool,
-    },
-    /// To whoever asked for it: the answer to [`Frame::Get`] or [`Frame::GetPieces`].
+    /// To whoever asked for it: the answer to [`Frame::Get`].
     Reply {
         /// The request.
         request: u64,
@@ -389,6 +368,30 @@ pub enum Destination {
         /// How many of them there are, with consecutive numbers.
         count: u32,
     },
+}
+
+impl Destination {
+    /// To the next receive of this tag: a session counts the sends.
+    pub const fn next_receive(tag: Tag) -> Self {
+        Self::Receive { tag, number: 0 }
+    }
+
+    /// The tag of a send; the others have none.
+    pub(crate) fn tag(self) -> Option<Tag> {
+        match self {
+            Self::Receive { tag, .. } => Some(tag),
+            _ => None,
+        }
+    }
+}
+
+/// What of a peer's windows an operation is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// One piece, from here on.
+    Place(Place),
+    /// All pieces of a list, one behind the other.
+    Pieces(u64),
 }
 
 /// Names a transfer of one direction. Its sender counts its transfers from 0; one that goes to a posted

@@ -47,8 +47,7 @@ mod tests;
 mod waiting;
 
 pub use action::{
-    Action, Chunk, Completed, Covered, Extent, GetRequest, Memory, OperationId, ReceiveRequest,
-    SendRequest,
+    Action, Chunk, Completed, Covered, GetRequest, Memory, OperationId, ReceiveRequest, SendRequest,
 };
 pub use config::{
     Agreed, CHUNK_GRAIN_BYTES, Config, Deadlines, MAX_NOTIFICATION_BYTES, MAX_TRANSFER_BYTES,

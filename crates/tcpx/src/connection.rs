@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use tcpx_memory::{Access, After, Fence, InContext, Lease, MemoryKind, RegionSlice};
 use tcpx_net::ChannelStats;
+use tcpx_wire::frame::Destination;
 use tcpx_wire::session::{Deadlines, OperationId, OperationKind, ReceiveRequest, SendRequest};
 use tcpx_wire::{Level, Role, Tag};
 
@@ -255,12 +256,11 @@ impl Send<'_> {
         self.0
             .start(Role::Sender, |core, request, lease, fence, _| {
                 let request = SendRequest {
-                    tag: Tag(request.tag),
+                    to: Destination::next_receive(Tag(request.tag)),
                     bytes: request.slice.len() as u64,
                     level: request.level,
                     deadlines: request.deadlines,
                     eager: None,
-                    destination: None,
                 };
                 core.start_send(lease, fence, request)
             })

@@ -497,7 +497,7 @@ pub(crate) mod tests {
     use std::net::{Ipv4Addr, TcpListener};
     use std::time::{Duration, Instant};
 
-    use tcpx_wire::frame::{MAX_EAGER_BYTES, encode};
+    use tcpx_wire::frame::{Destination, MAX_EAGER_BYTES, encode};
     use tcpx_wire::handshake::{ClientHandshake, ServerHandshake, ServerStep, Step};
     use tcpx_wire::record::{MOST_BYTES, sealed_bytes};
     use tcpx_wire::{Level, Tag, TransferId};
@@ -544,9 +544,8 @@ pub(crate) mod tests {
     fn eager(number: u64, bytes: usize) -> Frame {
         Frame::Eager {
             transfer: TransferId(number),
-            tag: Tag(1),
-            number: 0,
             level: Level::Placed,
+            to: Destination::next_receive(Tag(1)),
             payload: vec![b'x'; bytes].into(),
         }
     }

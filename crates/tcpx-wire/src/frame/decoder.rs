@@ -2,7 +2,8 @@
 
 use super::field;
 use super::{
-    EAGER, EAGER_FIELDS, Frame, FrameError, HEADER_BYTES, MAGIC, MAX_BODY_BYTES, kind_name,
+    Destination, EAGER, EAGER_FIELDS, EAGER_TO, Frame, FrameError, HEADER_BYTES, MAGIC,
+    MAX_BODY_BYTES, kind_name,
 };
 use crate::crc::{Joiner, crc32c, crc32c_of_parts};
 
@@ -155,9 +156,11 @@ impl FrameDecoder {
         bytes: &[u8; HEADER_BYTES],
         body: &[u8],
     ) -> (u32, Option<u32>) {
-        let near = match header.kind {
-            EAGER => EAGER_FIELDS,
-            _ => START_BYTES - HEADER_BYTES,
+        // Elsewhere the fields before a payload have no fixed length.
+        let is_send = header.kind == EAGER && body.get(EAGER_TO) == Some(&Destination::RECEIVE);
+        let near = match is_send {
+            true => EAGER_FIELDS,
+            false => START_BYTES - HEADER_BYTES,
         };
         let (near, rest) = body.split_at(near.min(body.len()));
         // In one piece with the header, whose checksum counts as 0.
@@ -165,9 +168,9 @@ impl FrameDecoder {
         start[..12].copy_from_slice(&bytes[..12]);
         let start = &mut start[..HEADER_BYTES + near.len()];
         start[HEADER_BYTES..].copy_from_slice(near);
-        match (header.kind, rest) {
+        match (is_send, rest) {
             (_, []) => (crc32c(start), None),
-            (EAGER, payload) => self.joiner.of_both(start, payload),
+            (true, payload) => self.joiner.of_both(start, payload),
             _ => (crc32c_of_parts(&[start, rest]), None),
         }
     }

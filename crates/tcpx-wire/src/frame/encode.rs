@@ -1,8 +1,8 @@
 //! Frame to bytes.
 
 use super::{
-    EAGER_FIELDS, EncodeError, Frame, HEADER_BYTES, MAGIC, MAX_BODY_BYTES, MAX_EAGER_BYTES,
-    MAX_SETUP_BYTES, most_payload,
+    EncodeError, Frame, HEADER_BYTES, MAGIC, MAX_BODY_BYTES, MAX_EAGER_BYTES, MAX_SETUP_BYTES,
+    most_payload,
 };
 use crate::crc::{Joiner, crc32c};
 use crate::pieces::MAX_PART_BYTES;
@@ -37,13 +37,13 @@ pub(super) fn encode_with(
     header[2] = frame.kind();
     header[4..8].copy_from_slice(&body_bytes.to_le_bytes());
     header[8..12].copy_from_slice(&sequence.to_le_bytes());
-    let of_payload = match frame {
-        Frame::Eager { payload, .. } => payload.known_crc32c(),
+    let payload = match frame {
+        Frame::Eager { payload, .. } => payload.known_crc32c().zip(Some(payload.len())),
         _ => None,
     };
-    let crc = match of_payload {
-        Some(known) => {
-            let (start, payload) = bytes.split_at(HEADER_BYTES + EAGER_FIELDS);
+    let crc = match payload {
+        Some((known, length)) => {
+            let (start, payload) = bytes.split_at(bytes.len() - length);
             joiner.with_known(start, payload, known)
         }
         None => crc32c(bytes),

@@ -1,8 +1,8 @@
 //! Fields of frames as bytes, both ways.
 
 use super::{
-    CancelReason, Destination, Detail, Frame, FrameError, GoodbyeReason, Grant, Level, Payload,
-    PlacedChunks, RefuseReason, Role, Settings, Tag, TransferId, kind_name, most_payload,
+    CancelReason, Destination, Detail, Extent, Frame, FrameError, GoodbyeReason, Grant, Level,
+    Payload, PlacedChunks, RefuseReason, Role, Settings, Tag, TransferId, kind_name, most_payload,
 };
 use crate::plan::Taper;
 use crate::window::{Place, WindowSecret};
@@ -385,47 +385,75 @@ impl Field for Place {
     }
 }
 
+impl Field for Extent {
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Place(place) => {
+                out.push(0);
+                place.put(out);
+            }
+            Self::Pieces(list) => {
+                out.push(1);
+                list.put(out);
+            }
+        }
+    }
+
+    fn take(body: &mut Body<'_>, _field: &'static str) -> Result<Self, FrameError> {
+        match u8::take(body, "extent")? {
+            0 => Place::take(body, "place").map(Self::Place),
+            1 => u64::take(body, "list").map(Self::Pieces),
+            arrived => Err(body.value("extent", "0 or 1", arrived.into())),
+        }
+    }
+}
+
+impl Destination {
+    /// Begins the bytes of [`Destination::Receive`].
+    pub(super) const RECEIVE: u8 = 0;
+}
+
 impl Field for Destination {
     fn put(&self, out: &mut Vec<u8>) {
         match self {
-            Self::Window { place, notified } => {
-                out.push(0);
-                place.put(out);
+            Self::Receive { tag, number } => {
+                out.push(Self::RECEIVE);
+                tag.put(out);
+                number.put(out);
+            }
+            Self::Put { to, notified } => {
+                out.push(1);
+                to.put(out);
                 notified.put(out);
             }
             Self::Reply { request } => {
-                out.push(1);
+                out.push(2);
                 request.put(out);
             }
             Self::Notification { first, count } => {
-                out.push(2);
+                out.push(3);
                 first.put(out);
                 count.put(out);
-            }
-            Self::Pieces { list, notified } => {
-                out.push(3);
-                list.put(out);
-                notified.put(out);
             }
         }
     }
 
     fn take(body: &mut Body<'_>, _field: &'static str) -> Result<Self, FrameError> {
         Ok(match u8::take(body, "destination")? {
-            0 => Self::Window {
-                place: Place::take(body, "place")?,
+            Self::RECEIVE => Self::Receive {
+                tag: Tag::take(body, "tag")?,
+                number: u64::take(body, "number")?,
+            },
+            1 => Self::Put {
+                to: Extent::take(body, "to")?,
                 notified: bool::take(body, "notified")?,
             },
-            1 => Self::Reply {
+            2 => Self::Reply {
                 request: u64::take(body, "request")?,
             },
-            2 => Self::Notification {
+            3 => Self::Notification {
                 first: TransferId::take(body, "first")?,
                 count: u32::take(body, "count")?,
-            },
-            3 => Self::Pieces {
-                list: u64::take(body, "list")?,
-                notified: bool::take(body, "notified")?,
             },
             arrived => return Err(body.value("destination", "0 to 3", arrived.into())),
         })

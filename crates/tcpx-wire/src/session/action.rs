@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use super::config::Deadlines;
 use super::error::{ConnectionFailure, OperationError};
-use crate::frame::{Destination, Level, Settings, Tag, TransferId};
+use crate::frame::{Destination, Extent, Level, Settings, Tag, TransferId};
 use crate::pieces::PieceList;
 use crate::plan::ChunkPlan;
-use crate::window::Place;
 
 /// Names one send or receive of this side; never reused within a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -36,8 +35,8 @@ impl OperationId {
 /// A send.
 #[derive(Clone, Debug)]
 pub struct SendRequest {
-    /// What the receive must match.
-    pub tag: Tag,
+    /// Where it goes; see [`Destination::next_receive`] for a send.
+    pub to: Destination,
     /// Length in bytes, at most [`MAX_TRANSFER_BYTES`](super::MAX_TRANSFER_BYTES).
     pub bytes: u64,
     /// When it counts as complete. Where the receiver asks for [`Level::Verified`] the send takes
@@ -48,17 +47,6 @@ pub struct SendRequest {
     /// The payload, where the caller can read it and
     /// [`Session::eager_allowed`](super::Session::eager_allowed) says yes.
     pub eager: Option<Vec<u8>>,
-    /// Where it goes instead of a receive of its tag: the tag means nothing then.
-    pub destination: Option<Destination>,
-}
-
-/// What of the peer's windows a get reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Extent {
-    /// One piece, from here on.
-    Place(Place),
-    /// All pieces of a [list](super::Session::add_pieces).
-    Pieces(u64),
 }
 
 /// What an operation of the peer covers in windows of this side, which allow it.

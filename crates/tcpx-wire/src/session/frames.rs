@@ -1,7 +1,7 @@
 //! Frames in and out.
 
 use super::Session;
-use super::action::{Action, Extent};
+use super::action::Action;
 use super::config::Agreed;
 use super::error::{ConnectionFailure, EndCause, SessionError};
 use super::matching::Arrival;
@@ -50,52 +50,29 @@ impl Session {
             }
             Frame::Waiting {
                 transfer,
-                tag,
-                number,
-                bytes,
                 level,
+                bytes,
+                to,
             } => {
-                let eager = None;
-                let arrival = Arrival {
-                    transfer,
-                    tag,
-                    number,
-                    bytes,
-                    level,
-                    eager,
-                };
-                return self.arrived(now, "waiting", arrival);
+                let arrival = Arrival::new(transfer, level, bytes, to);
+                return self.arrived(now, "waiting", arrival, to);
             }
             Frame::Eager {
                 transfer,
-                tag,
-                number,
                 level,
+                to,
                 payload,
             } => {
-                let arrival = Arrival {
-                    transfer,
-                    tag,
-                    number,
-                    bytes: payload.len() as u64,
-                    level,
-                    eager: Some(payload),
-                };
-                return self.arrived(now, "eager", arrival);
+                let mut arrival = Arrival::new(transfer, level, payload.len() as u64, to);
+                arrival.eager = Some(payload);
+                return self.arrived(now, "eager", arrival, to);
             }
-            Frame::Destination { transfer, to } => return self.destined(transfer, to),
             Frame::Get {
                 request,
                 from,
                 bytes,
                 level,
-            } => return self.asked_for(request, Extent::Place(from), bytes, level),
-            Frame::GetPieces {
-                request,
-                list,
-                bytes,
-                level,
-            } => return self.asked_for(request, Extent::Pieces(list), bytes, level),
+            } => return self.asked_for(request, from, bytes, level),
             Frame::Pieces { list, last, part } => {
                 return self.piece_lists.take_part(list, last, &part);
             }

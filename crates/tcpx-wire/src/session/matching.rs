@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::action::OperationId;
 use super::stream::Plan;
-use crate::frame::{Level, Payload, RefuseReason, Tag, TransferId};
+use crate::frame::{Destination, Level, Payload, RefuseReason, Tag, TransferId};
 use crate::range_set::RangeSet;
 
 /// Tags whose counts a sender keeps before it has idle ones forgotten.
@@ -25,6 +25,23 @@ pub(super) struct Arrival {
     pub(super) level: Level,
     /// The payload of an eager transfer.
     pub(super) eager: Option<Payload>,
+}
+
+impl Arrival {
+    pub(super) fn new(transfer: TransferId, level: Level, bytes: u64, to: Destination) -> Self {
+        let (tag, number) = match to {
+            Destination::Receive { tag, number } => (tag, number),
+            _ => (Tag(0), 0),
+        };
+        Self {
+            transfer,
+            tag,
+            number,
+            bytes,
+            level,
+            eager: None,
+        }
+    }
 }
 
 /// What belongs to numbers of one tag, in their order.

@@ -8,7 +8,7 @@ use super::incoming::{GrantedReceive, Matched, ReceiveStage};
 use super::matching::{Arrival, MOST_TAGS};
 use super::stream::Plan;
 use super::{Session, unexpected};
-use crate::frame::{Frame, Level, RefuseReason, TransferId};
+use crate::frame::{Destination, Frame, Level, RefuseReason, TransferId};
 use crate::plan::ChunkPlan;
 use crate::time::Time;
 
@@ -18,9 +18,9 @@ impl Session {
         now: Time,
         frame: &'static str,
         arrival: Arrival,
+        to: Destination,
     ) -> Result<(), SessionError> {
         let transfer = arrival.transfer;
-        let to = self.destination_of(frame, transfer)?;
         self.check_name(frame, transfer, arrival.eager.is_some())?;
         let limit = match &arrival.eager {
             Some(_) => self.config.ours.eager_limit.into(),
@@ -47,13 +47,17 @@ impl Session {
             }
             self.eager_held = used;
         }
+        if self.closing() {
+            self.refuse(arrival, RefuseReason::Shutdown);
+            return Ok(());
+        }
         match to {
-            _ if self.closing() => {
-                self.refuse(arrival, RefuseReason::Shutdown);
-                Ok(())
+            Destination::Receive { .. } => self.arrived_of_tag(now, frame, arrival),
+            Destination::Put { to, notified } => self.put_arrived(arrival, to, notified),
+            Destination::Reply { request } => self.replied(now, frame, request, arrival),
+            Destination::Notification { first, count } => {
+                self.notification_arrived(frame, arrival, first, count)
             }
-            Some(to) => self.arrived_at(now, frame, arrival, to),
-            None => self.arrived_of_tag(now, frame, arrival),
         }
     }
 

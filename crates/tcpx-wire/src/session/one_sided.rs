@@ -1,6 +1,6 @@
 //! One-sided transfers: puts into windows, gets from them, notifications.
 //!
-//! A put is a transfer whose first frame is preceded by the place in a window that it goes to. The
+//! A put is a transfer whose first frame names a place in a window that it goes to. The
 //! owner of the window checks that, asks its caller for the memory, and takes the transfer as if a
 //! receive for it had been posted. A get asks the owner of a window for such a transfer. A
 //! notification is one to the program itself: the owner takes it once every put that it names is
@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::Session;
-use super::action::{Action, Covered, Extent, GetRequest, OperationId};
+use super::action::{Action, Covered, GetRequest, OperationId};
 use super::clock::OperationClock;
 use super::config::MAX_NOTIFICATION_BYTES;
 use super::error::{Delivered, EndCause, RequestError, SessionError};
@@ -17,7 +17,7 @@ use super::incoming::Incoming;
 use super::matching::Arrival;
 use super::outgoing::Outgoing;
 use super::unexpected;
-use crate::frame::{Destination, Frame, Level, RefuseReason, TransferId};
+use crate::frame::{Extent, Frame, Level, RefuseReason, TransferId};
 use crate::pieces::{PieceList, PieceRun};
 use crate::time::Time;
 use crate::window::{Place, Rights, WindowSecret};
@@ -90,8 +90,6 @@ enum Notified {
 pub(super) struct OneSided {
     windows: BTreeMap<u64, Window>,
     next_window: u64,
-    /// Where the next transfer of the peer goes.
-    destined: Option<(TransferId, Destination)>,
     /// Transfers of the peer that the caller has yet to accept, or that wait for puts.
     arrivals: BTreeMap<TransferId, (Arrival, To)>,
     /// Operations that the peer began.
@@ -124,7 +122,6 @@ impl OneSided {
         });
         let gets = std::mem::take(&mut self.peer_gets).into_values();
         let pieces = puts.chain(gets).map(|covered| covered.pieces()).sum();
-        self.destined = None;
         self.notified.clear();
         self.held.clear();
         self.releasing.clear();
@@ -307,91 +304,23 @@ impl Session {
         Some(arrival)
     }
 
-    /// The peer's next transfer goes to this place.
-    pub(super) fn destined(
-        &mut self,
-        transfer: TransferId,
-        to: Destination,
-    ) -> Result<(), SessionError> {
-        if self.one_sided.destined.is_some() {
-            return Err(unexpected(
-                "destination",
-                "the transfer that the last one was for",
-                format!("one for transfer {transfer} arrived"),
-            ));
-        }
-        self.one_sided.destined = Some((transfer, to));
-        Ok(())
-    }
-
-    /// Where a transfer goes, unless to a receive of its tag.
-    pub(super) fn destination_of(
-        &mut self,
-        frame: &'static str,
-        transfer: TransferId,
-    ) -> Result<Option<Destination>, SessionError> {
-        match self.one_sided.destined.take() {
-            None => Ok(None),
-            Some((of, to)) if of == transfer => Ok(Some(to)),
-            Some((expected, _)) => Err(SessionError::TransferOrder {
-                frame,
-                expected,
-                arrived: transfer,
-            }),
-        }
-    }
-
-    /// A transfer of the peer that no receive was posted for.
-    pub(super) fn arrived_at(
-        &mut self,
-        now: Time,
-        frame: &'static str,
-        arrival: Arrival,
-        to: Destination,
-    ) -> Result<(), SessionError> {
-        let transfer = arrival.transfer;
+    /// Bounds what the peer has begun.
+    fn check_peers(&self) -> Result<(), SessionError> {
         let (limit, one_sided) = (self.config.max_operations, &self.one_sided);
         if one_sided.arrivals.len() + one_sided.peers >= limit || one_sided.notified.len() > limit {
             return Err(SessionError::TooManyOneSided { limit });
         }
-        match to {
-            Destination::Window { place, notified } => {
-                self.put_arrived(arrival, Extent::Place(place), notified)
-            }
-            Destination::Pieces { list, notified } => {
-                self.put_arrived(arrival, Extent::Pieces(list), notified)
-            }
-            Destination::Reply { request } => self.replied(now, frame, request, arrival),
-            Destination::Notification { .. } if arrival.bytes > MAX_NOTIFICATION_BYTES => {
-                Err(SessionError::Field {
-                    frame,
-                    transfer,
-                    field: "a notification of at most bytes",
-                    expected: MAX_NOTIFICATION_BYTES,
-                    arrived: arrival.bytes,
-                })
-            }
-            Destination::Notification { first, count } => {
-                let end = first.0.checked_add(count.into());
-                let Some(end) = end.filter(|end| *end <= transfer.0) else {
-                    return Err(unexpected(
-                        "destination",
-                        "a notification behind transfers before it",
-                        format!("transfer {transfer} names others"),
-                    ));
-                };
-                self.notification_arrived(arrival, first, end);
-                Ok(())
-            }
-        }
+        Ok(())
     }
 
-    fn put_arrived(
+    /// The peer writes into windows.
+    pub(super) fn put_arrived(
         &mut self,
         arrival: Arrival,
         to: Extent,
         notified: bool,
     ) -> Result<(), SessionError> {
+        self.check_peers()?;
         let (transfer, bytes) = (arrival.transfer, arrival.bytes);
         let (covered, allowed) = self.cover(to, bytes, Rights::allow_put)?;
         if notified {
@@ -440,8 +369,34 @@ impl Session {
         })
     }
 
-    fn notification_arrived(&mut self, arrival: Arrival, first: TransferId, end: u64) {
-        let notification = arrival.transfer;
+    /// The peer notifies the program of so many puts from `first` on.
+    pub(super) fn notification_arrived(
+        &mut self,
+        frame: &'static str,
+        arrival: Arrival,
+        first: TransferId,
+        count: u32,
+    ) -> Result<(), SessionError> {
+        self.check_peers()?;
+        let transfer = arrival.transfer;
+        if arrival.bytes > MAX_NOTIFICATION_BYTES {
+            return Err(SessionError::Field {
+                frame,
+                transfer,
+                field: "a notification of at most bytes",
+                expected: MAX_NOTIFICATION_BYTES,
+                arrived: arrival.bytes,
+            });
+        }
+        let end = first.0.checked_add(count.into());
+        let Some(end) = end.filter(|end| *end <= transfer.0) else {
+            return Err(unexpected(
+                frame,
+                "a notification behind transfers before it",
+                format!("transfer {transfer} names others"),
+            ));
+        };
+        let notification = transfer;
         let named = first..TransferId(end);
         let one_sided = &mut self.one_sided;
         let (mut running, mut failures) = (0, Vec::new());
@@ -468,6 +423,7 @@ impl Session {
         } else {
             self.notification_is_due(notification, failed);
         }
+        Ok(())
     }
 
     /// Every put that a notification names has ended.
@@ -652,10 +608,7 @@ impl Session {
         if bytes > super::MAX_TRANSFER_BYTES {
             return Err(RequestError::TooLong { bytes });
         }
-        let pieces = match from {
-            Extent::Place(_) => 0,
-            Extent::Pieces(list) => self.piece_lists.begin_later(list, bytes)?,
-        };
+        let pieces = self.piece_lists.begin_later(from, bytes)?;
         let operation = OperationId::receive(self.next_receive);
         self.next_receive += 1;
         let mut clock = OperationClock::new(deadlines.unwrap_or(self.config.deadlines), now);
@@ -691,32 +644,25 @@ impl Session {
             self.one_sided.gets.insert(number, operation);
             self.one_sided.gets_under_way.insert(number);
             let (from, bytes, level) = (*from, receive.capacity, receive.asked);
-            self.transmit.push_back(match from {
-                Extent::Place(from) => Frame::Get {
-                    request: number,
-                    from,
-                    bytes,
-                    level,
-                },
-                Extent::Pieces(list) => Frame::GetPieces {
-                    request: number,
-                    list,
-                    bytes,
-                    level,
-                },
+            self.transmit.push_back(Frame::Get {
+                request: number,
+                from,
+                bytes,
+                level,
             });
             self.list_asked_for(from);
         }
     }
 
     /// The peer answers a get with a transfer.
-    fn replied(
+    pub(super) fn replied(
         &mut self,
         now: Time,
         frame: &'static str,
         request: u64,
         arrival: Arrival,
     ) -> Result<(), SessionError> {
+        self.check_peers()?;
         let Some(operation) = self.answered(frame, request)? else {
             // It ended here meanwhile.
             self.refuse(arrival, RefuseReason::Cancelled);
@@ -770,7 +716,6 @@ impl Session {
     /// Nothing of one-sided transfers is left but windows.
     pub(super) fn assert_nothing_one_sided(&self) {
         let OneSided {
-            destined,
             arrivals,
             peers,
             notified,
@@ -782,7 +727,7 @@ impl Session {
             replies,
             ..
         } = &self.one_sided;
-        assert!(destined.is_none() && arrivals.is_empty(), "{arrivals:?}");
+        assert!(arrivals.is_empty(), "{arrivals:?}");
         assert!(
             notified.is_empty() && held.is_empty(),
             "{notified:?} {held:?}"

@@ -14,12 +14,13 @@ use crate::time::Time;
 
 #[derive(Debug)]
 pub(super) struct Outgoing {
-    /// Where it goes instead of a receive of its tag.
-    pub(super) destination: Option<Destination>,
+    /// Where it goes; a send gets its number later.
+    pub(super) to: Destination,
     /// The answer to a get: what of this side's windows it is read from.
     pub(super) covered: Option<Covered>,
     /// Pieces of the peer's that it covers.
     pub(super) pieces: u32,
+    /// 0 unless it is a send.
     pub(super) tag: Tag,
     /// Its number among the sends of its tag; `None` for others, and before it has one.
     pub(super) number: Option<u64>,
@@ -195,15 +196,23 @@ impl Outgoing {
     }
 }
 
+/// Where a transfer goes, as the peer is told.
+pub(super) fn numbered(to: Destination, number: Option<u64>) -> Destination {
+    match (to, number) {
+        (Destination::Receive { tag, .. }, Some(number)) => Destination::Receive { tag, number },
+        (to, _) => to,
+    }
+}
+
 impl Session {
     pub(super) fn start_send(
         &mut self,
         now: Time,
         request: SendRequest,
     ) -> Result<OperationId, RequestError> {
-        match request.destination {
+        match request.to {
             // What earlier operations lead to is bounded by them, and a close finishes it.
-            Some(Destination::Reply { .. } | Destination::Notification { .. }) => {
+            Destination::Reply { .. } | Destination::Notification { .. } => {
                 if self.ended() || self.goodbye_sent() {
                     return Err(RequestError::Closed);
                 }
@@ -211,12 +220,11 @@ impl Session {
             _ => self.check_room(self.sends.len())?,
         }
         let SendRequest {
-            tag,
+            to,
             bytes,
             level,
             deadlines,
             eager,
-            destination,
         } = request;
         if bytes > MAX_TRANSFER_BYTES {
             return Err(RequestError::TooLong { bytes });
@@ -231,19 +239,18 @@ impl Session {
         }
         let transfer = TransferId(self.next_send);
         let mut eager = eager.filter(|_| self.eager_allowed(bytes));
-        let pieces = match destination {
-            Some(Destination::Pieces { list, .. }) => self.piece_lists.begin(list, bytes)?,
+        let pieces = match to {
+            Destination::Put { to, .. } => self.piece_lists.begin(to, bytes)?,
             _ => 0,
         };
-        let covered = match destination {
-            Some(Destination::Reply { request }) => Some(self.begin_reply(request)?),
+        let covered = match to {
+            Destination::Reply { request } => Some(self.begin_reply(request)?),
             _ => None,
         };
         self.next_send += 1;
+        let tag = to.tag();
         let mut number = None;
-        if let Some(to) = destination {
-            self.transmit.push_back(Frame::Destination { transfer, to });
-        } else if eager.is_some() {
+        if let Some(tag) = tag.filter(|_| eager.is_some()) {
             number = self.number_eager(tag);
             eager = eager.filter(|_| number.is_some());
         }
@@ -254,9 +261,8 @@ impl Session {
                 let crc32c = payload.crc32c();
                 self.transmit.push_back(Frame::Eager {
                     transfer,
-                    tag,
-                    number: number.unwrap_or(0),
                     level,
+                    to: numbered(to, number),
                     payload,
                 });
                 SendStage::Eager(EagerSend {
@@ -275,10 +281,10 @@ impl Session {
         self.sends.insert(
             transfer,
             Outgoing {
-                destination,
+                to,
                 covered,
                 pieces,
-                tag,
+                tag: tag.unwrap_or(Tag(0)),
                 number,
                 wire: transfer,
                 bytes,
@@ -294,11 +300,10 @@ impl Session {
                 cancel: None,
             },
         );
-        match destination {
+        match tag {
             _ if !queued => {}
-            None => self.number_send(now, transfer),
-            // It follows its destination's frame.
-            Some(_) => self.ask_at_once(transfer),
+            Some(_) => self.number_send(now, transfer),
+            None => self.ask(transfer),
         }
         Ok(operation)
     }

@@ -7,10 +7,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Session;
-use super::action::Extent;
 use super::error::{RequestError, SessionError};
 use super::unexpected;
-use crate::frame::Frame;
+use crate::frame::{Extent, Frame};
 use crate::pieces::{MAX_PIECES, PieceList};
 
 /// Pieces of operations of the peer that may be under way: what it is told of their ends may be on its way.
@@ -107,8 +106,11 @@ impl PieceLists {
         self.peers_running -= pieces;
     }
 
-    /// Starts an operation of this side on this list; how many pieces that has.
-    pub(super) fn begin(&mut self, list: u64, bytes: u64) -> Result<u32, RequestError> {
+    /// Starts an operation of this side; how many pieces of a list it has.
+    pub(super) fn begin(&mut self, extent: Extent, bytes: u64) -> Result<u32, RequestError> {
+        let Extent::Pieces(list) = extent else {
+            return Ok(0);
+        };
         let told = self.told.get(&list).filter(|told| !told.dropped);
         let told = told.filter(|told| told.bytes == bytes);
         let pieces = told.ok_or(RequestError::NotListed { list, bytes })?.pieces;
@@ -118,9 +120,11 @@ impl PieceLists {
     }
 
     /// As [`Self::begin`], where the list will be named later.
-    pub(super) fn begin_later(&mut self, list: u64, bytes: u64) -> Result<u32, RequestError> {
-        let pieces = self.begin(list, bytes)?;
-        if let Some(told) = self.told.get_mut(&list) {
+    pub(super) fn begin_later(&mut self, extent: Extent, bytes: u64) -> Result<u32, RequestError> {
+        let pieces = self.begin(extent, bytes)?;
+        if let Extent::Pieces(list) = extent
+            && let Some(told) = self.told.get_mut(&list)
+        {
             told.queued += 1;
         }
         Ok(pieces)
@@ -160,8 +164,7 @@ impl Session {
         Ok(())
     }
 
-    /// Tells the peer a list, for puts to [`Destination::Pieces`](crate::frame::Destination::Pieces) and gets from
-    /// [`Extent::Pieces`]; its number. The peer checks it with each of them.
+    /// Tells the peer a list, for puts to and gets from [`Extent::Pieces`]; its number. The peer checks it with each of them.
     ///
     /// # Errors
     /// Too many pieces are kept, or the session closes.

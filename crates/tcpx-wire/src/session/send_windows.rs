@@ -7,7 +7,7 @@ use super::cancel::{Cancelling, cancel_frame};
 use super::config::{MAX_TRANSFER_BYTES, MOST_ASKING};
 use super::error::{EndCause, SessionError};
 use super::matching::{KEPT_TAGS, MOST_TAGS, PostedWindow, SendTag};
-use super::outgoing::SendStage;
+use super::outgoing::{SendStage, numbered};
 use super::posted::MOST_POSTED;
 use super::stream::Plan;
 use super::{Session, unexpected};
@@ -133,43 +133,30 @@ impl Session {
         self.ask(transfer);
     }
 
-    /// Asks for the place that a frame before has named, which none may come between.
-    pub(super) fn ask_at_once(&mut self, transfer: TransferId) {
-        let Some(send) = self.sends.get_mut(&transfer) else {
-            return;
-        };
-        send.stage = SendStage::Waiting;
-        send.asking = true;
-        self.transmit.push_back(Frame::Waiting {
-            transfer,
-            tag: send.tag,
-            number: 0,
-            bytes: send.bytes,
-            level: send.asked,
-        });
-    }
-
-    /// Asks for a receive, or waits for its turn to.
+    /// Asks for a receive, or waits for its turn to. A put, a reply or a notification asks at once: what
+    /// follows it counts on that.
     pub(super) fn ask(&mut self, transfer: TransferId) {
-        if self.send_windows.asking.len() >= MOST_ASKING {
-            self.send_windows.unasked.push_back(transfer);
-            return;
-        }
         let Some(send) = self.sends.get_mut(&transfer) else {
             return;
         };
+        if send.to.tag().is_some() {
+            let windows = &mut self.send_windows;
+            if windows.asking.len() >= MOST_ASKING {
+                windows.unasked.push_back(transfer);
+                return;
+            }
+            windows.asking.insert(transfer);
+        }
         send.stage = SendStage::Waiting;
-        self.send_windows.asking.insert(transfer);
         if std::mem::replace(&mut send.asking, true) {
             // The peer has yet to answer what it asked before.
             return;
         }
         self.transmit.push_back(Frame::Waiting {
             transfer,
-            tag: send.tag,
-            number: send.number.unwrap_or(0),
-            bytes: send.bytes,
             level: send.asked,
+            bytes: send.bytes,
+            to: numbered(send.to, send.number),
         });
     }
 

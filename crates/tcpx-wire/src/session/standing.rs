@@ -43,18 +43,18 @@ impl Outgoing {
 
     /// What it waits for before anything moves.
     fn awaits(&self) -> Owes {
-        match self.destination {
-            None => Owes::PeerPostReceive,
-            Some(_) => Owes::PeerAnswer,
+        match self.to {
+            Destination::Receive { .. } => Owes::PeerPostReceive,
+            _ => Owes::PeerAnswer,
         }
     }
 
     fn kind(&self) -> OperationKind {
-        match self.destination {
-            None => OperationKind::Send,
-            Some(Destination::Window { .. } | Destination::Pieces { .. }) => OperationKind::Put,
-            Some(Destination::Reply { .. }) => OperationKind::PeerGet,
-            Some(Destination::Notification { .. }) => OperationKind::Notification,
+        match self.to {
+            Destination::Receive { .. } => OperationKind::Send,
+            Destination::Put { .. } => OperationKind::Put,
+            Destination::Reply { .. } => OperationKind::PeerGet,
+            Destination::Notification { .. } => OperationKind::Notification,
         }
     }
 

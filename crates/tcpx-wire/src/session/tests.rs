@@ -20,7 +20,7 @@ mod waiting;
 use std::time::Duration;
 
 use super::*;
-use crate::frame::{Grant, Level, Settings, Tag};
+use crate::frame::{Destination, Grant, Level, Settings, Tag};
 
 /// Chunks of 512 KiB over 4 channels.
 pub(in crate::session) fn settings() -> Settings {
@@ -63,12 +63,11 @@ fn lost(cause: &EndCause) -> (&ConnectionFailure, &StallReport) {
 
 fn send(tag: u64, bytes: u64, level: Level) -> SendRequest {
     SendRequest {
-        tag: Tag(tag),
+        to: Destination::next_receive(Tag(tag)),
         bytes,
         level,
         deadlines: None,
         eager: None,
-        destination: None,
     }
 }
 

@@ -41,8 +41,6 @@ impl Session {
                 // The next receive may be posted with it.
                 Frame::Placed { .. } if self.config.addressed => waiting.acknowledgements += 1,
                 Frame::Posted { .. } => waiting.posted += 1,
-                // It says where the next frame goes, and leaves with that.
-                Frame::Destination { .. } => {}
                 Frame::Eager { payload, .. } => {
                     waiting.eager += 1;
                     waiting.eager_bytes += payload.len() as u64;

@@ -8,11 +8,11 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use tcpx_memory::{Access, After, Fence, Gather, InContext, Lease, MemoryKind, RegionSlice};
-use tcpx_wire::frame::{Destination, TransferId};
+use tcpx_wire::frame::{Destination, Extent, TransferId};
 use tcpx_wire::session::{
-    Deadlines, Extent, GetRequest, MAX_NOTIFICATION_BYTES, OperationId, OperationKind, SendRequest,
+    Deadlines, GetRequest, MAX_NOTIFICATION_BYTES, OperationId, OperationKind, SendRequest,
 };
-use tcpx_wire::{Level, PieceList, Place, Rights, Role, Tag, WindowKey, WindowSecret};
+use tcpx_wire::{Level, PieceList, Place, Rights, Role, WindowKey, WindowSecret};
 
 use super::{Connection, Request};
 use crate::core::{Core, NewOperation, Notice, Operation};
@@ -806,21 +806,16 @@ fn start_part(
 fn start_put(
     core: &mut Core,
     part: &Ready,
-    extent: Extent,
+    to: Extent,
     notified: bool,
     (level, deadlines): (Level, Option<Deadlines>),
 ) -> Result<OperationId, Error> {
-    let destination = match extent {
-        Extent::Place(place) => Destination::Window { place, notified },
-        Extent::Pieces(list) => Destination::Pieces { list, notified },
-    };
     let request = SendRequest {
-        tag: Tag(0),
+        to: Destination::Put { to, notified },
         bytes: part.bytes(),
         level,
         deadlines,
         eager: None,
-        destination: Some(destination),
     };
     core.start_send(&part.lease, part.fence.as_ref(), request)
 }

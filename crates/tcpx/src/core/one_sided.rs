@@ -10,7 +10,7 @@ use tcpx_wire::session::{
     Action, Covered, Deadlines, Delivered, EndCause, OperationError, OperationId, OperationKind,
     SendRequest,
 };
-use tcpx_wire::{Level, Role, Tag, WindowKey};
+use tcpx_wire::{Level, Role, WindowKey};
 
 use super::{Core, NewOperation, Operation};
 use crate::connection::Deferred;
@@ -271,12 +271,11 @@ impl Core {
     ) -> Result<(), Error> {
         let (lease, used) = self.lease_covered(covered, bytes, Access::Read)?;
         let send = SendRequest {
-            tag: Tag(0),
+            to: Destination::Reply { request },
             bytes,
             level: level.max(Level::Placed),
             deadlines: None,
             eager: None,
-            destination: Some(Destination::Reply { request }),
         };
         let id = self.start_send(&lease, None, send)?;
         let operation = NewOperation {
@@ -364,12 +363,11 @@ impl Core {
     ) -> Result<OperationId, Error> {
         let bytes = notice.bytes.len() as u64;
         let request = SendRequest {
-            tag: Tag(0),
+            to: Destination::Notification { first, count },
             bytes,
             level: Level::Placed,
             deadlines: notice.deadlines,
             eager: None,
-            destination: Some(Destination::Notification { first, count }),
         };
         let (id, lease) = if self.session.eager_allowed(bytes) {
             let lease = self.lease_nothing()?;

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use tcpx_memory::{Access, CopyWorker, Region};
 use tcpx_net::ControlStream;
-use tcpx_wire::frame::{Frame, Settings, TransferId, encode};
+use tcpx_wire::frame::{Destination, Frame, Settings, TransferId, encode};
 use tcpx_wire::record::Records;
 use tcpx_wire::session::{Config, OperationKind, ReceiveRequest, SendRequest};
 use tcpx_wire::{Level, Role, Tag};
@@ -97,12 +97,11 @@ impl Scene {
             Role::Sender => self.core.session.send(
                 now,
                 SendRequest {
-                    tag: Tag(tag),
+                    to: Destination::next_receive(Tag(tag)),
                     bytes: bytes as u64,
                     level,
                     deadlines: None,
                     eager: (bytes <= 1024).then(|| vec![0; bytes]),
-                    destination: None,
                 },
             ),
             Role::Receiver => self.core.session.receive(
@@ -207,9 +206,11 @@ fn message(transfer: u64, tag: u64) -> Frame {
 fn numbered(transfer: u64, tag: u64, number: u64) -> Frame {
     Frame::Eager {
         transfer: TransferId(transfer),
-        tag: Tag(tag),
-        number,
         level: Level::Placed,
+        to: Destination::Receive {
+            tag: Tag(tag),
+            number,
+        },
         payload: vec![7; 8].into(),
     }
 }

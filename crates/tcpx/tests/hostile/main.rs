@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use tcpx::{Auth, Connection, Endpoint, Error, Event, Key, Observer, Options, Region};
 use tcpx_net::{DialOptions, dial};
-use tcpx_wire::frame::{CancelReason, Frame};
+use tcpx_wire::frame::{CancelReason, Destination, Frame};
 use tcpx_wire::{Level, Role, Tag, TransferId};
 
 use crate::gated::gated;
@@ -120,10 +120,9 @@ fn a_peer_that_reads_nothing_does_not_keep_the_connection() {
     // Each cancel of a known transfer is answered; nobody reads the answers.
     peer.send(&Frame::Waiting {
         transfer: TransferId(0),
-        tag: Tag(1),
-        number: 0,
-        bytes: 1 << 20,
         level: Level::Placed,
+        bytes: 1 << 20,
+        to: Destination::next_receive(Tag(1)),
     });
     let cancel = Frame::Cancel {
         transfer: TransferId(0),
@@ -171,9 +170,8 @@ fn frames_left_over_from_a_long_turn_are_not_forgotten() {
     }
     bytes.extend(peer.encode(&Frame::Eager {
         transfer: TransferId(0),
-        tag: Tag(7),
-        number: 0,
         level: Level::Placed,
+        to: Destination::next_receive(Tag(7)),
         payload: b"hello".to_vec().into(),
     }));
     gate.shut();

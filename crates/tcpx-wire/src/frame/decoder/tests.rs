@@ -1,7 +1,7 @@
 use super::*;
 use crate::frame::{
-    FrameLog, Level, MAX_EAGER_BYTES, MAX_SETUP_BYTES, Payload, PlacedChunks, Settings, Tag,
-    TransferId, encode,
+    Destination, FrameLog, Level, MAX_EAGER_BYTES, MAX_SETUP_BYTES, Payload, PlacedChunks,
+    Settings, Tag, TransferId, encode,
 };
 use crate::plan::Taper;
 
@@ -70,9 +70,8 @@ fn the_longest_frames_fit() {
         },
         Frame::Eager {
             transfer: TransferId(u64::MAX),
-            tag: Tag(u64::MAX),
-            number: 0,
             level: Level::Verified,
+            to: Destination::next_receive(Tag(u64::MAX)),
             payload: vec![7; MAX_EAGER_BYTES].into(),
         },
     ];
@@ -87,9 +86,8 @@ fn the_longest_frames_fit() {
 fn a_payload_reuses_a_returned_buffer() {
     let eager = |payload: &[u8]| Frame::Eager {
         transfer: TransferId(1),
-        tag: Tag(2),
-        number: 0,
         level: Level::Placed,
+        to: Destination::next_receive(Tag(2)),
         payload: payload.to_vec().into(),
     };
     let mut decoder = FrameDecoder::new();
@@ -115,9 +113,8 @@ fn equal_payload_lengths_reuse_bytes_and_show_changes() {
         let payload = vec![sequence as u8; 4096];
         let eager = |payload| Frame::Eager {
             transfer: TransferId(sequence),
-            tag: Tag(2),
-            number: 0,
             level: Level::Placed,
+            to: Destination::next_receive(Tag(2)),
             payload,
         };
         log.push(&eager(Payload::summed(payload.clone()))).unwrap();
@@ -135,9 +132,8 @@ fn equal_payload_lengths_reuse_bytes_and_show_changes() {
     let mut bytes = bytes_of(
         &Frame::Eager {
             transfer: TransferId(40),
-            tag: Tag(2),
-            number: 0,
             level: Level::Placed,
+            to: Destination::next_receive(Tag(2)),
             payload: vec![40; 4096].into(),
         },
         41,

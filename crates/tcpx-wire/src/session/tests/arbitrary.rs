@@ -6,9 +6,7 @@ use proptest::prelude::*;
 
 use super::hostile::{drain_at, session};
 use super::*;
-use crate::frame::{
-    CancelReason, Destination, Frame, PlacedChunks, RefuseReason, Role, TransferId,
-};
+use crate::frame::{CancelReason, Extent, Frame, PlacedChunks, RefuseReason, Role, TransferId};
 use crate::pieces::PieceList;
 use crate::plan::Taper;
 use crate::window::{Place, Rights, WindowSecret};
@@ -51,15 +49,13 @@ fn any_frame() -> impl Strategy<Value = Frame> {
     let role = || prop_oneof![Just(Role::Sender), Just(Role::Receiver)];
     let number = || prop_oneof![0u64..4, Just(100_000), any::<u64>()];
     prop_oneof![
-        4 => (id(), 0u64..3, number(), number(), any_level()).prop_map(
-            |(transfer, tag, number, bytes, level)| {
-                Frame::Waiting { transfer, tag: Tag(tag), number, bytes, level }
-            }
+        6 => (id(), any_level(), number(), any_destination()).prop_map(
+            |(transfer, level, bytes, to)| Frame::Waiting { transfer, level, bytes, to }
         ),
-        2 => (id(), 0u64..3, number(), any_level(), 0usize..40).prop_map(
-            |(transfer, tag, number, level, bytes)| {
+        3 => (id(), any_level(), any_destination(), 0usize..40).prop_map(
+            |(transfer, level, to, bytes)| {
                 let payload = vec![0; bytes].into();
-                Frame::Eager { transfer, tag: Tag(tag), number, level, payload }
+                Frame::Eager { transfer, level, to, payload }
             }
         ),
         4 => (id(), any_grant(number())).prop_map(|(transfer, grant)| {
@@ -89,17 +85,13 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         1 => number().prop_map(|number| Frame::Withdraw { tag: Tag(1), number }),
         1 => number().prop_map(|number| Frame::Forget { tag: Tag(1), number }),
         1 => any::<bool>().prop_map(|forgotten| Frame::Forgotten { tag: Tag(1), forgotten }),
-        3 => (id(), any_destination()).prop_map(|(transfer, to)| Frame::Destination { transfer, to }),
-        2 => (0u64..4, any_place(), number(), any_level()).prop_map(
+        4 => (0u64..4, any_extent(), number(), any_level()).prop_map(
             |(request, from, bytes, level)| Frame::Get { request, from, bytes, level }
         ),
         3 => (0u64..3, any::<bool>(), any_part()).prop_map(|(list, last, part)| {
             Frame::Pieces { list, last, part }
         }),
         1 => (0u64..3).prop_map(|list| Frame::DropPieces { list }),
-        2 => (0u64..4, 0u64..3, number(), any_level()).prop_map(
-            |(request, list, bytes, level)| Frame::GetPieces { request, list, bytes, level }
-        ),
         1 => (0u64..3).prop_map(|request| {
             Frame::RefuseGet { request, reason: RefuseReason::OutOfRange }
         }),
@@ -129,12 +121,20 @@ fn any_part() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-fn any_destination() -> impl Strategy<Value = Destination> {
+fn any_extent() -> impl Strategy<Value = Extent> {
     prop_oneof![
-        3 => (any_place(), any::<bool>())
-            .prop_map(|(place, notified)| Destination::Window { place, notified }),
-        3 => (0u64..3, any::<bool>())
-            .prop_map(|(list, notified)| Destination::Pieces { list, notified }),
+        any_place().prop_map(Extent::Place),
+        (0u64..3).prop_map(Extent::Pieces)
+    ]
+}
+
+fn any_destination() -> impl Strategy<Value = Destination> {
+    let number = prop_oneof![0u64..4, Just(100_000), any::<u64>()];
+    prop_oneof![
+        12 => (0u64..3, number)
+            .prop_map(|(tag, number)| Destination::Receive { tag: Tag(tag), number }),
+        6 => (any_extent(), any::<bool>())
+            .prop_map(|(to, notified)| Destination::Put { to, notified }),
         2 => (0u64..3).prop_map(|request| Destination::Reply { request }),
         2 => (0u64..6, 0u32..4).prop_map(|(first, count)| {
             Destination::Notification { first: TransferId(first), count }
@@ -259,8 +259,8 @@ proptest! {
                         actions.extend(drain_at(&mut session, now).1);
                     }
                     Action::GetArrives { request, bytes, level, .. } => {
-                        let destination = Some(Destination::Reply { request });
-                        let answer = SendRequest { destination, ..send(0, bytes, level) };
+                        let to = Destination::Reply { request };
+                        let answer = SendRequest { to, ..send(0, bytes, level) };
                         operations.extend(session.send(now, answer));
                         actions.extend(drain_at(&mut session, now).1);
                     }

@@ -6,7 +6,7 @@ use super::model::*;
 use super::pair::{Event, Pair};
 use super::*;
 use crate::crc::crc32c;
-use crate::frame::{Destination, TransferId};
+use crate::frame::TransferId;
 
 impl Pair {
     pub(super) fn become_quiet(&mut self, at: usize, operation: OperationId) {
@@ -277,7 +277,7 @@ impl Pair {
                 ..
             } => {
                 let answer = SendRequest {
-                    destination: Some(Destination::Reply { request }),
+                    to: Destination::Reply { request },
                     ..send(0, bytes, level)
                 };
                 if let Ok(operation) = side.session.send(self.now, answer) {

@@ -33,24 +33,26 @@ pub(super) fn drain_at(session: &mut Session, now: Time) -> (Vec<Frame>, Vec<Act
     }
 }
 
+fn to_receive(number: u64) -> Destination {
+    let tag = Tag(1);
+    Destination::Receive { tag, number }
+}
+
 fn waiting(transfer: u64, bytes: u64) -> Frame {
     Frame::Waiting {
         transfer: TransferId(transfer),
-        tag: Tag(1),
-        number: transfer,
-        bytes,
         level: Level::Placed,
+        bytes,
+        to: to_receive(transfer),
     }
 }
 
 fn payload(transfer: u64, bytes: usize) -> Frame {
-    let (number, payload) = (transfer, vec![1; bytes].into());
     Frame::Eager {
         transfer: TransferId(transfer),
-        tag: Tag(1),
-        number,
         level: Level::Placed,
-        payload,
+        to: to_receive(transfer),
+        payload: vec![1; bytes].into(),
     }
 }
 
@@ -140,17 +142,12 @@ fn settings_come_first_once_and_within_bounds() {
 fn a_transfer_has_its_name_and_its_number_alone() {
     let named = |frame, name: u64| match frame {
         Frame::Waiting {
-            tag,
-            number,
-            bytes,
-            level,
-            ..
+            level, bytes, to, ..
         } => Frame::Waiting {
             transfer: TransferId(name),
-            tag,
-            number,
-            bytes,
             level,
+            bytes,
+            to,
         },
         other => other,
     };
@@ -220,9 +217,8 @@ fn a_short_payload_that_waits_holds_no_long_buffer() {
         payload.extend([transfer as u8; 8]);
         let frame = Frame::Eager {
             transfer: TransferId(transfer),
-            tag: Tag(1),
-            number: transfer,
             level: Level::Placed,
+            to: to_receive(transfer),
             payload: payload.into(),
         };
         session.frame(Time(0), frame).unwrap();

@@ -6,7 +6,7 @@ use super::hostile::{drain_at, session};
 use super::model::Random;
 use super::pair::Pair;
 use super::*;
-use crate::frame::{Destination, Frame, PlacedChunks, RefuseReason, TransferId};
+use crate::frame::{Extent, Frame, PlacedChunks, RefuseReason, TransferId};
 use crate::window::{Place, Rights, WindowSecret};
 
 pub(super) const SECOND: Duration = Duration::from_secs(1);
@@ -24,47 +24,92 @@ pub(super) fn place(window: u64, offset: u64) -> Place {
     }
 }
 
-fn put(bytes: u64, level: Level, to: Place) -> SendRequest {
+impl From<Place> for Extent {
+    fn from(place: Place) -> Self {
+        Self::Place(place)
+    }
+}
+
+/// A list.
+impl From<u64> for Extent {
+    fn from(list: u64) -> Self {
+        Self::Pieces(list)
+    }
+}
+
+pub(super) fn put(bytes: u64, level: Level, to: impl Into<Extent>) -> SendRequest {
     SendRequest {
-        destination: Some(Destination::Window {
-            place: to,
+        to: Destination::Put {
+            to: to.into(),
             notified: false,
-        }),
+        },
         ..send(0, bytes, level)
     }
 }
 
-fn notified(request: SendRequest) -> SendRequest {
-    let Some(Destination::Window { place, .. }) = request.destination else {
-        panic!("no put")
-    };
-    SendRequest {
-        destination: Some(Destination::Window {
-            place,
-            notified: true,
-        }),
-        ..request
+pub(super) fn notified(mut request: SendRequest) -> SendRequest {
+    if let Destination::Put { notified, .. } = &mut request.to {
+        *notified = true;
     }
+    request
 }
 
-fn notification(bytes: usize, first: TransferId, count: u32) -> SendRequest {
+pub(super) fn notification(bytes: usize, first: TransferId, count: u32) -> SendRequest {
     SendRequest {
-        destination: Some(Destination::Notification { first, count }),
+        to: Destination::Notification { first, count },
         ..eager(0, bytes, Level::Placed)
     }
 }
 
-fn get(bytes: u64, level: Level, from: Place) -> GetRequest {
+pub(super) fn get(bytes: u64, level: Level, from: impl Into<Extent>) -> GetRequest {
     GetRequest {
-        from: Extent::Place(from),
+        from: from.into(),
         bytes,
         level,
         deadlines: None,
     }
 }
 
+/// A put and a get at every level, and where that may be a put that travels eagerly.
+pub(super) fn at_every_level(
+    pair: &mut Pair,
+    bytes: u64,
+    extent: impl Into<Extent> + Copy,
+) -> Vec<(u64, OperationId)> {
+    let mut operations = Vec::new();
+    for level in [Level::Sent, Level::Placed, Level::Verified] {
+        let request = put(bytes, level, extent);
+        if bytes <= 16_384 {
+            let to = request.to;
+            let small = eager(0, bytes as usize, level);
+            operations.push((bytes, pair.send(0, SendRequest { to, ..small })));
+        }
+        operations.push((bytes, pair.send(0, request)));
+        operations.push((bytes, pair.get(0, get(bytes, level, extent))));
+    }
+    operations
+}
+
 fn expose(pair: &mut Pair, side: usize, rights: Rights) -> u64 {
     pair.sides[side].session.expose(secret(7), ROOM, rights)
+}
+
+pub(super) fn waiting(transfer: u64, bytes: u64, to: Destination) -> Frame {
+    Frame::Waiting {
+        transfer: TransferId(transfer),
+        level: Level::Placed,
+        bytes,
+        to,
+    }
+}
+
+fn payload(transfer: u64, to: Destination) -> Frame {
+    Frame::Eager {
+        transfer: TransferId(transfer),
+        level: Level::Placed,
+        to,
+        payload: vec![1; 9].into(),
+    }
 }
 
 pub(super) fn refused(cause: &EndCause) -> RefuseReason {
@@ -88,18 +133,8 @@ fn puts_and_gets_of_every_size_and_level_arrive() {
         let window = expose(&mut pair, 1, Rights::GetAndPut);
         let mut operations = Vec::new();
         for bytes in [0, 1, 4096, 16_384, 16_385, 600_000, ROOM] {
-            for level in [Level::Sent, Level::Placed, Level::Verified] {
-                let to = place(window, ROOM - bytes);
-                operations.push((bytes, pair.send(0, put(bytes, level, to))));
-                operations.push((bytes, pair.get(0, get(bytes, level, to))));
-                if bytes <= 16_384 {
-                    let small = SendRequest {
-                        destination: put(bytes, level, to).destination,
-                        ..eager(0, bytes as usize, level)
-                    };
-                    operations.push((bytes, pair.send(0, small)));
-                }
-            }
+            let to = place(window, ROOM - bytes);
+            operations.extend(at_every_level(&mut pair, bytes, to));
         }
         pair.settle(SECOND * 20);
         for (bytes, operation) in operations {
@@ -277,13 +312,13 @@ fn what_follows_a_get_waits_until_its_memory_is_free() {
     };
     let asked = Frame::Get {
         request: 0,
-        from: place(window, 0),
+        from: place(window, 0).into(),
         bytes: 4096,
         level: Level::Placed,
     };
     take(&mut session, &[asked]);
     let answer = SendRequest {
-        destination: Some(Destination::Reply { request: 0 }),
+        to: Destination::Reply { request: 0 },
         ..send(0, 4096, Level::Placed)
     };
     let reply = session.send(Time(0), answer).unwrap();
@@ -298,26 +333,12 @@ fn what_follows_a_get_waits_until_its_memory_is_free() {
         transfer: transfer(reply),
         chunks: PlacedChunks::single(0),
     };
-    let to = |transfer, to| Frame::Destination {
-        transfer: TransferId(transfer),
-        to,
-    };
-    let payload = |transfer| Frame::Eager {
-        transfer: TransferId(transfer),
-        tag: Tag(0),
-        number: 0,
-        level: Level::Placed,
-        payload: vec![1; 9].into(),
-    };
     let told = Destination::Notification {
         first: TransferId(0),
         count: 0,
     };
-    let written = Destination::Window {
-        place: place(window, 0),
-        notified: false,
-    };
-    let frames = [placed, to(0, told), payload(0), to(1, written), payload(1)];
+    let written = put(9, Level::Placed, place(window, 0)).to;
+    let frames = [placed, payload(0, told), payload(1, written)];
     assert_eq!(take(&mut session, &frames), []);
     session.chunk_sent(Time(0), reply, 0);
     let actions = drain_at(&mut session, Time(0)).1;
@@ -346,20 +367,7 @@ fn an_ended_send_is_told_of_before_a_put_arrives() {
         Frame::EagerDone {
             transfer: transfer(sent),
         },
-        Frame::Destination {
-            transfer: TransferId(0),
-            to: Destination::Window {
-                place: place(window, 0),
-                notified: false,
-            },
-        },
-        Frame::Eager {
-            transfer: TransferId(0),
-            tag: Tag(0),
-            number: 0,
-            level: Level::Placed,
-            payload: vec![1; 9].into(),
-        },
+        payload(0, put(9, Level::Placed, place(window, 0)).to),
     ];
     for frame in frames {
         session.frame(Time(0), frame).unwrap();
@@ -399,23 +407,13 @@ fn many_gets_wait_for_each_other() {
 fn closing_refuses_what_was_not_accepted() {
     let mut session = session(config());
     let window = session.expose(secret(7), 100, Rights::GetAndPut);
-    let to = Destination::Window {
-        place: place(window, 0),
-        notified: true,
-    };
+    let to = notified(put(100, Level::Placed, place(window, 0))).to;
     let zero = TransferId(0);
     let frames = [
-        Frame::Destination { transfer: zero, to },
-        Frame::Waiting {
-            transfer: zero,
-            tag: Tag(0),
-            number: 0,
-            bytes: 100,
-            level: Level::Placed,
-        },
+        waiting(0, 100, to),
         Frame::Get {
             request: 0,
-            from: place(window, 0),
+            from: place(window, 0).into(),
             bytes: 100,
             level: Level::Placed,
         },
@@ -442,40 +440,23 @@ fn closing_refuses_what_was_not_accepted() {
 /// Whatever breaks the rules of one-sided frames ends the connection with an error.
 #[test]
 fn one_sided_frames_that_no_honest_peer_sends() {
-    let waiting = |transfer, bytes| Frame::Waiting {
-        transfer: TransferId(transfer),
-        tag: Tag(0),
-        number: 0,
-        bytes,
-        level: Level::Placed,
-    };
-    let destination = |transfer, to| Frame::Destination {
-        transfer: TransferId(transfer),
-        to,
-    };
     let ask = |request| Frame::Get {
         request,
-        from: place(0, 0),
+        from: place(0, 0).into(),
         bytes: 1,
         level: Level::Placed,
-    };
-    let window = Destination::Window {
-        place: place(0, 0),
-        notified: true,
     };
     let reply = |request| Destination::Reply { request };
     let behind = |first, count| Destination::Notification {
         first: TransferId(first),
         count,
     };
-    let cases: [&[Frame]; 9] = [
-        &[destination(0, behind(0, 0)), waiting(0, 65_537)],
-        &[destination(0, window), destination(0, window)],
-        &[destination(1, window), waiting(0, 5)],
-        &[destination(0, reply(1)), waiting(0, 5)],
-        &[destination(0, reply(0)), waiting(0, 6)],
-        &[destination(0, behind(0, 1)), waiting(0, 5)],
-        &[destination(0, behind(u64::MAX, 1)), waiting(0, 5)],
+    let cases: [&[Frame]; 7] = [
+        &[waiting(0, 65_537, behind(0, 0))],
+        &[waiting(0, 5, reply(1))],
+        &[waiting(0, 6, reply(0))],
+        &[waiting(0, 5, behind(0, 1))],
+        &[waiting(0, 5, behind(u64::MAX, 1))],
         &[ask(1)],
         &[Frame::RefuseGet {
             request: 1,

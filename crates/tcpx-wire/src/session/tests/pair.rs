@@ -194,7 +194,7 @@ impl Pair {
     }
 
     pub(super) fn send(&mut self, side: usize, request: SendRequest) -> OperationId {
-        let (bytes, tag) = (request.bytes, request.tag);
+        let (bytes, tag) = (request.bytes, request.to.tag().unwrap_or(Tag(0)));
         let operation = self.sides[side].session.send(self.now, request).unwrap();
         self.watch(side, operation, bytes, tag);
         self.drain(side);

@@ -3,10 +3,12 @@
 use proptest::prelude::*;
 
 use super::hostile::{drain_at, session};
-use super::one_sided::{SECOND, place, refused, secret};
+use super::one_sided::{
+    SECOND, at_every_level, get, notification, notified, place, put, refused, secret, waiting,
+};
 use super::pair::Pair;
 use super::*;
-use crate::frame::{Destination, Frame, RefuseReason, TransferId};
+use crate::frame::{Extent, Frame, RefuseReason};
 use crate::pieces::{MAX_PIECES, PieceList};
 use crate::window::{Place, Rights};
 
@@ -23,23 +25,6 @@ fn list(pieces: impl IntoIterator<Item = (Place, u64)>) -> PieceList {
 /// So many pieces of so many bytes, twice as far apart.
 fn strided(window: u64, count: u64, length: u64) -> PieceList {
     list((0..count).map(|at| (place(window, at * 2 * length), length)))
-}
-
-fn put(bytes: u64, level: Level, list: u64) -> SendRequest {
-    let notified = false;
-    SendRequest {
-        destination: Some(Destination::Pieces { list, notified }),
-        ..send(0, bytes, level)
-    }
-}
-
-fn get(bytes: u64, level: Level, list: u64) -> GetRequest {
-    GetRequest {
-        from: Extent::Pieces(list),
-        bytes,
-        level,
-        deadlines: None,
-    }
 }
 
 fn add(pair: &mut Pair, list: &PieceList) -> u64 {
@@ -61,18 +46,8 @@ fn puts_and_gets_of_lists_arrive_and_lists_serve_again() {
         for (count, length) in [(1, 1), (100, 7), (128, 4096)] {
             let pieces = strided(window, count, length);
             let (list, bytes) = (add(&mut pair, &pieces), pieces.bytes());
-            for level in [Level::Sent, Level::Placed, Level::Verified] {
-                for _ in 0..2 {
-                    operations.push((bytes, pair.send(0, put(bytes, level, list))));
-                    operations.push((bytes, pair.get(0, get(bytes, level, list))));
-                }
-                if bytes <= 16_384 {
-                    let small = SendRequest {
-                        destination: put(bytes, level, list).destination,
-                        ..eager(0, bytes as usize, level)
-                    };
-                    operations.push((bytes, pair.send(0, small)));
-                }
+            for _ in 0..2 {
+                operations.extend(at_every_level(&mut pair, bytes, list));
             }
             pair.with(0, |session, _| session.drop_pieces(list));
         }
@@ -202,9 +177,9 @@ fn part(list: u64, last: bool, pieces: &PieceList) -> Frame {
 #[test]
 fn lists_that_cannot_be_end_the_connection() {
     let one = strided(0, 1, 1);
-    let get = |list, bytes| Frame::GetPieces {
+    let get = |list, bytes| Frame::Get {
         request: 0,
-        list,
+        from: Extent::Pieces(list),
         bytes,
         level: Level::Placed,
     };
@@ -230,22 +205,7 @@ fn lists_that_cannot_be_end_the_connection() {
         drop,
         get(0, 1)
     ])));
-    let put = vec![
-        Frame::Destination {
-            transfer: TransferId(0),
-            to: Destination::Pieces {
-                list: 0,
-                notified: false,
-            },
-        },
-        Frame::Waiting {
-            transfer: TransferId(0),
-            tag: Tag(0),
-            number: 0,
-            bytes: 1,
-            level: Level::Placed,
-        },
-    ];
+    let put = vec![waiting(0, 1, put(1, Level::Placed, 0).to)];
     assert!(unexpected(hostile(put)));
     let bytes = Frame::Pieces {
         list: 0,
@@ -284,7 +244,7 @@ fn any_step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (1u64..40, 1u64..3000).prop_map(|(count, length)| Step::Add(count, length)),
         1 => which().prop_map(Step::Drop),
-        6 => (which(), any::<bool>()).prop_map(|(list, notified)| Step::Put(list, notified)),
+        6 => (which(), any::<bool>()).prop_map(|(list, behind)| Step::Put(list, behind)),
         6 => which().prop_map(Step::Get),
         1 => which().prop_map(Step::Cancel),
         1 => which().prop_map(Step::Revoke),
@@ -324,14 +284,14 @@ proptest! {
                     let (list, ..) = lists.remove(at);
                     pair.with(0, |session, _| session.drop_pieces(list));
                 }
-                Step::Put(at, notified) if at < lists.len() => {
+                Step::Put(at, behind) if at < lists.len() => {
                     let (list, bytes, window, fits) = lists[at];
-                    let destination = Some(Destination::Pieces { list, notified });
-                    let operation = pair.send(0, SendRequest { destination, ..send(0, bytes, Level::Placed) });
+                    let request = put(bytes, Level::Placed, list);
+                    let request = if behind { notified(request) } else { request };
+                    let operation = pair.send(0, request);
                     operations.push((operation, fits && windows[window].1));
-                    if let (true, Some(first)) = (notified, operation.sent_transfer()) {
-                        let destination = Some(Destination::Notification { first, count: 1 });
-                        pair.send(0, SendRequest { destination, ..eager(0, 5, Level::Placed) });
+                    if let (true, Some(first)) = (behind, operation.sent_transfer()) {
+                        pair.send(0, notification(5, first, 1));
                     }
                 }
                 Step::Get(at) if at < lists.len() => {

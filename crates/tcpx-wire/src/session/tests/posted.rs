@@ -142,10 +142,9 @@ fn rule_8_a_fenced_receive_is_posted_when_its_fence_is_reached() {
         let mut session = session(addressed());
         let waiting = Frame::Waiting {
             transfer: TransferId(0),
-            tag: Tag(1),
-            number: 0,
-            bytes: 20_000,
             level: Level::Placed,
+            bytes: 20_000,
+            to: Destination::next_receive(Tag(1)),
         };
         if asks_first {
             session.frame(now, waiting.clone()).unwrap();

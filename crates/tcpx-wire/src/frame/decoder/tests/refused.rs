@@ -15,7 +15,7 @@ fn each_header_error_names_what_arrived() {
     };
     assert_eq!(with(0, b'H'), FrameError::Magic { arrived: 0x5448 });
     assert_eq!(with(2, 0), FrameError::Kind { arrived: 0 });
-    assert_eq!(with(2, 30), FrameError::Kind { arrived: 30 });
+    assert_eq!(with(2, 28), FrameError::Kind { arrived: 28 });
     assert_eq!(with(3, 4), FrameError::Flags { arrived: 4 });
     assert_eq!(with(7, 1), FrameError::BodyTooLong { arrived: 1 << 24 });
     assert!(matches!(with(12, !good[12]), FrameError::Checksum { .. }));
@@ -41,13 +41,12 @@ fn each_body_error_names_its_field() {
     let transfer = TransferId(1);
     let waiting = Frame::Waiting {
         transfer,
-        tag: Tag(2),
-        number: 0,
-        bytes: 3,
         level: Level::Placed,
+        bytes: 3,
+        to: Destination::next_receive(Tag(2)),
     };
     assert_eq!(
-        decode_one(&tampered(&waiting, |bytes| *bytes.last_mut().unwrap() = 3)),
+        decode_one(&tampered(&waiting, |bytes| bytes[HEADER_BYTES + 8] = 3)),
         Err(FrameError::Value {
             frame: "waiting",
             field: "level",
@@ -56,7 +55,7 @@ fn each_body_error_names_its_field() {
         })
     );
     assert_eq!(
-        decode_one(&tampered(&waiting, |bytes| bytes.truncate(HEADER_BYTES + 28))),
+        decode_one(&tampered(&waiting, |bytes| bytes.truncate(HEADER_BYTES + 13))),
         Err(FrameError::Truncated {
             frame: "waiting",
             field: "bytes",
@@ -187,9 +186,8 @@ fn a_frame_out_of_bounds_is_not_encoded() {
     let payload = vec![0; MAX_EAGER_BYTES + 1].into();
     let too_long = refused(&Frame::Eager {
         transfer: TransferId(0),
-        tag: Tag(0),
-        number: 0,
         level: Level::Sent,
+        to: Destination::next_receive(Tag(0)),
         payload,
     });
     assert_eq!(
