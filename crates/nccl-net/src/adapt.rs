@@ -13,69 +13,38 @@ use crate::library::AbiVersion;
 use crate::logger::plugin_logger;
 use crate::properties::Properties;
 use crate::raw_properties::{
-    RawPropertiesV6, RawPropertiesV7, RawPropertiesV8, RawPropertiesV9, RawPropertiesV11,
-    RawPropertiesV12, Zeroed,
+    RawProperties, RawPropertiesV6, RawPropertiesV7, RawPropertiesV8, RawPropertiesV9,
+    RawPropertiesV11, RawPropertiesV12,
 };
 use crate::result::{RawResult, ResultCode};
 use crate::tables::*;
 
 type Void = *mut c_void;
 
-#[derive(Clone, Copy)]
-enum Init {
-    V5(InitV5),
-    V10(InitV10),
-    V11(InitV11),
+/// The forms that a call has had.
+macro_rules! forms {
+    ($($call:ident { $($form:ident($signature:ty)),* })*) => {$(
+        #[derive(Clone, Copy)]
+        enum $call { $($form($signature)),* }
+    )*};
 }
 
-#[derive(Clone, Copy)]
-enum GetProperties {
-    V6(GetPropertiesFn<RawPropertiesV6>),
-    V7(GetPropertiesFn<RawPropertiesV7>),
-    V8(GetPropertiesFn<RawPropertiesV8>),
-    V9(GetPropertiesFn<RawPropertiesV9>),
-    V11(GetPropertiesFn<RawPropertiesV11>),
-    V12(GetPropertiesFn<RawPropertiesV12>),
-}
-
-#[derive(Clone, Copy)]
-enum Listen {
-    V5(ListenV5),
-    V11(ListenV11),
-}
-
-#[derive(Clone, Copy)]
-enum Connect {
-    V5(ConnectV5),
-    V7(ConnectV7),
-    V10(ConnectV10),
-    V11(ConnectV11),
-}
-
-#[derive(Clone, Copy)]
-enum Accept {
-    V5(AcceptV5),
-    V7(AcceptV7),
-}
-
-#[derive(Clone, Copy)]
-enum RegMr {
-    V5(RegMrV5),
-    V8(RegMrV8),
-}
-
-#[derive(Clone, Copy)]
-enum Isend {
-    V5(IsendV5),
-    V9(IsendV9),
-    V10(IsendV10),
-}
-
-#[derive(Clone, Copy)]
-enum Irecv {
-    V5(IrecvV5),
-    V9(IrecvV9),
-    V10(IrecvV10),
+forms! {
+    Init { V5(InitV5), V10(InitV10), V11(InitV11) }
+    GetProperties {
+        V6(GetPropertiesFn<RawPropertiesV6>),
+        V7(GetPropertiesFn<RawPropertiesV7>),
+        V8(GetPropertiesFn<RawPropertiesV8>),
+        V9(GetPropertiesFn<RawPropertiesV9>),
+        V11(GetPropertiesFn<RawPropertiesV11>),
+        V12(GetPropertiesFn<RawPropertiesV12>)
+    }
+    Listen { V5(ListenV5), V11(ListenV11) }
+    Connect { V5(ConnectV5), V7(ConnectV7), V10(ConnectV10), V11(ConnectV11) }
+    Accept { V5(AcceptV5), V7(AcceptV7) }
+    RegMr { V5(RegMrV5), V8(RegMrV8) }
+    Isend { V5(IsendV5), V9(IsendV9), V10(IsendV10) }
+    Irecv { V5(IrecvV5), V9(IrecvV9), V10(IrecvV10) }
 }
 
 /// What a table must hold before `init`: everything else may be filled in by it.
@@ -112,13 +81,9 @@ pub(crate) struct Calls {
 
 /// Reads what a version's table holds before and after `init`; the error is the name of a missing
 /// function.
-macro_rules! adapter {
-    ($table:ident {
-        init: $init:ident, properties: $properties:ident, listen: $listen:ident,
-        connect: $connect:ident, accept: $accept:ident, reg_mr: $reg_mr:ident,
-        isend: $isend:ident, irecv: $irecv:ident,
-        optional: [$($optional:ident),*], absent: [$($absent:ident),*]
-    }) => {
+macro_rules! adapters {
+    ($($table:ident: $init:ident $properties:ident $listen:ident $connect:ident $accept:ident $reg_mr:ident
+        $isend:ident $irecv:ident [$($optional:ident)*] [$($absent:ident)*];)*) => {$(
         impl ReadTable for $table {
             fn start(&self) -> Result<Start, &'static str> {
                 Ok(Start {
@@ -155,7 +120,7 @@ macro_rules! adapter {
                 })
             }
         }
-    };
+    )*};
 }
 
 /// A table of one version.
@@ -188,102 +153,17 @@ macro_rules! read {
     }};
 }
 
-adapter!(NetV5 {
-    init: V5,
-    properties: V6,
-    listen: V5,
-    connect: V5,
-    accept: V5,
-    reg_mr: V5,
-    isend: V5,
-    irecv: V5,
-    optional: [],
-    absent: [irecv_consumed, finalize]
-});
-adapter!(NetV6 {
-    init: V5,
-    properties: V6,
-    listen: V5,
-    connect: V5,
-    accept: V5,
-    reg_mr: V5,
-    isend: V5,
-    irecv: V5,
-    optional: [],
-    absent: [irecv_consumed, finalize]
-});
-adapter!(NetV7 {
-    init: V5,
-    properties: V7,
-    listen: V5,
-    connect: V7,
-    accept: V7,
-    reg_mr: V5,
-    isend: V5,
-    irecv: V5,
-    optional: [irecv_consumed],
-    absent: [finalize]
-});
-adapter!(NetV8 {
-    init: V5,
-    properties: V8,
-    listen: V5,
-    connect: V7,
-    accept: V7,
-    reg_mr: V8,
-    isend: V5,
-    irecv: V5,
-    optional: [irecv_consumed],
-    absent: [finalize]
-});
-adapter!(NetV9 {
-    init: V5,
-    properties: V9,
-    listen: V5,
-    connect: V7,
-    accept: V7,
-    reg_mr: V8,
-    isend: V9,
-    irecv: V9,
-    optional: [irecv_consumed],
-    absent: [finalize]
-});
-adapter!(NetV10 {
-    init: V10,
-    properties: V9,
-    listen: V5,
-    connect: V10,
-    accept: V7,
-    reg_mr: V8,
-    isend: V10,
-    irecv: V10,
-    optional: [irecv_consumed],
-    absent: [finalize]
-});
-adapter!(NetV11 {
-    init: V11,
-    properties: V11,
-    listen: V11,
-    connect: V11,
-    accept: V7,
-    reg_mr: V8,
-    isend: V10,
-    irecv: V10,
-    optional: [irecv_consumed, finalize],
-    absent: []
-});
-adapter!(NetV12 {
-    init: V11,
-    properties: V12,
-    listen: V11,
-    connect: V11,
-    accept: V7,
-    reg_mr: V8,
-    isend: V10,
-    irecv: V10,
-    optional: [irecv_consumed, finalize],
-    absent: []
-});
+adapters! {
+    // init properties listen connect accept regMr isend irecv
+    NetV5: V5 V6 V5 V5 V5 V5 V5 V5 [] [irecv_consumed finalize];
+    NetV6: V5 V6 V5 V5 V5 V5 V5 V5 [] [irecv_consumed finalize];
+    NetV7: V5 V7 V5 V7 V7 V5 V5 V5 [irecv_consumed] [finalize];
+    NetV8: V5 V8 V5 V7 V7 V8 V5 V5 [irecv_consumed] [finalize];
+    NetV9: V5 V9 V5 V7 V7 V8 V9 V9 [irecv_consumed] [finalize];
+    NetV10: V10 V9 V5 V10 V7 V8 V10 V10 [irecv_consumed] [finalize];
+    NetV11: V11 V11 V11 V11 V7 V8 V10 V10 [irecv_consumed finalize] [];
+    NetV12: V11 V12 V11 V11 V7 V8 V10 V10 [irecv_consumed finalize] [];
+}
 
 /// Plugins of v10 and later may call the profiler without looking; this one keeps nothing.
 unsafe extern "C" fn no_profiler(
@@ -417,28 +297,29 @@ impl Calls {
     }
 
     pub(crate) unsafe fn properties(&self, dev: c_int) -> (RawResult, Properties) {
-        macro_rules! read {
-            ($call:expr, $raw:ty, $convert:ident) => {{
-                let mut raw = <$raw>::zeroed();
-                // SAFETY: forwarded; the strings stay good for as long as the plugin is loaded.
-                unsafe {
-                    let rc = $call(dev, &raw mut raw);
-                    let properties = if rc == 0 {
-                        Properties::$convert(&raw)
-                    } else {
-                        Properties::default()
-                    };
-                    (rc, properties)
+        unsafe fn read<R: RawProperties>(
+            call: GetPropertiesFn<R>,
+            dev: c_int,
+        ) -> (RawResult, Properties) {
+            let mut raw = R::zeroed();
+            // SAFETY: forwarded; the strings stay good for as long as the plugin is loaded.
+            unsafe {
+                match call(dev, &raw mut raw) {
+                    0 => (0, Properties::from_raw(&raw)),
+                    rc => (rc, Properties::default()),
                 }
-            }};
+            }
         }
-        match self.get_properties {
-            GetProperties::V6(call) => read!(call, RawPropertiesV6, from_v6),
-            GetProperties::V7(call) => read!(call, RawPropertiesV7, from_v7),
-            GetProperties::V8(call) => read!(call, RawPropertiesV8, from_v8),
-            GetProperties::V9(call) => read!(call, RawPropertiesV9, from_v9),
-            GetProperties::V11(call) => read!(call, RawPropertiesV11, from_v11),
-            GetProperties::V12(call) => read!(call, RawPropertiesV12, from_v12),
+        // SAFETY: forwarded.
+        unsafe {
+            match self.get_properties {
+                GetProperties::V6(call) => read(call, dev),
+                GetProperties::V7(call) => read(call, dev),
+                GetProperties::V8(call) => read(call, dev),
+                GetProperties::V9(call) => read(call, dev),
+                GetProperties::V11(call) => read(call, dev),
+                GetProperties::V12(call) => read(call, dev),
+            }
         }
     }
 

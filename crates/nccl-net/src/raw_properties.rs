@@ -5,6 +5,8 @@
 use std::ffi::{c_char, c_int};
 use std::mem::{offset_of, size_of};
 
+use crate::library::AbiVersion;
+
 /// `ncclNetVDeviceProps` of v9 to v11.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -28,337 +30,196 @@ pub struct RawVDeviceProps8 {
 const _: () = assert!(size_of::<RawVDeviceProps4>() == 20);
 const _: () = assert!(size_of::<RawVDeviceProps8>() == 36);
 
-/// An all-zero value of a properties struct, the form in which a host hands it to the plugin.
-///
-/// # Safety
-/// Implement it only for `repr(C)` structs for which all-zero bytes are a value.
-pub(crate) unsafe trait Zeroed: Sized {
-    fn zeroed() -> Self {
-        // SAFETY: the implementor promises that all-zero bytes are a value of the type.
-        unsafe { std::mem::zeroed() }
+impl From<RawVDeviceProps4> for RawVDeviceProps8 {
+    fn from(four: RawVDeviceProps4) -> Self {
+        let [a, b, c, d] = four.devs;
+        Self {
+            ndevs: four.ndevs.min(4),
+            devs: [a, b, c, d, 0, 0, 0, 0],
+        }
     }
 }
 
-/// Properties of ncclNet v5 and v6.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct RawPropertiesV6 {
-    /// Name for logs.
-    pub name: *const c_char,
-    /// sysfs path of the PCI device; may be NULL.
-    pub pci_path: *const c_char,
-    /// Identity of the NIC chip.
-    pub guid: u64,
-    /// `PTR_*` bits.
-    pub ptr_support: c_int,
-    /// Port speed in Mb/s.
-    pub speed: c_int,
-    /// Port number.
-    pub port: c_int,
-    /// Latency in microseconds.
-    pub latency: f32,
-    /// Most comms.
-    pub max_comms: c_int,
-    /// Most receives grouped in one call.
-    pub max_recvs: c_int,
+impl From<RawVDeviceProps8> for RawVDeviceProps4 {
+    fn from(eight: RawVDeviceProps8) -> Self {
+        let [a, b, c, d, ..] = eight.devs;
+        Self {
+            ndevs: eight.ndevs.min(4),
+            devs: [a, b, c, d],
+        }
+    }
 }
 
-const _: () = assert!(size_of::<RawPropertiesV6>() == 48);
-const _: () = assert!(
-    offset_of!(RawPropertiesV6, name) == 0
-        && offset_of!(RawPropertiesV6, pci_path) == 8
-        && offset_of!(RawPropertiesV6, guid) == 16
-        && offset_of!(RawPropertiesV6, ptr_support) == 24
-        && offset_of!(RawPropertiesV6, speed) == 28
-        && offset_of!(RawPropertiesV6, port) == 32
-        && offset_of!(RawPropertiesV6, latency) == 36
-        && offset_of!(RawPropertiesV6, max_comms) == 40
-        && offset_of!(RawPropertiesV6, max_recvs) == 44
-);
-// SAFETY: integers, floats and nullable raw pointers only.
-unsafe impl Zeroed for RawPropertiesV6 {}
+/// The properties of one version. The newest one has the fields of all.
+pub(crate) trait RawProperties: Sized {
+    /// The first version that has them.
+    const SINCE: AbiVersion;
 
-/// Properties of ncclNet v7.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct RawPropertiesV7 {
-    /// Name for logs.
-    pub name: *const c_char,
-    /// sysfs path of the PCI device; may be NULL.
-    pub pci_path: *const c_char,
-    /// Identity of the NIC chip.
-    pub guid: u64,
-    /// `PTR_*` bits.
-    pub ptr_support: c_int,
-    /// Port speed in Mb/s.
-    pub speed: c_int,
-    /// Port number.
-    pub port: c_int,
-    /// Latency in microseconds.
-    pub latency: f32,
-    /// Most comms.
-    pub max_comms: c_int,
-    /// Most receives grouped in one call.
-    pub max_recvs: c_int,
-    /// `NET_DEVICE_*`.
-    pub net_device_type: c_int,
-    /// Version of the device layouts.
-    pub net_device_version: c_int,
+    /// All zero, the form in which a host hands them to the plugin.
+    fn zeroed() -> Self;
+
+    /// With zeros where this version has no such field.
+    fn to_newest(&self) -> RawPropertiesV12;
+
+    /// Without what this version has no field for.
+    fn from_newest(newest: &RawPropertiesV12) -> Self;
 }
 
-const _: () = assert!(size_of::<RawPropertiesV7>() == 56);
-const _: () = assert!(
-    offset_of!(RawPropertiesV7, name) == 0
-        && offset_of!(RawPropertiesV7, pci_path) == 8
-        && offset_of!(RawPropertiesV7, guid) == 16
-        && offset_of!(RawPropertiesV7, ptr_support) == 24
-        && offset_of!(RawPropertiesV7, speed) == 28
-        && offset_of!(RawPropertiesV7, port) == 32
-        && offset_of!(RawPropertiesV7, latency) == 36
-        && offset_of!(RawPropertiesV7, max_comms) == 40
-        && offset_of!(RawPropertiesV7, max_recvs) == 44
-        && offset_of!(RawPropertiesV7, net_device_type) == 48
-        && offset_of!(RawPropertiesV7, net_device_version) == 52
-);
-// SAFETY: integers, floats and nullable raw pointers only.
-unsafe impl Zeroed for RawPropertiesV7 {}
+/// Defines the structure of one version and checks where its fields lie.
+macro_rules! properties {
+    ($(#[$meta:meta])* $raw:ident, $since:ident, $bytes:literal bytes {
+        $($at:literal $field:ident: $kind:ty,)*
+    }) => {
+        $(#[$meta])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug)]
+        pub struct $raw {
+            $(
+                #[doc = concat!("At byte ", stringify!($at), "; [`Properties`](crate::Properties) says what it means.")]
+                pub $field: $kind,
+            )*
+        }
 
-/// Properties of ncclNet v8.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct RawPropertiesV8 {
-    /// Name for logs.
-    pub name: *const c_char,
-    /// sysfs path of the PCI device; may be NULL.
-    pub pci_path: *const c_char,
-    /// Identity of the NIC chip.
-    pub guid: u64,
-    /// `PTR_*` bits.
-    pub ptr_support: c_int,
-    /// Registration is not tied to a comm.
-    pub reg_is_global: c_int,
-    /// Port speed in Mb/s.
-    pub speed: c_int,
-    /// Port number.
-    pub port: c_int,
-    /// Latency in microseconds.
-    pub latency: f32,
-    /// Most comms.
-    pub max_comms: c_int,
-    /// Most receives grouped in one call.
-    pub max_recvs: c_int,
-    /// `NET_DEVICE_*`.
-    pub net_device_type: c_int,
-    /// Version of the device layouts.
-    pub net_device_version: c_int,
+        const _: () = assert!(size_of::<$raw>() == $bytes);
+        $(const _: () = assert!(offset_of!($raw, $field) == $at);)*
+
+        impl RawProperties for $raw {
+            const SINCE: AbiVersion = AbiVersion::$since;
+
+            fn zeroed() -> Self {
+                // SAFETY: integers, floats and nullable raw pointers only.
+                unsafe { std::mem::zeroed() }
+            }
+
+            fn to_newest(&self) -> RawPropertiesV12 {
+                let mut newest = RawPropertiesV12::zeroed();
+                $(newest.$field = self.$field.into();)*
+                newest
+            }
+
+            fn from_newest(newest: &RawPropertiesV12) -> Self {
+                Self { $($field: newest.$field.into(),)* }
+            }
+        }
+    };
 }
 
-const _: () = assert!(size_of::<RawPropertiesV8>() == 64);
-const _: () = assert!(
-    offset_of!(RawPropertiesV8, name) == 0
-        && offset_of!(RawPropertiesV8, pci_path) == 8
-        && offset_of!(RawPropertiesV8, guid) == 16
-        && offset_of!(RawPropertiesV8, ptr_support) == 24
-        && offset_of!(RawPropertiesV8, reg_is_global) == 28
-        && offset_of!(RawPropertiesV8, speed) == 32
-        && offset_of!(RawPropertiesV8, port) == 36
-        && offset_of!(RawPropertiesV8, latency) == 40
-        && offset_of!(RawPropertiesV8, max_comms) == 44
-        && offset_of!(RawPropertiesV8, max_recvs) == 48
-        && offset_of!(RawPropertiesV8, net_device_type) == 52
-        && offset_of!(RawPropertiesV8, net_device_version) == 56
-);
-// SAFETY: integers, floats and nullable raw pointers only.
-unsafe impl Zeroed for RawPropertiesV8 {}
-
-/// Properties of ncclNet v9 and v10.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct RawPropertiesV9 {
-    /// Name for logs.
-    pub name: *const c_char,
-    /// sysfs path of the PCI device; may be NULL.
-    pub pci_path: *const c_char,
-    /// Identity of the NIC chip.
-    pub guid: u64,
-    /// `PTR_*` bits.
-    pub ptr_support: c_int,
-    /// Registration is not tied to a comm.
-    pub reg_is_global: c_int,
-    /// A flush is needed after every device receive.
-    pub force_flush: c_int,
-    /// Port speed in Mb/s.
-    pub speed: c_int,
-    /// Port number.
-    pub port: c_int,
-    /// Latency in microseconds.
-    pub latency: f32,
-    /// Most comms.
-    pub max_comms: c_int,
-    /// Most receives grouped in one call.
-    pub max_recvs: c_int,
-    /// `NET_DEVICE_*`.
-    pub net_device_type: c_int,
-    /// Version of the device layouts.
-    pub net_device_version: c_int,
-    /// Physical devices behind this one.
-    pub v_props: RawVDeviceProps4,
-    /// Largest point-to-point transfer, bytes.
-    pub max_p2p_bytes: usize,
-    /// Largest collective transfer, bytes.
-    pub max_coll_bytes: usize,
+properties! {
+    /// Properties of ncclNet v5 and v6.
+    RawPropertiesV6, V5, 48 bytes {
+        0 name: *const c_char,
+        8 pci_path: *const c_char,
+        16 guid: u64,
+        24 ptr_support: c_int,
+        28 speed: c_int,
+        32 port: c_int,
+        36 latency: f32,
+        40 max_comms: c_int,
+        44 max_recvs: c_int,
+    }
 }
 
-const _: () = assert!(size_of::<RawPropertiesV9>() == 104);
-const _: () = assert!(
-    offset_of!(RawPropertiesV9, name) == 0
-        && offset_of!(RawPropertiesV9, pci_path) == 8
-        && offset_of!(RawPropertiesV9, guid) == 16
-        && offset_of!(RawPropertiesV9, ptr_support) == 24
-        && offset_of!(RawPropertiesV9, reg_is_global) == 28
-        && offset_of!(RawPropertiesV9, force_flush) == 32
-        && offset_of!(RawPropertiesV9, speed) == 36
-        && offset_of!(RawPropertiesV9, port) == 40
-        && offset_of!(RawPropertiesV9, latency) == 44
-        && offset_of!(RawPropertiesV9, max_comms) == 48
-        && offset_of!(RawPropertiesV9, max_recvs) == 52
-        && offset_of!(RawPropertiesV9, net_device_type) == 56
-        && offset_of!(RawPropertiesV9, net_device_version) == 60
-        && offset_of!(RawPropertiesV9, v_props) == 64
-        && offset_of!(RawPropertiesV9, max_p2p_bytes) == 88
-        && offset_of!(RawPropertiesV9, max_coll_bytes) == 96
-);
-// SAFETY: integers, floats and nullable raw pointers only.
-unsafe impl Zeroed for RawPropertiesV9 {}
-
-/// Properties of ncclNet v11.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct RawPropertiesV11 {
-    /// Name for logs.
-    pub name: *const c_char,
-    /// sysfs path of the PCI device; may be NULL.
-    pub pci_path: *const c_char,
-    /// Identity of the NIC chip.
-    pub guid: u64,
-    /// `PTR_*` bits.
-    pub ptr_support: c_int,
-    /// Registration is not tied to a comm.
-    pub reg_is_global: c_int,
-    /// A flush is needed after every device receive.
-    pub force_flush: c_int,
-    /// Port speed in Mb/s.
-    pub speed: c_int,
-    /// Port number.
-    pub port: c_int,
-    /// Latency in microseconds.
-    pub latency: f32,
-    /// Most comms.
-    pub max_comms: c_int,
-    /// Most receives grouped in one call.
-    pub max_recvs: c_int,
-    /// `NET_DEVICE_*`.
-    pub net_device_type: c_int,
-    /// Version of the device layouts.
-    pub net_device_version: c_int,
-    /// Physical devices behind this one.
-    pub v_props: RawVDeviceProps4,
-    /// Largest point-to-point transfer, bytes.
-    pub max_p2p_bytes: usize,
-    /// Largest collective transfer, bytes.
-    pub max_coll_bytes: usize,
-    /// Most requests in one multi-request.
-    pub max_multi_request_size: c_int,
+properties! {
+    /// Properties of ncclNet v7: adds what runs on the device.
+    RawPropertiesV7, V7, 56 bytes {
+        0 name: *const c_char,
+        8 pci_path: *const c_char,
+        16 guid: u64,
+        24 ptr_support: c_int,
+        28 speed: c_int,
+        32 port: c_int,
+        36 latency: f32,
+        40 max_comms: c_int,
+        44 max_recvs: c_int,
+        48 net_device_type: c_int,
+        52 net_device_version: c_int,
+    }
 }
 
-const _: () = assert!(size_of::<RawPropertiesV11>() == 112);
-const _: () = assert!(
-    offset_of!(RawPropertiesV11, name) == 0
-        && offset_of!(RawPropertiesV11, pci_path) == 8
-        && offset_of!(RawPropertiesV11, guid) == 16
-        && offset_of!(RawPropertiesV11, ptr_support) == 24
-        && offset_of!(RawPropertiesV11, reg_is_global) == 28
-        && offset_of!(RawPropertiesV11, force_flush) == 32
-        && offset_of!(RawPropertiesV11, speed) == 36
-        && offset_of!(RawPropertiesV11, port) == 40
-        && offset_of!(RawPropertiesV11, latency) == 44
-        && offset_of!(RawPropertiesV11, max_comms) == 48
-        && offset_of!(RawPropertiesV11, max_recvs) == 52
-        && offset_of!(RawPropertiesV11, net_device_type) == 56
-        && offset_of!(RawPropertiesV11, net_device_version) == 60
-        && offset_of!(RawPropertiesV11, v_props) == 64
-        && offset_of!(RawPropertiesV11, max_p2p_bytes) == 88
-        && offset_of!(RawPropertiesV11, max_coll_bytes) == 96
-        && offset_of!(RawPropertiesV11, max_multi_request_size) == 104
-);
-// SAFETY: integers, floats and nullable raw pointers only.
-unsafe impl Zeroed for RawPropertiesV11 {}
-
-/// Properties of ncclNet v12.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct RawPropertiesV12 {
-    /// Name for logs.
-    pub name: *const c_char,
-    /// sysfs path of the PCI device; may be NULL.
-    pub pci_path: *const c_char,
-    /// Identity of the NIC chip.
-    pub guid: u64,
-    /// `PTR_*` bits.
-    pub ptr_support: c_int,
-    /// Registration is not tied to a comm.
-    pub reg_is_global: c_int,
-    /// A flush is needed after every device receive.
-    pub force_flush: c_int,
-    /// Port speed in Mb/s.
-    pub speed: c_int,
-    /// Port number.
-    pub port: c_int,
-    /// Latency in microseconds.
-    pub latency: f32,
-    /// Most comms.
-    pub max_comms: c_int,
-    /// Most receives grouped in one call.
-    pub max_recvs: c_int,
-    /// `NET_DEVICE_*`.
-    pub net_device_type: c_int,
-    /// Version of the device layouts.
-    pub net_device_version: c_int,
-    /// Physical devices behind this one.
-    pub v_props: RawVDeviceProps8,
-    /// Largest point-to-point transfer, bytes.
-    pub max_p2p_bytes: usize,
-    /// Largest collective transfer, bytes.
-    pub max_coll_bytes: usize,
-    /// Most requests in one multi-request.
-    pub max_multi_request_size: c_int,
-    /// Rail, -1 when unknown.
-    pub rail_id: i16,
-    /// Plane, -1 when unknown.
-    pub plane_id: i16,
+properties! {
+    /// Properties of ncclNet v8: adds whether registration is tied to a comm.
+    RawPropertiesV8, V8, 64 bytes {
+        0 name: *const c_char,
+        8 pci_path: *const c_char,
+        16 guid: u64,
+        24 ptr_support: c_int,
+        28 reg_is_global: c_int,
+        32 speed: c_int,
+        36 port: c_int,
+        40 latency: f32,
+        44 max_comms: c_int,
+        48 max_recvs: c_int,
+        52 net_device_type: c_int,
+        56 net_device_version: c_int,
+    }
 }
 
-const _: () = assert!(size_of::<RawPropertiesV12>() == 128);
-const _: () = assert!(
-    offset_of!(RawPropertiesV12, name) == 0
-        && offset_of!(RawPropertiesV12, pci_path) == 8
-        && offset_of!(RawPropertiesV12, guid) == 16
-        && offset_of!(RawPropertiesV12, ptr_support) == 24
-        && offset_of!(RawPropertiesV12, reg_is_global) == 28
-        && offset_of!(RawPropertiesV12, force_flush) == 32
-        && offset_of!(RawPropertiesV12, speed) == 36
-        && offset_of!(RawPropertiesV12, port) == 40
-        && offset_of!(RawPropertiesV12, latency) == 44
-        && offset_of!(RawPropertiesV12, max_comms) == 48
-        && offset_of!(RawPropertiesV12, max_recvs) == 52
-        && offset_of!(RawPropertiesV12, net_device_type) == 56
-        && offset_of!(RawPropertiesV12, net_device_version) == 60
-        && offset_of!(RawPropertiesV12, v_props) == 64
-        && offset_of!(RawPropertiesV12, max_p2p_bytes) == 104
-        && offset_of!(RawPropertiesV12, max_coll_bytes) == 112
-        && offset_of!(RawPropertiesV12, max_multi_request_size) == 120
-        && offset_of!(RawPropertiesV12, rail_id) == 124
-        && offset_of!(RawPropertiesV12, plane_id) == 126
-);
-// SAFETY: integers, floats and nullable raw pointers only.
-unsafe impl Zeroed for RawPropertiesV12 {}
+properties! {
+    /// Properties of ncclNet v9 and v10: add flushes, devices behind one, and largest transfers.
+    RawPropertiesV9, V9, 104 bytes {
+        0 name: *const c_char,
+        8 pci_path: *const c_char,
+        16 guid: u64,
+        24 ptr_support: c_int,
+        28 reg_is_global: c_int,
+        32 force_flush: c_int,
+        36 speed: c_int,
+        40 port: c_int,
+        44 latency: f32,
+        48 max_comms: c_int,
+        52 max_recvs: c_int,
+        56 net_device_type: c_int,
+        60 net_device_version: c_int,
+        64 v_props: RawVDeviceProps4,
+        88 max_p2p_bytes: usize,
+        96 max_coll_bytes: usize,
+    }
+}
+
+properties! {
+    /// Properties of ncclNet v11: add multi-requests.
+    RawPropertiesV11, V11, 112 bytes {
+        0 name: *const c_char,
+        8 pci_path: *const c_char,
+        16 guid: u64,
+        24 ptr_support: c_int,
+        28 reg_is_global: c_int,
+        32 force_flush: c_int,
+        36 speed: c_int,
+        40 port: c_int,
+        44 latency: f32,
+        48 max_comms: c_int,
+        52 max_recvs: c_int,
+        56 net_device_type: c_int,
+        60 net_device_version: c_int,
+        64 v_props: RawVDeviceProps4,
+        88 max_p2p_bytes: usize,
+        96 max_coll_bytes: usize,
+        104 max_multi_request_size: c_int,
+    }
+}
+
+properties! {
+    /// Properties of ncclNet v12: add rail and plane, -1 when unknown.
+    RawPropertiesV12, V12, 128 bytes {
+        0 name: *const c_char,
+        8 pci_path: *const c_char,
+        16 guid: u64,
+        24 ptr_support: c_int,
+        28 reg_is_global: c_int,
+        32 force_flush: c_int,
+        36 speed: c_int,
+        40 port: c_int,
+        44 latency: f32,
+        48 max_comms: c_int,
+        52 max_recvs: c_int,
+        56 net_device_type: c_int,
+        60 net_device_version: c_int,
+        64 v_props: RawVDeviceProps8,
+        104 max_p2p_bytes: usize,
+        112 max_coll_bytes: usize,
+        120 max_multi_request_size: c_int,
+        124 rail_id: i16,
+        126 plane_id: i16,
+    }
+}

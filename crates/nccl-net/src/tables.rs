@@ -163,10 +163,34 @@ pub type FinalizeFn = unsafe extern "C" fn(Void) -> RawResult;
 /// `setNetAttr`: context, attributes.
 pub type SetNetAttrFn = unsafe extern "C" fn(Void, *mut NetAttr) -> RawResult;
 
-/// Defines one table and checks its size and the slot of every member.
+/// Defines one table, of the calls whose form depends on the version, and checks the slot of every member.
 macro_rules! net_table {
     ($(#[$meta:meta])* $table:ident, $bytes:literal bytes {
-        $($slot:literal $member:ident: $signature:ty,)*
+        $init:ty, $properties:ty, $listen:ty, $connect:ty, $accept:ty, $reg_mr:ty, $isend:ty, $irecv:ty;
+        $($dma_buf:ident: $reg_dma_buf:ty)?; $($last:ident: $call:ty),*
+    }) => {
+        net_table! { @members $(#[$meta])* $table, $bytes {
+            init: $init,
+            devices: DevicesFn,
+            get_properties: GetPropertiesFn<$properties>,
+            listen: $listen,
+            connect: $connect,
+            accept: $accept,
+            reg_mr: $reg_mr,
+            $($dma_buf: $reg_dma_buf,)?
+            dereg_mr: DeregMrFn,
+            isend: $isend,
+            irecv: $irecv,
+            iflush: IflushFn,
+            test: TestFn,
+            close_send: CloseFn,
+            close_recv: CloseFn,
+            close_listen: CloseFn,
+            $($last: $call,)*
+        } }
+    };
+    (@members $(#[$meta:meta])* $table:ident, $bytes:literal {
+        $($member:ident: $signature:ty,)*
     }) => {
         $(#[$meta])*
         #[repr(C)]
@@ -175,7 +199,7 @@ macro_rules! net_table {
             /// Name of the network.
             pub name: *const c_char,
             $(
-                #[doc = concat!("Slot ", stringify!($slot), " of the table.")]
+                #[doc = concat!("The table's `", stringify!($member), "`.")]
                 pub $member: Option<$signature>,
             )*
         }
@@ -190,7 +214,14 @@ macro_rules! net_table {
         }
 
         const _: () = assert!(size_of::<$table>() == $bytes);
-        $(const _: () = assert!(offset_of!($table, $member) == 8 * $slot);)*
+        const _: () = {
+            let members = [offset_of!($table, name), $(offset_of!($table, $member)),*];
+            let mut slot = 0;
+            while slot < members.len() {
+                assert!(members[slot] == 8 * slot);
+                slot += 1;
+            }
+        };
 
         // SAFETY: a table is immutable once built; its name points to a string that lives as long
         // as the library it stands in.
@@ -203,194 +234,72 @@ macro_rules! net_table {
 net_table! {
     /// ncclNet v5: no dma-buf registration.
     NetV5, 128 bytes {
-        1 init: InitV5,
-        2 devices: DevicesFn,
-        3 get_properties: GetPropertiesFn<RawPropertiesV6>,
-        4 listen: ListenV5,
-        5 connect: ConnectV5,
-        6 accept: AcceptV5,
-        7 reg_mr: RegMrV5,
-        8 dereg_mr: DeregMrFn,
-        9 isend: IsendV5,
-        10 irecv: IrecvV5,
-        11 iflush: IflushFn,
-        12 test: TestFn,
-        13 close_send: CloseFn,
-        14 close_recv: CloseFn,
-        15 close_listen: CloseFn,
+        InitV5, RawPropertiesV6, ListenV5, ConnectV5, AcceptV5, RegMrV5, IsendV5, IrecvV5;;
     }
 }
 
 net_table! {
     /// ncclNet v6: adds `regMrDmaBuf`.
     NetV6, 136 bytes {
-        1 init: InitV5,
-        2 devices: DevicesFn,
-        3 get_properties: GetPropertiesFn<RawPropertiesV6>,
-        4 listen: ListenV5,
-        5 connect: ConnectV5,
-        6 accept: AcceptV5,
-        7 reg_mr: RegMrV5,
-        8 reg_mr_dma_buf: RegMrDmaBufFn,
-        9 dereg_mr: DeregMrFn,
-        10 isend: IsendV5,
-        11 irecv: IrecvV5,
-        12 iflush: IflushFn,
-        13 test: TestFn,
-        14 close_send: CloseFn,
-        15 close_recv: CloseFn,
-        16 close_listen: CloseFn,
+        InitV5, RawPropertiesV6, ListenV5, ConnectV5, AcceptV5, RegMrV5, IsendV5, IrecvV5;
+        reg_mr_dma_buf: RegMrDmaBufFn;
     }
 }
 
 net_table! {
     /// ncclNet v7: adds device handles, `getDeviceMr` and `irecvConsumed`.
     NetV7, 152 bytes {
-        1 init: InitV5,
-        2 devices: DevicesFn,
-        3 get_properties: GetPropertiesFn<RawPropertiesV7>,
-        4 listen: ListenV5,
-        5 connect: ConnectV7,
-        6 accept: AcceptV7,
-        7 reg_mr: RegMrV5,
-        8 reg_mr_dma_buf: RegMrDmaBufFn,
-        9 dereg_mr: DeregMrFn,
-        10 isend: IsendV5,
-        11 irecv: IrecvV5,
-        12 iflush: IflushFn,
-        13 test: TestFn,
-        14 close_send: CloseFn,
-        15 close_recv: CloseFn,
-        16 close_listen: CloseFn,
-        17 get_device_mr: GetDeviceMrFn,
-        18 irecv_consumed: IrecvConsumedFn,
+        InitV5, RawPropertiesV7, ListenV5, ConnectV7, AcceptV7, RegMrV5, IsendV5, IrecvV5;
+        reg_mr_dma_buf: RegMrDmaBufFn;
+        get_device_mr: GetDeviceMrFn, irecv_consumed: IrecvConsumedFn
     }
 }
 
 net_table! {
     /// ncclNet v8: registers `size_t` bytes.
     NetV8, 152 bytes {
-        1 init: InitV5,
-        2 devices: DevicesFn,
-        3 get_properties: GetPropertiesFn<RawPropertiesV8>,
-        4 listen: ListenV5,
-        5 connect: ConnectV7,
-        6 accept: AcceptV7,
-        7 reg_mr: RegMrV8,
-        8 reg_mr_dma_buf: RegMrDmaBufFn,
-        9 dereg_mr: DeregMrFn,
-        10 isend: IsendV5,
-        11 irecv: IrecvV5,
-        12 iflush: IflushFn,
-        13 test: TestFn,
-        14 close_send: CloseFn,
-        15 close_recv: CloseFn,
-        16 close_listen: CloseFn,
-        17 get_device_mr: GetDeviceMrFn,
-        18 irecv_consumed: IrecvConsumedFn,
+        InitV5, RawPropertiesV8, ListenV5, ConnectV7, AcceptV7, RegMrV8, IsendV5, IrecvV5;
+        reg_mr_dma_buf: RegMrDmaBufFn;
+        get_device_mr: GetDeviceMrFn, irecv_consumed: IrecvConsumedFn
     }
 }
 
 net_table! {
     /// ncclNet v9: sends and receives `size_t` bytes, adds `makeVDevice`.
     NetV9, 160 bytes {
-        1 init: InitV5,
-        2 devices: DevicesFn,
-        3 get_properties: GetPropertiesFn<RawPropertiesV9>,
-        4 listen: ListenV5,
-        5 connect: ConnectV7,
-        6 accept: AcceptV7,
-        7 reg_mr: RegMrV8,
-        8 reg_mr_dma_buf: RegMrDmaBufFn,
-        9 dereg_mr: DeregMrFn,
-        10 isend: IsendV9,
-        11 irecv: IrecvV9,
-        12 iflush: IflushFn,
-        13 test: TestFn,
-        14 close_send: CloseFn,
-        15 close_recv: CloseFn,
-        16 close_listen: CloseFn,
-        17 get_device_mr: GetDeviceMrFn,
-        18 irecv_consumed: IrecvConsumedFn,
-        19 make_v_device: MakeVDeviceFn<RawVDeviceProps4>,
+        InitV5, RawPropertiesV9, ListenV5, ConnectV7, AcceptV7, RegMrV8, IsendV9, IrecvV9;
+        reg_mr_dma_buf: RegMrDmaBufFn;
+        get_device_mr: GetDeviceMrFn, irecv_consumed: IrecvConsumedFn,
+        make_v_device: MakeVDeviceFn<RawVDeviceProps4>
     }
 }
 
 net_table! {
     /// ncclNet v10: adds profiler handles and a config for `connect`.
     NetV10, 160 bytes {
-        1 init: InitV10,
-        2 devices: DevicesFn,
-        3 get_properties: GetPropertiesFn<RawPropertiesV9>,
-        4 listen: ListenV5,
-        5 connect: ConnectV10,
-        6 accept: AcceptV7,
-        7 reg_mr: RegMrV8,
-        8 reg_mr_dma_buf: RegMrDmaBufFn,
-        9 dereg_mr: DeregMrFn,
-        10 isend: IsendV10,
-        11 irecv: IrecvV10,
-        12 iflush: IflushFn,
-        13 test: TestFn,
-        14 close_send: CloseFn,
-        15 close_recv: CloseFn,
-        16 close_listen: CloseFn,
-        17 get_device_mr: GetDeviceMrFn,
-        18 irecv_consumed: IrecvConsumedFn,
-        19 make_v_device: MakeVDeviceFn<RawVDeviceProps4>,
+        InitV10, RawPropertiesV9, ListenV5, ConnectV10, AcceptV7, RegMrV8, IsendV10, IrecvV10;
+        reg_mr_dma_buf: RegMrDmaBufFn;
+        get_device_mr: GetDeviceMrFn, irecv_consumed: IrecvConsumedFn,
+        make_v_device: MakeVDeviceFn<RawVDeviceProps4>
     }
 }
 
 net_table! {
     /// ncclNet v11: adds a context per communicator, `finalize` and `setNetAttr`.
     NetV11, 176 bytes {
-        1 init: InitV11,
-        2 devices: DevicesFn,
-        3 get_properties: GetPropertiesFn<RawPropertiesV11>,
-        4 listen: ListenV11,
-        5 connect: ConnectV11,
-        6 accept: AcceptV7,
-        7 reg_mr: RegMrV8,
-        8 reg_mr_dma_buf: RegMrDmaBufFn,
-        9 dereg_mr: DeregMrFn,
-        10 isend: IsendV10,
-        11 irecv: IrecvV10,
-        12 iflush: IflushFn,
-        13 test: TestFn,
-        14 close_send: CloseFn,
-        15 close_recv: CloseFn,
-        16 close_listen: CloseFn,
-        17 get_device_mr: GetDeviceMrFn,
-        18 irecv_consumed: IrecvConsumedFn,
-        19 make_v_device: MakeVDeviceFn<RawVDeviceProps4>,
-        20 finalize: FinalizeFn,
-        21 set_net_attr: SetNetAttrFn,
+        InitV11, RawPropertiesV11, ListenV11, ConnectV11, AcceptV7, RegMrV8, IsendV10, IrecvV10;
+        reg_mr_dma_buf: RegMrDmaBufFn;
+        get_device_mr: GetDeviceMrFn, irecv_consumed: IrecvConsumedFn,
+        make_v_device: MakeVDeviceFn<RawVDeviceProps4>, finalize: FinalizeFn, set_net_attr: SetNetAttrFn
     }
 }
 
 net_table! {
     /// ncclNet v12: up to 8 devices behind one, rails and planes.
     NetV12, 176 bytes {
-        1 init: InitV11,
-        2 devices: DevicesFn,
-        3 get_properties: GetPropertiesFn<RawPropertiesV12>,
-        4 listen: ListenV11,
-        5 connect: ConnectV11,
-        6 accept: AcceptV7,
-        7 reg_mr: RegMrV8,
-        8 reg_mr_dma_buf: RegMrDmaBufFn,
-        9 dereg_mr: DeregMrFn,
-        10 isend: IsendV10,
-        11 irecv: IrecvV10,
-        12 iflush: IflushFn,
-        13 test: TestFn,
-        14 close_send: CloseFn,
-        15 close_recv: CloseFn,
-        16 close_listen: CloseFn,
-        17 get_device_mr: GetDeviceMrFn,
-        18 irecv_consumed: IrecvConsumedFn,
-        19 make_v_device: MakeVDeviceFn<RawVDeviceProps8>,
-        20 finalize: FinalizeFn,
-        21 set_net_attr: SetNetAttrFn,
+        InitV11, RawPropertiesV12, ListenV11, ConnectV11, AcceptV7, RegMrV8, IsendV10, IrecvV10;
+        reg_mr_dma_buf: RegMrDmaBufFn;
+        get_device_mr: GetDeviceMrFn, irecv_consumed: IrecvConsumedFn,
+        make_v_device: MakeVDeviceFn<RawVDeviceProps8>, finalize: FinalizeFn, set_net_attr: SetNetAttrFn
     }
 }

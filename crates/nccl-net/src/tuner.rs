@@ -124,8 +124,10 @@ type InitV5 = unsafe extern "C" fn(
 ) -> RawResult;
 type End = unsafe extern "C" fn(*mut c_void) -> RawResult;
 
-macro_rules! tuner_table {
-    ($(#[$doc:meta])* $name:ident, $init:ty, $info:ty) => {
+macro_rules! tuner_tables {
+    ($($(#[$doc:meta])* $name:ident, $function:ident {
+        $init:ident: $init_form:ty, $get_info:ident: $info_form:ty
+    })*) => {$(
         $(#[$doc])*
         #[derive(Debug)]
         #[repr(C)]
@@ -133,9 +135,9 @@ macro_rules! tuner_table {
             /// Name of the tuner.
             pub name: *const c_char,
             /// Starts it for one communicator.
-            pub init: $init,
+            pub init: $init_form,
             /// Asks for one collective.
-            pub get_coll_info: $info,
+            pub get_coll_info: $info_form,
             /// Ends it.
             pub end: End,
         }
@@ -144,56 +146,26 @@ macro_rules! tuner_table {
         unsafe impl Sync for $name {}
 
         const _: () = assert!(size_of::<$name>() == 32);
-    };
+
+        #[doc = concat!("The [`", stringify!($name), "`] of a tuner.")]
+        pub const fn $function<T: Tuner>() -> $name {
+            $name {
+                name: T::NAME.as_ptr(),
+                init: $init::<T>,
+                get_coll_info: $get_info::<T>,
+                end: end::<T>,
+            }
+        }
+    )*};
 }
 
-tuner_table!(
+tuner_tables! {
     /// `ncclTunerPlugin_v3`.
-    TunerV3,
-    InitV3,
-    GetInfoV3
-);
-tuner_table!(
+    TunerV3, tuner_v3 { init_v3: InitV3, get_info_v3: GetInfoV3 }
     /// `ncclTunerPlugin_v4`.
-    TunerV4,
-    InitV3,
-    GetInfoV4
-);
-tuner_table!(
+    TunerV4, tuner_v4 { init_v3: InitV3, get_info_v4: GetInfoV4 }
     /// `ncclTunerPlugin_v5`.
-    TunerV5,
-    InitV5,
-    GetInfoV4
-);
-
-/// The v3 table of a tuner.
-pub const fn tuner_v3<T: Tuner>() -> TunerV3 {
-    TunerV3 {
-        name: T::NAME.as_ptr(),
-        init: init_v3::<T>,
-        get_coll_info: get_info_v3::<T>,
-        end: end::<T>,
-    }
-}
-
-/// The v4 table of a tuner.
-pub const fn tuner_v4<T: Tuner>() -> TunerV4 {
-    TunerV4 {
-        name: T::NAME.as_ptr(),
-        init: init_v3::<T>,
-        get_coll_info: get_info_v4::<T>,
-        end: end::<T>,
-    }
-}
-
-/// The v5 table of a tuner.
-pub const fn tuner_v5<T: Tuner>() -> TunerV5 {
-    TunerV5 {
-        name: T::NAME.as_ptr(),
-        init: init_v5::<T>,
-        get_coll_info: get_info_v4::<T>,
-        end: end::<T>,
-    }
+    TunerV5, tuner_v5 { init_v5: InitV5, get_info_v4: GetInfoV4 }
 }
 
 /// Runs one call; a panic leaves NCCL to its own tuning.

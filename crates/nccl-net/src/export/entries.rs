@@ -15,10 +15,7 @@ use crate::constants::{
 };
 use crate::device::RawDeviceHandle;
 use crate::properties::{Properties, StaticStrings};
-use crate::raw_properties::{
-    RawPropertiesV6, RawPropertiesV7, RawPropertiesV8, RawPropertiesV9, RawPropertiesV11,
-    RawPropertiesV12,
-};
+use crate::raw_properties::RawProperties;
 use crate::result::RawResult;
 use crate::tables::{CommConfig, LoggerFn, NetAttr, ProfilerFn};
 
@@ -37,6 +34,33 @@ pub(super) unsafe fn write_out<T>(
     Ok(())
 }
 
+/// Entries of other versions: which one they hand on to, and what of their arguments.
+macro_rules! forwards {
+    ($($entry:ident($($argument:ident: $kind:ty),*) => $to:ident($($passed:expr),*);)*) => {$(
+        pub(super) unsafe extern "C" fn $entry<P: Exported>($($argument: $kind),*) -> RawResult {
+            // SAFETY: forwarded.
+            unsafe { $to::<P>($($passed),*) }
+        }
+    )*};
+}
+pub(super) use forwards;
+
+pub(super) type Void = *mut c_void;
+pub(super) type VoidOut = *mut *mut c_void;
+type DeviceOut = *mut *mut RawDeviceHandle;
+
+forwards! {
+    init_v10(logger: Option<LoggerFn>, _profiler: Option<ProfilerFn>) => init_v5(logger);
+    listen_v11(_context: Void, dev: c_int, handle: Void, comm: VoidOut) => listen_v5(dev, handle, comm);
+    connect_v7(dev: c_int, handle: Void, comm: VoidOut, _device: DeviceOut) => connect_v5(dev, handle, comm);
+    connect_v10(dev: c_int, _config: *mut CommConfig, handle: Void, comm: VoidOut, _device: DeviceOut)
+        => connect_v5(dev, handle, comm);
+    connect_v11(_context: Void, dev: c_int, handle: Void, comm: VoidOut, _device: DeviceOut)
+        => connect_v5(dev, handle, comm);
+    // NULL asks for no device handle.
+    accept_v5(listen_comm: Void, comm: VoidOut) => accept_v7(listen_comm, comm, std::ptr::null_mut());
+}
+
 fn device_index<P: Exported>(plugin: &P, dev: c_int) -> Result<usize, NetError> {
     let count = plugin.devices()?;
     usize::try_from(dev)
@@ -53,14 +77,6 @@ pub(super) unsafe extern "C" fn init_v5<P: Exported>(logger: Option<LoggerFn>) -
         // SAFETY: the host passes its logger, which lives as long as the process.
         cell.start(unsafe { HostLogger::new(logger) })
     })
-}
-
-pub(super) unsafe extern "C" fn init_v10<P: Exported>(
-    logger: Option<LoggerFn>,
-    _profiler: Option<ProfilerFn>,
-) -> RawResult {
-    // SAFETY: forwarded.
-    unsafe { init_v5::<P>(logger) }
 }
 
 pub(super) unsafe extern "C" fn init_v11<P: Exported>(
@@ -116,28 +132,15 @@ fn load_properties<P: Exported>(dev: c_int) -> Result<(Properties, StaticStrings
     Ok((properties, strings))
 }
 
-macro_rules! get_properties {
-    ($($entry:ident: $write:ident -> $raw:ty;)*) => {$(
-        pub(super) unsafe extern "C" fn $entry<P: Exported>(
-            dev: c_int,
-            out: *mut $raw,
-        ) -> RawResult {
-            P::cell().guard("getProperties", || {
-                let (properties, strings) = load_properties::<P>(dev)?;
-                // SAFETY: an out pointer of the host.
-                unsafe { write_out(out, properties.$write(dev, strings), "properties") }
-            })
-        }
-    )*};
-}
-
-get_properties! {
-    get_properties_v6: to_v6 -> RawPropertiesV6;
-    get_properties_v7: to_v7 -> RawPropertiesV7;
-    get_properties_v8: to_v8 -> RawPropertiesV8;
-    get_properties_v9: to_v9 -> RawPropertiesV9;
-    get_properties_v11: to_v11 -> RawPropertiesV11;
-    get_properties_v12: to_v12 -> RawPropertiesV12;
+pub(super) unsafe extern "C" fn get_properties<P: Exported, R: RawProperties>(
+    dev: c_int,
+    out: *mut R,
+) -> RawResult {
+    P::cell().guard("getProperties", || {
+        let (properties, strings) = load_properties::<P>(dev)?;
+        // SAFETY: an out pointer of the host.
+        unsafe { write_out(out, properties.to_raw::<R>(dev, strings), "properties") }
+    })
 }
 
 pub(super) unsafe extern "C" fn listen_v5<P: Exported>(
@@ -161,16 +164,6 @@ pub(super) unsafe extern "C" fn listen_v5<P: Exported>(
             write_out(listen_comm, comm, "listen comm")
         }
     })
-}
-
-pub(super) unsafe extern "C" fn listen_v11<P: Exported>(
-    _context: *mut c_void,
-    dev: c_int,
-    handle: *mut c_void,
-    listen_comm: *mut *mut c_void,
-) -> RawResult {
-    // SAFETY: forwarded.
-    unsafe { listen_v5::<P>(dev, handle, listen_comm) }
 }
 
 pub(super) unsafe extern "C" fn connect_v5<P: Exported>(
@@ -220,46 +213,6 @@ pub(super) unsafe extern "C" fn connect_v5<P: Exported>(
         unsafe { handle.write(bytes) };
         Ok(())
     })
-}
-
-pub(super) unsafe extern "C" fn connect_v7<P: Exported>(
-    dev: c_int,
-    handle: *mut c_void,
-    send_comm: *mut *mut c_void,
-    _device: *mut *mut RawDeviceHandle,
-) -> RawResult {
-    // SAFETY: forwarded.
-    unsafe { connect_v5::<P>(dev, handle, send_comm) }
-}
-
-pub(super) unsafe extern "C" fn connect_v10<P: Exported>(
-    dev: c_int,
-    _config: *mut CommConfig,
-    handle: *mut c_void,
-    send_comm: *mut *mut c_void,
-    _device: *mut *mut RawDeviceHandle,
-) -> RawResult {
-    // SAFETY: forwarded.
-    unsafe { connect_v5::<P>(dev, handle, send_comm) }
-}
-
-pub(super) unsafe extern "C" fn connect_v11<P: Exported>(
-    _context: *mut c_void,
-    dev: c_int,
-    handle: *mut c_void,
-    send_comm: *mut *mut c_void,
-    _device: *mut *mut RawDeviceHandle,
-) -> RawResult {
-    // SAFETY: forwarded.
-    unsafe { connect_v5::<P>(dev, handle, send_comm) }
-}
-
-pub(super) unsafe extern "C" fn accept_v5<P: Exported>(
-    listen_comm: *mut c_void,
-    recv_comm: *mut *mut c_void,
-) -> RawResult {
-    // SAFETY: forwarded; NULL asks for no device handle.
-    unsafe { accept_v7::<P>(listen_comm, recv_comm, std::ptr::null_mut()) }
 }
 
 pub(super) unsafe extern "C" fn accept_v7<P: Exported>(

@@ -2,257 +2,86 @@
 
 use super::traits::Exported;
 use super::{entries, register, transfer};
-use crate::tables::{NetV5, NetV6, NetV7, NetV8, NetV9, NetV10, NetV11, NetV12};
+use crate::raw_properties::*;
+use crate::tables::*;
 
-/// The v5 table of a plugin, for a `static`.
-pub const fn table_v5<P: Exported>() -> NetV5 {
-    NetV5 {
-        name: P::NAME.as_ptr(),
-        init: Some(entries::init_v5::<P>),
-        devices: Some(entries::devices::<P>),
-        get_properties: Some(entries::get_properties_v6::<P>),
-        listen: Some(entries::listen_v5::<P>),
-        connect: Some(entries::connect_v5::<P>),
-        accept: Some(entries::accept_v5::<P>),
-        reg_mr: Some(register::reg_mr_v5::<P>),
-        dereg_mr: Some(register::dereg_mr::<P>),
-        isend: Some(transfer::isend_v5::<P>),
-        irecv: Some(transfer::irecv_v5::<P>),
-        iflush: Some(transfer::iflush::<P>),
-        test: Some(transfer::test::<P>),
-        close_send: Some(entries::close_send::<P>),
-        close_recv: Some(entries::close_recv::<P>),
-        close_listen: Some(entries::close_listen::<P>),
-    }
+/// What fills the table of each version.
+macro_rules! tables {
+    ($($(#[$meta:meta])* $function:ident -> $table:ident:
+        $init:ident $properties:ident $listen:ident $connect:ident $accept:ident $reg_mr:ident
+        $isend:ident $irecv:ident
+        [$($dma_buf:ident)?] [$($get_device_mr:ident $irecv_consumed:ident)?] [$($absent:ident)?] [$($last:ident)*];
+    )*) => {$(
+        $(#[$meta])*
+        pub const fn $function<P: Exported>() -> $table {
+            $table {
+                name: P::NAME.as_ptr(),
+                init: Some(entries::$init::<P>),
+                devices: Some(entries::devices::<P>),
+                get_properties: Some(entries::get_properties::<P, $properties>),
+                listen: Some(entries::$listen::<P>),
+                connect: Some(entries::$connect::<P>),
+                accept: Some(entries::$accept::<P>),
+                reg_mr: Some(register::$reg_mr::<P>),
+                $($dma_buf: Some(register::$dma_buf::<P>),)?
+                dereg_mr: Some(register::dereg_mr::<P>),
+                isend: Some(transfer::$isend::<P>),
+                irecv: Some(transfer::$irecv::<P>),
+                iflush: Some(transfer::iflush::<P>),
+                test: Some(transfer::test::<P>),
+                close_send: Some(entries::close_send::<P>),
+                close_recv: Some(entries::close_recv::<P>),
+                close_listen: Some(entries::close_listen::<P>),
+                $(
+                    $get_device_mr: match P::DEVICE_QUEUE {
+                        true => Some(register::$get_device_mr::<P>),
+                        false => None,
+                    },
+                    $irecv_consumed: match P::DEVICE_QUEUE {
+                        true => Some(transfer::$irecv_consumed::<P>),
+                        false => None,
+                    },
+                )?
+                $($absent: None,)?
+                $($last: Some(entries::$last),)*
+            }
+        }
+    )*};
 }
 
-/// The v6 table of a plugin, for a `static`.
-pub const fn table_v6<P: Exported>() -> NetV6 {
-    NetV6 {
-        name: P::NAME.as_ptr(),
-        init: Some(entries::init_v5::<P>),
-        devices: Some(entries::devices::<P>),
-        get_properties: Some(entries::get_properties_v6::<P>),
-        listen: Some(entries::listen_v5::<P>),
-        connect: Some(entries::connect_v5::<P>),
-        accept: Some(entries::accept_v5::<P>),
-        reg_mr: Some(register::reg_mr_v5::<P>),
-        reg_mr_dma_buf: Some(register::reg_mr_dma_buf::<P>),
-        dereg_mr: Some(register::dereg_mr::<P>),
-        isend: Some(transfer::isend_v5::<P>),
-        irecv: Some(transfer::irecv_v5::<P>),
-        iflush: Some(transfer::iflush::<P>),
-        test: Some(transfer::test::<P>),
-        close_send: Some(entries::close_send::<P>),
-        close_recv: Some(entries::close_recv::<P>),
-        close_listen: Some(entries::close_listen::<P>),
-    }
-}
-
-/// The v7 table of a plugin, for a `static`.
-pub const fn table_v7<P: Exported>() -> NetV7 {
-    NetV7 {
-        name: P::NAME.as_ptr(),
-        init: Some(entries::init_v5::<P>),
-        devices: Some(entries::devices::<P>),
-        get_properties: Some(entries::get_properties_v7::<P>),
-        listen: Some(entries::listen_v5::<P>),
-        connect: Some(entries::connect_v7::<P>),
-        accept: Some(entries::accept_v7::<P>),
-        reg_mr: Some(register::reg_mr_v5::<P>),
-        reg_mr_dma_buf: Some(register::reg_mr_dma_buf::<P>),
-        dereg_mr: Some(register::dereg_mr::<P>),
-        isend: Some(transfer::isend_v5::<P>),
-        irecv: Some(transfer::irecv_v5::<P>),
-        iflush: Some(transfer::iflush::<P>),
-        test: Some(transfer::test::<P>),
-        close_send: Some(entries::close_send::<P>),
-        close_recv: Some(entries::close_recv::<P>),
-        close_listen: Some(entries::close_listen::<P>),
-        get_device_mr: if P::DEVICE_QUEUE {
-            Some(register::get_device_mr::<P>)
-        } else {
-            None
-        },
-        irecv_consumed: if P::DEVICE_QUEUE {
-            Some(transfer::irecv_consumed::<P>)
-        } else {
-            None
-        },
-    }
-}
-
-/// The v8 table of a plugin, for a `static`.
-pub const fn table_v8<P: Exported>() -> NetV8 {
-    NetV8 {
-        name: P::NAME.as_ptr(),
-        init: Some(entries::init_v5::<P>),
-        devices: Some(entries::devices::<P>),
-        get_properties: Some(entries::get_properties_v8::<P>),
-        listen: Some(entries::listen_v5::<P>),
-        connect: Some(entries::connect_v7::<P>),
-        accept: Some(entries::accept_v7::<P>),
-        reg_mr: Some(register::reg_mr_v8::<P>),
-        reg_mr_dma_buf: Some(register::reg_mr_dma_buf::<P>),
-        dereg_mr: Some(register::dereg_mr::<P>),
-        isend: Some(transfer::isend_v5::<P>),
-        irecv: Some(transfer::irecv_v5::<P>),
-        iflush: Some(transfer::iflush::<P>),
-        test: Some(transfer::test::<P>),
-        close_send: Some(entries::close_send::<P>),
-        close_recv: Some(entries::close_recv::<P>),
-        close_listen: Some(entries::close_listen::<P>),
-        get_device_mr: if P::DEVICE_QUEUE {
-            Some(register::get_device_mr::<P>)
-        } else {
-            None
-        },
-        irecv_consumed: if P::DEVICE_QUEUE {
-            Some(transfer::irecv_consumed::<P>)
-        } else {
-            None
-        },
-    }
-}
-
-/// The v9 table of a plugin, for a `static`.
-pub const fn table_v9<P: Exported>() -> NetV9 {
-    NetV9 {
-        name: P::NAME.as_ptr(),
-        init: Some(entries::init_v5::<P>),
-        devices: Some(entries::devices::<P>),
-        get_properties: Some(entries::get_properties_v9::<P>),
-        listen: Some(entries::listen_v5::<P>),
-        connect: Some(entries::connect_v7::<P>),
-        accept: Some(entries::accept_v7::<P>),
-        reg_mr: Some(register::reg_mr_v8::<P>),
-        reg_mr_dma_buf: Some(register::reg_mr_dma_buf::<P>),
-        dereg_mr: Some(register::dereg_mr::<P>),
-        isend: Some(transfer::isend_v9::<P>),
-        irecv: Some(transfer::irecv_v9::<P>),
-        iflush: Some(transfer::iflush::<P>),
-        test: Some(transfer::test::<P>),
-        close_send: Some(entries::close_send::<P>),
-        close_recv: Some(entries::close_recv::<P>),
-        close_listen: Some(entries::close_listen::<P>),
-        get_device_mr: if P::DEVICE_QUEUE {
-            Some(register::get_device_mr::<P>)
-        } else {
-            None
-        },
-        irecv_consumed: if P::DEVICE_QUEUE {
-            Some(transfer::irecv_consumed::<P>)
-        } else {
-            None
-        },
-        make_v_device: None,
-    }
-}
-
-/// The v10 table of a plugin, for a `static`.
-pub const fn table_v10<P: Exported>() -> NetV10 {
-    NetV10 {
-        name: P::NAME.as_ptr(),
-        init: Some(entries::init_v10::<P>),
-        devices: Some(entries::devices::<P>),
-        get_properties: Some(entries::get_properties_v9::<P>),
-        listen: Some(entries::listen_v5::<P>),
-        connect: Some(entries::connect_v10::<P>),
-        accept: Some(entries::accept_v7::<P>),
-        reg_mr: Some(register::reg_mr_v8::<P>),
-        reg_mr_dma_buf: Some(register::reg_mr_dma_buf::<P>),
-        dereg_mr: Some(register::dereg_mr::<P>),
-        isend: Some(transfer::isend_v10::<P>),
-        irecv: Some(transfer::irecv_v10::<P>),
-        iflush: Some(transfer::iflush::<P>),
-        test: Some(transfer::test::<P>),
-        close_send: Some(entries::close_send::<P>),
-        close_recv: Some(entries::close_recv::<P>),
-        close_listen: Some(entries::close_listen::<P>),
-        get_device_mr: if P::DEVICE_QUEUE {
-            Some(register::get_device_mr::<P>)
-        } else {
-            None
-        },
-        irecv_consumed: if P::DEVICE_QUEUE {
-            Some(transfer::irecv_consumed::<P>)
-        } else {
-            None
-        },
-        make_v_device: None,
-    }
-}
-
-/// The v11 table of a plugin, for a `static`.
-pub const fn table_v11<P: Exported>() -> NetV11 {
-    NetV11 {
-        name: P::NAME.as_ptr(),
-        init: Some(entries::init_v11::<P>),
-        devices: Some(entries::devices::<P>),
-        get_properties: Some(entries::get_properties_v11::<P>),
-        listen: Some(entries::listen_v11::<P>),
-        connect: Some(entries::connect_v11::<P>),
-        accept: Some(entries::accept_v7::<P>),
-        reg_mr: Some(register::reg_mr_v8::<P>),
-        reg_mr_dma_buf: Some(register::reg_mr_dma_buf::<P>),
-        dereg_mr: Some(register::dereg_mr::<P>),
-        isend: Some(transfer::isend_v10::<P>),
-        irecv: Some(transfer::irecv_v10::<P>),
-        iflush: Some(transfer::iflush::<P>),
-        test: Some(transfer::test::<P>),
-        close_send: Some(entries::close_send::<P>),
-        close_recv: Some(entries::close_recv::<P>),
-        close_listen: Some(entries::close_listen::<P>),
-        get_device_mr: if P::DEVICE_QUEUE {
-            Some(register::get_device_mr::<P>)
-        } else {
-            None
-        },
-        irecv_consumed: if P::DEVICE_QUEUE {
-            Some(transfer::irecv_consumed::<P>)
-        } else {
-            None
-        },
-        make_v_device: None,
-        finalize: Some(entries::finalize),
-        set_net_attr: Some(entries::set_net_attr),
-    }
-}
-
-/// The v12 table of a plugin, for a `static`.
-pub const fn table_v12<P: Exported>() -> NetV12 {
-    NetV12 {
-        name: P::NAME.as_ptr(),
-        init: Some(entries::init_v11::<P>),
-        devices: Some(entries::devices::<P>),
-        get_properties: Some(entries::get_properties_v12::<P>),
-        listen: Some(entries::listen_v11::<P>),
-        connect: Some(entries::connect_v11::<P>),
-        accept: Some(entries::accept_v7::<P>),
-        reg_mr: Some(register::reg_mr_v8::<P>),
-        reg_mr_dma_buf: Some(register::reg_mr_dma_buf::<P>),
-        dereg_mr: Some(register::dereg_mr::<P>),
-        isend: Some(transfer::isend_v10::<P>),
-        irecv: Some(transfer::irecv_v10::<P>),
-        iflush: Some(transfer::iflush::<P>),
-        test: Some(transfer::test::<P>),
-        close_send: Some(entries::close_send::<P>),
-        close_recv: Some(entries::close_recv::<P>),
-        close_listen: Some(entries::close_listen::<P>),
-        get_device_mr: if P::DEVICE_QUEUE {
-            Some(register::get_device_mr::<P>)
-        } else {
-            None
-        },
-        irecv_consumed: if P::DEVICE_QUEUE {
-            Some(transfer::irecv_consumed::<P>)
-        } else {
-            None
-        },
-        make_v_device: None,
-        finalize: Some(entries::finalize),
-        set_net_attr: Some(entries::set_net_attr),
-    }
+tables! {
+    /// The v5 table of a plugin, for a `static`.
+    table_v5 -> NetV5:
+        init_v5 RawPropertiesV6 listen_v5 connect_v5 accept_v5 reg_mr_v5 isend_v5 irecv_v5
+        [] [] [] [];
+    /// The v6 table of a plugin, for a `static`.
+    table_v6 -> NetV6:
+        init_v5 RawPropertiesV6 listen_v5 connect_v5 accept_v5 reg_mr_v5 isend_v5 irecv_v5
+        [reg_mr_dma_buf] [] [] [];
+    /// The v7 table of a plugin, for a `static`.
+    table_v7 -> NetV7:
+        init_v5 RawPropertiesV7 listen_v5 connect_v7 accept_v7 reg_mr_v5 isend_v5 irecv_v5
+        [reg_mr_dma_buf] [get_device_mr irecv_consumed] [] [];
+    /// The v8 table of a plugin, for a `static`.
+    table_v8 -> NetV8:
+        init_v5 RawPropertiesV8 listen_v5 connect_v7 accept_v7 reg_mr_v8 isend_v5 irecv_v5
+        [reg_mr_dma_buf] [get_device_mr irecv_consumed] [] [];
+    /// The v9 table of a plugin, for a `static`.
+    table_v9 -> NetV9:
+        init_v5 RawPropertiesV9 listen_v5 connect_v7 accept_v7 reg_mr_v8 isend_v9 irecv_v9
+        [reg_mr_dma_buf] [get_device_mr irecv_consumed] [make_v_device] [];
+    /// The v10 table of a plugin, for a `static`.
+    table_v10 -> NetV10:
+        init_v10 RawPropertiesV9 listen_v5 connect_v10 accept_v7 reg_mr_v8 isend_v10 irecv_v10
+        [reg_mr_dma_buf] [get_device_mr irecv_consumed] [make_v_device] [];
+    /// The v11 table of a plugin, for a `static`.
+    table_v11 -> NetV11:
+        init_v11 RawPropertiesV11 listen_v11 connect_v11 accept_v7 reg_mr_v8 isend_v10 irecv_v10
+        [reg_mr_dma_buf] [get_device_mr irecv_consumed] [make_v_device] [finalize set_net_attr];
+    /// The v12 table of a plugin, for a `static`.
+    table_v12 -> NetV12:
+        init_v11 RawPropertiesV12 listen_v11 connect_v11 accept_v7 reg_mr_v8 isend_v10 irecv_v10
+        [reg_mr_dma_buf] [get_device_mr irecv_consumed] [make_v_device] [finalize set_net_attr];
 }
 
 /// Exports a type that implements [`NetPlugin`](crate::export::NetPlugin) from a `cdylib`, under
@@ -273,67 +102,22 @@ macro_rules! export_plugin {
     };
 }
 
-/// Exports the v7 table alone.
-#[macro_export]
-macro_rules! export_v7 {
-    ($plugin:ty) => {
-        $crate::export_plugin!($plugin: v7);
-    };
-}
-
 /// One exported symbol; used by [`export_plugin!`](crate::export_plugin).
 #[doc(hidden)]
 #[macro_export]
 macro_rules! export_symbol {
-    (v5, $plugin:ty) => {
-        /// The ncclNet v5 table.
+    (v5, $plugin:ty) => { $crate::export_symbol!(ncclNetPlugin_v5: NetV5 = table_v5, $plugin); };
+    (v6, $plugin:ty) => { $crate::export_symbol!(ncclNetPlugin_v6: NetV6 = table_v6, $plugin); };
+    (v7, $plugin:ty) => { $crate::export_symbol!(ncclNetPlugin_v7: NetV7 = table_v7, $plugin); };
+    (v8, $plugin:ty) => { $crate::export_symbol!(ncclNetPlugin_v8: NetV8 = table_v8, $plugin); };
+    (v9, $plugin:ty) => { $crate::export_symbol!(ncclNetPlugin_v9: NetV9 = table_v9, $plugin); };
+    (v10, $plugin:ty) => { $crate::export_symbol!(ncclNetPlugin_v10: NetV10 = table_v10, $plugin); };
+    (v11, $plugin:ty) => { $crate::export_symbol!(ncclNetPlugin_v11: NetV11 = table_v11, $plugin); };
+    (v12, $plugin:ty) => { $crate::export_symbol!(ncclNetPlugin_v12: NetV12 = table_v12, $plugin); };
+    ($symbol:ident: $table:ident = $function:ident, $plugin:ty) => {
+        #[doc = concat!("The [`", stringify!($table), "`] of the plugin.")]
         #[unsafe(no_mangle)]
         #[expect(non_upper_case_globals, reason = "the name is the ABI's")]
-        pub static ncclNetPlugin_v5: $crate::tables::NetV5 = $crate::export::table_v5::<$plugin>();
-    };
-    (v6, $plugin:ty) => {
-        /// The ncclNet v6 table.
-        #[unsafe(no_mangle)]
-        #[expect(non_upper_case_globals, reason = "the name is the ABI's")]
-        pub static ncclNetPlugin_v6: $crate::tables::NetV6 = $crate::export::table_v6::<$plugin>();
-    };
-    (v7, $plugin:ty) => {
-        /// The ncclNet v7 table.
-        #[unsafe(no_mangle)]
-        #[expect(non_upper_case_globals, reason = "the name is the ABI's")]
-        pub static ncclNetPlugin_v7: $crate::tables::NetV7 = $crate::export::table_v7::<$plugin>();
-    };
-    (v8, $plugin:ty) => {
-        /// The ncclNet v8 table.
-        #[unsafe(no_mangle)]
-        #[expect(non_upper_case_globals, reason = "the name is the ABI's")]
-        pub static ncclNetPlugin_v8: $crate::tables::NetV8 = $crate::export::table_v8::<$plugin>();
-    };
-    (v9, $plugin:ty) => {
-        /// The ncclNet v9 table.
-        #[unsafe(no_mangle)]
-        #[expect(non_upper_case_globals, reason = "the name is the ABI's")]
-        pub static ncclNetPlugin_v9: $crate::tables::NetV9 = $crate::export::table_v9::<$plugin>();
-    };
-    (v10, $plugin:ty) => {
-        /// The ncclNet v10 table.
-        #[unsafe(no_mangle)]
-        #[expect(non_upper_case_globals, reason = "the name is the ABI's")]
-        pub static ncclNetPlugin_v10: $crate::tables::NetV10 =
-            $crate::export::table_v10::<$plugin>();
-    };
-    (v11, $plugin:ty) => {
-        /// The ncclNet v11 table.
-        #[unsafe(no_mangle)]
-        #[expect(non_upper_case_globals, reason = "the name is the ABI's")]
-        pub static ncclNetPlugin_v11: $crate::tables::NetV11 =
-            $crate::export::table_v11::<$plugin>();
-    };
-    (v12, $plugin:ty) => {
-        /// The ncclNet v12 table.
-        #[unsafe(no_mangle)]
-        #[expect(non_upper_case_globals, reason = "the name is the ABI's")]
-        pub static ncclNetPlugin_v12: $crate::tables::NetV12 =
-            $crate::export::table_v12::<$plugin>();
+        pub static $symbol: $crate::tables::$table = $crate::export::$function::<$plugin>();
     };
 }

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 
 use super::comm::{CommBox, RequestSlot, checked_ptr};
-use super::entries::write_out;
+use super::entries::{Void, VoidOut, forwards, write_out};
 use super::error::NetError;
 use super::register::memory;
 use super::traits::{Buffer, Exported, NetRecv, NetSend};
@@ -53,41 +53,13 @@ unsafe fn isend<P: Exported>(
     })
 }
 
-pub(super) unsafe extern "C" fn isend_v5<P: Exported>(
-    comm: *mut c_void,
-    data: *mut c_void,
-    size: c_int,
-    tag: c_int,
-    handle: *mut c_void,
-    request: *mut *mut c_void,
-) -> RawResult {
-    // SAFETY: forwarded.
-    unsafe { isend::<P>(comm, data, int_bytes(size), tag, handle, request) }
-}
-
-pub(super) unsafe extern "C" fn isend_v9<P: Exported>(
-    comm: *mut c_void,
-    data: *mut c_void,
-    size: usize,
-    tag: c_int,
-    handle: *mut c_void,
-    request: *mut *mut c_void,
-) -> RawResult {
-    // SAFETY: forwarded.
-    unsafe { isend::<P>(comm, data, Ok(size), tag, handle, request) }
-}
-
-pub(super) unsafe extern "C" fn isend_v10<P: Exported>(
-    comm: *mut c_void,
-    data: *mut c_void,
-    size: usize,
-    tag: c_int,
-    handle: *mut c_void,
-    _profiler: *mut c_void,
-    request: *mut *mut c_void,
-) -> RawResult {
-    // SAFETY: forwarded.
-    unsafe { isend::<P>(comm, data, Ok(size), tag, handle, request) }
+forwards! {
+    isend_v5(comm: Void, data: Void, size: c_int, tag: c_int, handle: Void, request: VoidOut)
+        => isend(comm, data, int_bytes(size), tag, handle, request);
+    isend_v9(comm: Void, data: Void, size: usize, tag: c_int, handle: Void, request: VoidOut)
+        => isend(comm, data, Ok(size), tag, handle, request);
+    isend_v10(comm: Void, data: Void, size: usize, tag: c_int, handle: Void, _profiler: Void, request: VoidOut)
+        => isend(comm, data, Ok(size), tag, handle, request);
 }
 
 /// The pointers of a grouped call, of which only groups of one are taken.
@@ -159,46 +131,18 @@ unsafe fn first_size(sizes: *mut usize) -> Result<usize, NetError> {
     Ok(unsafe { checked_ptr::<usize>(sizes.cast(), "size array")?.read() })
 }
 
-pub(super) unsafe extern "C" fn irecv_v5<P: Exported>(
-    comm: *mut c_void,
-    n: c_int,
-    data: *mut *mut c_void,
-    sizes: *mut c_int,
-    tags: *mut c_int,
-    handles: *mut *mut c_void,
-    request: *mut *mut c_void,
-) -> RawResult {
-    let group = Group { n, data, handles };
-    // SAFETY: forwarded; sizes are read only after the group was found to be one receive.
-    unsafe { irecv::<P>(comm, &group, || first_int(sizes), tags, request) }
-}
-
-pub(super) unsafe extern "C" fn irecv_v9<P: Exported>(
-    comm: *mut c_void,
-    n: c_int,
-    data: *mut *mut c_void,
-    sizes: *mut usize,
-    tags: *mut c_int,
-    handles: *mut *mut c_void,
-    request: *mut *mut c_void,
-) -> RawResult {
-    let group = Group { n, data, handles };
-    // SAFETY: forwarded; sizes are read only after the group was found to be one receive.
-    unsafe { irecv::<P>(comm, &group, || first_size(sizes), tags, request) }
-}
-
-pub(super) unsafe extern "C" fn irecv_v10<P: Exported>(
-    comm: *mut c_void,
-    n: c_int,
-    data: *mut *mut c_void,
-    sizes: *mut usize,
-    tags: *mut c_int,
-    handles: *mut *mut c_void,
-    _profiler: *mut *mut c_void,
-    request: *mut *mut c_void,
-) -> RawResult {
-    // SAFETY: forwarded.
-    unsafe { irecv_v9::<P>(comm, n, data, sizes, tags, handles, request) }
+forwards! {
+    // Sizes are read only after the group was found to be one receive.
+    irecv_v5(
+        comm: Void, n: c_int, data: VoidOut, sizes: *mut c_int, tags: *mut c_int, handles: VoidOut, request: VoidOut
+    ) => irecv(comm, &Group { n, data, handles }, || first_int(sizes), tags, request);
+    irecv_v9(
+        comm: Void, n: c_int, data: VoidOut, sizes: *mut usize, tags: *mut c_int, handles: VoidOut, request: VoidOut
+    ) => irecv(comm, &Group { n, data, handles }, || first_size(sizes), tags, request);
+    irecv_v10(
+        comm: Void, n: c_int, data: VoidOut, sizes: *mut usize, tags: *mut c_int, handles: VoidOut,
+        _profiler: VoidOut, request: VoidOut
+    ) => irecv_v9(comm, n, data, sizes, tags, handles, request);
 }
 
 pub(super) unsafe extern "C" fn iflush<P: Exported>(
