@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 import tcpx
-from tcpx.bench import _net
+from tcpx.bench import _net, _targets
 
 
 def test_every_contender_of_ours_is_measured_beside_the_program(tmp_path):
@@ -65,3 +65,28 @@ def test_cases_are_bounded_and_named():
         [sys.executable, "-m", "tcpx.bench", "--peer", "nobody"], capture_output=True, text=True
     )
     assert done.returncode == 2 and "no contender 'nobody'" in done.stderr
+
+
+def test_a_target_is_reached_missed_or_not_measured():
+    def verdict(least: bool, found: float | None) -> str:
+        must, aim = (1.5, 2.5) if least else (5.0, 2.0)
+        return _targets.Row("row", must, aim, "", least, found, "").verdict
+
+    assert [verdict(True, found) for found in (2.5, 1.5, 1.4, None)] == ["aim", "must", "MISSED", "not measured"]
+    assert [verdict(False, found) for found in (2.0, 5.0, 5.1, None)] == ["aim", "must", "MISSED", "not measured"]
+
+
+@pytest.mark.slow
+def test_one_command_measures_every_target(tmp_path):
+    path = tmp_path / "targets.json"
+    command = [sys.executable, "-m", "tcpx.bench", "targets", "--quick", "--json", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(path.read_text())["rows"]
+    names = [row["name"] for row in rows]
+    assert sum(name.startswith("4 KiB round trip") for name in names) == 2
+    assert any(name.startswith("send and receive") for name in names)
+    # Rows whose contenders are not here say so.
+    for row in rows:
+        assert (row["found"] is None) == (row["verdict"] == "not measured")
+        assert f"| {row['name']} |" in done.stdout

@@ -467,6 +467,29 @@ def show(found: dict[str, list[Figures]]) -> None:
         print(f"| {case} | " + " | ".join(cells) + " |")
 
 
+def in_turns(
+    peers: list[str], rounds: int, memory: str = "DRAM", only: str = "", quick: bool = False
+) -> tuple[dict[str, list[Figures]], bool]:
+    """The figures of every round of every peer, and whether a round of `tcpx` failed."""
+    found: dict[str, list[Figures]] = {peer: [] for peer in peers}
+    failed = False
+    for number in range(rounds):
+        for peer in peers:
+            command = [sys.executable, __file__, "--one", peer, "--memory", memory]
+            command += ["--only", only] if only else []
+            command += ["--quick"] if quick else []
+            chosen = IN_VRAM.get(peer, {}) if memory == "VRAM" else {}
+            variables = {**os.environ, **PEERS[peer][1], **chosen}
+            done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+            results = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+            if results:
+                found[peer].append(json.loads(results[-1].removeprefix("RESULT ")))
+                continue
+            failed |= peer == "tcpx"
+            print(f"round {number}: {peer} failed:\n{done.stderr[-2000:]}", file=sys.stderr)
+    return found, failed
+
+
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tcpx.bench nixl",
@@ -491,22 +514,7 @@ def main(arguments: list[str]) -> None:
     unknown = [peer for peer in peers if peer not in PEERS]
     if unknown:
         parser.error(f"there is no peer {unknown[0]}; {', '.join(PEERS)} are")
-    found: dict[str, list[Figures]] = {peer: [] for peer in peers}
-    failed = False
-    for number in range(options.rounds):
-        for peer in peers:
-            command = [sys.executable, __file__, "--one", peer, "--memory", options.memory]
-            command += ["--only", options.only] if options.only else []
-            command += ["--quick"] if options.quick else []
-            chosen = IN_VRAM.get(peer, {}) if options.memory == "VRAM" else {}
-            variables = {**os.environ, **PEERS[peer][1], **chosen}
-            done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
-            results = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-            if results:
-                found[peer].append(json.loads(results[-1].removeprefix("RESULT ")))
-                continue
-            failed |= peer == "tcpx"
-            print(f"round {number}: {peer} failed:\n{done.stderr[-2000:]}", file=sys.stderr)
+    found, failed = in_turns(peers, options.rounds, options.memory, options.only, options.quick)
     if options.quick:
         print(f"Quick: all but the cases of 4 KiB move {QUICK} times less than they say.\n")
     show(found)
