@@ -23,7 +23,7 @@ pub use decoder::FrameDecoder;
 pub use detail::Detail;
 pub use encode::encode;
 pub use error::{EncodeError, FrameError};
-pub use log::{FrameLog, PositionError};
+pub use log::{FrameLog, PositionError, Run};
 pub use payload::Payload;
 pub use placed::{InvalidPlaced, PlacedChunks};
 pub use settings::{InvalidSettings, Settings};
@@ -45,6 +45,9 @@ const EAGER: u8 = 7;
 const EAGER_FIELDS: usize = 26;
 /// Where in its body the destination begins.
 const EAGER_TO: usize = 9;
+/// A message of at least so many bytes that travels eagerly need not be sealed where payload is not encrypted: below,
+/// sealing costs less than a call more.
+pub const LEAST_PLAIN_BYTES: usize = 4096;
 
 /// First two bytes of a frame, as an integer ("XT" on the wire).
 const MAGIC: u16 = 0x5458;

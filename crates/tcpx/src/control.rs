@@ -1,16 +1,20 @@
-//! The control connection: frames, sealed in records, in and out of one non-blocking stream.
+//! The control connection: frames, sealed in records, in and out of one non-blocking stream. Where payload is not
+//! encrypted, the bytes of a message from [`LEAST_PLAIN_BYTES`](tcpx_wire::frame::LEAST_PLAIN_BYTES) on lie between the
+//! records as they are; their checksum is sealed.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::{IpAddr, TcpStream};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 use tcpx_net::{ControlStream, TcpCounters, tcp_counters};
-use tcpx_wire::frame::{EncodeError, Frame, FrameDecoder, FrameError, FrameLog, PositionError};
+use tcpx_wire::frame::{
+    EncodeError, Frame, FrameDecoder, FrameError, FrameLog, PositionError, Run,
+};
 use tcpx_wire::handshake::{Established, HandshakeError};
-use tcpx_wire::record::{LENGTH_BYTES, RecordError, Records};
+use tcpx_wire::record::{self, LENGTH_BYTES, RecordError, Records};
 
 /// Most bytes queued for the peer before the session is asked for no more frames. Every kind of
 /// frame is bounded by a window of its own, so this only limits what lies in user memory.
@@ -21,6 +25,9 @@ const READ_BYTES: usize = 256 * 1024;
 
 /// Bytes that are sealed before the socket gets them: the longest frame goes out in one call, as unsealed it would.
 const SEALED_BYTES: usize = 160 * 1024;
+
+/// Unsealed bytes up to which a copy, behind what is sealed, costs less than a call of their own.
+const COPIED_BYTES: usize = 16 * 1024;
 
 /// Reads of what nobody wants at a time.
 const DRAINED_READS: usize = 16;
@@ -51,7 +58,12 @@ pub(crate) enum ControlEnd {
 impl ControlEnd {
     /// The connection broke, rather than what the peer said on it. Bytes that the peer did not seal are not its own.
     pub(crate) fn is_loss(&self) -> bool {
-        matches!(self, Self::Eof | Self::Io(_) | Self::Record(_))
+        match self {
+            Self::Eof | Self::Io(_) | Self::Record(_) => true,
+            // Of a message that is not sealed: records do not open where they were changed.
+            Self::Frame(error) => matches!(error, FrameError::Checksum { .. }),
+            Self::Welcome(_) | Self::Encode(_) | Self::Position(_) => false,
+        }
     }
 }
 
@@ -79,13 +91,15 @@ pub(crate) struct Control {
     /// The keys of this connection and of no other one.
     records: Records,
     decoder: FrameDecoder,
-    /// What was read and not yet opened is at its beginning.
     input: Box<[u8]>,
-    /// So many bytes of it.
-    filled: usize,
+    /// What was read and is neither opened nor, where it is unsealed, decoded.
+    came: Range<usize>,
+    /// One record.
     opened: Box<[u8]>,
     /// Bytes of `opened` that were not yet decoded.
     unread: Range<usize>,
+    /// Whether long messages come unsealed.
+    plain: bool,
     /// What a read has given that [`Control::look`] did ahead of time.
     ahead: Option<rustix::io::Result<usize>>,
     asks: Asks,
@@ -97,9 +111,11 @@ pub(crate) struct Control {
     is_empty: bool,
     /// What goes to the peer.
     log: FrameLog,
-    /// The beginning of that, sealed; the socket has taken it up to `taken`.
+    /// The beginning of that, sealed where it must be; the socket has taken it up to `taken`.
     sealed: Vec<u8>,
     taken: usize,
+    /// So many bytes of `log` go behind it from where they lie.
+    unsealed: usize,
     /// Another connection may go on where this one breaks.
     resumable: bool,
     /// Frames and their bytes that the peer was not told to have arrived.
@@ -117,31 +133,33 @@ pub(crate) struct Control {
 
 impl Control {
     /// The stream must be non-blocking; `resumable`: both sides can go on over another connection; `awaits_welcome`:
-    /// the server's welcome comes first.
+    /// the server's welcome comes first; `encrypts`: both sides seal all payload.
     pub(crate) fn new(
         ControlStream { stream, records }: ControlStream,
         resumable: bool,
         awaits_welcome: bool,
+        encrypts: bool,
     ) -> Self {
-        // Untouched pages of them cost nothing.
-        let buffer = || vec![0; READ_BYTES].into_boxed_slice();
         Self {
             stream,
             carried_before: TcpCounters::default(),
             records,
             decoder: FrameDecoder::new(),
-            input: buffer(),
-            filled: 0,
-            opened: buffer(),
+            // Untouched pages of it cost nothing.
+            input: vec![0; READ_BYTES].into_boxed_slice(),
+            came: 0..0,
+            opened: vec![0; record::MOST_BYTES + record::TAG_BYTES].into_boxed_slice(),
             unread: 0..0,
+            plain: !encrypts,
             ahead: None,
             asks: Asks::Always,
             heard: false,
             drained: false,
             is_empty: false,
-            log: FrameLog::new(resumable),
+            log: FrameLog::new(resumable, !encrypts),
             sealed: Vec::new(),
             taken: 0,
+            unsealed: 0,
             resumable,
             untold: (0, 0),
             awaits_welcome,
@@ -169,13 +187,7 @@ impl Control {
                     continue;
                 }
             } else if !self.awaits_welcome || self.take_welcome()? {
-                let mut rest = &self.opened[self.unread.clone()];
-                let before = rest.len();
-                let decoded = self.decoder.next(&mut rest);
-                let taken = before - rest.len();
-                self.unread.start += taken;
-                self.untold.1 += taken;
-                match decoded.map_err(ControlEnd::Frame)? {
+                match self.decode().map_err(ControlEnd::Frame)? {
                     Some(Frame::Received { next }) if self.resumable => {
                         self.log.acknowledged(next).map_err(ControlEnd::Position)?;
                         continue;
@@ -188,6 +200,9 @@ impl Control {
                 }
             }
             // Without a frame the decoder has taken all that was opened.
+            if self.open().map_err(ControlEnd::Record)? {
+                continue;
+            }
             if std::mem::take(&mut self.drained) {
                 return Ok(None);
             }
@@ -195,7 +210,7 @@ impl Control {
             if self.asks == Asks::Not && ahead.is_none() {
                 return Ok(None);
             }
-            match ahead.unwrap_or_else(|| receive(&self.stream, &mut self.input[self.filled..])) {
+            match ahead.unwrap_or_else(|| self.read()) {
                 // As one that was faster has it closed.
                 Ok(0) if self.awaits_welcome => {
                     return Err(ControlEnd::Welcome(HandshakeError::Busy));
@@ -203,12 +218,11 @@ impl Control {
                 Ok(0) => return Err(ControlEnd::Eof),
                 Ok(count) => {
                     self.heard = true;
-                    self.filled += count;
-                    self.drained = self.filled < self.input.len();
+                    self.came.end += count;
+                    self.drained = self.came.end < self.input.len();
                     if self.drained && self.asks == Asks::Once {
                         self.asks = Asks::Not;
                     }
-                    self.open().map_err(ControlEnd::Record)?;
                 }
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::INTR) => {}
@@ -217,26 +231,63 @@ impl Control {
         }
     }
 
-    /// Opens the records that have come whole, once what was opened before has been decoded.
-    fn open(&mut self) -> Result<(), RecordError> {
-        debug_assert!(self.unread.is_empty());
-        let (mut at, mut end) = (0, 0);
-        while let Some(length) = Records::length(&self.input[at..self.filled])? {
-            let start = at + LENGTH_BYTES;
-            // The room for the tag is the next record's.
-            let room = self.opened.get_mut(end..end + length);
-            let (Some(sealed), Some(room)) =
-                (self.input[..self.filled].get(start..start + length), room)
-            else {
-                break;
-            };
-            end += self.records.open(sealed, room)?;
-            at = start + length;
+    /// The next frame of what was opened, and of what has come unsealed behind it.
+    fn decode(&mut self) -> Result<Option<Frame>, FrameError> {
+        let mut rest = &self.opened[self.unread.clone()];
+        let before = rest.len();
+        let mut decoded = self.decoder.next(&mut rest);
+        let mut taken = before - rest.len();
+        self.unread.start += taken;
+        if let Ok(None) = decoded
+            && self.plain
+        {
+            let came = &self.input[self.came.clone()];
+            let mut rest = &came[..came.len().min(self.decoder.plain_next())];
+            let before = rest.len();
+            if before > 0 {
+                decoded = self.decoder.next(&mut rest);
+                self.came.start += before - rest.len();
+                taken += before - rest.len();
+            }
         }
-        self.input.copy_within(at..self.filled, 0);
-        self.filled -= at;
-        self.unread = 0..end;
-        Ok(())
+        self.untold.1 += taken;
+        decoded
+    }
+
+    /// Opens the next record, if it has come whole, once what was opened before has been decoded.
+    fn open(&mut self) -> Result<bool, RecordError> {
+        debug_assert!(self.unread.is_empty());
+        let came = &self.input[self.came.clone()];
+        if self.awaits_plain() {
+            return Ok(false);
+        }
+        let Some(length) = Records::length(came)? else {
+            return Ok(false);
+        };
+        let Some(sealed) = came.get(LENGTH_BYTES..LENGTH_BYTES + length) else {
+            return Ok(false);
+        };
+        let opened = self.records.open(sealed, &mut self.opened[..length])?;
+        self.came.start += LENGTH_BYTES + length;
+        self.unread = 0..opened;
+        Ok(true)
+    }
+
+    /// Whether what comes next is not sealed.
+    fn awaits_plain(&self) -> bool {
+        self.plain && self.decoder.plain_next() > 0
+    }
+
+    /// Asks the socket for more, behind what has come.
+    fn read(&mut self) -> rustix::io::Result<usize> {
+        self.input.copy_within(self.came.clone(), 0);
+        self.came = 0..self.came.len();
+        recv(
+            &self.stream,
+            &mut self.input[self.came.end..],
+            RecvFlags::empty(),
+        )
+        .map(|(count, _)| count)
     }
 
     /// Whether any bytes have come since this was asked last, be it a part of a frame.
@@ -246,10 +297,11 @@ impl Control {
 
     /// Whether anything has come, or the end; [`Control::receive`] gives it.
     pub(crate) fn look(&mut self) -> bool {
-        if self.away || self.ahead.is_some() || !self.unread.is_empty() {
+        // What has come may be more than a part of a record; then whoever receives says so.
+        if self.away || self.ahead.is_some() || !self.unread.is_empty() || !self.is_empty {
             return true;
         }
-        let read = receive(&self.stream, &mut self.input[self.filled..]);
+        let read = self.read();
         if read == Err(Errno::AGAIN) {
             return false;
         }
@@ -341,10 +393,10 @@ impl Control {
         self.carried_before = self.carried();
         self.stream = stream;
         self.records = records;
-        self.filled = 0;
+        self.came = 0..0;
         self.unread = 0..0;
         self.sealed.clear();
-        self.taken = 0;
+        (self.taken, self.unsealed) = (0, 0);
         self.ahead = None;
         self.drained = false;
         self.decoder.restart();
@@ -394,12 +446,21 @@ impl Control {
             return;
         }
         while !self.broken && (self.has_sealed() || self.seal()) {
-            match send(
+            let sealed = &self.sealed[self.taken..];
+            let unsealed = &self.log.unwritten()[..self.unsealed];
+            let sent = sendmsg(
                 &self.stream,
-                &self.sealed[self.taken..],
+                &[IoSlice::new(sealed), IoSlice::new(unsealed)],
+                &mut SendAncillaryBuffer::default(),
                 SendFlags::NOSIGNAL,
-            ) {
-                Ok(count) if count > 0 => self.taken += count,
+            );
+            match sent {
+                Ok(count) if count > 0 => {
+                    let behind = count.saturating_sub(sealed.len());
+                    self.taken += count - behind;
+                    self.unsealed -= behind;
+                    self.log.wrote(behind);
+                }
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR) => {}
                 Ok(_) | Err(_) => self.broken = true,
@@ -410,9 +471,9 @@ impl Control {
         }
     }
 
-    /// Whether the socket has not taken all that was sealed.
+    /// Whether the socket has not taken all that was sealed, and what goes behind it.
     fn has_sealed(&self) -> bool {
-        self.taken < self.sealed.len()
+        self.taken < self.sealed.len() || self.unsealed > 0
     }
 
     /// Whether there is something to seal.
@@ -425,8 +486,19 @@ impl Control {
         self.sealed.clear();
         self.taken = 0;
         while self.has_unsealed() && self.sealed.len() < SEALED_BYTES {
-            let sealed = self.records.seal(self.log.unwritten(), &mut self.sealed);
-            match sealed {
+            let gone = match self.log.next_run(record::MOST_BYTES) {
+                Some(Run::Sealed(bytes)) => self.records.seal(bytes, &mut self.sealed),
+                Some(Run::Plain(bytes)) if bytes.len() > COPIED_BYTES => {
+                    self.unsealed = bytes.len();
+                    break;
+                }
+                Some(Run::Plain(bytes)) => {
+                    self.sealed.extend_from_slice(bytes);
+                    Ok(bytes.len())
+                }
+                None => break,
+            };
+            match gone {
                 Ok(count) => self.log.wrote(count),
                 Err(_) => {
                     self.broken = true;
@@ -446,17 +518,17 @@ impl Control {
     pub(crate) fn forget(&mut self) {
         self.log.forget();
         self.sealed.clear();
-        self.taken = 0;
+        (self.taken, self.unsealed) = (0, 0);
     }
 
     /// Reads and drops what still comes, a bounded part of it, so that a peer that never stops sending
     /// holds nobody; `true` once the peer has closed its end.
     pub(crate) fn drain(&mut self) -> bool {
-        self.filled = 0;
+        self.came = 0..0;
         self.unread = 0..0;
         self.ahead = None;
         for _ in 0..DRAINED_READS {
-            match receive(&self.stream, &mut self.input) {
+            match self.read() {
                 Ok(0) => return true,
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return false,
@@ -480,11 +552,6 @@ impl Control {
     }
 }
 
-/// As the standard library does, but without what that adds to a call made so often: each counts.
-fn receive(stream: &TcpStream, into: &mut [u8]) -> rustix::io::Result<usize> {
-    recv(stream, into, RecvFlags::empty()).map(|(count, _)| count)
-}
-
 impl AsFd for Control {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
@@ -497,7 +564,7 @@ pub(crate) mod tests {
     use std::net::{Ipv4Addr, TcpListener};
     use std::time::{Duration, Instant};
 
-    use tcpx_wire::frame::{Destination, MAX_EAGER_BYTES, encode};
+    use tcpx_wire::frame::{Destination, LEAST_PLAIN_BYTES, MAX_EAGER_BYTES, encode};
     use tcpx_wire::handshake::{ClientHandshake, ServerHandshake, ServerStep, Step};
     use tcpx_wire::record::{MOST_BYTES, sealed_bytes};
     use tcpx_wire::{Level, Tag, TransferId};
@@ -585,7 +652,7 @@ pub(crate) mod tests {
     #[test]
     fn nothing_of_a_frame_can_be_read_on_the_way() {
         let (stream, mut network, mut theirs) = connection(1);
-        let mut control = Control::new(stream, false, false);
+        let mut control = Control::new(stream, false, false, true);
         let said = [eager(0, 100), eager(1, MAX_EAGER_BYTES), eager(2, 0)];
         let mut bytes = Vec::new();
         for frame in &said {
@@ -597,11 +664,168 @@ pub(crate) mod tests {
         assert_eq!(frames(&plain, &mut FrameDecoder::new()), said);
     }
 
+    /// Two ends of a session, with the network between them in the test's hands.
+    struct Both {
+        sender: Control,
+        receiver: Control,
+        from: TcpStream,
+        to: TcpStream,
+    }
+
+    impl Both {
+        fn new(encrypts: bool) -> Self {
+            let (sender, from, theirs) = connection(1);
+            let (mut receiver, to, _) = connection(1);
+            receiver.records = theirs;
+            from.set_nonblocking(true).unwrap();
+            Self {
+                sender: Control::new(sender, true, false, encrypts),
+                receiver: Control::new(receiver, true, false, encrypts),
+                from,
+                to,
+            }
+        }
+
+        /// Moves what was sent, in slices of so many bytes, changed by `change`; what the receiver makes of it, so
+        /// many frames.
+        fn carry(
+            &mut self,
+            frames: usize,
+            slice: usize,
+            mut change: impl FnMut(&mut [u8]),
+        ) -> Result<Vec<Frame>, ControlEnd> {
+            let mut wire = Vec::new();
+            let mut part = vec![0; 64 << 10];
+            while self.sender.wants_write() || wire.is_empty() {
+                self.sender.flush();
+                while let Ok(count) = self.from.read(&mut part) {
+                    wire.extend_from_slice(&part[..count]);
+                }
+            }
+            change(&mut wire);
+            let mut arrived = Vec::new();
+            let mut slices = wire.chunks(slice);
+            let until = Instant::now() + LIMIT;
+            while arrived.len() < frames {
+                if let Some(bytes) = slices.next() {
+                    self.to.write_all(bytes).unwrap();
+                }
+                while let Some(frame) = self.receiver.receive()? {
+                    arrived.push(frame);
+                }
+                assert!(Instant::now() < until);
+            }
+            Ok(arrived)
+        }
+    }
+
+    const LONG: [usize; 6] = [
+        LEAST_PLAIN_BYTES,
+        LEAST_PLAIN_BYTES + 1,
+        COPIED_BYTES,
+        COPIED_BYTES + 1,
+        MAX_EAGER_BYTES,
+        LEAST_PLAIN_BYTES + 7,
+    ];
+
+    #[test]
+    fn messages_arrive_sealed_or_not_however_the_network_cuts_them() {
+        let sizes = [0, 100, LEAST_PLAIN_BYTES - 1].into_iter().chain(LONG);
+        let mut said: Vec<Frame> = (0..).zip(sizes).map(|(n, size)| eager(n, size)).collect();
+        said.insert(5, Frame::Heartbeat { counter: 1 });
+        said.push(Frame::Heartbeat { counter: 2 });
+        for encrypts in [false, true] {
+            for slice in [61, 4096, 1 << 20] {
+                let mut both = Both::new(encrypts);
+                for frame in &said {
+                    both.sender.queue(frame).unwrap();
+                }
+                let mut longest = 0;
+                let arrived = both.carry(said.len(), slice, |wire| {
+                    let runs = wire.split(|byte| *byte != b'x').map(<[u8]>::len);
+                    longest = runs.max().unwrap_or_default();
+                });
+                assert!(arrived.unwrap() == said, "slices of {slice}");
+                // A run of chance is short.
+                match encrypts {
+                    true => assert!(longest < 16),
+                    false => assert!(longest >= MAX_EAGER_BYTES),
+                }
+            }
+        }
+    }
+
+    /// What is short stays sealed in any case: names of files, digests, notifications.
+    #[test]
+    fn what_is_short_and_what_is_no_message_is_sealed() {
+        let (stream, mut network, _) = connection(1);
+        let mut control = Control::new(stream, false, false, false);
+        let Frame::Eager { payload, .. } = eager(0, MAX_EAGER_BYTES) else {
+            unreachable!()
+        };
+        let notification = Frame::Eager {
+            transfer: TransferId(1),
+            level: Level::Placed,
+            to: Destination::Notification {
+                first: TransferId(0),
+                count: 0,
+            },
+            payload,
+        };
+        for frame in [eager(0, LEAST_PLAIN_BYTES - 1), notification] {
+            control.queue(&frame).unwrap();
+            let bytes = sent(&mut control, &mut network);
+            assert!(!bytes.windows(16).any(|some| some == [b'x'; 16]));
+        }
+    }
+
+    /// A bit of a message that is not sealed flips: its checksum, which is sealed, tells; the message comes again.
+    #[test]
+    fn a_message_that_is_changed_on_the_way_comes_again_over_another_connection() {
+        for bytes in LONG {
+            let mut both = Both::new(false);
+            let said = [Frame::Heartbeat { counter: 9 }, eager(0, bytes)];
+            said.iter()
+                .for_each(|frame| both.sender.queue(frame).unwrap());
+            let flipped = both.carry(2, 1 << 20, |wire| {
+                *wire.last_mut().unwrap() ^= 4;
+            });
+            let end = flipped.unwrap_err();
+            assert!(
+                matches!(end, ControlEnd::Frame(FrameError::Checksum { .. })),
+                "{end:?}"
+            );
+            assert!(end.is_loss());
+            both.receiver.leave();
+            both.sender.leave();
+
+            let (sender, from, theirs) = connection(2);
+            let (mut receiver, to, _) = connection(2);
+            receiver.records = theirs;
+            from.set_nonblocking(true).unwrap();
+            (both.from, both.to) = (from, to);
+            both.sender.replace(sender);
+            both.receiver.replace(receiver);
+            // Both say where to go on: the heartbeat has arrived.
+            both.receiver.flush();
+            let mut position = [0; sealed_bytes(POSITION_BYTES)];
+            both.to.read_exact(&mut position).unwrap();
+            both.from.write_all(&position).unwrap();
+            let until = Instant::now() + LIMIT;
+            while both.sender.is_positioning {
+                assert!(both.sender.receive().unwrap().is_none());
+                assert!(Instant::now() < until);
+            }
+            let arrived = both.carry(1, 1 << 20, |_| {}).unwrap();
+            assert!(arrived == said[1..]);
+        }
+    }
+
     #[test]
     fn a_bit_that_flips_on_the_way_never_makes_a_frame() {
         for bit in 0..8 * 60 {
             let (stream, mut network, mut theirs) = connection(1);
-            let mut control = Control::new(stream, false, false);
+            let mut control = Control::new(stream, false, false, false);
             let (mut plain, mut sealed) = (Vec::new(), Vec::new());
             encode(&Frame::Heartbeat { counter: 3 }, 0, &mut plain).unwrap();
             theirs.seal(&plain, &mut sealed).unwrap();
@@ -630,7 +854,7 @@ pub(crate) mod tests {
     #[test]
     fn another_connection_goes_on_under_its_own_keys() {
         let (stream, mut network, mut theirs) = connection(1);
-        let mut control = Control::new(stream, true, false);
+        let mut control = Control::new(stream, true, false, false);
         let said: Vec<Frame> = (0..5).map(|number| eager(number, 100)).collect();
         let mut first = Vec::new();
         for frame in &said {

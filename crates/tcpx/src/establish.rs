@@ -55,7 +55,12 @@ pub(crate) fn establish(
         .stream
         .local_addr()
         .map_err(|error| Error::system("reading the control socket's address", error))?;
-    let control = Control::new(control, secrets.resumes(), side == Side::Client);
+    let control = Control::new(
+        control,
+        secrets.resumes(),
+        side == Side::Client,
+        options.encrypt,
+    );
     let mut config = session_config(options)?;
     if options.chunk_bytes.is_none() {
         config.taper = options.network.taper(options.channels);

@@ -2,8 +2,8 @@
 
 use super::field;
 use super::{
-    Destination, EAGER, EAGER_FIELDS, EAGER_TO, Frame, FrameError, HEADER_BYTES, MAGIC,
-    MAX_BODY_BYTES, kind_name,
+    Destination, EAGER, EAGER_FIELDS, EAGER_TO, Frame, FrameError, HEADER_BYTES, LEAST_PLAIN_BYTES,
+    MAGIC, MAX_BODY_BYTES, kind_name,
 };
 use crate::crc::{Joiner, crc32c, crc32c_of_parts};
 
@@ -32,6 +32,8 @@ const START_BYTES: usize = 64;
 pub struct FrameDecoder {
     /// Beginning of a frame whose end has not arrived.
     partial: Vec<u8>,
+    /// What has come of its payload, where that is a message that may go [unsealed](LEAST_PLAIN_BYTES).
+    payload: Vec<u8>,
     sequence: u32,
     failed: Option<FrameError>,
     /// Buffer of a payload that is used no more.
@@ -59,6 +61,7 @@ impl FrameDecoder {
         if let Err(error) = &result {
             self.failed = Some(error.clone());
             self.partial = Vec::new();
+            self.payload = Vec::new();
         }
         result
     }
@@ -66,7 +69,28 @@ impl FrameDecoder {
     /// Bytes of an incomplete frame that are held; not 0 at the end of a stream means that the
     /// stream was cut.
     pub fn buffered(&self) -> usize {
-        self.partial.len()
+        self.partial.len() + self.payload.len()
+    }
+
+    /// Bytes that come next and may be unsealed: what lacks of a message whose own fields have all come.
+    pub fn plain_next(&self) -> usize {
+        match self.long_message() {
+            Some(bytes) if self.partial.len() == HEADER_BYTES + EAGER_FIELDS => {
+                bytes - self.payload.len()
+            }
+            _ => 0,
+        }
+    }
+
+    /// The length of the message that comes, if it may be unsealed.
+    fn long_message(&self) -> Option<usize> {
+        let (bytes, body) = self.partial.split_first_chunk()?;
+        let header = Header::parse(bytes).ok()?;
+        if !is_send(header.kind, body) {
+            return None;
+        }
+        let payload = header.body_bytes.saturating_sub(EAGER_FIELDS);
+        (payload >= LEAST_PLAIN_BYTES).then_some(payload)
     }
 
     /// Takes the buffer of a payload back that is used no more: the next payload comes in it, without new
@@ -80,9 +104,12 @@ impl FrameDecoder {
         self.sequence
     }
 
-    /// Another connection goes on: what has arrived of an incomplete frame comes again.
+    /// Another connection goes on: what has arrived of an incomplete frame comes again, or of one that was changed
+    /// on its way.
     pub fn restart(&mut self) {
         self.partial.clear();
+        self.payload.clear();
+        self.failed = None;
     }
 
     fn advance(&mut self, input: &mut &[u8]) -> Result<Option<Frame>, FrameError> {
@@ -100,30 +127,38 @@ impl FrameDecoder {
             return Ok(None);
         };
         let header = Header::parse(bytes)?;
-        self.fill(input, HEADER_BYTES + header.body_bytes);
-
+        let whole = HEADER_BYTES + header.body_bytes;
+        self.fill(input, whole.min(HEADER_BYTES + EAGER_FIELDS));
+        let message = self.long_message();
+        match message {
+            // Its bytes come to lie where they are handed on.
+            Some(bytes) => {
+                if self.payload.is_empty() {
+                    self.payload = std::mem::take(&mut self.spare);
+                    self.payload.clear();
+                }
+                move_up_to(input, &mut self.payload, bytes);
+            }
+            None => self.fill(input, whole),
+        }
+        if self.buffered() < whole {
+            return Ok(None);
+        }
         let partial = std::mem::take(&mut self.partial);
-        let result = match partial.split_first_chunk() {
-            Some((bytes, body)) if body.len() == header.body_bytes => {
-                self.complete(&header, bytes, body).map(Some)
-            }
-            _ => {
-                self.partial = partial;
-                return Ok(None);
-            }
+        let result = match (partial.split_first_chunk(), message) {
+            (Some((bytes, fields)), Some(_)) => self.complete_message(&header, bytes, fields),
+            (Some((bytes, body)), None) => self.complete(&header, bytes, body),
+            (None, _) => return Ok(None),
         };
         // The allocation serves the next partial frame.
         self.partial = partial;
         self.partial.clear();
-        result
+        result.map(Some)
     }
 
     /// Moves input until `length` bytes are held or the input ends.
     fn fill(&mut self, input: &mut &[u8], length: usize) {
-        let missing = length.saturating_sub(self.partial.len());
-        let (taken, rest) = input.split_at(missing.min(input.len()));
-        self.partial.extend_from_slice(taken);
-        *input = rest;
+        move_up_to(input, &mut self.partial, length);
     }
 
     fn complete(
@@ -133,6 +168,28 @@ impl FrameDecoder {
         body: &[u8],
     ) -> Result<Frame, FrameError> {
         let (expected, of_payload) = self.checksum(header, bytes, body);
+        self.count(header, expected)?;
+        field::parse(header.kind, body, &mut self.spare, of_payload)
+    }
+
+    /// A frame whose payload has come into a buffer of its own.
+    fn complete_message(
+        &mut self,
+        header: &Header,
+        bytes: &[u8; HEADER_BYTES],
+        fields: &[u8],
+    ) -> Result<Frame, FrameError> {
+        let mut start = [0; HEADER_BYTES + EAGER_FIELDS];
+        start[..12].copy_from_slice(&bytes[..12]);
+        start[HEADER_BYTES..].copy_from_slice(fields);
+        let (expected, of_payload) = self.joiner.of_both(&start, &self.payload);
+        self.count(header, expected)?;
+        let payload = std::mem::take(&mut self.payload);
+        field::parse_message(header.kind, fields, payload, of_payload)
+    }
+
+    /// Takes a frame with this checksum as the next one.
+    fn count(&mut self, header: &Header, expected: u32) -> Result<(), FrameError> {
         if header.crc != expected {
             return Err(FrameError::Checksum {
                 expected,
@@ -146,7 +203,7 @@ impl FrameDecoder {
             });
         }
         self.sequence = self.sequence.wrapping_add(1);
-        field::parse(header.kind, body, &mut self.spare, of_payload)
+        Ok(())
     }
 
     /// CRC32C of a frame, and of its payload where that came with it.
@@ -157,7 +214,7 @@ impl FrameDecoder {
         body: &[u8],
     ) -> (u32, Option<u32>) {
         // Elsewhere the fields before a payload have no fixed length.
-        let is_send = header.kind == EAGER && body.get(EAGER_TO) == Some(&Destination::RECEIVE);
+        let is_send = is_send(header.kind, body);
         let near = match is_send {
             true => EAGER_FIELDS,
             false => START_BYTES - HEADER_BYTES,
@@ -174,6 +231,19 @@ impl FrameDecoder {
             _ => (crc32c_of_parts(&[start, rest]), None),
         }
     }
+}
+
+/// Whether a frame of this kind and body is a send to a receive, with its bytes.
+fn is_send(kind: u8, body: &[u8]) -> bool {
+    kind == EAGER && body.get(EAGER_TO) == Some(&Destination::RECEIVE)
+}
+
+/// Moves input until `to` holds `length` bytes or the input ends.
+fn move_up_to(input: &mut &[u8], to: &mut Vec<u8>, length: usize) {
+    let missing = length.saturating_sub(to.len());
+    let (taken, rest) = input.split_at(missing.min(input.len()));
+    to.extend_from_slice(taken);
+    *input = rest;
 }
 
 /// A header whose kind is known and whose body fits.

@@ -15,12 +15,33 @@ pub(super) fn parse(
     spare: &mut Vec<u8>,
     of_payload: Option<u32>,
 ) -> Result<Frame, FrameError> {
+    read(kind, bytes, spare, of_payload, false)
+}
+
+/// The same where the payload at the end has come into a buffer of its own.
+pub(super) fn parse_message(
+    kind: u8,
+    fields: &[u8],
+    mut payload: Vec<u8>,
+    of_payload: Option<u32>,
+) -> Result<Frame, FrameError> {
+    read(kind, fields, &mut payload, of_payload, true)
+}
+
+fn read(
+    kind: u8,
+    bytes: &[u8],
+    spare: &mut Vec<u8>,
+    of_payload: Option<u32>,
+    is_apart: bool,
+) -> Result<Frame, FrameError> {
     let frame = kind_name(kind).ok_or(FrameError::Kind { arrived: kind })?;
     let mut body = Body {
         frame,
         rest: bytes,
         spare,
         of_payload,
+        is_apart,
         most_payload: most_payload(kind),
     };
     let parsed = Frame::take(kind, &mut body)?;
@@ -36,6 +57,8 @@ pub(super) struct Body<'a> {
     rest: &'a [u8],
     spare: &'a mut Vec<u8>,
     of_payload: Option<u32>,
+    /// The payload is in `spare` already.
+    is_apart: bool,
     most_payload: usize,
 }
 
@@ -196,13 +219,18 @@ impl Field for Vec<u8> {
     }
 
     fn take(body: &mut Body<'_>, field: &'static str) -> Result<Self, FrameError> {
-        let bytes = std::mem::take(&mut body.rest);
-        if bytes.len() > body.most_payload {
-            return Err(body.too_long(field, body.most_payload, bytes.len()));
+        let bytes = match body.is_apart {
+            true => body.spare.len(),
+            false => body.rest.len(),
+        };
+        if bytes > body.most_payload {
+            return Err(body.too_long(field, body.most_payload, bytes));
         }
         let mut payload = std::mem::take(body.spare);
-        payload.clear();
-        payload.extend_from_slice(bytes);
+        if !body.is_apart {
+            payload.clear();
+            payload.extend_from_slice(std::mem::take(&mut body.rest));
+        }
         Ok(payload)
     }
 }

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use thiserror::Error;
 
 use super::encode::encode_with;
-use super::{EncodeError, Frame};
+use super::{Destination, EncodeError, Frame, LEAST_PLAIN_BYTES};
 use crate::crc::Joiner;
 
 /// Numbers, encodes and keeps the frames of one direction.
@@ -17,11 +17,13 @@ use crate::crc::Joiner;
 #[derive(Debug)]
 pub struct FrameLog {
     keep: bool,
+    /// Whether long messages go unsealed.
+    plain: bool,
     /// Kept frames, oldest first, from `start` on.
     bytes: Vec<u8>,
     start: usize,
-    /// Where each of them ends, counted from the first byte of the direction.
-    ends: VecDeque<u64>,
+    /// Where each of them ends.
+    ends: VecDeque<End>,
     /// Place of `bytes[start]`.
     base: u64,
     /// What was written ends here.
@@ -29,6 +31,24 @@ pub struct FrameLog {
     /// Sequence number of the first kept frame.
     first: u32,
     joiner: Joiner,
+}
+
+/// The end of a frame.
+#[derive(Clone, Copy, Debug)]
+struct End {
+    /// Counted from the first byte of the direction.
+    at: u64,
+    /// So many bytes before it go unsealed.
+    plain: usize,
+}
+
+/// Bytes that are written next, all in the same way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Run<'a> {
+    /// They are sealed.
+    Sealed(&'a [u8]),
+    /// They go as they are.
+    Plain(&'a [u8]),
 }
 
 /// A position that the peer cannot have.
@@ -46,10 +66,11 @@ pub struct PositionError {
 }
 
 impl FrameLog {
-    /// An empty log. Without `keep`, frames are forgotten once they are written.
-    pub fn new(keep: bool) -> Self {
+    /// An empty log. Without `keep`, frames are forgotten once they are written; `plain`: payload is not encrypted.
+    pub fn new(keep: bool, plain: bool) -> Self {
         Self {
             keep,
+            plain,
             bytes: Vec::new(),
             start: 0,
             ends: VecDeque::new(),
@@ -68,8 +89,40 @@ impl FrameLog {
         // Far fewer frames than a u32 counts are kept.
         let sequence = self.first.wrapping_add(self.ends.len() as u32);
         encode_with(&mut self.joiner, frame, sequence, &mut self.bytes)?;
-        self.ends.push_back(self.end());
+        let plain = match frame {
+            Frame::Eager {
+                to: Destination::Receive { .. },
+                payload,
+                ..
+            } if self.plain && payload.len() >= LEAST_PLAIN_BYTES => payload.len(),
+            _ => 0,
+        };
+        let at = self.end();
+        self.ends.push_back(End { at, plain });
         Ok(())
+    }
+
+    /// What is to be written next, up to where the way changes or some bytes behind `most`.
+    pub fn next_run(&self, most: usize) -> Option<Run<'_>> {
+        let bytes = self.unwritten();
+        if bytes.is_empty() {
+            return None;
+        }
+        let next = self.ends.partition_point(|end| end.at <= self.written);
+        for (nth, end) in self.ends.range(next..).enumerate() {
+            // Both lie in `bytes`.
+            let ends = (end.at - self.written) as usize;
+            if end.plain > 0 {
+                return Some(match ends.saturating_sub(end.plain) {
+                    0 if nth == 0 => Run::Plain(&bytes[..ends]),
+                    sealed => Run::Sealed(&bytes[..sealed]),
+                });
+            }
+            if ends > most {
+                break;
+            }
+        }
+        Some(Run::Sealed(bytes))
     }
 
     /// What is to be written next.
@@ -116,7 +169,7 @@ impl FrameLog {
     }
 
     fn reach(&mut self, next: u32) -> Result<(), PositionError> {
-        let whole = self.ends.partition_point(|end| *end <= self.written);
+        let whole = self.ends.partition_point(|end| end.at <= self.written);
         let count = next.wrapping_sub(self.first) as usize;
         if count > whole {
             return Err(PositionError {
@@ -126,7 +179,7 @@ impl FrameLog {
             });
         }
         let last = self.ends.drain(..count).next_back();
-        if let Some(end) = last {
+        if let Some(End { at: end, .. }) = last {
             let bytes = usize::try_from(end - self.base).unwrap_or(usize::MAX);
             self.start = self.bytes.len().min(self.start.saturating_add(bytes));
             self.base = end;
@@ -214,7 +267,7 @@ mod tests {
             steps in prop::collection::vec((0u8..10, 0usize..100), 0..400),
         ) {
             let mut pipe = Pipe {
-                log: FrameLog::new(true),
+                log: FrameLog::new(true, false),
                 wire: VecDeque::new(),
                 decoder: FrameDecoder::new(),
                 arrived: Vec::new(),
@@ -243,7 +296,7 @@ mod tests {
 
     #[test]
     fn a_position_that_was_not_reached_or_was_passed_is_an_error() {
-        let mut log = FrameLog::new(true);
+        let mut log = FrameLog::new(true, false);
         for counter in 0..3 {
             log.push(&beat(counter)).unwrap();
         }
@@ -266,7 +319,7 @@ mod tests {
     /// What a side said to have received lies in its own log, and goes out again with the rest of that.
     #[test]
     fn what_was_acknowledged_comes_again_behind_a_rewind() {
-        let mut log = FrameLog::new(true);
+        let mut log = FrameLog::new(true, false);
         log.first = u32::MAX - 1;
         for counter in 0..4 {
             log.push(&beat(counter)).unwrap();
@@ -283,7 +336,7 @@ mod tests {
 
     #[test]
     fn numbers_wrap() {
-        let mut log = FrameLog::new(true);
+        let mut log = FrameLog::new(true, false);
         log.first = u32::MAX;
         log.push(&beat(0)).unwrap();
         log.push(&beat(1)).unwrap();
@@ -296,7 +349,7 @@ mod tests {
 
     #[test]
     fn without_keeping_nothing_is_held_once_it_is_written() {
-        let mut log = FrameLog::new(false);
+        let mut log = FrameLog::new(false, false);
         log.push(&beat(0)).unwrap();
         log.wrote(log.unwritten().len());
         assert_eq!(log.held(), 0);

@@ -65,7 +65,7 @@ impl Scene {
         let channel = Arc::<Log>::default();
         let mut core = Core::new(Parts {
             session,
-            control: Control::new(ControlStream { stream, records }, false, false),
+            control: Control::new(ControlStream { stream, records }, false, false, false),
             channels: vec![Quiet::new(&channel)],
             unpacker: Unpacker::new(CopyWorker::host().unwrap(), None),
             gpu: None,

@@ -108,7 +108,7 @@ fn a_payload_reuses_a_returned_buffer() {
 /// Checksums of such frames are put together from those of their parts, at both ends.
 #[test]
 fn equal_payload_lengths_reuse_bytes_and_show_changes() {
-    let (mut log, mut decoder) = (FrameLog::new(false), FrameDecoder::new());
+    let (mut log, mut decoder) = (FrameLog::new(false, false), FrameDecoder::new());
     for sequence in 0..40 {
         let payload = vec![sequence as u8; 4096];
         let eager = |payload| Frame::Eager {
